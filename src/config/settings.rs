@@ -1,0 +1,187 @@
+//! The validated configuration, as the rest of the program sees it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Uri;
+
+use crate::config::secret::Secret;
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::policy::Policy;
+use crate::core::table::Table;
+
+/// One whole, valid configuration.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Hash of the file's bytes, hex; tells two configurations apart.
+    pub digest: String,
+    /// What takes effect only at a start.
+    pub startup: Startup,
+    /// What the edges need; takes effect with the next request.
+    pub edge: Arc<Edge>,
+    /// What the core decides by; takes effect at once.
+    pub policy: Arc<Policy>,
+}
+
+/// What takes effect only at a start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Startup {
+    /// Where clients connect.
+    pub listen: SocketAddr,
+    /// Where operators and Prometheus connect.
+    pub admin: SocketAddr,
+    /// Limits of the client listener.
+    pub door: Door,
+    /// How long running and queued requests may go on after SIGTERM.
+    pub drain_grace: Duration,
+    /// Logs and traces.
+    pub telemetry: TelemetrySettings,
+}
+
+/// Limits of the client listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Door {
+    /// Open client connections; more are accepted only as others close.
+    pub max_connections: usize,
+    /// Time for a request head, from its first byte.
+    pub head_timeout: Duration,
+    /// Longest time without a byte of a request body.
+    pub body_timeout: Duration,
+    /// How long a connection may stay open without a request.
+    pub idle_timeout: Duration,
+    /// Bytes of a request head.
+    pub max_head_bytes: usize,
+}
+
+/// Logs and traces.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TelemetrySettings {
+    /// `json` or `text`.
+    pub log_format: LogFormat,
+    /// A tracing filter such as `info` or `penstock=debug`.
+    pub log_level: String,
+    /// OTLP gRPC endpoint for traces; absent = no traces.
+    pub otlp_endpoint: Option<String>,
+    /// Share of the requests that start a trace of their own, `0.0..=1.0`.
+    pub trace_sample: f64,
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// For people.
+    Text,
+}
+
+/// What the edges need.
+#[derive(Debug, Clone)]
+pub struct Edge {
+    /// Who may come in.
+    pub auth: Auth,
+    /// Every name a client may use for a model, aliases included.
+    pub model_names: HashMap<String, ModelId>,
+    /// Pools as the proxy and the probes see them.
+    pub pools: Table<PoolId, PoolEdge>,
+    /// Replicas as the proxy and the probes see them.
+    pub replicas: Table<ReplicaId, ReplicaEdge>,
+    /// Request limits.
+    pub requests: RequestLimits,
+    /// Engine-side time limits.
+    pub upstream: UpstreamLimits,
+}
+
+/// Who may come in.
+#[derive(Debug, Clone)]
+pub enum Auth {
+    /// Everybody on loopback, as this tenant.
+    Off(TenantId),
+    /// Holders of a key, by the key's public id.
+    Keys(HashMap<String, KeyEntry>),
+}
+
+/// One API key.
+#[derive(Debug, Clone)]
+pub struct KeyEntry {
+    /// BLAKE3 of the whole key text.
+    pub digest: [u8; 32],
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// The class of requests that ask for none; absent = the tenant's.
+    pub class: Option<ClassId>,
+}
+
+/// A pool as the edges see it.
+#[derive(Debug, Clone)]
+pub struct PoolEdge {
+    /// What runs there.
+    pub engine: EngineKind,
+    /// The engine's own name of each model it serves.
+    pub model_names: BTreeMap<ModelId, String>,
+    /// Sent as `Authorization: Bearer` to its engines.
+    pub api_key: Option<Secret>,
+    /// Time between two scrapes of an engine's own view.
+    pub scrape_interval: Duration,
+}
+
+/// A replica as the edges see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplicaEdge {
+    /// Its pool.
+    pub pool: PoolId,
+    /// `http://host:port` or `https://host:port`, perhaps with a path prefix;
+    /// no trailing slash.
+    pub url: Uri,
+    /// Where its metrics are, when they have a port of their own (Triton).
+    pub metrics_url: Option<Uri>,
+}
+
+/// The software that a pool runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EngineKind {
+    /// vLLM's OpenAI server.
+    Vllm,
+    /// Hugging Face Text Generation Inference.
+    Tgi,
+    /// SGLang.
+    Sglang,
+    /// NVIDIA `trtllm-serve`.
+    Trtllm,
+    /// Triton with the TensorRT-LLM back end behind its OpenAI front end.
+    Triton,
+    /// llama.cpp's server.
+    Llamacpp,
+    /// Any other server that speaks the OpenAI API (Ray Serve and others).
+    Openai,
+}
+
+/// Limits of one request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// Bytes of one request body.
+    pub max_body_bytes: u64,
+    /// Bytes of all request bodies held at once.
+    pub max_total_body_bytes: u64,
+    /// Bytes of one answer that is not a stream.
+    pub max_answer_bytes: u64,
+    /// The header by which a client may ask for a class, lower case.
+    pub class_header: String,
+}
+
+/// Engine-side time limits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UpstreamLimits {
+    /// Time for a connection to an engine.
+    pub connect_timeout: Duration,
+    /// Longest silence after dispatch before the first token, or the whole
+    /// answer when it is not a stream.
+    pub first_token_timeout: Duration,
+    /// Longest silence inside a stream.
+    pub stream_idle_timeout: Duration,
+    /// How long an unused connection to an engine is kept; below the 5 s
+    /// after which uvicorn closes it.
+    pub keep_alive: Duration,
+}

@@ -1,0 +1,309 @@
+//! What happens to the scheduler, and what it wants done.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::ids::{JobId, ReplicaId};
+use crate::core::job::{JobSpec, Usage};
+use crate::core::policy::Policy;
+
+/// Something happened.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// A request passed the door. Answered by `Dispatch` or `Reject`, at once
+    /// or later.
+    Arrived(JobSpec),
+    /// The client is gone. Ends the job in whatever phase it is.
+    Left {
+        /// The job.
+        job: JobId,
+        /// What was consumed for it.
+        usage: Usage,
+    },
+    /// The job's first token was seen: its prefill is done, and it can no
+    /// longer be moved without the client noticing.
+    FirstToken {
+        /// The job.
+        job: JobId,
+    },
+    /// The engine's answer is over, for better or worse.
+    Finished {
+        /// The job.
+        job: JobId,
+        /// How it went.
+        outcome: Outcome,
+    },
+    /// A scrape of the replica's own view arrived.
+    ReplicaReported {
+        /// The replica.
+        replica: ReplicaId,
+        /// Its view.
+        report: Report,
+    },
+    /// A probe that the core asked for failed, or an operator took the
+    /// replica away.
+    ReplicaLost {
+        /// The replica.
+        replica: ReplicaId,
+    },
+    /// A probe that the core asked for succeeded.
+    ReplicaFound {
+        /// The replica.
+        replica: ReplicaId,
+    },
+    /// New rules are in force.
+    PolicyChanged(Arc<Policy>),
+    /// No new work is taken; what waits or runs may end. Sent once, at the
+    /// start of a drain.
+    Draining,
+    /// `Scheduler::next_deadline` was reached.
+    Timer,
+}
+
+/// How a dispatched job ended at its replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The engine answered; a refusal that is the client's fault included.
+    Done(Usage),
+    /// The engine failed it. Before the first token the job goes back to the
+    /// queue, after it the job ends.
+    Failed {
+        /// What went wrong.
+        fault: Fault,
+        /// What was consumed.
+        usage: Usage,
+    },
+}
+
+/// What can be wrong with an engine's answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// The connection was refused or did not come about in time.
+    Refused,
+    /// The connection broke before the answer was whole.
+    Reset,
+    /// A 5xx that is neither "busy" nor a drain text.
+    ServerError,
+    /// The engine is shutting down.
+    Draining,
+    /// The engine aborted the request (`finish_reason: abort`, or a stream
+    /// that ends without a finish reason).
+    Aborted,
+    /// An error event inside a stream.
+    ErrorEvent,
+    /// Bytes that are not the protocol: a bad chunk, a redirect, no JSON.
+    Malformed,
+    /// No byte for longer than the policy allows.
+    Silent,
+    /// 429 or 503: healthy, but it can take no more just now.
+    Busy {
+        /// The engine's own Retry-After.
+        retry_after: Option<Duration>,
+    },
+}
+
+impl Fault {
+    /// A short stable name for logs and metric labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Reset => "reset",
+            Self::ServerError => "server_error",
+            Self::Draining => "draining",
+            Self::Aborted => "aborted",
+            Self::ErrorEvent => "error_event",
+            Self::Malformed => "malformed",
+            Self::Silent => "silent",
+            Self::Busy { .. } => "busy",
+        }
+    }
+
+    /// Whether the engine did (or may have done) work for the request, so
+    /// that the try counts against the job's attempts.
+    #[must_use]
+    pub const fn counts_as_attempt(self) -> bool {
+        !matches!(self, Self::Refused | Self::Busy { .. })
+    }
+
+    /// Whether one such fault is enough to stop sending work to the replica.
+    #[must_use]
+    pub const fn ejects(self) -> bool {
+        !matches!(self, Self::Busy { .. } | Self::Malformed)
+    }
+}
+
+/// A replica's own view of itself. Absent = it does not say.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Report {
+    /// Sequences it runs.
+    pub running: Option<u64>,
+    /// Requests it holds back.
+    pub waiting: Option<u64>,
+    /// Use of its KV cache, `0.0..=1.0`.
+    pub kv_usage: Option<f64>,
+    /// Sequences it can run at once.
+    pub slots: Option<u32>,
+    /// Tokens its KV cache holds.
+    pub kv_tokens: Option<u64>,
+    /// Context window in tokens.
+    pub max_model_len: Option<u32>,
+    /// A counter that moves while it works.
+    pub progress: Option<u64>,
+}
+
+/// Something the edge must do, with the reason for it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Send the job to the replica now; its credit is booked.
+    Dispatch {
+        /// The job.
+        job: JobId,
+        /// Where to.
+        replica: ReplicaId,
+        /// Why there and why now.
+        why: Placed,
+    },
+    /// Refuse the job; it is over.
+    Reject {
+        /// The job.
+        job: JobId,
+        /// Why.
+        why: Rejection,
+    },
+    /// The job is back at the head of its queue; a later `Dispatch` or
+    /// `Reject` ends the wait.
+    Requeue {
+        /// The job.
+        job: JobId,
+        /// The replica that failed it.
+        replica: ReplicaId,
+        /// Why.
+        why: Fault,
+    },
+    /// The replica gets no work until a probe succeeds.
+    Eject {
+        /// The replica.
+        replica: ReplicaId,
+        /// Why.
+        why: Fault,
+    },
+    /// Ask the replica whether it is there; answer with `ReplicaFound` or
+    /// `ReplicaLost`.
+    Probe {
+        /// The replica.
+        replica: ReplicaId,
+    },
+    /// The replica gets work again, slowly at first.
+    Readmit {
+        /// The replica.
+        replica: ReplicaId,
+        /// How long it was out.
+        after: Duration,
+    },
+}
+
+/// Why a job went where it went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placed {
+    /// How long it waited, over all its tries.
+    pub queued: Duration,
+    /// 1 for the first try.
+    pub attempt: u32,
+    /// Jobs that waited in the same group of models when it was chosen.
+    pub behind: u64,
+    /// Replicas that could have taken it.
+    pub candidates: u32,
+    /// Outstanding work (tokens) of the chosen replica before this job.
+    pub outstanding_tokens: u64,
+    /// Sequences running there before this job.
+    pub running: u32,
+    /// The replica's sequence limit at that moment.
+    pub limit: u32,
+    /// What let it go before others.
+    pub turn: Turn,
+}
+
+/// What let a job go before the others that waited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Nobody else waited for the same replicas.
+    Alone,
+    /// Its class is first, and its tenant has had least in it.
+    Fair,
+    /// Its class was owed its guaranteed share.
+    GuaranteedShare,
+    /// It is back from a replica that failed it.
+    Requeued,
+}
+
+impl Turn {
+    /// A short stable name for logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Alone => "alone",
+            Self::Fair => "fair",
+            Self::GuaranteedShare => "guaranteed_share",
+            Self::Requeued => "requeued",
+        }
+    }
+}
+
+/// Why a job was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rejection {
+    /// The reason.
+    pub reason: RejectReason,
+    /// How long it had waited.
+    pub queued: Duration,
+    /// When another try makes sense: the time in which the measured drain rate
+    /// empties what waits; absent when trying again is pointless.
+    pub retry_after: Option<Duration>,
+}
+
+/// The reasons for a refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RejectReason {
+    /// A bound of the tenant's own queue: which one.
+    TenantQueueFull(BoundKind),
+    /// A bound of the whole queue: which one.
+    QueueFull(BoundKind),
+    /// The deadline passed before a replica could take it.
+    DeadlineExceeded,
+    /// No pool serves the model (any more).
+    NoPool,
+    /// The tenant or class is no longer in the policy.
+    Withdrawn,
+    /// Too many engines failed it.
+    AttemptsExhausted(Fault),
+    /// The gateway is shutting down.
+    Draining,
+}
+
+impl RejectReason {
+    /// A short stable name for logs and metric labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::TenantQueueFull(_) => "tenant_queue_full",
+            Self::QueueFull(_) => "queue_full",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::NoPool => "no_pool",
+            Self::Withdrawn => "withdrawn",
+            Self::AttemptsExhausted(_) => "attempts_exhausted",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+/// Which queue bound was met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BoundKind {
+    /// Waiting requests.
+    Requests,
+    /// Waiting bytes.
+    Bytes,
+    /// Waiting tokens.
+    Tokens,
+}

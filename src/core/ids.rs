@@ -1,0 +1,68 @@
+//! Small integer names for the things the core decides about.
+
+use std::fmt;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name($inner);
+
+        impl $name {
+            /// The id with this number.
+            #[must_use]
+            pub const fn new(number: $inner) -> Self {
+                Self(number)
+            }
+
+            /// The number, for use as an index.
+            #[must_use]
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl From<usize> for $name {
+            fn from(index: usize) -> Self {
+                Self(<$inner>::try_from(index).expect("more rows than an id can number"))
+            }
+        }
+
+        impl From<$name> for usize {
+            fn from(id: $name) -> Self {
+                id.index()
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}", self.0)
+            }
+        }
+    };
+}
+
+id!(
+    /// One request after admission; unique for the life of the process.
+    JobId(u64)
+);
+id!(
+    /// Who the work is for.
+    TenantId(u32)
+);
+id!(
+    /// The promise a request is served under.
+    ClassId(u32)
+);
+id!(
+    /// A public model name.
+    ModelId(u32)
+);
+id!(
+    /// Replicas that are alike.
+    PoolId(u32)
+);
+id!(
+    /// One engine endpoint.
+    ReplicaId(u32)
+);

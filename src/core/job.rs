@@ -1,0 +1,62 @@
+//! A job: one admitted request, as much of it as decisions need.
+
+use crate::core::ids::{ClassId, JobId, ModelId, TenantId};
+use crate::core::time::Tick;
+
+/// What the edge says of a request when it arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobSpec {
+    /// Given by the edge; never used twice.
+    pub id: JobId,
+    /// Who it is for.
+    pub tenant: TenantId,
+    /// The promise it is served under.
+    pub class: ClassId,
+    /// What it asks for.
+    pub model: ModelId,
+    /// Prompt tokens, counted or estimated.
+    pub prompt_tokens: u64,
+    /// Output tokens that the request allows, over all its choices; 0 for
+    /// work without output (embeddings, rerank, ...).
+    pub max_output_tokens: u64,
+    /// Sequences it occupies in the engine (`n`), at least 1.
+    pub sequences: u32,
+    /// Bytes of its body.
+    pub bytes: u64,
+    /// The latest moment at which its wait may end.
+    pub deadline: Tick,
+}
+
+/// Tokens as the engine counted them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Tokens {
+    /// Prompt tokens, cached ones included.
+    pub input: u64,
+    /// The part of `input` that came from the prefix cache.
+    pub cached: u64,
+    /// Generated tokens.
+    pub output: u64,
+}
+
+/// What is known of a job's consumption when it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Usage {
+    /// The engine's own count.
+    Exact(Tokens),
+    /// A lower bound, from a stream that ended early.
+    Partial(Tokens),
+    /// Nothing is known; never to be read as zero.
+    #[default]
+    Unknown,
+}
+
+impl Usage {
+    /// The counted tokens, if any were.
+    #[must_use]
+    pub fn tokens(self) -> Option<Tokens> {
+        match self {
+            Self::Exact(tokens) | Self::Partial(tokens) => Some(tokens),
+            Self::Unknown => None,
+        }
+    }
+}

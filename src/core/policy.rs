@@ -1,0 +1,151 @@
+//! The validated rules that the core decides by. `config` builds it from the
+//! file; nothing here is optional unless "absent" is a decision of its own.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::table::Table;
+
+/// Everything the core needs to know, swapped as a whole.
+#[derive(Debug, Clone, Default)]
+pub struct Policy {
+    /// Counts the reloads, from 1 at the start.
+    pub generation: u64,
+    /// Latency classes.
+    pub classes: Table<ClassId, Class>,
+    /// Tenants.
+    pub tenants: Table<TenantId, Tenant>,
+    /// Public models.
+    pub models: Table<ModelId, Model>,
+    /// Pools.
+    pub pools: Table<PoolId, Pool>,
+    /// Replicas, named `<pool>/<url>`.
+    pub replicas: Table<ReplicaId, Replica>,
+    /// What may wait in all.
+    pub bounds: Bounds,
+    /// What happens to a job whose replica failed.
+    pub retry: Retry,
+    /// How a lost replica comes back.
+    pub health: Health,
+}
+
+/// The promise a request is served under.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Class {
+    /// Order of service, 0 first. Classes of equal rank are served in the
+    /// order of their ids.
+    pub rank: u32,
+    /// Share of the dispatched work, `0.0..=1.0`, that this class gets under
+    /// any load of the classes before it.
+    pub min_share: f64,
+    /// The longest wait in the queue before the job is refused.
+    pub max_wait: Duration,
+    /// First token objective.
+    pub ttft_objective: Duration,
+    /// Inter-token objective.
+    pub itl_objective: Duration,
+}
+
+/// Who the work is for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tenant {
+    /// Share against the other tenants, greater than zero.
+    pub weight: f64,
+    /// The class of a request that asks for none.
+    pub default_class: ClassId,
+    /// Every class the tenant may use; holds `default_class`.
+    pub classes: BTreeSet<ClassId>,
+    /// The models the tenant may use; absent = all.
+    pub models: Option<BTreeSet<ModelId>>,
+    /// What may wait for this tenant.
+    pub bounds: Bounds,
+}
+
+/// A public model name and where it is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Model {
+    /// Pools that serve it, in the order of the file; never empty.
+    pub pools: Vec<PoolId>,
+    /// Context window in tokens as configured; absent = the engine's word.
+    pub max_model_len: Option<u32>,
+}
+
+/// Replicas that are alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    /// Its replicas, in the order of the file.
+    pub replicas: Vec<ReplicaId>,
+    /// The models it serves.
+    pub models: BTreeSet<ModelId>,
+    /// Requests that may wait inside each engine beyond its sequence limit,
+    /// usually 0.
+    pub engine_buffer: u32,
+}
+
+/// One engine endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replica {
+    /// The pool it belongs to.
+    pub pool: PoolId,
+    /// Sequences it can run at once, when the operator says so (at least 1).
+    pub max_seqs: Option<u32>,
+    /// Tokens its KV cache holds, when the operator says so (at least 1).
+    pub kv_tokens: Option<u64>,
+}
+
+/// Queue bounds. A job is refused when it would pass any of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Waiting requests.
+    pub requests: u64,
+    /// Bytes of waiting bodies.
+    pub bytes: u64,
+    /// Tokens (prompt and asked output) of waiting requests.
+    pub tokens: u64,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { requests: u64::MAX, bytes: u64::MAX, tokens: u64::MAX }
+    }
+}
+
+/// What happens to a job whose replica failed before the first token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retry {
+    /// How often a job may reach an engine that then fails it, the first try
+    /// included. Refused connections and busy answers do not count: the
+    /// engine did no work for them.
+    pub max_attempts: u32,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { max_attempts: 4 }
+    }
+}
+
+/// How a lost replica comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Health {
+    /// Time from an ejection to the first probe; doubles up to `probe_max`.
+    pub probe_min: Duration,
+    /// Longest time between two probes.
+    pub probe_max: Duration,
+    /// Time over which a re-admitted replica's limit grows to its full size.
+    pub slow_start: Duration,
+    /// How long a replica that said "busy" without a time gets no new work.
+    pub busy_backoff: Duration,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self {
+            probe_min: Duration::from_millis(200),
+            probe_max: Duration::from_secs(1),
+            slow_start: Duration::from_secs(5),
+            busy_backoff: Duration::from_millis(250),
+        }
+    }
+}

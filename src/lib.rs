@@ -1,0 +1,8 @@
+//! Penstock: an inference gateway and queue-aware request router.
+//!
+//! `ARCHITECTURE.md` has the map. Arrows between the modules point downwards
+//! only: `app` → `{proxy, fleet, admin, sim}` → `{config, wire, tokens,
+//! telemetry}` → `core`.
+
+pub mod config;
+pub mod core;

@@ -1,0 +1,3 @@
+//! The `penstock` command.
+
+fn main() {}
