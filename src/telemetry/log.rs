@@ -22,6 +22,9 @@ use crate::config::settings::{LogFormat, TelemetrySettings};
 const QUEUE_LINES: usize = 8_192;
 /// How long the end of the process waits for them.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Tries to get a place in a full queue at the end, and the pause between them.
+const FLUSH_TRIES: u32 = 100;
+const FLUSH_PAUSE: Duration = Duration::from_millis(10);
 
 /// Standard error belongs to the process, so does this count.
 static DROPPED_LINES: AtomicU64 = AtomicU64::new(0);
@@ -111,8 +114,12 @@ pub struct LogGuard(SyncSender<Entry>);
 impl Drop for LogGuard {
     fn drop(&mut self) {
         let (done, wait) = sync_channel(1);
-        if self.0.try_send(Entry::Flush(done)).is_ok() {
-            let _ = wait.recv_timeout(FLUSH_TIMEOUT);
+        for _ in 0..FLUSH_TRIES {
+            if self.0.try_send(Entry::Flush(done.clone())).is_ok() {
+                let _ = wait.recv_timeout(FLUSH_TIMEOUT);
+                return;
+            }
+            std::thread::sleep(FLUSH_PAUSE);
         }
     }
 }
@@ -220,6 +227,17 @@ mod tests {
         let mut written = Vec::new();
         write_out(&queue, &mut written);
         assert_eq!(written, b"0\n1\n");
+    }
+
+    #[test]
+    fn the_last_flush_waits_for_a_place_in_a_full_queue() {
+        let (lines, queue) = sync_channel(1);
+        (&Lines(lines.clone())).write_all(b"full\n").unwrap();
+        let guard = std::thread::spawn(move || drop(LogGuard(lines)));
+        let mut written = Vec::new();
+        write_out(&queue, &mut written);
+        guard.join().unwrap();
+        assert_eq!(written, b"full\n");
     }
 
     #[test]

@@ -145,3 +145,52 @@ impl InvariantBroken<'_> {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::telemetry::fixtures;
+
+    fn last_line(telemetry: &Telemetry) -> Value {
+        serde_json::from_str(telemetry.captured_log().lines().last().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn each_event_is_a_line_with_its_facts() {
+        let telemetry = fixtures::telemetry(1);
+        let policy = Arc::new(fixtures::policy(1));
+        let keys = ["listen".to_owned(), "admin".to_owned()];
+        ConfigReloaded { policy: &policy, digest: "d2", restart_needed: &keys }.emit(&telemetry);
+        let line = last_line(&telemetry);
+        assert_eq!((&line["digest"], &line["restart_needed"]), (&json!("d2"), &json!("listen, admin")));
+
+        let (listen, admin) = ("0.0.0.0:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap());
+        ServerStarted { listen, admin }.emit(&telemetry);
+        let line = last_line(&telemetry);
+        assert_eq!((&line["listen"], &line["admin"]), (&json!("0.0.0.0:1"), &json!("127.0.0.1:2")));
+
+        ServerDraining { jobs: 3, grace: Duration::from_secs(30) }.emit(&telemetry);
+        let line = last_line(&telemetry);
+        assert_eq!((&line["jobs"], &line["grace_ms"]), (&json!(3), &json!(30_000.0)));
+
+        ServerStopped { cut_off: 2 }.emit(&telemetry);
+        assert_eq!(last_line(&telemetry)["cut_off"], 2);
+
+        InvariantBroken { invariant: "one_queue_per_job", detail: "job 7 in two" }.emit(&telemetry);
+        let line = last_line(&telemetry);
+        assert_eq!((&line["level"], &line["invariant"]), (&json!("ERROR"), &json!("one_queue_per_job")));
+    }
+
+    #[test]
+    fn a_rejected_config_keeps_the_generation_in_force() {
+        let telemetry = fixtures::telemetry(1);
+        ConfigRejected { problems: &["a: bad".into(), "b: worse".into()] }.emit(&telemetry);
+        assert_eq!(last_line(&telemetry)["problems"], "a: bad; b: worse");
+        let status = telemetry.config_status();
+        assert_eq!((status.generation, &*status.digest), (1, "d1"));
+        assert!(status.tried_at >= status.loaded_at);
+        assert_eq!(telemetry.policy().generation, 1);
+    }
+}

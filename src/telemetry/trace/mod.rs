@@ -8,7 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderMap;
+use http::uri::Scheme;
+use http::{HeaderMap, Uri};
 use opentelemetry::trace::{Span, SpanKind, Status, TraceContextExt, Tracer as _, TracerProvider as _};
 use opentelemetry::{Context, InstrumentationScope};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
@@ -65,6 +66,7 @@ impl Tracer {
 
     pub(super) fn new(settings: &TelemetrySettings) -> Result<Self, TelemetryError> {
         let Some(endpoint) = &settings.otlp_endpoint else { return Ok(Self::disabled()) };
+        check_endpoint(endpoint)?;
         tokio::runtime::Handle::try_current().map_err(|_| TelemetryError::NoRuntime)?;
         let exporter = SpanExporter::builder()
             .with_tonic()
@@ -134,6 +136,17 @@ impl Tracer {
             Ok(Err(_)) | Err(_) => tracing::warn!("traces not sent in time"),
         }
     }
+}
+
+/// The exporter has no TLS: the collector is beside us or behind a local proxy.
+fn check_endpoint(endpoint: &str) -> Result<(), TelemetryError> {
+    let problem = match endpoint.parse::<Uri>() {
+        Err(problem) => problem.to_string(),
+        Ok(url) if url.scheme() == Some(&Scheme::HTTPS) => "https is not supported".to_owned(),
+        Ok(url) if url.scheme() != Some(&Scheme::HTTP) => "it has no scheme".to_owned(),
+        Ok(_) => return Ok(()),
+    };
+    Err(TelemetryError::Endpoint(problem))
 }
 
 impl fmt::Debug for Tracer {

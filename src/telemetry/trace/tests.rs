@@ -157,7 +157,7 @@ fn settings(endpoint: &str) -> TelemetrySettings {
 
 #[tokio::test]
 async fn a_bad_endpoint_is_named() {
-    for endpoint in ["https://collector:4317", "not a url"] {
+    for endpoint in ["https://collector:4317", "not a url", "collector:4317", "ftp://collector", ""] {
         let problem = Telemetry::new(&settings(endpoint)).unwrap_err().to_string();
         assert!(problem.starts_with("telemetry.otlp_endpoint: "), "{problem}");
         assert!(problem.contains("http://host:port"), "{problem}");
