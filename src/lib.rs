@@ -4,5 +4,7 @@
 //! only: `app` → `{proxy, fleet, admin, sim}` → `{config, wire, tokens,
 //! telemetry}` → `core`.
 
+pub mod admin;
 pub mod config;
 pub mod core;
+pub mod telemetry;
