@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body::Body;
@@ -9,7 +10,11 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
 use crate::config::settings::RequestLimits;
-use crate::wire::error::{ApiError, ErrorKind};
+use crate::wire::catalogue::Kind;
+use crate::wire::error::ApiError;
+
+/// When a client may come back that found no room for its body.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Bytes of all request bodies that are held at once.
 #[derive(Debug, Default)]
@@ -42,7 +47,7 @@ impl Held {
         self.bytes += bytes;
         if before.saturating_add(bytes) > limit {
             let text = "the gateway holds as many request bytes as it may; try again in a moment";
-            return Err(ApiError::new(ErrorKind::QueueFull, text));
+            return Err(ApiError::new(Kind::QueueFull, text).with_retry_after(RETRY_AFTER));
         }
         Ok(())
     }
@@ -67,20 +72,20 @@ pub async fn read(
     let declared = body.size_hint().exact();
     if let Some(declared) = declared {
         if declared > limits.max_body_bytes {
-            return Err(too_large(limits.max_body_bytes));
+            return Err(ApiError::body_too_large(limits.max_body_bytes));
         }
         held.add(declared, limits.max_total_body_bytes)?;
     }
     let mut gathered = Gathered { whole: Bytes::new(), parts: BytesMut::new() };
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|error| unreadable(&error))?.into_data() else {
+        let Ok(data) = frame.map_err(|_| unreadable())?.into_data() else {
             continue;
         };
         if declared.is_none() {
             held.add(data.len() as u64, limits.max_total_body_bytes)?;
         }
         if (gathered.len() + data.len()) as u64 > limits.max_body_bytes {
-            return Err(too_large(limits.max_body_bytes));
+            return Err(ApiError::body_too_large(limits.max_body_bytes));
         }
         gathered.push(data, declared);
     }
@@ -116,15 +121,8 @@ impl Gathered {
     }
 }
 
-fn too_large(limit: u64) -> ApiError {
-    let text = format!("the request body is larger than the {limit} bytes that this gateway accepts");
-    ApiError::new(ErrorKind::BodyTooLarge, text)
-}
-
-fn unreadable(error: &hyper::Error) -> ApiError {
-    if crate::proxy::server::is_body_timeout(error) {
-        let text = "the request body did not arrive in time; send it without long pauses";
-        return ApiError::new(ErrorKind::BodyTimeout, text);
-    }
-    ApiError::new(ErrorKind::BadRequest, "the request body broke off or is not valid HTTP")
+/// The client, not the gateway, gave up on the body; when it came too slowly
+/// or was malformed, the door has its own answer for that.
+fn unreadable() -> ApiError {
+    ApiError::new(Kind::BadBody, "The request body broke off before its end.")
 }

@@ -30,6 +30,11 @@ pub fn one(settings: &Settings, tenant: TenantId, name: &str, windows: &Windows)
     may_use(&settings.policy, tenant, id).then(|| row(settings, name, id, windows))
 }
 
+/// The models that the tenant may use.
+pub fn usable(policy: &Policy, tenant: TenantId) -> impl Iterator<Item = ModelId> {
+    policy.models.iter().map(|(id, _, _)| id).filter(move |id| may_use(policy, tenant, *id))
+}
+
 /// Whether the tenant may use the model.
 #[must_use]
 pub fn may_use(policy: &Policy, tenant: TenantId, model: ModelId) -> bool {

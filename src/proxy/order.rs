@@ -5,16 +5,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::HeaderMap;
 
-use crate::config::settings::{Edge, Settings};
+use crate::config::settings::Settings;
 use crate::core::ids::{ClassId, JobId, ModelId};
 use crate::core::job::JobSpec;
-use crate::core::policy::{Policy, Tenant};
+use crate::core::policy::Tenant;
 use crate::core::time::Tick;
 use crate::proxy::auth::Identity;
 use crate::proxy::models;
-use crate::tokens::estimate::estimate_prompt_tokens;
+use crate::tokens::estimate::estimate;
 use crate::wire::api::Api;
-use crate::wire::error::{ApiError, ErrorKind};
+use crate::wire::catalogue::Kind;
+use crate::wire::error::ApiError;
 use crate::wire::headers;
 use crate::wire::peek::{Peek, peek};
 
@@ -54,36 +55,35 @@ pub fn read(
     body: Bytes,
     (id, now): (JobId, Tick),
 ) -> Result<Order, ApiError> {
-    let content_type = headers.get(http::header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let peek = peek(api, content_type, &body)?;
+    let peek = peek(api, headers, &body)?;
     let policy = &*settings.policy;
-    let tenant = policy.tenants.get(identity.tenant).ok_or_else(|| {
-        ApiError::new(ErrorKind::InvalidKey, "the tenant of this API key is no longer configured")
-    })?;
-    let model = model(settings, identity, peek.model_name())?;
-    let class = class(&settings.edge, policy, tenant, identity, headers, peek.service_tier.as_deref())?;
-    let promise = policy.classes.get(class);
-    let max_wait = promise.map_or(Duration::ZERO, |class| class.max_wait);
+    let Some(tenant) = policy.tenants.get(identity.tenant) else {
+        let text = "The tenant of this API key is no longer configured.";
+        return Err(ApiError::new(Kind::InvalidKey, text));
+    };
+    let model = model(settings, identity, peek.model.as_deref())?;
+    let class = class(settings, tenant, identity, headers, peek.service_tier.as_deref())?;
+    let max_wait = policy.classes.get(class).map_or(Duration::ZERO, |class| class.max_wait);
     let patience = headers::client_timeout(headers).map(|announced| announced.mul_f64(DEADLINE_MARGIN));
     let spec = JobSpec {
         id,
         tenant: identity.tenant,
         class,
         model,
-        prompt_tokens: estimate_prompt_tokens(&peek),
-        max_output_tokens: max_output_tokens(api, &peek),
-        sequences: peek.sequences(),
+        prompt_tokens: estimate(peek.prompt_pieces(&body)),
+        max_output_tokens: max_output_tokens(&peek),
+        sequences: if api.generates() { peek.sequences() } else { 1 },
         bytes: body.len() as u64,
         deadline: now + patience.map_or(max_wait, |patience| patience.min(max_wait)),
     };
     Ok(Order { api, body, peek, model, spec })
 }
 
-fn max_output_tokens(api: Api, peek: &Peek) -> u64 {
-    if !api.generates() {
+fn max_output_tokens(peek: &Peek) -> u64 {
+    if !peek.api.generates() {
         return 0;
     }
-    let each = peek.max_tokens.unwrap_or(UNLIMITED_OUTPUT_TOKENS);
+    let each = peek.max_output_tokens.unwrap_or(UNLIMITED_OUTPUT_TOKENS);
     each.saturating_mul(u64::from(peek.sequences()))
 }
 
@@ -92,54 +92,42 @@ fn max_output_tokens(api: Api, peek: &Peek) -> u64 {
 fn model(settings: &Settings, identity: &Identity, name: Option<&str>) -> Result<ModelId, ApiError> {
     let policy = &settings.policy;
     let Some(name) = name else {
-        let mut usable = policy
-            .models
-            .iter()
-            .map(|(id, _, _)| id)
-            .filter(|id| models::may_use(policy, identity.tenant, *id));
+        let mut usable = models::usable(policy, identity.tenant);
         return match (usable.next(), usable.next()) {
             (Some(only), None) => Ok(only),
-            _ => Err(ApiError::new(
-                ErrorKind::BadRequest,
-                "the field `model` is missing; GET /v1/models lists what you may use",
-            )
-            .with_param("model")),
+            _ => Err(ApiError::invalid_field("model", "is missing. GET /v1/models lists the models you can use.")),
         };
     };
     let known = settings.edge.model_names.get(name).copied();
-    known.filter(|id| models::may_use(policy, identity.tenant, *id)).ok_or_else(|| {
-        let text =
-            format!("the model `{name}` does not exist here or is not for you; GET /v1/models lists yours");
-        ApiError::new(ErrorKind::ModelNotFound, text).with_param("model")
-    })
+    let known = known.filter(|id| models::may_use(policy, identity.tenant, *id));
+    known.ok_or_else(|| ApiError::model_not_found(name))
 }
 
 /// The class header decides, then `service_tier`, then the key, then the
 /// tenant. A header that asks for a class the tenant has no right to is
 /// refused; a tier is a wish that falls back.
 fn class(
-    edge: &Edge,
-    policy: &Policy,
+    settings: &Settings,
     tenant: &Tenant,
     identity: &Identity,
     headers: &HeaderMap,
     service_tier: Option<&str>,
 ) -> Result<ClassId, ApiError> {
-    if let Some(asked) = headers.get(&edge.requests.class_header) {
+    let classes = &settings.policy.classes;
+    let allowed = |class: &ClassId| tenant.classes.contains(class);
+    let header = &settings.edge.requests.class_header;
+    if let Some(asked) = headers.get(header) {
         let asked = asked.to_str().unwrap_or_default();
-        let known = policy.classes.id(asked).filter(|class| tenant.classes.contains(class));
-        return known.ok_or_else(|| {
-            let names: Vec<_> = tenant.classes.iter().map(|class| policy.classes.name(*class)).collect();
-            let header = &edge.requests.class_header;
-            let text = format!("the header `{header}` may name one of: {}", names.join(", "));
-            ApiError::new(ErrorKind::PermissionDenied, text)
+        return classes.id(asked).filter(allowed).ok_or_else(|| {
+            let names: Vec<_> = tenant.classes.iter().map(|class| classes.name(*class)).collect();
+            let text = format!("The header `{header}` may name one of: {}.", names.join(", "));
+            ApiError::new(Kind::ClassForbidden, text)
         });
     }
     let tier = match service_tier {
-        Some("flex") => policy.classes.id("batch"),
-        Some("priority" | "fast") => policy.classes.id("interactive"),
+        Some("flex") => classes.id("batch"),
+        Some("priority" | "fast") => classes.id("interactive"),
         _ => None,
     };
-    let tier = tier.filter(|class| tenant.classes.contains(class));
-    Ok(tier.or(identity.class).unwrap_or(tenant.default_class))
+    Ok(tier.filter(allowed).or(identity.class).unwrap_or(tenant.default_class))
 }

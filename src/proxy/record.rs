@@ -52,8 +52,6 @@ pub struct Record {
     pub reason: Option<&'static str>,
     /// What it consumed; absent before any engine saw it.
     pub usage: Option<Usage>,
-    /// How generation ended.
-    pub finish_reason: Option<String>,
     /// Set-up time of the last connection.
     pub connect: Option<Duration>,
     /// When the first token (or the whole plain answer) came.
@@ -128,7 +126,6 @@ impl Record {
             outcome: RequestOutcome::ClientGone,
             reason: None,
             usage: None,
-            finish_reason: None,
             connect: None,
             first_token: None,
             gaps: Gaps::default(),
@@ -136,10 +133,9 @@ impl Record {
     }
 
     /// The engine answered in full.
-    pub fn succeeded(&mut self, usage: Usage, finish_reason: Option<&str>) {
+    pub fn succeeded(&mut self, usage: Usage) {
         self.outcome = RequestOutcome::Success;
         self.usage = Some(usage);
-        self.finish_reason = finish_reason.map(str::to_owned);
     }
 
     /// It ended otherwise, for the reason.
@@ -195,7 +191,7 @@ impl Drop for Record {
             timings,
             attempts: self.attempts,
             placed: self.place.map(|place| place.why),
-            finish_reason: self.finish_reason.as_deref(),
+            finish_reason: None,
         };
         event.emit(&self.telemetry);
         let trace = self.trace.take();

@@ -17,8 +17,9 @@ use crate::proxy::grace::GraceWatch;
 use crate::proxy::record::Record;
 use crate::proxy::stream::{EngineStream, Step};
 use crate::telemetry::event::{RequestOutcome, StreamBroken};
-use crate::wire::error::{ApiError, Kind};
-use crate::wire::judge::EngineError;
+use crate::wire::catalogue::Kind;
+use crate::wire::error::ApiError;
+use crate::wire::judge::refusal::EngineError;
 
 /// A stream broke after its client had seen part of it. The connection is
 /// closed without a proper end, after an error event.
@@ -65,7 +66,7 @@ impl Relay {
     /// The stream was whole before the client got its head.
     pub(super) fn completed(&mut self, usage: Usage) {
         self.phase = Phase::Complete;
-        self.record.succeeded(usage, self.stream.finish_reason());
+        self.record.succeeded(usage);
         self.ticket.finish(Outcome::Done(usage));
     }
 
@@ -90,7 +91,7 @@ impl Relay {
             match self.stream.poll_step(cx) {
                 Poll::Ready(Step::More) => self.progressed(),
                 Poll::Ready(Step::Complete(usage)) => self.completed(usage),
-                Poll::Ready(Step::Failed(error)) => self.broken(error),
+                Poll::Ready(Step::Failed(error, usage)) => self.broken(error, usage),
                 Poll::Pending if self.interrupted(cx) => {}
                 Poll::Pending => return Poll::Pending,
             }
@@ -106,14 +107,14 @@ impl Relay {
     fn interrupted(&mut self, cx: &mut Context<'_>) -> bool {
         if self.grace.poll_ended(cx).is_ready() {
             let text = "the gateway is shutting down; send the request again";
-            self.record.ended(RequestOutcome::Failed, Kind::Draining.code());
-            self.close(&ApiError::new(Kind::Draining, text), None);
+            self.record.ended(RequestOutcome::Failed, "draining");
+            self.close(&ApiError::new(Kind::Draining, text), None, self.stream.usage_so_far());
             return true;
         }
         while self.idle.as_mut().poll(cx).is_ready() {
             let deadline = self.last + self.idle_timeout;
             if Instant::now() >= deadline {
-                self.broken(EngineError::Fault(Fault::Silent));
+                self.broken(EngineError::Fault(Fault::Silent), self.stream.usage_so_far());
                 return true;
             }
             self.idle.as_mut().reset(deadline);
@@ -121,22 +122,21 @@ impl Relay {
         false
     }
 
-    fn broken(&mut self, error: EngineError) {
+    fn broken(&mut self, error: EngineError, usage: Usage) {
         let (fault, error) = match error {
             EngineError::Fault(fault) => (Some(fault), ApiError::broken_stream(fault)),
             EngineError::Client(error) => (None, error),
         };
-        let reason = fault.map_or(error.kind().code(), Fault::name);
+        let reason = fault.map_or(error.kind().row().code, |fault| fault.name());
         let outcome = if fault.is_some() { RequestOutcome::Failed } else { RequestOutcome::ClientError };
         self.record.ended(outcome, reason);
         if let (Some(fault), Some(place)) = (fault, self.record.place) {
             StreamBroken { replica: place.replica, fault }.emit(&self.record.telemetry);
         }
-        self.close(&error, fault);
+        self.close(&error, fault, usage);
     }
 
-    fn close(&mut self, error: &ApiError, fault: Option<Fault>) {
-        let usage = self.stream.usage_so_far();
+    fn close(&mut self, error: &ApiError, fault: Option<Fault>, usage: Usage) {
         self.record.usage = Some(usage);
         self.ticket.finish(match fault {
             Some(fault) => Outcome::Failed { fault, usage },
