@@ -165,13 +165,7 @@ impl<K: Copy + Ord, V: Copy> Board<K, V> {
         self.nodes.get(1).copied().unwrap_or(Node::EMPTY)
     }
 
-    fn search(
-        &self,
-        at: usize,
-        room: Size,
-        skip: &dyn Fn(&V) -> bool,
-        best: &mut Option<Entry<K, V>>,
-    ) {
+    fn search(&self, at: usize, room: Size, skip: &dyn Fn(&V) -> bool, best: &mut Option<Entry<K, V>>) {
         #[cfg(test)]
         self.visits.set(self.visits.get() + 1);
         let node = &self.nodes[at];

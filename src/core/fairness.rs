@@ -38,8 +38,7 @@ impl Counters {
     /// Replaces what was booked for a job by what it came to.
     pub fn correct(&mut self, tenant: TenantId, weight: f64, booked: u64, actual: u64) {
         let counter = self.accounts.entry(tenant).or_default();
-        *counter =
-            counter.saturating_add(scaled(actual, weight)).saturating_sub(scaled(booked, weight));
+        *counter = counter.saturating_add(scaled(actual, weight)).saturating_sub(scaled(booked, weight));
     }
 
     /// Lifts a tenant that comes back to `floor`, so that having been away

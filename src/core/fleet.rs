@@ -151,13 +151,23 @@ impl Fleet {
             .is_some_and(|free| need.within(free))
     }
 
-    /// The replica of the pool that will be empty soonest, by outstanding
-    /// work, among those that may be held. Looks at every replica of the pool.
+    /// The replica to hold for `need`: of those in the pool that are large
+    /// enough for it as a whole, else of all, the one with the least
+    /// outstanding work. Looks at every replica of the pool.
     #[must_use]
-    pub fn to_hold(&self, pool: PoolId, avoid: &dyn Fn(ReplicaId) -> bool) -> Option<ReplicaId> {
-        let members = self.pools.get(pool.index())?.members.iter().copied();
-        let work = |id: &ReplicaId| self.node(*id).filter(|node| node.up && !node.held).map(|n| n.ledger.work());
-        members.filter(|id| !avoid(*id)).filter_map(|id| Some((work(&id)?, id))).min().map(|(_, id)| id)
+    pub fn to_hold(
+        &self,
+        pool: PoolId,
+        need: Size,
+        now: Tick,
+        avoid: &dyn Fn(ReplicaId) -> bool,
+    ) -> Option<ReplicaId> {
+        let members = self.pools.get(pool.index())?.members.iter().copied().filter(|id| !avoid(*id));
+        let ranked = members.filter_map(|id| {
+            let node = self.node(id).filter(|node| node.up && !node.held)?;
+            Some((!need.within(self.whole(node, now)), node.ledger.work(), id))
+        });
+        ranked.min().map(|(_, _, id)| id)
     }
 
     /// Holds a replica for one job, or lets it go.
@@ -299,10 +309,16 @@ impl Fleet {
         if node.ledger.jobs == 0 {
             return Some(Size::MAX);
         }
-        let seqs = self.limit(node, now).saturating_sub(node.ledger.seqs);
-        let known_kv = node.configured_kv.or(node.report.and_then(|(_, report)| report.kv_tokens));
-        let kv = known_kv.map_or(u64::MAX, |kv| kv.saturating_sub(node.ledger.kv));
+        let whole = self.whole(node, now);
+        let seqs = whole.seqs.saturating_sub(node.ledger.seqs);
+        let kv = if whole.kv == u64::MAX { u64::MAX } else { whole.kv.saturating_sub(node.ledger.kv) };
         (seqs > 0).then_some(Size { seqs, kv })
+    }
+
+    /// Its limits; no bound on KV tokens where nothing is known of them.
+    fn whole(&self, node: &Node, now: Tick) -> Size {
+        let reported = node.report.and_then(|(_, report)| report.kv_tokens);
+        Size { seqs: self.limit(node, now), kv: node.configured_kv.or(reported).unwrap_or(u64::MAX) }
     }
 
     fn change<T>(&mut self, id: ReplicaId, now: Tick, act: impl FnOnce(&mut Node) -> T) -> Option<T> {
@@ -359,4 +375,3 @@ impl Node {
         }
     }
 }
-

@@ -113,7 +113,8 @@ impl Group {
             (Some(only), None) => Some(only),
             _ => None,
         };
-        let mut rows: Vec<_> = policy.classes.iter().map(|(id, _, row)| (row.rank, id, row.min_share)).collect();
+        let mut rows: Vec<_> =
+            policy.classes.iter().map(|(id, _, row)| (row.rank, id, row.min_share)).collect();
         rows.sort_unstable_by_key(|(rank, id, _)| (*rank, *id));
         let classes = rows.into_iter().map(|(_, id, min_share)| {
             let old = donor.and_then(|donor| donor.classes.iter().find(|class| class.id == id));
@@ -268,7 +269,8 @@ impl Group {
     /// Waiting jobs by class and line, to compare with the queue.
     pub fn tally(&self) -> BTreeMap<(ClassId, usize), u64> {
         let classes = self.classes.iter();
-        let lines = classes.flat_map(|class| class.lines.iter().enumerate().map(|(i, line)| (class.id, i, line)));
+        let lines =
+            classes.flat_map(|class| class.lines.iter().enumerate().map(|(i, line)| (class.id, i, line)));
         lines.filter(|(_, _, line)| line.waiting > 0).map(|(id, i, line)| ((id, i), line.waiting)).collect()
     }
 

@@ -38,10 +38,10 @@ impl Scheduler {
         self.jobs.insert(id, job);
         self.join(id);
         self.dispatch(out);
-        if self.jobs.get(&id).is_some_and(|job| job.part().is_some()) {
-            if let Some(reason) = admission::refusal(&self.policy, &self.queue, tenant) {
-                self.reject(id, reason, out);
-            }
+        let waits = self.jobs.get(&id).is_some_and(|job| job.part().is_some());
+        let refusal = admission::refusal(&self.policy, &self.queue, tenant);
+        if let Some(reason) = refusal.filter(|_| waits) {
+            self.reject(id, reason, out);
         }
     }
 
@@ -56,7 +56,8 @@ impl Scheduler {
 
     /// Why jobs of this lane cannot be served under the policy in force.
     pub(super) fn orphaned(&self, lane: LaneKey) -> Option<RejectReason> {
-        let known = self.policy.tenants.get(lane.tenant).is_some() && self.policy.classes.get(lane.class).is_some();
+        let known =
+            self.policy.tenants.get(lane.tenant).is_some() && self.policy.classes.get(lane.class).is_some();
         if !known {
             return Some(RejectReason::Withdrawn);
         }

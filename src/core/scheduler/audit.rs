@@ -42,7 +42,8 @@ impl Scheduler {
             sums.entry(run.replica).or_default().add(&run.booking);
         }
         let ledgers: BTreeMap<_, _> = self.fleet.ledgers().filter(|(_, ledger)| ledger.jobs > 0).collect();
-        ledgers == sums && self.fleet.ledgers().all(|(_, ledger)| ledger.jobs > 0 || ledger == Ledger::default())
+        ledgers == sums
+            && self.fleet.ledgers().all(|(_, ledger)| ledger.jobs > 0 || ledger == Ledger::default())
     }
 
     fn queue_agrees(&self) -> bool {
@@ -52,7 +53,8 @@ impl Scheduler {
             *lanes.entry(LaneKey::of(&job.spec)).or_default() += Load::of(&job.spec);
             total += Load::of(&job.spec);
         }
-        let found: BTreeMap<LaneKey, Load> = self.queue.lanes().map(|(key, lane)| (key, lane.load())).collect();
+        let found: BTreeMap<LaneKey, Load> =
+            self.queue.lanes().map(|(key, lane)| (key, lane.load())).collect();
         let mut tallies = vec![BTreeMap::new(); self.groups.len()];
         for (key, lane) in self.queue.lanes() {
             let Some(spot) = self.spot(key) else { return false };

@@ -4,9 +4,9 @@
 //! is passed over, so that it blocks neither other lanes nor other replicas.
 //! A large job must not starve behind small ones that take each bit of credit
 //! as it comes: the job that is first in the order may be passed over
-//! [`MAX_PASSED`] times by jobs that go to a pool it waits for. Then the
-//! replica of that pool with the least work is held: it takes nothing more
-//! until the large job fits. At most one replica of a pool is held at a time,
+//! [`MAX_PASSED`] times by jobs that go to a pool it waits for. Then a replica
+//! of that pool is held (see [`crate::core::fleet::Fleet::to_hold`]): it takes
+//! nothing more until the large job fits. At most one replica of a pool is held at a time,
 //! and it is let go when the job goes elsewhere or leaves.
 
 use smallvec::SmallVec;
@@ -140,9 +140,10 @@ impl Scheduler {
         if job.passed < MAX_PASSED || holds.iter().any(|hold| hold.pool == pool || hold.job == first) {
             return;
         }
+        let need = job.need();
         let route = self.placement.route(job.spec.model);
         let shunned = route.map_or(&[][..], |route| self.shunned(first, &route.pools));
-        if let Some(replica) = self.fleet.to_hold(pool, &|id| shunned.contains(&id)) {
+        if let Some(replica) = self.fleet.to_hold(pool, need, self.now, &|id| shunned.contains(&id)) {
             self.fleet.hold(replica, true, self.now);
             self.groups[group].holds.push(Hold { replica, pool, job: first });
         }

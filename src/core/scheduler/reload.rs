@@ -17,7 +17,8 @@ impl Scheduler {
     /// everything, once.
     pub(super) fn reload(&mut self, policy: Arc<Policy>, out: &mut Vec<Action>) {
         let placement = Placement::new(&policy);
-        let groups = placement.groups().iter().map(|shape| Group::new(&policy, shape, &self.groups)).collect();
+        let groups =
+            placement.groups().iter().map(|shape| Group::new(&policy, shape, &self.groups)).collect();
         self.policy = policy;
         self.placement = placement;
         self.groups = groups;
