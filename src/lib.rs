@@ -6,3 +6,5 @@
 
 pub mod config;
 pub mod core;
+pub mod tokens;
+pub mod wire;
