@@ -102,9 +102,8 @@ mod tests {
 
     #[test]
     fn types_are_what_the_target_wants() {
-        let (outer, problems) = read(
-            "count: 3\nshare: 1\nname: 007\nkind: off\ninner:\n- {flag: true, offset: -4}\n- {}\n-\n",
-        );
+        let (outer, problems) =
+            read("count: 3\nshare: 1\nname: 007\nkind: off\ninner:\n- {flag: true, offset: -4}\n- {}\n-\n");
         assert_eq!(problems, [""; 0]);
         let inner = vec![Inner { flag: true, offset: -4 }, Inner::default(), Inner::default()];
         let expected = Outer { count: 3, share: 1.0, name: "007".into(), kind: Some(Kind::Off), inner };

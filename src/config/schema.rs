@@ -1,7 +1,7 @@
 //! The file's JSON Schema, for editors and for checks before a roll-out.
 
-use schemars::generate::SchemaSettings;
 use schemars::Schema;
+use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
 use crate::config::file::File;

@@ -79,7 +79,8 @@ impl FromStr for Span {
                 return Err(wrong());
             }
             largest = *factor;
-            millis = number.checked_mul(*factor).and_then(|more| millis.checked_add(more)).unwrap_or(u64::MAX);
+            millis =
+                number.checked_mul(*factor).and_then(|more| millis.checked_add(more)).unwrap_or(u64::MAX);
             rest = after;
             if rest.is_empty() {
                 break;

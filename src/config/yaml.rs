@@ -3,20 +3,23 @@
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::{Location, Spanned};
+use serde_saphyr::{Location, Spanned, UserMessageFormatter};
 
 use crate::config::problem::Problem;
 use crate::config::tree::{Entry, Mark, Node, Scalar, Value};
 
 /// Deeper than any configuration and shallow enough for every stack.
 const MAX_DEPTH: usize = 32;
-/// Values in one file, those that aliases repeat included.
+/// Values in one file.
 const MAX_NODES: usize = 1_000_000;
+/// Values that aliases may repeat.
+const MAX_REPEATED: usize = 50_000;
 
 /// Parses one document.
 pub(super) fn parse(text: &str) -> Result<Node, Problem> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_depth: MAX_DEPTH, max_nodes: MAX_NODES },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: MAX_REPEATED },
         strict_booleans: true,
         with_snippet: false,
     };
@@ -30,7 +33,7 @@ pub(super) fn parse(text: &str) -> Result<Node, Problem> {
 fn problem(error: &serde_saphyr::Error) -> Problem {
     let error = error.without_snippet();
     let mark = error.location().filter(|at| at.line() > 0).map(mark);
-    let message = error.to_string();
+    let message = error.render_with_formatter(&UserMessageFormatter);
     let message = message.split_once(" at line ").map_or(message.as_str(), |(message, _)| message);
     Problem {
         line: mark.map(|mark| mark.line),

@@ -137,7 +137,9 @@ impl<'de> MapAccess<'de> for Entries<'_> {
                 self.current = Some(entry);
                 let key: StrDeserializer<'_, Misfit> = entry.key.as_str().into_deserializer();
                 let read = seed.deserialize(key);
-                return read.map(Some).map_err(|m| m.near(entry.at).inside(Step::Key(entry.key.as_str().into())));
+                return read
+                    .map(Some)
+                    .map_err(|m| m.near(entry.at).inside(Step::Key(entry.key.as_str().into())));
             }
         }
         Ok(None)
