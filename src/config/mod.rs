@@ -4,6 +4,7 @@
 //! written) → `validate` (settings that hold) → `watch` (swap on change).
 
 mod decode;
+pub mod diff;
 mod field;
 pub mod file;
 pub mod keys;
@@ -17,4 +18,5 @@ pub mod settings;
 mod tree;
 pub mod units;
 mod validate;
+pub mod watch;
 mod yaml;
