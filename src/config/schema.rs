@@ -69,3 +69,6 @@ fn require(schema: &mut Schema, keys: &[&str]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,7 +36,7 @@ pub(super) fn version(version: Option<u32>, findings: &mut Findings<'_>) {
     match version {
         Some(VERSION) => {}
         Some(other) => {
-            findings.error(&field, format!("{other} is not a known version"), "write `version: 1`")
+            findings.error(&field, format!("{other} is not a known version"), "write `version: 1`");
         }
         None => findings.error(&field, "is missing", "begin the file with `version: 1`"),
     }
