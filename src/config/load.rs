@@ -48,20 +48,24 @@ impl Outcome {
 /// The files that a configuration was read from, with the hash of each (none
 /// when it could not be read).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Inputs(Vec<(PathBuf, Option<blake3::Hash>)>);
+pub(super) struct Inputs {
+    config: Option<(PathBuf, Option<blake3::Hash>)>,
+    secrets: Vec<(PathBuf, Option<blake3::Hash>)>,
+}
 
 impl Inputs {
     /// The paths, the configuration file first.
     pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.0.iter().map(|(path, _)| path.as_path())
+        self.config.iter().chain(&self.secrets).map(|(path, _)| path.as_path())
     }
 
-    /// Whether some file is no longer what it was.
-    pub(super) fn changed(&self) -> bool {
-        self.0.iter().any(|(path, hash)| {
-            let now = read_bounded(path, MAX_FILE_BYTES).ok().map(|bytes| blake3::hash(&bytes));
-            now != *hash
-        })
+    /// Whether some file is no longer what it was, read as it was then.
+    pub(super) fn changed(&self, source: &dyn SecretSource) -> bool {
+        let differs = |hash: &Option<blake3::Hash>, now: io::Result<Vec<u8>>| {
+            now.ok().map(|bytes| blake3::hash(&bytes)) != *hash
+        };
+        self.config.iter().any(|(path, hash)| differs(hash, read_bounded(path, MAX_FILE_BYTES)))
+            || self.secrets.iter().any(|(path, hash)| differs(hash, source.file(path)))
     }
 }
 
@@ -85,7 +89,7 @@ pub fn load_file_with(path: &Path, previous: Option<&Settings>, source: &dyn Sec
             Outcome { loaded: None, report, inputs: Inputs::default() }
         }
     };
-    outcome.inputs.0.insert(0, (path.to_owned(), hash));
+    outcome.inputs.config = Some((path.to_owned(), hash));
     outcome
 }
 
@@ -109,7 +113,8 @@ pub fn load_str_with(
     let (loaded, mut problems) = settle(text, previous, &mut secrets);
     problems.sort_by_key(|problem| (problem.line, problem.column));
     let loaded = loaded.filter(|_| !problems.iter().any(Problem::is_error));
-    Outcome { loaded, report: Report::new(name, text, problems), inputs: Inputs(secrets.into_read()) }
+    let inputs = Inputs { config: None, secrets: secrets.into_read() };
+    Outcome { loaded, report: Report::new(name, text, problems), inputs }
 }
 
 fn settle(

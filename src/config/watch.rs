@@ -189,7 +189,7 @@ impl Reloader {
     /// One look at the files. Says whether they changed and were not read
     /// since; also while the folders were not watched and no event could tell.
     fn look(&self, eyes: &Eyes, look: Look) -> (Option<ReloadReport>, bool) {
-        let changed = || self.state.lock().seen.changed();
+        let changed = || self.state.lock().seen.changed(&*self.source);
         let report = match look {
             Look::Forced => Some(self.reload()),
             Look::Settled => changed().then(|| self.reload()),

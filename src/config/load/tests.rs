@@ -238,3 +238,34 @@ fn a_missing_file_is_unreadable() {
     assert_eq!(check_file(&dir.path().join("latin1.yaml")).exit_code(), 2);
     assert_eq!(check_file(dir.path()).exit_code(), 2);
 }
+
+#[test]
+fn what_cannot_be_read_counts_as_unchanged_until_it_can() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("penstock.yaml");
+    std::fs::write(&path, with("    api_key: {file: key}\n")).unwrap();
+    std::fs::write(dir.path().join("key"), "x".repeat(100_000)).unwrap();
+    let outcome = load_file(&path, None);
+    assert!(outcome.report.to_string().contains("larger than"), "{}", outcome.report);
+    assert_eq!(outcome.inputs.paths().count(), 2);
+    assert!(!outcome.inputs.changed(&Machine));
+    std::fs::write(dir.path().join("key"), "x").unwrap();
+    assert!(outcome.inputs.changed(&Machine));
+    let outcome = load_file(&path, None);
+    assert!(outcome.loaded.is_some() && !outcome.inputs.changed(&Machine));
+    std::fs::remove_file(&path).unwrap();
+    assert!(outcome.inputs.changed(&Machine));
+}
+
+#[test]
+fn five_thousand_tenants_are_no_trouble() {
+    let mut text = SMALL.replace("{mode: off}", "{mode: keys}") + "tenants:\n";
+    for number in 0..5_000_u32 {
+        let key = keys::digest_text(&keys::digest(&number.to_string()));
+        text += &format!("  t{number}:\n    keys:\n      - {{id: 'k{number:08}', digest: '{key}', note: x}}\n");
+    }
+    let settings = settings(&text);
+    let Auth::Keys(ring) = &settings.edge.auth else { panic!("no keys") };
+    assert_eq!((ring.len(), settings.policy.tenants.capacity()), (5_000, 5_000));
+    assert_eq!(settings.policy.tenants.name(ring["k00004711"].tenant), "t4711");
+}
