@@ -1,0 +1,3 @@
+//! The request path: everything between a client's socket and an engine's.
+
+pub mod server;
