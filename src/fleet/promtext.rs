@@ -205,7 +205,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn one(line: &str) -> Option<(String, Vec<(String, String)>, f64, Option<f64>)> {
+    type Parts = (String, Vec<(String, String)>, f64, Option<f64>);
+
+    fn one(line: &str) -> Option<Parts> {
         let sample = samples(line).next()?;
         let labels = sample.labels().map(|(name, value)| (name.to_owned(), value.into_owned())).collect();
         Some((sample.name.to_owned(), labels, sample.value, sample.timestamp))
