@@ -1,4 +1,5 @@
 //! The fleet against engines that behave well, badly, and not at all.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -175,25 +176,44 @@ impl Ends {
         }
     }
 
+    /// Drops events until a report of this replica is as wanted.
+    async fn report_of(&mut self, replica: ReplicaId, wanted: impl Fn(&Report) -> bool) {
+        soon(async {
+            loop {
+                let (reported, report) = self.report().await;
+                if reported == replica && wanted(&report) {
+                    return;
+                }
+            }
+        })
+        .await;
+    }
+
     /// Drops events until the answer to a probe: true for `ReplicaFound`.
     async fn probed(&mut self) -> (ReplicaId, bool) {
-        loop {
-            match self.event().await {
-                Event::ReplicaFound { replica } => return (replica, true),
-                Event::ReplicaLost { replica } => return (replica, false),
-                _ => {}
+        soon(async {
+            loop {
+                match self.event().await {
+                    Event::ReplicaFound { replica } => return (replica, true),
+                    Event::ReplicaLost { replica } => return (replica, false),
+                    _ => {}
+                }
             }
-        }
+        })
+        .await
     }
 
     /// The next note that starts with `text`.
     async fn note(&mut self, text: &str) -> (ReplicaId, String, Option<Trouble>) {
-        loop {
-            let note = soon(self.notes.recv()).await.unwrap();
-            if note.1.starts_with(text) {
-                return note;
+        soon(async {
+            loop {
+                let note = self.notes.recv().await.unwrap();
+                if note.1.starts_with(text) {
+                    return note;
+                }
             }
-        }
+        })
+        .await
     }
 }
 
@@ -319,7 +339,7 @@ async fn reports_metrics_and_models_with_the_key() {
     assert_eq!(fleet.view().all().len(), 1);
     assert_eq!(fleet.view().window(&settings.load(), ModelId::new(0)), Some(2048));
     assert_eq!(fleet.view().window(&settings.load(), ModelId::new(7)), None);
-    fleet.stop().await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
@@ -354,7 +374,35 @@ async fn answers_that_are_no_metrics_change_nothing() {
         assert_eq!(ends.report().await.1, good);
     }
     assert_eq!(trap.times("/metrics"), 0, "no redirect is followed");
-    fleet.stop().await;
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn old_gauges_are_not_reported_again() {
+    let engine = Engine::healthy().await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    ends.report().await;
+    engine.set("/metrics", Reply::Text(500, String::new()));
+    ends.note("ScrapeFailed").await;
+    while ends.events.try_recv().is_ok() {}
+    fleet.probe(FIRST);
+    assert_eq!(ends.probed().await, (FIRST, true));
+    let (_, report) = ends.report().await;
+    assert_eq!(report, Report { max_model_len: Some(2048), ..Report::default() });
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_comes_back_is_asked_for_its_models_again() {
+    let engine = Engine::healthy().await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    assert_eq!(ends.report().await.1.max_model_len, Some(2048));
+    engine.set("/metrics", Reply::Text(500, String::new()));
+    ends.note("ScrapeFailed").await;
+    engine.set("/v1/models", ok(r#"{"data":[{"id":"served","max_model_len":4096}]}"#));
+    engine.set("/metrics", ok(METRICS));
+    ends.report_of(FIRST, |report| report.max_model_len == Some(4096)).await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
@@ -371,7 +419,7 @@ async fn a_slow_engine_is_asked_one_question_at_a_time() {
     // One, and perhaps another whose connection is just closing.
     assert!((1..=2).contains(&engine.desk.most_open.load(Ordering::SeqCst)));
     assert!(ends.events.try_recv().is_err(), "silence is no event");
-    fleet.stop().await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
@@ -388,11 +436,11 @@ async fn an_engine_that_is_gone_changes_nothing() {
         }
     })
     .await;
-    while ends.note("ScrapeFailed").await.2 != Some(Trouble::Connect) {}
+    soon(async { while ends.note("ScrapeFailed").await.2 != Some(Trouble::Connect) {} }).await;
     while let Ok(event) = ends.events.try_recv() {
         assert!(matches!(event, Event::ReplicaReported { .. }), "{event:?}");
     }
-    fleet.stop().await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
@@ -406,7 +454,7 @@ async fn engines_without_metrics_report_what_they_say_of_themselves() {
     let expected = Report { slots: Some(4), max_model_len: Some(512), ..Report::default() };
     assert_eq!(ends.report().await.1, expected);
     assert_eq!(ends.note("ScrapeFailed").await.2, Some(Trouble::Status(404)));
-    fleet.stop().await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
@@ -415,7 +463,7 @@ async fn a_reload_ends_the_tasks_of_replicas_that_left() {
     leaves.set("/health", Reply::Hang);
     let stay = (EngineKind::Vllm, None, stays.url.as_str());
     let (fleet, mut ends, shared) = start(&[stay, (EngineKind::Vllm, None, &leaves.url)], PATIENT);
-    while ends.report().await.0 != SECOND {}
+    ends.report_of(SECOND, |_| true).await;
     fleet.probe(SECOND);
     soon(async {
         while leaves.times("/health") == 0 {
@@ -442,7 +490,7 @@ async fn a_reload_ends_the_tasks_of_replicas_that_left() {
         assert_eq!(ends.report().await.0, FIRST);
     }
     assert_eq!(leaves.desk.asked.lock().len(), before);
-    fleet.stop().await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
@@ -472,7 +520,7 @@ async fn a_reload_that_changes_a_replica_starts_it_anew() {
     while ends.events.try_recv().is_ok() {}
     ends.report().await;
     assert_eq!(engine.desk.asked.lock().last().unwrap().1.as_deref(), Some("Bearer new"));
-    fleet.stop().await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
@@ -484,8 +532,8 @@ async fn a_reload_brings_new_replicas_and_their_probes() {
     shared.store(Arc::new(next));
     fleet.probe(SECOND);
     assert_eq!(ends.probed().await, (SECOND, true));
-    while ends.report().await.0 != SECOND {}
-    fleet.stop().await;
+    ends.report_of(SECOND, |_| true).await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
@@ -514,7 +562,7 @@ async fn probes_follow_the_engine() {
         assert_eq!(ends.note("ProbeFailed").await.2, Some(Trouble::Status(status)));
     }
     fleet.probe(ReplicaId::new(9));
-    fleet.stop().await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
@@ -525,7 +573,7 @@ async fn a_probe_gives_up_in_time() {
     fleet.probe(FIRST);
     assert_eq!(ends.probed().await, (FIRST, false));
     assert_eq!(ends.note("ProbeFailed").await.2, Some(Trouble::Timeout));
-    fleet.stop().await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
@@ -536,8 +584,8 @@ async fn a_replica_that_is_found_is_asked_for_its_models_again() {
     engine.set("/v1/models", ok(r#"{"data":[{"id":"served","max_model_len":4096}]}"#));
     fleet.probe(FIRST);
     assert_eq!(ends.probed().await, (FIRST, true));
-    while ends.report().await.1.max_model_len != Some(4096) {}
-    fleet.stop().await;
+    ends.report_of(FIRST, |report| report.max_model_len == Some(4096)).await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
@@ -553,7 +601,7 @@ async fn a_sleeping_vllm_is_not_ready() {
     ends.note("Awake").await;
     fleet.probe(FIRST);
     assert_eq!(ends.probed().await, (FIRST, true));
-    fleet.stop().await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
@@ -574,7 +622,7 @@ async fn a_model_that_the_engine_does_not_list_is_noted_once() {
     let (_, next, _) = ends.note("Model").await;
     assert_eq!(next, "ModelsMatch");
     assert!(fleet.view().get(FIRST).unwrap().missing.is_empty());
-    fleet.stop().await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
@@ -600,7 +648,7 @@ async fn the_key_is_in_no_message() {
     for text in texts {
         assert!(!text.contains(KEY), "{text}");
     }
-    fleet.stop().await;
+    soon(fleet.stop()).await;
 }
 
 #[tokio::test]
