@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName};
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
@@ -16,6 +16,7 @@ use crate::proxy::stream::{EngineStream, Step};
 use crate::proxy::upstream::{Call, Exchange, Sent, Upstreams};
 use crate::telemetry::trace::Phase;
 use crate::wire::error::ApiError;
+use crate::wire::headers::X_REQUEST_ID;
 use crate::wire::judge::answer::{Answer, judge_answer};
 use crate::wire::judge::refusal::EngineError;
 use crate::wire::judge::stream::StreamJudge;
@@ -25,7 +26,6 @@ use crate::wire::splice::{Edits, Spliced, edit};
 /// more without one is relayed.
 const MAX_HELD_BYTES: usize = 1024 * 1024;
 
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// What came of a try.
 #[derive(Debug)]
@@ -67,7 +67,8 @@ impl Tries<'_> {
     /// whole answer when it is not a stream.
     pub(super) async fn at(&self, settings: &Settings, place: Place, record: &mut Record) -> Attempt {
         let edge = &settings.edge;
-        let (Some(pool), Some(replica)) = (edge.pools.get(place.pool), edge.replicas.get(place.replica)) else {
+        let pool = place.pool.and_then(|pool| edge.pools.get(pool));
+        let (Some(pool), Some(replica)) = (pool, edge.replicas.get(place.replica)) else {
             return Attempt::failed(Fault::Refused);
         };
         let begun = Instant::now();

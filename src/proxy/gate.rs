@@ -219,10 +219,9 @@ impl Ticket {
 
     /// The replica failed the job, and the client has seen nothing of it:
     /// wait for another with `placed`.
-    pub fn failed_unseen(&mut self, fault: Fault) {
+    pub fn failed_unseen(&mut self, fault: Fault, usage: Usage) {
         let (sender, receiver) = oneshot::channel();
         self.answer = Some(receiver);
-        let usage = std::mem::take(&mut self.usage);
         let outcome = Outcome::Failed { fault, usage };
         self.gate.step(Event::Finished { job: self.job, outcome }, Some((self.job, sender)));
     }

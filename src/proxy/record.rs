@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::HeaderValue;
 use crate::core::event::Placed;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
-use crate::core::job::Usage;
+use crate::core::job::{Tokens, Usage};
 use crate::core::time::Tick;
 use crate::proxy::auth::Identity;
 use crate::proxy::clock::Clock;
@@ -50,7 +50,7 @@ pub struct Record {
     pub outcome: RequestOutcome,
     /// Why it did not succeed.
     pub reason: Option<&'static str>,
-    /// What it consumed; absent before any engine saw it.
+    /// What it consumed; absent before any engine saw it, which is nothing.
     pub usage: Option<Usage>,
     /// Set-up time of the last connection.
     pub connect: Option<Duration>,
@@ -63,12 +63,12 @@ pub struct Record {
 /// Where a request was sent, and why.
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
-    /// The pool.
-    pub pool: PoolId,
+    /// The pool; absent when a reload just removed it.
+    pub pool: Option<PoolId>,
     /// The replica.
     pub replica: ReplicaId,
     /// What runs there.
-    pub engine: &'static str,
+    pub engine: Option<&'static str>,
     /// Why there.
     pub why: Placed,
 }
@@ -178,16 +178,16 @@ impl Drop for Record {
             class: self.class,
             model: self.model,
             requested_model: self.requested_model.as_deref(),
-            pool: self.place.map(|place| place.pool),
+            pool: self.place.and_then(|place| place.pool),
             replica: self.place.map(|place| place.replica),
-            engine: self.place.map(|place| place.engine),
+            engine: self.place.and_then(|place| place.engine),
             api: self.api.upstream_path(),
             operation: self.api.operation_name(),
             stream: self.stream,
             status: self.status,
             outcome: self.outcome,
             reason: self.reason,
-            usage: self.usage,
+            usage: Some(self.usage.unwrap_or(Usage::Exact(Tokens::default()))),
             timings,
             attempts: self.attempts,
             placed: self.place.map(|place| place.why),

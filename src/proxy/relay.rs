@@ -30,7 +30,7 @@ pub struct RelayBroken;
 /// A stream on its way to the client. Dropped early = the client left.
 #[derive(Debug)]
 pub struct Relay {
-    stream: EngineStream,
+    stream: Box<EngineStream>,
     ticket: Ticket,
     record: Record,
     grace: GraceWatch,
@@ -52,7 +52,7 @@ enum Phase {
 impl Relay {
     /// Takes over a stream whose first token has come.
     pub(super) fn new(
-        stream: EngineStream,
+        stream: Box<EngineStream>,
         ticket: Ticket,
         record: Record,
         grace: GraceWatch,
@@ -127,11 +127,13 @@ impl Relay {
             EngineError::Fault(fault) => (Some(fault), ApiError::broken_stream(fault)),
             EngineError::Client(error) => (None, error),
         };
-        let reason = fault.map_or(error.kind().row().code, |fault| fault.name());
+        let reason = fault.map_or(error.kind().code(), |fault| fault.name());
         let outcome = if fault.is_some() { RequestOutcome::Failed } else { RequestOutcome::ClientError };
         self.record.ended(outcome, reason);
         if let (Some(fault), Some(place)) = (fault, self.record.place) {
-            StreamBroken { replica: place.replica, fault }.emit(&self.record.telemetry);
+            let request_id = self.record.request_id.to_str().unwrap_or_default();
+            let output_tokens = usage.tokens().map_or(0, |tokens| tokens.output);
+            StreamBroken { request_id, replica: place.replica, fault, output_tokens }.emit(&self.record.telemetry);
         }
         self.close(&error, fault, usage);
     }

@@ -11,7 +11,7 @@ use http::header::{
 };
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use dashmap::DashMap;
 
 pub use self::exchange::{Exchange, Sent};
-pub use self::replica::{Replica, UpstreamError};
+pub use self::replica::{Call, Replica, UpstreamError};
 
 use crate::config::settings::{Edge, ReplicaEdge};
 use crate::core::ids::ReplicaId;
