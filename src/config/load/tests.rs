@@ -262,7 +262,8 @@ fn five_thousand_tenants_are_no_trouble() {
     let mut text = SMALL.replace("{mode: off}", "{mode: keys}") + "tenants:\n";
     for number in 0..5_000_u32 {
         let key = keys::digest_text(&keys::digest(&number.to_string()));
-        text += &format!("  t{number}:\n    keys:\n      - {{id: 'k{number:08}', digest: '{key}', note: x}}\n");
+        text +=
+            &format!("  t{number}:\n    keys:\n      - {{id: 'k{number:08}', digest: '{key}', note: x}}\n");
     }
     let settings = settings(&text);
     let Auth::Keys(ring) = &settings.edge.auth else { panic!("no keys") };
