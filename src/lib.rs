@@ -5,10 +5,13 @@
 //! telemetry}` → `core`.
 
 pub mod admin;
+pub mod app;
+pub mod cli;
 pub mod config;
 pub mod core;
 pub mod fleet;
 pub mod proxy;
+pub mod sim;
 pub mod telemetry;
 pub mod tokens;
 pub mod wire;

@@ -13,13 +13,13 @@ use crate::wire::headers;
 
 /// A caller whose key was checked.
 #[derive(Debug, Clone)]
-pub struct Identity {
+pub(super) struct Identity {
     /// Whose work it is.
-    pub tenant: TenantId,
+    pub(super) tenant: TenantId,
     /// The key's public id; absent when keys are off.
-    pub key_id: Option<String>,
+    pub(super) key_id: Option<String>,
     /// The class that the key stands for, when it stands for one.
-    pub class: Option<ClassId>,
+    pub(super) class: Option<ClassId>,
 }
 
 /// Checks the credentials of a request.
@@ -27,7 +27,7 @@ pub struct Identity {
 /// # Errors
 /// No key, or one that is not valid. The answer never tells which part of the
 /// key was wrong.
-pub fn identify(auth: &Auth, headers: &HeaderMap, telemetry: &Telemetry) -> Result<Identity, ApiError> {
+pub(super) fn identify(auth: &Auth, headers: &HeaderMap, telemetry: &Telemetry) -> Result<Identity, ApiError> {
     let keys = match auth {
         Auth::Off(tenant) => return Ok(Identity { tenant: *tenant, key_id: None, class: None }),
         Auth::Keys(keys) => keys,

@@ -36,6 +36,7 @@ pub struct Gate {
     inner: Mutex<Inner>,
     clock: Clock,
     next_job: AtomicU64,
+    generation: AtomicU64,
     timer_changed: Notify,
     replica_actions: mpsc::Sender<Action>,
 }
@@ -54,6 +55,7 @@ impl Gate {
     /// is dropped, and the core asks again when a probe stays unanswered.
     #[must_use]
     pub fn new(policy: Arc<Policy>, clock: Clock, replica_actions: mpsc::Sender<Action>) -> Arc<Self> {
+        let generation = AtomicU64::new(policy.generation);
         Arc::new(Self {
             inner: Mutex::new(Inner {
                 scheduler: Scheduler::new(policy),
@@ -63,6 +65,7 @@ impl Gate {
             }),
             clock,
             next_job: AtomicU64::new(1),
+            generation,
             timer_changed: Notify::new(),
             replica_actions,
         })
@@ -80,12 +83,22 @@ impl Gate {
         JobId::new(self.next_job.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Lets the job in. The ticket is its life: dropping it ends the job.
+    /// Lets the job in. The ticket is its life: dropping it ends the job. The
+    /// ids in `spec` are those of `policy`, which comes into force first if
+    /// the scheduler does not know it yet.
     #[must_use]
-    pub fn admit(self: &Arc<Self>, spec: JobSpec) -> Ticket {
+    pub fn admit(self: &Arc<Self>, spec: JobSpec, policy: &Arc<Policy>) -> Ticket {
+        self.follow(policy);
         let (sender, answer) = oneshot::channel();
         self.step(Event::Arrived(spec), Some((spec.id, sender)));
         Ticket { gate: Arc::clone(self), job: spec.id, answer: Some(answer), usage: Usage::Unknown, live: true }
+    }
+
+    /// Brings a policy into force unless it is, or a later one.
+    pub fn follow(&self, policy: &Arc<Policy>) {
+        if self.generation.fetch_max(policy.generation, Ordering::AcqRel) < policy.generation {
+            self.event(Event::PolicyChanged(Arc::clone(policy)));
+        }
     }
 
     /// Tells the scheduler what happened.

@@ -129,9 +129,9 @@ impl Proxy {
         let now = record.clock.now();
         let at = (self.gate.next_job_id(), now);
         let order = order::read(&settings, &identity, api, &parts.headers, body, at)?;
-        drop(settings);
         self.note_order(&order, &parts.headers, record);
-        let ticket = self.gate.admit(order.spec);
+        let ticket = self.gate.admit(order.spec, &settings.policy);
+        drop(settings);
         let answered = self.tries(&order, &parts.headers, ticket, record).await;
         drop(held);
         answered

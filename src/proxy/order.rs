@@ -29,17 +29,17 @@ const DEADLINE_MARGIN: f64 = 0.95;
 
 /// A request that may be queued.
 #[derive(Debug)]
-pub struct Order {
+pub(super) struct Order {
     /// Which call it is.
-    pub api: Api,
+    pub(super) api: Api,
     /// The body as it came.
-    pub body: Bytes,
+    pub(super) body: Bytes,
     /// What was read of it.
-    pub peek: Peek,
+    pub(super) peek: Peek,
     /// The model by its own name.
-    pub model: ModelId,
+    pub(super) model: ModelId,
     /// What the scheduler needs to know.
-    pub spec: JobSpec,
+    pub(super) spec: JobSpec,
 }
 
 /// Reads the request and checks what it asks for.
@@ -47,7 +47,7 @@ pub struct Order {
 /// # Errors
 /// The body is malformed, the model is unknown or not for this tenant, or the
 /// class is not.
-pub fn read(
+pub(super) fn read(
     settings: &Settings,
     identity: &Identity,
     api: Api,

@@ -17,65 +17,65 @@ use crate::wire::api::Api;
 
 /// Emitted once, when dropped.
 #[derive(Debug)]
-pub struct Record {
+pub(super) struct Record {
     /// Where it goes.
-    pub telemetry: Telemetry,
+    pub(super) telemetry: Telemetry,
     /// The id that the client gave or got.
-    pub request_id: HeaderValue,
+    pub(super) request_id: HeaderValue,
     /// The time that all its moments are told in.
-    pub clock: Clock,
+    pub(super) clock: Clock,
     /// When the request's head had arrived.
-    pub started: Tick,
+    pub(super) started: Tick,
     /// Its spans; absent until it is known what it asks for.
-    pub trace: Option<RequestTrace>,
+    pub(super) trace: Option<RequestTrace>,
     /// Which call it is.
-    pub api: Api,
+    pub(super) api: Api,
     /// Who asked.
-    pub identity: Option<Identity>,
+    pub(super) identity: Option<Identity>,
     /// Under which promise.
-    pub class: Option<ClassId>,
+    pub(super) class: Option<ClassId>,
     /// For what.
-    pub model: Option<ModelId>,
+    pub(super) model: Option<ModelId>,
     /// The name that the client used for it.
-    pub requested_model: Option<String>,
+    pub(super) requested_model: Option<String>,
     /// Whether the answer is a stream.
-    pub stream: bool,
+    pub(super) stream: bool,
     /// The last place it was sent to.
-    pub place: Option<Place>,
+    pub(super) place: Option<Place>,
     /// How often it was sent somewhere.
-    pub attempts: u32,
+    pub(super) attempts: u32,
     /// The status that the client got; 499 when it left before.
-    pub status: u16,
+    pub(super) status: u16,
     /// How it ended.
-    pub outcome: RequestOutcome,
+    pub(super) outcome: RequestOutcome,
     /// Why it did not succeed.
-    pub reason: Option<&'static str>,
+    pub(super) reason: Option<&'static str>,
     /// What it consumed; absent before any engine saw it, which is nothing.
-    pub usage: Option<Usage>,
+    pub(super) usage: Option<Usage>,
     /// Set-up time of the last connection.
-    pub connect: Option<Duration>,
+    pub(super) connect: Option<Duration>,
     /// When the first token (or the whole plain answer) came.
-    pub first_token: Option<Tick>,
+    pub(super) first_token: Option<Tick>,
     /// Gaps between the pieces of a stream.
-    pub gaps: Gaps,
+    pub(super) gaps: Gaps,
 }
 
 /// Where a request was sent, and why.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
+pub(super) struct Place {
     /// The pool; absent when a reload just removed it.
-    pub pool: Option<PoolId>,
+    pub(super) pool: Option<PoolId>,
     /// The replica.
-    pub replica: ReplicaId,
+    pub(super) replica: ReplicaId,
     /// What runs there.
-    pub engine: Option<&'static str>,
+    pub(super) engine: Option<&'static str>,
     /// Why there.
-    pub why: Placed,
+    pub(super) why: Placed,
 }
 
 /// Gaps between the pieces of a stream.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Gaps {
+pub(super) struct Gaps {
     last: Option<Tick>,
     first: Option<Tick>,
     count: u32,
@@ -84,7 +84,7 @@ pub struct Gaps {
 
 impl Gaps {
     /// A piece came.
-    pub fn piece(&mut self, now: Tick) {
+    pub(super) fn piece(&mut self, now: Tick) {
         let Some(last) = self.last.replace(now) else {
             self.first = Some(now);
             return;
@@ -107,7 +107,7 @@ impl Record {
     /// A record of a request that has just arrived. Until something else is
     /// said, its client left.
     #[must_use]
-    pub fn new(telemetry: &Telemetry, clock: Clock, request_id: HeaderValue, api: Api) -> Self {
+    pub(super) fn new(telemetry: &Telemetry, clock: Clock, request_id: HeaderValue, api: Api) -> Self {
         Self {
             telemetry: telemetry.clone(),
             request_id,
@@ -133,13 +133,13 @@ impl Record {
     }
 
     /// The engine answered in full.
-    pub fn succeeded(&mut self, usage: Usage) {
+    pub(super) fn succeeded(&mut self, usage: Usage) {
         self.outcome = RequestOutcome::Success;
         self.usage = Some(usage);
     }
 
     /// It ended otherwise, for the reason.
-    pub fn ended(&mut self, outcome: RequestOutcome, reason: &'static str) {
+    pub(super) fn ended(&mut self, outcome: RequestOutcome, reason: &'static str) {
         self.outcome = outcome;
         self.reason = Some(reason);
     }
@@ -147,7 +147,7 @@ impl Record {
     /// The `Server-Timing` header: queue, connect and time to first token in
     /// milliseconds.
     #[must_use]
-    pub fn server_timing(&self) -> Option<HeaderValue> {
+    pub(super) fn server_timing(&self) -> Option<HeaderValue> {
         let millis = |duration: Duration| duration.as_secs_f64() * 1e3;
         let queue = millis(self.place?.why.queued);
         let connect = millis(self.connect.unwrap_or_default());

@@ -109,11 +109,10 @@ impl Telemetry {
         &self.0.tracer
     }
 
-    /// Counts one open client connection until the guard is dropped.
-    pub fn connection_opened(&self) -> OpenConnection {
-        let gauge = self.0.metrics.open_connections().clone();
-        gauge.increment(1.0);
-        OpenConnection(gauge)
+    /// How many client connections are open.
+    #[must_use]
+    pub fn open_connections(&self) -> ::metrics::Gauge {
+        self.0.metrics.open_connections().clone()
     }
 
     /// All metrics in Prometheus text format 0.0.4.
@@ -170,18 +169,3 @@ impl fmt::Debug for Telemetry {
     }
 }
 
-/// One open client connection, counted while it lives.
-#[must_use = "the connection counts as closed when this is dropped"]
-pub struct OpenConnection(::metrics::Gauge);
-
-impl Drop for OpenConnection {
-    fn drop(&mut self) {
-        self.0.decrement(1.0);
-    }
-}
-
-impl fmt::Debug for OpenConnection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OpenConnection")
-    }
-}

@@ -11,6 +11,7 @@ use http::header::{
 };
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// The header of the id by which client, gateway and engine speak of a request.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");

@@ -1,0 +1,168 @@
+//! The KV block pool with its prefix cache.
+
+use std::collections::{BTreeMap, HashMap};
+
+/// Tokens in one KV block.
+pub const BLOCK_TOKENS: u32 = 16;
+
+/// Blocks that hold `tokens` tokens.
+pub(super) fn blocks_for(tokens: u32) -> u64 {
+    u64::from(tokens.div_ceil(BLOCK_TOKENS))
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Cached {
+    refs: u32,
+    /// Key in `idle` while `refs` is zero.
+    stamp: u64,
+}
+
+/// Fixed number of blocks. A block is free, private to one sequence, or cached
+/// under a hash: then it is shared by `refs` sequences, or idle and evictable,
+/// the longest idle first.
+#[derive(Debug)]
+pub(super) struct BlockPool {
+    total: u64,
+    free: u64,
+    cached: HashMap<u64, Cached>,
+    idle: BTreeMap<u64, u64>,
+    stamps: u64,
+}
+
+impl BlockPool {
+    pub(super) fn new(total: u64) -> Self {
+        Self { total, free: total, cached: HashMap::new(), idle: BTreeMap::new(), stamps: 0 }
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Blocks that some sequence holds.
+    pub(super) fn used(&self) -> u64 {
+        self.total - self.available()
+    }
+
+    /// Blocks that can be handed out, idle cached ones included.
+    pub(super) fn available(&self) -> u64 {
+        self.free + self.idle.len() as u64
+    }
+
+    /// How many leading blocks of `hashes` are cached, and how many of those
+    /// are idle now.
+    pub(super) fn match_prefix(&self, hashes: &[u64]) -> (usize, u64) {
+        let mut idle = 0;
+        for (index, hash) in hashes.iter().enumerate() {
+            match self.cached.get(hash) {
+                Some(block) => idle += u64::from(block.refs == 0),
+                None => return (index, idle),
+            }
+        }
+        (hashes.len(), idle)
+    }
+
+    /// Shares a block that `match_prefix` found.
+    pub(super) fn share(&mut self, hash: u64) {
+        let Some(block) = self.cached.get_mut(&hash) else {
+            debug_assert!(false, "shared a block that is not cached");
+            return;
+        };
+        if block.refs == 0 {
+            self.idle.remove(&block.stamp);
+        }
+        block.refs += 1;
+    }
+
+    /// Takes `count` private blocks, evicting idle ones as needed; all or none.
+    pub(super) fn take(&mut self, count: u64) -> bool {
+        if count > self.available() {
+            return false;
+        }
+        while self.free < count {
+            let Some((_, hash)) = self.idle.pop_first() else { break };
+            self.cached.remove(&hash);
+            self.free += 1;
+        }
+        self.free -= count;
+        true
+    }
+
+    /// Gives private blocks back.
+    pub(super) fn give(&mut self, count: u64) {
+        self.free += count;
+        debug_assert!(self.available() <= self.total);
+    }
+
+    /// Turns one private block of the caller into a shared one under `hash`;
+    /// when the hash is cached already the private copy is given back.
+    pub(super) fn publish(&mut self, hash: u64) {
+        if self.cached.contains_key(&hash) {
+            self.give(1);
+            self.share(hash);
+        } else {
+            self.cached.insert(hash, Cached { refs: 1, stamp: 0 });
+        }
+    }
+
+    /// Drops one share of the block.
+    pub(super) fn release(&mut self, hash: u64) {
+        let Some(block) = self.cached.get_mut(&hash) else {
+            debug_assert!(false, "released a block that is not cached");
+            return;
+        };
+        block.refs -= 1;
+        if block.refs == 0 {
+            self.stamps += 1;
+            block.stamp = self.stamps;
+            self.idle.insert(self.stamps, hash);
+        }
+    }
+
+    /// Forgets every idle cached block.
+    pub(super) fn forget_idle(&mut self) {
+        self.free += self.idle.len() as u64;
+        for hash in self.idle.values() {
+            self.cached.remove(hash);
+        }
+        self.idle.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_idle_block_is_evicted_first() {
+        let mut pool = BlockPool::new(3);
+        assert!(pool.take(3));
+        for hash in [7, 8, 9] {
+            pool.publish(hash);
+        }
+        assert_eq!((pool.used(), pool.available()), (3, 0));
+        for hash in [8, 7, 9] {
+            pool.release(hash);
+        }
+        assert_eq!(pool.match_prefix(&[7, 8, 9]), (3, 3));
+        assert!(pool.take(1));
+        assert_eq!(pool.match_prefix(&[7, 8, 9]), (1, 1), "8 was idle longest");
+        assert!(!pool.take(3), "all or none");
+        assert_eq!(pool.used(), 1);
+        pool.forget_idle();
+        assert_eq!(pool.match_prefix(&[7]), (0, 0));
+        assert_eq!(pool.available(), 2);
+    }
+
+    #[test]
+    fn a_block_that_two_computed_is_kept_once() {
+        let mut pool = BlockPool::new(4);
+        assert!(pool.take(2));
+        pool.publish(1);
+        pool.publish(1);
+        assert_eq!(pool.used(), 1);
+        pool.release(1);
+        assert_eq!(pool.used(), 1);
+        pool.release(1);
+        assert_eq!(pool.used(), 0);
+    }
+}

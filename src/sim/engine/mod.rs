@@ -1,0 +1,257 @@
+//! The engine model, sans I/O: continuous batching with chunked prefill, a
+//! paged KV cache with preemption, and a prefix cache. The caller owns the
+//! clock: [`Engine::next_step`] says when the step that starts now will end,
+//! [`Engine::finish_step`] books its result.
+//!
+//! One step holds, within the profile's token budget: one token for each
+//! running sequence whose prompt is computed, then prompt chunks of the running
+//! ones, then new sequences in the order of the queue. When a decode finds no
+//! block, the last sequence in queue order loses its blocks and is computed
+//! again later. A new sequence starts only when its whole prompt fits.
+
+mod blocks;
+mod plan;
+mod request;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+pub use self::blocks::BLOCK_TOKENS;
+pub use self::request::{
+    Counters, EngineEvent, EngineOptions, EngineRequest, EventKind, Gauges, RequestId, SubmitError,
+};
+
+use self::blocks::BlockPool;
+use self::plan::InFlight;
+use crate::core::time::Tick;
+use crate::sim::profile::{Profile, StepLoad};
+
+/// Place in the queue: priority, arrival number, slot.
+type Key = (i64, u64, usize);
+
+#[derive(Debug)]
+struct Seq {
+    key: Key,
+    request: RequestId,
+    choice: u32,
+    prompt: u32,
+    output: u32,
+    /// Hash of each full prompt block.
+    prefix: std::sync::Arc<[u64]>,
+    /// Leading blocks of `prefix` that this sequence shares.
+    shared: usize,
+    /// Blocks of its own.
+    private: u64,
+    /// Tokens whose KV is there.
+    computed: u32,
+    generated: u32,
+    running: bool,
+}
+
+impl Seq {
+    /// Tokens known so far; all of them need KV before the next one is sampled.
+    fn known(&self) -> u32 {
+        self.prompt + self.generated
+    }
+
+    fn decoding(&self) -> bool {
+        self.generated > 0 && self.computed + 1 == self.known()
+    }
+}
+
+/// One engine replica.
+#[derive(Debug)]
+pub struct Engine {
+    profile: Profile,
+    options: EngineOptions,
+    max_seqs: usize,
+    max_tokens: u32,
+    pace: f64,
+    slots: Vec<Option<Seq>>,
+    vacant: Vec<usize>,
+    requests: HashMap<RequestId, SmallVec<[usize; 1]>>,
+    waiting: BTreeSet<Key>,
+    /// In queue order.
+    running: Vec<Key>,
+    pool: BlockPool,
+    arrivals: u64,
+    in_flight: Option<InFlight>,
+    pending: Vec<EngineEvent>,
+    counters: Counters,
+}
+
+impl Engine {
+    /// An idle engine.
+    #[must_use]
+    pub fn new(profile: Profile, options: EngineOptions) -> Self {
+        let kv_tokens = options.kv_tokens.unwrap_or(profile.kv_tokens);
+        Self {
+            profile,
+            options,
+            max_seqs: options.max_seqs.unwrap_or(profile.max_seqs).max(1) as usize,
+            max_tokens: options.max_tokens.unwrap_or(profile.max_tokens).max(1),
+            pace: 1.0,
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            requests: HashMap::new(),
+            waiting: BTreeSet::new(),
+            running: Vec::new(),
+            pool: BlockPool::new((kv_tokens / u64::from(BLOCK_TOKENS)).max(1)),
+            arrivals: 0,
+            in_flight: None,
+            pending: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Multiplies the length of the steps that start from now on; values that
+    /// are not finite and positive are ignored.
+    pub fn set_pace(&mut self, factor: f64) {
+        if factor.is_finite() && factor > 0.0 {
+            self.pace = factor;
+        }
+    }
+
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// When its id is in use, or when one of its sequences exceeds the KV cache.
+    pub fn submit(&mut self, request: EngineRequest) -> Result<(), SubmitError> {
+        let prompt = request.prompt_tokens.max(1);
+        let needed = u64::from(prompt) + u64::from(request.output_tokens);
+        let capacity = self.pool.total() * u64::from(BLOCK_TOKENS);
+        if needed > capacity.min(u64::from(u32::MAX)) {
+            return Err(SubmitError::TooLarge { needed, capacity });
+        }
+        if self.requests.contains_key(&request.id) {
+            return Err(SubmitError::Duplicate(request.id));
+        }
+        let full_blocks = (prompt / BLOCK_TOKENS) as usize;
+        let prefix: std::sync::Arc<[u64]> = match self.options.prefix_cache {
+            true => request.prefix.iter().copied().take(full_blocks).collect(),
+            false => std::sync::Arc::default(),
+        };
+        let priority = if self.options.priority_scheduling { request.priority } else { 0 };
+        let mut slots = SmallVec::new();
+        for choice in 0..request.n.max(1) {
+            self.arrivals += 1;
+            let slot = self.vacant.pop().unwrap_or(self.slots.len());
+            let key = (priority, self.arrivals, slot);
+            let seq = Seq {
+                key,
+                request: request.id,
+                choice,
+                prompt,
+                output: request.output_tokens,
+                prefix: prefix.clone(),
+                shared: 0,
+                private: 0,
+                computed: 0,
+                generated: 0,
+                running: false,
+            };
+            if slot == self.slots.len() {
+                self.slots.push(Some(seq));
+            } else {
+                self.slots[slot] = Some(seq);
+            }
+            self.waiting.insert(key);
+            slots.push(slot);
+        }
+        self.requests.insert(request.id, slots);
+        Ok(())
+    }
+
+    /// Removes what is left of a request, at once; false when nothing was.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        let Some(slots) = self.requests.remove(&id) else { return false };
+        for slot in slots {
+            if self.slots[slot].as_ref().is_some_and(|seq| seq.request == id) {
+                self.remove(slot);
+                self.counters.cancelled += 1;
+            }
+        }
+        true
+    }
+
+    /// The end of the step that is in flight, or of a new one that starts now;
+    /// `None` when there is nothing to do.
+    pub fn next_step(&mut self, now: Tick) -> Option<Tick> {
+        if self.in_flight.is_none() {
+            self.in_flight = self.plan(now);
+        }
+        self.in_flight.as_ref().map(|step| step.end)
+    }
+
+    /// Books the step in flight if it has ended by `now`, and appends what
+    /// happened since the last call to `out`.
+    pub fn finish_step(&mut self, now: Tick, out: &mut Vec<EngineEvent>) {
+        let Some(step) = self.in_flight.take_if(|step| step.end <= now) else { return };
+        self.counters.steps += 1;
+        out.append(&mut self.pending);
+        for (key, chunk) in &step.chunks {
+            self.book(*key, *chunk, step.end, out);
+        }
+    }
+
+    /// What runs and waits now.
+    #[must_use]
+    pub fn gauges(&self) -> Gauges {
+        let owed = |seq: &Seq| u64::from(seq.known() - seq.computed) * u64::from(!seq.decoding());
+        Gauges {
+            running: self.running.len() as u64,
+            waiting: self.waiting.len() as u64,
+            blocks_used: self.pool.used(),
+            blocks_total: self.pool.total(),
+            prefill_tokens: self.slots.iter().flatten().map(owed).sum(),
+        }
+    }
+
+    /// What was done since the start.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Forgets every cached prefix that no sequence uses.
+    pub fn reset_prefix_cache(&mut self) {
+        self.pool.forget_idle();
+    }
+
+    fn duration(&self, load: &StepLoad) -> Duration {
+        let nanos = self.profile.step_ms(load) * self.pace * 1e6;
+        Duration::from_nanos((nanos.round() as u64).max(1))
+    }
+
+    /// Frees the slot and everything it holds.
+    fn remove(&mut self, slot: usize) {
+        self.release_blocks(slot);
+        let Some(seq) = self.slots[slot].take() else { return };
+        self.vacant.push(slot);
+        if seq.running {
+            self.unlist(seq.key);
+        } else {
+            self.waiting.remove(&seq.key);
+        }
+    }
+
+    fn unlist(&mut self, key: Key) {
+        if let Ok(index) = self.running.binary_search(&key) {
+            self.running.remove(index);
+        }
+    }
+
+    fn release_blocks(&mut self, slot: usize) {
+        let Some(seq) = self.slots[slot].as_mut() else { return };
+        self.pool.give(std::mem::take(&mut seq.private));
+        let shared = std::mem::take(&mut seq.shared);
+        for hash in seq.prefix[..shared].iter().rev() {
+            self.pool.release(*hash);
+        }
+        seq.computed = 0;
+    }
+}

@@ -1,0 +1,189 @@
+//! What goes into a step, and what comes of it.
+
+use super::blocks::{BLOCK_TOKENS, blocks_for};
+use super::{Engine, EngineEvent, EventKind, Key};
+use crate::core::time::Tick;
+use crate::sim::profile::StepLoad;
+
+/// A step that is being computed.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub(super) end: Tick,
+    /// Tokens computed for each sequence.
+    pub(super) chunks: Vec<(Key, u32)>,
+}
+
+impl Engine {
+    /// Chooses the next step's work; `None` when there is none.
+    pub(super) fn plan(&mut self, now: Tick) -> Option<InFlight> {
+        let mut budget = self.max_tokens;
+        let mut chunks = Vec::with_capacity(self.running.len() + 1);
+        let preempted = self.plan_running(now, &mut budget, &mut chunks);
+        if !preempted {
+            self.plan_waiting(now, &mut budget, &mut chunks);
+        }
+        if chunks.is_empty() {
+            return None;
+        }
+        let end = now + self.duration(&self.load(&chunks));
+        Some(InFlight { end, chunks })
+    }
+
+    /// Gives every running sequence its tokens; true when one had to go.
+    fn plan_running(&mut self, now: Tick, budget: &mut u32, chunks: &mut Vec<(Key, u32)>) -> bool {
+        let mut preempted = false;
+        let mut index = 0;
+        while index < self.running.len() && *budget > 0 {
+            let key = self.running[index];
+            let Some(seq) = self.slots[key.2].as_ref() else { break };
+            let chunk = (seq.known() - seq.computed).min(*budget);
+            let target = seq.computed + chunk;
+            while !self.grow(key.2, target) {
+                preempted = true;
+                self.preempt_last(now);
+                if self.running.len() <= index {
+                    return true;
+                }
+            }
+            *budget -= chunk;
+            chunks.push((key, chunk));
+            index += 1;
+        }
+        preempted
+    }
+
+    /// Starts waiting sequences while slots, tokens and blocks last.
+    fn plan_waiting(&mut self, now: Tick, budget: &mut u32, chunks: &mut Vec<(Key, u32)>) {
+        while *budget > 0 && self.running.len() < self.max_seqs {
+            let Some(&key) = self.waiting.first() else { return };
+            let Some(cached_tokens) = self.start(key) else { return };
+            let Some(seq) = self.slots[key.2].as_mut() else { return };
+            let chunk = (seq.known() - seq.computed).min(*budget);
+            *budget -= chunk;
+            chunks.push((key, chunk));
+            let (request, choice) = (seq.request, seq.choice);
+            self.pending.push(EngineEvent {
+                at: now,
+                request,
+                choice,
+                kind: EventKind::Scheduled { cached_tokens },
+            });
+        }
+    }
+
+    /// Moves a sequence from waiting to running with blocks for all it knows;
+    /// `None` (and nothing changed) when they are not there. Returns the tokens
+    /// that the prefix cache saved.
+    fn start(&mut self, key: Key) -> Option<u32> {
+        let seq = self.slots[key.2].as_mut()?;
+        // At least one token is always computed: something must be sampled from.
+        let usable = ((seq.known() - 1) / BLOCK_TOKENS) as usize;
+        let candidates = &seq.prefix[..usable.min(seq.prefix.len())];
+        let (hits, idle) = self.pool.match_prefix(candidates);
+        let needed = blocks_for(seq.known()) - hits as u64;
+        if needed + idle > self.pool.available() {
+            return None;
+        }
+        for hash in &seq.prefix[..hits] {
+            self.pool.share(*hash);
+        }
+        let taken = self.pool.take(needed);
+        debug_assert!(taken, "the blocks were counted a moment ago");
+        let cached = hits as u32 * BLOCK_TOKENS;
+        seq.shared = hits;
+        seq.private = needed;
+        seq.computed = cached;
+        seq.running = true;
+        if seq.generated == 0 {
+            self.counters.prompt_tokens += u64::from(seq.prompt);
+            self.counters.cached_tokens += u64::from(cached);
+        }
+        self.waiting.remove(&key);
+        let at = self.running.partition_point(|other| *other < key);
+        self.running.insert(at, key);
+        Some(cached)
+    }
+
+    /// Makes room for `target` tokens of KV; false when there is none.
+    fn grow(&mut self, slot: usize, target: u32) -> bool {
+        let Some(seq) = self.slots[slot].as_mut() else { return false };
+        let held = seq.shared as u64 + seq.private;
+        let missing = blocks_for(target).saturating_sub(held);
+        if missing == 0 {
+            return true;
+        }
+        if !self.pool.take(missing) {
+            return false;
+        }
+        seq.private += missing;
+        true
+    }
+
+    fn preempt_last(&mut self, now: Tick) {
+        let Some(key) = self.running.pop() else { return };
+        self.release_blocks(key.2);
+        let Some(seq) = self.slots[key.2].as_mut() else { return };
+        seq.running = false;
+        self.waiting.insert(key);
+        self.counters.preemptions += 1;
+        let (request, choice) = (seq.request, seq.choice);
+        self.pending.push(EngineEvent { at: now, request, choice, kind: EventKind::Preempted });
+    }
+
+    fn load(&self, chunks: &[(Key, u32)]) -> StepLoad {
+        let mut load = StepLoad::default();
+        for (key, chunk) in chunks {
+            let Some(seq) = self.slots[key.2].as_ref() else { continue };
+            if seq.decoding() {
+                load.decodes += 1;
+                load.decode_kv += u64::from(seq.computed);
+            } else {
+                load.prefill_tokens += u64::from(*chunk);
+                let chunk = f64::from(*chunk);
+                load.prefill_area += chunk * (f64::from(seq.computed) + chunk / 2.0);
+            }
+        }
+        load
+    }
+
+    /// Books one sequence's part of a finished step.
+    pub(super) fn book(&mut self, key: Key, chunk: u32, at: Tick, out: &mut Vec<EngineEvent>) {
+        let Some(seq) = self.slots[key.2].as_mut().filter(|seq| seq.key == key && seq.running) else {
+            return;
+        };
+        seq.computed += chunk;
+        let full = ((seq.computed / BLOCK_TOKENS) as usize).min(seq.prefix.len());
+        while seq.shared < full {
+            self.pool.publish(seq.prefix[seq.shared]);
+            seq.shared += 1;
+            seq.private -= 1;
+        }
+        if seq.computed < seq.known() {
+            return;
+        }
+        let kind = match seq.output {
+            0 => EventKind::Computed,
+            output => {
+                seq.generated += 1;
+                self.counters.generated_tokens += 1;
+                EventKind::Token { last: seq.generated >= output }
+            }
+        };
+        out.push(EngineEvent { at, request: seq.request, choice: seq.choice, kind });
+        if matches!(kind, EventKind::Computed | EventKind::Token { last: true }) {
+            self.finish(key);
+        }
+    }
+
+    fn finish(&mut self, key: Key) {
+        let Some(request) = self.slots[key.2].as_ref().map(|seq| seq.request) else { return };
+        self.remove(key.2);
+        self.counters.finished += 1;
+        if let Some(slots) = self.requests.get_mut(&request) {
+            slots.retain(|slot| *slot != key.2);
+            if slots.is_empty() {
+                self.requests.remove(&request);
+            }
+        }
+    }
+}

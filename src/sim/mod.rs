@@ -1,0 +1,8 @@
+//! The simulated engine: one timing model ([`engine`]) with two uses, an HTTP
+//! server that behaves like a real engine ([`server`]), faults included
+//! ([`faults`]), and the discrete-event world.
+
+pub mod engine;
+pub mod faults;
+pub mod profile;
+pub mod server;

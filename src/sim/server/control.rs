@@ -1,0 +1,266 @@
+//! Steering a running engine, in process and over HTTP.
+//!
+//! * `GET /sim/state`: [`SimState`] as JSON.
+//! * `GET /sim/faults`: the active faults; `POST` adds one and answers
+//!   `{"id":1}`; `DELETE` removes all, with `?id=1` one.
+//! * `POST /sim/terminate`: [`Terminate`], such as `{"mode":"sigterm"}` or
+//!   `{"mode":"restart","down_ms":500}`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use http::{Method, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::time::sleep;
+
+use super::body::SimBody;
+use super::feed::{End, Failure};
+use super::reply;
+use super::route::Call;
+use super::sim::{Phase, Sim};
+use crate::sim::faults::{ActiveFault, Fault, FaultError, FaultId, FaultKind};
+
+/// Where a cloud tells its machines of a spot reclaim; 404 until then.
+pub(super) const SPOT_PATH: &str = "/latest/meta-data/spot/instance-action";
+
+/// What is inside the engine, and what was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SimState {
+    /// Sequences that run.
+    pub running: u64,
+    /// Sequences that wait in the engine, and requests held while paused.
+    pub waiting: u64,
+    /// Requests inside, in any phase.
+    pub inside: u64,
+    /// Requests accepted since the start.
+    pub total: u64,
+    /// Requests whose client left before their end.
+    pub cancelled: u64,
+    /// Sequences that finished.
+    pub finished: u64,
+    /// Sequences that lost their KV blocks.
+    pub preemptions: u64,
+    /// Prompt tokens scheduled, cached ones included.
+    pub prompt_tokens: u64,
+    /// Prompt tokens from the prefix cache.
+    pub cached_tokens: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// KV blocks in use.
+    pub kv_blocks_used: u64,
+    /// Open connections.
+    pub connections: u64,
+    /// Whether the port accepts connections.
+    pub listening: bool,
+    /// Whether new work is taken.
+    pub serving: bool,
+}
+
+/// How the engine's process ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "mode", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Terminate {
+    /// vLLM's default: every request ends with `abort` at once, the port
+    /// closes a quarter second later.
+    Sigterm,
+    /// `--shutdown-timeout`: what is inside goes on for the grace, new work
+    /// gets 500, health stays 200; then like `sigterm`.
+    Drain {
+        /// How long.
+        grace_ms: u64,
+    },
+    /// EngineCore dies: error events, then a closed port.
+    KillEngine,
+    /// The only API server dies: every connection ends without a last chunk.
+    KillServer,
+    /// The port closes, open streams stay open and silent.
+    Hang,
+    /// Every connection ends, the port refuses, then a fresh engine starts.
+    Restart {
+        /// How long the port refuses.
+        down_ms: u64,
+    },
+}
+
+/// Steers one engine; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct SimControl {
+    sim: Arc<Sim>,
+}
+
+impl SimControl {
+    pub(super) fn new(sim: Arc<Sim>) -> Self {
+        Self { sim }
+    }
+
+    /// Adds a fault.
+    ///
+    /// # Errors
+    /// When one of its values is out of range.
+    pub fn add(&self, fault: impl Into<Fault>) -> Result<FaultId, FaultError> {
+        let fault = fault.into();
+        fault.check()?;
+        let sim = &self.sim;
+        if let FaultKind::SpotNotice { grace_ms } = fault.kind {
+            *sim.spot_notice.lock() = Some(sim.unix() + grace_ms / 1000);
+            self.later(Duration::from_millis(grace_ms), |control| control.terminate(Terminate::Sigterm));
+        }
+        if matches!(fault.kind, FaultKind::FrozenMetrics) {
+            *sim.last_metrics.lock() = None;
+        }
+        let duration = fault.duration_ms.filter(|_| fault.kind.is_state()).map(Duration::from_millis);
+        let id = sim.faults.add(fault, sim.now());
+        sim.apply_faults();
+        if let Some(duration) = duration {
+            self.later(duration + Duration::from_millis(1), |control| control.sim.apply_faults());
+        }
+        Ok(id)
+    }
+
+    /// Removes one fault; false when it was not there.
+    #[must_use]
+    pub fn remove(&self, id: FaultId) -> bool {
+        let removed = self.sim.faults.remove(id);
+        self.sim.apply_faults();
+        removed
+    }
+
+    /// Removes every fault.
+    pub fn clear(&self) {
+        self.sim.faults.clear();
+        self.sim.apply_faults();
+    }
+
+    /// The active faults.
+    #[must_use]
+    pub fn faults(&self) -> Vec<ActiveFault> {
+        self.sim.faults.list(self.sim.now())
+    }
+
+    /// What is inside now.
+    #[must_use]
+    pub fn state(&self) -> SimState {
+        let sim = &self.sim;
+        let work = sim.work.lock();
+        let (gauges, counters) = (work.engine.gauges(), work.engine.counters());
+        SimState {
+            running: gauges.running,
+            waiting: gauges.waiting + work.held.len() as u64,
+            inside: work.inside,
+            total: sim.total.load(Ordering::Relaxed),
+            cancelled: sim.cancelled.load(Ordering::Relaxed),
+            finished: counters.finished,
+            preemptions: counters.preemptions,
+            prompt_tokens: counters.prompt_tokens,
+            cached_tokens: counters.cached_tokens,
+            generated_tokens: counters.generated_tokens,
+            kv_blocks_used: gauges.blocks_used,
+            connections: sim.connections.load(Ordering::Relaxed),
+            listening: *sim.listening.borrow(),
+            serving: work.phase == Phase::Serving,
+        }
+    }
+
+    /// Ends the engine's process in one of the ways that real ones end.
+    pub fn terminate(&self, how: Terminate) {
+        match how {
+            Terminate::Sigterm => {
+                self.leave(Phase::Draining, Some(&End::Aborted));
+                self.later(Duration::from_millis(250), Self::close);
+                self.later(Duration::from_millis(1800), |control| control.sim.cut_connections());
+            }
+            Terminate::Drain { grace_ms } => {
+                self.leave(Phase::Draining, None);
+                self.later(Duration::from_millis(grace_ms), |control| control.terminate(Terminate::Sigterm));
+            }
+            Terminate::KillEngine => {
+                self.leave(Phase::Dead, Some(&End::Failed(Failure::ENGINE_DEAD)));
+                self.later(Duration::from_millis(100), Self::close);
+            }
+            Terminate::KillServer => {
+                self.leave(Phase::Dead, None);
+                self.close();
+                self.sim.cut_connections();
+            }
+            Terminate::Hang => {
+                self.leave(Phase::Dead, None);
+                self.sim.work.lock().hung = true;
+                self.close();
+            }
+            Terminate::Restart { down_ms } => {
+                self.terminate(Terminate::KillServer);
+                self.later(Duration::from_millis(down_ms), |control| control.sim.reset());
+            }
+        }
+    }
+
+    fn leave(&self, phase: Phase, end: Option<&End>) {
+        self.sim.work.lock().phase = phase;
+        if let Some(end) = end {
+            self.sim.end_requests(None, end);
+        }
+    }
+
+    fn close(&self) {
+        self.sim.work.lock().closed = true;
+        self.sim.apply_faults();
+    }
+
+    fn later(&self, delay: Duration, act: impl FnOnce(&Self) + Send + 'static) {
+        let control = self.clone();
+        tokio::spawn(async move {
+            let stopped = control.sim.stopped.clone();
+            if stopped.run_until_cancelled(sleep(delay)).await.is_some() {
+                act(&control);
+            }
+        });
+    }
+}
+
+/// Answers a request for a control path.
+pub(super) fn answer(call: &Call) -> Response<SimBody> {
+    let control = SimControl::new(Arc::clone(&call.sim));
+    match (call.path.as_str(), &call.method) {
+        (SPOT_PATH, &Method::GET) => match *call.sim.spot_notice.lock() {
+            Some(at) => reply::value(200, &json!({"action": "terminate", "time": at})),
+            None => reply::empty(404),
+        },
+        ("/sim/state", &Method::GET) => encoded(&control.state()),
+        ("/sim/faults", &Method::GET) => encoded(&control.faults()),
+        ("/sim/faults", &Method::POST) => {
+            match Fault::from_json(&call.body).and_then(|fault| control.add(fault)) {
+                Ok(id) => reply::value(200, &json!({"id": id})),
+                Err(error) => reply::value(400, &json!({"error": error.to_string()})),
+            }
+        }
+        ("/sim/faults", &Method::DELETE) => remove(call, &control),
+        ("/sim/terminate", &Method::POST) => match serde_json::from_slice(&call.body) {
+            Ok(how) => {
+                control.terminate(how);
+                reply::value(200, &json!({}))
+            }
+            Err(error) => reply::value(400, &json!({"error": error.to_string()})),
+        },
+        _ => reply::value(404, &json!({"error": "no such control path or method"})),
+    }
+}
+
+fn remove(call: &Call, control: &SimControl) -> Response<SimBody> {
+    let Some(id) = call.query("id") else {
+        control.clear();
+        return reply::value(200, &json!({}));
+    };
+    match id.parse() {
+        Ok(id) if control.remove(id) => reply::value(200, &json!({})),
+        _ => reply::value(404, &json!({"error": "id names no active fault"})),
+    }
+}
+
+fn encoded(body: &impl Serialize) -> Response<SimBody> {
+    match serde_json::to_vec(body) {
+        Ok(bytes) => reply::json(200, bytes),
+        Err(error) => reply::value(500, &json!({"error": error.to_string()})),
+    }
+}

@@ -1,0 +1,118 @@
+//! A request from the view of its connection: the engine's progress, with the
+//! fault that hits this request laid over it.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use super::conn::Conn;
+use super::feed::{End, Failure, Progress};
+use super::sim::Ticket;
+use crate::sim::faults::{FaultKind, ResetPoint};
+
+/// What the transport does wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Act {
+    Cut,
+    Reset,
+    Silent,
+    BadChunk,
+    BadSse,
+    BadJson,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Wrong {
+    End(End),
+    Act(Act),
+}
+
+/// A fault that waits for the request's tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Late {
+    after: u32,
+    wrong: Wrong,
+}
+
+impl Late {
+    /// The late fault that `kind` means, if it is one.
+    pub(crate) fn from_kind(kind: &FaultKind) -> Option<Self> {
+        let (after, wrong) = match *kind {
+            FaultKind::Reset { at: ResetPoint::Head } => (0, Wrong::Act(Act::Reset)),
+            FaultKind::Cut { after_tokens } => (after_tokens, Wrong::Act(Act::Cut)),
+            FaultKind::Silent { after_tokens, .. } => (after_tokens, Wrong::Act(Act::Silent)),
+            FaultKind::MalformedChunk { after_tokens } => (after_tokens, Wrong::Act(Act::BadChunk)),
+            FaultKind::MalformedSse { after_tokens } => (after_tokens, Wrong::Act(Act::BadSse)),
+            FaultKind::MalformedJson { after_tokens } => (after_tokens, Wrong::Act(Act::BadJson)),
+            FaultKind::Abort { after_tokens } => (after_tokens, Wrong::End(End::Aborted)),
+            FaultKind::NoFinish { after_tokens } => (after_tokens, Wrong::End(End::NoFinish)),
+            FaultKind::EngineDead { after_tokens } => {
+                (after_tokens, Wrong::End(End::Failed(Failure::ENGINE_DEAD)))
+            }
+            FaultKind::ErrorEvent { after_tokens, status } => {
+                (after_tokens, Wrong::End(End::Failed(Failure { status, ..Failure::BUSY })))
+            }
+            _ => return None,
+        };
+        Some(Self { after, wrong })
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Job {
+    ticket: Ticket,
+    late: Option<Late>,
+    pub(crate) conn: Arc<Conn>,
+}
+
+impl Job {
+    pub(crate) fn new(ticket: Ticket, late: Option<Late>, conn: Arc<Conn>) -> Self {
+        Self { ticket, late, conn }
+    }
+
+    /// The next news: how far the request is, and what goes wrong there.
+    pub(crate) fn poll_news(&mut self, cx: &Context<'_>) -> Poll<(Progress, Option<Act>)> {
+        let at_once = self.late.as_ref().is_some_and(|late| late.after == 0);
+        let mut progress =
+            if at_once { self.ticket.feed.progress() } else { ready!(self.ticket.feed.poll(cx)) };
+        let Some(late) = self.late.take_if(|late| progress.tokens() >= u64::from(late.after)) else {
+            return Poll::Ready((progress, None));
+        };
+        clip(&mut progress, late.after);
+        self.ticket.feed.refresh();
+        match late.wrong {
+            Wrong::End(end) => {
+                progress.end = Some(end);
+                Poll::Ready((progress, None))
+            }
+            Wrong::Act(act) => Poll::Ready((progress, Some(act))),
+        }
+    }
+
+    /// Waits for the end of the request.
+    pub(crate) async fn complete(&mut self) -> (Progress, Option<Act>) {
+        loop {
+            let (progress, act) = poll_fn(|cx| self.poll_news(cx)).await;
+            if progress.end.is_some() || act.is_some() {
+                return (progress, act);
+            }
+        }
+    }
+
+    /// When the request arrived.
+    pub(crate) fn arrived(&self) -> crate::core::time::Tick {
+        self.ticket.feed.arrived
+    }
+}
+
+/// Cuts the progress to `tokens` tokens in all, the first choices first.
+fn clip(progress: &mut Progress, tokens: u32) {
+    let mut left = tokens;
+    for choice in &mut progress.choices {
+        choice.tokens = choice.tokens.min(left);
+        choice.done = false;
+        left -= choice.tokens;
+    }
+    progress.end = None;
+}

@@ -1,0 +1,337 @@
+//! The shared state of one simulated engine.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::feed::{End, Failure, Feed};
+use super::options::SimOptions;
+use super::stats::Stats;
+use crate::core::time::Tick;
+use crate::sim::engine::{Counters, Engine, EngineRequest, Gauges, RequestId};
+use crate::sim::faults::{FaultBoard, FaultKind};
+
+/// Whether new work is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Serving,
+    Draining,
+    Dead,
+}
+
+/// Where one engine request reports.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) feed: Arc<Feed>,
+    /// The feed's choice for the request's choice 0.
+    pub(crate) base: usize,
+    /// How many of the feed's choices are its.
+    pub(crate) choices: usize,
+    /// For the histograms.
+    pub(crate) prompt_tokens: u32,
+    /// Whether it ends with a stop token rather than at its limit.
+    pub(crate) stops: bool,
+    /// The `id` that the answer carries.
+    pub(crate) name: Arc<str>,
+}
+
+/// One engine request of a client's request.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) request: EngineRequest,
+    /// Whether it ends with a stop token rather than at its limit.
+    pub(crate) stops: bool,
+}
+
+/// What `/metrics` reads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct View {
+    pub(crate) gauges: Gauges,
+    pub(crate) counters: Counters,
+    pub(crate) asleep: bool,
+}
+
+/// Everything behind the one lock.
+#[derive(Debug)]
+pub(crate) struct Work {
+    pub(crate) engine: Engine,
+    pub(crate) targets: HashMap<RequestId, Target>,
+    pub(crate) stats: Stats,
+    pub(crate) phase: Phase,
+    /// What `/metrics` shows while the engine process hangs.
+    pub(crate) frozen: Option<View>,
+    /// New requests are held back.
+    pub(crate) holding: bool,
+    pub(crate) paused: bool,
+    pub(crate) asleep: bool,
+    /// The whole process hangs, for good.
+    pub(crate) hung: bool,
+    /// The port is closed, for good.
+    pub(crate) closed: bool,
+    /// Held in the API server while paused or asleep.
+    pub(crate) held: Vec<EngineRequest>,
+    /// Requests (not sequences) that are inside.
+    pub(crate) inside: u64,
+}
+
+impl Work {
+    fn new(options: &SimOptions) -> Self {
+        let mut engine = Engine::new(options.profile, options.engine);
+        engine.set_pace(1.0 / options.speed);
+        Self {
+            engine,
+            targets: HashMap::new(),
+            stats: Stats::default(),
+            phase: Phase::Serving,
+            frozen: None,
+            holding: false,
+            paused: false,
+            asleep: false,
+            hung: false,
+            closed: false,
+            held: Vec::new(),
+            inside: 0,
+        }
+    }
+
+    pub(crate) fn engine_is_busy(&self) -> bool {
+        let gauges = self.engine.gauges();
+        gauges.running + gauges.waiting > 0
+    }
+
+    pub(crate) fn stands_still(&self) -> bool {
+        self.frozen.is_some() || self.paused || self.asleep || self.hung
+    }
+
+    pub(crate) fn view(&self) -> View {
+        let now =
+            View { gauges: self.engine.gauges(), counters: self.engine.counters(), asleep: self.asleep };
+        self.frozen.unwrap_or(now)
+    }
+}
+
+/// One simulated engine.
+#[derive(Debug)]
+pub(crate) struct Sim {
+    pub(crate) options: SimOptions,
+    pub(crate) addr: SocketAddr,
+    pub(crate) work: Mutex<Work>,
+    pub(crate) faults: FaultBoard,
+    /// Something for the stepping task to look at.
+    pub(crate) stepping: Notify,
+    /// Whether the port accepts connections.
+    pub(crate) listening: watch::Sender<bool>,
+    pub(crate) stopped: CancellationToken,
+    /// Cancelled when every open connection is to end.
+    life: Mutex<CancellationToken>,
+    started: Instant,
+    next_id: AtomicU64,
+    pub(crate) total: AtomicU64,
+    pub(crate) cancelled: AtomicU64,
+    pub(crate) connections: AtomicU64,
+    /// Exposition text that `frozen_metrics` repeats.
+    pub(crate) last_metrics: Mutex<Option<String>>,
+    pub(crate) spot_notice: Mutex<Option<u64>>,
+}
+
+/// Why work is refused at the door.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// A failure of the engine.
+    Failed(Failure),
+    /// More than the KV cache can ever hold.
+    TooLarge,
+}
+
+impl Sim {
+    pub(crate) fn new(options: SimOptions, addr: SocketAddr) -> Self {
+        Self {
+            work: Mutex::new(Work::new(&options)),
+            faults: FaultBoard::new(options.seed),
+            addr,
+            stepping: Notify::new(),
+            listening: watch::Sender::new(true),
+            stopped: CancellationToken::new(),
+            life: Mutex::new(CancellationToken::new()),
+            started: Instant::now(),
+            next_id: AtomicU64::new(1),
+            total: AtomicU64::new(0),
+            cancelled: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            last_metrics: Mutex::new(None),
+            spot_notice: Mutex::new(None),
+            options,
+        }
+    }
+
+    /// Time since the start.
+    pub(crate) fn now(&self) -> Tick {
+        Tick::ZERO + self.started.elapsed()
+    }
+
+    /// The runtime's clock at `tick`.
+    pub(crate) fn instant(&self, tick: Tick) -> Instant {
+        self.started + tick.since(Tick::ZERO)
+    }
+
+    /// Unix seconds, for `created` fields.
+    pub(crate) fn unix(&self) -> u64 {
+        self.options.epoch + self.started.elapsed().as_secs()
+    }
+
+    /// A number that was not given before.
+    pub(crate) fn fresh_id(&self) -> RequestId {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Ends with every connection that is open now.
+    pub(crate) fn life(&self) -> CancellationToken {
+        self.life.lock().clone()
+    }
+
+    /// Ends every open connection.
+    pub(crate) fn cut_connections(&self) {
+        std::mem::replace(&mut *self.life.lock(), CancellationToken::new()).cancel();
+    }
+
+    /// Brings pace, freeze and listener in line with the active faults.
+    pub(crate) fn apply_faults(&self) {
+        let now = self.now();
+        let slow = self.faults.state(now, |kind| match kind {
+            FaultKind::Slow { factor } => Some(*factor),
+            _ => None,
+        });
+        let frozen = self.faults.state(now, |kind| matches!(kind, FaultKind::Freeze).then_some(()));
+        let refuse = self.faults.state(now, |kind| matches!(kind, FaultKind::Refuse).then_some(()));
+        let mut work = self.work.lock();
+        work.engine.set_pace(slow.unwrap_or(1.0) / self.options.speed);
+        work.frozen = match frozen {
+            Some(()) => Some(work.view()),
+            None => None,
+        };
+        let open = refuse.is_none() && !work.closed;
+        drop(work);
+        self.listening.send_if_modified(|listening| std::mem::replace(listening, open) != open);
+        self.stepping.notify_one();
+    }
+
+    /// Queues the parts of one request; they report to one feed, in order.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        name: Arc<str>,
+        parts: Vec<Part>,
+    ) -> Result<Ticket, Refused> {
+        let now = self.now();
+        let draining = self.faults.state(now, |kind| matches!(kind, FaultKind::Drain).then_some(()));
+        let mut work = self.work.lock();
+        match work.phase {
+            Phase::Dead => return Err(Refused::Failed(Failure::ENGINE_DEAD)),
+            Phase::Draining => return Err(Refused::Failed(Failure::DRAINING)),
+            Phase::Serving if draining.is_some() => return Err(Refused::Failed(Failure::DRAINING)),
+            Phase::Serving => {}
+        }
+        if self.options.vllm.max_queued_reqs.is_some_and(|limit| work.inside >= u64::from(limit)) {
+            work.stats.rejected += 1;
+            return Err(Refused::Failed(Failure::BUSY));
+        }
+        let choices = parts.iter().map(|part| part.request.n.max(1) as usize).sum();
+        let feed = Arc::new(Feed::new(now, choices));
+        let mut ids = SmallVec::new();
+        let mut base = 0;
+        for Part { request, stops } in parts {
+            let (id, choices) = (request.id, request.n.max(1) as usize);
+            let prompt_tokens = request.prompt_tokens;
+            if work.holding || work.asleep {
+                work.held.push(request);
+            } else if work.engine.submit(request).is_err() {
+                work.withdraw(&ids);
+                return Err(Refused::TooLarge);
+            }
+            let target = Target {
+                feed: Arc::clone(&feed),
+                base,
+                choices,
+                prompt_tokens,
+                stops,
+                name: Arc::clone(&name),
+            };
+            work.targets.insert(id, target);
+            ids.push(id);
+            base += choices;
+        }
+        work.inside += 1;
+        drop(work);
+        self.total.fetch_add(1, Ordering::Relaxed);
+        self.stepping.notify_one();
+        Ok(Ticket { sim: Arc::clone(self), ids, feed })
+    }
+
+    /// Ends every request (or those with one of the names) early.
+    pub(crate) fn end_requests(&self, names: Option<&[&str]>, end: &End) -> usize {
+        let mut work = self.work.lock();
+        let chosen: Vec<(RequestId, Arc<Feed>)> = work
+            .targets
+            .iter()
+            .filter(|(_, target)| names.is_none_or(|names| names.contains(&&*target.name)))
+            .map(|(id, target)| (*id, Arc::clone(&target.feed)))
+            .collect();
+        let ids: SmallVec<[RequestId; 1]> = chosen.iter().map(|(id, _)| *id).collect();
+        work.withdraw(&ids);
+        if *end == End::Aborted {
+            work.stats.aborted += ids.len() as u64;
+        }
+        drop(work);
+        for (_, feed) in &chosen {
+            feed.end(end.clone());
+        }
+        chosen.len()
+    }
+
+    /// Forgets everything, as a new process would.
+    pub(crate) fn reset(&self) {
+        *self.work.lock() = Work::new(&self.options);
+        *self.last_metrics.lock() = None;
+        *self.spot_notice.lock() = None;
+        self.apply_faults();
+    }
+}
+
+impl Work {
+    /// Takes requests out of the engine; true when one was still there.
+    fn withdraw(&mut self, ids: &[RequestId]) -> bool {
+        let mut found = false;
+        for id in ids {
+            if self.targets.remove(id).is_some() {
+                found = true;
+                self.engine.cancel(*id);
+                self.held.retain(|held| held.id != *id);
+            }
+        }
+        found
+    }
+}
+
+/// A request that is inside; dropping it cancels what is left of it.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    sim: Arc<Sim>,
+    ids: SmallVec<[RequestId; 1]>,
+    pub(crate) feed: Arc<Feed>,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut work = self.sim.work.lock();
+        work.inside = work.inside.saturating_sub(1);
+        if work.withdraw(&self.ids) {
+            self.sim.cancelled.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

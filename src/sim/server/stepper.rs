@@ -1,0 +1,103 @@
+//! The one task that moves an engine forward in real time.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use tokio::time::sleep_until;
+
+use super::feed::Choice;
+use super::sim::{Sim, Work};
+use crate::core::time::Tick;
+use crate::sim::engine::{EngineEvent, EventKind};
+
+/// A step that starts right after another one starts at the planned end of
+/// that one, so that timer lag does not add up; beyond this much lag the
+/// machine is too slow and the engine's time follows the clock instead.
+const MAX_LAG: Duration = Duration::from_millis(250);
+
+/// Runs until the engine is stopped.
+pub(super) async fn run(sim: Arc<Sim>) {
+    let stopped = sim.stopped.clone();
+    stopped.run_until_cancelled(step_for_ever(&sim)).await;
+}
+
+async fn step_for_ever(sim: &Sim) {
+    let mut last_end: Option<Tick> = None;
+    let mut events = Vec::new();
+    let mut wakers = Vec::new();
+    loop {
+        let Some(end) = start_step(sim, last_end) else {
+            last_end = None;
+            sim.stepping.notified().await;
+            continue;
+        };
+        if sim.now() < end {
+            sleep_until(sim.instant(end)).await;
+        } else {
+            tokio::task::yield_now().await;
+        }
+        if sim.work.lock().stands_still() {
+            last_end = None;
+            sim.stepping.notified().await;
+            continue;
+        }
+        book_step(&mut sim.work.lock(), end, &mut events, &mut wakers);
+        for waker in wakers.drain(..) {
+            waker.wake();
+        }
+        last_end = Some(end);
+    }
+}
+
+fn start_step(sim: &Sim, last_end: Option<Tick>) -> Option<Tick> {
+    let now = sim.now();
+    let start = last_end.filter(|end| now.since(*end) < MAX_LAG).unwrap_or(now);
+    let mut work = sim.work.lock();
+    if work.stands_still() {
+        return None;
+    }
+    work.engine.next_step(start)
+}
+
+fn book_step(work: &mut Work, end: Tick, events: &mut Vec<EngineEvent>, wakers: &mut Vec<Waker>) {
+    work.engine.finish_step(end, events);
+    for event in events.drain(..) {
+        let Some(target) = work.targets.get(&event.request) else { continue };
+        let stats = &mut work.stats;
+        let mut over = false;
+        let waker = target.feed.update(target.base + event.choice as usize, |choice, cached| {
+            match event.kind {
+                EventKind::Scheduled { cached_tokens } => {
+                    if choice.scheduled.is_none() {
+                        *cached += cached_tokens;
+                    }
+                    choice.scheduled.get_or_insert(event.at);
+                }
+                EventKind::Token { last } => {
+                    stats.token(target, choice, event.at);
+                    take_token(choice, event.at);
+                    choice.done = last;
+                }
+                EventKind::Computed => choice.done = true,
+                EventKind::Preempted => {}
+            }
+            if choice.done {
+                stats.finished(target, choice, event.at);
+                over = true;
+            }
+        });
+        wakers.extend(waker);
+        if over && target.feed.done(target.base..target.base + target.choices) {
+            work.targets.remove(&event.request);
+        }
+    }
+}
+
+fn take_token(choice: &mut Choice, at: Tick) {
+    if choice.tokens == 0 {
+        choice.first_token = at;
+    }
+    choice.tokens += 1;
+    choice.last_token = at;
+}

@@ -1,0 +1,170 @@
+//! Texts and token counts of an engine without a tokenizer.
+//!
+//! The counting rule, for both dialects: a text has one token for each four
+//! bytes, rounded up; a list of token ids has as many tokens as ids; a chat
+//! adds three tokens for each message and one for the generation prompt.
+
+use std::sync::LazyLock;
+
+use crate::sim::faults::mix;
+
+/// Bytes of text that count as one token.
+pub(crate) const BYTES_PER_TOKEN: usize = 4;
+
+/// Tokens in the vocabulary; greater ids are out of it.
+pub(crate) const VOCABULARY: u32 = 4096;
+
+static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {
+    const SYLLABLES: [&str; 16] = [
+        "ka", "lo", "mi", "ne", "pu", "ra", "si", "to", "ve", "zu", "ba", "do", "fe", "gi", "hu", "ja",
+    ];
+    (0..VOCABULARY as usize)
+        .map(|id| [" ", SYLLABLES[id >> 8], SYLLABLES[(id >> 4) & 15], SYLLABLES[id & 15]].concat())
+        .collect()
+});
+
+/// Tokens of a text of `bytes` bytes.
+pub(crate) fn tokens_of(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(BYTES_PER_TOKEN)).unwrap_or(u32::MAX)
+}
+
+/// The text of a token id.
+pub(crate) fn word(id: u32) -> &'static str {
+    &WORDS[(id % VOCABULARY) as usize]
+}
+
+/// A prompt as the engine model sees it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Prompt {
+    pub(crate) tokens: u32,
+    /// Characters, for vLLM's bound on text length; 0 for token ids.
+    pub(crate) chars: usize,
+    bytes: Vec<u8>,
+}
+
+impl Prompt {
+    pub(crate) fn text(text: &str) -> Self {
+        Self { tokens: tokens_of(text.len()), chars: text.chars().count(), bytes: text.as_bytes().to_vec() }
+    }
+
+    pub(crate) fn ids(ids: &[u32]) -> Self {
+        let tokens = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+        Self { tokens, chars: 0, bytes: ids.iter().flat_map(|id| id.to_le_bytes()).collect() }
+    }
+
+    /// A prompt of `tokens` tokens without text, to push parts to.
+    pub(crate) fn counted(tokens: u32) -> Self {
+        Self { tokens, ..Self::default() }
+    }
+
+    /// Adds a part of a chat: its text, and tokens besides it.
+    pub(crate) fn push(&mut self, text: &str, more_tokens: u32) {
+        self.tokens = self.tokens.saturating_add(tokens_of(text.len())).saturating_add(more_tokens);
+        self.chars += text.chars().count();
+        self.bytes.extend_from_slice(text.as_bytes());
+    }
+
+    /// Keeps the last `tokens` tokens.
+    pub(crate) fn truncate(&mut self, tokens: u32) {
+        if self.tokens > tokens {
+            let keep = (tokens as usize * BYTES_PER_TOKEN).min(self.bytes.len());
+            self.bytes.drain(..self.bytes.len() - keep);
+            (self.tokens, self.chars) = (tokens, 0);
+        }
+    }
+
+    /// One number for the whole prompt.
+    pub(crate) fn digest(&self) -> u64 {
+        self.bytes.chunks(8).fold(0, |state, chunk| fold(state, chunk))
+    }
+
+    /// One hash for each full block of prompt, chained; `salt` keys them all.
+    pub(crate) fn blocks(&self, salt: u64) -> Vec<u64> {
+        const BLOCK_BYTES: usize = BYTES_PER_TOKEN * crate::sim::engine::BLOCK_TOKENS as usize;
+        let chain = self.bytes.chunks_exact(BLOCK_BYTES).scan(salt, |state, block| {
+            *state = block.chunks(8).fold(*state, |state, chunk| fold(state, chunk));
+            Some(*state)
+        });
+        chain.collect()
+    }
+}
+
+fn fold(state: u64, chunk: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..chunk.len()].copy_from_slice(chunk);
+    mix(state.rotate_left(5) ^ u64::from_le_bytes(word) ^ ((chunk.len() as u64) << 56))
+}
+
+/// Hashes a short text, such as a salt or a model name.
+pub(crate) fn hash(text: &str) -> u64 {
+    text.as_bytes().chunks(8).fold(text.len() as u64, |state, chunk| fold(state, chunk))
+}
+
+/// What one request says; the same prompt and seed say the same.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Voice(pub(crate) u64);
+
+impl Voice {
+    /// The token at `index` of sequence `choice`.
+    pub(crate) fn token(self, choice: usize, index: u32) -> u32 {
+        let place = ((choice as u64) << 32) | u64::from(index);
+        (mix(self.0 ^ mix(place.wrapping_add(1))) % u64::from(VOCABULARY)) as u32
+    }
+
+    /// Appends the text of the tokens `from..to`.
+    pub(crate) fn write(self, choice: usize, from: u32, to: u32, out: &mut String) {
+        for index in from..to {
+            out.push_str(word(self.token(choice, index)));
+        }
+    }
+
+    /// How many tokens it would say: geometric with this mean, at least 1.
+    pub(crate) fn length(self, mean: u32) -> u32 {
+        let unit = ((mix(self.0 ^ 0x5EED) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+        1 + (-unit.ln() * f64::from(mean.max(1) - 1)) as u32
+    }
+
+    /// The log probability of a token: any number that looks like one.
+    pub(crate) fn logprob(self, choice: usize, index: u32) -> f64 {
+        -f64::from(self.token(choice, index) % 997) / 120.0 - 0.01
+    }
+}
+
+/// A number between 0 and 1 for scores and embeddings.
+pub(crate) fn unit(seed: u64) -> f64 {
+    (mix(seed) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_share_exactly_their_common_blocks() {
+        let first = Prompt::text(&"kalo mine pura si to ve. ".repeat(40));
+        let mut second = first.clone();
+        second.push("and something else", 0);
+        let (a, b) = (first.blocks(0), second.blocks(0));
+        assert_eq!(a.len(), 1000 / 64);
+        assert_eq!(a[..], b[..a.len()]);
+        assert_ne!(first.blocks(1)[0], a[0]);
+        assert_ne!(first.digest(), second.digest());
+    }
+
+    #[test]
+    fn lengths_have_the_asked_mean() {
+        let total: u64 = (0..20_000).map(|seed| u64::from(Voice(mix(seed)).length(100))).sum();
+        let mean = total as f64 / 20_000.0;
+        assert!((97.0..103.0).contains(&mean), "{mean}");
+        assert_eq!(Voice(1).length(1), 1);
+    }
+
+    #[test]
+    fn words_are_distinct_and_counted_in_bytes() {
+        assert_eq!(WORDS.iter().collect::<std::collections::HashSet<_>>().len(), VOCABULARY as usize);
+        assert_eq!([0, 1, 4, 5].map(tokens_of), [0, 1, 1, 2]);
+        let mut prompt = Prompt::text(&"abcd".repeat(10));
+        prompt.truncate(3);
+        assert_eq!((prompt.tokens, prompt.bytes.len()), (3, 12));
+    }
+}

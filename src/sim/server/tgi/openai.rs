@@ -1,0 +1,174 @@
+//! TGI's OpenAI routes: `/v1/chat/completions`, `/v1/completions` and their
+//! aliases `/vertex` and `/invocations`.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::TgiError;
+use super::generate::{self, Generation, event};
+use crate::sim::server::body::{Render, SimBody};
+use crate::sim::server::feed::Progress;
+use crate::sim::server::job::Job;
+use crate::sim::server::reply::{self, Answer};
+use crate::sim::server::route::Call;
+use crate::sim::server::text::Prompt;
+
+const FINGERPRINT: &str = "3.3.7-simulated";
+
+struct Openai {
+    generation: Generation,
+    chat: bool,
+    stream: bool,
+    include_usage: bool,
+    created: u64,
+    model: String,
+}
+
+pub(super) async fn answer(mut call: Call) -> Answer {
+    let (openai, mut job) = match read(&mut call) {
+        Ok(started) => started,
+        Err(error) => return Ok(error.respond()),
+    };
+    if openai.stream {
+        let headers = generate::stream_headers(&openai.generation);
+        let render = Box::new(OpenaiStream { openai, sent: 0 });
+        let response = reply::events("text/event-stream", SimBody::stream(job, render, None));
+        return Ok(super::with_headers(response, &headers));
+    }
+    let (progress, act) = job.complete().await;
+    if let Some(error) = generate::failed(&progress, false) {
+        return Ok(error.respond());
+    }
+    let headers = generate::timing_headers(&openai.generation, &progress, call.sim.now());
+    let response = super::with_headers(reply::json(200, ""), &headers);
+    Ok(reply::deliver(job, act, response, openai.whole(&progress).to_string().into()))
+}
+
+fn read(call: &mut Call) -> Result<(Openai, Job), TgiError> {
+    let body: Value = serde_json::from_slice(&call.body)
+        .map_err(|error| TgiError::validation(format!("Failed to parse the request body as JSON: {error}")))?;
+    let messages = body.get("messages").and_then(Value::as_array);
+    let (prompt, chat) = match (messages, body.get("prompt").and_then(Value::as_str)) {
+        (Some(messages), _) if !messages.is_empty() => (chat_prompt(messages), true),
+        (Some(_), _) => {
+            let message = "Template error: Conversation roles must alternate".to_owned();
+            return Err(TgiError { status: 422, message, kind: "template_error" });
+        }
+        (None, Some(text)) => (Prompt::text(text), false),
+        (None, None) => {
+            let message = "Failed to deserialize the JSON body into the target type: missing field `messages`";
+            return Err(TgiError::validation(message));
+        }
+    };
+    let limit = body.get("max_tokens").and_then(Value::as_u64);
+    let seed = body.get("seed").and_then(Value::as_u64).unwrap_or(0);
+    let (generation, job) = generate::start(call, &prompt, limit, seed)?;
+    let flag = |pointer: &str| body.pointer(pointer).and_then(Value::as_bool).unwrap_or(false);
+    let openai = Openai {
+        generation,
+        chat,
+        stream: flag("/stream"),
+        include_usage: flag("/stream_options/include_usage"),
+        created: call.sim.unix(),
+        model: call.sim.options.model().to_owned(),
+    };
+    Ok((openai, job))
+}
+
+fn chat_prompt(messages: &[Value]) -> Prompt {
+    let mut prompt = Prompt::counted(1);
+    for message in messages {
+        prompt.push("", 3);
+        match message.get("content") {
+            Some(Value::String(text)) => prompt.push(text, 0),
+            Some(Value::Array(parts)) => {
+                for part in parts {
+                    prompt.push(part.get("text").and_then(Value::as_str).unwrap_or_default(), 0);
+                }
+            }
+            _ => {}
+        }
+    }
+    prompt
+}
+
+impl Openai {
+    fn reason(&self) -> &'static str {
+        if self.generation.stops { "stop" } else { "length" }
+    }
+
+    fn usage(&self, tokens: u32) -> Value {
+        let prompt = self.generation.prompt_tokens;
+        json!({"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens})
+    }
+
+    fn envelope(&self, object: &str, choices: &Value) -> Value {
+        json!({
+            "object": object, "id": "", "created": self.created, "model": self.model,
+            "system_fingerprint": FINGERPRINT, "choices": choices
+        })
+    }
+
+    fn whole(&self, progress: &Progress) -> Value {
+        let tokens = progress.choices[0].tokens;
+        let text = self.generation.text(0, tokens);
+        let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": self.reason()});
+        let object = if self.chat { "chat.completion" } else { "text_completion" };
+        if self.chat {
+            choice["message"] = json!({"role": "assistant", "content": text});
+        } else {
+            choice["text"] = text.into();
+        }
+        let mut body = self.envelope(object, &json!([choice]));
+        body["usage"] = self.usage(tokens);
+        body
+    }
+
+    fn chunk(&self, from: u32, to: u32, done: bool) -> Value {
+        let text = self.generation.text(from, to);
+        let reason = done.then(|| self.reason());
+        let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": reason});
+        let object = if self.chat { "chat.completion.chunk" } else { "text_completion" };
+        if self.chat {
+            choice["delta"] = json!({"role": "assistant", "content": text});
+        } else {
+            choice["text"] = text.into();
+        }
+        let mut body = self.envelope(object, &json!([choice]));
+        if self.chat {
+            body["usage"] = Value::Null;
+        }
+        body
+    }
+}
+
+struct OpenaiStream {
+    openai: Openai,
+    sent: u32,
+}
+
+impl Render for OpenaiStream {
+    fn render(&mut self, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        let choice = progress.choices[0];
+        while self.sent < choice.tokens {
+            let next = self.sent + 1;
+            let done = choice.done && next == choice.tokens;
+            out.push_back(event(&self.openai.chunk(self.sent, next, done)));
+            self.sent = next;
+        }
+        if progress.end.is_none() {
+            return;
+        }
+        if let Some(error) = generate::failed(progress, true) {
+            out.push_back(event(&error.openai()));
+        } else if self.openai.include_usage {
+            let object = if self.openai.chat { "chat.completion.chunk" } else { "text_completion" };
+            let mut body = self.openai.envelope(object, &json!([]));
+            body["usage"] = self.openai.usage(choice.tokens);
+            out.push_back(event(&body));
+        }
+        out.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+    }
+}

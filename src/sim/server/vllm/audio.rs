@@ -1,0 +1,138 @@
+//! `/v1/audio/transcriptions` and `/v1/audio/translations`: a small fake that
+//! reads the form and says as much as the sound is long.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::chat::{DONE, SSE};
+use super::error::{self, ApiError};
+use super::fields::Fields;
+use super::params::Params;
+use super::session::{self, Session};
+use crate::sim::server::body::{Render, SimBody};
+use crate::sim::server::feed::{End, Progress};
+use crate::sim::server::job::Job;
+use crate::sim::server::reply::{self, Answer};
+use crate::sim::server::route::Call;
+use crate::sim::server::text::Prompt;
+
+/// Sixteen-bit samples at 16 kHz.
+const BYTES_PER_SECOND: usize = 32_000;
+/// Encoder tokens that a second of sound costs.
+const TOKENS_PER_SECOND: u32 = 50;
+/// Words that a second of sound holds.
+const WORDS_PER_SECOND: u32 = 3;
+
+pub(super) async fn answer(mut call: Call) -> Answer {
+    let form = match read(&call).await {
+        Ok(form) => form,
+        Err(error) => return Ok(error.respond(&call.path)),
+    };
+    let seconds = form.sound.div_ceil(BYTES_PER_SECOND).max(1);
+    let text_format = form.fields.get("response_format").and_then(Value::as_str) == Some("text");
+    let (session, mut job) = match start(&mut call, &form, seconds) {
+        Ok(started) => started,
+        Err(error) => return Ok(error.respond(&call.path)),
+    };
+    if session.params.stream {
+        let render = Box::new(SpeechStream { session, sent: 0, object: form.object });
+        return Ok(reply::events(SSE, SimBody::stream(job, render, None)));
+    }
+    let (progress, act) = job.complete().await;
+    if let Some(End::Failed(failure)) = &progress.end {
+        return Ok(ApiError::from(failure.clone()).respond(&call.path));
+    }
+    let text = session.plans[0].text(0, progress.choices[0].tokens);
+    let (kind, body) = match text_format {
+        true => ("text/plain; charset=utf-8", text),
+        false => {
+            let usage = json!({"type": "duration", "seconds": seconds});
+            ("application/json", json!({"text": text, "usage": usage}).to_string())
+        }
+    };
+    Ok(reply::deliver(job, act, reply::typed(200, kind, ""), body.into()))
+}
+
+struct Form {
+    fields: Fields,
+    /// Bytes of the sound.
+    sound: usize,
+    object: &'static str,
+}
+
+async fn read(call: &Call) -> Result<Form, ApiError> {
+    let missing = || ApiError::field("missing", "body.file", "Field required", "None");
+    let content_type = call.header("content-type").unwrap_or_default();
+    let boundary = multer::parse_boundary(content_type).map_err(|_| missing())?;
+    let body = futures_util::stream::iter([Ok::<_, Infallible>(call.body.clone())]);
+    let mut form = multer::Multipart::new(body, boundary);
+    let broken = |_| ApiError::bad("There was an error parsing the body");
+    let (mut fields, mut sound) = (serde_json::Map::new(), None);
+    while let Some(field) = form.next_field().await.map_err(broken)? {
+        let name = field.name().unwrap_or_default().to_owned();
+        if name == "file" {
+            sound = Some(field.bytes().await.map_err(broken)?.len());
+        } else {
+            let text = field.text().await.map_err(broken)?;
+            let value = match text.as_str() {
+                "true" | "True" => Value::Bool(true),
+                "false" | "False" => Value::Bool(false),
+                _ => Value::String(text),
+            };
+            fields.insert(name, value);
+        }
+    }
+    let object = if call.path.ends_with("translations") { "translation.chunk" } else { "transcription.chunk" };
+    Ok(Form { fields: Fields(fields), sound: sound.ok_or_else(missing)?, object })
+}
+
+fn start(call: &mut Call, form: &Form, seconds: usize) -> Result<(Session, Job), ApiError> {
+    let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
+    let mut params = Params { stream: form.fields.bool("stream")?, n: 1, ..Params::default() };
+    params.model = super::params::model(&form.fields, &call.sim.options)?;
+    let params = params.with_exact_output(i64::from(seconds.saturating_mul(WORDS_PER_SECOND)));
+    let mut prompt = Prompt::counted(seconds.saturating_mul(TOKENS_PER_SECOND));
+    prompt.push(form.fields.string("prompt")?.unwrap_or_default(), 4);
+    let prefix = if form.object == "translation.chunk" { "trsl-" } else { "trsc-" };
+    let id = session::answer_id(call, prefix, None);
+    session::start(call, id, params, vec![prompt])
+}
+
+struct SpeechStream {
+    session: Session,
+    sent: u32,
+    object: &'static str,
+}
+
+impl SpeechStream {
+    fn event(&self, text: &str, reason: Option<&str>) -> Bytes {
+        let session = &self.session;
+        let data = json!({
+            "id": &*session.id, "object": self.object, "created": session.created,
+            "model": session.params.model,
+            "choices": [{"delta": {"content": text}, "finish_reason": reason, "stop_reason": null}]
+        });
+        format!("data: {data}\n\n").into()
+    }
+}
+
+impl Render for SpeechStream {
+    fn render(&mut self, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        let choice = progress.choices[0];
+        if choice.tokens > self.sent {
+            let text = self.session.plans[0].text(self.sent, choice.tokens);
+            self.sent = choice.tokens;
+            out.push_back(self.event(&text, choice.done.then_some("stop")));
+        }
+        match &progress.end {
+            None => return,
+            Some(End::Failed(failure)) => out.push_back(error::event(failure).into()),
+            Some(End::Aborted) if self.sent > 0 => out.push_back(self.event("", Some("abort"))),
+            Some(_) => {}
+        }
+        out.push_back(Bytes::from_static(DONE));
+    }
+}

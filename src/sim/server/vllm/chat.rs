@@ -1,0 +1,316 @@
+//! `/v1/chat/completions`.
+
+use std::collections::VecDeque;
+use std::fmt::Write;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::error::{self, ApiError};
+use super::fields::{self, Fields};
+use super::params::{self, Params, Tool};
+use super::session::{self, FINGERPRINT, Plan, Session};
+use crate::sim::server::body::{Render, SimBody};
+use crate::sim::server::feed::{End, Progress};
+use crate::sim::server::reply::{self, Answer};
+use crate::sim::server::route::Call;
+use crate::sim::server::text::Prompt;
+
+pub(super) const SSE: &str = "text/event-stream; charset=utf-8";
+pub(super) const DONE: &[u8] = b"data: [DONE]\n\n";
+
+pub(super) async fn answer(mut call: Call) -> Answer {
+    let (session, mut job, tool) = match start(&mut call) {
+        Ok(started) => started,
+        Err(error) => return Ok(error.respond(&call.path)),
+    };
+    if session.params.stream {
+        let keep_alive = call.sim.options.vllm.sse_keep_alive;
+        let render = Box::new(ChatStream::new(session, tool));
+        return Ok(reply::events(SSE, SimBody::stream(job, render, keep_alive)));
+    }
+    let (progress, act) = job.complete().await;
+    if let Some(End::Failed(failure)) = &progress.end {
+        return Ok(ApiError::from(failure.clone()).respond(&call.path));
+    }
+    let body = whole(&session, tool.as_ref(), &progress).to_string();
+    let mut response = reply::json(200, "");
+    super::meta::add_load_header(&call, &mut response);
+    Ok(reply::deliver(job, act, response, body.into()))
+}
+
+fn start(call: &mut Call) -> Result<(Session, crate::sim::server::job::Job, Option<Tool>), ApiError> {
+    let fields = fields::parse(call)?;
+    let messages = fields.list("messages")?;
+    let params = Params::read(&fields, &call.sim.options, &["max_completion_tokens", "max_tokens"])?;
+    let tool = params::tool(&fields, &call.sim.options.vllm)?;
+    let prompt = prompt(messages, &fields, &params.model, call.sim.options.vllm.multimodal)?;
+    let id = session::answer_id(call, "chatcmpl-", fields.string("request_id")?);
+    let (session, job) = session::start(call, id, params, vec![prompt])?;
+    Ok((session, job, tool))
+}
+
+/// Tokens that an image or a sound counts.
+const MEDIA_TOKENS: u32 = 256;
+
+/// The prompt of a list of messages; tools are part of it.
+pub(super) fn prompt(
+    messages: &[Value],
+    fields: &Fields,
+    model: &str,
+    multimodal: bool,
+) -> Result<Prompt, ApiError> {
+    if messages.is_empty() {
+        let message = "Cannot apply chat template to an empty conversation. Provide at least one message.";
+        return Err(ApiError::bad(message));
+    }
+    let mut prompt = Prompt::counted(1);
+    if let Some(tools) = fields.get("tools").filter(|tools| tools.is_array()) {
+        prompt.push(&tools.to_string(), 0);
+    }
+    for (index, message) in messages.iter().enumerate() {
+        if !message.get("role").is_some_and(Value::is_string) {
+            let loc = format!("body.messages.{index}.role");
+            return Err(ApiError::field("string_type", &loc, "Input should be a valid string", "5"));
+        }
+        prompt.push("", 3);
+        match message.get("content") {
+            Some(Value::String(text)) => prompt.push(text, 0),
+            Some(Value::Array(parts)) => push_parts(&mut prompt, parts, model, multimodal)?,
+            _ => {}
+        }
+        if let Some(calls) = message.get("tool_calls") {
+            prompt.push(&calls.to_string(), 0);
+        }
+    }
+    Ok(prompt)
+}
+
+fn push_parts(prompt: &mut Prompt, parts: &[Value], model: &str, multimodal: bool) -> Result<(), ApiError> {
+    for part in parts {
+        match (part.get("text").and_then(Value::as_str), part.as_str()) {
+            (Some(text), _) | (None, Some(text)) => prompt.push(text, 0),
+            (None, None) if multimodal => prompt.push("", MEDIA_TOKENS),
+            (None, None) => return Err(ApiError::bad(format!("{model} is not a multimodal model"))),
+        }
+    }
+    Ok(())
+}
+
+fn finish_reason(plan: &Plan, tool: Option<&Tool>) -> &'static str {
+    if tool.is_some() && plan.stops { "tool_calls" } else { plan.finish_reason() }
+}
+
+/// The arguments text of the tokens `from..to`: `{"parameter": "`, words, `"}`.
+fn arguments(plan: &Plan, tool: &Tool, from: u32, to: u32) -> String {
+    let Some(parameter) = tool.parameter.as_ref().filter(|_| plan.tokens > 1) else {
+        return if from == 0 && to > 0 { "{}".to_owned() } else { String::new() };
+    };
+    let mut out = String::new();
+    if from == 0 && to > 0 {
+        let _ = write!(out, "{{{}: \"", Value::from(parameter.as_str()));
+    }
+    plan.write(from.max(1), to, &mut out);
+    if plan.stops && to == plan.tokens && from < to {
+        out.push_str("\"}");
+    }
+    out
+}
+
+fn tool_id(session: &Session, choice: usize) -> String {
+    format!("chatcmpl-tool-{:016x}", crate::sim::server::text::hash(&session.id) ^ choice as u64)
+}
+
+fn whole(session: &Session, tool: Option<&Tool>, progress: &Progress) -> Value {
+    let choice = |index: usize| {
+        let (plan, tokens) = (&session.plans[index], progress.choices[index].tokens);
+        let done = progress.choices[index].done;
+        let mut message = json!({
+            "role": "assistant", "content": null, "refusal": null, "annotations": null, "audio": null,
+            "function_call": null, "reasoning": null
+        });
+        match tool {
+            Some(tool) => {
+                message["tool_calls"] = json!([{
+                    "id": tool_id(session, index), "type": "function",
+                    "function": {"name": tool.name, "arguments": arguments(plan, tool, 0, tokens)}
+                }]);
+            }
+            None => message["content"] = plan.text(0, tokens).into(),
+        }
+        json!({
+            "index": index,
+            "message": message,
+            "logprobs": logprobs(session, plan, 0, tokens),
+            "finish_reason": if done { finish_reason(plan, tool) } else { "abort" },
+            "stop_reason": null, "token_ids": null, "routed_experts": null
+        })
+    };
+    json!({
+        "id": &*session.id, "object": "chat.completion", "created": session.created,
+        "model": session.params.model,
+        "choices": (0..session.plans.len()).map(choice).collect::<Vec<_>>(),
+        "service_tier": null, "system_fingerprint": FINGERPRINT,
+        "usage": session.usage(progress, true),
+        "prompt_logprobs": null, "prompt_token_ids": null, "prompt_text": null,
+        "kv_transfer_params": null, "ec_transfer_params": null,
+        "metrics": session.metrics(progress)
+    })
+}
+
+fn logprobs(session: &Session, plan: &Plan, from: u32, to: u32) -> Value {
+    let Some(top) = session.params.logprobs else { return Value::Null };
+    let one = |index| {
+        let (token, logprob) = plan.scored(index);
+        let row = |logprob: f64| json!({"token": token, "logprob": logprob, "bytes": token.as_bytes()});
+        let mut entry = row(logprob);
+        entry["top_logprobs"] = (0..top).map(|rank| row(logprob - f64::from(rank))).collect();
+        entry
+    };
+    json!({"content": (from..to).map(one).collect::<Vec<_>>()})
+}
+
+/// The events of a streamed chat.
+struct ChatStream {
+    session: Session,
+    tool: Option<Tool>,
+    /// Every event up to its choices.
+    head: String,
+    /// For each choice: role sent, tokens sent, finish reason sent.
+    sent: Vec<(bool, u32, bool)>,
+}
+
+impl ChatStream {
+    fn new(session: Session, tool: Option<Tool>) -> Self {
+        let head = format!(
+            "data: {{\"id\":{},\"object\":\"chat.completion.chunk\",\"created\":{},\"model\":{},\"choices\":[",
+            Value::from(&*session.id),
+            session.created,
+            Value::from(session.params.model.as_str())
+        );
+        let sent = vec![(false, 0, false); session.plans.len()];
+        Self { session, tool, head, sent }
+    }
+
+    /// One event; `choice` is its choice object, `tail` follows the usage.
+    fn event(&self, choice: &str, progress: &Progress, tail: &str) -> Bytes {
+        let mut out = String::with_capacity(self.head.len() + choice.len() + tail.len() + 128);
+        out.push_str(&self.head);
+        out.push_str(choice);
+        out.push(']');
+        if self.session.params.continuous_usage {
+            self.session.write_running_usage(progress, &mut out);
+        }
+        out.push_str(tail);
+        out.push_str("}\n\n");
+        out.into()
+    }
+
+    fn role(&mut self, index: usize, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        if std::mem::replace(&mut self.sent[index].0, true) {
+            return;
+        }
+        let choice = format!(
+            "{{\"index\":{index},\"delta\":{{\"role\":\"assistant\",\"content\":\"\"}},\"logprobs\":null,\
+             \"finish_reason\":null}}"
+        );
+        let mut at_start = progress.clone();
+        at_start.choices.iter_mut().for_each(|choice| choice.tokens = 0);
+        out.push_back(self.event(&choice, &at_start, ",\"prompt_token_ids\":null,\"prompt_text\":null"));
+    }
+
+    fn delta(&self, index: usize, from: u32, to: u32) -> String {
+        let plan = &self.session.plans[index];
+        let Some(tool) = &self.tool else {
+            return format!("{{\"content\":\"{}\"}}", plan.text(from, to));
+        };
+        let arguments = Value::from(arguments(plan, tool, from, to));
+        if from > 0 {
+            return format!("{{\"tool_calls\":[{{\"index\":0,\"function\":{{\"arguments\":{arguments}}}}}]}}");
+        }
+        let (id, name) = (tool_id(&self.session, index), Value::from(tool.name.as_str()));
+        format!(
+            "{{\"tool_calls\":[{{\"id\":\"{id}\",\"type\":\"function\",\"index\":0,\
+             \"function\":{{\"name\":{name},\"arguments\":{arguments}}}}}]}}"
+        )
+    }
+
+    fn tokens(&mut self, index: usize, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        let (choice, from) = (progress.choices[index], self.sent[index].1);
+        if choice.tokens == from {
+            return;
+        }
+        self.sent[index].1 = choice.tokens;
+        let delta = self.delta(index, from, choice.tokens);
+        let plan = &self.session.plans[index];
+        let logprobs = logprobs(&self.session, plan, from, choice.tokens);
+        let reason = if choice.done {
+            format!("\"{}\",\"stop_reason\":null", finish_reason(plan, self.tool.as_ref()))
+        } else {
+            "null".to_owned()
+        };
+        let event = format!(
+            "{{\"index\":{index},\"delta\":{delta},\"logprobs\":{logprobs},\"finish_reason\":{reason},\
+             \"token_ids\":null}}"
+        );
+        self.sent[index].2 |= choice.done;
+        out.push_back(self.event(&event, progress, &self.fingerprint()));
+    }
+
+    /// The fingerprint rides on the last finish reason when no usage follows.
+    fn fingerprint(&self) -> String {
+        let last = self.sent.iter().all(|(_, _, finished)| *finished);
+        match last && !self.session.params.include_usage {
+            true => format!(",\"system_fingerprint\":\"{FINGERPRINT}\""),
+            false => String::new(),
+        }
+    }
+
+    fn abort(&mut self, index: usize, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        self.role(index, progress, out);
+        if progress.choices[index].tokens == 0 || std::mem::replace(&mut self.sent[index].2, true) {
+            return;
+        }
+        let event = format!(
+            "{{\"index\":{index},\"delta\":{{\"content\":\"\"}},\"logprobs\":null,\
+             \"finish_reason\":\"abort\",\"stop_reason\":null,\"token_ids\":null}}"
+        );
+        out.push_back(self.event(&event, progress, &self.fingerprint()));
+    }
+
+    fn close(&mut self, end: &End, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        for index in 0..self.sent.len() {
+            match end {
+                End::Aborted => self.abort(index, progress, out),
+                End::NoFinish => self.role(index, progress, out),
+                End::Complete | End::Failed(_) | End::Cut => {}
+            }
+        }
+        if let End::Failed(failure) = end {
+            out.push_back(error::event(failure).into());
+        } else if self.session.params.include_usage {
+            let mut event = self.head.clone();
+            event.push(']');
+            self.session.write_final_usage(progress, true, &mut event);
+            event.push_str("}\n\n");
+            out.push_back(event.into());
+        }
+        out.push_back(Bytes::from_static(DONE));
+    }
+}
+
+impl Render for ChatStream {
+    fn render(&mut self, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        for index in 0..self.sent.len() {
+            if progress.choices[index].tokens > 0 {
+                self.role(index, progress, out);
+            }
+        }
+        for index in 0..self.sent.len() {
+            self.tokens(index, progress, out);
+        }
+        if let Some(end) = &progress.end {
+            self.close(end, progress, out);
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! `/v1/completions`.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::chat::{DONE, SSE};
+use super::error::{self, ApiError};
+use super::fields::{self, Fields};
+use super::params::Params;
+use super::session::{self, FINGERPRINT, Plan, Session};
+use crate::sim::server::body::{Render, SimBody};
+use crate::sim::server::feed::{End, Progress};
+use crate::sim::server::job::Job;
+use crate::sim::server::reply::{self, Answer};
+use crate::sim::server::route::Call;
+use crate::sim::server::text::{Prompt, VOCABULARY, word};
+
+pub(super) async fn answer(mut call: Call) -> Answer {
+    let (session, mut job, echoes) = match start(&mut call) {
+        Ok(started) => started,
+        Err(error) => return Ok(error.respond(&call.path)),
+    };
+    if session.params.stream {
+        let keep_alive = call.sim.options.vllm.sse_keep_alive;
+        let render = Box::new(CompletionStream::new(session, echoes));
+        return Ok(reply::events(SSE, SimBody::stream(job, render, keep_alive)));
+    }
+    let (progress, act) = job.complete().await;
+    if let Some(End::Failed(failure)) = &progress.end {
+        return Ok(ApiError::from(failure.clone()).respond(&call.path));
+    }
+    let body = whole(&session, &echoes, &progress).to_string();
+    let mut response = reply::json(200, "");
+    super::meta::add_load_header(&call, &mut response);
+    Ok(reply::deliver(job, act, response, body.into()))
+}
+
+fn start(call: &mut Call) -> Result<(Session, Job, Vec<String>), ApiError> {
+    let fields = fields::parse(call)?;
+    let prompts = prompts(&fields, "prompt")?;
+    let params = Params::read(&fields, &call.sim.options, &["max_tokens"])?;
+    let id = session::answer_id(call, "cmpl-", fields.string("request_id")?);
+    let n = usize::try_from(params.n).unwrap_or(1);
+    let mut echoes = Vec::new();
+    if params.echo {
+        for (_, text) in &prompts {
+            echoes.extend(std::iter::repeat_n(text.clone(), n.min(16_384)));
+        }
+    }
+    let prompts = prompts.into_iter().map(|(prompt, _)| prompt).collect();
+    let (session, job) = session::start(call, id, params, prompts)?;
+    Ok((session, job, echoes))
+}
+
+/// The prompts of a text, a list of texts, a list of ids or a list of those,
+/// each with its text.
+pub(super) fn prompts(fields: &Fields, name: &str) -> Result<Vec<(Prompt, String)>, ApiError> {
+    match fields.required(name)? {
+        Value::String(text) => Ok(vec![(Prompt::text(text), text.clone())]),
+        Value::Array(items) if items.first().is_some_and(Value::is_number) => Ok(vec![token_ids(items)?]),
+        Value::Array(items) if !items.is_empty() => items.iter().map(one_prompt).collect(),
+        _ => Err(ApiError::bad(format!("Either {name} or {name}_embeds must be provided and non-empty."))),
+    }
+}
+
+fn one_prompt(item: &Value) -> Result<(Prompt, String), ApiError> {
+    match item {
+        Value::String(text) => Ok((Prompt::text(text), text.clone())),
+        Value::Array(ids) => token_ids(ids),
+        _ => Err(ApiError::either("body.prompt", &item.to_string())),
+    }
+}
+
+fn token_ids(items: &[Value]) -> Result<(Prompt, String), ApiError> {
+    let mut ids = Vec::with_capacity(items.len());
+    for item in items {
+        match item.as_u64() {
+            Some(id) if id < u64::from(VOCABULARY) => ids.push(id as u32),
+            _ => return Err(ApiError::bad(format!("Token id {item} is out of vocabulary"))),
+        }
+    }
+    let text = ids.iter().map(|id| word(*id)).collect();
+    Ok((Prompt::ids(&ids), text))
+}
+
+fn logprobs(session: &Session, plan: &Plan, from: u32, to: u32) -> Value {
+    let Some(top) = session.params.logprobs else { return Value::Null };
+    let rows: Vec<_> = (from..to).map(|index| plan.scored(index)).collect();
+    let offsets = rows.iter().scan(0, |at, (token, _)| {
+        *at += token.len();
+        Some(*at - token.len())
+    });
+    let best = |(token, logprob): &(&str, f64)| match top {
+        0 => json!({}),
+        _ => json!({*token: logprob}),
+    };
+    json!({
+        "text_offset": offsets.collect::<Vec<_>>(),
+        "token_logprobs": rows.iter().map(|(_, logprob)| logprob).collect::<Vec<_>>(),
+        "tokens": rows.iter().map(|(token, _)| token).collect::<Vec<_>>(),
+        "top_logprobs": rows.iter().map(best).collect::<Vec<_>>()
+    })
+}
+
+fn whole(session: &Session, echoes: &[String], progress: &Progress) -> Value {
+    let choice = |index: usize| {
+        let (plan, tokens) = (&session.plans[index], progress.choices[index].tokens);
+        let mut text = echoes.get(index).cloned().unwrap_or_default();
+        plan.write(0, tokens, &mut text);
+        json!({
+            "index": index, "text": text,
+            "logprobs": logprobs(session, plan, 0, tokens),
+            "finish_reason": session.reason(progress, index),
+            "stop_reason": null, "token_ids": null, "prompt_logprobs": null, "prompt_token_ids": null,
+            "routed_experts": null
+        })
+    };
+    json!({
+        "id": &*session.id, "object": "text_completion", "created": session.created,
+        "model": session.params.model,
+        "choices": (0..session.plans.len()).map(choice).collect::<Vec<_>>(),
+        "service_tier": null, "system_fingerprint": FINGERPRINT,
+        "usage": session.usage(progress, false),
+        "kv_transfer_params": null, "ec_transfer_params": null,
+        "metrics": session.metrics(progress)
+    })
+}
+
+struct CompletionStream {
+    session: Session,
+    echoes: Vec<String>,
+    head: String,
+    /// For each choice: tokens sent, finish reason sent.
+    sent: Vec<(u32, bool)>,
+}
+
+impl CompletionStream {
+    fn new(session: Session, echoes: Vec<String>) -> Self {
+        let head = format!(
+            "data: {{\"id\":{},\"object\":\"text_completion\",\"created\":{},\"model\":{},\"choices\":[",
+            Value::from(&*session.id),
+            session.created,
+            Value::from(session.params.model.as_str())
+        );
+        let sent = vec![(0, false); session.plans.len()];
+        Self { session, echoes, head, sent }
+    }
+
+    fn push(&self, index: usize, text: &str, rest: (&str, Value), progress: &Progress, out: &mut VecDeque<Bytes>) {
+        let (reason, logprobs) = rest;
+        let mut event = format!(
+            "{}{{\"index\":{index},\"text\":{},\"logprobs\":{logprobs},\"finish_reason\":{reason},\
+             \"stop_reason\":null,\"prompt_token_ids\":null,\"token_ids\":null}}]",
+            self.head,
+            Value::from(text)
+        );
+        if self.session.params.continuous_usage {
+            self.session.write_running_usage(progress, &mut event);
+        }
+        if !self.session.params.include_usage && self.sent.iter().all(|(_, finished)| *finished) {
+            event.push_str(",\"system_fingerprint\":\"");
+            event.push_str(FINGERPRINT);
+            event.push('"');
+        }
+        event.push_str("}\n\n");
+        out.push_back(event.into());
+    }
+
+    fn tokens(&mut self, index: usize, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        let (choice, from) = (progress.choices[index], self.sent[index].0);
+        if choice.tokens == from {
+            return;
+        }
+        self.sent[index] = (choice.tokens, choice.done);
+        let plan = &self.session.plans[index];
+        let mut text = match (from, self.echoes.get(index)) {
+            (0, Some(echo)) => echo.clone(),
+            _ => String::new(),
+        };
+        plan.write(from, choice.tokens, &mut text);
+        let reason = Value::from(choice.done.then(|| plan.finish_reason())).to_string();
+        let logprobs = logprobs(&self.session, plan, from, choice.tokens);
+        self.push(index, &text, (&reason, logprobs), progress, out);
+    }
+
+    fn close(&mut self, end: &End, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        if *end == End::Aborted {
+            for index in 0..self.sent.len() {
+                if self.sent[index].0 > 0 && !std::mem::replace(&mut self.sent[index].1, true) {
+                    self.push(index, "", ("\"abort\"", Value::Null), progress, out);
+                }
+            }
+        }
+        if let End::Failed(failure) = end {
+            out.push_back(error::event(failure).into());
+        } else if self.session.params.include_usage {
+            let mut event = self.head.clone();
+            event.push(']');
+            self.session.write_final_usage(progress, false, &mut event);
+            event.push_str("}\n\n");
+            out.push_back(event.into());
+        }
+        out.push_back(Bytes::from_static(DONE));
+    }
+}
+
+impl Render for CompletionStream {
+    fn render(&mut self, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        for index in 0..self.sent.len() {
+            self.tokens(index, progress, out);
+        }
+        if let Some(end) = &progress.end {
+            self.close(end, progress, out);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! `/v1/messages` and `/v1/messages/count_tokens` (the Anthropic API).
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::chat::{self, SSE};
+use super::error::ApiError;
+use super::fields::{self, Fields};
+use super::params::{self, Params};
+use super::session::{self, Session};
+use crate::sim::server::body::{Render, SimBody};
+use crate::sim::server::feed::{End, Progress};
+use crate::sim::server::job::Job;
+use crate::sim::server::reply::{self, Answer};
+use crate::sim::server::route::Call;
+use crate::sim::server::text::Prompt;
+
+pub(super) async fn answer(mut call: Call) -> Answer {
+    let (session, mut job) = match start(&mut call) {
+        Ok(started) => started,
+        Err(error) => return Ok(error.respond(&call.path)),
+    };
+    if session.params.stream {
+        let render = Box::new(MessageStream { session, started: false, sent: 0 });
+        return Ok(reply::events(SSE, SimBody::stream(job, render, None)));
+    }
+    let (progress, act) = job.complete().await;
+    if let Some(End::Failed(failure)) = &progress.end {
+        return Ok(ApiError::from(failure.clone()).respond(&call.path));
+    }
+    let text = session.plans[0].text(0, progress.choices[0].tokens);
+    let body = json!({
+        "id": &*session.id, "type": "message", "role": "assistant",
+        "content": [{"type": "text", "text": text}], "model": session.params.model,
+        "stop_reason": stop_reason(&session, &progress), "usage": usage(&session, &progress)
+    });
+    Ok(reply::deliver(job, act, reply::json(200, ""), body.to_string().into()))
+}
+
+/// Answers with the tokens of the prompt, without running it.
+pub(super) fn count(call: &Call) -> Answer {
+    let counted = fields::parse(call).and_then(|fields| {
+        let model = params::model(&fields, &call.sim.options)?;
+        prompt(&fields, &model, call)
+    });
+    Ok(match counted {
+        Ok(prompt) => reply::value(
+            200,
+            &json!({
+                "input_tokens": prompt.tokens,
+                "context_management": {"original_input_tokens": prompt.tokens}
+            }),
+        ),
+        Err(error) => error.respond(&call.path),
+    })
+}
+
+fn prompt(fields: &Fields, model: &str, call: &Call) -> Result<Prompt, ApiError> {
+    let messages = fields.list("messages")?;
+    let mut prompt = chat::prompt(messages, fields, model, call.sim.options.vllm.multimodal)?;
+    match fields.get("system") {
+        Some(Value::String(text)) => prompt.push(text, 3),
+        Some(Value::Array(blocks)) => {
+            for block in blocks {
+                prompt.push(block.get("text").and_then(Value::as_str).unwrap_or_default(), 3);
+            }
+        }
+        _ => {}
+    }
+    Ok(prompt)
+}
+
+fn start(call: &mut Call) -> Result<(Session, Job), ApiError> {
+    let fields = fields::parse(call)?;
+    fields.required("max_tokens")?;
+    let params = Params::read(&fields, &call.sim.options, &["max_tokens"])?;
+    let params = Params { n: 1, ..params };
+    let prompt = prompt(&fields, &params.model, call)?;
+    let id = session::answer_id(call, "chatcmpl-", None);
+    session::start(call, id, params, vec![prompt])
+}
+
+fn stop_reason(session: &Session, progress: &Progress) -> Value {
+    match session.reason(progress, 0) {
+        "stop" => "end_turn".into(),
+        "length" => "max_tokens".into(),
+        _ => Value::Null,
+    }
+}
+
+fn usage(session: &Session, progress: &Progress) -> Value {
+    json!({
+        "input_tokens": session.prompt_tokens - progress.cached_tokens.min(session.prompt_tokens),
+        "output_tokens": progress.tokens(), "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": progress.cached_tokens
+    })
+}
+
+struct MessageStream {
+    session: Session,
+    started: bool,
+    sent: u32,
+}
+
+/// `event:` and `data:` lines; the name is the data's `type`.
+pub(super) fn named_event(data: &Value) -> Bytes {
+    let name = data["type"].as_str().unwrap_or_default();
+    format!("event: {name}\ndata: {data}\n\n").into()
+}
+
+impl MessageStream {
+    fn start(&mut self, out: &mut VecDeque<Bytes>) {
+        if std::mem::replace(&mut self.started, true) {
+            return;
+        }
+        let session = &self.session;
+        out.push_back(named_event(&json!({
+            "type": "message_start",
+            "message": {
+                "id": &*session.id, "type": "message", "role": "assistant", "content": [],
+                "model": session.params.model, "stop_reason": null, "stop_sequence": null,
+                "usage": {"input_tokens": session.prompt_tokens, "output_tokens": 0}
+            }
+        })));
+        out.push_back(named_event(&json!({
+            "type": "content_block_start", "content_block": {"type": "text", "text": ""}, "index": 0
+        })));
+    }
+
+    fn close(&mut self, end: &End, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        if let End::Failed(failure) = end {
+            let error = json!({"type": failure.kind, "message": failure.message});
+            out.push_back(named_event(&json!({"type": "error", "error": error})));
+            return;
+        }
+        self.start(out);
+        out.push_back(named_event(&json!({"type": "content_block_stop", "index": 0})));
+        if *end != End::NoFinish {
+            out.push_back(named_event(&json!({
+                "type": "message_delta",
+                "delta": {"stop_reason": stop_reason(&self.session, progress), "stop_sequence": null},
+                "usage": usage(&self.session, progress)
+            })));
+        }
+        out.push_back(named_event(&json!({"type": "message_stop"})));
+    }
+}
+
+impl Render for MessageStream {
+    fn render(&mut self, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        let tokens = progress.choices[0].tokens;
+        if tokens > self.sent {
+            self.start(out);
+            let text = self.session.plans[0].text(self.sent, tokens);
+            self.sent = tokens;
+            if !text.is_empty() {
+                out.push_back(named_event(&json!({
+                    "type": "content_block_delta", "delta": {"type": "text_delta", "text": text}, "index": 0
+                })));
+            }
+        }
+        if let Some(end) = &progress.end {
+            self.close(end, progress, out);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! vLLM 0.32 as it answers.
+//!
+//! Simplified against the real one: schema errors name one detail where vLLM
+//! names every alternative, texts and token ids come from a made-up
+//! vocabulary, tokens are counted by the rule of [`super::text`].
+
+mod admin;
+mod audio;
+mod chat;
+mod completion;
+mod error;
+mod fields;
+mod messages;
+mod meta;
+mod metrics;
+mod params;
+mod pooling;
+mod responses;
+mod session;
+
+use http::header::{ALLOW, HeaderName, HeaderValue, LOCATION, SERVER, VARY};
+use http::{Method, Response};
+use serde_json::json;
+
+use self::error::ApiError;
+use self::pooling::Route;
+use super::body::SimBody;
+use super::options::Tasks;
+use super::reply::{self, Answer};
+use super::route::Call;
+
+pub(super) use self::metrics::without_missing;
+
+const GENERATE: &[&str] = &[
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/invocations",
+];
+const POOL: &[(&str, Route)] = &[
+    ("/v1/embeddings", Route::Embed),
+    ("/pooling", Route::Pool),
+    ("/classify", Route::Classify),
+    ("/score", Route::Score),
+    ("/v1/score", Route::Score),
+    ("/rerank", Route::Rerank),
+    ("/v1/rerank", Route::Rerank),
+    ("/v2/rerank", Route::Rerank),
+];
+const GET: &[&str] = &["/v1/models", "/health", "/ping", "/version", "/load", "/metrics"];
+const POST: &[&str] = &["/tokenize", "/detokenize", "/ping", "/v1/messages/count_tokens"];
+const DEV_GET: &[&str] = &["/is_paused", "/is_sleeping", "/server_info"];
+const DEV_POST: &[&str] =
+    &["/abort_requests", "/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache"];
+
+/// Whether the path is one that makes the engine work.
+pub(super) fn is_work(path: &str) -> bool {
+    GENERATE.contains(&path) || POOL.iter().any(|(known, _)| *known == path)
+}
+
+/// The answer of a `status` fault.
+pub(super) fn fault_status(path: &str, status: u16, message: &str) -> Response<SimBody> {
+    ApiError::from_status(status, message).respond(path)
+}
+
+/// Answers one request.
+pub(super) async fn answer(call: Call) -> Answer {
+    let id = call.headers.get("x-request-id").cloned().filter(|_| call.sim.options.vllm.request_id_headers);
+    let mut response = dispatch(call).await?;
+    let headers = response.headers_mut();
+    headers.insert(SERVER, HeaderValue::from_static("uvicorn"));
+    headers.insert(VARY, HeaderValue::from_static("Origin"));
+    if let Some(id) = id {
+        headers.insert(HeaderName::from_static("x-request-id"), id);
+    }
+    Ok(response)
+}
+
+fn detail(status: u16, text: &str) -> Response<SimBody> {
+    reply::value(status, &json!({"detail": text}))
+}
+
+async fn dispatch(call: Call) -> Answer {
+    let guarded = ["/v1", "/v2", "/inference", "/cohere"].iter().any(|prefix| call.path.starts_with(prefix));
+    if guarded && call.sim.options.api_key.as_deref().is_some_and(|key| !call.bears(key)) {
+        return Ok(reply::value(401, &json!({"error": "Unauthorized"})));
+    }
+    let methods = methods(&call, &call.path);
+    if methods.is_empty() {
+        return Ok(elsewhere(&call));
+    }
+    if !methods.contains(&call.method) {
+        let mut response = detail(405, "Method Not Allowed");
+        let allowed = methods.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
+        if let Ok(allowed) = HeaderValue::from_str(&allowed) {
+            response.headers_mut().insert(ALLOW, allowed);
+        }
+        return Ok(response);
+    }
+    if is_work(&call.path) {
+        return work(call).await;
+    }
+    if call.path == "/pause" {
+        return Ok(admin::pause(&call).await);
+    }
+    if call.path.starts_with("/v1/responses/") {
+        return responses::stored(&call);
+    }
+    if call.path == "/v1/messages/count_tokens" {
+        return messages::count(&call);
+    }
+    Ok(meta(&call))
+}
+
+/// The methods of a path; none when there is no such path.
+fn methods(call: &Call, path: &str) -> Vec<Method> {
+    let options = &call.sim.options;
+    let generate = options.tasks != Tasks::Pool;
+    let pool = options.tasks != Tasks::Generate;
+    let get = GET.contains(&path)
+        || (options.vllm.dev_mode && DEV_GET.contains(&path))
+        || (generate && path.starts_with("/v1/responses/") && path.len() > "/v1/responses/".len());
+    let post = POST.contains(&path)
+        || (options.vllm.dev_mode && DEV_POST.contains(&path))
+        || (generate && GENERATE.contains(&path))
+        || (pool && POOL.iter().any(|(known, _)| *known == path));
+    [(get, Method::GET), (post, Method::POST)].into_iter().filter(|(on, _)| *on).map(|(_, m)| m).collect()
+}
+
+/// A redirect for a known path with a slash too many, else 404.
+fn elsewhere(call: &Call) -> Response<SimBody> {
+    let trimmed = call.path.trim_end_matches('/');
+    if trimmed == call.path || methods(call, trimmed).is_empty() {
+        return detail(404, "Not Found");
+    }
+    let own = call.sim.addr.to_string();
+    let location = format!("http://{}{trimmed}", call.header("host").unwrap_or(&own));
+    let mut response = reply::empty(307);
+    if let Ok(location) = HeaderValue::from_str(&location) {
+        response.headers_mut().insert(LOCATION, location);
+    }
+    response
+}
+
+async fn work(call: Call) -> Answer {
+    if std::str::from_utf8(&call.body).is_err() && !call.path.starts_with("/v1/audio/") {
+        return Ok(detail(400, "There was an error parsing the body"));
+    }
+    if let Some((_, route)) = POOL.iter().find(|(path, _)| *path == call.path) {
+        return pooling::answer(call, *route).await;
+    }
+    match call.path.as_str() {
+        "/v1/chat/completions" => chat::answer(call).await,
+        "/v1/completions" => completion::answer(call).await,
+        "/v1/messages" => messages::answer(call).await,
+        "/v1/responses" => responses::answer(call).await,
+        "/invocations" => {
+            let has_prompt = fields::parse(&call).is_ok_and(|fields| fields.get("prompt").is_some());
+            if has_prompt { completion::answer(call).await } else { chat::answer(call).await }
+        }
+        _ => audio::answer(call).await,
+    }
+}
+
+fn meta(call: &Call) -> Response<SimBody> {
+    match call.path.as_str() {
+        "/v1/models" => meta::models(call),
+        "/version" => reply::value(200, &json!({"version": "0.32.0"})),
+        "/load" => meta::load(call),
+        "/metrics" => metrics::answer(call),
+        "/tokenize" => meta::tokenize(call),
+        "/detokenize" => meta::detokenize(call),
+        "/server_info" => {
+            let options = &call.sim.options;
+            let max_seqs = options.engine.max_seqs.unwrap_or(options.profile.max_seqs);
+            reply::value(
+                200,
+                &json!({"vllm_config": {
+                    "model_config": {"model": options.model(), "max_model_len": options.window()},
+                    "scheduler_config": {"max_num_seqs": max_seqs}
+                }}),
+            )
+        }
+        "/is_paused" => admin::state(call, "is_paused"),
+        "/is_sleeping" => admin::state(call, "is_sleeping"),
+        "/abort_requests" => admin::abort(call),
+        "/resume" => admin::resume(call),
+        "/sleep" => admin::sleep(call),
+        "/wake_up" => admin::wake_up(call),
+        "/reset_prefix_cache" => admin::reset_prefix_cache(call),
+        _ => reply::empty(200),
+    }
+}

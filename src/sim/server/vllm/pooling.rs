@@ -1,0 +1,224 @@
+//! Work that ends with the prompt: embeddings, rerank, score, pooling,
+//! classify.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::completion;
+use super::error::ApiError;
+use super::fields::{self, Fields};
+use super::params;
+use super::session;
+use crate::sim::engine::EngineRequest;
+use crate::sim::faults::mix;
+use crate::sim::server::feed::{End, Progress};
+use crate::sim::server::job::Job;
+use crate::sim::server::reply::{self, Answer};
+use crate::sim::server::route::Call;
+use crate::sim::server::sim::Part;
+use crate::sim::server::text::{self, Prompt};
+
+/// Which of the routes it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Route {
+    Embed,
+    Pool,
+    Classify,
+    Score,
+    Rerank,
+}
+
+const DIMENSIONS: i64 = 32;
+/// As many inputs as vLLM's clients ever send, few enough for memory.
+const MAX_INPUTS: usize = 8192;
+
+struct Pooled {
+    id: Arc<str>,
+    model: String,
+    fields: Fields,
+    prompts: Vec<Prompt>,
+    documents: Vec<String>,
+    cached_tokens: u32,
+    created: u64,
+}
+
+pub(super) async fn answer(mut call: Call, route: Route) -> Answer {
+    let (mut pooled, mut job) = match start(&mut call, route) {
+        Ok(started) => started,
+        Err(error) => return Ok(error.respond(&call.path)),
+    };
+    let (progress, act) = job.complete().await;
+    match &progress.end {
+        Some(End::Failed(failure)) => return Ok(ApiError::from(failure.clone()).respond(&call.path)),
+        Some(End::Aborted | End::NoFinish) => {
+            return Ok(ApiError::from_status(500, "Request was aborted.").respond(&call.path));
+        }
+        Some(End::Complete | End::Cut) | None => {}
+    }
+    pooled.take(&progress);
+    let body = pooled.body(route).to_string();
+    Ok(reply::deliver(job, act, reply::json(200, ""), body.into()))
+}
+
+fn start(call: &mut Call, route: Route) -> Result<(Pooled, Job), ApiError> {
+    let fields = fields::parse(call)?;
+    let model = params::model(&fields, &call.sim.options)?;
+    let (prompts, documents) = inputs(&fields, route)?;
+    if prompts.is_empty() || prompts.len() > MAX_INPUTS {
+        return Err(ApiError::bad(format!("between 1 and {MAX_INPUTS} inputs are simulated in one request")));
+    }
+    let prefix = match route {
+        Route::Embed => "embd-",
+        Route::Pool => "pool-",
+        Route::Classify => "classify-",
+        Route::Score => "score-",
+        Route::Rerank => "rerank-",
+    };
+    let id = session::answer_id(call, prefix, fields.string("request_id")?);
+    let sim = Arc::clone(&call.sim);
+    let mut parts = Vec::with_capacity(prompts.len());
+    for prompt in &prompts {
+        session::check_length(prompt, sim.options.window())?;
+        let (id, prefix) = (sim.fresh_id(), prompt.blocks(text::hash(&model)));
+        let prompt_tokens = prompt.tokens;
+        let request = EngineRequest { id, prompt_tokens, prefix, n: 1, ..EngineRequest::default() };
+        parts.push(Part { request, stops: true });
+    }
+    let ticket = sim.submit(Arc::clone(&id), parts)?;
+    let job = Job::new(ticket, call.late.take(), Arc::clone(&call.conn));
+    let created = sim.unix();
+    Ok((Pooled { id, model, fields, prompts, documents, cached_tokens: 0, created }, job))
+}
+
+/// The prompts, and for rerank the documents to give back.
+fn inputs(fields: &Fields, route: Route) -> Result<(Vec<Prompt>, Vec<String>), ApiError> {
+    let pair = |query: &str, document: &str| {
+        let mut prompt = Prompt::text(query);
+        prompt.push(document, 1);
+        prompt
+    };
+    match route {
+        Route::Embed | Route::Pool | Route::Classify => {
+            let prompts = completion::prompts(fields, "input")?;
+            Ok((prompts.into_iter().map(|(prompt, _)| prompt).collect(), Vec::new()))
+        }
+        Route::Rerank => {
+            let query = texts(fields.required("query")?);
+            let query = query.first().ok_or_else(|| ApiError::either("body.query", "None"))?;
+            let documents: Vec<_> = fields.list("documents")?.iter().flat_map(texts).collect();
+            Ok((documents.iter().map(|document| pair(query, document)).collect(), documents))
+        }
+        Route::Score => {
+            let (mut left, right) = (texts(fields.required("text_1")?), texts(fields.required("text_2")?));
+            if left.len() == 1 && right.len() > 1 {
+                left = vec![left[0].clone(); right.len()];
+            }
+            if left.len() != right.len() {
+                return Err(ApiError::bad("Input lengths must be either 1:1, 1:N or N:N"));
+            }
+            Ok((left.iter().zip(&right).map(|(left, right)| pair(left, right)).collect(), Vec::new()))
+        }
+    }
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    match value {
+        Value::String(text) => vec![text.clone()],
+        Value::Array(items) => items.iter().flat_map(texts).collect(),
+        Value::Object(map) => map.get("text").map(texts).unwrap_or_default(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => Vec::new(),
+    }
+}
+
+impl Pooled {
+    fn take(&mut self, progress: &Progress) {
+        self.cached_tokens = progress.cached_tokens;
+    }
+
+    fn score(&self, index: usize) -> f64 {
+        text::unit(self.prompts[index].digest())
+    }
+
+    fn vector(&self, index: usize) -> Vec<f32> {
+        let asked = self.fields.int("dimensions").ok().flatten().unwrap_or(DIMENSIONS).clamp(1, 4096);
+        let digest = self.prompts[index].digest();
+        let raw: Vec<f64> = (0..asked as u64).map(|place| text::unit(digest ^ mix(place)) - 0.5).collect();
+        let norm = raw.iter().map(|value| value * value).sum::<f64>().sqrt().max(1e-9);
+        raw.iter().map(|value| (value / norm) as f32).collect()
+    }
+
+    fn datum(&self, route: Route, index: usize) -> Value {
+        let score = self.score(index);
+        match route {
+            Route::Embed => {
+                let base64 = self.fields.get("encoding_format").and_then(Value::as_str) == Some("base64");
+                let vector = self.vector(index);
+                let embedding = if base64 { encode(&vector).into() } else { json!(vector) };
+                json!({"index": index, "object": "embedding", "embedding": embedding})
+            }
+            Route::Pool => json!({"index": index, "object": "pooling", "data": self.vector(index)}),
+            Route::Classify => {
+                let label = if score > 0.5 { "LABEL_1" } else { "LABEL_0" };
+                json!({"index": index, "label": label, "probs": [1.0 - score, score], "num_classes": 2})
+            }
+            Route::Score => json!({"index": index, "object": "score", "score": score}),
+            Route::Rerank => {
+                json!({
+                    "index": index, "document": {"text": self.documents[index], "multi_modal": null},
+                    "relevance_score": score
+                })
+            }
+        }
+    }
+
+    fn body(&self, route: Route) -> Value {
+        let tokens: u64 = self.prompts.iter().map(|prompt| u64::from(prompt.tokens)).sum();
+        let mut data: Vec<Value> = (0..self.prompts.len()).map(|index| self.datum(route, index)).collect();
+        if route == Route::Rerank {
+            data.sort_by(|a, b| {
+                let score = |value: &Value| value["relevance_score"].as_f64().unwrap_or(0.0);
+                score(b).total_cmp(&score(a))
+            });
+            let top = self.fields.int("top_n").ok().flatten().filter(|top| *top > 0);
+            data.truncate(top.map_or(usize::MAX, |top| top as usize));
+            let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
+            return json!({"id": &*self.id, "model": self.model, "usage": usage, "results": data});
+        }
+        let details = json!({"cached_tokens": self.cached_tokens});
+        json!({
+            "id": &*self.id, "object": "list", "created": self.created, "model": self.model, "data": data,
+            "usage": {
+                "prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0,
+                "prompt_tokens_details": details
+            }
+        })
+    }
+}
+
+/// Base64 of the little-endian floats.
+fn encode(vector: &[f32]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let bits = group.iter().fold(0u32, |bits, byte| (bits << 8) | u32::from(*byte)) << (8 * (3 - group.len()));
+        for place in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * place)) as usize & 63];
+            out.push(if place <= group.len() { char::from(digit) } else { '=' });
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_the_standard_one() {
+        assert_eq!(encode(&[1.0]), "AACAPw==");
+        assert_eq!(encode(&[1.0, -2.5]), "AACAPwAAIMA=");
+        assert_eq!(encode(&[0.0, 0.0, 1.0]), "AAAAAAAAAAAAAIA/");
+    }
+}

@@ -1,0 +1,202 @@
+//! `/v1/responses`.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::chat::{self, SSE};
+use super::error::ApiError;
+use super::fields::{self, Fields};
+use super::messages::named_event;
+use super::params::Params;
+use super::session::{self, Session};
+use crate::sim::server::body::{Render, SimBody};
+use crate::sim::server::feed::{End, Progress};
+use crate::sim::server::job::Job;
+use crate::sim::server::reply::{self, Answer};
+use crate::sim::server::route::Call;
+use crate::sim::server::text::{Prompt, hash};
+
+pub(super) async fn answer(mut call: Call) -> Answer {
+    let (session, mut job) = match start(&mut call) {
+        Ok(started) => started,
+        Err(error) => return Ok(error.respond(&call.path)),
+    };
+    if session.params.stream {
+        let render = Box::new(ResponseStream { session, started: false, sent: 0, sequence: 0 });
+        return Ok(reply::events(SSE, SimBody::stream(job, render, None)));
+    }
+    let (progress, act) = job.complete().await;
+    if let Some(End::Failed(failure)) = &progress.end {
+        return Ok(ApiError::from(failure.clone()).respond(&call.path));
+    }
+    let body = object(&session, Some(&progress)).to_string();
+    Ok(reply::deliver(job, act, reply::json(200, ""), body.into()))
+}
+
+/// No response is stored, so none is found.
+pub(super) fn stored(call: &Call) -> Answer {
+    let id = call.path.trim_start_matches("/v1/responses/");
+    Ok(ApiError::not_found(format!("Response with id '{id}' not found."), "response_id").respond(&call.path))
+}
+
+fn start(call: &mut Call) -> Result<(Session, Job), ApiError> {
+    let fields = fields::parse(call)?;
+    let params = Params::read(&fields, &call.sim.options, &["max_output_tokens"])?;
+    let params = Params { n: 1, ..params };
+    let prompt = prompt(&fields, &params.model, call)?;
+    let id = session::answer_id(call, "resp_", fields.string("request_id")?);
+    session::start(call, id, params, vec![prompt])
+}
+
+fn prompt(fields: &Fields, model: &str, call: &Call) -> Result<Prompt, ApiError> {
+    let mut prompt = match fields.required("input")? {
+        Value::String(text) => {
+            let mut prompt = Prompt::counted(1);
+            prompt.push(text, 3);
+            prompt
+        }
+        Value::Array(items) => chat::prompt(items, fields, model, call.sim.options.vllm.multimodal)?,
+        other => return Err(ApiError::either("body.input", &other.to_string())),
+    };
+    if let Some(text) = fields.string("instructions")? {
+        prompt.push(text, 3);
+    }
+    Ok(prompt)
+}
+
+fn message_id(session: &Session) -> String {
+    format!("msg_{:016x}", hash(&session.id))
+}
+
+fn item(session: &Session, text: Option<&str>) -> Value {
+    let content = text.map(|text| json!({"annotations": [], "text": text, "type": "output_text", "logprobs": null}));
+    json!({
+        "id": message_id(session), "content": content.iter().collect::<Vec<_>>(), "role": "assistant",
+        "status": if text.is_some() { "completed" } else { "in_progress" }, "type": "message", "phase": null
+    })
+}
+
+fn text_so_far(session: &Session, progress: &Progress) -> String {
+    session.plans[0].text(0, progress.choices[0].tokens)
+}
+
+/// The response object, at its start or its end.
+fn object(session: &Session, progress: Option<&Progress>) -> Value {
+    let reason = progress.map(|progress| session.reason(progress, 0));
+    let status = match reason {
+        None => "in_progress",
+        Some("stop") => "completed",
+        Some("length") => "incomplete",
+        Some(_) => "cancelled",
+    };
+    let incomplete = (reason == Some("length")).then(|| json!({"reason": "max_output_tokens"}));
+    let output = progress.map(|progress| item(session, Some(&text_so_far(session, progress))));
+    let usage = progress.map(|progress| {
+        json!({
+            "input_tokens": session.prompt_tokens,
+            "input_tokens_details": {
+                "cached_tokens": progress.cached_tokens, "cache_write_tokens": 0,
+                "input_tokens_per_turn": [], "cached_tokens_per_turn": []
+            },
+            "output_tokens": progress.tokens(),
+            "output_tokens_details": {
+                "reasoning_tokens": 0, "tool_output_tokens": 0, "output_tokens_per_turn": [],
+                "tool_output_tokens_per_turn": []
+            },
+            "total_tokens": u64::from(session.prompt_tokens) + progress.tokens()
+        })
+    });
+    json!({
+        "id": &*session.id, "created_at": session.created, "incomplete_details": incomplete,
+        "instructions": null, "metadata": null, "model": session.params.model, "object": "response",
+        "output": output.iter().collect::<Vec<_>>(), "parallel_tool_calls": true, "temperature": 1.0,
+        "tool_choice": "none", "tools": [], "top_p": 1.0, "background": false,
+        "max_output_tokens": session.params.max_tokens, "max_tool_calls": null, "previous_response_id": null,
+        "prompt": null, "reasoning": null, "service_tier": "auto", "status": status, "text": null,
+        "top_logprobs": null, "truncation": "disabled", "usage": usage, "user": null,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "kv_transfer_params": null,
+        "ec_transfer_params": null, "input_messages": null, "output_messages": null
+    })
+}
+
+struct ResponseStream {
+    session: Session,
+    started: bool,
+    sent: u32,
+    sequence: u64,
+}
+
+impl ResponseStream {
+    fn push(&mut self, kind: &str, mut data: Value, out: &mut VecDeque<Bytes>) {
+        data["sequence_number"] = self.sequence.into();
+        data["type"] = kind.into();
+        self.sequence += 1;
+        out.push_back(named_event(&data));
+    }
+
+    fn start(&mut self, out: &mut VecDeque<Bytes>) {
+        if std::mem::replace(&mut self.started, true) {
+            return;
+        }
+        let response = object(&self.session, None);
+        self.push("response.created", json!({"response": response}), out);
+        self.push("response.in_progress", json!({"response": response}), out);
+        let added = json!({"item": item(&self.session, None), "output_index": 0});
+        self.push("response.output_item.added", added, out);
+        let part = json!({"annotations": [], "text": "", "type": "output_text", "logprobs": []});
+        let part = json!({
+            "content_index": 0, "item_id": message_id(&self.session), "output_index": 0, "part": part
+        });
+        self.push("response.content_part.added", part, out);
+    }
+
+    fn close(&mut self, end: &End, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        if let End::Failed(failure) = end {
+            let data = json!({"code": failure.status, "message": failure.message, "param": null});
+            self.push("error", data, out);
+            return;
+        }
+        self.start(out);
+        if *end == End::NoFinish {
+            return;
+        }
+        let (id, text) = (message_id(&self.session), text_so_far(&self.session, progress));
+        let at = |more: Value| {
+            let mut data = json!({"content_index": 0, "item_id": id, "output_index": 0});
+            if let (Some(data), Value::Object(more)) = (data.as_object_mut(), more) {
+                data.extend(more);
+            }
+            data
+        };
+        self.push("response.output_text.done", at(json!({"logprobs": [], "text": text})), out);
+        let part = json!({"annotations": [], "text": text, "type": "output_text", "logprobs": null});
+        self.push("response.content_part.done", at(json!({"part": part})), out);
+        let done = json!({"item": item(&self.session, Some(&text)), "output_index": 0});
+        self.push("response.output_item.done", done, out);
+        let response = object(&self.session, Some(progress));
+        self.push("response.completed", json!({"response": response}), out);
+    }
+}
+
+impl Render for ResponseStream {
+    fn render(&mut self, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        let tokens = progress.choices[0].tokens;
+        if tokens > self.sent {
+            self.start(out);
+            let text = self.session.plans[0].text(self.sent, tokens);
+            self.sent = tokens;
+            if !text.is_empty() {
+                let data = json!({
+                    "content_index": 0, "delta": text, "item_id": message_id(&self.session), "logprobs": [],
+                    "output_index": 0
+                });
+                self.push("response.output_text.delta", data, out);
+            }
+        }
+        if let Some(end) = &progress.end {
+            self.close(end, progress, out);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! A generation from request to tokens: planned lengths, texts, usage.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::error::{ApiError, CHARS_PER_TOKEN};
+use super::params::Params;
+use crate::core::time::Tick;
+use crate::sim::engine::EngineRequest;
+use crate::sim::faults::mix;
+use crate::sim::server::feed::Progress;
+use crate::sim::server::job::Job;
+use crate::sim::server::options::SimOptions;
+use crate::sim::server::route::Call;
+use crate::sim::server::sim::Part;
+use crate::sim::server::text::{self, Prompt, Voice};
+
+/// Upper bound on sequences of one body, for the simulator's memory.
+const MAX_SEQUENCES: i64 = 65_536;
+
+pub(super) const FINGERPRINT: &str = "vllm-0.32.0-simulated";
+
+/// One sequence as planned.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    voice: Voice,
+    choice: usize,
+    /// Tokens, the stop token included.
+    pub(super) tokens: u32,
+    /// Whether the last token is a stop token, which has no text.
+    pub(super) stops: bool,
+}
+
+impl Plan {
+    /// Appends the text of the tokens `from..to`.
+    pub(super) fn write(&self, from: u32, to: u32, out: &mut String) {
+        let end = if self.stops { to.min(self.tokens - 1) } else { to };
+        self.voice.write(self.choice, from, end, out);
+    }
+
+    pub(super) fn text(&self, from: u32, to: u32) -> String {
+        let mut out = String::new();
+        self.write(from, to, &mut out);
+        out
+    }
+
+    pub(super) fn finish_reason(&self) -> &'static str {
+        if self.stops { "stop" } else { "length" }
+    }
+
+    /// `(text, log probability)` of a token.
+    pub(super) fn scored(&self, index: u32) -> (&'static str, f64) {
+        (text::word(self.voice.token(self.choice, index)), self.voice.logprob(self.choice, index))
+    }
+}
+
+/// What all answers to one request share.
+#[derive(Debug, Clone)]
+pub(super) struct Session {
+    pub(super) id: Arc<str>,
+    pub(super) created: u64,
+    pub(super) prompt_tokens: u32,
+    pub(super) plans: Vec<Plan>,
+    pub(super) params: Params,
+    details: bool,
+    metrics: bool,
+    pub(super) arrived: Tick,
+}
+
+/// The id of the answer: from `x-request-id`, the body's `request_id`, or new.
+pub(super) fn answer_id(call: &Call, prefix: &str, in_body: Option<&str>) -> Arc<str> {
+    match call.header("x-request-id").or(in_body) {
+        Some(id) => format!("{prefix}{id}").into(),
+        None => {
+            let number = call.sim.fresh_id() ^ call.sim.options.seed.rotate_left(32);
+            format!("{prefix}{:016x}", mix(number)).into()
+        }
+    }
+}
+
+/// Queues the prompts; every prompt gets `n` sequences.
+pub(super) fn start(
+    call: &mut Call,
+    id: Arc<str>,
+    params: Params,
+    mut prompts: Vec<Prompt>,
+) -> Result<(Session, Job), ApiError> {
+    if params.n.max(1).saturating_mul(prompts.len() as i64) > MAX_SEQUENCES {
+        params.check_sampling()?;
+        return Err(ApiError::bad(format!("at most {MAX_SEQUENCES} sequences are simulated in one request")));
+    }
+    check_rank(call)?;
+    let sim = Arc::clone(&call.sim);
+    let options = &sim.options;
+    for prompt in &mut prompts {
+        if let Some(limit) = params.truncate {
+            prompt.truncate(limit.max(1));
+        }
+        check_length(prompt, options.window())?;
+    }
+    let mut plans = Vec::new();
+    let mut parts = Vec::with_capacity(prompts.len());
+    for prompt in &prompts {
+        let limit = output_limit(&params, prompt.tokens, options.window())?;
+        params.check_sampling()?;
+        let voice = Voice(mix(options.seed ^ prompt.digest() ^ mix(params.seed as u64)));
+        let (tokens, stops) = planned(&params, voice, limit, options);
+        let n = params.n as u32;
+        plans.extend((0..n as usize).map(|choice| Plan { voice, choice, tokens, stops }));
+        let salt = text::hash(&params.salt) ^ text::hash(&params.model);
+        let request = EngineRequest {
+            id: sim.fresh_id(),
+            prompt_tokens: prompt.tokens,
+            prefix: prompt.blocks(salt),
+            output_tokens: tokens,
+            n,
+            priority: params.priority,
+        };
+        parts.push(Part { request, stops });
+    }
+    let ticket = sim.submit(Arc::clone(&id), parts)?;
+    let job = Job::new(ticket, call.late.take(), Arc::clone(&call.conn));
+    let session = Session {
+        id,
+        created: sim.unix(),
+        prompt_tokens: prompts.iter().map(|prompt| prompt.tokens).sum(),
+        plans,
+        params,
+        details: options.vllm.prompt_tokens_details,
+        metrics: options.vllm.per_request_metrics,
+        arrived: job.arrived(),
+    };
+    Ok((session, job))
+}
+
+fn check_rank(call: &Call) -> Result<(), ApiError> {
+    match call.header("x-data-parallel-rank") {
+        None | Some("0") => Ok(()),
+        Some(rank) => Err(ApiError::bad(format!("data_parallel_rank {rank} is out of range [0, 1)."))),
+    }
+}
+
+/// Whether the prompt fits the window at all.
+pub(super) fn check_length(prompt: &Prompt, window: u32) -> Result<(), ApiError> {
+    if prompt.chars as u64 > u64::from(window) * CHARS_PER_TOKEN {
+        return Err(ApiError::too_long_text(window, prompt.chars));
+    }
+    if prompt.tokens > window {
+        return Err(ApiError::too_long_tokens(window, prompt.tokens));
+    }
+    Ok(())
+}
+
+fn output_limit(params: &Params, prompt_tokens: u32, window: u32) -> Result<u32, ApiError> {
+    let room = i64::from(window) - i64::from(prompt_tokens);
+    let asked = params.max_tokens.unwrap_or(room);
+    if asked > i64::from(window) {
+        let message = format!(
+            "max_tokens={asked} cannot be greater than max_model_len={window}. \
+             Please request fewer output tokens."
+        );
+        return Err(ApiError::parameter("max_tokens", &message, asked));
+    }
+    let limit = asked.min(room);
+    if limit < 1 {
+        let message = format!("max_tokens must be at least 1, got {limit}.");
+        return Err(ApiError::parameter("max_tokens", &message, limit));
+    }
+    Ok(u32::try_from(limit).unwrap_or(u32::MAX))
+}
+
+/// How many tokens the answer has, and whether it stops by itself.
+fn planned(params: &Params, voice: Voice, limit: u32, options: &SimOptions) -> (u32, bool) {
+    if params.ignore_eos {
+        return (limit, false);
+    }
+    let own = voice.length(options.mean_output_tokens).max(params.min_tokens.saturating_add(1));
+    if own <= limit { (own, true) } else { (limit, false) }
+}
+
+impl Session {
+    /// Prompt tokens that were added to the prefix cache, in whole blocks.
+    fn created_cache(&self, progress: &Progress) -> u32 {
+        if progress.tokens() == 0 {
+            return 0;
+        }
+        (self.prompt_tokens / 16 * 16).saturating_sub(progress.cached_tokens)
+    }
+
+    /// `usage` of an answer in one piece.
+    pub(super) fn usage(&self, progress: &Progress, chat: bool) -> Value {
+        let completion = progress.tokens();
+        let created = chat.then(|| self.created_cache(progress));
+        let details = json!({
+            "cached_tokens": progress.cached_tokens,
+            "created_cache_tokens": created,
+            "multimodal_tokens": null
+        });
+        json!({
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": u64::from(self.prompt_tokens) + completion,
+            "completion_tokens": completion,
+            "prompt_tokens_details": if self.details { details } else { Value::Null },
+            "completion_tokens_details": null
+        })
+    }
+
+    /// Appends `,"usage":{...}` for one event of a stream.
+    pub(super) fn write_running_usage(&self, progress: &Progress, out: &mut String) {
+        let completion = progress.tokens();
+        let total = u64::from(self.prompt_tokens) + completion;
+        let _ = write!(
+            out,
+            ",\"usage\":{{\"prompt_tokens\":{},\"total_tokens\":{total},\"completion_tokens\":{completion},\
+             \"completion_tokens_details\":null}}",
+            self.prompt_tokens
+        );
+    }
+
+    /// Appends what follows `"choices":[]` in the last event of a stream.
+    pub(super) fn write_final_usage(&self, progress: &Progress, chat: bool, out: &mut String) {
+        let completion = progress.tokens();
+        let total = u64::from(self.prompt_tokens) + completion;
+        let _ = write!(
+            out,
+            ",\"usage\":{{\"prompt_tokens\":{},\"total_tokens\":{total},\"completion_tokens\":{completion}",
+            self.prompt_tokens
+        );
+        if self.details {
+            let _ = write!(out, ",\"prompt_tokens_details\":{{\"cached_tokens\":{}", progress.cached_tokens);
+            if chat {
+                let _ = write!(out, ",\"created_cache_tokens\":{}", self.created_cache(progress));
+            }
+            out.push('}');
+        }
+        let _ = write!(out, "}},\"system_fingerprint\":\"{FINGERPRINT}\"");
+        if self.metrics {
+            let _ = write!(out, ",\"metrics\":{}", self.metrics(progress));
+        }
+    }
+
+    /// The engine's own times, when it is to tell them.
+    pub(super) fn metrics(&self, progress: &Progress) -> Value {
+        let Some(choice) = progress.choices.first().filter(|choice| self.metrics && choice.tokens > 0) else {
+            return Value::Null;
+        };
+        let ms = |from: Tick, to: Tick| to.since(from).as_secs_f64() * 1e3;
+        let generation = ms(choice.first_token, choice.last_token);
+        let whole = ms(self.arrived, choice.last_token).max(1e-6);
+        json!({
+            "time_to_first_token_ms": ms(self.arrived, choice.first_token),
+            "generation_time_ms": generation,
+            "queue_time_ms": ms(self.arrived, choice.scheduled.unwrap_or(self.arrived)),
+            "mean_itl_ms": generation / f64::from(choice.tokens.max(2) - 1),
+            "tokens_per_second": f64::from(choice.tokens) / whole * 1e3
+        })
+    }
+
+    /// The finish reason of a sequence in an answer in one piece.
+    pub(super) fn reason(&self, progress: &Progress, choice: usize) -> &'static str {
+        if progress.choices[choice].done { self.plans[choice].finish_reason() } else { "abort" }
+    }
+}
