@@ -38,7 +38,9 @@ pub enum Command {
     ///
     /// Two pools, three replicas, three tenants and three classes; prints the
     /// address, the keys, and lines to paste into a shell.
-    #[command(after_help = "Examples:\n  penstock demo\n  penstock demo --load     with a mixed stream of traffic")]
+    #[command(
+        after_help = "Examples:\n  penstock demo\n  penstock demo --load     with a mixed stream of traffic"
+    )]
     Demo(DemoArgs),
     /// Check a configuration file without running it.
     ///
@@ -46,7 +48,9 @@ pub enum Command {
     #[command(after_help = "Example:\n  penstock check config.yaml --format json")]
     Check(CheckArgs),
     /// Print the JSON Schema of the configuration file.
-    #[command(after_help = "Example:\n  penstock schema > schema.json\n  and as the first line of the YAML file, for editors:\n  # yaml-language-server: $schema=./schema.json")]
+    #[command(
+        after_help = "Example:\n  penstock schema > schema.json\n  and as the first line of the YAML file, for editors:\n  # yaml-language-server: $schema=./schema.json"
+    )]
     Schema,
     /// Make API keys, and the digests that the configuration stores.
     #[command(subcommand)]
@@ -55,7 +59,9 @@ pub enum Command {
     ///
     /// It takes the time a real one would take, and fails on request: see
     /// POST /sim/faults.
-    #[command(after_help = "Example:\n  penstock sim-engine --listen 127.0.0.1:8001 --model llama --profile h100-8b")]
+    #[command(
+        after_help = "Example:\n  penstock sim-engine --listen 127.0.0.1:8001 --model llama --profile h100-8b"
+    )]
     SimEngine(SimEngineArgs),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:\n  penstock completion bash > /etc/bash_completion.d/penstock")]
@@ -80,7 +86,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
     /// Where operators and Prometheus connect.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081")]
     pub admin: SocketAddr,
     /// Send a mixed stream of traffic from every tenant in every class.
     #[arg(long)]

@@ -11,7 +11,8 @@ use axum::{Json, Router};
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::admin::{AdminState, ReloadResult, config_view, report};
+use crate::admin::{AdminState, config_view, report};
+use crate::config::watch::ReloadOutcome;
 use crate::telemetry::metrics::{CONTENT_TYPE, Scrape};
 
 /// Longest time for a reload.
@@ -102,16 +103,17 @@ async fn config(State(admin): State<Admin>) -> impl IntoResponse {
 async fn reload(State(admin): State<Admin>) -> Response {
     let reloading = tokio::spawn((admin.state.reload)());
     let report = match tokio::time::timeout(RELOAD_TIMEOUT, reloading).await {
-        Ok(Ok(report)) => report,
+        Ok(Ok(Some(report))) => report,
+        Ok(Ok(None)) => return problem(StatusCode::SERVICE_UNAVAILABLE, "the gateway is shutting down"),
         Ok(Err(_)) => return problem(StatusCode::INTERNAL_SERVER_ERROR, "the reload broke off; see the log"),
         Err(_) => {
             let message = "the reload takes long; GET /admin/v1/status has its result when it is over";
             return problem(StatusCode::GATEWAY_TIMEOUT, message);
         }
     };
-    let status = match report.result {
-        ReloadResult::Applied | ReloadResult::Unchanged => StatusCode::OK,
-        ReloadResult::Rejected => StatusCode::UNPROCESSABLE_ENTITY,
+    let status = match report.outcome {
+        ReloadOutcome::Applied | ReloadOutcome::Unchanged => StatusCode::OK,
+        ReloadOutcome::Failed => StatusCode::UNPROCESSABLE_ENTITY,
     };
     (status, Json(report)).into_response()
 }

@@ -14,12 +14,14 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower_service::Service;
 
-use crate::admin::{AdminState, ReloadReport, ReloadResult, router, spawn};
+use crate::admin::{AdminState, router, spawn};
+use crate::config::problem::Problem;
 use crate::config::secret::Secret;
 use crate::config::settings::{
     Auth, Door, Edge, EngineKind, KeyEntry, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings,
     Startup, TelemetrySettings, UpstreamLimits,
 };
+use crate::config::watch::{ReloadOutcome, ReloadReport};
 use crate::core::event::Report;
 use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
 use crate::core::policy::{Bounds, Policy};
@@ -142,7 +144,7 @@ fn world(report: ReloadReport) -> World {
     let state = AdminState {
         snapshot: Arc::new(snapshot),
         settings: Arc::new(move || Arc::clone(&settings)),
-        reload: Arc::new(move || Box::pin(std::future::ready(report.clone()))),
+        reload: Arc::new(move || Box::pin(std::future::ready(Some(report.clone())))),
         engines: Arc::new(move || vec![engine.clone()]),
         ready: Arc::new(move || if ready.load(Ordering::Relaxed) { Err("draining") } else { Ok(()) }),
         telemetry: telemetry.clone(),
@@ -152,11 +154,12 @@ fn world(report: ReloadReport) -> World {
 
 fn unchanged() -> ReloadReport {
     ReloadReport {
-        result: ReloadResult::Unchanged,
+        outcome: ReloadOutcome::Unchanged,
         generation: 1,
         digest: "d1".into(),
+        changed: Vec::new(),
+        needs_restart: Vec::new(),
         problems: Vec::new(),
-        restart_needed: Vec::new(),
     }
 }
 
@@ -292,19 +295,19 @@ async fn the_config_is_shown_whole_without_its_secrets() {
 async fn a_reload_answers_200_or_422_with_the_problems() {
     let (status, _, body) = call(&world(unchanged()), "POST", "/admin/v1/reload").await;
     assert_eq!(status, StatusCode::OK);
-    assert_eq!(serde_json::from_str::<Value>(&body).unwrap()["result"], "unchanged");
+    assert_eq!(serde_json::from_str::<Value>(&body).unwrap()["outcome"], "unchanged");
 
     let rejected = ReloadReport {
-        result: ReloadResult::Rejected,
-        problems: vec!["tenants.a: unknown class".into()],
+        outcome: ReloadOutcome::Failed,
+        problems: vec![Problem::of_file("tenants.a: unknown class")],
         ..unchanged()
     };
     let (status, _, body) = call(&world(rejected), "POST", "/admin/v1/reload").await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(
-        (&body["result"], &body["problems"][0]),
-        (&json!("rejected"), &json!("tenants.a: unknown class"))
+        (&body["outcome"], &body["problems"][0]["message"]),
+        (&json!("failed"), &json!("tenants.a: unknown class"))
     );
 }
 
@@ -319,7 +322,7 @@ async fn a_reload_that_hangs_is_answered_and_goes_on() {
         Box::pin(async move {
             tokio::time::sleep(Duration::from_secs(45)).await;
             done.store(true, Ordering::Relaxed);
-            unchanged()
+            Some(unchanged())
         })
     });
     world.router = router(state);
@@ -336,7 +339,7 @@ fn bare_state(telemetry: &Telemetry) -> AdminState {
     AdminState {
         snapshot: Arc::new(Snapshot::default),
         settings: Arc::new(move || Arc::clone(&settings)),
-        reload: Arc::new(|| Box::pin(std::future::ready(unchanged()))),
+        reload: Arc::new(|| Box::pin(std::future::ready(Some(unchanged())))),
         engines: Arc::new(Vec::new),
         ready: Arc::new(|| Ok(())),
         telemetry: telemetry.clone(),

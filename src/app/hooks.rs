@@ -75,7 +75,7 @@ impl DoorEvents for DoorWatch {
     }
 
     fn refused(&self, why: Refusal) {
-        ConnectionRefused { reason: why.name() }.emit(&self.telemetry);
+        ConnectionRefused { reason: why.label() }.emit(&self.telemetry);
     }
 
     fn accept_failed(&self, error: &io::Error) {
@@ -129,7 +129,7 @@ pub(super) fn engine_views(view: &FleetView) -> Vec<EngineView> {
     let rows = view.all().into_iter();
     rows.map(|(replica, status)| EngineView {
         replica,
-        report: status.gauges_age().map(|_| status.report()),
+        report: status.gauges_age().map(|_| status.report(true)),
         age: status.gauges_age(),
         problem: status.trouble.map(|trouble| trouble.to_string()),
     })

@@ -54,7 +54,8 @@ impl ReplicaStatus {
 
     /// Its report to the core. `fresh`: the gauges are from this very moment;
     /// older ones are left out.
-    pub(super) fn report(&self, fresh: bool) -> Report {
+    #[must_use]
+    pub fn report(&self, fresh: bool) -> Report {
         let gauges = if fresh { self.gauges } else { Gauges::default() };
         let info = self.info.as_deref();
         Report {

@@ -26,7 +26,6 @@ use crate::wire::splice::{Edits, Spliced, edit};
 /// more without one is relayed.
 const MAX_HELD_BYTES: usize = 1024 * 1024;
 
-
 /// What came of a try.
 #[derive(Debug)]
 pub(super) enum Attempt {

@@ -27,7 +27,11 @@ pub(super) struct Identity {
 /// # Errors
 /// No key, or one that is not valid. The answer never tells which part of the
 /// key was wrong.
-pub(super) fn identify(auth: &Auth, headers: &HeaderMap, telemetry: &Telemetry) -> Result<Identity, ApiError> {
+pub(super) fn identify(
+    auth: &Auth,
+    headers: &HeaderMap,
+    telemetry: &Telemetry,
+) -> Result<Identity, ApiError> {
     let keys = match auth {
         Auth::Off(tenant) => return Ok(Identity { tenant: *tenant, key_id: None, class: None }),
         Auth::Keys(keys) => keys,

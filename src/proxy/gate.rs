@@ -28,6 +28,7 @@ pub struct Placement {
 }
 
 type Answer = Result<Placement, Rejection>;
+type Waiter = (JobId, oneshot::Sender<Answer>);
 type Deliveries = SmallVec<[(oneshot::Sender<Answer>, Answer); 4]>;
 
 /// The one scheduler of this process and everybody who waits for it.
@@ -36,13 +37,14 @@ pub struct Gate {
     inner: Mutex<Inner>,
     clock: Clock,
     next_job: AtomicU64,
-    generation: AtomicU64,
     timer_changed: Notify,
     replica_actions: mpsc::Sender<Action>,
 }
 
 #[derive(Debug)]
 struct Inner {
+    /// Of the policy in force.
+    generation: u64,
     scheduler: Scheduler,
     waiters: HashMap<JobId, oneshot::Sender<Answer>>,
     actions: Vec<Action>,
@@ -55,9 +57,9 @@ impl Gate {
     /// is dropped, and the core asks again when a probe stays unanswered.
     #[must_use]
     pub fn new(policy: Arc<Policy>, clock: Clock, replica_actions: mpsc::Sender<Action>) -> Arc<Self> {
-        let generation = AtomicU64::new(policy.generation);
         Arc::new(Self {
             inner: Mutex::new(Inner {
+                generation: policy.generation,
                 scheduler: Scheduler::new(policy),
                 waiters: HashMap::new(),
                 actions: Vec::new(),
@@ -65,7 +67,6 @@ impl Gate {
             }),
             clock,
             next_job: AtomicU64::new(1),
-            generation,
             timer_changed: Notify::new(),
             replica_actions,
         })
@@ -88,22 +89,25 @@ impl Gate {
     /// the scheduler does not know it yet.
     #[must_use]
     pub fn admit(self: &Arc<Self>, spec: JobSpec, policy: &Arc<Policy>) -> Ticket {
-        self.follow(policy);
         let (sender, answer) = oneshot::channel();
-        self.step(Event::Arrived(spec), Some((spec.id, sender)));
-        Ticket { gate: Arc::clone(self), job: spec.id, answer: Some(answer), usage: Usage::Unknown, live: true }
+        self.step(Event::Arrived(spec), Some((spec.id, sender)), Some(policy));
+        Ticket {
+            gate: Arc::clone(self),
+            job: spec.id,
+            answer: Some(answer),
+            usage: Usage::Unknown,
+            live: true,
+        }
     }
 
     /// Brings a policy into force unless it is, or a later one.
     pub fn follow(&self, policy: &Arc<Policy>) {
-        if self.generation.fetch_max(policy.generation, Ordering::AcqRel) < policy.generation {
-            self.event(Event::PolicyChanged(Arc::clone(policy)));
-        }
+        self.step(Event::Timer, None, Some(policy));
     }
 
     /// Tells the scheduler what happened.
     pub fn event(&self, event: Event) {
-        self.step(event, None);
+        self.step(event, None, None);
     }
 
     /// Whether a request that arrived now could wait.
@@ -145,7 +149,7 @@ impl Gate {
         }
     }
 
-    fn step(&self, event: Event, waiter: Option<(JobId, oneshot::Sender<Answer>)>) {
+    fn step(&self, event: Event, waiter: Option<Waiter>, policy: Option<&Arc<Policy>>) {
         let mut deliveries = Deliveries::new();
         let mut replica_actions: SmallVec<[Action; 2]> = SmallVec::new();
         let timer_moved_up = {
@@ -156,7 +160,13 @@ impl Gate {
             } else if let Event::Left { job, .. } = &event {
                 inner.waiters.remove(job);
             }
-            inner.scheduler.handle(self.clock.now(), event, &mut inner.actions);
+            let now = self.clock.now();
+            if let Some(policy) = policy.filter(|policy| policy.generation > inner.generation) {
+                inner.generation = policy.generation;
+                let changed = Event::PolicyChanged(Arc::clone(policy));
+                inner.scheduler.handle(now, changed, &mut inner.actions);
+            }
+            inner.scheduler.handle(now, event, &mut inner.actions);
             for action in inner.actions.drain(..) {
                 match action {
                     Action::Dispatch { job, replica, why } => {
@@ -236,7 +246,7 @@ impl Ticket {
         let (sender, receiver) = oneshot::channel();
         self.answer = Some(receiver);
         let outcome = Outcome::Failed { fault, usage };
-        self.gate.step(Event::Finished { job: self.job, outcome }, Some((self.job, sender)));
+        self.gate.step(Event::Finished { job: self.job, outcome }, Some((self.job, sender)), None);
     }
 
     /// The answer is over.

@@ -195,7 +195,8 @@ impl Proxy {
                 Attempt::Failed(fault, usage) => {
                     let request_id = record.request_id.to_str().unwrap_or_default();
                     let attempt = record.attempts;
-                    RequestRequeued { request_id, replica: place.replica, fault, attempt }.emit(&self.telemetry);
+                    RequestRequeued { request_id, replica: place.replica, fault, attempt }
+                        .emit(&self.telemetry);
                     ticket.failed_unseen(fault, usage);
                 }
             }

@@ -95,7 +95,10 @@ fn model(settings: &Settings, identity: &Identity, name: Option<&str>) -> Result
         let mut usable = models::usable(policy, identity.tenant);
         return match (usable.next(), usable.next()) {
             (Some(only), None) => Ok(only),
-            _ => Err(ApiError::invalid_field("model", "is missing. GET /v1/models lists the models you can use.")),
+            _ => Err(ApiError::invalid_field(
+                "model",
+                "is missing. GET /v1/models lists the models you can use.",
+            )),
         };
     };
     let known = settings.edge.model_names.get(name).copied();

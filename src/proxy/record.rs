@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use http::HeaderValue;
 use crate::core::event::Placed;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
 use crate::core::job::{Tokens, Usage};
@@ -14,6 +13,7 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::{RequestFinished, RequestOutcome, Timings};
 use crate::telemetry::trace::RequestTrace;
 use crate::wire::api::Api;
+use http::HeaderValue;
 
 /// Emitted once, when dropped.
 #[derive(Debug)]

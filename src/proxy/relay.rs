@@ -133,7 +133,8 @@ impl Relay {
         if let (Some(fault), Some(place)) = (fault, self.record.place) {
             let request_id = self.record.request_id.to_str().unwrap_or_default();
             let output_tokens = usage.tokens().map_or(0, |tokens| tokens.output);
-            StreamBroken { request_id, replica: place.replica, fault, output_tokens }.emit(&self.record.telemetry);
+            StreamBroken { request_id, replica: place.replica, fault, output_tokens }
+                .emit(&self.record.telemetry);
         }
         self.close(&error, fault, usage);
     }

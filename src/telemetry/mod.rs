@@ -168,4 +168,3 @@ impl fmt::Debug for Telemetry {
         f.debug_struct("Telemetry").field("tracer", &self.0.tracer).finish_non_exhaustive()
     }
 }
-

@@ -45,7 +45,12 @@ pub(crate) fn events(content_type: &'static str, body: SimBody) -> Response<SimB
 }
 
 /// Sends `whole` the way the request's fault wants it sent.
-pub(crate) fn deliver(job: Job, act: Option<Act>, mut whole: Response<SimBody>, bytes: Bytes) -> Response<SimBody> {
+pub(crate) fn deliver(
+    job: Job,
+    act: Option<Act>,
+    mut whole: Response<SimBody>,
+    bytes: Bytes,
+) -> Response<SimBody> {
     *whole.body_mut() = match act {
         None => SimBody::full(bytes),
         Some(Act::Cut) => SimBody::half(&bytes),

@@ -174,8 +174,7 @@ fn every_other_event_is_counted_under_its_pool_or_reason() {
     AuthFailed { reason: "unknown_key", key_id: None }.emit(&telemetry);
     ConnectionRefused { reason: "too_many" }.emit(&telemetry);
     ReplicaEjected { replica: ReplicaId::new(99), fault }.emit(&telemetry);
-    let open = telemetry.connection_opened();
-    drop(telemetry.connection_opened());
+    telemetry.open_connections().increment(1.0);
 
     let text = render(&telemetry);
     let samples = samples(&text);
@@ -195,6 +194,6 @@ fn every_other_event_is_counted_under_its_pool_or_reason() {
     ] {
         assert_eq!(samples.get(key), Some(&1.0), "{key}");
     }
-    drop(open);
+    telemetry.open_connections().decrement(1.0);
     assert!(render(&telemetry).contains("penstock_open_connections 0\n"));
 }

@@ -129,7 +129,7 @@ fn old_streams_do_not_eject_what_came_back() {
     assert_eq!(ejected(&world.fail(1, Fault::Reset)), [0]);
     world.at(200);
     world.event(Event::ReplicaFound { replica: ReplicaId::new(0) });
-    assert_eq!(ejected(&world.fail(2, Fault::Silent)), []);
+    assert!(ejected(&world.fail(2, Fault::Silent)).is_empty());
     assert_eq!(world.state(0), Some(ReplicaState::SlowStart));
 }
 

@@ -148,10 +148,13 @@ pub(super) fn failed(progress: &Progress, stream: bool) -> Option<TgiError> {
 }
 
 fn read(call: &mut Call) -> Result<(Generation, Job, bool), TgiError> {
-    let body: Value = serde_json::from_slice(&call.body)
-        .map_err(|error| TgiError::validation(format!("Failed to parse the request body as JSON: {error}")))?;
+    let body: Value = serde_json::from_slice(&call.body).map_err(|error| {
+        TgiError::validation(format!("Failed to parse the request body as JSON: {error}"))
+    })?;
     let inputs = body.get("inputs").and_then(Value::as_str).ok_or_else(|| {
-        TgiError::validation("Failed to deserialize the JSON body into the target type: missing field `inputs`")
+        TgiError::validation(
+            "Failed to deserialize the JSON body into the target type: missing field `inputs`",
+        )
     })?;
     if inputs.is_empty() {
         return Err(TgiError::validation("`inputs` cannot be empty"));

@@ -15,8 +15,15 @@ use super::reply::{self, Answer};
 use super::route::Call;
 use super::sim::Refused;
 
-const WORK: &[&str] =
-    &["/", "/generate", "/generate_stream", "/v1/chat/completions", "/v1/completions", "/invocations", "/vertex"];
+const WORK: &[&str] = &[
+    "/",
+    "/generate",
+    "/generate_stream",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/invocations",
+    "/vertex",
+];
 const BODY_LIMIT: usize = 2_000_000;
 
 /// An error as TGI words it.
@@ -105,7 +112,13 @@ pub(super) async fn answer(call: Call) -> Answer {
     let path = call.path.as_str();
     let work = is_work(path) || path == "/tokenize";
     if call.method == Method::POST && work {
-        if call.sim.options.api_key.as_deref().is_some_and(|key| !call.bears(&key.to_lowercase()) && !call.bears(key)) {
+        if call
+            .sim
+            .options
+            .api_key
+            .as_deref()
+            .is_some_and(|key| !call.bears(&key.to_lowercase()) && !call.bears(key))
+        {
             return Ok(reply::empty(401));
         }
         if call.body.len() > BODY_LIMIT {
@@ -115,7 +128,9 @@ pub(super) async fn answer(call: Call) -> Answer {
             return Ok(meta::tokenize(&call));
         }
         return match path {
-            "/v1/chat/completions" | "/v1/completions" | "/vertex" | "/invocations" => openai::answer(call).await,
+            "/v1/chat/completions" | "/v1/completions" | "/vertex" | "/invocations" => {
+                openai::answer(call).await
+            }
             _ => generate::answer(call).await,
         };
     }

@@ -47,8 +47,9 @@ pub(super) async fn answer(mut call: Call) -> Answer {
 }
 
 fn read(call: &mut Call) -> Result<(Openai, Job), TgiError> {
-    let body: Value = serde_json::from_slice(&call.body)
-        .map_err(|error| TgiError::validation(format!("Failed to parse the request body as JSON: {error}")))?;
+    let body: Value = serde_json::from_slice(&call.body).map_err(|error| {
+        TgiError::validation(format!("Failed to parse the request body as JSON: {error}"))
+    })?;
     let messages = body.get("messages").and_then(Value::as_array);
     let (prompt, chat) = match (messages, body.get("prompt").and_then(Value::as_str)) {
         (Some(messages), _) if !messages.is_empty() => (chat_prompt(messages), true),
@@ -58,7 +59,8 @@ fn read(call: &mut Call) -> Result<(Openai, Job), TgiError> {
         }
         (None, Some(text)) => (Prompt::text(text), false),
         (None, None) => {
-            let message = "Failed to deserialize the JSON body into the target type: missing field `messages`";
+            let message =
+                "Failed to deserialize the JSON body into the target type: missing field `messages`";
             return Err(TgiError::validation(message));
         }
     };

@@ -85,7 +85,8 @@ async fn read(call: &Call) -> Result<Form, ApiError> {
             fields.insert(name, value);
         }
     }
-    let object = if call.path.ends_with("translations") { "translation.chunk" } else { "transcription.chunk" };
+    let object =
+        if call.path.ends_with("translations") { "translation.chunk" } else { "transcription.chunk" };
     Ok(Form { fields: Fields(fields), sound: sound.ok_or_else(missing)?, object })
 }
 

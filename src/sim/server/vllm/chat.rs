@@ -226,7 +226,9 @@ impl ChatStream {
         };
         let arguments = Value::from(arguments(plan, tool, from, to));
         if from > 0 {
-            return format!("{{\"tool_calls\":[{{\"index\":0,\"function\":{{\"arguments\":{arguments}}}}}]}}");
+            return format!(
+                "{{\"tool_calls\":[{{\"index\":0,\"function\":{{\"arguments\":{arguments}}}}}]}}"
+            );
         }
         let (id, name) = (tool_id(&self.session, index), Value::from(tool.name.as_str()));
         format!(

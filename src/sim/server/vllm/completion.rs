@@ -148,7 +148,14 @@ impl CompletionStream {
         Self { session, echoes, head, sent }
     }
 
-    fn push(&self, index: usize, text: &str, rest: (&str, Value), progress: &Progress, out: &mut VecDeque<Bytes>) {
+    fn push(
+        &self,
+        index: usize,
+        text: &str,
+        rest: (&str, Value),
+        progress: &Progress,
+        out: &mut VecDeque<Bytes>,
+    ) {
         let (reason, logprobs) = rest;
         let mut event = format!(
             "{}{{\"index\":{index},\"text\":{},\"logprobs\":{logprobs},\"finish_reason\":{reason},\

@@ -68,12 +68,13 @@ fn try_tokenize(call: &Call) -> Result<Value, ApiError> {
             "count": count, "max_model_len": window, "tokens": tokens, "token_strs": null
         }));
     }
-    let prompt = fields.string("prompt")?.ok_or_else(|| {
-        ApiError::field("missing", "body.prompt", "Field required", "None")
-    })?;
+    let prompt = fields
+        .string("prompt")?
+        .ok_or_else(|| ApiError::field("missing", "body.prompt", "Field required", "None"))?;
     let pieces: Vec<&[u8]> = prompt.as_bytes().chunks(BYTES_PER_TOKEN).collect();
     let strings = fields.bool("return_token_strs")?;
-    let strings = strings.then(|| pieces.iter().map(|piece| String::from_utf8_lossy(piece)).collect::<Vec<_>>());
+    let strings =
+        strings.then(|| pieces.iter().map(|piece| String::from_utf8_lossy(piece)).collect::<Vec<_>>());
     Ok(json!({
         "count": pieces.len(), "max_model_len": window,
         "tokens": pieces.iter().map(|piece| token_id(piece)).collect::<Vec<_>>(), "token_strs": strings

@@ -202,7 +202,8 @@ fn encode(vector: &[f32]) -> String {
     let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
-        let bits = group.iter().fold(0u32, |bits, byte| (bits << 8) | u32::from(*byte)) << (8 * (3 - group.len()));
+        let bits =
+            group.iter().fold(0u32, |bits, byte| (bits << 8) | u32::from(*byte)) << (8 * (3 - group.len()));
         for place in 0..4 {
             let digit = DIGITS[(bits >> (18 - 6 * place)) as usize & 63];
             out.push(if place <= group.len() { char::from(digit) } else { '=' });

@@ -71,7 +71,8 @@ fn message_id(session: &Session) -> String {
 }
 
 fn item(session: &Session, text: Option<&str>) -> Value {
-    let content = text.map(|text| json!({"annotations": [], "text": text, "type": "output_text", "logprobs": null}));
+    let content =
+        text.map(|text| json!({"annotations": [], "text": text, "type": "output_text", "logprobs": null}));
     json!({
         "id": message_id(session), "content": content.iter().collect::<Vec<_>>(), "role": "assistant",
         "status": if text.is_some() { "completed" } else { "in_progress" }, "type": "message", "phase": null
