@@ -201,6 +201,12 @@ impl Group {
         self.classes[class].lines[line].parts[part as usize].put(slot, entry)
     }
 
+    /// A head as it stands on its board.
+    #[must_use]
+    pub fn get(&self, class: usize, line: usize, part: Part, slot: usize) -> Option<&HeadEntry> {
+        self.classes[class].lines[line].parts[part as usize].get(slot)
+    }
+
     /// The first in the order of service among the heads that fit into the
     /// room of their line and are not to be skipped: classes that are owed
     /// their share, most owed first; then by rank. Within a class returned

@@ -311,3 +311,12 @@ fn an_engine_buffer_adds_to_the_limit() {
     assert_eq!(sent(&world.arrive(spec(1))).len() + sent(&world.arrive(spec(2))).len(), 2);
     assert_eq!(world.arrive(spec(3)), []);
 }
+
+#[test]
+fn credit_that_comes_at_the_deadline_is_in_time() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    world.arrive(spec(1));
+    world.arrive(JobSpec { deadline: Tick::from_millis(50), ..spec(2) });
+    world.now = Tick::from_millis(50);
+    assert_eq!(sent(&world.done(1)), [(2, 0)]);
+}

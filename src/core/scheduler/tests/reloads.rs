@@ -111,3 +111,17 @@ fn an_ejected_replica_that_leaves_is_not_probed() {
     assert_eq!(world.scheduler.next_deadline(), None);
     assert_eq!(world.at(10_000), []);
 }
+
+#[test]
+fn a_replica_that_was_taken_out_and_put_back_starts_anew() {
+    let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
+    world.arrive(spec(0));
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(0) });
+    reload(&mut world, |next| next.replicas = without(&next.replicas, ReplicaId::new(0)));
+    reload(&mut world, |next| {
+        let row = Replica { pool: PoolId::new(0), max_seqs: Some(2), kv_tokens: None };
+        next.replicas.insert("p0/r0", row);
+    });
+    assert_eq!(world.state(0), Some(ReplicaState::Serving));
+    assert_eq!(ejected(&world.fail(0, Fault::Silent)), [], "the old stream is not the new start's fault");
+}
