@@ -195,3 +195,14 @@ fn with_the_last_untried_replica_gone_a_tried_one_will_do() {
     let actions = world.event(Event::ReplicaLost { replica: ReplicaId::new(1) });
     assert_eq!((ejected(&actions), sent(&actions)), (vec![1], vec![(1, 0)]));
 }
+
+#[test]
+fn a_failed_probe_is_followed_by_a_later_one() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    let replica = ReplicaId::new(0);
+    world.event(Event::ReplicaLost { replica });
+    assert_eq!(world.at(200), [Action::Probe { replica }]);
+    assert_eq!(world.event(Event::ReplicaLost { replica }), []);
+    assert_eq!(world.at(599), []);
+    assert_eq!(world.at(600), [Action::Probe { replica }]);
+}

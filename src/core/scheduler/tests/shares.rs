@@ -148,7 +148,8 @@ proptest! {
         for _ in 0..300 {
             let job = running.remove(0);
             let actions = sent(&world.done(job));
-            if actions.iter().any(|(job, _)| *job == 1_000_000) {
+            if let Some((_, replica)) = actions.iter().find(|(job, _)| *job == 1_000_000) {
+                prop_assert!(excess > 0 || limits[*replica as usize] >= need, "held where it fits");
                 before += 1_000;
                 break;
             }
@@ -300,4 +301,19 @@ fn a_class_of_which_nothing_waits_is_owed_nothing() {
     world.arrive(second(101));
     assert_eq!(sent(&world.done(1)), [(2, 0)]);
     assert_eq!(sent(&world.done(2)), [(101, 0)]);
+}
+
+#[test]
+fn the_class_that_is_owed_most_goes_first() {
+    let mut rules = policy(&[&[1]], &[&[0]]);
+    rules.classes.insert("second", class(1, 0.1));
+    rules.classes.insert("third", class(2, 0.4));
+    let mut world = World::new(rules);
+    let of = |id, class| JobSpec { class: ClassId::new(class), ..spec(id) };
+    for (id, class) in [(0, 0), (1, 0), (2, 0), (10, 1), (20, 2)] {
+        world.arrive(of(id, class));
+    }
+    assert_eq!(sent(&world.done(0)), [(1, 0)]);
+    assert_eq!(sent(&world.done(1)), [(20, 0)]);
+    assert_eq!(sent(&world.done(20)), [(10, 0)]);
 }
