@@ -239,10 +239,8 @@ const fn is_blank(b: u8) -> bool {
 /// What RFC 3986 allows in a path or query, and the few marks that careless
 /// clients leave unescaped and no parser reads in two ways.
 const fn is_path_byte(b: u8) -> bool {
-    matches!(
-        b,
-        b'!' | b'$'..=b';' | b'=' | b'?' | b'@' | b'[' | b']' | b'_' | b'~' | b'|' | b'{' | b'}'
-    ) || b.is_ascii_alphanumeric()
+    matches!(b, b'!' | b'$'..=b';' | b'=' | b'?' | b'@' | b'[' | b']' | b'_' | b'~' | b'|' | b'{' | b'}')
+        || b.is_ascii_alphanumeric()
 }
 
 /// Length of `http://` or `https://` at the start of `target`.
