@@ -506,9 +506,9 @@ async fn departed_http1_client_takes_its_request_along() {
                     read_until(&mut client, "first").await;
                 }
                 if with_reset {
-                    reset(client)
+                    reset(client);
                 } else {
-                    drop(client)
+                    drop(client);
                 }
                 let took = rig.until_running(0).await;
                 assert!(took < PROMPT, "{path} reset={with_reset} {pipelined:?}: {took:?}");
