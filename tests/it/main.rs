@@ -1,3 +1,4 @@
 //! In-process integration tests.
 
+mod door;
 mod fleet;
