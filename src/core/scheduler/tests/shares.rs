@@ -279,7 +279,7 @@ fn a_job_that_ends_while_it_waits_costs_nothing() {
         world.arrive(spec(id));
     }
     assert_eq!(sent(&world.done(99)), [(0, 0)]);
-    assert_eq!(sent(&world.fail(0, Fault::Busy { retry_after: None })), []);
+    assert_eq!(sent(&world.fail(0, Fault::Busy { retry_after: None })), Vec::new());
     world.at(100);
     assert_eq!(sent(&world.at(250)), [(11, 0)]);
     assert_eq!(sent(&world.done(11)), [(1, 0)], "the job that never ran is not held against its tenant");
