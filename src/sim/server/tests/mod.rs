@@ -1,0 +1,8 @@
+//! The server as clients see it, over real sockets.
+
+mod client;
+mod faults;
+mod lifecycle;
+mod shapes;
+mod tgi;
+mod work;
