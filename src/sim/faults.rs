@@ -414,9 +414,10 @@ mod tests {
         let fault = read(r#"{"kind":"cut","after_tokens":3,"times":2,"path":"/generate"}"#).unwrap();
         assert_eq!(fault.kind, FaultKind::Cut { after_tokens: 3 });
         assert_eq!((fault.times, fault.path.as_deref()), (Some(2), Some("/generate")));
-        assert_eq!(read(r#"{"kind":"reset","at":"head"}"#).unwrap().kind, FaultKind::Reset {
-            at: ResetPoint::Head
-        });
+        assert_eq!(
+            read(r#"{"kind":"reset","at":"head"}"#).unwrap().kind,
+            FaultKind::Reset { at: ResetPoint::Head }
+        );
         for (json, names) in [
             (r#"{"kind":"cut","tokens":3}"#, "tokens"),
             (r#"{"kind":"no_such"}"#, "no_such"),
@@ -451,7 +452,10 @@ mod tests {
         let hits = |seed| {
             let board = FaultBoard::new(seed);
             let fault = Fault::from(FaultKind::Refuse);
-            board.add(Fault { kind: FaultKind::Cut { after_tokens: 0 }, probability: 0.3, ..fault }, Tick::ZERO);
+            board.add(
+                Fault { kind: FaultKind::Cut { after_tokens: 0 }, probability: 0.3, ..fault },
+                Tick::ZERO,
+            );
             (0..1000).map(|_| board.for_request(Tick::ZERO, "/").is_some()).collect::<Vec<_>>()
         };
         let count = hits(7).iter().filter(|hit| **hit).count();

@@ -85,8 +85,7 @@ fn sequences_beyond_the_limit_wait_in_order_of_arrival() {
 
 #[test]
 fn priority_lets_a_late_request_start_first() {
-    let options =
-        EngineOptions { max_seqs: Some(1), priority_scheduling: true, ..EngineOptions::default() };
+    let options = EngineOptions { max_seqs: Some(1), priority_scheduling: true, ..EngineOptions::default() };
     let mut engine = Engine::new(Profile::tiny(), options);
     engine.submit(request(1, 10, 5)).unwrap();
     engine.next_step(Tick::ZERO).unwrap();
@@ -104,8 +103,7 @@ fn the_last_arrival_is_recomputed_when_blocks_run_out() {
     engine.submit(request(2, 48, 64)).unwrap();
     let (_, events) = run(&mut engine, Tick::ZERO);
     assert!(engine.counters().preemptions >= 1);
-    let lost: Vec<_> =
-        events.iter().filter(|e| e.kind == EventKind::Preempted).map(|e| e.request).collect();
+    let lost: Vec<_> = events.iter().filter(|e| e.kind == EventKind::Preempted).map(|e| e.request).collect();
     assert!(lost.iter().all(|id| *id == 2), "{lost:?}");
     assert_eq!((token_times(&events, 1).len(), token_times(&events, 2).len()), (64, 64));
     assert_eq!(engine.gauges(), Gauges { blocks_total: 8, ..Gauges::default() });

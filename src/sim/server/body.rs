@@ -87,9 +87,9 @@ impl Body for SimBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         match &mut self.kind {
-            Kind::Full(bytes) => {
-                Poll::Ready(bytes.take().filter(|bytes| !bytes.is_empty()).map(|bytes| Ok(Frame::data(bytes))))
-            }
+            Kind::Full(bytes) => Poll::Ready(
+                bytes.take().filter(|bytes| !bytes.is_empty()).map(|bytes| Ok(Frame::data(bytes))),
+            ),
             Kind::Stream(stream) => stream.poll(cx).map(|item| item.map(|item| item.map(Frame::data))),
             Kind::Half { bytes, flush, .. } => {
                 if let Some(bytes) = bytes.take().filter(|bytes| !bytes.is_empty()) {
@@ -141,7 +141,8 @@ struct StreamBody {
 
 /// Bytes that are neither a field nor UTF-8.
 const BAD_SSE: &[u8] = b"dat\xff\xfe {\"choices\"\r\r";
-const BAD_JSON: &[u8] = b"data: {\"id\":\"chatcmpl-1\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"ka\n\n";
+const BAD_JSON: &[u8] =
+    b"data: {\"id\":\"chatcmpl-1\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"ka\n\n";
 
 impl StreamBody {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {

@@ -42,17 +42,18 @@ impl Call {
 
     /// The value of a query parameter, as written.
     pub(crate) fn query(&self, name: &str) -> Option<&str> {
-        self.query.split('&').filter_map(|pair| pair.split_once('=')).find_map(|(key, value)| {
-            (key == name).then_some(value)
-        })
+        self.query
+            .split('&')
+            .filter_map(|pair| pair.split_once('='))
+            .find_map(|(key, value)| (key == name).then_some(value))
     }
 
     /// Whether the request carries this bearer token.
     pub(crate) fn bears(&self, key: &str) -> bool {
         let value = self.header("authorization").unwrap_or_default();
-        value.split_once(' ').is_some_and(|(scheme, token)| {
-            scheme.eq_ignore_ascii_case("bearer") && token == key
-        })
+        value
+            .split_once(' ')
+            .is_some_and(|(scheme, token)| scheme.eq_ignore_ascii_case("bearer") && token == key)
     }
 }
 

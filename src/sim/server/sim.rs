@@ -223,11 +223,7 @@ impl Sim {
     }
 
     /// Queues the parts of one request; they report to one feed, in order.
-    pub(crate) fn submit(
-        self: &Arc<Self>,
-        name: Arc<str>,
-        parts: Vec<Part>,
-    ) -> Result<Ticket, Refused> {
+    pub(crate) fn submit(self: &Arc<Self>, name: Arc<str>, parts: Vec<Part>) -> Result<Ticket, Refused> {
         let now = self.now();
         let draining = self.faults.state(now, |kind| matches!(kind, FaultKind::Drain).then_some(()));
         let mut work = self.work.lock();

@@ -15,9 +15,8 @@ pub(crate) const BYTES_PER_TOKEN: usize = 4;
 pub(crate) const VOCABULARY: u32 = 4096;
 
 static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {
-    const SYLLABLES: [&str; 16] = [
-        "ka", "lo", "mi", "ne", "pu", "ra", "si", "to", "ve", "zu", "ba", "do", "fe", "gi", "hu", "ja",
-    ];
+    const SYLLABLES: [&str; 16] =
+        ["ka", "lo", "mi", "ne", "pu", "ra", "si", "to", "ve", "zu", "ba", "do", "fe", "gi", "hu", "ja"];
     (0..VOCABULARY as usize)
         .map(|id| [" ", SYLLABLES[id >> 8], SYLLABLES[(id >> 4) & 15], SYLLABLES[id & 15]].concat())
         .collect()

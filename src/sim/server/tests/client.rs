@@ -73,8 +73,7 @@ pub(super) fn decode(raw: &[u8], ended: Result<(), io::ErrorKind>) -> Reply {
     };
     reply.status = head.code.unwrap();
     let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
-    reply.headers =
-        head.headers.iter().map(|h| (h.name.to_ascii_lowercase(), text(h.value))).collect();
+    reply.headers = head.headers.iter().map(|h| (h.name.to_ascii_lowercase(), text(h.value))).collect();
     if reply.header("transfer-encoding") == Some("chunked") {
         dechunk(&mut reply, body);
     } else {

@@ -29,7 +29,8 @@ async fn generate_answers_with_details_and_timing_headers() {
     let details = &answer["details"];
     assert_eq!((&details["generated_tokens"], &details["finish_reason"]), (&json!(3), &json!("length")));
     assert_eq!(details["tokens"].as_array().unwrap().len(), 3);
-    for name in ["x-queue-time", "x-inference-time", "x-total-time", "x-time-per-token", "x-validation-time"] {
+    for name in ["x-queue-time", "x-inference-time", "x-total-time", "x-time-per-token", "x-validation-time"]
+    {
         assert!(reply.header(name).is_some_and(|value| value.parse::<u64>().is_ok()), "{name}");
     }
     // 17 bytes at four a token.
@@ -78,11 +79,14 @@ async fn invalid_input_is_422_and_overload_is_429() {
     let engine = start(options()).await;
     let over = post(engine.addr, "/generate", &body(600)).await;
     assert_eq!(over.status, 422);
-    assert_eq!(over.json(), json!({
-        "error": "`inputs` tokens + `max_new_tokens` must be <= 512. Given: 5 `inputs` tokens and 600 \
-                  `max_new_tokens`",
-        "error_type": "validation"
-    }));
+    assert_eq!(
+        over.json(),
+        json!({
+            "error": "`inputs` tokens + `max_new_tokens` must be <= 512. Given: 5 `inputs` tokens and 600 \
+                      `max_new_tokens`",
+            "error_type": "validation"
+        })
+    );
     let long = json!({"inputs": "kalo".repeat(600), "parameters": {}});
     assert!(post(engine.addr, "/generate", &long).await.text().contains("must have less than 511 tokens"));
     assert_eq!(post(engine.addr, "/generate", &json!({"text": 1})).await.status, 422);
@@ -112,7 +116,9 @@ async fn info_health_and_metrics_are_there() {
     assert_eq!(get(engine.addr, "/generate").await.status, 404);
     post(engine.addr, "/generate", &body(3)).await;
     let page = get(engine.addr, "/metrics").await.text();
-    for line in ["tgi_queue_size 0", "tgi_batch_current_size 0", "tgi_request_success 1", "tgi_request_count 1"] {
+    for line in
+        ["tgi_queue_size 0", "tgi_batch_current_size 0", "tgi_request_success 1", "tgi_request_count 1"]
+    {
         assert!(page.lines().any(|found| found == line), "{line}:\n{page}");
     }
     assert!(page.contains("tgi_request_generated_tokens_sum 3"));

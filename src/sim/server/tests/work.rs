@@ -75,7 +75,10 @@ async fn prompts_beyond_the_window_are_refused_with_the_reason() {
     let error = post(engine.addr, "/v1/completions", &ids(2048)).await.json();
     let expected = "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)";
     assert_eq!(error["error"]["message"], expected);
-    assert_eq!(post(engine.addr, "/v1/completions", &ids(2047)).await.json()["usage"]["completion_tokens"], 1);
+    assert_eq!(
+        post(engine.addr, "/v1/completions", &ids(2047)).await.json()["usage"]["completion_tokens"],
+        1
+    );
     let cut = json!({"prompt": "ka ".repeat(20_000), "truncate_prompt_tokens": 100, "max_tokens": 4});
     assert_eq!(post(engine.addr, "/v1/completions", &cut).await.json()["usage"]["prompt_tokens"], 100);
 }
@@ -124,17 +127,24 @@ async fn pooling_routes_answer() {
     let at = engine.addr;
     let answer = post(at, "/v1/embeddings", &json!({"input": ["kalo", "mine pura"]})).await.json();
     assert_eq!(answer["data"].as_array().unwrap().len(), 2);
-    assert_eq!(answer["usage"], json!({
-        "prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0,
-        "prompt_tokens_details": {"cached_tokens": 0}
-    }));
+    assert_eq!(
+        answer["usage"],
+        json!({
+            "prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0,
+            "prompt_tokens_details": {"cached_tokens": 0}
+        })
+    );
     let base64 = post(at, "/v1/embeddings", &json!({"input": "kalo", "encoding_format": "base64"})).await;
     assert_eq!(base64.json()["data"][0]["embedding"].as_str().unwrap().len(), (32 * 4usize).div_ceil(3) * 4);
     let body = json!({"query": "ka", "documents": ["lo", {"text": "mi"}, "ne"], "top_n": 2});
     for path in ["/rerank", "/v1/rerank", "/v2/rerank"] {
         let answer = post(at, path, &body).await.json();
-        let scores: Vec<f64> = answer["results"].as_array().unwrap().iter()
-            .map(|row| row["relevance_score"].as_f64().unwrap()).collect();
+        let scores: Vec<f64> = answer["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| row["relevance_score"].as_f64().unwrap())
+            .collect();
         assert!(scores.len() == 2 && scores[0] >= scores[1], "{answer}");
     }
     let answer = post(at, "/score", &json!({"text_1": "ka", "text_2": ["lo", "mi"]})).await.json();
@@ -166,7 +176,8 @@ async fn a_sound_is_transcribed() {
     let events = Open::send(engine.addr, &form("true")).await.unwrap().end().await.events();
     assert_eq!(events[0]["object"], "transcription.chunk");
     assert_eq!(streamed_text(&events), answer["text"].as_str().unwrap());
-    let bad = Open::send(engine.addr, &request("POST", "/v1/audio/translations", CLOSE, b"{}")).await.unwrap();
+    let bad =
+        Open::send(engine.addr, &request("POST", "/v1/audio/translations", CLOSE, b"{}")).await.unwrap();
     assert_eq!(bad.end().await.status, 400);
 }
 

@@ -7,16 +7,23 @@ mod openai;
 
 use http::header::{HeaderName, HeaderValue};
 use http::{Method, Response};
-use serde_json::{Value, json};
 
 use super::body::SimBody;
 use super::feed::Failure;
+use super::json::{Json, ordered};
 use super::reply::{self, Answer};
 use super::route::Call;
 use super::sim::Refused;
 
-const WORK: &[&str] =
-    &["/", "/generate", "/generate_stream", "/v1/chat/completions", "/v1/completions", "/invocations", "/vertex"];
+const WORK: &[&str] = &[
+    "/",
+    "/generate",
+    "/generate_stream",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/invocations",
+    "/vertex",
+];
 const BODY_LIMIT: usize = 2_000_000;
 
 /// An error as TGI words it.
@@ -32,13 +39,13 @@ impl TgiError {
         Self { status: 422, message: message.into(), kind: "validation" }
     }
 
-    fn body(&self) -> Value {
-        json!({"error": self.message, "error_type": self.kind})
+    fn body(&self) -> Json {
+        ordered!({"error": self.message, "error_type": self.kind})
     }
 
     /// The object of an error event on the OpenAI routes.
-    fn openai(&self) -> Value {
-        json!({"error": {"message": self.message, "http_status_code": self.status}})
+    fn openai(&self) -> Json {
+        ordered!({"error": ordered!({"message": self.message, "http_status_code": self.status})})
     }
 
     fn respond(&self) -> Response<SimBody> {
@@ -105,7 +112,13 @@ pub(super) async fn answer(call: Call) -> Answer {
     let path = call.path.as_str();
     let work = is_work(path) || path == "/tokenize";
     if call.method == Method::POST && work {
-        if call.sim.options.api_key.as_deref().is_some_and(|key| !call.bears(&key.to_lowercase()) && !call.bears(key)) {
+        if call
+            .sim
+            .options
+            .api_key
+            .as_deref()
+            .is_some_and(|key| !call.bears(&key.to_lowercase()) && !call.bears(key))
+        {
             return Ok(reply::empty(401));
         }
         if call.body.len() > BODY_LIMIT {
@@ -115,7 +128,9 @@ pub(super) async fn answer(call: Call) -> Answer {
             return Ok(meta::tokenize(&call));
         }
         return match path {
-            "/v1/chat/completions" | "/v1/completions" | "/vertex" | "/invocations" => openai::answer(call).await,
+            "/v1/chat/completions" | "/v1/completions" | "/vertex" | "/invocations" => {
+                openai::answer(call).await
+            }
             _ => generate::answer(call).await,
         };
     }

@@ -103,7 +103,9 @@ impl Page<'_> {
         self.tagged("num_requests_waiting_by_reason", "reason=\"capacity\"", gauges.waiting as f64);
         self.tagged("num_requests_waiting_by_reason", "reason=\"deferred\"", 0.0);
         self.head("engine_sleep_state", "gauge", "Engine sleep state.");
-        for (state, on) in [("awake", !view.asleep), ("weights_offloaded", view.asleep), ("discard_all", false)] {
+        for (state, on) in
+            [("awake", !view.asleep), ("weights_offloaded", view.asleep), ("discard_all", false)]
+        {
             self.tagged("engine_sleep_state", &format!("sleep_state=\"{state}\""), f64::from(u8::from(on)));
         }
         self.head("kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.");

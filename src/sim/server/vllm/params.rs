@@ -133,7 +133,8 @@ fn logprobs(fields: &Fields) -> Result<Option<u32>, ApiError> {
         Some(_) => fields.int("logprobs")?.unwrap_or(0),
     };
     if asked > MOST {
-        let message = format!("Requested sample logprobs of {asked}, which is greater than max allowed: {MOST}");
+        let message =
+            format!("Requested sample logprobs of {asked}, which is greater than max allowed: {MOST}");
         return Err(ApiError::bad(message));
     }
     Ok(Some(to_u32(asked)))
@@ -148,7 +149,9 @@ pub(super) fn tool(fields: &Fields, flags: &VllmFlags) -> Result<Option<Tool>, A
     let named = match choice {
         Some(Value::String(mode)) if mode == "none" => return Ok(None),
         Some(Value::String(mode)) if mode == "required" => None,
-        Some(Value::Object(_)) => choice.and_then(|choice| choice.pointer("/function/name")).and_then(Value::as_str),
+        Some(Value::Object(_)) => {
+            choice.and_then(|choice| choice.pointer("/function/name")).and_then(Value::as_str)
+        }
         _ if flags.auto_tool_choice => return Ok(None),
         _ => {
             let message =
@@ -159,7 +162,9 @@ pub(super) fn tool(fields: &Fields, flags: &VllmFlags) -> Result<Option<Tool>, A
     let name = |tool: &Value| tool.pointer("/function/name").and_then(Value::as_str).map(str::to_owned);
     let chosen = tools.iter().find(|tool| named.is_none() || name(tool).as_deref() == named);
     let Some((tool, name)) = chosen.and_then(|tool| Some((tool, name(tool)?))) else {
-        return Err(ApiError::bad("The tool specified in `tool_choice` does not match any of the specified `tools`"));
+        return Err(ApiError::bad(
+            "The tool specified in `tool_choice` does not match any of the specified `tools`",
+        ));
     };
     let parameters = tool.pointer("/function/parameters/properties").and_then(Value::as_object);
     let parameter = parameters.and_then(|parameters| parameters.keys().next().cloned());
