@@ -330,6 +330,8 @@ async fn faults_are_steered_over_http() {
     assert_eq!(get(engine.addr, "/sim/faults").await.json(), json!([]));
     let error = post(engine.addr, "/sim/faults", &json!({"kind": "cut", "afer_tokens": 1})).await;
     assert!(error.status == 400 && error.text().contains("afer_tokens"), "{}", error.text());
+    let error = post(engine.addr, "/sim/terminate", &json!({"mode": "sigterm", "grace_ms": 1})).await;
+    assert!(error.status == 400 && error.text().contains("grace_ms"), "{}", error.text());
     assert_eq!(post(side, "/sim/faults", &json!({"kind": "refuse"})).await.status, 200);
     reach(&engine.control(), "closed", |state| !state.listening).await;
     let state: SimState = serde_json::from_value(get(side, "/sim/state").await.json()).unwrap();

@@ -39,7 +39,7 @@ async fn n_counts_in_usage_and_every_choice_finishes() {
     assert_eq!(events[events.len() - 2]["usage"]["completion_tokens"], 18);
     for index in 0..3 {
         let of_choice = |event: &&Value| event.pointer("/choices/0/index") == Some(&json!(index));
-        let reason = events.iter().filter(of_choice).last().unwrap()["choices"][0]["finish_reason"].clone();
+        let reason = events.iter().rfind(of_choice).unwrap()["choices"][0]["finish_reason"].clone();
         assert_eq!(reason, "length");
     }
 }

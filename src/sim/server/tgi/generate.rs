@@ -99,7 +99,7 @@ pub(super) fn start(
         n: 1,
         priority: 0,
     };
-    let ticket = sim.submit(id.to_string().into(), vec![Part { request, stops }])?;
+    let ticket = sim.submit(&id.to_string().into(), vec![Part { request, stops }])?;
     let job = Job::new(ticket, call.late.take(), Arc::clone(&call.conn));
     let generation = Generation {
         prompt_tokens: prompt.tokens,

@@ -153,11 +153,12 @@ impl CompletionStream {
         &self,
         index: usize,
         text: &str,
-        rest: (&str, Option<Json>),
+        reason: &str,
+        logprobs: Option<&Json>,
         progress: &Progress,
         out: &mut VecDeque<Bytes>,
     ) {
-        let (reason, logprobs) = (rest.0, Json::of(&rest.1));
+        let logprobs = Json::of(&logprobs);
         let mut event = format!(
             "{}{{\"index\":{index},\"text\":{},\"logprobs\":{logprobs},\"finish_reason\":{reason},\
              \"stop_reason\":null,\"prompt_token_ids\":null,\"token_ids\":null}}]",
@@ -190,14 +191,14 @@ impl CompletionStream {
         plan.write(from, choice.tokens, &mut text);
         let reason = Value::from(choice.done.then(|| plan.finish_reason())).to_string();
         let logprobs = logprobs(&self.session, plan, from, choice.tokens);
-        self.push(index, &text, (&reason, logprobs), progress, out);
+        self.push(index, &text, &reason, logprobs.as_ref(), progress, out);
     }
 
     fn close(&mut self, end: &End, progress: &Progress, out: &mut VecDeque<Bytes>) {
         if *end == End::Aborted {
             for index in 0..self.sent.len() {
                 if self.sent[index].0 > 0 && !std::mem::replace(&mut self.sent[index].1, true) {
-                    self.push(index, "", ("\"abort\"", None), progress, out);
+                    self.push(index, "", "\"abort\"", None, progress, out);
                 }
             }
         }

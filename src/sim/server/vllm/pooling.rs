@@ -86,7 +86,7 @@ fn start(call: &mut Call, route: Route) -> Result<(Pooled, Job), ApiError> {
         let request = EngineRequest { id, prompt_tokens, prefix, n: 1, ..EngineRequest::default() };
         parts.push(Part { request, stops: true });
     }
-    let ticket = sim.submit(Arc::clone(&id), parts)?;
+    let ticket = sim.submit(&id, parts)?;
     let job = Job::new(ticket, call.late.take(), Arc::clone(&call.conn));
     let created = sim.unix();
     Ok((Pooled { id, model, fields, prompts, documents, cached_tokens: 0, created }, job))

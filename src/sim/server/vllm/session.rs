@@ -119,7 +119,7 @@ pub(super) fn start(
         };
         parts.push(Part { request, stops });
     }
-    let ticket = sim.submit(Arc::clone(&id), parts)?;
+    let ticket = sim.submit(&id, parts)?;
     let job = Job::new(ticket, call.late.take(), Arc::clone(&call.conn));
     let session = Session {
         id,
