@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::client::{End, get, open, post, reach, start};
+use super::client::{End, Open, get, open, post, reach, request, start};
 use crate::sim::faults::{Fault, FaultKind};
 use crate::sim::server::{Dialect, SimOptions};
 
@@ -108,12 +108,18 @@ async fn invalid_input_is_422_and_overload_is_429() {
 #[tokio::test]
 async fn info_health_and_metrics_are_there() {
     let engine = start(options()).await;
+    let locked = start(SimOptions { api_key: Some("SeKret".into()), ..options() }).await;
+    assert_eq!(post(locked.addr, "/generate", &body(3)).await.status, 401);
+    assert_eq!(get(locked.addr, "/info").await.status, 200);
+    let headers = "Connection: close\r\nAuthorization: Bearer sekRET\r\n";
+    let request = request("POST", "/generate", headers, body(3).to_string().as_bytes());
+    assert_eq!(Open::send(locked.addr, &request).await.unwrap().end().await.status, 200);
     let info = get(engine.addr, "/info").await.json();
     assert_eq!((&info["max_concurrent_requests"], &info["max_total_tokens"]), (&json!(2), &json!(512)));
     assert_eq!(get(engine.addr, "/health").await.status, 200);
     assert_eq!(get(engine.addr, "/v1/models").await.json()["data"][0]["id"], "org/model");
     assert_eq!(get(engine.addr, "/nothing").await.status, 404);
-    assert_eq!(get(engine.addr, "/generate").await.status, 404);
+    assert_eq!(get(engine.addr, "/generate").await.status, 405);
     post(engine.addr, "/generate", &body(3)).await;
     let page = get(engine.addr, "/metrics").await.text();
     for line in

@@ -112,13 +112,7 @@ pub(super) async fn answer(call: Call) -> Answer {
     let path = call.path.as_str();
     let work = is_work(path) || path == "/tokenize";
     if call.method == Method::POST && work {
-        if call
-            .sim
-            .options
-            .api_key
-            .as_deref()
-            .is_some_and(|key| !call.bears(&key.to_lowercase()) && !call.bears(key))
-        {
+        if !has_key(&call) {
             return Ok(reply::empty(401));
         }
         if call.body.len() > BODY_LIMIT {
@@ -134,9 +128,16 @@ pub(super) async fn answer(call: Call) -> Answer {
             _ => generate::answer(call).await,
         };
     }
-    if call.method != Method::GET {
-        let known = is_work(path) || meta::is_path(path);
-        return Ok(reply::empty(if known { 405 } else { 404 }));
+    let readable = meta::is_path(path);
+    if call.method != Method::GET || !readable {
+        return Ok(reply::empty(if work || readable { 405 } else { 404 }));
     }
     Ok(meta::answer(&call))
+}
+
+/// TGI lower-cases both sides.
+fn has_key(call: &Call) -> bool {
+    let Some(key) = &call.sim.options.api_key else { return true };
+    let given = call.header("authorization").unwrap_or_default();
+    given.to_lowercase() == format!("bearer {}", key.to_lowercase())
 }
