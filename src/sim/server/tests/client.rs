@@ -250,3 +250,15 @@ fn recorded_length(head: &str) -> usize {
     let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
     length.map_or(0, |length| length.trim().parse().unwrap())
 }
+
+/// Whether the next request is served as if nothing had happened.
+pub(super) async fn recovers(engine: &SimHandle) {
+    let reply = post(engine.addr, "/v1/chat/completions", &chat(20, true)).await;
+    assert_eq!((reply.status, reply.end), (200, End::Whole));
+    assert!(reply.text().contains("\"finish_reason\":\"length\""));
+    reach(&engine.control(), "empty", |state| state.inside == 0 && state.running == 0).await;
+}
+
+pub(super) fn has_done(reply: &Reply) -> bool {
+    reply.events().last() == Some(&json!("[DONE]"))
+}

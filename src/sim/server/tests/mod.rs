@@ -3,6 +3,7 @@
 mod client;
 mod faults;
 mod lifecycle;
+mod process;
 mod shapes;
 mod tgi;
 mod work;
