@@ -4,6 +4,14 @@
 //! only: `app` → `{proxy, fleet, admin, sim}` → `{config, wire, tokens,
 //! telemetry}` → `core`.
 
+pub mod admin;
+pub mod app;
+pub mod cli;
 pub mod config;
 pub mod core;
+pub mod fleet;
+pub mod proxy;
 pub mod sim;
+pub mod telemetry;
+pub mod tokens;
+pub mod wire;

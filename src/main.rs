@@ -1,3 +1,14 @@
 //! The `penstock` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser;
+use penstock::app;
+use penstock::cli::Cli;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    app::run(Cli::parse())
+}

@@ -1,1 +1,50 @@
-fn main() {}
+//! The `loadtest` command.
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use penstock_loadtest::{abandon, engine, process, run, streams};
+
+/// Load generator and measuring tools for an OpenAI-compatible gateway.
+#[derive(Debug, Parser)]
+#[command(name = "loadtest", version)]
+struct Cli {
+    /// Worker threads; 1 costs the least CPU per request.
+    #[arg(long, global = true, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve an instant fake OpenAI engine.
+    Engine(engine::EngineArgs),
+    /// Send load, closed loop or at a fixed rate, and report latencies.
+    Run(run::RunArgs),
+    /// Open many streams, hold them, and measure memory per stream.
+    Streams(streams::StreamsArgs),
+    /// Connect, send and drop the connection at a random moment.
+    Drop(abandon::DropArgs),
+    /// Print the CPU time and memory of processes.
+    Cpu(process::CpuArgs),
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    runtime(cli.threads)?.block_on(async {
+        match cli.command {
+            Command::Engine(args) => engine::command(&args).await,
+            Command::Run(args) => run::command(&args).await,
+            Command::Streams(args) => streams::command(&args).await,
+            Command::Drop(args) => abandon::command(&args).await,
+            Command::Cpu(args) => process::command(&args).await,
+        }
+    })
+}
+
+fn runtime(threads: u16) -> std::io::Result<tokio::runtime::Runtime> {
+    if threads == 1 {
+        return tokio::runtime::Builder::new_current_thread().enable_all().build();
+    }
+    tokio::runtime::Builder::new_multi_thread().worker_threads(usize::from(threads)).enable_all().build()
+}

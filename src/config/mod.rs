@@ -1,4 +1,22 @@
 //! One YAML file, from text to validated rules.
+//!
+//! text → `yaml` (a tree that knows its lines) → `decode` (the file as
+//! written) → `validate` (settings that hold) → `watch` (swap on change).
 
+mod decode;
+pub mod diff;
+mod field;
+pub mod file;
+pub mod keys;
+pub mod load;
+pub mod named;
+pub mod problem;
+pub mod report;
+pub mod schema;
 pub mod secret;
 pub mod settings;
+mod tree;
+pub mod units;
+mod validate;
+pub mod watch;
+mod yaml;

@@ -1,7 +1,13 @@
 //! Secrets that are named in the file and read from elsewhere.
 
 use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Bytes of the largest secret.
+const MAX_SECRET_BYTES: u64 = 64 << 10;
 
 /// A secret's value. `Debug` and `Display` never show it.
 #[derive(Clone, PartialEq, Eq)]
@@ -24,5 +30,153 @@ impl Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")
+    }
+}
+
+/// Where secrets come from: the machine, or a test's own world.
+pub trait SecretSource: Send + Sync {
+    /// The value of an environment variable; `None` when it is not set.
+    fn env(&self, name: &str) -> Option<String>;
+
+    /// The bytes of a file.
+    ///
+    /// # Errors
+    /// As the file system says.
+    fn file(&self, path: &Path) -> io::Result<Vec<u8>>;
+}
+
+/// The machine's own environment and files.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Machine;
+
+impl SecretSource for Machine {
+    #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+    fn env(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
+    }
+
+    fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
+        read_bounded(path, MAX_SECRET_BYTES)
+    }
+}
+
+/// The bytes of a regular file (no pipe, which could block for ever) that is
+/// not larger than `limit`.
+pub(super) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        let message = format!("larger than {limit} bytes");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    }
+    Ok(bytes)
+}
+
+/// Reads secrets and remembers which files it read and what was in them.
+pub(super) struct Reader<'a> {
+    source: &'a dyn SecretSource,
+    base: &'a Path,
+    read: Vec<(PathBuf, Option<blake3::Hash>)>,
+}
+
+impl<'a> Reader<'a> {
+    /// A reader that takes relative paths from `base`.
+    pub(super) fn new(source: &'a dyn SecretSource, base: &'a Path) -> Self {
+        Self { source, base, read: Vec::new() }
+    }
+
+    /// The files read so far, with the hash of what was there.
+    pub(super) fn into_read(self) -> Vec<(PathBuf, Option<blake3::Hash>)> {
+        self.read
+    }
+
+    /// The environment variable `name`. The error is a sentence for people
+    /// and does not show the value.
+    pub(super) fn env(&self, name: &str) -> Result<Secret, String> {
+        let value = self.source.env(name);
+        let value = value.ok_or_else(|| format!("the environment variable {name:?} is not set"))?;
+        checked(&value).map_err(|why| format!("the environment variable {name:?} {why}"))
+    }
+
+    /// The file `path`. The error is a sentence for people and does not show
+    /// the content.
+    pub(super) fn file(&mut self, path: &str) -> Result<Secret, String> {
+        let full = self.base.join(path);
+        let bytes = self.source.file(&full);
+        self.read.push((full, bytes.as_ref().ok().map(|bytes| blake3::hash(bytes))));
+        let bytes = bytes.map_err(|error| format!("the file {path:?} cannot be read: {error}"))?;
+        let text = String::from_utf8(bytes).map_err(|_| format!("the file {path:?} is not text"))?;
+        checked(&text).map_err(|why| format!("the file {path:?} {why}"))
+    }
+}
+
+/// The value without the white space around it, if it can stand in a header.
+fn checked(value: &str) -> Result<Secret, &'static str> {
+    let value = value.trim();
+    if value.is_empty() {
+        return Err("is empty");
+    }
+    if !value.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {
+        return Err("holds characters that cannot stand in a header");
+    }
+    Ok(Secret::new(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct World;
+
+    impl SecretSource for World {
+        fn env(&self, name: &str) -> Option<String> {
+            match name {
+                "KEY" => Some("  sk-1\n".into()),
+                "TWO_LINES" => Some("a\nb".into()),
+                "BLANK" => Some(" \n".into()),
+                _ => None,
+            }
+        }
+
+        fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
+            match path.to_str() {
+                Some("/etc/penstock/key") => Ok(b"sk-2\r\n".to_vec()),
+                Some("/etc/penstock/binary") => Ok(vec![0xff]),
+                _ => Err(io::ErrorKind::NotFound.into()),
+            }
+        }
+    }
+
+    #[test]
+    fn values_are_trimmed_and_faults_named_without_the_value() {
+        let mut reader = Reader::new(&World, Path::new("/etc/penstock"));
+        assert_eq!(reader.env("KEY").unwrap().expose(), "sk-1");
+        assert_eq!(reader.file("key").unwrap().expose(), "sk-2");
+        assert_eq!(reader.env("NONE").unwrap_err(), "the environment variable \"NONE\" is not set");
+        assert_eq!(reader.env("BLANK").unwrap_err(), "the environment variable \"BLANK\" is empty");
+        assert!(reader.env("TWO_LINES").unwrap_err().ends_with("cannot stand in a header"));
+        assert!(reader.file("binary").unwrap_err().ends_with("is not text"));
+        assert!(reader.file("/none").unwrap_err().starts_with("the file \"/none\" cannot be read"));
+        let read = reader.into_read();
+        assert_eq!(read[0], (PathBuf::from("/etc/penstock/key"), Some(blake3::hash(b"sk-2\r\n"))));
+        assert_eq!(read[2], (PathBuf::from("/none"), None));
+    }
+
+    #[test]
+    fn debug_hides_the_value() {
+        assert_eq!(format!("{:?}", Secret::new("sk-3")), "Secret(..)");
+    }
+
+    #[test]
+    fn large_files_and_folders_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        std::fs::write(&path, vec![b'x'; 9]).unwrap();
+        assert_eq!(read_bounded(&path, 9).unwrap().len(), 9);
+        assert!(read_bounded(&path, 8).unwrap_err().to_string().contains("larger than 8"));
+        assert!(read_bounded(dir.path(), 8).is_err());
     }
 }

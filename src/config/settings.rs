@@ -185,3 +185,19 @@ pub struct UpstreamLimits {
     /// after which uvicorn closes it.
     pub keep_alive: Duration,
 }
+
+impl EngineKind {
+    /// The name that the configuration and telemetry use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Tgi => "tgi",
+            Self::Sglang => "sglang",
+            Self::Trtllm => "trtllm",
+            Self::Triton => "triton",
+            Self::Llamacpp => "llamacpp",
+            Self::Openai => "openai",
+        }
+    }
+}

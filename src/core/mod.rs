@@ -2,10 +2,23 @@
 //! events are passed in, actions with their reasons come out. No I/O, clock,
 //! environment, log, thread or randomness of its own.
 
+pub mod admission;
+pub mod board;
+pub mod estimate;
 pub mod event;
+pub mod fairness;
+pub mod fleet;
 pub mod ids;
+pub mod invariant;
 pub mod job;
+pub mod limits;
+pub mod order;
+pub mod placement;
 pub mod policy;
+pub mod queue;
+pub mod routing;
+pub mod scheduler;
 pub mod snapshot;
 pub mod table;
 pub mod time;
+pub mod vitals;

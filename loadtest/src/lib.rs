@@ -1,0 +1,17 @@
+//! Load generator, instant engine and small measuring tools for Penstock.
+//!
+//! Every part is a library module with a thin command on top, so that tests
+//! can run an engine and a load against it in one process.
+
+pub mod abandon;
+pub mod client;
+pub mod engine;
+pub mod meter;
+pub mod pace;
+pub mod process;
+pub mod report;
+pub mod rng;
+pub mod run;
+pub mod sse;
+pub mod streams;
+pub mod target;

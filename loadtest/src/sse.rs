@@ -1,0 +1,187 @@
+//! A cheap check that a chat stream is whole.
+
+use std::sync::LazyLock;
+
+use memchr::memchr;
+use memchr::memmem::Finder;
+
+/// A line longer than this is taken for a broken stream.
+const MAX_LINE: usize = 8 << 20;
+
+static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"finish_reason\""));
+/// Members whose non-empty value is output of the model.
+static OUTPUT: LazyLock<[Finder<'static>; 5]> = LazyLock::new(|| {
+    ["\"content\"", "\"reasoning_content\"", "\"reasoning\"", "\"tool_calls\"", "\"text\""].map(Finder::new)
+});
+
+/// Reads a stream frame by frame, however its bytes are cut.
+#[derive(Debug, Default)]
+pub struct Scanner {
+    /// The start of a line whose end has not come yet.
+    partial: Vec<u8>,
+    events: u64,
+    output: bool,
+    finished: bool,
+    done: bool,
+    error: bool,
+    overlong: bool,
+}
+
+impl Scanner {
+    /// Takes the next bytes; returns how many data events ended in them.
+    pub fn feed(&mut self, mut bytes: &[u8]) -> u64 {
+        let before = self.events;
+        while let Some(end) = memchr(b'\n', bytes) {
+            let (line, rest) = bytes.split_at(end);
+            if self.partial.is_empty() {
+                self.line(line);
+            } else {
+                let mut whole = std::mem::take(&mut self.partial);
+                whole.extend_from_slice(line);
+                self.line(&whole);
+            }
+            bytes = &rest[1..];
+        }
+        if self.partial.len() + bytes.len() > MAX_LINE {
+            self.overlong = true;
+            self.partial.clear();
+        } else {
+            self.partial.extend_from_slice(bytes);
+        }
+        self.events - before
+    }
+
+    /// Data events so far, `[DONE]` included.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Whether any output of the model has come.
+    #[must_use]
+    pub fn has_output(&self) -> bool {
+        self.output
+    }
+
+    /// Whether a finish reason has come.
+    #[must_use]
+    pub fn finished(&self) -> bool {
+        self.finished
+    }
+
+    /// What is wrong with the stream, once it has ended.
+    #[must_use]
+    pub fn fault(&self) -> Option<&'static str> {
+        if self.overlong {
+            return Some("overlong line");
+        }
+        if self.error {
+            return Some("error event");
+        }
+        match (self.finished, self.done) {
+            (true, true) => None,
+            (_, false) => Some("no [DONE]"),
+            (false, true) => Some("no finish_reason"),
+        }
+    }
+
+    fn line(&mut self, line: &[u8]) {
+        let Some(data) = line.strip_prefix(b"data:") else {
+            return;
+        };
+        let data = data.trim_ascii();
+        self.events += 1;
+        if data == b"[DONE]" {
+            self.done = true;
+            return;
+        }
+        if data.starts_with(b"{\"error\"") {
+            self.error = true;
+        }
+        if !self.output {
+            self.output = OUTPUT.iter().any(|name| has_value(name, data));
+        }
+        if !self.finished {
+            self.finished = has_value(&FINISH, data);
+        }
+    }
+}
+
+/// Whether a member of this name holds a string that is not empty, or a list.
+fn has_value(name: &Finder<'_>, data: &[u8]) -> bool {
+    name.find_iter(data).any(|at| {
+        let rest = data[at + name.needle().len()..].trim_ascii_start();
+        let Some(value) = rest.strip_prefix(b":").map(<[u8]>::trim_ascii_start) else {
+            return false;
+        };
+        match value {
+            [b'"', b'"', ..] => false,
+            [b'[', next, ..] => *next != b']',
+            [b'"', ..] => true,
+            _ => false,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHOLE: &str = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n\
+        : comment\n\n\
+        data: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n\
+        data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\r\n\r\n\
+        data: [DONE]\n\n";
+
+    #[test]
+    fn any_cut_gives_the_same_reading() {
+        for size in 1..WHOLE.len() {
+            let mut scanner = Scanner::default();
+            let sum: u64 = WHOLE.as_bytes().chunks(size).map(|part| scanner.feed(part)).sum();
+            assert_eq!((sum, scanner.events(), scanner.fault()), (4, 4, None), "cut every {size}");
+        }
+    }
+
+    #[test]
+    fn a_role_alone_is_no_output() {
+        let mut scanner = Scanner::default();
+        let (role, rest) = WHOLE.split_at(WHOLE.find(": comment").expect("comment"));
+        scanner.feed(role.as_bytes());
+        assert!(!scanner.has_output());
+        scanner.feed(rest.as_bytes());
+        assert!(scanner.has_output());
+    }
+
+    #[test]
+    fn faults_are_named() {
+        let fault = |text: &str| {
+            let mut scanner = Scanner::default();
+            scanner.feed(text.as_bytes());
+            scanner.fault()
+        };
+        assert_eq!(fault(""), Some("no [DONE]"));
+        assert_eq!(fault(&WHOLE.replace("data: [DONE]\n\n", "")), Some("no [DONE]"));
+        assert_eq!(fault(&WHOLE.replace("\"stop\"", "null")), Some("no finish_reason"));
+        assert_eq!(fault("data: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n"), Some("error event"));
+    }
+
+    #[test]
+    fn tool_calls_are_output() {
+        let mut scanner = Scanner::default();
+        scanner.feed(b"data: {\"choices\":[{\"delta\":{\"tool_calls\":[]}}]}\n\n");
+        assert!(!scanner.has_output());
+        scanner.feed(b"data: {\"choices\":[{\"delta\":{\"tool_calls\": [{\"index\":0}]}}]}\n\n");
+        assert!(scanner.has_output());
+    }
+
+    #[test]
+    fn an_endless_line_is_bounded() {
+        let mut scanner = Scanner::default();
+        let block = vec![b'x'; 1 << 20];
+        for _ in 0..20 {
+            scanner.feed(&block);
+            assert!(scanner.partial.len() <= MAX_LINE);
+        }
+        assert_eq!(scanner.fault(), Some("overlong line"));
+    }
+}

@@ -1,0 +1,163 @@
+//! Where requests go and what they look like.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use clap::Args;
+use http_body_util::Full;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::{Request, Uri};
+use serde_json::json;
+use tokio::net::lookup_host;
+
+/// Arguments shared by all commands that send requests.
+#[derive(Debug, Clone, Args)]
+pub struct TargetArgs {
+    /// Base URL of the gateway or engine, such as http://127.0.0.1:8080.
+    #[arg(long)]
+    pub url: String,
+    /// API key, sent as a bearer token.
+    #[arg(long)]
+    pub key: Option<String>,
+    /// Model to ask for.
+    #[arg(long)]
+    pub model: String,
+    /// Bytes of the prompt text.
+    #[arg(long, default_value_t = 2048)]
+    pub prompt_bytes: usize,
+    /// Value of max_tokens; absent = none is sent.
+    #[arg(long)]
+    pub max_tokens: Option<u32>,
+}
+
+/// A resolved target with its requests written out.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// Address to connect to.
+    pub address: SocketAddr,
+    path: Uri,
+    host: HeaderValue,
+    key: Option<HeaderValue>,
+    plain: Bytes,
+    stream: Bytes,
+}
+
+impl Target {
+    /// Resolves the URL and prepares both request bodies.
+    ///
+    /// # Errors
+    /// When the URL is not `http://host[:port][/path]`, its host does not
+    /// resolve, or the key cannot stand in a header.
+    pub async fn new(args: &TargetArgs) -> Result<Self> {
+        let (authority, path) = split_url(&args.url)?;
+        let port = authority.port_u16().unwrap_or(80);
+        let name = authority.host().trim_matches(['[', ']']);
+        let address = lookup_host((name, port))
+            .await
+            .with_context(|| format!("cannot resolve {name}"))?
+            .next()
+            .with_context(|| format!("{name} has no address"))?;
+        let key = args.key.as_deref().map(|key| HeaderValue::try_from(format!("Bearer {key}")));
+        Ok(Target {
+            address,
+            path,
+            host: HeaderValue::try_from(authority.as_str()).context("the host cannot stand in a header")?,
+            key: key.transpose().context("--key cannot stand in a header")?,
+            plain: body(args, false),
+            stream: body(args, true),
+        })
+    }
+
+    /// One request, ready to send.
+    #[must_use]
+    pub fn request(&self, stream: bool) -> Request<Full<Bytes>> {
+        let body = if stream { &self.stream } else { &self.plain };
+        let mut request = Request::new(Full::new(body.clone()));
+        *request.method_mut() = hyper::Method::POST;
+        *request.uri_mut() = self.path.clone();
+        let headers = request.headers_mut();
+        headers.insert(HOST, self.host.clone());
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(key) = &self.key {
+            headers.insert(AUTHORIZATION, key.clone());
+        }
+        request
+    }
+
+    /// The head and the body of one request as they go over the wire.
+    #[must_use]
+    pub fn wire(&self, stream: bool) -> (Vec<u8>, Bytes) {
+        let body = if stream { self.stream.clone() } else { self.plain.clone() };
+        let mut head = format!("POST {} HTTP/1.1\r\nhost: ", self.path).into_bytes();
+        head.extend_from_slice(self.host.as_bytes());
+        if let Some(key) = &self.key {
+            head.extend_from_slice(b"\r\nauthorization: ");
+            head.extend_from_slice(key.as_bytes());
+        }
+        let rest = format!("\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
+        head.extend_from_slice(rest.as_bytes());
+        (head, body)
+    }
+}
+
+fn split_url(url: &str) -> Result<(hyper::http::uri::Authority, Uri)> {
+    let parsed: Uri = url.parse().with_context(|| format!("--url {url} is not a URL"))?;
+    let parts = parsed.into_parts();
+    let Some(authority) = parts.authority.filter(|_| parts.scheme.as_ref().is_some_and(|s| s == "http"))
+    else {
+        bail!("--url {url} must look like http://host:port (TLS is not supported)");
+    };
+    let prefix = parts.path_and_query.as_ref().map_or("", |path| path.path()).trim_end_matches('/');
+    let prefix = prefix.strip_suffix("/v1").unwrap_or(prefix);
+    let path = format!("{prefix}/v1/chat/completions").parse().context("--url has an odd path")?;
+    Ok((authority, path))
+}
+
+fn body(args: &TargetArgs, stream: bool) -> Bytes {
+    let text: String =
+        "The gate meters water into the turbine. ".chars().cycle().take(args.prompt_bytes).collect();
+    let mut body = json!({"model": args.model, "messages": [{"role": "user", "content": text}]});
+    if let Some(most) = args.max_tokens {
+        body["max_tokens"] = most.into();
+    }
+    if stream {
+        body["stream"] = true.into();
+        body["stream_options"] = json!({"include_usage": true});
+    }
+    Bytes::from(body.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(url: &str) -> TargetArgs {
+        let key = Some("k".to_owned());
+        TargetArgs { url: url.to_owned(), key, model: "m".to_owned(), prompt_bytes: 100, max_tokens: Some(4) }
+    }
+
+    #[test]
+    fn urls_with_and_without_a_path() {
+        let path = |url: &str| split_url(url).map(|(_, path)| path.to_string()).ok();
+        assert_eq!(path("http://h:1").as_deref(), Some("/v1/chat/completions"));
+        assert_eq!(path("http://h:1/v1/").as_deref(), Some("/v1/chat/completions"));
+        assert_eq!(path("http://h/a/b").as_deref(), Some("/a/b/v1/chat/completions"));
+        assert_eq!(path("https://h"), None);
+        assert_eq!(path("h:1"), None);
+    }
+
+    #[tokio::test]
+    async fn wire_form_matches_the_body() {
+        let target = Target::new(&args("http://127.0.0.1:9")).await.expect("target");
+        let (head, body) = target.wire(true);
+        let head = String::from_utf8(head).expect("text");
+        assert!(head.starts_with("POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:9\r\n"), "{head}");
+        assert!(head.contains("\r\nauthorization: Bearer k\r\n"), "{head}");
+        assert!(head.ends_with(&format!("content-length: {}\r\n\r\n", body.len())), "{head}");
+        let json: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+        assert_eq!(json["stream"], true);
+        assert_eq!(json["max_tokens"], 4);
+        assert_eq!(json["messages"][0]["content"].as_str().map(str::len), Some(100));
+    }
+}

@@ -1,0 +1,181 @@
+//! The configuration in force as JSON, without its secrets: keys appear by
+//! their public id, engine keys and URL credentials not at all.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use crate::admin::report::{self, BoundsRow};
+use crate::config::settings::{Auth, Edge, EngineKind, LogFormat, PoolEdge, Settings, Startup};
+use crate::core::ids::PoolId;
+use crate::core::policy::{Class, Policy};
+
+/// `GET /admin/v1/config`. Times are in seconds.
+pub(super) fn effective(settings: &Settings) -> Value {
+    let Settings { digest, startup, edge, policy } = settings;
+    json!({
+        "digest": digest,
+        "generation": policy.generation,
+        "startup": startup_view(startup),
+        "auth": auth(&edge.auth, policy),
+        "classes": by_name(policy.classes.iter().map(|(_, name, class)| (name, class_view(class)))),
+        "tenants": report::tenants(policy),
+        "models": models(edge, policy),
+        "pools": by_name(policy.pools.iter().map(|(id, name, _)| (name, pool_view(id, edge, policy)))),
+        "queue": BoundsRow::new(policy.bounds),
+        "retry": { "max_attempts": policy.retry.max_attempts },
+        "health": {
+            "probe_min": secs(policy.health.probe_min),
+            "probe_max": secs(policy.health.probe_max),
+            "slow_start": secs(policy.health.slow_start),
+            "busy_backoff": secs(policy.health.busy_backoff),
+        },
+        "requests": {
+            "max_body_bytes": edge.requests.max_body_bytes,
+            "max_total_body_bytes": edge.requests.max_total_body_bytes,
+            "max_answer_bytes": edge.requests.max_answer_bytes,
+            "class_header": edge.requests.class_header,
+        },
+        "upstream": {
+            "connect_timeout": secs(edge.upstream.connect_timeout),
+            "first_token_timeout": secs(edge.upstream.first_token_timeout),
+            "stream_idle_timeout": secs(edge.upstream.stream_idle_timeout),
+            "keep_alive": secs(edge.upstream.keep_alive),
+        },
+    })
+}
+
+fn startup_view(startup: &Startup) -> Value {
+    let Startup { listen, admin, door, drain_grace, telemetry } = startup;
+    json!({
+        "listen": listen.to_string(),
+        "admin": admin.to_string(),
+        "drain_grace": secs(*drain_grace),
+        "door": {
+            "max_connections": door.max_connections,
+            "head_timeout": secs(door.head_timeout),
+            "body_timeout": secs(door.body_timeout),
+            "idle_timeout": secs(door.idle_timeout),
+            "max_head_bytes": door.max_head_bytes,
+        },
+        "telemetry": {
+            "log_format": match telemetry.log_format {
+                LogFormat::Json => "json",
+                LogFormat::Text => "text",
+            },
+            "log_level": telemetry.log_level,
+            "otlp_endpoint": telemetry.otlp_endpoint.as_deref().map(without_credentials),
+            "trace_sample": telemetry.trace_sample,
+        },
+    })
+}
+
+fn auth(auth: &Auth, policy: &Policy) -> Value {
+    match auth {
+        Auth::Off(tenant) => json!({ "mode": "off", "tenant": policy.tenants.name(*tenant) }),
+        Auth::Keys(keys) => {
+            let rows = keys.iter().map(|(id, key)| {
+                let class = key.class.map(|class| policy.classes.name(class));
+                (&**id, json!({ "tenant": policy.tenants.name(key.tenant), "class": class }))
+            });
+            json!({ "mode": "keys", "keys": by_name(rows) })
+        }
+    }
+}
+
+fn class_view(class: &Class) -> Value {
+    json!({
+        "rank": class.rank,
+        "min_share": class.min_share,
+        "max_wait": secs(class.max_wait),
+        "ttft_objective": secs(class.ttft_objective),
+        "itl_objective": secs(class.itl_objective),
+    })
+}
+
+fn models(edge: &Edge, policy: &Policy) -> Value {
+    by_name(policy.models.iter().map(|(id, name, model)| {
+        let named = edge.model_names.iter().filter(|(alias, of)| **of == id && *alias != name);
+        let mut aliases: Vec<&str> = named.map(|(alias, _)| &**alias).collect();
+        aliases.sort_unstable();
+        let pools: Vec<&str> = model.pools.iter().map(|pool| policy.pools.name(*pool)).collect();
+        (name, json!({ "pools": pools, "max_model_len": model.max_model_len, "aliases": aliases }))
+    }))
+}
+
+fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
+    let replicas = policy.replicas.iter().filter(|(_, _, row)| row.pool == id);
+    let replicas: Vec<Value> = replicas
+        .map(|(replica, name, row)| {
+            let urls = edge.replicas.get(replica);
+            let metrics = urls.and_then(|row| row.metrics_url.as_ref());
+            json!({
+                "name": without_credentials(name),
+                "url": urls.map(|row| without_credentials(&row.url.to_string())),
+                "metrics_url": metrics.map(|url| without_credentials(&url.to_string())),
+                "max_seqs": row.max_seqs,
+                "kv_tokens": row.kv_tokens,
+            })
+        })
+        .collect();
+    let pool_edge = edge.pools.get(id);
+    json!({
+        "engine": pool_edge.map(|pool| engine_name(pool.engine)),
+        "models": pool_edge.map(|pool| engine_models(pool, policy)),
+        "api_key": pool_edge.and_then(|pool| pool.api_key.as_ref()).map(|_| "set"),
+        "scrape_interval": pool_edge.map(|pool| secs(pool.scrape_interval)),
+        "engine_buffer": policy.pools.get(id).map(|pool| pool.engine_buffer),
+        "replicas": replicas,
+    })
+}
+
+/// The engine's own name of each model.
+fn engine_models(pool: &PoolEdge, policy: &Policy) -> Value {
+    by_name(pool.model_names.iter().map(|(id, name)| (policy.models.name(*id), json!(name))))
+}
+
+const fn engine_name(engine: EngineKind) -> &'static str {
+    match engine {
+        EngineKind::Vllm => "vllm",
+        EngineKind::Tgi => "tgi",
+        EngineKind::Sglang => "sglang",
+        EngineKind::Trtllm => "trtllm",
+        EngineKind::Triton => "triton",
+        EngineKind::Llamacpp => "llamacpp",
+        EngineKind::Openai => "openai",
+    }
+}
+
+fn by_name<'a>(rows: impl Iterator<Item = (&'a str, Value)>) -> Value {
+    Value::Object(rows.map(|(name, row)| (name.to_owned(), row)).collect::<Map<_, _>>())
+}
+
+fn secs(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+/// A URL (perhaps behind a pool's name) without `user:password@`.
+fn without_credentials(url: &str) -> String {
+    let Some((before, rest)) = url.split_once("://") else { return url.to_owned() };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    format!("{before}://{host}{path}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_leave_urls_and_nothing_else_does() {
+        for (url, shown) in [
+            ("http://u:p@10.0.0.1:80/a@b?c", "http://10.0.0.1:80/a@b?c"),
+            ("pool/https://u:p@q@host/", "pool/https://host/"),
+            ("http://host:4317", "http://host:4317"),
+            ("no url", "no url"),
+        ] {
+            assert_eq!(without_credentials(url), shown);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The operators' listener: metrics, health, and what the gateway knows and
+//! does. It knows the rest of the process only through the closures of
+//! [`AdminState`], and runs on a thread of its own ([`spawn`]).
+
+mod config_view;
+mod report;
+mod routes;
+mod server;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::config::settings::Settings;
+use crate::config::watch::ReloadReport;
+use crate::core::snapshot::Snapshot;
+use crate::telemetry::Telemetry;
+use crate::telemetry::metrics::EngineView;
+
+pub use crate::admin::routes::router;
+pub use crate::admin::server::{AdminHandle, spawn};
+
+/// A reload that goes on; `None` when the process is going down.
+pub type Reloading = Pin<Box<dyn Future<Output = Option<ReloadReport>> + Send>>;
+
+/// What the admin routes ask the rest of the process. Every closure is called
+/// on the admin thread and must be quick; a reload reads files elsewhere.
+#[derive(Clone)]
+pub struct AdminState {
+    /// Everything that waits and runs, over all schedulers.
+    pub snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
+    /// The configuration in force.
+    pub settings: Arc<dyn Fn() -> Arc<Settings> + Send + Sync>,
+    /// Reads the configuration again and brings it into force.
+    pub reload: Arc<dyn Fn() -> Reloading + Send + Sync>,
+    /// The engines' own views, as last read.
+    pub engines: Arc<dyn Fn() -> Vec<EngineView> + Send + Sync>,
+    /// Whether new requests are taken; if not, why: `starting`, `draining`.
+    pub ready: Arc<dyn Fn() -> Result<(), &'static str> + Send + Sync>,
+    /// Metrics and the state of the configuration.
+    pub telemetry: Telemetry,
+}
+
+impl fmt::Debug for AdminState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AdminState")
+    }
+}
+
+#[cfg(test)]
+mod tests;

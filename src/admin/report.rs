@@ -1,0 +1,192 @@
+//! The bodies of the admin API. Field names are stable; times are in seconds.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::core::policy::{Bounds, Policy, Tenant};
+use crate::core::snapshot::{ReplicaView, Snapshot};
+use crate::telemetry::metrics::EngineView;
+use crate::telemetry::{ConfigStatus, wall};
+
+/// `GET /admin/v1/status`.
+#[derive(Debug, Serialize)]
+pub(super) struct Status {
+    version: &'static str,
+    uptime_seconds: f64,
+    ready: bool,
+    not_ready_reason: Option<&'static str>,
+    jobs: u64,
+    broken_invariants: u64,
+    config: Config,
+}
+
+#[derive(Debug, Serialize)]
+struct Config {
+    generation: u64,
+    digest: String,
+    loaded_at_unix: Option<f64>,
+    last_reload: LastReload,
+}
+
+#[derive(Debug, Serialize)]
+struct LastReload {
+    successful: bool,
+    at_unix: Option<f64>,
+    problems: Vec<String>,
+}
+
+impl Status {
+    pub(super) fn new(
+        uptime: Duration,
+        ready: Result<(), &'static str>,
+        snapshot: &Snapshot,
+        config: &ConfigStatus,
+    ) -> Self {
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            uptime_seconds: uptime.as_secs_f64(),
+            ready: ready.is_ok(),
+            not_ready_reason: ready.err(),
+            jobs: snapshot.jobs,
+            broken_invariants: snapshot.broken_invariants,
+            config: Config {
+                generation: config.generation,
+                digest: config.digest.clone(),
+                loaded_at_unix: config.loaded_at.map(wall::unix_seconds),
+                last_reload: LastReload {
+                    successful: config.problems.is_empty(),
+                    at_unix: config.tried_at.map(wall::unix_seconds),
+                    problems: config.problems.clone(),
+                },
+            },
+        }
+    }
+}
+
+/// One row of `GET /admin/v1/queues`.
+#[derive(Debug, Serialize)]
+pub(super) struct QueueRow {
+    tenant: String,
+    class: String,
+    model: String,
+    waiting: u64,
+    bytes: u64,
+    tokens: u64,
+    oldest_seconds: f64,
+}
+
+/// The queues with waiting requests.
+pub(super) fn queues(snapshot: &Snapshot, policy: &Policy) -> Vec<QueueRow> {
+    let row = |view: &crate::core::snapshot::QueueView| QueueRow {
+        tenant: policy.tenants.name(view.tenant).to_owned(),
+        class: policy.classes.name(view.class).to_owned(),
+        model: policy.models.name(view.model).to_owned(),
+        waiting: view.waiting,
+        bytes: view.bytes,
+        tokens: view.tokens,
+        oldest_seconds: view.oldest.as_secs_f64(),
+    };
+    snapshot.queues.iter().map(row).collect()
+}
+
+/// One row of `GET /admin/v1/replicas`.
+#[derive(Debug, Serialize)]
+pub(super) struct ReplicaRow {
+    replica: String,
+    pool: Option<String>,
+    state: &'static str,
+    running: u32,
+    limit: u32,
+    prefill_tokens: u64,
+    kv_tokens: u64,
+    engine: Option<EngineRow>,
+}
+
+/// What the engine says itself; `null` = it does not say.
+#[derive(Debug, Serialize)]
+struct EngineRow {
+    running: Option<u64>,
+    waiting: Option<u64>,
+    kv_usage: Option<f64>,
+    slots: Option<u32>,
+    kv_tokens: Option<u64>,
+    max_model_len: Option<u32>,
+    age_seconds: Option<f64>,
+    problem: Option<String>,
+}
+
+/// The ledger of each replica, with what its engine says beside it.
+pub(super) fn replicas(snapshot: &Snapshot, engines: &[EngineView], policy: &Policy) -> Vec<ReplicaRow> {
+    let engines: HashMap<_, _> = engines.iter().map(|view| (view.replica, view)).collect();
+    let row = |view: &ReplicaView| ReplicaRow {
+        replica: policy.replicas.name(view.replica).to_owned(),
+        pool: policy.replicas.get(view.replica).map(|row| policy.pools.name(row.pool).to_owned()),
+        state: view.state.name(),
+        running: view.running,
+        limit: view.limit,
+        prefill_tokens: view.prefill_tokens,
+        kv_tokens: view.kv_tokens,
+        engine: engines.get(&view.replica).map(|engine| EngineRow::new(engine)),
+    };
+    snapshot.replicas.iter().map(row).collect()
+}
+
+impl EngineRow {
+    fn new(view: &EngineView) -> Self {
+        let report = view.report.unwrap_or_default();
+        Self {
+            running: report.running,
+            waiting: report.waiting,
+            kv_usage: report.kv_usage,
+            slots: report.slots,
+            kv_tokens: report.kv_tokens,
+            max_model_len: report.max_model_len,
+            age_seconds: view.age.map(|age| age.as_secs_f64()),
+            problem: view.problem.clone(),
+        }
+    }
+}
+
+/// One row of `GET /admin/v1/tenants`.
+#[derive(Debug, Serialize)]
+pub(super) struct TenantRow {
+    tenant: String,
+    weight: f64,
+    default_class: String,
+    classes: Vec<String>,
+    models: Option<Vec<String>>,
+    bounds: BoundsRow,
+}
+
+/// Queue bounds; `null` = unbounded.
+#[derive(Debug, Serialize)]
+pub(super) struct BoundsRow {
+    requests: Option<u64>,
+    bytes: Option<u64>,
+    tokens: Option<u64>,
+}
+
+impl BoundsRow {
+    pub(super) fn new(bounds: Bounds) -> Self {
+        let bound = |limit: u64| Some(limit).filter(|limit| *limit != u64::MAX);
+        Self { requests: bound(bounds.requests), bytes: bound(bounds.bytes), tokens: bound(bounds.tokens) }
+    }
+}
+
+/// The tenants and what they may do; nothing about their keys.
+pub(super) fn tenants(policy: &Policy) -> Vec<TenantRow> {
+    let row = |name: &str, tenant: &Tenant| TenantRow {
+        tenant: name.to_owned(),
+        weight: tenant.weight,
+        default_class: policy.classes.name(tenant.default_class).to_owned(),
+        classes: tenant.classes.iter().map(|id| policy.classes.name(*id).to_owned()).collect(),
+        models: tenant
+            .models
+            .as_ref()
+            .map(|models| models.iter().map(|id| policy.models.name(*id).to_owned()).collect()),
+        bounds: BoundsRow::new(tenant.bounds),
+    };
+    policy.tenants.iter().map(|(_, name, tenant)| row(name, tenant)).collect()
+}

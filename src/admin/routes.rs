@@ -1,0 +1,133 @@
+//! The admin routes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::admin::{AdminState, config_view, report};
+use crate::config::watch::ReloadOutcome;
+use crate::telemetry::metrics::{CONTENT_TYPE, Scrape};
+
+/// Longest time for a reload.
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(30);
+
+const INDEX: &str = "\
+penstock admin
+
+GET  /metrics             metrics, Prometheus text format
+GET  /livez               200 while the process runs
+GET  /readyz              200 while new requests are taken, else 503 with the reason
+GET  /healthz             the same as /readyz
+GET  /admin/v1/status     version, uptime, configuration, last reload
+GET  /admin/v1/queues     what waits, by tenant, class and model
+GET  /admin/v1/replicas   ledger and engine report of each replica
+GET  /admin/v1/tenants    tenants with their weights, classes and limits
+GET  /admin/v1/config     the configuration in force, without secrets
+POST /admin/v1/reload     read the configuration again
+";
+
+#[derive(Clone)]
+struct Admin {
+    state: Arc<AdminState>,
+    started: Instant,
+}
+
+/// The admin routes. The uptime counts from this call.
+pub fn router(state: AdminState) -> Router {
+    let admin = Admin { state: Arc::new(state), started: Instant::now() };
+    Router::new()
+        .route("/", get(|| async { INDEX }))
+        .route("/metrics", get(metrics))
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/healthz", get(ready))
+        .route("/admin/v1/status", get(status))
+        .route("/admin/v1/queues", get(queues))
+        .route("/admin/v1/replicas", get(replicas))
+        .route("/admin/v1/tenants", get(tenants))
+        .route("/admin/v1/config", get(config))
+        .route("/admin/v1/reload", post(reload))
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(admin)
+}
+
+/// One format whatever is asked for: every Prometheus reads text 0.0.4.
+async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
+    let (snapshot, engines) = ((admin.state.snapshot)(), (admin.state.engines)());
+    let text = admin.state.telemetry.render(&Scrape { snapshot: &snapshot, engines: &engines });
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text)
+}
+
+async fn ready(State(admin): State<Admin>) -> (StatusCode, String) {
+    match (admin.state.ready)() {
+        Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
+        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+    }
+}
+
+async fn status(State(admin): State<Admin>) -> impl IntoResponse {
+    let ready = (admin.state.ready)();
+    let config = admin.state.telemetry.config_status();
+    Json(report::Status::new(admin.started.elapsed(), ready, &(admin.state.snapshot)(), &config))
+}
+
+async fn queues(State(admin): State<Admin>) -> impl IntoResponse {
+    let settings = (admin.state.settings)();
+    Json(json!({ "queues": report::queues(&(admin.state.snapshot)(), &settings.policy) }))
+}
+
+async fn replicas(State(admin): State<Admin>) -> impl IntoResponse {
+    let settings = (admin.state.settings)();
+    let (snapshot, engines) = ((admin.state.snapshot)(), (admin.state.engines)());
+    Json(json!({ "replicas": report::replicas(&snapshot, &engines, &settings.policy) }))
+}
+
+async fn tenants(State(admin): State<Admin>) -> impl IntoResponse {
+    Json(json!({ "tenants": report::tenants(&(admin.state.settings)().policy) }))
+}
+
+async fn config(State(admin): State<Admin>) -> impl IntoResponse {
+    Json(config_view::effective(&(admin.state.settings)()))
+}
+
+/// 200 when the file is in force, 422 with every problem when it is not valid.
+/// The reload goes on when the caller hangs up.
+async fn reload(State(admin): State<Admin>) -> Response {
+    let reloading = tokio::spawn((admin.state.reload)());
+    let report = match tokio::time::timeout(RELOAD_TIMEOUT, reloading).await {
+        Ok(Ok(Some(report))) => report,
+        Ok(Ok(None)) => return problem(StatusCode::SERVICE_UNAVAILABLE, "the gateway is shutting down"),
+        Ok(Err(_)) => return problem(StatusCode::INTERNAL_SERVER_ERROR, "the reload broke off; see the log"),
+        Err(_) => {
+            let message = "the reload takes long; GET /admin/v1/status has its result when it is over";
+            return problem(StatusCode::GATEWAY_TIMEOUT, message);
+        }
+    };
+    let status = match report.outcome {
+        ReloadOutcome::Applied | ReloadOutcome::Unchanged => StatusCode::OK,
+        ReloadOutcome::Failed => StatusCode::UNPROCESSABLE_ENTITY,
+    };
+    (status, Json(report)).into_response()
+}
+
+async fn not_found(uri: Uri) -> Response {
+    let message = format!("no route {}; GET / lists the routes", uri.path());
+    problem(StatusCode::NOT_FOUND, &message)
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> Response {
+    let message = format!("{method} is not allowed on {}; GET / lists the routes", uri.path());
+    problem(StatusCode::METHOD_NOT_ALLOWED, &message)
+}
+
+fn problem(status: StatusCode, message: &str) -> Response {
+    (status, Json(json!({ "error": { "message": message } }))).into_response()
+}

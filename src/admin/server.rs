@@ -1,0 +1,126 @@
+//! The admin listener on a thread and runtime of its own, so that operators
+//! and Prometheus get answers when the data path is saturated.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::pin::pin;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+/// Open connections; more wait in the listen queue.
+const MAX_CONNECTIONS: usize = 64;
+/// Time for a request head, and for the pause between two requests.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of a request head.
+const MAX_HEAD: usize = 16 * 1024;
+/// How long a connection lives, so that a reader who stalls cannot hold one
+/// for ever.
+const MAX_LIFE: Duration = Duration::from_secs(300);
+/// Time for a last answer after a connection is told to end.
+const LAST_ANSWER: Duration = Duration::from_secs(2);
+/// Pause after a failed accept (out of file descriptors, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The running admin listener. Dropping it stops the listener without waiting.
+#[derive(Debug)]
+pub struct AdminHandle {
+    addr: SocketAddr,
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Binds `addr` and serves `router` there until the handle is stopped.
+///
+/// # Errors
+/// When the address cannot be bound or the thread cannot start.
+pub fn spawn(addr: SocketAddr, router: Router) -> io::Result<AdminHandle> {
+    let listener = StdListener::bind(addr)?;
+    listener.set_nonblocking(true)?;
+    let addr = listener.local_addr()?;
+    let (stop, stopped) = watch::channel(false);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let listener = {
+        let _inside = runtime.enter();
+        TcpListener::from_std(listener)?
+    };
+    let thread = std::thread::Builder::new()
+        .name("admin".into())
+        .spawn(move || runtime.block_on(serve(listener, router, stopped)))?;
+    Ok(AdminHandle { addr, stop, thread: Some(thread) })
+}
+
+impl AdminHandle {
+    /// Where it listens; the port is the real one when 0 was asked for.
+    #[must_use]
+    pub const fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Closes the listener, lets running requests end for about two seconds,
+    /// and waits for that.
+    pub fn stop(mut self) {
+        self.stop.send_replace(true);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for AdminHandle {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}
+
+async fn serve(listener: TcpListener, router: Router, mut stopped: watch::Receiver<bool>) {
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let next = async {
+            let permit = Arc::clone(&connections).acquire_owned().await;
+            (permit, listener.accept().await)
+        };
+        let accepted = tokio::select! {
+            _ = stopped.wait_for(|stop| *stop) => break,
+            accepted = next => accepted,
+        };
+        match accepted {
+            (Ok(permit), Ok((stream, _))) => {
+                tokio::spawn(connection(stream, router.clone(), stopped.clone(), permit));
+            }
+            (_, Err(_)) | (Err(_), _) => tokio::time::sleep(ACCEPT_PAUSE).await,
+        }
+    }
+    drop(listener);
+    let all = u32::try_from(MAX_CONNECTIONS).unwrap_or(u32::MAX);
+    let _ = tokio::time::timeout(LAST_ANSWER, connections.acquire_many(all)).await;
+}
+
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    mut stopped: watch::Receiver<bool>,
+    _permit: OwnedSemaphorePermit,
+) {
+    let _ = stream.set_nodelay(true);
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let mut connection = pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        _ = stopped.wait_for(|stop| *stop) => {}
+        () = tokio::time::sleep(MAX_LIFE) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = tokio::time::timeout(LAST_ANSWER, connection).await;
+}

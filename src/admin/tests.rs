@@ -1,0 +1,408 @@
+//! The routes in process, and the listener over loopback.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, Request, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tower_service::Service;
+
+use crate::admin::{AdminState, router, spawn};
+use crate::config::problem::Problem;
+use crate::config::secret::Secret;
+use crate::config::settings::{
+    Auth, Door, Edge, EngineKind, KeyEntry, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings,
+    Startup, TelemetrySettings, UpstreamLimits,
+};
+use crate::config::watch::{ReloadOutcome, ReloadReport};
+use crate::core::event::Report;
+use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
+use crate::core::policy::{Bounds, Policy};
+use crate::core::snapshot::{QueueView, ReplicaState, ReplicaView, Snapshot};
+use crate::core::table::Table;
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::ConfigRejected;
+use crate::telemetry::fixtures;
+use crate::telemetry::metrics::EngineView;
+
+const KEY_DIGEST: [u8; 32] = *b"digest-of-a-key-digest-of-a-key!";
+
+fn edge(policy: &Policy) -> Edge {
+    let seconds = Duration::from_secs;
+    let mut pools = Table::default();
+    let pool = pools.insert(
+        "a100",
+        PoolEdge {
+            engine: EngineKind::Vllm,
+            model_names: [(ModelId::new(0), "meta/llama".to_owned())].into(),
+            api_key: Some(Secret::new("engine-secret")),
+            scrape_interval: seconds(1),
+        },
+    );
+    let mut replicas = Table::default();
+    let url = "http://user:password@10.0.0.1:8000".parse().unwrap();
+    let name = policy.replicas.name(ReplicaId::new(0));
+    replicas.insert(name, ReplicaEdge { pool, url, metrics_url: None });
+    let key = KeyEntry { digest: KEY_DIGEST, tenant: TenantId::new(0), class: Some(ClassId::new(0)) };
+    Edge {
+        auth: Auth::Keys(HashMap::from([("pk_1".to_owned(), key)])),
+        model_names: ["llama", "gpt-4o"].map(|name| (name.to_owned(), ModelId::new(0))).into(),
+        pools,
+        replicas,
+        requests: RequestLimits {
+            max_body_bytes: 1,
+            max_total_body_bytes: 2,
+            max_answer_bytes: 3,
+            class_header: "x-class".into(),
+        },
+        upstream: UpstreamLimits {
+            connect_timeout: seconds(1),
+            first_token_timeout: seconds(60),
+            stream_idle_timeout: seconds(30),
+            keep_alive: seconds(4),
+        },
+    }
+}
+
+fn settings() -> Settings {
+    let policy = Policy { bounds: Bounds { requests: 500, ..Bounds::default() }, ..fixtures::policy(2) };
+    let seconds = Duration::from_secs;
+    Settings {
+        digest: "d1".into(),
+        startup: Startup {
+            listen: "0.0.0.0:8080".parse().unwrap(),
+            admin: "127.0.0.1:9090".parse().unwrap(),
+            door: Door {
+                max_connections: 9,
+                head_timeout: seconds(1),
+                body_timeout: seconds(2),
+                idle_timeout: seconds(3),
+                max_head_bytes: 4,
+            },
+            drain_grace: seconds(30),
+            telemetry: TelemetrySettings {
+                log_format: LogFormat::Json,
+                log_level: "info".into(),
+                otlp_endpoint: Some("http://user:password@collector:4317".into()),
+                trace_sample: 0.1,
+            },
+        },
+        edge: Arc::new(edge(&policy)),
+        policy: Arc::new(policy),
+    }
+}
+
+fn snapshot() -> Snapshot {
+    Snapshot {
+        queues: vec![QueueView {
+            tenant: TenantId::new(1),
+            class: ClassId::new(0),
+            model: ModelId::new(0),
+            waiting: 3,
+            bytes: 900,
+            tokens: 70,
+            oldest: Duration::from_millis(2_500),
+        }],
+        replicas: vec![ReplicaView {
+            replica: ReplicaId::new(0),
+            state: ReplicaState::SlowStart,
+            running: 2,
+            limit: 4,
+            prefill_tokens: 10,
+            kv_tokens: 20,
+            report_age: None,
+        }],
+        jobs: 5,
+        broken_invariants: 0,
+    }
+}
+
+struct World {
+    router: Router,
+    draining: Arc<AtomicBool>,
+    telemetry: Telemetry,
+}
+
+fn world(report: ReloadReport) -> World {
+    let telemetry = fixtures::telemetry(2);
+    let settings = Arc::new(settings());
+    let draining = Arc::new(AtomicBool::new(false));
+    let ready = Arc::clone(&draining);
+    let engine = EngineView {
+        replica: ReplicaId::new(0),
+        report: Some(Report { running: Some(1), ..Report::default() }),
+        age: Some(Duration::from_millis(500)),
+        problem: None,
+    };
+    let state = AdminState {
+        snapshot: Arc::new(snapshot),
+        settings: Arc::new(move || Arc::clone(&settings)),
+        reload: Arc::new(move || Box::pin(std::future::ready(Some(report.clone())))),
+        engines: Arc::new(move || vec![engine.clone()]),
+        ready: Arc::new(move || if ready.load(Ordering::Relaxed) { Err("draining") } else { Ok(()) }),
+        telemetry: telemetry.clone(),
+    };
+    World { router: router(state), draining, telemetry }
+}
+
+fn unchanged() -> ReloadReport {
+    ReloadReport {
+        outcome: ReloadOutcome::Unchanged,
+        generation: 1,
+        digest: "d1".into(),
+        changed: Vec::new(),
+        needs_restart: Vec::new(),
+        problems: Vec::new(),
+    }
+}
+
+async fn call(world: &World, method: &str, path: &str) -> (StatusCode, HeaderMap, String) {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(
+            "accept",
+            "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+        )
+        .header("accept-encoding", "gzip")
+        .body(Body::empty())
+        .unwrap();
+    let (head, body) = world.router.clone().call(request).await.unwrap().into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    (head.status, head.headers, String::from_utf8(body.to_vec()).unwrap())
+}
+
+async fn json_of(world: &World, path: &str) -> Value {
+    let (status, headers, body) = call(world, "GET", path).await;
+    assert_eq!((status, &headers["content-type"]), (StatusCode::OK, &"application/json".parse().unwrap()));
+    serde_json::from_str(&body).unwrap()
+}
+
+#[tokio::test]
+async fn metrics_are_plain_text_0_0_4_whatever_is_asked_for() {
+    let world = world(unchanged());
+    let (status, headers, body) = call(&world, "GET", "/metrics").await;
+    assert_eq!(
+        (status, &headers["content-type"]),
+        (StatusCode::OK, &"text/plain; version=0.0.4; charset=utf-8".parse().unwrap())
+    );
+    assert!(!headers.contains_key("content-encoding"));
+    for sample in [
+        r#"penstock_queue_depth{tenant="team-1",class="interactive",model="llama"} 3"#,
+        r#"penstock_replica_running{pool="a100",replica="a100/http://10.0.0.1:8000"} 2"#,
+        r#"penstock_engine_report_age_seconds{pool="a100",replica="a100/http://10.0.0.1:8000"} 0.5"#,
+        "penstock_jobs 5",
+    ] {
+        assert!(body.lines().any(|line| line == sample), "{sample}");
+    }
+    let (status, headers, body) = call(&world, "HEAD", "/metrics").await;
+    assert_eq!((status, &*body), (StatusCode::OK, ""));
+    assert_eq!(headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+}
+
+#[tokio::test]
+async fn readiness_ends_with_the_drain_and_liveness_does_not() {
+    let world = world(unchanged());
+    for path in ["/readyz", "/healthz", "/livez"] {
+        assert_eq!(call(&world, "GET", path).await.0, StatusCode::OK, "{path}");
+    }
+    world.draining.store(true, Ordering::Relaxed);
+    for path in ["/readyz", "/healthz"] {
+        let (status, _, body) = call(&world, "GET", path).await;
+        assert_eq!((status, &*body), (StatusCode::SERVICE_UNAVAILABLE, "draining\n"), "{path}");
+    }
+    assert_eq!(call(&world, "GET", "/livez").await.0, StatusCode::OK);
+    let status = json_of(&world, "/admin/v1/status").await;
+    assert_eq!((&status["ready"], &status["not_ready_reason"]), (&json!(false), &json!("draining")));
+}
+
+#[tokio::test]
+async fn status_has_the_problems_of_the_last_reload() {
+    let world = world(unchanged());
+    ConfigRejected { problems: &["pools.a: no replicas".into()] }.emit(&world.telemetry);
+    let status = json_of(&world, "/admin/v1/status").await;
+    assert_eq!(status["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!((&status["jobs"], &status["broken_invariants"]), (&json!(5), &json!(0)));
+    assert!(status["uptime_seconds"].as_f64().unwrap() >= 0.0);
+    let config = &status["config"];
+    assert_eq!((&config["generation"], &config["digest"]), (&json!(1), &json!("d1")));
+    assert!(config["loaded_at_unix"].as_f64().unwrap() > 1.6e9);
+    assert_eq!(config["last_reload"]["successful"], false);
+    assert_eq!(config["last_reload"]["problems"], json!(["pools.a: no replicas"]));
+}
+
+#[tokio::test]
+async fn queues_replicas_and_tenants_are_named_rows() {
+    let world = world(unchanged());
+    let queues = json_of(&world, "/admin/v1/queues").await;
+    let row = json!({
+        "tenant": "team-1", "class": "interactive", "model": "llama",
+        "waiting": 3, "bytes": 900, "tokens": 70, "oldest_seconds": 2.5,
+    });
+    assert_eq!(queues, json!({ "queues": [row] }));
+
+    let replicas = json_of(&world, "/admin/v1/replicas").await;
+    let row = json!({
+        "replica": "a100/http://10.0.0.1:8000", "pool": "a100", "state": "slow_start",
+        "running": 2, "limit": 4, "prefill_tokens": 10, "kv_tokens": 20,
+        "engine": {
+            "running": 1, "waiting": null, "kv_usage": null, "slots": null, "kv_tokens": null,
+            "max_model_len": null, "age_seconds": 0.5, "problem": null,
+        },
+    });
+    assert_eq!(replicas, json!({ "replicas": [row] }));
+
+    let tenants = json_of(&world, "/admin/v1/tenants").await;
+    let row = json!({
+        "tenant": "team-0", "weight": 1.0, "default_class": "interactive", "classes": ["interactive"],
+        "models": null, "bounds": { "requests": null, "bytes": null, "tokens": null },
+    });
+    assert_eq!(tenants["tenants"][0], row);
+}
+
+#[tokio::test]
+async fn the_config_is_shown_whole_without_its_secrets() {
+    let world = world(unchanged());
+    let config = json_of(&world, "/admin/v1/config").await;
+    assert_eq!(config["auth"]["keys"]["pk_1"], json!({ "tenant": "team-0", "class": "interactive" }));
+    assert_eq!(config["models"]["llama"]["aliases"], json!(["gpt-4o"]));
+    assert_eq!(config["queue"], json!({ "requests": 500, "bytes": null, "tokens": null }));
+    let pool = &config["pools"]["a100"];
+    assert_eq!((&pool["engine"], &pool["api_key"]), (&json!("vllm"), &json!("set")));
+    assert_eq!(pool["models"], json!({ "llama": "meta/llama" }));
+    assert_eq!(pool["replicas"][0]["url"], "http://10.0.0.1:8000/");
+    assert_eq!(config["startup"]["telemetry"]["otlp_endpoint"], "http://collector:4317");
+
+    let digest: String = KEY_DIGEST.iter().map(|byte| format!("{byte:02x}")).collect();
+    for path in
+        ["/admin/v1/config", "/admin/v1/tenants", "/admin/v1/status", "/admin/v1/replicas", "/metrics"]
+    {
+        let (_, _, body) = call(&world, "GET", path).await;
+        for secret in ["engine-secret", "password", "digest-of-a-key", &digest] {
+            assert!(!body.contains(secret), "{path} shows {secret}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reload_answers_200_or_422_with_the_problems() {
+    let (status, _, body) = call(&world(unchanged()), "POST", "/admin/v1/reload").await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(serde_json::from_str::<Value>(&body).unwrap()["outcome"], "unchanged");
+
+    let rejected = ReloadReport {
+        outcome: ReloadOutcome::Failed,
+        problems: vec![Problem::of_file("tenants.a: unknown class")],
+        ..unchanged()
+    };
+    let (status, _, body) = call(&world(rejected), "POST", "/admin/v1/reload").await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(
+        (&body["outcome"], &body["problems"][0]["message"]),
+        (&json!("failed"), &json!("tenants.a: unknown class"))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reload_that_hangs_is_answered_and_goes_on() {
+    let mut world = world(unchanged());
+    let over = Arc::new(AtomicBool::new(false));
+    let done = Arc::clone(&over);
+    let mut state = bare_state(&world.telemetry);
+    state.reload = Arc::new(move || {
+        let done = Arc::clone(&done);
+        Box::pin(async move {
+            tokio::time::sleep(Duration::from_secs(45)).await;
+            done.store(true, Ordering::Relaxed);
+            Some(unchanged())
+        })
+    });
+    world.router = router(state);
+    let (status, _, body) = call(&world, "POST", "/admin/v1/reload").await;
+    assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
+    assert!(body.contains("/admin/v1/status"), "{body}");
+    assert!(!over.load(Ordering::Relaxed));
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert!(over.load(Ordering::Relaxed));
+}
+
+fn bare_state(telemetry: &Telemetry) -> AdminState {
+    let settings = Arc::new(settings());
+    AdminState {
+        snapshot: Arc::new(Snapshot::default),
+        settings: Arc::new(move || Arc::clone(&settings)),
+        reload: Arc::new(|| Box::pin(std::future::ready(Some(unchanged())))),
+        engines: Arc::new(Vec::new),
+        ready: Arc::new(|| Ok(())),
+        telemetry: telemetry.clone(),
+    }
+}
+
+#[tokio::test]
+async fn unknown_paths_and_methods_are_json_errors_that_help() {
+    let world = world(unchanged());
+    for (method, path, expected) in [
+        ("GET", "/admin/v2/status", StatusCode::NOT_FOUND),
+        ("GET", "/admin/v1/reload", StatusCode::METHOD_NOT_ALLOWED),
+        ("POST", "/metrics", StatusCode::METHOD_NOT_ALLOWED),
+    ] {
+        let (status, _, body) = call(&world, method, path).await;
+        assert_eq!(status, expected, "{method} {path}");
+        let body: Value = serde_json::from_str(&body).unwrap();
+        let message = body["error"]["message"].as_str().unwrap();
+        assert!(message.contains(path) && message.contains("GET / lists the routes"), "{message}");
+    }
+    let (status, headers, index) = call(&world, "GET", "/").await;
+    assert_eq!(status, StatusCode::OK);
+    assert!(headers["content-type"].to_str().unwrap().starts_with("text/plain"));
+    for line in index.lines().filter(|line| line.starts_with("GET  ")) {
+        let path = line.split_whitespace().nth(1).unwrap();
+        assert_eq!(call(&world, "GET", path).await.0, StatusCode::OK, "{path}");
+    }
+}
+
+fn ask(addr: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(addr).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+const LIVEZ: &str = "GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+
+/// The test's own runtime is one thread, and that thread blocks in `ask`: the
+/// listener can only answer from its own.
+#[tokio::test]
+async fn the_listener_answers_while_the_callers_runtime_is_blocked() {
+    let handle = spawn("127.0.0.1:0".parse().unwrap(), world(unchanged()).router).unwrap();
+    let answer = ask(handle.addr(), LIVEZ);
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("ok\n"), "{answer}");
+    let head = ask(handle.addr(), &LIVEZ.replace("GET /livez", "HEAD /metrics"));
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+    let huge = format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(32 * 1024));
+    assert!(ask(handle.addr(), &huge).starts_with("HTTP/1.1 431"));
+
+    let addr = handle.addr();
+    let idle = TcpStream::connect(addr).unwrap();
+    handle.stop();
+    assert!(TcpStream::connect(addr).is_err(), "the listener is closed");
+    drop(idle);
+}
+
+#[test]
+fn a_taken_address_is_an_error() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let router = router(bare_state(&Telemetry::for_tests()));
+    let problem = spawn(taken.local_addr().unwrap(), router).unwrap_err();
+    assert_eq!(problem.kind(), std::io::ErrorKind::AddrInUse);
+}

@@ -1,0 +1,246 @@
+//! A running gateway: how it comes up, and how it goes down.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::admin::{self, AdminHandle, AdminState};
+use crate::app::hooks::{self, DoorWatch, ToScheduler, ToTelemetry};
+use crate::app::signals;
+use crate::config::settings::Settings;
+use crate::config::watch::{ReloadAsks, ReloadHandle, Reloader, channel};
+use crate::core::event::{Event, RejectReason, Rejection};
+use crate::fleet::fetch::NoTls;
+use crate::fleet::handle::{Fleet, Timing};
+use crate::proxy::clock::Clock;
+use crate::proxy::gate::Gate;
+use crate::proxy::grace::Grace;
+use crate::proxy::handler::Proxy;
+use crate::proxy::server::{self, Shutdown};
+use crate::proxy::upstream::Upstreams;
+use crate::telemetry::event::{ConfigReloaded, ServerDraining, ServerStarted, ServerStopped};
+use crate::telemetry::{Telemetry, TelemetryError};
+
+/// Wishes of the scheduler that may wait to be fulfilled.
+const REPLICA_ACTIONS: usize = 4096;
+/// How often a drain looks whether it is done.
+const DRAIN_POLL: Duration = Duration::from_millis(20);
+/// How long clients may take to read what they were sent, after the last
+/// request has ended.
+const GOODBYE: Duration = Duration::from_secs(5);
+
+/// Why a gateway did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The client address cannot be had.
+    #[error("cannot listen on {address} (server.listen): {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the operating system says.
+        source: io::Error,
+    },
+    /// The admin address cannot be had.
+    #[error("cannot listen on {address} (server.admin): {source}")]
+    Admin {
+        /// The address.
+        address: SocketAddr,
+        /// What the operating system says.
+        source: io::Error,
+    },
+    /// Traces cannot be sent.
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
+    /// TLS to engines is not available.
+    #[error(transparent)]
+    Tls(#[from] NoTls),
+}
+
+/// A running gateway.
+#[derive(Debug)]
+pub struct Gateway {
+    address: SocketAddr,
+    admin: AdminHandle,
+    proxy: Arc<Proxy>,
+    fleet: Fleet,
+    reload: ReloadHandle,
+    shutdown: Shutdown,
+    serving: JoinHandle<()>,
+    background: JoinSet<()>,
+}
+
+impl Gateway {
+    /// Starts a gateway under the reloader's settings, inside a tokio runtime.
+    ///
+    /// # Errors
+    /// An address is taken, or what the settings ask for is not available.
+    pub async fn start(reloader: Reloader, telemetry: Telemetry) -> Result<Self, StartError> {
+        let settings = reloader.current();
+        let now = settings.load_full();
+        let (wishes, wished) = mpsc::channel(REPLICA_ACTIONS);
+        let gate = Gate::new(Arc::clone(&now.policy), Clock::start(), wishes);
+        let watch = Arc::new(ToTelemetry(telemetry.clone()));
+        let sink = Arc::new(ToScheduler(Arc::clone(&gate)));
+        let fleet = Fleet::start(Arc::clone(&settings), sink, watch, Timing::default())?;
+        let view = fleet.view();
+        let proxy = Arc::new(Proxy {
+            gate: Arc::clone(&gate),
+            settings,
+            upstreams: Upstreams::default(),
+            bodies: Arc::default(),
+            telemetry: telemetry.clone(),
+            windows: Arc::new(move |settings, model| view.window(settings, model)),
+            grace: Grace::default(),
+        });
+        let (reload, asks) = channel();
+        let listen =
+            |address| server::listen(address).map_err(|source| StartError::Listen { address, source });
+        let listener = listen(now.startup.listen)?;
+        let address = listener
+            .local_addr()
+            .map_err(|source| StartError::Listen { address: now.startup.listen, source })?;
+        let admin = start_admin(&now, &proxy, &fleet, &reload)?;
+
+        ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[] }.emit(&telemetry);
+        ServerStarted { listen: address, admin: admin.addr() }.emit(&telemetry);
+        let shutdown = Shutdown::default();
+        let service = Arc::clone(&proxy);
+        let serving = tokio::spawn(server::serve(
+            listener,
+            now.startup.door.clone(),
+            shutdown.clone(),
+            Arc::new(DoorWatch::new(&telemetry)),
+            move |_peer| {
+                let proxy = Arc::clone(&service);
+                service_fn(move |request| Arc::clone(&proxy).handle(request))
+            },
+        ));
+        let mut background = JoinSet::new();
+        background.spawn(gate.run_timer());
+        background.spawn(telemetry.clone().upkeep());
+        background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));
+        background.spawn(follow_file(reloader, asks, Arc::clone(&proxy), fleet.clone()));
+        background.spawn(hang_up(reload.clone()));
+        Ok(Self { address, admin, proxy, fleet, reload, shutdown, serving, background })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where operators connect.
+    #[must_use]
+    pub const fn admin_address(&self) -> SocketAddr {
+        self.admin.addr()
+    }
+
+    /// The request path, for tests that look inside.
+    #[must_use]
+    pub const fn proxy(&self) -> &Arc<Proxy> {
+        &self.proxy
+    }
+
+    /// Reads the configuration again.
+    #[must_use]
+    pub fn reload_handle(&self) -> ReloadHandle {
+        self.reload.clone()
+    }
+
+    /// Ends everything now; in-flight requests are cut. For a second signal.
+    #[must_use]
+    pub fn abort_switch(&self) -> impl Fn() + Send + use<> {
+        let (grace, shutdown) = (self.proxy.grace.clone(), self.shutdown.clone());
+        move || {
+            grace.end();
+            shutdown.abort.cancel();
+        }
+    }
+
+    /// Takes no new requests, lets the others finish within the grace, gives
+    /// the rest a retryable answer, and stops.
+    pub async fn drain(self) {
+        let Proxy { gate, grace, telemetry, settings, .. } = &*self.proxy;
+        let allowed = settings.load().startup.drain_grace;
+        grace.begin_drain();
+        gate.event(Event::Draining);
+        ServerDraining { jobs: gate.snapshot().jobs, grace: allowed }.emit(telemetry);
+        let deadline = Instant::now() + allowed;
+        while gate.snapshot().jobs > 0 && Instant::now() < deadline && !self.shutdown.abort.is_cancelled() {
+            sleep(DRAIN_POLL).await;
+        }
+        let cut_off = gate.snapshot().jobs;
+        grace.end();
+        gate.refuse_waiting(Rejection {
+            reason: RejectReason::Draining,
+            queued: Duration::ZERO,
+            retry_after: Some(Duration::from_secs(1)),
+        });
+        self.shutdown.drain.cancel();
+        let abort = self.shutdown.abort.clone();
+        let mut serving = self.serving;
+        if timeout(GOODBYE, &mut serving).await.is_err() {
+            abort.cancel();
+            let _ended = timeout(GOODBYE, serving).await;
+        }
+        self.fleet.stop().await;
+        ServerStopped { cut_off }.emit(telemetry);
+        let admin = self.admin;
+        let _stopped = tokio::task::spawn_blocking(move || admin.stop()).await;
+        telemetry.shutdown(GOODBYE).await;
+        drop(self.background);
+    }
+}
+
+fn start_admin(
+    settings: &Settings,
+    proxy: &Arc<Proxy>,
+    fleet: &Fleet,
+    reload: &ReloadHandle,
+) -> Result<AdminHandle, StartError> {
+    let (gate, rules, grace) = (Arc::clone(&proxy.gate), Arc::clone(&proxy.settings), proxy.grace.clone());
+    let (view, reload) = (fleet.view(), reload.clone());
+    let state = AdminState {
+        snapshot: Arc::new(move || gate.snapshot()),
+        settings: Arc::new(move || rules.load_full()),
+        reload: Arc::new(move || {
+            let reload = reload.clone();
+            Box::pin(async move { reload.reload().await })
+        }),
+        engines: Arc::new(move || hooks::engine_views(&view)),
+        ready: Arc::new(move || if grace.is_draining() { Err("draining") } else { Ok(()) }),
+        telemetry: proxy.telemetry.clone(),
+    };
+    let address = settings.startup.admin;
+    admin::spawn(address, admin::router(state)).map_err(|source| StartError::Admin { address, source })
+}
+
+async fn follow_file(reloader: Reloader, asks: ReloadAsks, proxy: Arc<Proxy>, fleet: Fleet) {
+    Arc::new(reloader).watch(asks, |report| hooks::apply_reload(report, &proxy, &fleet)).await;
+}
+
+async fn hang_up(reload: ReloadHandle) {
+    if let Err(error) = signals::reload_on_hangup(reload).await {
+        tracing::warn!(%error, "SIGHUP does not reload the configuration");
+    }
+}
+
+/// Loads the file that a gateway is to run under.
+///
+/// # Errors
+/// The report, when the file cannot be used.
+pub(super) fn load(path: PathBuf) -> Result<Reloader, crate::config::report::Report> {
+    let (reloader, report) = Reloader::start(path)?;
+    if !report.problems.is_empty() {
+        eprint!("{report}");
+    }
+    Ok(reloader)
+}

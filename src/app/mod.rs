@@ -1,0 +1,12 @@
+//! The composition root: puts the parts together and takes them apart again.
+//! The only place that knows all of them.
+
+mod commands;
+mod demo;
+mod gateway;
+mod hooks;
+mod load;
+mod signals;
+
+pub use self::commands::run;
+pub use self::gateway::{Gateway, StartError};

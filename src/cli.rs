@@ -1,0 +1,163 @@
+//! The command line: what can be said, and how it is explained.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+/// Inference gateway and queue-aware request router.
+///
+/// Penstock stands in front of vLLM, TGI, SGLang, TensorRT-LLM and llama.cpp
+/// servers, speaks the OpenAI API to clients, and holds each request in a fair
+/// queue until a replica can start it at once.
+#[derive(Debug, Parser)]
+#[command(
+    name = "penstock",
+    version,
+    propagate_version = true,
+    after_help = "Start here:\n  penstock demo                     a gateway with a simulated fleet, to play with\n  penstock check config.yaml        is this configuration right?\n  penstock serve -c config.yaml     run it"
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The things Penstock can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the gateway.
+    ///
+    /// The configuration is watched: a valid change takes effect at once, a
+    /// broken one is reported and the last good one stays in force. SIGHUP
+    /// reloads, SIGTERM and Ctrl-C drain and end with code 0.
+    #[command(after_help = "Example:\n  penstock serve --config /etc/penstock/penstock.yaml")]
+    Serve(ServeArgs),
+    /// Run a gateway and a simulated fleet in one process, to look around.
+    ///
+    /// Two pools, three replicas, three tenants and three classes; prints the
+    /// address, the keys, and lines to paste into a shell.
+    #[command(
+        after_help = "Examples:\n  penstock demo\n  penstock demo --load     with a mixed stream of traffic"
+    )]
+    Demo(DemoArgs),
+    /// Check a configuration file without running it.
+    ///
+    /// Exit code 0: valid. 1: it has errors. 2: it could not be read.
+    #[command(after_help = "Example:\n  penstock check config.yaml --format json")]
+    Check(CheckArgs),
+    /// Print the JSON Schema of the configuration file.
+    #[command(
+        after_help = "Example:\n  penstock schema > schema.json\n  and as the first line of the YAML file, for editors:\n  # yaml-language-server: $schema=./schema.json"
+    )]
+    Schema,
+    /// Make API keys, and the digests that the configuration stores.
+    #[command(subcommand)]
+    Keys(KeysCommand),
+    /// Run a simulated engine that speaks vLLM's or TGI's API.
+    ///
+    /// It takes the time a real one would take, and fails on request: see
+    /// POST /sim/faults.
+    #[command(
+        after_help = "Example:\n  penstock sim-engine --listen 127.0.0.1:8001 --model llama --profile h100-8b"
+    )]
+    SimEngine(SimEngineArgs),
+    /// Print a completion script for a shell.
+    #[command(after_help = "Example:\n  penstock completion bash > /etc/bash_completion.d/penstock")]
+    Completion {
+        /// The shell.
+        shell: Shell,
+    },
+}
+
+/// `penstock serve`
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The configuration file.
+    #[arg(short, long, value_name = "FILE", default_value = "config/penstock.yaml")]
+    pub config: PathBuf,
+}
+
+/// `penstock demo`
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Where clients connect; port 0 takes a free one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    pub listen: SocketAddr,
+    /// Where operators and Prometheus connect.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081")]
+    pub admin: SocketAddr,
+    /// Send a mixed stream of traffic from every tenant in every class.
+    #[arg(long)]
+    pub load: bool,
+}
+
+/// `penstock check`
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// The configuration file.
+    #[arg(value_name = "FILE", default_value = "config/penstock.yaml")]
+    pub config: PathBuf,
+    /// How to print what was found.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// How a result is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+/// `penstock keys`
+#[derive(Debug, Subcommand)]
+pub enum KeysCommand {
+    /// Make a new key: prints it once, with the lines for the configuration.
+    #[command(after_help = "Example:\n  penstock keys new")]
+    New,
+    /// Print the configuration lines for a key read from standard input.
+    #[command(after_help = "Example:\n  printf '%s' \"$KEY\" | penstock keys hash")]
+    Hash,
+}
+
+/// `penstock sim-engine`
+#[derive(Debug, Args)]
+pub struct SimEngineArgs {
+    /// Where to listen; port 0 takes a free one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
+    pub listen: SocketAddr,
+    /// The model name it serves; may be given more than once.
+    #[arg(long, value_name = "NAME", default_value = "sim")]
+    pub model: Vec<String>,
+    /// Whose API and habits it has.
+    #[arg(long, value_enum, default_value_t = DialectArg::Vllm)]
+    pub dialect: DialectArg,
+    /// The accelerator and model whose speed it has.
+    #[arg(long, value_name = "PROFILE", default_value = "h100-8b")]
+    pub profile: String,
+    /// Sequences it runs at once; absent = the profile's.
+    #[arg(long, value_name = "N")]
+    pub max_seqs: Option<u32>,
+    /// Context window in tokens.
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
+    pub max_model_len: u32,
+    /// The key it asks for; absent = none. Read from this environment variable.
+    #[arg(long, value_name = "VARIABLE")]
+    pub api_key_env: Option<String>,
+    /// How many times faster than the profile it runs.
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    pub speed: f64,
+}
+
+/// Whose API a simulated engine speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DialectArg {
+    /// vLLM's OpenAI server.
+    Vllm,
+    /// Text Generation Inference.
+    Tgi,
+}

@@ -1,0 +1,154 @@
+//! What differs between two configurations, field by field.
+
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::config::field::{Field, Step};
+use crate::config::file::File;
+use crate::config::load::Loaded;
+use crate::config::schema::RESTART_SECTIONS;
+
+/// One field that differs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Change {
+    /// The field, such as `tenants.red.weight`.
+    pub path: String,
+    /// What it was; absent = it was not there, or it is a secret.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before: Option<Value>,
+    /// What it is; absent = it is no longer there, or it is a secret.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<Value>,
+    /// Whether it takes effect only at the next start.
+    pub needs_restart: bool,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.before, &self.after) {
+            (Some(before), Some(after)) => write!(f, "~ {}: {before} -> {after}", self.path)?,
+            (Some(_), None) => write!(f, "- {}", self.path)?,
+            (None, Some(after)) => write!(f, "+ {}: {after}", self.path)?,
+            (None, None) => write!(f, "~ {}: the secret has a new value", self.path)?,
+        }
+        if self.needs_restart { f.write_str(" (at the next start)") } else { Ok(()) }
+    }
+}
+
+/// Every field that differs, in alphabetical order, defaults included. A list
+/// is one field. Secrets differ by their value, which is not shown.
+#[must_use]
+pub fn diff(before: &Loaded, after: &Loaded) -> Vec<Change> {
+    let mut changes = diff_files(&before.file, &after.file);
+    changes.extend(rotated(before, after));
+    changes.sort_by(|a, b| a.path.cmp(&b.path));
+    changes
+}
+
+/// Every field of the files that differs, without a look at secrets' values.
+pub(super) fn diff_files(before: &File, after: &File) -> Vec<Change> {
+    let mut changes = Vec::new();
+    maps(&Field::default(), &written(before), &written(after), &mut changes);
+    changes
+}
+
+fn written(file: &File) -> Map<String, Value> {
+    match serde_json::to_value(file) {
+        Ok(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}
+
+fn maps(field: &Field, before: &Map<String, Value>, after: &Map<String, Value>, changes: &mut Vec<Change>) {
+    for (key, old) in before {
+        let field = field.key(key);
+        match (old, after.get(key)) {
+            (old, Some(new)) if old == new => {}
+            (Value::Object(old), Some(Value::Object(new))) => maps(&field, old, new, changes),
+            (old, new) => changes.push(change(&field, Some(old), new)),
+        }
+    }
+    for (key, new) in after.iter().filter(|(key, _)| !before.contains_key(*key)) {
+        changes.push(change(&field.key(key), None, Some(new)));
+    }
+}
+
+fn change(field: &Field, before: Option<&Value>, after: Option<&Value>) -> Change {
+    let section = match field.steps().first() {
+        Some(Step::Key(key)) => key,
+        _ => "",
+    };
+    Change {
+        path: field.to_string(),
+        before: before.cloned(),
+        after: after.cloned(),
+        needs_restart: RESTART_SECTIONS.contains(&section),
+    }
+}
+
+/// Pools whose secret is named by the same place and has another value.
+fn rotated(before: &Loaded, after: &Loaded) -> Vec<Change> {
+    let key_of = |loaded: &Loaded, pool: &str| {
+        let pools = &loaded.settings.edge.pools;
+        pools.id(pool).and_then(|id| pools.get(id)).and_then(|pool| pool.api_key.clone())
+    };
+    let same_place = |name: &&str| {
+        let place = |loaded: &Loaded| loaded.file.pools.get(name).and_then(|pool| pool.api_key.clone());
+        place(before).is_some() && place(before) == place(after)
+    };
+    let names = after.file.pools.names().filter(same_place);
+    let names = names.filter(|name| key_of(before, name) != key_of(after, name));
+    names.map(|name| change(&Field::top("pools").key(name).key("api_key"), None, None)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::load::load_str;
+
+    fn load(text: &str) -> Loaded {
+        load_str(text, "p", Path::new("/"), None).into_result().unwrap_or_else(|report| panic!("{report}"))
+    }
+
+    const ONE: &str = "
+version: 1
+auth: {mode: off}
+tenants: {red: {weight: 2}}
+pools:
+  a: {engine: vllm, models: [m], replicas: [http://a:1], max_seqs: 4}
+  b: {engine: vllm, models: [m], replicas: [http://b:1], max_seqs: 4}
+";
+
+    #[test]
+    fn spelling_and_defaults_are_no_change() {
+        let same = ONE.replace("weight: 2", "weight: 2.0") + "server: {listen: 127.0.0.1:8080}\nretry:\n";
+        assert_eq!(diff(&load(ONE), &load(&same)), []);
+    }
+
+    #[test]
+    fn fields_are_told_apart() {
+        let two = "
+version: 1
+auth: {mode: off}
+server: {drain_grace: 5s}
+tenants: {red: {weight: 3, default_class: batch}}
+pools:
+  a: {engine: vllm, models: [m], replicas: [http://a:1, http://a:2], max_seqs: 4}
+";
+        let changes: Vec<String> = diff(&load(ONE), &load(two)).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            changes,
+            [
+                r#"~ pools.a.replicas: ["http://a:1"] -> ["http://a:1","http://a:2"]"#,
+                "- pools.b",
+                r#"~ server.drain_grace: "1m" -> "5s" (at the next start)"#,
+                r#"+ tenants.red.default_class: "batch""#,
+                "~ tenants.red.weight: 2.0 -> 3.0",
+            ]
+        );
+    }
+}

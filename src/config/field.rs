@@ -1,0 +1,86 @@
+//! The place of a value inside the file, such as `pools.llama.replicas[0].url`.
+
+use std::fmt;
+
+/// One step from a value to a value inside it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Step {
+    /// The value of this key.
+    Key(Box<str>),
+    /// The element at this index.
+    Index(usize),
+}
+
+/// The steps from the top of the file to a value.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Field(Vec<Step>);
+
+impl Field {
+    /// A key at the top of the file.
+    pub(super) fn top(key: &str) -> Self {
+        Self::default().key(key)
+    }
+
+    /// The field that these steps lead to.
+    pub(super) fn from_steps(steps: impl IntoIterator<Item = Step>) -> Self {
+        Self(steps.into_iter().collect())
+    }
+
+    /// The value of `key` inside this one.
+    pub(super) fn key(&self, key: &str) -> Self {
+        self.then(Step::Key(key.into()))
+    }
+
+    /// The element `index` of this one.
+    pub(super) fn index(&self, index: usize) -> Self {
+        self.then(Step::Index(index))
+    }
+
+    /// The steps from the top.
+    pub(super) fn steps(&self) -> &[Step] {
+        &self.0
+    }
+
+    /// Whether this is `other` or inside it.
+    pub(super) fn is_within(&self, other: &Self) -> bool {
+        self.0.starts_with(&other.0)
+    }
+
+    fn then(&self, step: Step) -> Self {
+        let mut steps = self.0.clone();
+        steps.push(step);
+        Self(steps)
+    }
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (depth, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Index(index) => write!(f, "[{index}]")?,
+                Step::Key(key) if !is_plain(key) => write!(f, "[{key:?}]")?,
+                Step::Key(key) if depth == 0 => f.write_str(key)?,
+                Step::Key(key) => write!(f, ".{key}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a key can stand between dots without being taken for two keys.
+fn is_plain(key: &str) -> bool {
+    !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_like_the_way_to_the_value() {
+        let field = Field::top("models").key("gpt-4.1").key("aliases").index(2);
+        assert_eq!(field.to_string(), r#"models["gpt-4.1"].aliases[2]"#);
+        assert!(field.is_within(&Field::top("models").key("gpt-4.1")));
+        assert!(!Field::top("models").is_within(&field));
+    }
+}

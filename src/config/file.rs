@@ -1,0 +1,79 @@
+//! The file as it is written: every section, every key, every default.
+//!
+//! The comments on the fields are what an editor shows for them; they go into
+//! `config/schema.json`.
+
+pub mod limits;
+pub mod pools;
+pub mod server;
+pub mod tenants;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::config::file::limits::{Health, Queue, Requests, Retry, Upstream};
+use crate::config::file::pools::{Model, Pool};
+use crate::config::file::server::{Server, Telemetry};
+use crate::config::file::tenants::{Access, Class, Tenant, builtin_classes};
+use crate::config::named::Named;
+
+/// Configuration of Penstock.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(title = "Penstock", transform = crate::config::schema::top)]
+pub struct File {
+    /// Version of the file's format: 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1))]
+    pub version: Option<u32>,
+    /// Listeners and their limits.
+    pub server: Server,
+    /// Logs and traces.
+    pub telemetry: Telemetry,
+    /// Who may come in.
+    pub auth: Access,
+    /// Limits of one request.
+    pub requests: Requests,
+    /// Time limits towards the engines.
+    pub upstream: Upstream,
+    /// What may wait in all; a request that would pass a bound is refused
+    /// with an honest Retry-After.
+    pub queue: Queue,
+    /// What happens to a request whose replica failed.
+    pub retry: Retry,
+    /// How a lost replica comes back.
+    pub health: Health,
+    /// Latency classes by name. The section replaces the built-in classes
+    /// `interactive`, `standard` and `batch` as a whole; a class that keeps
+    /// one of these names keeps that class's values for keys it leaves out,
+    /// other classes take those of `standard`.
+    pub classes: Named<Class>,
+    /// Tenants by name. With `auth: {mode: off}` and no tenants there is one
+    /// that may use everything.
+    pub tenants: Named<Tenant>,
+    /// Public models by name. Only for aliases and windows: a model that a
+    /// pool names exists by itself.
+    pub models: Named<Model>,
+    /// Pools of alike replicas by name.
+    pub pools: Named<Pool>,
+}
+
+impl Default for File {
+    fn default() -> Self {
+        Self {
+            version: None,
+            server: Server::default(),
+            telemetry: Telemetry::default(),
+            auth: Access::default(),
+            requests: Requests::default(),
+            upstream: Upstream::default(),
+            queue: Queue::default(),
+            retry: Retry::default(),
+            health: Health::default(),
+            classes: builtin_classes(),
+            tenants: Named::default(),
+            models: Named::default(),
+            pools: Named::default(),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Limits that take effect with the next request: `requests`, `upstream`,
+//! `queue`, `retry` and `health`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::config::units::{Size, Span};
+
+/// Limits of one request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Requests {
+    /// Bytes of one request body.
+    pub max_body: Size,
+    /// Bytes of all request bodies held at once.
+    pub max_total_body: Size,
+    /// Bytes of one answer that is not a stream.
+    pub max_answer: Size,
+    /// The header by which a client may ask for a latency class.
+    pub class_header: String,
+}
+
+impl Default for Requests {
+    fn default() -> Self {
+        Self {
+            max_body: Size(32 << 20),
+            max_total_body: Size(1 << 30),
+            max_answer: Size(64 << 20),
+            class_header: "x-penstock-class".to_owned(),
+        }
+    }
+}
+
+/// Time limits towards the engines.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Upstream {
+    /// Time for a connection to an engine.
+    pub connect_timeout: Span,
+    /// Longest silence from dispatch to the first token, or to the whole
+    /// answer when it is not a stream.
+    pub first_token_timeout: Span,
+    /// Longest silence inside a stream.
+    pub stream_idle_timeout: Span,
+    /// How long an unused connection to an engine is kept. Keep it below the
+    /// 5 s after which uvicorn (vLLM, SGLang) closes it.
+    pub keep_alive: Span,
+}
+
+impl Default for Upstream {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Span::secs(2),
+            first_token_timeout: Span::secs(600),
+            stream_idle_timeout: Span::secs(120),
+            keep_alive: Span::secs(4),
+        }
+    }
+}
+
+/// What may wait in all.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Queue {
+    /// Waiting requests.
+    #[schemars(range(min = 1))]
+    pub requests: u64,
+    /// Bytes of waiting bodies.
+    pub bytes: Size,
+    /// Tokens (prompt and asked output) of waiting requests.
+    #[schemars(range(min = 1))]
+    pub tokens: u64,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self { requests: 10_000, bytes: Size(512 << 20), tokens: 100_000_000 }
+    }
+}
+
+/// What happens to a request whose replica failed before the first token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Retry {
+    /// How often a request may reach an engine that then fails it, the first
+    /// try included. Refused connections and busy answers do not count.
+    #[schemars(range(min = 1, max = 20))]
+    pub max_attempts: u32,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { max_attempts: crate::core::policy::Retry::default().max_attempts }
+    }
+}
+
+/// How a lost replica comes back.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Health {
+    /// Time from an ejection to the first probe; doubles up to `probe_max`.
+    pub probe_min: Span,
+    /// Longest time between two probes.
+    pub probe_max: Span,
+    /// Time over which a re-admitted replica's limit grows to its full size.
+    pub slow_start: Span,
+    /// How long a replica that said "busy" without a time gets no new work.
+    pub busy_backoff: Span,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        let core = crate::core::policy::Health::default();
+        Self {
+            probe_min: Span(core.probe_min),
+            probe_max: Span(core.probe_max),
+            slow_start: Span(core.slow_start),
+            busy_backoff: Span(core.busy_backoff),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! What serves the work: `models` and `pools`.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
+
+use crate::config::named::Named;
+use crate::config::units::Span;
+
+/// A public model.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Model {
+    /// Other names that clients may use for it.
+    pub aliases: Vec<String>,
+    /// Context window in tokens; absent = what the engine says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_model_len: Option<u32>,
+}
+
+/// Replicas that are alike.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::pool)]
+pub struct Pool {
+    /// The software that runs there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engine>,
+    /// The models it serves: a list of names, or a map from the public name
+    /// to the engine's own. A name without the engine's own is sent as it is;
+    /// TGI is told `tgi`.
+    pub models: ServedModels,
+    /// Its replicas: base URLs such as `http://10.0.0.5:8000`, without `/v1`.
+    pub replicas: Vec<Replica>,
+    /// Sequences that each replica can run at once (`--max-num-seqs`);
+    /// absent = learned from the engine and from what it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_seqs: Option<u32>,
+    /// Tokens that each replica's KV cache holds; absent = learned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub kv_tokens: Option<u64>,
+    /// Requests that may wait inside each engine beyond its sequence limit.
+    pub engine_buffer: u32,
+    /// Sent to its engines as `Authorization: Bearer`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_key: Option<SecretRef>,
+    /// Time between two scrapes of an engine's own view.
+    pub scrape_interval: Span,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self {
+            engine: None,
+            models: ServedModels::default(),
+            replicas: Vec::new(),
+            max_seqs: None,
+            kv_tokens: None,
+            engine_buffer: 0,
+            api_key: None,
+            scrape_interval: Span::secs(2),
+        }
+    }
+}
+
+/// The software that a pool runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// vLLM's OpenAI server.
+    Vllm,
+    /// Hugging Face Text Generation Inference.
+    Tgi,
+    /// SGLang.
+    Sglang,
+    /// NVIDIA `trtllm-serve`.
+    Trtllm,
+    /// Triton with the TensorRT-LLM back end behind its OpenAI front end.
+    Triton,
+    /// llama.cpp's server.
+    Llamacpp,
+    /// Any other server that speaks the OpenAI API.
+    Openai,
+}
+
+/// The models of a pool.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum ServedModels {
+    /// Public names.
+    Names(Vec<String>),
+    /// Public names with the engine's own.
+    Renamed(Named<String>),
+}
+
+impl Default for ServedModels {
+    fn default() -> Self {
+        Self::Names(Vec::new())
+    }
+}
+
+impl<'de> Deserialize<'de> for ServedModels {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ModelsVisitor;
+        impl<'de> Visitor<'de> for ModelsVisitor {
+            type Value = ServedModels;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of model names, or a map from public names to the engine's own")
+            }
+
+            fn visit_unit<E: Error>(self) -> Result<ServedModels, E> {
+                Ok(ServedModels::default())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<ServedModels, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(ServedModels::Names)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ServedModels, A::Error> {
+                Named::deserialize(MapAccessDeserializer::new(map)).map(ServedModels::Renamed)
+            }
+        }
+        deserializer.deserialize_any(ModelsVisitor)
+    }
+}
+
+/// One replica: a URL, or a URL with what differs from its pool.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Replica {
+    /// The URL alone.
+    Url(String),
+    /// The URL and more.
+    Detailed(ReplicaDetail),
+}
+
+/// One replica with what differs from its pool.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::replica)]
+pub struct ReplicaDetail {
+    /// Base URL such as `http://10.0.0.5:8000`, without `/v1`.
+    pub url: String,
+    /// Sequences it can run at once, instead of the pool's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_seqs: Option<u32>,
+    /// Tokens its KV cache holds, instead of the pool's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub kv_tokens: Option<u64>,
+    /// Where its metrics are when they have a port of their own (Triton):
+    /// `http://10.0.0.5:8002/metrics`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics_url: Option<String>,
+}
+
+impl Replica {
+    /// The replica with every field.
+    #[must_use]
+    pub fn detail(&self) -> ReplicaDetail {
+        match self {
+            Self::Url(url) => ReplicaDetail { url: url.clone(), ..ReplicaDetail::default() },
+            Self::Detailed(detail) => detail.clone(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Replica {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ReplicaVisitor;
+        impl<'de> Visitor<'de> for ReplicaVisitor {
+            type Value = Replica;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a URL, or a map with `url`")
+            }
+
+            fn visit_str<E: Error>(self, url: &str) -> Result<Replica, E> {
+                Ok(Replica::Url(url.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Replica, A::Error> {
+                ReplicaDetail::deserialize(MapAccessDeserializer::new(map)).map(Replica::Detailed)
+            }
+        }
+        deserializer.deserialize_any(ReplicaVisitor)
+    }
+}
+
+/// Where a secret is read from: exactly one of the two.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields, transform = crate::config::schema::secret)]
+pub struct SecretRef {
+    /// Name of an environment variable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub env: Option<String>,
+    /// Path of a file, from this file's folder. A new content is picked up
+    /// without a restart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for SecretRef {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Default, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        struct Written {
+            env: Option<String>,
+            file: Option<String>,
+        }
+
+        struct SecretVisitor;
+        impl<'de> Visitor<'de> for SecretVisitor {
+            type Value = SecretRef;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("{env: NAME} or {file: PATH}")
+            }
+
+            /// The text is the secret itself, so the error does not show it.
+            fn visit_str<E: Error>(self, _secret: &str) -> Result<SecretRef, E> {
+                Err(E::custom(
+                    "a secret must not stand in the file\nwrite {env: NAME} or {file: PATH}, and change the secret \
+                     if others could read this file",
+                ))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<SecretRef, A::Error> {
+                let Written { env, file } = Written::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(SecretRef { env, file })
+            }
+        }
+        deserializer.deserialize_any(SecretVisitor)
+    }
+}

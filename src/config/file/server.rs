@@ -1,0 +1,154 @@
+//! What takes effect only at a start: `server` and `telemetry`.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize};
+
+use crate::config::units::{Size, Span};
+
+/// Listeners and their limits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::restart)]
+pub struct Server {
+    /// Where clients connect: an IP address and a port. `0.0.0.0:8080` for
+    /// all interfaces.
+    pub listen: Address,
+    /// Where operators and Prometheus connect. This port asks for no
+    /// password: keep it inside the cluster.
+    pub admin: Address,
+    /// Open client connections; more are accepted only as others close.
+    #[schemars(range(min = 1))]
+    pub max_connections: u32,
+    /// Time for a request head, from its first byte.
+    pub head_timeout: Span,
+    /// Longest time without a byte of a request body.
+    pub body_timeout: Span,
+    /// How long a connection may stay open without a request. Keep it above
+    /// the idle timeout of the load balancer in front.
+    pub idle_timeout: Span,
+    /// Bytes of a request head, at least 8KiB.
+    pub max_head_bytes: Size,
+    /// How long running and queued requests may go on after SIGTERM. Keep it
+    /// below Kubernetes' `terminationGracePeriodSeconds`.
+    pub drain_grace: Span,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            listen: Address::loopback(8080),
+            admin: Address::loopback(8081),
+            max_connections: 10_000,
+            head_timeout: Span::secs(10),
+            body_timeout: Span::secs(30),
+            idle_timeout: Span::secs(75),
+            max_head_bytes: Size(64 << 10),
+            drain_grace: Span::secs(60),
+        }
+    }
+}
+
+/// Logs and traces.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::restart)]
+pub struct Telemetry {
+    /// Log lines, to standard error.
+    pub log: Log,
+    /// Traces.
+    pub otlp: Otlp,
+}
+
+/// Log lines.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::restart)]
+pub struct Log {
+    /// `json` for machines, `text` for people.
+    pub format: Format,
+    /// A level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such
+    /// as `info,penstock::proxy=debug`.
+    pub level: String,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { format: Format::Json, level: "info".to_owned() }
+    }
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// One JSON object a line.
+    Json,
+    /// For people.
+    Text,
+}
+
+/// Traces over OTLP (gRPC).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::restart)]
+pub struct Otlp {
+    /// Where traces go, such as `http://otel-collector:4317`; absent = none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// Share of the requests that start a trace of their own, from 0 to 1.
+    /// Requests that bring a sampled `traceparent` are always traced.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub sample: f64,
+}
+
+impl Default for Otlp {
+    fn default() -> Self {
+        Self { endpoint: None, sample: 0.1 }
+    }
+}
+
+/// An IP address and a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Address(pub SocketAddr);
+
+impl Address {
+    fn loopback(port: u16) -> Self {
+        Self((Ipv4Addr::LOCALHOST, port).into())
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map(Self).map_err(|_| {
+            let hint = "write an IP address and a port, such as 127.0.0.1:8080 or 0.0.0.0:8080";
+            D::Error::custom(format!("{text:?} is not an address to listen on\n{hint}"))
+        })
+    }
+}
+
+impl JsonSchema for Address {
+    fn schema_name() -> Cow<'static, str> {
+        "Address".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string",
+            "description": "An IP address and a port.",
+            "pattern": "^(\\d+\\.\\d+\\.\\d+\\.\\d+|\\[[0-9a-fA-F:.%]+\\]):\\d+$",
+            "examples": ["127.0.0.1:8080", "0.0.0.0:8080", "[::]:8080"],
+        })
+    }
+}

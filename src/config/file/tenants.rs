@@ -1,0 +1,149 @@
+//! Who may come in and what they are promised: `auth`, `classes`, `tenants`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::config::named::Named;
+use crate::config::units::{Size, Span};
+
+/// Who may come in.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Access {
+    /// `keys`: holders of a key. `off`: everybody who can connect, allowed
+    /// only while `server.listen` is a loopback address.
+    pub mode: Mode,
+    /// With `mode: off`: the tenant that everybody is; absent = the only one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+}
+
+/// How clients are known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// By an API key.
+    #[default]
+    Keys,
+    /// Not at all.
+    Off,
+}
+
+/// A latency class: the promise a request is served under.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Class {
+    /// Order of service, 0 first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// Share of the work, from 0 to 1, that this class gets whatever the
+    /// classes before it do. All shares together are at most 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub min_share: Option<f64>,
+    /// The longest wait in the queue before a request is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_wait: Option<Span>,
+    /// Time to the first token that is aimed at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttft: Option<Span>,
+    /// Time between two tokens that is aimed at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub itl: Option<Span>,
+}
+
+/// The classes of a file without the section.
+#[must_use]
+pub fn builtin_classes() -> Named<Class> {
+    let class = |name: &str, rank, min_share, max_wait, ttft, itl| {
+        let class = Class {
+            rank: Some(rank),
+            min_share: Some(min_share),
+            max_wait: Some(Span::secs(max_wait)),
+            ttft: Some(Span::millis(ttft)),
+            itl: Some(Span::millis(itl)),
+        };
+        (name.to_owned(), class)
+    };
+    [
+        class("interactive", 0, 0.0, 30, 1_000, 50),
+        class("standard", 1, 0.1, 120, 5_000, 100),
+        class("batch", 2, 0.05, 3_600, 60_000, 500),
+    ]
+    .into_iter()
+    .collect()
+}
+
+/// A tenant: who the work is for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tenant {
+    /// Share against the other tenants; 2 gets twice as much as 1 when both
+    /// want more than there is.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub weight: f64,
+    /// The class of a request that asks for none; absent = `standard` if the
+    /// tenant may use it, else the first class that it may use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default_class: Option<String>,
+    /// The classes the tenant may use; absent = all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classes: Option<Vec<String>>,
+    /// The models the tenant may use; absent = all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub models: Option<Vec<String>>,
+    /// What may wait for this tenant; absent = as much as for all together.
+    pub queue: TenantQueue,
+    /// Its API keys. `penstock keys new` makes one.
+    pub keys: Vec<Key>,
+}
+
+impl Default for Tenant {
+    fn default() -> Self {
+        Self {
+            weight: 1.0,
+            default_class: None,
+            classes: None,
+            models: None,
+            queue: TenantQueue::default(),
+            keys: Vec::new(),
+        }
+    }
+}
+
+/// What may wait for one tenant.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct TenantQueue {
+    /// Waiting requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub requests: Option<u64>,
+    /// Bytes of waiting bodies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<Size>,
+    /// Tokens (prompt and asked output) of waiting requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub tokens: Option<u64>,
+}
+
+/// An API key, of which the file holds only the digest.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::key)]
+pub struct Key {
+    /// The public part of the key, between its two underscores. It is what
+    /// logs show.
+    #[schemars(regex(pattern = "^[a-z0-9]{8,12}$"))]
+    pub id: String,
+    /// `blake3:` and 64 hex digits: the digest of the whole key.
+    #[schemars(regex(pattern = "^blake3:[0-9a-f]{64}$"))]
+    pub digest: String,
+    /// The class of requests that ask for none; absent = the tenant's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    /// Who holds it, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}

@@ -1,0 +1,259 @@
+//! Files with faults in, problems out.
+
+use super::*;
+
+#[test]
+fn every_fault_is_reported_at_once_with_its_line() {
+    let text = "version: 1
+server:
+  listen: localhost:8080
+  idle_timeout: 75
+auth: {mode: off, tenat: red}
+requests:
+  max_body: 32 megs
+tenants:
+  red:
+    weight: -1
+    default_class: interactiv
+    models: [lama, gpt]
+    keys:
+      - {id: abcdefgh, digest: 'blake3:00'}
+  blue: {}
+pools:
+  llama:
+    engin: vllm
+    models: [llama]
+    replicas: [http://10.0.0.1:8000/, 10.0.0.2:8000]
+    max_seq: 0
+";
+    insta::assert_snapshot!(load(text).report.to_string());
+}
+
+#[test]
+fn yaml_faults_have_lines() {
+    for (text, place) in [
+        ("a: [1, 2\nb: 3\n", "2:"),
+        ("version: 1\nversion: 1\n", "2:1"),
+        ("version: 1\n\tpools: {}\n", "1:10"),
+        ("a: *nowhere\n", "1:4"),
+        ("a: 1\n---\nb: 2\n", "3:1"),
+    ] {
+        let found = problems(text);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with(&format!("error at {place}")), "{found:?}");
+        assert!(found[0].contains("not valid YAML"), "{found:?}");
+    }
+}
+
+#[test]
+fn hostile_yaml_is_refused_not_followed() {
+    let deep = "[".repeat(100_000);
+    assert_eq!(problems(&deep).len(), 1);
+    let mut bomb = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+    for n in 1..12 {
+        let list = vec![format!("*a{}", n - 1); 10].join(", ");
+        bomb += &format!("a{n}: &a{n} [{list}]\n");
+    }
+    let found = problems(&bomb);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("not valid YAML"), "{found:?}");
+}
+
+#[test]
+fn an_empty_file_says_how_to_begin() {
+    let found = problems("");
+    assert!(found.iter().any(|p| p.contains("begin the file with `version: 1`")), "{found:?}");
+    assert!(found.iter().any(|p| p.contains("there is no pool")), "{found:?}");
+    assert!(found.iter().any(|p| p.contains("penstock keys new")), "{found:?}");
+}
+
+/// Each text has one error, and it says this.
+fn expect_one_error(cases: &[(String, &str)]) {
+    for (text, message) in cases {
+        let found = errors(text);
+        assert_eq!(found.len(), 1, "{text}\n{found:#?}");
+        assert!(found[0].contains(message), "{message}\n{found:#?}");
+    }
+}
+
+#[test]
+fn faults_of_limits() {
+    expect_one_error(&[
+        (SMALL.replace("version: 1", "version: 2"), "version: 2 is not a known version"),
+        (
+            with("server: {admin: 127.0.0.1:8080}"),
+            "server.admin: 127.0.0.1:8080 is where clients connect already",
+        ),
+        (with("server: {listen: 0.0.0.0:80}"), "auth.mode: `off` would let in everybody"),
+        (with("server: {max_connections: 0}"), "server.max_connections: must not be zero"),
+        (with("server: {max_head_bytes: 1KiB}"), "server.max_head_bytes: 1KiB is out of range"),
+        (with("server: {head_timeout: 0s}"), "server.head_timeout: must not be zero"),
+        (with("telemetry: {log: {level: 'a=b=c'}}"), "telemetry.log.level: \"a=b=c\" is not a log level"),
+        (with("telemetry: {otlp: {sample: 2}}"), "telemetry.otlp.sample: 2 is not a share"),
+        (
+            with("telemetry: {otlp: {endpoint: otel:4317}}"),
+            "telemetry.otlp.endpoint: \"otel:4317\" is not a whole URL",
+        ),
+        (with("requests: {max_body: 2GiB}"), "requests.max_body: 2GiB is more than all bodies"),
+        (
+            with("requests: {class_header: Authorization}"),
+            "requests.class_header: `Authorization` means something else",
+        ),
+        (with("requests: {class_header: 'a b'}"), "requests.class_header: \"a b\" is not a header name"),
+        (with("queue: {requests: 0}"), "queue.requests: must not be zero"),
+        (with("retry: {max_attempts: 0}"), "retry.max_attempts: 0 is out of range"),
+        (with("health: {probe_min: 5s}"), "health.probe_max: 1s is shorter than probe_min (5s)"),
+    ]);
+}
+
+#[test]
+fn faults_of_tenants_and_classes() {
+    expect_one_error(&[
+        (with("classes: {}"), "classes: names no class"),
+        (with("classes: {'a b': {}}"), "classes[\"a b\"]: is not a usable name"),
+        (
+            with("classes: {a: {min_share: 0.6}, b: {min_share: 0.6}}"),
+            "classes: the shares are 1.20 together",
+        ),
+        (with("classes: {a: {min_share: .nan}}"), "not valid YAML"),
+        (with("classes: {a: {ttft: 0s}}"), "classes.a.ttft: must not be zero"),
+        (with("tenants: {a: {}, b: {}}"), "auth.tenant: is missing"),
+        (with("tenants: {a: {weight: 0}}"), "tenants.a.weight: 0 is not a weight"),
+        (with("tenants: {a: {classes: []}}"), "tenants.a.classes: allows no class"),
+        (with("tenants: {a: {models: []}}"), "tenants.a.models: allows no model"),
+        (
+            with("tenants: {a: {models: [l], keys: []}}\nmodels: {llama: {aliases: [l]}}"),
+            "tenants.a.models[0]: `l` is an alias",
+        ),
+        (
+            with("tenants: {a: {classes: [batch], default_class: standard}}"),
+            "default_class: the tenant may not use `standard`",
+        ),
+        (with("tenants: {a: {default_class: btach}}"), "there is no class `btach` (did you mean `batch`?)"),
+        (with("tenants: {a: {queue: {tokens: 0}}}"), "tenants.a.queue.tokens: must not be zero"),
+    ]);
+}
+
+#[test]
+fn faults_of_models_and_pools() {
+    expect_one_error(&[
+        (with("models: {other: {}}"), "models.other: no pool serves this model"),
+        (
+            with("models: {llama: {aliases: [llama]}}"),
+            "models.llama.aliases[0]: `llama` stands for `llama` already",
+        ),
+        (with("models: {llama: {aliases: ['a b']}}"), "\"a b\" is not a usable model name"),
+        (with("models: {llama: {max_model_len: 0}}"), "models.llama.max_model_len: must not be zero"),
+        (with("  x: {models: [y], replicas: [http://x:1]}"), "pools.x.engine: is missing"),
+        (with("  x: {engine: vllm, replicas: [http://x:1]}"), "pools.x.models: names no model"),
+        (with("  x: {engine: vllm, models: [y]}"), "pools.x.replicas: names no replica"),
+        (
+            with("  x: {engine: vllm, models: [y, y], replicas: [http://x:1]}"),
+            "pools.x.models[1]: `y` is listed twice",
+        ),
+        (
+            with("  x: {engine: ollama, models: [y], replicas: [http://x:1]}"),
+            "pools.x.engine: unknown value `ollama`",
+        ),
+        (
+            with("  x: {engine: vllm, models: [y], replicas: ['http://127.0.0.1:8000']}"),
+            "pools.x.replicas[0].url: http://127.0.0.1:8000 is pools.llama.replicas[0] already",
+        ),
+        (with("    max_seqs: 0"), "pools.llama.max_seqs: must not be zero"),
+        (with("    scrape_interval: 1ms"), "pools.llama.scrape_interval: is too short"),
+        (with("    api_key: {}"), "pools.llama.api_key: names no place"),
+        (with("    api_key: {env: A, file: b}"), "pools.llama.api_key: names two places"),
+        (
+            with("    api_key: {env: NOT_SET}"),
+            "pools.llama.api_key.env: the environment variable \"NOT_SET\" is not set",
+        ),
+        (with("    api_key: {file: none}"), "pools.llama.api_key.file: the file \"none\" cannot be read"),
+        (SMALL.replace("auth: {mode: off}", ""), "tenants: there is no key"),
+        (SMALL.replace("{mode: off}", "{mode: off, tenant: a b}"), "auth.tenant: is not a usable name"),
+    ]);
+}
+
+#[test]
+fn keys_belong_to_one_tenant() {
+    let (one, two) = (keys::digest_text(&[1; 32]), keys::digest_text(&[2; 32]));
+    let text = |keys: &str| {
+        SMALL.replace("{mode: off}", "{mode: keys}") + &format!("tenants: {{a: {{keys: [{keys}]}}}}\n")
+    };
+    let good = format!("{{id: abcdefgh, digest: '{one}'}}");
+    assert_eq!(errors(&text(&good)), [""; 0]);
+    for (more, message) in [
+        (format!("{{id: abcdefgh, digest: '{two}'}}"), "keys[1].id: `abcdefgh` is tenants.a.keys[0] already"),
+        (format!("{{id: abcdefgi, digest: '{one}'}}"), "keys[1].digest: is the digest of tenants.a.keys[0]"),
+        (format!("{{digest: '{two}'}}"), "keys[1].id: is missing"),
+        (format!("{{id: 'A-b', digest: '{two}'}}"), "keys[1].id: \"A-b\" is no key id"),
+        ("{id: abcdefgi}".to_owned(), "keys[1].digest: is missing"),
+        ("{id: abcdefgi, digest: 'blake3:zz'}".to_owned(), "keys[1].digest: is no digest"),
+        (
+            format!("{{id: abcdefgi, digest: '{two}', class: none}}"),
+            "keys[1].class: there is no class `none`",
+        ),
+    ] {
+        let found = errors(&text(&format!("{good}, {more}")));
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert!(found[0].contains(message), "{found:#?}");
+    }
+}
+
+#[test]
+fn a_secret_in_the_file_is_refused_and_not_repeated() {
+    let outcome = load(&with("    api_key: sk-do-not-print"));
+    let text = format!("{}{}{}", outcome.report, outcome.report.to_json(), outcome.report.to_github());
+    assert!(text.contains("a secret must not stand in the file"), "{text}");
+    assert!(!text.contains("sk-do-not-print"), "{text}");
+    assert!(outcome.loaded.is_none());
+}
+
+#[test]
+fn what_could_not_be_read_is_not_also_called_missing() {
+    let text = SMALL.replace("models: [llama]", "models: 5")
+        + "tenants: {a: {models: [llama]}}\nmodels: {llama: {}}\n";
+    let found = errors(&text);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(found[0].contains("pools.llama.models: expected a list of model names"), "{found:#?}");
+}
+
+#[test]
+fn odd_but_valid_files_are_remarked_on() {
+    let digest = keys::digest_text(&[1; 32]);
+    let text = format!(
+        "
+version: 1
+server: {{admin: 0.0.0.0:9000}}
+upstream: {{keep_alive: 10s}}
+queue: {{bytes: 1MiB}}
+classes: {{fast: {{}}, slow: {{}}}}
+tenants:
+  a: {{classes: [fast], models: [m], keys: [{{id: abcdefgh, digest: '{digest}'}}], queue: {{requests: 20000}}}}
+  b: {{classes: [fast], models: [m]}}
+pools:
+  p: {{engine: vllm, models: [m, unused], replicas: [http://p:1]}}
+  t: {{engine: triton, models: [m], replicas: [http://t:1]}}
+"
+    );
+    let outcome = load(&text);
+    assert!(outcome.loaded.is_some());
+    insta::assert_snapshot!(outcome.report.to_string());
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_text_panics(text: String) {
+        let outcome = load(&text);
+        let _ = outcome.report.to_string();
+        proptest::prop_assert_eq!(outcome.loaded.is_none(), outcome.report.has_errors());
+    }
+
+    #[test]
+    fn no_damage_panics(at in 0usize..400, insert in "[\\[\\]{}:,&*'\"\n\t a0é-]{1,4}") {
+        let mut text = SMALL.to_owned() + "models: {llama: {aliases: [x], max_model_len: 5}}\ntenants: {a: {weight: 2}}\n";
+        let at = (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.insert_str(at, &insert);
+        let outcome = load(&text);
+        proptest::prop_assert_eq!(outcome.loaded.is_none(), outcome.report.has_errors());
+    }
+}

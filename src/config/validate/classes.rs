@@ -1,0 +1,62 @@
+//! `classes`.
+
+use crate::config::field::Field;
+use crate::config::file::tenants::{Class as Written, builtin_classes};
+use crate::config::named::Named;
+use crate::config::units::Span;
+use crate::config::validate::findings::Findings;
+use crate::config::validate::{limits, names};
+use crate::core::ids::ClassId;
+use crate::core::policy::Class;
+use crate::core::table::Table;
+
+/// The class whose values other classes start from.
+const MODEL_CLASS: &str = "standard";
+/// Room for the rounding of a sum of decimal fractions.
+const ROUNDING: f64 = 1e-9;
+
+pub(super) fn validate(
+    written: &Named<Written>,
+    previous: Option<&Table<ClassId, Class>>,
+    findings: &mut Findings<'_>,
+) -> Table<ClassId, Class> {
+    let section = Field::top("classes");
+    let builtin = builtin_classes();
+    let mut table = previous.map(Table::successor).unwrap_or_default();
+    let mut shares = 0.0;
+    for (name, class) in written.iter() {
+        let field = section.key(name);
+        names::label(name, &field, findings);
+        let base = builtin.get(name).or_else(|| builtin.get(MODEL_CLASS)).cloned().unwrap_or_default();
+        let row = row(class, &base, &field, findings);
+        shares += row.min_share;
+        table.insert(name, row);
+    }
+    if written.is_empty() && findings.whole("classes") {
+        findings.error(
+            &section,
+            "names no class",
+            "name one, or take the section away for the built-in classes",
+        );
+    }
+    if shares > 1.0 + ROUNDING {
+        let message = format!("the shares are {shares:.2} together");
+        findings.error(&section, message, "lower min_share of some class until the sum is 1 or less");
+    }
+    table
+}
+
+fn row(class: &Written, base: &Written, field: &Field, findings: &mut Findings<'_>) -> Class {
+    let share = class.min_share.or(base.min_share).unwrap_or_default();
+    let min_share = limits::share(share, &field.key("min_share"), findings);
+    let mut time = |key: &str, own: Option<Span>, base: Option<Span>| {
+        limits::positive(own.or(base).unwrap_or_default(), &field.key(key), findings)
+    };
+    Class {
+        rank: class.rank.or(base.rank).unwrap_or_default(),
+        min_share,
+        max_wait: time("max_wait", class.max_wait, base.max_wait),
+        ttft_objective: time("ttft", class.ttft, base.ttft),
+        itl_objective: time("itl", class.itl, base.itl),
+    }
+}

@@ -1,0 +1,68 @@
+//! The list of what was found.
+
+use crate::config::field::Field;
+use crate::config::problem::{Problem, Severity};
+use crate::config::tree::Node;
+
+/// What was found so far.
+#[derive(Debug)]
+pub(in crate::config) struct Findings<'a> {
+    tree: &'a Node,
+    /// Fields that could not be read and were reported then.
+    dropped: &'a [Field],
+    problems: Vec<Problem>,
+}
+
+impl<'a> Findings<'a> {
+    /// No findings yet about the file that `tree` is.
+    pub(in crate::config) fn new(tree: &'a Node, dropped: &'a [Field]) -> Self {
+        Self { tree, dropped, problems: Vec::new() }
+    }
+
+    /// All findings.
+    pub(in crate::config) fn into_problems(self) -> Vec<Problem> {
+        self.problems
+    }
+
+    /// The file cannot be used; `hint` says what to do.
+    pub(super) fn error(&mut self, field: &Field, message: impl Into<String>, hint: impl Into<String>) {
+        self.push(Severity::Error, field, message.into(), hint.into());
+    }
+
+    /// The file hardly does what was meant.
+    pub(super) fn warn(&mut self, field: &Field, message: impl Into<String>, hint: impl Into<String>) {
+        self.push(Severity::Warning, field, message.into(), hint.into());
+    }
+
+    /// Worth knowing.
+    pub(super) fn info(&mut self, field: &Field, message: impl Into<String>, hint: impl Into<String>) {
+        self.push(Severity::Info, field, message.into(), hint.into());
+    }
+
+    /// Whether everything in the top-level section `name` could be read. If
+    /// not, a name that seems to be missing from it may well be there.
+    pub(super) fn whole(&self, name: &str) -> bool {
+        let section = Field::top(name);
+        !self.dropped.iter().any(|dropped| dropped.is_within(&section) || section.is_within(dropped))
+    }
+
+    /// Whether anything was wrong, here or when the file was read.
+    pub(super) fn any_error(&self) -> bool {
+        !self.dropped.is_empty() || self.problems.iter().any(Problem::is_error)
+    }
+
+    fn push(&mut self, severity: Severity, field: &Field, message: String, hint: String) {
+        if self.dropped.iter().any(|dropped| field.is_within(dropped)) {
+            return;
+        }
+        let mark = self.tree.locate(field);
+        self.problems.push(Problem {
+            severity,
+            line: Some(mark.line),
+            column: Some(mark.column),
+            path: field.to_string(),
+            message,
+            hint: (!hint.is_empty()).then_some(hint),
+        });
+    }
+}

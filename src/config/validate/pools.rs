@@ -1,0 +1,222 @@
+//! `pools` and their replicas.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::config::field::Field;
+use crate::config::file::File;
+use crate::config::file::pools::{Engine, Pool as Written, ReplicaDetail, SecretRef, ServedModels};
+use crate::config::secret::{Reader, Secret};
+use crate::config::settings::{EngineKind, PoolEdge, ReplicaEdge, Settings};
+use crate::config::validate::findings::Findings;
+use crate::config::validate::{limits, names, url};
+use crate::core::ids::{ModelId, PoolId, ReplicaId};
+use crate::core::policy::{Model, Pool, Replica};
+use crate::core::table::Table;
+
+/// TGI has no model names of its own.
+const TGI_MODEL: &str = "tgi";
+const MIN_SCRAPE_MILLIS: u128 = 100;
+
+/// What serves the work.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) pools: Table<PoolId, Pool>,
+    pub(super) edges: Table<PoolId, PoolEdge>,
+    pub(super) replicas: Table<ReplicaId, Replica>,
+    pub(super) replica_edges: Table<ReplicaId, ReplicaEdge>,
+    /// An id for every model, those of `models` first; no rows yet.
+    pub(super) model_ids: Table<ModelId, Model>,
+    /// Pools of each model, in the order of the file.
+    pub(super) pools_of: BTreeMap<ModelId, Vec<PoolId>>,
+    /// Field of each replica, by its canonical URL.
+    seen: HashMap<String, Field>,
+}
+
+pub(super) fn validate(
+    file: &File,
+    previous: Option<&Settings>,
+    secrets: &mut Reader<'_>,
+    findings: &mut Findings<'_>,
+) -> Served {
+    let mut served = Served {
+        pools: previous.map(|old| Table::successor(&old.policy.pools)).unwrap_or_default(),
+        edges: previous.map(|old| Table::successor(&old.edge.pools)).unwrap_or_default(),
+        replicas: previous.map(|old| Table::successor(&old.policy.replicas)).unwrap_or_default(),
+        replica_edges: previous.map(|old| Table::successor(&old.edge.replicas)).unwrap_or_default(),
+        model_ids: previous.map(|old| Table::successor(&old.policy.models)).unwrap_or_default(),
+        pools_of: BTreeMap::new(),
+        seen: HashMap::new(),
+    };
+    for name in file.models.names() {
+        served.model_ids.reserve(name);
+    }
+    let section = Field::top("pools");
+    if file.pools.is_empty() && findings.whole("pools") {
+        findings.error(
+            &section,
+            "there is no pool",
+            "name at least one, with its engine, models and replicas",
+        );
+    }
+    for (name, pool) in file.pools.iter() {
+        served.add(name, pool, &section.key(name), secrets, findings);
+    }
+    served
+}
+
+impl Served {
+    fn add(
+        &mut self,
+        name: &str,
+        pool: &Written,
+        field: &Field,
+        secrets: &mut Reader<'_>,
+        findings: &mut Findings<'_>,
+    ) {
+        names::label(name, field, findings);
+        let id = self.pools.reserve(name);
+        if pool.engine.is_none() {
+            let hint = "write vllm, tgi, sglang, trtllm, triton, llamacpp or openai";
+            findings.error(&field.key("engine"), "is missing", hint);
+        }
+        let engine = kind(pool.engine.unwrap_or(Engine::Openai));
+        let model_names = self.models(pool, engine, id, &field.key("models"), findings);
+        let replicas = self.replicas(name, pool, id, field, findings);
+        sizes(pool.max_seqs, pool.kv_tokens, field, findings);
+        if pool.scrape_interval.0.as_millis() < MIN_SCRAPE_MILLIS {
+            findings.error(&field.key("scrape_interval"), "is too short", "write 100ms or more");
+        }
+        let api_key =
+            pool.api_key.as_ref().and_then(|key| secret(key, &field.key("api_key"), secrets, findings));
+        let models: BTreeSet<ModelId> = model_names.keys().copied().collect();
+        self.pools.insert(name, Pool { replicas, models, engine_buffer: pool.engine_buffer });
+        let scrape_interval = pool.scrape_interval.0;
+        self.edges.insert(name, PoolEdge { engine, model_names, api_key, scrape_interval });
+    }
+
+    fn models(
+        &mut self,
+        pool: &Written,
+        engine: EngineKind,
+        id: PoolId,
+        field: &Field,
+        findings: &mut Findings<'_>,
+    ) -> BTreeMap<ModelId, String> {
+        let listed: Vec<(&str, Option<&str>, Field)> = match &pool.models {
+            ServedModels::Names(list) => {
+                list.iter().enumerate().map(|(at, name)| (name.as_str(), None, field.index(at))).collect()
+            }
+            ServedModels::Renamed(map) => {
+                map.iter().map(|(name, own)| (name, Some(own.as_str()), field.key(name))).collect()
+            }
+        };
+        if listed.is_empty() {
+            findings.error(field, "names no model", "list the public names of the models it serves");
+        }
+        let mut own_names = BTreeMap::new();
+        for (name, own, field) in listed {
+            names::model(name, &field, findings);
+            if own == Some("") {
+                findings.error(
+                    &field,
+                    "the engine's name is empty",
+                    "write the name, or list the model alone",
+                );
+            }
+            let model = self.model_ids.reserve(name);
+            let default = if engine == EngineKind::Tgi { TGI_MODEL } else { name };
+            if own_names.insert(model, own.unwrap_or(default).to_owned()).is_some() {
+                findings.error(&field, format!("`{name}` is listed twice"), "list it once");
+                continue;
+            }
+            self.pools_of.entry(model).or_default().push(id);
+        }
+        own_names
+    }
+
+    fn replicas(
+        &mut self,
+        pool_name: &str,
+        pool: &Written,
+        id: PoolId,
+        field: &Field,
+        findings: &mut Findings<'_>,
+    ) -> Vec<ReplicaId> {
+        let list = field.key("replicas");
+        if pool.replicas.is_empty() {
+            findings.error(&list, "names no replica", "list base URLs such as http://10.0.0.5:8000");
+        }
+        let mut ids = Vec::new();
+        for (at, replica) in pool.replicas.iter().enumerate() {
+            let (detail, field) = (replica.detail(), list.index(at));
+            sizes(detail.max_seqs, detail.kv_tokens, &field, findings);
+            let Some(edge) = self.replica_edge(&detail, id, &field, findings) else { continue };
+            let name = format!("{pool_name}/{}", detail.url);
+            let max_seqs = detail.max_seqs.or(pool.max_seqs);
+            let kv_tokens = detail.kv_tokens.or(pool.kv_tokens);
+            self.replica_edges.insert(&name, edge);
+            ids.push(self.replicas.insert(&name, Replica { pool: id, max_seqs, kv_tokens }));
+        }
+        ids
+    }
+
+    fn replica_edge(
+        &mut self,
+        detail: &ReplicaDetail,
+        pool: PoolId,
+        field: &Field,
+        findings: &mut Findings<'_>,
+    ) -> Option<ReplicaEdge> {
+        let metrics_url = detail.metrics_url.as_deref().and_then(|text| {
+            let wrong = |(message, hint)| findings.error(&field.key("metrics_url"), message, hint);
+            url::any(text).map_err(wrong).ok()
+        });
+        let url = match url::base(&detail.url) {
+            Ok(url) => url,
+            Err((message, hint)) => {
+                findings.error(&field.key("url"), message, hint);
+                return None;
+            }
+        };
+        if let Some(first) = self.seen.insert(url::canonical(&url), field.clone()) {
+            let hint = "one engine is one replica of one pool, else its load is counted twice";
+            findings.error(&field.key("url"), format!("{} is {first} already", detail.url), hint);
+            return None;
+        }
+        Some(ReplicaEdge { pool, url, metrics_url })
+    }
+}
+
+fn sizes(max_seqs: Option<u32>, kv_tokens: Option<u64>, field: &Field, findings: &mut Findings<'_>) {
+    limits::at_least_one(max_seqs.map_or(1, u64::from), &field.key("max_seqs"), findings);
+    limits::at_least_one(kv_tokens.unwrap_or(1), &field.key("kv_tokens"), findings);
+}
+
+fn secret(
+    key: &SecretRef,
+    field: &Field,
+    secrets: &mut Reader<'_>,
+    findings: &mut Findings<'_>,
+) -> Option<Secret> {
+    let (value, field, hint) = match (&key.env, &key.file) {
+        (Some(name), None) => (secrets.env(name), field.key("env"), "set it where the gateway is started"),
+        (None, Some(path)) => (secrets.file(path), field.key("file"), "paths start at this file's folder"),
+        (Some(_), Some(_)) => (Err("names two places".to_owned()), field.clone(), "keep `env` or `file`"),
+        (None, None) => {
+            (Err("names no place".to_owned()), field.clone(), "write {env: NAME} or {file: PATH}")
+        }
+    };
+    value.map_err(|message| findings.error(&field, message, hint)).ok()
+}
+
+const fn kind(engine: Engine) -> EngineKind {
+    match engine {
+        Engine::Vllm => EngineKind::Vllm,
+        Engine::Tgi => EngineKind::Tgi,
+        Engine::Sglang => EngineKind::Sglang,
+        Engine::Trtllm => EngineKind::Trtllm,
+        Engine::Triton => EngineKind::Triton,
+        Engine::Llamacpp => EngineKind::Llamacpp,
+        Engine::Openai => EngineKind::Openai,
+    }
+}

@@ -1,0 +1,273 @@
+//! `tenants`, their keys, and `auth`.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+
+use crate::config::field::Field;
+use crate::config::file::File;
+use crate::config::file::tenants::{Key, Mode, Tenant as Written};
+use crate::config::keys;
+use crate::config::settings::{Auth, KeyEntry, Settings};
+use crate::config::validate::findings::Findings;
+use crate::config::validate::models::Models;
+use crate::config::validate::{limits, names};
+use crate::core::ids::{ClassId, ModelId, TenantId};
+use crate::core::policy::{Bounds, Class, Tenant};
+use crate::core::table::Table;
+
+/// The class of requests that ask for none, where nothing else is said.
+const USUAL_CLASS: &str = "standard";
+/// The tenant of a file that names none.
+const ONLY_TENANT: &str = "default";
+
+/// What tenants refer to.
+#[derive(Debug)]
+pub(super) struct Context<'a> {
+    pub(super) file: &'a File,
+    pub(super) previous: Option<&'a Settings>,
+    pub(super) listen: SocketAddr,
+    pub(super) classes: &'a Table<ClassId, Class>,
+    pub(super) models: &'a Models,
+}
+
+/// Who may come in.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    pub(super) tenants: Table<TenantId, Tenant>,
+    pub(super) auth: Auth,
+}
+
+pub(super) fn validate(context: &Context<'_>, findings: &mut Findings<'_>) -> Admitted {
+    let file = context.file;
+    let section = Field::top("tenants");
+    let mut tenants = context.previous.map(|old| Table::successor(&old.policy.tenants)).unwrap_or_default();
+    let mut ring = HashMap::new();
+    let mut seen = HashMap::new();
+    for (name, tenant) in file.tenants.iter() {
+        let field = section.key(name);
+        names::label(name, &field, findings);
+        let row = context.row(tenant, &field, findings);
+        let allowed = row.classes.clone();
+        let id = tenants.insert(name, row);
+        for (at, key) in tenant.keys.iter().enumerate() {
+            let field = field.key("keys").index(at);
+            let class = context.key_class(key, &allowed, &field, findings);
+            if let Some(digest) = key_digest(key, &field, &mut seen, findings) {
+                ring.insert(key.id.clone(), KeyEntry { digest, tenant: id, class });
+            }
+        }
+    }
+    let auth = match file.auth.mode {
+        Mode::Keys => by_key(file, ring, findings),
+        Mode::Off => Auth::Off(context.everybody(&mut tenants, findings)),
+    };
+    Admitted { tenants, auth }
+}
+
+fn by_key(file: &File, ring: HashMap<String, KeyEntry>, findings: &mut Findings<'_>) -> Auth {
+    let field = Field::top("tenants");
+    if file.tenants.iter().all(|(_, tenant)| tenant.keys.is_empty()) && findings.whole("tenants") {
+        let hint = "make one with `penstock keys new` and put it under a tenant's `keys`, or set `auth: {mode: off}` on \
+                    a loopback address";
+        findings.error(&field, "there is no key, so nobody could come in", hint);
+        return Auth::Keys(ring);
+    }
+    for (name, _) in file.tenants.iter().filter(|(_, tenant)| tenant.keys.is_empty()) {
+        let hint = "make one with `penstock keys new`";
+        findings.warn(&field.key(name), "has no key, so nobody can be this tenant", hint);
+    }
+    Auth::Keys(ring)
+}
+
+/// Checks a key's id and digest, each of which may occur once in the file.
+fn key_digest(
+    key: &Key,
+    field: &Field,
+    seen: &mut HashMap<String, Field>,
+    findings: &mut Findings<'_>,
+) -> Option<[u8; 32]> {
+    if !keys::is_id(&key.id) {
+        let message =
+            if key.id.is_empty() { "is missing".to_owned() } else { format!("{:?} is no key id", key.id) };
+        findings.error(&field.key("id"), message, "copy what `penstock keys new` printed");
+    } else if let Some(first) = seen.insert(key.id.clone(), field.clone()) {
+        findings.error(
+            &field.key("id"),
+            format!("`{}` is {first} already", key.id),
+            "an id belongs to one key",
+        );
+    }
+    let Some(digest) = keys::parse_digest(&key.digest) else {
+        let message = if key.digest.is_empty() { "is missing" } else { "is no digest" };
+        findings.error(
+            &field.key("digest"),
+            message,
+            "write `blake3:` and 64 hex digits, as `penstock keys new` printed",
+        );
+        return None;
+    };
+    if let Some(first) = seen.insert(keys::digest_text(&digest), field.clone()) {
+        findings.error(&field.key("digest"), format!("is the digest of {first}"), "each key has its own");
+    }
+    Some(digest)
+}
+
+impl Context<'_> {
+    fn row(&self, tenant: &Written, field: &Field, findings: &mut Findings<'_>) -> Tenant {
+        if !(tenant.weight.is_finite() && tenant.weight > 0.0) {
+            let message = format!("{} is not a weight", tenant.weight);
+            findings.error(&field.key("weight"), message, "write a number greater than 0");
+        }
+        let classes = self.classes_of(tenant, field, findings);
+        let models = tenant.models.as_ref().map(|list| self.models_of(list, &field.key("models"), findings));
+        Tenant {
+            weight: tenant.weight,
+            default_class: self.default_class(tenant, &classes, field, findings),
+            classes,
+            models,
+            bounds: self.bounds(tenant, &field.key("queue"), findings),
+        }
+    }
+
+    fn classes_of(&self, tenant: &Written, field: &Field, findings: &mut Findings<'_>) -> BTreeSet<ClassId> {
+        let Some(list) = &tenant.classes else { return self.classes.iter().map(|(id, ..)| id).collect() };
+        let field = field.key("classes");
+        if list.is_empty() {
+            findings.error(&field, "allows no class", "list some, or take the key away to allow all");
+        }
+        let listed = list.iter().enumerate();
+        listed.filter_map(|(at, name)| self.class(name, &field.index(at), findings)).collect()
+    }
+
+    fn class(&self, name: &str, field: &Field, findings: &mut Findings<'_>) -> Option<ClassId> {
+        let id = self.classes.id(name);
+        if id.is_none() && findings.whole("classes") {
+            names::unknown("class", name, self.file.classes.names(), field, findings);
+        }
+        id
+    }
+
+    fn default_class(
+        &self,
+        tenant: &Written,
+        allowed: &BTreeSet<ClassId>,
+        field: &Field,
+        findings: &mut Findings<'_>,
+    ) -> ClassId {
+        let usual = self.classes.id(USUAL_CLASS).filter(|id| allowed.contains(id));
+        let listed = tenant.classes.iter().flatten().find_map(|name| self.classes.id(name));
+        let first = listed.or_else(|| self.file.classes.names().find_map(|name| self.classes.id(name)));
+        let fallback = usual.or(first).unwrap_or(ClassId::new(0));
+        let Some(name) = &tenant.default_class else { return fallback };
+        let field = field.key("default_class");
+        let Some(id) = self.class(name, &field, findings) else { return fallback };
+        if !allowed.contains(&id) {
+            let hint = format!("add `{name}` to the tenant's `classes`, or choose one of those");
+            findings.error(&field, format!("the tenant may not use `{name}`"), hint);
+        }
+        id
+    }
+
+    fn key_class(
+        &self,
+        key: &Key,
+        allowed: &BTreeSet<ClassId>,
+        field: &Field,
+        findings: &mut Findings<'_>,
+    ) -> Option<ClassId> {
+        let name = key.class.as_deref()?;
+        let field = field.key("class");
+        let id = self.class(name, &field, findings)?;
+        if !allowed.contains(&id) {
+            let hint = format!("add `{name}` to the tenant's `classes`, or choose one of those");
+            findings.error(&field, format!("the tenant may not use `{name}`"), hint);
+        }
+        Some(id)
+    }
+
+    fn models_of(&self, list: &[String], field: &Field, findings: &mut Findings<'_>) -> BTreeSet<ModelId> {
+        if list.is_empty() {
+            findings.error(field, "allows no model", "list some, or take the key away to allow all");
+        }
+        let mut models = BTreeSet::new();
+        for (at, name) in list.iter().enumerate() {
+            let field = field.index(at);
+            match (self.models.table.id(name), self.models.names.get(name)) {
+                (Some(id), _) => {
+                    models.insert(id);
+                }
+                (None, Some(id)) => {
+                    let model = self.models.table.name(*id);
+                    findings.error(&field, format!("`{name}` is an alias"), format!("write `{model}`"));
+                }
+                (None, None) if findings.whole("pools") && findings.whole("models") => {
+                    let known = self.models.table.iter().map(|(_, name, _)| name);
+                    names::unknown("model", name, known, &field, findings);
+                }
+                (None, None) => {}
+            }
+        }
+        models
+    }
+
+    fn bounds(&self, tenant: &Written, field: &Field, findings: &mut Findings<'_>) -> Bounds {
+        let (own, all) = (&tenant.queue, &self.file.queue);
+        let mut bound = |key: &str, own: Option<u64>, all: u64| {
+            let Some(own) = own else { return all };
+            limits::at_least_one(own, &field.key(key), findings);
+            if own > all {
+                let message = format!("is more than may wait for all tenants (queue.{key})");
+                findings.info(&field.key(key), message, "this bound is never reached");
+            }
+            own
+        };
+        Bounds {
+            requests: bound("requests", own.requests, all.requests),
+            bytes: bound("bytes", own.bytes.map(|size| size.0), all.bytes.0),
+            tokens: bound("tokens", own.tokens, all.tokens),
+        }
+    }
+
+    /// The tenant that everybody is while no key is asked for.
+    fn everybody(&self, tenants: &mut Table<TenantId, Tenant>, findings: &mut Findings<'_>) -> TenantId {
+        self.loopback_only(findings);
+        let (access, written) = (&self.file.auth, &self.file.tenants);
+        let field = Field::top("auth").key("tenant");
+        if written.is_empty() && findings.whole("tenants") {
+            let name = access.tenant.as_deref().unwrap_or(ONLY_TENANT);
+            names::label(name, &field, findings);
+            return tenants.insert(name, self.row(&Written::default(), &Field::top("tenants"), findings));
+        }
+        let id = match &access.tenant {
+            Some(name) => {
+                let id = tenants.id(name);
+                if id.is_none() && findings.whole("tenants") {
+                    names::unknown("tenant", name, written.names(), &field, findings);
+                }
+                id
+            }
+            None if written.len() == 1 => written.names().next().and_then(|name| tenants.id(name)),
+            None => {
+                findings.error(&field, "is missing", "name the tenant that everybody is");
+                None
+            }
+        };
+        id.unwrap_or(TenantId::new(0))
+    }
+
+    /// Without keys, whoever can connect can use every GPU. So it is refused
+    /// both where the file wants to listen and where the process does now.
+    fn loopback_only(&self, findings: &mut Findings<'_>) {
+        let field = Field::top("auth").key("mode");
+        if !self.listen.ip().is_loopback() {
+            let message = format!("`off` would let in everybody who can reach {}", self.listen);
+            findings.error(&field, message, "use `mode: keys`, or listen on 127.0.0.1");
+            return;
+        }
+        let running = self.previous.map(|old| old.startup.listen);
+        if let Some(listen) = running.filter(|listen| !listen.ip().is_loopback()) {
+            let message = format!("`off` would let in everybody: this process still listens on {listen}");
+            findings.error(&field, message, "restart it for the new `server.listen`");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What may wait, and when to come back.
+
+use std::time::Duration;
+
+use crate::core::estimate::DrainRate;
+use crate::core::event::{BoundKind, RejectReason};
+use crate::core::ids::TenantId;
+use crate::core::policy::{Bounds, Policy};
+use crate::core::queue::{Load, Queue};
+use crate::core::time::Tick;
+
+/// The shortest time a client is told to stay away.
+pub const MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The longest time a client is told to stay away.
+pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
+
+/// The first bound that the load passes.
+#[must_use]
+pub fn passed(load: &Load, bounds: &Bounds) -> Option<BoundKind> {
+    if load.requests > bounds.requests {
+        return Some(BoundKind::Requests);
+    }
+    if load.bytes > u128::from(bounds.bytes) {
+        return Some(BoundKind::Bytes);
+    }
+    (load.tokens > u128::from(bounds.tokens)).then_some(BoundKind::Tokens)
+}
+
+/// Why the tenant's newest job, already counted in the queue, may not stay
+/// there. Bounds are about what waits: a job that was dispatched at once never
+/// gets here.
+#[must_use]
+pub fn refusal(policy: &Policy, queue: &Queue, tenant: TenantId) -> Option<RejectReason> {
+    let own = policy.tenants.get(tenant).and_then(|row| passed(&queue.tenant(tenant), &row.bounds));
+    own.map(RejectReason::TenantQueueFull)
+        .or_else(|| passed(&queue.total(), &policy.bounds).map(RejectReason::QueueFull))
+}
+
+/// Whether one more small request may wait. When nothing waits it need not: it
+/// may go straight to a replica.
+#[must_use]
+pub fn has_space(total: &Load, bounds: &Bounds) -> bool {
+    let next = Load { requests: total.requests + 1, bytes: total.bytes + 1, tokens: total.tokens + 1 };
+    total.requests == 0 || passed(&next, bounds).is_none()
+}
+
+/// The time in which the measured drain rate empties what waits, between
+/// [`MIN_RETRY_AFTER`] and [`MAX_RETRY_AFTER`].
+#[must_use]
+pub fn retry_after(waiting: u64, drain: &DrainRate, now: Tick) -> Duration {
+    let rate = drain.per_second(now).unwrap_or(0.0);
+    let seconds = waiting.max(1) as f64 / rate;
+    if seconds.is_finite() && seconds < MAX_RETRY_AFTER.as_secs_f64() {
+        return Duration::from_secs_f64(seconds).max(MIN_RETRY_AFTER);
+    }
+    MAX_RETRY_AFTER
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_bound_is_named() {
+        let bounds = Bounds { requests: 2, bytes: 10, tokens: 10 };
+        let load = |requests, bytes, tokens| Load { requests, bytes, tokens };
+        assert_eq!(passed(&load(2, 10, 10), &bounds), None);
+        assert_eq!(passed(&load(3, 10, 10), &bounds), Some(BoundKind::Requests));
+        assert_eq!(passed(&load(2, 11, 10), &bounds), Some(BoundKind::Bytes));
+        assert_eq!(passed(&load(2, 10, 11), &bounds), Some(BoundKind::Tokens));
+    }
+
+    #[test]
+    fn an_empty_queue_always_lets_one_try() {
+        let none = Bounds { requests: 0, bytes: 0, tokens: 0 };
+        assert!(has_space(&Load::default(), &none));
+        assert!(!has_space(&Load { requests: 1, bytes: 1, tokens: 1 }, &none));
+    }
+
+    #[test]
+    fn retry_after_follows_the_drain_rate_within_bounds() {
+        let mut drain = DrainRate::default();
+        assert_eq!(retry_after(5, &drain, Tick::ZERO), MAX_RETRY_AFTER);
+        for step in 0..100 {
+            drain.note(Tick::from_millis(step * 100));
+        }
+        let now = Tick::from_millis(9_900);
+        assert_eq!(retry_after(1, &drain, now), MIN_RETRY_AFTER);
+        let hundred = retry_after(100, &drain, now).as_secs_f64();
+        assert!((8.0..11.0).contains(&hundred), "{hundred}");
+        assert_eq!(retry_after(1_000_000, &drain, now), MAX_RETRY_AFTER);
+    }
+}

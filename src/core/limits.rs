@@ -1,0 +1,133 @@
+//! How many sequences a replica may have.
+
+use crate::core::event::Report;
+
+/// Sequence limit of a replica of which nothing is known: what vLLM's
+/// `--max-num-seqs` is by default.
+pub const DEFAULT_SEQS: u32 = 256;
+
+/// The learned part of a sequence limit, used where neither the operator nor
+/// the engine says how many sequences it runs.
+///
+/// An engine that holds requests back beyond its buffer in two reports in a
+/// row, while what this gateway sent explains all it has, runs as many as it
+/// can: that number becomes the limit. One such report is not enough, since a
+/// burst of prompts waits for a moment in every engine. Each report without
+/// held-back requests while the limit is used up raises it by a sixteenth, at
+/// least by one, up to [`DEFAULT_SEQS`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LearnedSeqs {
+    limit: u32,
+    held_back: Option<u32>,
+}
+
+impl Default for LearnedSeqs {
+    fn default() -> Self {
+        Self { limit: DEFAULT_SEQS, held_back: None }
+    }
+}
+
+impl LearnedSeqs {
+    /// The limit as learned so far.
+    #[must_use]
+    pub const fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Learns from a report. `ours` are the sequences booked there.
+    pub fn learn(&mut self, report: &Report, ours: u32, buffer: u32) {
+        let (Some(running), Some(waiting)) = (report.running, report.waiting) else { return };
+        let holds_back = waiting > u64::from(buffer);
+        if !holds_back {
+            self.held_back = None;
+            if ours >= self.limit.saturating_add(buffer) {
+                self.limit = self.limit.saturating_add((self.limit / 16).max(1)).min(DEFAULT_SEQS);
+            }
+            return;
+        }
+        if running.saturating_add(waiting) > u64::from(ours) {
+            self.held_back = None;
+            return;
+        }
+        let running = u32::try_from(running).unwrap_or(u32::MAX);
+        if let Some(before) = self.held_back.replace(running) {
+            self.limit = self.limit.min(before.max(running).max(1));
+        }
+    }
+}
+
+/// Sequences that a replica may have at full size: what the operator says,
+/// else the engine, else what was learned; plus what may wait inside it.
+#[must_use]
+pub fn full_seqs(configured: Option<u32>, reported: Option<u32>, learned: LearnedSeqs, buffer: u32) -> u32 {
+    configured.or(reported).unwrap_or(learned.limit()).max(1).saturating_add(buffer)
+}
+
+/// The limit while a replica comes back: so many eighths of it, at least 1.
+#[must_use]
+pub fn ramped(full: u32, eighths: u32) -> u32 {
+    let part = u64::from(full) * u64::from(eighths.min(8)) / 8;
+    u32::try_from(part).unwrap_or(full).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(running: u64, waiting: u64) -> Report {
+        Report { running: Some(running), waiting: Some(waiting), ..Report::default() }
+    }
+
+    #[test]
+    fn configured_goes_before_reported_before_learned() {
+        let learned = LearnedSeqs::default();
+        assert_eq!(full_seqs(Some(4), Some(8), learned, 2), 6);
+        assert_eq!(full_seqs(None, Some(8), learned, 0), 8);
+        assert_eq!(full_seqs(None, Some(0), learned, 0), 1);
+        assert_eq!(full_seqs(None, None, learned, 0), 256);
+    }
+
+    #[test]
+    fn two_reports_of_held_back_requests_lower_the_limit() {
+        let mut learned = LearnedSeqs::default();
+        learned.learn(&report(3, 97), 100, 0);
+        assert_eq!(learned.limit(), 256, "a burst waits for a moment in every engine");
+        learned.learn(&report(32, 68), 100, 0);
+        assert_eq!(learned.limit(), 32);
+        learned.learn(&report(0, 5), 5, 0);
+        learned.learn(&report(0, 5), 5, 0);
+        assert_eq!(learned.limit(), 1);
+    }
+
+    #[test]
+    fn foreign_load_and_the_buffer_do_not_lower_it() {
+        let mut learned = LearnedSeqs::default();
+        for _ in 0..3 {
+            learned.learn(&report(32, 68), 50, 0);
+            learned.learn(&report(32, 4), 36, 4);
+            learned.learn(&Report { running: Some(9), ..Report::default() }, 9, 0);
+        }
+        assert_eq!(learned.limit(), 256);
+    }
+
+    #[test]
+    fn it_recovers_only_when_used_up() {
+        let mut learned = LearnedSeqs { limit: 4, held_back: None };
+        learned.learn(&report(3, 0), 3, 0);
+        assert_eq!(learned.limit(), 4);
+        learned.learn(&report(4, 0), 4, 0);
+        assert_eq!(learned.limit(), 5);
+        for _ in 0..200 {
+            learned.learn(&report(4, 0), 300, 0);
+        }
+        assert_eq!(learned.limit(), 256);
+    }
+
+    #[test]
+    fn a_ramp_starts_with_an_eighth() {
+        assert_eq!(ramped(256, 1), 32);
+        assert_eq!(ramped(4, 1), 1);
+        assert_eq!(ramped(256, 8), 256);
+        assert_eq!(ramped(u32::MAX, 8), u32::MAX);
+    }
+}

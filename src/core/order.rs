@@ -1,0 +1,283 @@
+//! The heads of all lanes of a group, in the order of service.
+
+use std::collections::BTreeMap;
+
+use crate::core::board::{Board, Entry, Size};
+use crate::core::estimate::DrainRate;
+use crate::core::fairness::{Counters, Guarantee};
+use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
+use crate::core::placement::GroupShape;
+use crate::core::policy::Policy;
+use crate::core::queue::{LaneKey, Part};
+
+/// Order within a class and line: least counter first, then by arrival.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HeadKey {
+    /// The tenant's virtual counter; 0 for returned jobs, which have paid.
+    pub counter: u128,
+    /// The job's arrival number.
+    pub seq: u64,
+}
+
+/// The head of a part of a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// The job.
+    pub job: JobId,
+    /// Its lane.
+    pub lane: LaneKey,
+    /// Its part of the lane.
+    pub part: Part,
+}
+
+/// A head with its place on a board.
+pub type HeadEntry = Entry<HeadKey, Head>;
+
+/// What waits in one class for one set of pools.
+#[derive(Debug, Clone, Default)]
+struct Line {
+    parts: [Board<HeadKey, Head>; 2],
+    waiting: u64,
+    /// The largest counter with which a tenant was served here.
+    served: u128,
+}
+
+/// One class within a group.
+#[derive(Debug, Clone)]
+pub struct ClassOrder {
+    /// Which class.
+    pub id: ClassId,
+    min_share: f64,
+    /// How much each tenant has had in it.
+    pub counters: Counters,
+    guarantee: Guarantee,
+    lines: Vec<Line>,
+}
+
+impl ClassOrder {
+    fn waiting(&self) -> u64 {
+        self.lines.iter().map(|line| line.waiting).sum()
+    }
+
+    fn waits_in(&self, lines: &[usize]) -> bool {
+        lines.iter().any(|line| self.lines[*line].waiting > 0)
+    }
+}
+
+/// A replica that is kept free for a job that needs more room than it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hold {
+    /// The replica.
+    pub replica: ReplicaId,
+    /// Its pool.
+    pub pool: PoolId,
+    /// The job.
+    pub job: JobId,
+}
+
+/// Who may go next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its class, by place in the order of service.
+    pub class: usize,
+    /// Its line.
+    pub line: usize,
+    /// Its head.
+    pub head: Head,
+    /// What it needs.
+    pub need: Size,
+    /// Whether its class goes first because it is owed its share.
+    pub guaranteed: bool,
+}
+
+/// One group: its classes in the order of service, and what is held.
+#[derive(Debug, Clone, Default)]
+pub struct Group {
+    /// Its pools and lines.
+    pub shape: GroupShape,
+    classes: Vec<ClassOrder>,
+    /// Dispatched jobs per second.
+    pub drain: DrainRate,
+    /// At most one per pool.
+    pub holds: Vec<Hold>,
+}
+
+impl Group {
+    /// A group that goes on with the accounts of the one group that had its
+    /// pools before. When there were several, their counters cannot be
+    /// compared and every tenant starts anew.
+    #[must_use]
+    pub fn new(policy: &Policy, shape: &GroupShape, before: &[Self]) -> Self {
+        let mut donors = before.iter().filter(|old| old.shape.pools.iter().any(|p| shape.pools.contains(p)));
+        let donor = match (donors.next(), donors.next()) {
+            (Some(only), None) => Some(only),
+            _ => None,
+        };
+        let mut rows: Vec<_> =
+            policy.classes.iter().map(|(id, _, row)| (row.rank, id, row.min_share)).collect();
+        rows.sort_unstable_by_key(|(rank, id, _)| (*rank, *id));
+        let classes = rows.into_iter().map(|(_, id, min_share)| {
+            let old = donor.and_then(|donor| donor.classes.iter().find(|class| class.id == id));
+            let mut counters = old.map(|old| old.counters.clone()).unwrap_or_default();
+            counters.retain(|tenant| policy.tenants.get(tenant).is_some());
+            let served = old.and_then(|old| old.lines.iter().map(|line| line.served).max()).unwrap_or(0);
+            let line = Line { served, ..Line::default() };
+            let guarantee = old.map(|old| old.guarantee).unwrap_or_default();
+            ClassOrder { id, min_share, counters, guarantee, lines: vec![line; shape.lines.len()] }
+        });
+        Self {
+            shape: shape.clone(),
+            classes: classes.collect(),
+            drain: donor.map(|donor| donor.drain).unwrap_or_default(),
+            holds: Vec::new(),
+        }
+    }
+
+    /// The class's place in the order of service.
+    #[must_use]
+    pub fn class(&self, id: ClassId) -> Option<usize> {
+        self.classes.iter().position(|class| class.id == id)
+    }
+
+    /// A class by its place.
+    pub fn class_mut(&mut self, class: usize) -> &mut ClassOrder {
+        &mut self.classes[class]
+    }
+
+    /// A tenant's counter in a class.
+    #[must_use]
+    pub fn counter(&self, class: usize, tenant: TenantId) -> u128 {
+        self.classes[class].counters.get(tenant)
+    }
+
+    /// Jobs that wait in the group.
+    #[must_use]
+    pub fn waiting(&self) -> u64 {
+        self.classes.iter().map(ClassOrder::waiting).sum()
+    }
+
+    /// Jobs that wait for replicas of the pool.
+    #[must_use]
+    pub fn waiting_for(&self, pool: PoolId) -> u64 {
+        let lines = self.lines_with(pool);
+        self.classes.iter().flat_map(|class| lines.iter().map(|line| class.lines[*line].waiting)).sum()
+    }
+
+    /// A job joined a line.
+    pub fn joined(&mut self, class: usize, line: usize) {
+        self.classes[class].lines[line].waiting += 1;
+    }
+
+    /// A job left a line. False when the line had none.
+    pub fn left(&mut self, class: usize, line: usize) -> bool {
+        let class = &mut self.classes[class];
+        let Some(rest) = class.lines[line].waiting.checked_sub(1) else { return false };
+        class.lines[line].waiting = rest;
+        if class.waiting() == 0 {
+            class.guarantee.forget();
+        }
+        true
+    }
+
+    /// Lifts a tenant that starts to wait in a line to the least counter there,
+    /// or to the largest one served there when nobody waits. Says whether
+    /// that changed its counter.
+    pub fn lift(&mut self, class: usize, line: usize, tenant: TenantId) -> bool {
+        let class = &mut self.classes[class];
+        let line = &class.lines[line];
+        let floor = line.parts[Part::Fresh as usize].least_key().map_or(line.served, |key| key.counter);
+        class.counters.lift(tenant, floor)
+    }
+
+    /// Sets, moves or clears a head; returns its slot.
+    pub fn put(
+        &mut self,
+        class: usize,
+        line: usize,
+        part: Part,
+        slot: Option<usize>,
+        entry: Option<HeadEntry>,
+    ) -> Option<usize> {
+        self.classes[class].lines[line].parts[part as usize].put(slot, entry)
+    }
+
+    /// The first in the order of service among the heads that fit into the
+    /// room of their line and are not to be skipped: classes that are owed
+    /// their share, most owed first; then by rank. Within a class returned
+    /// jobs by age, then the tenant with the least counter.
+    pub fn first(&self, rooms: &[Option<Size>], skip: &dyn Fn(&Head) -> bool) -> Option<Candidate> {
+        self.turns().into_iter().find_map(|(class, guaranteed)| {
+            let lines = &self.classes[class].lines;
+            Part::ALL.into_iter().find_map(|part| {
+                let firsts = lines.iter().zip(rooms).enumerate().filter_map(|(index, (line, room))| {
+                    let entry = line.parts[part as usize].first((*room)?, skip)?;
+                    Some((entry, index))
+                });
+                let (entry, line) = firsts.min_by_key(|(entry, _)| entry.key)?;
+                Some(Candidate { class, line, head: entry.value, need: entry.size, guaranteed })
+            })
+        })
+    }
+
+    /// The lines that the pool belongs to.
+    #[must_use]
+    pub fn lines_with(&self, pool: PoolId) -> Vec<usize> {
+        let lines = self.shape.lines.iter().enumerate();
+        lines.filter(|(_, pools)| pools.contains(&pool)).map(|(line, _)| line).collect()
+    }
+
+    /// Whether a class before this one waits for the pool.
+    #[must_use]
+    pub fn overtaken(&self, class: usize, pool: PoolId) -> bool {
+        let lines = self.lines_with(pool);
+        self.classes[..class].iter().any(|before| before.waits_in(&lines))
+    }
+
+    /// Books work of a candidate that goes to the pool, before it leaves its
+    /// line.
+    pub fn account(&mut self, chosen: &Candidate, pool: PoolId, cost: u64) {
+        let lines = self.lines_with(pool);
+        for (index, class) in self.classes.iter_mut().enumerate() {
+            if class.waits_in(&lines) {
+                class.guarantee.accrue(cost, class.min_share);
+            }
+            if index == chosen.class {
+                class.guarantee.pay(cost, chosen.guaranteed);
+            }
+        }
+        let class = &mut self.classes[chosen.class];
+        if chosen.head.part == Part::Fresh {
+            let counter = class.counters.get(chosen.head.lane.tenant);
+            let line = &mut class.lines[chosen.line];
+            line.served = line.served.max(counter);
+        }
+    }
+
+    /// Classes in the order of service, and whether each is there because it
+    /// is owed its share.
+    fn turns(&self) -> Vec<(usize, bool)> {
+        let owed = |index: &usize| self.classes[*index].guarantee.is_owed();
+        let mut first: Vec<usize> = (0..self.classes.len()).filter(owed).collect();
+        first.sort_by(|a, b| {
+            let owed = |index: &usize| self.classes[*index].guarantee.owed();
+            owed(b).total_cmp(&owed(a))
+        });
+        let rest = (0..self.classes.len()).filter(|index| !owed(index));
+        first.iter().map(|index| (*index, true)).chain(rest.map(|index| (index, false))).collect()
+    }
+
+    /// Waiting jobs by class and line, to compare with the queue.
+    pub fn tally(&self) -> BTreeMap<(ClassId, usize), u64> {
+        let classes = self.classes.iter();
+        let lines =
+            classes.flat_map(|class| class.lines.iter().enumerate().map(|(i, line)| (class.id, i, line)));
+        lines.filter(|(_, _, line)| line.waiting > 0).map(|(id, i, line)| ((id, i), line.waiting)).collect()
+    }
+
+    /// Nodes of search trees that were looked at.
+    #[cfg(test)]
+    pub(crate) fn visits(&self) -> u64 {
+        let lines = self.classes.iter().flat_map(|class| &class.lines);
+        lines.flat_map(|line| &line.parts).map(|board| board.visits.get()).sum()
+    }
+}

@@ -1,0 +1,124 @@
+//! Which replica is next: the one with the least outstanding work.
+
+use crate::core::ids::ReplicaId;
+
+/// What is in flight at a replica, in tokens and sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ledger {
+    /// Jobs.
+    pub jobs: u32,
+    /// Sequences.
+    pub seqs: u32,
+    /// Prompt tokens whose first output token has not come.
+    pub prefill: u64,
+    /// Output tokens expected still to come.
+    pub output: u64,
+    /// KV cache tokens: prompts and all expected output.
+    pub kv: u64,
+}
+
+/// What one job books at a replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Booking {
+    /// Its sequences.
+    pub seqs: u32,
+    /// Its prompt tokens.
+    pub prompt: u64,
+    /// The output tokens that are expected of it.
+    pub output: u64,
+    /// Whether its first token has come.
+    pub started: bool,
+}
+
+impl Booking {
+    /// KV cache tokens it will hold at its end.
+    #[must_use]
+    pub const fn kv(&self) -> u64 {
+        self.prompt.saturating_add(self.output)
+    }
+
+    const fn prefill(&self) -> u64 {
+        if self.started { 0 } else { self.prompt }
+    }
+
+    const fn remaining(&self) -> u64 {
+        if self.started { self.output / 2 } else { self.output }
+    }
+}
+
+impl Ledger {
+    /// Outstanding work in tokens: prompt tokens still to be read plus output
+    /// tokens still to be written. Nothing tells how far a stream has come, and
+    /// at a random moment in a stream half of it is left on average, so a job
+    /// counts its expected output before its first token and half of it after.
+    #[must_use]
+    pub const fn work(&self) -> u64 {
+        self.prefill.saturating_add(self.output)
+    }
+
+    /// Books a job.
+    pub fn add(&mut self, booking: &Booking) {
+        self.jobs += 1;
+        self.seqs = self.seqs.saturating_add(booking.seqs);
+        self.prefill = self.prefill.saturating_add(booking.prefill());
+        self.output = self.output.saturating_add(booking.remaining());
+        self.kv = self.kv.saturating_add(booking.kv());
+    }
+
+    /// Takes a job out again; false when it was not all there.
+    pub fn take(&mut self, booking: &Booking) -> bool {
+        let rest = || {
+            Some(Self {
+                jobs: self.jobs.checked_sub(1)?,
+                seqs: self.seqs.checked_sub(booking.seqs)?,
+                prefill: self.prefill.checked_sub(booking.prefill())?,
+                output: self.output.checked_sub(booking.remaining())?,
+                kv: self.kv.checked_sub(booking.kv())?,
+            })
+        };
+        let Some(rest) = rest() else { return false };
+        *self = rest;
+        true
+    }
+}
+
+/// The order of replicas with free credit: least outstanding work first; among
+/// equals the one that was chosen longest ago, so that idle replicas take
+/// turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RouteKey {
+    /// [`Ledger::work`].
+    pub work: u64,
+    /// Number of the dispatch that last chose it, 0 for none.
+    pub last_chosen: u64,
+    /// Makes the order total.
+    pub replica: ReplicaId,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_weighs_less_once_it_has_started() {
+        let mut ledger = Ledger::default();
+        let mut booking = Booking { seqs: 2, prompt: 100, output: 51, started: false };
+        ledger.add(&booking);
+        assert_eq!((ledger.work(), ledger.kv), (151, 151));
+        assert!(ledger.take(&booking));
+        booking.started = true;
+        ledger.add(&booking);
+        assert_eq!((ledger.work(), ledger.kv), (25, 151));
+        assert!(ledger.take(&booking));
+        assert_eq!(ledger, Ledger::default());
+        assert!(!ledger.take(&booking));
+        assert_eq!(ledger, Ledger::default());
+    }
+
+    #[test]
+    fn idle_replicas_take_turns() {
+        let key = |work, last_chosen, id| RouteKey { work, last_chosen, replica: ReplicaId::new(id) };
+        assert!(key(5, 1, 0) > key(4, 9, 1));
+        assert!(key(0, 3, 0) > key(0, 2, 1));
+    }
+}

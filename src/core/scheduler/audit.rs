@@ -1,0 +1,97 @@
+//! A second look at the whole state, for tests and the simulator.
+
+use std::collections::BTreeMap;
+
+use crate::core::ids::{JobId, ReplicaId};
+use crate::core::invariant::InvariantId;
+use crate::core::queue::{LaneKey, Load, Part};
+use crate::core::routing::Ledger;
+
+use super::Scheduler;
+use super::job::Job;
+
+impl Scheduler {
+    /// Every invariant that the state breaks right now. Looks at all jobs,
+    /// lanes and replicas, without the indexes that decisions use.
+    #[must_use]
+    pub fn audit(&self) -> Vec<InvariantId> {
+        let checks = [
+            (InvariantId::LedgerBalanced, self.ledgers_balance()),
+            (InvariantId::QueueConsistent, self.queue_agrees()),
+            (InvariantId::DeadlineWatched, self.deadlines_agree()),
+            (InvariantId::ReplicaWatched, self.fleet.timers_agree(self.now)),
+            (InvariantId::NoIdleCredit, !self.credit_is_idle()),
+            (InvariantId::HoldJustified, self.holds_are_justified()),
+        ];
+        checks.into_iter().filter(|(_, holds)| !holds).map(|(id, _)| id).collect()
+    }
+
+    /// Nodes of search trees that were looked at since the start.
+    #[cfg(test)]
+    pub(crate) fn visits(&self) -> u64 {
+        self.fleet.visits() + self.groups.iter().map(crate::core::order::Group::visits).sum::<u64>()
+    }
+
+    fn waiting_jobs(&self) -> impl Iterator<Item = (&JobId, &Job)> {
+        self.jobs.iter().filter(|(_, job)| job.part().is_some())
+    }
+
+    fn ledgers_balance(&self) -> bool {
+        let mut sums: BTreeMap<ReplicaId, Ledger> = BTreeMap::new();
+        for run in self.jobs.values().filter_map(Job::run) {
+            sums.entry(run.replica).or_default().add(&run.booking);
+        }
+        let ledgers: BTreeMap<_, _> = self.fleet.ledgers().filter(|(_, ledger)| ledger.jobs > 0).collect();
+        ledgers == sums
+            && self.fleet.ledgers().all(|(_, ledger)| ledger.jobs > 0 || ledger == Ledger::default())
+    }
+
+    fn queue_agrees(&self) -> bool {
+        let mut lanes: BTreeMap<LaneKey, Load> = BTreeMap::new();
+        let mut total = Load::default();
+        for (_, job) in self.waiting_jobs() {
+            *lanes.entry(LaneKey::of(&job.spec)).or_default() += Load::of(&job.spec);
+            total += Load::of(&job.spec);
+        }
+        let found: BTreeMap<LaneKey, Load> =
+            self.queue.lanes().map(|(key, lane)| (key, lane.load())).collect();
+        let mut tallies = vec![BTreeMap::new(); self.groups.len()];
+        for (key, lane) in self.queue.lanes() {
+            let Some(spot) = self.spot(key) else { return false };
+            *tallies[spot.group].entry((key.class, spot.line)).or_insert(0) += lane.load().requests;
+        }
+        found == lanes
+            && total == self.queue.total()
+            && self.groups.iter().zip(tallies).all(|(group, tally)| group.tally() == tally)
+    }
+
+    fn deadlines_agree(&self) -> bool {
+        let watched = self.waiting_jobs().all(|(id, job)| self.deadlines.contains(&(job.spec.deadline, *id)));
+        watched && self.deadlines.len() == self.waiting_jobs().count()
+    }
+
+    fn credit_is_idle(&self) -> bool {
+        let heads = self.queue.lanes().flat_map(|(key, lane)| {
+            Part::ALL.into_iter().filter_map(move |part| Some((key, lane.head(part)?)))
+        });
+        heads.filter_map(|(key, id)| Some((self.placement.route(key.model)?, self.jobs.get(&id)?))).any(
+            |(route, job)| {
+                let shunned = self.shunned(job.spec.id, &route.pools);
+                self.fleet.ledgers().any(|(replica, _)| {
+                    self.fleet.pool_of(replica).is_some_and(|pool| route.pools.contains(&pool))
+                        && !shunned.contains(&replica)
+                        && self.fleet.fits(replica, job.need(), false, self.now)
+                })
+            },
+        )
+    }
+
+    fn holds_are_justified(&self) -> bool {
+        self.groups.iter().flat_map(|group| &group.holds).all(|hold| {
+            self.jobs.get(&hold.job).is_some_and(|job| {
+                let fits = self.fleet.fits(hold.replica, job.need(), true, self.now);
+                job.part().is_some() && self.fleet.is_up(hold.replica) && !fits
+            })
+        })
+    }
+}

@@ -1,0 +1,214 @@
+//! Which job goes to which replica now.
+//!
+//! Heads of lanes are looked at in the order of service; one that fits nowhere
+//! is passed over, so that it blocks neither other lanes nor other replicas.
+//! A large job must not starve behind small ones that take each bit of credit
+//! as it comes: the job that is first in the order may be passed over
+//! [`MAX_PASSED`] times by jobs that go to a pool it waits for. Then a replica
+//! of that pool is held (see [`crate::core::fleet::Fleet::to_hold`]): it takes
+//! nothing more until the large job fits. At most one replica of a pool is held at a time,
+//! and it is let go when the job goes elsewhere or leaves.
+
+use smallvec::SmallVec;
+
+use crate::core::board::Size;
+use crate::core::event::{Action, Placed, Turn};
+use crate::core::fairness::cost;
+use crate::core::ids::{JobId, PoolId, ReplicaId};
+use crate::core::invariant::InvariantId;
+use crate::core::order::{Candidate, Head, Hold};
+use crate::core::queue::{LaneKey, Part};
+
+use super::Scheduler;
+use super::job::{Phase, Run};
+
+/// How often others may go before the first in the order.
+pub(super) const MAX_PASSED: u32 = 32;
+
+/// A job and where it goes.
+#[derive(Debug, Clone, Copy)]
+struct Pick {
+    chosen: Candidate,
+    replica: ReplicaId,
+    pool: PoolId,
+    /// The replica was held for it.
+    held: bool,
+}
+
+impl Scheduler {
+    /// Sends what can be sent in every group that was touched.
+    pub(super) fn dispatch(&mut self, out: &mut Vec<Action>) {
+        while let Some(group) = self.touched.pop_first() {
+            while let Some(pick) = self.pick_held(group).or_else(|| self.pick(group)) {
+                let first = self.first_for(group, pick.pool);
+                self.send(group, &pick, out);
+                if let Some(first) = first.filter(|first| first.head.job != pick.chosen.head.job) {
+                    self.pass_over(group, pick.pool, first.head.job);
+                }
+            }
+            self.touched.remove(&group);
+        }
+    }
+
+    /// The first in the order for which there is a replica.
+    fn pick(&self, group: usize) -> Option<Pick> {
+        let here = &self.groups[group];
+        if here.waiting() == 0 {
+            return None;
+        }
+        let rooms: SmallVec<[Option<Size>; 8]> =
+            here.shape.lines.iter().map(|pools| self.fleet.room(pools)).collect();
+        let mut passed: Vec<JobId> = Vec::new();
+        loop {
+            let chosen = here.first(&rooms, &|head: &Head| passed.contains(&head.job))?;
+            let pools = &here.shape.lines[chosen.line];
+            let shunned = self.shunned(chosen.head.job, pools);
+            let replica = self.fleet.best(pools, chosen.need, &|id| shunned.contains(&id));
+            match replica.and_then(|replica| Some((replica, self.fleet.pool_of(replica)?))) {
+                Some((replica, pool)) => return Some(Pick { chosen, replica, pool, held: false }),
+                None => passed.push(chosen.head.job),
+            }
+        }
+    }
+
+    /// A job for which a held replica has room by now. Holds that have lost
+    /// their reason end here.
+    fn pick_held(&mut self, group: usize) -> Option<Pick> {
+        let mut index = 0;
+        while let Some(hold) = self.groups[group].holds.get(index).copied() {
+            let wanted = self.wanted(group, &hold);
+            if wanted.is_some_and(|wanted| !self.fleet.fits(hold.replica, wanted.need, true, self.now)) {
+                index += 1;
+                continue;
+            }
+            self.groups[group].holds.remove(index);
+            self.fleet.hold(hold.replica, false, self.now);
+            if let Some(chosen) = wanted {
+                return Some(Pick { chosen, replica: hold.replica, pool: hold.pool, held: true });
+            }
+        }
+        None
+    }
+
+    /// The job of a hold, as long as it still waits for that replica.
+    fn wanted(&self, group: usize, hold: &Hold) -> Option<Candidate> {
+        let job = self.jobs.get(&hold.job)?;
+        let part = job.part()?;
+        let lane = LaneKey::of(&job.spec);
+        let spot = self.spot(lane).filter(|spot| spot.group == group)?;
+        let pools = &self.groups[group].shape.lines[spot.line];
+        let usable = pools.contains(&hold.pool)
+            && self.fleet.is_up(hold.replica)
+            && !self.shunned(hold.job, pools).contains(&hold.replica);
+        let head = Head { job: hold.job, lane, part };
+        usable.then_some(Candidate {
+            class: spot.class,
+            line: spot.line,
+            head,
+            need: job.need(),
+            guaranteed: false,
+        })
+    }
+
+    /// Replicas that the job must not go to: those that failed it, as long as
+    /// there is one in service that has not.
+    pub(super) fn shunned(&self, job: JobId, pools: &[PoolId]) -> &[ReplicaId] {
+        let Some(job) = self.jobs.get(&job).filter(|job| !job.tried.is_empty()) else { return &[] };
+        let here = |id: &&ReplicaId| {
+            self.fleet.is_up(**id) && self.fleet.pool_of(**id).is_some_and(|pool| pools.contains(&pool))
+        };
+        let tried = job.tried.iter().filter(here).count() as u64;
+        if self.fleet.count_up(pools) > tried { &job.tried } else { &[] }
+    }
+
+    /// The first in the order among all that wait for the pool, whether it
+    /// fits or not.
+    fn first_for(&self, group: usize, pool: PoolId) -> Option<Candidate> {
+        let here = &self.groups[group];
+        let lines = here.shape.lines.iter();
+        let rooms: SmallVec<[Option<Size>; 8]> =
+            lines.map(|pools| pools.contains(&pool).then_some(Size::MAX)).collect();
+        here.first(&rooms, &|_| false)
+    }
+
+    /// Another went before the first in the order. Once too often, and a
+    /// replica is held for it.
+    fn pass_over(&mut self, group: usize, pool: PoolId, first: JobId) {
+        let Some(job) = self.jobs.get_mut(&first) else { return };
+        job.passed = job.passed.saturating_add(1);
+        let holds = &self.groups[group].holds;
+        if job.passed < MAX_PASSED || holds.iter().any(|hold| hold.pool == pool || hold.job == first) {
+            return;
+        }
+        let need = job.need();
+        let route = self.placement.route(job.spec.model);
+        let shunned = route.map_or(&[][..], |route| self.shunned(first, &route.pools));
+        if let Some(replica) = self.fleet.to_hold(pool, need, self.now, &|id| shunned.contains(&id)) {
+            self.fleet.hold(replica, true, self.now);
+            self.groups[group].holds.push(Hold { replica, pool, job: first });
+        }
+    }
+
+    /// Books the job at the replica and says so.
+    fn send(&mut self, group: usize, pick: &Pick, out: &mut Vec<Action>) {
+        let now = self.now;
+        let id = pick.chosen.head.job;
+        let Some(why) = self.reasons(group, pick) else { return };
+        let standing = self.fleet.standing(pick.replica, now);
+        let Some(job) = self.jobs.get(&id) else { return };
+        let (spec, booking, unpaid) = (job.spec, job.booking(), job.charged.is_none());
+        let price = cost(spec.prompt_tokens, job.output);
+
+        let fits = self.fleet.fits(pick.replica, pick.chosen.need, true, now);
+        self.invariants.check(InvariantId::CreditKept, fits);
+        self.groups[group].account(&pick.chosen, pick.pool, price);
+        self.leave(id);
+        if unpaid {
+            let weight = self.weight(spec.tenant);
+            self.groups[group].class_mut(pick.chosen.class).counters.charge(spec.tenant, weight, price);
+            self.refresh_tenant(group, spec.class, spec.tenant);
+        }
+        self.fleet.book(pick.replica, &booking, now);
+        self.groups[group].drain.note(now);
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.waited = why.queued;
+            job.tries = why.attempt;
+            job.passed = 0;
+            job.charged.get_or_insert(price);
+            let epoch = standing.map_or(0, |standing| standing.epoch);
+            job.phase = Phase::Running(Run { replica: pick.replica, epoch, booking });
+        }
+        out.push(Action::Dispatch { job: id, replica: pick.replica, why });
+    }
+
+    /// Why this job, why there, why now; worked out before anything is booked.
+    fn reasons(&self, group: usize, pick: &Pick) -> Option<Placed> {
+        let chosen = &pick.chosen;
+        let job = self.jobs.get(&chosen.head.job)?;
+        let here = &self.groups[group];
+        let standing = self.fleet.standing(pick.replica, self.now)?;
+        let pools = &here.shape.lines[chosen.line];
+        let shunned = self.shunned(chosen.head.job, pools).iter();
+        let refused = shunned.filter(|id| self.fleet.fits(**id, chosen.need, false, self.now)).count();
+        let fitting = self.fleet.count_fitting(pools, chosen.need);
+        let turn = if chosen.head.part == Part::Returned {
+            Turn::Requeued
+        } else if here.waiting_for(pick.pool) <= 1 {
+            Turn::Alone
+        } else if chosen.guaranteed && !pick.held && here.overtaken(chosen.class, pick.pool) {
+            Turn::GuaranteedShare
+        } else {
+            Turn::Fair
+        };
+        Some(Placed {
+            queued: job.queued(self.now),
+            attempt: job.tries.saturating_add(1),
+            behind: here.waiting().saturating_sub(1),
+            candidates: fitting.saturating_sub(u32::try_from(refused).unwrap_or(u32::MAX)),
+            outstanding_tokens: standing.work,
+            running: standing.running,
+            limit: standing.limit,
+            turn,
+        })
+    }
+}

@@ -1,0 +1,72 @@
+//! What faults, probes and reports do to a replica.
+//!
+//! A fault ejects when it says something about the replica:
+//!
+//! * a refused connection and a drain text always do;
+//! * any other fault does only if no engine has failed that job before: a job
+//!   that breaks whatever it meets ejects one replica, not the fleet, while a
+//!   replica that breaks whatever it gets is ejected by the next job;
+//! * a fault of a stream that began before the replica's last return says
+//!   nothing about what came back.
+//!
+//! Streams of an ejected replica go on.
+
+use crate::core::event::{Action, Fault};
+use crate::core::ids::ReplicaId;
+
+use super::Scheduler;
+use super::job::Run;
+
+impl Scheduler {
+    /// Draws the conclusions from a fault for the replica that had it.
+    pub(super) fn blame(&mut self, run: &Run, fault: Fault, suspect: bool, out: &mut Vec<Action>) {
+        if let Fault::Busy { retry_after } = fault {
+            let now = self.now;
+            self.fleet.with_vitals(run.replica, now, |vitals, rules| vitals.busy(now, retry_after, rules));
+            self.touch_replica(run.replica);
+            return;
+        }
+        let its_own = matches!(fault, Fault::Refused | Fault::Draining) || !suspect;
+        let epoch = self.fleet.standing(run.replica, self.now).map(|standing| standing.epoch);
+        if fault.ejects() && its_own && epoch == Some(run.epoch) {
+            self.eject(run.replica, fault, out);
+        }
+    }
+
+    /// A probe failed, or somebody took the replica away.
+    pub(super) fn lost(&mut self, replica: ReplicaId, why: Fault, out: &mut Vec<Action>) {
+        let now = self.now;
+        self.fleet.with_vitals(replica, now, |vitals, rules| vitals.probe_failed(now, rules));
+        self.eject(replica, why, out);
+    }
+
+    /// A probe succeeded.
+    pub(super) fn found(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+        let now = self.now;
+        let after = self.fleet.with_vitals(replica, now, |vitals, _| vitals.found(now)).flatten();
+        if let Some(after) = after {
+            out.push(Action::Readmit { replica, after });
+            self.touch_replica(replica);
+        }
+    }
+
+    /// Probes that are due, busy spells that end, limits that grow.
+    pub(super) fn wake_replicas(&mut self, out: &mut Vec<Action>) {
+        let now = self.now;
+        while let Some(replica) = self.fleet.due(now) {
+            let probe = self.fleet.with_vitals(replica, now, |vitals, rules| vitals.wake(now, rules));
+            if probe == Some(true) {
+                out.push(Action::Probe { replica });
+            }
+            self.touch_replica(replica);
+        }
+    }
+
+    fn eject(&mut self, replica: ReplicaId, why: Fault, out: &mut Vec<Action>) {
+        let now = self.now;
+        if self.fleet.with_vitals(replica, now, |vitals, rules| vitals.eject(now, rules)) == Some(true) {
+            out.push(Action::Eject { replica, why });
+            self.touch_replica(replica);
+        }
+    }
+}

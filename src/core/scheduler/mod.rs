@@ -1,0 +1,179 @@
+//! The scheduler: who goes where, when, and why.
+//!
+//! A job waits here and gets its replica only when that one can start it at
+//! once (late binding). The rules, each beside its code:
+//!
+//! * order between classes, tenants and jobs: [`crate::core::order`] and
+//!   [`crate::core::fairness`];
+//! * which replica: [`crate::core::routing`]; how much it can take:
+//!   [`crate::core::limits`] and [`crate::core::fleet`];
+//! * large jobs among small ones: `dispatch`;
+//! * what a fault does to the job and to the replica: `settle`, `health`;
+//! * what may wait: [`crate::core::admission`].
+//!
+//! A decision costs O(classes × routes of the group) root look-ups plus
+//! O(log) searches; it does not grow with tenants, replicas or waiting jobs.
+//! Only a change of policy looks at everything.
+
+mod arrive;
+mod audit;
+mod dispatch;
+mod health;
+mod job;
+mod reload;
+mod settle;
+mod timer;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::core::admission::has_space;
+use crate::core::estimate::OutputLengths;
+use crate::core::event::{Action, Event, Fault};
+use crate::core::fleet::Fleet;
+use crate::core::ids::{JobId, PoolId, ReplicaId};
+use crate::core::invariant::Invariants;
+use crate::core::order::Group;
+use crate::core::placement::Placement;
+use crate::core::policy::Policy;
+use crate::core::queue::{Load, Queue};
+use crate::core::time::Tick;
+
+use job::Job;
+
+/// All state and all decisions of one gateway.
+///
+/// The same events at the same instants always lead to the same actions.
+#[derive(Debug)]
+pub struct Scheduler {
+    policy: Arc<Policy>,
+    placement: Placement,
+    groups: Vec<Group>,
+    fleet: Fleet,
+    queue: Queue,
+    jobs: HashMap<JobId, Job>,
+    lengths: OutputLengths,
+    deadlines: BTreeSet<(Tick, JobId)>,
+    invariants: Invariants,
+    /// Groups in which something changed since they were last looked at.
+    touched: BTreeSet<usize>,
+    /// Number of the last arrival.
+    arrivals: u64,
+    now: Tick,
+    draining: bool,
+}
+
+impl Scheduler {
+    /// A scheduler with nothing in it; every replica of the policy is taken to
+    /// be in service until it shows otherwise.
+    #[must_use]
+    pub fn new(policy: Arc<Policy>) -> Self {
+        let placement = Placement::new(&policy);
+        let groups = placement.groups().iter().map(|shape| Group::new(&policy, shape, &[])).collect();
+        let mut fleet = Fleet::default();
+        fleet.apply(&policy, Tick::ZERO);
+        Self {
+            policy,
+            placement,
+            groups,
+            fleet,
+            queue: Queue::default(),
+            jobs: HashMap::new(),
+            lengths: OutputLengths::default(),
+            deadlines: BTreeSet::new(),
+            invariants: Invariants::default(),
+            touched: BTreeSet::new(),
+            arrivals: 0,
+            now: Tick::ZERO,
+            draining: false,
+        }
+    }
+
+    /// Takes note of an event and appends what is to be done about it.
+    ///
+    /// What was due before `now` is done first, so that a late timer changes
+    /// nothing but the moment. Time never goes back: an earlier `now` counts
+    /// as the latest one seen. Events of unknown jobs and replicas, and of
+    /// phases that are over, are ignored.
+    ///
+    /// A job ends exactly once: with `Action::Reject`, or with the event
+    /// `Left`, `Finished(Done)`, or `Finished(Failed)` after its first token.
+    /// `Finished(Failed)` before the first token is always answered by
+    /// `Requeue` or `Reject`.
+    pub fn handle(&mut self, now: Tick, event: Event, out: &mut Vec<Action>) {
+        self.now = self.now.max(now);
+        let now = self.now;
+        self.expire(false, out);
+        self.wake_replicas(out);
+        match event {
+            Event::Arrived(spec) => self.arrived(spec, out),
+            Event::Left { job, usage } => self.left(job, usage),
+            Event::FirstToken { job } => self.first_token(job),
+            Event::Finished { job, outcome } => self.finished(job, outcome, out),
+            Event::ReplicaReported { replica, report } => {
+                self.fleet.report(replica, report, now);
+                self.touch_replica(replica);
+            }
+            Event::ReplicaLost { replica } => self.lost(replica, Fault::Refused, out),
+            Event::ReplicaFound { replica } => self.found(replica, out),
+            Event::PolicyChanged(policy) => self.reload(policy, out),
+            Event::Draining => self.draining = true,
+            Event::Timer => {}
+        }
+        self.dispatch(out);
+        if self.expire(true, out) {
+            self.dispatch(out);
+        }
+    }
+
+    /// Whether one more request could wait or run; the edge may refuse it
+    /// before reading its body when not.
+    #[must_use]
+    pub fn can_queue(&self) -> bool {
+        !self.draining && has_space(&self.queue.total(), &self.policy.bounds)
+    }
+
+    /// What waits in all.
+    #[must_use]
+    pub const fn waiting(&self) -> Load {
+        self.queue.total()
+    }
+
+    /// Jobs in any phase.
+    #[must_use]
+    pub fn jobs(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Whether a drain has begun.
+    #[must_use]
+    pub const fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    /// The policy in force.
+    #[must_use]
+    pub const fn policy(&self) -> &Arc<Policy> {
+        &self.policy
+    }
+
+    /// Invariants found broken since the start.
+    #[must_use]
+    pub const fn broken_invariants(&self) -> u64 {
+        self.invariants.broken()
+    }
+
+    fn touch_pool(&mut self, pool: PoolId) {
+        self.touched.extend(self.placement.group_of(pool));
+    }
+
+    fn touch_replica(&mut self, replica: ReplicaId) {
+        if let Some(pool) = self.fleet.pool_of(replica) {
+            self.touch_pool(pool);
+        }
+    }
+}

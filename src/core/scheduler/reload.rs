@@ -1,0 +1,58 @@
+//! A new policy takes over.
+
+use std::sync::Arc;
+
+use crate::core::event::{Action, RejectReason};
+use crate::core::ids::JobId;
+use crate::core::order::Group;
+use crate::core::placement::Placement;
+use crate::core::policy::Policy;
+use crate::core::queue::LaneKey;
+
+use super::Scheduler;
+
+impl Scheduler {
+    /// Swaps the policy. Jobs that wait keep their places, jobs that run go
+    /// on; what has no place in the new policy is refused. This looks at
+    /// everything, once.
+    pub(super) fn reload(&mut self, policy: Arc<Policy>, out: &mut Vec<Action>) {
+        let placement = Placement::new(&policy);
+        let groups =
+            placement.groups().iter().map(|shape| Group::new(&policy, shape, &self.groups)).collect();
+        self.policy = policy;
+        self.placement = placement;
+        self.groups = groups;
+        self.fleet.apply(&self.policy, self.now);
+        self.lengths.retain(&self.policy);
+
+        let orphans = self.seat_all();
+        for (job, reason) in orphans {
+            self.reject(job, reason, out);
+        }
+        self.touched = (0..self.groups.len()).collect();
+    }
+
+    /// Gives every lane its place in the new groups. Returns the jobs that
+    /// have none.
+    fn seat_all(&mut self) -> Vec<(JobId, RejectReason)> {
+        let keys: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
+        let mut orphans = Vec::new();
+        for key in keys {
+            let Some(lane) = self.queue.lane_mut(key) else { continue };
+            lane.slots = [None; 2];
+            let waiting = lane.load().requests;
+            if let Some(spot) = self.spot(key) {
+                for _ in 0..waiting {
+                    self.groups[spot.group].joined(spot.class, spot.line);
+                }
+            }
+            if let Some(reason) = self.orphaned(key) {
+                let lane = self.queue.lane(key);
+                orphans.extend(lane.into_iter().flat_map(|lane| lane.jobs()).map(|job| (job, reason)));
+            } else {
+                self.refresh_lane(key);
+            }
+        }
+        orphans
+    }
+}

@@ -1,0 +1,136 @@
+//! How tries and jobs end.
+//!
+//! A try that fails before the first token sends the job back to its lane, with
+//! its age, to go to a replica that has not failed it yet. Its tenant has paid
+//! with the first try. A job whose wait would have ended in the meantime gets
+//! one more chance, at once; if no replica is free, its deadline has passed.
+
+use crate::core::event::{Action, Fault, Outcome, RejectReason};
+use crate::core::fairness::cost;
+use crate::core::ids::{JobId, TenantId};
+use crate::core::invariant::InvariantId;
+use crate::core::job::{Tokens, Usage};
+use crate::core::queue::{LaneKey, Part};
+
+use super::Scheduler;
+use super::job::{Job, Phase, Run};
+
+impl Scheduler {
+    /// The client is gone: everything the job holds is free at once.
+    pub(super) fn left(&mut self, id: JobId, usage: Usage) {
+        self.take_out(id);
+        if let Some(job) = self.jobs.remove(&id) {
+            self.settle(&job, usage);
+        }
+    }
+
+    /// The first token came: the prompt is read.
+    pub(super) fn first_token(&mut self, id: JobId) {
+        let Some(Phase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase) else { return };
+        if !run.booking.started {
+            let whole = self.fleet.start(run.replica, &mut run.booking, self.now);
+            self.invariants.check(InvariantId::LedgerBalanced, whole);
+        }
+    }
+
+    /// The engine is done with it.
+    pub(super) fn finished(&mut self, id: JobId, outcome: Outcome, out: &mut Vec<Action>) {
+        let Some(run) = self.jobs.get(&id).and_then(Job::run) else { return };
+        match outcome {
+            Outcome::Done(usage) => {
+                self.take_out(id);
+                if let Some(job) = self.jobs.remove(&id) {
+                    self.lengths.learn(&job.spec, usage);
+                    self.settle(&job, usage);
+                }
+            }
+            Outcome::Failed { fault, usage } => self.failed(id, run, fault, usage, out),
+        }
+    }
+
+    fn failed(&mut self, id: JobId, run: Run, fault: Fault, usage: Usage, out: &mut Vec<Action>) {
+        self.release(&run);
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let suspect = job.suspect;
+        job.suspect |= fault.counts_as_attempt() && fault != Fault::Draining;
+        job.failures = job.failures.saturating_add(u32::from(fault.counts_as_attempt()));
+        if !job.tried.contains(&run.replica) {
+            job.tried.push(run.replica);
+        }
+        let (failures, lane) = (job.failures, LaneKey::of(&job.spec));
+        let exhausted = failures >= self.policy.retry.max_attempts.max(1);
+
+        if run.booking.started {
+            if let Some(job) = self.jobs.remove(&id) {
+                self.settle(&job, usage);
+            }
+        } else if let Some(reason) = self.orphaned(lane) {
+            self.refuse(id, reason, usage, out);
+        } else if exhausted && fault.counts_as_attempt() {
+            self.refuse(id, RejectReason::AttemptsExhausted(fault), usage, out);
+        } else {
+            job_returns(self.jobs.get_mut(&id), self.now);
+            out.push(Action::Requeue { job: id, replica: run.replica, why: fault });
+            self.join(id);
+        }
+        self.blame(&run, fault, suspect, out);
+    }
+
+    /// Refuses a job that waits.
+    pub(super) fn reject(&mut self, id: JobId, reason: RejectReason, out: &mut Vec<Action>) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let why = self.rejection(&job.spec, reason, Some(job));
+        out.push(Action::Reject { job: id, why });
+        self.left(id, Usage::Unknown);
+    }
+
+    /// Refuses a job whose try has been released.
+    fn refuse(&mut self, id: JobId, reason: RejectReason, usage: Usage, out: &mut Vec<Action>) {
+        let Some(job) = self.jobs.remove(&id) else { return };
+        let why = self.rejection(&job.spec, reason, Some(&job));
+        out.push(Action::Reject { job: id, why });
+        self.settle(&job, usage);
+    }
+
+    /// Takes a job out of its lane or from its replica.
+    fn take_out(&mut self, id: JobId) {
+        match self.jobs.get(&id).map(|job| job.phase) {
+            Some(Phase::Waiting { .. }) => self.leave(id),
+            Some(Phase::Running(run)) => self.release(&run),
+            None => {}
+        }
+    }
+
+    fn release(&mut self, run: &Run) {
+        self.touch_replica(run.replica);
+        let whole = self.fleet.release(run.replica, &run.booking, self.now);
+        self.invariants.check(InvariantId::LedgerBalanced, whole);
+    }
+
+    /// Replaces what the tenant was charged by what the job came to. A job of
+    /// which nothing is known keeps its charge if it was at a replica, and
+    /// gets it back if it waited: there it consumed nothing.
+    fn settle(&mut self, job: &Job, usage: Usage) {
+        let waits = job.part().is_some();
+        let known = usage.tokens().or_else(|| waits.then(Tokens::default));
+        let (Some(charged), Some(tokens)) = (job.charged, known) else { return };
+        let Some(spot) = self.spot(LaneKey::of(&job.spec)) else { return };
+        let (class, tenant) = (job.spec.class, job.spec.tenant);
+        let weight = self.weight(tenant);
+        let counters = &mut self.groups[spot.group].class_mut(spot.class).counters;
+        counters.correct(tenant, weight, charged, cost(tokens.input, tokens.output));
+        self.refresh_tenant(spot.group, class, tenant);
+        self.touched.insert(spot.group);
+    }
+
+    /// The tenant's weight; 1 for one that is no longer in the policy.
+    pub(super) fn weight(&self, tenant: TenantId) -> f64 {
+        self.policy.tenants.get(tenant).map_or(1.0, |row| row.weight)
+    }
+}
+
+fn job_returns(job: Option<&mut Job>, now: crate::core::time::Tick) {
+    if let Some(job) = job {
+        job.phase = Phase::Waiting { part: Part::Returned, since: now };
+    }
+}

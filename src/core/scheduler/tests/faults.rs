@@ -1,0 +1,187 @@
+//! What faults do to jobs and to replicas.
+
+use std::time::Duration;
+
+use super::*;
+use crate::core::event::{RejectReason, Turn};
+
+#[test]
+fn a_failed_job_goes_elsewhere_before_the_others() {
+    let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
+    world.arrive(spec(1));
+    world.arrive(spec(2));
+    world.arrive(spec(3));
+    world.now = Tick::from_millis(10);
+    let actions = world.fail(1, Fault::Reset);
+    let (job, replica) = (JobId::new(1), ReplicaId::new(0));
+    assert_eq!(
+        actions,
+        [Action::Requeue { job, replica, why: Fault::Reset }, Action::Eject { replica, why: Fault::Reset }]
+    );
+    world.now = Tick::from_millis(15);
+    let actions = world.done(2);
+    assert_eq!(sent(&actions), [(1, 1)]);
+    let why = placed(&actions);
+    assert_eq!((why.turn, why.attempt, why.queued), (Turn::Requeued, 2, Duration::from_millis(5)));
+}
+
+#[test]
+fn a_job_waits_for_an_untried_replica_and_blocks_nobody() {
+    let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
+    world.arrive(spec(1));
+    world.arrive(spec(2));
+    world.arrive(spec(3));
+    let actions = world.fail(1, Fault::Malformed);
+    assert_eq!(sent(&actions), [(3, 0)], "the lane goes on at the replica that failed the first");
+    assert_eq!(sent(&world.done(2)), [(1, 1)]);
+}
+
+#[test]
+fn with_every_live_replica_tried_it_may_go_back() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    world.arrive(spec(1));
+    assert_eq!(sent(&world.fail(1, Fault::Malformed)), [(1, 0)]);
+    world.fail(1, Fault::Refused);
+    assert_eq!(world.state(0), Some(ReplicaState::Ejected));
+    assert!(world.at(200).contains(&Action::Probe { replica: ReplicaId::new(0) }));
+    let actions = world.event(Event::ReplicaFound { replica: ReplicaId::new(0) });
+    let readmit = Action::Readmit { replica: ReplicaId::new(0), after: Duration::from_millis(200) };
+    assert_eq!(actions[0], readmit);
+    assert_eq!(sent(&actions), [(1, 0)]);
+}
+
+#[test]
+fn with_no_replica_up_it_waits_until_its_deadline() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    world.arrive(JobSpec { deadline: Tick::from_millis(900), ..spec(1) });
+    world.fail(1, Fault::Refused);
+    assert_eq!(rejected(&world.at(899)), []);
+    assert_eq!(rejected(&world.at(900))[0].1.reason, RejectReason::DeadlineExceeded);
+}
+
+#[test]
+fn attempts_are_counted_and_end() {
+    let mut rules = policy(&[&[1]], &[&[0]]);
+    rules.retry.max_attempts = 2;
+    let mut world = World::new(rules);
+    world.arrive(spec(1));
+    world.fail(1, Fault::Busy { retry_after: None });
+    assert_eq!(sent(&world.at(250)), [(1, 0)], "busy does not count");
+    assert_eq!(sent(&world.fail(1, Fault::Malformed)), [(1, 0)]);
+    let refused = rejected(&world.fail(1, Fault::Malformed));
+    assert_eq!(refused[0].1.reason, RejectReason::AttemptsExhausted(Fault::Malformed));
+    assert_eq!(world.scheduler.jobs(), 0);
+}
+
+#[test]
+fn after_the_first_token_the_job_just_ends() {
+    let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
+    world.arrive(spec(1));
+    world.event(Event::FirstToken { job: JobId::new(1) });
+    let replica = ReplicaId::new(0);
+    assert_eq!(world.fail(1, Fault::Reset), [Action::Eject { replica, why: Fault::Reset }]);
+    assert_eq!(world.scheduler.jobs(), 0);
+}
+
+#[test]
+fn busy_keeps_work_away_without_ejection() {
+    let mut world = World::new(policy(&[&[4]], &[&[0]]));
+    world.arrive(spec(1));
+    let actions = world.fail(1, Fault::Busy { retry_after: Some(Duration::from_secs(2)) });
+    assert_eq!((ejected(&actions).len(), sent(&actions).len()), (0, 0));
+    assert_eq!(world.state(0), Some(ReplicaState::Busy));
+    assert_eq!(world.scheduler.next_deadline(), Some(Tick::from_millis(2000)));
+    assert_eq!(sent(&world.at(2000)), [(1, 0)]);
+}
+
+#[test]
+fn one_poisonous_job_ejects_one_replica() {
+    for fault in [Fault::ServerError, Fault::Aborted, Fault::ErrorEvent, Fault::Reset, Fault::Silent] {
+        let mut world = World::new(policy(&[&[2, 2, 2, 2]], &[&[0]]));
+        world.arrive(spec(1));
+        let mut out = Vec::new();
+        for _ in 0..4 {
+            out.extend(world.fail(1, fault));
+        }
+        assert_eq!(ejected(&out).len(), 1, "{fault:?}");
+        assert_eq!(rejected(&out)[0].1.reason, RejectReason::AttemptsExhausted(fault));
+    }
+}
+
+#[test]
+fn a_dead_fleet_is_ejected_whole_and_costs_no_attempts() {
+    let mut world = World::new(policy(&[&[2, 2, 2, 2, 2, 2]], &[&[0]]));
+    world.arrive(spec(1));
+    let mut out = Vec::new();
+    for _ in 0..6 {
+        out.extend(world.fail(1, Fault::Refused));
+    }
+    assert_eq!(ejected(&out).len(), 6);
+    assert_eq!((rejected(&out).len(), world.scheduler.jobs()), (0, 1));
+}
+
+#[test]
+fn old_streams_do_not_eject_what_came_back() {
+    let mut world = World::new(policy(&[&[4]], &[&[0]]));
+    world.arrive(spec(1));
+    world.arrive(spec(2));
+    world.event(Event::FirstToken { job: JobId::new(2) });
+    assert_eq!(ejected(&world.fail(1, Fault::Reset)), [0]);
+    world.at(200);
+    world.event(Event::ReplicaFound { replica: ReplicaId::new(0) });
+    assert!(ejected(&world.fail(2, Fault::Silent)).is_empty());
+    assert_eq!(world.state(0), Some(ReplicaState::SlowStart));
+}
+
+#[test]
+fn it_comes_back_slowly() {
+    let mut world = World::new(policy(&[&[16]], &[&[0]]));
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(0) });
+    for id in 0..16 {
+        world.arrive(spec(id));
+    }
+    world.at(200);
+    let mut total = sent(&world.event(Event::ReplicaFound { replica: ReplicaId::new(0) })).len();
+    assert_eq!(total, 2);
+    let mut steps = 0;
+    while total < 16 {
+        world.now = world.scheduler.next_deadline().expect("a step of the slow start");
+        total += sent(&world.event(Event::Timer)).len();
+        steps += 1;
+    }
+    assert_eq!(steps, 7);
+    assert_eq!(world.now, Tick::from_millis(5200));
+    assert_eq!(world.state(0), Some(ReplicaState::Serving));
+}
+
+#[test]
+fn scrapes_neither_eject_nor_admit() {
+    let mut world = World::new(policy(&[&[4]], &[&[0]]));
+    let report = Event::ReplicaReported { replica: ReplicaId::new(0), report: Default::default() };
+    assert_eq!(world.event(report.clone()), []);
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(0) });
+    assert_eq!(world.event(report), []);
+    assert_eq!(world.state(0), Some(ReplicaState::Ejected));
+}
+
+#[test]
+fn unknown_replicas_are_ignored() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    for index in [5, u32::MAX] {
+        let replica = ReplicaId::new(index);
+        assert_eq!(world.event(Event::ReplicaLost { replica }), []);
+        assert_eq!(world.event(Event::ReplicaFound { replica }), []);
+        assert_eq!(world.event(Event::ReplicaReported { replica, report: Default::default() }), []);
+    }
+    assert_eq!(world.event(Event::ReplicaFound { replica: ReplicaId::new(0) }), []);
+}
+
+#[test]
+fn a_late_retry_has_one_chance_at_once() {
+    let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
+    world.arrive(JobSpec { deadline: Tick::from_millis(10), ..spec(1) });
+    world.now = Tick::from_millis(50);
+    assert_eq!(sent(&world.fail(1, Fault::Reset)), [(1, 1)]);
+    let actions = world.fail(1, Fault::Refused);
+    assert_eq!(rejected(&actions)[0].1.reason, RejectReason::DeadlineExceeded);
+}

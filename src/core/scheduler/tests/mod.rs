@@ -1,0 +1,170 @@
+//! A small world to drive the scheduler in.
+
+mod basics;
+mod faults;
+mod properties;
+mod reloads;
+mod scale;
+mod shares;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::event::{Action, Event, Fault, Outcome, Placed, Rejection};
+use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::job::{JobSpec, Tokens, Usage};
+use crate::core::policy::{Bounds, Class, Model, Policy, Pool, Replica, Tenant};
+use crate::core::scheduler::Scheduler;
+use crate::core::snapshot::ReplicaState;
+use crate::core::time::Tick;
+
+fn class(rank: u32, min_share: f64) -> Class {
+    Class {
+        rank,
+        min_share,
+        max_wait: Duration::from_secs(60),
+        ttft_objective: Duration::from_secs(1),
+        itl_objective: Duration::from_millis(50),
+    }
+}
+
+fn tenant(weight: f64) -> Tenant {
+    let default_class = ClassId::new(0);
+    Tenant {
+        weight,
+        default_class,
+        classes: BTreeSet::from([default_class]),
+        models: None,
+        bounds: Bounds::default(),
+    }
+}
+
+/// `pools` holds, for each pool, the sequence limits of its replicas; `models`
+/// the pools of each model. Two classes (ranks 0 and 1), four tenants.
+fn policy(pools: &[&[u32]], models: &[&[u32]]) -> Policy {
+    let mut policy = Policy::default();
+    for (rank, name) in ["first", "second"].into_iter().enumerate() {
+        policy.classes.insert(name, class(rank as u32, 0.0));
+    }
+    for name in ["a", "b", "c", "d"] {
+        policy.tenants.insert(name, tenant(1.0));
+    }
+    for (index, limits) in pools.iter().enumerate() {
+        let pool = PoolId::from(index);
+        let add = |(number, limit): (usize, &u32)| {
+            let row = Replica { pool, max_seqs: Some(*limit), kv_tokens: None };
+            policy.replicas.insert(&format!("p{index}/r{number}"), row)
+        };
+        let replicas = limits.iter().enumerate().map(add).collect();
+        let row = Pool { replicas, models: BTreeSet::new(), engine_buffer: 0 };
+        policy.pools.insert(&format!("p{index}"), row);
+    }
+    for (index, pools) in models.iter().enumerate() {
+        let pools = pools.iter().copied().map(PoolId::new).collect();
+        policy.models.insert(&format!("m{index}"), Model { pools, max_model_len: None });
+    }
+    policy
+}
+
+/// A job of 10 prompt tokens and at most 10 output tokens, of tenant a, in the
+/// first class, for the first model.
+fn spec(id: u64) -> JobSpec {
+    JobSpec {
+        id: JobId::new(id),
+        tenant: TenantId::new(0),
+        class: ClassId::new(0),
+        model: ModelId::new(0),
+        prompt_tokens: 10,
+        max_output_tokens: 10,
+        sequences: 1,
+        bytes: 100,
+        deadline: Tick::from_millis(60_000),
+    }
+}
+
+fn of_tenant(id: u64, tenant: u32) -> JobSpec {
+    JobSpec { tenant: TenantId::new(tenant), ..spec(id) }
+}
+
+fn used(input: u64, output: u64) -> Usage {
+    Usage::Exact(Tokens { input, cached: 0, output })
+}
+
+struct World {
+    scheduler: Scheduler,
+    now: Tick,
+}
+
+impl World {
+    fn new(policy: Policy) -> Self {
+        Self { scheduler: Scheduler::new(Arc::new(policy)), now: Tick::ZERO }
+    }
+
+    /// Hands in an event; the state must be sound afterwards.
+    fn event(&mut self, event: Event) -> Vec<Action> {
+        let mut out = Vec::new();
+        self.scheduler.handle(self.now, event, &mut out);
+        assert_eq!(self.scheduler.audit(), []);
+        out
+    }
+
+    fn arrive(&mut self, spec: JobSpec) -> Vec<Action> {
+        self.event(Event::Arrived(spec))
+    }
+
+    fn done(&mut self, job: u64) -> Vec<Action> {
+        self.finish(job, Outcome::Done(used(10, 10)))
+    }
+
+    fn fail(&mut self, job: u64, fault: Fault) -> Vec<Action> {
+        self.finish(job, Outcome::Failed { fault, usage: Usage::Unknown })
+    }
+
+    fn finish(&mut self, job: u64, outcome: Outcome) -> Vec<Action> {
+        self.event(Event::Finished { job: JobId::new(job), outcome })
+    }
+
+    fn at(&mut self, millis: u64) -> Vec<Action> {
+        self.now = Tick::from_millis(millis);
+        self.event(Event::Timer)
+    }
+
+    fn state(&self, replica: u32) -> Option<ReplicaState> {
+        let views = self.scheduler.snapshot(self.now).replicas;
+        views.into_iter().find(|view| view.replica == ReplicaId::new(replica)).map(|view| view.state)
+    }
+}
+
+/// `(job, replica)` of the dispatches among the actions.
+fn sent(actions: &[Action]) -> Vec<(u64, u32)> {
+    let pair = |action: &Action| match action {
+        Action::Dispatch { job, replica, .. } => Some((job.index() as u64, replica.index() as u32)),
+        _ => None,
+    };
+    actions.iter().filter_map(pair).collect()
+}
+
+fn placed(actions: &[Action]) -> Placed {
+    let why = actions.iter().find_map(|action| match action {
+        Action::Dispatch { why, .. } => Some(*why),
+        _ => None,
+    });
+    why.expect("a dispatch")
+}
+
+fn rejected(actions: &[Action]) -> Vec<(u64, Rejection)> {
+    let pair = |action: &Action| match action {
+        Action::Reject { job, why } => Some((job.index() as u64, *why)),
+        _ => None,
+    };
+    actions.iter().filter_map(pair).collect()
+}
+
+fn ejected(actions: &[Action]) -> Vec<u32> {
+    let id = |action: &Action| match action {
+        Action::Eject { replica, .. } => Some(replica.index() as u32),
+        _ => None,
+    };
+    actions.iter().filter_map(id).collect()
+}

@@ -1,0 +1,113 @@
+//! What a new policy does to what waits and runs.
+
+use super::*;
+use crate::core::event::RejectReason;
+use crate::core::table::Table;
+
+fn reload(world: &mut World, change: impl FnOnce(&mut Policy)) -> Vec<Action> {
+    let mut next = (**world.scheduler.policy()).clone();
+    next.generation += 1;
+    change(&mut next);
+    world.event(Event::PolicyChanged(Arc::new(next)))
+}
+
+/// The table without one row.
+fn without<I: Copy + From<usize> + Into<usize> + PartialEq, T: Clone>(
+    table: &Table<I, T>,
+    gone: I,
+) -> Table<I, T> {
+    let mut next = Table::successor(table);
+    for (id, name, row) in table.iter().filter(|(id, ..)| *id != gone) {
+        assert!(next.insert(name, row.clone()) == id);
+    }
+    next
+}
+
+#[test]
+fn jobs_survive_and_new_limits_take_effect_at_once() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    for id in 0..5 {
+        world.arrive(spec(id));
+    }
+    let replica = |max_seqs| Replica { pool: PoolId::new(0), max_seqs: Some(max_seqs), kv_tokens: None };
+    let actions = reload(&mut world, |next| {
+        next.replicas.insert("p0/r0", replica(3));
+    });
+    assert_eq!(sent(&actions), [(1, 0), (2, 0)]);
+    let actions = reload(&mut world, |next| {
+        next.replicas.insert("p0/r0", replica(1));
+        next.replicas.insert("p0/r1", replica(1));
+    });
+    assert_eq!(sent(&actions), [(3, 1)]);
+    assert_eq!(world.done(0), [], "two more run there than it may have");
+    assert_eq!(world.done(1), []);
+    assert_eq!(sent(&world.done(2)), [(4, 0)]);
+}
+
+#[test]
+fn a_removed_replica_finishes_and_is_gone() {
+    let mut world = World::new(policy(&[&[2, 1]], &[&[0]]));
+    world.arrive(spec(0));
+    let actions = reload(&mut world, |next| next.replicas = without(&next.replicas, ReplicaId::new(0)));
+    assert_eq!(actions, []);
+    assert_eq!(world.state(0), Some(ReplicaState::Removed));
+    assert_eq!(sent(&world.arrive(spec(1))), [(1, 1)]);
+    assert_eq!(world.arrive(spec(2)), []);
+    assert_eq!(world.done(0), []);
+    assert_eq!(world.state(0), None);
+    let actions = reload(&mut world, |next| {
+        let row = Replica { pool: PoolId::new(0), max_seqs: Some(1), kv_tokens: None };
+        assert_eq!(next.replicas.insert("p0/r0", row), ReplicaId::new(0));
+    });
+    assert_eq!(sent(&actions), [(2, 0)], "it may come back");
+}
+
+#[test]
+fn what_has_no_place_any_more_is_refused() {
+    let mut world = World::new(policy(&[&[1], &[1]], &[&[0], &[1]]));
+    world.arrive(spec(0));
+    world.arrive(spec(1));
+    world.arrive(of_tenant(2, 1));
+    world.arrive(JobSpec { class: ClassId::new(1), ..spec(3) });
+    let other = |id| JobSpec { model: ModelId::new(1), ..of_tenant(id, 2) };
+    world.arrive(other(4));
+    world.arrive(other(5));
+    let reasons = |actions: &[Action]| -> Vec<_> {
+        rejected(actions).into_iter().map(|(job, why)| (job, why.reason)).collect()
+    };
+    let actions = reload(&mut world, |next| next.tenants = without(&next.tenants, TenantId::new(1)));
+    assert_eq!(reasons(&actions), [(2, RejectReason::Withdrawn)]);
+    let actions = reload(&mut world, |next| next.classes = without(&next.classes, ClassId::new(1)));
+    assert_eq!(reasons(&actions), [(3, RejectReason::Withdrawn)]);
+    let actions = reload(&mut world, |next| next.models = without(&next.models, ModelId::new(1)));
+    assert_eq!(reasons(&actions), [(5, RejectReason::NoPool)]);
+    assert_eq!(rejected(&world.fail(4, Fault::Refused))[0].1.reason, RejectReason::NoPool);
+    assert_eq!(sent(&world.done(0)), [(1, 0)]);
+}
+
+#[test]
+fn counters_survive_a_reload() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    for (id, tenant) in [(0, 0), (1, 0), (2, 0), (3, 0), (11, 1), (12, 1), (13, 1)] {
+        world.arrive(of_tenant(id, tenant));
+    }
+    assert_eq!(sent(&world.done(0)), [(1, 0)]);
+    reload(&mut world, |_| {});
+    assert_eq!(sent(&world.done(1)), [(11, 0)], "tenant a has had more, though its jobs are older");
+    assert_eq!(sent(&world.done(11)), [(2, 0)]);
+    reload(&mut world, |next| {
+        let row = Replica { pool: PoolId::new(0), max_seqs: Some(1), kv_tokens: None };
+        next.replicas.insert("p0/r7", row);
+    });
+    assert_eq!(sent(&world.done(2)).len(), 1);
+    assert_eq!(world.scheduler.jobs(), 3);
+}
+
+#[test]
+fn an_ejected_replica_that_leaves_is_not_probed() {
+    let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(0) });
+    reload(&mut world, |next| next.replicas = without(&next.replicas, ReplicaId::new(0)));
+    assert_eq!(world.scheduler.next_deadline(), None);
+    assert_eq!(world.at(10_000), []);
+}

@@ -1,0 +1,62 @@
+//! The cost of a decision does not grow with the world.
+
+use super::*;
+
+/// Search steps per event in a full queue with as many tenants and replicas.
+fn steps_per_event(tenants: u32, replicas: u32, jobs: u64) -> f64 {
+    let mut rules = Policy::default();
+    rules.classes.insert("first", class(0, 0.0));
+    rules.classes.insert("second", class(1, 0.2));
+    for index in 0..tenants {
+        rules.tenants.insert(&format!("t{index}"), tenant(f64::from(1 + index % 3)));
+    }
+    let pool = PoolId::new(0);
+    for index in 0..replicas {
+        let row = Replica { pool, max_seqs: None, kv_tokens: Some(2_000) };
+        rules.replicas.insert(&format!("p/r{index}"), row);
+    }
+    let members = (0..replicas).map(ReplicaId::new).collect();
+    rules.pools.insert("p", Pool { replicas: members, models: BTreeSet::new(), engine_buffer: 0 });
+    rules.models.insert("m", Model { pools: vec![pool], max_model_len: None });
+
+    let mut scheduler = Scheduler::new(Arc::new(rules));
+    let mut out = Vec::new();
+    let mut events = 0;
+    for id in 0..jobs {
+        let mixed = id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+        let spec = JobSpec {
+            tenant: TenantId::new((mixed % u64::from(tenants)) as u32),
+            class: ClassId::new((id % 2) as u32),
+            prompt_tokens: 20 + mixed % 700,
+            max_output_tokens: 50,
+            sequences: 1 + u32::from(id % 50 == 0),
+            deadline: Tick::from_millis(100_000 + mixed),
+            ..spec(id)
+        };
+        scheduler.handle(Tick::from_millis(id / 100), Event::Arrived(spec), &mut out);
+        events += 1;
+    }
+    assert!(scheduler.waiting().requests > jobs / 2, "the world is full");
+    let mut done = 0;
+    while done < 2_000 {
+        let Action::Dispatch { job, .. } = out[done] else { panic!("only dispatches before the deadlines") };
+        done += 1;
+        let event = if done % 7 == 0 {
+            Event::Left { job, usage: Usage::Unknown }
+        } else {
+            Event::Finished { job, outcome: Outcome::Done(used(100, 40)) }
+        };
+        scheduler.handle(Tick::from_millis(jobs / 100), event, &mut out);
+        events += 1;
+    }
+    assert_eq!(scheduler.broken_invariants(), 0);
+    scheduler.visits() as f64 / f64::from(events)
+}
+
+#[test]
+fn a_hundred_times_the_world_costs_little_more_per_event() {
+    let small = steps_per_event(10, 50, 10_000);
+    let large = steps_per_event(1_000, 500, 100_000);
+    assert!(large < 300.0, "{large} steps per event");
+    assert!(large < 8.0 * small, "{large} against {small} steps per event");
+}

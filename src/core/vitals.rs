@@ -1,0 +1,237 @@
+//! Whether a replica gets work: ejected, probed, busy, coming back.
+
+use std::time::Duration;
+
+use crate::core::policy::Health;
+use crate::core::snapshot::ReplicaState;
+use crate::core::time::Tick;
+
+/// A probe without an answer for this long counts as failed.
+pub const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest time an engine can keep work away by saying it is busy.
+pub const MAX_BUSY: Duration = Duration::from_secs(30);
+/// The shortest pause of any kind, so that a zero in the policy cannot make
+/// the timers spin.
+const MIN_PAUSE: Duration = Duration::from_millis(1);
+/// Steps in which the limit grows after a re-admission, beyond the first
+/// eighth.
+const RAMP_STEPS: u128 = 7;
+
+/// The health of one replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Vitals {
+    out: Option<Out>,
+    busy_until: Option<Tick>,
+    back_since: Option<Tick>,
+    epoch: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Out {
+    since: Tick,
+    pause: Duration,
+    probe: Probe,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Probe {
+    Due(Tick),
+    Sent { until: Tick },
+}
+
+impl Vitals {
+    /// How it stands now.
+    #[must_use]
+    pub fn state(&self, now: Tick, rules: &Health) -> ReplicaState {
+        if self.out.is_some() {
+            return ReplicaState::Ejected;
+        }
+        if self.busy_until.is_some_and(|until| until > now) {
+            return ReplicaState::Busy;
+        }
+        if self.eighths(now, rules) < 8 { ReplicaState::SlowStart } else { ReplicaState::Serving }
+    }
+
+    /// How often it came back. A fault of a stream that began before the last
+    /// return says nothing about what came back.
+    #[must_use]
+    pub const fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Eighths of its limit that it may use: one right after its return, eight
+    /// when `slow_start` has passed.
+    #[must_use]
+    pub fn eighths(&self, now: Tick, rules: &Health) -> u32 {
+        let Some(since) = self.back_since else { return 8 };
+        let (elapsed, whole) = (now.since(since).as_nanos(), rules.slow_start.as_nanos());
+        if elapsed >= whole {
+            return 8;
+        }
+        1 + u32::try_from(elapsed * RAMP_STEPS / whole).unwrap_or(7)
+    }
+
+    /// Takes it out of service; false when it is out already.
+    pub fn eject(&mut self, now: Tick, rules: &Health) -> bool {
+        if self.out.is_some() {
+            return false;
+        }
+        let pause = rules.probe_min.max(MIN_PAUSE);
+        self.out = Some(Out { since: now, pause, probe: Probe::Due(now + pause) });
+        (self.busy_until, self.back_since) = (None, None);
+        true
+    }
+
+    /// It said that it can take no more for now.
+    pub fn busy(&mut self, now: Tick, retry_after: Option<Duration>, rules: &Health) {
+        let asked = retry_after.filter(|asked| !asked.is_zero()).unwrap_or(rules.busy_backoff);
+        let until = now + asked.clamp(MIN_PAUSE, MAX_BUSY);
+        self.busy_until = self.busy_until.max(Some(until));
+    }
+
+    /// The probe that is out failed: the next one waits twice as long.
+    pub fn probe_failed(&mut self, now: Tick, rules: &Health) {
+        let Some(out) = &mut self.out else { return };
+        if let Probe::Sent { .. } = out.probe {
+            out.pause = out.pause.saturating_mul(2).min(rules.probe_max.max(rules.probe_min)).max(MIN_PAUSE);
+            out.probe = Probe::Due(now + out.pause);
+        }
+    }
+
+    /// It is there again: back in service, slowly at first. Returns how long
+    /// it was out; `None` when it was not.
+    pub fn found(&mut self, now: Tick) -> Option<Duration> {
+        let out = self.out.take()?;
+        self.back_since = Some(now);
+        self.epoch = self.epoch.wrapping_add(1);
+        Some(now.since(out.since))
+    }
+
+    /// It was taken out of the policy and put back: a new start.
+    pub fn renew(&mut self) {
+        *self = Self { epoch: self.epoch.wrapping_add(1), ..Self::default() };
+    }
+
+    /// Does what is due by now; says whether to send a probe.
+    pub fn wake(&mut self, now: Tick, rules: &Health) -> bool {
+        self.busy_until = self.busy_until.filter(|until| *until > now);
+        if self.eighths(now, rules) == 8 {
+            self.back_since = None;
+        }
+        let Some(out) = &mut self.out else { return false };
+        match out.probe {
+            Probe::Due(at) if at <= now => {
+                out.probe = Probe::Sent { until: now + PROBE_TIMEOUT };
+                true
+            }
+            Probe::Sent { until } if until <= now => {
+                self.probe_failed(now, rules);
+                false
+            }
+            Probe::Due(_) | Probe::Sent { .. } => false,
+        }
+    }
+
+    /// When time alone will change something next.
+    #[must_use]
+    pub fn next_wake(&self, now: Tick, rules: &Health) -> Option<Tick> {
+        match self.out.map(|out| out.probe) {
+            Some(Probe::Due(at) | Probe::Sent { until: at }) => return Some(at),
+            None => {}
+        }
+        let step = self.back_since.filter(|_| self.eighths(now, rules) < 8).map(|since| {
+            let steps = u128::from(self.eighths(now, rules));
+            let nanos = (rules.slow_start.as_nanos() * steps).div_ceil(RAMP_STEPS);
+            since + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        });
+        let busy = self.busy_until.filter(|until| *until > now);
+        step.into_iter().chain(busy).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(millis: u64) -> Tick {
+        Tick::from_millis(millis)
+    }
+
+    fn rules() -> Health {
+        Health::default()
+    }
+
+    #[test]
+    fn probes_back_off_and_only_one_is_out() {
+        let mut vitals = Vitals::default();
+        assert!(vitals.eject(ms(0), &rules()));
+        assert!(!vitals.eject(ms(1), &rules()));
+        let mut sent = Vec::new();
+        let mut now = ms(0);
+        for _ in 0..5 {
+            now = vitals.next_wake(now, &rules()).expect("a probe");
+            assert!(vitals.wake(now, &rules()));
+            assert!(!vitals.wake(now, &rules()), "one at a time");
+            sent.push(now.as_nanos() / 1_000_000);
+            vitals.probe_failed(now, &rules());
+            vitals.probe_failed(now, &rules());
+        }
+        assert_eq!(sent, [200, 600, 1400, 2400, 3400]);
+    }
+
+    #[test]
+    fn a_probe_without_an_answer_is_lost() {
+        let mut vitals = Vitals::default();
+        vitals.eject(ms(0), &rules());
+        assert!(vitals.wake(ms(200), &rules()));
+        assert_eq!(vitals.next_wake(ms(200), &rules()), Some(ms(10_200)));
+        assert!(!vitals.wake(ms(10_200), &rules()));
+        assert_eq!(vitals.next_wake(ms(10_200), &rules()), Some(ms(10_600)));
+    }
+
+    #[test]
+    fn it_comes_back_in_eighths() {
+        let mut vitals = Vitals::default();
+        vitals.eject(ms(0), &rules());
+        assert_eq!(vitals.found(ms(700)), Some(Duration::from_millis(700)));
+        assert_eq!(vitals.found(ms(700)), None);
+        assert_eq!(vitals.epoch(), 1);
+        let (mut now, mut seen) = (ms(700), Vec::new());
+        while let Some(next) = vitals.next_wake(now, &rules()) {
+            assert!(next > now);
+            now = next;
+            vitals.wake(now, &rules());
+            seen.push(vitals.eighths(now, &rules()));
+        }
+        assert_eq!(seen, [2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(now, ms(5_700));
+        assert_eq!(vitals.state(now, &rules()), ReplicaState::Serving);
+    }
+
+    #[test]
+    fn busy_is_bounded_and_ends() {
+        let mut vitals = Vitals::default();
+        vitals.busy(ms(0), Some(Duration::from_secs(3600)), &rules());
+        assert_eq!(vitals.state(ms(29_999), &rules()), ReplicaState::Busy);
+        assert_eq!(vitals.next_wake(ms(0), &rules()), Some(ms(30_000)));
+        assert_eq!(vitals.state(ms(30_000), &rules()), ReplicaState::Serving);
+
+        let mut vitals = Vitals::default();
+        vitals.busy(ms(0), None, &rules());
+        assert_eq!(vitals.next_wake(ms(0), &rules()), Some(ms(250)));
+        let zero = Health { busy_backoff: Duration::ZERO, ..rules() };
+        let mut vitals = Vitals::default();
+        vitals.busy(ms(0), Some(Duration::ZERO), &zero);
+        assert_eq!(vitals.next_wake(ms(0), &zero), Some(ms(1)), "never a spinning timer");
+    }
+
+    #[test]
+    fn no_slow_start_means_full_size_at_once() {
+        let at_once = Health { slow_start: Duration::ZERO, ..rules() };
+        let mut vitals = Vitals::default();
+        vitals.eject(ms(0), &at_once);
+        vitals.found(ms(5));
+        assert_eq!(vitals.eighths(ms(5), &at_once), 8);
+        assert_eq!(vitals.next_wake(ms(5), &at_once), None);
+    }
+}

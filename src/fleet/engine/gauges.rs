@@ -1,0 +1,184 @@
+//! From samples to gauges, by a table of metric names per engine.
+
+use crate::fleet::promtext::{Sample, samples};
+
+/// What a metrics answer says. Absent = it does not say.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Gauges {
+    /// Sequences it runs.
+    pub running: Option<u64>,
+    /// Requests it holds back.
+    pub waiting: Option<u64>,
+    /// Use of its KV cache, `0.0..=1.0`; the mean over its data-parallel
+    /// ranks, so that it goes with the sum in `kv_tokens`.
+    pub kv_usage: Option<f64>,
+    /// Sequences it can run at once, at least 1.
+    pub slots: Option<u32>,
+    /// Tokens its KV cache holds, at least 1; the sum over its ranks.
+    pub kv_tokens: Option<u64>,
+    /// A counter that moves while it works.
+    pub progress: Option<u64>,
+    /// Whether it sleeps (vLLM): it accepts requests and answers none.
+    pub asleep: Option<bool>,
+}
+
+/// Which samples hold a number: a metric, or the rows of one that carry a
+/// label value.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Series {
+    name: &'static str,
+    only: Option<(&'static str, &'static str)>,
+}
+
+impl Series {
+    /// All rows of a metric.
+    pub(super) const fn all(name: &'static str) -> Self {
+        Self { name, only: None }
+    }
+
+    /// The rows of a metric whose `label` is `value`.
+    pub(super) const fn only(name: &'static str, label: &'static str, value: &'static str) -> Self {
+        Self { name, only: Some((label, value)) }
+    }
+
+    pub(super) fn holds(&self, sample: &Sample<'_>) -> bool {
+        self.name == sample.name
+            && self.only.is_none_or(|(label, value)| sample.label(label).as_deref() == Some(value))
+    }
+}
+
+/// Where each gauge is. Of several series the first that is there counts:
+/// newer names come first.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Names {
+    pub(super) running: &'static [Series],
+    pub(super) waiting: &'static [Series],
+    pub(super) kv_usage: &'static [Series],
+    pub(super) slots: &'static [Series],
+    pub(super) kv_tokens: &'static [Series],
+    pub(super) progress: &'static [Series],
+}
+
+/// Reads `text` by `names`; absent when there is no sample in it. Every
+/// sample is shown to `keep` first, which may take it out of the count.
+pub(super) fn gather<'a>(
+    text: &'a str,
+    names: &Names,
+    mut keep: impl FnMut(&Sample<'a>) -> bool,
+) -> Option<Gauges> {
+    let fields = [names.running, names.waiting, names.kv_usage, names.slots, names.kv_tokens, names.progress];
+    let mut folds = [Fold::default(); 6];
+    let mut seen = false;
+    for sample in samples(text) {
+        seen = true;
+        if !keep(&sample) {
+            continue;
+        }
+        for (series, fold) in fields.iter().zip(&mut folds) {
+            if let Some(rank) = series.iter().position(|series| series.holds(&sample)) {
+                fold.add(rank, sample.value);
+            }
+        }
+    }
+    let [running, waiting, kv_usage, slots, kv_tokens, progress] = folds;
+    seen.then(|| Gauges {
+        running: running.sum(),
+        waiting: waiting.sum(),
+        kv_usage: kv_usage.mean_share(),
+        slots: slots.sum().and_then(|slots| u32::try_from(slots).ok()).filter(|slots| *slots > 0),
+        kv_tokens: kv_tokens.sum().filter(|tokens| *tokens > 0),
+        progress: progress.sum(),
+        asleep: None,
+    })
+}
+
+/// The rows of the best series so far.
+#[derive(Debug, Clone, Copy, Default)]
+struct Fold {
+    rank: usize,
+    rows: u32,
+    total: f64,
+    highest: f64,
+}
+
+impl Fold {
+    /// A row that is no number spoils its series (the total becomes NaN): the
+    /// rest of the rows would be too little.
+    fn add(&mut self, rank: usize, value: f64) {
+        if self.rows > 0 && rank > self.rank {
+            return;
+        }
+        if rank < self.rank || self.rows == 0 {
+            *self = Self { rank, ..Self::default() };
+        }
+        self.rows += 1;
+        self.total += if value >= 0.0 { value } else { f64::NAN };
+        self.highest = self.highest.max(value);
+    }
+
+    fn sum(self) -> Option<u64> {
+        (self.rows > 0).then(|| whole(self.total)).flatten()
+    }
+
+    fn mean_share(self) -> Option<f64> {
+        let mean = self.total / f64::from(self.rows);
+        (self.rows > 0 && self.highest <= 1.0 && mean.is_finite()).then_some(mean.min(1.0))
+    }
+}
+
+/// `value` as a count; absent when it is none (negative, not finite, beyond
+/// what an `f64` counts exactly).
+pub(super) fn whole(value: f64) -> Option<u64> {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in 0..=2^53")]
+    (0.0..=EXACT).contains(&value).then(|| value.round() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: Names = Names {
+        running: &[Series::all("new"), Series::all("old")],
+        waiting: &[Series::only("rows", "kind", "waiting")],
+        kv_usage: &[Series::all("usage")],
+        slots: &[Series::all("slots")],
+        kv_tokens: &[],
+        progress: &[],
+    };
+
+    fn read(text: &str) -> Gauges {
+        gather(text, &NAMES, |_| true).unwrap()
+    }
+
+    #[test]
+    fn rows_of_one_series_add_up() {
+        assert_eq!(read("new{e=\"0\"} 1\nnew{e=\"1\"} 2\n").running, Some(3));
+        assert_eq!(read("usage{e=\"0\"} 0.25\nusage{e=\"1\"} 0.75\n").kv_usage, Some(0.5));
+    }
+
+    #[test]
+    fn the_first_name_wins_in_any_order() {
+        assert_eq!(read("new 1\nold 7\nnew 1\n").running, Some(2));
+        assert_eq!(read("old 7\nnew 1\nold 7\n").running, Some(1));
+        assert_eq!(read("old 7\n").running, Some(7));
+    }
+
+    #[test]
+    fn only_the_rows_with_the_label_count() {
+        assert_eq!(read("rows{kind=\"waiting\"} 3\nrows{kind=\"max\"} 9\nrows 4\n").waiting, Some(3));
+    }
+
+    #[test]
+    fn nonsense_is_absent_and_not_zero() {
+        for value in ["NaN", "-1", "+Inf", "1e300"] {
+            assert_eq!(read(&format!("new{{e=\"0\"}} 5\nnew{{e=\"1\"}} {value}\n")).running, None, "{value}");
+        }
+        assert_eq!(read("usage 62.5\n").kv_usage, None);
+        assert_eq!(read("usage{e=\"0\"} 1.5\nusage{e=\"1\"} 0.1\n").kv_usage, None);
+        assert_eq!(read("usage NaN\n").kv_usage, None);
+        assert_eq!(read("slots 0\n").slots, None);
+        assert_eq!(read("slots 1e12\n").slots, None);
+        assert_eq!(read("other 1\n"), Gauges::default());
+    }
+}

@@ -1,0 +1,143 @@
+//! What an engine says of itself and of the models that it serves.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The models of an engine and its fixed bounds.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ModelInfo {
+    /// The names it lists, aliases and adapters included.
+    pub names: Vec<ServedName>,
+    /// The context window, in tokens, that all its models share; absent when
+    /// it does not say or they differ.
+    pub max_model_len: Option<u32>,
+    /// Sequences it can run at once, at least 1.
+    pub slots: Option<u32>,
+}
+
+/// One name that an engine lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServedName {
+    /// The name.
+    pub name: String,
+    /// Its context window in tokens; an adapter has that of its base.
+    pub max_model_len: Option<u32>,
+}
+
+/// An answer that is not what was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the answer is not what was asked for")]
+pub struct NotUnderstood;
+
+impl ModelInfo {
+    /// The context window, in tokens, of the model called `name` there: its
+    /// own, else the one that all models of the engine share.
+    #[must_use]
+    pub fn window(&self, name: &str) -> Option<u32> {
+        let listed = self.names.iter().find(|served| served.name == name);
+        listed.and_then(|served| served.max_model_len).or(self.max_model_len)
+    }
+}
+
+#[derive(Deserialize)]
+struct Models {
+    data: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    id: String,
+    #[serde(default)]
+    parent: Value,
+    #[serde(default)]
+    max_model_len: Value,
+}
+
+/// Reads the OpenAI model list with vLLM's `max_model_len` and `parent`.
+pub(super) fn read_models(body: &[u8], info: &mut ModelInfo) -> Result<(), NotUnderstood> {
+    let models: Models = serde_json::from_slice(body).map_err(|_| NotUnderstood)?;
+    let own = |entry: &Entry| size(&entry.max_model_len);
+    let of_base = |entry: &Entry| {
+        let parent = entry.parent.as_str()?;
+        models.data.iter().find(|base| base.id == parent).and_then(own)
+    };
+    let names = models
+        .data
+        .iter()
+        .map(|entry| ServedName {
+            name: entry.id.clone(),
+            max_model_len: own(entry).or_else(|| of_base(entry)),
+        })
+        .collect();
+    info.names = names;
+    let mut windows = info.names.iter().filter_map(|served| served.max_model_len);
+    if let Some(first) = windows.next() {
+        info.max_model_len = windows.all(|window| window == first).then_some(first);
+    }
+    Ok(())
+}
+
+/// A JSON object.
+pub(super) fn object(body: &[u8]) -> Result<Value, NotUnderstood> {
+    let value: Value = serde_json::from_slice(body).map_err(|_| NotUnderstood)?;
+    if value.is_object() { Ok(value) } else { Err(NotUnderstood) }
+}
+
+/// A size of at least 1; absent when `value` is none.
+pub(super) fn size(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|size| u32::try_from(size).ok()).filter(|size| *size > 0)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::fleet::engine::Adapter;
+
+    /// The body of a recorded answer.
+    pub(in crate::fleet::engine) fn body(record: &str) -> &str {
+        record.split_once(">>>>\n").and_then(|(_, answer)| answer.split_once("\r\n\r\n")).unwrap().1
+    }
+
+    pub(in crate::fleet::engine) fn read(adapter: &Adapter, bodies: &[&str]) -> ModelInfo {
+        let mut info = ModelInfo::default();
+        assert_eq!(adapter.info.len(), bodies.len());
+        for (doc, body) in adapter.info.iter().zip(bodies) {
+            (doc.read)(body.as_bytes(), &mut info).unwrap();
+        }
+        info
+    }
+
+    fn models(text: &str) -> Result<ModelInfo, NotUnderstood> {
+        let mut info = ModelInfo::default();
+        read_models(text.as_bytes(), &mut info).map(|()| info)
+    }
+
+    #[test]
+    fn windows_that_differ_have_no_common_one() {
+        let info =
+            models(r#"{"data":[{"id":"a","max_model_len":10},{"id":"b","max_model_len":20}]}"#).unwrap();
+        assert_eq!((info.max_model_len, info.window("b"), info.window("c")), (None, Some(20), None));
+    }
+
+    #[test]
+    fn odd_windows_are_absent() {
+        for odd in ["null", "0", "-1", "1.5", "\"2048\"", "99999999999"] {
+            let info = models(&format!(r#"{{"data":[{{"id":"a","max_model_len":{odd}}}]}}"#)).unwrap();
+            assert_eq!((info.names.len(), info.window("a")), (1, None), "{odd}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_model_list_is_refused() {
+        for bad in ["", "[]", "{}", "<html>", r#"{"data":[{}]}"#, r#"{"data":null}"#] {
+            assert_eq!(models(bad), Err(NotUnderstood), "{bad}");
+        }
+        assert_eq!(object(b"[1]"), Err(NotUnderstood));
+    }
+
+    #[test]
+    fn an_adapter_that_names_itself_as_parent_has_no_window() {
+        let info = models(r#"{"data":[{"id":"a","parent":"a"}]}"#).unwrap();
+        assert_eq!(info.window("a"), None);
+    }
+}

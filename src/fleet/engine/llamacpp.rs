@@ -1,0 +1,71 @@
+//! llama.cpp's server. Its metrics are there only with `--metrics`.
+
+use crate::fleet::engine::gauges::{Gauges, Names, Series, gather};
+use crate::fleet::engine::info::{ModelInfo, NotUnderstood, object, size};
+use crate::fleet::engine::{Adapter, Doc, MODELS, Ready};
+
+pub(super) const ADAPTER: Adapter = Adapter {
+    metrics_path: Some("/metrics"),
+    info: &[MODELS, Doc { path: "/props", read: read_props }],
+    ready_paths: &["/health"],
+    ready: Ready::Success,
+    names_bind: false,
+    read,
+};
+
+/// `tokens_predicted_total` moves only when a request ends, so the count of
+/// decode steps comes first. New builds have no gauge of the KV cache.
+const NAMES: Names = Names {
+    running: &[Series::all("llamacpp:requests_processing")],
+    waiting: &[Series::all("llamacpp:requests_deferred")],
+    kv_usage: &[Series::all("llamacpp:kv_cache_usage_ratio")],
+    slots: &[],
+    kv_tokens: &[],
+    progress: &[Series::all("llamacpp:n_decode_total"), Series::all("llamacpp:tokens_predicted_total")],
+};
+
+fn read(text: &str) -> Option<Gauges> {
+    gather(text, &NAMES, |_| true)
+}
+
+/// The window of one slot, and how many there are. It comes after the model
+/// list, whose entries have no window here.
+fn read_props(body: &[u8], info: &mut ModelInfo) -> Result<(), NotUnderstood> {
+    let root = object(body)?;
+    let of_slot = size(&root["default_generation_settings"]["n_ctx"]);
+    info.max_model_len = of_slot.or_else(|| size(&root["n_ctx"]));
+    info.slots = size(&root["total_slots"]);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::engine::info::tests::read as read_docs;
+
+    #[test]
+    fn reads_metrics() {
+        let gauges = ADAPTER.gauges(include_str!("../../../tests/fixtures/engines/llamacpp_metrics.txt"));
+        let expected =
+            Gauges { running: Some(2), waiting: Some(1), progress: Some(531), ..Gauges::default() };
+        assert_eq!(gauges, Some(expected));
+    }
+
+    #[test]
+    fn reads_older_names() {
+        let gauges = ADAPTER
+            .gauges("llamacpp:kv_cache_usage_ratio 0.25\nllamacpp:tokens_predicted_total 7\n")
+            .unwrap();
+        assert_eq!((gauges.kv_usage, gauges.progress), (Some(0.25), Some(7)));
+    }
+
+    #[test]
+    fn reads_info() {
+        let models = include_str!("../../../tests/fixtures/engines/llamacpp_models.json");
+        let props = include_str!("../../../tests/fixtures/engines/llamacpp_props.json");
+        let info = read_docs(&ADAPTER, &[models, props]);
+        assert_eq!((info.window("chat-8b.gguf"), info.slots), (Some(8192), Some(4)));
+        let flat = read_docs(&ADAPTER, &[models, r#"{"n_ctx":512}"#]);
+        assert_eq!((flat.max_model_len, flat.slots), (Some(512), None));
+    }
+}

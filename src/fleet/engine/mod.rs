@@ -1,0 +1,160 @@
+//! What each kind of engine can be asked, and how its answers read. Pure:
+//! text in, numbers out; `fleet::scrape` does the asking.
+
+mod gauges;
+mod info;
+mod llamacpp;
+mod openai;
+mod sglang;
+mod tgi;
+mod triton;
+mod trtllm;
+mod vllm;
+
+pub use gauges::Gauges;
+pub use info::{ModelInfo, NotUnderstood, ServedName};
+
+use crate::config::settings::EngineKind;
+
+/// One kind of engine.
+#[derive(Debug)]
+pub struct Adapter {
+    /// Path of its Prometheus text; absent = it has none that is known.
+    pub metrics_path: Option<&'static str>,
+    /// What it says of itself and its models.
+    pub info: &'static [Doc],
+    /// Asked one after the other until one is not 404.
+    pub ready_paths: &'static [&'static str],
+    /// Which status means ready.
+    pub ready: Ready,
+    /// Whether it refuses requests for names that it does not list. Otherwise
+    /// a name that is missing from its list means nothing.
+    pub names_bind: bool,
+    read: fn(&str) -> Option<Gauges>,
+}
+
+impl Adapter {
+    /// Reads a metrics answer; absent when there is no sample in it. A metric
+    /// that is missing or makes no sense is absent, never 0.
+    #[must_use]
+    pub fn gauges(&self, text: &str) -> Option<Gauges> {
+        (self.read)(text)
+    }
+
+    /// Whether this status of a readiness path means ready.
+    #[must_use]
+    pub fn is_ready(&self, status: u16) -> bool {
+        match self.ready {
+            Ready::Success => (200..300).contains(&status),
+            Ready::Answers => status < 500,
+        }
+    }
+}
+
+/// Which status of a readiness path means ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ready {
+    /// 2xx.
+    Success,
+    /// Any answer but 5xx. A bare TCP connection is not enough: the kernel
+    /// accepts it for a process that hangs.
+    Answers,
+}
+
+/// A document about the engine and its models.
+#[derive(Debug)]
+pub struct Doc {
+    /// Where it is.
+    pub path: &'static str,
+    /// Adds what the document says.
+    ///
+    /// # Errors
+    /// When it is not what was asked for.
+    pub read: fn(&[u8], &mut ModelInfo) -> Result<(), NotUnderstood>,
+}
+
+/// `/v1/models`, which every engine here has.
+const MODELS: Doc = Doc { path: "/v1/models", read: info::read_models };
+
+/// The adapter for `kind`.
+#[must_use]
+pub fn adapter(kind: EngineKind) -> &'static Adapter {
+    match kind {
+        EngineKind::Vllm => &vllm::ADAPTER,
+        EngineKind::Tgi => &tgi::ADAPTER,
+        EngineKind::Sglang => &sglang::ADAPTER,
+        EngineKind::Trtllm => &trtllm::ADAPTER,
+        EngineKind::Triton => &triton::ADAPTER,
+        EngineKind::Llamacpp => &llamacpp::ADAPTER,
+        EngineKind::Openai => &openai::ADAPTER,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const KINDS: [EngineKind; 7] = [
+        EngineKind::Vllm,
+        EngineKind::Tgi,
+        EngineKind::Sglang,
+        EngineKind::Trtllm,
+        EngineKind::Triton,
+        EngineKind::Llamacpp,
+        EngineKind::Openai,
+    ];
+
+    #[test]
+    fn a_page_without_metrics_is_not_idle() {
+        for kind in KINDS {
+            assert_eq!(adapter(kind).gauges("<html>\n<body>Bad gateway</body>\n"), None, "{kind:?}");
+            assert_eq!(adapter(kind).gauges(""), None, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn metrics_of_something_else_say_nothing() {
+        for kind in KINDS.into_iter().filter(|kind| *kind != EngineKind::Openai) {
+            assert_eq!(adapter(kind).gauges("process_open_fds 7\n"), Some(Gauges::default()), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn readiness_follows_the_engine() {
+        for kind in KINDS {
+            let adapter = adapter(kind);
+            assert!(adapter.is_ready(200) && !adapter.is_ready(503), "{kind:?}");
+            assert_eq!(adapter.is_ready(401), kind == EngineKind::Openai, "{kind:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_gives_sane_gauges(
+            rows in proptest::collection::vec((0..NAMES.len(), any::<f64>()), 0..20),
+            labels in "(|\\{engine=\"[01]\"\\}|\\{request_type=\"(max|waiting)\"\\})",
+        ) {
+            let text: String =
+                rows.iter().map(|(name, value)| format!("{}{labels} {value}\n", NAMES[*name])).collect();
+            for kind in KINDS {
+                let Some(gauges) = adapter(kind).gauges(&text) else { continue };
+                prop_assert!(gauges.kv_usage.is_none_or(|usage| (0.0..=1.0).contains(&usage)));
+                prop_assert!(gauges.slots != Some(0) && gauges.kv_tokens != Some(0));
+            }
+        }
+    }
+
+    const NAMES: [&str; 10] = [
+        "vllm:num_requests_running",
+        "vllm:kv_cache_usage_perc",
+        "vllm:cache_config_info",
+        "tgi_queue_size",
+        "sglang:token_usage",
+        "sglang:max_total_num_tokens",
+        "trtllm_kv_cache_utilization",
+        "trtllm_max_num_active_requests",
+        "nv_trt_llm_request_metrics",
+        "llamacpp:kv_cache_usage_ratio",
+    ];
+}

@@ -1,0 +1,124 @@
+//! SGLang.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use crate::fleet::engine::gauges::{Gauges, Names, Series, gather};
+use crate::fleet::engine::info::{ModelInfo, NotUnderstood, object, size};
+use crate::fleet::engine::{Adapter, Doc, MODELS, Ready};
+use crate::fleet::promtext::Sample;
+
+/// `/health` runs a generation and is slow; `/ready` is the cheap one.
+pub(super) const ADAPTER: Adapter = Adapter {
+    metrics_path: Some("/metrics"),
+    info: &[MODELS, Doc { path: "/server_info", read: read_server_info }],
+    ready_paths: &["/ready", "/health"],
+    ready: Ready::Success,
+    names_bind: false,
+    read,
+};
+
+/// Both spellings of a name, with a colon and with an underscore.
+macro_rules! both {
+    ($($name:literal),+) => {
+        &[$(Series::all(concat!("sglang:", $name)), Series::all(concat!("sglang_", $name))),+]
+    };
+}
+
+/// `generation_tokens_total` moves only when a request ends, so the counter
+/// that moves with each step comes first.
+const NAMES: Names = Names {
+    running: both!("num_running_reqs"),
+    waiting: both!("num_queue_reqs"),
+    kv_usage: both!("token_usage"),
+    slots: &[],
+    kv_tokens: both!("max_total_num_tokens"),
+    progress: both!("realtime_tokens_total", "generation_tokens_total", "generation_tokens"),
+};
+
+fn read(text: &str) -> Option<Gauges> {
+    let mut seen = BTreeSet::new();
+    gather(text, &NAMES, |sample| is_total(sample) && is_first_of_its_rank(sample, &mut seen))
+}
+
+/// With priority scheduling the queue gauges have a row per priority, and the
+/// total in the row whose priority is empty.
+fn is_total(sample: &Sample<'_>) -> bool {
+    sample.label("priority").is_none_or(|priority| priority.is_empty())
+}
+
+/// Tensor-parallel processes may repeat the gauges of their data-parallel
+/// rank; one of them is enough. Counters have rows of other kinds (`mode`).
+fn is_first_of_its_rank<'a>(sample: &Sample<'a>, seen: &mut BTreeSet<(&'a str, Cow<'a, str>)>) -> bool {
+    let gauges = [NAMES.running, NAMES.waiting, NAMES.kv_usage, NAMES.kv_tokens];
+    if !gauges.into_iter().flatten().any(|series| series.holds(sample)) {
+        return true;
+    }
+    seen.insert((sample.name, sample.label("dp_rank").unwrap_or_default()))
+}
+
+/// The limit of each data-parallel rank, summed. Everything else in there
+/// (start-up arguments, secrets among them) is dropped.
+fn read_server_info(body: &[u8], info: &mut ModelInfo) -> Result<(), NotUnderstood> {
+    let root = object(body)?;
+    let ranks = root["internal_states"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let sum = ranks.iter().try_fold(0_u32, |sum, rank| {
+        size(&rank["effective_max_running_requests_per_dp"]).and_then(|limit| sum.checked_add(limit))
+    });
+    info.slots = sum.filter(|sum| *sum > 0).or_else(|| size(&root["max_running_requests"]));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::engine::info::tests::read as read_docs;
+
+    fn read(text: &str) -> Gauges {
+        ADAPTER.gauges(text).unwrap()
+    }
+
+    #[test]
+    fn reads_metrics_with_priorities_and_ranks() {
+        assert_eq!(
+            read(include_str!("../../../tests/fixtures/engines/sglang_metrics.txt")),
+            Gauges {
+                running: Some(9),
+                waiting: Some(5),
+                kv_usage: Some(0.375),
+                kv_tokens: Some(200_000),
+                progress: Some(7600),
+                ..Gauges::default()
+            }
+        );
+    }
+
+    #[test]
+    fn reads_names_with_an_underscore() {
+        let gauges =
+            read("sglang_num_running_reqs 2\nsglang_token_usage 0.1\nsglang_generation_tokens_total 9\n");
+        assert_eq!((gauges.running, gauges.kv_usage, gauges.progress), (Some(2), Some(0.1), Some(9)));
+    }
+
+    #[test]
+    fn reads_info() {
+        let models = include_str!("../../../tests/fixtures/engines/sglang_models.json");
+        let server = include_str!("../../../tests/fixtures/engines/sglang_server_info.json");
+        let info = read_docs(&ADAPTER, &[models, server]);
+        assert_eq!((info.max_model_len, info.slots), (Some(32768), Some(256)));
+        let plain = read_docs(&ADAPTER, &[models, r#"{"max_running_requests":48}"#]);
+        assert_eq!(plain.slots, Some(48));
+        let silent =
+            read_docs(&ADAPTER, &[models, r#"{"max_running_requests":null,"internal_states":[{}]}"#]);
+        assert_eq!(silent.slots, None);
+    }
+
+    #[test]
+    fn limits_that_overflow_are_absent_and_do_not_panic() {
+        let rank = r#"{"effective_max_running_requests_per_dp":4294967295}"#;
+        let text = format!(r#"{{"internal_states":[{rank},{rank}]}}"#);
+        let mut info = ModelInfo::default();
+        assert_eq!(read_server_info(text.as_bytes(), &mut info), Ok(()));
+        assert_eq!(info.slots, None);
+    }
+}

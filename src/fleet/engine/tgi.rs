@@ -1,0 +1,68 @@
+//! Hugging Face Text Generation Inference.
+
+use crate::fleet::engine::gauges::{Gauges, Names, Series, gather};
+use crate::fleet::engine::info::{ModelInfo, NotUnderstood, ServedName, object, size};
+use crate::fleet::engine::{Adapter, Doc, Ready};
+
+/// A name that it does not list may be an adapter, and its own is `tgi`: the
+/// list says nothing about what it refuses.
+pub(super) const ADAPTER: Adapter = Adapter {
+    metrics_path: Some("/metrics"),
+    info: &[Doc { path: "/info", read: read_info }],
+    ready_paths: &["/health"],
+    ready: Ready::Success,
+    names_bind: false,
+    read,
+};
+
+const NAMES: Names = Names {
+    running: &[Series::all("tgi_batch_current_size")],
+    waiting: &[Series::all("tgi_queue_size")],
+    kv_usage: &[],
+    slots: &[],
+    kv_tokens: &[],
+    progress: &[Series::all("tgi_batch_inference_count"), Series::all("tgi_batch_inference_count_total")],
+};
+
+fn read(text: &str) -> Option<Gauges> {
+    gather(text, &NAMES, |_| true)
+}
+
+/// `max_total_tokens` is the window; beyond `max_concurrent_requests`
+/// it answers 429.
+fn read_info(body: &[u8], info: &mut ModelInfo) -> Result<(), NotUnderstood> {
+    let root = object(body)?;
+    let name = root["model_id"].as_str().ok_or(NotUnderstood)?;
+    info.max_model_len = size(&root["max_total_tokens"]);
+    info.slots = size(&root["max_concurrent_requests"]);
+    info.names = vec![ServedName { name: name.to_owned(), max_model_len: info.max_model_len }];
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::engine::info::tests::read as read_docs;
+
+    #[test]
+    fn reads_metrics() {
+        let gauges = ADAPTER.gauges(include_str!("../../../tests/fixtures/engines/tgi_metrics.txt"));
+        let expected =
+            Gauges { running: Some(17), waiting: Some(3), progress: Some(1204), ..Gauges::default() };
+        assert_eq!(gauges, Some(expected));
+    }
+
+    #[test]
+    fn a_server_that_never_ran_a_batch_does_not_say() {
+        let gauges = ADAPTER.gauges("tgi_queue_size 0\n").unwrap();
+        assert_eq!((gauges.waiting, gauges.running, gauges.progress), (Some(0), None, None));
+    }
+
+    #[test]
+    fn reads_info() {
+        let info = read_docs(&ADAPTER, &[include_str!("../../../tests/fixtures/engines/tgi_info.json")]);
+        assert_eq!((info.max_model_len, info.slots), (Some(4096), Some(128)));
+        assert_eq!(info.names[0].name, "example/chat-7b");
+        assert_eq!(read_info(b"{}", &mut ModelInfo::default()), Err(NotUnderstood));
+    }
+}

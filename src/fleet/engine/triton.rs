@@ -1,0 +1,80 @@
+//! Triton with the TensorRT-LLM back end, behind its OpenAI front end.
+
+use crate::fleet::engine::gauges::{Gauges, Names, Series, gather, whole};
+use crate::fleet::engine::{Adapter, MODELS, Ready};
+
+const REQUESTS: &str = "nv_trt_llm_request_metrics";
+const BLOCKS: &str = "nv_trt_llm_kv_cache_block_metrics";
+const BLOCK_KIND: &str = "kv_cache_block_type";
+
+/// Its counters move when requests end, not while they run, so none of them
+/// is a sign of progress. `/v2/health/ready` is there when the KServe front
+/// end shares the port; the OpenAI front end has `/health/ready`.
+pub(super) const ADAPTER: Adapter = Adapter {
+    metrics_path: Some("/metrics"),
+    info: &[MODELS],
+    ready_paths: &["/v2/health/ready", "/health/ready"],
+    ready: Ready::Success,
+    names_bind: true,
+    read,
+};
+
+const NAMES: Names = Names {
+    running: &[Series::only(REQUESTS, "request_type", "scheduled")],
+    waiting: &[Series::only(REQUESTS, "request_type", "waiting")],
+    kv_usage: &[Series::only(BLOCKS, BLOCK_KIND, "fraction")],
+    slots: &[Series::only(REQUESTS, "request_type", "max")],
+    kv_tokens: &[],
+    progress: &[],
+};
+
+/// The cache size is known when one model reports it: rows of several models
+/// do not say which blocks go with which.
+fn read(text: &str) -> Option<Gauges> {
+    let (mut blocks, mut per_block) = (Vec::new(), Vec::new());
+    let gauges = gather(text, &NAMES, |sample| {
+        if sample.name == BLOCKS {
+            match sample.label(BLOCK_KIND).as_deref() {
+                Some("max") => blocks.push(sample.value),
+                Some("tokens_per") => per_block.push(sample.value),
+                _ => {}
+            }
+        }
+        true
+    })?;
+    let tokens = match (&blocks[..], &per_block[..]) {
+        ([blocks], [per_block]) => whole(blocks * per_block).filter(|tokens| *tokens > 0),
+        _ => None,
+    };
+    Some(Gauges { kv_tokens: tokens, ..gauges })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = include_str!("../../../tests/fixtures/engines/triton_metrics.txt");
+
+    #[test]
+    fn reads_metrics() {
+        assert_eq!(
+            ADAPTER.gauges(TEXT),
+            Some(Gauges {
+                running: Some(8),
+                waiting: Some(4),
+                kv_usage: Some(0.125),
+                slots: Some(512),
+                kv_tokens: Some(399_296),
+                progress: None,
+                asleep: None,
+            })
+        );
+    }
+
+    #[test]
+    fn two_models_have_no_common_cache_size() {
+        let other = TEXT.replace("model=\"tensorrt_llm\"", "model=\"draft\"");
+        let gauges = ADAPTER.gauges(&(TEXT.to_owned() + &other)).unwrap();
+        assert_eq!((gauges.running, gauges.kv_tokens), (Some(16), None));
+    }
+}

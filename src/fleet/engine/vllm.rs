@@ -1,0 +1,180 @@
+//! vLLM's OpenAI server.
+//!
+//! Checked against recordings of 0.32; older metric names are accepted too.
+//! `/load` is not used: without `--enable-server-load-tracking` it is 0
+//! whatever the load, which cannot be told from idle.
+
+use crate::fleet::engine::gauges::{Gauges, Names, Series, gather, whole};
+use crate::fleet::engine::{Adapter, MODELS, Ready};
+use crate::fleet::promtext::Sample;
+
+pub(super) const ADAPTER: Adapter = Adapter {
+    metrics_path: Some("/metrics"),
+    info: &[MODELS],
+    ready_paths: &["/health"],
+    ready: Ready::Success,
+    names_bind: true,
+    read,
+};
+
+const NAMES: Names = Names {
+    running: &[Series::all("vllm:num_requests_running")],
+    waiting: &[Series::all("vllm:num_requests_waiting")],
+    kv_usage: &[Series::all("vllm:kv_cache_usage_perc"), Series::all("vllm:gpu_cache_usage_perc")],
+    slots: &[],
+    kv_tokens: &[],
+    progress: &[Series::all("vllm:generation_tokens_total"), Series::all("vllm:generation_tokens")],
+};
+
+fn read(text: &str) -> Option<Gauges> {
+    let mut caches = Caches::default();
+    let mut sleep = Sleep::default();
+    let gauges = gather(text, &NAMES, |sample| {
+        match sample.name {
+            "vllm:cache_config_info" => caches.add(sample),
+            "vllm:engine_sleep_state" => sleep.add(sample),
+            _ => {}
+        }
+        true
+    })?;
+    Some(Gauges { kv_tokens: caches.tokens(), asleep: sleep.asleep(), ..gauges })
+}
+
+/// Sizes of the KV caches, one row per data-parallel rank.
+#[derive(Default)]
+struct Caches {
+    total: u64,
+    unknown: bool,
+}
+
+impl Caches {
+    fn add(&mut self, sample: &Sample<'_>) {
+        match cache_tokens(sample) {
+            Some(tokens) => self.total = self.total.saturating_add(tokens),
+            None => self.unknown = true,
+        }
+    }
+
+    fn tokens(&self) -> Option<u64> {
+        (self.total > 0 && !self.unknown).then_some(self.total)
+    }
+}
+
+/// vLLM's own count where it gives one (it knows layers that keep fewer
+/// tokens), else blocks × tokens per block.
+fn cache_tokens(sample: &Sample<'_>) -> Option<u64> {
+    let number = |label| sample.label(label)?.parse().ok().and_then(whole).filter(|number| *number > 0);
+    number("kv_cache_size_tokens").or_else(|| number("num_gpu_blocks")?.checked_mul(number("block_size")?))
+}
+
+/// Rows of `engine_sleep_state`: 1 for the state that an engine is in.
+#[derive(Default)]
+struct Sleep {
+    awake: bool,
+    other: bool,
+}
+
+impl Sleep {
+    fn add(&mut self, sample: &Sample<'_>) {
+        if sample.value < 0.5 {
+            return;
+        }
+        match sample.label("sleep_state").as_deref() {
+            Some("awake") => self.awake = true,
+            Some(_) => self.other = true,
+            None => {}
+        }
+    }
+
+    fn asleep(&self) -> Option<bool> {
+        (self.awake || self.other).then_some(self.other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::engine::info::tests::{body, read as read_info};
+
+    macro_rules! fixture {
+        ($path:literal) => {
+            body(include_str!(concat!("../../../tests/fixtures/vllm/", $path, ".http")))
+        };
+    }
+
+    fn read(text: &str) -> Gauges {
+        ADAPTER.gauges(text).unwrap()
+    }
+
+    #[test]
+    fn reads_an_idle_server() {
+        assert_eq!(
+            read(fixture!("metrics/idle_fresh")),
+            Gauges {
+                running: Some(0),
+                waiting: Some(0),
+                kv_usage: Some(0.0),
+                slots: None,
+                kv_tokens: Some(2_097_152),
+                progress: Some(0),
+                asleep: Some(false),
+            }
+        );
+    }
+
+    #[test]
+    fn reads_load_and_a_full_cache() {
+        let loaded = read(fixture!("metrics/under_load_admission"));
+        assert_eq!((loaded.running, loaded.waiting, loaded.progress), (Some(4), Some(6), Some(876)));
+        let full = read(fixture!("metrics/under_kv_pressure"));
+        assert_eq!((full.running, full.waiting), (Some(2), Some(2)));
+        assert_eq!(full.kv_usage, Some(0.739_130_434_782_608_6));
+    }
+
+    #[test]
+    fn reads_the_merged_view_of_two_api_servers() {
+        let gauges = read(fixture!("metrics/two_api_servers"));
+        assert_eq!((gauges.running, gauges.progress, gauges.asleep), (Some(0), Some(18), Some(false)));
+    }
+
+    #[test]
+    fn sees_that_it_sleeps() {
+        assert_eq!(read(fixture!("metrics/asleep")).asleep, Some(true));
+        assert_eq!(read("vllm:num_requests_running 0\n").asleep, None);
+    }
+
+    #[test]
+    fn a_cut_exposition_says_nothing() {
+        assert_eq!(read(fixture!("metrics/openmetrics_accept")), Gauges::default());
+    }
+
+    #[test]
+    fn adds_up_data_parallel_ranks() {
+        let row = |rank, running, usage, blocks| {
+            format!(
+                "vllm:num_requests_running{{engine=\"{rank}\"}} {running}\n\
+                 vllm:kv_cache_usage_perc{{engine=\"{rank}\"}} {usage}\n\
+                 vllm:cache_config_info{{engine=\"{rank}\",block_size=\"16\",num_gpu_blocks=\"{blocks}\"}} 1\n"
+            )
+        };
+        let both = read(&(row(0, 3, 0.5, "100") + &row(1, 4, 0.25, "100")));
+        assert_eq!((both.running, both.kv_usage, both.kv_tokens), (Some(7), Some(0.375), Some(3200)));
+        let half_known = read(&(row(0, 3, 0.5, "100") + &row(1, 4, 0.25, "None")));
+        assert_eq!(half_known.kv_tokens, None);
+    }
+
+    #[test]
+    fn reads_older_names() {
+        let gauges = read("vllm:gpu_cache_usage_perc 0.5\nvllm:generation_tokens 12\n");
+        assert_eq!((gauges.kv_usage, gauges.progress), (Some(0.5), Some(12)));
+    }
+
+    #[test]
+    fn reads_its_models_with_aliases_and_adapters() {
+        let info = read_info(&ADAPTER, &[fixture!("meta/models")]);
+        let names: Vec<&str> = info.names.iter().map(|served| served.name.as_str()).collect();
+        assert_eq!((names, info.max_model_len), (vec!["tiny", "tiny-alias"], Some(2048)));
+        let lora = read_info(&ADAPTER, &[fixture!("lora/models")]);
+        assert_eq!((lora.names.len(), lora.window("ad1")), (3, Some(2048)));
+    }
+}

@@ -1,0 +1,62 @@
+//! Where the fleet's findings go. The composition root connects both ends.
+
+use crate::core::event::Event;
+use crate::core::ids::ReplicaId;
+use crate::fleet::engine::ServedName;
+use crate::fleet::fetch::Trouble;
+
+/// Takes events for the core: `ReplicaReported`, `ReplicaFound` and
+/// `ReplicaLost`.
+pub trait Sink: Send + Sync {
+    /// Called from the fleet's tasks with no lock held; must not block. It
+    /// may call [`crate::fleet::handle::Fleet::probe`].
+    fn event(&self, event: Event);
+}
+
+/// Takes notes for people and metrics.
+pub trait Watch: Send + Sync {
+    /// Called from the fleet's tasks with no lock held; must not block.
+    fn note(&self, replica: ReplicaId, note: Note<'_>);
+}
+
+/// What there is to know of a replica beside its report.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Note<'a> {
+    /// Its metrics could not be read.
+    ScrapeFailed {
+        /// What went wrong.
+        why: Trouble,
+        /// How many times in a row, this one included.
+        times: u32,
+    },
+    /// Its metrics can be read again.
+    ScrapeRecovered {
+        /// How many times it had failed in a row.
+        times: u32,
+    },
+    /// What it serves could not be read.
+    InfoFailed {
+        /// What went wrong.
+        why: Trouble,
+    },
+    /// It does not list names that the configuration says it serves.
+    ModelMismatch {
+        /// The names it does not list.
+        missing: &'a [String],
+        /// The names it lists.
+        served: &'a [ServedName],
+    },
+    /// It lists every configured name again.
+    ModelsMatch,
+    /// It went to sleep (vLLM): it accepts requests and answers none.
+    Asleep,
+    /// It woke up.
+    Awake,
+    /// A probe that the core asked for succeeded.
+    ProbeSucceeded,
+    /// A probe that the core asked for failed.
+    ProbeFailed {
+        /// What went wrong.
+        why: Trouble,
+    },
+}

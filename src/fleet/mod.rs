@@ -1,0 +1,16 @@
+//! What replicas say of themselves: their metrics, the models they serve,
+//! and whether they are there. It reports and decides nothing: a scrape that
+//! fails changes nothing by itself, and only a probe that the core asked for
+//! says that a replica is lost or found.
+
+pub mod engine;
+pub mod fetch;
+pub mod handle;
+pub mod hooks;
+pub mod promtext;
+pub mod view;
+
+mod probe;
+mod scrape;
+mod target;
+mod tls;

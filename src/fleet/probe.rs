@@ -1,0 +1,65 @@
+//! Is a replica there? Asked when the core wants to know.
+
+use std::sync::Arc;
+
+use crate::core::event::Event;
+use crate::fleet::fetch::Trouble;
+use crate::fleet::handle::Shared;
+use crate::fleet::hooks::Note;
+use crate::fleet::scrape::Member;
+
+/// Answers one `Action::Probe`, with `ReplicaFound` or `ReplicaLost`.
+pub(super) async fn answer(shared: Arc<Shared>, member: Arc<Member>) {
+    let limit = shared.timing.probe_timeout;
+    let result = tokio::time::timeout(limit, ask(&shared, &member)).await.unwrap_or(Err(Trouble::Timeout));
+    if member.ended() {
+        // The reload that ended it saw the probe in flight and repeats it.
+        return;
+    }
+    member.probing.end();
+    let replica = member.target.replica;
+    match result {
+        Ok(()) => {
+            // It may be another engine than before.
+            member.refresh.notify_one();
+            shared.watch.note(replica, Note::ProbeSucceeded);
+            shared.sink.event(Event::ReplicaFound { replica });
+        }
+        Err(why) => {
+            shared.watch.note(replica, Note::ProbeFailed { why });
+            shared.sink.event(Event::ReplicaLost { replica });
+        }
+    }
+}
+
+async fn ask(shared: &Shared, member: &Member) -> Result<(), Trouble> {
+    let target = &member.target;
+    let adapter = target.adapter();
+    let mut last = None;
+    for path in adapter.ready_paths {
+        let status = shared.fetcher.status(&target.url(path), target.key.as_ref()).await?;
+        if adapter.is_ready(status) {
+            return awake(member);
+        }
+        last = Some(status);
+        if status != 404 {
+            break;
+        }
+    }
+    Err(last.map_or(Trouble::Unsendable, Trouble::Status))
+}
+
+/// A vLLM that sleeps still says that it is healthy. When the last scrape saw
+/// it asleep, another one is asked for, and the next probe sees what came of
+/// it.
+fn awake(member: &Member) -> Result<(), Trouble> {
+    let asleep = {
+        let status = member.cell.lock();
+        status.failures == 0 && status.gauges.asleep == Some(true)
+    };
+    if asleep {
+        member.refresh.notify_one();
+        return Err(Trouble::Asleep);
+    }
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! The periodic questions to one replica: how busy, and which models.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::core::event::Event;
+use crate::fleet::engine::{Gauges, ModelInfo};
+use crate::fleet::fetch::Trouble;
+use crate::fleet::handle::Shared;
+use crate::fleet::hooks::Note;
+use crate::fleet::target::Target;
+use crate::fleet::view::Cell;
+
+/// One replica while its target stays the same.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) target: Target,
+    pub(super) cell: Arc<Cell>,
+    /// Asks for a scrape and the model info now.
+    pub(super) refresh: Notify,
+    pub(super) probing: Probing,
+    pub(super) token: CancellationToken,
+}
+
+impl Member {
+    /// Whether a reload or a stop ended it: nothing of it may be reported.
+    pub(super) fn ended(&self) -> bool {
+        self.token.is_cancelled()
+    }
+}
+
+/// Whether a probe is in flight.
+#[derive(Debug, Default)]
+pub(super) struct Probing(AtomicBool);
+
+impl Probing {
+    /// True for the one who may start a probe.
+    pub(super) fn begin(&self) -> bool {
+        !self.0.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn end(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+
+    pub(super) fn in_flight(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Asks until it is dropped. At most one question is in flight; ticks that
+/// pass meanwhile are skipped.
+pub(super) async fn run(shared: Arc<Shared>, member: Arc<Member>) {
+    let target = &member.target;
+    let mut ticks = interval_at(Instant::now() + target.offset(), target.interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut info_due = Instant::now();
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = member.refresh.notified() => info_due = Instant::now(),
+        }
+        // The semaphore is never closed, so there is always a permit to wait for.
+        let _permit = shared.permits.acquire().await;
+        round(&shared, &member, &mut info_due).await;
+    }
+}
+
+async fn round(shared: &Shared, member: &Member, info_due: &mut Instant) {
+    let scraped = match &member.target.metrics {
+        Some(url) => Some(scrape(shared, member, url).await),
+        None => None,
+    };
+    if member.ended() {
+        return;
+    }
+    let fresh = match scraped {
+        Some(result) => {
+            let recovered = note_scrape(shared, member, result);
+            if recovered {
+                // It may be another engine than before.
+                *info_due = Instant::now();
+            }
+            result.is_ok()
+        }
+        None => false,
+    };
+    let informed = Instant::now() >= *info_due && {
+        let result = ask_info(shared, member).await;
+        if member.ended() {
+            return;
+        }
+        let timing = &shared.timing;
+        *info_due = Instant::now() + if result.is_ok() { timing.info_every } else { timing.info_retry };
+        note_info(shared, member, result)
+    };
+    if fresh || informed {
+        let report = member.cell.lock().report(fresh);
+        shared.sink.event(Event::ReplicaReported { replica: member.target.replica, report });
+    }
+}
+
+async fn scrape(shared: &Shared, member: &Member, url: &str) -> Result<Gauges, Trouble> {
+    let target = &member.target;
+    let body = shared.fetcher.body(url, target.key.as_ref(), shared.timing.scrape_timeout).await?;
+    target.adapter().gauges(&String::from_utf8_lossy(&body)).ok_or(Trouble::NotUnderstood)
+}
+
+/// Enters the result; true when it is the first success after a failure.
+fn note_scrape(shared: &Shared, member: &Member, result: Result<Gauges, Trouble>) -> bool {
+    let replica = member.target.replica;
+    let mut status = member.cell.lock();
+    let before = status.failures;
+    match result {
+        Ok(gauges) => {
+            let slept = status.gauges.asleep.unwrap_or(false);
+            status.gauges = gauges;
+            status.gauges_at = Some(Instant::now());
+            status.failures = 0;
+            status.trouble = None;
+            drop(status);
+            if before > 0 {
+                shared.watch.note(replica, Note::ScrapeRecovered { times: before });
+            }
+            match (slept, gauges.asleep.unwrap_or(false)) {
+                (false, true) => shared.watch.note(replica, Note::Asleep),
+                (true, false) => shared.watch.note(replica, Note::Awake),
+                _ => {}
+            }
+            before > 0
+        }
+        Err(why) => {
+            let times = before.saturating_add(1);
+            status.failures = times;
+            status.trouble = Some(why);
+            drop(status);
+            shared.watch.note(replica, Note::ScrapeFailed { why, times });
+            false
+        }
+    }
+}
+
+/// Reads all documents, or none: half of them would forget the other half.
+/// One that the engine does not have is no failure.
+async fn ask_info(shared: &Shared, member: &Member) -> Result<ModelInfo, Trouble> {
+    let target = &member.target;
+    let mut info = ModelInfo::default();
+    for doc in target.adapter().info {
+        let url = target.url(doc.path);
+        match shared.fetcher.body(&url, target.key.as_ref(), shared.timing.scrape_timeout).await {
+            Ok(body) => (doc.read)(&body, &mut info).map_err(|_| Trouble::NotUnderstood)?,
+            Err(Trouble::Status(404 | 405 | 501)) => {}
+            Err(why) => return Err(why),
+        }
+    }
+    Ok(info)
+}
+
+/// Enters the result; true when there is something to report.
+fn note_info(shared: &Shared, member: &Member, result: Result<ModelInfo, Trouble>) -> bool {
+    let replica = member.target.replica;
+    let info = match result {
+        Ok(info) => Arc::new(info),
+        Err(why) => {
+            shared.watch.note(replica, Note::InfoFailed { why });
+            return false;
+        }
+    };
+    let missing: Arc<[String]> = missing(&member.target, &info).into();
+    let before = {
+        let mut status = member.cell.lock();
+        status.info = Some(Arc::clone(&info));
+        status.info_at = Some(Instant::now());
+        std::mem::replace(&mut status.missing, Arc::clone(&missing))
+    };
+    if missing.is_empty() && !before.is_empty() {
+        shared.watch.note(replica, Note::ModelsMatch);
+    } else if missing != before {
+        shared.watch.note(replica, Note::ModelMismatch { missing: &missing, served: &info.names });
+    }
+    info.max_model_len.is_some() || info.slots.is_some()
+}
+
+/// Configured names that the engine does not list, when its list says what it
+/// refuses.
+fn missing(target: &Target, info: &ModelInfo) -> Vec<String> {
+    if !target.adapter().names_bind || info.names.is_empty() {
+        return Vec::new();
+    }
+    let listed = |name: &String| info.names.iter().any(|served| served.name == *name);
+    target.models.iter().filter(|name| !listed(name)).cloned().collect()
+}

@@ -1,0 +1,115 @@
+//! What one replica is asked, and how.
+
+use std::time::Duration;
+
+use http::Uri;
+
+use crate::config::secret::Secret;
+use crate::config::settings::{EngineKind, Settings};
+use crate::core::ids::ReplicaId;
+use crate::fleet::engine::{Adapter, adapter};
+
+/// Everything the tasks of a replica need to know; when a reload changes it,
+/// they start anew.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Target {
+    pub(super) replica: ReplicaId,
+    pub(super) key: Option<Secret>,
+    pub(super) interval: Duration,
+    /// Where its metrics are, if it has some.
+    pub(super) metrics: Option<String>,
+    /// The engine's names of the models that the configuration gives it.
+    pub(super) models: Vec<String>,
+    engine: EngineKind,
+    base: String,
+}
+
+/// The shortest time between two scrapes.
+const SHORTEST: Duration = Duration::from_millis(10);
+
+impl Target {
+    /// The targets of all replicas.
+    pub(super) fn all(settings: &Settings) -> impl Iterator<Item = Self> {
+        settings.edge.replicas.iter().filter_map(|(replica, ..)| Self::of(settings, replica))
+    }
+
+    /// The target of one replica, if it is configured.
+    pub(super) fn of(settings: &Settings, replica: ReplicaId) -> Option<Self> {
+        let row = settings.edge.replicas.get(replica)?;
+        let pool = settings.edge.pools.get(row.pool)?;
+        let metrics = adapter(pool.engine).metrics_path.map(|path| match &row.metrics_url {
+            Some(own) if own.path().len() > 1 => own.to_string(),
+            Some(own) => join(own, path),
+            None => join(&row.url, path),
+        });
+        Some(Self {
+            replica,
+            key: pool.api_key.clone(),
+            interval: pool.scrape_interval.max(SHORTEST),
+            metrics,
+            models: pool.model_names.values().cloned().collect(),
+            engine: pool.engine,
+            base: join(&row.url, ""),
+        })
+    }
+
+    pub(super) fn adapter(&self) -> &'static Adapter {
+        adapter(self.engine)
+    }
+
+    /// The URL of `path` there.
+    pub(super) fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+
+    pub(super) fn needs_tls(&self) -> bool {
+        let mut urls = self.metrics.iter().chain([&self.base]);
+        urls.any(|url| url.starts_with("https:"))
+    }
+
+    /// How long after the start the first scrape is, within the interval:
+    /// replicas are spread evenly by the golden ratio, however many there are.
+    pub(super) fn offset(&self) -> Duration {
+        const TURN: u64 = 0x9E37_79B9_7F4A_7C15;
+        let turns = TURN.wrapping_mul(self.replica.index() as u64) >> 32;
+        self.interval.mul_f64(f64::from(u32::try_from(turns).unwrap_or(0)) / 4_294_967_296.0)
+    }
+}
+
+fn join(base: &Uri, path: &str) -> String {
+    format!("{}{path}", base.to_string().trim_end_matches('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(index: u32) -> Target {
+        Target {
+            replica: ReplicaId::new(index),
+            key: None,
+            interval: Duration::from_secs(10),
+            metrics: None,
+            models: Vec::new(),
+            engine: EngineKind::Vllm,
+            base: String::new(),
+        }
+    }
+
+    #[test]
+    fn replicas_are_spread_over_the_interval() {
+        assert_eq!(target(0).offset(), Duration::ZERO);
+        let mut offsets: Vec<f64> = (0..10).map(|index| target(index).offset().as_secs_f64()).collect();
+        offsets.sort_by(f64::total_cmp);
+        assert!(offsets.iter().all(|offset| (0.0..10.0).contains(offset)));
+        assert!(offsets.windows(2).all(|pair| pair[1] - pair[0] > 0.3), "{offsets:?}");
+    }
+
+    #[test]
+    fn a_path_is_joined_with_one_slash() {
+        let join = |base: &str| join(&base.parse().unwrap(), "/metrics");
+        assert_eq!(join("http://a:1"), "http://a:1/metrics");
+        assert_eq!(join("http://a:1/"), "http://a:1/metrics");
+        assert_eq!(join("http://a:1/engine"), "http://a:1/engine/metrics");
+    }
+}

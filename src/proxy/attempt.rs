@@ -1,0 +1,222 @@
+//! One try at one replica, up to the point where the client may be told.
+
+use std::future::poll_fn;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use tokio::time::{Instant, timeout_at};
+
+use crate::config::settings::{EngineKind, PoolEdge, Settings};
+use crate::core::event::Fault;
+use crate::core::job::Usage;
+use crate::proxy::order::Order;
+use crate::proxy::record::{Place, Record};
+use crate::proxy::stream::{EngineStream, Step};
+use crate::proxy::upstream::{Call, Exchange, Sent, Upstreams};
+use crate::telemetry::trace::Phase;
+use crate::wire::error::ApiError;
+use crate::wire::headers::X_REQUEST_ID;
+use crate::wire::judge::answer::{Answer, judge_answer};
+use crate::wire::judge::refusal::EngineError;
+use crate::wire::judge::stream::StreamJudge;
+use crate::wire::splice::{Edits, Spliced, edit};
+
+/// Bytes that may be held back before the first token; a stream that says
+/// more without one is relayed.
+const MAX_HELD_BYTES: usize = 1024 * 1024;
+
+/// What came of a try.
+#[derive(Debug)]
+pub(super) enum Attempt {
+    /// A stream whose first token is here; with its usage when it is whole.
+    Stream { stream: Box<EngineStream>, head: HeaderMap, whole: Option<Usage> },
+    /// A whole answer.
+    Answer { status: StatusCode, head: HeaderMap, body: Spliced, usage: Usage },
+    /// The engine refuses the request for a reason that is the client's.
+    Refused(ApiError),
+    /// The engine failed, having consumed this; the client has seen nothing.
+    Failed(Fault, Usage),
+}
+
+impl Attempt {
+    fn of_error(error: EngineError, usage: Usage) -> Self {
+        match error {
+            EngineError::Fault(fault) => Self::Failed(fault, usage),
+            EngineError::Client(error) => Self::Refused(error),
+        }
+    }
+
+    const fn failed(fault: Fault) -> Self {
+        Self::Failed(fault, Usage::Unknown)
+    }
+}
+
+/// What stays the same over all tries of a request.
+#[derive(Debug)]
+pub(super) struct Tries<'a> {
+    pub(super) upstreams: &'a Upstreams,
+    pub(super) order: &'a Order,
+    /// The client's headers that go upstream.
+    pub(super) headers: &'a HeaderMap,
+}
+
+impl Tries<'_> {
+    /// Sends the request to `place` and waits for the first token, or for the
+    /// whole answer when it is not a stream.
+    pub(super) async fn at(&self, settings: &Settings, place: Place, record: &mut Record) -> Attempt {
+        let edge = &settings.edge;
+        let pool = place.pool.and_then(|pool| edge.pools.get(pool));
+        let (Some(pool), Some(replica)) = (pool, edge.replicas.get(place.replica)) else {
+            return Attempt::failed(Fault::Refused);
+        };
+        let begun = Instant::now();
+        let headers = self.headers_for(pool, record);
+        let shown_model = self.shown_model(settings, pool);
+        let call = Call {
+            method: Method::POST,
+            path: self.order.api.upstream_path(),
+            headers: &headers,
+            body: self.body_for(pool),
+        };
+        let replica = self.upstreams.replica(place.replica, replica);
+        let trying = async {
+            let sent = match replica.send(&call, &edge.upstream).await {
+                Ok(sent) => sent,
+                Err(error) => {
+                    let name = settings.policy.replicas.name(place.replica);
+                    tracing::debug!(replica = name, %error, "engine did not answer");
+                    return Attempt::failed(error.fault());
+                }
+            };
+            note_connect(&sent, record);
+            self.read(sent.exchange, pool.engine, shown_model, edge.requests.max_answer_bytes).await
+        };
+        let deadline = begun + edge.upstream.first_token_timeout;
+        let attempt = timeout_at(deadline, Box::pin(trying)).await;
+        let clock = record.clock;
+        if let Some(trace) = &record.trace {
+            trace.phase(Phase::FirstToken, clock.tick(begun), clock.now());
+        }
+        attempt.unwrap_or(Attempt::failed(Fault::Silent))
+    }
+
+    async fn read(
+        &self,
+        exchange: Exchange,
+        engine: EngineKind,
+        shown_model: Option<String>,
+        max_answer_bytes: u64,
+    ) -> Attempt {
+        if self.order.peek.stream && is_event_stream(&exchange) {
+            return self.first_token(exchange, engine, shown_model).await;
+        }
+        let status = exchange.head.status;
+        let head = exchange.head.headers.clone();
+        let body = match whole_body(exchange, max_answer_bytes).await {
+            Ok(body) => body,
+            Err(fault) => return Attempt::failed(fault),
+        };
+        match judge_answer(self.order.api, status, &head, &body, shown_model.as_deref()) {
+            Answer::Success { body, usage } => Attempt::Answer { status, head, body, usage },
+            Answer::ClientError(error) => Attempt::Refused(error),
+            Answer::Fault { fault, usage } => Attempt::Failed(fault, usage),
+        }
+    }
+
+    async fn first_token(
+        &self,
+        mut exchange: Exchange,
+        engine: EngineKind,
+        shown_model: Option<String>,
+    ) -> Attempt {
+        let peek = &self.order.peek;
+        // These engines answer with one choice whatever `n` asks for.
+        let ignores_n = matches!(engine, EngineKind::Llamacpp | EngineKind::Tgi);
+        let choices = if ignores_n { 1 } else { peek.choices() };
+        let strip_usage = self.order.api.has_stream_options() && !peek.include_usage;
+        let judge = StreamJudge::new(self.order.api, choices, shown_model, strip_usage);
+        let head = std::mem::take(&mut exchange.head.headers);
+        let mut stream = Box::new(EngineStream::new(exchange, judge));
+        loop {
+            match poll_fn(|cx| stream.poll_step(cx)).await {
+                Step::More if stream.has_output() || stream.held_bytes() > MAX_HELD_BYTES => {
+                    return Attempt::Stream { stream, head, whole: None };
+                }
+                Step::More => {}
+                Step::Complete(usage) => return Attempt::Stream { stream, head, whole: Some(usage) },
+                Step::Failed(error, usage) => return Attempt::of_error(error, usage),
+            }
+        }
+    }
+
+    fn headers_for(&self, pool: &PoolEdge, record: &Record) -> HeaderMap {
+        let mut headers = self.headers.clone();
+        headers.insert(X_REQUEST_ID, record.request_id.clone());
+        let bearer = pool.api_key.as_ref().map(|key| format!("Bearer {}", key.expose()));
+        if let Some(mut bearer) = bearer.and_then(|text| HeaderValue::try_from(text).ok()) {
+            bearer.set_sensitive(true);
+            headers.insert(AUTHORIZATION, bearer);
+        }
+        if let Some(trace) = &record.trace {
+            trace.inject(&mut headers);
+        }
+        headers
+    }
+
+    fn body_for(&self, pool: &PoolEdge) -> Spliced {
+        let Order { api, body, peek, model, .. } = self.order;
+        let name = pool.model_names.get(model).map(String::as_str);
+        let edits = Edits {
+            model: name.filter(|name| peek.model.as_deref().is_some_and(|asked| asked != *name)),
+            include_usage: api.has_stream_options() && peek.stream && !peek.include_usage,
+            priority: None,
+        };
+        edit(body, peek, &edits)
+    }
+
+    /// The name to show in place of the engine's own: what the client asked
+    /// for, else the public name.
+    fn shown_model(&self, settings: &Settings, pool: &PoolEdge) -> Option<String> {
+        let engine_name = pool.model_names.get(&self.order.model).map(String::as_str);
+        let public = settings.policy.models.name(self.order.model);
+        let shown = self.order.peek.model.as_deref().unwrap_or(public);
+        (engine_name != Some(shown)).then(|| shown.to_owned())
+    }
+}
+
+fn note_connect(sent: &Sent, record: &mut Record) {
+    let Some((from, to)) = sent.connect else {
+        record.connect = None;
+        return;
+    };
+    record.connect = Some(to - from);
+    if let Some(trace) = &record.trace {
+        trace.phase(Phase::Connect, record.clock.tick(from), record.clock.tick(to));
+    }
+}
+
+fn is_event_stream(exchange: &Exchange) -> bool {
+    let content_type = exchange.head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    exchange.head.status == StatusCode::OK
+        && content_type.is_some_and(|value| value.starts_with("text/event-stream"))
+}
+
+/// Reads an answer whole; one that comes in one piece is not copied.
+async fn whole_body(mut exchange: Exchange, limit: u64) -> Result<Bytes, Fault> {
+    let mut first = Bytes::new();
+    let mut rest = BytesMut::new();
+    while let Some(data) = exchange.data().await {
+        let data = data.map_err(|_| Fault::Reset)?;
+        if (first.len() + rest.len() + data.len()) as u64 > limit {
+            return Err(Fault::Malformed);
+        }
+        if first.is_empty() && rest.is_empty() {
+            first = data;
+        } else {
+            rest.extend_from_slice(&std::mem::take(&mut first));
+            rest.extend_from_slice(&data);
+        }
+    }
+    Ok(if rest.is_empty() { first } else { rest.freeze() })
+}

@@ -1,0 +1,281 @@
+//! One request, from top to bottom.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{HeaderMap, Request, Response, StatusCode};
+use hyper::body::Incoming;
+
+use crate::config::settings::Settings;
+use crate::core::event::{Outcome, RejectReason, Rejection};
+use crate::core::job::{Tokens, Usage};
+use crate::proxy::attempt::{Attempt, Tries};
+use crate::proxy::auth;
+use crate::proxy::body::AnswerBody;
+use crate::proxy::gate::{Gate, Placement, Ticket};
+use crate::proxy::grace::Grace;
+use crate::proxy::intake::{self, BodyBudget};
+use crate::proxy::models::Windows;
+use crate::proxy::order::{self, Order};
+use crate::proxy::record::{Place, Record};
+use crate::proxy::relay::Relay;
+use crate::proxy::stream::EngineStream;
+use crate::proxy::upstream::Upstreams;
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::{RequestOutcome, RequestRequeued};
+use crate::telemetry::trace::{Phase, TraceStart};
+use crate::wire::api::{Api, Dialect};
+use crate::wire::catalogue::Kind;
+use crate::wire::error::ApiError;
+use crate::wire::route::{Route, route};
+use crate::wire::splice::Spliced;
+use crate::wire::{headers, random, request_id};
+
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// The data plane: everything that requests share.
+pub struct Proxy {
+    /// The scheduler's door.
+    pub gate: Arc<Gate>,
+    /// The rules in force.
+    pub settings: Arc<ArcSwap<Settings>>,
+    /// Connections to engines.
+    pub upstreams: Upstreams,
+    /// Bodies held.
+    pub bodies: Arc<BodyBudget>,
+    /// Where events go.
+    pub telemetry: Telemetry,
+    /// What the engines say of their context windows.
+    pub windows: Windows,
+    /// How far the shutdown has come.
+    pub grace: Grace,
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Proxy").field("grace", &self.grace).finish_non_exhaustive()
+    }
+}
+
+/// What a client gets that is not an error.
+enum Answered {
+    Stream { stream: Box<EngineStream>, head: HeaderMap, whole: Option<Usage>, ticket: Ticket },
+    Whole { status: StatusCode, head: HeaderMap, body: Spliced },
+}
+
+impl Proxy {
+    /// Answers one request. Dropping the future is how a client leaves.
+    ///
+    /// # Errors
+    /// None: every failure is an answer.
+    pub async fn handle(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<Response<AnswerBody>, Infallible> {
+        let id = request_id::from_client(request.headers())
+            .unwrap_or_else(|| request_id::from_random(random::bytes()));
+        let path = request.uri().path();
+        let answer = match route(request.method(), path) {
+            Route::Api(api) => return Ok(self.call(api, request, id).await),
+            Route::Models => self.list_models(request.headers()),
+            Route::Model(name) => self.one_model(request.headers(), &name),
+            Route::Health => self.health(),
+            Route::WrongMethod { allow } => Err(ApiError::method_not_allowed(allow)),
+            Route::NotFound { hint } => Err(ApiError::not_found(path, hint)),
+        };
+        let dialect = Api::from_path(path).map_or(Dialect::OpenAi, Api::dialect);
+        let mut answer = answer.unwrap_or_else(|error| error.into_response(dialect, &id));
+        answer.headers_mut().insert(crate::wire::headers::X_REQUEST_ID, id);
+        Ok(answer.map(AnswerBody::from))
+    }
+
+    async fn call(&self, api: Api, request: Request<Incoming>, id: HeaderValue) -> Response<AnswerBody> {
+        let mut record = Record::new(&self.telemetry, self.gate.clock(), id, api);
+        let answered = tokio::select! {
+            biased;
+            answered = Box::pin(self.serve(api, request, &mut record)) => answered,
+            () = self.grace.ended() => Err(ApiError::from(RejectReason::Draining)),
+        };
+        match answered {
+            Ok(Answered::Stream { stream, head, whole, ticket }) => {
+                self.stream_response(stream, &head, whole, ticket, record)
+            }
+            Ok(Answered::Whole { status, head, body }) => whole_response(status, &head, body, &mut record),
+            Err(error) => error_response(error, &mut record),
+        }
+    }
+
+    /// Everything up to the moment when the client may be told.
+    async fn serve(
+        &self,
+        api: Api,
+        request: Request<Incoming>,
+        record: &mut Record,
+    ) -> Result<Answered, ApiError> {
+        let settings = self.settings.load_full();
+        let (parts, body) = request.into_parts();
+        let identity = auth::identify(&settings.edge.auth, &parts.headers, &self.telemetry)?;
+        record.identity = Some(identity.clone());
+        if self.grace.is_draining() {
+            return Err(ApiError::from(RejectReason::Draining));
+        }
+        let (body, held) = intake::read(body, &settings.edge.requests, &self.bodies).await?;
+        let now = record.clock.now();
+        let at = (self.gate.next_job_id(), now);
+        let order = order::read(&settings, &identity, api, &parts.headers, body, at)?;
+        self.note_order(&order, &parts.headers, record);
+        let ticket = self.gate.admit(order.spec, &settings.policy);
+        drop(settings);
+        let answered = self.tries(&order, &parts.headers, ticket, record).await;
+        drop(held);
+        answered
+    }
+
+    fn note_order(&self, order: &Order, client: &HeaderMap, record: &mut Record) {
+        record.class = Some(order.spec.class);
+        record.model = Some(order.model);
+        record.requested_model.clone_from(&order.peek.model);
+        record.stream = order.peek.stream;
+        let policy = self.telemetry.policy();
+        record.trace = Some(self.telemetry.tracer().start(TraceStart {
+            headers: client,
+            operation: order.api.operation_name(),
+            model: Some(policy.models.name(order.model)),
+            arrived: record.started,
+            now: record.clock.now(),
+        }));
+    }
+
+    /// Waits for a replica and tries it, until one answers or the scheduler
+    /// gives up.
+    async fn tries(
+        &self,
+        order: &Order,
+        client: &HeaderMap,
+        mut ticket: Ticket,
+        record: &mut Record,
+    ) -> Result<Answered, ApiError> {
+        let upstream_headers = headers::upstream_headers(client);
+        let tries = Tries { upstreams: &self.upstreams, order, headers: &upstream_headers };
+        loop {
+            let waiting_since = record.clock.now();
+            let placement = ticket.placed().await.map_err(|rejection| reject(rejection, record))?;
+            if let Some(trace) = &record.trace {
+                trace.phase(Phase::Queue, waiting_since, record.clock.now());
+            }
+            let settings = self.settings.load_full();
+            let place = place(&settings, placement);
+            record.place = Some(place);
+            record.attempts += 1;
+            record.usage = Some(Usage::Unknown);
+            match tries.at(&settings, place, record).await {
+                Attempt::Stream { stream, head, whole } => {
+                    record.first_token = Some(record.clock.now());
+                    ticket.first_token();
+                    return Ok(Answered::Stream { stream, head, whole, ticket });
+                }
+                Attempt::Answer { status, head, body, usage } => {
+                    record.first_token = Some(record.clock.now());
+                    record.succeeded(usage);
+                    ticket.finish(Outcome::Done(usage));
+                    return Ok(Answered::Whole { status, head, body });
+                }
+                Attempt::Refused(error) => {
+                    let nothing = Usage::Exact(Tokens::default());
+                    record.usage = Some(nothing);
+                    ticket.finish(Outcome::Done(nothing));
+                    return Err(error);
+                }
+                Attempt::Failed(fault, usage) => {
+                    let request_id = record.request_id.to_str().unwrap_or_default();
+                    let attempt = record.attempts;
+                    RequestRequeued { request_id, replica: place.replica, fault, attempt }
+                        .emit(&self.telemetry);
+                    ticket.failed_unseen(fault, usage);
+                }
+            }
+        }
+    }
+
+    fn stream_response(
+        &self,
+        stream: Box<EngineStream>,
+        head: &HeaderMap,
+        whole: Option<Usage>,
+        ticket: Ticket,
+        mut record: Record,
+    ) -> Response<AnswerBody> {
+        record.status = StatusCode::OK.as_u16();
+        let headers = answer_headers(head, &record);
+        let idle_timeout = self.settings.load().edge.upstream.stream_idle_timeout;
+        let mut relay = Box::new(Relay::new(stream, ticket, record, self.grace.watch(), idle_timeout));
+        if let Some(usage) = whole {
+            relay.completed(usage);
+        }
+        let mut response = Response::new(AnswerBody::Stream(relay));
+        *response.headers_mut() = headers;
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        response.headers_mut().insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
+        response
+    }
+}
+
+fn place(settings: &Settings, Placement { replica, why }: Placement) -> Place {
+    let pool = settings.policy.replicas.get(replica).map(|row| row.pool);
+    let engine = pool.and_then(|pool| settings.edge.pools.get(pool)).map(|pool| pool.engine.name());
+    Place { pool, replica, engine, why }
+}
+
+fn reject(rejection: Rejection, record: &mut Record) -> ApiError {
+    record.ended(RequestOutcome::Rejected, rejection.reason.name());
+    ApiError::from(rejection)
+}
+
+fn answer_headers(engine: &HeaderMap, record: &Record) -> HeaderMap {
+    let mut headers = headers::client_headers(engine, &record.request_id);
+    if record.api.dialect() == Dialect::Anthropic {
+        headers.insert(ANTHROPIC_REQUEST_ID, record.request_id.clone());
+    }
+    if let Some(timing) = record.server_timing() {
+        headers.insert(SERVER_TIMING, timing);
+    }
+    headers
+}
+
+fn whole_response(
+    status: StatusCode,
+    head: &HeaderMap,
+    body: Spliced,
+    record: &mut Record,
+) -> Response<AnswerBody> {
+    record.status = status.as_u16();
+    let mut response = Response::new(AnswerBody::Whole(body));
+    *response.status_mut() = status;
+    *response.headers_mut() = answer_headers(head, record);
+    response.headers_mut().entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
+    response
+}
+
+fn error_response(error: ApiError, record: &mut Record) -> Response<AnswerBody> {
+    let dialect = record.api.dialect();
+    if record.reason.is_none() {
+        let outcome = match error.kind() {
+            Kind::QueueFull | Kind::Draining | Kind::DeadlineUnmeetable => RequestOutcome::Rejected,
+            _ if error.kind().status(dialect).is_client_error() => RequestOutcome::ClientError,
+            _ => RequestOutcome::Failed,
+        };
+        record.ended(outcome, error.kind().code());
+    }
+    let mut response = error.into_response(dialect, &record.request_id);
+    record.status = response.status().as_u16();
+    if let Some(timing) = record.server_timing() {
+        response.headers_mut().insert(SERVER_TIMING, timing);
+    }
+    response.map(|body: Bytes| AnswerBody::from(body))
+}

@@ -1,0 +1,128 @@
+//! Reading a request body: every limit is counted while it comes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body::Body;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+
+use crate::config::settings::RequestLimits;
+use crate::wire::catalogue::Kind;
+use crate::wire::error::ApiError;
+
+/// When a client may come back that found no room for its body.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Bytes of all request bodies that are held at once.
+#[derive(Debug, Default)]
+pub struct BodyBudget {
+    held: AtomicU64,
+}
+
+/// Part of the budget; given back when dropped.
+#[derive(Debug)]
+pub struct Held {
+    budget: Arc<BodyBudget>,
+    bytes: u64,
+}
+
+impl BodyBudget {
+    fn hold(self: &Arc<Self>) -> Held {
+        Held { budget: Arc::clone(self), bytes: 0 }
+    }
+
+    /// Bytes held now.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+}
+
+impl Held {
+    fn add(&mut self, bytes: u64, limit: u64) -> Result<(), ApiError> {
+        let before = self.budget.held.fetch_add(bytes, Ordering::Relaxed);
+        self.bytes += bytes;
+        if before.saturating_add(bytes) > limit {
+            let text = "the gateway holds as many request bytes as it may; try again in a moment";
+            return Err(ApiError::new(Kind::QueueFull, text).with_retry_after(RETRY_AFTER));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.budget.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Reads the whole body. One that comes in one piece is not copied.
+///
+/// # Errors
+/// Too large, too slow, malformed, or more than the gateway can hold.
+pub async fn read(
+    mut body: Incoming,
+    limits: &RequestLimits,
+    budget: &Arc<BodyBudget>,
+) -> Result<(Bytes, Held), ApiError> {
+    let mut held = budget.hold();
+    let declared = body.size_hint().exact();
+    if let Some(declared) = declared {
+        if declared > limits.max_body_bytes {
+            return Err(ApiError::body_too_large(limits.max_body_bytes));
+        }
+        held.add(declared, limits.max_total_body_bytes)?;
+    }
+    let mut gathered = Gathered { whole: Bytes::new(), parts: BytesMut::new() };
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|_| unreadable())?.into_data() else {
+            continue;
+        };
+        if declared.is_none() {
+            held.add(data.len() as u64, limits.max_total_body_bytes)?;
+        }
+        if (gathered.len() + data.len()) as u64 > limits.max_body_bytes {
+            return Err(ApiError::body_too_large(limits.max_body_bytes));
+        }
+        gathered.push(data, declared);
+    }
+    Ok((gathered.finish(), held))
+}
+
+/// A body so far: its first piece as it came, or a buffer once there are two.
+struct Gathered {
+    whole: Bytes,
+    parts: BytesMut,
+}
+
+impl Gathered {
+    fn len(&self) -> usize {
+        self.whole.len() + self.parts.len()
+    }
+
+    fn push(&mut self, data: Bytes, declared: Option<u64>) {
+        if self.len() == 0 {
+            self.whole = data;
+            return;
+        }
+        if self.parts.is_empty() {
+            let declared = declared.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
+            self.parts.reserve(declared.max(self.whole.len() + data.len()));
+            self.parts.extend_from_slice(&std::mem::take(&mut self.whole));
+        }
+        self.parts.extend_from_slice(&data);
+    }
+
+    fn finish(self) -> Bytes {
+        if self.parts.is_empty() { self.whole } else { self.parts.freeze() }
+    }
+}
+
+/// The client, not the gateway, gave up on the body; when it came too slowly
+/// or was malformed, the door has its own answer for that.
+fn unreadable() -> ApiError {
+    ApiError::new(Kind::BadBody, "The request body broke off before its end.")
+}

@@ -1,0 +1,47 @@
+//! Answers that need no engine.
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, Response};
+use serde_json::{Value, json};
+
+use crate::proxy::auth;
+use crate::proxy::handler::Proxy;
+use crate::proxy::models;
+use crate::wire::catalogue::Kind;
+use crate::wire::error::ApiError;
+
+impl Proxy {
+    /// GET /v1/models.
+    pub(super) fn list_models(&self, headers: &HeaderMap) -> Result<Response<Bytes>, ApiError> {
+        let settings = self.settings.load();
+        let identity = auth::identify(&settings.edge.auth, headers, &self.telemetry)?;
+        Ok(json_response(&models::list(&settings, identity.tenant, &self.windows)))
+    }
+
+    /// GET /v1/models/{name}.
+    pub(super) fn one_model(&self, headers: &HeaderMap, name: &str) -> Result<Response<Bytes>, ApiError> {
+        let settings = self.settings.load();
+        let identity = auth::identify(&settings.edge.auth, headers, &self.telemetry)?;
+        let model = models::one(&settings, identity.tenant, name, &self.windows);
+        let model = model.ok_or_else(|| ApiError::model_not_found(name))?;
+        Ok(json_response(&model))
+    }
+
+    /// GET /health: whether a request sent now could wait or run.
+    pub(super) fn health(&self) -> Result<Response<Bytes>, ApiError> {
+        if self.grace.is_draining() {
+            return Err(ApiError::new(Kind::Draining, "The gateway is shutting down."));
+        }
+        if !self.gate.can_queue() {
+            return Err(ApiError::new(Kind::QueueFull, "The queue is full."));
+        }
+        Ok(json_response(&json!({ "status": "ok" })))
+    }
+}
+
+fn json_response(value: &Value) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::from(value.to_string()));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

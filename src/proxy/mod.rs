@@ -1,0 +1,19 @@
+//! The request path: everything between a client's socket and an engine's.
+
+pub mod clock;
+pub mod gate;
+pub mod grace;
+pub mod handler;
+pub mod intake;
+pub mod models;
+pub mod server;
+pub mod upstream;
+
+mod attempt;
+mod auth;
+mod body;
+mod local;
+mod order;
+mod record;
+mod relay;
+mod stream;

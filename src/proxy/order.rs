@@ -1,0 +1,136 @@
+//! What a request asks for, checked against what its tenant may have.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use crate::config::settings::Settings;
+use crate::core::ids::{ClassId, JobId, ModelId};
+use crate::core::job::JobSpec;
+use crate::core::policy::Tenant;
+use crate::core::time::Tick;
+use crate::proxy::auth::Identity;
+use crate::proxy::models;
+use crate::tokens::estimate::estimate;
+use crate::wire::api::Api;
+use crate::wire::catalogue::Kind;
+use crate::wire::error::ApiError;
+use crate::wire::headers;
+use crate::wire::peek::{Peek, peek};
+
+/// Output tokens counted against the queue's bounds for a request that sets
+/// no limit of its own.
+const UNLIMITED_OUTPUT_TOKENS: u64 = 1024;
+
+/// The part of an announced client timeout that is left for the answer's way
+/// back.
+const DEADLINE_MARGIN: f64 = 0.95;
+
+/// A request that may be queued.
+#[derive(Debug)]
+pub(super) struct Order {
+    /// Which call it is.
+    pub(super) api: Api,
+    /// The body as it came.
+    pub(super) body: Bytes,
+    /// What was read of it.
+    pub(super) peek: Peek,
+    /// The model by its own name.
+    pub(super) model: ModelId,
+    /// What the scheduler needs to know.
+    pub(super) spec: JobSpec,
+}
+
+/// Reads the request and checks what it asks for.
+///
+/// # Errors
+/// The body is malformed, the model is unknown or not for this tenant, or the
+/// class is not.
+pub(super) fn read(
+    settings: &Settings,
+    identity: &Identity,
+    api: Api,
+    headers: &HeaderMap,
+    body: Bytes,
+    (id, now): (JobId, Tick),
+) -> Result<Order, ApiError> {
+    let peek = peek(api, headers, &body)?;
+    let policy = &*settings.policy;
+    let Some(tenant) = policy.tenants.get(identity.tenant) else {
+        let text = "The tenant of this API key is no longer configured.";
+        return Err(ApiError::new(Kind::InvalidKey, text));
+    };
+    let model = model(settings, identity, peek.model.as_deref())?;
+    let class = class(settings, tenant, identity, headers, peek.service_tier.as_deref())?;
+    let max_wait = policy.classes.get(class).map_or(Duration::ZERO, |class| class.max_wait);
+    let patience = headers::client_timeout(headers).map(|announced| announced.mul_f64(DEADLINE_MARGIN));
+    let spec = JobSpec {
+        id,
+        tenant: identity.tenant,
+        class,
+        model,
+        prompt_tokens: estimate(peek.prompt_pieces(&body)),
+        max_output_tokens: max_output_tokens(&peek),
+        sequences: if api.generates() { peek.sequences() } else { 1 },
+        bytes: body.len() as u64,
+        deadline: now + patience.map_or(max_wait, |patience| patience.min(max_wait)),
+    };
+    Ok(Order { api, body, peek, model, spec })
+}
+
+fn max_output_tokens(peek: &Peek) -> u64 {
+    if !peek.api.generates() {
+        return 0;
+    }
+    let each = peek.max_output_tokens.unwrap_or(UNLIMITED_OUTPUT_TOKENS);
+    each.saturating_mul(u64::from(peek.sequences()))
+}
+
+/// A request without a model name gets the only model that its tenant may
+/// use, as the engines themselves do it.
+fn model(settings: &Settings, identity: &Identity, name: Option<&str>) -> Result<ModelId, ApiError> {
+    let policy = &settings.policy;
+    let Some(name) = name else {
+        let mut usable = models::usable(policy, identity.tenant);
+        return match (usable.next(), usable.next()) {
+            (Some(only), None) => Ok(only),
+            _ => Err(ApiError::invalid_field(
+                "model",
+                "is missing. GET /v1/models lists the models you can use.",
+            )),
+        };
+    };
+    let known = settings.edge.model_names.get(name).copied();
+    let known = known.filter(|id| models::may_use(policy, identity.tenant, *id));
+    known.ok_or_else(|| ApiError::model_not_found(name))
+}
+
+/// The class header decides, then `service_tier`, then the key, then the
+/// tenant. A header that asks for a class the tenant has no right to is
+/// refused; a tier is a wish that falls back.
+fn class(
+    settings: &Settings,
+    tenant: &Tenant,
+    identity: &Identity,
+    headers: &HeaderMap,
+    service_tier: Option<&str>,
+) -> Result<ClassId, ApiError> {
+    let classes = &settings.policy.classes;
+    let allowed = |class: &ClassId| tenant.classes.contains(class);
+    let header = &settings.edge.requests.class_header;
+    if let Some(asked) = headers.get(header) {
+        let asked = asked.to_str().unwrap_or_default();
+        return classes.id(asked).filter(allowed).ok_or_else(|| {
+            let names: Vec<_> = tenant.classes.iter().map(|class| classes.name(*class)).collect();
+            let text = format!("The header `{header}` may name one of: {}.", names.join(", "));
+            ApiError::new(Kind::ClassForbidden, text)
+        });
+    }
+    let tier = match service_tier {
+        Some("flex") => classes.id("batch"),
+        Some("priority" | "fast") => classes.id("interactive"),
+        _ => None,
+    };
+    Ok(tier.filter(allowed).or(identity.class).unwrap_or(tenant.default_class))
+}

@@ -1,0 +1,202 @@
+//! What is remembered of one request until its end, when it becomes one log
+//! line, its metrics and its trace; also when the client just leaves.
+
+use std::time::Duration;
+
+use crate::core::event::Placed;
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
+use crate::core::job::{Tokens, Usage};
+use crate::core::time::Tick;
+use crate::proxy::auth::Identity;
+use crate::proxy::clock::Clock;
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::{RequestFinished, RequestOutcome, Timings};
+use crate::telemetry::trace::RequestTrace;
+use crate::wire::api::Api;
+use http::HeaderValue;
+
+/// Emitted once, when dropped.
+#[derive(Debug)]
+pub(super) struct Record {
+    /// Where it goes.
+    pub(super) telemetry: Telemetry,
+    /// The id that the client gave or got.
+    pub(super) request_id: HeaderValue,
+    /// The time that all its moments are told in.
+    pub(super) clock: Clock,
+    /// When the request's head had arrived.
+    pub(super) started: Tick,
+    /// Its spans; absent until it is known what it asks for.
+    pub(super) trace: Option<RequestTrace>,
+    /// Which call it is.
+    pub(super) api: Api,
+    /// Who asked.
+    pub(super) identity: Option<Identity>,
+    /// Under which promise.
+    pub(super) class: Option<ClassId>,
+    /// For what.
+    pub(super) model: Option<ModelId>,
+    /// The name that the client used for it.
+    pub(super) requested_model: Option<String>,
+    /// Whether the answer is a stream.
+    pub(super) stream: bool,
+    /// The last place it was sent to.
+    pub(super) place: Option<Place>,
+    /// How often it was sent somewhere.
+    pub(super) attempts: u32,
+    /// The status that the client got; 499 when it left before.
+    pub(super) status: u16,
+    /// How it ended.
+    pub(super) outcome: RequestOutcome,
+    /// Why it did not succeed.
+    pub(super) reason: Option<&'static str>,
+    /// What it consumed; absent before any engine saw it, which is nothing.
+    pub(super) usage: Option<Usage>,
+    /// Set-up time of the last connection.
+    pub(super) connect: Option<Duration>,
+    /// When the first token (or the whole plain answer) came.
+    pub(super) first_token: Option<Tick>,
+    /// Gaps between the pieces of a stream.
+    pub(super) gaps: Gaps,
+}
+
+/// Where a request was sent, and why.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    /// The pool; absent when a reload just removed it.
+    pub(super) pool: Option<PoolId>,
+    /// The replica.
+    pub(super) replica: ReplicaId,
+    /// What runs there.
+    pub(super) engine: Option<&'static str>,
+    /// Why there.
+    pub(super) why: Placed,
+}
+
+/// Gaps between the pieces of a stream.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Gaps {
+    last: Option<Tick>,
+    first: Option<Tick>,
+    count: u32,
+    longest: Duration,
+}
+
+impl Gaps {
+    /// A piece came.
+    pub(super) fn piece(&mut self, now: Tick) {
+        let Some(last) = self.last.replace(now) else {
+            self.first = Some(now);
+            return;
+        };
+        self.count += 1;
+        self.longest = self.longest.max(now.since(last));
+    }
+
+    /// The mean over generated tokens when their number is known, since
+    /// engines put several into one piece; over pieces otherwise.
+    fn mean(&self, output_tokens: Option<u64>) -> Option<Duration> {
+        let span = self.last?.since(self.first?);
+        let tokens = output_tokens.and_then(|tokens| u32::try_from(tokens).ok());
+        let gaps = tokens.map_or(self.count, |tokens| tokens.saturating_sub(1));
+        (gaps > 0).then(|| span / gaps)
+    }
+}
+
+impl Record {
+    /// A record of a request that has just arrived. Until something else is
+    /// said, its client left.
+    #[must_use]
+    pub(super) fn new(telemetry: &Telemetry, clock: Clock, request_id: HeaderValue, api: Api) -> Self {
+        Self {
+            telemetry: telemetry.clone(),
+            request_id,
+            clock,
+            started: clock.now(),
+            trace: None,
+            api,
+            identity: None,
+            class: None,
+            model: None,
+            requested_model: None,
+            stream: false,
+            place: None,
+            attempts: 0,
+            status: 499,
+            outcome: RequestOutcome::ClientGone,
+            reason: None,
+            usage: None,
+            connect: None,
+            first_token: None,
+            gaps: Gaps::default(),
+        }
+    }
+
+    /// The engine answered in full.
+    pub(super) fn succeeded(&mut self, usage: Usage) {
+        self.outcome = RequestOutcome::Success;
+        self.usage = Some(usage);
+    }
+
+    /// It ended otherwise, for the reason.
+    pub(super) fn ended(&mut self, outcome: RequestOutcome, reason: &'static str) {
+        self.outcome = outcome;
+        self.reason = Some(reason);
+    }
+
+    /// The `Server-Timing` header: queue, connect and time to first token in
+    /// milliseconds.
+    #[must_use]
+    pub(super) fn server_timing(&self) -> Option<HeaderValue> {
+        let millis = |duration: Duration| duration.as_secs_f64() * 1e3;
+        let queue = millis(self.place?.why.queued);
+        let connect = millis(self.connect.unwrap_or_default());
+        let ttft = millis(self.first_token?.since(self.started));
+        let text = format!("queue;dur={queue:.2}, connect;dur={connect:.2}, ttft;dur={ttft:.2}");
+        HeaderValue::try_from(text).ok()
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let now = self.clock.now();
+        let output = self.usage.and_then(Usage::tokens).map(|tokens| tokens.output);
+        let timings = Timings {
+            queue: self.place.map(|place| place.why.queued),
+            connect: self.connect,
+            first_token: self.first_token.map(|at| at.since(self.started)),
+            total: now.since(self.started),
+            gap_mean: self.gaps.mean(output),
+            gap_max: self.gaps.last.map(|_| self.gaps.longest),
+        };
+        let trace_id = self.trace.as_ref().and_then(RequestTrace::trace_id);
+        let event = RequestFinished {
+            request_id: self.request_id.to_str().unwrap_or_default(),
+            trace_id: trace_id.as_deref(),
+            key_id: self.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
+            tenant: self.identity.as_ref().map(|identity| identity.tenant),
+            class: self.class,
+            model: self.model,
+            requested_model: self.requested_model.as_deref(),
+            pool: self.place.and_then(|place| place.pool),
+            replica: self.place.map(|place| place.replica),
+            engine: self.place.and_then(|place| place.engine),
+            api: self.api.upstream_path(),
+            operation: self.api.operation_name(),
+            stream: self.stream,
+            status: self.status,
+            outcome: self.outcome,
+            reason: self.reason,
+            usage: Some(self.usage.unwrap_or(Usage::Exact(Tokens::default()))),
+            timings,
+            attempts: self.attempts,
+            placed: self.place.map(|place| place.why),
+            finish_reason: None,
+        };
+        event.emit(&self.telemetry);
+        let trace = self.trace.take();
+        if let Some(trace) = trace {
+            trace.finish(&event, &self.telemetry, now);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Time limits of one connection. Timers are armed only while something is
+//! awaited, and moved only when they fire, so a read costs no timer call.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::config::settings::Door;
+
+/// Longest time a write may make no progress at all.
+pub(super) const WRITE_STALL: Duration = Duration::from_secs(60);
+/// Time between two looks at whether a client that must not be read from
+/// has left.
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+
+/// What a connection waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// The first byte of a request.
+    Idle,
+    /// The rest of a head.
+    Head,
+    /// More of a body.
+    Body,
+    /// The next look at the socket.
+    Watch,
+}
+
+/// Measures one wait at a time.
+#[derive(Debug)]
+pub(super) struct Clock {
+    idle: Duration,
+    head: Duration,
+    body: Duration,
+    waiting: Option<(Wait, Instant)>,
+    alarm: Alarm,
+}
+
+impl Clock {
+    pub(super) fn new(door: &Door) -> Self {
+        Self {
+            idle: door.idle_timeout,
+            head: door.head_timeout,
+            body: door.body_timeout,
+            waiting: None,
+            alarm: Alarm::default(),
+        }
+    }
+
+    /// Ends the wait, if there is one.
+    pub(super) fn clear(&mut self) {
+        self.waiting = None;
+    }
+
+    /// True when `wait` has lasted too long. It starts with the first call
+    /// after [`Self::clear`] or after another wait. Otherwise the task is
+    /// woken when it has.
+    pub(super) fn overdue(&mut self, cx: &mut Context<'_>, wait: Wait) -> bool {
+        let deadline = match self.waiting {
+            Some((same, deadline)) if same == wait => deadline,
+            _ => Instant::now() + self.limit(wait),
+        };
+        self.waiting = Some((wait, deadline));
+        self.alarm.rings(cx, deadline)
+    }
+
+    fn limit(&self, wait: Wait) -> Duration {
+        match wait {
+            Wait::Idle => self.idle,
+            Wait::Head => self.head,
+            Wait::Body => self.body,
+            Wait::Watch => WATCH_INTERVAL,
+        }
+    }
+}
+
+/// Fails writes that make no progress for [`WRITE_STALL`].
+#[derive(Debug, Default)]
+pub(super) struct StallGuard {
+    deadline: Option<Instant>,
+    alarm: Alarm,
+}
+
+impl StallGuard {
+    /// Passes `write` on; pending for too long becomes `TimedOut`.
+    pub(super) fn check<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if write.is_ready() {
+            self.deadline = None;
+            return write;
+        }
+        let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + WRITE_STALL);
+        if self.alarm.rings(cx, deadline) { Poll::Ready(Err(io::ErrorKind::TimedOut.into())) } else { write }
+    }
+}
+
+/// A timer that is made when first needed.
+#[derive(Debug, Default)]
+struct Alarm(Option<Pin<Box<Sleep>>>);
+
+impl Alarm {
+    fn rings(&mut self, cx: &mut Context<'_>, deadline: Instant) -> bool {
+        let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+        if sleep.deadline() > deadline {
+            sleep.as_mut().reset(deadline);
+        }
+        while sleep.as_mut().poll(cx).is_ready() {
+            if sleep.deadline() == deadline {
+                return true;
+            }
+            sleep.as_mut().reset(deadline);
+        }
+        false
+    }
+}

@@ -1,0 +1,114 @@
+//! One client connection: finds out which HTTP it speaks and serves that.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::service::Service;
+
+use crate::config::settings::Door;
+use crate::proxy::server::clock::{Clock, Wait};
+use crate::proxy::server::refusal::Refusal;
+use crate::proxy::server::socket::{Socket, poll_append};
+use crate::proxy::server::state::ConnState;
+use crate::proxy::server::strict_io::StrictIo;
+use crate::proxy::server::{BoxError, http1, http2};
+
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Serves `socket` until the connection ends.
+pub(super) async fn serve<T, S, B>(mut socket: T, service: S, door: Arc<Door>, state: Arc<ConnState>)
+where
+    T: Socket,
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    S::Future: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let mut clock = Clock::new(&door);
+    let mut held = BytesMut::new();
+    let limit = door.max_head_bytes;
+    match poll_fn(|cx| poll_protocol(&mut socket, cx, &mut held, &mut clock, &state)).await {
+        Opening::Http1 => {
+            let io = StrictIo::new(socket, held, clock, limit, Arc::clone(&state));
+            http1::serve(io, service, limit, state).await;
+        }
+        Opening::Http2 => http2::serve(socket, held, clock, service, limit, state).await,
+        Opening::TooSlow => {
+            let mut io = StrictIo::new(socket, held, clock, limit, state);
+            io.refuse_head(Refusal::HeadTimeout);
+            io.finish().await;
+        }
+        Opening::Nothing => {}
+    }
+}
+
+/// What a connection starts with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Opening {
+    Http1,
+    Http2,
+    /// A beginning that could be either, and no more in time.
+    TooSlow,
+    /// Not a byte before the end.
+    Nothing,
+}
+
+fn poll_protocol<T: Socket>(
+    socket: &mut T,
+    cx: &mut Context<'_>,
+    held: &mut BytesMut,
+    clock: &mut Clock,
+    state: &ConnState,
+) -> Poll<Opening> {
+    if state.is_draining(cx) {
+        return Poll::Ready(Opening::Nothing);
+    }
+    loop {
+        if let Some(opening) = classify(held) {
+            return Poll::Ready(opening);
+        }
+        match poll_append(socket, cx, held) {
+            Poll::Ready(Ok(1..)) => {}
+            Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Opening::Nothing),
+            Poll::Pending if held.is_empty() => {
+                let late = clock.overdue(cx, Wait::Idle);
+                return if late { Poll::Ready(Opening::Nothing) } else { Poll::Pending };
+            }
+            Poll::Pending => {
+                let late = clock.overdue(cx, Wait::Head);
+                return if late { Poll::Ready(Opening::TooSlow) } else { Poll::Pending };
+            }
+        }
+    }
+}
+
+/// Tells HTTP/1 from HTTP/2 once the first bytes do.
+fn classify(bytes: &[u8]) -> Option<Opening> {
+    let common = bytes.len().min(HTTP2_PREFACE.len());
+    if bytes[..common] != HTTP2_PREFACE[..common] {
+        return Some(Opening::Http1);
+    }
+    (common == HTTP2_PREFACE.len()).then_some(Opening::Http2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn protocol_is_known_as_soon_as_the_bytes_tell() {
+        assert_eq!(classify(b""), None);
+        assert_eq!(classify(b"P"), None);
+        assert_eq!(classify(b"PO"), Some(Opening::Http1));
+        assert_eq!(classify(b"GET / HTTP/1.1\r\n\r\n"), Some(Opening::Http1));
+        assert_eq!(classify(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"), None);
+        assert_eq!(classify(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0"), Some(Opening::Http2));
+        assert_eq!(classify(b"PRI * HTTP/2.0\r\n\r\nXX"), Some(Opening::Http1));
+    }
+}

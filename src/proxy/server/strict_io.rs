@@ -1,0 +1,305 @@
+//! The byte stream that hyper's HTTP/1 connection reads: only whole, valid
+//! heads and valid body bytes come through it, one message at a time.
+//!
+//! A message's bytes are held back until the answer to the one before it has
+//! been written. So hyper's own buffer is empty while a request runs, its
+//! read finds out when the client leaves, and a bad message cannot cut short
+//! the answer to a good one.
+
+use std::io::{self, IoSlice};
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::timeout;
+
+use crate::proxy::server::clock::{Clock, StallGuard, Wait};
+use crate::proxy::server::framing::Framing;
+use crate::proxy::server::refusal::Refusal;
+use crate::proxy::server::socket::{READ_BYTES, Socket, poll_append};
+use crate::proxy::server::state::ConnState;
+
+/// How long, and for how many bytes, a closing connection still takes what
+/// the client sends: a reset would destroy the answer on its way to it.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES: usize = 16 * 1024 * 1024;
+
+/// A client's HTTP/1 byte stream.
+#[derive(Debug)]
+pub(super) struct StrictIo<T> {
+    socket: T,
+    state: Arc<ConnState>,
+    framing: Framing,
+    /// Read from the socket, not yet handed on.
+    held: BytesMut,
+    /// How many bytes of `held` may be handed on.
+    approved: usize,
+    /// From the head's approval until the answer is written.
+    in_flight: bool,
+    /// The client has closed its side, or the socket has failed.
+    ended: bool,
+    /// Why the head at hand was refused; answered by [`Self::finish`].
+    refusal: Option<Refusal>,
+    /// hyper has asked for bytes since the last flush.
+    asked: bool,
+    clock: Clock,
+    stall: StallGuard,
+}
+
+impl<T: Socket> StrictIo<T> {
+    /// `held` has what was read from the socket before.
+    pub(super) fn new(
+        socket: T,
+        held: BytesMut,
+        clock: Clock,
+        max_head_bytes: usize,
+        state: Arc<ConnState>,
+    ) -> Self {
+        Self {
+            socket,
+            state,
+            framing: Framing::new(max_head_bytes),
+            held,
+            approved: 0,
+            in_flight: false,
+            ended: false,
+            refusal: None,
+            asked: false,
+            clock,
+            stall: StallGuard::default(),
+        }
+    }
+
+    fn poll_release(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            if self.approved > 0 {
+                self.hand_on(out);
+                return Poll::Ready(Ok(()));
+            }
+            if self.refusal.is_some() {
+                return Poll::Ready(Ok(()));
+            }
+            if self.framing.is_whole() {
+                return self.poll_left(cx).map(Ok);
+            }
+            if !self.held.is_empty() {
+                match self.framing.advance(&self.held) {
+                    Ok(0) => {}
+                    Ok(approved) => {
+                        self.approve();
+                        self.approved = approved;
+                        continue;
+                    }
+                    Err(refusal) => return Poll::Ready(self.refuse(refusal)),
+                }
+            }
+            if self.ended {
+                return Poll::Ready(self.end_of_input());
+            }
+            match self.poll_more(cx, out) {
+                Poll::Ready(Ok(true)) => return Poll::Ready(Ok(())),
+                Poll::Ready(Ok(false)) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return self.poll_overdue(cx),
+            }
+        }
+    }
+
+    /// Reads once, straight into `out` when nothing is held; true when bytes
+    /// in `out` may go on at once.
+    fn poll_more(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<bool>> {
+        if !self.held.is_empty() {
+            let read = ready!(poll_append(&mut self.socket, cx, &mut self.held))?;
+            self.ended = read == 0;
+            return Poll::Ready(Ok(false));
+        }
+        let before = out.filled().len();
+        ready!(Pin::new(&mut self.socket).poll_read(cx, out))?;
+        let fresh = &out.filled()[before..];
+        if fresh.is_empty() {
+            self.ended = true;
+            return Poll::Ready(Ok(false));
+        }
+        // A refusal shows itself again when what is held is looked at.
+        let approved = self.framing.advance(fresh).unwrap_or(0);
+        self.held.extend_from_slice(&fresh[approved..]);
+        out.set_filled(before + approved);
+        if approved > 0 {
+            self.approve();
+        }
+        Poll::Ready(Ok(approved > 0))
+    }
+
+    fn approve(&mut self) {
+        self.in_flight = true;
+        self.clock.clear();
+        if self.framing.is_whole() {
+            self.state.set_request_whole();
+        }
+    }
+
+    fn hand_on(&mut self, out: &mut ReadBuf<'_>) {
+        let count = self.approved.min(out.remaining());
+        out.put_slice(&self.held[..count]);
+        self.held.advance(count);
+        self.approved -= count;
+        if self.held.is_empty() {
+            self.held = BytesMut::new();
+        }
+    }
+
+    /// Gives up on the input. A bad head looks like its end to hyper and is
+    /// answered by [`Self::finish`]; a bad body fails the body's read and is
+    /// answered in the service's place.
+    fn refuse(&mut self, refusal: Refusal) -> io::Result<()> {
+        if !self.in_flight {
+            self.refuse_head(refusal);
+            return Ok(());
+        }
+        if self.state.fault().is_none() {
+            self.state.events.refused(refusal);
+            self.state.set_fault(refusal);
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, refusal))
+    }
+
+    /// Marks the head at hand as bad; [`Self::finish`] says so.
+    pub(super) fn refuse_head(&mut self, refusal: Refusal) {
+        self.state.events.refused(refusal);
+        self.refusal = Some(refusal);
+    }
+
+    fn end_of_input(&mut self) -> io::Result<()> {
+        if self.in_flight { self.refuse(Refusal::BodyCutShort) } else { Ok(()) }
+    }
+
+    fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let (wait, refusal) = match (self.in_flight, self.held.is_empty()) {
+            (true, _) => (Wait::Body, Some(Refusal::BodyTimeout)),
+            (false, false) => (Wait::Head, Some(Refusal::HeadTimeout)),
+            (false, true) => (Wait::Idle, None),
+        };
+        if !self.clock.overdue(cx, wait) {
+            return Poll::Pending;
+        }
+        Poll::Ready(refusal.map_or(Ok(()), |refusal| self.refuse(refusal)))
+    }
+
+    /// Ready when the client has left while its request runs. Keeps one
+    /// buffer of what it sends meanwhile; when that is full it is not read
+    /// from any more, only looked at.
+    fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while !self.ended {
+            if self.held.len() < READ_BYTES {
+                let read = ready!(poll_append(&mut self.socket, cx, &mut self.held));
+                self.ended = matches!(read, Ok(0) | Err(_));
+            } else if self.clock.overdue(cx, Wait::Watch) {
+                self.clock.clear();
+                self.ended = self.socket.has_left();
+            } else {
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Called when all that hyper had to write is written.
+    fn flushed(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let asked = mem::take(&mut self.asked);
+        if !self.in_flight {
+            return Poll::Ready(Ok(()));
+        }
+        if self.state.is_answered() && self.framing.is_whole() && self.approved == 0 {
+            self.in_flight = false;
+            self.clock.clear();
+            self.framing.next_message();
+            self.state.next_request();
+            if self.ended || !self.held.is_empty() {
+                // hyper waits for a wake-up that the socket will not give.
+                cx.waker().wake_by_ref();
+            }
+        } else if !asked && self.poll_left(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ends the connection: answers a refused head, closes the sending side,
+    /// and for a short while takes in what the client is still sending.
+    pub(super) async fn finish(mut self) {
+        if let Some(refusal) = self.refusal {
+            let answer = refusal.wire();
+            if !matches!(timeout(LINGER, self.socket.write_all(&answer)).await, Ok(Ok(()))) {
+                return;
+            }
+        }
+        if self.socket.shutdown().await.is_err() || self.ended {
+            return;
+        }
+        if self.in_flight || self.refusal.is_some() || !self.held.is_empty() {
+            let _ = timeout(LINGER, self.discard()).await;
+        }
+    }
+
+    async fn discard(&mut self) {
+        let mut left = LINGER_BYTES;
+        self.held = BytesMut::with_capacity(READ_BYTES);
+        while let Ok(read @ 1..) = self.socket.read_buf(&mut self.held).await {
+            self.held.clear();
+            left = left.saturating_sub(read);
+            if left == 0 {
+                return;
+            }
+        }
+    }
+}
+
+impl<T: Socket> AsyncRead for StrictIo<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let me = self.get_mut();
+        me.asked = true;
+        me.poll_release(cx, out)
+    }
+}
+
+impl<T: Socket> AsyncWrite for StrictIo<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let me = self.get_mut();
+        let write = Pin::new(&mut me.socket).poll_write(cx, bytes);
+        me.stall.check(cx, write)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let me = self.get_mut();
+        let write = Pin::new(&mut me.socket).poll_write_vectored(cx, bytes);
+        me.stall.check(cx, write)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let me = self.get_mut();
+        let flush = Pin::new(&mut me.socket).poll_flush(cx);
+        ready!(me.stall.check(cx, flush))?;
+        me.flushed(cx)
+    }
+
+    /// Left to [`StrictIo::finish`], which has more to do than to shut down.
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+#[path = "strict_io_tests.rs"]
+mod tests;

@@ -1,0 +1,95 @@
+//! One request and its answer on a connection.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use http::response::Parts;
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use crate::proxy::upstream::conn::Conn;
+use crate::proxy::upstream::replica::Replica;
+
+/// How long a finished answer's last bytes may take before its connection is
+/// given up instead of pooled.
+const TAIL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// An answer whose head has come.
+#[derive(Debug)]
+pub struct Sent {
+    /// The rest of it.
+    pub exchange: Exchange,
+    /// Begin and end of the connection set-up, when a new one was needed.
+    pub connect: Option<(Instant, Instant)>,
+}
+
+/// An answer being read. Dropping it before its end closes the connection,
+/// which is how engines learn that nobody waits any more.
+#[derive(Debug)]
+pub struct Exchange {
+    /// Status and headers.
+    pub head: Parts,
+    replica: Arc<Replica>,
+    live: Option<(Conn, Incoming)>,
+}
+
+impl Exchange {
+    pub(super) fn new(replica: Arc<Replica>, conn: Conn, response: Response<Incoming>) -> Self {
+        let (head, body) = response.into_parts();
+        Self { head, replica, live: Some((conn, body)) }
+    }
+
+    /// The next piece of the body; `None` at its proper end, after which the
+    /// connection is back in the pool.
+    pub fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Bytes>>> {
+        let Some((conn, body)) = self.live.as_mut() else {
+            return Poll::Ready(None);
+        };
+        match conn.poll_data(body, cx) {
+            Poll::Ready(None) => {
+                self.recycle(cx);
+                Poll::Ready(None)
+            }
+            Poll::Ready(Some(Err(error))) => {
+                self.live = None;
+                Poll::Ready(Some(Err(error)))
+            }
+            other => other,
+        }
+    }
+
+    /// The next piece of the body.
+    ///
+    /// # Errors
+    /// The connection broke before the body's end.
+    pub async fn data(&mut self) -> Option<hyper::Result<Bytes>> {
+        poll_fn(|cx| self.poll_data(cx)).await
+    }
+
+    /// Reads what is left of an answer that is complete in substance, so that
+    /// its connection can be used again, without holding up anybody.
+    pub fn finish_in_background(mut self) {
+        let mut cx = Context::from_waker(Waker::noop());
+        while let Poll::Ready(piece) = self.poll_data(&mut cx) {
+            if !matches!(piece, Some(Ok(_))) {
+                return;
+            }
+        }
+        tokio::spawn(async move {
+            let tail = async { while let Some(Ok(_)) = self.data().await {} };
+            let _late = tokio::time::timeout(TAIL_TIMEOUT, tail).await;
+        });
+    }
+
+    fn recycle(&mut self, cx: &mut Context<'_>) {
+        if let Some((mut conn, _)) = self.live.take()
+            && conn.is_reusable(cx)
+        {
+            self.replica.put_idle(conn);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Connections to the engines: one small pool per replica, requests that own
+//! their connection, and answers that give it back.
+
+mod conn;
+mod exchange;
+mod io;
+mod replica;
+
+use std::sync::Arc;
+
+use dashmap::DashMap;
+
+pub use self::exchange::{Exchange, Sent};
+pub use self::replica::{Call, Replica, UpstreamError};
+
+use crate::config::settings::{Edge, ReplicaEdge};
+use crate::core::ids::ReplicaId;
+
+/// The engines' addresses and their pools, by replica.
+#[derive(Debug, Default)]
+pub struct Upstreams {
+    replicas: DashMap<ReplicaId, Arc<Replica>>,
+}
+
+impl Upstreams {
+    /// The replica's pool, made when first asked for, and made anew when the
+    /// configuration changed its address.
+    #[must_use]
+    pub fn replica(&self, id: ReplicaId, edge: &ReplicaEdge) -> Arc<Replica> {
+        if let Some(known) = self.replicas.get(&id)
+            && known.is_at(edge)
+        {
+            return Arc::clone(&known);
+        }
+        let made = Arc::new(Replica::new(edge));
+        self.replicas.insert(id, Arc::clone(&made));
+        made
+    }
+
+    /// Forgets the pools of replicas that are no longer configured.
+    pub fn retain(&self, edge: &Edge) {
+        self.replicas.retain(|id, replica| edge.replicas.get(*id).is_some_and(|edge| replica.is_at(edge)));
+    }
+}

@@ -1,0 +1,167 @@
+//! The connections to one engine.
+
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use http::header::{HOST, HeaderValue};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Method, Request, Uri};
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
+
+use crate::config::settings::{ReplicaEdge, UpstreamLimits};
+use crate::core::event::Fault;
+use crate::proxy::upstream::conn::Conn;
+use crate::proxy::upstream::exchange::{Exchange, Sent};
+use crate::proxy::upstream::io;
+use crate::wire::splice::Spliced;
+
+/// Idle connections kept per replica; a burst beyond it closes the surplus.
+const MAX_IDLE: usize = 1024;
+
+/// One engine and the idle connections to it.
+#[derive(Debug)]
+pub struct Replica {
+    url: Uri,
+    address: String,
+    host: HeaderValue,
+    tls_name: Option<String>,
+    prefix: String,
+    idle: Mutex<Vec<Idle>>,
+}
+
+#[derive(Debug)]
+struct Idle {
+    conn: Conn,
+    since: Instant,
+}
+
+/// Why a request got no answer head. Never shown to a client.
+#[derive(Debug, thiserror::Error)]
+pub enum UpstreamError {
+    /// No connection came about.
+    #[error("connect: {0}")]
+    Connect(#[source] std::io::Error),
+    /// No connection came about in time.
+    #[error("connect: no answer within {0:?}")]
+    ConnectTimeout(Duration),
+    /// The connection broke, or what came was not HTTP.
+    #[error("exchange: {0}")]
+    Exchange(#[from] hyper::Error),
+}
+
+impl UpstreamError {
+    /// What it means for the scheduler.
+    #[must_use]
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::Connect(_) | Self::ConnectTimeout(_) => Fault::Refused,
+            Self::Exchange(error) if error.is_parse() => Fault::Malformed,
+            Self::Exchange(_) => Fault::Reset,
+        }
+    }
+}
+
+/// A request to an engine, ready to be sent more than once.
+#[derive(Debug)]
+pub struct Call<'a> {
+    pub(crate) method: Method,
+    pub(crate) path: &'a str,
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) body: Spliced,
+}
+
+impl Replica {
+    pub(super) fn new(edge: &ReplicaEdge) -> Self {
+        let tls = edge.url.scheme_str() == Some("https");
+        let host = edge.url.host().unwrap_or_default();
+        let port = edge.url.port_u16().unwrap_or(if tls { 443 } else { 80 });
+        let authority = edge.url.authority().map_or("", |authority| authority.as_str());
+        Self {
+            url: edge.url.clone(),
+            address: format!("{host}:{port}"),
+            host: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("engine")),
+            tls_name: tls.then(|| host.trim_matches(['[', ']']).to_owned()),
+            prefix: edge.url.path().trim_end_matches('/').to_owned(),
+            idle: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(super) fn is_at(&self, edge: &ReplicaEdge) -> bool {
+        self.url == edge.url
+    }
+
+    /// Sends the call and waits for the head of the answer. A pooled
+    /// connection that turns out to be closed costs nothing: the call goes
+    /// out once more on a fresh one.
+    ///
+    /// # Errors
+    /// Any failure before the head; see [`UpstreamError::fault`].
+    pub async fn send(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        limits: &UpstreamLimits,
+    ) -> Result<Sent, UpstreamError> {
+        if let Some(mut conn) = self.take_idle(limits.keep_alive)
+            && let Ok(response) = conn.send(self.request(call)).await
+        {
+            return Ok(Sent { exchange: Exchange::new(Arc::clone(self), conn, response), connect: None });
+        }
+        let begun = Instant::now();
+        let mut conn = self.open(limits.connect_timeout).await?;
+        let connect = Some((begun, Instant::now()));
+        let response = conn.send(self.request(call)).await?;
+        Ok(Sent { exchange: Exchange::new(Arc::clone(self), conn, response), connect })
+    }
+
+    async fn open(&self, limit: Duration) -> Result<Conn, UpstreamError> {
+        let opening = async {
+            let stream = io::connect(&self.address, self.tls_name.as_deref()).await;
+            let stream = stream.map_err(UpstreamError::Connect)?;
+            Ok(Conn::handshake(stream).await?)
+        };
+        timeout(limit, opening).await.unwrap_or(Err(UpstreamError::ConnectTimeout(limit)))
+    }
+
+    fn take_idle(&self, keep_alive: Duration) -> Option<Conn> {
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut idle = self.idle.lock();
+        while let Some(Idle { mut conn, since }) = idle.pop() {
+            if since.elapsed() >= keep_alive {
+                // The rest has been idle for even longer.
+                idle.clear();
+                return None;
+            }
+            if conn.is_reusable(&mut cx) {
+                return Some(conn);
+            }
+        }
+        None
+    }
+
+    pub(super) fn put_idle(&self, conn: Conn) {
+        let mut idle = self.idle.lock();
+        if idle.len() < MAX_IDLE {
+            idle.push(Idle { conn, since: Instant::now() });
+        }
+    }
+
+    fn request(&self, call: &Call<'_>) -> Request<Spliced> {
+        let mut request = Request::new(call.body.clone());
+        *request.method_mut() = call.method.clone();
+        *request.uri_mut() = self.target(call.path);
+        *request.headers_mut() = call.headers.clone();
+        request.headers_mut().insert(HOST, self.host.clone());
+        request
+    }
+
+    fn target(&self, path: &str) -> Uri {
+        let path = if self.prefix.is_empty() {
+            PathAndQuery::try_from(path)
+        } else {
+            PathAndQuery::try_from(format!("{}{path}", self.prefix))
+        };
+        path.map_or_else(|_| Uri::from_static("/"), Uri::from)
+    }
+}

@@ -1,0 +1,62 @@
+//! Every event that is worth a log line or a metric, as a struct. Logic builds
+//! the struct and emits it; what is written and counted for it stands here.
+//!
+//! No event carries a key, prompt text or generated text.
+
+mod process;
+mod replica;
+mod request;
+
+pub use process::{
+    ConfigRejected, ConfigReloaded, ConnectionRefused, InvariantBroken, ServerDraining, ServerStarted,
+    ServerStopped,
+};
+pub use replica::{
+    ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
+};
+pub use request::{AuthFailed, RequestFinished, RequestOutcome, RequestRequeued, StreamBroken, Timings};
+
+use std::time::Duration;
+
+use crate::core::ids::{PoolId, ReplicaId};
+use crate::core::policy::Policy;
+
+/// Longest text of foreign origin in a log line, in bytes.
+const MAX_TEXT: usize = 128;
+
+/// A duration in milliseconds, to the microsecond.
+fn millis(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// The start of a text, cut at a character.
+pub(in crate::telemetry) fn shorten(text: &str) -> &str {
+    let mut end = text.len().min(MAX_TEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// A name from the policy, unless the id was never given.
+pub(in crate::telemetry) fn known(name: &str) -> Option<&str> {
+    Some(name).filter(|name| !name.is_empty())
+}
+
+fn pool_of(policy: &Policy, replica: ReplicaId) -> Option<PoolId> {
+    policy.replicas.get(replica).map(|row| row.pool)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        assert_eq!(shorten("short"), "short");
+        let long = "é".repeat(100);
+        assert_eq!(shorten(&long), "é".repeat(64));
+        let odd = format!("x{long}");
+        assert_eq!(shorten(&odd).len(), 127);
+    }
+}

@@ -1,0 +1,302 @@
+//! Events in the life of one request.
+
+use std::time::Duration;
+
+use tracing::{Level, debug, info, warn};
+
+use crate::core::event::{Fault, Placed};
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::job::Usage;
+use crate::core::policy::Policy;
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::{known, millis, pool_of, shorten};
+
+/// One request, from its head to its last byte. Emitted exactly once for every
+/// request that got as far as a request id.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RequestFinished<'a> {
+    /// The id that the client was told.
+    pub request_id: &'a str,
+    /// The trace it belongs to, when it is traced.
+    pub trace_id: Option<&'a str>,
+    /// The public part of the API key.
+    pub key_id: Option<&'a str>,
+    /// Who it was for; absent = nobody known.
+    pub tenant: Option<TenantId>,
+    /// The class it was served under.
+    pub class: Option<ClassId>,
+    /// The model, when it is one of ours.
+    pub model: Option<ModelId>,
+    /// The model as the client wrote it. For the log only: it is never a label.
+    pub requested_model: Option<&'a str>,
+    /// The pool that served it last.
+    pub pool: Option<PoolId>,
+    /// The replica that served it last.
+    pub replica: Option<ReplicaId>,
+    /// The software that served it (`vllm`, ...): `gen_ai.provider.name`.
+    pub engine: Option<&'static str>,
+    /// The dialect: `openai`, `anthropic`.
+    pub api: &'static str,
+    /// `gen_ai.operation.name`: `chat`, `text_completion`, `embeddings`, ...
+    pub operation: &'static str,
+    /// Whether the client asked for a stream.
+    pub stream: bool,
+    /// The HTTP status that was sent, 499 when the client left before one.
+    pub status: u16,
+    /// How it ended.
+    pub outcome: RequestOutcome,
+    /// The code of the error or refusal; absent for a success.
+    pub reason: Option<&'static str>,
+    /// What it consumed; absent = it never reached an engine.
+    pub usage: Option<Usage>,
+    /// Its durations.
+    pub timings: Timings,
+    /// Engines it was sent to.
+    pub attempts: u32,
+    /// Why it went where it went, the last time.
+    pub placed: Option<Placed>,
+    /// The engine's finish reason.
+    pub finish_reason: Option<&'a str>,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum RequestOutcome {
+    /// The whole answer was sent.
+    Success,
+    /// The request itself was at fault.
+    ClientError,
+    /// The gateway refused it: limits, a full queue, a deadline, a drain.
+    Rejected,
+    /// The client left before the end.
+    ClientGone,
+    /// An engine or the gateway failed it.
+    #[default]
+    Failed,
+}
+
+impl RequestOutcome {
+    /// A short stable name for logs and metric labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::ClientError => "client_error",
+            Self::Rejected => "rejected",
+            Self::ClientGone => "client_gone",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// The durations of a request. Absent = that point was never reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Timings {
+    /// In the queue, over all tries.
+    pub queue: Option<Duration>,
+    /// To get a connection to the engine, the last try.
+    pub connect: Option<Duration>,
+    /// From the request's head to the first token.
+    pub first_token: Option<Duration>,
+    /// From the request's head to the end.
+    pub total: Duration,
+    /// Mean time between two tokens of the stream.
+    pub gap_mean: Option<Duration>,
+    /// Longest time between two tokens of the stream.
+    pub gap_max: Option<Duration>,
+}
+
+impl RequestFinished<'_> {
+    /// Writes the request's one log line and counts it.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let policy = telemetry.policy();
+        telemetry.log(|| self.log(&policy));
+        telemetry.metrics().request_finished(&policy, self);
+    }
+
+    /// `error.type` of the semantic conventions; absent for a success.
+    #[must_use]
+    pub fn error_type(&self) -> Option<&'static str> {
+        match self.outcome {
+            RequestOutcome::Success => None,
+            outcome => Some(self.reason.unwrap_or(outcome.name())),
+        }
+    }
+
+    fn log(&self, policy: &Policy) {
+        let usage = usage_name(self.usage);
+        let tokens = self.usage.and_then(Usage::tokens);
+        let times = &self.timings;
+        macro_rules! line {
+            ($level:expr) => {
+                tracing::event!(
+                    target: "penstock::request",
+                    $level,
+                    request_id = shorten(self.request_id),
+                    trace_id = self.trace_id,
+                    key_id = self.key_id.map(shorten),
+                    tenant = self.tenant.and_then(|id| known(policy.tenants.name(id))),
+                    class = self.class.and_then(|id| known(policy.classes.name(id))),
+                    model = self.model.and_then(|id| known(policy.models.name(id))),
+                    requested_model = self.requested_model.map(shorten),
+                    pool = self.pool.and_then(|id| known(policy.pools.name(id))),
+                    replica = self.replica.and_then(|id| known(policy.replicas.name(id))),
+                    api = self.api,
+                    operation = self.operation,
+                    stream = self.stream,
+                    status = self.status,
+                    outcome = self.outcome.name(),
+                    reason = self.reason,
+                    usage = usage,
+                    input_tokens = tokens.map(|tokens| tokens.input),
+                    cached_tokens = tokens.map(|tokens| tokens.cached),
+                    output_tokens = tokens.map(|tokens| tokens.output),
+                    queue_ms = times.queue.map(millis),
+                    connect_ms = times.connect.map(millis),
+                    ttft_ms = times.first_token.map(millis),
+                    total_ms = millis(times.total),
+                    gap_mean_ms = times.gap_mean.map(millis),
+                    gap_max_ms = times.gap_max.map(millis),
+                    attempts = self.attempts,
+                    finish_reason = self.finish_reason.map(shorten),
+                    turn = self.placed.map(|why| why.turn.name()),
+                    behind = self.placed.map(|why| why.behind),
+                    candidates = self.placed.map(|why| why.candidates),
+                    outstanding_tokens = self.placed.map(|why| why.outstanding_tokens),
+                    replica_running = self.placed.map(|why| why.running),
+                    replica_limit = self.placed.map(|why| why.limit),
+                    "request finished"
+                )
+            };
+        }
+        if self.outcome == RequestOutcome::Failed {
+            line!(Level::WARN);
+        } else {
+            line!(Level::INFO);
+        }
+    }
+}
+
+/// `exact`, `partial` or `unknown`; absent for work no engine saw.
+fn usage_name(usage: Option<Usage>) -> Option<&'static str> {
+    Some(match usage? {
+        Usage::Exact(_) => "exact",
+        Usage::Partial(_) => "partial",
+        Usage::Unknown => "unknown",
+    })
+}
+
+/// An engine failed a request before its first token, and it waits again.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestRequeued<'a> {
+    /// The request.
+    pub request_id: &'a str,
+    /// The replica that failed it.
+    pub replica: ReplicaId,
+    /// What was wrong.
+    pub fault: Fault,
+    /// The try that failed, from 1.
+    pub attempt: u32,
+}
+
+impl RequestRequeued<'_> {
+    /// Writes and counts the event.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let policy = telemetry.policy();
+        let fault = self.fault.name();
+        telemetry.log(|| {
+            info!(
+                request_id = shorten(self.request_id),
+                replica = policy.replicas.name(self.replica),
+                fault,
+                attempt = self.attempt,
+                "request requeued"
+            );
+        });
+        telemetry.metrics().requeued(&policy, pool_of(&policy, self.replica), fault);
+    }
+}
+
+/// A stream broke after the client had got part of it.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamBroken<'a> {
+    /// The request.
+    pub request_id: &'a str,
+    /// The replica that broke it.
+    pub replica: ReplicaId,
+    /// What was wrong.
+    pub fault: Fault,
+    /// Tokens that the client has.
+    pub output_tokens: u64,
+}
+
+impl StreamBroken<'_> {
+    /// Writes and counts the event.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let policy = telemetry.policy();
+        let fault = self.fault.name();
+        telemetry.log(|| {
+            warn!(
+                request_id = shorten(self.request_id),
+                replica = policy.replicas.name(self.replica),
+                fault,
+                output_tokens = self.output_tokens,
+                "stream broken"
+            );
+        });
+        telemetry.metrics().stream_broken(&policy, pool_of(&policy, self.replica), fault);
+    }
+}
+
+/// Somebody was not let in. The request's own line follows.
+#[derive(Debug, Clone, Copy)]
+pub struct AuthFailed<'a> {
+    /// Why, as a stable code.
+    pub reason: &'static str,
+    /// The public part of the key, never the key.
+    pub key_id: Option<&'a str>,
+}
+
+impl AuthFailed<'_> {
+    /// Writes and counts the event.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        telemetry.log(|| {
+            debug!(reason = self.reason, key_id = self.key_id.map(shorten), "authentication failed");
+        });
+        telemetry.metrics().auth_failed(self.reason);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::fixtures::{success, telemetry};
+
+    const KEYS: &str = "api attempts behind cached_tokens candidates class connect_ms finish_reason gap_max_ms \
+        gap_mean_ms input_tokens key_id level message model operation outcome output_tokens \
+        outstanding_tokens pool queue_ms replica replica_limit replica_running request_id requested_model status \
+        stream target tenant timestamp total_ms ttft_ms turn usage";
+
+    #[test]
+    fn the_one_line_of_a_request_is_json_with_stable_keys() {
+        let telemetry = telemetry(1);
+        success().emit(&telemetry);
+        let log = telemetry.captured_log();
+        let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
+        let keys: Vec<&str> = line.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(keys.join(" "), KEYS);
+        assert_eq!(line["tenant"], "team-0");
+        assert_eq!(line["replica"], "a100/http://10.0.0.1:8000");
+        assert_eq!((&line["ttft_ms"], &line["connect_ms"]), (&140.0.into(), &0.25.into()));
+        assert_eq!(
+            (&line["status"], &line["stream"], &line["level"]),
+            (&200.into(), &true.into(), &"INFO".into())
+        );
+
+        RequestFinished { outcome: RequestOutcome::Failed, reason: Some("upstream_failed"), ..success() }
+            .emit(&telemetry);
+        let log = telemetry.captured_log();
+        let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
+        assert_eq!((&line["level"], &line["reason"]), (&"WARN".into(), &"upstream_failed".into()));
+    }
+}

@@ -1,0 +1,111 @@
+//! A small world for the tests of this layer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::event::{Placed, Turn};
+use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
+use crate::core::job::{Tokens, Usage};
+use crate::core::policy::{Bounds, Class, Model, Policy, Pool, Replica, Tenant};
+use crate::core::snapshot::Snapshot;
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::{ConfigReloaded, RequestFinished, RequestOutcome, Timings};
+use crate::telemetry::metrics::Scrape;
+
+/// Tenants `team-0`, `team-1`, ... with one class, model, pool and replica.
+pub(crate) fn policy(tenants: usize) -> Policy {
+    let mut policy = Policy { generation: 1, ..Policy::default() };
+    let millis = Duration::from_millis;
+    let class = policy.classes.insert(
+        "interactive",
+        Class {
+            rank: 0,
+            min_share: 0.1,
+            max_wait: millis(1),
+            ttft_objective: millis(150),
+            itl_objective: millis(40),
+        },
+    );
+    for number in 0..tenants {
+        let tenant = Tenant {
+            weight: 1.0,
+            default_class: class,
+            classes: [class].into(),
+            models: None,
+            bounds: Bounds::default(),
+        };
+        policy.tenants.insert(&format!("team-{number}"), tenant);
+    }
+    let pool = policy.pools.reserve("a100");
+    let model = policy.models.insert("llama", Model { pools: vec![pool], max_model_len: None });
+    let replica = policy
+        .replicas
+        .insert("a100/http://10.0.0.1:8000", Replica { pool, max_seqs: None, kv_tokens: None });
+    policy.pools.insert("a100", Pool { replicas: vec![replica], models: [model].into(), engine_buffer: 0 });
+    policy
+}
+
+pub(crate) fn telemetry(tenants: usize) -> Telemetry {
+    let telemetry = Telemetry::for_tests();
+    load(&telemetry, policy(tenants), "d1");
+    telemetry
+}
+
+pub(crate) fn load(telemetry: &Telemetry, policy: Policy, digest: &str) {
+    ConfigReloaded { policy: &Arc::new(policy), digest, restart_needed: &[] }.emit(telemetry);
+}
+
+pub(crate) fn success() -> RequestFinished<'static> {
+    RequestFinished {
+        request_id: "req-1",
+        key_id: Some("pk_1"),
+        tenant: Some(TenantId::new(0)),
+        class: Some(ClassId::new(0)),
+        model: Some(ModelId::new(0)),
+        requested_model: Some("llama-alias"),
+        pool: Some(0.into()),
+        replica: Some(ReplicaId::new(0)),
+        engine: Some("vllm"),
+        api: "openai",
+        operation: "chat",
+        stream: true,
+        status: 200,
+        outcome: RequestOutcome::Success,
+        usage: Some(Usage::Exact(Tokens { input: 100, cached: 60, output: 11 })),
+        timings: Timings {
+            queue: Some(Duration::from_millis(20)),
+            connect: Some(Duration::from_micros(250)),
+            first_token: Some(Duration::from_millis(140)),
+            total: Duration::from_millis(540),
+            gap_mean: Some(Duration::from_millis(38)),
+            gap_max: Some(Duration::from_millis(90)),
+        },
+        attempts: 1,
+        placed: Some(Placed {
+            queued: Duration::from_millis(20),
+            attempt: 1,
+            behind: 3,
+            candidates: 2,
+            outstanding_tokens: 512,
+            running: 4,
+            limit: 16,
+            turn: Turn::Fair,
+        }),
+        finish_reason: Some("stop"),
+        ..RequestFinished::default()
+    }
+}
+
+pub(crate) fn render(telemetry: &Telemetry) -> String {
+    telemetry.render(&Scrape { snapshot: &Snapshot::default(), engines: &[] })
+}
+
+/// Samples by name with labels, as written.
+pub(crate) fn samples(text: &str) -> BTreeMap<&str, f64> {
+    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| line.rsplit_once(' ').unwrap())
+        .map(|(key, value)| (key, value.parse().unwrap()))
+        .collect()
+}

@@ -1,0 +1,148 @@
+//! Prometheus metrics. Hot handles are resolved once for each owner of series
+//! and kept; what changes between two scrapes without an event (queues,
+//! ledgers, reports) is read when a scrape asks for it.
+
+mod catalogue;
+mod labels;
+mod scrape;
+mod series;
+
+use std::fmt;
+
+use metrics::{Counter, Gauge, Label, Level, Metadata, Recorder};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+
+use crate::core::ids::PoolId;
+use crate::core::policy::Policy;
+use crate::telemetry::ConfigStatus;
+use crate::telemetry::event::RequestFinished;
+use crate::telemetry::metrics::catalogue::Metric;
+use crate::telemetry::metrics::scrape::SeenQueues;
+use crate::telemetry::metrics::series::{GenAiCache, RequestCache};
+
+pub use crate::telemetry::metrics::scrape::{EngineView, Scrape};
+
+/// The `Content-Type` of [`crate::telemetry::Telemetry::render`]'s text.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+const METADATA: Metadata<'static> = Metadata::new("penstock", Level::INFO, None);
+
+/// All metrics of the process.
+pub(super) struct Metrics {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    requests: RequestCache,
+    gen_ai: GenAiCache,
+    open_connections: Gauge,
+    seen_queues: SeenQueues,
+}
+
+impl Metrics {
+    pub(super) fn new() -> Self {
+        let recorder = recorder();
+        for metric in catalogue::COUNTERS {
+            recorder.describe_counter(metric.name.into(), None, metric.help.into());
+        }
+        for (metric, _) in catalogue::HISTOGRAMS {
+            recorder.describe_histogram(metric.name.into(), None, metric.help.into());
+        }
+        let open = catalogue::OPEN_CONNECTIONS;
+        recorder.describe_gauge(open.name.into(), None, open.help.into());
+        let open_connections = recorder.register_gauge(&open.name.into(), &METADATA);
+        Self {
+            handle: recorder.handle(),
+            recorder,
+            requests: RequestCache::default(),
+            gen_ai: GenAiCache::default(),
+            open_connections,
+            seen_queues: SeenQueues::default(),
+        }
+    }
+
+    pub(super) fn open_connections(&self) -> &Gauge {
+        &self.open_connections
+    }
+
+    pub(super) fn upkeep(&self) {
+        self.handle.run_upkeep();
+    }
+
+    pub(super) fn render(&self, policy: &Policy, config: &ConfigStatus, scrape: &Scrape<'_>) -> String {
+        let mut text = self.handle.render();
+        scrape.write(policy, config, &self.seen_queues, &mut text);
+        text
+    }
+
+    pub(super) fn request_finished(&self, policy: &Policy, event: &RequestFinished<'_>) {
+        self.requests.record(&self.recorder, policy, event);
+        self.gen_ai.record(&self.recorder, policy, event);
+    }
+
+    pub(super) fn requeued(&self, policy: &Policy, pool: Option<PoolId>, fault: &'static str) {
+        self.of_pool(&catalogue::REQUEUES, policy, pool, Some(fault));
+    }
+
+    pub(super) fn stream_broken(&self, policy: &Policy, pool: Option<PoolId>, fault: &'static str) {
+        self.of_pool(&catalogue::STREAMS_BROKEN, policy, pool, Some(fault));
+    }
+
+    pub(super) fn ejected(&self, policy: &Policy, pool: Option<PoolId>, fault: &'static str) {
+        self.of_pool(&catalogue::EJECTIONS, policy, pool, Some(fault));
+    }
+
+    pub(super) fn readmitted(&self, policy: &Policy, pool: Option<PoolId>) {
+        self.of_pool(&catalogue::READMISSIONS, policy, pool, None);
+    }
+
+    pub(super) fn probe_failed(&self, policy: &Policy, pool: Option<PoolId>) {
+        self.of_pool(&catalogue::PROBES_FAILED, policy, pool, None);
+    }
+
+    pub(super) fn scrape_failed(&self, policy: &Policy, pool: Option<PoolId>) {
+        self.of_pool(&catalogue::SCRAPES_FAILED, policy, pool, None);
+    }
+
+    pub(super) fn model_mismatch(&self, policy: &Policy, pool: Option<PoolId>) {
+        self.of_pool(&catalogue::MODEL_MISMATCHES, policy, pool, None);
+    }
+
+    pub(super) fn auth_failed(&self, reason: &'static str) {
+        let labels = vec![Label::from_static_parts("reason", reason)];
+        counter(&self.recorder, &catalogue::AUTH_FAILURES, labels).increment(1);
+    }
+
+    pub(super) fn connection_refused(&self, reason: &'static str) {
+        let labels = vec![Label::from_static_parts("reason", reason)];
+        counter(&self.recorder, &catalogue::CONNECTIONS_REFUSED, labels).increment(1);
+    }
+
+    /// Counts a rare event of a pool; rare, so its handle is not kept.
+    fn of_pool(&self, metric: &Metric, policy: &Policy, pool: Option<PoolId>, fault: Option<&'static str>) {
+        let mut labels = vec![Label::new("pool", labels::pool(policy, pool).to_owned())];
+        labels.extend(fault.map(|fault| Label::from_static_parts("fault", fault)));
+        counter(&self.recorder, metric, labels).increment(1);
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+fn recorder() -> PrometheusRecorder {
+    let mut builder = PrometheusBuilder::new();
+    for (metric, buckets) in catalogue::HISTOGRAMS {
+        builder = builder
+            .set_buckets_for_metric(Matcher::Full(metric.name.into()), buckets)
+            .expect("every histogram of the catalogue has buckets");
+    }
+    builder.build_recorder()
+}
+
+fn counter(recorder: &PrometheusRecorder, metric: &Metric, labels: Vec<Label>) -> Counter {
+    recorder.register_counter(&labels::key(metric.name, labels), &METADATA)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,345 @@
+//! What is read when Prometheus asks: queues, ledgers, the engines' reports
+//! and the state of the process.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{Display, Write};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::core::event::Report;
+use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
+use crate::core::policy::Policy;
+use crate::core::snapshot::{ReplicaState, ReplicaView, Snapshot};
+use crate::telemetry::event::known;
+use crate::telemetry::metrics::catalogue::{self, Metric};
+use crate::telemetry::metrics::labels::{self, OTHER};
+use crate::telemetry::{ConfigStatus, log, wall};
+
+/// Queues that keep a row while they are empty.
+const MAX_QUEUES: usize = 10_000;
+
+const STATES: [ReplicaState; 5] = [
+    ReplicaState::Serving,
+    ReplicaState::SlowStart,
+    ReplicaState::Busy,
+    ReplicaState::Ejected,
+    ReplicaState::Removed,
+];
+
+/// What the rest of the process knows at the moment of a scrape.
+#[derive(Debug, Clone, Copy)]
+pub struct Scrape<'a> {
+    /// The schedulers' view, over all groups of models.
+    pub snapshot: &'a Snapshot,
+    /// The engines' own views.
+    pub engines: &'a [EngineView],
+}
+
+/// An engine's own view of itself, as last read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineView {
+    /// The replica.
+    pub replica: ReplicaId,
+    /// Its last report; absent = none yet.
+    pub report: Option<Report>,
+    /// Age of that report.
+    pub age: Option<Duration>,
+    /// What is wrong with reading it; absent = nothing.
+    pub problem: Option<String>,
+}
+
+type QueueId = (Option<TenantId>, Option<ClassId>, Option<ModelId>);
+
+#[derive(Clone, Copy, Default)]
+struct QueueRow {
+    waiting: u64,
+    tokens: u64,
+    oldest: Duration,
+}
+
+/// Queues that once had a row. They go on as zeros, since a series that comes
+/// and goes cannot be told from one that was never read.
+#[derive(Debug, Default)]
+pub(super) struct SeenQueues(Mutex<BTreeSet<QueueId>>);
+
+impl SeenQueues {
+    /// The rows of the snapshot, and zeros for the empty queues of the policy.
+    fn rows(&self, policy: &Policy, snapshot: &Snapshot) -> BTreeMap<QueueId, QueueRow> {
+        let mut seen = self.0.lock();
+        let present = |(tenant, class, model): &QueueId| {
+            tenant.is_none_or(|id| policy.tenants.get(id).is_some())
+                && class.is_none_or(|id| policy.classes.get(id).is_some())
+                && model.is_none_or(|id| policy.models.get(id).is_some())
+        };
+        seen.retain(present);
+        let mut rows: BTreeMap<QueueId, QueueRow> =
+            seen.iter().map(|queue| (*queue, QueueRow::default())).collect();
+        for view in &snapshot.queues {
+            let class = Some(view.class).filter(|id| known(policy.classes.name(*id)).is_some());
+            let model = Some(view.model).filter(|id| known(policy.models.name(*id)).is_some());
+            let tenant = Some(view.tenant).filter(|id| known(policy.tenants.name(*id)).is_some());
+            let own = (tenant, class, model);
+            let queue =
+                if rows.contains_key(&own) || rows.len() < MAX_QUEUES { own } else { (None, class, model) };
+            let row = rows.entry(queue).or_default();
+            row.waiting += view.waiting;
+            row.tokens += view.tokens;
+            row.oldest = row.oldest.max(view.oldest);
+        }
+        *seen = rows.keys().copied().collect();
+        rows
+    }
+}
+
+impl Scrape<'_> {
+    /// Appends everything to `text`.
+    pub(super) fn write(&self, policy: &Policy, config: &ConfigStatus, seen: &SeenQueues, text: &mut String) {
+        let mut out = Exposition(text);
+        write_queues(&mut out, policy, &seen.rows(policy, self.snapshot));
+        out.plain(&catalogue::JOBS, "gauge", self.snapshot.jobs);
+        out.plain(&catalogue::BROKEN_INVARIANTS, "gauge", self.snapshot.broken_invariants);
+        write_ledgers(&mut out, policy, &self.snapshot.replicas);
+        write_engines(&mut out, policy, self.engines);
+        write_process(&mut out, config);
+    }
+}
+
+fn write_queues(out: &mut Exposition<'_>, policy: &Policy, rows: &BTreeMap<QueueId, QueueRow>) {
+    let labels = |(tenant, class, model): &QueueId| {
+        [
+            ("tenant", labels::tenant(policy, *tenant)),
+            ("class", labels::class(policy, *class)),
+            ("model", labels::model(policy, *model)),
+        ]
+    };
+    out.family(&catalogue::QUEUE_DEPTH, "gauge");
+    for (queue, row) in rows {
+        out.sample(&catalogue::QUEUE_DEPTH, &labels(queue), row.waiting);
+    }
+    out.family(&catalogue::QUEUE_OLDEST, "gauge");
+    for (queue, row) in rows {
+        out.sample(&catalogue::QUEUE_OLDEST, &labels(queue), row.oldest.as_secs_f64());
+    }
+    out.family(&catalogue::QUEUE_TOKENS, "gauge");
+    for (queue, row) in rows {
+        out.sample(&catalogue::QUEUE_TOKENS, &labels(queue), row.tokens);
+    }
+}
+
+/// `pool` and `replica`; absent for an id that the policy never gave.
+fn replica_labels(policy: &Policy, id: ReplicaId) -> Option<[(&'static str, &str); 2]> {
+    let replica = known(policy.replicas.name(id))?;
+    let pool = policy.replicas.get(id).map_or(OTHER, |row| labels::pool(policy, Some(row.pool)));
+    Some([("pool", pool), ("replica", replica)])
+}
+
+fn write_ledgers(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaView]) {
+    type Read = fn(&ReplicaView) -> u64;
+    let gauges: [(&Metric, Read); 4] = [
+        (&catalogue::REPLICA_RUNNING, |view| view.running.into()),
+        (&catalogue::REPLICA_LIMIT, |view| view.limit.into()),
+        (&catalogue::REPLICA_PREFILL, |view| view.prefill_tokens),
+        (&catalogue::REPLICA_KV, |view| view.kv_tokens),
+    ];
+    for (metric, read) in gauges {
+        out.family(metric, "gauge");
+        for view in replicas {
+            if let Some(labels) = replica_labels(policy, view.replica) {
+                out.sample(metric, &labels, read(view));
+            }
+        }
+    }
+    out.family(&catalogue::REPLICA_STATE, "gauge");
+    for view in replicas {
+        let Some([pool, replica]) = replica_labels(policy, view.replica) else { continue };
+        for state in STATES {
+            let labels = [pool, replica, ("state", state.name())];
+            out.sample(&catalogue::REPLICA_STATE, &labels, u8::from(state == view.state));
+        }
+    }
+}
+
+fn write_engines(out: &mut Exposition<'_>, policy: &Policy, engines: &[EngineView]) {
+    type Read = fn(&EngineView) -> Option<f64>;
+    #[expect(clippy::cast_precision_loss, reason = "Prometheus values are doubles")]
+    let gauges: [(&Metric, Read); 4] = [
+        (&catalogue::ENGINE_RUNNING, |view| view.report?.running.map(|value| value as f64)),
+        (&catalogue::ENGINE_WAITING, |view| view.report?.waiting.map(|value| value as f64)),
+        (&catalogue::ENGINE_KV_USAGE, |view| view.report?.kv_usage),
+        (&catalogue::ENGINE_REPORT_AGE, |view| Some(view.age?.as_secs_f64())),
+    ];
+    for (metric, read) in gauges {
+        out.family(metric, "gauge");
+        for view in engines {
+            if let (Some(labels), Some(value)) = (replica_labels(policy, view.replica), read(view)) {
+                out.sample(metric, &labels, value);
+            }
+        }
+    }
+}
+
+fn write_process(out: &mut Exposition<'_>, config: &ConfigStatus) {
+    out.plain(&catalogue::CONFIG_SUCCESSFUL, "gauge", u8::from(config.problems.is_empty()));
+    let loaded_at = config.loaded_at.map_or(0.0, wall::unix_seconds);
+    out.plain(&catalogue::CONFIG_TIMESTAMP, "gauge", loaded_at);
+    out.plain(&catalogue::CONFIG_GENERATION, "gauge", config.generation);
+    out.family(&catalogue::CONFIG_INFO, "gauge");
+    out.sample(&catalogue::CONFIG_INFO, &[("digest", &config.digest)], 1);
+    out.family(&catalogue::BUILD_INFO, "gauge");
+    out.sample(&catalogue::BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))], 1);
+    out.plain(&catalogue::LOG_LINES_DROPPED, "counter", log::dropped_lines());
+}
+
+/// Text in Prometheus exposition format 0.0.4.
+struct Exposition<'a>(&'a mut String);
+
+impl Exposition<'_> {
+    fn family(&mut self, metric: &Metric, kind: &str) {
+        let Metric { name, help } = metric;
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, metric: &Metric, labels: &[(&str, &str)], value: impl Display) {
+        self.0.push_str(metric.name);
+        for (index, (label, text)) in labels.iter().enumerate() {
+            self.0.push_str(if index == 0 { "{" } else { "," });
+            let _ = write!(self.0, "{label}=\"");
+            for character in text.chars() {
+                match character {
+                    '\\' => self.0.push_str("\\\\"),
+                    '"' => self.0.push_str("\\\""),
+                    '\n' => self.0.push_str("\\n"),
+                    plain => self.0.push(plain),
+                }
+            }
+            self.0.push('"');
+        }
+        let end = if labels.is_empty() { "" } else { "}" };
+        let _ = writeln!(self.0, "{end} {value}");
+    }
+
+    fn plain(&mut self, metric: &Metric, kind: &str, value: impl Display) {
+        self.family(metric, kind);
+        self.sample(metric, &[], value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::snapshot::QueueView;
+    use crate::core::table::Table;
+    use crate::telemetry::event::ConfigRejected;
+    use crate::telemetry::fixtures::{load, policy, render, samples, telemetry};
+
+    #[test]
+    fn label_values_are_escaped() {
+        let mut text = String::new();
+        let mut out = Exposition(&mut text);
+        out.sample(&catalogue::JOBS, &[("a", "x\\\"\ny"), ("b", "")], 1.5);
+        assert_eq!(text, "penstock_jobs{a=\"x\\\\\\\"\\ny\",b=\"\"} 1.5\n");
+    }
+
+    #[test]
+    fn a_rejected_config_shows_and_the_digest_does_not_pile_up() {
+        let telemetry = telemetry(1);
+        ConfigRejected { problems: &["pools.a: no replicas".into()] }.emit(&telemetry);
+        let text = render(&telemetry);
+        assert_eq!(samples(&text)["penstock_config_last_reload_successful"], 0.0);
+        assert_eq!(samples(&text)[r#"penstock_config_info{digest="d1"}"#], 1.0);
+
+        load(&telemetry, Policy { generation: 2, ..policy(1) }, "d2");
+        let text = render(&telemetry);
+        let samples = samples(&text);
+        assert_eq!(samples["penstock_config_last_reload_successful"], 1.0);
+        assert_eq!(samples["penstock_config_generation"], 2.0);
+        assert!(samples["penstock_config_last_reload_timestamp_seconds"] > 1.6e9);
+        assert!(text.contains(r#"penstock_config_info{digest="d2"} 1"#) && !text.contains("d1"));
+        assert!(text.contains(concat!(
+            r#"penstock_build_info{version=""#,
+            env!("CARGO_PKG_VERSION"),
+            "\"} 1\n"
+        )));
+    }
+
+    #[test]
+    fn queues_go_to_zero_and_leave_with_their_tenant() {
+        let telemetry = telemetry(2);
+        let row = |tenant, waiting| QueueView {
+            tenant: TenantId::new(tenant),
+            class: ClassId::new(0),
+            model: ModelId::new(0),
+            waiting,
+            bytes: 10,
+            tokens: 70,
+            oldest: Duration::from_millis(1_500),
+        };
+        let full =
+            Snapshot { queues: vec![row(0, 4), row(1, 5), row(77, 2), row(78, 3)], ..Snapshot::default() };
+        let text = telemetry.render(&Scrape { snapshot: &full, engines: &[] });
+        let key = |name: &str, tenant: &str| {
+            format!(r#"penstock_queue_{name}{{tenant="{tenant}",class="interactive",model="llama"}}"#)
+        };
+        assert_eq!(samples(&text)[&*key("depth", "team-0")], 4.0);
+        assert_eq!(samples(&text)[&*key("oldest_seconds", "team-1")], 1.5);
+        assert_eq!(samples(&text)[&*key("depth", "other")], 5.0);
+        assert_eq!(samples(&text)[&*key("tokens", "other")], 140.0);
+
+        let text = render(&telemetry);
+        assert_eq!(samples(&text)[&*key("depth", "team-1")], 0.0);
+        assert_eq!(samples(&text)[&*key("oldest_seconds", "team-0")], 0.0);
+
+        let mut smaller = Policy { tenants: Table::successor(&telemetry.policy().tenants), ..policy(0) };
+        let kept = telemetry.policy().tenants.get(TenantId::new(0)).unwrap().clone();
+        smaller.tenants.insert("team-0", kept);
+        load(&telemetry, smaller, "d2");
+        let text = render(&telemetry);
+        assert!(text.contains(&key("depth", "team-0")) && !text.contains("team-1"));
+    }
+
+    #[test]
+    fn ledgers_and_engine_reports_appear_by_replica() {
+        let telemetry = telemetry(1);
+        let view = |replica, state| ReplicaView {
+            replica: ReplicaId::new(replica),
+            state,
+            running: 3,
+            limit: 8,
+            prefill_tokens: 900,
+            kv_tokens: 4_000,
+            report_age: None,
+        };
+        let snapshot = Snapshot {
+            replicas: vec![view(0, ReplicaState::Busy), view(9, ReplicaState::Serving)],
+            jobs: 12,
+            broken_invariants: 1,
+            ..Snapshot::default()
+        };
+        let report = Report { running: Some(2), kv_usage: Some(0.25), ..Report::default() };
+        let engine = EngineView {
+            replica: ReplicaId::new(0),
+            report: Some(report),
+            age: Some(Duration::from_millis(750)),
+            problem: None,
+        };
+        let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[engine] });
+        let samples = samples(&text);
+        let of = |name: &str, more: &str| {
+            samples
+                .get(&*format!(r#"penstock_{name}{{pool="a100",replica="a100/http://10.0.0.1:8000"{more}}}"#))
+        };
+        assert_eq!(of("replica_running", ""), Some(&3.0));
+        assert_eq!(of("replica_limit", ""), Some(&8.0));
+        assert_eq!(of("replica_prefill_tokens", ""), Some(&900.0));
+        assert_eq!(of("replica_kv_tokens", ""), Some(&4_000.0));
+        assert_eq!(of("replica_state", r#",state="busy""#), Some(&1.0));
+        assert_eq!(of("replica_state", r#",state="serving""#), Some(&0.0));
+        assert_eq!(of("engine_running", ""), Some(&2.0));
+        assert_eq!(of("engine_kv_usage", ""), Some(&0.25));
+        assert_eq!(of("engine_report_age_seconds", ""), Some(&0.75));
+        assert_eq!(of("engine_waiting", ""), None, "an engine that does not say is not at zero");
+        assert_eq!((samples["penstock_jobs"], samples["penstock_broken_invariants"]), (12.0, 1.0));
+        assert_eq!(text.matches("penstock_replica_running{").count(), 1, "no row without a name");
+    }
+}

@@ -1,0 +1,252 @@
+//! The series that every finished request feeds, with their handles kept.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use dashmap::DashMap;
+use metrics::{Counter, Histogram, Label, Recorder};
+use metrics_exporter_prometheus::PrometheusRecorder;
+use parking_lot::RwLock;
+
+use crate::core::ids::ModelId;
+use crate::core::job::{Tokens, Usage};
+use crate::core::policy::Policy;
+use crate::telemetry::event::{RequestFinished, RequestOutcome};
+use crate::telemetry::metrics::catalogue::{self, Metric};
+use crate::telemetry::metrics::labels::{self, Owner};
+use crate::telemetry::metrics::{METADATA, counter};
+
+/// Owners with series of their own. With more, the series of further tenants
+/// are kept under `other`.
+pub(super) const MAX_OWNERS: usize = 1_000;
+
+/// The `penstock_*` series, by owner.
+#[derive(Default)]
+pub(super) struct RequestCache(DashMap<Owner, Arc<RequestSeries>>);
+
+impl RequestCache {
+    pub(super) fn record(&self, recorder: &PrometheusRecorder, policy: &Policy, event: &RequestFinished<'_>) {
+        let series = self.series(policy, Owner::of(policy, event));
+        series.record(recorder, event);
+    }
+
+    fn series(&self, policy: &Policy, owner: Owner) -> Arc<RequestSeries> {
+        if let Some(series) = self.0.get(&owner) {
+            return Arc::clone(&series);
+        }
+        let owner = if self.0.len() < MAX_OWNERS { owner } else { owner.without_tenant() };
+        let fresh = || Arc::new(RequestSeries::new(owner.labels(policy)));
+        Arc::clone(&self.0.entry(owner).or_insert_with(fresh))
+    }
+}
+
+/// The series of one owner. Each appears with its first sample.
+struct RequestSeries {
+    /// tenant, class, model, pool.
+    labels: Vec<Label>,
+    ends: RwLock<Vec<End>>,
+    queue_wait: OnceLock<Histogram>,
+    first_token: OnceLock<Histogram>,
+    inter_token: OnceLock<Histogram>,
+    inter_token_max: OnceLock<Histogram>,
+    duration: OnceLock<Histogram>,
+    exact: OnceLock<TokenCounters>,
+    partial: OnceLock<TokenCounters>,
+    unknown: OnceLock<Counter>,
+}
+
+/// The counters of one way to end; few, for reasons are this program's text.
+struct End {
+    outcome: RequestOutcome,
+    reason: &'static str,
+    requests: Counter,
+    rejections: Option<Counter>,
+}
+
+impl End {
+    fn count(&self) {
+        self.requests.increment(1);
+        if let Some(rejections) = &self.rejections {
+            rejections.increment(1);
+        }
+    }
+}
+
+struct TokenCounters {
+    input: Counter,
+    cached: Counter,
+    output: Counter,
+}
+
+impl RequestSeries {
+    fn new(labels: Vec<Label>) -> Self {
+        Self {
+            labels,
+            ends: RwLock::default(),
+            queue_wait: OnceLock::new(),
+            first_token: OnceLock::new(),
+            inter_token: OnceLock::new(),
+            inter_token_max: OnceLock::new(),
+            duration: OnceLock::new(),
+            exact: OnceLock::new(),
+            partial: OnceLock::new(),
+            unknown: OnceLock::new(),
+        }
+    }
+
+    fn record(&self, recorder: &PrometheusRecorder, event: &RequestFinished<'_>) {
+        self.count_end(recorder, event);
+        self.count_usage(recorder, event.usage);
+        let times = &event.timings;
+        for (handle, metric, sample) in [
+            (&self.queue_wait, &catalogue::QUEUE_WAIT, times.queue),
+            (&self.first_token, &catalogue::FIRST_TOKEN, times.first_token),
+            (&self.inter_token, &catalogue::INTER_TOKEN, times.gap_mean),
+            (&self.inter_token_max, &catalogue::INTER_TOKEN_MAX, times.gap_max),
+            (&self.duration, &catalogue::REQUEST_DURATION, Some(times.total)),
+        ] {
+            if let Some(sample) = sample {
+                handle.get_or_init(|| histogram(recorder, metric, self.labels.clone())).record(sample);
+            }
+        }
+    }
+
+    fn count_end(&self, recorder: &PrometheusRecorder, event: &RequestFinished<'_>) {
+        let (outcome, reason) = (event.outcome, event.error_type().unwrap_or("none"));
+        let is_it = |end: &&End| end.outcome == outcome && end.reason == reason;
+        if let Some(end) = self.ends.read().iter().find(is_it) {
+            return end.count();
+        }
+        let mut ends = self.ends.write();
+        if let Some(end) = ends.iter().find(is_it) {
+            return end.count();
+        }
+        let end = self.end(recorder, outcome, reason);
+        end.count();
+        ends.push(end);
+    }
+
+    fn end(&self, recorder: &PrometheusRecorder, outcome: RequestOutcome, reason: &'static str) -> End {
+        let mut labels = self.labels.clone();
+        labels.push(Label::from_static_parts("outcome", outcome.name()));
+        labels.push(Label::from_static_parts("reason", reason));
+        let rejections = (outcome == RequestOutcome::Rejected).then(|| {
+            counter(recorder, &catalogue::REJECTIONS, vec![Label::from_static_parts("reason", reason)])
+        });
+        End { outcome, reason, requests: counter(recorder, &catalogue::REQUESTS, labels), rejections }
+    }
+
+    fn count_usage(&self, recorder: &PrometheusRecorder, usage: Option<Usage>) {
+        match usage {
+            None => {}
+            Some(Usage::Exact(tokens)) => {
+                self.exact.get_or_init(|| self.tokens(recorder, "exact")).count(tokens);
+            }
+            Some(Usage::Partial(tokens)) => {
+                self.partial.get_or_init(|| self.tokens(recorder, "partial")).count(tokens);
+            }
+            Some(Usage::Unknown) => {
+                let labels = || self.only(&["tenant", "model"]);
+                self.unknown
+                    .get_or_init(|| counter(recorder, &catalogue::USAGE_UNKNOWN, labels()))
+                    .increment(1);
+            }
+        }
+    }
+
+    fn tokens(&self, recorder: &PrometheusRecorder, source: &'static str) -> TokenCounters {
+        let of = |kind: &'static str| {
+            let mut labels = self.only(&["tenant", "model"]);
+            labels.push(Label::from_static_parts("kind", kind));
+            labels.push(Label::from_static_parts("source", source));
+            counter(recorder, &catalogue::TOKENS, labels)
+        };
+        TokenCounters { input: of("input"), cached: of("cached"), output: of("output") }
+    }
+
+    /// Some of the owner's labels.
+    fn only(&self, names: &[&str]) -> Vec<Label> {
+        self.labels.iter().filter(|label| names.contains(&label.key())).cloned().collect()
+    }
+}
+
+impl TokenCounters {
+    fn count(&self, tokens: Tokens) {
+        self.input.increment(tokens.input);
+        self.cached.increment(tokens.cached);
+        self.output.increment(tokens.output);
+    }
+}
+
+/// The series of the OpenTelemetry GenAI conventions, in Prometheus spelling.
+#[derive(Default)]
+pub(super) struct GenAiCache(DashMap<GenAiKey, Arc<GenAiSeries>>);
+
+/// Its parts are this program's text and the policy's names, so it is bounded.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct GenAiKey {
+    operation: &'static str,
+    provider: &'static str,
+    model: Option<ModelId>,
+    error: Option<&'static str>,
+}
+
+#[derive(Default)]
+struct GenAiSeries {
+    duration: OnceLock<Histogram>,
+    first_token: OnceLock<Histogram>,
+    per_token: OnceLock<Histogram>,
+}
+
+impl GenAiCache {
+    pub(super) fn record(&self, recorder: &PrometheusRecorder, policy: &Policy, event: &RequestFinished<'_>) {
+        let key = GenAiKey {
+            operation: event.operation,
+            provider: event.engine.unwrap_or("penstock"),
+            model: Owner::of(policy, event).model,
+            error: event.error_type(),
+        };
+        let series = self.series(key);
+        let success = event.outcome == RequestOutcome::Success;
+        let times = &event.timings;
+        for (handle, metric, sample) in [
+            (&series.duration, &catalogue::GEN_AI_DURATION, Some(times.total)),
+            (&series.first_token, &catalogue::GEN_AI_FIRST_TOKEN, times.first_token.filter(|_| success)),
+            (&series.per_token, &catalogue::GEN_AI_PER_TOKEN, per_token(event).filter(|_| success)),
+        ] {
+            if let Some(sample) = sample {
+                handle.get_or_init(|| histogram(recorder, metric, key.labels(policy))).record(sample);
+            }
+        }
+    }
+
+    fn series(&self, key: GenAiKey) -> Arc<GenAiSeries> {
+        if let Some(series) = self.0.get(&key) {
+            return Arc::clone(&series);
+        }
+        Arc::clone(&self.0.entry(key).or_default())
+    }
+}
+
+impl GenAiKey {
+    fn labels(&self, policy: &Policy) -> Vec<Label> {
+        let mut labels = vec![
+            Label::from_static_parts("gen_ai_operation_name", self.operation),
+            Label::from_static_parts("gen_ai_provider_name", self.provider),
+            Label::new("gen_ai_request_model", labels::model(policy, self.model).to_owned()),
+        ];
+        labels.extend(self.error.map(|error| Label::from_static_parts("error_type", error)));
+        labels
+    }
+}
+
+/// Time after the first token over the tokens after the first.
+fn per_token(event: &RequestFinished<'_>) -> Option<Duration> {
+    let Some(Usage::Exact(tokens)) = event.usage else { return None };
+    let after_first = u32::try_from(tokens.output.checked_sub(1)?).ok()?;
+    event.timings.total.checked_sub(event.timings.first_token?)?.checked_div(after_first)
+}
+
+fn histogram(recorder: &PrometheusRecorder, metric: &Metric, labels: Vec<Label>) -> Histogram {
+    recorder.register_histogram(&labels::key(metric.name, labels), &METADATA)
+}

@@ -1,0 +1,170 @@
+//! What the process tells the outside about itself: log lines, metrics and
+//! traces. Logic builds an event (`telemetry::event`) and emits it; what that
+//! means for the log and the metrics is written down there and nowhere else.
+
+pub mod event;
+#[cfg(test)]
+pub(crate) mod fixtures;
+pub mod log;
+pub mod metrics;
+pub mod trace;
+pub mod wall;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+
+use crate::config::settings::TelemetrySettings;
+use crate::core::policy::Policy;
+use crate::telemetry::log::Capture;
+use crate::telemetry::metrics::{Metrics, Scrape};
+use crate::telemetry::trace::Tracer;
+
+/// How often raw histogram samples are folded into their buckets.
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// Metrics and traces of one process; clones share everything.
+#[derive(Clone)]
+pub struct Telemetry(Arc<Inner>);
+
+struct Inner {
+    metrics: Metrics,
+    tracer: Tracer,
+    policy: ArcSwap<Policy>,
+    config: ArcSwap<ConfigStatus>,
+    capture: Option<Capture>,
+}
+
+/// What is known about the configuration in force and the last try to change
+/// it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ConfigStatus {
+    /// Counts the loaded configurations; 0 before the first.
+    pub generation: u64,
+    /// Hash of the file in force; empty before the first load.
+    pub digest: String,
+    /// When it came into force.
+    pub loaded_at: Option<SystemTime>,
+    /// When the last try ended, successful or not.
+    pub tried_at: Option<SystemTime>,
+    /// What was wrong with the last try; empty when it succeeded.
+    pub problems: Vec<String>,
+}
+
+/// Why telemetry could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// Spans are sent from a tokio runtime, and there is none here.
+    #[error("telemetry.otlp_endpoint: traces need a running tokio runtime")]
+    NoRuntime,
+    /// The collector's address cannot be used.
+    #[error("telemetry.otlp_endpoint: {0}; expected http://host:port of an OTLP gRPC collector")]
+    Endpoint(String),
+}
+
+impl Telemetry {
+    /// Metrics and, when an OTLP endpoint is set, traces. The log is set up by
+    /// [`log::init`], once in a process.
+    ///
+    /// # Errors
+    /// When the OTLP endpoint cannot be used, or outside of a tokio runtime
+    /// when there is one.
+    pub fn new(settings: &TelemetrySettings) -> Result<Self, TelemetryError> {
+        Ok(Self::with(Tracer::new(settings)?, None))
+    }
+
+    /// No traces, and log lines kept in memory for [`Self::captured_log`].
+    #[must_use]
+    pub fn for_tests() -> Self {
+        Self::with(Tracer::disabled(), Some(Capture::default()))
+    }
+
+    fn with(tracer: Tracer, capture: Option<Capture>) -> Self {
+        Self(Arc::new(Inner {
+            metrics: Metrics::new(),
+            tracer,
+            policy: ArcSwap::default(),
+            config: ArcSwap::default(),
+            capture,
+        }))
+    }
+
+    /// The rules whose names appear in labels and log lines.
+    #[must_use]
+    pub fn policy(&self) -> Arc<Policy> {
+        self.0.policy.load_full()
+    }
+
+    /// What is known about the configuration in force.
+    #[must_use]
+    pub fn config_status(&self) -> Arc<ConfigStatus> {
+        self.0.config.load_full()
+    }
+
+    /// The source of request traces.
+    #[must_use]
+    pub fn tracer(&self) -> &Tracer {
+        &self.0.tracer
+    }
+
+    /// How many client connections are open.
+    #[must_use]
+    pub fn open_connections(&self) -> ::metrics::Gauge {
+        self.0.metrics.open_connections().clone()
+    }
+
+    /// All metrics in Prometheus text format 0.0.4.
+    #[must_use]
+    pub fn render(&self, scrape: &Scrape<'_>) -> String {
+        self.0.metrics.render(&self.policy(), &self.config_status(), scrape)
+    }
+
+    /// Folds raw histogram samples into their buckets, for ever. One task of
+    /// the process must run this, or memory grows until the next scrape.
+    pub async fn upkeep(self) {
+        let mut every = tokio::time::interval(UPKEEP_EVERY);
+        loop {
+            every.tick().await;
+            self.0.metrics.upkeep();
+        }
+    }
+
+    /// Sends what traces are still held, for at most `timeout`.
+    pub async fn shutdown(&self, timeout: Duration) {
+        self.0.tracer.shutdown(timeout).await;
+    }
+
+    /// The log lines so far, of a telemetry made by [`Self::for_tests`].
+    #[must_use]
+    pub fn captured_log(&self) -> String {
+        self.0.capture.as_ref().map(Capture::text).unwrap_or_default()
+    }
+
+    pub(in crate::telemetry) fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    pub(in crate::telemetry) fn set_policy(&self, policy: Arc<Policy>) {
+        self.0.policy.store(policy);
+    }
+
+    pub(in crate::telemetry) fn set_config_status(&self, status: ConfigStatus) {
+        self.0.config.store(Arc::new(status));
+    }
+
+    /// Runs `write`, which writes log lines, against the right log.
+    pub(in crate::telemetry) fn log(&self, write: impl FnOnce()) {
+        match &self.0.capture {
+            None => write(),
+            Some(capture) => tracing::dispatcher::with_default(capture.dispatch(), write),
+        }
+    }
+}
+
+impl fmt::Debug for Telemetry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Telemetry").field("tracer", &self.0.tracer).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,60 @@
+//! The attributes of a request's span: those of the GenAI conventions, and
+//! `penstock.*` for what they have no word for.
+
+use opentelemetry::{Array, KeyValue, StringValue, Value};
+
+use crate::core::policy::Policy;
+use crate::telemetry::event::{RequestFinished, known, shorten};
+
+/// Everything that is known of the request; what is not known is left out.
+pub(super) fn of(event: &RequestFinished<'_>, policy: &Policy) -> Vec<KeyValue> {
+    let mut list = vec![
+        KeyValue::new("gen_ai.operation.name", event.operation),
+        KeyValue::new("gen_ai.provider.name", event.engine.unwrap_or("penstock")),
+        KeyValue::new("gen_ai.request.stream", event.stream),
+        KeyValue::new("http.response.status_code", i64::from(event.status)),
+        KeyValue::new("penstock.request_id", shorten(event.request_id).to_owned()),
+        KeyValue::new("penstock.outcome", event.outcome.name()),
+        KeyValue::new("penstock.attempts", i64::from(event.attempts)),
+    ];
+    let mut add = |key: &'static str, value: Option<Value>| {
+        list.extend(value.map(|value| KeyValue::new(key, value)));
+    };
+    let model = event.model.and_then(|id| known(policy.models.name(id)));
+    add("gen_ai.request.model", text(model.or(event.requested_model)));
+    add("error.type", event.error_type().map(Value::from));
+    add("gen_ai.response.finish_reasons", event.finish_reason.map(one_string));
+    if let Some(tokens) = event.usage.and_then(crate::core::job::Usage::tokens) {
+        add("gen_ai.usage.input_tokens", Some(count(tokens.input)));
+        add("gen_ai.usage.output_tokens", Some(count(tokens.output)));
+        add("gen_ai.usage.cache_read.input_tokens", Some(count(tokens.cached)));
+    }
+    let seconds = |duration: std::time::Duration| Value::from(duration.as_secs_f64());
+    add("gen_ai.response.time_to_first_chunk", event.timings.first_token.map(seconds));
+    add("penstock.queue_seconds", event.timings.queue.map(seconds));
+    add("penstock.tenant", text(event.tenant.and_then(|id| known(policy.tenants.name(id)))));
+    add("penstock.class", text(event.class.and_then(|id| known(policy.classes.name(id)))));
+    add("penstock.pool", text(event.pool.and_then(|id| known(policy.pools.name(id)))));
+    add("penstock.replica", text(event.replica.and_then(|id| known(policy.replicas.name(id)))));
+    if let Some(why) = event.placed {
+        add("penstock.placed.turn", Some(why.turn.name().into()));
+        add("penstock.placed.behind", Some(count(why.behind)));
+        add("penstock.placed.candidates", Some(i64::from(why.candidates).into()));
+        add("penstock.placed.outstanding_tokens", Some(count(why.outstanding_tokens)));
+        add("penstock.placed.running", Some(i64::from(why.running).into()));
+        add("penstock.placed.limit", Some(i64::from(why.limit).into()));
+    }
+    list
+}
+
+fn text(value: Option<&str>) -> Option<Value> {
+    value.map(|value| shorten(value).to_owned().into())
+}
+
+fn count(value: u64) -> Value {
+    i64::try_from(value).unwrap_or(i64::MAX).into()
+}
+
+fn one_string(value: &str) -> Value {
+    Value::Array(Array::String(vec![StringValue::from(shorten(value).to_owned())]))
+}

@@ -1,0 +1,60 @@
+//! The one place that reads the wall clock.
+
+use std::time::{Duration, SystemTime};
+
+use crate::core::time::Tick;
+
+/// The wall clock. It may jump; only timestamps for people and other systems
+/// come from it, never durations.
+#[expect(clippy::disallowed_methods, reason = "this is the file that reads the wall clock")]
+#[must_use]
+pub fn now() -> SystemTime {
+    SystemTime::now()
+}
+
+/// Seconds since 1970-01-01 UTC; 0 for a clock set before it.
+#[must_use]
+pub fn unix_seconds(at: SystemTime) -> f64 {
+    at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
+}
+
+/// One moment on both clocks, to turn ticks near it into timestamps.
+#[derive(Debug, Clone, Copy)]
+pub struct Anchor {
+    wall: SystemTime,
+    tick: Tick,
+}
+
+impl Anchor {
+    /// Ties the wall clock to `tick`, which must be the present moment.
+    #[must_use]
+    pub fn at(tick: Tick) -> Self {
+        Self { wall: now(), tick }
+    }
+
+    /// The wall time of another moment; as far as the clock can say it.
+    #[must_use]
+    pub fn wall(&self, tick: Tick) -> SystemTime {
+        let shifted = if tick >= self.tick {
+            self.wall.checked_add(tick.since(self.tick))
+        } else {
+            self.wall.checked_sub(self.tick.since(tick))
+        };
+        shifted.unwrap_or(self.wall)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_before_and_after_the_anchor_become_wall_times() {
+        let anchor = Anchor::at(Tick::from_millis(5_000));
+        let earlier = anchor.wall(Tick::from_millis(4_000));
+        let later = anchor.wall(Tick::from_millis(7_500));
+        assert_eq!(later.duration_since(earlier).unwrap(), Duration::from_millis(3_500));
+        assert!(unix_seconds(earlier) > 1.6e9);
+        assert_eq!(unix_seconds(SystemTime::UNIX_EPOCH - Duration::from_secs(9)), 0.0);
+    }
+}

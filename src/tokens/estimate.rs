@@ -1,0 +1,198 @@
+//! A prompt's tokens from its bytes alone, for engines whose tokenizer the
+//! gateway does not have.
+//!
+//! Byte-level tokenizers never make more tokens than there are bytes, so
+//! [`upper_bound`] is safe to admit by. [`estimate`] aims at the middle: about
+//! four bytes a token for text in Latin script, and about two for other
+//! scripts, whose letters take two to four bytes in UTF-8 but rarely share a
+//! token. JSON punctuation counts as text: chat templates add about as much.
+//! Linked media (an image's `https:` address) cannot be seen here: only their
+//! address counts, in the estimate and in the bound.
+
+use std::ops::Range;
+
+use memchr::memmem;
+
+/// Tokens for one embedded image or sound, whatever its size in bytes. Engines
+/// make about 250 to 1500 of a common picture.
+pub const MEDIA_TOKENS: u64 = 800;
+
+/// Base64 shorter than this may be text.
+const MIN_MEDIA_BYTES: usize = 64;
+
+/// Most tokens that the prompt can have: its bytes, with `\u` escapes at their
+/// length in UTF-8. `pieces` are JSON values as they stand in the request.
+#[must_use]
+pub fn upper_bound<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u64 {
+    pieces.into_iter().map(|piece| piece.len() as u64 - escapes(piece).saved.min(piece.len() as u64)).sum()
+}
+
+/// Likely tokens of the prompt; never above the bytes of `pieces`, and at
+/// least 1 when there are any. Arrays of token ids are counted exactly.
+#[must_use]
+pub fn estimate<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u64 {
+    pieces.into_iter().map(estimate_piece).sum()
+}
+
+fn estimate_piece(piece: &[u8]) -> u64 {
+    if piece.is_empty() {
+        return 0;
+    }
+    if let Some(ids) = token_ids(piece) {
+        return ids;
+    }
+    let mut tokens = 0;
+    let mut at = 0;
+    for media in media(piece) {
+        tokens += text_tokens(&piece[at..media.start]) + MEDIA_TOKENS.min(media.len() as u64);
+        at = media.end;
+    }
+    (tokens + text_tokens(&piece[at..])).clamp(1, piece.len() as u64)
+}
+
+fn text_tokens(text: &[u8]) -> u64 {
+    let wide = text.iter().filter(|byte| **byte >= 0x80).count() as u64;
+    let escapes = escapes(text);
+    let narrow = (text.len() as u64).saturating_sub(wide + escapes.bytes);
+    let wide = wide + escapes.bytes.saturating_sub(escapes.saved);
+    narrow.div_ceil(4) + wide.div_ceil(2)
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Escapes {
+    /// Bytes that `\uXXXX` escapes take.
+    bytes: u64,
+    /// How many fewer they take in UTF-8.
+    saved: u64,
+}
+
+fn escapes(text: &[u8]) -> Escapes {
+    let mut found = Escapes::default();
+    let mut at = 0;
+    while let Some(next) = memchr::memchr(b'\\', text.get(at..).unwrap_or_default()) {
+        let start = at + next;
+        at = start + 2;
+        let digits = text.get(start + 2..start + 6).filter(|_| text.get(start + 1) == Some(&b'u'));
+        let Some(code) =
+            digits.and_then(|digits| u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok())
+        else {
+            continue;
+        };
+        // A surrogate is half of a character of four bytes.
+        let length = match code {
+            0..0x80 => 1,
+            0x80..0x800 | 0xD800..0xE000 => 2,
+            _ => 3,
+        };
+        found.bytes += 6;
+        found.saved += 6 - length;
+        at = start + 6;
+    }
+    found
+}
+
+/// Images and sounds in base64, in their order.
+fn media(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
+    let mut urls = memmem::find_iter(text, b";base64,").map(|at| at + 8).peekable();
+    let mut fields = memmem::find_iter(text, b"\"data\"").map(|at| at + 6).peekable();
+    std::iter::from_fn(move || {
+        let url_first = match (urls.peek(), fields.peek()) {
+            (Some(url), Some(field)) => url < field,
+            (url, _) => url.is_some(),
+        };
+        if url_first { urls.next() } else { fields.next() }
+    })
+    .filter_map(|mark| {
+        let is_gap = |byte: &&u8| matches!(byte, b':' | b' ' | b'"' | b'\n' | b'\r' | b'\t');
+        let start = mark + text[mark..].iter().take_while(is_gap).count();
+        let length = text[start..].iter().take_while(|byte| is_base64(**byte)).count();
+        (length >= MIN_MEDIA_BYTES).then_some(start..start + length)
+    })
+}
+
+const fn is_base64(byte: u8) -> bool {
+    // A slash may be escaped in JSON.
+    byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=' | b'-' | b'_' | b'\\')
+}
+
+/// How many numbers there are in an array of token ids, or of such arrays.
+fn token_ids(piece: &[u8]) -> Option<u64> {
+    let is_ids =
+        |byte: &u8| byte.is_ascii_digit() || matches!(byte, b'[' | b']' | b',') || byte.is_ascii_whitespace();
+    if !piece.starts_with(b"[") || !piece.iter().all(is_ids) {
+        return None;
+    }
+    let numbers = piece.split(|byte| !byte.is_ascii_digit()).filter(|digits| !digits.is_empty()).count();
+    (numbers > 0).then_some(numbers as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn of(text: &str) -> u64 {
+        estimate([text.as_bytes()])
+    }
+
+    #[test]
+    fn text_is_about_four_bytes_a_token() {
+        assert_eq!(of(&format!("\"{}\"", "word ".repeat(400))), 501);
+        assert_eq!(estimate([]), 0);
+        assert_eq!(of("\"\""), 1);
+    }
+
+    #[test]
+    fn escapes_count_as_the_text_they_stand_for() {
+        let plain = serde_json::to_string(&"Привет, мир. 你好 😀".repeat(20)).unwrap();
+        let escaped: String = plain
+            .encode_utf16()
+            .map(
+                |unit| if unit < 128 { char::from(unit as u8).to_string() } else { format!("\\u{unit:04x}") },
+            )
+            .collect();
+        assert!(escaped.len() > plain.len() * 2);
+        assert_eq!(of(&escaped), of(&plain));
+        assert_eq!(upper_bound([escaped.as_bytes()]), plain.len() as u64);
+        assert_eq!(escapes(br"\\u00e9 \n \u12 \u"), Escapes::default());
+    }
+
+    #[test]
+    fn pictures_and_sounds_have_a_flat_cost() {
+        let data = "QUJD/+".repeat(50_000);
+        let image =
+            format!(r#"[{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{data}"}}}}]"#);
+        let sound = format!(r#"[{{"input_audio":{{"data": "{data}","format":"wav"}}}}]"#);
+        for body in [image, sound] {
+            let tokens = of(&body);
+            assert!((MEDIA_TOKENS..MEDIA_TOKENS + 40).contains(&tokens), "{tokens}");
+        }
+        let two = format!("\"data:a;base64,{data}\",\"data:a;base64,{data}\"");
+        assert!((2 * MEDIA_TOKENS..2 * MEDIA_TOKENS + 40).contains(&of(&two)));
+        let text = r#""the words ;base64, and "data" alone are text""#;
+        assert_eq!(of(text), (text.len() as u64).div_ceil(4));
+    }
+
+    #[test]
+    fn token_ids_are_counted() {
+        assert_eq!(of("[1, 22,333]"), 3);
+        assert_eq!(of("[[1,2],[3]]"), 3);
+        assert_eq!(of("[]"), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn never_above_the_bytes(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let bound = upper_bound([&bytes[..]]);
+            prop_assert!(bound <= bytes.len() as u64);
+            prop_assert!(estimate([&bytes[..]]) <= bytes.len() as u64);
+        }
+
+        #[test]
+        fn the_bound_holds_for_any_text(text in "\\PC{0,80}") {
+            let json = serde_json::to_string(&text).unwrap();
+            prop_assert!(upper_bound([json.as_bytes()]) >= text.len() as u64);
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! An error as a client gets it: built from the catalogue, rendered in the
+//! client's dialect, before or inside a stream.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{HeaderMap, Response};
+use serde_json::json;
+
+use crate::core::event::{BoundKind, Fault, RejectReason, Rejection};
+use crate::wire::api::Dialect;
+use crate::wire::catalogue::Kind;
+use crate::wire::route::Hint;
+
+/// The longest wait that SDKs keep to; above it some give up and some come
+/// back too early.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
+
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+const QUEUE_ETA_MS: HeaderName = HeaderName::from_static("x-queue-eta-ms");
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
+/// A refusal or failure that a client is told about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    kind: Kind,
+    message: Cow<'static, str>,
+    param: Option<Cow<'static, str>>,
+    code: Option<String>,
+    retry_after: Option<Duration>,
+    allow: Option<&'static str>,
+}
+
+impl ApiError {
+    /// An error of a kind with a message for people.
+    #[must_use]
+    pub fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { kind, message: message.into(), param: None, code: None, retry_after: None, allow: None }
+    }
+
+    /// Names the request field at fault.
+    #[must_use]
+    pub fn with_param(mut self, param: impl Into<Cow<'static, str>>) -> Self {
+        self.param = Some(param.into());
+        self
+    }
+
+    /// Keeps an engine's own code in place of the catalogue's.
+    #[must_use]
+    pub fn with_code(mut self, code: String) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    /// Says when another try makes sense.
+    #[must_use]
+    pub fn with_retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+
+    /// A field whose value cannot be used, with what to do about it.
+    #[must_use]
+    pub fn invalid_field(field: &'static str, fix: &str) -> Self {
+        Self::new(Kind::InvalidRequest, format!("`{field}` {fix}")).with_param(field)
+    }
+
+    /// A model that nothing serves.
+    #[must_use]
+    pub fn model_not_found(model: &str) -> Self {
+        let message = format!(
+            "The model `{}` does not exist or is not served here. GET /v1/models lists the models you can use.",
+            shortened(model)
+        );
+        Self::new(Kind::ModelNotFound, message).with_param("model")
+    }
+
+    /// A path that leads nowhere.
+    #[must_use]
+    pub fn not_found(path: &str, hint: Option<Hint>) -> Self {
+        let path = shortened(path);
+        let message = match hint {
+            Some(Hint::BaseUrl { path: base }) => format!(
+                "There is nothing at {path}. Your client adds the path itself: set its base URL to end with {base}"
+            ),
+            Some(Hint::TrailingSlash) => {
+                format!("There is nothing at {path}. Leave out the slash at the end.")
+            }
+            Some(Hint::NotStored) => {
+                format!(
+                    "There is nothing at {path}. Responses are not stored, so they cannot be fetched by id."
+                )
+            }
+            None => format!("There is nothing at {path}."),
+        };
+        Self::new(Kind::NotFound, message)
+    }
+
+    /// A path that wants another method.
+    #[must_use]
+    pub fn method_not_allowed(allow: &'static str) -> Self {
+        let mut error = Self::new(Kind::MethodNotAllowed, format!("Use one of these methods here: {allow}"));
+        error.allow = Some(allow);
+        error
+    }
+
+    /// A body over the limit of `limit` bytes.
+    #[must_use]
+    pub fn body_too_large(limit: u64) -> Self {
+        Self::new(Kind::BodyTooLarge, format!("The request body is longer than the limit of {limit} bytes."))
+    }
+
+    /// A stream that broke after its client had seen part of it.
+    #[must_use]
+    pub fn broken_stream(fault: Fault) -> Self {
+        let message = format!(
+            "The engine failed while it was answering ({}). The answer is not complete.",
+            fault.name()
+        );
+        Self::new(Kind::UpstreamBroken, message)
+    }
+
+    /// What went wrong.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The message for people.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The request field at fault.
+    #[must_use]
+    pub fn param(&self) -> Option<&str> {
+        self.param.as_deref()
+    }
+
+    /// The code that applications branch on.
+    #[must_use]
+    pub fn code(&self) -> &str {
+        self.code.as_deref().unwrap_or_else(|| self.kind.code())
+    }
+
+    /// When another try makes sense.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// Whether SDKs are told to try again by themselves: the kind allows it
+    /// and the wait is one that they keep to.
+    #[must_use]
+    pub fn should_retry(&self) -> bool {
+        self.kind.row().retryable && self.retry_after.is_none_or(|wait| wait <= LONGEST_RETRY_AFTER)
+    }
+
+    /// The whole HTTP answer.
+    #[must_use]
+    pub fn into_response(self, dialect: Dialect, request_id: &HeaderValue) -> Response<Bytes> {
+        let mut response = Response::new(Bytes::from(self.body(dialect, request_id)));
+        *response.status_mut() = self.kind.status(dialect);
+        self.write_headers(dialect, request_id, response.headers_mut());
+        response
+    }
+
+    /// The error as the last event of a stream that has begun. No `[DONE]`
+    /// follows it.
+    #[must_use]
+    pub fn sse_event(&self, dialect: Dialect) -> Bytes {
+        let text = match dialect {
+            Dialect::OpenAi => format!("data: {}\n\n", json!({ "error": self.openai_object() })),
+            Dialect::Tgi => format!("data: {}\n\n", self.tgi_object()),
+            Dialect::Anthropic => {
+                let body = json!({ "type": "error", "error": self.anthropic_object() });
+                format!("event: error\ndata: {body}\n\n")
+            }
+            Dialect::Responses => {
+                // The typed event of the API, and the `error` member by which
+                // the SDKs know to raise.
+                let body = json!({
+                    "type": "error", "code": self.code(), "message": self.message,
+                    "param": self.param, "sequence_number": 0, "error": self.openai_object(),
+                });
+                format!("event: error\ndata: {body}\n\n")
+            }
+        };
+        Bytes::from(text)
+    }
+
+    fn body(&self, dialect: Dialect, request_id: &HeaderValue) -> String {
+        let body = match dialect {
+            Dialect::OpenAi | Dialect::Responses => json!({ "error": self.openai_object() }),
+            Dialect::Tgi => self.tgi_object(),
+            Dialect::Anthropic => json!({
+                "type": "error", "error": self.anthropic_object(),
+                "request_id": request_id.to_str().unwrap_or_default(),
+            }),
+        };
+        body.to_string()
+    }
+
+    fn openai_object(&self) -> serde_json::Value {
+        let row = self.kind.row();
+        json!({ "message": self.message, "type": row.openai_type, "param": self.param, "code": self.code() })
+    }
+
+    fn anthropic_object(&self) -> serde_json::Value {
+        json!({ "type": self.kind.row().anthropic_type, "message": self.message })
+    }
+
+    fn tgi_object(&self) -> serde_json::Value {
+        json!({ "error": self.message, "error_type": self.kind.row().tgi_type })
+    }
+
+    fn write_headers(&self, dialect: Dialect, request_id: &HeaderValue, headers: &mut HeaderMap) {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(REQUEST_ID, request_id.clone());
+        if dialect == Dialect::Anthropic {
+            headers.insert(ANTHROPIC_REQUEST_ID, request_id.clone());
+        }
+        let again = if self.should_retry() { "true" } else { "false" };
+        headers.insert(SHOULD_RETRY, HeaderValue::from_static(again));
+        match self.retry_after {
+            Some(wait) if self.should_retry() => {
+                headers.insert(RETRY_AFTER, HeaderValue::from(seconds_rounded_up(wait)));
+                headers.insert(RETRY_AFTER_MS, HeaderValue::from(millis_rounded_up(wait)));
+            }
+            Some(wait) => {
+                headers.insert(QUEUE_ETA_MS, HeaderValue::from(millis_rounded_up(wait)));
+            }
+            None => {}
+        }
+        if let Some(allow) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        if matches!(self.kind, Kind::MissingKey | Kind::InvalidKey) {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+    }
+}
+
+impl From<Rejection> for ApiError {
+    fn from(rejection: Rejection) -> Self {
+        let error = Self::from(rejection.reason);
+        match rejection.retry_after {
+            Some(wait) => error.with_retry_after(wait),
+            None => error,
+        }
+    }
+}
+
+impl From<RejectReason> for ApiError {
+    fn from(reason: RejectReason) -> Self {
+        match reason {
+            RejectReason::TenantQueueFull(bound) => Self::new(
+                Kind::QueueFull,
+                format!("Your queue is full: too many {} wait already.", bound_name(bound)),
+            ),
+            RejectReason::QueueFull(bound) => Self::new(
+                Kind::QueueFull,
+                format!("The queue is full: too many {} wait already.", bound_name(bound)),
+            ),
+            RejectReason::DeadlineExceeded => {
+                Self::new(Kind::DeadlineUnmeetable, "No replica could start the request before its deadline.")
+            }
+            RejectReason::NoPool => {
+                Self::new(Kind::ModelNotFound, "The model is not served here any more.").with_param("model")
+            }
+            RejectReason::Withdrawn => Self::new(
+                Kind::ClassForbidden,
+                "The latency class or the tenant of this request was withdrawn.",
+            ),
+            RejectReason::AttemptsExhausted(Fault::Busy { .. }) => {
+                Self::new(Kind::QueueFull, "Every engine for the model is busy.")
+            }
+            RejectReason::AttemptsExhausted(fault) => Self::new(
+                Kind::UpstreamFailed,
+                format!("Every engine that was tried failed the request, the last with: {}.", fault.name()),
+            ),
+            RejectReason::Draining => Self::new(Kind::Draining, "The gateway is shutting down. Try again."),
+        }
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code(), self.message)
+    }
+}
+
+impl std::error::Error for ApiError {}
+
+const fn bound_name(bound: BoundKind) -> &'static str {
+    match bound {
+        BoundKind::Requests => "requests",
+        BoundKind::Bytes => "bytes",
+        BoundKind::Tokens => "tokens",
+    }
+}
+
+fn seconds_rounded_up(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
+}
+
+fn millis_rounded_up(wait: Duration) -> u64 {
+    u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// The first characters of a client's own text, enough to recognise it by.
+fn shortened(text: &str) -> Cow<'_, str> {
+    const LONGEST: usize = 200;
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => Cow::Owned(format!("{}...", &text[..end])),
+        None => Cow::Borrowed(text),
+    }
+}

@@ -1,0 +1,239 @@
+//! Headers on their way through: what an engine gets, what a client gets back,
+//! and what the gateway itself reads from them.
+
+use std::time::Duration;
+
+use http::HeaderMap;
+use http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, COOKIE, DATE, EXPECT,
+    FORWARDED, HOST, HeaderName, HeaderValue, LOCATION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SERVER,
+    SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA, WWW_AUTHENTICATE,
+};
+
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// The header of the id by which client, gateway and engine speak of a request.
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const API_KEY: HeaderName = HeaderName::from_static("api-key");
+
+/// About one connection, not about the message (RFC 9110 section 7.6.1).
+const HOP_BY_HOP: [HeaderName; 9] = [
+    CONNECTION,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// Not for an engine: credentials, what the connection to it says anew, and
+/// what would reveal or mislead.
+const NOT_UPSTREAM: [HeaderName; 12] = [
+    HOST,
+    CONTENT_LENGTH,
+    CONTENT_ENCODING,
+    ACCEPT_ENCODING,
+    AUTHORIZATION,
+    X_API_KEY,
+    API_KEY,
+    COOKIE,
+    EXPECT,
+    FORWARDED,
+    VIA,
+    X_REQUEST_ID,
+];
+
+/// Headers by which a client could steer an engine past the gateway, and the
+/// proxies' own notes about the client.
+const NOT_UPSTREAM_PREFIXES: [&str; 4] = ["x-forwarded-", "x-data-parallel-", "x-override-", "x-stainless-"];
+
+/// Not for a client: the engine's identity, its address and its ids.
+const NOT_DOWNSTREAM: [HeaderName; 8] =
+    [SERVER, DATE, LOCATION, CONTENT_LENGTH, SET_COOKIE, VIA, WWW_AUTHENTICATE, X_REQUEST_ID];
+
+/// The headers of a client's request that go to an engine. The caller adds
+/// its own `authorization` and `x-request-id`; body length is the client's
+/// business no more.
+#[must_use]
+pub fn upstream_headers(client: &HeaderMap) -> HeaderMap {
+    let mut headers = end_to_end(client, |name| {
+        NOT_UPSTREAM.contains(name)
+            || NOT_UPSTREAM_PREFIXES.iter().any(|prefix| name.as_str().starts_with(prefix))
+    });
+    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    headers
+}
+
+/// The headers of an engine's answer that go to the client, with the
+/// gateway's own `x-request-id`.
+#[must_use]
+pub fn client_headers(engine: &HeaderMap, request_id: &HeaderValue) -> HeaderMap {
+    let mut headers = end_to_end(engine, |name| NOT_DOWNSTREAM.contains(name));
+    headers.insert(X_REQUEST_ID, request_id.clone());
+    headers
+}
+
+fn end_to_end(from: &HeaderMap, dropped: impl Fn(&HeaderName) -> bool) -> HeaderMap {
+    let named: Vec<&[u8]> = from.get_all(CONNECTION).iter().flat_map(list).collect();
+    let is_named =
+        |name: &HeaderName| named.iter().any(|one| name.as_str().as_bytes().eq_ignore_ascii_case(one));
+    let mut to = HeaderMap::with_capacity(from.keys_len() + 2);
+    for (name, value) in from {
+        if !HOP_BY_HOP.contains(name) && !dropped(name) && !is_named(name) {
+            to.append(name.clone(), value.clone());
+        }
+    }
+    to
+}
+
+fn list(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
+    value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
+}
+
+/// The client's key: a bearer token (the scheme in any case), else
+/// `x-api-key`.
+#[must_use]
+pub fn credentials(headers: &HeaderMap) -> Option<&str> {
+    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(|value| {
+        let (scheme, token) = value.trim_ascii_start().split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_ascii())
+    });
+    let key = || headers.get(X_API_KEY).and_then(|value| value.to_str().ok()).map(str::trim_ascii);
+    bearer.filter(|token| !token.is_empty()).or_else(key).filter(|token| !token.is_empty())
+}
+
+/// How long the client says it will wait: the least of `x-request-timeout-ms`
+/// and the timeouts (in seconds) that SDKs announce. What is not a positive
+/// number (SDKs send `NOT_GIVEN`) says nothing.
+#[must_use]
+pub fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
+    const TIMEOUTS: [(&str, f64); 3] =
+        [("x-request-timeout-ms", 0.001), ("x-stainless-timeout", 1.0), ("x-stainless-read-timeout", 1.0)];
+    let timeout = |(name, unit): (&str, f64)| {
+        let number: f64 = headers.get(name)?.to_str().ok()?.trim().parse().ok()?;
+        Duration::try_from_secs_f64(number * unit).ok().filter(|timeout| !timeout.is_zero())
+    };
+    TIMEOUTS.into_iter().filter_map(timeout).min()
+}
+
+/// A `Retry-After` (seconds, also fractions) or `retry-after-ms`. A date says
+/// nothing here: clocks differ.
+#[must_use]
+pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    const WAITS: [(&str, f64); 2] = [("retry-after-ms", 0.001), ("retry-after", 1.0)];
+    WAITS.into_iter().find_map(|(name, unit)| {
+        let number: f64 = headers.get(name)?.to_str().ok()?.trim().parse().ok()?;
+        Duration::try_from_secs_f64(number * unit).ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .collect()
+    }
+
+    #[test]
+    fn an_engine_gets_what_it_needs() {
+        let client = map(&[
+            ("host", "gw"),
+            ("content-type", "application/json"),
+            ("content-length", "7"),
+            ("accept-encoding", "gzip"),
+            ("authorization", "Bearer secret"),
+            ("x-api-key", "secret"),
+            ("cookie", "a=b"),
+            ("expect", "100-continue"),
+            ("connection", "close, X-Hop"),
+            ("x-hop", "1"),
+            ("te", "trailers"),
+            ("x-forwarded-for", "10.0.0.1"),
+            ("x-data-parallel-rank", "1"),
+            ("x-override-priority", "9"),
+            ("x-stainless-timeout", "60"),
+            ("x-request-id", "mine"),
+            ("traceparent", "00-1-2-01"),
+            ("x-session-id", "s"),
+        ]);
+        let expected = map(&[
+            ("content-type", "application/json"),
+            ("traceparent", "00-1-2-01"),
+            ("x-session-id", "s"),
+            ("accept-encoding", "identity"),
+        ]);
+        assert_eq!(upstream_headers(&client), expected);
+    }
+
+    #[test]
+    fn a_client_learns_nothing_of_the_engine() {
+        let engine = map(&[
+            ("server", "uvicorn"),
+            ("date", "Fri"),
+            ("location", "http://10.0.0.1:8000/"),
+            ("transfer-encoding", "chunked"),
+            ("content-length", "3"),
+            ("content-type", "text/event-stream; charset=utf-8"),
+            ("x-request-id", "theirs"),
+            ("vary", "Origin"),
+        ]);
+        let expected = map(&[
+            ("content-type", "text/event-stream; charset=utf-8"),
+            ("vary", "Origin"),
+            ("x-request-id", "ours"),
+        ]);
+        assert_eq!(client_headers(&engine, &HeaderValue::from_static("ours")), expected);
+    }
+
+    #[test]
+    fn keys_of_every_sdk() {
+        let cases: [(&[_], _); 8] = [
+            (&[("authorization", "Bearer k1")], Some("k1")),
+            (&[("authorization", "bEaReR   k1 ")], Some("k1")),
+            (&[("x-api-key", "k2")], Some("k2")),
+            (&[("authorization", "Basic abc"), ("x-api-key", "k2")], Some("k2")),
+            (&[("authorization", "Bearer "), ("x-api-key", "k2")], Some("k2")),
+            (&[("authorization", "Bearer")], None),
+            (&[("x-api-key", "")], None),
+            (&[], None),
+        ];
+        for (headers, key) in cases {
+            assert_eq!(credentials(&map(headers)), key, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn announced_timeouts() {
+        let cases: [(&[_], _); 9] = [
+            (&[("x-stainless-timeout", "600")], Some(600_000)),
+            (&[("x-stainless-timeout", "NOT_GIVEN"), ("x-stainless-read-timeout", "30")], Some(30_000)),
+            (&[("x-stainless-timeout", "600"), ("x-request-timeout-ms", "1500")], Some(1500)),
+            (&[("x-stainless-read-timeout", "2.5")], Some(2500)),
+            (&[("x-stainless-timeout", "-1")], None),
+            (&[("x-stainless-timeout", "inf")], None),
+            (&[("x-stainless-timeout", "NaN")], None),
+            (&[("x-stainless-timeout", "1e300"), ("x-request-timeout-ms", "0")], None),
+            (&[], None),
+        ];
+        for (headers, millis) in cases {
+            assert_eq!(client_timeout(&map(headers)), millis.map(Duration::from_millis), "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn engines_say_when_to_come_back() {
+        assert_eq!(retry_after(&map(&[("retry-after", "2")])), Some(Duration::from_secs(2)));
+        let both = map(&[("retry-after", "2"), ("retry-after-ms", "50")]);
+        assert_eq!(retry_after(&both), Some(Duration::from_millis(50)));
+        assert_eq!(retry_after(&map(&[("retry-after", "Fri, 20 Nov 2026 08:07:14 GMT")])), None);
+        assert_eq!(retry_after(&map(&[("retry-after", "-5")])), None);
+    }
+}

@@ -1,0 +1,187 @@
+//! Judges a whole answer.
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::core::event::Fault;
+use crate::core::job::{Tokens, Usage};
+use crate::wire::api::{Api, Protocol};
+use crate::wire::error::ApiError;
+use crate::wire::headers;
+use crate::wire::json::{Filled, Text, span_in};
+use crate::wire::judge::chunk::{self, Choices};
+use crate::wire::judge::refusal::{self, EngineError};
+use crate::wire::judge::typed::{TgiDetails, response_ending};
+use crate::wire::judge::{Ending, usage};
+use crate::wire::peek;
+use crate::wire::splice::{self, Spliced, json_string};
+
+/// The judgement on a whole answer.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    /// It is good.
+    Success {
+        /// What to send, the model renamed.
+        body: Spliced,
+        /// What it took.
+        usage: Usage,
+    },
+    /// The request is at fault.
+    ClientError(ApiError),
+    /// The engine is at fault.
+    Fault {
+        /// How.
+        fault: Fault,
+        /// What was consumed.
+        usage: Usage,
+    },
+}
+
+#[derive(Deserialize)]
+struct Whole<'a> {
+    #[serde(borrow)]
+    model: Option<&'a RawValue>,
+    choices: Option<Choices>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    status: Text<'a>,
+    #[serde(borrow, default)]
+    stop_reason: Text<'a>,
+    #[serde(default)]
+    content: Filled,
+    #[serde(default)]
+    output: Filled,
+    #[serde(borrow)]
+    generated_text: Option<&'a RawValue>,
+    #[serde(borrow)]
+    details: Option<TgiDetails<'a>>,
+}
+
+/// Judges an engine's whole answer. `shown_model` replaces the engine's own
+/// name of the model.
+#[must_use]
+pub fn judge_answer(
+    api: Api,
+    status: StatusCode,
+    headers: &HeaderMap,
+    body: &Bytes,
+    shown_model: Option<&str>,
+) -> Answer {
+    if !status.is_success() {
+        let retry_after = headers::retry_after(headers);
+        return refused(
+            refusal::of_status(api, status.as_u16(), body, retry_after, shown_model),
+            Usage::Unknown,
+        );
+    }
+    if is_opaque(api, headers) {
+        return Answer::Success { body: body.clone().into(), usage: Usage::Unknown };
+    }
+    let Ok(whole) = serde_json::from_slice::<Whole<'_>>(body) else {
+        // `/score` and TGI may answer with an array; nothing to read in it.
+        return match serde_json::from_slice::<Vec<serde::de::IgnoredAny>>(body) {
+            Ok(_) if !api.generates() => Answer::Success { body: body.clone().into(), usage: Usage::Unknown },
+            _ => Answer::Fault { fault: Fault::Malformed, usage: Usage::Unknown },
+        };
+    };
+    let usage = consumed(api, headers, &whole);
+    if whole.error.is_some() && api.protocol() != Protocol::Responses || chunk::is_flat_error(body) {
+        return refused(refusal::of_event(api, body, shown_model), usage);
+    }
+    match fault(api, &whole, usage) {
+        Some(fault) => Answer::Fault { fault, usage },
+        None => Answer::Success { body: renamed(body, &whole, shown_model), usage },
+    }
+}
+
+fn refused(error: EngineError, usage: Usage) -> Answer {
+    match error {
+        EngineError::Client(error) => Answer::ClientError(error),
+        EngineError::Fault(Fault::ErrorEvent) => Answer::Fault { fault: Fault::ServerError, usage },
+        EngineError::Fault(fault) => Answer::Fault { fault, usage },
+    }
+}
+
+/// Whether the answer may be something else than JSON, and is: subtitles of a
+/// transcription, raw numbers of an embedding.
+fn is_opaque(api: Api, headers: &HeaderMap) -> bool {
+    let content_type = headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+    match api {
+        Api::Transcriptions | Api::Translations => !peek::is_json(content_type),
+        Api::Embeddings | Api::Pooling => content_type.starts_with(b"application/octet-stream"),
+        _ => false,
+    }
+}
+
+fn fault(api: Api, whole: &Whole<'_>, usage: Usage) -> Option<Fault> {
+    let did_nothing = |says: Filled| !says.0 && usage.tokens().is_some_and(|tokens| tokens.output == 0);
+    let aborted = match api {
+        Api::Chat | Api::Completions => {
+            let choices = whole.choices.as_ref().filter(|choices| !choices.0.is_empty());
+            let Some(Choices(choices)) = choices else {
+                return Some(Fault::Malformed);
+            };
+            choices.iter().any(|choice| choice.ending != Some(Ending::Real))
+        }
+        Api::Messages => {
+            let reason = whole.stop_reason.0.as_deref();
+            reason.is_none_or(|reason| Ending::of(reason) == Ending::Aborted) || did_nothing(whole.content)
+        }
+        Api::Responses => match whole.status.0.as_deref() {
+            // A background response: its end comes later, to whoever asks.
+            Some("queued" | "in_progress") => false,
+            status => response_ending(status) == Ending::Aborted || did_nothing(whole.output),
+        },
+        Api::TgiGenerate | Api::TgiGenerateStream => {
+            if whole.generated_text.is_none() {
+                return Some(Fault::Malformed);
+            }
+            // Details come only when the request asks for them.
+            whole.details.as_ref().is_some_and(|details| details.ending() != Some(Ending::Real))
+        }
+        _ => false,
+    };
+    aborted.then_some(Fault::Aborted)
+}
+
+fn consumed(api: Api, headers: &HeaderMap, whole: &Whole<'_>) -> Usage {
+    if !api.runs_model() {
+        return Usage::Exact(Tokens::default());
+    }
+    if api.protocol() == Protocol::Tgi {
+        return consumed_tgi(headers, whole);
+    }
+    whole.usage.and_then(usage::read).map_or(Usage::Unknown, Usage::Exact)
+}
+
+/// TGI counts in headers, and in the details when they were asked for.
+fn consumed_tgi(headers: &HeaderMap, whole: &Whole<'_>) -> Usage {
+    let header = |name: &str| headers.get(name)?.to_str().ok()?.parse::<u64>().ok();
+    if let (Some(input), Some(output)) = (header("x-prompt-tokens"), header("x-generated-tokens")) {
+        return Usage::Exact(Tokens { input, cached: 0, output });
+    }
+    match whole.details.as_ref().and_then(TgiDetails::tokens) {
+        Some((tokens, true)) => Usage::Exact(tokens),
+        Some((tokens, false)) => Usage::Partial(tokens),
+        None => Usage::Unknown,
+    }
+}
+
+fn renamed(body: &Bytes, whole: &Whole<'_>, shown_model: Option<&str>) -> Spliced {
+    let change = shown_model.zip(whole.model).and_then(|(shown, model)| {
+        let shown = json_string(shown);
+        let differs = model.get() != shown && model.get().starts_with('"');
+        let span = span_in(body, model.get().as_bytes()).filter(|_| differs)?;
+        Some((span, shown))
+    });
+    match change {
+        Some((span, shown)) => splice::replace(body, span, shown),
+        None => body.clone().into(),
+    }
+}

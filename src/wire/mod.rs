@@ -1,0 +1,19 @@
+//! The bytes of the protocols: what clients ask, what engines answer, and the
+//! errors between them. Pure code, without I/O; no input makes it panic.
+
+pub mod api;
+#[cfg(test)]
+mod captures;
+pub mod catalogue;
+pub mod error;
+mod fields;
+pub mod headers;
+mod json;
+pub mod judge;
+mod multipart;
+pub mod peek;
+pub mod random;
+pub mod request_id;
+pub mod route;
+pub mod splice;
+pub mod sse;

@@ -1,0 +1,236 @@
+//! The few text fields of a `multipart/form-data` body, found in place. The
+//! body is complete, so this is a plain search for delimiters.
+
+use std::ops::Range;
+
+use memchr::memmem::Finder;
+use smallvec::SmallVec;
+
+use crate::wire::api::Api;
+use crate::wire::catalogue::Kind;
+use crate::wire::error::ApiError;
+use crate::wire::peek::{Form, Peek, Spans};
+
+const MAX_PARTS: usize = 64;
+const MAX_PART_HEADERS: usize = 8 * 1024;
+const MAX_BOUNDARY: usize = 200;
+const MAX_TEXT: usize = 1024;
+
+/// Reads model and stream flag from a form, and where the model
+/// stands.
+pub(crate) fn peek(api: Api, content_type: &[u8], body: &[u8]) -> Result<Peek, ApiError> {
+    let Some(boundary) = boundary(content_type) else {
+        let fix = "Send the header `Content-Type: multipart/form-data; boundary=...` and a form body.";
+        return Err(ApiError::new(Kind::UnsupportedMediaType, fix));
+    };
+    let (first, parts) = parts(boundary.as_bytes(), body)?;
+    let mut peek = Peek::empty(api);
+    let mut spans = Spans { insert_at: first, ..Spans::default() };
+    let mut stream = None;
+    for part in parts {
+        match part.name {
+            b"model" => {
+                peek.model = text(body, &part, "model")?.filter(|name| !name.is_empty());
+                set_once(&mut spans.model, part.content, "model")?;
+            }
+            b"stream" => {
+                let text = text(body, &part, "stream")?.unwrap_or_default();
+                set_once(&mut stream, flag(&text)?, "stream")?;
+            }
+            b"prompt" => peek.prompt.push(part.content),
+            _ => {}
+        }
+    }
+    peek.stream = stream.unwrap_or(false);
+    spans.form = Form::Multipart { boundary };
+    peek.spans = spans;
+    Ok(peek)
+}
+
+struct Part<'a> {
+    name: &'a [u8],
+    content: Range<usize>,
+}
+
+/// Where the first delimiter starts, and the parts.
+fn parts<'a>(boundary: &[u8], body: &'a [u8]) -> Result<(usize, SmallVec<[Part<'a>; 8]>), ApiError> {
+    let delimiter = [b"\r\n--", boundary].concat();
+    let finder = Finder::new(&delimiter);
+    let first = if body.starts_with(&delimiter[2..]) { Some(0) } else { finder.find(body).map(|at| at + 2) };
+    let first = first.ok_or_else(|| bad("its boundary does not occur in the body"))?;
+    let mut at = first + delimiter.len() - 2;
+    let mut parts = SmallVec::new();
+    while !body[at..].starts_with(b"--") {
+        if parts.len() == MAX_PARTS {
+            return Err(bad("it has too many parts"));
+        }
+        // The line end of the delimiter may also be the start of the empty
+        // line after no headers at all.
+        let headers = at + body[at..].iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+        let window = &body[headers..body.len().min(headers + MAX_PART_HEADERS)];
+        let length = memchr::memmem::find(window, b"\r\n\r\n")
+            .ok_or_else(|| bad("a part has no end of its headers"))?;
+        let start = headers + length + 4;
+        let end = start - 2 + finder.find(&body[start - 2..]).ok_or_else(|| bad("a part has no end"))?;
+        let name = field_name(&body[headers..headers + length]).unwrap_or_default();
+        parts.push(Part { name, content: start..end.max(start) });
+        at = end + delimiter.len();
+    }
+    Ok((first, parts))
+}
+
+fn bad(what: &str) -> ApiError {
+    ApiError::new(Kind::BadBody, format!("The form cannot be read: {what}. Send multipart/form-data."))
+}
+
+fn set_once<T>(slot: &mut Option<T>, value: T, field: &'static str) -> Result<(), ApiError> {
+    match slot.replace(value) {
+        Some(_) => Err(ApiError::invalid_field(field, "is given twice. Send it once.")),
+        None => Ok(()),
+    }
+}
+
+fn text(body: &[u8], part: &Part<'_>, field: &'static str) -> Result<Option<String>, ApiError> {
+    let bytes = body.get(part.content.clone()).filter(|bytes| bytes.len() <= MAX_TEXT);
+    let text = bytes.and_then(|bytes| std::str::from_utf8(bytes).ok());
+    text.map(|text| Some(text.to_owned()))
+        .ok_or_else(|| ApiError::invalid_field(field, "must be short UTF-8 text."))
+}
+
+fn flag(text: &str) -> Result<bool, ApiError> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "true" | "1" | "on" | "yes" => Ok(true),
+        "false" | "0" | "off" | "no" | "" => Ok(false),
+        _ => Err(ApiError::invalid_field("stream", "must be true or false.")),
+    }
+}
+
+/// The `boundary` parameter of a form's content type.
+fn boundary(content_type: &[u8]) -> Option<String> {
+    let mut pieces = content_type.splitn(2, |byte| *byte == b';');
+    if !pieces.next()?.trim_ascii().eq_ignore_ascii_case(b"multipart/form-data") {
+        return None;
+    }
+    let value = std::str::from_utf8(parameter(pieces.next()?, b"boundary")?).ok()?;
+    (1..=MAX_BOUNDARY).contains(&value.len()).then(|| value.to_owned())
+}
+
+/// The `name` of a part, from its `Content-Disposition`.
+fn field_name(headers: &[u8]) -> Option<&[u8]> {
+    const NAME: &[u8] = b"content-disposition:";
+    let mut lines = headers.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let line =
+        lines.find(|line| line.get(..NAME.len()).is_some_and(|start| start.eq_ignore_ascii_case(NAME)))?;
+    let rest = &line[NAME.len()..];
+    let semicolon = memchr::memchr(b';', rest)?;
+    parameter(&rest[semicolon + 1..], b"name")
+}
+
+/// The value of one of `a=b; c="d"`, without its quotes.
+fn parameter<'a>(mut rest: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
+    loop {
+        let equals = memchr::memchr(b'=', rest)?;
+        let name = rest[..equals].trim_ascii();
+        let after = rest[equals + 1..].trim_ascii_start();
+        let (value, next) = match after.strip_prefix(b"\"") {
+            Some(quoted) => {
+                let end = closing_quote(quoted)?;
+                (&quoted[..end], &quoted[end + 1..])
+            }
+            None => after.split_at(memchr::memchr(b';', after).unwrap_or(after.len())),
+        };
+        if name.eq_ignore_ascii_case(wanted) {
+            return Some(value.trim_ascii());
+        }
+        rest = &next[memchr::memchr(b';', next)? + 1..];
+    }
+}
+
+fn closing_quote(text: &[u8]) -> Option<usize> {
+    let mut escaped = false;
+    text.iter().position(|byte| {
+        let closes = *byte == b'"' && !escaped;
+        escaped = *byte == b'\\' && !escaped;
+        closes
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TYPE: &[u8] = b"multipart/form-data; charset=utf-8; boundary=\"b0 -x\"";
+
+    fn form(parts: &[(&str, &str)]) -> String {
+        let mut body = String::from("preamble\r\n");
+        for (headers, content) in parts {
+            body.push_str(&format!("--b0 -x \r\n{headers}\r\n\r\n{content}\r\n"));
+        }
+        body + "--b0 -x--\r\n"
+    }
+
+    fn read(body: &str) -> Result<Peek, ApiError> {
+        super::peek(Api::Transcriptions, TYPE, body.as_bytes())
+    }
+
+    #[test]
+    fn model_and_stream_are_found() {
+        let file = "Content-Disposition: form-data; name=\"file\"; filename=\"name=\\\"model\\\".wav\"\r\nContent-Type: audio/wav";
+        let body = form(&[
+            (file, "RIFF\r\n--b0\r\n\r\nmodel"),
+            ("content-disposition:form-data;name=model", "whisper"),
+            ("Content-Disposition: form-data; name=\"stream\"", "True"),
+            ("Content-Disposition: form-data; name=\"prompt\"", "be brief"),
+        ]);
+        let peek = read(&body).unwrap();
+        assert_eq!((peek.model.as_deref(), peek.stream), (Some("whisper"), true));
+        assert_eq!(&body[peek.spans.model.clone().unwrap()], "whisper");
+        assert_eq!(peek.prompt_pieces(body.as_bytes()).collect::<Vec<_>>(), [b"be brief"]);
+        assert_eq!(&body[peek.spans.insert_at..][..8], "--b0 -x ");
+    }
+
+    #[test]
+    fn odd_forms_are_refused() {
+        let model = "Content-Disposition: form-data; name=\"model\"";
+        let stream = "Content-Disposition: form-data; name=\"stream\"";
+        let many: Vec<_> = (0..65).map(|_| ("A: b", "")).collect();
+        let cases = [
+            (form(&[(model, "a"), (model, "b")]), "`model` is given twice"),
+            (form(&[(model, &"a".repeat(2000))]), "`model` must be short"),
+            (form(&[(stream, "maybe")]), "`stream` must be"),
+            (form(&many), "too many parts"),
+            ("nothing".to_owned(), "boundary does not occur"),
+            (format!("--b0 -x\r\n{model}\r\n\r\nabc"), "no end"),
+            (format!("--b0 -x\r\n{model}"), "no end of its headers"),
+        ];
+        for (body, message) in cases {
+            let error = read(&body).unwrap_err();
+            assert!(error.message().contains(message), "{error}");
+        }
+        for wrong in
+            [&b"multipart/form-data"[..], b"text/plain; boundary=x", b"multipart/form-data; boundary=", b""]
+        {
+            let error = super::peek(Api::Transcriptions, wrong, b"--x--").unwrap_err();
+            assert_eq!(error.kind(), Kind::UnsupportedMediaType);
+        }
+        assert_eq!(read("--b0 -x--").unwrap().model, None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read(pieces in prop::collection::vec(prop_oneof![
+            Just(&b"--b"[..]), Just(&b"\r\n"[..]), Just(&b"--"[..]), Just(&b" "[..]), Just(&b"\r\n\r\n"[..]),
+            Just(&b"Content-Disposition: form-data; name=\"model\""[..]), Just(&b"x\xff"[..]), Just(&b"\r\n--b"[..]),
+        ], 0..30)) {
+            let _ = super::peek(Api::Transcriptions, b"multipart/form-data; boundary=b", &pieces.concat());
+        }
+
+        #[test]
+        fn any_header_is_read(header in prop::collection::vec(any::<u8>(), 0..60)) {
+            let _ = field_name(&[b"Content-Disposition:", &header[..]].concat());
+            let _ = boundary(&[b"multipart/form-data;", &header[..]].concat());
+        }
+    }
+}

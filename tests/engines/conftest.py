@@ -1,0 +1,141 @@
+"""Two real vLLM servers with four sequences each, and the gateway in front."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+SERVE = HERE / "tiny-vllm" / "serve.sh"
+CACHE = pathlib.Path(os.environ["PENSTOCK_CACHE"])
+BINARY = os.environ["PENSTOCK_BIN"]
+SEQUENCES = 4
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Engine:
+    """One real vLLM."""
+
+    def __init__(self, port, home):
+        self.port = port
+        self.home = home
+        self.url = f"http://127.0.0.1:{port}"
+
+    def start(self):
+        env = dict(
+            os.environ,
+            TINY_HOME=str(self.home),
+            MAX_SEQS=str(SEQUENCES),
+            LAYERS="24",
+            HIDDEN="256",
+        )
+        arguments = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        subprocess.run(["bash", str(SERVE), str(self.port), *arguments], env=env, check=True, timeout=900)
+        self.pid = int((self.home / f"{self.port}.pid").read_text())
+        return self
+
+    def processes(self):
+        """The server and all its children."""
+        found, queue = [], [self.pid]
+        while queue:
+            pid = queue.pop()
+            found.append(pid)
+            try:
+                tasks = pathlib.Path(f"/proc/{pid}/task")
+                for task in tasks.iterdir():
+                    queue.extend(int(child) for child in (task / "children").read_text().split())
+            except FileNotFoundError:
+                pass
+        return found
+
+    def kill(self):
+        """kill -9 for the server and everything it started."""
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def gauge(self, name):
+        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        return sum(float(v) for v in re.findall(rf"^{name}{{[^}}]*}} (\S+)$", text, re.M))
+
+
+class Gateway:
+    """The release binary under test, with one pool over the given engines."""
+
+    def __init__(self, folder, engines):
+        self.port, self.admin_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.admin = f"http://127.0.0.1:{self.admin_port}"
+        made = subprocess.run([BINARY, "keys", "new"], capture_output=True, text=True, check=True).stdout
+        self.key = re.search(r"pst_\w+", made).group(0)
+        key_id = re.search(r"id: (\S+)", made).group(1).strip("\"',")
+        digest = re.search(r"digest: (\S+)", made).group(1).strip("\"'}")
+        replicas = [{"url": e.url, "max_seqs": SEQUENCES} for e in engines]
+        config = {
+            "version": 1,
+            "server": {"listen": f"127.0.0.1:{self.port}", "admin": f"127.0.0.1:{self.admin_port}"},
+            "telemetry": {"log": {"format": "json", "level": "info"}},
+            "tenants": {"team": {"keys": [{"id": key_id, "digest": digest}]}},
+            "pools": {"tiny": {"engine": "vllm", "models": ["tiny"], "replicas": replicas}},
+        }
+        path = folder / "penstock.yaml"
+        path.write_text(json.dumps(config))
+        self.log_path = folder / "gateway.log"
+        self.process = subprocess.Popen(
+            [BINARY, "serve", "--config", str(path)], stderr=self.log_path.open("w")
+        )
+        for _ in range(200):
+            if self.process.poll() is not None:
+                sys.exit(self.log_path.read_text())
+            try:
+                if httpx.get(f"{self.admin}/readyz", timeout=1).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise RuntimeError("the gateway did not become ready")
+
+    def requests(self):
+        """The log lines of finished requests."""
+        lines = (json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{"))
+        return [line for line in lines if "request_id" in str(line)]
+
+    def metric(self, name):
+        text = httpx.get(f"{self.admin}/metrics", timeout=10).text
+        return sum(float(v) for v in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.M))
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def engines():
+    home = CACHE / "tiny-vllm"
+    started = [Engine(free_port(), home).start() for _ in range(2)]
+    yield started
+    for engine in started:
+        engine.kill()
+
+
+@pytest.fixture
+def gateway(engines, tmp_path):
+    running = Gateway(tmp_path, engines)
+    yield running
+    if running.process.poll() is None:
+        assert running.stop() == 0

