@@ -126,7 +126,7 @@ async fn start_fleet() -> anyhow::Result<(Vec<SimHandle>, String)> {
         for _ in 0..pool.replicas {
             let mut options = SimOptions {
                 models: vec![MODEL.to_owned()],
-                profile: profile.clone(),
+                profile,
                 ..SimOptions::default()
             };
             options.engine.max_seqs = Some(*max_seqs);
