@@ -1,7 +1,13 @@
 //! What a new policy does to what waits and runs.
 
-use super::*;
-use crate::core::event::RejectReason;
+use std::sync::Arc;
+
+use crate::core::event::{Action, Event, Fault, RejectReason};
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::job::JobSpec;
+use crate::core::policy::{Model, Policy, Replica};
+use crate::core::scheduler::tests::{World, ejected, of_tenant, policy, rejected, sent, spec};
+use crate::core::snapshot::ReplicaState;
 use crate::core::table::Table;
 
 fn reload(world: &mut World, change: impl FnOnce(&mut Policy)) -> Vec<Action> {
@@ -123,7 +129,11 @@ fn a_replica_that_was_taken_out_and_put_back_starts_anew() {
         next.replicas.insert("p0/r0", row);
     });
     assert_eq!(world.state(0), Some(ReplicaState::Serving));
-    assert_eq!(ejected(&world.fail(0, Fault::Silent)), Vec::<u32>::new(), "the old stream is not the new start's fault");
+    assert_eq!(
+        ejected(&world.fail(0, Fault::Silent)),
+        Vec::<u32>::new(),
+        "the old stream is not the new start's fault"
+    );
 }
 
 #[test]
