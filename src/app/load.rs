@@ -54,7 +54,8 @@ impl Source {
             let (burst, gap) = match source.class {
                 "interactive" => (1, 20 + draw / 10),
                 "standard" => (1, 60 + draw / 4),
-                _ => (20, 3000 + draw * 2),
+                // More at once than the fleet can start, so that a queue shows.
+                _ => (60, 3000 + draw * 2),
             };
             for number in 0..burst {
                 let Ok(slot) = Arc::clone(&source.slots).try_acquire_owned() else {

@@ -108,10 +108,12 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config::load::load_str;
+    use crate::config::load::load_str_with;
+    use crate::config::secret::Machine;
 
     fn load(text: &str) -> Loaded {
-        load_str(text, "p", Path::new("/"), None).into_result().unwrap_or_else(|report| panic!("{report}"))
+        let outcome = load_str_with(text, "p", Path::new("/"), None, &Machine);
+        outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report))
     }
 
     const ONE: &str = "
