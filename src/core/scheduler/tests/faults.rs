@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::core::admission::MAX_RETRY_AFTER;
 use crate::core::event::{RejectReason, Turn};
 
 #[test]
@@ -56,7 +57,9 @@ fn with_no_replica_up_it_waits_until_its_deadline() {
     world.arrive(JobSpec { deadline: Tick::from_millis(900), ..spec(1) });
     world.fail(1, Fault::Refused);
     assert_eq!(rejected(&world.at(899)), []);
-    assert_eq!(rejected(&world.at(900))[0].1.reason, RejectReason::DeadlineExceeded);
+    let (_, why) = rejected(&world.at(900))[0];
+    assert_eq!(why.reason, RejectReason::DeadlineExceeded);
+    assert_eq!(why.retry_after, Some(MAX_RETRY_AFTER), "a try that failed drained nothing");
 }
 
 #[test]
