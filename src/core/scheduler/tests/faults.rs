@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::core::admission::MAX_RETRY_AFTER;
+use crate::core::admission::{MAX_RETRY_AFTER, spread};
 use crate::core::event::{RejectReason, Turn};
 
 #[test]
@@ -59,7 +59,8 @@ fn with_no_replica_up_it_waits_until_its_deadline() {
     assert_eq!(rejected(&world.at(899)), []);
     let (_, why) = rejected(&world.at(900))[0];
     assert_eq!(why.reason, RejectReason::DeadlineExceeded);
-    assert_eq!(why.retry_after, Some(MAX_RETRY_AFTER), "a try that failed drained nothing");
+    let longest = spread(MAX_RETRY_AFTER, JobId::new(1));
+    assert_eq!(why.retry_after, Some(longest), "a try that failed drained nothing");
 }
 
 #[test]
