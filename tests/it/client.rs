@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
-use crate::harness::soon;
+use crate::rig::soon;
 
 /// A request in the making.
 #[derive(Debug, Clone)]

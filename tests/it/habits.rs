@@ -13,7 +13,7 @@ use penstock::sim::server::SimOptions;
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Call, H2, Raw, Session, in_pieces};
-use crate::harness::{MODEL, Rig, RigOptions, TENANT, chat, soon, until};
+use crate::rig::{MODEL, Rig, RigOptions, TENANT, chat, soon, until};
 use crate::tap::Tap;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -370,7 +370,7 @@ async fn models_are_listed_within_the_tenants_rights() {
     .await;
     let list = |tenant: &str| Call::get("/v1/models").key(rig.key(tenant)).send(rig.address());
     // The window of `other` comes from the engine, once it was asked.
-    let deadline = tokio::time::Instant::now() + crate::harness::PATIENCE;
+    let deadline = tokio::time::Instant::now() + crate::rig::PATIENCE;
     let rows = loop {
         let rows = list(TENANT).await.ok().json()["data"].clone();
         if rows.as_array().unwrap().iter().all(|row| row["max_model_len"].is_u64()) {

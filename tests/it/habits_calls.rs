@@ -7,7 +7,7 @@ use penstock::sim::server::{Dialect, SimHandle, SimOptions, SimServer};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Call};
-use crate::harness::{MODEL, Rig, RigOptions, TENANT, until};
+use crate::rig::{MODEL, Rig, RigOptions, TENANT, until};
 use crate::tap::Tap;
 
 const ALIAS: &str = "gpt-4o";
@@ -177,7 +177,7 @@ async fn tgi_calls_pass_through_a_tgi_engine() {
         assert_eq!((&line["outcome"], &line["output_tokens"]), (&json!("success"), &json!(6)), "{line}");
     }
 
-    let chat = crate::harness::chat(4, true);
+    let chat = crate::rig::chat(4, true);
     assert!(rig.post("/v1/chat/completions", &chat).await.is_done());
     let answer = call(&rig, "/generate", r#"{"parameters":{}}"#).await;
     assert!(answer.status == 422 && answer.json()["error_type"].is_string(), "{answer:?}");

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::client::{Call, H2, Raw, in_pieces};
-use crate::harness::{Rig, RigOptions, TENANT, chat, pool_lines, soon};
+use crate::rig::{Rig, RigOptions, TENANT, chat, pool_lines, soon};
 
 const CHAT: &str = "/v1/chat/completions";
 const CLIENTS: u64 = 2_000;

@@ -5,7 +5,7 @@ mod drain;
 mod fleet;
 mod habits;
 mod habits_calls;
-mod harness;
+mod rig;
 mod leave;
 mod reload;
 mod tap;

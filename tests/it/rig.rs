@@ -16,6 +16,7 @@ use penstock::core::snapshot::Snapshot;
 use penstock::sim::server::{SimControl, SimHandle, SimOptions, SimServer};
 use penstock::telemetry::Telemetry;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::client::{Answer, Call};
@@ -58,7 +59,7 @@ pub(crate) struct Rig {
     pub(crate) keys: BTreeMap<&'static str, NewKey>,
     /// The configuration file.
     pub(crate) path: PathBuf,
-    _folder: tempfile::TempDir,
+    pub(crate) folder: TempDir,
 }
 
 /// The key of a tenant: the same in every run.
@@ -132,11 +133,38 @@ impl Rig {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("penstock.yaml");
         std::fs::write(&path, text).unwrap();
-        let (reloader, _) = Reloader::start(path.clone()).unwrap_or_else(|report| panic!("{report}\n{text}"));
+        Self::at(folder, path, engines, tenants).await
+    }
+
+    /// Starts a gateway under a file that is there already.
+    pub(crate) async fn at(
+        folder: TempDir,
+        path: PathBuf,
+        engines: Vec<SimHandle>,
+        tenants: impl IntoIterator<Item = &'static str>,
+    ) -> Self {
+        let (reloader, _) = Reloader::start(path.clone()).unwrap_or_else(|report| panic!("{report}"));
         let telemetry = Telemetry::for_tests();
         let gateway = Gateway::start(reloader, telemetry.clone()).await.unwrap();
         let keys = tenants.into_iter().map(|name| (name, key_of(name))).collect();
-        Self { gateway, engines, telemetry, keys, path, _folder: folder }
+        Self { gateway, engines, telemetry, keys, path, folder }
+    }
+
+    /// Puts another configuration file in place at once.
+    pub(crate) fn put(&self, text: &str) {
+        let new = self.path.with_extension("new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(&new, &self.path).unwrap();
+    }
+
+    /// Generation of the configuration in force.
+    pub(crate) fn generation(&self) -> u64 {
+        self.gateway.proxy().settings.load().policy.generation
+    }
+
+    /// Requests that wait for a replica.
+    pub(crate) fn waiting(&self) -> u64 {
+        self.snapshot().queues.iter().map(|queue| queue.waiting).sum()
     }
 
     /// Where clients connect.
