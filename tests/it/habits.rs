@@ -47,9 +47,9 @@ async fn fin_right_after_done_is_success() {
         client.write(call.bytes()).await.unwrap();
         soon("[DONE]", client.read_past("[DONE]")).await.unwrap();
         if round % 2 == 0 {
-            drop(client)
+            drop(client);
         } else {
-            client.reset()
+            client.reset();
         }
         let line = rig.line_of(&id).await;
         assert_eq!((&line["outcome"], &line["usage"]), (&json!("success"), &json!("exact")), "{line}");

@@ -111,7 +111,9 @@ impl Client {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_reloads_under_load_drop_nothing() {
-    let engines = start_fleet((1..=3).map(|seed| SimOptions { seed, ..SimOptions::default() }).collect()).await.unwrap();
+    let engines = start_fleet((1..=3).map(|seed| SimOptions { seed, ..SimOptions::default() }).collect())
+        .await
+        .unwrap();
     let urls: Vec<String> = engines.iter().map(SimHandle::url).collect();
     for engine in &engines {
         engine.control().add(FaultKind::Slow { factor: 4.0 }).unwrap();
@@ -123,7 +125,8 @@ async fn a_thousand_reloads_under_load_drop_nothing() {
         let key = key_of(if number % 2 == 0 { "alpha" } else { "beta" }).text;
         clients.spawn(Client { number, key, to: rig.address(), stop: Arc::clone(&stop) }.run(false));
     }
-    let passing = Client { number: 1000, key: key_of("gamma").text, to: rig.address(), stop: Arc::clone(&stop) };
+    let passing =
+        Client { number: 1000, key: key_of("gamma").text, to: rig.address(), stop: Arc::clone(&stop) };
     let passing = tokio::spawn(passing.run(true));
 
     let (mut generation, mut last_good, mut most_waiting) = (1, good(1, &urls), 0);

@@ -1,5 +1,6 @@
 //! A real gateway in front of simulated engines, over loopback, and clients
 //! that do to it what clients do.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,4 +1,5 @@
 //! A wire between gateway and engine that remembers every byte.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::SocketAddr;
 use std::sync::Arc;
