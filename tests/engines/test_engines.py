@@ -101,7 +101,7 @@ TOOL = {
 
 CASES = {
     "chat": ("chat/completions", {"messages": MESSAGES}),
-    "chat_n2": ("chat/completions", {"messages": MESSAGES, "n": 2}),
+    "chat_n2": ("chat/completions", {"messages": MESSAGES, "n": 2, "temperature": 0.5, "top_k": 1}),
     "chat_logprobs": ("chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}),
     "chat_parts": (
         "chat/completions",
