@@ -1,4 +1,11 @@
 //! In-process integration tests.
 
-mod door;
+mod client;
+mod drain;
 mod fleet;
+mod habits;
+mod habits_calls;
+mod harness;
+mod leave;
+mod reload;
+mod tap;
