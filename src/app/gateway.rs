@@ -156,7 +156,6 @@ impl Gateway {
     }
 
     /// Ends everything now; in-flight requests are cut. For a second signal.
-    #[must_use]
     pub fn abort_switch(&self) -> impl Fn() + Send + use<> {
         let (grace, shutdown) = (self.proxy.grace.clone(), self.shutdown.clone());
         move || {
