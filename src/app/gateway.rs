@@ -36,6 +36,9 @@ const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// request has ended.
 const GOODBYE: Duration = Duration::from_secs(5);
 
+/// How often unused connections to engines are looked at.
+const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(1);
+
 /// Why a gateway did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -133,6 +136,7 @@ impl Gateway {
         background.spawn(telemetry.clone().upkeep());
         background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));
         background.spawn(follow_file(reloader, asks, Arc::clone(&proxy), fleet.clone()));
+        background.spawn(close_idle(Arc::clone(&proxy)));
         background.spawn(signals::reload_at(hang_up, reload.clone()));
         Ok(Self { address, admin, proxy, fleet, reload, shutdown, serving, background })
     }
@@ -162,7 +166,6 @@ impl Gateway {
     }
 
     /// Ends everything now; in-flight requests are cut. For a second signal.
-    #[must_use]
     pub fn abort_switch(&self) -> impl Fn() + Send + use<> {
         let (grace, shutdown) = (self.proxy.grace.clone(), self.shutdown.clone());
         move || {
@@ -235,6 +238,14 @@ fn start_admin(
 
 async fn follow_file(reloader: Reloader, asks: ReloadAsks, proxy: Arc<Proxy>, fleet: Fleet) {
     Arc::new(reloader).watch(asks, |report| hooks::apply_reload(report, &proxy, &fleet)).await;
+}
+
+async fn close_idle(proxy: Arc<Proxy>) {
+    let mut every = tokio::time::interval(CLOSE_IDLE_EVERY);
+    loop {
+        every.tick().await;
+        proxy.upstreams.close_idle(proxy.settings.load().edge.upstream.keep_alive);
+    }
 }
 
 /// Loads the file that a gateway is to run under.

@@ -76,6 +76,16 @@ async fn reload(rig: &Rig) -> ReloadReport {
     soon("a reload", rig.gateway.reload_handle().reload()).await.unwrap()
 }
 
+/// Puts a good file in place and in force. The watch may be quicker than the
+/// demand to reload.
+async fn apply(rig: &Rig, text: &str) {
+    let before = rig.generation();
+    rig.put(text);
+    let report = reload(rig).await;
+    assert_ne!(report.outcome, ReloadOutcome::Failed, "{:?}", report.problems);
+    assert_eq!((report.generation, rig.generation()), (before + 1, before + 1));
+}
+
 /// A client that sends one request after the other.
 struct Client {
     number: u64,
@@ -206,8 +216,7 @@ async fn what_waits_survives_reloads() {
     }
     until("ten wait", || rig.waiting() == 10).await;
     for round in 0..10 {
-        rig.put(&narrow(&urls, &format!("queue: {{requests: {}}}\n", 5 + round)));
-        assert_eq!(reload(&rig).await.outcome, ReloadOutcome::Applied);
+        apply(&rig, &narrow(&urls, &format!("queue: {{requests: {}}}\n", 5 + round))).await;
         assert_eq!(rig.snapshot().jobs, 11, "round {round}");
     }
     for engine in 0..1 {
@@ -224,8 +233,7 @@ async fn streams_on_a_removed_replica_finish() {
     let (rig, urls) = narrow_rig(2).await;
     let streams = [begin(&rig, "alpha", 10), begin(&rig, "alpha", 10)];
     until("both replicas work", || rig.snapshot().replicas.iter().all(|replica| replica.running == 1)).await;
-    rig.put(&narrow(&urls[..1], ""));
-    assert_eq!(reload(&rig).await.outcome, ReloadOutcome::Applied);
+    apply(&rig, &narrow(&urls[..1], "")).await;
     let removed = |rig: &Rig| {
         rig.snapshot().replicas.iter().filter(|replica| replica.state == ReplicaState::Removed).count()
     };
@@ -247,8 +255,7 @@ async fn a_removed_tenants_streams_finish_and_its_queue_is_refused() {
     let queued = begin(&rig, "beta", 2);
     let other = begin(&rig, "alpha", 2);
     until("two wait", || rig.waiting() == 2).await;
-    rig.put(&narrow(&urls, "").replace(&tenant_lines("beta", ""), ""));
-    assert_eq!(reload(&rig).await.outcome, ReloadOutcome::Applied);
+    apply(&rig, &narrow(&urls, "").replace(&tenant_lines("beta", ""), "")).await;
     let refused = soon("the refusal", queued).await.unwrap();
     assert_eq!((refused.status, refused.header("x-should-retry")), (403, "false"), "{refused:?}");
     assert!(soon("the stream", stream).await.unwrap().is_done());
@@ -262,13 +269,11 @@ async fn a_removed_tenants_streams_finish_and_its_queue_is_refused() {
 #[tokio::test]
 async fn a_request_survives_the_move_of_its_replica() {
     let (rig, urls) = narrow_rig(2).await;
-    rig.put(&narrow(&urls[..1], ""));
-    reload(&rig).await;
+    apply(&rig, &narrow(&urls[..1], "")).await;
     rig.engine(0).add(FaultKind::Silent { after_tokens: 0, before_head: true }).unwrap();
     let answer = begin(&rig, "alpha", 2);
     until("it runs", || rig.snapshot().replicas.iter().any(|replica| replica.running == 1)).await;
-    rig.put(&narrow(&urls[1..], ""));
-    assert_eq!(reload(&rig).await.outcome, ReloadOutcome::Applied);
+    apply(&rig, &narrow(&urls[1..], "")).await;
     rig.engines[0].control().terminate(penstock::sim::server::Terminate::KillServer);
     assert!(soon("an answer", answer).await.unwrap().is_done());
 }
@@ -347,8 +352,7 @@ async fn a_body_under_way_is_judged_by_rules_that_still_hold() {
     let mut client = Raw::open(rig.address()).await;
     client.write(start).await.unwrap();
     soon("100", client.read_past("\r\n\r\n")).await.unwrap();
-    rig.put(&narrow(&urls, "models: {sim: {aliases: [late]}}\n"));
-    assert_eq!(reload(&rig).await.outcome, ReloadOutcome::Applied);
+    apply(&rig, &narrow(&urls, "models: {sim: {aliases: [late]}}\n")).await;
     client.write(rest).await.unwrap();
     let answer = soon("the answer", client.read_past("[DONE]")).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");

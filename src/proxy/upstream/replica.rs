@@ -1,5 +1,6 @@
 //! The connections to one engine.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -28,7 +29,8 @@ pub struct Replica {
     host: HeaderValue,
     tls_name: Option<String>,
     prefix: String,
-    idle: Mutex<Vec<Idle>>,
+    /// The longest unused first.
+    idle: Mutex<VecDeque<Idle>>,
 }
 
 #[derive(Debug)]
@@ -84,7 +86,7 @@ impl Replica {
             host: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("engine")),
             tls_name: tls.then(|| host.trim_matches(['[', ']']).to_owned()),
             prefix: edge.url.path().trim_end_matches('/').to_owned(),
-            idle: Mutex::new(Vec::new()),
+            idle: Mutex::default(),
         }
     }
 
@@ -127,7 +129,7 @@ impl Replica {
     fn take_idle(&self, keep_alive: Duration) -> Option<Conn> {
         let mut cx = Context::from_waker(Waker::noop());
         let mut idle = self.idle.lock();
-        while let Some(Idle { mut conn, since }) = idle.pop() {
+        while let Some(Idle { mut conn, since }) = idle.pop_back() {
             if since.elapsed() >= keep_alive {
                 // The rest has been idle for even longer.
                 idle.clear();
@@ -143,7 +145,15 @@ impl Replica {
     pub(super) fn put_idle(&self, conn: Conn) {
         let mut idle = self.idle.lock();
         if idle.len() < MAX_IDLE {
-            idle.push(Idle { conn, since: Instant::now() });
+            idle.push_back(Idle { conn, since: Instant::now() });
+        }
+    }
+
+    /// Closes connections that were not used for `keep_alive`.
+    pub(super) fn close_idle(&self, keep_alive: Duration) {
+        let mut idle = self.idle.lock();
+        while idle.front().is_some_and(|idle| idle.since.elapsed() >= keep_alive) {
+            idle.pop_front();
         }
     }
 

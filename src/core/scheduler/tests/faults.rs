@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-use super::*;
-use crate::core::event::{RejectReason, Turn};
+use crate::core::event::{Action, Event, Fault, RejectReason, Turn};
+use crate::core::ids::{JobId, ReplicaId};
+use crate::core::job::JobSpec;
+use crate::core::scheduler::tests::{World, ejected, placed, policy, rejected, sent, spec};
+use crate::core::snapshot::ReplicaState;
+use crate::core::time::Tick;
 
 #[test]
 fn a_failed_job_goes_elsewhere_before_the_others() {
