@@ -124,11 +124,7 @@ async fn start_fleet() -> anyhow::Result<(Vec<SimHandle>, String)> {
             "  {name}:\n    engine: vllm\n    models: [{MODEL}]\n    max_seqs: {max_seqs}\n    replicas:\n"
         )?;
         for _ in 0..pool.replicas {
-            let mut options = SimOptions {
-                models: vec![MODEL.to_owned()],
-                profile,
-                ..SimOptions::default()
-            };
+            let mut options = SimOptions { models: vec![MODEL.to_owned()], profile, ..SimOptions::default() };
             options.engine.max_seqs = Some(*max_seqs);
             let engine = SimServer::start(options).await.context("start a simulated engine")?;
             writeln!(section, "      - {}", engine.url())?;
