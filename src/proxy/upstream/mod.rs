@@ -4,6 +4,7 @@
 mod conn;
 mod exchange;
 mod io;
+mod pool;
 mod replica;
 #[cfg(test)]
 mod tests;
