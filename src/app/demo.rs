@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 
 use crate::app::gateway::{self, Gateway};
-use crate::app::{commands, load, signals};
+use crate::app::{load, signals};
 use crate::cli::DemoArgs;
 use crate::config::keys::{self, NewKey};
 use crate::config::settings::{LogFormat, TelemetrySettings};
@@ -17,7 +17,7 @@ use crate::telemetry::log::{self, LogError, LogGuard};
 use crate::wire::random;
 
 /// The public model that every tenant may use.
-pub(super) const MODEL: &str = "llama-3-8b";
+const MODEL: &str = "llama-3-8b";
 
 /// One pool of the demo's fleet.
 struct DemoPool {
@@ -34,11 +34,11 @@ const POOLS: [DemoPool; 2] = [
 
 /// A tenant of the demo. The first class is the one it gets unasked.
 #[derive(Debug)]
-pub(super) struct DemoTenant {
-    pub(super) name: &'static str,
-    pub(super) weight: u32,
-    pub(super) classes: &'static [&'static str],
-    pub(super) key: NewKey,
+struct DemoTenant {
+    name: &'static str,
+    weight: u32,
+    classes: &'static [&'static str],
+    key: NewKey,
 }
 
 fn tenants() -> [DemoTenant; 3] {
@@ -82,11 +82,11 @@ pub(super) async fn run(args: DemoArgs) -> anyhow::Result<()> {
         Gateway::start(reloader, telemetry).await.context("use --listen and --admin for other addresses")?;
 
     println!("{}", greeting(&gateway, &tenants, &path));
-    let traffic = args.load.then(|| load::start(gateway.address(), &tenants));
+    let traffic = args.load.then(|| load::start(gateway.address(), MODEL, clients(&tenants)));
     let signal = shutdown.asked().await;
     println!("\n{signal}: draining (a second one stops at once)");
     drop(traffic);
-    commands::drain(gateway, shutdown).await;
+    gateway.drain_or_abort(shutdown).await;
     for engine in fleet {
         engine.stop().await;
     }
@@ -110,6 +110,10 @@ impl Drop for Folder {
         // What is left behind in the temporary folder does no harm.
         let _left = std::fs::remove_dir_all(&self.0);
     }
+}
+
+fn clients(tenants: &[DemoTenant]) -> impl Iterator<Item = load::Client> {
+    tenants.iter().map(|tenant| load::Client { key: tenant.key.text.clone(), classes: tenant.classes })
 }
 
 /// The engines, and the `pools` section that describes them.

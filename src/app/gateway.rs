@@ -174,6 +174,17 @@ impl Gateway {
         }
     }
 
+    /// Drains; the next signal ends it at once.
+    pub(super) async fn drain_or_abort(self, mut shutdown: signals::Shutdown) {
+        let abort = self.abort_switch();
+        let impatience = tokio::spawn(async move {
+            shutdown.asked().await;
+            abort();
+        });
+        self.drain().await;
+        impatience.abort();
+    }
+
     /// Takes no new requests, lets the others finish within the grace, gives
     /// the rest a retryable answer, and stops.
     pub async fn drain(self) {
