@@ -28,8 +28,8 @@ struct DemoPool {
 }
 
 const POOLS: [DemoPool; 2] = [
-    DemoPool { name: "h100", profile: "h100-8b", replicas: 2, max_seqs: 48 },
-    DemoPool { name: "a10", profile: "a10-8b", replicas: 1, max_seqs: 8 },
+    DemoPool { name: "h100", profile: "h100-8b", replicas: 2, max_seqs: 20 },
+    DemoPool { name: "a10", profile: "a10-8b", replicas: 1, max_seqs: 4 },
 ];
 
 /// A tenant of the demo. The first class is the one it gets unasked.
