@@ -10,6 +10,7 @@ use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WW
 use http::{HeaderMap, Response};
 use serde_json::json;
 
+use crate::core::admission::MIN_RETRY_AFTER;
 use crate::core::event::{BoundKind, Fault, RejectReason, Rejection};
 use crate::wire::api::Dialect;
 use crate::wire::catalogue::Kind;
@@ -213,7 +214,12 @@ impl ApiError {
     }
 
     fn anthropic_object(&self) -> serde_json::Value {
-        json!({ "type": self.kind.row().anthropic_type, "message": self.message })
+        // The SDKs show `details.error_code` to applications; the type alone
+        // does not tell a long prompt from a bad field.
+        json!({
+            "type": self.kind.row().anthropic_type, "message": self.message,
+            "details": { "error_code": self.code() },
+        })
     }
 
     fn tgi_object(&self) -> serde_json::Value {
@@ -285,7 +291,8 @@ impl From<RejectReason> for ApiError {
                 Kind::UpstreamFailed,
                 format!("Every engine that was tried failed the request, the last with: {}.", fault.name()),
             ),
-            RejectReason::Draining => Self::new(Kind::Draining, "The gateway is shutting down. Try again."),
+            RejectReason::Draining => Self::new(Kind::Draining, "The gateway is shutting down. Try again.")
+                .with_retry_after(MIN_RETRY_AFTER),
         }
     }
 }
@@ -320,5 +327,48 @@ fn shortened(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(LONGEST) {
         Some((end, _)) => Cow::Owned(format!("{}...", &text[..end])),
         None => Cow::Borrowed(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn response(error: ApiError, dialect: Dialect) -> (http::response::Parts, serde_json::Value) {
+        let (parts, body) = error.into_response(dialect, &HeaderValue::from_static("r-1")).into_parts();
+        (parts, serde_json::from_slice(&body).unwrap())
+    }
+
+    #[test]
+    fn a_drain_says_when_to_come_back() {
+        let (parts, body) = response(ApiError::from(RejectReason::Draining), Dialect::OpenAi);
+        assert_eq!(body["error"]["code"], "draining");
+        assert_eq!(parts.status, 503);
+        assert_eq!(parts.headers[SHOULD_RETRY], "true");
+        assert_eq!(parts.headers[RETRY_AFTER], "1");
+        assert_eq!(parts.headers[RETRY_AFTER_MS], "1000");
+    }
+
+    #[test]
+    fn anthropic_clients_get_the_code_as_well() {
+        let error = ApiError::new(Kind::ContextLength, "too long");
+        let event = String::from_utf8(error.sse_event(Dialect::Anthropic).to_vec()).unwrap();
+        let (parts, body) = response(error, Dialect::Anthropic);
+        assert_eq!(parts.headers[ANTHROPIC_REQUEST_ID], "r-1");
+        assert_eq!(body["error"]["details"]["error_code"], "context_length_exceeded");
+        assert_eq!((&body["type"], &body["request_id"]), (&"error".into(), &"r-1".into()));
+        assert!(event.starts_with("event: error\ndata: {") && event.contains("context_length_exceeded"));
+    }
+
+    #[test]
+    fn waits_that_sdks_do_not_keep_to_are_not_announced() {
+        let error =
+            |seconds| ApiError::new(Kind::QueueFull, "full").with_retry_after(Duration::from_secs(seconds));
+        let (parts, _) = response(error(60), Dialect::OpenAi);
+        assert_eq!(parts.headers[RETRY_AFTER], "60");
+        let (parts, _) = response(error(61), Dialect::OpenAi);
+        assert_eq!(parts.headers[SHOULD_RETRY], "false");
+        assert_eq!(parts.headers[QUEUE_ETA_MS], "61000");
+        assert!(!parts.headers.contains_key(RETRY_AFTER) && !parts.headers.contains_key(RETRY_AFTER_MS));
     }
 }

@@ -60,6 +60,11 @@ impl Scheduler {
         let (failures, lane) = (job.failures, LaneKey::of(&job.spec));
         let exhausted = failures >= self.policy.retry.max_attempts.max(1);
 
+        if !run.booking.started
+            && let Some(spot) = self.spot(lane)
+        {
+            self.groups[spot.group].drain.take_back(self.now);
+        }
         if run.booking.started {
             if let Some(job) = self.jobs.remove(&id) {
                 self.settle(&job, usage);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::core::admission::{MAX_RETRY_AFTER, spread};
 use crate::core::event::{Action, Event, Fault, RejectReason, Turn};
 use crate::core::ids::{JobId, ReplicaId};
 use crate::core::job::JobSpec;
@@ -60,7 +61,10 @@ fn with_no_replica_up_it_waits_until_its_deadline() {
     world.arrive(JobSpec { deadline: Tick::from_millis(900), ..spec(1) });
     world.fail(1, Fault::Refused);
     assert_eq!(rejected(&world.at(899)), []);
-    assert_eq!(rejected(&world.at(900))[0].1.reason, RejectReason::DeadlineExceeded);
+    let (_, why) = rejected(&world.at(900))[0];
+    assert_eq!(why.reason, RejectReason::DeadlineExceeded);
+    let longest = spread(MAX_RETRY_AFTER, JobId::new(1));
+    assert_eq!(why.retry_after, Some(longest), "a try that failed drained nothing");
 }
 
 #[test]
