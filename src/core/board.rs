@@ -121,6 +121,12 @@ impl<K: Copy + Ord, V: Copy> Board<K, V> {
         }
     }
 
+    /// The entry in a slot.
+    #[must_use]
+    pub fn get(&self, slot: usize) -> Option<&Entry<K, V>> {
+        self.entries.get(slot)?.as_ref()
+    }
+
     /// How many entries there are.
     #[must_use]
     pub fn len(&self) -> u32 {

@@ -9,6 +9,9 @@ pub enum InvariantId {
     LedgerBalanced,
     /// Each waiting job is in exactly one lane, and the totals are theirs.
     QueueConsistent,
+    /// The head of each lane stands in the order with its tenant's counter and
+    /// its own size.
+    HeadsRanked,
     /// Each waiting job has its deadline in the timer, no other has.
     DeadlineWatched,
     /// Each replica that waits for a moment in time has a timer for it.
@@ -27,6 +30,7 @@ impl InvariantId {
             Self::CreditKept => "credit_kept",
             Self::LedgerBalanced => "ledger_balanced",
             Self::QueueConsistent => "queue_consistent",
+            Self::HeadsRanked => "heads_ranked",
             Self::DeadlineWatched => "deadline_watched",
             Self::ReplicaWatched => "replica_watched",
             Self::NoIdleCredit => "no_idle_credit",

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use smallvec::SmallVec;
+
 use crate::core::board::{Board, Entry, Size};
 use crate::core::estimate::DrainRate;
 use crate::core::fairness::{Counters, Guarantee};
@@ -201,6 +203,12 @@ impl Group {
         self.classes[class].lines[line].parts[part as usize].put(slot, entry)
     }
 
+    /// A head as it stands on its board.
+    #[must_use]
+    pub fn get(&self, class: usize, line: usize, part: Part, slot: usize) -> Option<&HeadEntry> {
+        self.classes[class].lines[line].parts[part as usize].get(slot)
+    }
+
     /// The first in the order of service among the heads that fit into the
     /// room of their line and are not to be skipped: classes that are owed
     /// their share, most owed first; then by rank. Within a class returned
@@ -221,7 +229,7 @@ impl Group {
 
     /// The lines that the pool belongs to.
     #[must_use]
-    pub fn lines_with(&self, pool: PoolId) -> Vec<usize> {
+    pub fn lines_with(&self, pool: PoolId) -> SmallVec<[usize; 8]> {
         let lines = self.shape.lines.iter().enumerate();
         lines.filter(|(_, pools)| pools.contains(&pool)).map(|(line, _)| line).collect()
     }
@@ -255,9 +263,9 @@ impl Group {
 
     /// Classes in the order of service, and whether each is there because it
     /// is owed its share.
-    fn turns(&self) -> Vec<(usize, bool)> {
+    fn turns(&self) -> SmallVec<[(usize, bool); 8]> {
         let owed = |index: &usize| self.classes[*index].guarantee.is_owed();
-        let mut first: Vec<usize> = (0..self.classes.len()).filter(owed).collect();
+        let mut first: SmallVec<[usize; 8]> = (0..self.classes.len()).filter(owed).collect();
         first.sort_by(|a, b| {
             let owed = |index: &usize| self.classes[*index].guarantee.owed();
             owed(b).total_cmp(&owed(a))

@@ -216,6 +216,9 @@ mod tests {
         assert_eq!(vitals.next_wake(ms(0), &rules()), Some(ms(30_000)));
         assert_eq!(vitals.state(ms(30_000), &rules()), ReplicaState::Serving);
 
+        vitals.busy(ms(1), None, &rules());
+        assert_eq!(vitals.next_wake(ms(1), &rules()), Some(ms(30_000)), "the longer spell counts");
+
         let mut vitals = Vitals::default();
         vitals.busy(ms(0), None, &rules());
         assert_eq!(vitals.next_wake(ms(0), &rules()), Some(ms(250)));

@@ -96,7 +96,8 @@ impl Tries<'_> {
         let attempt = timeout_at(deadline, Box::pin(trying)).await;
         let clock = record.clock;
         if let Some(trace) = &record.trace {
-            trace.phase(Phase::FirstToken, clock.tick(begun), clock.now());
+            let phase = if self.order.peek.stream { Phase::FirstToken } else { Phase::Engine };
+            trace.phase(phase, clock.tick(begun), clock.now());
         }
         attempt.unwrap_or(Attempt::failed(Fault::Silent))
     }

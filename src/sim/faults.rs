@@ -36,6 +36,7 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
@@ -198,8 +199,11 @@ pub enum FaultError {
     #[error("not a fault: {0}")]
     Json(#[from] serde_json::Error),
     /// It is not an object.
-    #[error("a fault is a JSON object such as {{\"kind\":\"cut\",\"after_tokens\":3,\"times\":1}}")]
+    #[error("the body must be a JSON object such as {{\"kind\":\"cut\",\"after_tokens\":3,\"times\":1}}")]
     Shape,
+    /// A field that this kind does not have.
+    #[error("unknown field {0}")]
+    Unknown(String),
     /// A value is out of range.
     #[error("{field} must be {rule}")]
     Range {
@@ -247,7 +251,7 @@ impl Fault {
             }
         }
         let limits: Limits = serde_json::from_value(Value::Object(limits))?;
-        let kind: FaultKind = serde_json::from_value(Value::Object(kind))?;
+        let kind: FaultKind = read_tagged(kind)?;
         let fault = Self {
             kind,
             times: limits.times,
@@ -284,6 +288,20 @@ impl Fault {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Reads a tagged enum and refuses the fields that its variant does not have
+/// (serde lets them pass for variants without any).
+pub(crate) fn read_tagged<T: Serialize + DeserializeOwned>(
+    fields: Map<String, Value>,
+) -> Result<T, FaultError> {
+    let given: Vec<String> = fields.keys().cloned().collect();
+    let read: T = serde_json::from_value(Value::Object(fields))?;
+    let known = serde_json::to_value(&read)?;
+    match given.into_iter().find(|name| known.get(name).is_none()) {
+        Some(name) => Err(FaultError::Unknown(name)),
+        None => Ok(read),
     }
 }
 
@@ -421,6 +439,7 @@ mod tests {
         for (json, names) in [
             (r#"{"kind":"cut","tokens":3}"#, "tokens"),
             (r#"{"kind":"no_such"}"#, "no_such"),
+            (r#"{"kind":"refuse","until":3}"#, "until"),
             (r#"{"kind":"slow"}"#, "factor"),
             (r#"{"kind":"slow","factor":0}"#, "factor"),
             (r#"{"kind":"freeze","times":1}"#, "duration_ms"),

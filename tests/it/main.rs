@@ -1,3 +1,12 @@
 //! In-process integration tests.
 
+mod client;
+mod drain;
 mod fleet;
+mod habits;
+mod habits_calls;
+mod leave;
+mod process;
+mod reload;
+mod rig;
+mod tap;

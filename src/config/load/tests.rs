@@ -2,11 +2,13 @@
 
 mod faults;
 
+use std::io;
 use std::path::Path;
 
-use super::*;
 use crate::config::keys;
-use crate::config::settings::{Auth, EngineKind};
+use crate::config::load::{Outcome, check_file, load_file, load_str_with};
+use crate::config::secret::{Machine, SecretSource};
+use crate::config::settings::{Auth, EngineKind, Settings};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 
 const SMALL: &str = "

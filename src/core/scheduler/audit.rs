@@ -1,6 +1,6 @@
 //! A second look at the whole state, for tests and the simulator.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::ids::{JobId, ReplicaId};
 use crate::core::invariant::InvariantId;
@@ -18,6 +18,7 @@ impl Scheduler {
         let checks = [
             (InvariantId::LedgerBalanced, self.ledgers_balance()),
             (InvariantId::QueueConsistent, self.queue_agrees()),
+            (InvariantId::HeadsRanked, self.heads_are_ranked()),
             (InvariantId::DeadlineWatched, self.deadlines_agree()),
             (InvariantId::ReplicaWatched, self.fleet.timers_agree(self.now)),
             (InvariantId::NoIdleCredit, !self.credit_is_idle()),
@@ -65,6 +66,21 @@ impl Scheduler {
             && self.groups.iter().zip(tallies).all(|(group, tally)| group.tally() == tally)
     }
 
+    fn heads_are_ranked(&self) -> bool {
+        self.queue.lanes().all(|(key, lane)| {
+            Part::ALL.into_iter().all(|part| {
+                let (Some(spot), slot) = (self.spot(key), lane.slots[part as usize]) else { return false };
+                let group = &self.groups[spot.group];
+                let found = slot.and_then(|slot| group.get(spot.class, spot.line, part, slot));
+                let head = lane.head(part).and_then(|id| self.jobs.get(&id));
+                let paid = part == Part::Returned;
+                let counter = if paid { 0 } else { group.counter(spot.class, key.tenant) };
+                found.map(|entry| (entry.value.job, entry.key.counter, entry.size))
+                    == head.map(|job| (job.spec.id, counter, job.need()))
+            })
+        })
+    }
+
     fn deadlines_agree(&self) -> bool {
         let watched = self.waiting_jobs().all(|(id, job)| self.deadlines.contains(&(job.spec.deadline, *id)));
         watched && self.deadlines.len() == self.waiting_jobs().count()
@@ -87,11 +103,16 @@ impl Scheduler {
     }
 
     fn holds_are_justified(&self) -> bool {
-        self.groups.iter().flat_map(|group| &group.holds).all(|hold| {
-            self.jobs.get(&hold.job).is_some_and(|job| {
-                let fits = self.fleet.fits(hold.replica, job.need(), true, self.now);
-                job.part().is_some() && self.fleet.is_up(hold.replica) && !fits
+        let holds: Vec<_> = self.groups.iter().flat_map(|group| &group.holds).collect();
+        let pools: BTreeSet<_> = holds.iter().map(|hold| hold.pool).collect();
+        let jobs: BTreeSet<_> = holds.iter().map(|hold| hold.job).collect();
+        let single = pools.len() == holds.len() && jobs.len() == holds.len();
+        single
+            && holds.iter().all(|hold| {
+                self.jobs.get(&hold.job).is_some_and(|job| {
+                    let fits = self.fleet.fits(hold.replica, job.need(), true, self.now);
+                    job.part().is_some() && self.fleet.is_up(hold.replica) && !fits
+                })
             })
-        })
     }
 }

@@ -6,8 +6,8 @@
 //! as it comes: the job that is first in the order may be passed over
 //! [`MAX_PASSED`] times by jobs that go to a pool it waits for. Then a replica
 //! of that pool is held (see [`crate::core::fleet::Fleet::to_hold`]): it takes
-//! nothing more until the large job fits. At most one replica of a pool is held at a time,
-//! and it is let go when the job goes elsewhere or leaves.
+//! nothing more until the large job fits. At most one replica of a pool is
+//! held at a time, and it is let go when the job goes elsewhere or leaves.
 
 use smallvec::SmallVec;
 
@@ -41,7 +41,9 @@ impl Scheduler {
         while let Some(group) = self.touched.pop_first() {
             while let Some(pick) = self.pick_held(group).or_else(|| self.pick(group)) {
                 let first = self.first_for(group, pick.pool);
-                self.send(group, &pick, out);
+                if self.send(group, &pick, out).is_none() {
+                    break;
+                }
                 if let Some(first) = first.filter(|first| first.head.job != pick.chosen.head.job) {
                     self.pass_over(group, pick.pool, first.head.job);
                 }
@@ -149,13 +151,14 @@ impl Scheduler {
         }
     }
 
-    /// Books the job at the replica and says so.
-    fn send(&mut self, group: usize, pick: &Pick, out: &mut Vec<Action>) {
+    /// Books the job at the replica and says so; `None` when one of the two is
+    /// unknown and nothing was done.
+    fn send(&mut self, group: usize, pick: &Pick, out: &mut Vec<Action>) -> Option<()> {
         let now = self.now;
         let id = pick.chosen.head.job;
-        let Some(why) = self.reasons(group, pick) else { return };
-        let standing = self.fleet.standing(pick.replica, now);
-        let Some(job) = self.jobs.get(&id) else { return };
+        let why = self.reasons(group, pick)?;
+        let standing = self.fleet.standing(pick.replica, now)?;
+        let job = self.jobs.get(&id)?;
         let (spec, booking, unpaid) = (job.spec, job.booking(), job.charged.is_none());
         let price = cost(spec.prompt_tokens, job.output);
 
@@ -175,10 +178,10 @@ impl Scheduler {
             job.tries = why.attempt;
             job.passed = 0;
             job.charged.get_or_insert(price);
-            let epoch = standing.map_or(0, |standing| standing.epoch);
-            job.phase = Phase::Running(Run { replica: pick.replica, epoch, booking });
+            job.phase = Phase::Running(Run { replica: pick.replica, epoch: standing.epoch, booking });
         }
         out.push(Action::Dispatch { job: id, replica: pick.replica, why });
+        Some(())
     }
 
     /// Why this job, why there, why now; worked out before anything is booked.

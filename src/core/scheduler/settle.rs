@@ -74,7 +74,9 @@ impl Scheduler {
         } else if exhausted && fault.counts_as_attempt() {
             self.refuse(id, RejectReason::AttemptsExhausted(fault), usage, out);
         } else {
-            job_returns(self.jobs.get_mut(&id), self.now);
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.phase = Phase::Waiting { part: Part::Returned, since: self.now };
+            }
             out.push(Action::Requeue { job: id, replica: run.replica, why: fault });
             self.join(id);
         }
@@ -131,11 +133,5 @@ impl Scheduler {
     /// The tenant's weight; 1 for one that is no longer in the policy.
     pub(super) fn weight(&self, tenant: TenantId) -> f64 {
         self.policy.tenants.get(tenant).map_or(1.0, |row| row.weight)
-    }
-}
-
-fn job_returns(job: Option<&mut Job>, now: crate::core::time::Tick) {
-    if let Some(job) = job {
-        job.phase = Phase::Waiting { part: Part::Returned, since: now };
     }
 }

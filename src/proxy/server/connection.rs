@@ -98,17 +98,5 @@ fn classify(bytes: &[u8]) -> Option<Opening> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn protocol_is_known_as_soon_as_the_bytes_tell() {
-        assert_eq!(classify(b""), None);
-        assert_eq!(classify(b"P"), None);
-        assert_eq!(classify(b"PO"), Some(Opening::Http1));
-        assert_eq!(classify(b"GET / HTTP/1.1\r\n\r\n"), Some(Opening::Http1));
-        assert_eq!(classify(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"), None);
-        assert_eq!(classify(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0"), Some(Opening::Http2));
-        assert_eq!(classify(b"PRI * HTTP/2.0\r\n\r\nXX"), Some(Opening::Http1));
-    }
-}
+#[path = "connection_tests.rs"]
+mod tests;

@@ -44,8 +44,8 @@ pub(super) struct StrictIo<T> {
     ended: bool,
     /// Why the head at hand was refused; answered by [`Self::finish`].
     refusal: Option<Refusal>,
-    /// hyper has asked for bytes since the last flush.
-    asked: bool,
+    /// hyper waits for a read: the socket will wake it.
+    reading: bool,
     clock: Clock,
     stall: StallGuard,
 }
@@ -68,7 +68,7 @@ impl<T: Socket> StrictIo<T> {
             in_flight: false,
             ended: false,
             refusal: None,
-            asked: false,
+            reading: false,
             clock,
             stall: StallGuard::default(),
         }
@@ -209,7 +209,7 @@ impl<T: Socket> StrictIo<T> {
 
     /// Called when all that hyper had to write is written.
     fn flushed(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let asked = mem::take(&mut self.asked);
+        let reading = mem::take(&mut self.reading);
         if !self.in_flight {
             return Poll::Ready(Ok(()));
         }
@@ -218,11 +218,12 @@ impl<T: Socket> StrictIo<T> {
             self.clock.clear();
             self.framing.next_message();
             self.state.next_request();
-            if self.ended || !self.held.is_empty() {
-                // hyper waits for a wake-up that the socket will not give.
+            // hyper may not read before something wakes it: what is here
+            // already, or the end of the idle time.
+            if self.ended || !self.held.is_empty() || self.clock.overdue(cx, Wait::Idle) {
                 cx.waker().wake_by_ref();
             }
-        } else if !asked && self.poll_left(cx).is_ready() {
+        } else if !reading && self.poll_left(cx).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
         Poll::Ready(Ok(()))
@@ -261,8 +262,9 @@ impl<T: Socket> StrictIo<T> {
 impl<T: Socket> AsyncRead for StrictIo<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let me = self.get_mut();
-        me.asked = true;
-        me.poll_release(cx, out)
+        let read = me.poll_release(cx, out);
+        me.reading = read.is_pending();
+        read
     }
 }
 
@@ -299,7 +301,3 @@ impl<T: Socket> AsyncWrite for StrictIo<T> {
         Poll::Ready(Ok(()))
     }
 }
-
-#[cfg(test)]
-#[path = "strict_io_tests.rs"]
-mod tests;

@@ -1,5 +1,6 @@
 //! The KV block pool with its prefix cache.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 /// Tokens in one KV block.
@@ -96,11 +97,14 @@ impl BlockPool {
     /// Turns one private block of the caller into a shared one under `hash`;
     /// when the hash is cached already the private copy is given back.
     pub(super) fn publish(&mut self, hash: u64) {
-        if self.cached.contains_key(&hash) {
-            self.give(1);
-            self.share(hash);
-        } else {
-            self.cached.insert(hash, Cached { refs: 1, stamp: 0 });
+        match self.cached.entry(hash) {
+            Entry::Vacant(entry) => {
+                entry.insert(Cached { refs: 1, stamp: 0 });
+            }
+            Entry::Occupied(_) => {
+                self.give(1);
+                self.share(hash);
+            }
         }
     }
 

@@ -16,6 +16,7 @@ mod request;
 mod tests;
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -41,7 +42,7 @@ struct Seq {
     prompt: u32,
     output: u32,
     /// Hash of each full prompt block.
-    prefix: std::sync::Arc<[u64]>,
+    prefix: Arc<[u64]>,
     /// Leading blocks of `prefix` that this sequence shares.
     shared: usize,
     /// Blocks of its own.
@@ -131,9 +132,9 @@ impl Engine {
             return Err(SubmitError::Duplicate(request.id));
         }
         let full_blocks = (prompt / BLOCK_TOKENS) as usize;
-        let prefix: std::sync::Arc<[u64]> = match self.options.prefix_cache {
-            true => request.prefix.iter().copied().take(full_blocks).collect(),
-            false => std::sync::Arc::default(),
+        let prefix: Arc<[u64]> = match self.options.prefix_cache {
+            true => request.prefix.into_iter().take(full_blocks).collect(),
+            false => Arc::default(),
         };
         let priority = if self.options.priority_scheduling { request.priority } else { 0 };
         let mut slots = SmallVec::new();

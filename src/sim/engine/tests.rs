@@ -1,4 +1,13 @@
-use super::*;
+//! The engine model without a clock or a socket.
+
+use std::time::Duration;
+
+use super::{
+    BLOCK_TOKENS, Engine, EngineEvent, EngineOptions, EngineRequest, EventKind, Gauges, RequestId,
+    SubmitError,
+};
+use crate::core::time::Tick;
+use crate::sim::profile::Profile;
 
 fn run(engine: &mut Engine, mut now: Tick) -> (Tick, Vec<EngineEvent>) {
     let mut events = Vec::new();

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use http::{Method, Response};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::body::SimBody;
@@ -20,7 +20,7 @@ use super::feed::{End, Failure};
 use super::reply;
 use super::route::Call;
 use super::sim::{Phase, Sim};
-use crate::sim::faults::{ActiveFault, Fault, FaultError, FaultId, FaultKind};
+use crate::sim::faults::{ActiveFault, Fault, FaultError, FaultId, FaultKind, read_tagged};
 
 /// Where a cloud tells its machines of a spot reclaim; 404 until then.
 pub(super) const SPOT_PATH: &str = "/latest/meta-data/spot/instance-action";
@@ -82,6 +82,19 @@ pub enum Terminate {
         /// How long the port refuses.
         down_ms: u64,
     },
+}
+
+impl Terminate {
+    /// Reads the JSON form.
+    ///
+    /// # Errors
+    /// When a field is unknown, missing or of the wrong type; the error names it.
+    pub fn from_json(body: &[u8]) -> Result<Self, FaultError> {
+        match serde_json::from_slice(body)? {
+            Value::Object(fields) => read_tagged(fields),
+            _ => Err(FaultError::Shape),
+        }
+    }
 }
 
 /// Steers one engine; cheap to clone.
@@ -210,7 +223,7 @@ impl SimControl {
 
     fn later(&self, delay: Duration, act: impl FnOnce(&Self) + Send + 'static) {
         let control = self.clone();
-        tokio::spawn(async move {
+        self.sim.runtime.spawn(async move {
             let stopped = control.sim.stopped.clone();
             if stopped.run_until_cancelled(sleep(delay)).await.is_some() {
                 act(&control);
@@ -236,7 +249,7 @@ pub(super) fn answer(call: &Call) -> Response<SimBody> {
             }
         }
         ("/sim/faults", &Method::DELETE) => remove(call, &control),
-        ("/sim/terminate", &Method::POST) => match serde_json::from_slice(&call.body) {
+        ("/sim/terminate", &Method::POST) => match Terminate::from_json(&call.body) {
             Ok(how) => {
                 control.terminate(how);
                 reply::value(200, &json!({}))

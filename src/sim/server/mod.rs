@@ -10,6 +10,7 @@ mod conn;
 mod control;
 mod feed;
 mod job;
+mod json;
 mod listen;
 mod options;
 mod reply;

@@ -3,10 +3,11 @@
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
-use serde_json::Value;
+use serde::Serialize;
 
 use super::body::{Broken, SimBody};
 use super::job::{Act, Job};
+use super::json::Json;
 
 /// What a handler gives back: a response, or the end of the connection.
 pub(crate) type Answer = Result<Response<SimBody>, Broken>;
@@ -17,8 +18,8 @@ pub(crate) fn json(status: u16, body: impl Into<Bytes>) -> Response<SimBody> {
 }
 
 /// A JSON response from a value.
-pub(crate) fn value(status: u16, body: &Value) -> Response<SimBody> {
-    json(status, body.to_string())
+pub(crate) fn value(status: u16, body: &impl Serialize) -> Response<SimBody> {
+    json(status, Json::of(body).to_string())
 }
 
 /// A response of any type.

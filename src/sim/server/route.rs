@@ -92,13 +92,14 @@ async fn route(sim: Arc<Sim>, conn: Arc<Conn>, control_only: bool, request: Requ
         Dialect::Vllm => vllm::is_work(&call.path),
         Dialect::Tgi => tgi::is_work(&call.path),
     };
-    if work && call.method == Method::POST {
-        if let Some(kind) = call.sim.faults.for_request(call.sim.now(), &call.path) {
-            if let Some(response) = early_fault(&call, &kind).await? {
-                return Ok(response);
-            }
-            call.late = Late::from_kind(&kind);
+    if work
+        && call.method == Method::POST
+        && let Some(kind) = call.sim.faults.for_request(call.sim.now(), &call.path)
+    {
+        if let Some(response) = early_fault(&call, &kind).await? {
+            return Ok(response);
         }
+        call.late = Late::from_kind(&kind);
     }
     match call.sim.options.dialect {
         Dialect::Vllm => vllm::answer(call).await,

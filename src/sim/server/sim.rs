@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -79,6 +80,8 @@ pub(crate) struct Work {
     pub(crate) held: Vec<EngineRequest>,
     /// Requests (not sequences) that are inside.
     pub(crate) inside: u64,
+    /// Counts the restarts.
+    generation: u64,
 }
 
 impl Work {
@@ -98,6 +101,7 @@ impl Work {
             closed: false,
             held: Vec::new(),
             inside: 0,
+            generation: 0,
         }
     }
 
@@ -132,6 +136,8 @@ pub(crate) struct Sim {
     /// Cancelled when every open connection is to end.
     life: Mutex<CancellationToken>,
     started: Instant,
+    /// For what happens later, wherever it is asked for.
+    pub(crate) runtime: Handle,
     next_id: AtomicU64,
     pub(crate) total: AtomicU64,
     pub(crate) cancelled: AtomicU64,
@@ -161,6 +167,7 @@ impl Sim {
             stopped: CancellationToken::new(),
             life: Mutex::new(CancellationToken::new()),
             started: Instant::now(),
+            runtime: Handle::current(),
             next_id: AtomicU64::new(1),
             total: AtomicU64::new(0),
             cancelled: AtomicU64::new(0),
@@ -212,10 +219,7 @@ impl Sim {
         let refuse = self.faults.state(now, |kind| matches!(kind, FaultKind::Refuse).then_some(()));
         let mut work = self.work.lock();
         work.engine.set_pace(slow.unwrap_or(1.0) / self.options.speed);
-        work.frozen = match frozen {
-            Some(()) => Some(work.view()),
-            None => None,
-        };
+        work.frozen = frozen.map(|()| work.view());
         let open = refuse.is_none() && !work.closed;
         drop(work);
         self.listening.send_if_modified(|listening| std::mem::replace(listening, open) != open);
@@ -223,7 +227,7 @@ impl Sim {
     }
 
     /// Queues the parts of one request; they report to one feed, in order.
-    pub(crate) fn submit(self: &Arc<Self>, name: Arc<str>, parts: Vec<Part>) -> Result<Ticket, Refused> {
+    pub(crate) fn submit(self: &Arc<Self>, name: &Arc<str>, parts: Vec<Part>) -> Result<Ticket, Refused> {
         let now = self.now();
         let draining = self.faults.state(now, |kind| matches!(kind, FaultKind::Drain).then_some(()));
         let mut work = self.work.lock();
@@ -256,17 +260,18 @@ impl Sim {
                 choices,
                 prompt_tokens,
                 stops,
-                name: Arc::clone(&name),
+                name: Arc::clone(name),
             };
             work.targets.insert(id, target);
             ids.push(id);
             base += choices;
         }
         work.inside += 1;
+        let generation = work.generation;
         drop(work);
         self.total.fetch_add(1, Ordering::Relaxed);
         self.stepping.notify_one();
-        Ok(Ticket { sim: Arc::clone(self), ids, feed })
+        Ok(Ticket { sim: Arc::clone(self), ids, feed, generation })
     }
 
     /// Ends every request (or those with one of the names) early.
@@ -292,7 +297,10 @@ impl Sim {
 
     /// Forgets everything, as a new process would.
     pub(crate) fn reset(&self) {
-        *self.work.lock() = Work::new(&self.options);
+        let mut work = self.work.lock();
+        let generation = work.generation + 1;
+        *work = Work { generation, ..Work::new(&self.options) };
+        drop(work);
         *self.last_metrics.lock() = None;
         *self.spot_notice.lock() = None;
         self.apply_faults();
@@ -320,11 +328,15 @@ pub(crate) struct Ticket {
     sim: Arc<Sim>,
     ids: SmallVec<[RequestId; 1]>,
     pub(crate) feed: Arc<Feed>,
+    generation: u64,
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         let mut work = self.sim.work.lock();
+        if work.generation != self.generation {
+            return;
+        }
         work.inside = work.inside.saturating_sub(1);
         if work.withdraw(&self.ids) {
             self.sim.cancelled.fetch_add(1, Ordering::Relaxed);

@@ -74,14 +74,14 @@ impl Prompt {
 
     /// One number for the whole prompt.
     pub(crate) fn digest(&self) -> u64 {
-        self.bytes.chunks(8).fold(0, |state, chunk| fold(state, chunk))
+        self.bytes.chunks(8).fold(0, fold)
     }
 
     /// One hash for each full block of prompt, chained; `salt` keys them all.
     pub(crate) fn blocks(&self, salt: u64) -> Vec<u64> {
         const BLOCK_BYTES: usize = BYTES_PER_TOKEN * crate::sim::engine::BLOCK_TOKENS as usize;
         let chain = self.bytes.chunks_exact(BLOCK_BYTES).scan(salt, |state, block| {
-            *state = block.chunks(8).fold(*state, |state, chunk| fold(state, chunk));
+            *state = block.chunks(8).fold(*state, fold);
             Some(*state)
         });
         chain.collect()
@@ -96,7 +96,7 @@ fn fold(state: u64, chunk: &[u8]) -> u64 {
 
 /// Hashes a short text, such as a salt or a model name.
 pub(crate) fn hash(text: &str) -> u64 {
-    text.as_bytes().chunks(8).fold(text.len() as u64, |state, chunk| fold(state, chunk))
+    text.as_bytes().chunks(8).fold(text.len() as u64, fold)
 }
 
 /// What one request says; the same prompt and seed say the same.

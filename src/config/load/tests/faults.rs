@@ -1,6 +1,7 @@
 //! Files with faults in, problems out.
 
-use super::*;
+use crate::config::keys;
+use crate::config::load::tests::{SMALL, errors, load, problems, with};
 
 #[test]
 fn every_fault_is_reported_at_once_with_its_line() {

@@ -1,10 +1,15 @@
 //! Arrival, order, credit, bounds, deadlines.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::*;
-use crate::core::event::{BoundKind, RejectReason, Report, Turn};
+use crate::core::event::{BoundKind, Event, Outcome, RejectReason, Report, Turn};
+use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
+use crate::core::job::{JobSpec, Usage};
+use crate::core::policy::{Bounds, Pool, Replica, Tenant};
 use crate::core::scheduler::dispatch::MAX_PASSED;
+use crate::core::scheduler::tests::{World, of_tenant, placed, policy, rejected, sent, spec, tenant, used};
+use crate::core::time::Tick;
 
 #[test]
 fn an_idle_replica_takes_a_job_at_once() {
@@ -310,4 +315,76 @@ fn an_engine_buffer_adds_to_the_limit() {
     let mut world = World::new(rules);
     assert_eq!(sent(&world.arrive(spec(1))).len() + sent(&world.arrive(spec(2))).len(), 2);
     assert_eq!(world.arrive(spec(3)), []);
+}
+
+#[test]
+fn credit_that_comes_at_the_deadline_is_in_time() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    world.arrive(spec(1));
+    world.arrive(JobSpec { deadline: Tick::from_millis(50), ..spec(2) });
+    world.now = Tick::from_millis(50);
+    assert_eq!(sent(&world.done(1)), [(2, 0)]);
+}
+
+#[test]
+fn idle_replicas_take_turns() {
+    let mut world = World::new(policy(&[&[2, 2, 2]], &[&[0]]));
+    let mut seen = Vec::new();
+    for id in 0..6 {
+        seen.extend(sent(&world.arrive(spec(id))).iter().map(|(_, replica)| *replica));
+        world.done(id);
+    }
+    assert_eq!(seen, [0, 1, 2, 0, 1, 2]);
+}
+
+#[test]
+fn a_tenant_is_ranked_anew_in_every_line() {
+    let mut world = World::new(policy(&[&[1], &[1]], &[&[0], &[1], &[0, 1]]));
+    let of = |id, tenant, model| JobSpec { model: ModelId::new(model), ..of_tenant(id, tenant) };
+    for (id, tenant, model) in [(0, 3, 0), (1, 3, 1), (2, 0, 0), (3, 1, 1), (4, 1, 1), (5, 1, 1)] {
+        world.arrive(of(id, tenant, model));
+    }
+    world.done(1);
+    world.done(3);
+    world.done(4);
+    world.arrive(of(6, 1, 1));
+    world.arrive(of(7, 0, 1));
+    assert_eq!(world.scheduler.waiting().requests, 3);
+}
+
+#[test]
+fn learned_output_lengths_decide_what_fits() {
+    let mut rules = policy(&[&[9]], &[&[0]]);
+    rules.replicas.insert("p0/r0", Replica { pool: PoolId::new(0), max_seqs: None, kv_tokens: Some(100) });
+    let mut world = World::new(rules);
+    let long = |id| JobSpec { max_output_tokens: 80, ..spec(id) };
+    world.arrive(long(0));
+    assert_eq!(world.arrive(long(1)), [], "90 of 100 are booked");
+    world.arrive(long(2));
+    assert_eq!(sent(&world.done(0)).len(), 2, "20 each, as the first one had");
+}
+
+#[test]
+fn an_engine_that_holds_requests_back_gets_fewer() {
+    let mut rules = policy(&[&[9]], &[&[0]]);
+    rules.replicas.insert("p0/r0", Replica { pool: PoolId::new(0), max_seqs: None, kv_tokens: None });
+    let mut world = World::new(rules);
+    for id in 0..10 {
+        world.arrive(spec(id));
+    }
+    let report = Report { running: Some(4), waiting: Some(6), ..Report::default() };
+    for _ in 0..2 {
+        world.event(Event::ReplicaReported { replica: ReplicaId::new(0), report });
+    }
+    assert_eq!(world.scheduler.snapshot(world.now).replicas[0].limit, 4);
+    assert_eq!(world.arrive(spec(10)), []);
+}
+
+#[test]
+fn time_never_goes_back() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    world.at(100);
+    world.now = Tick::from_millis(50);
+    let refused = rejected(&world.arrive(JobSpec { deadline: Tick::from_millis(70), ..spec(1) }));
+    assert_eq!(refused[0].1.reason, RejectReason::DeadlineExceeded);
 }

@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
-use super::*;
 use crate::core::admission::{MAX_RETRY_AFTER, spread};
-use crate::core::event::{RejectReason, Turn};
+use crate::core::event::{Action, Event, Fault, RejectReason, Turn};
+use crate::core::ids::{JobId, ReplicaId};
+use crate::core::job::JobSpec;
+use crate::core::scheduler::tests::{World, ejected, placed, policy, rejected, sent, spec};
+use crate::core::snapshot::ReplicaState;
+use crate::core::time::Tick;
 
 #[test]
 fn a_failed_job_goes_elsewhere_before_the_others() {
@@ -188,4 +192,25 @@ fn a_late_retry_has_one_chance_at_once() {
     assert_eq!(sent(&world.fail(1, Fault::Reset)), [(1, 1)]);
     let actions = world.fail(1, Fault::Refused);
     assert_eq!(rejected(&actions)[0].1.reason, RejectReason::DeadlineExceeded);
+}
+
+#[test]
+fn with_the_last_untried_replica_gone_a_tried_one_will_do() {
+    let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
+    world.arrive(spec(1));
+    world.arrive(spec(2));
+    assert_eq!(sent(&world.fail(1, Fault::Malformed)), [], "it waits for the other one");
+    let actions = world.event(Event::ReplicaLost { replica: ReplicaId::new(1) });
+    assert_eq!((ejected(&actions), sent(&actions)), (vec![1], vec![(1, 0)]));
+}
+
+#[test]
+fn a_failed_probe_is_followed_by_a_later_one() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    let replica = ReplicaId::new(0);
+    world.event(Event::ReplicaLost { replica });
+    assert_eq!(world.at(200), [Action::Probe { replica }]);
+    assert_eq!(world.event(Event::ReplicaLost { replica }), []);
+    assert_eq!(world.at(599), []);
+    assert_eq!(world.at(600), [Action::Probe { replica }]);
 }

@@ -1,7 +1,13 @@
 //! What a new policy does to what waits and runs.
 
-use super::*;
-use crate::core::event::RejectReason;
+use std::sync::Arc;
+
+use crate::core::event::{Action, Event, Fault, RejectReason};
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::job::JobSpec;
+use crate::core::policy::{Model, Policy, Replica};
+use crate::core::scheduler::tests::{World, ejected, of_tenant, policy, rejected, sent, spec};
+use crate::core::snapshot::ReplicaState;
 use crate::core::table::Table;
 
 fn reload(world: &mut World, change: impl FnOnce(&mut Policy)) -> Vec<Action> {
@@ -110,4 +116,42 @@ fn an_ejected_replica_that_leaves_is_not_probed() {
     reload(&mut world, |next| next.replicas = without(&next.replicas, ReplicaId::new(0)));
     assert_eq!(world.scheduler.next_deadline(), None);
     assert_eq!(world.at(10_000), []);
+}
+
+#[test]
+fn a_replica_that_was_taken_out_and_put_back_starts_anew() {
+    let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
+    world.arrive(spec(0));
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(0) });
+    reload(&mut world, |next| next.replicas = without(&next.replicas, ReplicaId::new(0)));
+    reload(&mut world, |next| {
+        let row = Replica { pool: PoolId::new(0), max_seqs: Some(2), kv_tokens: None };
+        next.replicas.insert("p0/r0", row);
+    });
+    assert_eq!(world.state(0), Some(ReplicaState::Serving));
+    assert_eq!(
+        ejected(&world.fail(0, Fault::Silent)),
+        Vec::<u32>::new(),
+        "the old stream is not the new start's fault"
+    );
+}
+
+#[test]
+fn when_groups_join_everybody_starts_anew() {
+    let mut world = World::new(policy(&[&[1], &[1]], &[&[0], &[1]]));
+    let of = |id, tenant, model| JobSpec { model: ModelId::new(model), ..of_tenant(id, tenant) };
+    for id in 0..5 {
+        world.arrive(of(id, 0, 0));
+        world.done(id);
+    }
+    for (id, tenant, model) in [(10, 3, 0), (11, 3, 1), (12, 0, 0), (13, 1, 1)] {
+        world.arrive(of(id, tenant, model));
+    }
+    let actions = reload(&mut world, |next| {
+        let pools = vec![PoolId::new(0), PoolId::new(1)];
+        next.models.insert("m0", Model { pools: pools.clone(), max_model_len: None });
+        next.models.insert("m1", Model { pools, max_model_len: None });
+    });
+    assert_eq!(actions, []);
+    assert_eq!(sent(&world.done(10)), [(12, 0)], "the older one, whatever they had before");
 }

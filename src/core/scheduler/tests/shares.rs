@@ -1,10 +1,15 @@
 //! Shares of tenants and classes when everybody wants more than there is.
 
 use proptest::collection::vec;
-use proptest::prelude::*;
+use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
-use super::*;
+use crate::core::event::{Action, Event, Fault, Outcome};
+use crate::core::ids::{ClassId, JobId};
+use crate::core::job::{JobSpec, Usage};
+use crate::core::policy::Policy;
 use crate::core::scheduler::dispatch::MAX_PASSED;
+use crate::core::scheduler::tests::{World, class, of_tenant, placed, policy, sent, spec, tenant, used};
+use crate::core::time::Tick;
 
 /// Keeps three jobs of every tenant and class waiting at one replica of four
 /// sequences; counts the cost of what is dispatched.
@@ -148,7 +153,8 @@ proptest! {
         for _ in 0..300 {
             let job = running.remove(0);
             let actions = sent(&world.done(job));
-            if actions.iter().any(|(job, _)| *job == 1_000_000) {
+            if let Some((_, replica)) = actions.iter().find(|(job, _)| *job == 1_000_000) {
+                prop_assert!(excess > 0 || limits[*replica as usize] >= need, "held where it fits");
                 before += 1_000;
                 break;
             }
@@ -229,4 +235,90 @@ fn what_was_used_replaces_what_was_expected() {
     assert_eq!(next, [(2, 0)], "two short ones cost less than one long one");
     let next = sent(&world.event(Event::Left { job: JobId::new(2), usage: Usage::Unknown }));
     assert_eq!(next.len(), 1, "nothing known: the charge stands");
+}
+
+#[test]
+fn being_served_without_a_queue_counts_too() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    for id in 0..20 {
+        world.arrive(of_tenant(id, 1));
+        world.done(id);
+    }
+    world.arrive(of_tenant(20, 1));
+    for id in 0..10 {
+        world.arrive(of_tenant(100 + id, 0));
+        world.arrive(of_tenant(30 + id, 1));
+    }
+    let (mut running, mut newcomer) = (20, 0);
+    for _ in 0..10 {
+        running = sent(&world.done(running))[0].0;
+        newcomer += u32::from(running >= 100);
+    }
+    assert!((5..=6).contains(&newcomer), "{newcomer} of 10");
+}
+
+#[test]
+fn a_retry_is_not_charged_again() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    world.arrive(of_tenant(99, 3));
+    for id in 0..3 {
+        world.arrive(spec(id));
+        world.arrive(of_tenant(10 + id, 1));
+    }
+    assert_eq!(sent(&world.done(99)), [(0, 0)]);
+    for _ in 0..3 {
+        assert_eq!(sent(&world.fail(0, Fault::Malformed)), [(0, 0)]);
+    }
+    assert_eq!(sent(&world.done(0)), [(10, 0)]);
+    assert_eq!(sent(&world.done(10)), [(1, 0)], "both have had one job");
+}
+
+#[test]
+fn a_job_that_ends_while_it_waits_costs_nothing() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    world.arrive(of_tenant(99, 3));
+    let last = JobSpec { prompt_tokens: 500, deadline: Tick::from_millis(100), ..spec(0) };
+    world.arrive(last);
+    for id in 1..3 {
+        world.arrive(of_tenant(10 + id, 1));
+        world.arrive(spec(id));
+    }
+    assert_eq!(sent(&world.done(99)), [(0, 0)]);
+    assert_eq!(sent(&world.fail(0, Fault::Busy { retry_after: None })), Vec::new());
+    world.at(100);
+    assert_eq!(sent(&world.at(250)), [(11, 0)]);
+    assert_eq!(sent(&world.done(11)), [(1, 0)], "the job that never ran is not held against its tenant");
+}
+
+#[test]
+fn a_class_of_which_nothing_waits_is_owed_nothing() {
+    let mut rules = policy(&[&[1]], &[&[0]]);
+    rules.classes.insert("second", class(1, 0.5));
+    let mut world = World::new(rules);
+    let second = |id| JobSpec { class: ClassId::new(1), ..spec(id) };
+    world.arrive(spec(0));
+    world.arrive(second(100));
+    for id in 1..4 {
+        world.arrive(spec(id));
+    }
+    assert_eq!(sent(&world.done(0)), [(1, 0)]);
+    world.event(Event::Left { job: JobId::new(100), usage: Usage::Unknown });
+    world.arrive(second(101));
+    assert_eq!(sent(&world.done(1)), [(2, 0)]);
+    assert_eq!(sent(&world.done(2)), [(101, 0)]);
+}
+
+#[test]
+fn the_class_that_is_owed_most_goes_first() {
+    let mut rules = policy(&[&[1]], &[&[0]]);
+    rules.classes.insert("second", class(1, 0.1));
+    rules.classes.insert("third", class(2, 0.4));
+    let mut world = World::new(rules);
+    let of = |id, class| JobSpec { class: ClassId::new(class), ..spec(id) };
+    for (id, class) in [(0, 0), (1, 0), (2, 0), (10, 1), (20, 2)] {
+        world.arrive(of(id, class));
+    }
+    assert_eq!(sent(&world.done(0)), [(1, 0)]);
+    assert_eq!(sent(&world.done(1)), [(20, 0)]);
+    assert_eq!(sent(&world.done(20)), [(10, 0)]);
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::TgiError;
 use crate::core::time::Tick;
@@ -13,6 +13,7 @@ use crate::sim::faults::mix;
 use crate::sim::server::body::{Render, SimBody};
 use crate::sim::server::feed::{End, Progress};
 use crate::sim::server::job::Job;
+use crate::sim::server::json::{Json, ordered};
 use crate::sim::server::reply::{self, Answer};
 use crate::sim::server::route::Call;
 use crate::sim::server::sim::Part;
@@ -44,12 +45,12 @@ impl Generation {
         if self.stops { "eos_token" } else { "length" }
     }
 
-    fn token(&self, index: u32) -> Value {
+    fn token(&self, index: u32) -> Json {
         if self.stops && index + 1 == self.tokens {
-            return json!({"id": 2, "text": "</s>", "logprob": -0.1, "special": true});
+            return ordered!({"id": 2, "text": "</s>", "logprob": -0.1, "special": true});
         }
         let id = self.voice.token(0, index);
-        json!({"id": id, "text": word(id), "logprob": self.voice.logprob(0, index), "special": false})
+        ordered!({"id": id, "text": word(id), "logprob": self.voice.logprob(0, index), "special": false})
     }
 }
 
@@ -98,7 +99,7 @@ pub(super) fn start(
         n: 1,
         priority: 0,
     };
-    let ticket = sim.submit(id.to_string().into(), vec![Part { request, stops }])?;
+    let ticket = sim.submit(&id.to_string().into(), vec![Part { request, stops }])?;
     let job = Job::new(ticket, call.late.take(), Arc::clone(&call.conn));
     let generation = Generation {
         prompt_tokens: prompt.tokens,
@@ -131,7 +132,7 @@ pub(super) async fn answer(mut call: Call) -> Answer {
     let mut body = whole(&generation, &progress);
     // The compatibility route answers with a list.
     if call.path == "/" {
-        body = json!([body]);
+        body = Json::of(&[body]);
     }
     let headers = timing_headers(&generation, &progress, call.sim.now());
     let response = super::with_headers(reply::json(200, ""), &headers);
@@ -180,25 +181,24 @@ fn read(call: &mut Call) -> Result<(Generation, Job, bool), TgiError> {
     Ok((generation, job, stream))
 }
 
-fn details(generation: &Generation, tokens: u32) -> Value {
-    json!({
-        "finish_reason": generation.reason(), "generated_tokens": tokens, "seed": null,
+fn details(generation: &Generation, tokens: u32) -> Json {
+    ordered!({
+        "finish_reason": generation.reason(), "generated_tokens": tokens, "seed": (),
         "input_length": generation.prompt_tokens
     })
 }
 
-fn whole(generation: &Generation, progress: &Progress) -> Value {
+fn whole(generation: &Generation, progress: &Progress) -> Json {
     let tokens = progress.choices[0].tokens;
     let mut text = generation.full_text.clone().unwrap_or_default();
     text.push_str(&generation.text(0, tokens));
-    let mut body = json!({"generated_text": text});
-    if generation.details {
-        let mut details = details(generation, tokens);
-        details["prefill"] = json!([]);
-        details["tokens"] = (0..tokens).map(|index| generation.token(index)).collect();
-        body["details"] = details;
+    let body = ordered!({"generated_text": text});
+    if !generation.details {
+        return body;
     }
-    body
+    let list: Vec<Json> = (0..tokens).map(|index| generation.token(index)).collect();
+    let details = details(generation, tokens).and("prefill", &[(); 0]).and("tokens", &list);
+    body.and("details", &details)
 }
 
 pub(super) fn stream_headers(generation: &Generation) -> Vec<(&'static str, String)> {
@@ -240,7 +240,7 @@ struct GenerateStream {
 }
 
 /// TGI writes no space after the colon.
-pub(super) fn event(data: &Value) -> Bytes {
+pub(super) fn event(data: &Json) -> Bytes {
     format!("data:{data}\n\n").into()
 }
 
@@ -255,7 +255,7 @@ impl Render for GenerateStream {
             let details = last.then(|| details(generation, choice.tokens));
             let token = generation.token(self.sent);
             self.sent += 1;
-            out.push_back(event(&json!({
+            out.push_back(event(&ordered!({
                 "index": self.sent, "token": token, "generated_text": text, "details": details
             })));
         }

@@ -4,10 +4,11 @@ use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
 use http::Response;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::sim::faults::FaultKind;
 use crate::sim::server::body::SimBody;
+use crate::sim::server::json::{Json, ordered};
 use crate::sim::server::reply;
 use crate::sim::server::route::Call;
 use crate::sim::server::sim::Phase;
@@ -27,11 +28,11 @@ pub(super) fn answer(call: &Call) -> Response<SimBody> {
         "/health" | "/ping" => health(call),
         "/metrics" => metrics(call),
         "/v1/models" => {
-            let card = json!({
+            let card = ordered!({
                 "id": call.sim.options.model(), "object": "model", "created": 0,
                 "owned_by": call.sim.options.model()
             });
-            reply::value(200, &json!({"object": "list", "data": [card]}))
+            reply::value(200, &ordered!({"object": "list", "data": [card]}))
         }
         _ => reply::empty(404),
     }
@@ -41,19 +42,19 @@ fn info(call: &Call) -> Response<SimBody> {
     let options = &call.sim.options;
     reply::value(
         200,
-        &json!({
-            "model_id": options.model(), "model_sha": null, "model_pipeline_tag": "text-generation",
+        &ordered!({
+            "model_id": options.model(), "model_sha": (), "model_pipeline_tag": "text-generation",
             "max_concurrent_requests": options.max_concurrent_requests, "max_best_of": 2,
             "max_stop_sequences": 4, "max_input_tokens": options.window() - 1,
             "max_total_tokens": options.window(), "validation_workers": 2, "max_client_batch_size": 4,
-            "router": "text-generation-router", "version": "3.3.7", "sha": null, "docker_label": null
+            "router": "text-generation-router", "version": "3.3.7", "sha": (), "docker_label": ()
         }),
     )
 }
 
 fn health(call: &Call) -> Response<SimBody> {
     match call.sim.work.lock().phase {
-        Phase::Dead => reply::value(503, &json!({"error": "unhealthy", "error_type": "healthcheck"})),
+        Phase::Dead => reply::value(503, &ordered!({"error": "unhealthy", "error_type": "healthcheck"})),
         Phase::Serving | Phase::Draining => reply::empty(200),
     }
 }
@@ -63,17 +64,17 @@ pub(super) fn tokenize(call: &Call) -> Response<SimBody> {
     let Some(text) = body.get("inputs").and_then(Value::as_str) else {
         return super::TgiError::validation("missing field `inputs`").respond();
     };
-    let tokens: Vec<Value> = text
+    let tokens: Vec<Json> = text
         .as_bytes()
         .chunks(BYTES_PER_TOKEN)
         .enumerate()
         .map(|(index, piece)| {
             let start = index * BYTES_PER_TOKEN;
             let text = String::from_utf8_lossy(piece);
-            json!({"id": index, "text": text, "start": start, "stop": start + piece.len()})
+            ordered!({"id": index, "text": text, "start": start, "stop": start + piece.len()})
         })
         .collect();
-    reply::value(200, &Value::Array(tokens))
+    reply::value(200, &tokens)
 }
 
 fn metrics(call: &Call) -> Response<SimBody> {

@@ -7,10 +7,10 @@ mod openai;
 
 use http::header::{HeaderName, HeaderValue};
 use http::{Method, Response};
-use serde_json::{Value, json};
 
 use super::body::SimBody;
 use super::feed::Failure;
+use super::json::{Json, ordered};
 use super::reply::{self, Answer};
 use super::route::Call;
 use super::sim::Refused;
@@ -39,13 +39,13 @@ impl TgiError {
         Self { status: 422, message: message.into(), kind: "validation" }
     }
 
-    fn body(&self) -> Value {
-        json!({"error": self.message, "error_type": self.kind})
+    fn body(&self) -> Json {
+        ordered!({"error": self.message, "error_type": self.kind})
     }
 
     /// The object of an error event on the OpenAI routes.
-    fn openai(&self) -> Value {
-        json!({"error": {"message": self.message, "http_status_code": self.status}})
+    fn openai(&self) -> Json {
+        ordered!({"error": ordered!({"message": self.message, "http_status_code": self.status})})
     }
 
     fn respond(&self) -> Response<SimBody> {
@@ -112,13 +112,7 @@ pub(super) async fn answer(call: Call) -> Answer {
     let path = call.path.as_str();
     let work = is_work(path) || path == "/tokenize";
     if call.method == Method::POST && work {
-        if call
-            .sim
-            .options
-            .api_key
-            .as_deref()
-            .is_some_and(|key| !call.bears(&key.to_lowercase()) && !call.bears(key))
-        {
+        if !has_key(&call) {
             return Ok(reply::empty(401));
         }
         if call.body.len() > BODY_LIMIT {
@@ -134,9 +128,16 @@ pub(super) async fn answer(call: Call) -> Answer {
             _ => generate::answer(call).await,
         };
     }
-    if call.method != Method::GET {
-        let known = is_work(path) || meta::is_path(path);
-        return Ok(reply::empty(if known { 405 } else { 404 }));
+    let readable = meta::is_path(path);
+    if call.method != Method::GET || !readable {
+        return Ok(reply::empty(if work || readable { 405 } else { 404 }));
     }
     Ok(meta::answer(&call))
+}
+
+/// TGI lower-cases both sides.
+fn has_key(call: &Call) -> bool {
+    let Some(key) = &call.sim.options.api_key else { return true };
+    let given = call.header("authorization").unwrap_or_default();
+    given.to_lowercase() == format!("bearer {}", key.to_lowercase())
 }

@@ -4,13 +4,14 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::TgiError;
 use super::generate::{self, Generation, event};
 use crate::sim::server::body::{Render, SimBody};
 use crate::sim::server::feed::Progress;
 use crate::sim::server::job::Job;
+use crate::sim::server::json::{Json, ordered};
 use crate::sim::server::reply::{self, Answer};
 use crate::sim::server::route::Call;
 use crate::sim::server::text::Prompt;
@@ -101,48 +102,42 @@ impl Openai {
         if self.generation.stops { "stop" } else { "length" }
     }
 
-    fn usage(&self, tokens: u32) -> Value {
+    fn usage(&self, tokens: u32) -> Json {
         let prompt = self.generation.prompt_tokens;
-        json!({"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens})
+        ordered!({"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens})
     }
 
-    fn envelope(&self, object: &str, choices: &Value) -> Value {
-        json!({
+    fn envelope(&self, object: &str, choices: &[Json]) -> Json {
+        ordered!({
             "object": object, "id": "", "created": self.created, "model": self.model,
             "system_fingerprint": FINGERPRINT, "choices": choices
         })
     }
 
-    fn whole(&self, progress: &Progress) -> Value {
-        let tokens = progress.choices[0].tokens;
-        let text = self.generation.text(0, tokens);
-        let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": self.reason()});
-        let object = if self.chat { "chat.completion" } else { "text_completion" };
-        if self.chat {
-            choice["message"] = json!({"role": "assistant", "content": text});
-        } else {
-            choice["text"] = text.into();
-        }
-        let mut body = self.envelope(object, &json!([choice]));
-        body["usage"] = self.usage(tokens);
-        body
+    /// One choice; `message` names the field that holds a chat's text.
+    fn choice(&self, message: &str, text: &str, reason: Option<&str>) -> Json {
+        let choice = match self.chat {
+            true => ordered!({"index": 0}).and(message, &ordered!({"role": "assistant", "content": text})),
+            false => ordered!({"index": 0, "text": text}),
+        };
+        choice.and("logprobs", &()).and("finish_reason", &reason)
     }
 
-    fn chunk(&self, from: u32, to: u32, done: bool) -> Value {
-        let text = self.generation.text(from, to);
-        let reason = done.then(|| self.reason());
-        let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": reason});
-        let object = if self.chat { "chat.completion.chunk" } else { "text_completion" };
-        if self.chat {
-            choice["delta"] = json!({"role": "assistant", "content": text});
-        } else {
-            choice["text"] = text.into();
-        }
-        let mut body = self.envelope(object, &json!([choice]));
-        if self.chat {
-            body["usage"] = Value::Null;
-        }
-        body
+    fn whole(&self, progress: &Progress) -> Json {
+        let tokens = progress.choices[0].tokens;
+        let choice = self.choice("message", &self.generation.text(0, tokens), Some(self.reason()));
+        let object = if self.chat { "chat.completion" } else { "text_completion" };
+        self.envelope(object, &[choice]).and("usage", &self.usage(tokens))
+    }
+
+    fn chunk_object(&self) -> &'static str {
+        if self.chat { "chat.completion.chunk" } else { "text_completion" }
+    }
+
+    fn chunk(&self, from: u32, to: u32, done: bool) -> Json {
+        let choice = self.choice("delta", &self.generation.text(from, to), done.then(|| self.reason()));
+        let body = self.envelope(self.chunk_object(), &[choice]);
+        if self.chat { body.and("usage", &()) } else { body }
     }
 }
 
@@ -166,9 +161,8 @@ impl Render for OpenaiStream {
         if let Some(error) = generate::failed(progress, true) {
             out.push_back(event(&error.openai()));
         } else if self.openai.include_usage {
-            let object = if self.openai.chat { "chat.completion.chunk" } else { "text_completion" };
-            let mut body = self.openai.envelope(object, &json!([]));
-            body["usage"] = self.openai.usage(choice.tokens);
+            let body = self.openai.envelope(self.openai.chunk_object(), &[]);
+            let body = body.and("usage", &self.openai.usage(choice.tokens));
             out.push_back(event(&body));
         }
         out.push_back(Bytes::from_static(b"data: [DONE]\n\n"));

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use http::Response;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::sim::server::body::SimBody;
 use crate::sim::server::feed::End;
+use crate::sim::server::json::{Json, ordered};
 use crate::sim::server::reply;
 use crate::sim::server::route::Call;
 use crate::sim::server::sim::Sim;
@@ -16,14 +17,14 @@ pub(super) fn abort(call: &Call) -> Response<SimBody> {
     let names = body.get("request_ids").and_then(Value::as_array);
     let names: Option<Vec<&str>> = names.map(|names| names.iter().filter_map(Value::as_str).collect());
     let aborted = call.sim.end_requests(names.as_deref(), &End::Aborted);
-    reply::value(200, &json!({"status": "aborted", "aborted": aborted}))
+    reply::value(200, &ordered!({"status": "aborted", "aborted": aborted}))
 }
 
 /// `mode=wait` answers when the last running request has ended.
 pub(super) async fn pause(call: &Call) -> Response<SimBody> {
     let mode = call.query("mode").unwrap_or("abort");
     if !["abort", "wait", "keep"].contains(&mode) {
-        return reply::value(400, &json!({"error": "mode must be abort, wait or keep"}));
+        return reply::value(400, &ordered!({"error": "mode must be abort, wait or keep"}));
     }
     call.sim.work.lock().holding = true;
     if mode == "abort" {
@@ -33,7 +34,7 @@ pub(super) async fn pause(call: &Call) -> Response<SimBody> {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     call.sim.work.lock().paused = true;
-    reply::value(200, &json!({"status": "paused"}))
+    reply::value(200, &ordered!({"status": "paused"}))
 }
 
 pub(super) fn resume(call: &Call) -> Response<SimBody> {
@@ -41,31 +42,31 @@ pub(super) fn resume(call: &Call) -> Response<SimBody> {
     (work.paused, work.holding) = (false, false);
     drop(work);
     go_on(&call.sim);
-    reply::value(200, &json!({"status": "resumed"}))
+    reply::value(200, &ordered!({"status": "resumed"}))
 }
 
 pub(super) fn sleep(call: &Call) -> Response<SimBody> {
     call.sim.end_requests(None, &End::Aborted);
     call.sim.work.lock().asleep = true;
     let level = call.query("level").and_then(|level| level.parse::<u8>().ok()).unwrap_or(1);
-    reply::value(200, &json!({"status": "sleeping", "level": level}))
+    reply::value(200, &ordered!({"status": "sleeping", "level": level}))
 }
 
 pub(super) fn wake_up(call: &Call) -> Response<SimBody> {
     call.sim.work.lock().asleep = false;
     go_on(&call.sim);
-    reply::value(200, &json!({"status": "awake", "tags": null}))
+    reply::value(200, &ordered!({"status": "awake", "tags": ()}))
 }
 
 pub(super) fn state(call: &Call, name: &str) -> Response<SimBody> {
     let work = call.sim.work.lock();
     let on = if name == "is_paused" { work.holding } else { work.asleep };
-    reply::value(200, &json!({name: on}))
+    reply::value(200, &Json::object().and(name, &on))
 }
 
 pub(super) fn reset_prefix_cache(call: &Call) -> Response<SimBody> {
     call.sim.work.lock().engine.reset_prefix_cache();
-    reply::value(200, &json!({"success": true}))
+    reply::value(200, &ordered!({"success": true}))
 }
 
 /// Hands what was held to the engine.

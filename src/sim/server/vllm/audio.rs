@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::chat::{DONE, SSE};
 use super::error::{self, ApiError};
@@ -15,6 +15,7 @@ use super::session::{self, Session};
 use crate::sim::server::body::{Render, SimBody};
 use crate::sim::server::feed::{End, Progress};
 use crate::sim::server::job::Job;
+use crate::sim::server::json::ordered;
 use crate::sim::server::reply::{self, Answer};
 use crate::sim::server::route::Call;
 use crate::sim::server::text::Prompt;
@@ -49,8 +50,8 @@ pub(super) async fn answer(mut call: Call) -> Answer {
     let (kind, body) = match text_format {
         true => ("text/plain; charset=utf-8", text),
         false => {
-            let usage = json!({"type": "duration", "seconds": seconds});
-            ("application/json", json!({"text": text, "usage": usage}).to_string())
+            let usage = ordered!({"type": "duration", "seconds": seconds});
+            ("application/json", ordered!({"text": text, "usage": usage}).to_string())
         }
     };
     Ok(reply::deliver(job, act, reply::typed(200, kind, ""), body.into()))
@@ -111,10 +112,10 @@ struct SpeechStream {
 impl SpeechStream {
     fn event(&self, text: &str, reason: Option<&str>) -> Bytes {
         let session = &self.session;
-        let data = json!({
+        let data = ordered!({
             "id": &*session.id, "object": self.object, "created": session.created,
             "model": session.params.model,
-            "choices": [{"delta": {"content": text}, "finish_reason": reason, "stop_reason": null}]
+            "choices": [ordered!({"delta": ordered!({"content": text}), "finish_reason": reason, "stop_reason": ()})]
         });
         format!("data: {data}\n\n").into()
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::error::{self, ApiError};
 use super::fields::{self, Fields};
@@ -12,6 +12,7 @@ use super::params::{self, Params, Tool};
 use super::session::{self, FINGERPRINT, Plan, Session};
 use crate::sim::server::body::{Render, SimBody};
 use crate::sim::server::feed::{End, Progress};
+use crate::sim::server::json::{Json, ordered};
 use crate::sim::server::reply::{self, Answer};
 use crate::sim::server::route::Call;
 use crate::sim::server::text::Prompt;
@@ -121,53 +122,49 @@ fn tool_id(session: &Session, choice: usize) -> String {
     format!("chatcmpl-tool-{:016x}", crate::sim::server::text::hash(&session.id) ^ choice as u64)
 }
 
-fn whole(session: &Session, tool: Option<&Tool>, progress: &Progress) -> Value {
+fn whole(session: &Session, tool: Option<&Tool>, progress: &Progress) -> Json {
     let choice = |index: usize| {
         let (plan, tokens) = (&session.plans[index], progress.choices[index].tokens);
         let done = progress.choices[index].done;
-        let mut message = json!({
-            "role": "assistant", "content": null, "refusal": null, "annotations": null, "audio": null,
-            "function_call": null, "reasoning": null
+        let content = if tool.is_some() { None } else { Some(plan.text(0, tokens)) };
+        let mut message = ordered!({
+            "role": "assistant", "content": content, "refusal": (), "annotations": (), "audio": (),
+            "function_call": (), "reasoning": ()
         });
-        match tool {
-            Some(tool) => {
-                message["tool_calls"] = json!([{
-                    "id": tool_id(session, index), "type": "function",
-                    "function": {"name": tool.name, "arguments": arguments(plan, tool, 0, tokens)}
-                }]);
-            }
-            None => message["content"] = plan.text(0, tokens).into(),
+        if let Some(tool) = tool {
+            let function = ordered!({"name": tool.name, "arguments": arguments(plan, tool, 0, tokens)});
+            let call = ordered!({"id": tool_id(session, index), "type": "function", "function": function});
+            message = message.and("tool_calls", &[call]);
         }
-        json!({
+        ordered!({
             "index": index,
             "message": message,
             "logprobs": logprobs(session, plan, 0, tokens),
             "finish_reason": if done { finish_reason(plan, tool) } else { "abort" },
-            "stop_reason": null, "token_ids": null, "routed_experts": null
+            "stop_reason": (), "token_ids": (), "routed_experts": ()
         })
     };
-    json!({
+    ordered!({
         "id": &*session.id, "object": "chat.completion", "created": session.created,
         "model": session.params.model,
         "choices": (0..session.plans.len()).map(choice).collect::<Vec<_>>(),
-        "service_tier": null, "system_fingerprint": FINGERPRINT,
+        "service_tier": (), "system_fingerprint": FINGERPRINT,
         "usage": session.usage(progress, true),
-        "prompt_logprobs": null, "prompt_token_ids": null, "prompt_text": null,
-        "kv_transfer_params": null, "ec_transfer_params": null,
+        "prompt_logprobs": (), "prompt_token_ids": (), "prompt_text": (),
+        "kv_transfer_params": (), "ec_transfer_params": (),
         "metrics": session.metrics(progress)
     })
 }
 
-fn logprobs(session: &Session, plan: &Plan, from: u32, to: u32) -> Value {
-    let Some(top) = session.params.logprobs else { return Value::Null };
+fn logprobs(session: &Session, plan: &Plan, from: u32, to: u32) -> Option<Json> {
+    let top = session.params.logprobs?;
     let one = |index| {
         let (token, logprob) = plan.scored(index);
-        let row = |logprob: f64| json!({"token": token, "logprob": logprob, "bytes": token.as_bytes()});
-        let mut entry = row(logprob);
-        entry["top_logprobs"] = (0..top).map(|rank| row(logprob - f64::from(rank))).collect();
-        entry
+        let row = |logprob: f64| ordered!({"token": token, "logprob": logprob, "bytes": token.as_bytes()});
+        let others: Vec<Json> = (0..top).map(|rank| row(logprob - f64::from(rank))).collect();
+        row(logprob).and("top_logprobs", &others)
     };
-    json!({"content": (from..to).map(one).collect::<Vec<_>>()})
+    Some(ordered!({"content": (from..to).map(one).collect::<Vec<_>>()}))
 }
 
 /// The events of a streamed chat.
@@ -245,7 +242,7 @@ impl ChatStream {
         self.sent[index].1 = choice.tokens;
         let delta = self.delta(index, from, choice.tokens);
         let plan = &self.session.plans[index];
-        let logprobs = logprobs(&self.session, plan, from, choice.tokens);
+        let logprobs = Json::of(&logprobs(&self.session, plan, from, choice.tokens));
         let reason = if choice.done {
             format!("\"{}\",\"stop_reason\":null", finish_reason(plan, self.tool.as_ref()))
         } else {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::chat::{DONE, SSE};
 use super::error::{self, ApiError};
@@ -13,6 +13,7 @@ use super::session::{self, FINGERPRINT, Plan, Session};
 use crate::sim::server::body::{Render, SimBody};
 use crate::sim::server::feed::{End, Progress};
 use crate::sim::server::job::Job;
+use crate::sim::server::json::{Json, ordered};
 use crate::sim::server::reply::{self, Answer};
 use crate::sim::server::route::Call;
 use crate::sim::server::text::{Prompt, VOCABULARY, word};
@@ -85,45 +86,45 @@ fn token_ids(items: &[Value]) -> Result<(Prompt, String), ApiError> {
     Ok((Prompt::ids(&ids), text))
 }
 
-fn logprobs(session: &Session, plan: &Plan, from: u32, to: u32) -> Value {
-    let Some(top) = session.params.logprobs else { return Value::Null };
+fn logprobs(session: &Session, plan: &Plan, from: u32, to: u32) -> Option<Json> {
+    let top = session.params.logprobs?;
     let rows: Vec<_> = (from..to).map(|index| plan.scored(index)).collect();
     let offsets = rows.iter().scan(0, |at, (token, _)| {
         *at += token.len();
         Some(*at - token.len())
     });
     let best = |(token, logprob): &(&str, f64)| match top {
-        0 => json!({}),
-        _ => json!({*token: logprob}),
+        0 => Json::object(),
+        _ => Json::object().and(token, logprob),
     };
-    json!({
+    Some(ordered!({
         "text_offset": offsets.collect::<Vec<_>>(),
         "token_logprobs": rows.iter().map(|(_, logprob)| logprob).collect::<Vec<_>>(),
         "tokens": rows.iter().map(|(token, _)| token).collect::<Vec<_>>(),
         "top_logprobs": rows.iter().map(best).collect::<Vec<_>>()
-    })
+    }))
 }
 
-fn whole(session: &Session, echoes: &[String], progress: &Progress) -> Value {
+fn whole(session: &Session, echoes: &[String], progress: &Progress) -> Json {
     let choice = |index: usize| {
         let (plan, tokens) = (&session.plans[index], progress.choices[index].tokens);
         let mut text = echoes.get(index).cloned().unwrap_or_default();
         plan.write(0, tokens, &mut text);
-        json!({
+        ordered!({
             "index": index, "text": text,
             "logprobs": logprobs(session, plan, 0, tokens),
             "finish_reason": session.reason(progress, index),
-            "stop_reason": null, "token_ids": null, "prompt_logprobs": null, "prompt_token_ids": null,
-            "routed_experts": null
+            "stop_reason": (), "token_ids": (), "prompt_logprobs": (), "prompt_token_ids": (),
+            "routed_experts": ()
         })
     };
-    json!({
+    ordered!({
         "id": &*session.id, "object": "text_completion", "created": session.created,
         "model": session.params.model,
         "choices": (0..session.plans.len()).map(choice).collect::<Vec<_>>(),
-        "service_tier": null, "system_fingerprint": FINGERPRINT,
+        "service_tier": (), "system_fingerprint": FINGERPRINT,
         "usage": session.usage(progress, false),
-        "kv_transfer_params": null, "ec_transfer_params": null,
+        "kv_transfer_params": (), "ec_transfer_params": (),
         "metrics": session.metrics(progress)
     })
 }
@@ -152,11 +153,12 @@ impl CompletionStream {
         &self,
         index: usize,
         text: &str,
-        rest: (&str, Value),
+        reason: &str,
+        logprobs: Option<&Json>,
         progress: &Progress,
         out: &mut VecDeque<Bytes>,
     ) {
-        let (reason, logprobs) = rest;
+        let logprobs = Json::of(&logprobs);
         let mut event = format!(
             "{}{{\"index\":{index},\"text\":{},\"logprobs\":{logprobs},\"finish_reason\":{reason},\
              \"stop_reason\":null,\"prompt_token_ids\":null,\"token_ids\":null}}]",
@@ -189,14 +191,14 @@ impl CompletionStream {
         plan.write(from, choice.tokens, &mut text);
         let reason = Value::from(choice.done.then(|| plan.finish_reason())).to_string();
         let logprobs = logprobs(&self.session, plan, from, choice.tokens);
-        self.push(index, &text, (&reason, logprobs), progress, out);
+        self.push(index, &text, &reason, logprobs.as_ref(), progress, out);
     }
 
     fn close(&mut self, end: &End, progress: &Progress, out: &mut VecDeque<Bytes>) {
         if *end == End::Aborted {
             for index in 0..self.sent.len() {
                 if self.sent[index].0 > 0 && !std::mem::replace(&mut self.sent[index].1, true) {
-                    self.push(index, "", ("\"abort\"", Value::Null), progress, out);
+                    self.push(index, "", "\"abort\"", None, progress, out);
                 }
             }
         }

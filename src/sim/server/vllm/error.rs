@@ -1,12 +1,11 @@
 //! vLLM's error answers, in their three shapes and exact texts.
 
-use http::Response;
-use serde_json::{Value, json};
-
 use crate::sim::server::body::SimBody;
 use crate::sim::server::feed::Failure;
+use crate::sim::server::json::{Json, ordered};
 use crate::sim::server::reply;
 use crate::sim::server::sim::Refused;
+use http::Response;
 
 /// An error as vLLM words it.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,12 +105,12 @@ impl ApiError {
         reply::value(self.status, &self.body(path))
     }
 
-    fn body(&self, path: &str) -> Value {
+    fn body(&self, path: &str) -> Json {
         if path.starts_with("/v1/messages") {
-            return json!({"type": "error", "error": {"type": self.kind, "message": self.message}});
+            return ordered!({"type": "error", "error": ordered!({"type": self.kind, "message": self.message})});
         }
         let Self { status, kind, message, param } = self;
-        json!({"error": {"message": message, "type": kind, "param": param, "code": status}})
+        ordered!({"error": ordered!({"message": message, "type": kind, "param": param, "code": status})})
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::chat::{self, SSE};
 use super::error::ApiError;
@@ -13,6 +13,7 @@ use super::session::{self, Session};
 use crate::sim::server::body::{Render, SimBody};
 use crate::sim::server::feed::{End, Progress};
 use crate::sim::server::job::Job;
+use crate::sim::server::json::{Json, ordered};
 use crate::sim::server::reply::{self, Answer};
 use crate::sim::server::route::Call;
 use crate::sim::server::text::Prompt;
@@ -31,9 +32,9 @@ pub(super) async fn answer(mut call: Call) -> Answer {
         return Ok(ApiError::from(failure.clone()).respond(&call.path));
     }
     let text = session.plans[0].text(0, progress.choices[0].tokens);
-    let body = json!({
+    let body = ordered!({
         "id": &*session.id, "type": "message", "role": "assistant",
-        "content": [{"type": "text", "text": text}], "model": session.params.model,
+        "content": [ordered!({"type": "text", "text": text})], "model": session.params.model,
         "stop_reason": stop_reason(&session, &progress), "usage": usage(&session, &progress)
     });
     Ok(reply::deliver(job, act, reply::json(200, ""), body.to_string().into()))
@@ -48,9 +49,9 @@ pub(super) fn count(call: &Call) -> Answer {
     Ok(match counted {
         Ok(prompt) => reply::value(
             200,
-            &json!({
+            &ordered!({
                 "input_tokens": prompt.tokens,
-                "context_management": {"original_input_tokens": prompt.tokens}
+                "context_management": ordered!({"original_input_tokens": prompt.tokens})
             }),
         ),
         Err(error) => error.respond(&call.path),
@@ -82,16 +83,16 @@ fn start(call: &mut Call) -> Result<(Session, Job), ApiError> {
     session::start(call, id, params, vec![prompt])
 }
 
-fn stop_reason(session: &Session, progress: &Progress) -> Value {
+fn stop_reason(session: &Session, progress: &Progress) -> Option<&'static str> {
     match session.reason(progress, 0) {
-        "stop" => "end_turn".into(),
-        "length" => "max_tokens".into(),
-        _ => Value::Null,
+        "stop" => Some("end_turn"),
+        "length" => Some("max_tokens"),
+        _ => None,
     }
 }
 
-fn usage(session: &Session, progress: &Progress) -> Value {
-    json!({
+fn usage(session: &Session, progress: &Progress) -> Json {
+    ordered!({
         "input_tokens": session.prompt_tokens - progress.cached_tokens.min(session.prompt_tokens),
         "output_tokens": progress.tokens(), "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": progress.cached_tokens
@@ -104,9 +105,8 @@ struct MessageStream {
     sent: u32,
 }
 
-/// `event:` and `data:` lines; the name is the data's `type`.
-pub(super) fn named_event(data: &Value) -> Bytes {
-    let name = data["type"].as_str().unwrap_or_default();
+/// `event:` and `data:` lines.
+pub(super) fn named_event(name: &str, data: &Json) -> Bytes {
     format!("event: {name}\ndata: {data}\n\n").into()
 }
 
@@ -116,35 +116,38 @@ impl MessageStream {
             return;
         }
         let session = &self.session;
-        out.push_back(named_event(&json!({
-            "type": "message_start",
-            "message": {
-                "id": &*session.id, "type": "message", "role": "assistant", "content": [],
-                "model": session.params.model, "stop_reason": null, "stop_sequence": null,
-                "usage": {"input_tokens": session.prompt_tokens, "output_tokens": 0}
-            }
-        })));
-        out.push_back(named_event(&json!({
-            "type": "content_block_start", "content_block": {"type": "text", "text": ""}, "index": 0
+        out.push_back(named_event(
+            "message_start",
+            &ordered!({"type": "message_start",
+                "message": ordered!({
+                    "id": &*session.id, "type": "message", "role": "assistant", "content": [(); 0],
+                    "model": session.params.model, "stop_reason": (), "stop_sequence": (),
+                    "usage": ordered!({"input_tokens": session.prompt_tokens, "output_tokens": 0})
+                })
+            }),
+        ));
+        out.push_back(named_event("content_block_start", &ordered!({"type": "content_block_start", "content_block": ordered!({"type": "text", "text": ""}), "index": 0
         })));
     }
 
     fn close(&mut self, end: &End, progress: &Progress, out: &mut VecDeque<Bytes>) {
         if let End::Failed(failure) = end {
-            let error = json!({"type": failure.kind, "message": failure.message});
-            out.push_back(named_event(&json!({"type": "error", "error": error})));
+            let error = ordered!({"type": failure.kind, "message": failure.message});
+            out.push_back(named_event("error", &ordered!({"type": "error", "error": error})));
             return;
         }
         self.start(out);
-        out.push_back(named_event(&json!({"type": "content_block_stop", "index": 0})));
+        out.push_back(named_event(
+            "content_block_stop",
+            &ordered!({"type": "content_block_stop", "index": 0}),
+        ));
         if *end != End::NoFinish {
-            out.push_back(named_event(&json!({
-                "type": "message_delta",
-                "delta": {"stop_reason": stop_reason(&self.session, progress), "stop_sequence": null},
+            out.push_back(named_event("message_delta", &ordered!({"type": "message_delta",
+                "delta": ordered!({"stop_reason": stop_reason(&self.session, progress), "stop_sequence": ()}),
                 "usage": usage(&self.session, progress)
             })));
         }
-        out.push_back(named_event(&json!({"type": "message_stop"})));
+        out.push_back(named_event("message_stop", &ordered!({"type": "message_stop"})));
     }
 }
 
@@ -156,8 +159,7 @@ impl Render for MessageStream {
             let text = self.session.plans[0].text(self.sent, tokens);
             self.sent = tokens;
             if !text.is_empty() {
-                out.push_back(named_event(&json!({
-                    "type": "content_block_delta", "delta": {"type": "text_delta", "text": text}, "index": 0
+                out.push_back(named_event("content_block_delta", &ordered!({"type": "content_block_delta", "delta": ordered!({"type": "text_delta", "text": text}), "index": 0
                 })));
             }
         }

@@ -2,7 +2,7 @@
 
 use http::header::HeaderValue;
 use http::{HeaderName, Response};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::chat;
 use super::error::ApiError;
@@ -10,6 +10,7 @@ use super::fields;
 use super::params;
 use crate::sim::faults::mix;
 use crate::sim::server::body::SimBody;
+use crate::sim::server::json::{Json, ordered};
 use crate::sim::server::reply;
 use crate::sim::server::route::Call;
 use crate::sim::server::text::{self, BYTES_PER_TOKEN, VOCABULARY};
@@ -19,25 +20,25 @@ pub(super) fn models(call: &Call) -> Response<SimBody> {
     let created = call.sim.unix();
     let card = |name: &String, parent: Option<&str>| {
         let window = parent.is_none().then(|| options.window());
-        json!({
+        ordered!({
             "id": name, "object": "model", "created": created, "owned_by": "vllm",
             "root": format!("/models/{name}"), "parent": parent, "max_model_len": window,
-            "permission": [{
+            "permission": [ordered!({
                 "id": format!("modelperm-{:016x}", text::hash(name)), "object": "model_permission",
                 "created": created, "allow_create_engine": false, "allow_sampling": true,
                 "allow_logprobs": true, "allow_search_indices": false, "allow_view": true,
-                "allow_fine_tuning": false, "organization": "*", "group": null, "is_blocking": false
-            }]
+                "allow_fine_tuning": false, "organization": "*", "group": (), "is_blocking": false
+            })]
         })
     };
     let base = options.models.iter().map(|name| card(name, None));
     let adapters = options.loras.iter().map(|name| card(name, Some(options.model())));
-    reply::value(200, &json!({"object": "list", "data": base.chain(adapters).collect::<Vec<_>>()}))
+    reply::value(200, &ordered!({"object": "list", "data": base.chain(adapters).collect::<Vec<_>>()}))
 }
 
 pub(super) fn load(call: &Call) -> Response<SimBody> {
     let inside = if call.sim.options.vllm.load_tracking { call.sim.work.lock().inside } else { 0 };
-    reply::value(200, &json!({"server_load": inside}))
+    reply::value(200, &ordered!({"server_load": inside}))
 }
 
 fn token_id(bytes: &[u8]) -> u32 {
@@ -53,7 +54,7 @@ pub(super) fn tokenize(call: &Call) -> Response<SimBody> {
     }
 }
 
-fn try_tokenize(call: &Call) -> Result<Value, ApiError> {
+fn try_tokenize(call: &Call) -> Result<Json, ApiError> {
     let fields = fields::parse(call)?;
     let options = &call.sim.options;
     let model = params::model(&fields, options)?;
@@ -64,8 +65,8 @@ fn try_tokenize(call: &Call) -> Result<Value, ApiError> {
         let seed = text::hash(&model);
         let id = |place: u32| (mix(seed ^ u64::from(place)) % u64::from(VOCABULARY)) as u32;
         let tokens: Vec<_> = (0..count).map(id).collect();
-        return Ok(json!({
-            "count": count, "max_model_len": window, "tokens": tokens, "token_strs": null
+        return Ok(ordered!({
+            "count": count, "max_model_len": window, "tokens": tokens, "token_strs": ()
         }));
     }
     let prompt = fields
@@ -75,7 +76,7 @@ fn try_tokenize(call: &Call) -> Result<Value, ApiError> {
     let strings = fields.bool("return_token_strs")?;
     let strings =
         strings.then(|| pieces.iter().map(|piece| String::from_utf8_lossy(piece)).collect::<Vec<_>>());
-    Ok(json!({
+    Ok(ordered!({
         "count": pieces.len(), "max_model_len": window,
         "tokens": pieces.iter().map(|piece| token_id(piece)).collect::<Vec<_>>(), "token_strs": strings
     }))
@@ -88,7 +89,7 @@ pub(super) fn detokenize(call: &Call) -> Response<SimBody> {
         Ok(ids.map(|id| text::word((id % u64::from(VOCABULARY)) as u32)).collect::<String>())
     });
     match text {
-        Ok(prompt) => reply::value(200, &json!({"prompt": prompt})),
+        Ok(prompt) => reply::value(200, &ordered!({"prompt": prompt})),
         Err(error) => error.respond(&call.path),
     }
 }

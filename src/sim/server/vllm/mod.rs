@@ -20,11 +20,11 @@ mod session;
 
 use http::header::{ALLOW, HeaderName, HeaderValue, LOCATION, SERVER, VARY};
 use http::{Method, Response};
-use serde_json::json;
 
 use self::error::ApiError;
 use self::pooling::Route;
 use super::body::SimBody;
+use super::json::ordered;
 use super::options::Tasks;
 use super::reply::{self, Answer};
 use super::route::Call;
@@ -80,13 +80,13 @@ pub(super) async fn answer(call: Call) -> Answer {
 }
 
 fn detail(status: u16, text: &str) -> Response<SimBody> {
-    reply::value(status, &json!({"detail": text}))
+    reply::value(status, &ordered!({"detail": text}))
 }
 
 async fn dispatch(call: Call) -> Answer {
     let guarded = ["/v1", "/v2", "/inference", "/cohere"].iter().any(|prefix| call.path.starts_with(prefix));
     if guarded && call.sim.options.api_key.as_deref().is_some_and(|key| !call.bears(key)) {
-        return Ok(reply::value(401, &json!({"error": "Unauthorized"})));
+        return Ok(reply::value(401, &ordered!({"error": "Unauthorized"})));
     }
     let methods = methods(&call, &call.path);
     if methods.is_empty() {
@@ -168,7 +168,7 @@ async fn work(call: Call) -> Answer {
 fn meta(call: &Call) -> Response<SimBody> {
     match call.path.as_str() {
         "/v1/models" => meta::models(call),
-        "/version" => reply::value(200, &json!({"version": "0.32.0"})),
+        "/version" => reply::value(200, &ordered!({"version": "0.32.0"})),
         "/load" => meta::load(call),
         "/metrics" => metrics::answer(call),
         "/tokenize" => meta::tokenize(call),
@@ -178,10 +178,10 @@ fn meta(call: &Call) -> Response<SimBody> {
             let max_seqs = options.engine.max_seqs.unwrap_or(options.profile.max_seqs);
             reply::value(
                 200,
-                &json!({"vllm_config": {
-                    "model_config": {"model": options.model(), "max_model_len": options.window()},
-                    "scheduler_config": {"max_num_seqs": max_seqs}
-                }}),
+                &ordered!({"vllm_config": ordered!({
+                    "model_config": ordered!({"model": options.model(), "max_model_len": options.window()}),
+                    "scheduler_config": ordered!({"max_num_seqs": max_seqs})
+                })}),
             )
         }
         "/is_paused" => admin::state(call, "is_paused"),

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::completion;
 use super::error::ApiError;
@@ -14,6 +14,7 @@ use crate::sim::engine::EngineRequest;
 use crate::sim::faults::mix;
 use crate::sim::server::feed::{End, Progress};
 use crate::sim::server::job::Job;
+use crate::sim::server::json::{Json, ordered};
 use crate::sim::server::reply::{self, Answer};
 use crate::sim::server::route::Call;
 use crate::sim::server::sim::Part;
@@ -85,7 +86,7 @@ fn start(call: &mut Call, route: Route) -> Result<(Pooled, Job), ApiError> {
         let request = EngineRequest { id, prompt_tokens, prefix, n: 1, ..EngineRequest::default() };
         parts.push(Part { request, stops: true });
     }
-    let ticket = sim.submit(Arc::clone(&id), parts)?;
+    let ticket = sim.submit(&id, parts)?;
     let job = Job::new(ticket, call.late.take(), Arc::clone(&call.conn));
     let created = sim.unix();
     Ok((Pooled { id, model, fields, prompts, documents, cached_tokens: 0, created }, job))
@@ -148,50 +149,50 @@ impl Pooled {
         raw.iter().map(|value| (value / norm) as f32).collect()
     }
 
-    fn datum(&self, route: Route, index: usize) -> Value {
+    fn datum(&self, route: Route, index: usize) -> Json {
         let score = self.score(index);
         match route {
             Route::Embed => {
                 let base64 = self.fields.get("encoding_format").and_then(Value::as_str) == Some("base64");
                 let vector = self.vector(index);
-                let embedding = if base64 { encode(&vector).into() } else { json!(vector) };
-                json!({"index": index, "object": "embedding", "embedding": embedding})
+                let embedding = if base64 { Json::of(&encode(&vector)) } else { Json::of(&vector) };
+                ordered!({"index": index, "object": "embedding", "embedding": embedding})
             }
-            Route::Pool => json!({"index": index, "object": "pooling", "data": self.vector(index)}),
+            Route::Pool => ordered!({"index": index, "object": "pooling", "data": self.vector(index)}),
             Route::Classify => {
                 let label = if score > 0.5 { "LABEL_1" } else { "LABEL_0" };
-                json!({"index": index, "label": label, "probs": [1.0 - score, score], "num_classes": 2})
+                ordered!({"index": index, "label": label, "probs": [1.0 - score, score], "num_classes": 2})
             }
-            Route::Score => json!({"index": index, "object": "score", "score": score}),
+            Route::Score => ordered!({"index": index, "object": "score", "score": score}),
             Route::Rerank => {
-                json!({
-                    "index": index, "document": {"text": self.documents[index], "multi_modal": null},
+                ordered!({
+                    "index": index, "document": ordered!({"text": self.documents[index], "multi_modal": ()}),
                     "relevance_score": score
                 })
             }
         }
     }
 
-    fn body(&self, route: Route) -> Value {
+    fn body(&self, route: Route) -> Json {
         let tokens: u64 = self.prompts.iter().map(|prompt| u64::from(prompt.tokens)).sum();
-        let mut data: Vec<Value> = (0..self.prompts.len()).map(|index| self.datum(route, index)).collect();
+        let mut order: Vec<usize> = (0..self.prompts.len()).collect();
         if route == Route::Rerank {
-            data.sort_by(|a, b| {
-                let score = |value: &Value| value["relevance_score"].as_f64().unwrap_or(0.0);
-                score(b).total_cmp(&score(a))
-            });
+            order.sort_by(|a, b| self.score(*b).total_cmp(&self.score(*a)));
             let top = self.fields.int("top_n").ok().flatten().filter(|top| *top > 0);
-            data.truncate(top.map_or(usize::MAX, |top| top as usize));
-            let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
-            return json!({"id": &*self.id, "model": self.model, "usage": usage, "results": data});
+            order.truncate(top.map_or(usize::MAX, |top| top as usize));
         }
-        let details = json!({"cached_tokens": self.cached_tokens});
-        json!({
+        let data: Vec<Json> = order.iter().map(|index| self.datum(route, *index)).collect();
+        if route == Route::Rerank {
+            let usage = ordered!({"prompt_tokens": tokens, "total_tokens": tokens});
+            return ordered!({"id": &*self.id, "model": self.model, "usage": usage, "results": data});
+        }
+        let details = ordered!({"cached_tokens": self.cached_tokens});
+        ordered!({
             "id": &*self.id, "object": "list", "created": self.created, "model": self.model, "data": data,
-            "usage": {
+            "usage": ordered!({
                 "prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0,
                 "prompt_tokens_details": details
-            }
+            })
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::chat::{self, SSE};
 use super::error::ApiError;
@@ -14,6 +14,7 @@ use super::session::{self, Session};
 use crate::sim::server::body::{Render, SimBody};
 use crate::sim::server::feed::{End, Progress};
 use crate::sim::server::job::Job;
+use crate::sim::server::json::{Json, ordered};
 use crate::sim::server::reply::{self, Answer};
 use crate::sim::server::route::Call;
 use crate::sim::server::text::{Prompt, hash};
@@ -70,12 +71,12 @@ fn message_id(session: &Session) -> String {
     format!("msg_{:016x}", hash(&session.id))
 }
 
-fn item(session: &Session, text: Option<&str>) -> Value {
-    let content =
-        text.map(|text| json!({"annotations": [], "text": text, "type": "output_text", "logprobs": null}));
-    json!({
+fn item(session: &Session, text: Option<&str>) -> Json {
+    let content = text
+        .map(|text| ordered!({"annotations": [(); 0], "text": text, "type": "output_text", "logprobs": ()}));
+    ordered!({
         "id": message_id(session), "content": content.iter().collect::<Vec<_>>(), "role": "assistant",
-        "status": if text.is_some() { "completed" } else { "in_progress" }, "type": "message", "phase": null
+        "status": if text.is_some() { "completed" } else { "in_progress" }, "type": "message", "phase": ()
     })
 }
 
@@ -84,7 +85,7 @@ fn text_so_far(session: &Session, progress: &Progress) -> String {
 }
 
 /// The response object, at its start or its end.
-fn object(session: &Session, progress: Option<&Progress>) -> Value {
+fn object(session: &Session, progress: Option<&Progress>) -> Json {
     let reason = progress.map(|progress| session.reason(progress, 0));
     let status = match reason {
         None => "in_progress",
@@ -92,33 +93,33 @@ fn object(session: &Session, progress: Option<&Progress>) -> Value {
         Some("length") => "incomplete",
         Some(_) => "cancelled",
     };
-    let incomplete = (reason == Some("length")).then(|| json!({"reason": "max_output_tokens"}));
+    let incomplete = (reason == Some("length")).then(|| ordered!({"reason": "max_output_tokens"}));
     let output = progress.map(|progress| item(session, Some(&text_so_far(session, progress))));
     let usage = progress.map(|progress| {
-        json!({
+        ordered!({
             "input_tokens": session.prompt_tokens,
-            "input_tokens_details": {
+            "input_tokens_details": ordered!({
                 "cached_tokens": progress.cached_tokens, "cache_write_tokens": 0,
-                "input_tokens_per_turn": [], "cached_tokens_per_turn": []
-            },
+                "input_tokens_per_turn": [(); 0], "cached_tokens_per_turn": [(); 0]
+            }),
             "output_tokens": progress.tokens(),
-            "output_tokens_details": {
-                "reasoning_tokens": 0, "tool_output_tokens": 0, "output_tokens_per_turn": [],
-                "tool_output_tokens_per_turn": []
-            },
+            "output_tokens_details": ordered!({
+                "reasoning_tokens": 0, "tool_output_tokens": 0, "output_tokens_per_turn": [(); 0],
+                "tool_output_tokens_per_turn": [(); 0]
+            }),
             "total_tokens": u64::from(session.prompt_tokens) + progress.tokens()
         })
     });
-    json!({
+    ordered!({
         "id": &*session.id, "created_at": session.created, "incomplete_details": incomplete,
-        "instructions": null, "metadata": null, "model": session.params.model, "object": "response",
+        "instructions": (), "metadata": (), "model": session.params.model, "object": "response",
         "output": output.iter().collect::<Vec<_>>(), "parallel_tool_calls": true, "temperature": 1.0,
-        "tool_choice": "none", "tools": [], "top_p": 1.0, "background": false,
-        "max_output_tokens": session.params.max_tokens, "max_tool_calls": null, "previous_response_id": null,
-        "prompt": null, "reasoning": null, "service_tier": "auto", "status": status, "text": null,
-        "top_logprobs": null, "truncation": "disabled", "usage": usage, "user": null,
-        "presence_penalty": 0.0, "frequency_penalty": 0.0, "kv_transfer_params": null,
-        "ec_transfer_params": null, "input_messages": null, "output_messages": null
+        "tool_choice": "none", "tools": [(); 0], "top_p": 1.0, "background": false,
+        "max_output_tokens": session.params.max_tokens, "max_tool_calls": (), "previous_response_id": (),
+        "prompt": (), "reasoning": (), "service_tier": "auto", "status": status, "text": (),
+        "top_logprobs": (), "truncation": "disabled", "usage": usage, "user": (),
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "kv_transfer_params": (),
+        "ec_transfer_params": (), "input_messages": (), "output_messages": ()
     })
 }
 
@@ -130,11 +131,10 @@ struct ResponseStream {
 }
 
 impl ResponseStream {
-    fn push(&mut self, kind: &str, mut data: Value, out: &mut VecDeque<Bytes>) {
-        data["sequence_number"] = self.sequence.into();
-        data["type"] = kind.into();
+    fn push(&mut self, kind: &str, data: Json, out: &mut VecDeque<Bytes>) {
+        let data = data.and("sequence_number", &self.sequence).and("type", &kind);
         self.sequence += 1;
-        out.push_back(named_event(&data));
+        out.push_back(named_event(kind, &data));
     }
 
     fn start(&mut self, out: &mut VecDeque<Bytes>) {
@@ -142,12 +142,12 @@ impl ResponseStream {
             return;
         }
         let response = object(&self.session, None);
-        self.push("response.created", json!({"response": response}), out);
-        self.push("response.in_progress", json!({"response": response}), out);
-        let added = json!({"item": item(&self.session, None), "output_index": 0});
+        self.push("response.created", ordered!({"response": response}), out);
+        self.push("response.in_progress", ordered!({"response": response}), out);
+        let added = ordered!({"item": item(&self.session, None), "output_index": 0});
         self.push("response.output_item.added", added, out);
-        let part = json!({"annotations": [], "text": "", "type": "output_text", "logprobs": []});
-        let part = json!({
+        let part = ordered!({"annotations": [(); 0], "text": "", "type": "output_text", "logprobs": [(); 0]});
+        let part = ordered!({
             "content_index": 0, "item_id": message_id(&self.session), "output_index": 0, "part": part
         });
         self.push("response.content_part.added", part, out);
@@ -155,7 +155,7 @@ impl ResponseStream {
 
     fn close(&mut self, end: &End, progress: &Progress, out: &mut VecDeque<Bytes>) {
         if let End::Failed(failure) = end {
-            let data = json!({"code": failure.status, "message": failure.message, "param": null});
+            let data = ordered!({"code": failure.status, "message": failure.message, "param": ()});
             self.push("error", data, out);
             return;
         }
@@ -164,20 +164,15 @@ impl ResponseStream {
             return;
         }
         let (id, text) = (message_id(&self.session), text_so_far(&self.session, progress));
-        let at = |more: Value| {
-            let mut data = json!({"content_index": 0, "item_id": id, "output_index": 0});
-            if let (Some(data), Value::Object(more)) = (data.as_object_mut(), more) {
-                data.extend(more);
-            }
-            data
-        };
-        self.push("response.output_text.done", at(json!({"logprobs": [], "text": text})), out);
-        let part = json!({"annotations": [], "text": text, "type": "output_text", "logprobs": null});
-        self.push("response.content_part.done", at(json!({"part": part})), out);
-        let done = json!({"item": item(&self.session, Some(&text)), "output_index": 0});
+        let at = ordered!({"content_index": 0, "item_id": id, "output_index": 0});
+        let done = at.clone().and("logprobs", &[(); 0]).and("text", &text);
+        self.push("response.output_text.done", done, out);
+        let part = ordered!({"annotations": [(); 0], "text": text, "type": "output_text", "logprobs": ()});
+        self.push("response.content_part.done", at.and("part", &part), out);
+        let done = ordered!({"item": item(&self.session, Some(&text)), "output_index": 0});
         self.push("response.output_item.done", done, out);
         let response = object(&self.session, Some(progress));
-        self.push("response.completed", json!({"response": response}), out);
+        self.push("response.completed", ordered!({"response": response}), out);
     }
 }
 
@@ -189,8 +184,8 @@ impl Render for ResponseStream {
             let text = self.session.plans[0].text(self.sent, tokens);
             self.sent = tokens;
             if !text.is_empty() {
-                let data = json!({
-                    "content_index": 0, "delta": text, "item_id": message_id(&self.session), "logprobs": [],
+                let data = ordered!({
+                    "content_index": 0, "delta": text, "item_id": message_id(&self.session), "logprobs": [(); 0],
                     "output_index": 0
                 });
                 self.push("response.output_text.delta", data, out);

@@ -3,8 +3,6 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use serde_json::{Value, json};
-
 use super::error::{ApiError, CHARS_PER_TOKEN};
 use super::params::Params;
 use crate::core::time::Tick;
@@ -12,6 +10,7 @@ use crate::sim::engine::EngineRequest;
 use crate::sim::faults::mix;
 use crate::sim::server::feed::Progress;
 use crate::sim::server::job::Job;
+use crate::sim::server::json::{Json, ordered};
 use crate::sim::server::options::SimOptions;
 use crate::sim::server::route::Call;
 use crate::sim::server::sim::Part;
@@ -120,7 +119,7 @@ pub(super) fn start(
         };
         parts.push(Part { request, stops });
     }
-    let ticket = sim.submit(Arc::clone(&id), parts)?;
+    let ticket = sim.submit(&id, parts)?;
     let job = Job::new(ticket, call.late.take(), Arc::clone(&call.conn));
     let session = Session {
         id,
@@ -190,20 +189,20 @@ impl Session {
     }
 
     /// `usage` of an answer in one piece.
-    pub(super) fn usage(&self, progress: &Progress, chat: bool) -> Value {
+    pub(super) fn usage(&self, progress: &Progress, chat: bool) -> Json {
         let completion = progress.tokens();
         let created = chat.then(|| self.created_cache(progress));
-        let details = json!({
+        let details = ordered!({
             "cached_tokens": progress.cached_tokens,
             "created_cache_tokens": created,
-            "multimodal_tokens": null
+            "multimodal_tokens": ()
         });
-        json!({
+        ordered!({
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": u64::from(self.prompt_tokens) + completion,
             "completion_tokens": completion,
-            "prompt_tokens_details": if self.details { details } else { Value::Null },
-            "completion_tokens_details": null
+            "prompt_tokens_details": self.details.then_some(details),
+            "completion_tokens_details": ()
         })
     }
 
@@ -237,25 +236,23 @@ impl Session {
         }
         let _ = write!(out, "}},\"system_fingerprint\":\"{FINGERPRINT}\"");
         if self.metrics {
-            let _ = write!(out, ",\"metrics\":{}", self.metrics(progress));
+            let _ = write!(out, ",\"metrics\":{}", Json::of(&self.metrics(progress)));
         }
     }
 
     /// The engine's own times, when it is to tell them.
-    pub(super) fn metrics(&self, progress: &Progress) -> Value {
-        let Some(choice) = progress.choices.first().filter(|choice| self.metrics && choice.tokens > 0) else {
-            return Value::Null;
-        };
+    pub(super) fn metrics(&self, progress: &Progress) -> Option<Json> {
+        let choice = progress.choices.first().filter(|choice| self.metrics && choice.tokens > 0)?;
         let ms = |from: Tick, to: Tick| to.since(from).as_secs_f64() * 1e3;
         let generation = ms(choice.first_token, choice.last_token);
         let whole = ms(self.arrived, choice.last_token).max(1e-6);
-        json!({
+        Some(ordered!({
             "time_to_first_token_ms": ms(self.arrived, choice.first_token),
             "generation_time_ms": generation,
             "queue_time_ms": ms(self.arrived, choice.scheduled.unwrap_or(self.arrived)),
             "mean_itl_ms": generation / f64::from(choice.tokens.max(2) - 1),
             "tokens_per_second": f64::from(choice.tokens) / whole * 1e3
-        })
+        }))
     }
 
     /// The finish reason of a sequence in an answer in one piece.
