@@ -123,7 +123,11 @@ fn a_replica_that_was_taken_out_and_put_back_starts_anew() {
         next.replicas.insert("p0/r0", row);
     });
     assert_eq!(world.state(0), Some(ReplicaState::Serving));
-    assert_eq!(ejected(&world.fail(0, Fault::Silent)), Vec::<u32>::new(), "the old stream is not the new start's fault");
+    assert_eq!(
+        ejected(&world.fail(0, Fault::Silent)),
+        Vec::<u32>::new(),
+        "the old stream is not the new start's fault"
+    );
 }
 
 #[test]
