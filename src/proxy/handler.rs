@@ -233,7 +233,11 @@ fn place(settings: &Settings, Placement { replica, why }: Placement) -> Place {
 }
 
 fn reject(rejection: Rejection, record: &mut Record) -> ApiError {
-    record.ended(RequestOutcome::Rejected, rejection.reason.name());
+    let outcome = match rejection.reason {
+        RejectReason::AttemptsExhausted(_) => RequestOutcome::Failed,
+        _ => RequestOutcome::Rejected,
+    };
+    record.ended(outcome, rejection.reason.name());
     ApiError::from(rejection)
 }
 
