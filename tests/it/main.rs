@@ -1,4 +1,6 @@
 //! In-process integration tests.
 
 mod door;
+mod faults;
 mod fleet;
+mod harness;
