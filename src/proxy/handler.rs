@@ -247,7 +247,11 @@ fn not_read(unread: Unread, record: &mut Record) -> ApiError {
 }
 
 fn reject(rejection: Rejection, record: &mut Record) -> ApiError {
-    record.ended(RequestOutcome::Rejected, rejection.reason.name());
+    let outcome = match rejection.reason {
+        RejectReason::AttemptsExhausted(_) => RequestOutcome::Failed,
+        _ => RequestOutcome::Rejected,
+    };
+    record.ended(outcome, rejection.reason.name());
     ApiError::from(rejection)
 }
 

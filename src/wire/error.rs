@@ -126,6 +126,30 @@ impl ApiError {
         Self::new(Kind::UpstreamBroken, message)
     }
 
+    /// Says `to` wherever an engine's message has the word `from`, its own name
+    /// of a model.
+    #[must_use]
+    pub fn with_word_replaced(mut self, from: &str, to: &str) -> Self {
+        let is_part = |c: char| c.is_alphanumeric() || "-_./:@".contains(c);
+        let is_whole = |at: usize| {
+            let (before, after) = (&self.message[..at], &self.message[at + from.len()..]);
+            // A full stop belongs to the sentence.
+            let after = after.strip_prefix('.').unwrap_or(after);
+            !before.ends_with(is_part) && !after.starts_with(is_part)
+        };
+        let found: Vec<usize> =
+            self.message.match_indices(from).map(|(at, _)| at).filter(|at| is_whole(*at)).collect();
+        if from.is_empty() || found.is_empty() {
+            return self;
+        }
+        let mut message = self.message.clone().into_owned();
+        for at in found.into_iter().rev() {
+            message.replace_range(at..at + from.len(), to);
+        }
+        self.message = message.into();
+        self
+    }
+
     /// What went wrong.
     #[must_use]
     pub const fn kind(&self) -> Kind {
@@ -370,5 +394,21 @@ mod tests {
         assert_eq!(parts.headers[SHOULD_RETRY], "false");
         assert_eq!(parts.headers[QUEUE_ETA_MS], "61000");
         assert!(!parts.headers.contains_key(RETRY_AFTER) && !parts.headers.contains_key(RETRY_AFTER_MS));
+    }
+
+    #[test]
+    fn only_whole_words_are_replaced() {
+        let said = |message: &'static str| {
+            let error = ApiError::new(Kind::InvalidRequest, message).with_word_replaced("tgi", "llama");
+            error.message().to_owned()
+        };
+        assert_eq!(
+            said("The model `tgi` is not tgi-2 but \"tgi\": tgi."),
+            "The model `llama` is not tgi-2 but \"llama\": llama."
+        );
+        assert_eq!(said("/data/tgi antgi tgis org/tgi"), "/data/tgi antgi tgis org/tgi");
+        assert_eq!(said("é`tgi`é"), "é`llama`é");
+        let untouched = ApiError::new(Kind::InvalidRequest, "x").with_word_replaced("", "llama");
+        assert_eq!(untouched.message(), "x");
     }
 }

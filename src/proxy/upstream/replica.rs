@@ -16,6 +16,10 @@ use crate::proxy::upstream::io;
 use crate::proxy::upstream::pool::Pool;
 use crate::wire::splice::Spliced;
 
+/// A kept connection that breaks within this time after a request went out was
+/// most likely closed for being idle; later, the engine had the request.
+const STALE_WITHIN: Duration = Duration::from_secs(1);
+
 /// One engine and the idle connections to it.
 #[derive(Debug)]
 pub struct Replica {
@@ -36,6 +40,10 @@ pub enum UpstreamError {
     /// No connection came about in time.
     #[error("connect: no answer within {0:?}")]
     ConnectTimeout(Duration),
+    /// A kept connection broke, and then there was nobody any more: the engine
+    /// may have died of the request.
+    #[error("gone: {0}")]
+    Gone(#[source] Box<UpstreamError>),
     /// The connection broke, or what came was not HTTP.
     #[error("exchange: {0}")]
     Exchange(#[from] hyper::Error),
@@ -48,7 +56,7 @@ impl UpstreamError {
         match self {
             Self::Connect(_) | Self::ConnectTimeout(_) => Fault::Refused,
             Self::Exchange(error) if error.is_parse() => Fault::Malformed,
-            Self::Exchange(_) => Fault::Reset,
+            Self::Gone(_) | Self::Exchange(_) => Fault::Reset,
         }
     }
 }
@@ -89,16 +97,22 @@ impl Replica {
     /// # Errors
     /// Any failure before the head; see [`UpstreamError::fault`].
     pub async fn send(&self, call: &Call<'_>, limits: &UpstreamLimits) -> Result<Sent, UpstreamError> {
-        if let Some(mut conn) = self.pool.take(limits.keep_alive)
-            && let Ok(response) = conn.send(self.request(call)).await
-        {
-            return Ok(Sent {
-                exchange: Exchange::new(Arc::clone(&self.pool), conn, response),
-                connect: None,
-            });
+        let mut stale = false;
+        if let Some(mut conn) = self.pool.take(limits.keep_alive) {
+            let begun = Instant::now();
+            match conn.send(self.request(call)).await {
+                Ok(response) => {
+                    let exchange = Exchange::new(Arc::clone(&self.pool), conn, response);
+                    return Ok(Sent { exchange, connect: None });
+                }
+                Err(error) if error.is_parse() || begun.elapsed() > STALE_WITHIN => return Err(error.into()),
+                Err(_) => stale = true,
+            }
         }
         let begun = Instant::now();
-        let mut conn = self.open(limits.connect_timeout).await?;
+        let opened = self.open(limits.connect_timeout).await;
+        let mut conn =
+            opened.map_err(|error| if stale { UpstreamError::Gone(Box::new(error)) } else { error })?;
         let connect = Some((begun, Instant::now()));
         let response = conn.send(self.request(call)).await?;
         Ok(Sent { exchange: Exchange::new(Arc::clone(&self.pool), conn, response), connect })
