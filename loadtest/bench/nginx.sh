@@ -3,9 +3,11 @@
 #
 #   loadtest/bench/nginx.sh [TARGET ...]
 #
-# Targets: nginx, nginx2 (a second nginx, to see the noise), penstock, direct
-# (the engine itself). The first one is what the others are compared with.
-# Default: nginx, and penstock when PENSTOCK_BIN names the binary.
+# Targets: nginx, nginx2 (a second nginx, to see the noise), direct (the engine
+# itself), penstock (API keys, a log line for every request, everything else by
+# default) and penstock-bare (no keys, no log lines: what nginx does here). The
+# first one is what the others are compared with.
+# Default: nginx, and both of penstock when PENSTOCK_BIN names the binary.
 #
 # All proxies stand in front of one fake engine. A proxy runs alone on
 # PROXY_CPU; engine and load generator share LOAD_CPU. Every round measures
@@ -35,7 +37,7 @@ die() { echo "nginx.sh: $*" >&2; exit 1; }
 targets=("$@")
 if [ ${#targets[@]} -eq 0 ]; then
     targets=(nginx)
-    [ -z "$PENSTOCK_BIN" ] || targets+=(penstock)
+    [ -z "$PENSTOCK_BIN" ] || targets+=(penstock penstock-bare)
 fi
 [ -x "$LOADTEST_BIN" ] || die "no $LOADTEST_BIN; build it with: cargo build --release -p penstock-loadtest"
 
@@ -119,14 +121,16 @@ CONF
     pids[$name]="${pid[$name]} $(pgrep -P "${pid[$name]}" | tr '\n' ' ')"
 }
 
+# start_penstock NAME PORT AUTH LEVEL: the admin port is the next one.
 start_penstock() {
-    local port=$((PORT + 3))
+    local name=$1 port=$2 auth=$3 level=$4
     [ -x "$PENSTOCK_BIN" ] || die "set PENSTOCK_BIN to the penstock binary (cargo build --profile dist)"
-    cat >"$work/penstock.yaml" <<CONF
+    mkdir "$work/$name"
+    cat >"$work/$name/penstock.yaml" <<CONF
 version: 1
-server: {listen: "127.0.0.1:$port", admin: "127.0.0.1:$((PORT + 4))"}
-telemetry: {log: {level: warn}}
-auth: {mode: "off"}
+server: {listen: "127.0.0.1:$port", admin: "127.0.0.1:$((port + 1))"}
+telemetry: {log: {level: $level}}
+$auth
 pools:
   bench:
     engine: vllm
@@ -134,18 +138,28 @@ pools:
     max_seqs: 8192
     replicas: ["http://127.0.0.1:$PORT"]
 CONF
-    start "$PROXY_CPU" "$port" penstock "$PENSTOCK_BIN" serve --config "$work/penstock.yaml"
-    url[penstock]=http://127.0.0.1:$port
-    pids[penstock]=${pid[penstock]}
+    start "$PROXY_CPU" "$port" "$name" "$PENSTOCK_BIN" serve --config "$work/$name/penstock.yaml"
+    url[$name]=http://127.0.0.1:$port
+    pids[$name]=${pid[$name]}
+}
+
+# with_keys: makes a key for the benchmark; prints the part of the
+# configuration that knows it.
+with_keys() {
+    local made
+    made=$("$PENSTOCK_BIN" keys new)
+    awk 'NR == 2 { print $1 }' <<<"$made" >"$work/key"
+    printf 'tenants:\n  bench:\n    keys:\n    %s\n' "$(grep digest: <<<"$made" | sed 's/digest: \(.*\)}/digest: "\1"}/')"
 }
 
 start_target() {
     case $1 in
         nginx) start_nginx nginx $((PORT + 1)) ;;
         nginx2) start_nginx nginx2 $((PORT + 2)) ;;
-        penstock) start_penstock ;;
+        penstock) start_penstock penstock $((PORT + 3)) "$(with_keys)" info; key[penstock]=$(<"$work/key") ;;
+        penstock-bare) start_penstock penstock-bare $((PORT + 5)) 'auth: {mode: "off"}' warn ;;
         direct) url[direct]=http://127.0.0.1:$PORT pids[direct]=${pid[engine]} ;;
-        *) die "unknown target $1; known: nginx nginx2 penstock direct" ;;
+        *) die "unknown target $1; known: nginx nginx2 penstock penstock-bare direct" ;;
     esac
 }
 
@@ -155,6 +169,7 @@ measure() {
     local target=$1 kind=$2 times=$3 json watch=()
     shift 3
     for one in ${pids[$target]}; do watch+=(--pid "$one"); done
+    [ -z "${key[$target]:-}" ] || watch+=(--key "${key[$target]}")
     json=$(taskset -c "$LOAD_CPU" "$LOADTEST_BIN" run --url "${url[$target]}" --model m --json --quiet \
         --warmup 1 "${watch[@]}" "$@") || die "$target $kind failed: $json"
     [[ $json =~ \"outcomes\":\{\"ok\":[0-9]+\} ]] || die "$target $kind had failed requests: $json"
@@ -185,17 +200,17 @@ ratio() { awk -v a="$1" -v b="$2" 'BEGIN { if (b > 0) printf "%.2f", a / b; else
 table() {
     local base cost
     base=$(median "${targets[0]}" "$2" "$3")
-    printf '\n%s\n%-10s %8s %12s %7s %11s %9s %9s\n' \
+    printf '\n%s\n%-14s %8s %12s %7s %11s %9s %9s\n' \
         "$1" target "CPU us" range ratio "per second" "p50 ms" "p99 ms"
     for target in "${targets[@]}"; do
         cost=$(median "$target" "$2" "$3")
-        printf '%-10s %8.2f %12s %7s %11.0f %9.2f %9.2f\n' \
+        printf '%-14s %8.2f %12s %7s %11.0f %9.2f %9.2f\n' \
             "$target" "$cost" "$(range "$target" "$2" "$3")" "$(ratio "$cost" "$base")" \
             "$(median "$target" "$2" "$4")" "$(median "$target" "$2" 7)" "$(median "$target" "$2" 8)"
     done
 }
 
-declare -A pid url pids
+declare -A pid url pids key
 start "$LOAD_CPU" "$PORT" engine "$LOADTEST_BIN" engine --port "$PORT" \
     --tokens "$STREAM_TOKENS" --interval-ms "$STREAM_INTERVAL_MS"
 for target in "${targets[@]}"; do start_target "$target"; done

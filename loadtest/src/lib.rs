@@ -5,6 +5,7 @@
 
 pub mod abandon;
 pub mod client;
+pub mod core_bench;
 pub mod engine;
 pub mod meter;
 pub mod pace;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use penstock_loadtest::{abandon, engine, process, run, streams};
+use penstock_loadtest::{abandon, core_bench, engine, process, run, streams};
 
 /// Load generator and measuring tools for an OpenAI-compatible gateway.
 #[derive(Debug, Parser)]
@@ -25,6 +25,8 @@ enum Command {
     Streams(streams::StreamsArgs),
     /// Connect, send and drop the connection at a random moment.
     Drop(abandon::DropArgs),
+    /// Time the scheduler alone: no sockets, no tasks.
+    CoreBench(core_bench::CoreBenchArgs),
     /// Print the CPU time and memory of processes.
     Cpu(process::CpuArgs),
 }
@@ -37,6 +39,7 @@ fn main() -> Result<()> {
             Command::Run(args) => run::command(&args).await,
             Command::Streams(args) => streams::command(&args).await,
             Command::Drop(args) => abandon::command(&args).await,
+            Command::CoreBench(args) => core_bench::command(&args),
             Command::Cpu(args) => process::command(&args).await,
         }
     })

@@ -81,7 +81,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         let telemetry = Telemetry::new(&settings.startup.telemetry)?;
         let gateway = Gateway::start(reloader, telemetry).await?;
         shutdown.asked().await;
-        drain(gateway, shutdown).await;
+        gateway.drain_or_abort(shutdown).await;
         Ok(())
     })
 }
@@ -101,17 +101,6 @@ fn first_steps(path: &str) -> String {
 fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
     let _log = demo::quiet_log()?;
     in_runtime(demo::run(args))
-}
-
-/// Drains; a second signal ends it at once.
-pub(super) async fn drain(gateway: Gateway, mut shutdown: signals::Shutdown) {
-    let abort = gateway.abort_switch();
-    let impatience = tokio::spawn(async move {
-        shutdown.asked().await;
-        abort();
-    });
-    gateway.drain().await;
-    impatience.abort();
 }
 
 fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {

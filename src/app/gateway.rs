@@ -9,7 +9,7 @@ use std::time::Duration;
 use hyper::service::service_fn;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use crate::admin::{self, AdminHandle, AdminState};
 use crate::app::hooks::{self, DoorWatch, ToScheduler, ToTelemetry};
@@ -36,6 +36,9 @@ const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// request has ended.
 const GOODBYE: Duration = Duration::from_secs(5);
 
+/// How often unused connections to engines are looked at.
+const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(1);
+
 /// Why a gateway did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -58,6 +61,9 @@ pub enum StartError {
     /// Traces cannot be sent.
     #[error(transparent)]
     Telemetry(#[from] TelemetryError),
+    /// SIGHUP cannot be listened to.
+    #[error("no handler for SIGHUP: {0}")]
+    Signals(#[source] io::Error),
     /// TLS to engines is not available.
     #[error(transparent)]
     Tls(#[from] NoTls),
@@ -118,6 +124,9 @@ impl Gateway {
             .map_err(|source| StartError::Listen { address: now.startup.listen, source })?;
         let admin = start_admin(&now, &proxy, &fleet, &reload)?;
 
+        // Before anybody can know that the process is there: until then a
+        // SIGHUP ends it.
+        let hang_up = signals::hang_up().map_err(StartError::Signals)?;
         ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[] }.emit(&telemetry);
         ServerStarted { listen: address, admin: admin.addr() }.emit(&telemetry);
         let shutdown = Shutdown::default();
@@ -137,7 +146,8 @@ impl Gateway {
         background.spawn(telemetry.clone().upkeep());
         background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));
         background.spawn(follow_file(reloader, asks, Arc::clone(&proxy), fleet.clone()));
-        background.spawn(hang_up(reload.clone()));
+        background.spawn(close_idle(Arc::clone(&proxy)));
+        background.spawn(signals::reload_at(hang_up, reload.clone()));
         Ok(Self { address, admin, proxy, fleet, reload, shutdown, serving, background })
     }
 
@@ -174,6 +184,17 @@ impl Gateway {
         }
     }
 
+    /// Drains; the next signal ends it at once.
+    pub(super) async fn drain_or_abort(self, mut shutdown: signals::Shutdown) {
+        let abort = self.abort_switch();
+        let impatience = tokio::spawn(async move {
+            shutdown.asked().await;
+            abort();
+        });
+        self.drain().await;
+        impatience.abort();
+    }
+
     /// Takes no new requests, lets the others finish within the grace, gives
     /// the rest a retryable answer, and stops.
     pub async fn drain(self) {
@@ -183,10 +204,14 @@ impl Gateway {
         gate.event(Event::Draining);
         ServerDraining { jobs: gate.snapshot().jobs, grace: allowed }.emit(telemetry);
         let deadline = Instant::now() + allowed;
-        while gate.snapshot().jobs > 0 && Instant::now() < deadline && !self.shutdown.abort.is_cancelled() {
-            sleep(DRAIN_POLL).await;
+        let mut cut_off = gate.snapshot().jobs;
+        while cut_off > 0 && Instant::now() < deadline {
+            if timeout(DRAIN_POLL, self.shutdown.abort.cancelled()).await.is_ok() {
+                // The jobs may be gone by now, but not because they were done.
+                break;
+            }
+            cut_off = gate.snapshot().jobs;
         }
-        let cut_off = gate.snapshot().jobs;
         grace.end();
         gate.refuse_waiting(Rejection {
             reason: RejectReason::Draining,
@@ -236,9 +261,11 @@ async fn follow_file(reloader: Reloader, asks: ReloadAsks, proxy: Arc<Proxy>, fl
     Arc::new(reloader).watch(asks, |report| hooks::apply_reload(report, &proxy, &fleet)).await;
 }
 
-async fn hang_up(reload: ReloadHandle) {
-    if let Err(error) = signals::reload_on_hangup(reload).await {
-        tracing::warn!(%error, "SIGHUP does not reload the configuration");
+async fn close_idle(proxy: Arc<Proxy>) {
+    let mut every = tokio::time::interval(CLOSE_IDLE_EVERY);
+    loop {
+        every.tick().await;
+        proxy.upstreams.close_idle(proxy.settings.load().edge.upstream.keep_alive);
     }
 }
 

@@ -97,9 +97,20 @@ impl Tries<'_> {
         let attempt = timeout_at(deadline, Box::pin(trying)).await;
         let clock = record.clock;
         if let Some(trace) = &record.trace {
-            trace.phase(Phase::FirstToken, clock.tick(begun), clock.now());
+            let phase = if self.order.peek.stream { Phase::FirstToken } else { Phase::Engine };
+            trace.phase(phase, clock.tick(begun), clock.now());
         }
-        attempt.unwrap_or(Attempt::failed(Fault::Silent))
+        match attempt.unwrap_or(Attempt::failed(Fault::Silent)) {
+            Attempt::Refused(error) => Attempt::Refused(self.in_public_words(settings, pool, error)),
+            other => other,
+        }
+    }
+
+    fn in_public_words(&self, settings: &Settings, pool: &PoolEdge, error: ApiError) -> ApiError {
+        match (pool.model_names.get(&self.order.model), self.shown_model(settings, pool)) {
+            (Some(engine_name), Some(shown)) => error.with_word_replaced(engine_name, &shown),
+            _ => error,
+        }
     }
 
     async fn read(
@@ -141,10 +152,11 @@ impl Tries<'_> {
         let mut stream = Box::new(EngineStream::new(exchange, judge));
         loop {
             match poll_fn(|cx| stream.poll_step(cx)).await {
-                Step::More if stream.has_output() || stream.held_bytes() > MAX_HELD_BYTES => {
-                    return Attempt::Stream { stream, head, whole: None };
+                Step::More | Step::KeepAlive => {
+                    if stream.has_output() || stream.held_bytes() > MAX_HELD_BYTES {
+                        return Attempt::Stream { stream, head, whole: None };
+                    }
                 }
-                Step::More => {}
                 Step::Complete(usage) => return Attempt::Stream { stream, head, whole: Some(usage) },
                 Step::Failed(error, usage) => return Attempt::of_error(error, usage),
             }

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use tokio::time::timeout;
 
 use crate::config::settings::RequestLimits;
 use crate::proxy::gather::Gathered;
@@ -60,41 +61,59 @@ impl Drop for Held {
     }
 }
 
-/// Reads the whole body. One that comes in one piece is not copied.
+/// Why a body is not there.
+#[derive(Debug)]
+pub enum Unread {
+    /// It is refused: too large, too slow, or more than the gateway can hold.
+    Refused(ApiError),
+    /// It broke off: the client is gone, or does not keep to the protocol.
+    BrokeOff,
+}
+
+impl From<ApiError> for Unread {
+    fn from(error: ApiError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// Reads the whole body, with at most `patience` between two pieces of it.
+/// One that comes in one piece is not copied.
 ///
 /// # Errors
-/// Too large, too slow, malformed, or more than the gateway can hold.
+/// See [`Unread`].
 pub async fn read(
     mut body: Incoming,
     limits: &RequestLimits,
+    patience: Duration,
     budget: &Arc<BodyBudget>,
-) -> Result<(Bytes, Held), ApiError> {
+) -> Result<(Bytes, Held), Unread> {
     let mut held = budget.hold();
     let declared = body.size_hint().exact();
     if let Some(declared) = declared {
         if declared > limits.max_body_bytes {
-            return Err(ApiError::body_too_large(limits.max_body_bytes));
+            return Err(ApiError::body_too_large(limits.max_body_bytes).into());
         }
         held.add(declared, limits.max_total_body_bytes)?;
     }
     let mut gathered = Gathered::new(declared.and_then(|bytes| usize::try_from(bytes).ok()));
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|_| unreadable())?.into_data() else {
+    // The door times the bytes of an HTTP/1 connection, but an HTTP/2 stream
+    // may be silent on a lively one.
+    while let Some(frame) = timeout(patience, body.frame()).await.map_err(|_| too_slow(patience))? {
+        let Ok(data) = frame.map_err(|_| Unread::BrokeOff)?.into_data() else {
             continue;
         };
         if declared.is_none() {
             held.add(data.len() as u64, limits.max_total_body_bytes)?;
         }
         if (gathered.len() + data.len()) as u64 > limits.max_body_bytes {
-            return Err(ApiError::body_too_large(limits.max_body_bytes));
+            return Err(ApiError::body_too_large(limits.max_body_bytes).into());
         }
         gathered.push(data);
     }
     Ok((gathered.finish(), held))
 }
 
-/// The client, not the gateway, gave up on the body; when it came too slowly
-/// or was malformed, the door has its own answer for that.
-fn unreadable() -> ApiError {
-    ApiError::new(Kind::BadBody, "The request body broke off before its end.")
+fn too_slow(patience: Duration) -> ApiError {
+    let text = format!("No byte of the request body came for {} s.", patience.as_secs_f64());
+    ApiError::new(Kind::BodyTimeout, text)
 }

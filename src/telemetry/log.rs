@@ -1,30 +1,31 @@
 //! The log: one line per event on standard error, as JSON or for people.
 //!
-//! Lines pass through a bounded queue to a thread of their own. A reader of
-//! standard error that stalls therefore costs log lines, which are counted,
-//! and never a request.
+//! Lines pass through a bounded buffer to a thread of their own, which writes
+//! what has gathered at once: a line costs the request neither a system call
+//! nor, as a rule, a wake-up. A reader of standard error that stalls costs log
+//! lines, which are counted, and never a request.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use tracing::Dispatch;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::settings::{LogFormat, TelemetrySettings};
 
-/// Lines that wait for standard error.
-const QUEUE_LINES: usize = 8_192;
-/// How long the end of the process waits for them.
+/// Bytes that may wait for standard error.
+const QUEUE_BYTES: usize = 4 * 1024 * 1024;
+/// A buffer that has grown beyond this is given back.
+const KEPT_BYTES: usize = 64 * 1024;
+/// How long lines gather while there are many.
+const GATHER: Duration = Duration::from_millis(5);
+/// How long the end of the process waits for what is left.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
-/// Tries to get a place in a full queue at the end, and the pause between them.
-const FLUSH_TRIES: u32 = 100;
-const FLUSH_PAUSE: Duration = Duration::from_millis(10);
 
 /// Standard error belongs to the process, so does this count.
 static DROPPED_LINES: AtomicU64 = AtomicU64::new(0);
@@ -56,10 +57,11 @@ pub enum LogError {
 /// When the filter does not parse, or the process has a log already.
 pub fn init(settings: &TelemetrySettings) -> Result<LogGuard, LogError> {
     let filter = filter(&settings.log_level)?;
-    let (lines, queue) = sync_channel(QUEUE_LINES);
-    std::thread::Builder::new().name("log".into()).spawn(move || write_out(&queue, &mut io::stderr()))?;
+    let lines = Lines::new(QUEUE_BYTES);
+    let out = lines.clone();
+    std::thread::Builder::new().name("log".into()).spawn(move || out.write_out(&mut io::stderr()))?;
     let ansi = io::stderr().is_terminal();
-    let dispatch = dispatch(settings.log_format, filter, Lines(lines.clone()), ansi);
+    let dispatch = dispatch(settings.log_format, filter, lines.clone(), ansi);
     tracing::dispatcher::set_global_default(dispatch).map_err(|_| LogError::Twice)?;
     Ok(LogGuard(lines))
 }
@@ -85,42 +87,99 @@ where
     }
 }
 
-enum Entry {
-    Line(Vec<u8>),
-    /// Answered when everything before it is written.
-    Flush(SyncSender<()>),
+/// The lines on their way. Clones share them.
+#[derive(Clone)]
+struct Lines(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    /// Told when there is something to do, or to hurry with.
+    work: Condvar,
+    /// Told when nothing is left to write.
+    empty: Condvar,
+    limit: usize,
 }
 
-fn write_out(queue: &Receiver<Entry>, to: &mut impl Write) {
-    while let Ok(entry) = queue.recv() {
-        match entry {
-            Entry::Line(line) => {
-                if to.write_all(&line).is_err() {
-                    DROPPED_LINES.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-            Entry::Flush(done) => {
-                let _ = to.flush();
-                let _ = done.try_send(());
-            }
+#[derive(Default)]
+struct State {
+    /// Whole lines.
+    waiting: Vec<u8>,
+    /// The writer sleeps until it is told of a line.
+    asleep: bool,
+    /// The writer has taken lines that are not out yet.
+    writing: bool,
+    closing: bool,
+}
+
+impl Lines {
+    fn new(limit: usize) -> Self {
+        let (work, empty) = (Condvar::new(), Condvar::new());
+        Self(Arc::new(Shared { state: Mutex::default(), work, empty, limit }))
+    }
+
+    fn push(&self, line: &[u8]) {
+        let mut state = self.0.state.lock();
+        if state.waiting.len() + line.len() > self.0.limit {
+            DROPPED_LINES.fetch_add(1, Ordering::Relaxed);
+            return;
         }
+        state.waiting.extend_from_slice(line);
+        if std::mem::take(&mut state.asleep) {
+            drop(state);
+            self.0.work.notify_one();
+        }
+    }
+
+    /// Writes what comes, until the end of the log.
+    fn write_out(&self, to: &mut impl Write) {
+        let mut batch = Vec::new();
+        while self.take(&mut batch) {
+            if to.write_all(&batch).and_then(|()| to.flush()).is_err() {
+                let lines = memchr::memchr_iter(b'\n', &batch).count() as u64;
+                DROPPED_LINES.fetch_add(lines, Ordering::Relaxed);
+            }
+            batch.clear();
+            batch.shrink_to(KEPT_BYTES);
+        }
+    }
+
+    /// Waits for lines and takes them all; false at the end of the log.
+    fn take(&self, batch: &mut Vec<u8>) -> bool {
+        let Shared { state, work, empty, .. } = &*self.0;
+        let mut state = state.lock();
+        if std::mem::take(&mut state.writing) && !state.closing {
+            work.wait_for(&mut state, GATHER);
+        }
+        while state.waiting.is_empty() {
+            empty.notify_all();
+            if state.closing {
+                return false;
+            }
+            state.asleep = true;
+            work.wait(&mut state);
+        }
+        state.writing = true;
+        std::mem::swap(&mut state.waiting, batch);
+        true
+    }
+
+    /// Waits until everything is out, but not for ever; the log ends.
+    fn close(&self) {
+        let mut state = self.0.state.lock();
+        state.closing = true;
+        self.0.work.notify_one();
+        let busy = |state: &mut State| state.writing || !state.waiting.is_empty();
+        self.0.empty.wait_while_for(&mut state, busy, FLUSH_TIMEOUT);
     }
 }
 
 /// The log's owner.
 #[must_use = "dropping the guard writes out what waits; keep it until the end of the process"]
-pub struct LogGuard(SyncSender<Entry>);
+pub struct LogGuard(Lines);
 
 impl Drop for LogGuard {
     fn drop(&mut self) {
-        let (done, wait) = sync_channel(1);
-        for _ in 0..FLUSH_TRIES {
-            if self.0.try_send(Entry::Flush(done.clone())).is_ok() {
-                let _ = wait.recv_timeout(FLUSH_TIMEOUT);
-                return;
-            }
-            std::thread::sleep(FLUSH_PAUSE);
-        }
+        self.0.close();
     }
 }
 
@@ -130,9 +189,6 @@ impl fmt::Debug for LogGuard {
     }
 }
 
-/// Hands lines to the writer's thread. The subscriber writes each line whole.
-struct Lines(SyncSender<Entry>);
-
 impl<'w> MakeWriter<'w> for Lines {
     type Writer = &'w Self;
 
@@ -141,11 +197,10 @@ impl<'w> MakeWriter<'w> for Lines {
     }
 }
 
+/// The subscriber writes each line whole.
 impl Write for &Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if self.0.try_send(Entry::Line(line.to_vec())).is_err() {
-            DROPPED_LINES.fetch_add(1, Ordering::Relaxed);
-        }
+        self.push(line);
         Ok(line.len())
     }
 
@@ -215,38 +270,49 @@ mod tests {
 
     #[test]
     fn a_stalled_reader_costs_lines_and_never_the_writer() {
-        let (lines, queue) = sync_channel(2);
-        let lines = Lines(lines);
+        let lines = Lines::new(4);
         let before = dropped_lines();
         for line in 0..5 {
             assert_eq!((&lines).write(format!("{line}\n").as_bytes()).unwrap(), 2);
         }
         assert_eq!(dropped_lines() - before, 3);
 
-        drop(lines);
+        lines.0.state.lock().closing = true;
         let mut written = Vec::new();
-        write_out(&queue, &mut written);
+        lines.write_out(&mut written);
         assert_eq!(written, b"0\n1\n");
     }
 
     #[test]
-    fn the_last_flush_waits_for_a_place_in_a_full_queue() {
-        let (lines, queue) = sync_channel(1);
-        (&Lines(lines.clone())).write_all(b"full\n").unwrap();
-        let guard = std::thread::spawn(move || drop(LogGuard(lines)));
-        let mut written = Vec::new();
-        write_out(&queue, &mut written);
-        guard.join().unwrap();
-        assert_eq!(written, b"full\n");
+    fn every_line_of_every_thread_is_written_once_and_whole() {
+        let (lines, memory) = (Lines::new(QUEUE_BYTES), Arc::new(Mutex::new(Vec::new())));
+        let (out, seen) = (lines.clone(), Arc::clone(&memory));
+        let writer = std::thread::spawn(move || out.write_out(&mut &Memory(seen)));
+        let threads: Vec<_> = (0..4)
+            .map(|thread| {
+                let lines = lines.clone();
+                std::thread::spawn(move || {
+                    for line in 0..500 {
+                        (&lines).write_all(format!("{thread} {line}\n").as_bytes()).unwrap();
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        drop(LogGuard(lines));
+        writer.join().unwrap();
+
+        let text = String::from_utf8(memory.lock().clone()).unwrap();
+        let written: std::collections::BTreeSet<&str> = text.lines().collect();
+        assert_eq!((text.lines().count(), written.len()), (2_000, 2_000));
     }
 
     #[test]
     fn dropping_the_guard_waits_for_the_lines() {
-        let (lines, queue) = sync_channel(8);
-        let memory = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&memory);
-        let writer = std::thread::spawn(move || write_out(&queue, &mut &Memory(seen)));
-        (&Lines(lines.clone())).write_all(b"last words\n").unwrap();
+        let (lines, memory) = (Lines::new(QUEUE_BYTES), Arc::new(Mutex::new(Vec::new())));
+        let (out, seen) = (lines.clone(), Arc::clone(&memory));
+        let writer = std::thread::spawn(move || out.write_out(&mut &Memory(seen)));
+        (&lines).write_all(b"last words\n").unwrap();
         drop(LogGuard(lines));
         assert_eq!(*memory.lock(), b"last words\n");
         writer.join().unwrap();

@@ -1,4 +1,15 @@
 //! In-process integration tests.
 
+mod client;
 mod door;
+mod drain;
+mod faults;
 mod fleet;
+mod habits;
+mod habits_calls;
+mod harness;
+mod leave;
+mod process;
+mod reload;
+mod rig;
+mod tap;

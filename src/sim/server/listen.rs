@@ -55,6 +55,10 @@ pub(super) async fn accept(sim: Arc<Sim>, port: Port, first: TcpListener) {
     let stopped = sim.stopped.clone();
     let accepting = async {
         loop {
+            if !*listening.borrow() {
+                // Told to refuse before the first round: nobody may get in.
+                listener = None;
+            }
             if listening.wait_for(|open| *open).await.is_err() {
                 return;
             }

@@ -23,6 +23,8 @@ struct Seen {
     at: Option<ReplicaId>,
     started: bool,
     tried: BTreeSet<ReplicaId>,
+    /// Its replica came back while it ran there.
+    outlived: bool,
     ends: u32,
 }
 
@@ -84,6 +86,7 @@ impl Edge {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert!(seen.ends == 0 && seen.at.is_none());
                 seen.at = Some(replica);
+                seen.outlived = false;
             }
             Action::Reject { job, .. } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
@@ -91,15 +94,21 @@ impl Edge {
                 assert_eq!(seen.ends, 1);
                 seen.at = None;
             }
-            Action::Requeue { job, replica, .. } => {
+            Action::Requeue { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert_eq!(seen.at.take(), Some(replica));
-                seen.tried.insert(replica);
+                if why.counts_as_attempt() && !seen.outlived {
+                    seen.tried.insert(replica);
+                }
             }
             Action::Eject { replica, .. } => assert!(self.out_of_service.insert(replica)),
             Action::Readmit { replica, .. } => {
                 assert!(self.out_of_service.remove(&replica));
                 self.probes.remove(&replica);
+                for seen in self.jobs.values_mut() {
+                    seen.tried.remove(&replica);
+                    seen.outlived |= seen.at == Some(replica);
+                }
             }
             Action::Probe { replica } => {
                 assert!(self.out_of_service.contains(&replica));
@@ -281,7 +290,8 @@ proptest! {
     }
 
     /// One pool that never changes: a job comes back to a replica that failed
-    /// it only when every other one in service failed it too.
+    /// it only when every other one in service failed it too, or when it was
+    /// ejected in between.
     #[test]
     fn retries_go_to_untried_replicas_first(
         limits in vec(1u32..4, 1..4),

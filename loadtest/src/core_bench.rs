@@ -1,0 +1,232 @@
+//! `loadtest core-bench`: what one event costs the scheduler in a full queue.
+//!
+//! All replicas are busy and a fixed number of jobs waits. A turn is what one
+//! request brings: a running job ends, which sends the next one; that one's
+//! first token comes; a new job arrives and waits.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use penstock::core::event::{Action, Event, Outcome};
+use penstock::core::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
+use penstock::core::job::{JobSpec, Tokens, Usage};
+use penstock::core::policy::{Class, Model, Policy, Pool, Replica, Tenant};
+use penstock::core::scheduler::Scheduler;
+use penstock::core::time::Tick;
+use tokio::time::Instant;
+
+use crate::rng::Rng;
+
+/// Arguments of `loadtest core-bench`.
+#[derive(Debug, Clone, Args)]
+pub struct CoreBenchArgs {
+    /// Tenants; each job belongs to one of them at random.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tenants: u32,
+    /// Replicas in one pool.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
+    pub replicas: u32,
+    /// Sequences of a replica.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_seqs: u32,
+    /// Jobs that wait, all the time.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub waiting: u64,
+    /// Turns in a round.
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub turns: u64,
+    /// Rounds; the median is printed, with the range.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+}
+
+/// What one kind of event took, in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Costs {
+    /// A job arrives and waits.
+    pub arrive: f64,
+    /// A first token.
+    pub first_token: f64,
+    /// A job ends, and the next one is sent.
+    pub finish: f64,
+}
+
+/// Runs `loadtest core-bench`.
+///
+/// # Errors
+/// When the scheduler did not do what the world is built for.
+pub fn command(args: &CoreBenchArgs) -> Result<()> {
+    let mut world = World::new(args)?;
+    let mut rounds = Vec::new();
+    for _ in 0..args.rounds {
+        rounds.push(world.round(args.turns)?);
+    }
+    println!("{} tenants, {} replicas, {} jobs wait; ns", args.tenants, args.replicas, args.waiting);
+    let columns: [(&str, fn(&Costs) -> f64); 4] = [
+        ("arrive", |costs| costs.arrive),
+        ("first token", |costs| costs.first_token),
+        ("finish and send", |costs| costs.finish),
+        ("a request", |costs| costs.arrive + costs.first_token + costs.finish),
+    ];
+    for (name, column) in columns {
+        let mut costs: Vec<f64> = rounds.iter().map(column).collect();
+        costs.sort_by(f64::total_cmp);
+        let median = costs[costs.len() / 2];
+        println!("{name:<16} {median:>8.0}   {:.0}-{:.0}", costs[0], costs[costs.len() - 1]);
+    }
+    Ok(())
+}
+
+/// A scheduler with work for all its replicas.
+#[derive(Debug)]
+pub struct World {
+    scheduler: Scheduler,
+    actions: Vec<Action>,
+    running: VecDeque<JobId>,
+    rng: Rng,
+    tenants: u32,
+    arrived: u64,
+}
+
+impl World {
+    /// Fills the replicas, then the queue.
+    ///
+    /// # Errors
+    /// When they cannot be filled.
+    pub fn new(args: &CoreBenchArgs) -> Result<Self> {
+        let mut world = Self {
+            scheduler: Scheduler::new(Arc::new(policy(args))),
+            actions: Vec::new(),
+            running: VecDeque::new(),
+            rng: Rng::new(1),
+            tenants: args.tenants,
+            arrived: 0,
+        };
+        let slots = u64::from(args.replicas) * u64::from(args.max_seqs);
+        for _ in 0..slots + args.waiting {
+            world.arrive();
+            while let Some(job) = world.sent() {
+                world.handle(Event::FirstToken { job });
+            }
+        }
+        let waiting = world.scheduler.waiting().requests;
+        if waiting != args.waiting {
+            bail!("{waiting} jobs wait, not {}", args.waiting);
+        }
+        Ok(world)
+    }
+
+    /// Plays so many turns.
+    ///
+    /// # Errors
+    /// When a turn did not send a job.
+    pub fn round(&mut self, turns: u64) -> Result<Costs> {
+        let mut spent = [Duration::ZERO; 3];
+        for _ in 0..turns {
+            let tokens = Tokens { input: 600, cached: 0, output: 40 + self.rng.below(60) };
+            let Some(job) = self.running.pop_front() else { bail!("nothing runs") };
+            let begun = Instant::now();
+            self.handle(Event::Finished { job, outcome: Outcome::Done(Usage::Exact(tokens)) });
+            let finished = Instant::now();
+            let Some(next) = self.sent() else { bail!("a free place was not used") };
+            let sent = Instant::now();
+            self.handle(Event::FirstToken { job: next });
+            let told = Instant::now();
+            self.arrive();
+            let arrived = Instant::now();
+            spent[0] += arrived - told;
+            spent[1] += told - sent;
+            spent[2] += finished - begun;
+        }
+        if self.scheduler.broken_invariants() > 0 {
+            bail!("{} invariants were broken", self.scheduler.broken_invariants());
+        }
+        let [arrive, first_token, finish] = spent.map(|spent| spent.as_nanos() as f64 / turns as f64);
+        Ok(Costs { arrive, first_token, finish })
+    }
+
+    fn arrive(&mut self) {
+        self.arrived += 1;
+        let spec = JobSpec {
+            id: JobId::new(self.arrived),
+            tenant: TenantId::new(self.rng.below(u64::from(self.tenants)) as u32),
+            class: ClassId::new((self.arrived % 2) as u32),
+            model: penstock::core::ids::ModelId::new(0),
+            prompt_tokens: 100 + self.rng.below(1_000),
+            max_output_tokens: 100,
+            sequences: 1,
+            bytes: 2_048,
+            deadline: self.now() + Duration::from_secs(100_000),
+        };
+        self.handle(Event::Arrived(spec));
+    }
+
+    /// The job that was sent by the last event, if one was.
+    fn sent(&mut self) -> Option<JobId> {
+        let Some(Action::Dispatch { job, .. }) = self.actions.pop() else { return None };
+        self.running.push_back(job);
+        Some(job)
+    }
+
+    fn handle(&mut self, event: Event) {
+        let now = self.now();
+        self.scheduler.handle(now, event, &mut self.actions);
+    }
+
+    /// A hundred microseconds pass between two arrivals.
+    fn now(&self) -> Tick {
+        Tick::ZERO + Duration::from_micros(100 * self.arrived)
+    }
+}
+
+fn policy(args: &CoreBenchArgs) -> Policy {
+    let mut policy = Policy::default();
+    for (rank, name) in ["interactive", "batch"].into_iter().enumerate() {
+        let class = Class {
+            rank: rank as u32,
+            min_share: 0.1 * rank as f64,
+            max_wait: Duration::from_secs(100_000),
+            ttft_objective: Duration::from_secs(1),
+            itl_objective: Duration::from_millis(50),
+        };
+        policy.classes.insert(name, class);
+    }
+    let classes: BTreeSet<ClassId> = (0..2).map(ClassId::new).collect();
+    for index in 0..args.tenants {
+        let tenant = Tenant {
+            weight: f64::from(1 + index % 3),
+            default_class: ClassId::new(0),
+            classes: classes.clone(),
+            models: None,
+            bounds: Default::default(),
+        };
+        policy.tenants.insert(&format!("tenant-{index}"), tenant);
+    }
+    let pool = PoolId::new(0);
+    for index in 0..args.replicas {
+        let replica = Replica { pool, max_seqs: Some(args.max_seqs), kv_tokens: None };
+        policy.replicas.insert(&format!("pool/replica-{index}"), replica);
+    }
+    let replicas = (0..args.replicas).map(ReplicaId::new).collect();
+    policy.pools.insert("pool", Pool { replicas, models: BTreeSet::new(), engine_buffer: 0 });
+    policy.models.insert("model", Model { pools: vec![pool], max_model_len: None });
+    policy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_turn_sends_one_job_and_queues_another() {
+        let args = CoreBenchArgs { tenants: 5, replicas: 3, max_seqs: 2, waiting: 40, turns: 100, rounds: 1 };
+        let mut world = World::new(&args).expect("a full world");
+        let costs = world.round(args.turns).expect("a round");
+        assert!(costs.arrive > 0.0 && costs.first_token > 0.0 && costs.finish > 0.0);
+        assert_eq!(world.scheduler.waiting().requests, 40);
+        assert_eq!(world.running.len(), 6);
+    }
+}
