@@ -7,6 +7,8 @@ mod before;
 mod ends;
 mod leaks;
 mod poison;
+mod reply;
+mod setup;
 mod table;
 mod views;
 mod waiting;

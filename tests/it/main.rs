@@ -7,7 +7,6 @@ mod faults;
 mod fleet;
 mod habits;
 mod habits_calls;
-mod harness;
 mod leave;
 mod process;
 mod reload;

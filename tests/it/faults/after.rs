@@ -9,8 +9,10 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::before::assert_good;
+use super::reply::{End, Reply};
+use super::setup::{MODEL, Rig, Setup, chat, engine, tgi};
 use super::table::{Effect, Row, TABLE, What};
-use crate::harness::{End, MODEL, Reply, Rig, RigOptions, chat, engine, eventually, tgi};
+use crate::rig::until;
 
 /// Streams that run at the same time.
 const AT_ONCE: usize = 12;
@@ -110,16 +112,12 @@ impl Protocol {
 }
 
 async fn run(row: Row, protocol: Protocol) {
-    let rig = Rig::start(RigOptions {
-        engines: vec![protocol.engine()],
-        yaml: LIMITS.into(),
-        ..RigOptions::default()
-    });
+    let rig = Rig::start(Setup { engines: vec![protocol.engine()], yaml: LIMITS.into(), ..Setup::default() });
     let rig = rig.await;
     let (path, body) = protocol.call();
     let reply = match row.what {
         What::Request { .. } => {
-            row.what.begin_after(FEW, &rig.control(0));
+            row.what.begin_after(FEW, &rig.engine(0));
             rig.post(path, &body).await
         }
         What::Reuse { .. } | What::Engine { .. } | What::End { .. } => {
@@ -133,11 +131,12 @@ async fn run(row: Row, protocol: Protocol) {
     match row.after {
         Effect::None => {
             assert_good(path, &reply);
-            assert_eq!(rig.finished(reply.request_id()).await["outcome"], "success");
+            assert_eq!(rig.line_of(reply.request_id()).await["outcome"], "success");
         }
-        Effect::Fails(faults) | Effect::Ejects(faults) => {
+        Effect::Fails(faults) | Effect::Ejects(faults) | Effect::Either(faults) => {
             broken(&rig, protocol, &reply, faults).await;
-            eventually("the ejection", || rig.log("replica ejected").is_empty() != row.after.ejects()).await;
+            let ejected = || !rig.log("replica ejected").is_empty();
+            until("the ejection", || row.after.ejects().is_none_or(|ejects| ejected() == ejects)).await;
         }
     }
 }
@@ -154,7 +153,7 @@ async fn broken(rig: &Rig, protocol: Protocol, reply: &Reply, faults: &[&str]) {
     assert!(!text.contains("EngineCore") && !text.contains("abort\""), "{text}");
     protocol.check_error(reply);
 
-    let line = rig.finished(reply.request_id()).await;
+    let line = rig.line_of(reply.request_id()).await;
     assert_eq!((&line["outcome"], &line["attempts"]), (&"failed".into(), &1.into()), "{line}");
     let expected = |fault: &Value| fault.as_str().is_some_and(|fault| faults.contains(&fault));
     assert!(expected(&line["reason"]), "{line}");
@@ -162,8 +161,8 @@ async fn broken(rig: &Rig, protocol: Protocol, reply: &Reply, faults: &[&str]) {
     let output = line["output_tokens"].as_u64().unwrap();
     assert!((1..u64::from(TOKENS)).contains(&output), "{line}");
     assert_eq!(rig.log("stream broken").len(), 1);
-    assert_eq!(rig.metric("penstock_streams_broken_total", "").await, 1.0);
-    assert_eq!(rig.metric("penstock_requeues_total", "").await, 0.0);
+    assert_eq!(rig.metric("penstock_streams_broken_total").await, 1.0);
+    assert_eq!(rig.metric("penstock_requeues_total").await, 0.0);
 }
 
 /// vLLM ends an aborted answer of these two protocols like a good one; only

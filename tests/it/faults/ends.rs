@@ -15,7 +15,9 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use super::before::{assert_good, calls};
-use crate::harness::{End, Rig, RigOptions, chat, engine, eventually};
+use super::reply::End;
+use super::setup::{Rig, Setup, chat, engine};
+use crate::rig::{TENANT, until};
 
 const LIMITS: &str = "upstream: {first_token_timeout: 4s, stream_idle_timeout: 2s}\n";
 
@@ -43,15 +45,15 @@ const CASES: [Case; 6] = [
 async fn run(Case { end, running, waiting }: Case) {
     let mut one_at_a_time = SimOptions { speed: 0.2, ..engine() };
     one_at_a_time.engine.max_seqs = Some(1);
-    let rig = Rig::start(RigOptions {
+    let rig = Rig::start(Setup {
         engines: vec![one_at_a_time, engine()],
-        pool: "max_seqs: 16".into(),
+        pool: "max_seqs: 16",
         yaml: LIMITS.into(),
-        ..RigOptions::default()
+        ..Setup::default()
     });
     let rig = Arc::new(rig.await);
     // The other engine is not there at first.
-    let (control, other) = (rig.control(0), rig.control(1));
+    let (control, other) = (rig.engine(0), rig.engine(1));
     other.add(FaultKind::Refuse).unwrap();
     let mut long = rig.open("/v1/chat/completions", &chat(150, true)).await;
     long.until("\"content\":\"").await;
@@ -60,12 +62,12 @@ async fn run(Case { end, running, waiting }: Case) {
         let rig = Arc::clone(&rig);
         held.spawn(async move { (path, rig.post(path, &body).await) });
     }
-    eventually("requests wait inside", || control.state().waiting >= calls().len() as u64).await;
+    until("requests wait inside", || control.state().waiting >= calls().len() as u64).await;
     control.terminate(end);
     other.clear();
 
     let long = long.finish().await;
-    let line = rig.finished(long.request_id()).await;
+    let line = rig.line_of(long.request_id()).await;
     match running {
         None => assert_good("chat", &long),
         Some(fault) => {
@@ -104,16 +106,16 @@ async fn what_waits_inside_an_engine_outlives_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn over_http2_a_broken_stream_has_no_good_end_either() {
-    let rig = Rig::start(RigOptions { engines: vec![engine()], ..RigOptions::default() }).await;
-    let tcp = TcpStream::connect(rig.gateway.address()).await.unwrap();
+    let rig = Rig::start(Setup { engines: vec![engine()], ..Setup::default() }).await;
+    let tcp = TcpStream::connect(rig.address()).await.unwrap();
     let (mut client, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(tcp)).await.unwrap();
     let connection = tokio::spawn(connection);
     for (fault, breaks) in [(Some(FaultKind::Cut { after_tokens: 3 }), true), (None, false)] {
         if let Some(fault) = fault {
-            rig.control(0).add(Fault::from(fault).times(1)).unwrap();
+            rig.engine(0).add(Fault::from(fault).times(1)).unwrap();
         }
-        let request = Request::post(format!("http://{}/v1/chat/completions", rig.gateway.address()))
-            .header("authorization", format!("Bearer {}", rig.keys[0].text))
+        let request = Request::post(format!("http://{}/v1/chat/completions", rig.address()))
+            .header("authorization", format!("Bearer {}", rig.key(TENANT)))
             .header("content-type", "application/json")
             .body(Full::new(Bytes::from(chat(20, true).to_string())))
             .unwrap();

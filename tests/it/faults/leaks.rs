@@ -11,7 +11,9 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::before::{assert_good, calls};
-use crate::harness::{ENGINE_MODEL, End, MODEL, Reply, Rig, RigOptions, chat, engine, tgi};
+use super::reply::{End, Reply};
+use super::setup::{ENGINE_MODEL, MODEL, Rig, Setup, chat, engine, tgi};
+use crate::rig::TENANT;
 
 /// Nothing in the answer tells where, or what, the engine is.
 fn assert_discreet(rig: &Rig, what: &str, reply: &Reply) {
@@ -28,7 +30,7 @@ fn assert_discreet(rig: &Rig, what: &str, reply: &Reply) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn good_answers_do_not_name_the_engine() {
-    let rig = Rig::start(RigOptions::default()).await;
+    let rig = Rig::start(Setup::default()).await;
     for (path, body) in calls() {
         let reply = rig.post(path, &body).await;
         assert_good(path, &reply);
@@ -36,7 +38,7 @@ async fn good_answers_do_not_name_the_engine() {
         let names_model = reply.text().contains(&format!("\"model\":\"{MODEL}\""));
         assert!(names_model, "{path}: {}", reply.text());
     }
-    let rig = Rig::start(RigOptions { engines: vec![tgi()], ..RigOptions::default() }).await;
+    let rig = Rig::start(Setup { engines: vec![tgi()], ..Setup::default() }).await;
     let body = json!({"inputs": "tell me", "parameters": {"max_new_tokens": 4, "details": true}});
     for path in ["/generate", "/generate_stream"] {
         let reply = rig.post(path, &body).await;
@@ -47,7 +49,7 @@ async fn good_answers_do_not_name_the_engine() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn errors_do_not_name_the_engine() {
-    let rig = Rig::start(RigOptions { engines: vec![engine()], ..RigOptions::default() }).await;
+    let rig = Rig::start(Setup { engines: vec![engine()], ..Setup::default() }).await;
     let long = chat(4, false).to_string().replace("tell me something", &"word ".repeat(20_000));
     let long: Value = serde_json::from_str(&long).unwrap();
     let reply = rig.post("/v1/chat/completions", &long).await;
@@ -58,8 +60,8 @@ async fn errors_do_not_name_the_engine() {
         format!("The model `{ENGINE_MODEL}` does not exist, see http://{}/docs", rig.engines[0].addr);
     for status in [400, 404, 422, 500, 502] {
         let fault = FaultKind::Status { status, retry_after: None, message: Some(message.clone()) };
-        rig.control(0).clear();
-        rig.control(0).add(fault).unwrap();
+        rig.engine(0).clear();
+        rig.engine(0).add(fault).unwrap();
         let stream = status % 2 == 0;
         let reply = rig.post("/v1/chat/completions", &chat(4, stream)).await;
         let told = match status {
@@ -97,7 +99,7 @@ async fn redirecting() -> (String, JoinHandle<()>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redirect_is_neither_followed_nor_passed_on() {
     let (url, server) = redirecting().await;
-    let alone = RigOptions { engines: Vec::new(), more_replicas: vec![url.clone()], ..RigOptions::default() };
+    let alone = Setup { engines: Vec::new(), more_replicas: vec![url.clone()], ..Setup::default() };
     let rig = Rig::start(alone).await;
     for stream in [false, true] {
         let reply = rig.post("/v1/chat/completions", &chat(4, stream)).await;
@@ -106,7 +108,7 @@ async fn a_redirect_is_neither_followed_nor_passed_on() {
         assert!(!format!("{reply:?}").contains(&url["http://".len()..]), "{reply:?}");
     }
 
-    let both = RigOptions { engines: vec![engine()], more_replicas: vec![url], ..RigOptions::default() };
+    let both = Setup { engines: vec![engine()], more_replicas: vec![url], ..Setup::default() };
     let rig = Rig::start(both).await;
     for job in 0..6 {
         assert_good("chat", &rig.post("/v1/chat/completions", &chat(4, job % 2 == 0)).await);
@@ -118,13 +120,13 @@ async fn a_redirect_is_neither_followed_nor_passed_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_key_for_the_engine_is_not_the_clients_fault() {
     let guarded = || SimOptions { api_key: Some("engine-secret".into()), ..engine() };
-    let rig = Rig::start(RigOptions { engines: vec![guarded()], ..RigOptions::default() }).await;
+    let rig = Rig::start(Setup { engines: vec![guarded()], ..Setup::default() }).await;
     for stream in [false, true] {
         let reply = rig.post("/v1/chat/completions", &chat(4, stream)).await;
         assert_eq!((reply.status, &reply.json()["error"]["code"]), (502, &"upstream_failed".into()));
         assert_discreet(&rig, "401", &reply);
     }
-    let rig = Rig::start(RigOptions { engines: vec![guarded(), engine()], ..RigOptions::default() }).await;
+    let rig = Rig::start(Setup { engines: vec![guarded(), engine()], ..Setup::default() }).await;
     for job in 0..6 {
         assert_good("chat", &rig.post("/v1/chat/completions", &chat(4, job % 2 == 0)).await);
     }
@@ -137,8 +139,8 @@ async fn the_clients_key_does_not_reach_the_engine() {
     let mut key = String::new();
     for round in 0..2 {
         let guarded = SimOptions { api_key: (round == 1).then(|| key.clone()), ..engine() };
-        let rig = Rig::start(RigOptions { engines: vec![guarded], ..RigOptions::default() }).await;
-        key.clone_from(&rig.keys[0].text);
+        let rig = Rig::start(Setup { engines: vec![guarded], ..Setup::default() }).await;
+        rig.key(TENANT).clone_into(&mut key);
         let reply = rig.post("/v1/chat/completions", &chat(4, false)).await;
         assert_eq!(reply.status, if round == 0 { 200 } else { 502 }, "{}", reply.text());
     }
@@ -146,9 +148,9 @@ async fn the_clients_key_does_not_reach_the_engine() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_stream_does_not_name_the_engine() {
-    let rig = Rig::start(RigOptions { engines: vec![engine()], ..RigOptions::default() }).await;
+    let rig = Rig::start(Setup { engines: vec![engine()], ..Setup::default() }).await;
     for fault in [FaultKind::EngineDead { after_tokens: 2 }, FaultKind::Cut { after_tokens: 2 }] {
-        rig.control(0).add(Fault::from(fault).times(1)).unwrap();
+        rig.engine(0).add(Fault::from(fault).times(1)).unwrap();
         let reply = rig.post("/v1/chat/completions", &chat(30, true)).await;
         assert!(reply.text().contains("upstream_broken"), "{}", reply.text());
         assert_discreet(&rig, "broken", &reply);

@@ -8,7 +8,8 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::before::assert_good;
-use crate::harness::{End, MODEL, Rig, RigOptions, chat, engine};
+use super::reply::End;
+use super::setup::{MODEL, Rig, Setup, chat, engine};
 
 const ENGINES: usize = 6;
 const MAX_ATTEMPTS: usize = 3;
@@ -35,10 +36,10 @@ fn make_mortal(engine: &SimHandle) {
 }
 
 async fn poisoned(warm: bool) {
-    let rig = Rig::start(RigOptions {
+    let rig = Rig::start(Setup {
         engines: (0..ENGINES).map(|_| engine()).collect(),
         yaml: format!("retry: {{max_attempts: {MAX_ATTEMPTS}}}\nhealth: {{slow_start: 100ms}}\n"),
-        ..RigOptions::default()
+        ..Setup::default()
     });
     let rig = Arc::new(rig.await);
     if warm {
@@ -76,7 +77,7 @@ async fn poisoned(warm: bool) {
         }
     }
     rig.settled().await;
-    let line = rig.finished(reply.request_id()).await;
+    let line = rig.line_of(reply.request_id()).await;
     assert_eq!((&line["outcome"], &line["attempts"]), (&"failed".into(), &MAX_ATTEMPTS.into()), "{line}");
     let shown = |engine: &SimHandle| engine.control().faults()[0].shown as usize;
     let killed = rig.engines.iter().filter(|engine| shown(engine) > 0).count();

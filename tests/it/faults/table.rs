@@ -41,6 +41,9 @@ pub(super) enum Effect {
     Fails(&'static [&'static str]),
     /// They fail in one of these ways, and the replica is ejected.
     Ejects(&'static [&'static str]),
+    /// They fail in one of these ways; which depends on timing, and with it
+    /// whether the replica is ejected.
+    Either(&'static [&'static str]),
 }
 
 const RESET: Effect = Effect::Ejects(&["reset"]);
@@ -100,8 +103,8 @@ pub(super) const TABLE: &[Row] = &[
     late(r#"{"kind":"cut"}"#, RESET, RESET),
     late(r#"{"kind":"silent"}"#, SILENT, SILENT),
     request(r#"{"kind":"silent","before_head":true}"#, SILENT),
-    late(r#"{"kind":"malformed_chunk"}"#, Effect::Ejects(&["reset", "malformed"]), RESET),
-    late(r#"{"kind":"malformed_sse"}"#, Effect::Ejects(&["aborted", "malformed"]), ABORTED),
+    late(r#"{"kind":"malformed_chunk"}"#, Effect::Either(&["reset", "malformed"]), RESET),
+    late(r#"{"kind":"malformed_sse"}"#, Effect::Either(&["aborted", "malformed"]), ABORTED),
     late(r#"{"kind":"malformed_json"}"#, MALFORMED, MALFORMED),
     reuse(r#"{"kind":"close_idle"}"#),
     reuse(r#"{"kind":"close_idle","reset":true}"#),
@@ -156,12 +159,17 @@ impl Effect {
     pub(super) const fn faults(self) -> &'static [&'static str] {
         match self {
             Self::None => &[],
-            Self::Fails(faults) | Self::Ejects(faults) => faults,
+            Self::Fails(faults) | Self::Ejects(faults) | Self::Either(faults) => faults,
         }
     }
 
-    pub(super) const fn ejects(self) -> bool {
-        matches!(self, Self::Ejects(_))
+    /// Whether the replica is ejected, where that is certain.
+    pub(super) const fn ejects(self) -> Option<bool> {
+        match self {
+            Self::None | Self::Fails(_) => Some(false),
+            Self::Ejects(_) => Some(true),
+            Self::Either(_) => None,
+        }
     }
 }
 

@@ -10,7 +10,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::before::assert_good;
-use crate::harness::{End, Rig, RigOptions, chat, engine, eventually};
+use super::reply::End;
+use super::setup::{Rig, Setup, chat, engine};
+use crate::rig::until;
 
 /// Sixteen calls at once, all of them answered.
 async fn traffic(rig: &Arc<Rig>) {
@@ -47,13 +49,13 @@ async fn what_engines_say_of_themselves_stops_no_traffic() {
         missing(&["vllm:num_requests_waiting"]),
         missing(&["vllm:kv_cache_usage_perc", "vllm:cache_config_info", "vllm:generation_tokens_total"]),
     ];
-    let rig = Rig::start(RigOptions { pool: "scrape_interval: 100ms".into(), ..RigOptions::default() });
+    let rig = Rig::start(Setup { pool: "scrape_interval: 100ms", ..Setup::default() });
     let rig = Arc::new(rig.await);
     for view in views {
         let name = format!("{view:?}");
         for engine in 0..2 {
-            rig.control(engine).clear();
-            rig.control(engine).add(view.clone()).unwrap();
+            rig.engine(engine).clear();
+            rig.engine(engine).add(view.clone()).unwrap();
         }
         // Long enough for three scrapes that see it, with traffic all the time.
         let shown = Instant::now();
@@ -69,10 +71,10 @@ async fn what_engines_say_of_themselves_stops_no_traffic() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn failing_scrapes_stop_no_traffic() {
-    let rig = Rig::start(RigOptions { pool: "scrape_interval: 100ms".into(), ..RigOptions::default() });
+    let rig = Rig::start(Setup { pool: "scrape_interval: 100ms", ..Setup::default() });
     let rig = Arc::new(rig.await);
     for engine in 0..2 {
-        let control = rig.control(engine);
+        let control = rig.engine(engine);
         control.add(FaultKind::MissingMetrics { names: Vec::new() }).unwrap();
     }
     let warned = |engine: usize| {
@@ -81,13 +83,13 @@ async fn failing_scrapes_stop_no_traffic() {
             .iter()
             .any(|line| line["level"] == "WARN" && line["replica"] == name.as_str())
     };
-    eventually("a warning for each", || warned(0) && warned(1)).await;
+    until("a warning for each", || warned(0) && warned(1)).await;
     traffic(&rig).await;
     assert!(rig.log("replica ejected").is_empty() && rig.log("request requeued").is_empty());
     for engine in 0..2 {
-        rig.control(engine).clear();
+        rig.engine(engine).clear();
     }
-    eventually("the recovery", || rig.log("scrape recovered").len() >= 2).await;
+    until("the recovery", || rig.log("scrape recovered").len() >= 2).await;
     traffic(&rig).await;
 }
 
@@ -99,46 +101,46 @@ fn chatty() -> SimOptions {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keep_alives_do_not_hide_a_hung_engine() {
-    let rig = Rig::start(RigOptions {
+    let rig = Rig::start(Setup {
         engines: vec![chatty()],
         yaml: "upstream: {stream_idle_timeout: 1s}\n".into(),
-        ..RigOptions::default()
+        ..Setup::default()
     });
     let rig = rig.await;
     let mut open = rig.open("/v1/chat/completions", &chat(200, true)).await;
     open.until("\"content\":\"").await;
     let frozen = Instant::now();
-    rig.control(0).add(FaultKind::Freeze).unwrap();
+    rig.engine(0).add(FaultKind::Freeze).unwrap();
     open.until(": keep-alive").await;
     let reply = open.finish().await;
     assert_eq!(reply.end, End::Short, "{}", reply.text());
     assert!(reply.text().contains("upstream_broken"), "{}", reply.text());
     assert!(frozen.elapsed() < Duration::from_secs(5), "{:?}", frozen.elapsed());
-    assert_eq!(rig.finished(reply.request_id()).await["reason"], "silent");
+    assert_eq!(rig.line_of(reply.request_id()).await["reason"], "silent");
     rig.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_leaves_a_frozen_engine_before_its_first_token() {
-    let rig = Rig::start(RigOptions {
+    let rig = Rig::start(Setup {
         engines: vec![chatty(), engine()],
         yaml: "upstream: {first_token_timeout: 700ms}\n".into(),
-        ..RigOptions::default()
+        ..Setup::default()
     });
     let rig = rig.await;
-    rig.control(0).add(FaultKind::Freeze).unwrap();
+    rig.engine(0).add(FaultKind::Freeze).unwrap();
     let begun = Instant::now();
     let mut moved = 0;
     for job in 0..4 {
         let reply = rig.post("/v1/chat/completions", &chat(4, job % 2 == 0)).await;
         assert_good("chat", &reply);
         assert!(!reply.text().contains("keep-alive"), "{}", reply.text());
-        moved += usize::from(rig.finished(reply.request_id()).await["attempts"] == 2);
+        moved += usize::from(rig.line_of(reply.request_id()).await["attempts"] == 2);
     }
     assert!(moved >= 1 && begun.elapsed() < Duration::from_secs(20));
     assert!(rig.log("request requeued").iter().all(|line| line["fault"] == "silent"));
     rig.settled().await;
-    assert_eq!(rig.control(0).state().inside, 0, "the frozen engine still has the request");
+    assert_eq!(rig.engine(0).state().inside, 0, "the frozen engine still has the request");
 }
 
 /// An engine closes a kept connection just as the next request arrives on it.
@@ -146,24 +148,24 @@ async fn a_request_leaves_a_frozen_engine_before_its_first_token() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_idle_connection_costs_nothing() {
     for reset in [false, true] {
-        let rig = Rig::start(RigOptions { engines: vec![engine()], ..RigOptions::default() }).await;
+        let rig = Rig::start(Setup { engines: vec![engine()], ..Setup::default() }).await;
         assert_good("chat", &rig.post("/v1/chat/completions", &chat(4, false)).await);
-        rig.control(0).add(Fault::from(FaultKind::CloseIdle { reset })).unwrap();
+        rig.engine(0).add(Fault::from(FaultKind::CloseIdle { reset })).unwrap();
         for job in 0..6 {
             let reply = rig.post("/v1/chat/completions", &chat(4, job % 2 == 0)).await;
             assert_good("chat", &reply);
-            assert_eq!(rig.finished(reply.request_id()).await["attempts"], 1);
+            assert_eq!(rig.line_of(reply.request_id()).await["attempts"], 1);
         }
-        assert!(rig.control(0).faults()[0].shown >= 3);
+        assert!(rig.engine(0).faults()[0].shown >= 3);
         assert!(rig.log("request requeued").is_empty() && rig.log("replica ejected").is_empty());
-        assert_eq!(rig.metric("penstock_requeues_total", "").await, 0.0);
-        assert_eq!(rig.metric("penstock_requests_total", "").await, 7.0);
+        assert_eq!(rig.metric("penstock_requeues_total").await, 0.0);
+        assert_eq!(rig.metric("penstock_requests_total").await, 7.0);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_without_a_word_is_no_fault() {
-    let rig = Rig::start(RigOptions::default()).await;
+    let rig = Rig::start(Setup::default()).await;
     let body = json!({
         "model": "llama", "max_tokens": 1, "ignore_eos": true, "stream": true,
         "messages": [{"role": "user", "content": "say nothing"}],

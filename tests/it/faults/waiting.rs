@@ -10,7 +10,9 @@ use penstock::sim::server::{SimOptions, Terminate, VllmFlags};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::harness::{End, Rig, RigOptions, chat, engine, eventually};
+use super::reply::End;
+use super::setup::{Rig, Setup, chat, engine};
+use crate::rig::until;
 
 const JOBS: usize = 50;
 const OUTAGE: Duration = Duration::from_secs(2);
@@ -29,7 +31,7 @@ enum Outage {
 
 impl Outage {
     fn begin(self, rig: &Rig, engine: usize) {
-        let control = rig.control(engine);
+        let control = rig.engine(engine);
         let fault = match self {
             Self::Busy(status, retry_after) => FaultKind::Status { status, retry_after, message: None },
             Self::Refuse => FaultKind::Refuse,
@@ -51,7 +53,7 @@ impl Outage {
 
 /// Both engines are out for two seconds while 50 requests come.
 async fn ride_out(outage: Outage) {
-    let rig = Arc::new(Rig::start(RigOptions::default()).await);
+    let rig = Arc::new(Rig::start(Setup::default()).await);
     for engine in 0..2 {
         outage.begin(&rig, engine);
     }
@@ -96,7 +98,7 @@ async fn fifty_jobs_wait_until_the_engines_are_back() {
 async fn engines_with_less_room_than_the_gateway_thinks_are_not_ejected() {
     let small =
         || SimOptions { vllm: VllmFlags { max_queued_reqs: Some(2), ..VllmFlags::default() }, ..engine() };
-    let rig = Rig::start(RigOptions { engines: vec![small(), small()], ..RigOptions::default() });
+    let rig = Rig::start(Setup { engines: vec![small(), small()], ..Setup::default() });
     let rig = Arc::new(rig.await);
     let mut jobs = JoinSet::new();
     for job in 0..JOBS {
@@ -114,14 +116,14 @@ async fn engines_with_less_room_than_the_gateway_thinks_are_not_ejected() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_replica_is_back_within_a_second_and_starts_slowly() {
-    let rig = Rig::start(RigOptions {
+    let rig = Rig::start(Setup {
         engines: vec![SimOptions { speed: 0.02, ..engine() }],
-        pool: "max_seqs: 32".into(),
+        pool: "max_seqs: 32",
         yaml: "health: {slow_start: 2s}\n".into(),
-        ..RigOptions::default()
+        ..Setup::default()
     });
     let rig = Arc::new(rig.await);
-    let control = rig.control(0);
+    let control = rig.engine(0);
     control.add(FaultKind::Refuse).unwrap();
     let mut jobs = JoinSet::new();
     for _ in 0..16 {
@@ -129,23 +131,23 @@ async fn a_lost_replica_is_back_within_a_second_and_starts_slowly() {
         jobs.spawn(async move { rig.post("/v1/chat/completions", &chat(400, true)).await });
     }
     let ejected = |rig: &Rig| rig.snapshot().replicas[0].state == ReplicaState::Ejected;
-    eventually("the ejection", || ejected(&rig)).await;
-    eventually("some failed probes", || rig.log("probe failed").len() >= 2).await;
+    until("the ejection", || ejected(&rig)).await;
+    until("some failed probes", || rig.log("probe failed").len() >= 2).await;
     let stamps: Vec<_> = rig.log("probe failed").iter().map(|line| line["timestamp"].clone()).collect();
     assert!(stamps.windows(2).all(|pair| pair[0] != pair[1]));
 
     control.clear();
     let back = Instant::now();
-    eventually("the return", || !ejected(&rig)).await;
+    until("the return", || !ejected(&rig)).await;
     assert!(back.elapsed() < Duration::from_millis(1500), "{:?}", back.elapsed());
     // Of 32 sequences an eighth at first; more only as the two seconds pass.
-    eventually("work for the replica", || rig.snapshot().replicas[0].running > 0).await;
+    until("work for the replica", || rig.snapshot().replicas[0].running > 0).await;
     let view = rig.snapshot().replicas[0].clone();
     assert!(
         view.state == ReplicaState::SlowStart && view.running <= view.limit && view.limit < 32,
         "{view:?}"
     );
-    eventually("all work there", || rig.snapshot().replicas[0].running == 16).await;
+    until("all work there", || rig.snapshot().replicas[0].running == 16).await;
     assert!(back.elapsed() > Duration::from_millis(500), "{:?}", back.elapsed());
     assert_eq!(rig.log("replica readmitted").len(), 1);
     jobs.shutdown().await;
@@ -154,13 +156,13 @@ async fn a_lost_replica_is_back_within_a_second_and_starts_slowly() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadline_ends_the_wait_with_the_truth() {
-    let rig = Rig::start(RigOptions {
+    let rig = Rig::start(Setup {
         yaml: "classes: {interactive: {max_wait: 700ms}, standard: {max_wait: 700ms}}\n".into(),
-        ..RigOptions::default()
+        ..Setup::default()
     });
     let rig = Arc::new(rig.await);
-    rig.control(0).add(FaultKind::Refuse).unwrap();
-    rig.control(1).add(FaultKind::Status { status: 503, retry_after: Some(30), message: None }).unwrap();
+    rig.engine(0).add(FaultKind::Refuse).unwrap();
+    rig.engine(1).add(FaultKind::Status { status: 503, retry_after: Some(30), message: None }).unwrap();
     let begun = Instant::now();
     let mut jobs = JoinSet::new();
     for job in 0..6 {
@@ -188,11 +190,8 @@ async fn a_deadline_ends_the_wait_with_the_truth() {
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_go_back_to_a_replaced_engine_when_the_other_one_is_full() {
     let slow = SimOptions { speed: 0.05, ..engine() };
-    let rig = Rig::start(RigOptions {
-        engines: vec![slow.clone(), slow],
-        pool: "max_seqs: 2".into(),
-        ..RigOptions::default()
-    });
+    let rig =
+        Rig::start(Setup { engines: vec![slow.clone(), slow], pool: "max_seqs: 2", ..Setup::default() });
     let rig = Arc::new(rig.await);
     let mut long = Vec::new();
     for _ in 0..4 {
@@ -201,10 +200,10 @@ async fn jobs_go_back_to_a_replaced_engine_when_the_other_one_is_full() {
         long.push(open);
     }
     // Engine 0 gets room, and loses the job that it gets.
-    rig.control(0).add(Fault::from(FaultKind::Reset { at: ResetPoint::Request }).times(1)).unwrap();
+    rig.engine(0).add(Fault::from(FaultKind::Reset { at: ResetPoint::Request }).times(1)).unwrap();
     let lost = long.swap_remove(0);
     drop(lost);
     let reply = rig.post("/v1/chat/completions", &chat(4, true)).await;
     assert_eq!((reply.status, reply.end), (200, End::Whole), "{}", reply.text());
-    assert_eq!(rig.finished(reply.request_id()).await["attempts"], 2);
+    assert_eq!(rig.line_of(reply.request_id()).await["attempts"], 2);
 }
