@@ -1,6 +1,7 @@
 //! What is remembered of one request until its end, when it becomes one log
 //! line, its metrics and its trace; also when the client just leaves.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::core::event::Placed;
@@ -103,6 +104,16 @@ impl Gaps {
     }
 }
 
+/// A duration in milliseconds with two decimals, the rest cut off.
+struct Millis(Duration);
+
+impl fmt::Display for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hundredths = self.0.as_micros() / 10;
+        write!(f, "{}.{:02}", hundredths / 100, hundredths % 100)
+    }
+}
+
 impl Record {
     /// A record of a request that has just arrived. Until something else is
     /// said, its client left.
@@ -148,11 +159,10 @@ impl Record {
     /// milliseconds.
     #[must_use]
     pub(super) fn server_timing(&self) -> Option<HeaderValue> {
-        let millis = |duration: Duration| duration.as_secs_f64() * 1e3;
-        let queue = millis(self.place?.why.queued);
-        let connect = millis(self.connect.unwrap_or_default());
-        let ttft = millis(self.first_token?.since(self.started));
-        let text = format!("queue;dur={queue:.2}, connect;dur={connect:.2}, ttft;dur={ttft:.2}");
+        let queue = Millis(self.place?.why.queued);
+        let connect = Millis(self.connect.unwrap_or_default());
+        let ttft = Millis(self.first_token?.since(self.started));
+        let text = format!("queue;dur={queue}, connect;dur={connect}, ttft;dur={ttft}");
         HeaderValue::try_from(text).ok()
     }
 }
