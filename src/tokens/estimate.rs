@@ -42,7 +42,8 @@ fn estimate_piece(piece: &[u8]) -> u64 {
 }
 
 fn text_tokens(text: &[u8]) -> u64 {
-    let wide = text.iter().filter(|byte| **byte >= 0x80).count() as u64;
+    let is_wide = |byte: &&u8| **byte >= 0x80;
+    let wide = if text.is_ascii() { 0 } else { text.iter().filter(is_wide).count() as u64 };
     let escapes = escapes(text);
     let narrow = (text.len() as u64).saturating_sub(wide + escapes.bytes);
     let wide = wide + escapes.bytes.saturating_sub(escapes.saved);
