@@ -288,8 +288,8 @@ pools:
 ";
 
     fn settings(text: &str, previous: Option<&Settings>) -> Settings {
-        let loaded = load_str_with(text, "test", Path::new("."), previous, &Machine).into_result();
-        loaded.unwrap_or_else(|report| panic!("{report}")).settings
+        let outcome = load_str_with(text, "test", Path::new("."), previous, &Machine);
+        outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings
     }
 
     fn gate(settings: &Settings) -> (Arc<Gate>, mpsc::Receiver<Action>) {
