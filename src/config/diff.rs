@@ -108,12 +108,10 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config::load::load_str_with;
-    use crate::config::secret::Machine;
+    use crate::config::load::load_str;
 
     fn load(text: &str) -> Loaded {
-        let outcome = load_str_with(text, "p", Path::new("/"), None, &Machine);
-        outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report))
+        load_str(text, "p", Path::new("/"), None).into_result().unwrap_or_else(|report| panic!("{report}"))
     }
 
     const ONE: &str = "

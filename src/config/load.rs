@@ -35,6 +35,16 @@ pub struct Outcome {
     pub(super) inputs: Inputs,
 }
 
+impl Outcome {
+    /// The configuration.
+    ///
+    /// # Errors
+    /// The report, when the file cannot be used.
+    pub fn into_result(self) -> Result<Loaded, Report> {
+        self.loaded.ok_or(self.report)
+    }
+}
+
 /// The files that a configuration was read from, with the hash of each (none
 /// when it could not be read).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -83,8 +93,14 @@ pub fn load_file_with(path: &Path, previous: Option<&Settings>, source: &dyn Sec
     outcome
 }
 
-/// Loads the text of a file that reports call `name`, with secrets from
-/// `source`. Relative paths in it start at `base`.
+/// Loads the text of a file that reports call `name`. Relative paths in it
+/// start at `base`.
+#[must_use]
+pub fn load_str(text: &str, name: &str, base: &Path, previous: Option<&Settings>) -> Outcome {
+    load_str_with(text, name, base, previous, &Machine)
+}
+
+/// Loads the text of a file with secrets from `source`.
 #[must_use]
 pub fn load_str_with(
     text: &str,
