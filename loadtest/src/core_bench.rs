@@ -54,13 +54,8 @@ pub struct Costs {
     pub finish: f64,
 }
 
-<<<<<<< HEAD
-/// One figure of a round.
-type Column = fn(&Costs) -> f64;
-=======
 /// A line of the report: its name, and the cost that it shows.
 type Column = (&'static str, fn(&Costs) -> f64);
->>>>>>> house
 
 /// Runs `loadtest core-bench`.
 ///
@@ -73,11 +68,7 @@ pub fn command(args: &CoreBenchArgs) -> Result<()> {
         rounds.push(world.round(args.turns)?);
     }
     println!("{} tenants, {} replicas, {} jobs wait; ns", args.tenants, args.replicas, args.waiting);
-<<<<<<< HEAD
-    let columns: [(&str, Column); 4] = [
-=======
     let columns: [Column; 4] = [
->>>>>>> house
         ("arrive", |costs| costs.arrive),
         ("first token", |costs| costs.first_token),
         ("finish and send", |costs| costs.finish),
