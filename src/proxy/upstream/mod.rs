@@ -5,6 +5,7 @@ mod conn;
 mod exchange;
 mod io;
 mod replica;
+mod waker;
 
 use std::sync::Arc;
 

@@ -1,7 +1,6 @@
 //! The connections to one engine.
 
 use std::sync::Arc;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 use http::header::{HOST, HeaderValue};
@@ -125,7 +124,6 @@ impl Replica {
     }
 
     fn take_idle(&self, keep_alive: Duration) -> Option<Conn> {
-        let mut cx = Context::from_waker(Waker::noop());
         let mut idle = self.idle.lock();
         while let Some(Idle { mut conn, since }) = idle.pop() {
             if since.elapsed() >= keep_alive {
@@ -133,7 +131,7 @@ impl Replica {
                 idle.clear();
                 return None;
             }
-            if conn.is_reusable(&mut cx) {
+            if conn.is_reusable() {
                 return Some(conn);
             }
         }
