@@ -14,6 +14,11 @@ const LAYERS: [&[&str]; 4] = [
     &["core"],
 ];
 
+/// The one arrow between two parts of a layer: what the operator chose for
+/// logs and traces is a section of the validated settings, so telemetry takes
+/// those types instead of a copy of them.
+const ALLOWED: (&str, &str) = ("telemetry", "crate::config::settings::");
+
 /// What would make the core depend on anything but its inputs.
 const IMPURE: [&str; 17] = [
     "tokio",
@@ -130,17 +135,15 @@ fn is_of_name(char: char) -> bool {
     char.is_alphanumeric() || char == '_'
 }
 
-/// Modules that `source` names as `crate::module` or `penstock::module`.
+/// Modules that `source` names as `crate::module`, or as `penstock::module`
+/// in the binary.
 fn used_modules(source: &Source) -> Vec<String> {
     let flat = source.flat();
-    let mut used = Vec::new();
-    for root in ["crate::", "penstock::"] {
-        for (start, _) in flat.match_indices(root).filter(|(start, _)| !flat[..*start].ends_with(is_of_name))
-        {
-            used.push(flat[start + root.len()..].chars().take_while(|char| is_of_name(*char)).collect());
-        }
-    }
-    used
+    let root = if source.module() == "main" { "penstock::" } else { "crate::" };
+    let names = flat.match_indices(root).filter(|(start, _)| !flat[..*start].ends_with(is_of_name));
+    let allowed = |path: &str| source.module() == ALLOWED.0 && path.starts_with(ALLOWED.1);
+    let wanted = names.map(|(start, _)| &flat[start..]).filter(|path| !allowed(path));
+    wanted.map(|path| path[root.len()..].chars().take_while(|char| is_of_name(*char)).collect()).collect()
 }
 
 /// Arrows that do not point downwards.
@@ -279,6 +282,8 @@ mod can_fail {
             ("fleet/probe.rs", "use crate::proxy::gate::Gate;"),
             ("wire/sse.rs", "fn f() { crate::tokens::count::count(); }"),
             ("telemetry/log.rs", "use crate::app::App;"),
+            ("telemetry/log.rs", "use crate::config::load::Outcome;"),
+            ("wire/sse.rs", "use crate::config::settings::Settings;"),
             ("proxy/a.rs", "use crate::{core::ids::JobId, fleet::handle::Fleet};"),
             ("proxy/a.rs", "use crate::{\n    core::{ids::JobId, job},\n    sim::world,\n};"),
             ("unknown/a.rs", ""),
@@ -293,6 +298,8 @@ mod can_fail {
             ("core/a.rs", "use crate::core::ids::JobId;\n// use crate::proxy::x;\n"),
             ("core/a.rs", "fn f() {}\n#[cfg(test)]\nmod tests { use crate::sim::world; }"),
             ("lib.rs", "pub mod proxy;"),
+            ("telemetry/log.rs", "use crate::config::settings::{LogFormat, TelemetrySettings};"),
+            ("config/a.rs", "fn f() { hint(\"penstock::proxy=debug\"); }"),
         ];
         for (path, text) in right {
             assert!(!offends(wrong_arrows, path, text), "{path}: {text}");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 
 use crate::app::gateway::{self, Gateway};
-use crate::app::{commands, load, signals};
+use crate::app::{load, signals};
 use crate::cli::DemoArgs;
 use crate::config::keys::{self, NewKey};
 use crate::config::settings::{LogFormat, TelemetrySettings};
@@ -17,7 +17,7 @@ use crate::telemetry::log::{self, LogError, LogGuard};
 use crate::wire::random;
 
 /// The public model that every tenant may use.
-pub(super) const MODEL: &str = "llama-3-8b";
+const MODEL: &str = "llama-3-8b";
 
 /// One pool of the demo's fleet.
 struct DemoPool {
@@ -28,17 +28,17 @@ struct DemoPool {
 }
 
 const POOLS: [DemoPool; 2] = [
-    DemoPool { name: "h100", profile: "h100-8b", replicas: 2, max_seqs: 48 },
-    DemoPool { name: "a10", profile: "a10-8b", replicas: 1, max_seqs: 8 },
+    DemoPool { name: "h100", profile: "h100-8b", replicas: 2, max_seqs: 20 },
+    DemoPool { name: "a10", profile: "a10-8b", replicas: 1, max_seqs: 4 },
 ];
 
 /// A tenant of the demo. The first class is the one it gets unasked.
 #[derive(Debug)]
-pub(super) struct DemoTenant {
-    pub(super) name: &'static str,
-    pub(super) weight: u32,
-    pub(super) classes: &'static [&'static str],
-    pub(super) key: NewKey,
+struct DemoTenant {
+    name: &'static str,
+    weight: u32,
+    classes: &'static [&'static str],
+    key: NewKey,
 }
 
 fn tenants() -> [DemoTenant; 3] {
@@ -78,15 +78,16 @@ pub(super) async fn run(args: DemoArgs) -> anyhow::Result<()> {
     std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     let reloader = gateway::load(path.clone()).map_err(|report| anyhow::anyhow!("{report}"))?;
     let telemetry = Telemetry::new(&reloader.current().load().startup.telemetry)?;
-    let gateway =
-        Gateway::start(reloader, telemetry).await.context("use --listen and --admin for other addresses")?;
+    let gateway = Gateway::start(reloader, telemetry)
+        .await
+        .context("the demo cannot start (--listen and --admin choose other addresses)")?;
 
     println!("{}", greeting(&gateway, &tenants, &path));
-    let traffic = args.load.then(|| load::start(gateway.address(), &tenants));
+    let traffic = args.load.then(|| load::start(gateway.address(), MODEL, clients(&tenants)));
     let signal = shutdown.asked().await;
     println!("\n{signal}: draining (a second one stops at once)");
     drop(traffic);
-    commands::drain(gateway, shutdown).await;
+    gateway.drain_or_abort(shutdown).await;
     for engine in fleet {
         engine.stop().await;
     }
@@ -110,6 +111,10 @@ impl Drop for Folder {
         // What is left behind in the temporary folder does no harm.
         let _left = std::fs::remove_dir_all(&self.0);
     }
+}
+
+fn clients(tenants: &[DemoTenant]) -> impl Iterator<Item = load::Client> {
+    tenants.iter().map(|tenant| load::Client { key: tenant.key.text.clone(), classes: tenant.classes })
 }
 
 /// The engines, and the `pools` section that describes them.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hyper::service::service_fn;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use crate::admin::{self, AdminHandle, AdminState};
 use crate::app::hooks::{self, DoorWatch, ToScheduler, ToTelemetry};
@@ -36,11 +36,14 @@ const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// request has ended.
 const GOODBYE: Duration = Duration::from_secs(5);
 
+/// How often unused connections to engines are looked at.
+const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(1);
+
 /// Why a gateway did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The client address cannot be had.
-    #[error("cannot listen on {address} (server.listen): {source}")]
+    #[error("cannot listen on {address} (server.listen): {source}{}", next_step(source))]
     Listen {
         /// The address.
         address: SocketAddr,
@@ -48,7 +51,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// The admin address cannot be had.
-    #[error("cannot listen on {address} (server.admin): {source}")]
+    #[error("cannot listen on {address} (server.admin): {source}{}", next_step(source))]
     Admin {
         /// The address.
         address: SocketAddr,
@@ -58,9 +61,22 @@ pub enum StartError {
     /// Traces cannot be sent.
     #[error(transparent)]
     Telemetry(#[from] TelemetryError),
+    /// SIGHUP cannot be listened to.
+    #[error("no handler for SIGHUP: {0}")]
+    Signals(#[source] io::Error),
     /// TLS to engines is not available.
     #[error(transparent)]
     Tls(#[from] NoTls),
+}
+
+/// What to do about an address that cannot be had.
+pub(super) fn next_step(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "; another program listens there: stop it, or choose another address",
+        io::ErrorKind::AddrNotAvailable => "; this machine does not have that address",
+        io::ErrorKind::PermissionDenied => "; ports below 1024 need a privilege: choose a higher one",
+        _ => "",
+    }
 }
 
 /// A running gateway.
@@ -108,6 +124,9 @@ impl Gateway {
             .map_err(|source| StartError::Listen { address: now.startup.listen, source })?;
         let admin = start_admin(&now, &proxy, &fleet, &reload)?;
 
+        // Before anybody can know that the process is there: until then a
+        // SIGHUP ends it.
+        let hang_up = signals::hang_up().map_err(StartError::Signals)?;
         ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[] }.emit(&telemetry);
         ServerStarted { listen: address, admin: admin.addr() }.emit(&telemetry);
         let shutdown = Shutdown::default();
@@ -127,7 +146,8 @@ impl Gateway {
         background.spawn(telemetry.clone().upkeep());
         background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));
         background.spawn(follow_file(reloader, asks, Arc::clone(&proxy), fleet.clone()));
-        background.spawn(hang_up(reload.clone()));
+        background.spawn(close_idle(Arc::clone(&proxy)));
+        background.spawn(signals::reload_at(hang_up, reload.clone()));
         Ok(Self { address, admin, proxy, fleet, reload, shutdown, serving, background })
     }
 
@@ -156,13 +176,23 @@ impl Gateway {
     }
 
     /// Ends everything now; in-flight requests are cut. For a second signal.
-    #[must_use]
     pub fn abort_switch(&self) -> impl Fn() + Send + use<> {
         let (grace, shutdown) = (self.proxy.grace.clone(), self.shutdown.clone());
         move || {
             grace.end();
             shutdown.abort.cancel();
         }
+    }
+
+    /// Drains; the next signal ends it at once.
+    pub(super) async fn drain_or_abort(self, mut shutdown: signals::Shutdown) {
+        let abort = self.abort_switch();
+        let impatience = tokio::spawn(async move {
+            shutdown.asked().await;
+            abort();
+        });
+        self.drain().await;
+        impatience.abort();
     }
 
     /// Takes no new requests, lets the others finish within the grace, gives
@@ -174,10 +204,14 @@ impl Gateway {
         gate.event(Event::Draining);
         ServerDraining { jobs: gate.snapshot().jobs, grace: allowed }.emit(telemetry);
         let deadline = Instant::now() + allowed;
-        while gate.snapshot().jobs > 0 && Instant::now() < deadline && !self.shutdown.abort.is_cancelled() {
-            sleep(DRAIN_POLL).await;
+        let mut cut_off = gate.snapshot().jobs;
+        while cut_off > 0 && Instant::now() < deadline {
+            if timeout(DRAIN_POLL, self.shutdown.abort.cancelled()).await.is_ok() {
+                // The jobs may be gone by now, but not because they were done.
+                break;
+            }
+            cut_off = gate.snapshot().jobs;
         }
-        let cut_off = gate.snapshot().jobs;
         grace.end();
         gate.refuse_waiting(Rejection {
             reason: RejectReason::Draining,
@@ -227,9 +261,11 @@ async fn follow_file(reloader: Reloader, asks: ReloadAsks, proxy: Arc<Proxy>, fl
     Arc::new(reloader).watch(asks, |report| hooks::apply_reload(report, &proxy, &fleet)).await;
 }
 
-async fn hang_up(reload: ReloadHandle) {
-    if let Err(error) = signals::reload_on_hangup(reload).await {
-        tracing::warn!(%error, "SIGHUP does not reload the configuration");
+async fn close_idle(proxy: Arc<Proxy>) {
+    let mut every = tokio::time::interval(CLOSE_IDLE_EVERY);
+    loop {
+        every.tick().await;
+        proxy.upstreams.close_idle(proxy.settings.load().edge.upstream.keep_alive);
     }
 }
 

@@ -14,8 +14,8 @@ use crate::proxy::handler::Proxy;
 use crate::proxy::server::{DoorEvents, Refusal};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    ConfigRejected, ConfigReloaded, ConnectionRefused, ModelMismatch, ProbeFailed, ReplicaEjected,
-    ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
+    ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, ModelMismatch, ProbeFailed,
+    ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
 };
 use crate::telemetry::metrics::EngineView;
 
@@ -104,7 +104,7 @@ pub(super) async fn carry_out(
 pub(super) fn apply_reload(report: &ReloadReport, proxy: &Proxy, fleet: &Fleet) {
     let telemetry = &proxy.telemetry;
     match report.outcome {
-        ReloadOutcome::Unchanged => {}
+        ReloadOutcome::Unchanged => ConfigUnchanged.emit(telemetry),
         ReloadOutcome::Failed => {
             let problems: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
             ConfigRejected { problems: &problems }.emit(telemetry);

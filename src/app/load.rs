@@ -8,22 +8,34 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::app::demo::{DemoTenant, MODEL};
-
 /// Clients in flight at most, over all tenants.
 const MAX_IN_FLIGHT: usize = 400;
 
+/// One tenant's clients.
+#[derive(Debug)]
+pub(super) struct Client {
+    /// The tenant's key.
+    pub(super) key: String,
+    /// The classes they use.
+    pub(super) classes: &'static [&'static str],
+}
+
 /// Starts the traffic; dropping the result stops it.
-pub(super) fn start(gateway: SocketAddr, tenants: &[DemoTenant]) -> JoinSet<()> {
+pub(super) fn start(
+    gateway: SocketAddr,
+    model: &'static str,
+    clients: impl Iterator<Item = Client>,
+) -> JoinSet<()> {
     let mut streams = JoinSet::new();
     let client = reqwest::Client::new();
     let slots = Arc::new(tokio::sync::Semaphore::new(MAX_IN_FLIGHT));
-    for (number, tenant) in tenants.iter().enumerate() {
+    for (number, tenant) in clients.enumerate() {
         for class in tenant.classes {
             let source = Source {
                 client: client.clone(),
                 url: format!("http://{gateway}/v1/chat/completions"),
-                key: tenant.key.text.clone(),
+                key: tenant.key.clone(),
+                model,
                 class,
                 slots: Arc::clone(&slots),
             };
@@ -37,6 +49,7 @@ struct Source {
     client: reqwest::Client,
     url: String,
     key: String,
+    model: &'static str,
     class: &'static str,
     slots: Arc<tokio::sync::Semaphore>,
 }
@@ -75,7 +88,7 @@ impl Source {
     async fn request(&self, words: u64, max_tokens: u64) {
         let words = usize::try_from(words).unwrap_or(1);
         let body = json!({
-            "model": MODEL,
+            "model": self.model,
             "messages": [{ "role": "user", "content": "water ".repeat(words) }],
             "max_tokens": max_tokens,
             "stream": true,

@@ -4,10 +4,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::watch::ReloadHandle;
 
-/// Waits for SIGTERM or Ctrl-C and says which it was.
-///
-/// # Errors
-/// The operating system takes no handler.
+/// SIGTERM and Ctrl-C.
 pub(super) struct Shutdown {
     term: Signal,
     int: Signal,
@@ -15,11 +12,14 @@ pub(super) struct Shutdown {
 
 impl Shutdown {
     /// Takes the signals over from the default, which is to die.
+    ///
+    /// # Errors
+    /// The operating system takes no handler.
     pub(super) fn listen() -> std::io::Result<Self> {
         Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
     }
 
-    /// Waits for the next of them.
+    /// Waits for the next of them and says which it was.
     pub(super) async fn asked(&mut self) -> &'static str {
         tokio::select! {
             _ = self.term.recv() => "SIGTERM",
@@ -28,11 +28,17 @@ impl Shutdown {
     }
 }
 
-/// Reloads the configuration at every SIGHUP.
-pub(super) async fn reload_on_hangup(reload: ReloadHandle) -> std::io::Result<()> {
-    let mut hangup = signal(SignalKind::hangup())?;
-    while hangup.recv().await.is_some() {
+/// Takes SIGHUP over from the default, which is to die.
+///
+/// # Errors
+/// The operating system takes no handler.
+pub(super) fn hang_up() -> std::io::Result<Signal> {
+    signal(SignalKind::hangup())
+}
+
+/// Reloads the configuration at every `signal`.
+pub(super) async fn reload_at(mut signal: Signal, reload: ReloadHandle) {
+    while signal.recv().await.is_some() {
         reload.nudge();
     }
-    Ok(())
 }

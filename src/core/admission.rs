@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::core::estimate::DrainRate;
 use crate::core::event::{BoundKind, RejectReason};
-use crate::core::ids::TenantId;
+use crate::core::ids::{JobId, TenantId};
 use crate::core::policy::{Bounds, Policy};
 use crate::core::queue::{Load, Queue};
 use crate::core::time::Tick;
@@ -56,6 +56,21 @@ pub fn retry_after(waiting: u64, drain: &DrainRate, now: Tick) -> Duration {
     MAX_RETRY_AFTER
 }
 
+/// The largest part by which [`spread`] moves a wait.
+const SPREAD: f64 = 0.25;
+
+/// The wait, longer by up to a quarter, and near [`MAX_RETRY_AFTER`] shorter
+/// instead. SDKs keep to the time they are told, so jobs that were refused
+/// together would come back together. The golden ratio puts the waits of jobs
+/// in a row far apart.
+#[must_use]
+pub fn spread(wait: Duration, job: JobId) -> Duration {
+    const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+    let place = (job.index() as u64).wrapping_mul(GOLDEN) as f64 / 2f64.powi(64);
+    let longer = wait.mul_f64(1.0 + SPREAD * place);
+    if longer <= MAX_RETRY_AFTER { longer } else { MAX_RETRY_AFTER.mul_f64(1.0 - SPREAD * place) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,5 +104,16 @@ mod tests {
         let hundred = retry_after(100, &drain, now).as_secs_f64();
         assert!((8.0..11.0).contains(&hundred), "{hundred}");
         assert_eq!(retry_after(1_000_000, &drain, now), MAX_RETRY_AFTER);
+    }
+    #[test]
+    fn waits_are_spread_within_bounds() {
+        for wait in [MIN_RETRY_AFTER, Duration::from_secs(10), Duration::from_secs(50), MAX_RETRY_AFTER] {
+            let mut waits: Vec<_> = (0..100).map(|job| spread(wait, JobId::new(job))).collect();
+            waits.sort();
+            let widest = waits.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
+            assert!(waits[0] >= wait.min(MAX_RETRY_AFTER.mul_f64(1.0 - SPREAD)), "{waits:?}");
+            assert!(waits[99] <= MAX_RETRY_AFTER && waits[99] - waits[0] >= wait.mul_f64(0.19), "{waits:?}");
+            assert!(widest <= wait.mul_f64(0.05), "{widest:?} of {wait:?}");
+        }
     }
 }

@@ -90,6 +90,13 @@ impl DrainRate {
         self.first.get_or_insert(now);
     }
 
+    /// A job that was noted came back: its replica failed it, so nothing was
+    /// drained. Otherwise replicas that are down would look like fast ones.
+    pub fn take_back(&mut self, now: Tick) {
+        self.sum = (self.sum_at(now) - 1.0).max(0.0);
+        self.last = now;
+    }
+
     /// Jobs per second; `None` before anything was dispatched. The sum is
     /// divided by the part of the memory that has been lived through, at least
     /// one second, so that the rate is right from the start.
@@ -170,5 +177,15 @@ mod tests {
             }
         }
         assert!(rate.per_second(Tick::from_millis(400_000)).unwrap_or(9.9) < 0.01);
+    }
+
+    #[test]
+    fn what_comes_back_was_not_drained() {
+        let mut rate = DrainRate::default();
+        for step in 0..1000u64 {
+            rate.note(Tick::from_millis(step * 10));
+            rate.take_back(Tick::from_millis(step * 10 + 3));
+        }
+        assert!(rate.per_second(Tick::from_millis(10_000)).unwrap_or(9.9) < 0.01);
     }
 }

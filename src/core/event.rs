@@ -123,7 +123,7 @@ impl Fault {
     /// that the try counts against the job's attempts.
     #[must_use]
     pub const fn counts_as_attempt(self) -> bool {
-        !matches!(self, Self::Refused | Self::Busy { .. })
+        !matches!(self, Self::Refused | Self::Draining | Self::Busy { .. })
     }
 
     /// Whether one such fault is enough to stop sending work to the replica.

@@ -108,6 +108,19 @@ impl Fleet {
         Some(Standing { work, running, limit: self.limit(node, now), epoch: node.vitals.epoch() })
     }
 
+    /// How often the replica came back; see [`Vitals::epoch`].
+    #[must_use]
+    pub fn epoch(&self, id: ReplicaId) -> Option<u32> {
+        self.node(id).map(|node| node.vitals.epoch())
+    }
+
+    /// Whether a job runs there that failed elsewhere and has not got its first
+    /// token yet.
+    #[must_use]
+    pub fn has_suspect(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.ledger.suspects > 0)
+    }
+
     /// Whether the replica may get work, credit left or not.
     #[must_use]
     pub fn is_up(&self, id: ReplicaId) -> bool {

@@ -115,8 +115,8 @@ impl Default for Bounds {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     /// How often a job may reach an engine that then fails it, the first try
-    /// included. Refused connections and busy answers do not count: the
-    /// engine did no work for them.
+    /// included. Refused connections and the answers of engines that are busy
+    /// or shut down do not count: the engine did no work for them.
     pub max_attempts: u32,
 }
 

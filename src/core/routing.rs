@@ -15,6 +15,8 @@ pub struct Ledger {
     pub output: u64,
     /// KV cache tokens: prompts and all expected output.
     pub kv: u64,
+    /// Jobs that failed elsewhere and whose first output token has not come.
+    pub suspects: u32,
 }
 
 /// What one job books at a replica.
@@ -28,6 +30,8 @@ pub struct Booking {
     pub output: u64,
     /// Whether its first token has come.
     pub started: bool,
+    /// Whether it failed elsewhere.
+    pub suspect: bool,
 }
 
 impl Booking {
@@ -39,6 +43,10 @@ impl Booking {
 
     const fn prefill(&self) -> u64 {
         if self.started { 0 } else { self.prompt }
+    }
+
+    fn suspects(&self) -> u32 {
+        u32::from(self.suspect && !self.started)
     }
 
     const fn remaining(&self) -> u64 {
@@ -63,6 +71,7 @@ impl Ledger {
         self.prefill = self.prefill.saturating_add(booking.prefill());
         self.output = self.output.saturating_add(booking.remaining());
         self.kv = self.kv.saturating_add(booking.kv());
+        self.suspects += booking.suspects();
     }
 
     /// Takes a job out again; false when it was not all there.
@@ -74,6 +83,7 @@ impl Ledger {
                 prefill: self.prefill.checked_sub(booking.prefill())?,
                 output: self.output.checked_sub(booking.remaining())?,
                 kv: self.kv.checked_sub(booking.kv())?,
+                suspects: self.suspects.checked_sub(booking.suspects())?,
             })
         };
         let Some(rest) = rest() else { return false };
@@ -102,13 +112,13 @@ mod tests {
     #[test]
     fn a_job_weighs_less_once_it_has_started() {
         let mut ledger = Ledger::default();
-        let mut booking = Booking { seqs: 2, prompt: 100, output: 51, started: false };
+        let mut booking = Booking { seqs: 2, prompt: 100, output: 51, started: false, suspect: true };
         ledger.add(&booking);
-        assert_eq!((ledger.work(), ledger.kv), (151, 151));
+        assert_eq!((ledger.work(), ledger.kv, ledger.suspects), (151, 151, 1));
         assert!(ledger.take(&booking));
         booking.started = true;
         ledger.add(&booking);
-        assert_eq!((ledger.work(), ledger.kv), (25, 151));
+        assert_eq!((ledger.work(), ledger.kv, ledger.suspects), (25, 151, 0));
         assert!(ledger.take(&booking));
         assert_eq!(ledger, Ledger::default());
         assert!(!ledger.take(&booking));

@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio::time::{Instant, timeout_at};
@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::config::settings::{EngineKind, PoolEdge, Settings};
 use crate::core::event::Fault;
 use crate::core::job::Usage;
+use crate::proxy::gather::Gathered;
 use crate::proxy::order::Order;
 use crate::proxy::record::{Place, Record};
 use crate::proxy::stream::{EngineStream, Step};
@@ -96,9 +97,20 @@ impl Tries<'_> {
         let attempt = timeout_at(deadline, Box::pin(trying)).await;
         let clock = record.clock;
         if let Some(trace) = &record.trace {
-            trace.phase(Phase::FirstToken, clock.tick(begun), clock.now());
+            let phase = if self.order.peek.stream { Phase::FirstToken } else { Phase::Engine };
+            trace.phase(phase, clock.tick(begun), clock.now());
         }
-        attempt.unwrap_or(Attempt::failed(Fault::Silent))
+        match attempt.unwrap_or(Attempt::failed(Fault::Silent)) {
+            Attempt::Refused(error) => Attempt::Refused(self.in_public_words(settings, pool, error)),
+            other => other,
+        }
+    }
+
+    fn in_public_words(&self, settings: &Settings, pool: &PoolEdge, error: ApiError) -> ApiError {
+        match (pool.model_names.get(&self.order.model), self.shown_model(settings, pool)) {
+            (Some(engine_name), Some(shown)) => error.with_word_replaced(engine_name, &shown),
+            _ => error,
+        }
     }
 
     async fn read(
@@ -140,10 +152,11 @@ impl Tries<'_> {
         let mut stream = Box::new(EngineStream::new(exchange, judge));
         loop {
             match poll_fn(|cx| stream.poll_step(cx)).await {
-                Step::More if stream.has_output() || stream.held_bytes() > MAX_HELD_BYTES => {
-                    return Attempt::Stream { stream, head, whole: None };
+                Step::More | Step::KeepAlive => {
+                    if stream.has_output() || stream.held_bytes() > MAX_HELD_BYTES {
+                        return Attempt::Stream { stream, head, whole: None };
+                    }
                 }
-                Step::More => {}
                 Step::Complete(usage) => return Attempt::Stream { stream, head, whole: Some(usage) },
                 Step::Failed(error, usage) => return Attempt::of_error(error, usage),
             }
@@ -204,19 +217,13 @@ fn is_event_stream(exchange: &Exchange) -> bool {
 
 /// Reads an answer whole; one that comes in one piece is not copied.
 async fn whole_body(mut exchange: Exchange, limit: u64) -> Result<Bytes, Fault> {
-    let mut first = Bytes::new();
-    let mut rest = BytesMut::new();
+    let mut gathered = Gathered::default();
     while let Some(data) = exchange.data().await {
         let data = data.map_err(|_| Fault::Reset)?;
-        if (first.len() + rest.len() + data.len()) as u64 > limit {
+        if (gathered.len() + data.len()) as u64 > limit {
             return Err(Fault::Malformed);
         }
-        if first.is_empty() && rest.is_empty() {
-            first = data;
-        } else {
-            rest.extend_from_slice(&std::mem::take(&mut first));
-            rest.extend_from_slice(&data);
-        }
+        gathered.push(data);
     }
-    Ok(if rest.is_empty() { first } else { rest.freeze() })
+    Ok(gathered.finish())
 }

@@ -53,8 +53,7 @@ struct Inner {
 
 impl Gate {
     /// A gate under `policy`. Actions about replicas (eject, probe, readmit)
-    /// and requeues go to `replica_actions`; one that finds the channel full
-    /// is dropped, and the core asks again when a probe stays unanswered.
+    /// go to `replica_actions`; one that finds the channel full is dropped, and the core asks again when a probe stays unanswered.
     #[must_use]
     pub fn new(policy: Arc<Policy>, clock: Clock, replica_actions: mpsc::Sender<Action>) -> Arc<Self> {
         Arc::new(Self {
@@ -177,7 +176,11 @@ impl Gate {
                         let waiter = inner.waiters.remove(&job);
                         deliveries.extend(waiter.map(|waiter| (waiter, Err(why))));
                     }
-                    action => replica_actions.push(action),
+                    // The ticket's owner knows: it brought the failure.
+                    Action::Requeue { .. } => {}
+                    Action::Eject { .. } | Action::Probe { .. } | Action::Readmit { .. } => {
+                        replica_actions.push(action);
+                    }
                 }
             }
             let timer = inner.scheduler.next_deadline();
@@ -262,5 +265,133 @@ impl Drop for Ticket {
         if self.live {
             self.gate.event(Event::Left { job: self.job, usage: self.usage });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::load::load_str_with;
+    use crate::config::secret::Machine;
+    use crate::config::settings::Settings;
+    use crate::core::event::RejectReason;
+    use crate::core::ids::{ClassId, ModelId, TenantId};
+
+    const ONE_SLOT: &str = "
+version: 1
+auth: {mode: off}
+pools:
+  p: {engine: vllm, models: [m], max_seqs: 1, replicas: ['http://127.0.0.1:9']}
+";
+
+    fn settings(text: &str, previous: Option<&Settings>) -> Settings {
+        let outcome = load_str_with(text, "test", Path::new("."), previous, &Machine);
+        outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings
+    }
+
+    fn gate(settings: &Settings) -> (Arc<Gate>, mpsc::Receiver<Action>) {
+        let (wishes, wished) = mpsc::channel(8);
+        (Gate::new(Arc::clone(&settings.policy), Clock::start(), wishes), wished)
+    }
+
+    fn admit(gate: &Arc<Gate>, settings: &Settings, wait: Duration) -> Ticket {
+        let policy = &settings.policy;
+        let spec = JobSpec {
+            id: gate.next_job_id(),
+            tenant: policy.tenants.iter().map(|(id, _, _)| id).next().unwrap_or(TenantId::new(0)),
+            class: policy.classes.id("interactive").unwrap_or(ClassId::new(0)),
+            model: policy.models.id("m").unwrap_or(ModelId::new(0)),
+            prompt_tokens: 10,
+            max_output_tokens: 10,
+            sequences: 1,
+            bytes: 100,
+            deadline: gate.clock().now() + wait,
+        };
+        gate.admit(spec, policy)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dropped_ticket_lets_the_next_one_go() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let mut first = admit(&gate, &settings, Duration::from_secs(60));
+        let mut second = admit(&gate, &settings, Duration::from_secs(60));
+        first.placed().await.unwrap();
+        assert_eq!(gate.snapshot().jobs, 2);
+        drop(first);
+        second.placed().await.unwrap();
+        second.finish(Outcome::Done(Usage::Unknown));
+        drop(second);
+        assert_eq!(gate.snapshot().jobs, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deadline_ends_the_wait() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        tokio::spawn(Arc::clone(&gate).run_timer());
+        let _running = admit(&gate, &settings, Duration::from_secs(60));
+        let mut late = admit(&gate, &settings, Duration::from_secs(3));
+        let begun = tokio::time::Instant::now();
+        let rejection = late.placed().await.unwrap_err();
+        assert_eq!(rejection.reason, RejectReason::DeadlineExceeded);
+        assert_eq!(begun.elapsed().as_secs(), 3);
+        assert_eq!(gate.snapshot().jobs, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_try_goes_back_to_the_queue_and_asks_for_a_probe() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, mut wished) = gate(&settings);
+        tokio::spawn(Arc::clone(&gate).run_timer());
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let placement = ticket.placed().await.unwrap();
+        ticket.failed_unseen(Fault::Refused, Usage::Unknown);
+        let eject = Action::Eject { replica: placement.replica, why: Fault::Refused };
+        assert_eq!(wished.recv().await, Some(eject));
+        assert_eq!(wished.recv().await, Some(Action::Probe { replica: placement.replica }));
+        gate.event(Event::ReplicaFound { replica: placement.replica });
+        assert_eq!(ticket.placed().await.unwrap().why.attempt, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_job_brings_its_policy_with_it() {
+        let old = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&old);
+        let text = ONE_SLOT.replace("models: [m]", "models: [m, new]");
+        let new = settings(&text, Some(&old));
+        let spec = JobSpec {
+            id: gate.next_job_id(),
+            tenant: new.policy.tenants.iter().map(|(id, _, _)| id).next().unwrap(),
+            class: new.policy.classes.id("interactive").unwrap(),
+            model: new.policy.models.id("new").unwrap(),
+            prompt_tokens: 1,
+            max_output_tokens: 1,
+            sequences: 1,
+            bytes: 1,
+            deadline: gate.clock().now() + Duration::from_secs(1),
+        };
+        gate.admit(spec, &new.policy).placed().await.unwrap();
+        // An older policy does not come back.
+        gate.follow(&old.policy);
+        let again = JobSpec { id: gate.next_job_id(), ..spec };
+        gate.admit(again, &new.policy).placed().await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_still_waits_is_refused_at_the_end() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let running = admit(&gate, &settings, Duration::from_secs(60));
+        let mut waiting = admit(&gate, &settings, Duration::from_secs(60));
+        let why = Rejection { reason: RejectReason::Draining, queued: Duration::ZERO, retry_after: None };
+        gate.refuse_waiting(why);
+        assert_eq!(waiting.placed().await.unwrap_err(), why);
+        assert_eq!(gate.snapshot().jobs, 1);
+        drop(running);
+        assert_eq!(gate.snapshot().jobs, 0);
     }
 }

@@ -18,7 +18,7 @@ use crate::proxy::auth;
 use crate::proxy::body::AnswerBody;
 use crate::proxy::gate::{Gate, Placement, Ticket};
 use crate::proxy::grace::Grace;
-use crate::proxy::intake::{self, BodyBudget};
+use crate::proxy::intake::{self, BodyBudget, Unread};
 use crate::proxy::models::Windows;
 use crate::proxy::order::{self, Order};
 use crate::proxy::record::{Place, Record};
@@ -125,7 +125,9 @@ impl Proxy {
         if self.grace.is_draining() {
             return Err(ApiError::from(RejectReason::Draining));
         }
-        let (body, held) = intake::read(body, &settings.edge.requests, &self.bodies).await?;
+        let patience = settings.startup.door.body_timeout;
+        let read = intake::read(body, &settings.edge.requests, patience, &self.bodies).await;
+        let (body, held) = read.map_err(|unread| not_read(unread, record))?;
         let now = record.clock.now();
         let at = (self.gate.next_job_id(), now);
         let order = order::read(&settings, &identity, api, &parts.headers, body, at)?;
@@ -174,6 +176,7 @@ impl Proxy {
             record.place = Some(place);
             record.attempts += 1;
             record.usage = Some(Usage::Unknown);
+            let sent = record.clock.now();
             match tries.at(&settings, place, record).await {
                 Attempt::Stream { stream, head, whole } => {
                     record.first_token = Some(record.clock.now());
@@ -181,7 +184,7 @@ impl Proxy {
                     return Ok(Answered::Stream { stream, head, whole, ticket });
                 }
                 Attempt::Answer { status, head, body, usage } => {
-                    record.first_token = Some(record.clock.now());
+                    record.engine = Some(record.clock.now().since(sent));
                     record.succeeded(usage);
                     ticket.finish(Outcome::Done(usage));
                     return Ok(Answered::Whole { status, head, body });
@@ -232,8 +235,23 @@ fn place(settings: &Settings, Placement { replica, why }: Placement) -> Place {
     Place { pool, replica, engine, why }
 }
 
+/// A client that gives up its body has left, whatever it is still told.
+fn not_read(unread: Unread, record: &mut Record) -> ApiError {
+    match unread {
+        Unread::Refused(error) => error,
+        Unread::BrokeOff => {
+            record.ended(RequestOutcome::ClientGone, "body_cut_short");
+            ApiError::new(Kind::BadBody, "The request body broke off before its end.")
+        }
+    }
+}
+
 fn reject(rejection: Rejection, record: &mut Record) -> ApiError {
-    record.ended(RequestOutcome::Rejected, rejection.reason.name());
+    let outcome = match rejection.reason {
+        RejectReason::AttemptsExhausted(_) => RequestOutcome::Failed,
+        _ => RequestOutcome::Rejected,
+    };
+    record.ended(outcome, rejection.reason.name());
     ApiError::from(rejection)
 }
 

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use tokio::time::timeout;
 
 use crate::config::settings::RequestLimits;
+use crate::proxy::gather::Gathered;
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
 
@@ -59,70 +61,59 @@ impl Drop for Held {
     }
 }
 
-/// Reads the whole body. One that comes in one piece is not copied.
+/// Why a body is not there.
+#[derive(Debug)]
+pub enum Unread {
+    /// It is refused: too large, too slow, or more than the gateway can hold.
+    Refused(ApiError),
+    /// It broke off: the client is gone, or does not keep to the protocol.
+    BrokeOff,
+}
+
+impl From<ApiError> for Unread {
+    fn from(error: ApiError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// Reads the whole body, with at most `patience` between two pieces of it.
+/// One that comes in one piece is not copied.
 ///
 /// # Errors
-/// Too large, too slow, malformed, or more than the gateway can hold.
+/// See [`Unread`].
 pub async fn read(
     mut body: Incoming,
     limits: &RequestLimits,
+    patience: Duration,
     budget: &Arc<BodyBudget>,
-) -> Result<(Bytes, Held), ApiError> {
+) -> Result<(Bytes, Held), Unread> {
     let mut held = budget.hold();
     let declared = body.size_hint().exact();
     if let Some(declared) = declared {
         if declared > limits.max_body_bytes {
-            return Err(ApiError::body_too_large(limits.max_body_bytes));
+            return Err(ApiError::body_too_large(limits.max_body_bytes).into());
         }
         held.add(declared, limits.max_total_body_bytes)?;
     }
-    let mut gathered = Gathered { whole: Bytes::new(), parts: BytesMut::new() };
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|_| unreadable())?.into_data() else {
+    let mut gathered = Gathered::new(declared.and_then(|bytes| usize::try_from(bytes).ok()));
+    // The door times the bytes of an HTTP/1 connection, but an HTTP/2 stream
+    // may be silent on a lively one.
+    while let Some(frame) = timeout(patience, body.frame()).await.map_err(|_| too_slow(patience))? {
+        let Ok(data) = frame.map_err(|_| Unread::BrokeOff)?.into_data() else {
             continue;
         };
         if declared.is_none() {
             held.add(data.len() as u64, limits.max_total_body_bytes)?;
         }
         if (gathered.len() + data.len()) as u64 > limits.max_body_bytes {
-            return Err(ApiError::body_too_large(limits.max_body_bytes));
+            return Err(ApiError::body_too_large(limits.max_body_bytes).into());
         }
-        gathered.push(data, declared);
+        gathered.push(data);
     }
     Ok((gathered.finish(), held))
 }
 
-/// A body so far: its first piece as it came, or a buffer once there are two.
-struct Gathered {
-    whole: Bytes,
-    parts: BytesMut,
-}
-
-impl Gathered {
-    fn len(&self) -> usize {
-        self.whole.len() + self.parts.len()
-    }
-
-    fn push(&mut self, data: Bytes, declared: Option<u64>) {
-        if self.len() == 0 {
-            self.whole = data;
-            return;
-        }
-        if self.parts.is_empty() {
-            let declared = declared.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
-            self.parts.reserve(declared.max(self.whole.len() + data.len()));
-            self.parts.extend_from_slice(&std::mem::take(&mut self.whole));
-        }
-        self.parts.extend_from_slice(&data);
-    }
-
-    fn finish(self) -> Bytes {
-        if self.parts.is_empty() { self.whole } else { self.parts.freeze() }
-    }
-}
-
-/// The client, not the gateway, gave up on the body; when it came too slowly
-/// or was malformed, the door has its own answer for that.
-fn unreadable() -> ApiError {
-    ApiError::new(Kind::BadBody, "The request body broke off before its end.")
+fn too_slow(patience: Duration) -> ApiError {
+    let text = format!("No byte of the request body came for {} s.", patience.as_secs_f64());
+    ApiError::new(Kind::BodyTimeout, text)
 }

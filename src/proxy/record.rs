@@ -55,8 +55,10 @@ pub(super) struct Record {
     pub(super) usage: Option<Usage>,
     /// Set-up time of the last connection.
     pub(super) connect: Option<Duration>,
-    /// When the first token (or the whole plain answer) came.
+    /// When the first token of a stream came.
     pub(super) first_token: Option<Tick>,
+    /// How long the engine took for a plain answer, in the last try.
+    pub(super) engine: Option<Duration>,
     /// Gaps between the pieces of a stream.
     pub(super) gaps: Gaps,
 }
@@ -139,6 +141,7 @@ impl Record {
             usage: None,
             connect: None,
             first_token: None,
+            engine: None,
             gaps: Gaps::default(),
         }
     }
@@ -155,14 +158,19 @@ impl Record {
         self.reason = Some(reason);
     }
 
-    /// The `Server-Timing` header: queue, connect and time to first token in
-    /// milliseconds.
+    /// The `Server-Timing` header, in milliseconds: queue, connect, and the
+    /// time to the first token of a stream or the engine's time for a plain
+    /// answer.
     #[must_use]
     pub(super) fn server_timing(&self) -> Option<HeaderValue> {
         let queue = Millis(self.place?.why.queued);
         let connect = Millis(self.connect.unwrap_or_default());
-        let ttft = Millis(self.first_token?.since(self.started));
-        let text = format!("queue;dur={queue}, connect;dur={connect}, ttft;dur={ttft}");
+        let (last, time) = match (self.first_token, self.engine) {
+            (Some(at), _) => ("ttft", Millis(at.since(self.started))),
+            (None, Some(engine)) => ("engine", Millis(engine)),
+            (None, None) => return None,
+        };
+        let text = format!("queue;dur={queue}, connect;dur={connect}, {last};dur={time}");
         HeaderValue::try_from(text).ok()
     }
 }

@@ -90,6 +90,7 @@ impl Relay {
             }
             match self.stream.poll_step(cx) {
                 Poll::Ready(Step::More) => self.progressed(),
+                Poll::Ready(Step::KeepAlive) => {}
                 Poll::Ready(Step::Complete(usage)) => self.completed(usage),
                 Poll::Ready(Step::Failed(error, usage)) => self.broken(error, usage),
                 Poll::Pending if self.interrupted(cx) => {}

@@ -20,6 +20,9 @@ const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
 pub(super) enum Step {
     /// The stream goes on.
     More,
+    /// The engine says that it is there, and nothing else: its server can say
+    /// so while what generates tokens hangs.
+    KeepAlive,
     /// The answer is whole.
     Complete(Usage),
     /// It failed, and this was consumed for it.
@@ -84,7 +87,7 @@ impl EngineStream {
     /// A chunk whose frames all pass as they came is passed on in one piece.
     fn chunk(&mut self, chunk: Bytes) -> Step {
         let starts_frame = self.scanner.leftover() == 0;
-        let mut run = Run { chunk: starts_frame.then(|| chunk.clone()), frames: 0 };
+        let mut run = Run { chunk: starts_frame.then(|| chunk.clone()), frames: 0, news: false };
         self.scanner.push(chunk);
         loop {
             let frame = match self.scanner.next_frame() {
@@ -100,13 +103,16 @@ impl EngineStream {
             }
         }
         if self.scanner.leftover() == 0 {
+            let news = run.news;
             run.join(&mut self.out);
+            return if news { Step::More } else { Step::KeepAlive };
         }
         Step::More
     }
 
     fn frame(&mut self, frame: &Frame, run: &mut Run) -> Option<Step> {
         let verdict = self.judge.frame(frame);
+        run.news |= verdict.kind != EventKind::Comment;
         match verdict.forward {
             Forward::AsIs => {
                 self.out.push_back(frame.bytes().clone());
@@ -148,6 +154,8 @@ impl EngineStream {
 struct Run {
     chunk: Option<Bytes>,
     frames: usize,
+    /// Whether one of them says something.
+    news: bool,
 }
 
 impl Run {

@@ -111,7 +111,6 @@ impl Telemetry {
     }
 
     /// How many client connections are open.
-    #[must_use]
     pub fn open_connections(&self) -> ::metrics::Gauge {
         self.0.metrics.open_connections().clone()
     }

@@ -10,6 +10,7 @@ use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WW
 use http::{HeaderMap, Response};
 use serde_json::json;
 
+use crate::core::admission::MIN_RETRY_AFTER;
 use crate::core::event::{BoundKind, Fault, RejectReason, Rejection};
 use crate::wire::api::Dialect;
 use crate::wire::catalogue::Kind;
@@ -125,6 +126,30 @@ impl ApiError {
         Self::new(Kind::UpstreamBroken, message)
     }
 
+    /// Says `to` wherever an engine's message has the word `from`, its own name
+    /// of a model.
+    #[must_use]
+    pub fn with_word_replaced(mut self, from: &str, to: &str) -> Self {
+        let is_part = |c: char| c.is_alphanumeric() || "-_./:@".contains(c);
+        let is_whole = |at: usize| {
+            let (before, after) = (&self.message[..at], &self.message[at + from.len()..]);
+            // A full stop belongs to the sentence.
+            let after = after.strip_prefix('.').unwrap_or(after);
+            !before.ends_with(is_part) && !after.starts_with(is_part)
+        };
+        let found: Vec<usize> =
+            self.message.match_indices(from).map(|(at, _)| at).filter(|at| is_whole(*at)).collect();
+        if from.is_empty() || found.is_empty() {
+            return self;
+        }
+        let mut message = self.message.clone().into_owned();
+        for at in found.into_iter().rev() {
+            message.replace_range(at..at + from.len(), to);
+        }
+        self.message = message.into();
+        self
+    }
+
     /// What went wrong.
     #[must_use]
     pub const fn kind(&self) -> Kind {
@@ -213,7 +238,12 @@ impl ApiError {
     }
 
     fn anthropic_object(&self) -> serde_json::Value {
-        json!({ "type": self.kind.row().anthropic_type, "message": self.message })
+        // The SDKs show `details.error_code` to applications; the type alone
+        // does not tell a long prompt from a bad field.
+        json!({
+            "type": self.kind.row().anthropic_type, "message": self.message,
+            "details": { "error_code": self.code() },
+        })
     }
 
     fn tgi_object(&self) -> serde_json::Value {
@@ -285,7 +315,8 @@ impl From<RejectReason> for ApiError {
                 Kind::UpstreamFailed,
                 format!("Every engine that was tried failed the request, the last with: {}.", fault.name()),
             ),
-            RejectReason::Draining => Self::new(Kind::Draining, "The gateway is shutting down. Try again."),
+            RejectReason::Draining => Self::new(Kind::Draining, "The gateway is shutting down. Try again.")
+                .with_retry_after(MIN_RETRY_AFTER),
         }
     }
 }
@@ -320,5 +351,64 @@ fn shortened(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(LONGEST) {
         Some((end, _)) => Cow::Owned(format!("{}...", &text[..end])),
         None => Cow::Borrowed(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn response(error: ApiError, dialect: Dialect) -> (http::response::Parts, serde_json::Value) {
+        let (parts, body) = error.into_response(dialect, &HeaderValue::from_static("r-1")).into_parts();
+        (parts, serde_json::from_slice(&body).unwrap())
+    }
+
+    #[test]
+    fn a_drain_says_when_to_come_back() {
+        let (parts, body) = response(ApiError::from(RejectReason::Draining), Dialect::OpenAi);
+        assert_eq!(body["error"]["code"], "draining");
+        assert_eq!(parts.status, 503);
+        assert_eq!(parts.headers[SHOULD_RETRY], "true");
+        assert_eq!(parts.headers[RETRY_AFTER], "1");
+        assert_eq!(parts.headers[RETRY_AFTER_MS], "1000");
+    }
+
+    #[test]
+    fn anthropic_clients_get_the_code_as_well() {
+        let error = ApiError::new(Kind::ContextLength, "too long");
+        let event = String::from_utf8(error.sse_event(Dialect::Anthropic).to_vec()).unwrap();
+        let (parts, body) = response(error, Dialect::Anthropic);
+        assert_eq!(parts.headers[ANTHROPIC_REQUEST_ID], "r-1");
+        assert_eq!(body["error"]["details"]["error_code"], "context_length_exceeded");
+        assert_eq!((&body["type"], &body["request_id"]), (&"error".into(), &"r-1".into()));
+        assert!(event.starts_with("event: error\ndata: {") && event.contains("context_length_exceeded"));
+    }
+
+    #[test]
+    fn waits_that_sdks_do_not_keep_to_are_not_announced() {
+        let error =
+            |seconds| ApiError::new(Kind::QueueFull, "full").with_retry_after(Duration::from_secs(seconds));
+        let (parts, _) = response(error(60), Dialect::OpenAi);
+        assert_eq!(parts.headers[RETRY_AFTER], "60");
+        let (parts, _) = response(error(61), Dialect::OpenAi);
+        assert_eq!(parts.headers[SHOULD_RETRY], "false");
+        assert_eq!(parts.headers[QUEUE_ETA_MS], "61000");
+        assert!(!parts.headers.contains_key(RETRY_AFTER) && !parts.headers.contains_key(RETRY_AFTER_MS));
+    }
+
+    #[test]
+    fn only_whole_words_are_replaced() {
+        let said = |message: &'static str| {
+            let error = ApiError::new(Kind::InvalidRequest, message).with_word_replaced("tgi", "llama");
+            error.message().to_owned()
+        };
+        assert_eq!(
+            said("The model `tgi` is not tgi-2 but \"tgi\": tgi."),
+            "The model `llama` is not tgi-2 but \"llama\": llama."
+        );
+        assert_eq!(said("/data/tgi antgi tgis org/tgi"), "/data/tgi antgi tgis org/tgi");
+        assert_eq!(said("é`tgi`é"), "é`llama`é");
+        let untouched = ApiError::new(Kind::InvalidRequest, "x").with_word_replaced("", "llama");
+        assert_eq!(untouched.message(), "x");
     }
 }

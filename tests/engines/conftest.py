@@ -1,5 +1,6 @@
 """Two real vLLM servers with four sequences each, and the gateway in front."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -34,16 +35,19 @@ class Engine:
         self.home = home
         self.url = f"http://127.0.0.1:{port}"
 
-    def start(self):
+    def serve(self, **more):
         env = dict(
-            os.environ,
-            TINY_HOME=str(self.home),
-            MAX_SEQS=str(SEQUENCES),
-            LAYERS="24",
-            HIDDEN="256",
+            os.environ, TINY_HOME=str(self.home), MAX_SEQS=str(SEQUENCES), LAYERS="12", HIDDEN="256", **more
         )
         arguments = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-        subprocess.run(["bash", str(SERVE), str(self.port), *arguments], env=env, check=True, timeout=900)
+        subprocess.run(["bash", str(SERVE), str(self.port), *arguments], env=env, check=True, timeout=1500)
+
+    def prepare(self):
+        """What both engines share is made once."""
+        self.serve(PREPARE="1")
+
+    def start(self):
+        self.serve()
         self.pid = int((self.home / f"{self.port}.pid").read_text())
         return self
 
@@ -127,7 +131,12 @@ class Gateway:
 @pytest.fixture(scope="session")
 def engines():
     home = CACHE / "tiny-vllm"
-    started = [Engine(free_port(), home).start() for _ in range(2)]
+    # The first start makes the virtual environment and the model.
+    first = Engine(free_port(), home)
+    second = Engine(free_port(), home)
+    first.prepare()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        started = list(pool.map(Engine.start, [first, second]))
     yield started
     for engine in started:
         engine.kill()

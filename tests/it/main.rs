@@ -1,4 +1,14 @@
 //! In-process integration tests.
 
+mod client;
 mod door;
+mod drain;
+mod faults;
 mod fleet;
+mod habits;
+mod habits_calls;
+mod leave;
+mod process;
+mod reload;
+mod rig;
+mod tap;

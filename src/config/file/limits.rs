@@ -83,7 +83,8 @@ impl Default for Queue {
 #[serde(default, deny_unknown_fields)]
 pub struct Retry {
     /// How often a request may reach an engine that then fails it, the first
-    /// try included. Refused connections and busy answers do not count.
+    /// try included. Refused connections and the answers of engines that are
+    /// busy or shut down do not count.
     #[schemars(range(min = 1, max = 20))]
     pub max_attempts: u32,
 }

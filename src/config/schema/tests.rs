@@ -4,9 +4,12 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::*;
+use serde_json::Value;
+
+use crate::config::file::File;
 use crate::config::load::load_str_with;
 use crate::config::named::Named;
+use crate::config::schema::{RESTART, RESTART_SECTIONS, RESTART_SENTENCE, schema};
 use crate::config::secret::SecretSource;
 use crate::config::tree::{Node, Value as Yaml};
 use crate::config::yaml;

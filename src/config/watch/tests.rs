@@ -3,14 +3,16 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::*;
+use crate::config::watch::{POLL, ReloadHandle, ReloadOutcome, ReloadReport, Reloader, channel};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const _: () = assert!(PATIENCE.as_nanos() < POLL.as_nanos());

@@ -72,6 +72,7 @@ impl Scheduler {
             RejectReason::Draining => Some(admission::MIN_RETRY_AFTER),
             _ => group.map(|group| admission::retry_after(group.waiting(), &group.drain, self.now)),
         };
+        let retry_after = retry_after.map(|wait| admission::spread(wait, spec.id));
         let queued = job.map(|job| job.queued(self.now)).unwrap_or_default();
         Rejection { reason, queued, retry_after }
     }

@@ -64,8 +64,7 @@ impl Scheduler {
         loop {
             let chosen = here.first(&rooms, &|head: &Head| passed.contains(&head.job))?;
             let pools = &here.shape.lines[chosen.line];
-            let shunned = self.shunned(chosen.head.job, pools);
-            let replica = self.fleet.best(pools, chosen.need, &|id| shunned.contains(&id));
+            let replica = self.replica_for(&chosen, pools);
             match replica.and_then(|replica| Some((replica, self.fleet.pool_of(replica)?))) {
                 Some((replica, pool)) => return Some(Pick { chosen, replica, pool, held: false }),
                 None => passed.push(chosen.head.job),
@@ -112,15 +111,32 @@ impl Scheduler {
         })
     }
 
-    /// Replicas that the job must not go to: those that failed it, as long as
-    /// there is one in service that has not.
-    pub(super) fn shunned(&self, job: JobId, pools: &[PoolId]) -> &[ReplicaId] {
-        let Some(job) = self.jobs.get(&job).filter(|job| !job.tried.is_empty()) else { return &[] };
-        let here = |id: &&ReplicaId| {
-            self.fleet.is_up(**id) && self.fleet.pool_of(**id).is_some_and(|pool| pools.contains(&pool))
+    /// Replicas that the job must not go to: those in service that failed it,
+    /// as long as there is another one in service. What came back from an
+    /// ejection is not what failed it.
+    pub(super) fn shunned(&self, job: JobId, pools: &[PoolId]) -> SmallVec<[ReplicaId; 2]> {
+        let Some(job) = self.jobs.get(&job).filter(|job| !job.tried.is_empty()) else {
+            return SmallVec::new();
         };
-        let tried = job.tried.iter().filter(here).count() as u64;
-        if self.fleet.count_up(pools) > tried { &job.tried } else { &[] }
+        let here = |&(id, epoch): &(ReplicaId, u32)| {
+            let same = self.fleet.is_up(id) && self.fleet.epoch(id) == Some(epoch);
+            let ours = same && self.fleet.pool_of(id).is_some_and(|pool| pools.contains(&pool));
+            ours.then_some(id)
+        };
+        let tried: SmallVec<[ReplicaId; 2]> = job.tried.iter().filter_map(here).collect();
+        if self.fleet.count_up(pools) > tried.len() as u64 { tried } else { SmallVec::new() }
+    }
+
+    /// Where the job goes now. One that failed before keeps away from others
+    /// that did, where it can: if one of them breaks whatever engine it meets,
+    /// it takes no other with it a second time.
+    fn replica_for(&self, chosen: &Candidate, pools: &[PoolId]) -> Option<ReplicaId> {
+        let shunned = self.shunned(chosen.head.job, pools);
+        let best = |avoid: &dyn Fn(ReplicaId) -> bool| self.fleet.best(pools, chosen.need, avoid);
+        let suspect = self.jobs.get(&chosen.head.job).is_some_and(|job| job.suspect);
+        let apart = || best(&|id| shunned.contains(&id) || self.fleet.has_suspect(id));
+        let apart = suspect.then(apart).flatten();
+        apart.or_else(|| best(&|id| shunned.contains(&id)))
     }
 
     /// The first in the order among all that wait for the pool, whether it
@@ -144,7 +160,7 @@ impl Scheduler {
         }
         let need = job.need();
         let route = self.placement.route(job.spec.model);
-        let shunned = route.map_or(&[][..], |route| self.shunned(first, &route.pools));
+        let shunned = route.map(|route| self.shunned(first, &route.pools)).unwrap_or_default();
         if let Some(replica) = self.fleet.to_hold(pool, need, self.now, &|id| shunned.contains(&id)) {
             self.fleet.hold(replica, true, self.now);
             self.groups[group].holds.push(Hold { replica, pool, job: first });
@@ -191,8 +207,8 @@ impl Scheduler {
         let here = &self.groups[group];
         let standing = self.fleet.standing(pick.replica, self.now)?;
         let pools = &here.shape.lines[chosen.line];
-        let shunned = self.shunned(chosen.head.job, pools).iter();
-        let refused = shunned.filter(|id| self.fleet.fits(**id, chosen.need, false, self.now)).count();
+        let shunned = self.shunned(chosen.head.job, pools);
+        let refused = shunned.iter().filter(|id| self.fleet.fits(**id, chosen.need, false, self.now)).count();
         let fitting = self.fleet.count_fitting(pools, chosen.need);
         let turn = if chosen.head.part == Part::Returned {
             Turn::Requeued

@@ -36,8 +36,8 @@ pub(super) struct Job {
     pub(super) failures: u32,
     /// An engine failed it in a way that may be its own doing.
     pub(super) suspect: bool,
-    /// Replicas that failed it.
-    pub(super) tried: SmallVec<[ReplicaId; 2]>,
+    /// Replicas that failed it in such a way, with their epochs then.
+    pub(super) tried: SmallVec<[(ReplicaId, u32); 2]>,
     /// How often another went before it while it was first in the order.
     pub(super) passed: u32,
 }
@@ -92,6 +92,7 @@ impl Job {
             prompt: self.spec.prompt_tokens,
             output: self.output,
             started: false,
+            suspect: self.suspect,
         }
     }
 

@@ -52,14 +52,22 @@ impl Scheduler {
         self.release(&run);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let suspect = job.suspect;
-        job.suspect |= fault.counts_as_attempt() && fault != Fault::Draining;
-        job.failures = job.failures.saturating_add(u32::from(fault.counts_as_attempt()));
-        if !job.tried.contains(&run.replica) {
-            job.tried.push(run.replica);
+        if fault.counts_as_attempt() {
+            job.suspect = true;
+            job.failures = job.failures.saturating_add(1);
+            let tried = (run.replica, run.epoch);
+            if !job.tried.contains(&tried) {
+                job.tried.push(tried);
+            }
         }
         let (failures, lane) = (job.failures, LaneKey::of(&job.spec));
         let exhausted = failures >= self.policy.retry.max_attempts.max(1);
 
+        if !run.booking.started
+            && let Some(spot) = self.spot(lane)
+        {
+            self.groups[spot.group].drain.take_back(self.now);
+        }
         if run.booking.started {
             if let Some(job) = self.jobs.remove(&id) {
                 self.settle(&job, usage);

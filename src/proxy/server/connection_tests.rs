@@ -1,19 +1,30 @@
 //! Tests of one connection over an in-memory pipe, in paused time.
 
+use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::{Request, Response};
 use http_body::Frame;
-use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::Incoming;
 use hyper::service::service_fn;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::*;
+use crate::config::settings::Door;
 use crate::proxy::server::DoorEvents;
 use crate::proxy::server::clock::WRITE_STALL;
+use crate::proxy::server::connection::{Opening, classify, serve};
+use crate::proxy::server::refusal::Refusal;
+use crate::proxy::server::socket::Socket;
+use crate::proxy::server::state::ConnState;
 
 /// A pipe has no way to say that its other end has left before all is read.
 struct Pipe(DuplexStream, Arc<AtomicBool>);

@@ -2,7 +2,8 @@
 
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
-use super::*;
+use crate::proxy::server::framing::Framing;
+use crate::proxy::server::refusal::Refusal;
 
 const MAX_HEAD: usize = 2048;
 

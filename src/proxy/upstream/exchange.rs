@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::proxy::upstream::conn::Conn;
-use crate::proxy::upstream::replica::Replica;
+use crate::proxy::upstream::pool::Pool;
 
 /// How long a finished answer's last bytes may take before its connection is
 /// given up instead of pooled.
@@ -33,14 +33,14 @@ pub struct Sent {
 pub struct Exchange {
     /// Status and headers.
     pub head: Parts,
-    replica: Arc<Replica>,
+    pool: Arc<Pool>,
     live: Option<(Conn, Incoming)>,
 }
 
 impl Exchange {
-    pub(super) fn new(replica: Arc<Replica>, conn: Conn, response: Response<Incoming>) -> Self {
+    pub(super) fn new(pool: Arc<Pool>, conn: Conn, response: Response<Incoming>) -> Self {
         let (head, body) = response.into_parts();
-        Self { head, replica, live: Some((conn, body)) }
+        Self { head, pool, live: Some((conn, body)) }
     }
 
     /// The next piece of the body; `None` at its proper end, after which the
@@ -89,7 +89,7 @@ impl Exchange {
         if let Some((mut conn, _)) = self.live.take()
             && conn.is_reusable()
         {
-            self.replica.put_idle(conn);
+            self.pool.put(conn);
         }
     }
 }

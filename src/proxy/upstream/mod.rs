@@ -4,10 +4,14 @@
 mod conn;
 mod exchange;
 mod io;
+mod pool;
 mod replica;
+#[cfg(test)]
+mod tests;
 mod waker;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dashmap::DashMap;
 
@@ -36,6 +40,14 @@ impl Upstreams {
         let made = Arc::new(Replica::new(edge));
         self.replicas.insert(id, Arc::clone(&made));
         made
+    }
+
+    /// Closes connections that were not used for `keep_alive`: their engine is
+    /// about to close them, or has done so.
+    pub fn close_idle(&self, keep_alive: Duration) {
+        for replica in &self.replicas {
+            replica.close_idle(keep_alive);
+        }
     }
 
     /// Forgets the pools of replicas that are no longer configured.

@@ -6,7 +6,6 @@ use std::time::Duration;
 use http::header::{HOST, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Request, Uri};
-use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use crate::config::settings::{ReplicaEdge, UpstreamLimits};
@@ -14,10 +13,12 @@ use crate::core::event::Fault;
 use crate::proxy::upstream::conn::Conn;
 use crate::proxy::upstream::exchange::{Exchange, Sent};
 use crate::proxy::upstream::io;
+use crate::proxy::upstream::pool::Pool;
 use crate::wire::splice::Spliced;
 
-/// Idle connections kept per replica; a burst beyond it closes the surplus.
-const MAX_IDLE: usize = 1024;
+/// A kept connection that breaks within this time after a request went out was
+/// most likely closed for being idle; later, the engine had the request.
+const STALE_WITHIN: Duration = Duration::from_secs(1);
 
 /// One engine and the idle connections to it.
 #[derive(Debug)]
@@ -27,13 +28,7 @@ pub struct Replica {
     host: HeaderValue,
     tls_name: Option<String>,
     prefix: String,
-    idle: Mutex<Vec<Idle>>,
-}
-
-#[derive(Debug)]
-struct Idle {
-    conn: Conn,
-    since: Instant,
+    pool: Arc<Pool>,
 }
 
 /// Why a request got no answer head. Never shown to a client.
@@ -45,6 +40,10 @@ pub enum UpstreamError {
     /// No connection came about in time.
     #[error("connect: no answer within {0:?}")]
     ConnectTimeout(Duration),
+    /// A kept connection broke, and then there was nobody any more: the engine
+    /// may have died of the request.
+    #[error("gone: {0}")]
+    Gone(#[source] Box<UpstreamError>),
     /// The connection broke, or what came was not HTTP.
     #[error("exchange: {0}")]
     Exchange(#[from] hyper::Error),
@@ -57,7 +56,7 @@ impl UpstreamError {
         match self {
             Self::Connect(_) | Self::ConnectTimeout(_) => Fault::Refused,
             Self::Exchange(error) if error.is_parse() => Fault::Malformed,
-            Self::Exchange(_) => Fault::Reset,
+            Self::Gone(_) | Self::Exchange(_) => Fault::Reset,
         }
     }
 }
@@ -83,7 +82,7 @@ impl Replica {
             host: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("engine")),
             tls_name: tls.then(|| host.trim_matches(['[', ']']).to_owned()),
             prefix: edge.url.path().trim_end_matches('/').to_owned(),
-            idle: Mutex::new(Vec::new()),
+            pool: Arc::default(),
         }
     }
 
@@ -97,21 +96,31 @@ impl Replica {
     ///
     /// # Errors
     /// Any failure before the head; see [`UpstreamError::fault`].
-    pub async fn send(
-        self: &Arc<Self>,
-        call: &Call<'_>,
-        limits: &UpstreamLimits,
-    ) -> Result<Sent, UpstreamError> {
-        if let Some(mut conn) = self.take_idle(limits.keep_alive)
-            && let Ok(response) = conn.send(self.request(call)).await
-        {
-            return Ok(Sent { exchange: Exchange::new(Arc::clone(self), conn, response), connect: None });
+    pub async fn send(&self, call: &Call<'_>, limits: &UpstreamLimits) -> Result<Sent, UpstreamError> {
+        let mut stale = false;
+        if let Some(mut conn) = self.pool.take(limits.keep_alive) {
+            let begun = Instant::now();
+            match conn.send(self.request(call)).await {
+                Ok(response) => {
+                    let exchange = Exchange::new(Arc::clone(&self.pool), conn, response);
+                    return Ok(Sent { exchange, connect: None });
+                }
+                Err(error) if error.is_parse() || begun.elapsed() > STALE_WITHIN => return Err(error.into()),
+                Err(_) => stale = true,
+            }
         }
         let begun = Instant::now();
-        let mut conn = self.open(limits.connect_timeout).await?;
+        let opened = self.open(limits.connect_timeout).await;
+        let mut conn =
+            opened.map_err(|error| if stale { UpstreamError::Gone(Box::new(error)) } else { error })?;
         let connect = Some((begun, Instant::now()));
         let response = conn.send(self.request(call)).await?;
-        Ok(Sent { exchange: Exchange::new(Arc::clone(self), conn, response), connect })
+        Ok(Sent { exchange: Exchange::new(Arc::clone(&self.pool), conn, response), connect })
+    }
+
+    /// Closes connections that were not used for `keep_alive`.
+    pub(super) fn close_idle(&self, keep_alive: Duration) {
+        self.pool.close_idle(keep_alive);
     }
 
     async fn open(&self, limit: Duration) -> Result<Conn, UpstreamError> {
@@ -121,28 +130,6 @@ impl Replica {
             Ok(Conn::handshake(stream).await?)
         };
         timeout(limit, opening).await.unwrap_or(Err(UpstreamError::ConnectTimeout(limit)))
-    }
-
-    fn take_idle(&self, keep_alive: Duration) -> Option<Conn> {
-        let mut idle = self.idle.lock();
-        while let Some(Idle { mut conn, since }) = idle.pop() {
-            if since.elapsed() >= keep_alive {
-                // The rest has been idle for even longer.
-                idle.clear();
-                return None;
-            }
-            if conn.is_reusable() {
-                return Some(conn);
-            }
-        }
-        None
-    }
-
-    pub(super) fn put_idle(&self, conn: Conn) {
-        let mut idle = self.idle.lock();
-        if idle.len() < MAX_IDLE {
-            idle.push(Idle { conn, since: Instant::now() });
-        }
     }
 
     fn request(&self, call: &Call<'_>) -> Request<Spliced> {

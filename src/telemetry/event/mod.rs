@@ -8,8 +8,8 @@ mod replica;
 mod request;
 
 pub use process::{
-    ConfigRejected, ConfigReloaded, ConnectionRefused, InvariantBroken, ServerDraining, ServerStarted,
-    ServerStopped,
+    ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken, ServerDraining,
+    ServerStarted, ServerStopped,
 };
 pub use replica::{
     ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,

@@ -46,6 +46,22 @@ impl ConfigReloaded<'_> {
     }
 }
 
+/// The files were read again and are what is in force: whatever was wrong with
+/// them before is mended.
+#[derive(Debug, Clone, Copy)]
+pub struct ConfigUnchanged;
+
+impl ConfigUnchanged {
+    /// Changes what the metrics say of the last reload.
+    pub fn emit(self, telemetry: &Telemetry) {
+        let mut status = ConfigStatus::clone(&telemetry.config_status());
+        status.tried_at = Some(wall::now());
+        status.problems = Vec::new();
+        telemetry.set_config_status(status);
+        telemetry.log(|| debug!("config unchanged"));
+    }
+}
+
 /// A configuration was refused; the one before it stays in force.
 #[derive(Debug, Clone, Copy)]
 pub struct ConfigRejected<'a> {
@@ -192,5 +208,9 @@ mod tests {
         assert_eq!((status.generation, &*status.digest), (1, "d1"));
         assert!(status.tried_at >= status.loaded_at);
         assert_eq!(telemetry.policy().generation, 1);
+
+        ConfigUnchanged.emit(&telemetry);
+        let status = telemetry.config_status();
+        assert_eq!((status.generation, status.problems.len()), (1, 0), "the file in force is back");
     }
 }

@@ -96,7 +96,7 @@ pub struct Timings {
     pub queue: Option<Duration>,
     /// To get a connection to the engine, the last try.
     pub connect: Option<Duration>,
-    /// From the request's head to the first token.
+    /// From the request's head to the first token of a stream.
     pub first_token: Option<Duration>,
     /// From the request's head to the end.
     pub total: Duration,

@@ -183,6 +183,8 @@ pub enum Phase {
     Connect,
     /// From sending the request to the first token: the engine's prefill.
     FirstToken,
+    /// From sending the request to the whole of a plain answer.
+    Engine,
     /// From the first token to the last.
     Stream,
     /// Accounts after the last byte.
@@ -197,6 +199,7 @@ impl Phase {
             Self::Queue => "queue",
             Self::Connect => "connect",
             Self::FirstToken => "first_token",
+            Self::Engine => "engine",
             Self::Stream => "stream",
             Self::Settle => "settle",
         }

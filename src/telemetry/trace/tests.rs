@@ -1,3 +1,5 @@
+//! Tests of spans: what they carry, and who is sampled.
+
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -95,7 +95,7 @@ impl<'de> Deserialize<'de> for Choice {
                             news.output |= delta.output;
                         }
                         Some("text" | "logprobs" | "token_ids") => {
-                            news.output |= map.next_value::<Filled>()?.0
+                            news.output |= map.next_value::<Filled>()?.0;
                         }
                         _ => {
                             map.next_value::<IgnoredAny>()?;

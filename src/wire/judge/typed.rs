@@ -126,7 +126,7 @@ pub(crate) fn read_responses(data: &[u8]) -> Option<News<'_>> {
     }
     match event.kind.0.as_deref() {
         Some("response.created" | "response.queued" | "response.in_progress") => {
-            news.choices = smallvec![ROLE]
+            news.choices = smallvec![ROLE];
         }
         Some("response.completed" | "response.incomplete") => {
             news.choices = smallvec![ending(Some(response_ending(status.as_deref())))];

@@ -1,6 +1,7 @@
 //! Files with faults in, problems out.
 
-use super::*;
+use crate::config::keys;
+use crate::config::load::tests::{SMALL, errors, load, problems, with};
 
 #[test]
 fn every_fault_is_reported_at_once_with_its_line() {
@@ -187,7 +188,7 @@ fn keys_belong_to_one_tenant() {
         (format!("{{digest: '{two}'}}"), "keys[1].id: is missing"),
         (format!("{{id: 'A-b', digest: '{two}'}}"), "keys[1].id: \"A-b\" is no key id"),
         ("{id: abcdefgi}".to_owned(), "keys[1].digest: is missing"),
-        ("{id: abcdefgi, digest: 'blake3:zz'}".to_owned(), "keys[1].digest: is no digest"),
+        ("{id: abcdefgi, digest: 'blake3:zz'}".to_owned(), "keys[1].digest: is not a digest"),
         (
             format!("{{id: abcdefgi, digest: '{two}', class: none}}"),
             "keys[1].class: there is no class `none`",

@@ -1,10 +1,15 @@
 //! Arrival, order, credit, bounds, deadlines.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::*;
-use crate::core::event::{BoundKind, RejectReason, Report, Turn};
+use crate::core::event::{BoundKind, Event, Outcome, RejectReason, Report, Turn};
+use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
+use crate::core::job::{JobSpec, Usage};
+use crate::core::policy::{Bounds, Pool, Replica, Tenant};
 use crate::core::scheduler::dispatch::MAX_PASSED;
+use crate::core::scheduler::tests::{World, of_tenant, placed, policy, rejected, sent, spec, tenant, used};
+use crate::core::time::Tick;
 
 #[test]
 fn an_idle_replica_takes_a_job_at_once() {

@@ -2,8 +2,13 @@
 
 use std::time::Duration;
 
-use super::*;
-use crate::core::event::{RejectReason, Turn};
+use crate::core::admission::{MAX_RETRY_AFTER, spread};
+use crate::core::event::{Action, Event, Fault, RejectReason, Turn};
+use crate::core::ids::{JobId, ReplicaId};
+use crate::core::job::JobSpec;
+use crate::core::scheduler::tests::{World, ejected, placed, policy, rejected, sent, spec};
+use crate::core::snapshot::ReplicaState;
+use crate::core::time::Tick;
 
 #[test]
 fn a_failed_job_goes_elsewhere_before_the_others() {
@@ -56,7 +61,10 @@ fn with_no_replica_up_it_waits_until_its_deadline() {
     world.arrive(JobSpec { deadline: Tick::from_millis(900), ..spec(1) });
     world.fail(1, Fault::Refused);
     assert_eq!(rejected(&world.at(899)), []);
-    assert_eq!(rejected(&world.at(900))[0].1.reason, RejectReason::DeadlineExceeded);
+    let (_, why) = rejected(&world.at(900))[0];
+    assert_eq!(why.reason, RejectReason::DeadlineExceeded);
+    let longest = spread(MAX_RETRY_AFTER, JobId::new(1));
+    assert_eq!(why.retry_after, Some(longest), "a try that failed drained nothing");
 }
 
 #[test]
@@ -205,4 +213,60 @@ fn a_failed_probe_is_followed_by_a_later_one() {
     assert_eq!(world.event(Event::ReplicaLost { replica }), []);
     assert_eq!(world.at(599), []);
     assert_eq!(world.at(600), [Action::Probe { replica }]);
+}
+
+#[test]
+fn a_replica_that_came_back_is_not_the_one_that_failed() {
+    let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
+    world.arrive(spec(1));
+    world.arrive(spec(2));
+    assert_eq!(sent(&world.fail(1, Fault::Reset)), [], "the other one is full");
+    world.at(200);
+    assert_eq!(sent(&world.event(Event::ReplicaFound { replica: ReplicaId::new(0) })), [(1, 0)]);
+}
+
+#[test]
+fn a_busy_replica_may_have_the_job_later() {
+    let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
+    world.arrive(spec(1));
+    world.arrive(spec(2));
+    assert_eq!(sent(&world.fail(1, Fault::Busy { retry_after: None })), []);
+    assert_eq!(sent(&world.at(250)), [(1, 0)]);
+}
+
+#[test]
+fn an_engine_that_shuts_down_costs_no_attempt() {
+    let mut rules = policy(&[&[1]], &[&[0]]);
+    rules.retry.max_attempts = 2;
+    let mut world = World::new(rules);
+    world.arrive(spec(1));
+    for round in 0..5 {
+        let actions = world.fail(1, Fault::Draining);
+        assert_eq!((ejected(&actions), rejected(&actions).len()), (vec![0], 0));
+        world.at((round + 1) * 1000);
+        assert_eq!(sent(&world.event(Event::ReplicaFound { replica: ReplicaId::new(0) })), [(1, 0)]);
+    }
+}
+
+#[test]
+fn those_that_failed_together_do_not_meet_again() {
+    let mut world = World::new(policy(&[&[8, 8, 8, 8]], &[&[0]]));
+    // Three jobs at one replica: the others have too much to do.
+    for id in 1..=3 {
+        world.arrive(JobSpec { prompt_tokens: 100_000, ..spec(id) });
+    }
+    for id in 4..=6 {
+        world.arrive(spec(id));
+    }
+    let mut places = Vec::new();
+    for id in 4..=6 {
+        places.extend(sent(&world.fail(id, Fault::Reset)).iter().map(|(_, replica)| *replica));
+    }
+    places.sort_unstable();
+    assert_eq!(places, [0, 1, 2]);
+    // With more of them than replicas, they still do not wait.
+    for id in 7..=12 {
+        world.arrive(spec(id));
+        assert_eq!(sent(&world.fail(id, Fault::Malformed)).len(), 1);
+    }
 }

@@ -6,6 +6,7 @@ mod properties;
 mod reloads;
 mod scale;
 mod shares;
+mod worlds;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

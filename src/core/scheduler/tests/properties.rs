@@ -1,186 +1,21 @@
 //! Random events in random worlds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::collection::vec;
-use proptest::prelude::*;
+use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest};
 
-use super::*;
-use crate::core::event::Report;
-use crate::core::policy::{Health, Retry};
-use crate::core::table::Table;
-
-/// The names that every policy of a run gives the same ids.
-const NAMES: [&str; 9] = ["0", "1", "2", "3", "4", "5", "6", "7", "8"];
-
-/// Sequences and KV tokens, where configured.
-type Limits = (Option<u32>, Option<u64>);
-
-#[derive(Debug, Clone)]
-struct Rules {
-    classes: Vec<Option<(u32, u8)>>,
-    tenants: Vec<Option<(u8, u64)>>,
-    /// Limits, by pool, of up to three replicas each.
-    replicas: Vec<Vec<Option<Limits>>>,
-    models: Vec<Option<u8>>,
-    bound: u64,
-    attempts: u32,
-    slow_start: u64,
-    buffer: u32,
-}
-
-fn rules() -> impl Strategy<Value = Rules> {
-    let replica = prop::option::weighted(0.8, (prop::option::of(1u32..5), prop::option::of(30u64..300)));
-    (
-        vec(prop::option::weighted(0.9, (0u32..3, 0u8..40)), 1..4),
-        vec(prop::option::weighted(0.9, (1u8..5, 0u64..12)), 1..5),
-        vec(vec(replica, 0..4), 1..4),
-        vec(prop::option::weighted(0.9, 1u8..8), 1..4),
-        (0u64..40, 1u32..5, 0u64..4000, 0u32..2),
-    )
-        .prop_map(|(classes, tenants, replicas, models, (bound, attempts, slow_start, buffer))| Rules {
-            classes,
-            tenants,
-            replicas,
-            models,
-            bound,
-            attempts,
-            slow_start,
-            buffer,
-        })
-}
-
-fn table<I: Copy + From<usize> + Into<usize>, T>() -> Table<I, T> {
-    let mut table = Table::default();
-    for name in NAMES {
-        table.reserve(name);
-    }
-    table
-}
-
-fn build(rules: &Rules) -> Arc<Policy> {
-    let mut policy = Policy {
-        generation: 1,
-        classes: table(),
-        tenants: table(),
-        models: table(),
-        pools: table(),
-        replicas: table(),
-        bounds: Bounds { requests: rules.bound, ..Bounds::default() },
-        retry: Retry { max_attempts: rules.attempts },
-        health: Health { slow_start: Duration::from_millis(rules.slow_start), ..Health::default() },
-    };
-    for (index, row) in rules.classes.iter().enumerate() {
-        if let Some((rank, share)) = row {
-            policy.classes.insert(NAMES[index], class(*rank, f64::from(*share) / 100.0));
-        }
-    }
-    for (index, row) in rules.tenants.iter().enumerate() {
-        if let Some((weight, requests)) = row {
-            let bounds = Bounds { requests: *requests, ..Bounds::default() };
-            policy.tenants.insert(NAMES[index], Tenant { bounds, ..tenant(f64::from(*weight)) });
-        }
-    }
-    for (pool, members) in rules.replicas.iter().enumerate() {
-        let mut replicas = Vec::new();
-        for (index, row) in members.iter().enumerate() {
-            if let Some((max_seqs, kv_tokens)) = row {
-                let row = Replica { pool: PoolId::from(pool), max_seqs: *max_seqs, kv_tokens: *kv_tokens };
-                replicas.push(policy.replicas.insert(NAMES[pool * 3 + index], row));
-            }
-        }
-        let row = Pool { replicas, models: BTreeSet::new(), engine_buffer: rules.buffer };
-        policy.pools.insert(NAMES[pool], row);
-    }
-    for (index, mask) in rules.models.iter().enumerate() {
-        if let Some(mask) = mask {
-            let pools = (0..3usize).filter(|pool| mask & (1 << pool) != 0).map(PoolId::from).collect();
-            policy.models.insert(NAMES[index], Model { pools, max_model_len: None });
-        }
-    }
-    Arc::new(policy)
-}
-
-#[derive(Debug, Clone)]
-enum Op {
-    Arrive { tenant: u32, class: u32, model: u32, prompt: u64, output: u64, sequences: u32, patience: u64 },
-    FirstToken(usize),
-    Done(usize, Usage),
-    Fail(usize, Fault),
-    Left(usize),
-    Pass(u64),
-    Report(u32, Report),
-    Answer(bool),
-    Lost(u32),
-    Stray(u64),
-    Reload(usize),
-    Drain,
-}
-
-fn usage() -> impl Strategy<Value = Usage> {
-    prop_oneof![
-        3 => (0u64..100, 0u64..60).prop_map(|(input, output)| used(input, output)),
-        1 => (0u64..100, 0u64..60)
-            .prop_map(|(input, output)| Usage::Partial(Tokens { input, cached: 0, output })),
-        1 => Just(Usage::Unknown),
-    ]
-}
-
-fn fault() -> impl Strategy<Value = Fault> {
-    prop_oneof![
-        Just(Fault::Refused),
-        Just(Fault::Reset),
-        Just(Fault::ServerError),
-        Just(Fault::Draining),
-        Just(Fault::Aborted),
-        Just(Fault::ErrorEvent),
-        Just(Fault::Malformed),
-        Just(Fault::Silent),
-        prop::option::of(0u64..60_000)
-            .prop_map(|ms| Fault::Busy { retry_after: ms.map(Duration::from_millis) }),
-    ]
-}
-
-fn report() -> impl Strategy<Value = Report> {
-    let count = || prop::option::of(0u64..8);
-    (count(), count(), prop::option::of(0u32..6), prop::option::of(20u64..300)).prop_map(
-        |(running, waiting, slots, kv_tokens)| Report {
-            running,
-            waiting,
-            slots,
-            kv_tokens,
-            ..Report::default()
-        },
-    )
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    let sequences = prop_oneof![6 => Just(1u32), 1 => 0u32..7];
-    let arrive = (0u32..5, 0u32..3, 0u32..3, 0u64..120, 0u64..60, sequences, 0u64..3000).prop_map(
-        |(tenant, class, model, prompt, output, sequences, patience)| Op::Arrive {
-            tenant,
-            class,
-            model,
-            prompt,
-            output,
-            sequences,
-            patience,
-        },
-    );
-    prop_oneof![
-        24 => arrive,
-        6 => (0usize..64).prop_map(Op::FirstToken),
-        10 => (0usize..64, usage()).prop_map(|(which, usage)| Op::Done(which, usage)),
-        6 => (0usize..64, fault()).prop_map(|(which, fault)| Op::Fail(which, fault)),
-        3 => (0usize..64).prop_map(Op::Left),
-        8 => (0u64..1500).prop_map(Op::Pass),
-        3 => (0u32..9, report()).prop_map(|(replica, report)| Op::Report(replica, report)),
-        8 => any::<bool>().prop_map(Op::Answer),
-        1 => (0u32..9).prop_map(Op::Lost),
-        1 => (0u64..100).prop_map(Op::Stray),
-        1 => (0usize..3).prop_map(Op::Reload),
-    ]
-}
+use crate::core::event::{Action, Event, Fault, Outcome};
+use crate::core::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
+use crate::core::job::{JobSpec, Usage};
+use crate::core::policy::Policy;
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::tests::used;
+use crate::core::scheduler::tests::worlds::{Op, Rules, build, op, rules};
+use crate::core::snapshot::ReplicaState;
+use crate::core::time::Tick;
 
 /// What the edge knows of a job.
 #[derive(Debug, Clone, Default)]
@@ -188,6 +23,8 @@ struct Seen {
     at: Option<ReplicaId>,
     started: bool,
     tried: BTreeSet<ReplicaId>,
+    /// Its replica came back while it ran there.
+    outlived: bool,
     ends: u32,
 }
 
@@ -249,6 +86,7 @@ impl Edge {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert!(seen.ends == 0 && seen.at.is_none());
                 seen.at = Some(replica);
+                seen.outlived = false;
             }
             Action::Reject { job, .. } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
@@ -256,15 +94,21 @@ impl Edge {
                 assert_eq!(seen.ends, 1);
                 seen.at = None;
             }
-            Action::Requeue { job, replica, .. } => {
+            Action::Requeue { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert_eq!(seen.at.take(), Some(replica));
-                seen.tried.insert(replica);
+                if why.counts_as_attempt() && !seen.outlived {
+                    seen.tried.insert(replica);
+                }
             }
             Action::Eject { replica, .. } => assert!(self.out_of_service.insert(replica)),
             Action::Readmit { replica, .. } => {
                 assert!(self.out_of_service.remove(&replica));
                 self.probes.remove(&replica);
+                for seen in self.jobs.values_mut() {
+                    seen.tried.remove(&replica);
+                    seen.outlived |= seen.at == Some(replica);
+                }
             }
             Action::Probe { replica } => {
                 assert!(self.out_of_service.contains(&replica));
@@ -446,7 +290,8 @@ proptest! {
     }
 
     /// One pool that never changes: a job comes back to a replica that failed
-    /// it only when every other one in service failed it too.
+    /// it only when every other one in service failed it too, or when it was
+    /// ejected in between.
     #[test]
     fn retries_go_to_untried_replicas_first(
         limits in vec(1u32..4, 1..4),

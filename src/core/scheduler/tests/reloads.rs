@@ -1,7 +1,13 @@
 //! What a new policy does to what waits and runs.
 
-use super::*;
-use crate::core::event::RejectReason;
+use std::sync::Arc;
+
+use crate::core::event::{Action, Event, Fault, RejectReason};
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::job::JobSpec;
+use crate::core::policy::{Model, Policy, Replica};
+use crate::core::scheduler::tests::{World, ejected, of_tenant, policy, rejected, sent, spec};
+use crate::core::snapshot::ReplicaState;
 use crate::core::table::Table;
 
 fn reload(world: &mut World, change: impl FnOnce(&mut Policy)) -> Vec<Action> {

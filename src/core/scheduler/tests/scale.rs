@@ -1,6 +1,15 @@
 //! The cost of a decision does not grow with the world.
 
-use super::*;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::core::event::{Action, Event, Outcome};
+use crate::core::ids::{ClassId, PoolId, ReplicaId, TenantId};
+use crate::core::job::{JobSpec, Usage};
+use crate::core::policy::{Model, Policy, Pool, Replica};
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::tests::{class, spec, tenant, used};
+use crate::core::time::Tick;
 
 /// Search steps per event in a full queue with as many tenants and replicas.
 fn steps_per_event(tenants: u32, replicas: u32, jobs: u64) -> f64 {

@@ -1,10 +1,15 @@
 //! Shares of tenants and classes when everybody wants more than there is.
 
 use proptest::collection::vec;
-use proptest::prelude::*;
+use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
-use super::*;
+use crate::core::event::{Action, Event, Fault, Outcome};
+use crate::core::ids::{ClassId, JobId};
+use crate::core::job::{JobSpec, Usage};
+use crate::core::policy::Policy;
 use crate::core::scheduler::dispatch::MAX_PASSED;
+use crate::core::scheduler::tests::{World, class, of_tenant, placed, policy, sent, spec, tenant, used};
+use crate::core::time::Tick;
 
 /// Keeps three jobs of every tenant and class waiting at one replica of four
 /// sequences; counts the cost of what is dispatched.

@@ -37,6 +37,19 @@ fn words(reply: &Reply) -> usize {
 }
 
 #[tokio::test]
+async fn an_engine_that_refuses_from_its_start_accepts_nobody() {
+    let engine = start(options()).await;
+    // The accepting task has not run yet.
+    engine.control().add(FaultKind::Refuse).unwrap();
+    let refused = async {
+        while TcpStream::connect(engine.addr).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), refused).await.unwrap();
+}
+
+#[tokio::test]
 async fn refuse_closes_the_port_and_keeps_open_streams() {
     let engine = start(options()).await;
     let control = engine.control();

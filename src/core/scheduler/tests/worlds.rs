@@ -1,0 +1,190 @@
+//! Random policies and random operations, for the properties.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::{Just, Strategy, any, prop, prop_oneof};
+
+use crate::core::event::{Fault, Report};
+use crate::core::ids::PoolId;
+use crate::core::job::{Tokens, Usage};
+use crate::core::policy::{Bounds, Health, Model, Policy, Pool, Replica, Retry, Tenant};
+use crate::core::scheduler::tests::{class, tenant, used};
+use crate::core::table::Table;
+
+/// The names that every policy of a run gives the same ids.
+const NAMES: [&str; 9] = ["0", "1", "2", "3", "4", "5", "6", "7", "8"];
+
+/// Sequences and KV tokens, where configured.
+type Limits = (Option<u32>, Option<u64>);
+
+#[derive(Debug, Clone)]
+pub(super) struct Rules {
+    pub(super) classes: Vec<Option<(u32, u8)>>,
+    pub(super) tenants: Vec<Option<(u8, u64)>>,
+    /// Limits, by pool, of up to three replicas each.
+    pub(super) replicas: Vec<Vec<Option<Limits>>>,
+    pub(super) models: Vec<Option<u8>>,
+    pub(super) bound: u64,
+    pub(super) attempts: u32,
+    pub(super) slow_start: u64,
+    pub(super) buffer: u32,
+}
+
+/// Any policy.
+pub(super) fn rules() -> impl Strategy<Value = Rules> {
+    let replica = prop::option::weighted(0.8, (prop::option::of(1u32..5), prop::option::of(30u64..300)));
+    (
+        vec(prop::option::weighted(0.9, (0u32..3, 0u8..40)), 1..4),
+        vec(prop::option::weighted(0.9, (1u8..5, 0u64..12)), 1..5),
+        vec(vec(replica, 0..4), 1..4),
+        vec(prop::option::weighted(0.9, 1u8..8), 1..4),
+        (0u64..40, 1u32..5, 0u64..4000, 0u32..2),
+    )
+        .prop_map(|(classes, tenants, replicas, models, (bound, attempts, slow_start, buffer))| Rules {
+            classes,
+            tenants,
+            replicas,
+            models,
+            bound,
+            attempts,
+            slow_start,
+            buffer,
+        })
+}
+
+fn table<I: Copy + From<usize> + Into<usize>, T>() -> Table<I, T> {
+    let mut table = Table::default();
+    for name in NAMES {
+        table.reserve(name);
+    }
+    table
+}
+
+/// The policy that the rules describe.
+pub(super) fn build(rules: &Rules) -> Arc<Policy> {
+    let mut policy = Policy {
+        generation: 1,
+        classes: table(),
+        tenants: table(),
+        models: table(),
+        pools: table(),
+        replicas: table(),
+        bounds: Bounds { requests: rules.bound, ..Bounds::default() },
+        retry: Retry { max_attempts: rules.attempts },
+        health: Health { slow_start: Duration::from_millis(rules.slow_start), ..Health::default() },
+    };
+    for (index, row) in rules.classes.iter().enumerate() {
+        if let Some((rank, share)) = row {
+            policy.classes.insert(NAMES[index], class(*rank, f64::from(*share) / 100.0));
+        }
+    }
+    for (index, row) in rules.tenants.iter().enumerate() {
+        if let Some((weight, requests)) = row {
+            let bounds = Bounds { requests: *requests, ..Bounds::default() };
+            policy.tenants.insert(NAMES[index], Tenant { bounds, ..tenant(f64::from(*weight)) });
+        }
+    }
+    for (pool, members) in rules.replicas.iter().enumerate() {
+        let mut replicas = Vec::new();
+        for (index, row) in members.iter().enumerate() {
+            if let Some((max_seqs, kv_tokens)) = row {
+                let row = Replica { pool: PoolId::from(pool), max_seqs: *max_seqs, kv_tokens: *kv_tokens };
+                replicas.push(policy.replicas.insert(NAMES[pool * 3 + index], row));
+            }
+        }
+        let row = Pool { replicas, models: BTreeSet::new(), engine_buffer: rules.buffer };
+        policy.pools.insert(NAMES[pool], row);
+    }
+    for (index, mask) in rules.models.iter().enumerate() {
+        if let Some(mask) = mask {
+            let pools = (0..3usize).filter(|pool| mask & (1 << pool) != 0).map(PoolId::from).collect();
+            policy.models.insert(NAMES[index], Model { pools, max_model_len: None });
+        }
+    }
+    Arc::new(policy)
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Op {
+    Arrive { tenant: u32, class: u32, model: u32, prompt: u64, output: u64, sequences: u32, patience: u64 },
+    FirstToken(usize),
+    Done(usize, Usage),
+    Fail(usize, Fault),
+    Left(usize),
+    Pass(u64),
+    Report(u32, Report),
+    Answer(bool),
+    Lost(u32),
+    Stray(u64),
+    Reload(usize),
+    Drain,
+}
+
+fn usage() -> impl Strategy<Value = Usage> {
+    prop_oneof![
+        3 => (0u64..100, 0u64..60).prop_map(|(input, output)| used(input, output)),
+        1 => (0u64..100, 0u64..60)
+            .prop_map(|(input, output)| Usage::Partial(Tokens { input, cached: 0, output })),
+        1 => Just(Usage::Unknown),
+    ]
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![
+        Just(Fault::Refused),
+        Just(Fault::Reset),
+        Just(Fault::ServerError),
+        Just(Fault::Draining),
+        Just(Fault::Aborted),
+        Just(Fault::ErrorEvent),
+        Just(Fault::Malformed),
+        Just(Fault::Silent),
+        prop::option::of(0u64..60_000)
+            .prop_map(|ms| Fault::Busy { retry_after: ms.map(Duration::from_millis) }),
+    ]
+}
+
+fn report() -> impl Strategy<Value = Report> {
+    let count = || prop::option::of(0u64..8);
+    (count(), count(), prop::option::of(0u32..6), prop::option::of(20u64..300)).prop_map(
+        |(running, waiting, slots, kv_tokens)| Report {
+            running,
+            waiting,
+            slots,
+            kv_tokens,
+            ..Report::default()
+        },
+    )
+}
+
+/// Any operation.
+pub(super) fn op() -> impl Strategy<Value = Op> {
+    let sequences = prop_oneof![6 => Just(1u32), 1 => 0u32..7];
+    let arrive = (0u32..5, 0u32..3, 0u32..3, 0u64..120, 0u64..60, sequences, 0u64..3000).prop_map(
+        |(tenant, class, model, prompt, output, sequences, patience)| Op::Arrive {
+            tenant,
+            class,
+            model,
+            prompt,
+            output,
+            sequences,
+            patience,
+        },
+    );
+    prop_oneof![
+        24 => arrive,
+        6 => (0usize..64).prop_map(Op::FirstToken),
+        10 => (0usize..64, usage()).prop_map(|(which, usage)| Op::Done(which, usage)),
+        6 => (0usize..64, fault()).prop_map(|(which, fault)| Op::Fail(which, fault)),
+        3 => (0usize..64).prop_map(Op::Left),
+        8 => (0u64..1500).prop_map(Op::Pass),
+        3 => (0u32..9, report()).prop_map(|(replica, report)| Op::Report(replica, report)),
+        8 => any::<bool>().prop_map(Op::Answer),
+        1 => (0u32..9).prop_map(Op::Lost),
+        1 => (0u64..100).prop_map(Op::Stray),
+        1 => (0usize..3).prop_map(Op::Reload),
+    ]
+}

@@ -1,0 +1,57 @@
+//! Unused connections to one engine.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::proxy::upstream::conn::Conn;
+
+/// Connections kept; a burst beyond it closes the surplus.
+const MAX_IDLE: usize = 1024;
+
+/// The connections, the longest unused first.
+#[derive(Debug, Default)]
+pub(super) struct Pool(Mutex<VecDeque<Idle>>);
+
+#[derive(Debug)]
+struct Idle {
+    conn: Conn,
+    since: Instant,
+}
+
+impl Pool {
+    /// The connection that was used last, unless all have been unused for
+    /// `keep_alive` or were closed by the engine.
+    pub(super) fn take(&self, keep_alive: Duration) -> Option<Conn> {
+        let mut idle = self.0.lock();
+        while let Some(Idle { mut conn, since }) = idle.pop_back() {
+            if since.elapsed() >= keep_alive {
+                // The rest has been unused for even longer.
+                idle.clear();
+                return None;
+            }
+            if conn.is_reusable() {
+                return Some(conn);
+            }
+        }
+        None
+    }
+
+    /// Keeps a connection that can be used again.
+    pub(super) fn put(&self, conn: Conn) {
+        let mut idle = self.0.lock();
+        if idle.len() < MAX_IDLE {
+            idle.push_back(Idle { conn, since: Instant::now() });
+        }
+    }
+
+    /// Closes connections that were not used for `keep_alive`.
+    pub(super) fn close_idle(&self, keep_alive: Duration) {
+        let mut idle = self.0.lock();
+        while idle.front().is_some_and(|idle| idle.since.elapsed() >= keep_alive) {
+            idle.pop_front();
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Faults before the first token: with a second replica nobody sees them.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::reply::{End, Reply};
+use super::setup::{MODEL, Rig, Setup, chat, engine, tgi};
+use super::table::{Effect, Row, TABLE, What};
+use crate::rig::until;
+
+/// Rows that run at the same time.
+const AT_ONCE: usize = 6;
+const TOKENS: u32 = 8;
+
+/// Short limits for engines that say nothing; long enough for a busy machine.
+const LIMITS: &str =
+    "upstream: {connect_timeout: 1s, first_token_timeout: 2500ms, stream_idle_timeout: 5s}\n";
+
+/// A call in one of the protocols, plain or as a stream.
+pub(super) fn calls() -> Vec<(&'static str, Value)> {
+    let prompt = json!({"model": MODEL, "max_tokens": TOKENS, "ignore_eos": true, "prompt": "tell me"});
+    let message = json!({
+        "model": MODEL, "max_tokens": TOKENS, "ignore_eos": true,
+        "messages": [{"role": "user", "content": "tell me"}],
+    });
+    let response =
+        json!({"model": MODEL, "max_output_tokens": TOKENS, "ignore_eos": true, "input": "tell me"});
+    let with_stream = |body: &Value| {
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        body
+    };
+    vec![
+        ("/v1/chat/completions", chat(TOKENS, true)),
+        ("/v1/chat/completions", chat(TOKENS, false)),
+        ("/v1/completions", with_stream(&prompt)),
+        ("/v1/completions", prompt),
+        ("/v1/messages", with_stream(&message)),
+        ("/v1/messages", message),
+        ("/v1/responses", with_stream(&response)),
+        ("/v1/responses", response),
+    ]
+}
+
+fn tgi_calls() -> Vec<(&'static str, Value)> {
+    let body = json!({"inputs": "tell me", "parameters": {"max_new_tokens": TOKENS, "details": true}});
+    let calls = [("/generate_stream", &body), ("/generate", &body)];
+    calls.into_iter().cycle().take(8).map(|(path, body)| (path, body.clone())).collect()
+}
+
+/// Sends all calls at once; every answer must be whole and good.
+async fn wave(rig: &Arc<Rig>, calls: Vec<(&'static str, Value)>) {
+    let mut answers = JoinSet::new();
+    for (path, body) in calls {
+        let rig = Arc::clone(rig);
+        answers.spawn(async move { (path, rig.post(path, &body).await) });
+    }
+    while let Some(answer) = answers.join_next().await {
+        let (path, reply) = answer.unwrap();
+        assert_good(path, &reply);
+    }
+}
+
+pub(super) fn assert_good(path: &str, reply: &Reply) {
+    let text = reply.text();
+    assert_eq!((reply.status, reply.end), (200, End::Whole), "{path}: {text}");
+    assert!(!text.contains("\"error\"") && !text.contains("abort"), "{path}: {text}");
+    let ends = ["[DONE]", "message_stop", "response.completed", "\"generated_text\":\""];
+    let is_stream = reply.header("content-type").is_some_and(|value| value.starts_with("text/event-stream"));
+    assert!(!is_stream || ends.iter().any(|end| text.contains(end)), "{path}: {text}");
+}
+
+/// Engine 0 goes wrong while (or before) eight calls come, then eight more.
+async fn run(row: Row, is_tgi: bool) {
+    let one = || if is_tgi { tgi() } else { engine() };
+    let calls = || if is_tgi { tgi_calls() } else { calls() };
+    let rig = Rig::start(Setup {
+        engines: vec![one(), one()],
+        pool: "max_seqs: 8\nscrape_interval: 100ms",
+        yaml: LIMITS.into(),
+        ..Setup::default()
+    });
+    let rig = Arc::new(rig.await);
+    let control = rig.engine(0);
+    match row.what {
+        What::Request { .. } | What::Engine { .. } => {
+            row.what.begin(&rig.engines[0]).await;
+            wave(&rig, calls()).await;
+        }
+        What::Reuse { .. } => {
+            wave(&rig, calls()).await;
+            row.what.begin(&rig.engines[0]).await;
+            wave(&rig, calls()).await;
+            let shown = control.faults().iter().map(|fault| fault.shown).sum::<u32>();
+            assert!(shown > 0, "no connection was used twice");
+        }
+        What::End { .. } => {
+            // Nothing gets its first token here before the end.
+            control.add(penstock::sim::faults::FaultKind::Freeze).unwrap();
+            let first = tokio::spawn({
+                let rig = Arc::clone(&rig);
+                let calls = calls();
+                async move { wave(&rig, calls).await }
+            });
+            until("requests are inside", || control.state().inside >= 2).await;
+            row.what.begin(&rig.engines[0]).await;
+            first.await.unwrap();
+        }
+    }
+    wave(&rig, calls()).await;
+    rig.settled().await;
+    verify(&rig, row.before, is_tgi).await;
+}
+
+/// What the log and the metrics must say of it.
+async fn verify(rig: &Rig, effect: Effect, is_tgi: bool) {
+    let bad = rig.replica(0);
+    // TGI has no words of its own for an end of its process.
+    let in_tgi =
+        if is_tgi && effect.ejects() == Some(true) { &["server_error", "error_event"][..] } else { &[] };
+    let allowed = [effect.faults(), in_tgi].concat();
+    let finished = rig.log("request finished");
+    assert!(finished.iter().all(|line| line["outcome"] == "success"), "{finished:?}");
+    let requeued = rig.log("request requeued");
+    assert_eq!(requeued.is_empty(), allowed.is_empty(), "{requeued:?}");
+    for line in &requeued {
+        assert_eq!(line["replica"], bad.as_str());
+    }
+    if !allowed.is_empty() {
+        let expected = |line: &&Value| line["fault"].as_str().is_some_and(|fault| allowed.contains(&fault));
+        assert!(requeued.iter().any(|line| expected(&line)), "{requeued:?}");
+    }
+    let moved = rig.metric("penstock_requeues_total").await;
+    assert_eq!(moved, requeued.len() as f64);
+    let tries = finished.iter().map(|line| line["attempts"].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(tries, (finished.len() + requeued.len()) as u64);
+
+    if let Some(ejects) = effect.ejects() {
+        until("the ejection", || rig.log("replica ejected").is_empty() != ejects).await;
+        assert_eq!(rig.metric("penstock_ejections_total").await > 0.0, ejects);
+    }
+    let ejected = rig.log("replica ejected");
+    assert!(ejected.iter().all(|line| line["replica"] == bad.as_str()), "{ejected:?}");
+}
+
+async fn run_all(is_tgi: bool) {
+    let limit = Arc::new(Semaphore::new(AT_ONCE));
+    let mut rows = JoinSet::new();
+    for row in TABLE {
+        let limit = Arc::clone(&limit);
+        rows.spawn(async move {
+            let _permit = limit.acquire().await.unwrap();
+            (row, tokio::spawn(run(*row, is_tgi)).await)
+        });
+    }
+    let mut failed = Vec::new();
+    while let Some(done) = rows.join_next().await {
+        if let (row, Err(problem)) = done.unwrap() {
+            failed.push(format!("{}: {problem}", row.what.json()));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_client_of_a_vllm_sees_a_fault_before_the_first_token() {
+    run_all(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_client_of_a_tgi_sees_a_fault_before_the_first_token() {
+    run_all(true).await;
+}
