@@ -18,7 +18,7 @@ use crate::wire::splice::Spliced;
 
 /// A kept connection that breaks within this time after a request went out was
 /// most likely closed for being idle; later, the engine had the request.
-const STALE_WITHIN: Duration = Duration::from_secs(1);
+const STALE_WITHIN: Duration = Duration::from_secs(3);
 
 /// One engine and the idle connections to it.
 #[derive(Debug)]

@@ -17,9 +17,10 @@ use crate::rig::until;
 /// Streams that run at the same time.
 const AT_ONCE: usize = 12;
 /// Enough that a fault told of at the first token comes long before the last.
-const TOKENS: u32 = 150;
+const TOKENS: u32 = 60;
 /// Tokens before a fault of a single request.
 const FEW: u32 = 3;
+/// For engines that say nothing; others may be as slow as the machine is.
 const LIMITS: &str = "upstream: {stream_idle_timeout: 1500ms}\n";
 
 /// A stream of one protocol: what to ask, and how to see its first token.
@@ -62,7 +63,7 @@ impl Protocol {
     /// A few tokens' time each, so that there is time for a fault between.
     fn engine(self) -> SimOptions {
         let one = if self == Self::Tgi { tgi() } else { engine() };
-        SimOptions { speed: 0.2, mean_output_tokens: 1_000_000, ..one }
+        SimOptions { speed: 0.03, mean_output_tokens: 1_000_000, ..one }
     }
 
     fn first_token(self) -> &'static str {
@@ -112,7 +113,11 @@ impl Protocol {
 }
 
 async fn run(row: Row, protocol: Protocol) {
-    let rig = Rig::start(Setup { engines: vec![protocol.engine()], yaml: LIMITS.into(), ..Setup::default() });
+    let rig = Rig::start(Setup {
+        engines: vec![protocol.engine()],
+        yaml: if row.after.is_silence() { LIMITS } else { "" }.into(),
+        ..Setup::default()
+    });
     let rig = rig.await;
     let (path, body) = protocol.call();
     let reply = match row.what {

@@ -71,7 +71,7 @@ impl Open {
         let mut stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         stream.write_all(request).await?;
-        Ok(Self { stream, raw: Vec::new(), deadline: Instant::now() + PATIENCE })
+        Ok(Self { stream, raw: Vec::new(), deadline: Instant::now() + 2 * PATIENCE })
     }
 
     /// Reads until the bytes so far hold `needle`.

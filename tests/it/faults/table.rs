@@ -163,6 +163,11 @@ impl Effect {
         }
     }
 
+    /// Whether only a time limit can tell.
+    pub(super) fn is_silence(self) -> bool {
+        self.faults().contains(&"silent")
+    }
+
     /// Whether the replica is ejected, where that is certain.
     pub(super) const fn ejects(self) -> Option<bool> {
         match self {
