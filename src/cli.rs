@@ -16,7 +16,7 @@ use clap_complete::Shell;
     name = "penstock",
     version,
     propagate_version = true,
-    after_help = "Start here:\n  penstock demo                     a gateway with a simulated fleet, to play with\n  penstock check config.yaml        is this configuration right?\n  penstock serve -c config.yaml     run it"
+    after_help = "Start here:\n  penstock demo                      a gateway and simulated engines, nothing to set up\n  penstock check penstock.yaml       is this configuration right?\n  penstock serve -c penstock.yaml    run it"
 )]
 pub struct Cli {
     /// What to do.
@@ -29,27 +29,37 @@ pub struct Cli {
 pub enum Command {
     /// Run the gateway.
     ///
-    /// The configuration is watched: a valid change takes effect at once, a
-    /// broken one is reported and the last good one stays in force. SIGHUP
-    /// reloads, SIGTERM and Ctrl-C drain and end with code 0.
+    /// The configuration file is watched: a valid change takes effect at once;
+    /// a broken one is reported, and the last good one stays in force. SIGHUP
+    /// reads it again. SIGTERM and Ctrl-C drain: no new requests, those in
+    /// flight may finish within server.drain_grace, then exit code 0. A second
+    /// signal cuts them.
+    ///
+    /// Exit code 1: it could not start, or the configuration has errors. 2:
+    /// the configuration could not be read.
     #[command(after_help = "Example:\n  penstock serve --config /etc/penstock/penstock.yaml")]
     Serve(ServeArgs),
-    /// Run a gateway and a simulated fleet in one process, to look around.
+    /// Run a gateway and simulated engines in one process, to look around.
     ///
-    /// Two pools, three replicas, three tenants and three classes; prints the
-    /// address, the keys, and lines to paste into a shell.
+    /// One model on three engines in two pools, three tenants, three latency
+    /// classes. Prints the addresses, the keys, and lines to paste into a
+    /// shell. Needs no GPU, no file and no network.
     #[command(
-        after_help = "Examples:\n  penstock demo\n  penstock demo --load     with a mixed stream of traffic"
+        after_help = "Examples:\n  penstock demo\n  penstock demo --load     with traffic of every tenant in every class"
     )]
     Demo(DemoArgs),
     /// Check a configuration file without running it.
     ///
-    /// Exit code 0: valid. 1: it has errors. 2: it could not be read.
-    #[command(after_help = "Example:\n  penstock check config.yaml --format json")]
+    /// Finds every mistake at once, with its line and what to do about it.
+    /// Exit code 0: valid, perhaps with warnings. 1: it has errors. 2: it
+    /// could not be read.
+    #[command(
+        after_help = "Examples:\n  penstock check penstock.yaml\n  penstock check penstock.yaml --format json"
+    )]
     Check(CheckArgs),
     /// Print the JSON Schema of the configuration file.
     #[command(
-        after_help = "Example:\n  penstock schema > schema.json\n  and as the first line of the YAML file, for editors:\n  # yaml-language-server: $schema=./schema.json"
+        after_help = "Example:\n  penstock schema > schema.json\n\nEditors check and complete the YAML file when its first line is:\n  # yaml-language-server: $schema=./schema.json"
     )]
     Schema,
     /// Make API keys, and the digests that the configuration stores.
@@ -57,8 +67,9 @@ pub enum Command {
     Keys(KeysCommand),
     /// Run a simulated engine that speaks vLLM's or TGI's API.
     ///
-    /// It takes the time a real one would take, and fails on request: see
-    /// POST /sim/faults.
+    /// It takes the time that a real one would take on the accelerator of its
+    /// profile, and fails when POST /sim/faults asks it to. For tests and
+    /// demos.
     #[command(
         after_help = "Example:\n  penstock sim-engine --listen 127.0.0.1:8001 --model llama --profile h100-8b"
     )]
@@ -75,7 +86,7 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// The configuration file.
-    #[arg(short, long, value_name = "FILE", default_value = "config/penstock.yaml")]
+    #[arg(short, long, value_name = "FILE", default_value = "penstock.yaml")]
     pub config: PathBuf,
 }
 
@@ -85,10 +96,10 @@ pub struct DemoArgs {
     /// Where clients connect; port 0 takes a free one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
-    /// Where operators and Prometheus connect.
+    /// Where operators and Prometheus connect; port 0 takes a free one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081")]
     pub admin: SocketAddr,
-    /// Send a mixed stream of traffic from every tenant in every class.
+    /// Send traffic of every tenant in every class it may use.
     #[arg(long)]
     pub load: bool,
 }
@@ -97,7 +108,7 @@ pub struct DemoArgs {
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     /// The configuration file.
-    #[arg(value_name = "FILE", default_value = "config/penstock.yaml")]
+    #[arg(value_name = "FILE", default_value = "penstock.yaml")]
     pub config: PathBuf,
     /// How to print what was found.
     #[arg(long, value_enum, default_value_t = Format::Text)]
@@ -111,6 +122,8 @@ pub enum Format {
     Text,
     /// For programs.
     Json,
+    /// Annotations for GitHub Actions.
+    Github,
 }
 
 /// `penstock keys`
@@ -130,22 +143,23 @@ pub struct SimEngineArgs {
     /// Where to listen; port 0 takes a free one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
     pub listen: SocketAddr,
-    /// The model name it serves; may be given more than once.
+    /// A model name that it serves; may be given more than once.
     #[arg(long, value_name = "NAME", default_value = "sim")]
     pub model: Vec<String>,
     /// Whose API and habits it has.
     #[arg(long, value_enum, default_value_t = DialectArg::Vllm)]
     pub dialect: DialectArg,
-    /// The accelerator and model whose speed it has.
+    /// The accelerator and model whose speed it has; a name that is not there
+    /// lists those that are.
     #[arg(long, value_name = "PROFILE", default_value = "h100-8b")]
     pub profile: String,
-    /// Sequences it runs at once; absent = the profile's.
+    /// Sequences that it runs at once; absent = the profile's.
     #[arg(long, value_name = "N")]
     pub max_seqs: Option<u32>,
     /// Context window in tokens.
     #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
     pub max_model_len: u32,
-    /// The key it asks for; absent = none. Read from this environment variable.
+    /// The environment variable with the key that it asks for; absent = none.
     #[arg(long, value_name = "VARIABLE")]
     pub api_key_env: Option<String>,
     /// How many times faster than the profile it runs.

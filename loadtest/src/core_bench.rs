@@ -54,6 +54,9 @@ pub struct Costs {
     pub finish: f64,
 }
 
+/// A line of the report: its name, and the cost that it shows.
+type Column = (&'static str, fn(&Costs) -> f64);
+
 /// Runs `loadtest core-bench`.
 ///
 /// # Errors
@@ -65,7 +68,7 @@ pub fn command(args: &CoreBenchArgs) -> Result<()> {
         rounds.push(world.round(args.turns)?);
     }
     println!("{} tenants, {} replicas, {} jobs wait; ns", args.tenants, args.replicas, args.waiting);
-    let columns: [(&str, fn(&Costs) -> f64); 4] = [
+    let columns: [Column; 4] = [
         ("arrive", |costs| costs.arrive),
         ("first token", |costs| costs.first_token),
         ("finish and send", |costs| costs.finish),

@@ -11,12 +11,17 @@ use crate::app::{demo, signals};
 use crate::cli::{
     CheckArgs, Cli, Command, DemoArgs, DialectArg, Format, KeysCommand, ServeArgs, SimEngineArgs,
 };
+use crate::config::problem::Severity;
+use crate::config::report::{Report, UNREADABLE};
 use crate::config::secret::{Machine, SecretSource as _};
 use crate::config::{keys, load, schema};
 use crate::sim::profile::Profile;
 use crate::sim::server::{Dialect, SimOptions, SimServer};
 use crate::telemetry::{Telemetry, log};
 use crate::wire::random;
+
+/// The smallest configuration: one engine, no keys.
+const FIRST_CONFIG: &str = include_str!("../../config/examples/one-model.yaml");
 
 /// Runs the command; the process ends with the result.
 #[must_use]
@@ -29,8 +34,9 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Keys(command) => keys(&command),
         Command::SimEngine(args) => in_runtime(sim_engine(args)),
         Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "penstock", &mut io::stdout());
-            Ok(ExitCode::SUCCESS)
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "penstock", &mut script);
+            print(&String::from_utf8_lossy(&script))
         }
     };
     done.unwrap_or_else(|error| {
@@ -45,16 +51,26 @@ fn in_runtime(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Resu
     Ok(ExitCode::SUCCESS)
 }
 
+/// Prints a result. A reader that has seen enough (`| head`) is no error.
 fn print(text: &str) -> anyhow::Result<ExitCode> {
-    io::stdout().write_all(text.as_bytes())?;
-    Ok(ExitCode::SUCCESS)
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(error).context("write to standard output")
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
 }
 
 fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    let is_missing = !args.config.exists();
     let reloader = match gateway::load(args.config) {
         Ok(reloader) => reloader,
         Err(report) => {
             eprint!("{report}");
+            if is_missing {
+                eprint!("{}", first_steps(&report.name));
+            }
             return Ok(ExitCode::from(report.exit_code()));
         }
     };
@@ -70,6 +86,18 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// What to do when there is no configuration file yet.
+fn first_steps(path: &str) -> String {
+    let example = FIRST_CONFIG.lines().filter(|line| !line.starts_with('#'));
+    let example: Vec<String> = example.map(|line| format!("  {line}")).collect();
+    format!(
+        "\nTo start, write this to {path} and put your engine and its model in:\n\n{}\n\n\
+         `penstock check {path}` says what is wrong with a file, `penstock schema` has every key,\n\
+         and `penstock demo` needs no file.\n",
+        example.join("\n")
+    )
+}
+
 fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
     let _log = demo::quiet_log()?;
     in_runtime(demo::run(args))
@@ -77,33 +105,58 @@ fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
 
 fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let report = load::check_file(&args.config);
-    match args.format {
-        Format::Text => print!("{report}"),
-        Format::Json => println!("{:#}", report.to_json()),
-    }
+    print(&match args.format {
+        Format::Text => format!("{report}{}", summary(&report)),
+        Format::Json => format!("{:#}\n", report.to_json()),
+        Format::Github => report.to_github(),
+    })?;
     Ok(ExitCode::from(report.exit_code()))
+}
+
+/// The last line of a check.
+fn summary(report: &Report) -> String {
+    let count = |severity| report.problems.iter().filter(|problem| problem.severity == severity).count();
+    let counted = |count: usize, what: &str| match count {
+        1 => format!("1 {what}"),
+        _ => format!("{count} {what}s"),
+    };
+    let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+    let gap = if report.problems.is_empty() { "" } else { "\n" };
+    let name = &report.name;
+    match (errors, warnings) {
+        (0, 0) => format!("{gap}{name} is valid\n"),
+        (0, _) => format!("{gap}{name} is valid, with {}\n", counted(warnings, "warning")),
+        _ if report.exit_code() == UNREADABLE => String::new(),
+        (_, 0) => format!("{gap}{name} has {}\n", counted(errors, "error")),
+        _ => format!("{gap}{name} has {} and {}\n", counted(errors, "error"), counted(warnings, "warning")),
+    }
 }
 
 fn keys(command: &KeysCommand) -> anyhow::Result<ExitCode> {
     match command {
         KeysCommand::New => {
             let key = keys::new(&random::bytes());
-            println!("key (shown once, give it to its holder):\n  {}\n", key.text);
-            println!(
-                "in the configuration, under tenants.<name>.keys:\n  - {{id: {}, digest: {}}}",
-                key.id, key.digest
-            );
+            print(&format!(
+                "key (shown only here; give it to its holder):\n  {}\n\n\
+                 in the configuration, under tenants.<name>.keys:\n  {}\n",
+                key.text,
+                key_line(&key.id, &key.digest)
+            ))
         }
         KeysCommand::Hash => {
             let mut text = String::new();
             io::stdin().read_to_string(&mut text).context("read the key from standard input")?;
             let text = text.trim();
-            let parts =
-                keys::parse(text).context("this is not a Penstock key; `penstock keys new` makes one")?;
-            println!("- {{id: {}, digest: {}}}", parts.id, keys::digest_text(&keys::digest(text)));
+            let parts = keys::parse(text)
+                .context("standard input has no Penstock key in it; `penstock keys new` makes one")?;
+            print(&format!("{}\n", key_line(parts.id, &keys::digest_text(&keys::digest(text)))))
         }
     }
-    Ok(ExitCode::SUCCESS)
+}
+
+/// A key as the configuration stores it.
+fn key_line(id: &str, digest: &str) -> String {
+    format!("- {{id: {id}, digest: \"{digest}\"}}")
 }
 
 fn profile(name: &str) -> anyhow::Result<Profile> {
@@ -131,8 +184,11 @@ async fn sim_engine(args: SimEngineArgs) -> anyhow::Result<()> {
     };
     options.engine.max_seqs = args.max_seqs.or(options.engine.max_seqs);
     let mut shutdown = signals::Shutdown::listen()?;
-    let engine = SimServer::start(options).await.with_context(|| format!("listen on {}", args.listen))?;
-    println!("simulated engine on http://{}", engine.addr);
+    let listen = args.listen;
+    let engine = SimServer::start(options).await.map_err(|error| {
+        anyhow::anyhow!("cannot listen on {listen}: {error}{}", gateway::next_step(&error))
+    })?;
+    print(&format!("simulated engine on http://{}\n", engine.addr))?;
     shutdown.asked().await;
     engine.stop().await;
     Ok(())

@@ -78,8 +78,9 @@ pub(super) async fn run(args: DemoArgs) -> anyhow::Result<()> {
     std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     let reloader = gateway::load(path.clone()).map_err(|report| anyhow::anyhow!("{report}"))?;
     let telemetry = Telemetry::new(&reloader.current().load().startup.telemetry)?;
-    let gateway =
-        Gateway::start(reloader, telemetry).await.context("use --listen and --admin for other addresses")?;
+    let gateway = Gateway::start(reloader, telemetry)
+        .await
+        .context("the demo cannot start (--listen and --admin choose other addresses)")?;
 
     println!("{}", greeting(&gateway, &tenants, &path));
     let traffic = args.load.then(|| load::start(gateway.address(), MODEL, clients(&tenants)));

@@ -43,7 +43,7 @@ const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The client address cannot be had.
-    #[error("cannot listen on {address} (server.listen): {source}")]
+    #[error("cannot listen on {address} (server.listen): {source}{}", next_step(source))]
     Listen {
         /// The address.
         address: SocketAddr,
@@ -51,7 +51,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// The admin address cannot be had.
-    #[error("cannot listen on {address} (server.admin): {source}")]
+    #[error("cannot listen on {address} (server.admin): {source}{}", next_step(source))]
     Admin {
         /// The address.
         address: SocketAddr,
@@ -67,6 +67,16 @@ pub enum StartError {
     /// TLS to engines is not available.
     #[error(transparent)]
     Tls(#[from] NoTls),
+}
+
+/// What to do about an address that cannot be had.
+pub(super) fn next_step(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "; another program listens there: stop it, or choose another address",
+        io::ErrorKind::AddrNotAvailable => "; this machine does not have that address",
+        io::ErrorKind::PermissionDenied => "; ports below 1024 need a privilege: choose a higher one",
+        _ => "",
+    }
 }
 
 /// A running gateway.

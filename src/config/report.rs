@@ -11,6 +11,9 @@ const MAX_SHOWN: usize = 200;
 /// Letters of a source line that are shown.
 const WIDTH: usize = 120;
 
+/// The exit code of a check whose file cannot be read.
+pub const UNREADABLE: u8 = 2;
+
 /// Everything found about one file. `Display` shows it with source lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
@@ -52,7 +55,7 @@ impl Report {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match (self.unreadable, self.has_errors()) {
-            (true, _) => 2,
+            (true, _) => UNREADABLE,
             (false, true) => 1,
             (false, false) => 0,
         }

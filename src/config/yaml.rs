@@ -38,6 +38,7 @@ fn problem(error: &serde_saphyr::Error) -> Problem {
     Problem {
         line: mark.map(|mark| mark.line),
         column: mark.map(|mark| mark.column),
+        hint: Some("look at the indentation and the quotes, here and on the line before".to_owned()),
         ..Problem::of_file(format!("not valid YAML: {message}"))
     }
 }

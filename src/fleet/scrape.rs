@@ -174,7 +174,6 @@ fn note_info(shared: &Shared, member: &Member, result: Result<ModelInfo, Trouble
     let before = {
         let mut status = member.cell.lock();
         status.info = Some(Arc::clone(&info));
-        status.info_at = Some(Instant::now());
         std::mem::replace(&mut status.missing, Arc::clone(&missing))
     };
     if missing.is_empty() && !before.is_empty() {

@@ -36,7 +36,6 @@ pub struct ReplicaStatus {
     /// Why the last scrape failed, while `failures` is not 0.
     pub trouble: Option<Trouble>,
     pub(super) gauges_at: Option<Instant>,
-    pub(super) info_at: Option<Instant>,
 }
 
 impl ReplicaStatus {
@@ -44,12 +43,6 @@ impl ReplicaStatus {
     #[must_use]
     pub fn gauges_age(&self) -> Option<Duration> {
         self.gauges_at.map(|at| at.elapsed())
-    }
-
-    /// Age of `info`; absent when it was never read.
-    #[must_use]
-    pub fn info_age(&self) -> Option<Duration> {
-        self.info_at.map(|at| at.elapsed())
     }
 
     /// Its report to the core. `fresh`: the gauges are from this very moment;

@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio::time::{Instant, timeout_at};
@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::config::settings::{EngineKind, PoolEdge, Settings};
 use crate::core::event::Fault;
 use crate::core::job::Usage;
+use crate::proxy::gather::Gathered;
 use crate::proxy::order::Order;
 use crate::proxy::record::{Place, Record};
 use crate::proxy::stream::{EngineStream, Step};
@@ -216,19 +217,13 @@ fn is_event_stream(exchange: &Exchange) -> bool {
 
 /// Reads an answer whole; one that comes in one piece is not copied.
 async fn whole_body(mut exchange: Exchange, limit: u64) -> Result<Bytes, Fault> {
-    let mut first = Bytes::new();
-    let mut rest = BytesMut::new();
+    let mut gathered = Gathered::default();
     while let Some(data) = exchange.data().await {
         let data = data.map_err(|_| Fault::Reset)?;
-        if (first.len() + rest.len() + data.len()) as u64 > limit {
+        if (gathered.len() + data.len()) as u64 > limit {
             return Err(Fault::Malformed);
         }
-        if first.is_empty() && rest.is_empty() {
-            first = data;
-        } else {
-            rest.extend_from_slice(&std::mem::take(&mut first));
-            rest.extend_from_slice(&data);
-        }
+        gathered.push(data);
     }
-    Ok(if rest.is_empty() { first } else { rest.freeze() })
+    Ok(gathered.finish())
 }

@@ -274,7 +274,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::load::load_str;
+    use crate::config::load::load_str_with;
+    use crate::config::secret::Machine;
     use crate::config::settings::Settings;
     use crate::core::event::RejectReason;
     use crate::core::ids::{ClassId, ModelId, TenantId};
@@ -287,8 +288,8 @@ pools:
 ";
 
     fn settings(text: &str, previous: Option<&Settings>) -> Settings {
-        let loaded = load_str(text, "test", Path::new("."), previous).into_result();
-        loaded.unwrap_or_else(|report| panic!("{report}")).settings
+        let outcome = load_str_with(text, "test", Path::new("."), previous, &Machine);
+        outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings
     }
 
     fn gate(settings: &Settings) -> (Arc<Gate>, mpsc::Receiver<Action>) {

@@ -79,7 +79,7 @@ impl Proxy {
         request: Request<Incoming>,
     ) -> Result<Response<AnswerBody>, Infallible> {
         let id = request_id::from_client(request.headers())
-            .unwrap_or_else(|| request_id::from_random(random::bytes()));
+            .unwrap_or_else(|| request_id::from_random(random::frequent()));
         let path = request.uri().path();
         let answer = match route(request.method(), path) {
             Route::Api(api) => return Ok(self.call(api, request, id).await),

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
 use crate::config::settings::RequestLimits;
+use crate::proxy::gather::Gathered;
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
 
@@ -94,7 +95,7 @@ pub async fn read(
         }
         held.add(declared, limits.max_total_body_bytes)?;
     }
-    let mut gathered = Gathered { whole: Bytes::new(), parts: BytesMut::new() };
+    let mut gathered = Gathered::new(declared.and_then(|bytes| usize::try_from(bytes).ok()));
     // The door times the bytes of an HTTP/1 connection, but an HTTP/2 stream
     // may be silent on a lively one.
     while let Some(frame) = timeout(patience, body.frame()).await.map_err(|_| too_slow(patience))? {
@@ -107,38 +108,9 @@ pub async fn read(
         if (gathered.len() + data.len()) as u64 > limits.max_body_bytes {
             return Err(ApiError::body_too_large(limits.max_body_bytes).into());
         }
-        gathered.push(data, declared);
+        gathered.push(data);
     }
     Ok((gathered.finish(), held))
-}
-
-/// A body so far: its first piece as it came, or a buffer once there are two.
-struct Gathered {
-    whole: Bytes,
-    parts: BytesMut,
-}
-
-impl Gathered {
-    fn len(&self) -> usize {
-        self.whole.len() + self.parts.len()
-    }
-
-    fn push(&mut self, data: Bytes, declared: Option<u64>) {
-        if self.len() == 0 {
-            self.whole = data;
-            return;
-        }
-        if self.parts.is_empty() {
-            let declared = declared.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
-            self.parts.reserve(declared.max(self.whole.len() + data.len()));
-            self.parts.extend_from_slice(&std::mem::take(&mut self.whole));
-        }
-        self.parts.extend_from_slice(&data);
-    }
-
-    fn finish(self) -> Bytes {
-        if self.parts.is_empty() { self.whole } else { self.parts.freeze() }
-    }
 }
 
 fn too_slow(patience: Duration) -> ApiError {

@@ -12,6 +12,7 @@ pub mod upstream;
 mod attempt;
 mod auth;
 mod body;
+mod gather;
 mod local;
 mod order;
 mod record;

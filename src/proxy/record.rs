@@ -1,6 +1,7 @@
 //! What is remembered of one request until its end, when it becomes one log
 //! line, its metrics and its trace; also when the client just leaves.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::core::event::Placed;
@@ -105,6 +106,16 @@ impl Gaps {
     }
 }
 
+/// A duration in milliseconds with two decimals, the rest cut off.
+struct Millis(Duration);
+
+impl fmt::Display for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hundredths = self.0.as_micros() / 10;
+        write!(f, "{}.{:02}", hundredths / 100, hundredths % 100)
+    }
+}
+
 impl Record {
     /// A record of a request that has just arrived. Until something else is
     /// said, its client left.
@@ -152,15 +163,14 @@ impl Record {
     /// answer.
     #[must_use]
     pub(super) fn server_timing(&self) -> Option<HeaderValue> {
-        let millis = |duration: Duration| duration.as_secs_f64() * 1e3;
-        let queue = millis(self.place?.why.queued);
-        let connect = millis(self.connect.unwrap_or_default());
+        let queue = Millis(self.place?.why.queued);
+        let connect = Millis(self.connect.unwrap_or_default());
         let (last, time) = match (self.first_token, self.engine) {
-            (Some(at), _) => ("ttft", millis(at.since(self.started))),
-            (None, Some(engine)) => ("engine", millis(engine)),
+            (Some(at), _) => ("ttft", Millis(at.since(self.started))),
+            (None, Some(engine)) => ("engine", Millis(engine)),
             (None, None) => return None,
         };
-        let text = format!("queue;dur={queue:.2}, connect;dur={connect:.2}, {last};dur={time:.2}");
+        let text = format!("queue;dur={queue}, connect;dur={connect}, {last};dur={time}");
         HeaderValue::try_from(text).ok()
     }
 }

@@ -17,6 +17,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::settings::{LogFormat, TelemetrySettings};
+use crate::telemetry::json_line::JsonLine;
 
 /// Bytes that may wait for standard error.
 const QUEUE_BYTES: usize = 4 * 1024 * 1024;
@@ -81,9 +82,7 @@ where
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     match format {
         LogFormat::Text => Dispatch::new(builder.with_ansi(ansi).finish()),
-        LogFormat::Json => Dispatch::new(
-            builder.json().flatten_event(true).with_current_span(false).with_span_list(false).finish(),
-        ),
+        LogFormat::Json => Dispatch::new(builder.event_format(JsonLine).finish()),
     }
 }
 

@@ -5,6 +5,7 @@
 pub mod event;
 #[cfg(test)]
 pub(crate) mod fixtures;
+mod json_line;
 pub mod log;
 pub mod metrics;
 pub mod trace;
@@ -23,7 +24,7 @@ use crate::telemetry::metrics::{Metrics, Scrape};
 use crate::telemetry::trace::Tracer;
 
 /// How often raw histogram samples are folded into their buckets.
-const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+const UPKEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// Metrics and traces of one process; clones share everything.
 #[derive(Clone)]

@@ -1,13 +1,11 @@
 //! A prompt's tokens from its bytes alone, for engines whose tokenizer the
 //! gateway does not have.
 //!
-//! Byte-level tokenizers never make more tokens than there are bytes, so
-//! [`upper_bound`] is safe to admit by. [`estimate`] aims at the middle: about
-//! four bytes a token for text in Latin script, and about two for other
-//! scripts, whose letters take two to four bytes in UTF-8 but rarely share a
-//! token. JSON punctuation counts as text: chat templates add about as much.
-//! Linked media (an image's `https:` address) cannot be seen here: only their
-//! address counts, in the estimate and in the bound.
+//! The estimate aims at the middle: about four bytes a token for text in Latin
+//! script, and about two for other scripts, whose letters take two to four
+//! bytes in UTF-8 but rarely share a token. JSON punctuation counts as text:
+//! chat templates add about as much. Linked media (an image's `https:`
+//! address) cannot be seen here: only their address counts.
 
 use std::ops::Range;
 
@@ -19,13 +17,6 @@ pub const MEDIA_TOKENS: u64 = 800;
 
 /// Base64 shorter than this may be text.
 const MIN_MEDIA_BYTES: usize = 64;
-
-/// Most tokens that the prompt can have: its bytes, with `\u` escapes at their
-/// length in UTF-8. `pieces` are JSON values as they stand in the request.
-#[must_use]
-pub fn upper_bound<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u64 {
-    pieces.into_iter().map(|piece| piece.len() as u64 - escapes(piece).saved.min(piece.len() as u64)).sum()
-}
 
 /// Likely tokens of the prompt; never above the bytes of `pieces`, and at
 /// least 1 when there are any. Arrays of token ids are counted exactly.
@@ -51,7 +42,8 @@ fn estimate_piece(piece: &[u8]) -> u64 {
 }
 
 fn text_tokens(text: &[u8]) -> u64 {
-    let wide = text.iter().filter(|byte| **byte >= 0x80).count() as u64;
+    let is_wide = |byte: &&u8| **byte >= 0x80;
+    let wide = if text.is_ascii() { 0 } else { text.iter().filter(is_wide).count() as u64 };
     let escapes = escapes(text);
     let narrow = (text.len() as u64).saturating_sub(wide + escapes.bytes);
     let wide = wide + escapes.bytes.saturating_sub(escapes.saved);
@@ -154,7 +146,6 @@ mod tests {
             .collect();
         assert!(escaped.len() > plain.len() * 2);
         assert_eq!(of(&escaped), of(&plain));
-        assert_eq!(upper_bound([escaped.as_bytes()]), plain.len() as u64);
         assert_eq!(escapes(br"\\u00e9 \n \u12 \u"), Escapes::default());
     }
 
@@ -184,15 +175,7 @@ mod tests {
     proptest! {
         #[test]
         fn never_above_the_bytes(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let bound = upper_bound([&bytes[..]]);
-            prop_assert!(bound <= bytes.len() as u64);
             prop_assert!(estimate([&bytes[..]]) <= bytes.len() as u64);
-        }
-
-        #[test]
-        fn the_bound_holds_for_any_text(text in "\\PC{0,80}") {
-            let json = serde_json::to_string(&text).unwrap();
-            prop_assert!(upper_bound([json.as_bytes()]) >= text.len() as u64);
         }
     }
 }

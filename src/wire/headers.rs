@@ -13,6 +13,9 @@ use http::header::{
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// The header of the id by which client, gateway and engine speak of a request.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const REQUEST_TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
+const STAINLESS_TIMEOUT: HeaderName = HeaderName::from_static("x-stainless-timeout");
+const STAINLESS_READ_TIMEOUT: HeaderName = HeaderName::from_static("x-stainless-read-timeout");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
@@ -111,9 +114,9 @@ pub fn credentials(headers: &HeaderMap) -> Option<&str> {
 /// number (SDKs send `NOT_GIVEN`) says nothing.
 #[must_use]
 pub fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
-    const TIMEOUTS: [(&str, f64); 3] =
-        [("x-request-timeout-ms", 0.001), ("x-stainless-timeout", 1.0), ("x-stainless-read-timeout", 1.0)];
-    let timeout = |(name, unit): (&str, f64)| {
+    const TIMEOUTS: [(HeaderName, f64); 3] =
+        [(REQUEST_TIMEOUT_MS, 0.001), (STAINLESS_TIMEOUT, 1.0), (STAINLESS_READ_TIMEOUT, 1.0)];
+    let timeout = |(name, unit): (HeaderName, f64)| {
         let number: f64 = headers.get(name)?.to_str().ok()?.trim().parse().ok()?;
         Duration::try_from_secs_f64(number * unit).ok().filter(|timeout| !timeout.is_zero())
     };

@@ -1,5 +1,10 @@
 //! The only place that asks the operating system for random bytes.
 
+use std::cell::RefCell;
+
+/// Bytes that are asked for at a time by [`frequent`].
+const STOCK_BYTES: usize = 960;
+
 /// `N` random bytes.
 ///
 /// # Panics
@@ -10,4 +15,39 @@ pub fn bytes<const N: usize>() -> [u8; N] {
     #[expect(clippy::disallowed_methods, reason = "this is the one place for it")]
     getrandom::fill(&mut bytes).expect("a started system has a source of random bytes");
     bytes
+}
+
+/// `N` random bytes, at most 960, from a stock that this thread keeps. For
+/// what every request needs and nobody has to keep secret.
+#[must_use]
+pub fn frequent<const N: usize>() -> [u8; N] {
+    const { assert!(N <= STOCK_BYTES, "more than the stock has") };
+    thread_local! {
+        /// The stock, and how many bytes of it are used up.
+        static STOCK: RefCell<([u8; STOCK_BYTES], usize)> = const { RefCell::new(([0; STOCK_BYTES], STOCK_BYTES)) };
+    }
+    STOCK.with_borrow_mut(|(stock, used)| {
+        if *used + N > STOCK_BYTES {
+            *stock = bytes();
+            *used = 0;
+        }
+        let mut taken = [0; N];
+        taken.copy_from_slice(&stock[*used..*used + N]);
+        *used += N;
+        taken
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn the_stock_is_never_given_out_twice() {
+        let ids: HashSet<[u8; 15]> = (0..1_000).map(|_| frequent()).collect();
+        assert_eq!(ids.len(), 1_000);
+        assert!(ids.iter().all(|id| *id != [0; 15]));
+    }
 }

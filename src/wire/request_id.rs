@@ -3,6 +3,8 @@
 use http::HeaderMap;
 use http::header::HeaderValue;
 
+use crate::wire::headers::X_REQUEST_ID;
+
 /// Random bytes that a made id holds.
 pub const ENTROPY: usize = 15;
 
@@ -11,7 +13,7 @@ const LONGEST: usize = 128;
 /// The client's own `x-request-id` if it is 1 to 128 visible ASCII bytes.
 #[must_use]
 pub fn from_client(headers: &HeaderMap) -> Option<HeaderValue> {
-    let id = headers.get("x-request-id")?;
+    let id = headers.get(X_REQUEST_ID)?;
     let bytes = id.as_bytes();
     let fits = (1..=LONGEST).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic);
     fits.then(|| id.clone())

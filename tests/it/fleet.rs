@@ -335,7 +335,7 @@ async fn reports_metrics_and_models_with_the_key() {
 
     let status = fleet.view().get(FIRST).unwrap();
     assert_eq!((status.gauges.running, status.failures, status.trouble), (Some(3), 0, None));
-    assert!(status.gauges_age().is_some() && status.info_age().is_some());
+    assert!(status.gauges_age().is_some() && status.info.is_some());
     assert_eq!(fleet.view().all().len(), 1);
     assert_eq!(fleet.view().window(&settings.load(), ModelId::new(0)), Some(2048));
     assert_eq!(fleet.view().window(&settings.load(), ModelId::new(7)), None);

@@ -44,7 +44,7 @@ fn load(text: &str) -> Outcome {
 fn settings(text: &str) -> Settings {
     let outcome = load(text);
     let report = outcome.report.to_string();
-    outcome.into_result().unwrap_or_else(|_| panic!("{report}")).settings
+    outcome.loaded.unwrap_or_else(|| panic!("{report}")).settings
 }
 
 fn problems(text: &str) -> Vec<String> {
@@ -196,7 +196,7 @@ fn ids_stay_over_reloads_and_thousand_of_them_do_not_grow() {
     for round in 0..1_000u64 {
         let text = if round % 2 == 0 { &one } else { &two };
         let outcome = load_str_with(text, "p", base, previous.as_ref(), &World);
-        let settings = outcome.into_result().unwrap_or_else(|report| panic!("{report}")).settings;
+        let settings = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings;
         let policy = &settings.policy;
         assert_eq!(policy.generation, round + 1);
         assert_eq!(policy.classes.id("y"), Some(ClassId::new(1)));

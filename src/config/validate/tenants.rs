@@ -98,7 +98,7 @@ fn key_digest(
         );
     }
     let Some(digest) = keys::parse_digest(&key.digest) else {
-        let message = if key.digest.is_empty() { "is missing" } else { "is no digest" };
+        let message = if key.digest.is_empty() { "is missing" } else { "is not a digest" };
         findings.error(
             &field.key("digest"),
             message,

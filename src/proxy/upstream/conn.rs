@@ -4,16 +4,17 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body::Body;
+use http_body::{Body, Frame};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 
 use crate::proxy::upstream::io::Stream;
+use crate::proxy::upstream::waker::OwnWaker;
 use crate::wire::splice::Spliced;
 
 type Driver = Pin<Box<Connection<TokioIo<Stream>, Spliced>>>;
@@ -21,45 +22,36 @@ type Driver = Pin<Box<Connection<TokioIo<Stream>, Spliced>>>;
 /// A connection that can take a request.
 pub(super) struct Conn {
     sender: SendRequest<Spliced>,
+    link: Link,
+}
+
+/// The side of a connection that reads and writes.
+struct Link {
     driver: Driver,
     open: bool,
+    waker: OwnWaker,
 }
 
 impl fmt::Debug for Conn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Conn").field("open", &self.open).finish_non_exhaustive()
+        f.debug_struct("Conn").field("open", &self.link.open).finish_non_exhaustive()
     }
 }
 
 impl Conn {
     pub(super) async fn handshake(stream: Stream) -> hyper::Result<Self> {
-        let (sender, driver) = http1::Builder::new()
-            .max_headers(100)
-            .max_buf_size(64 * 1024)
-            .handshake(TokioIo::new(stream))
-            .await?;
-        Ok(Self { sender, driver: Box::pin(driver), open: true })
+        let (sender, driver) =
+            http1::Builder::new().max_buf_size(64 * 1024).handshake(TokioIo::new(stream)).await?;
+        let link = Link { driver: Box::pin(driver), open: true, waker: OwnWaker::new() };
+        Ok(Self { sender, link })
     }
 
     /// Sends the request and waits for the answer's head.
     pub(super) async fn send(&mut self, request: Request<Spliced>) -> hyper::Result<Response<Incoming>> {
-        poll_fn(|cx| {
-            self.drive(cx);
-            self.sender.poll_ready(cx)
-        })
-        .await?;
-        let mut response = std::pin::pin!(self.sender.send_request(request));
-        let (driver, open) = (&mut self.driver, &mut self.open);
-        poll_fn(|cx| {
-            if let Poll::Ready(head) = response.as_mut().poll(cx) {
-                return Poll::Ready(head);
-            }
-            if *open && driver.as_mut().poll(cx).is_ready() {
-                *open = false;
-            }
-            response.as_mut().poll(cx)
-        })
-        .await
+        let Self { sender, link } = self;
+        poll_fn(|cx| link.poll(cx, |cx| sender.poll_ready(cx))).await?;
+        let mut response = std::pin::pin!(sender.send_request(request));
+        poll_fn(|cx| link.poll(cx, |cx| response.as_mut().poll(cx))).await
     }
 
     /// The next piece of the body; `None` at its proper end.
@@ -69,43 +61,33 @@ impl Conn {
         cx: &mut Context<'_>,
     ) -> Poll<Option<hyper::Result<Bytes>>> {
         loop {
-            if let Poll::Ready(frame) = self.poll_body(body, cx) {
-                match frame {
-                    Some(Ok(frame)) => match frame.into_data() {
-                        Ok(data) => return Poll::Ready(Some(Ok(data))),
-                        Err(_trailers) => continue,
-                    },
-                    Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-                    None => return Poll::Ready(None),
-                }
+            let frame = ready!(self.link.poll(cx, |cx| Pin::new(&mut *body).poll_frame(cx)));
+            match frame.map(|frame| frame.map(Frame::into_data)) {
+                Some(Ok(Ok(data))) => return Poll::Ready(Some(Ok(data))),
+                Some(Ok(Err(_trailers))) => {}
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
             }
-            return Poll::Pending;
         }
     }
 
-    fn poll_body(
-        &mut self,
-        body: &mut Incoming,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<hyper::Result<http_body::Frame<Bytes>>>> {
-        // The first poll tells the connection that data is wanted, the drive
-        // fetches it, the second poll takes it.
-        if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(cx) {
-            return Poll::Ready(frame);
-        }
-        self.drive(cx);
-        Pin::new(body).poll_frame(cx)
+    /// Whether it could take another request now. Until then it wakes nobody.
+    pub(super) fn is_reusable(&mut self) -> bool {
+        self.link.look();
+        self.link.open && self.sender.is_ready()
+    }
+}
+
+impl Link {
+    /// Asks for something that comes only as the connection is driven.
+    fn poll<T>(&mut self, cx: &Context<'_>, ask: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+        let Self { driver, open, waker } = self;
+        waker.poll(cx, ask, |cx| *open = *open && driver.as_mut().poll(cx).is_pending())
     }
 
-    /// Whether it could take another request now.
-    pub(super) fn is_reusable(&mut self, cx: &mut Context<'_>) -> bool {
-        self.drive(cx);
-        self.open && self.sender.is_ready()
-    }
-
-    fn drive(&mut self, cx: &mut Context<'_>) {
-        if self.open && self.driver.as_mut().poll(cx).is_ready() {
-            self.open = false;
-        }
+    /// Takes note of what has come, for nobody.
+    fn look(&mut self) {
+        let _pending = self.poll(&Context::from_waker(Waker::noop()), |_| Poll::<()>::Pending);
+        self.waker.forget();
     }
 }

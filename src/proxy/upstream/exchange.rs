@@ -51,7 +51,7 @@ impl Exchange {
         };
         match conn.poll_data(body, cx) {
             Poll::Ready(None) => {
-                self.recycle(cx);
+                self.recycle();
                 Poll::Ready(None)
             }
             Poll::Ready(Some(Err(error))) => {
@@ -85,9 +85,9 @@ impl Exchange {
         });
     }
 
-    fn recycle(&mut self, cx: &mut Context<'_>) {
+    fn recycle(&mut self) {
         if let Some((mut conn, _)) = self.live.take()
-            && conn.is_reusable(cx)
+            && conn.is_reusable()
         {
             self.pool.put(conn);
         }

@@ -8,6 +8,7 @@ mod pool;
 mod replica;
 #[cfg(test)]
 mod tests;
+mod waker;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,6 @@
 //! Unused connections to one engine.
 
 use std::collections::VecDeque;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -26,7 +25,6 @@ impl Pool {
     /// The connection that was used last, unless all have been unused for
     /// `keep_alive` or were closed by the engine.
     pub(super) fn take(&self, keep_alive: Duration) -> Option<Conn> {
-        let mut cx = Context::from_waker(Waker::noop());
         let mut idle = self.0.lock();
         while let Some(Idle { mut conn, since }) = idle.pop_back() {
             if since.elapsed() >= keep_alive {
@@ -34,7 +32,7 @@ impl Pool {
                 idle.clear();
                 return None;
             }
-            if conn.is_reusable(&mut cx) {
+            if conn.is_reusable() {
                 return Some(conn);
             }
         }

@@ -25,22 +25,25 @@ pub(super) struct Port {
     _bound: TcpSocket,
 }
 
-fn bound(addr: SocketAddr) -> io::Result<TcpSocket> {
+fn bound(addr: SocketAddr, shared: bool) -> io::Result<TcpSocket> {
     let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
-    socket.set_reuseport(true)?;
+    socket.set_reuseport(shared)?;
     socket.bind(addr)?;
     Ok(socket)
 }
 
 impl Port {
     pub(super) fn bind(addr: SocketAddr) -> io::Result<Self> {
-        let socket = bound(addr)?;
+        // Our own sockets share the port, and would share it with another
+        // engine's, too: one that does not share tells whether it is taken.
+        drop(bound(addr, false)?);
+        let socket = bound(addr, true)?;
         Ok(Self { addr: socket.local_addr()?, _bound: socket })
     }
 
     pub(super) fn listen(&self) -> io::Result<TcpListener> {
-        bound(self.addr)?.listen(BACKLOG)
+        bound(self.addr, true)?.listen(BACKLOG)
     }
 }
 

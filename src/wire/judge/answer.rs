@@ -12,7 +12,7 @@ use crate::wire::api::{Api, Protocol};
 use crate::wire::error::ApiError;
 use crate::wire::headers;
 use crate::wire::json::{Filled, Text, span_in};
-use crate::wire::judge::chunk::{self, Choices};
+use crate::wire::judge::chunk::Choices;
 use crate::wire::judge::refusal::{self, EngineError};
 use crate::wire::judge::typed::{TgiDetails, response_ending};
 use crate::wire::judge::{Ending, usage};
@@ -49,6 +49,8 @@ struct Whole<'a> {
     usage: Option<&'a RawValue>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    object: Text<'a>,
     #[serde(borrow, default)]
     status: Text<'a>,
     #[serde(borrow, default)]
@@ -91,7 +93,8 @@ pub fn judge_answer(
         };
     };
     let usage = consumed(api, headers, &whole);
-    if whole.error.is_some() && api.protocol() != Protocol::Responses || chunk::is_flat_error(body) {
+    let is_flat_error = whole.object.0.as_deref() == Some("error");
+    if whole.error.is_some() && api.protocol() != Protocol::Responses || is_flat_error {
         return refused(refusal::of_event(api, body, shown_model), usage);
     }
     match fault(api, &whole, usage) {

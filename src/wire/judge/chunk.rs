@@ -34,7 +34,7 @@ pub(crate) fn read(data: &[u8]) -> Option<News<'_>> {
 }
 
 /// Whether it is an error without the `error` member around it.
-pub(crate) fn is_flat_error(data: &[u8]) -> bool {
+fn is_flat_error(data: &[u8]) -> bool {
     #[derive(serde::Deserialize)]
     struct Object<'a> {
         #[serde(borrow, default)]

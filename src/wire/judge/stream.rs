@@ -38,15 +38,6 @@ pub enum EventKind {
     Other,
 }
 
-impl EventKind {
-    /// Whether the client has something of the answer once this is sent, so
-    /// that another engine cannot take over unseen.
-    #[must_use]
-    pub const fn is_output(&self) -> bool {
-        matches!(self, Self::Token | Self::Finish | Self::Done)
-    }
-}
-
 /// What to do with an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Forward {

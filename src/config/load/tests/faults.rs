@@ -188,7 +188,7 @@ fn keys_belong_to_one_tenant() {
         (format!("{{digest: '{two}'}}"), "keys[1].id: is missing"),
         (format!("{{id: 'A-b', digest: '{two}'}}"), "keys[1].id: \"A-b\" is no key id"),
         ("{id: abcdefgi}".to_owned(), "keys[1].digest: is missing"),
-        ("{id: abcdefgi, digest: 'blake3:zz'}".to_owned(), "keys[1].digest: is no digest"),
+        ("{id: abcdefgi, digest: 'blake3:zz'}".to_owned(), "keys[1].digest: is not a digest"),
         (
             format!("{{id: abcdefgi, digest: '{two}', class: none}}"),
             "keys[1].class: there is no class `none`",

@@ -7,7 +7,7 @@ use super::client::{
     End, Open, chat, fixture, get, has_done, open, options, post, reach, recovers, replay, start,
 };
 use crate::sim::faults::FaultKind;
-use crate::sim::server::{SimHandle, Terminate};
+use crate::sim::server::{SimHandle, SimOptions, SimServer, Terminate};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -106,4 +106,11 @@ async fn a_restarted_engine_is_fresh() {
         tokio::task::yield_now().await;
     }
     recovers(&engine).await;
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_refused() {
+    let engine = start(options()).await;
+    let second = SimServer::start(SimOptions { listen: engine.addr, ..options() }).await;
+    assert_eq!(second.map(|engine| engine.addr).unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
 }

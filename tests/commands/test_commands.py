@@ -1,0 +1,188 @@
+"""Each command by its results, its errors and its exit codes."""
+
+import json
+import re
+import subprocess
+
+import pytest
+from conftest import ROOT, elsewhere, run
+from documents import subcommands
+
+HERE = ROOT / "tests" / "commands"
+FILES = sorted([*(ROOT / "config").rglob("*.yaml"), ROOT / "docker" / "penstock.yaml"])
+
+ONE = """version: 1
+auth: {mode: off}
+pools: {p: {engine: vllm, models: [m], replicas: [http://127.0.0.1:9]}}
+"""
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_check_accepts_our_files(file):
+    done = run(f"penstock check {file}")
+    assert done.returncode == 0, done.stdout
+    assert "error" not in done.stdout
+    if file.parts[-2] in ("config", "examples"):
+        assert done.stdout == f"{file} is valid\n"
+
+
+def test_check_exit_codes(tmp_path):
+    (tmp_path / "good.yaml").write_text(ONE)
+    (tmp_path / "bad.yaml").write_text(ONE.replace("vllm", "vlmm"))
+    (tmp_path / "warned.yaml").write_text(f"{ONE}server: {{admin: 0.0.0.0:8081}}\n")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "empty.yaml").write_text("")
+    expected = {
+        "good.yaml": (0, True, "good.yaml is valid"),
+        "warned.yaml": (0, True, "warned.yaml is valid, with 1 warning"),
+        "bad.yaml": (1, False, "bad.yaml has 1 error"),
+        "empty.yaml": (1, False, "empty.yaml has 3 errors"),
+        "binary.yaml": (2, False, "error: cannot be read"),
+        "absent.yaml": (2, False, "error: cannot be read"),
+        ".": (2, False, "error: cannot be read"),
+    }
+    for name, (code, valid, said) in expected.items():
+        text = run(f"penstock check {name}", cwd=tmp_path)
+        assert (text.returncode, text.stderr) == (code, ""), name
+        assert said in text.stdout, text.stdout
+        as_json = run(f"penstock check {name} --format json", cwd=tmp_path)
+        report = json.loads(as_json.stdout)
+        assert (as_json.returncode, report["valid"]) == (code, valid), name
+        assert all(problem["message"] for problem in report["problems"])
+        github = run(f"penstock check {name} --format github", cwd=tmp_path)
+        assert github.returncode == code
+        assert github.stdout.count("::error ") == text.stdout.count("error: ")
+
+
+@pytest.mark.parametrize("name", ["fields", "syntax", "references"])
+def test_broken_files_look_right(name):
+    done = run(f"penstock check {name}.yaml", cwd=HERE / "broken")
+    assert done.returncode == 1
+    assert done.stdout == (HERE / "broken" / f"{name}.txt").read_text()
+
+
+def test_schema_is_the_one_in_the_tree():
+    assert run("penstock schema").stdout == (ROOT / "config" / "schema.json").read_text()
+
+
+def test_keys(tmp_path):
+    new = run("penstock keys new").stdout
+    key = re.search(r"^  (pst_\S+)$", new, re.M).group(1)
+    line = re.search(r"^  (- \{id: .*\})$", new, re.M).group(1)
+    assert run("penstock keys new").stdout != new
+    for stdin in (key, f"{key}\n", f"  {key} \r\n"):
+        assert run("penstock keys hash", stdin=stdin).stdout == f"{line}\n"
+    config = f"{ONE}tenants: {{red: {{keys: [{line[2:]}]}}}}\n".replace("auth: {mode: off}\n", "")
+    (tmp_path / "penstock.yaml").write_text(config)
+    assert run("penstock check", cwd=tmp_path).returncode == 0
+    for stdin in ("", "sk-other", key[:24], f"{key} {key}"):
+        wrong = run("penstock keys hash", stdin=stdin)
+        assert wrong.returncode == 1 and "penstock keys new" in wrong.stderr
+        assert key[14:24] not in wrong.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell, tmp_path):
+    script = run(f"penstock completion {shell}").stdout
+    assert "sim-engine" in script
+    if shell == "bash":
+        (tmp_path / "penstock.bash").write_text(script)
+        offered = run(
+            "source ./penstock.bash; COMP_WORDS=(penstock ch); COMP_CWORD=1; "
+            '_penstock penstock ch penstock; echo "${COMPREPLY[@]}"', cwd=tmp_path,
+        )
+        assert offered.stdout == "check\n", offered.stderr
+
+
+def test_version():
+    manifest = (ROOT / "Cargo.toml").read_text()
+    version = re.search(r'^version = "(.*)"$', manifest, re.M).group(1)
+    assert run("penstock --version").stdout == f"penstock {version}\n"
+
+
+def test_a_closed_pipe_is_no_error():
+    for command in ("penstock schema", "penstock completion bash"):
+        done = run(f"set -o pipefail; {command} | head -1")
+        assert (done.returncode, done.stderr) == (0, ""), command
+
+
+def test_every_command_explains_itself():
+    texts = subcommands()
+    assert {("serve",), ("demo",), ("check",), ("schema",), ("keys", "new"), ("sim-engine",)} <= texts.keys()
+    for words, text in texts.items():
+        assert "Usage: penstock" in text
+        assert max(map(len, text.splitlines())) <= 100, words
+        options = re.findall(r"^ +(-\w, )?--([\w-]+)(.*)$", text, re.M)
+        assert options
+
+
+def test_wrong_usage_is_exit_code_2():
+    for command in ("penstock", "penstock chekc", "penstock serve --port 1", "penstock demo --listen x"):
+        assert run(command).returncode == 2
+
+
+def test_serve_without_a_file_says_how_to_make_one(tmp_path):
+    done = run("penstock serve", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "penstock.yaml" in done.stderr and "penstock demo" in done.stderr
+    example = re.search(r"\n\n((?:  .*\n)+)\n", done.stderr).group(1)
+    (tmp_path / "penstock.yaml").write_text(re.sub("^  ", "", example, flags=re.M))
+    assert run("penstock check", cwd=tmp_path).stdout == "penstock.yaml is valid\n"
+
+
+def test_serve_refuses_a_broken_file(tmp_path):
+    (tmp_path / "penstock.yaml").write_text(ONE.replace("vllm", "vlmm"))
+    done = run("penstock serve", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "did you mean" in done.stderr and "penstock.yaml:3" in done.stderr
+
+
+def test_serve_names_what_it_cannot_have(tmp_path, start):
+    places = elsewhere()
+    listen, admin, other = list(places.values())[:3]
+
+    def config(listen, admin, more=""):
+        (tmp_path / "penstock.yaml").write_text(f"{ONE}server: {{listen: {listen}, admin: {admin}}}\n{more}")
+
+    config(listen, admin)
+    first = start("penstock serve", cwd=tmp_path)
+    first.wait_for("server started")
+    for taken, field in (((listen, other), "server.listen"), ((other, admin), "server.admin")):
+        config(*taken)
+        done = run("penstock serve", cwd=tmp_path)
+        assert done.returncode == 1
+        assert field in done.stderr and "another program listens there" in done.stderr
+    config(listen, admin)
+    assert first.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("secret", "said"),
+    [
+        ("{file: nowhere/key}", "nowhere/key"),
+        ("{env: PENSTOCK_NO_SUCH_VARIABLE}", "PENSTOCK_NO_SUCH_VARIABLE"),
+    ],
+)
+def test_unreadable_secrets_are_named(tmp_path, secret, said):
+    text = ONE.replace("models: [m]", f"models: [m], api_key: {secret}")
+    (tmp_path / "penstock.yaml").write_text(text)
+    done = run("penstock check", cwd=tmp_path)
+    assert done.returncode == 1
+    assert said in done.stdout and "pools.p.api_key" in done.stdout
+    assert "  = " in done.stdout, "says what to do"
+
+
+def test_sim_engine_names_what_is_wrong(start):
+    engine = start("penstock sim-engine --listen 127.0.0.1:0")
+    address = engine.wait_for(r"http://(\S+)").group(1)
+    busy = run(f"penstock sim-engine --listen {address}")
+    assert busy.returncode == 1 and "another program listens there" in busy.stderr
+    profile = run("penstock sim-engine --profile h200")
+    assert profile.returncode == 1 and "h100-8b" in profile.stderr
+    key = run("penstock sim-engine --api-key-env PENSTOCK_NO_SUCH_VARIABLE")
+    assert key.returncode == 1 and "PENSTOCK_NO_SUCH_VARIABLE" in key.stderr
+    models = subprocess.run(
+        ["curl", "-s", f"http://{address}/v1/models"], text=True, capture_output=True, check=True
+    )
+    assert '"sim"' in models.stdout
+    assert engine.stop() == 0

@@ -1,0 +1,112 @@
+"""The demo as a newcomer meets it: its printed lines, its traffic, its end."""
+
+import json
+import re
+import signal
+import subprocess
+
+from conftest import elsewhere, get, run, wait_until
+
+DEMO = "cargo run --release -- demo"
+
+
+def begin(start, flags=""):
+    places = elsewhere()
+    listen, admin = places["127.0.0.1:8080"], places["127.0.0.1:8081"]
+    usual = listen == "127.0.0.1:8080" and admin == "127.0.0.1:8081"
+    command = DEMO + flags + ("" if usual else f" --listen {listen} --admin {admin}")
+    demo = start(command)
+    demo.wait_for(r"^Ctrl-C drains and ends\.", 600)
+    return demo, f"http://{admin}"
+
+
+def printed(demo, program):
+    return next(line.strip() for line in demo.lines if line.strip().startswith(program))
+
+
+def samples(admin):
+    """The metrics, as (name, labels, value)."""
+    found = re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", get(f"{admin}/metrics"), re.M)
+    label = re.compile(r'(\w+)="([^"]*)"')
+    return [(name, dict(label.findall(labels)), float(value)) for name, labels, value in found]
+
+
+def total(admin, metric, **labels):
+    rows = samples(admin)
+    return sum(v for name, have, v in rows if name == metric and labels.items() <= have.items())
+
+
+def test_printed_lines_work(start):
+    demo, admin = begin(start)
+    curl = run(printed(demo, "curl"))
+    assert curl.returncode == 0, curl.stderr
+    events = [line for line in curl.stdout.splitlines() if line]
+    assert events[-1] == "data: [DONE]"
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+    text = "".join(c["delta"].get("content") or "" for chunk in chunks for c in chunk["choices"])
+    assert text.strip() and {chunk["model"] for chunk in chunks} == {"llama-3-8b"}
+
+    python = run(printed(demo, "python3"))
+    assert python.returncode == 0, python.stderr
+    assert python.stdout.strip()
+
+    assert total(admin, "penstock_requests_total", outcome="success", tenant="chat") == 2
+    config = next(line.split()[1] for line in demo.lines if line.startswith("config"))
+    check = run(f"penstock check {config}")
+    assert check.returncode == 0, check.stdout
+    assert demo.stop(signal.SIGINT) == 0
+    assert "Ctrl-C: draining (a second one stops at once)" in demo.lines
+    assert demo.lines[-1] == "drained"
+    assert run(f"ls {config}").returncode != 0, "its folder is gone"
+
+
+def test_load_moves_queues_and_replicas(start):
+    demo, admin = begin(start, " --load")
+    for tenant, classes in {
+        "chat": ["interactive", "standard"],
+        "search": ["standard", "interactive", "batch"],
+        "reports": ["batch", "standard"],
+    }.items():
+        for name in classes:
+            wait_until(
+                f"request of {tenant} in {name}",
+                lambda t=tenant, c=name: total(
+                    admin, "penstock_requests_total", outcome="success", tenant=t, **{"class": c}
+                ),
+            )
+    wait_until("waiting request", lambda: total(admin, "penstock_queue_depth"))
+    wait_until("work at every replica", lambda: all(
+        value > 0 for name, _, value in samples(admin) if name == "penstock_replica_running"
+    ))
+    queues = wait_until("queue", lambda: json.loads(get(f"{admin}/admin/v1/queues"))["queues"])
+    assert {"tenant", "class", "model"} <= queues[0].keys()
+    replicas = json.loads(get(f"{admin}/admin/v1/replicas"))["replicas"]
+    assert len(replicas) == 3
+    assert total(admin, "penstock_broken_invariants") == 0
+
+    metrics = get(f"{admin}/metrics")
+    promtool = subprocess.run(
+        ["promtool", "check", "metrics"], input=metrics, text=True, capture_output=True, check=False
+    )
+    assert promtool.returncode == 0, promtool.stdout + promtool.stderr
+    assert demo.stop(signal.SIGINT) == 0, demo.output
+    assert demo.lines[-1] == "drained"
+
+
+def test_second_signal_does_not_wait(start):
+    demo, admin = begin(start, " --load")
+    wait_until("running work", lambda: total(admin, "penstock_replica_running"))
+    demo.process.send_signal(signal.SIGTERM)
+    demo.wait_for("^SIGTERM: draining")
+    assert demo.stop(signal.SIGTERM) == 0
+    assert demo.lines[-1] == "drained"
+
+
+def test_busy_port_is_named(start):
+    demo, admin = begin(start)
+    taken = admin.removeprefix("http://")
+    second = run(f"penstock demo --listen 127.0.0.1:0 --admin {taken}")
+    assert second.returncode == 1
+    assert f"cannot listen on {taken}" in second.stderr
+    assert "--listen and --admin choose other addresses" in second.stderr
+    assert demo.stop() == 0

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Every command of the README and of the help texts, every configuration file,
+# the demo and the container files.
+set -uo pipefail
+die() { echo "commands: $1" >&2; echo "counts: 0 passed, 1 failed, 0 skipped"; exit 1; }
+
+if ! command -v promtool >/dev/null; then
+  sudo=$([ "$(id -u)" -eq 0 ] || echo sudo)
+  { $sudo apt-get update -q && $sudo apt-get install -yq --no-install-recommends prometheus; } >/dev/null 2>&1
+  command -v promtool >/dev/null || die "needs promtool: apt-get install prometheus"
+fi
+venv=$PENSTOCK_CACHE/commands-venv
+pins=(pytest==8.4.2 openai==3.52.0 PyYAML==6.0.3)
+if [ "$(cat "$venv/pins" 2>/dev/null)" != "${pins[*]}" ]; then
+  rm -rf "$venv"
+  python3 -m venv "$venv" && "$venv/bin/pip" install -q "${pins[@]}" || die "cannot make $venv"
+  echo "${pins[*]}" >"$venv/pins"
+fi
+cargo build --release --quiet || die "the build failed"
+
+export SUITE_PYTHON_BIN=$venv/bin
+out=$(mktemp)
+"$venv/bin/pytest" -q -p no:cacheprovider tests/commands 2>&1 | tee "$out"
+status=${PIPESTATUS[0]}
+count() { tail -1 "$out" | grep -oE "[0-9]+ $1" | grep -oE '[0-9]+' || echo 0; }
+echo "counts: $(count passed) passed, $(( $(count failed) + $(count error) )) failed, $(count skipped) skipped"
+rm -f "$out"
+exit "$status"
