@@ -149,7 +149,7 @@ with_keys() {
     local made
     made=$("$PENSTOCK_BIN" keys new)
     awk 'NR == 2 { print $1 }' <<<"$made" >"$work/key"
-    printf 'tenants:\n  bench:\n    keys:\n    %s\n' "$(grep digest: <<<"$made" | sed 's/digest: \(.*\)}/digest: "\1"}/')"
+    printf 'tenants:\n  bench:\n    keys:\n    %s\n' "$(grep digest: <<<"$made")"
 }
 
 start_target() {

@@ -43,20 +43,20 @@ const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The client address cannot be had.
-    #[error("cannot listen on {address} (server.listen): {source}{}", next_step(source))]
+    #[error("cannot listen on {address} (server.listen): {problem}{}", next_step(problem))]
     Listen {
         /// The address.
         address: SocketAddr,
         /// What the operating system says.
-        source: io::Error,
+        problem: io::Error,
     },
     /// The admin address cannot be had.
-    #[error("cannot listen on {address} (server.admin): {source}{}", next_step(source))]
+    #[error("cannot listen on {address} (server.admin): {problem}{}", next_step(problem))]
     Admin {
         /// The address.
         address: SocketAddr,
         /// What the operating system says.
-        source: io::Error,
+        problem: io::Error,
     },
     /// Traces cannot be sent.
     #[error(transparent)]
@@ -117,11 +117,11 @@ impl Gateway {
         });
         let (reload, asks) = channel();
         let listen =
-            |address| server::listen(address).map_err(|source| StartError::Listen { address, source });
+            |address| server::listen(address).map_err(|problem| StartError::Listen { address, problem });
         let listener = listen(now.startup.listen)?;
         let address = listener
             .local_addr()
-            .map_err(|source| StartError::Listen { address: now.startup.listen, source })?;
+            .map_err(|problem| StartError::Listen { address: now.startup.listen, problem })?;
         let admin = start_admin(&now, &proxy, &fleet, &reload)?;
 
         // Before anybody can know that the process is there: until then a
@@ -254,7 +254,7 @@ fn start_admin(
         telemetry: proxy.telemetry.clone(),
     };
     let address = settings.startup.admin;
-    admin::spawn(address, admin::router(state)).map_err(|source| StartError::Admin { address, source })
+    admin::spawn(address, admin::router(state)).map_err(|problem| StartError::Admin { address, problem })
 }
 
 async fn follow_file(reloader: Reloader, asks: ReloadAsks, proxy: Arc<Proxy>, fleet: Fleet) {

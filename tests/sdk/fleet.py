@@ -95,7 +95,7 @@ class Gateway:
         self.keys[tenant] = re.search(r"pst_\w+", made).group(0)
         return {
             "id": re.search(r"id: (\w+)", made).group(1),
-            "digest": re.search(r"digest: ([\w:]+)", made).group(1),
+            "digest": re.search(r"digest: \"?([\w:]+)", made).group(1),
         }
 
     def is_ready(self):
