@@ -103,7 +103,7 @@ test("raw headers", async () => {
   const call = client().chat.completions.create(CHAT, { headers: { "x-request-id": id } });
   const { response, request_id } = await call.withResponse();
   assert.equal(request_id, id);
-  assert.match(response.headers.get("server-timing"), /^queue;dur=[\d.]+, connect;dur=[\d.]+, ttft;dur=[\d.]+$/);
+  assert.match(response.headers.get("server-timing"), /^queue;dur=[\d.]+, connect;dur=[\d.]+, engine;dur=[\d.]+$/);
 });
 
 const REFUSED = {
