@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::config::units::Span;
+
 /// Inference gateway and queue-aware request router.
 ///
 /// Penstock stands in front of vLLM, TGI, SGLang, TensorRT-LLM and llama.cpp
@@ -74,6 +76,25 @@ pub enum Command {
         after_help = "Example:\n  penstock sim-engine --listen 127.0.0.1:8001 --model llama --profile h100-8b"
     )]
     SimEngine(SimEngineArgs),
+    /// Compare the scheduler with other designs in a simulated world.
+    ///
+    /// The scheduler of this program, and the designs it is compared with, in
+    /// virtual time in front of simulated engines. A scenario file says which
+    /// engines, which traffic and which designs; without one, flags do, and
+    /// what neither says is eight H100 engines under Poisson arrivals.
+    ///
+    /// Every row is run with several seeds: a trace begins at another place, a
+    /// made-up stream is drawn anew. The table shows medians, and the range
+    /// over the seeds in brackets. Loads are parts of `capacity`, or requests
+    /// per second when none is given. The same command gives the same figures
+    /// on every machine.
+    ///
+    /// Exit code 1: the scenario has errors, or an invariant of the scheduler
+    /// broke in a run.
+    #[command(
+        after_help = "Examples:\n  penstock simulate loadtest/scenarios/azure-load.yaml --html out\n  penstock simulate loadtest/scenarios/faults.yaml --case frozen --seeds 1\n  penstock simulate --trace loadtest/traces/azure2023_conv.csv.gz --load 15\n  penstock simulate --list-designs"
+    )]
+    Simulate(SimulateArgs),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:\n  penstock completion bash > /etc/bash_completion.d/penstock")]
     Completion {
@@ -165,6 +186,61 @@ pub struct SimEngineArgs {
     /// How many times faster than the profile it runs.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     pub speed: f64,
+}
+
+/// `penstock simulate`
+#[derive(Debug, Args)]
+pub struct SimulateArgs {
+    /// The scenario file; flags go before what it says.
+    #[arg(value_name = "SCENARIO")]
+    pub scenario: Option<PathBuf>,
+    /// Only this case of the scenario; may be given more than once.
+    #[arg(long, value_name = "NAME")]
+    pub case: Vec<String>,
+    /// Engines, as profile:count with commas, such as h100-8b:8 or
+    /// h100-8b:2,a10-8b:3.
+    #[arg(long, value_name = "ENGINES")]
+    pub fleet: Option<String>,
+    /// Traffic from a trace: .csv or .jsonl, also with .gz.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// The first so many requests of the trace.
+    #[arg(long, value_name = "N", requires = "trace")]
+    pub count: Option<usize>,
+    /// Loads to compare, with commas.
+    #[arg(long, value_name = "LOADS", value_delimiter = ',')]
+    pub load: Vec<f64>,
+    /// Requests per second at load 1.
+    #[arg(long, value_name = "RATE")]
+    pub capacity: Option<f64>,
+    /// A design to compare, such as penstock or 'jsq scrape=50ms own'; may be
+    /// given more than once.
+    #[arg(long, value_name = "DESIGN")]
+    pub design: Vec<String>,
+    /// Show the designs and their options.
+    #[arg(long)]
+    pub list_designs: bool,
+    /// Routers that share the arrivals and know nothing of each other.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub gateways: Option<u8>,
+    /// Time between two scrapes of an engine, such as 5s; 0 = none.
+    #[arg(long, value_name = "TIME")]
+    pub scrape: Option<Span>,
+    /// Runs of each row, each with another seed; absent = the scenario's, or 5.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub seeds: Option<u64>,
+    /// Runs at once; absent = one for each core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Write every figure here.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write a page with charts here, and each chart as SVG.
+    #[arg(long, value_name = "FOLDER")]
+    pub html: Option<PathBuf>,
+    /// No progress on standard error.
+    #[arg(short, long)]
+    pub quiet: bool,
 }
 
 /// Whose API a simulated engine speaks.

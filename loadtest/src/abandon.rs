@@ -14,8 +14,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use crate::process;
-use crate::rng::Rng;
 use crate::target::{Target, TargetArgs};
+use penstock::sim::rng::Rng;
 
 /// Arguments of `loadtest drop`.
 #[derive(Debug, Clone, Args)]
@@ -138,7 +138,7 @@ pub async fn drop_clients(args: &DropArgs) -> Result<BTreeMap<Phase, u32>> {
 }
 
 async fn one_client(target: &Target, plan: Plan) -> Phase {
-    let Ok(mut stream) = TcpStream::connect(target.address).await else {
+    let Ok(mut stream) = TcpStream::connect(target.endpoint.address).await else {
         return Phase::Refused;
     };
     let phase = play(&mut stream, target, plan).await;

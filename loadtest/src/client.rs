@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper::Response;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
+use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use memchr::memmem;
 use tokio::net::TcpStream;
@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::meter::{Progress, Sample, Verdict};
 use crate::sse::Scanner;
-use crate::target::Target;
+use crate::target::{Endpoint, Target};
 
 /// A connection to the target.
 #[derive(Debug)]
@@ -25,8 +25,8 @@ impl Connection {
     ///
     /// # Errors
     /// When there is no connection; the text says why.
-    pub async fn open(target: &Target) -> Result<Self, String> {
-        let stream = TcpStream::connect(target.address).await.map_err(|error| error.to_string())?;
+    pub async fn open(endpoint: &Endpoint) -> Result<Self, String> {
+        let stream = TcpStream::connect(endpoint.address).await.map_err(|error| error.to_string())?;
         stream.set_nodelay(true).map_err(|error| error.to_string())?;
         let (sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
@@ -46,8 +46,8 @@ impl Connection {
     ///
     /// # Errors
     /// When the connection breaks first.
-    pub async fn send(&mut self, target: &Target, stream: bool) -> Result<Response<Incoming>, hyper::Error> {
-        self.sender.send_request(target.request(stream)).await
+    pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, hyper::Error> {
+        self.sender.send_request(request).await
     }
 }
 
@@ -87,7 +87,7 @@ impl Exchange<'_> {
             return (Verdict::Connect, None);
         };
         sample.sent = Some(Instant::now());
-        let Ok(response) = connection.send(self.target, self.stream).await else {
+        let Ok(response) = connection.send(self.target.request(self.stream)).await else {
             return (Verdict::Reset, None);
         };
         let status = response.status();
@@ -110,7 +110,7 @@ impl Exchange<'_> {
         {
             return Some(connection);
         }
-        Connection::open(self.target).await.ok()
+        Connection::open(&self.target.endpoint).await.ok()
     }
 
     async fn read_stream(&self, mut body: Incoming, sample: &mut Sample) -> Result<Verdict, hyper::Error> {

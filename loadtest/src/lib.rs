@@ -5,14 +5,18 @@
 
 pub mod abandon;
 pub mod client;
+pub mod compare;
 pub mod core_bench;
 pub mod engine;
+pub mod engines;
 pub mod meter;
 pub mod pace;
 pub mod process;
+pub mod proxy;
+pub mod replay;
 pub mod report;
-pub mod rng;
 pub mod run;
+pub mod signal;
 pub mod sse;
 pub mod streams;
 pub mod target;

@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use penstock_loadtest::{abandon, core_bench, engine, process, run, streams};
+use penstock_loadtest::{
+    abandon, compare, core_bench, engine, engines, process, proxy, replay, run, streams,
+};
 
 /// Load generator and measuring tools for an OpenAI-compatible gateway.
 #[derive(Debug, Parser)]
@@ -21,6 +23,19 @@ enum Command {
     Engine(engine::EngineArgs),
     /// Send load, closed loop or at a fixed rate, and report latencies.
     Run(run::RunArgs),
+    /// Replay a trace, or made-up calls, in real time and report latencies.
+    ///
+    /// Open loop: every call is sent at its planned instant, and its times count
+    /// from that instant. Reports the first token, the mean time between tokens
+    /// and the whole answer, by tenant and class, and the share of all calls
+    /// inside the goals. Exit code 0 when a call was served.
+    Replay(replay::ReplayArgs),
+    /// Compare gateways and configurations under the same load.
+    Compare(compare::CompareArgs),
+    /// Run simulated engines in real time, several in one process.
+    Engines(engines::EnginesArgs),
+    /// Run a small reference proxy with the usual ways of balancing.
+    Proxy(proxy::ProxyArgs),
     /// Open many streams, hold them, and measure memory per stream.
     Streams(streams::StreamsArgs),
     /// Connect, send and drop the connection at a random moment.
@@ -37,6 +52,10 @@ fn main() -> Result<()> {
         match cli.command {
             Command::Engine(args) => engine::command(&args).await,
             Command::Run(args) => run::command(&args).await,
+            Command::Replay(args) => replay::command(&args).await,
+            Command::Compare(args) => compare::command(&args).await,
+            Command::Engines(args) => engines::command(&args).await,
+            Command::Proxy(args) => proxy::command(&args).await,
             Command::Streams(args) => streams::command(&args).await,
             Command::Drop(args) => abandon::command(&args).await,
             Command::CoreBench(args) => core_bench::command(&args),

@@ -137,11 +137,11 @@ impl Meter {
     }
 }
 
-fn histogram() -> Histogram<u64> {
+pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, MAX_MICROS, 3).expect("constant bounds are valid")
 }
 
-fn add(histogram: &mut Histogram<u64>, time: Duration) {
+pub(crate) fn add(histogram: &mut Histogram<u64>, time: Duration) {
     histogram.saturating_record(u64::try_from(time.as_micros()).unwrap_or(MAX_MICROS));
 }
 

@@ -14,24 +14,49 @@ const AHEAD: usize = 65_536;
 /// Hands out send times at `rate` a second from `start` until `end`, each as
 /// it comes due.
 ///
-/// A thread of its own sleeps with about 0.1 ms of error; the runtime's timer
-/// has steps of 1 ms, which would show in every latency.
-///
 /// # Errors
 /// When the rate is not a positive number or no thread can be started.
 pub fn ticks(rate: f64, start: Instant, end: Instant) -> Result<mpsc::Receiver<Instant>> {
     ensure!(rate.is_finite() && rate > 0.0, "--rate must be a number above 0");
+    due(schedule(rate, start).take_while(move |&at| at < end), |&at| at)
+}
+
+/// Hands out `items`, each when its time has come; they must be in the order
+/// of their times.
+///
+/// A thread of its own sleeps with about 0.1 ms of error; the runtime's timer
+/// has steps of 1 ms, which would show in every latency.
+///
+/// # Errors
+/// When no thread can be started.
+pub fn due<T: Send + 'static>(
+    items: impl Iterator<Item = T> + Send + 'static,
+    time: impl Fn(&T) -> Instant + Send + 'static,
+) -> Result<mpsc::Receiver<T>> {
     let (sender, receiver) = mpsc::channel(AHEAD);
     let clock = move || {
-        for intended in schedule(rate, start).take_while(|&at| at < end) {
-            thread::sleep(intended.saturating_duration_since(Instant::now()));
-            if sender.blocking_send(intended).is_err() {
+        for item in items {
+            while sleep_a_little(time(&item)) {
+                if sender.is_closed() {
+                    return;
+                }
+            }
+            if sender.blocking_send(item).is_err() {
                 return;
             }
         }
     };
     thread::Builder::new().name("clock".to_owned()).spawn(clock).context("cannot start the clock thread")?;
     Ok(receiver)
+}
+
+/// Sleeps until `at`, but not for long, so that a clock that nobody needs any
+/// more ends; false when the time has come.
+fn sleep_a_little(at: Instant) -> bool {
+    const MOST: Duration = Duration::from_millis(200);
+    let left = at.saturating_duration_since(Instant::now());
+    thread::sleep(left.min(MOST));
+    left > MOST
 }
 
 /// Evenly spaced times; each is computed from the start, so no error adds up.

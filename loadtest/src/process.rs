@@ -53,6 +53,48 @@ pub fn cpu_micros(pids: &[u32]) -> Result<u64> {
     Ok(ticks * (1_000_000 / TICKS_PER_SECOND))
 }
 
+/// Busy and all ticks of the machine's cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MachineTicks {
+    busy: u64,
+    all: u64,
+}
+
+impl MachineTicks {
+    /// Part of the time that was busy; 0 of no time.
+    #[must_use]
+    pub fn share(self) -> f64 {
+        if self.all > 0 { self.busy as f64 / self.all as f64 } else { 0.0 }
+    }
+}
+
+impl std::ops::Sub for MachineTicks {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        let busy = self.busy.saturating_sub(earlier.busy);
+        MachineTicks { busy, all: self.all.saturating_sub(earlier.all) }
+    }
+}
+
+/// Ticks of all cores since the machine started.
+///
+/// # Errors
+/// When `/proc/stat` cannot be read or has another form.
+pub fn machine_ticks() -> Result<MachineTicks> {
+    let text = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+    machine_line(&text).context("/proc/stat has an unknown form")
+}
+
+/// `cpu user nice system idle iowait irq softirq steal ...`
+fn machine_line(text: &str) -> Option<MachineTicks> {
+    let fields = text.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace().take(8);
+    let ticks: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
+    let idle = ticks.get(3)? + ticks.get(4)?;
+    let all: u64 = ticks.iter().sum();
+    Some(MachineTicks { busy: all - idle, all })
+}
+
 /// Resident memory of all `pids` together, in KiB.
 ///
 /// # Errors
@@ -120,6 +162,17 @@ mod tests {
             Some(1024)
         );
         assert_eq!(open_file_limit("Max open files            unlimited   unlimited files\n"), None);
+    }
+
+    #[test]
+    fn busy_share_of_the_machine() {
+        let ticks = |text: &str| machine_line(text).expect("a line");
+        let (before, after) =
+            (ticks("cpu  10 0 10 70 10 0 0 0 5 5\ncpu0 1"), ticks("cpu  30 0 20 120 30 0 0 0 9 9"));
+        assert!(((after - before).share() - 0.3).abs() < 1e-9);
+        assert_eq!((before - before).share(), 0.0);
+        assert_eq!(machine_line("cpu 1 2"), None);
+        assert!(machine_ticks().is_ok());
     }
 
     #[test]

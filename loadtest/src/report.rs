@@ -60,7 +60,9 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    fn of(histogram: &Histogram<u64>) -> Option<Self> {
+    /// The figures of a histogram of microseconds; none of an empty one.
+    #[must_use]
+    pub fn of(histogram: &Histogram<u64>) -> Option<Self> {
         let at = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
         (!histogram.is_empty()).then(|| Quantiles {
             count: histogram.len(),

@@ -8,6 +8,8 @@ use memchr::memmem::Finder;
 /// A line longer than this is taken for a broken stream.
 const MAX_LINE: usize = 8 << 20;
 
+static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
+static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"completion_tokens\":"));
 static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"finish_reason\""));
 /// Members whose non-empty value is output of the model.
 static OUTPUT: LazyLock<[Finder<'static>; 5]> = LazyLock::new(|| {
@@ -20,8 +22,10 @@ pub struct Scanner {
     /// The start of a line whose end has not come yet.
     partial: Vec<u8>,
     events: u64,
-    output: bool,
+    outputs: u64,
+    tokens: Option<u64>,
     finished: bool,
+    aborted: bool,
     done: bool,
     error: bool,
     overlong: bool,
@@ -60,7 +64,19 @@ impl Scanner {
     /// Whether any output of the model has come.
     #[must_use]
     pub fn has_output(&self) -> bool {
-        self.output
+        self.outputs > 0
+    }
+
+    /// Data events that hold output of the model.
+    #[must_use]
+    pub fn outputs(&self) -> u64 {
+        self.outputs
+    }
+
+    /// Output tokens by the last usage that came.
+    #[must_use]
+    pub fn tokens(&self) -> Option<u64> {
+        self.tokens
     }
 
     /// Whether a finish reason has come.
@@ -77,6 +93,9 @@ impl Scanner {
         }
         if self.error {
             return Some("error event");
+        }
+        if self.aborted {
+            return Some("finish_reason abort");
         }
         match (self.finished, self.done) {
             (true, true) => None,
@@ -98,13 +117,20 @@ impl Scanner {
         if data.starts_with(b"{\"error\"") {
             self.error = true;
         }
-        if !self.output {
-            self.output = OUTPUT.iter().any(|name| has_value(name, data));
+        self.outputs += u64::from(OUTPUT.iter().any(|name| has_value(name, data)));
+        if !self.finished && has_value(&FINISH, data) {
+            self.finished = true;
+            self.aborted = ABORT.find(data).is_some();
         }
-        if !self.finished {
-            self.finished = has_value(&FINISH, data);
-        }
+        self.tokens = completion_tokens(data).or(self.tokens);
     }
+}
+
+fn completion_tokens(data: &[u8]) -> Option<u64> {
+    let at = USAGE.find(data)? + USAGE.needle().len();
+    let rest = data[at..].trim_ascii_start();
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
 }
 
 /// Whether a member of this name holds a string that is not empty, or a list.
@@ -163,6 +189,18 @@ mod tests {
         assert_eq!(fault(&WHOLE.replace("data: [DONE]\n\n", "")), Some("no [DONE]"));
         assert_eq!(fault(&WHOLE.replace("\"stop\"", "null")), Some("no finish_reason"));
         assert_eq!(fault("data: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n"), Some("error event"));
+    }
+
+    #[test]
+    fn usage_outputs_and_aborts_are_read() {
+        let mut scanner = Scanner::default();
+        scanner.feed(WHOLE.as_bytes());
+        assert_eq!((scanner.outputs(), scanner.tokens()), (1, None));
+        scanner.feed(b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\": 27}}\n\n");
+        assert_eq!(scanner.tokens(), Some(27));
+        let mut scanner = Scanner::default();
+        scanner.feed(WHOLE.replace("\"stop\"", "\"abort\"").as_bytes());
+        assert_eq!(scanner.fault(), Some("finish_reason abort"));
     }
 
     #[test]

@@ -141,8 +141,8 @@ async fn one_stream(target: Arc<Target>, counts: Arc<Counts>, gate: Arc<Semaphor
 
 async fn read_stream(target: &Target, counts: &Counts, gate: Arc<Semaphore>) -> Option<()> {
     let opening = gate.acquire_owned().await.ok()?;
-    let mut connection = Connection::open(target).await.ok()?;
-    let response = connection.send(target, true).await.ok()?;
+    let mut connection = Connection::open(&target.endpoint).await.ok()?;
+    let response = connection.send(target.request(true)).await.ok()?;
     if !response.status().is_success() {
         return None;
     }

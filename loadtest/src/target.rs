@@ -31,13 +31,79 @@ pub struct TargetArgs {
     pub max_tokens: Option<u32>,
 }
 
-/// A resolved target with its requests written out.
+/// Where requests go.
 #[derive(Debug, Clone)]
-pub struct Target {
+pub struct Endpoint {
     /// Address to connect to.
     pub address: SocketAddr,
     path: Uri,
     host: HeaderValue,
+}
+
+impl Endpoint {
+    /// Resolves a base URL, with or without `/v1`; `call` is the path after
+    /// `/v1/`, such as `chat/completions`.
+    ///
+    /// # Errors
+    /// When the URL is not `http://host[:port][/path]`, or its host does not
+    /// resolve.
+    pub async fn new(url: &str, call: &str) -> Result<Self> {
+        let (authority, path) = split_url(url, call)?;
+        let port = authority.port_u16().unwrap_or(80);
+        let name = authority.host().trim_matches(['[', ']']);
+        let address = lookup_host((name, port))
+            .await
+            .with_context(|| format!("cannot resolve {name}"))?
+            .next()
+            .with_context(|| format!("{name} has no address"))?;
+        let host = HeaderValue::try_from(authority.as_str()).context("the host cannot stand in a header")?;
+        Ok(Endpoint { address, path, host })
+    }
+
+    /// The same server with another path, such as `/sim/faults`.
+    ///
+    /// # Errors
+    /// When it is no path.
+    pub fn with_path(self, path: &str) -> Result<Self> {
+        let path = path.parse().with_context(|| format!("{path} is not a path"))?;
+        Ok(Endpoint { path, ..self })
+    }
+
+    /// The value of the `Host` header.
+    #[must_use]
+    pub fn host(&self) -> &HeaderValue {
+        &self.host
+    }
+
+    /// A POST of a JSON body.
+    #[must_use]
+    pub fn request(&self, key: Option<&HeaderValue>, body: Bytes) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = hyper::Method::POST;
+        *request.uri_mut() = self.path.clone();
+        let headers = request.headers_mut();
+        headers.insert(HOST, self.host.clone());
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(key) = key {
+            headers.insert(AUTHORIZATION, key.clone());
+        }
+        request
+    }
+}
+
+/// The header of an API key.
+///
+/// # Errors
+/// When it has a character that no header may have.
+pub fn bearer(key: &str) -> Result<HeaderValue> {
+    HeaderValue::try_from(format!("Bearer {key}")).context("the key cannot stand in a header")
+}
+
+/// A resolved target with its requests written out.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// Where to.
+    pub endpoint: Endpoint,
     key: Option<HeaderValue>,
     plain: Bytes,
     stream: Bytes,
@@ -50,20 +116,9 @@ impl Target {
     /// When the URL is not `http://host[:port][/path]`, its host does not
     /// resolve, or the key cannot stand in a header.
     pub async fn new(args: &TargetArgs) -> Result<Self> {
-        let (authority, path) = split_url(&args.url)?;
-        let port = authority.port_u16().unwrap_or(80);
-        let name = authority.host().trim_matches(['[', ']']);
-        let address = lookup_host((name, port))
-            .await
-            .with_context(|| format!("cannot resolve {name}"))?
-            .next()
-            .with_context(|| format!("{name} has no address"))?;
-        let key = args.key.as_deref().map(|key| HeaderValue::try_from(format!("Bearer {key}")));
         Ok(Target {
-            address,
-            path,
-            host: HeaderValue::try_from(authority.as_str()).context("the host cannot stand in a header")?,
-            key: key.transpose().context("--key cannot stand in a header")?,
+            endpoint: Endpoint::new(&args.url, "chat/completions").await?,
+            key: args.key.as_deref().map(bearer).transpose()?,
             plain: body(args, false),
             stream: body(args, true),
         })
@@ -73,24 +128,15 @@ impl Target {
     #[must_use]
     pub fn request(&self, stream: bool) -> Request<Full<Bytes>> {
         let body = if stream { &self.stream } else { &self.plain };
-        let mut request = Request::new(Full::new(body.clone()));
-        *request.method_mut() = hyper::Method::POST;
-        *request.uri_mut() = self.path.clone();
-        let headers = request.headers_mut();
-        headers.insert(HOST, self.host.clone());
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Some(key) = &self.key {
-            headers.insert(AUTHORIZATION, key.clone());
-        }
-        request
+        self.endpoint.request(self.key.as_ref(), body.clone())
     }
 
     /// The head and the body of one request as they go over the wire.
     #[must_use]
     pub fn wire(&self, stream: bool) -> (Vec<u8>, Bytes) {
         let body = if stream { self.stream.clone() } else { self.plain.clone() };
-        let mut head = format!("POST {} HTTP/1.1\r\nhost: ", self.path).into_bytes();
-        head.extend_from_slice(self.host.as_bytes());
+        let mut head = format!("POST {} HTTP/1.1\r\nhost: ", self.endpoint.path).into_bytes();
+        head.extend_from_slice(self.endpoint.host.as_bytes());
         if let Some(key) = &self.key {
             head.extend_from_slice(b"\r\nauthorization: ");
             head.extend_from_slice(key.as_bytes());
@@ -101,7 +147,7 @@ impl Target {
     }
 }
 
-fn split_url(url: &str) -> Result<(hyper::http::uri::Authority, Uri)> {
+fn split_url(url: &str, call: &str) -> Result<(hyper::http::uri::Authority, Uri)> {
     let parsed: Uri = url.parse().with_context(|| format!("--url {url} is not a URL"))?;
     let parts = parsed.into_parts();
     let Some(authority) = parts.authority.filter(|_| parts.scheme.as_ref().is_some_and(|s| s == "http"))
@@ -110,7 +156,7 @@ fn split_url(url: &str) -> Result<(hyper::http::uri::Authority, Uri)> {
     };
     let prefix = parts.path_and_query.as_ref().map_or("", |path| path.path()).trim_end_matches('/');
     let prefix = prefix.strip_suffix("/v1").unwrap_or(prefix);
-    let path = format!("{prefix}/v1/chat/completions").parse().context("--url has an odd path")?;
+    let path = format!("{prefix}/v1/{call}").parse().context("--url has an odd path")?;
     Ok((authority, path))
 }
 
@@ -139,7 +185,7 @@ mod tests {
 
     #[test]
     fn urls_with_and_without_a_path() {
-        let path = |url: &str| split_url(url).map(|(_, path)| path.to_string()).ok();
+        let path = |url: &str| split_url(url, "chat/completions").map(|(_, path)| path.to_string()).ok();
         assert_eq!(path("http://h:1").as_deref(), Some("/v1/chat/completions"));
         assert_eq!(path("http://h:1/v1/").as_deref(), Some("/v1/chat/completions"));
         assert_eq!(path("http://h/a/b").as_deref(), Some("/a/b/v1/chat/completions"));

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use clap::CommandFactory as _;
 
 use crate::app::gateway::{self, Gateway};
-use crate::app::{demo, signals};
+use crate::app::{demo, signals, simulate};
 use crate::cli::{
     CheckArgs, Cli, Command, DemoArgs, DialectArg, Format, KeysCommand, ServeArgs, SimEngineArgs,
 };
@@ -33,6 +33,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Schema => print(&schema::schema_text()),
         Command::Keys(command) => keys(&command),
         Command::SimEngine(args) => in_runtime(sim_engine(args)),
+        Command::Simulate(args) => simulate::run(&args).and_then(|(text, code)| print(&text).map(|_| code)),
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "penstock", &mut script);

@@ -27,6 +27,7 @@ use crate::proxy::server::{self, Shutdown};
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::event::{ConfigReloaded, ServerDraining, ServerStarted, ServerStopped};
 use crate::telemetry::{Telemetry, TelemetryError};
+use crate::wire::prefix::Prefixes;
 
 /// Wishes of the scheduler that may wait to be fulfilled.
 const REPLICA_ACTIONS: usize = 4096;
@@ -113,6 +114,9 @@ impl Gateway {
             bodies: Arc::default(),
             telemetry: telemetry.clone(),
             windows: Arc::new(move |settings, model| view.window(settings, model)),
+            retries: Arc::default(),
+            prefixes: Prefixes::default(),
+            paces: Arc::default(),
             grace: Grace::default(),
         });
         let (reload, asks) = channel();
@@ -142,6 +146,7 @@ impl Gateway {
             },
         ));
         let mut background = JoinSet::new();
+        background.spawn(Arc::clone(&proxy.paces).sample(Arc::clone(&gate)));
         background.spawn(gate.run_timer());
         background.spawn(telemetry.clone().upkeep());
         background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));

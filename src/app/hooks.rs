@@ -95,7 +95,10 @@ pub(super) async fn carry_out(
             Action::Eject { replica, why } => ReplicaEjected { replica, fault: why }.emit(&telemetry),
             Action::Readmit { replica, after } => ReplicaReadmitted { replica, after }.emit(&telemetry),
             // The request that is concerned tells its own story.
-            Action::Dispatch { .. } | Action::Reject { .. } | Action::Requeue { .. } => {}
+            Action::Dispatch { .. }
+            | Action::Reject { .. }
+            | Action::Requeue { .. }
+            | Action::Recall { .. } => {}
         }
     }
 }
@@ -113,6 +116,7 @@ pub(super) fn apply_reload(report: &ReloadReport, proxy: &Proxy, fleet: &Fleet) 
             let settings = proxy.settings.load_full();
             proxy.gate.follow(&settings.policy);
             proxy.upstreams.retain(&settings.edge);
+            proxy.paces.retain(&settings.edge);
             fleet.reloaded();
             ConfigReloaded {
                 policy: &settings.policy,

@@ -7,6 +7,7 @@ mod gateway;
 mod hooks;
 mod load;
 mod signals;
+mod simulate;
 
 pub use self::commands::run;
 pub use self::gateway::{Gateway, StartError};

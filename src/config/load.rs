@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
+
 use crate::config::decode::{Decoded, decode};
 use crate::config::file::File;
 use crate::config::problem::Problem;
@@ -133,6 +135,18 @@ fn settle(
     let settings = validate(&file, digest, previous, secrets, &mut findings);
     problems.extend(findings.into_problems());
     (Some(Loaded { settings, file }), problems)
+}
+
+/// Reads a YAML document of another shape than a configuration (a scenario),
+/// with the same care for mistakes.
+///
+/// # Errors
+/// Everything that is wrong with it, with lines.
+pub fn read_as<T: DeserializeOwned>(text: &str, name: &str) -> Result<T, Report> {
+    let failed = |problems| Report::new(name, text, problems);
+    let mut tree = yaml::parse(text).map_err(|problem| failed(vec![problem]))?;
+    let Decoded { value, problems, .. } = decode::<T>(&mut tree);
+    value.filter(|_| problems.is_empty()).ok_or_else(|| failed(problems))
 }
 
 /// The folder that a file is in.

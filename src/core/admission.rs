@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use crate::core::estimate::DrainRate;
 use crate::core::event::{BoundKind, RejectReason};
 use crate::core::ids::{JobId, TenantId};
 use crate::core::policy::{Bounds, Policy};
 use crate::core::queue::{Load, Queue};
-use crate::core::time::Tick;
 
 /// The shortest time a client is told to stay away.
 pub const MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -47,13 +45,23 @@ pub fn has_space(total: &Load, bounds: &Bounds) -> bool {
 /// The time in which the measured drain rate empties what waits, between
 /// [`MIN_RETRY_AFTER`] and [`MAX_RETRY_AFTER`].
 #[must_use]
-pub fn retry_after(waiting: u64, drain: &DrainRate, now: Tick) -> Duration {
-    let rate = drain.per_second(now).unwrap_or(0.0);
-    let seconds = waiting.max(1) as f64 / rate;
+pub fn retry_after(waiting: u64, per_second: Option<f64>) -> Duration {
+    let seconds = waiting.max(1) as f64 / per_second.unwrap_or(0.0);
     if seconds.is_finite() && seconds < MAX_RETRY_AFTER.as_secs_f64() {
         return Duration::from_secs_f64(seconds).max(MIN_RETRY_AFTER);
     }
     MAX_RETRY_AFTER
+}
+
+/// How much faster than measured a queue may drain before a job that waits in
+/// it is called hopeless.
+const MARGIN: f64 = 1.25;
+
+/// Whether a job surely cannot start within `left`, with so many before it in a
+/// queue from which so many jobs go per second.
+#[must_use]
+pub fn is_hopeless(before: u64, per_second: Option<f64>, left: Duration) -> bool {
+    per_second.is_some_and(|rate| before as f64 > rate * MARGIN * left.as_secs_f64())
 }
 
 /// The largest part by which [`spread`] moves a wait.
@@ -74,6 +82,18 @@ pub fn spread(wait: Duration, job: JobId) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::estimate::DrainRate;
+    use crate::core::time::Tick;
+
+    #[test]
+    fn hopeless_is_what_even_a_faster_queue_does_not_reach() {
+        let left = Duration::from_secs(10);
+        assert!(!is_hopeless(1_000_000, None, left), "nothing is known");
+        assert!(!is_hopeless(125, Some(10.0), left));
+        assert!(is_hopeless(126, Some(10.0), left));
+        assert!(!is_hopeless(0, Some(0.0), Duration::ZERO));
+        assert!(is_hopeless(1, Some(0.0), left));
+    }
 
     #[test]
     fn each_bound_is_named() {
@@ -95,16 +115,17 @@ mod tests {
     #[test]
     fn retry_after_follows_the_drain_rate_within_bounds() {
         let mut drain = DrainRate::default();
-        assert_eq!(retry_after(5, &drain, Tick::ZERO), MAX_RETRY_AFTER);
+        assert_eq!(retry_after(5, drain.per_second(Tick::ZERO)), MAX_RETRY_AFTER);
         for step in 0..100 {
             drain.note(Tick::from_millis(step * 100));
         }
-        let now = Tick::from_millis(9_900);
-        assert_eq!(retry_after(1, &drain, now), MIN_RETRY_AFTER);
-        let hundred = retry_after(100, &drain, now).as_secs_f64();
+        let rate = drain.per_second(Tick::from_millis(9_900));
+        assert_eq!(retry_after(1, rate), MIN_RETRY_AFTER);
+        let hundred = retry_after(100, rate).as_secs_f64();
         assert!((8.0..11.0).contains(&hundred), "{hundred}");
-        assert_eq!(retry_after(1_000_000, &drain, now), MAX_RETRY_AFTER);
+        assert_eq!(retry_after(1_000_000, rate), MAX_RETRY_AFTER);
     }
+
     #[test]
     fn waits_are_spread_within_bounds() {
         for wait in [MIN_RETRY_AFTER, Duration::from_secs(10), Duration::from_secs(50), MAX_RETRY_AFTER] {

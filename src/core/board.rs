@@ -1,4 +1,7 @@
 //! A tournament tree: the first, in some order, of those that fit.
+//!
+//! The order may depend on who asks: replicas stand in another order for a long
+//! prompt than for a short one. See [`Rank`].
 
 #[cfg(test)]
 use std::cell::Cell;
@@ -10,18 +13,20 @@ pub struct Size {
     pub seqs: u32,
     /// KV cache tokens.
     pub kv: u64,
+    /// Prompt tokens that are still to be computed.
+    pub prefill: u64,
 }
 
 impl Size {
     /// Nothing.
-    pub const ZERO: Self = Self { seqs: 0, kv: 0 };
+    pub const ZERO: Self = Self { seqs: 0, kv: 0, prefill: 0 };
     /// More than anything that is asked for.
-    pub const MAX: Self = Self { seqs: u32::MAX, kv: u64::MAX };
+    pub const MAX: Self = Self { seqs: u32::MAX, kv: u64::MAX, prefill: u64::MAX };
 
-    /// Whether this fits into `room`, in both respects.
+    /// Whether this fits into `room`, in every respect.
     #[must_use]
     pub fn within(self, room: Self) -> bool {
-        self.seqs <= room.seqs && self.kv <= room.kv
+        self.seqs <= room.seqs && self.kv <= room.kv && self.prefill <= room.prefill
     }
 
     /// What is missing to [`Size::MAX`]. Turns "at least" into "at most": `a`
@@ -29,31 +34,65 @@ impl Size {
     /// `a.complement()`.
     #[must_use]
     pub const fn complement(self) -> Self {
-        Self { seqs: u32::MAX - self.seqs, kv: u64::MAX - self.kv }
+        Self { seqs: u32::MAX - self.seqs, kv: u64::MAX - self.kv, prefill: u64::MAX - self.prefill }
     }
 
     /// The smaller one in each respect.
     #[must_use]
     pub fn least(self, other: Self) -> Self {
-        Self { seqs: self.seqs.min(other.seqs), kv: self.kv.min(other.kv) }
+        Self {
+            seqs: self.seqs.min(other.seqs),
+            kv: self.kv.min(other.kv),
+            prefill: self.prefill.min(other.prefill),
+        }
     }
 
     /// The larger one in each respect.
     #[must_use]
     pub fn most(self, other: Self) -> Self {
-        Self { seqs: self.seqs.max(other.seqs), kv: self.kv.max(other.kv) }
+        Self {
+            seqs: self.seqs.max(other.seqs),
+            kv: self.kv.max(other.kv),
+            prefill: self.prefill.max(other.prefill),
+        }
     }
 }
+
+/// What places an entry in the order.
+pub trait Rank: Copy {
+    /// What the order depends on.
+    type Query: Copy;
+    /// The place; the least goes first.
+    type Cost: Copy + Ord;
+
+    /// The place for this query.
+    fn cost(&self, query: Self::Query) -> Self::Cost;
+
+    /// A rank whose cost is, for every query, at most that of either.
+    #[must_use]
+    fn floor(self, other: Self) -> Self;
+}
+
+/// The first entry for a query, with its place.
+pub type Found<K, V> = (<K as Rank>::Cost, Entry<K, V>);
 
 /// One competitor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<K, V> {
-    /// Its place in the order; the least goes first.
+    /// What places it in the order.
     pub key: K,
     /// What has to fit.
     pub size: Size,
     /// What it stands for.
     pub value: V,
+}
+
+/// A search under way.
+struct Search<'a, K: Rank, V> {
+    query: K::Query,
+    room: Size,
+    skip: &'a dyn Fn(&V) -> bool,
+    best: Option<Found<K, V>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -68,8 +107,8 @@ impl<K> Node<K> {
     const EMPTY: Self = Self { key: None, least: Size::MAX, most: Size::ZERO, count: 0 };
 }
 
-/// Entries in numbered slots under a tree whose every node knows the least
-/// key, the least and the largest size below it.
+/// Entries in numbered slots under a tree whose every node knows a floor of
+/// the keys, the least and the largest size below it.
 ///
 /// A change costs O(log n). A search goes only where something may fit and
 /// precede what was found: O(log n) when keys and sizes agree or little fits,
@@ -95,7 +134,7 @@ impl<K, V> Default for Board<K, V> {
     }
 }
 
-impl<K: Copy + Ord, V: Copy> Board<K, V> {
+impl<K: Rank, V: Copy> Board<K, V> {
     /// Puts the entry in the slot, in a new one when there is none yet, or
     /// clears the slot. Returns where the entry is now.
     pub fn put(&mut self, slot: Option<usize>, entry: Option<Entry<K, V>>) -> Option<usize> {
@@ -139,7 +178,7 @@ impl<K: Copy + Ord, V: Copy> Board<K, V> {
         self.len() == 0
     }
 
-    /// The least key of all.
+    /// A floor of all keys; the least key where the order is fixed.
     #[must_use]
     pub fn least_key(&self) -> Option<K> {
         self.root().key
@@ -151,14 +190,14 @@ impl<K: Copy + Ord, V: Copy> Board<K, V> {
         self.root().least
     }
 
-    /// The entry with the least key among those that fit into `room` and are
-    /// not to be skipped.
-    pub fn first(&self, room: Size, skip: &dyn Fn(&V) -> bool) -> Option<Entry<K, V>> {
-        let mut best = None;
+    /// The entry with the least cost for the query among those that fit into
+    /// `room` and are not to be skipped.
+    pub fn first(&self, query: K::Query, room: Size, skip: &dyn Fn(&V) -> bool) -> Option<Found<K, V>> {
+        let mut search = Search { query, room, skip, best: None };
         if !self.nodes.is_empty() {
-            self.search(1, room, skip, &mut best);
+            self.search(1, &mut search);
         }
-        best
+        search.best
     }
 
     /// How many entries fit into `room`.
@@ -171,26 +210,28 @@ impl<K: Copy + Ord, V: Copy> Board<K, V> {
         self.nodes.get(1).copied().unwrap_or(Node::EMPTY)
     }
 
-    fn search(&self, at: usize, room: Size, skip: &dyn Fn(&V) -> bool, best: &mut Option<Entry<K, V>>) {
+    fn search(&self, at: usize, search: &mut Search<'_, K, V>) {
         #[cfg(test)]
         self.visits.set(self.visits.get() + 1);
         let node = &self.nodes[at];
-        let Some(key) = node.key else { return };
-        if !node.least.within(room) || best.as_ref().is_some_and(|best| best.key <= key) {
+        let Some(cost) = node.key.map(|key| key.cost(search.query)) else { return };
+        if !node.least.within(search.room) || search.best.as_ref().is_some_and(|(best, _)| *best <= cost) {
             return;
         }
         if let Some(slot) = at.checked_sub(self.entries.len()) {
-            *best = self.entries[slot].filter(|entry| !skip(&entry.value)).or(*best);
+            let found = self.entries[slot].filter(|entry| !(search.skip)(&entry.value));
+            search.best = found.map(|entry| (cost, entry)).or(search.best);
             return;
         }
         let (left, right) = (2 * at, 2 * at + 1);
-        let right_first = match (self.nodes[left].key, self.nodes[right].key) {
+        let cost = |node: usize| self.nodes[node].key.map(|key| key.cost(search.query));
+        let right_first = match (cost(left), cost(right)) {
             (Some(left), Some(right)) => right < left,
             (left, _) => left.is_none(),
         };
         let (first, second) = if right_first { (right, left) } else { (left, right) };
-        self.search(first, room, skip, best);
-        self.search(second, room, skip, best);
+        self.search(first, search);
+        self.search(second, search);
     }
 
     fn count_below(&self, at: usize, room: Size) -> u32 {
@@ -223,7 +264,7 @@ impl<K: Copy + Ord, V: Copy> Board<K, V> {
         let (left, right) = (&self.nodes[2 * at], &self.nodes[2 * at + 1]);
         Node {
             key: match (left.key, right.key) {
-                (Some(left), Some(right)) => Some(left.min(right)),
+                (Some(left), Some(right)) => Some(left.floor(right)),
                 (left, right) => left.or(right),
             },
             least: left.least.least(right.least),
@@ -254,35 +295,77 @@ mod tests {
 
     use super::*;
 
-    fn entry(key: u32, seqs: u32, kv: u64, value: usize) -> Entry<(u32, usize), usize> {
-        Entry { key: (key, value), size: Size { seqs, kv }, value }
+    /// A line: `start + slope * query`.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    struct Line {
+        start: u64,
+        slope: u64,
+        id: usize,
+    }
+
+    impl Rank for Line {
+        type Query = u64;
+        type Cost = (u64, usize);
+
+        fn cost(&self, query: u64) -> (u64, usize) {
+            (self.start + self.slope * query, self.id)
+        }
+
+        fn floor(self, other: Self) -> Self {
+            Self {
+                start: self.start.min(other.start),
+                slope: self.slope.min(other.slope),
+                id: self.id.min(other.id),
+            }
+        }
+    }
+
+    fn size(seqs: u32, kv: u64) -> Size {
+        Size { seqs, kv, prefill: 0 }
+    }
+
+    fn entry(start: u64, slope: u64, size: Size, id: usize) -> Entry<Line, usize> {
+        Entry { key: Line { start, slope, id }, size, value: id }
+    }
+
+    fn first(board: &Board<Line, usize>, query: u64, room: Size) -> Option<usize> {
+        board.first(query, room, &|_| false).map(|(_, entry)| entry.value)
     }
 
     #[test]
     fn an_empty_board_has_no_first() {
-        let board: Board<u8, u8> = Board::default();
-        assert_eq!(board.first(Size::MAX, &|_| false), None);
+        let board: Board<Line, usize> = Board::default();
+        assert_eq!(first(&board, 0, Size::MAX), None);
         assert_eq!((board.len(), board.count(Size::MAX), board.least_key()), (0, 0, None));
     }
 
     #[test]
     fn the_least_that_fits_goes_first() {
         let mut board = Board::default();
-        board.put(None, Some(entry(1, 9, 9, 0)));
-        let second = board.put(None, Some(entry(2, 1, 5, 1)));
-        board.put(None, Some(entry(3, 2, 1, 2)));
-        let room = Size { seqs: 2, kv: 5 };
-        assert_eq!(board.first(room, &|_| false).map(|e| e.value), Some(1));
-        assert_eq!(board.first(room, &|value| *value == 1).map(|e| e.value), Some(2));
-        assert_eq!(board.first(Size { seqs: 2, kv: 1 }, &|_| false).map(|e| e.value), Some(2));
+        board.put(None, Some(entry(1, 0, size(9, 9), 0)));
+        let second = board.put(None, Some(entry(2, 0, size(1, 5), 1)));
+        board.put(None, Some(entry(3, 0, size(2, 1), 2)));
+        let room = size(2, 5);
+        assert_eq!(first(&board, 0, room), Some(1));
+        assert_eq!(board.first(0, room, &|value| *value == 1).map(|(_, e)| e.value), Some(2));
+        assert_eq!(first(&board, 0, size(2, 1)), Some(2));
         assert_eq!(board.count(room), 2);
         board.put(second, None);
-        assert_eq!(board.first(room, &|_| false).map(|e| e.value), Some(2));
+        assert_eq!(first(&board, 0, room), Some(2));
+    }
+
+    #[test]
+    fn the_order_depends_on_who_asks() {
+        let mut board = Board::default();
+        board.put(None, Some(entry(0, 3, Size::ZERO, 0)));
+        board.put(None, Some(entry(10, 1, Size::ZERO, 1)));
+        assert_eq!(first(&board, 4, Size::MAX), Some(0));
+        assert_eq!(first(&board, 6, Size::MAX), Some(1));
     }
 
     #[test]
     fn complement_turns_the_comparison_round() {
-        let (a, b) = (Size { seqs: 2, kv: 10 }, Size { seqs: 3, kv: 10 });
+        let (a, b) = (size(2, 10), size(3, 10));
         assert!(a.within(b) && b.complement().within(a.complement()));
         assert!(!b.within(a) && !a.complement().within(b.complement()));
     }
@@ -292,20 +375,31 @@ mod tests {
 
         #[test]
         fn agrees_with_a_plain_scan(
-            steps in vec((0usize..24, prop::option::of((0u32..20, 0u32..6, 0u64..6)), (0u32..6, 0u64..6)), 1..80)
+            steps in vec(
+                (
+                    0usize..24,
+                    prop::option::of((0u64..20, 0u64..4, 0u32..6, 0u64..6, 0u64..6)),
+                    (0u64..8, 0u32..6, 0u64..6, 0u64..6),
+                ),
+                1..80,
+            )
         ) {
             let mut board = Board::default();
             let mut slots = [None; 24];
-            let mut plain = [None; 24];
-            for (who, what, (seqs, kv)) in steps {
-                plain[who] = what.map(|(key, seqs, kv)| entry(key, seqs, kv, who));
+            let mut plain: [Option<Entry<Line, usize>>; 24] = [None; 24];
+            for (who, what, (query, seqs, kv, prefill)) in steps {
+                plain[who] = what.map(|(start, slope, seqs, kv, prefill)| {
+                    entry(start, slope, Size { seqs, kv, prefill }, who)
+                });
                 slots[who] = board.put(slots[who], plain[who]);
-                let room = Size { seqs, kv };
+                let room = Size { seqs, kv, prefill };
                 let fits = || plain.iter().flatten().filter(|e| e.size.within(room));
-                let want = fits().filter(|e| e.value != 3).min_by_key(|e| e.key).copied();
-                prop_assert_eq!(board.first(room, &|value| *value == 3), want);
+                let want = fits().filter(|e| e.value != 3).min_by_key(|e| e.key.cost(query)).map(|e| e.value);
+                let found = board.first(query, room, &|value| *value == 3).map(|(_, e)| e.value);
+                prop_assert_eq!(found, want);
                 prop_assert_eq!(board.count(room) as usize, fits().count());
-                prop_assert_eq!(board.least_key(), plain.iter().flatten().map(|e| e.key).min());
+                let least = plain.iter().flatten().map(|e| e.key.start).min();
+                prop_assert_eq!(board.least_key().map(|key| key.start), least);
             }
         }
     }

@@ -1,7 +1,6 @@
 //! What is learned from finished work: output lengths and the drain rate.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use crate::core::ids::{ClassId, ModelId, TenantId};
 use crate::core::job::{JobSpec, Usage};
@@ -15,18 +14,20 @@ pub const START_OUTPUT: u64 = 256;
 const OWN_SAMPLES: u32 = 4;
 /// Weight of the newest sample once the mean has settled.
 const NEWEST: f64 = 0.1;
-/// Time constant of the drain rate.
-const DRAIN_MEMORY: Duration = Duration::from_secs(30);
+/// Dispatches that ended a wait before a rate of them is relied on.
+pub const FEW_DRAINED: u32 = 5;
+/// Time constant of rates, in seconds.
+const MEMORY: f64 = 30.0;
 
 /// A plain mean of the first samples, an exponential one later.
 #[derive(Debug, Clone, Copy, Default)]
-struct Mean {
-    value: f64,
-    samples: u32,
+pub(crate) struct Mean {
+    pub(crate) value: f64,
+    pub(crate) samples: u32,
 }
 
 impl Mean {
-    fn add(&mut self, sample: f64) {
+    pub(crate) fn add(&mut self, sample: f64) {
         self.samples = self.samples.saturating_add(1);
         self.value += (sample - self.value) * (1.0 / f64::from(self.samples)).max(NEWEST);
     }
@@ -74,42 +75,123 @@ impl OutputLengths {
     }
 }
 
-/// Dispatched jobs per second, with an exponential memory of 30 s.
+/// Events per second, with an exponential memory of 30 s.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct DrainRate {
+pub struct EventRate {
     sum: f64,
     last: Tick,
     first: Option<Tick>,
 }
 
-impl DrainRate {
-    /// One job left the queue for a replica.
-    pub fn note(&mut self, now: Tick) {
-        self.sum = self.sum_at(now) + 1.0;
+impl EventRate {
+    /// So many events happened; fewer than none when some turn out not to have.
+    pub fn add(&mut self, now: Tick, events: f64) {
+        self.sum = (self.sum_at(now) + events).max(0.0);
         self.last = now;
         self.first.get_or_insert(now);
+    }
+
+    /// The rate; `None` before anything happened. The sum is divided by the
+    /// part of the memory that has been lived through, at least one second, so
+    /// that the rate is right from the start.
+    #[must_use]
+    pub fn per_second(&self, now: Tick) -> Option<f64> {
+        let lived = now.since(self.first?).as_secs_f64().max(1.0);
+        Some(self.sum_at(now) / (MEMORY * (1.0 - fade(lived))))
+    }
+
+    fn sum_at(&self, now: Tick) -> f64 {
+        self.sum * fade(now.since(self.last).as_secs_f64())
+    }
+}
+
+/// How fast a queue drains: jobs per second that leave it for a replica while
+/// somebody waits.
+///
+/// Its clock, with an exponential memory of 30 s, stands still while nobody
+/// waits: how fast replicas are when asked for all they have is not forgotten
+/// when they are asked for less. Until a second of waiting has been seen, the
+/// rate of all dispatches makes up for the rest of it, and it is never less than
+/// that rate: a queue that stands still behind one long job is not stuck for
+/// ever.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DrainRate {
+    all: EventRate,
+    drained: f64,
+    /// Seconds of waiting within the memory.
+    waited: f64,
+    /// Jobs that ended a wait, since the start.
+    seen: u32,
+    waiting: bool,
+    last: Tick,
+}
+
+impl DrainRate {
+    /// Whether anybody waits from now on.
+    pub fn busy(&mut self, now: Tick, waiting: bool) {
+        *self = Self { waiting, ..self.at(now) };
+    }
+
+    /// One job left the queue for a replica.
+    pub fn note(&mut self, now: Tick) {
+        self.add(now, 1.0);
     }
 
     /// A job that was noted came back: its replica failed it, so nothing was
     /// drained. Otherwise replicas that are down would look like fast ones.
     pub fn take_back(&mut self, now: Tick) {
-        self.sum = (self.sum_at(now) - 1.0).max(0.0);
-        self.last = now;
+        self.add(now, -1.0);
     }
 
-    /// Jobs per second; `None` before anything was dispatched. The sum is
-    /// divided by the part of the memory that has been lived through, at least
-    /// one second, so that the rate is right from the start.
+    /// Jobs per second; `None` before anything was dispatched.
     #[must_use]
     pub fn per_second(&self, now: Tick) -> Option<f64> {
-        let memory = DRAIN_MEMORY.as_secs_f64();
-        let lived = now.since(self.first?).as_secs_f64().max(1.0);
-        Some(self.sum_at(now) / (memory * (1.0 - (-lived / memory).exp())))
+        let here = self.at(now);
+        let all = here.all.per_second(now)?;
+        let drained = (here.drained + all * (1.0 - here.waited).max(0.0)) / here.waited.max(1.0);
+        Some(drained.max(all))
     }
 
-    fn sum_at(&self, now: Tick) -> f64 {
-        self.sum * (-now.since(self.last).as_secs_f64() / DRAIN_MEMORY.as_secs_f64()).exp()
+    /// Jobs per second while somebody waited, and nothing else; `None` before
+    /// [`FEW_DRAINED`] of them were seen, and while all of it is forgotten.
+    #[must_use]
+    pub fn while_waiting(&self, now: Tick) -> Option<f64> {
+        let here = self.at(now);
+        let rate = here.drained / here.waited;
+        (here.seen >= FEW_DRAINED && rate.is_finite()).then_some(rate)
     }
+
+    /// The same account with its clock stopped.
+    #[must_use]
+    pub const fn stopped(self) -> Self {
+        Self { waiting: false, ..self }
+    }
+
+    /// Only a dispatch that ends a wait drains anything. One that finds nobody
+    /// waiting shows what was asked of the replicas, not what they can do.
+    fn add(&mut self, now: Tick, jobs: f64) {
+        *self = self.at(now);
+        self.all.add(now, jobs);
+        if self.waiting {
+            self.drained = (self.drained + jobs).max(0.0);
+            self.seen = self.seen.saturating_add(u32::from(jobs > 0.0));
+        }
+    }
+
+    fn at(self, now: Tick) -> Self {
+        let last = self.last.max(now);
+        if !self.waiting {
+            return Self { last, ..self };
+        }
+        let kept = fade(now.since(self.last).as_secs_f64());
+        let waited = self.waited * kept + MEMORY * (1.0 - kept);
+        Self { drained: self.drained * kept, waited, last, ..self }
+    }
+}
+
+/// What is left of a memory after so many seconds.
+fn fade(seconds: f64) -> f64 {
+    (-seconds / MEMORY).exp()
 }
 
 #[cfg(test)]
@@ -128,7 +210,10 @@ mod tests {
             max_output_tokens,
             sequences,
             bytes: 10,
+            streams: true,
+            arrived: Tick::NEVER,
             deadline: Tick::NEVER,
+            patience: Tick::NEVER,
         }
     }
 
@@ -177,6 +262,78 @@ mod tests {
             }
         }
         assert!(rate.per_second(Tick::from_millis(400_000)).unwrap_or(9.9) < 0.01);
+    }
+
+    /// Jobs wait all the time and one goes every 100 ms.
+    fn ten_a_second(rate: &mut DrainRate, from: u64, count: u64) -> u64 {
+        rate.busy(Tick::from_millis(from), true);
+        (1..=count).for_each(|step| rate.note(Tick::from_millis(from + step * 100)));
+        from + count * 100
+    }
+
+    fn found(rate: &DrainRate, millis: u64) -> f64 {
+        rate.per_second(Tick::from_millis(millis)).unwrap_or(f64::NAN)
+    }
+
+    #[test]
+    fn drain_rate_is_right_early_in_the_first_wait() {
+        let mut rate = DrainRate::default();
+        for millis in [700, 5_000, 60_000] {
+            let end = ten_a_second(&mut rate, 0, millis / 100);
+            assert!((9.0..11.5).contains(&found(&rate, end)), "{} at {end}", found(&rate, end));
+            rate = DrainRate::default();
+        }
+    }
+
+    #[test]
+    fn drain_rate_is_right_after_idle_and_quiet_times() {
+        let mut rate = DrainRate::default();
+        let mut now = ten_a_second(&mut rate, 0, 300);
+        for idle in [1_000, 20_000, 3_600_000] {
+            rate.busy(Tick::from_millis(now), false);
+            assert!((9.5..10.5).contains(&found(&rate, now + idle)), "{}", found(&rate, now + idle));
+            now = ten_a_second(&mut rate, now + idle, 2);
+            assert!((9.5..10.5).contains(&found(&rate, now)), "{}", found(&rate, now));
+        }
+        rate.busy(Tick::from_millis(now), false);
+        (0..600).for_each(|second| rate.note(Tick::from_millis(now + second * 1000)));
+        let quiet = found(&rate, now + 600_000);
+        assert!((9.5..10.5).contains(&quiet), "one a second was all that was asked for: {quiet}");
+    }
+
+    #[test]
+    fn drain_rate_fades_while_somebody_waits_in_vain() {
+        let mut rate = DrainRate::default();
+        let now = ten_a_second(&mut rate, 0, 300);
+        let half_in_vain = found(&rate, now + 30_000);
+        assert!((2.6..2.8).contains(&half_in_vain), "10 / (e + 1): {half_in_vain}");
+        assert!(found(&rate, now + 300_000) < 0.01);
+    }
+
+    #[test]
+    fn drain_rate_takes_short_waits_for_what_they_are() {
+        let mut rate = DrainRate::default();
+        for second in 0..200 {
+            rate.busy(Tick::from_millis(second * 1000), true);
+            rate.note(Tick::from_millis(second * 1000 + 50));
+            rate.busy(Tick::from_millis(second * 1000 + 50), false);
+        }
+        let each_waits_50_ms = found(&rate, 200_000);
+        assert!((19.0..21.0).contains(&each_waits_50_ms), "{each_waits_50_ms}");
+    }
+
+    #[test]
+    fn the_rate_while_waiting_leaves_out_what_did_not_wait() {
+        let mut rate = DrainRate::default();
+        (0..100).for_each(|second| rate.note(Tick::from_millis(second * 1000)));
+        assert_eq!(rate.while_waiting(Tick::from_millis(100_000)), None, "nobody ever waited");
+        let now = ten_a_second(&mut rate, 100_000, 4);
+        assert_eq!(rate.while_waiting(Tick::from_millis(now)), None, "too few were seen");
+        let now = ten_a_second(&mut rate, now, 1);
+        let ten = rate.while_waiting(Tick::from_millis(now)).unwrap();
+        assert!((9.9..10.2).contains(&ten), "{ten}");
+        rate = rate.stopped();
+        assert_eq!(rate.while_waiting(Tick::from_millis(now + 60_000)), Some(ten));
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::ids::{JobId, ReplicaId};
-use crate::core::job::{JobSpec, Usage};
+use crate::core::ids::{ClassId, JobId, ReplicaId};
+use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::policy::Policy;
 
 /// Something happened.
@@ -12,7 +12,7 @@ use crate::core::policy::Policy;
 pub enum Event {
     /// A request passed the door. Answered by `Dispatch` or `Reject`, at once
     /// or later.
-    Arrived(JobSpec),
+    Arrived(JobSpec, Prefix),
     /// The client is gone. Ends the job in whatever phase it is.
     Left {
         /// The job.
@@ -32,6 +32,14 @@ pub enum Event {
         job: JobId,
         /// How it went.
         outcome: Outcome,
+    },
+    /// What the streams of a replica showed since the last such event. Sent a
+    /// few times a second for each replica that streams.
+    Paced {
+        /// The replica.
+        replica: ReplicaId,
+        /// What was seen.
+        pace: Pace,
     },
     /// A scrape of the replica's own view arrived.
     ReplicaReported {
@@ -133,6 +141,15 @@ impl Fault {
     }
 }
 
+/// Gaps between the tokens of streams, as they reached the gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pace {
+    /// Gaps seen, at least 1.
+    pub gaps: u64,
+    /// Their sum.
+    pub total: Duration,
+}
+
 /// A replica's own view of itself. Absent = it does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Report {
@@ -181,6 +198,17 @@ pub enum Action {
         /// Why.
         why: Fault,
     },
+    /// The job is taken away from its replica before the client has seen
+    /// anything of it, and waits again: end the exchange. A later `Dispatch`
+    /// or `Reject` ends the wait.
+    Recall {
+        /// The job.
+        job: JobId,
+        /// Where it was.
+        replica: ReplicaId,
+        /// Why.
+        why: Recalled,
+    },
     /// The replica gets no work until a probe succeeds.
     Eject {
         /// The replica.
@@ -216,12 +244,28 @@ pub struct Placed {
     pub candidates: u32,
     /// Outstanding work (tokens) of the chosen replica before this job.
     pub outstanding_tokens: u64,
+    /// Prompt tokens that the replica is expected to have in its cache.
+    pub cached_tokens: u64,
+    /// Predicted time from now to the first token.
+    pub expected: Duration,
     /// Sequences running there before this job.
     pub running: u32,
     /// The replica's sequence limit at that moment.
     pub limit: u32,
     /// What let it go before others.
     pub turn: Turn,
+    /// The class it is served in.
+    pub class: ClassId,
+    /// The class it came in, when it could not keep that one's deadline.
+    pub demoted_from: Option<ClassId>,
+}
+
+impl Placed {
+    /// The class it is served in, when that is not the one it came in.
+    #[must_use]
+    pub fn demoted_to(&self) -> Option<ClassId> {
+        self.demoted_from.map(|_| self.class)
+    }
 }
 
 /// What let a job go before the others that waited.
@@ -233,6 +277,8 @@ pub enum Turn {
     Fair,
     /// Its class was owed its guaranteed share.
     GuaranteedShare,
+    /// Its tenant has less of the replicas than its quota guarantees.
+    OwnQuota,
     /// It is back from a replica that failed it.
     Requeued,
 }
@@ -245,7 +291,31 @@ impl Turn {
             Self::Alone => "alone",
             Self::Fair => "fair",
             Self::GuaranteedShare => "guaranteed_share",
+            Self::OwnQuota => "own_quota",
             Self::Requeued => "requeued",
+        }
+    }
+}
+
+/// Why a job was taken away from its replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recalled {
+    /// The replica shows no sign of life.
+    Stalled,
+    /// A more urgent job needs its place.
+    Preempted {
+        /// That job.
+        by: JobId,
+    },
+}
+
+impl Recalled {
+    /// A short stable name for logs and metric labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stalled => "stalled",
+            Self::Preempted { .. } => "preempted",
         }
     }
 }
@@ -271,6 +341,11 @@ pub enum RejectReason {
     QueueFull(BoundKind),
     /// The deadline passed before a replica could take it.
     DeadlineExceeded,
+    /// Its first token cannot come before the deadline: what waits before it
+    /// takes too long.
+    Unmeetable,
+    /// The queue is full, and its tenant has most in it for its weight.
+    Displaced,
     /// No pool serves the model (any more).
     NoPool,
     /// The tenant or class is no longer in the policy.
@@ -289,6 +364,8 @@ impl RejectReason {
             Self::TenantQueueFull(_) => "tenant_queue_full",
             Self::QueueFull(_) => "queue_full",
             Self::DeadlineExceeded => "deadline_exceeded",
+            Self::Unmeetable => "deadline_unmeetable",
+            Self::Displaced => "displaced",
             Self::NoPool => "no_pool",
             Self::Withdrawn => "withdrawn",
             Self::AttemptsExhausted(_) => "attempts_exhausted",

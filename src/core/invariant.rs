@@ -18,6 +18,9 @@ pub enum InvariantId {
     ReplicaWatched,
     /// No replica has credit that the head of a lane could use.
     NoIdleCredit,
+    /// A tenant with a quota holds what its running jobs have, and a pool's
+    /// capacity is that of its replicas in service.
+    QuotasBalanced,
     /// A replica is held only for a waiting job that does not fit yet.
     HoldJustified,
 }
@@ -34,6 +37,7 @@ impl InvariantId {
             Self::DeadlineWatched => "deadline_watched",
             Self::ReplicaWatched => "replica_watched",
             Self::NoIdleCredit => "no_idle_credit",
+            Self::QuotasBalanced => "quotas_balanced",
             Self::HoldJustified => "hold_justified",
         }
     }

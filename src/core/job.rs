@@ -1,5 +1,7 @@
 //! A job: one admitted request, as much of it as decisions need.
 
+use std::sync::Arc;
+
 use crate::core::ids::{ClassId, JobId, ModelId, TenantId};
 use crate::core::time::Tick;
 
@@ -23,8 +25,28 @@ pub struct JobSpec {
     pub sequences: u32,
     /// Bytes of its body.
     pub bytes: u64,
+    /// Whether the client gets tokens as they come. What does not stream has
+    /// been sent nothing until it ends, so it can be moved until then.
+    pub streams: bool,
+    /// When the request came. Earlier than its event for a retry that takes
+    /// the place of the try it repeats.
+    pub arrived: Tick,
     /// The latest moment at which its wait may end.
     pub deadline: Tick,
+    /// The last moment at which its client still waits for the first token;
+    /// [`Tick::NEVER`] when the client did not say. At least `deadline`.
+    pub patience: Tick,
+}
+
+/// The start of a prompt in blocks of equal size, to find the replica that has
+/// computed it before. Empty where nothing is known of the prompt's text.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Prefix {
+    /// One hash for each full block from the start; each covers all blocks
+    /// before it.
+    pub blocks: Arc<[u64]>,
+    /// Tokens in a block, counted or estimated; at least 1 unless empty.
+    pub block_tokens: u32,
 }
 
 /// Tokens as the engine counted them.

@@ -3,22 +3,31 @@
 //! environment, log, thread or randomness of its own.
 
 pub mod admission;
+pub mod backlog;
 pub mod board;
 pub mod estimate;
 pub mod event;
 pub mod fairness;
 pub mod fleet;
+pub mod foreign;
 pub mod ids;
 pub mod invariant;
 pub mod job;
 pub mod limits;
 pub mod order;
+pub mod pace;
 pub mod placement;
 pub mod policy;
+pub mod predict;
+pub mod prefix;
 pub mod queue;
+pub mod quota;
+pub mod reserve;
 pub mod routing;
 pub mod scheduler;
 pub mod snapshot;
+pub mod speed;
 pub mod table;
 pub mod time;
 pub mod vitals;
+pub mod watch;

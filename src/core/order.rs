@@ -1,24 +1,56 @@
 //! The heads of all lanes of a group, in the order of service.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::board::{Board, Entry, Size};
+use crate::core::backlog::Backlogs;
+use crate::core::board::{Board, Entry, Rank, Size};
 use crate::core::estimate::DrainRate;
 use crate::core::fairness::{Counters, Guarantee};
 use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
 use crate::core::placement::GroupShape;
 use crate::core::policy::Policy;
-use crate::core::queue::{LaneKey, Part};
+use crate::core::queue::{LaneKey, Part, Place};
+use crate::core::quota::{Quotas, Standing};
+use crate::core::reserve::Reserve;
+use crate::core::time::Tick;
 
-/// Order within a class and line: least counter first, then by arrival.
+/// Order within a class and line: who has less than its guarantee first, then
+/// the least counter, then by place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HeadKey {
+    /// How the tenant stands to its quota.
+    pub standing: Standing,
     /// The tenant's virtual counter; 0 for returned jobs, which have paid.
     pub counter: u128,
-    /// The job's arrival number.
-    pub seq: u64,
+    /// The job's place in its lane.
+    pub place: Place,
+    /// The counter again. A floor of keys has the least one here, whoever has
+    /// it, for the tenants to come.
+    least: u128,
+}
+
+impl HeadKey {
+    /// The key of a head.
+    #[must_use]
+    pub const fn new(standing: Standing, counter: u128, place: Place) -> Self {
+        Self { standing, counter, place, least: counter }
+    }
+}
+
+impl Rank for HeadKey {
+    type Query = ();
+    type Cost = Self;
+
+    fn cost(&self, (): ()) -> Self {
+        *self
+    }
+
+    fn floor(self, other: Self) -> Self {
+        Self { least: self.least.min(other.least), ..self.min(other) }
+    }
 }
 
 /// The head of a part of a lane.
@@ -44,6 +76,9 @@ struct Line {
     served: u128,
 }
 
+/// How long a class stays urgent after its last job.
+const LINGER: Duration = Duration::from_secs(5);
+
 /// One class within a group.
 #[derive(Debug, Clone)]
 pub struct ClassOrder {
@@ -52,7 +87,14 @@ pub struct ClassOrder {
     min_share: f64,
     /// How much each tenant has had in it.
     pub counters: Counters,
+    /// How fast each tenant's jobs go.
+    pub backlogs: Backlogs,
     guarantee: Guarantee,
+    /// Jobs of it at replicas.
+    running: u64,
+    /// When it was last seen waiting or running.
+    seen: Option<Tick>,
+    reserve: Reserve,
     lines: Vec<Line>,
 }
 
@@ -90,7 +132,15 @@ pub struct Candidate {
     pub need: Size,
     /// Whether its class goes first because it is owed its share.
     pub guaranteed: bool,
+    /// Whether a more urgent class uses the replicas.
+    pub guest: bool,
+    /// How its tenant stands to its quota.
+    pub standing: Standing,
 }
+
+/// What the replicas of each line can take at most: of its own class's jobs,
+/// and of guests.
+pub type Rooms = SmallVec<[[Option<Size>; 2]; 8]>;
 
 /// One group: its classes in the order of service, and what is held.
 #[derive(Debug, Clone, Default)]
@@ -102,6 +152,9 @@ pub struct Group {
     pub drain: DrainRate,
     /// At most one per pool.
     pub holds: Vec<Hold>,
+    /// What each tenant may hold.
+    pub quotas: Quotas,
+    urgent: Option<usize>,
 }
 
 impl Group {
@@ -122,16 +175,23 @@ impl Group {
             let old = donor.and_then(|donor| donor.classes.iter().find(|class| class.id == id));
             let mut counters = old.map(|old| old.counters.clone()).unwrap_or_default();
             counters.retain(|tenant| policy.tenants.get(tenant).is_some());
+            let backlogs = old.map(|old| old.backlogs.emptied(|tenant| policy.tenants.get(tenant).is_some()));
             let served = old.and_then(|old| old.lines.iter().map(|line| line.served).max()).unwrap_or(0);
             let line = Line { served, ..Line::default() };
             let guarantee = old.map(|old| old.guarantee).unwrap_or_default();
-            ClassOrder { id, min_share, counters, guarantee, lines: vec![line; shape.lines.len()] }
+            let (running, seen) = old.map_or((0, None), |old| (old.running, old.seen));
+            let reserve = old.map(|old| old.reserve).unwrap_or_default();
+            let lines = vec![line; shape.lines.len()];
+            let backlogs = backlogs.unwrap_or_default();
+            ClassOrder { id, min_share, counters, backlogs, guarantee, running, seen, reserve, lines }
         });
         Self {
             shape: shape.clone(),
             classes: classes.collect(),
             drain: donor.map(|donor| donor.drain).unwrap_or_default(),
             holds: Vec::new(),
+            quotas: Quotas::new(policy),
+            urgent: None,
         }
     }
 
@@ -152,6 +212,13 @@ impl Group {
         self.classes[class].counters.get(tenant)
     }
 
+    /// Jobs per second that go of a tenant's in a class while some wait; `None`
+    /// before it is known.
+    #[must_use]
+    pub fn drain_of(&self, class: usize, tenant: TenantId, now: Tick) -> Option<f64> {
+        self.classes[class].backlogs.per_second(tenant, now)
+    }
+
     /// Jobs that wait in the group.
     #[must_use]
     pub fn waiting(&self) -> u64 {
@@ -165,14 +232,16 @@ impl Group {
         self.classes.iter().flat_map(|class| lines.iter().map(|line| class.lines[*line].waiting)).sum()
     }
 
-    /// A job joined a line.
-    pub fn joined(&mut self, class: usize, line: usize) {
+    /// A tenant's job joined a line.
+    pub fn joined(&mut self, class: usize, line: usize, tenant: TenantId, now: Tick) {
         self.classes[class].lines[line].waiting += 1;
+        self.classes[class].backlogs.joined(tenant, now);
     }
 
-    /// A job left a line. False when the line had none.
-    pub fn left(&mut self, class: usize, line: usize) -> bool {
+    /// A tenant's job left a line. False when the line had none.
+    pub fn left(&mut self, class: usize, line: usize, tenant: TenantId, now: Tick) -> bool {
         let class = &mut self.classes[class];
+        class.backlogs.left(tenant, now);
         let Some(rest) = class.lines[line].waiting.checked_sub(1) else { return false };
         class.lines[line].waiting = rest;
         if class.waiting() == 0 {
@@ -187,7 +256,7 @@ impl Group {
     pub fn lift(&mut self, class: usize, line: usize, tenant: TenantId) -> bool {
         let class = &mut self.classes[class];
         let line = &class.lines[line];
-        let floor = line.parts[Part::Fresh as usize].least_key().map_or(line.served, |key| key.counter);
+        let floor = line.parts[Part::Fresh as usize].least_key().map_or(line.served, |key| key.least);
         class.counters.lift(tenant, floor)
     }
 
@@ -213,18 +282,110 @@ impl Group {
     /// room of their line and are not to be skipped: classes that are owed
     /// their share, most owed first; then by rank. Within a class returned
     /// jobs by age, then the tenant with the least counter.
-    pub fn first(&self, rooms: &[Option<Size>], skip: &dyn Fn(&Head) -> bool) -> Option<Candidate> {
+    pub fn first(&self, rooms: &Rooms, skip: &dyn Fn(&Head) -> bool) -> Option<Candidate> {
         self.turns().into_iter().find_map(|(class, guaranteed)| {
             let lines = &self.classes[class].lines;
+            let guest = self.is_guest(class) && !guaranteed;
             Part::ALL.into_iter().find_map(|part| {
                 let firsts = lines.iter().zip(rooms).enumerate().filter_map(|(index, (line, room))| {
-                    let entry = line.parts[part as usize].first((*room)?, skip)?;
-                    Some((entry, index))
+                    let board = &line.parts[part as usize];
+                    Some((self.first_allowed(board, room[usize::from(guest)]?, skip)?, index))
                 });
                 let (entry, line) = firsts.min_by_key(|(entry, _)| entry.key)?;
-                Some(Candidate { class, line, head: entry.value, need: entry.size, guaranteed })
+                let (head, need, standing) = (entry.value, entry.size, entry.key.standing);
+                Some(Candidate { class, line, head, need, guaranteed, guest, standing })
             })
         })
+    }
+
+    /// The first on a board that fits and that the quotas let go. Who borrows
+    /// comes after all others, so when it may not, only one with fewer
+    /// sequences is left to look for.
+    fn first_allowed(
+        &self,
+        board: &Board<HeadKey, Head>,
+        room: Size,
+        skip: &dyn Fn(&Head) -> bool,
+    ) -> Option<HeadEntry> {
+        let (_, entry) = board.first((), room, skip)?;
+        let spare = self.quotas.spare();
+        if entry.key.standing == Standing::Guaranteed || entry.size.seqs <= spare {
+            return Some(entry);
+        }
+        let (_, entry) = board.first((), Size { seqs: room.seqs.min(spare), ..room }, skip)?;
+        Some(entry)
+    }
+
+    /// The ids of the classes, in the order of service.
+    pub fn class_ids(&self) -> impl Iterator<Item = ClassId> {
+        self.classes.iter().map(|class| class.id)
+    }
+
+    /// The class's id.
+    #[must_use]
+    pub fn class_id(&self, class: usize) -> ClassId {
+        self.classes[class].id
+    }
+
+    /// A job of the class went to a replica.
+    pub fn started(&mut self, class: usize) {
+        self.classes[class].running += 1;
+    }
+
+    /// A job of the class left its replica, which it had for so long.
+    pub fn stopped(&mut self, class: usize, held: Duration, now: Tick) {
+        let class = &mut self.classes[class];
+        class.running = class.running.saturating_sub(1);
+        class.seen = Some(now);
+        class.reserve.ended(held);
+    }
+
+    /// A job of the class with so many sequences arrived.
+    pub fn arrived(&mut self, class: usize, seqs: u32, now: Tick) {
+        self.classes[class].reserve.arrived(now, seqs);
+    }
+
+    /// The most urgent class that waits, runs or did so a moment ago.
+    pub fn find_urgent(&mut self, now: Tick) -> Option<usize> {
+        for class in &mut self.classes {
+            if class.running > 0 || class.waiting() > 0 {
+                class.seen = Some(now);
+            }
+        }
+        self.classes.iter().position(|class| class.seen.is_some_and(|seen| now.since(seen) < LINGER))
+    }
+
+    /// When the urgent class stops being so, unless something of it runs or
+    /// waits.
+    #[must_use]
+    pub fn urgent_until(&self) -> Option<Tick> {
+        let class = &self.classes[self.urgent?];
+        let idle = class.running == 0 && class.waiting() == 0;
+        class.seen.filter(|_| idle).map(|seen| seen + LINGER)
+    }
+
+    /// Sequences that guests leave free for a class, over all replicas.
+    #[must_use]
+    pub fn reserve(&self, class: usize, now: Tick) -> u32 {
+        self.classes[class].reserve.seqs(now)
+    }
+
+    /// Whether a more urgent class uses the replicas, so that this one has to
+    /// leave them room.
+    #[must_use]
+    pub fn is_guest(&self, class: usize) -> bool {
+        self.urgent.is_some_and(|urgent| urgent < class)
+    }
+
+    /// The most urgent class that uses the replicas, by place.
+    #[must_use]
+    pub const fn urgent(&self) -> Option<usize> {
+        self.urgent
+    }
+
+    /// Sets the most urgent class that uses the replicas.
+    pub const fn set_urgent(&mut self, urgent: Option<usize>) {
+        self.urgent = urgent;
     }
 
     /// The lines that the pool belongs to.

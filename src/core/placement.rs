@@ -111,7 +111,12 @@ mod tests {
     fn policy(pools: u32, models: &[&[u32]]) -> Policy {
         let mut policy = Policy::default();
         for pool in 0..pools {
-            let row = Pool { replicas: Vec::new(), models: BTreeSet::new(), engine_buffer: 0 };
+            let row = Pool {
+                replicas: Vec::new(),
+                models: BTreeSet::new(),
+                engine_buffer: 0,
+                engine_priority: false,
+            };
             policy.pools.insert(&format!("p{pool}"), row);
         }
         for (index, pools) in models.iter().enumerate() {

@@ -45,6 +45,9 @@ pub struct Class {
     pub ttft_objective: Duration,
     /// Inter-token objective.
     pub itl_objective: Duration,
+    /// The slower class in which a job goes on that cannot keep its deadline
+    /// in this one, if its tenant may use it; absent = it is refused.
+    pub demote_to: Option<ClassId>,
 }
 
 /// Who the work is for.
@@ -60,6 +63,28 @@ pub struct Tenant {
     pub models: Option<BTreeSet<ModelId>>,
     /// What may wait for this tenant.
     pub bounds: Bounds,
+    /// What it may hold of the replicas.
+    pub quota: Quota,
+}
+
+/// A tenant's part in the sequences that the replicas of a group of models
+/// can run, in the manner of cohorts: what is guaranteed and idle is lent.
+/// Fractions of that capacity, `0.0..=1.0`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Quota {
+    /// Served before every tenant that has more than its own guarantee.
+    pub guarantee: f64,
+    /// What it may hold beyond its guarantee, of what others do not use.
+    pub borrow: f64,
+    /// How much of its idle guarantee others may use; at most `guarantee`
+    /// takes effect.
+    pub lend: f64,
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Self { guarantee: 0.0, borrow: 1.0, lend: 1.0 }
+    }
 }
 
 /// A public model name and where it is served.
@@ -81,6 +106,9 @@ pub struct Pool {
     /// Requests that may wait inside each engine beyond its sequence limit,
     /// usually 0.
     pub engine_buffer: u32,
+    /// Whether its engines order requests by the priority that they carry, so
+    /// that work of a slower class does not delay a faster one.
+    pub engine_priority: bool,
 }
 
 /// One engine endpoint.

@@ -1,10 +1,14 @@
 //! What waits: one lane per class, tenant and model.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{AddAssign, SubAssign};
+use std::ops::{AddAssign, Bound, SubAssign};
 
 use crate::core::ids::{ClassId, JobId, ModelId, TenantId};
 use crate::core::job::JobSpec;
+use crate::core::time::Tick;
+
+/// The most jobs of a lane that are counted to find out how many go before one.
+const MAX_BEHIND: usize = 64;
 
 /// Names a lane; ordered so that a tenant's lanes of a class are neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,6 +41,19 @@ pub enum Part {
 impl Part {
     /// Both, in the order of service.
     pub const ALL: [Self; 2] = [Self::Returned, Self::Fresh];
+}
+
+/// A job's place in a part of its lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Place {
+    /// It can no longer keep its objective, so it lets those go first that
+    /// can.
+    pub late: bool,
+    /// When its turn comes at the latest, against the others of its lane:
+    /// earlier for short prompts.
+    pub due: Tick,
+    /// Its arrival number, which it keeps when it returns.
+    pub seq: u64,
 }
 
 /// How much waits.
@@ -75,13 +92,16 @@ impl SubAssign for Load {
     }
 }
 
-/// One lane: first in, first out by arrival number, in both parts. Only the
-/// head of each part takes part in the competition for replicas, so that a
-/// returned job that waits for a certain replica does not block the others.
+/// One lane: in the order of places, in both parts. Only the head of each part
+/// takes part in the competition for replicas, so that a returned job that
+/// waits for a certain replica does not block the others.
 #[derive(Debug, Clone, Default)]
 pub struct Lane {
-    parts: [BTreeSet<(u64, JobId)>; 2],
+    parts: [BTreeSet<(Place, JobId)>; 2],
+    ages: BTreeSet<(u64, JobId)>,
     load: Load,
+    /// How many of its jobs are late.
+    late: u64,
     /// Where the two heads stand on the boards of their group.
     pub(crate) slots: [Option<usize>; 2],
 }
@@ -93,7 +113,7 @@ impl Lane {
         self.parts[part as usize].first().map(|(_, job)| *job)
     }
 
-    /// All its jobs, returned ones first, each part by age.
+    /// All its jobs, returned ones first, each part in its order.
     pub fn jobs(&self) -> impl Iterator<Item = JobId> {
         self.parts.iter().flatten().map(|(_, job)| *job)
     }
@@ -101,7 +121,28 @@ impl Lane {
     /// The one that arrived first.
     #[must_use]
     pub fn oldest(&self) -> Option<JobId> {
-        self.parts.iter().filter_map(BTreeSet::first).min().map(|(_, job)| *job)
+        self.ages.first().map(|(_, job)| *job)
+    }
+
+    /// The fresh one whose turn would come last, with its place.
+    #[must_use]
+    pub fn last(&self) -> Option<(Place, JobId)> {
+        self.parts[Part::Fresh as usize].last().copied()
+    }
+
+    /// Jobs here that surely go before a fresh one that is not late; 0 for one
+    /// that is, which any other may overtake. Counted from the end: 0, for want
+    /// of a better answer, when more than `MAX_BEHIND` go after it.
+    #[must_use]
+    pub fn before(&self, place: Place, job: JobId) -> u64 {
+        if place.late {
+            return 0;
+        }
+        let late = (Place { late: true, ..Place::default() }, JobId::new(0));
+        let after = (Bound::Excluded((place, job)), Bound::Excluded(late));
+        let behind = self.parts[Part::Fresh as usize].range(after).take(MAX_BEHIND + 1).count();
+        let rest = self.load.requests.saturating_sub(self.late + behind as u64 + 1);
+        if behind > MAX_BEHIND { 0 } else { rest }
     }
 
     /// How much waits here.
@@ -111,42 +152,63 @@ impl Lane {
     }
 }
 
+/// What waits for one tenant.
+#[derive(Debug, Clone, Copy)]
+struct Backlog {
+    load: Load,
+    weight: f64,
+}
+
+impl Backlog {
+    /// Requests per weight, as a number that orders as they do: the bits of a
+    /// float that is not negative.
+    fn share(&self) -> u64 {
+        (self.load.requests as f64 / self.weight).to_bits()
+    }
+}
+
 /// All lanes with waiting jobs.
 #[derive(Debug, Clone, Default)]
 pub struct Queue {
     lanes: BTreeMap<LaneKey, Lane>,
-    tenants: BTreeMap<TenantId, Load>,
+    tenants: BTreeMap<TenantId, Backlog>,
+    /// The tenants, by [`Backlog::share`].
+    shares: BTreeSet<(u64, TenantId)>,
     total: Load,
 }
 
 impl Queue {
-    /// Puts a job in its lane. `seq` is its arrival number, which it keeps
-    /// when it returns.
-    pub fn push(&mut self, spec: &JobSpec, part: Part, seq: u64) {
+    /// Puts a job in its lane. `weight` is its tenant's; the newest one counts
+    /// for all that waits of it.
+    pub fn push(&mut self, spec: &JobSpec, part: Part, place: Place, weight: f64) {
         let lane = self.lanes.entry(LaneKey::of(spec)).or_default();
-        if lane.parts[part as usize].insert((seq, spec.id)) {
+        if lane.parts[part as usize].insert((place, spec.id)) {
+            lane.ages.insert((place.seq, spec.id));
+            lane.late += u64::from(place.late);
             let load = Load::of(spec);
             lane.load += load;
-            *self.tenants.entry(spec.tenant).or_default() += load;
             self.total += load;
+            let mut own = self.take_backlog(spec.tenant);
+            own.load += load;
+            own.weight = sane(weight);
+            self.put_backlog(spec.tenant, own);
         }
     }
 
     /// Takes a job out of its lane; says whether it was there.
-    pub fn remove(&mut self, spec: &JobSpec, part: Part, seq: u64) -> bool {
+    pub fn remove(&mut self, spec: &JobSpec, part: Part, place: Place) -> bool {
         let Some(lane) = self.lanes.get_mut(&LaneKey::of(spec)) else { return false };
-        if !lane.parts[part as usize].remove(&(seq, spec.id)) {
+        if !lane.parts[part as usize].remove(&(place, spec.id)) {
             return false;
         }
+        lane.ages.remove(&(place.seq, spec.id));
+        lane.late -= u64::from(place.late);
         let load = Load::of(spec);
         lane.load -= load;
         self.total -= load;
-        if let Some(own) = self.tenants.get_mut(&spec.tenant) {
-            *own -= load;
-            if own.requests == 0 {
-                self.tenants.remove(&spec.tenant);
-            }
-        }
+        let mut own = self.take_backlog(spec.tenant);
+        own.load -= load;
+        self.put_backlog(spec.tenant, own);
         true
     }
 
@@ -182,7 +244,21 @@ impl Queue {
     /// How much waits for a tenant.
     #[must_use]
     pub fn tenant(&self, tenant: TenantId) -> Load {
-        self.tenants.get(&tenant).copied().unwrap_or_default()
+        self.tenants.get(&tenant).map(|own| own.load).unwrap_or_default()
+    }
+
+    /// Tenants for which something waits, each with its requests per weight:
+    /// the most first, and among equals the newest tenant. Each step costs
+    /// O(log tenants).
+    pub fn heaviest(&self) -> impl Iterator<Item = (TenantId, f64)> {
+        self.shares.iter().rev().map(|(share, tenant)| (*tenant, f64::from_bits(*share)))
+    }
+
+    /// What waits for a tenant, in requests per weight, with so many fewer.
+    #[must_use]
+    pub fn share(&self, tenant: TenantId, fewer: u64) -> f64 {
+        let own = self.tenants.get(&tenant);
+        own.map_or(0.0, |own| own.load.requests.saturating_sub(fewer) as f64 / own.weight)
     }
 
     /// How much waits in all.
@@ -190,10 +266,33 @@ impl Queue {
     pub const fn total(&self) -> Load {
         self.total
     }
+
+    /// The tenant's backlog, out of the index, to change it.
+    fn take_backlog(&mut self, tenant: TenantId) -> Backlog {
+        let own = self.tenants.remove(&tenant).unwrap_or(Backlog { load: Load::default(), weight: 1.0 });
+        self.shares.remove(&(own.share(), tenant));
+        own
+    }
+
+    /// Puts it back; one without requests is forgotten.
+    fn put_backlog(&mut self, tenant: TenantId, own: Backlog) {
+        if own.load.requests > 0 {
+            self.shares.insert((own.share(), tenant));
+            self.tenants.insert(tenant, own);
+        }
+    }
+}
+
+/// A weight that can be divided by.
+fn sane(weight: f64) -> f64 {
+    if weight.is_nan() { 1.0 } else { weight.clamp(1e-6, 1e9) }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::{Just, prop_assert, prop_assert_eq, prop_oneof, proptest};
+
     use super::*;
     use crate::core::time::Tick;
 
@@ -207,18 +306,25 @@ mod tests {
             max_output_tokens: 5,
             sequences: 1,
             bytes: 100,
+            streams: true,
+            arrived: Tick::NEVER,
             deadline: Tick::NEVER,
+            patience: Tick::NEVER,
         }
+    }
+
+    fn at(seq: u64) -> Place {
+        Place { seq, ..Place::default() }
     }
 
     #[test]
     fn heads_are_the_oldest_of_each_part() {
         let mut queue = Queue::default();
         for id in [3, 1, 2] {
-            queue.push(&spec(id, 0, 0), Part::Fresh, id);
+            queue.push(&spec(id, 0, 0), Part::Fresh, at(id), 1.0);
         }
-        queue.push(&spec(9, 0, 0), Part::Returned, 9);
-        queue.push(&spec(8, 0, 0), Part::Returned, 8);
+        queue.push(&spec(9, 0, 0), Part::Returned, at(9), 1.0);
+        queue.push(&spec(8, 0, 0), Part::Returned, at(8), 1.0);
         let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
         assert_eq!(lane.head(Part::Fresh), Some(JobId::new(1)));
         assert_eq!(lane.head(Part::Returned), Some(JobId::new(8)));
@@ -227,17 +333,57 @@ mod tests {
     }
 
     #[test]
+    fn what_is_late_lets_others_go_first() {
+        let mut queue = Queue::default();
+        let place = |late, due, seq| Place { late, due: Tick::from_millis(due), seq };
+        queue.push(&spec(1, 0, 0), Part::Fresh, place(true, 1, 1), 1.0);
+        queue.push(&spec(2, 0, 0), Part::Fresh, place(false, 9, 2), 1.0);
+        queue.push(&spec(3, 0, 0), Part::Fresh, place(false, 5, 3), 1.0);
+        let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
+        assert_eq!(lane.jobs().map(JobId::index).collect::<Vec<_>>(), [3, 2, 1]);
+        let last = lane.last().map(|(_, job)| job);
+        assert_eq!((lane.oldest(), last), (Some(JobId::new(1)), Some(JobId::new(1))));
+    }
+
+    #[test]
+    fn before_a_job_go_those_with_an_earlier_place() {
+        let mut queue = Queue::default();
+        let place = |late, due, seq| Place { late, due: Tick::from_millis(due), seq };
+        for id in 0..10 {
+            queue.push(&spec(id, 0, 0), Part::Fresh, place(false, id * 10, id), 1.0);
+        }
+        queue.push(&spec(10, 0, 0), Part::Fresh, place(true, 1, 10), 1.0);
+        queue.push(&spec(11, 0, 0), Part::Returned, at(11), 1.0);
+        let before = |queue: &Queue, due, id| {
+            queue
+                .lane(LaneKey::of(&spec(0, 0, 0)))
+                .map(|lane| lane.before(place(false, due, id), JobId::new(id)))
+        };
+        assert_eq!(before(&queue, 90, 9), Some(10));
+        assert_eq!(before(&queue, 30, 3), Some(4));
+        let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
+        assert_eq!(lane.before(place(true, 1, 10), JobId::new(10)), 0);
+        assert!(queue.remove(&spec(10, 0, 0), Part::Fresh, place(true, 1, 10)));
+        assert_eq!(before(&queue, 90, 9), Some(10), "the late one did not count");
+        for id in 100..200 {
+            queue.push(&spec(id, 0, 0), Part::Fresh, place(false, 1000, id), 1.0);
+        }
+        assert_eq!(before(&queue, 90, 9), Some(0), "too many behind it to count");
+        assert_eq!(before(&queue, 1000, 150), Some(61));
+    }
+
+    #[test]
     fn totals_follow_and_return_to_zero() {
         let mut queue = Queue::default();
-        queue.push(&spec(1, 0, 0), Part::Fresh, 1);
-        queue.push(&spec(1, 0, 0), Part::Fresh, 1);
-        queue.push(&spec(2, 1, 1), Part::Fresh, 2);
+        queue.push(&spec(1, 0, 0), Part::Fresh, at(1), 1.0);
+        queue.push(&spec(1, 0, 0), Part::Fresh, at(1), 1.0);
+        queue.push(&spec(2, 1, 1), Part::Fresh, at(2), 1.0);
         assert_eq!(queue.total(), Load { requests: 2, bytes: 200, tokens: 30 });
         assert_eq!(queue.tenant(TenantId::new(1)).requests, 1);
-        assert!(!queue.remove(&spec(1, 0, 0), Part::Returned, 1));
-        assert!(queue.remove(&spec(1, 0, 0), Part::Fresh, 1));
-        assert!(!queue.remove(&spec(1, 0, 0), Part::Fresh, 1));
-        assert!(queue.remove(&spec(2, 1, 1), Part::Fresh, 2));
+        assert!(!queue.remove(&spec(1, 0, 0), Part::Returned, at(1)));
+        assert!(queue.remove(&spec(1, 0, 0), Part::Fresh, at(1)));
+        assert!(!queue.remove(&spec(1, 0, 0), Part::Fresh, at(1)));
+        assert!(queue.remove(&spec(2, 1, 1), Part::Fresh, at(2)));
         assert_eq!(queue.total(), Load::default());
         assert_eq!(queue.tenant(TenantId::new(1)), Load::default());
         queue.drop_empty(LaneKey::of(&spec(1, 0, 0)));
@@ -248,10 +394,66 @@ mod tests {
     fn a_tenants_lanes_of_a_class_are_neighbours() {
         let mut queue = Queue::default();
         for (id, (tenant, model)) in [(0, 4), (1, 7), (1, 2), (2, 0)].into_iter().enumerate() {
-            queue.push(&spec(id as u64, tenant, model), Part::Fresh, id as u64);
+            queue.push(&spec(id as u64, tenant, model), Part::Fresh, at(id as u64), 1.0);
         }
         let lanes: Vec<_> =
             queue.lanes_of(ClassId::new(0), TenantId::new(1)).map(|(key, _)| key.model.index()).collect();
         assert_eq!(lanes, [2, 7]);
+    }
+
+    fn heaviest(queue: &Queue) -> Vec<(usize, f64)> {
+        queue.heaviest().map(|(tenant, share)| (tenant.index(), share)).collect()
+    }
+
+    #[test]
+    fn the_heaviest_tenant_has_most_requests_for_its_weight() {
+        let mut queue = Queue::default();
+        assert_eq!(heaviest(&queue), []);
+        for id in 0..6 {
+            queue.push(&spec(id, 0, id as u32), Part::Fresh, at(id), 3.0);
+        }
+        for id in 6..9 {
+            queue.push(&spec(id, 1, 0), Part::Returned, at(id), 1.0);
+        }
+        queue.push(&spec(9, 2, 0), Part::Fresh, at(9), 0.5);
+        assert_eq!(heaviest(&queue), [(1, 3.0), (2, 2.0), (0, 2.0)]);
+        assert!(queue.remove(&spec(6, 1, 0), Part::Returned, at(6)));
+        assert!(queue.remove(&spec(7, 1, 0), Part::Returned, at(7)));
+        assert_eq!(heaviest(&queue), [(2, 2.0), (0, 2.0), (1, 1.0)]);
+        queue.push(&spec(10, 0, 0), Part::Fresh, at(10), 1.0);
+        assert_eq!(heaviest(&queue), [(0, 7.0), (2, 2.0), (1, 1.0)], "a new weight counts for all");
+    }
+
+    proptest! {
+        #[test]
+        fn the_index_says_what_counting_says(
+            steps in vec(
+                (0..40_u64, 0..5_u32, prop_oneof![
+                    0.1..10.0, Just(f64::NAN), Just(-1.0), Just(0.0), Just(f64::INFINITY),
+                ]),
+                0..120,
+            ),
+        ) {
+            let mut queue = Queue::default();
+            let mut model: BTreeMap<u64, u32> = BTreeMap::new();
+            let mut weights: BTreeMap<u32, f64> = BTreeMap::new();
+            for (id, tenant, weight) in steps {
+                if let Some(tenant) = model.remove(&id) {
+                    prop_assert!(queue.remove(&spec(id, tenant, 0), Part::Fresh, at(id)));
+                } else {
+                    queue.push(&spec(id, tenant, 0), Part::Fresh, at(id), weight);
+                    model.insert(id, tenant);
+                    weights.insert(tenant, sane(weight));
+                }
+                let mut expected: Vec<_> = (0..5)
+                    .map(|tenant| (tenant, model.values().filter(|other| **other == tenant).count()))
+                    .filter(|(_, count)| *count > 0)
+                    .map(|(tenant, count)| (tenant as usize, count as f64 / weights[&tenant]))
+                    .collect();
+                expected.sort_by(|a, b| b.1.total_cmp(&a.1).then(b.0.cmp(&a.0)));
+                prop_assert_eq!(heaviest(&queue), expected);
+                prop_assert_eq!(queue.total().requests as usize, model.len());
+            }
+        }
     }
 }

@@ -1,6 +1,8 @@
-//! Which replica is next: the one with the least outstanding work.
+//! Which replica is next: the one that promises the first token soonest.
 
+use crate::core::board::Rank;
 use crate::core::ids::ReplicaId;
+use crate::core::predict::Outlook;
 
 /// What is in flight at a replica, in tokens and sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -9,12 +11,17 @@ pub struct Ledger {
     pub jobs: u32,
     /// Sequences.
     pub seqs: u32,
-    /// Prompt tokens whose first output token has not come.
+    /// Weight (see [`crate::core::predict::weight`]) of the prompts whose first
+    /// output token has not come.
     pub prefill: u64,
+    /// The part of `prefill` that guests brought.
+    pub guest_prefill: u64,
     /// Output tokens expected still to come.
     pub output: u64,
     /// KV cache tokens: prompts and all expected output.
     pub kv: u64,
+    /// Jobs whose tokens are seen as they come.
+    pub streams: u32,
     /// Jobs that failed elsewhere and whose first output token has not come.
     pub suspects: u32,
 }
@@ -26,12 +33,19 @@ pub struct Booking {
     pub seqs: u32,
     /// Its prompt tokens.
     pub prompt: u64,
+    /// What reading the prompt costs there, by
+    /// [`crate::core::predict::weight`].
+    pub weight: u64,
     /// The output tokens that are expected of it.
     pub output: u64,
     /// Whether its first token has come.
     pub started: bool,
     /// Whether it failed elsewhere.
     pub suspect: bool,
+    /// Whether it came as a guest of a more urgent class.
+    pub guest: bool,
+    /// Whether its tokens are seen as they come.
+    pub streams: bool,
 }
 
 impl Booking {
@@ -42,7 +56,11 @@ impl Booking {
     }
 
     const fn prefill(&self) -> u64 {
-        if self.started { 0 } else { self.prompt }
+        if self.started { 0 } else { self.weight }
+    }
+
+    const fn guest_prefill(&self) -> u64 {
+        if self.guest { self.prefill() } else { 0 }
     }
 
     fn suspects(&self) -> u32 {
@@ -69,8 +87,10 @@ impl Ledger {
         self.jobs += 1;
         self.seqs = self.seqs.saturating_add(booking.seqs);
         self.prefill = self.prefill.saturating_add(booking.prefill());
+        self.guest_prefill = self.guest_prefill.saturating_add(booking.guest_prefill());
         self.output = self.output.saturating_add(booking.remaining());
         self.kv = self.kv.saturating_add(booking.kv());
+        self.streams += u32::from(booking.streams);
         self.suspects += booking.suspects();
     }
 
@@ -81,8 +101,10 @@ impl Ledger {
                 jobs: self.jobs.checked_sub(1)?,
                 seqs: self.seqs.checked_sub(booking.seqs)?,
                 prefill: self.prefill.checked_sub(booking.prefill())?,
+                guest_prefill: self.guest_prefill.checked_sub(booking.guest_prefill())?,
                 output: self.output.checked_sub(booking.remaining())?,
                 kv: self.kv.checked_sub(booking.kv())?,
+                streams: self.streams.checked_sub(u32::from(booking.streams))?,
                 suspects: self.suspects.checked_sub(booking.suspects())?,
             })
         };
@@ -92,17 +114,37 @@ impl Ledger {
     }
 }
 
-/// The order of replicas with free credit: least outstanding work first; among
-/// equals the one that was chosen longest ago, so that idle replicas take
-/// turns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// The order of replicas with free credit: the shortest predicted time to the
+/// first token first; among equals the one that was chosen longest ago, so that
+/// idle replicas take turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteKey {
-    /// [`Ledger::work`].
-    pub work: u64,
+    /// What it promises.
+    pub outlook: Outlook,
     /// Number of the dispatch that last chose it, 0 for none.
     pub last_chosen: u64,
     /// Makes the order total.
     pub replica: ReplicaId,
+}
+
+impl Rank for RouteKey {
+    /// Weight of the prompt.
+    type Query = u64;
+    type Cost = (u64, u64, ReplicaId);
+
+    fn cost(&self, weight: u64) -> Self::Cost {
+        (self.outlook.cost(weight), self.last_chosen, self.replica)
+    }
+
+    fn floor(self, other: Self) -> Self {
+        let (one, two) = (self.outlook, other.outlook);
+        let outlook = Outlook { wait: one.wait.min(two.wait), per_token: one.per_token.min(two.per_token) };
+        Self {
+            outlook,
+            last_chosen: self.last_chosen.min(other.last_chosen),
+            replica: self.replica.min(other.replica),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -112,7 +154,16 @@ mod tests {
     #[test]
     fn a_job_weighs_less_once_it_has_started() {
         let mut ledger = Ledger::default();
-        let mut booking = Booking { seqs: 2, prompt: 100, output: 51, started: false, suspect: true };
+        let mut booking = Booking {
+            seqs: 2,
+            prompt: 100,
+            weight: 100,
+            output: 51,
+            started: false,
+            suspect: true,
+            guest: true,
+            streams: true,
+        };
         ledger.add(&booking);
         assert_eq!((ledger.work(), ledger.kv, ledger.suspects), (151, 151, 1));
         assert!(ledger.take(&booking));
@@ -126,9 +177,21 @@ mod tests {
     }
 
     #[test]
-    fn idle_replicas_take_turns() {
-        let key = |work, last_chosen, id| RouteKey { work, last_chosen, replica: ReplicaId::new(id) };
-        assert!(key(5, 1, 0) > key(4, 9, 1));
-        assert!(key(0, 3, 0) > key(0, 2, 1));
+    fn idle_replicas_take_turns_and_long_prompts_go_to_fast_ones() {
+        let key = |wait, per_token, last_chosen, id| RouteKey {
+            outlook: Outlook { wait, per_token },
+            last_chosen,
+            replica: ReplicaId::new(id),
+        };
+        assert!(key(5, 1, 1, 0).cost(9) > key(4, 1, 9, 1).cost(9));
+        assert!(key(0, 1, 3, 0).cost(9) > key(0, 1, 2, 1).cost(9));
+        let (slow, fast) = (key(0, 3, 0, 0), key(10, 1, 0, 1));
+        assert!(slow.cost(2) < fast.cost(2) && slow.cost(9) > fast.cost(9));
+        let floor = slow.floor(fast);
+        assert!(
+            [0, 5, 9]
+                .into_iter()
+                .all(|weight| floor.cost(weight) <= slow.cost(weight).min(fast.cost(weight)))
+        );
     }
 }

@@ -34,6 +34,12 @@ impl Tick {
         self.0
     }
 
+    /// The instant so much earlier, at least the origin.
+    #[must_use]
+    pub fn before(self, by: Duration) -> Self {
+        Self(self.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
     /// How long after `earlier` this is; zero when it is not after it.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {

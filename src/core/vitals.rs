@@ -13,6 +13,11 @@ pub const MAX_BUSY: Duration = Duration::from_secs(30);
 /// The shortest pause of any kind, so that a zero in the policy cannot make
 /// the timers spin.
 const MIN_PAUSE: Duration = Duration::from_millis(1);
+/// Out again within this time of coming back: the probe proved nothing, and the
+/// next pause is twice as long.
+const RELAPSE: Duration = Duration::from_secs(30);
+/// What such pauses grow to, where `probe_max` is less.
+const MAX_RELAPSE_PAUSE: Duration = Duration::from_secs(10);
 /// Steps in which the limit grows after a re-admission, beyond the first
 /// eighth.
 const RAMP_STEPS: u128 = 7;
@@ -23,6 +28,10 @@ pub struct Vitals {
     out: Option<Out>,
     busy_until: Option<Tick>,
     back_since: Option<Tick>,
+    /// When it last came back.
+    returned: Option<Tick>,
+    /// How often in a row it was out again soon after it came back.
+    relapses: u32,
     epoch: u32,
 }
 
@@ -76,7 +85,11 @@ impl Vitals {
         if self.out.is_some() {
             return false;
         }
-        let pause = rules.probe_min.max(MIN_PAUSE);
+        let soon = self.returned.is_some_and(|at| now.since(at) < RELAPSE);
+        self.relapses = if soon { self.relapses.saturating_add(1) } else { 0 };
+        let first = rules.probe_min.max(MIN_PAUSE);
+        let longest = rules.probe_max.max(first).max(MAX_RELAPSE_PAUSE);
+        let pause = first.saturating_mul(1 << self.relapses.min(16)).min(longest);
         self.out = Some(Out { since: now, pause, probe: Probe::Due(now + pause) });
         (self.busy_until, self.back_since) = (None, None);
         true
@@ -102,7 +115,7 @@ impl Vitals {
     /// it was out; `None` when it was not.
     pub fn found(&mut self, now: Tick) -> Option<Duration> {
         let out = self.out.take()?;
-        self.back_since = Some(now);
+        (self.back_since, self.returned) = (Some(now), Some(now));
         self.epoch = self.epoch.wrapping_add(1);
         Some(now.since(out.since))
     }
@@ -177,6 +190,24 @@ mod tests {
             vitals.probe_failed(now, &rules());
         }
         assert_eq!(sent, [200, 600, 1400, 2400, 3400]);
+    }
+
+    #[test]
+    fn who_is_out_again_at_once_stays_out_longer() {
+        let mut vitals = Vitals::default();
+        let (mut now, mut pauses) = (ms(0), Vec::new());
+        for _ in 0..8 {
+            vitals.eject(now, &rules());
+            let next = vitals.next_wake(now, &rules()).expect("a probe");
+            pauses.push(next.since(now).as_millis());
+            now = next;
+            vitals.wake(now, &rules());
+            vitals.found(now);
+        }
+        assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+        now += Duration::from_secs(31);
+        vitals.eject(now, &rules());
+        assert_eq!(vitals.next_wake(now, &rules()), Some(now + Duration::from_millis(200)));
     }
 
     #[test]

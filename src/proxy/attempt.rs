@@ -78,7 +78,7 @@ impl Tries<'_> {
             method: Method::POST,
             path: self.order.api.upstream_path(),
             headers: &headers,
-            body: self.body_for(pool),
+            body: self.body_for(pool, self.priority(settings, place)),
         };
         let replica = self.upstreams.replica(place.replica, replica);
         let trying = async {
@@ -177,13 +177,21 @@ impl Tries<'_> {
         headers
     }
 
-    fn body_for(&self, pool: &PoolEdge) -> Spliced {
+    /// What the engine is told of the request's urgency: lower is sooner, for
+    /// ranks as for vLLM's priorities.
+    fn priority(&self, settings: &Settings, place: Place) -> Option<i64> {
+        let pool = settings.policy.pools.get(place.pool?)?;
+        let class = settings.policy.classes.get(place.why.class)?;
+        (pool.engine_priority && self.order.api.runs_model()).then_some(i64::from(class.rank))
+    }
+
+    fn body_for(&self, pool: &PoolEdge, priority: Option<i64>) -> Spliced {
         let Order { api, body, peek, model, .. } = self.order;
         let name = pool.model_names.get(model).map(String::as_str);
         let edits = Edits {
             model: name.filter(|name| peek.model.as_deref().is_some_and(|asked| asked != *name)),
             include_usage: api.has_stream_options() && peek.stream && !peek.include_usage,
-            priority: None,
+            priority,
         };
         edit(body, peek, &edits)
     }

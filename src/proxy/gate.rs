@@ -1,7 +1,9 @@
-//! The async door to the scheduler: feeds it events with the time, applies
-//! its actions after the lock is released, and owns each job's ticket.
+//! The async door to the scheduler: feeds it events with the time, and applies
+//! its actions after the lock is released.
 
-use std::collections::HashMap;
+mod desks;
+mod ticket;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,27 +11,18 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use crate::core::event::{Action, Event, Fault, Outcome, Placed, Rejection};
-use crate::core::ids::{JobId, ReplicaId};
-use crate::core::job::{JobSpec, Usage};
+pub use self::desks::Placement;
+pub use self::ticket::Ticket;
+
+use self::desks::{Answer, Desks, Dispatch, Letter, Mail};
+use crate::core::event::{Action, Event, Rejection};
+use crate::core::ids::JobId;
+use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::policy::Policy;
 use crate::core::scheduler::Scheduler;
 use crate::core::snapshot::Snapshot;
 use crate::core::time::Tick;
 use crate::proxy::clock::Clock;
-
-/// Where a job may start now.
-#[derive(Debug, Clone, Copy)]
-pub struct Placement {
-    /// The replica; its credit is booked.
-    pub replica: ReplicaId,
-    /// Why.
-    pub why: Placed,
-}
-
-type Answer = Result<Placement, Rejection>;
-type Waiter = (JobId, oneshot::Sender<Answer>);
-type Deliveries = SmallVec<[(oneshot::Sender<Answer>, Answer); 4]>;
 
 /// The one scheduler of this process and everybody who waits for it.
 #[derive(Debug)]
@@ -46,21 +39,30 @@ struct Inner {
     /// Of the policy in force.
     generation: u64,
     scheduler: Scheduler,
-    waiters: HashMap<JobId, oneshot::Sender<Answer>>,
+    desks: Desks,
     actions: Vec<Action>,
     timer: Option<Tick>,
 }
 
+/// What a step leaves to be done once the lock is released.
+#[derive(Debug, Default)]
+struct Leftover {
+    mail: Mail,
+    replica_actions: SmallVec<[Action; 2]>,
+    timer_moved_up: bool,
+}
+
 impl Gate {
     /// A gate under `policy`. Actions about replicas (eject, probe, readmit)
-    /// go to `replica_actions`; one that finds the channel full is dropped, and the core asks again when a probe stays unanswered.
+    /// go to `replica_actions`; one that finds the channel full is dropped,
+    /// and the core asks again when a probe stays unanswered.
     #[must_use]
     pub fn new(policy: Arc<Policy>, clock: Clock, replica_actions: mpsc::Sender<Action>) -> Arc<Self> {
         Arc::new(Self {
             inner: Mutex::new(Inner {
                 generation: policy.generation,
                 scheduler: Scheduler::new(policy),
-                waiters: HashMap::new(),
+                desks: Desks::default(),
                 actions: Vec::new(),
                 timer: None,
             }),
@@ -87,26 +89,29 @@ impl Gate {
     /// ids in `spec` are those of `policy`, which comes into force first if
     /// the scheduler does not know it yet.
     #[must_use]
-    pub fn admit(self: &Arc<Self>, spec: JobSpec, policy: &Arc<Policy>) -> Ticket {
-        let (sender, answer) = oneshot::channel();
-        self.step(Event::Arrived(spec), Some((spec.id, sender)), Some(policy));
-        Ticket {
-            gate: Arc::clone(self),
-            job: spec.id,
-            answer: Some(answer),
-            usage: Usage::Unknown,
-            live: true,
-        }
+    pub fn admit(self: &Arc<Self>, spec: JobSpec, prefix: Prefix, policy: &Arc<Policy>) -> Ticket {
+        let answer = self.locked(|inner, now| {
+            let answer = inner.desks.wait(spec.id);
+            inner.follow(policy, now);
+            inner.handle(now, Event::Arrived(spec, prefix));
+            answer
+        });
+        Ticket::new(Arc::clone(self), spec.id, answer)
     }
 
     /// Brings a policy into force unless it is, or a later one.
     pub fn follow(&self, policy: &Arc<Policy>) {
-        self.step(Event::Timer, None, Some(policy));
+        self.locked(|inner, now| inner.follow(policy, now));
     }
 
     /// Tells the scheduler what happened.
     pub fn event(&self, event: Event) {
-        self.step(event, None, None);
+        self.locked(|inner, now| {
+            if let Event::Left { job, .. } = &event {
+                inner.desks.close(*job);
+            }
+            inner.handle(now, event);
+        });
     }
 
     /// Whether a request that arrived now could wait.
@@ -124,10 +129,10 @@ impl Gate {
 
     /// Refuses everything that still waits, at the end of a drain's grace.
     pub fn refuse_waiting(&self, why: Rejection) {
-        let waiters: Vec<_> = self.inner.lock().waiters.drain().collect();
-        for (job, waiter) in waiters {
+        let waiting = self.inner.lock().desks.take_waiting();
+        for (job, waiter) in waiting {
             self.event(Event::Left { job, usage: Usage::Unknown });
-            let _gone = waiter.send(Err(why));
+            Letter::Answer(waiter, Err(why)).deliver();
         }
     }
 
@@ -148,123 +153,87 @@ impl Gate {
         }
     }
 
-    fn step(&self, event: Event, waiter: Option<Waiter>, policy: Option<&Arc<Policy>>) {
-        let mut deliveries = Deliveries::new();
-        let mut replica_actions: SmallVec<[Action; 2]> = SmallVec::new();
-        let timer_moved_up = {
+    /// Passes on an event of a try, unless the job has been taken away from
+    /// it; whether it was passed on.
+    fn report(&self, job: JobId, dispatch: Dispatch, event: Event) -> bool {
+        self.locked(|inner, now| {
+            let owns = inner.desks.owns(job, dispatch);
+            if owns {
+                inner.handle(now, event);
+            }
+            owns
+        })
+    }
+
+    /// The same for the event that ends the job.
+    fn finish(&self, job: JobId, dispatch: Dispatch, event: Event) -> bool {
+        self.locked(|inner, now| {
+            let owns = inner.desks.owns(job, dispatch);
+            if owns {
+                inner.desks.close(job);
+                inner.handle(now, event);
+            }
+            owns
+        })
+    }
+
+    /// The same for an event after which the job waits again.
+    fn retry(&self, job: JobId, dispatch: Dispatch, event: Event) -> Option<oneshot::Receiver<Answer>> {
+        self.locked(|inner, now| {
+            if !inner.desks.owns(job, dispatch) {
+                return None;
+            }
+            let again = inner.desks.wait(job);
+            inner.handle(now, event);
+            Some(again)
+        })
+    }
+
+    /// One step under the lock, and what it leads to after it.
+    fn locked<T>(&self, step: impl FnOnce(&mut Inner, Tick) -> T) -> T {
+        let (value, leftover) = {
             let mut inner = self.inner.lock();
-            let inner = &mut *inner;
-            if let Some((job, sender)) = waiter {
-                inner.waiters.insert(job, sender);
-            } else if let Event::Left { job, .. } = &event {
-                inner.waiters.remove(job);
-            }
-            let now = self.clock.now();
-            if let Some(policy) = policy.filter(|policy| policy.generation > inner.generation) {
-                inner.generation = policy.generation;
-                let changed = Event::PolicyChanged(Arc::clone(policy));
-                inner.scheduler.handle(now, changed, &mut inner.actions);
-            }
-            inner.scheduler.handle(now, event, &mut inner.actions);
-            for action in inner.actions.drain(..) {
-                match action {
-                    Action::Dispatch { job, replica, why } => {
-                        let waiter = inner.waiters.remove(&job);
-                        deliveries.extend(waiter.map(|waiter| (waiter, Ok(Placement { replica, why }))));
-                    }
-                    Action::Reject { job, why } => {
-                        let waiter = inner.waiters.remove(&job);
-                        deliveries.extend(waiter.map(|waiter| (waiter, Err(why))));
-                    }
-                    // The ticket's owner knows: it brought the failure.
-                    Action::Requeue { .. } => {}
-                    Action::Eject { .. } | Action::Probe { .. } | Action::Readmit { .. } => {
-                        replica_actions.push(action);
-                    }
-                }
-            }
-            let timer = inner.scheduler.next_deadline();
-            let earlier = timer.is_some_and(|new| inner.timer.is_none_or(|old| new < old));
-            inner.timer = timer;
-            earlier
+            let value = step(&mut inner, self.clock.now());
+            (value, inner.leftover())
         };
-        if timer_moved_up {
+        if leftover.timer_moved_up {
             self.timer_changed.notify_one();
         }
-        for (waiter, answer) in deliveries {
-            // A waiter that is gone has dropped its ticket, which says so.
-            let _gone = waiter.send(answer);
-        }
-        for action in replica_actions {
+        leftover.mail.into_iter().for_each(Letter::deliver);
+        for action in leftover.replica_actions {
             let _full = self.replica_actions.try_send(action);
         }
+        value
+    }
+
+    /// Applies actions as if the scheduler had asked for them.
+    #[cfg(test)]
+    pub(super) fn act(&self, actions: impl IntoIterator<Item = Action>) {
+        self.locked(|inner, _| inner.actions.extend(actions));
     }
 }
 
-/// One job's place in the queue, then its credit at a replica. Reports the
-/// job's end exactly once, at the latest when dropped.
-#[derive(Debug)]
-pub struct Ticket {
-    gate: Arc<Gate>,
-    job: JobId,
-    answer: Option<oneshot::Receiver<Answer>>,
-    usage: Usage,
-    live: bool,
-}
+impl Inner {
+    fn handle(&mut self, now: Tick, event: Event) {
+        self.scheduler.handle(now, event, &mut self.actions);
+    }
 
-impl Ticket {
-    /// Waits for a replica. Dropping the future keeps the ticket.
-    ///
-    /// # Errors
-    /// The rejection, after which the job is over.
-    pub async fn placed(&mut self) -> Answer {
-        let Some(receiver) = self.answer.as_mut() else {
-            unreachable!("a ticket waits only after admit and after fail");
-        };
-        let answer = receiver.await;
-        self.answer = None;
-        match answer {
-            Ok(Ok(placement)) => Ok(placement),
-            Ok(Err(rejection)) => {
-                self.live = false;
-                Err(rejection)
-            }
-            Err(_) => unreachable!("the gate answers every waiter that it takes out"),
+    fn follow(&mut self, policy: &Arc<Policy>, now: Tick) {
+        if policy.generation > self.generation {
+            self.generation = policy.generation;
+            self.handle(now, Event::PolicyChanged(Arc::clone(policy)));
         }
     }
 
-    /// The job's first token is on its way to the client.
-    pub fn first_token(&self) {
-        self.gate.event(Event::FirstToken { job: self.job });
-    }
-
-    /// What is known so far of the job's consumption; used if it is dropped.
-    pub fn note_usage(&mut self, usage: Usage) {
-        self.usage = usage;
-    }
-
-    /// The replica failed the job, and the client has seen nothing of it:
-    /// wait for another with `placed`.
-    pub fn failed_unseen(&mut self, fault: Fault, usage: Usage) {
-        let (sender, receiver) = oneshot::channel();
-        self.answer = Some(receiver);
-        let outcome = Outcome::Failed { fault, usage };
-        self.gate.step(Event::Finished { job: self.job, outcome }, Some((self.job, sender)), None);
-    }
-
-    /// The answer is over.
-    pub fn finish(&mut self, outcome: Outcome) {
-        if std::mem::take(&mut self.live) {
-            self.gate.event(Event::Finished { job: self.job, outcome });
+    fn leftover(&mut self) -> Leftover {
+        let mut leftover = Leftover::default();
+        for action in self.actions.drain(..) {
+            leftover.replica_actions.extend(self.desks.apply(action, &mut leftover.mail));
         }
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if self.live {
-            self.gate.event(Event::Left { job: self.job, usage: self.usage });
-        }
+        let timer = self.scheduler.next_deadline();
+        leftover.timer_moved_up = timer.is_some_and(|new| self.timer.is_none_or(|old| new < old));
+        self.timer = timer;
+        leftover
     }
 }
 
@@ -277,7 +246,7 @@ mod tests {
     use crate::config::load::load_str_with;
     use crate::config::secret::Machine;
     use crate::config::settings::Settings;
-    use crate::core::event::RejectReason;
+    use crate::core::event::{Fault, Outcome, Recalled, RejectReason};
     use crate::core::ids::{ClassId, ModelId, TenantId};
 
     const ONE_SLOT: &str = "
@@ -308,9 +277,12 @@ pools:
             max_output_tokens: 10,
             sequences: 1,
             bytes: 100,
+            streams: true,
+            arrived: Tick::NEVER,
             deadline: gate.clock().now() + wait,
+            patience: Tick::NEVER,
         };
-        gate.admit(spec, policy)
+        gate.admit(spec, Prefix::default(), policy)
     }
 
     #[tokio::test(start_paused = true)]
@@ -323,7 +295,8 @@ pools:
         assert_eq!(gate.snapshot().jobs, 2);
         drop(first);
         second.placed().await.unwrap();
-        second.finish(Outcome::Done(Usage::Unknown));
+        assert!(second.first_token());
+        assert!(second.finish(Outcome::Done(Usage::Unknown)));
         drop(second);
         assert_eq!(gate.snapshot().jobs, 0);
     }
@@ -349,7 +322,7 @@ pools:
         tokio::spawn(Arc::clone(&gate).run_timer());
         let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
         let placement = ticket.placed().await.unwrap();
-        ticket.failed_unseen(Fault::Refused, Usage::Unknown);
+        assert!(ticket.failed_unseen(Fault::Refused, Usage::Unknown));
         let eject = Action::Eject { replica: placement.replica, why: Fault::Refused };
         assert_eq!(wished.recv().await, Some(eject));
         assert_eq!(wished.recv().await, Some(Action::Probe { replica: placement.replica }));
@@ -372,13 +345,16 @@ pools:
             max_output_tokens: 1,
             sequences: 1,
             bytes: 1,
+            streams: true,
+            arrived: Tick::NEVER,
             deadline: gate.clock().now() + Duration::from_secs(1),
+            patience: Tick::NEVER,
         };
-        gate.admit(spec, &new.policy).placed().await.unwrap();
+        gate.admit(spec, Prefix::default(), &new.policy).placed().await.unwrap();
         // An older policy does not come back.
         gate.follow(&old.policy);
         let again = JobSpec { id: gate.next_job_id(), ..spec };
-        gate.admit(again, &new.policy).placed().await.unwrap();
+        gate.admit(again, Prefix::default(), &new.policy).placed().await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -392,6 +368,42 @@ pools:
         assert_eq!(waiting.placed().await.unwrap_err(), why);
         assert_eq!(gate.snapshot().jobs, 1);
         drop(running);
+        assert_eq!(gate.snapshot().jobs, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_of_a_recalled_try_reaches_the_scheduler() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let Placement { replica, why } = ticket.placed().await.unwrap();
+        let job = JobId::new(1);
+        gate.act([
+            Action::Recall { job, replica, why: Recalled::Stalled },
+            Action::Dispatch { job, replica, why },
+        ]);
+        // The edge has not noticed yet.
+        let before = gate.snapshot();
+        assert!(!ticket.first_token());
+        assert!(!ticket.failed_unseen(Fault::Reset, Usage::Unknown));
+        assert!(!ticket.finish(Outcome::Done(Usage::Unknown)));
+        let after = gate.snapshot();
+        assert_eq!((after.jobs, &after.replicas), (before.jobs, &before.replicas));
+        assert_eq!(ticket.recalled().await, Recalled::Stalled);
+        ticket.placed().await.unwrap();
+        assert!(ticket.first_token() && ticket.finish(Outcome::Done(Usage::Unknown)));
+        assert_eq!(gate.snapshot().jobs, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_recalled_job_that_is_dropped_leaves_nothing() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let replica = ticket.placed().await.unwrap().replica;
+        gate.act([Action::Recall { job: JobId::new(1), replica, why: Recalled::Stalled }]);
+        assert!(!ticket.finish(Outcome::Done(Usage::Unknown)));
+        drop(ticket);
         assert_eq!(gate.snapshot().jobs, 0);
     }
 }

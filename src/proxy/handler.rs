@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::future::pending;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -11,7 +12,7 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
 use crate::config::settings::Settings;
-use crate::core::event::{Outcome, RejectReason, Rejection};
+use crate::core::event::{Event, Outcome, RejectReason, Rejection};
 use crate::core::job::{Tokens, Usage};
 use crate::proxy::attempt::{Attempt, Tries};
 use crate::proxy::auth;
@@ -21,16 +22,19 @@ use crate::proxy::grace::Grace;
 use crate::proxy::intake::{self, BodyBudget, Unread};
 use crate::proxy::models::Windows;
 use crate::proxy::order::{self, Order};
+use crate::proxy::pace::Paces;
 use crate::proxy::record::{Place, Record};
 use crate::proxy::relay::Relay;
+use crate::proxy::retries::{Notice, Original, Retries, Try};
 use crate::proxy::stream::EngineStream;
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{RequestOutcome, RequestRequeued};
+use crate::telemetry::event::RequestOutcome;
 use crate::telemetry::trace::{Phase, TraceStart};
 use crate::wire::api::{Api, Dialect};
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
+use crate::wire::prefix::Prefixes;
 use crate::wire::route::{Route, route};
 use crate::wire::splice::Spliced;
 use crate::wire::{headers, random, request_id};
@@ -53,6 +57,12 @@ pub struct Proxy {
     pub telemetry: Telemetry,
     /// What the engines say of their context windows.
     pub windows: Windows,
+    /// Requests that may be repeated while they live.
+    pub retries: Arc<Retries>,
+    /// Names the starts of prompts.
+    pub prefixes: Prefixes,
+    /// How fast the engines' streams go.
+    pub paces: Arc<Paces>,
     /// How far the shutdown has come.
     pub grace: Grace,
 }
@@ -63,7 +73,11 @@ impl fmt::Debug for Proxy {
     }
 }
 
+/// What a refused request consumes.
+const NOTHING: Usage = Usage::Exact(Tokens { input: 0, cached: 0, output: 0 });
+
 /// What a client gets that is not an error.
+#[derive(Debug)]
 enum Answered {
     Stream { stream: Box<EngineStream>, head: HeaderMap, whole: Option<Usage>, ticket: Ticket },
     Whole { status: StatusCode, head: HeaderMap, body: Spliced },
@@ -130,13 +144,45 @@ impl Proxy {
         let (body, held) = read.map_err(|unread| not_read(unread, record))?;
         let now = record.clock.now();
         let at = (self.gate.next_job_id(), now);
-        let order = order::read(&settings, &identity, api, &parts.headers, body, at)?;
+        let mut order = order::read(&settings, &identity, api, &parts.headers, body, at)?;
+        let prefix = self.prefixes.of(order.model, &order.peek, &order.body, order.spec.prompt_tokens);
         self.note_order(&order, &parts.headers, record);
-        let ticket = self.gate.admit(order.spec, &settings.policy);
+        self.take_seat(&mut order, &parts.headers, record);
+        let ticket = self.gate.admit(order.spec, prefix, &settings.policy);
         drop(settings);
-        let answered = self.tries(&order, &parts.headers, ticket, record).await;
+        let notice = record.notice().map(Arc::clone);
+        let answered = tokio::select! {
+            biased;
+            () = replaced(notice) => Err(record.superseded()),
+            answered = self.tries(&order, &parts.headers, ticket, record) => answered,
+        };
         drop(held);
         answered
+    }
+
+    /// Enters a request that says which try it is among those that may be
+    /// repeated. A retry ends the try that it repeats at once, and has come
+    /// when that one came.
+    fn take_seat(&self, order: &mut Order, client: &HeaderMap, record: &mut Record) {
+        // The boundary of a form is another in each try.
+        let Some(count) = headers::retry_count(client).filter(|_| !order.api.is_multipart()) else { return };
+        let spec = &mut order.spec;
+        let (seat, original) = self.retries.enter(Try {
+            tenant: spec.tenant,
+            key_id: record.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
+            api: order.api,
+            body: &order.body,
+            count,
+            job: spec.id,
+            arrived: spec.arrived,
+            request_id: &record.request_id,
+        });
+        record.seat = Some(seat);
+        if let Some(Original { job, arrived, request_id }) = original {
+            self.gate.event(Event::Left { job, usage: Usage::Unknown });
+            spec.arrived = arrived;
+            record.replaces = Some(request_id);
+        }
     }
 
     fn note_order(&self, order: &Order, client: &HeaderMap, record: &mut Record) {
@@ -177,31 +223,32 @@ impl Proxy {
             record.attempts += 1;
             record.usage = Some(Usage::Unknown);
             let sent = record.clock.now();
-            match tries.at(&settings, place, record).await {
-                Attempt::Stream { stream, head, whole } => {
+            // A recall drops the try and with it the connection.
+            let attempt = tokio::select! {
+                biased;
+                why = ticket.recalled() => Err(why),
+                attempt = tries.at(&settings, place, record) => Ok(attempt),
+            };
+            match attempt {
+                Err(why) => record.recalled(place.replica, why),
+                Ok(Attempt::Stream { stream, head, whole }) if ticket.first_token() => {
                     record.first_token = Some(record.clock.now());
-                    ticket.first_token();
                     return Ok(Answered::Stream { stream, head, whole, ticket });
                 }
-                Attempt::Answer { status, head, body, usage } => {
+                Ok(Attempt::Answer { status, head, body, usage }) if ticket.finish(Outcome::Done(usage)) => {
                     record.engine = Some(record.clock.now().since(sent));
                     record.succeeded(usage);
-                    ticket.finish(Outcome::Done(usage));
                     return Ok(Answered::Whole { status, head, body });
                 }
-                Attempt::Refused(error) => {
-                    let nothing = Usage::Exact(Tokens::default());
-                    record.usage = Some(nothing);
-                    ticket.finish(Outcome::Done(nothing));
+                Ok(Attempt::Refused(error)) if ticket.finish(Outcome::Done(NOTHING)) => {
+                    record.usage = Some(NOTHING);
                     return Err(error);
                 }
-                Attempt::Failed(fault, usage) => {
-                    let request_id = record.request_id.to_str().unwrap_or_default();
-                    let attempt = record.attempts;
-                    RequestRequeued { request_id, replica: place.replica, fault, attempt }
-                        .emit(&self.telemetry);
-                    ticket.failed_unseen(fault, usage);
+                Ok(Attempt::Failed(fault, usage)) if ticket.failed_unseen(fault, usage) => {
+                    record.requeued(place.replica, fault);
                 }
+                // It came too late: the job was recalled while it was on its way.
+                Ok(_) => record.recalled(place.replica, ticket.recalled().await),
             }
         }
     }
@@ -215,9 +262,14 @@ impl Proxy {
         mut record: Record,
     ) -> Response<AnswerBody> {
         record.status = StatusCode::OK.as_u16();
+        if let Some(notice) = record.notice() {
+            notice.streams();
+        }
         let headers = answer_headers(head, &record);
         let idle_timeout = self.settings.load().edge.upstream.stream_idle_timeout;
+        let meter = record.place.map(|place| self.paces.meter(place.replica));
         let mut relay = Box::new(Relay::new(stream, ticket, record, self.grace.watch(), idle_timeout));
+        relay.measure(meter.filter(|_| whole.is_none()));
         if let Some(usage) = whole {
             relay.completed(usage);
         }
@@ -226,6 +278,14 @@ impl Proxy {
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         response.headers_mut().insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
         response
+    }
+}
+
+/// Waits until a retry takes the request's place.
+async fn replaced(notice: Option<Arc<Notice>>) {
+    match notice {
+        Some(notice) => notice.replaced().await,
+        None => pending().await,
     }
 }
 
@@ -297,3 +357,6 @@ fn error_response(error: ApiError, record: &mut Record) -> Response<AnswerBody> 
     }
     response.map(|body: Bytes| AnswerBody::from(body))
 }
+
+#[cfg(test)]
+mod tests;

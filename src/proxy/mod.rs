@@ -6,6 +6,8 @@ pub mod grace;
 pub mod handler;
 pub mod intake;
 pub mod models;
+pub mod pace;
+pub mod retries;
 pub mod server;
 pub mod upstream;
 

@@ -74,7 +74,10 @@ pub(super) fn read(
         max_output_tokens: max_output_tokens(&peek),
         sequences: if api.generates() { peek.sequences() } else { 1 },
         bytes: body.len() as u64,
+        streams: peek.stream,
+        arrived: now,
         deadline: now + patience.map_or(max_wait, |patience| patience.min(max_wait)),
+        patience: patience.map_or(Tick::NEVER, |patience| now + patience),
     };
     Ok(Order { api, body, peek, model, spec })
 }
@@ -133,4 +136,102 @@ fn class(
         _ => None,
     };
     Ok(tier.filter(allowed).or(identity.class).unwrap_or(tenant.default_class))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use http::HeaderValue;
+    use http::header::CONTENT_TYPE;
+
+    use super::*;
+    use crate::config::load::load_str_with;
+    use crate::config::secret::Machine;
+    use crate::core::ids::TenantId;
+
+    const FILE: &str = "
+version: 1
+auth: {mode: off, tenant: every}
+tenants:
+  every: {}
+  quick: {classes: [interactive, standard], default_class: interactive}
+pools:
+  p: {engine: vllm, models: [m], max_seqs: 1, replicas: ['http://127.0.0.1:9']}
+";
+
+    struct World {
+        settings: Settings,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let outcome = load_str_with(FILE, "test", Path::new("."), None, &Machine);
+            Self { settings: outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings }
+        }
+
+        fn read(
+            &self,
+            tenant: &str,
+            key: Option<&str>,
+            tier: &str,
+            header: Option<&str>,
+        ) -> Result<Order, ApiError> {
+            let policy = &self.settings.policy;
+            let tenant: TenantId = policy.tenants.id(tenant).unwrap();
+            let class = key.and_then(|name| policy.classes.id(name));
+            let identity = Identity { tenant, key_id: None, class };
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            if let Some(name) = header {
+                headers.insert("x-penstock-class", HeaderValue::try_from(name).unwrap());
+            }
+            let body = Bytes::from(format!(r#"{{"model":"m","messages":[],"service_tier":{tier}}}"#));
+            read(&self.settings, &identity, Api::Chat, &headers, body, (JobId::new(1), Tick::ZERO))
+        }
+
+        fn class(&self, tenant: &str, key: Option<&str>, tier: &str) -> &str {
+            let order = self.read(tenant, key, tier, None).unwrap();
+            self.settings.policy.classes.name(order.spec.class)
+        }
+    }
+
+    #[test]
+    fn tiers_are_wishes_for_a_class() {
+        let world = World::new();
+        for (tier, class) in [
+            ("null", "standard"),
+            (r#""auto""#, "standard"),
+            (r#""default""#, "standard"),
+            (r#""scale""#, "standard"),
+            (r#""flex""#, "batch"),
+            (r#""priority""#, "interactive"),
+            (r#""fast""#, "interactive"),
+            (r#""""#, "standard"),
+            (r#""Flex""#, "standard"),
+            (r#""platinum""#, "standard"),
+        ] {
+            assert_eq!(world.class("every", None, tier), class, "{tier}");
+        }
+    }
+
+    #[test]
+    fn a_tier_that_the_tenant_may_not_have_falls_back_to_the_key_and_then_the_tenant() {
+        let world = World::new();
+        assert_eq!(world.class("quick", None, r#""flex""#), "interactive");
+        assert_eq!(world.class("quick", Some("standard"), r#""flex""#), "standard");
+        assert_eq!(world.class("every", Some("interactive"), r#""auto""#), "interactive");
+        assert_eq!(world.class("every", Some("interactive"), r#""flex""#), "batch");
+    }
+
+    #[test]
+    fn a_tier_that_is_no_text_is_refused_and_the_header_decides_before_it() {
+        let world = World::new();
+        let error = world.read("every", None, "7", None).unwrap_err();
+        assert_eq!((error.kind(), error.param()), (Kind::InvalidRequest, Some("service_tier")));
+        let order = world.read("every", None, r#""flex""#, Some("interactive")).unwrap();
+        assert_eq!(world.settings.policy.classes.name(order.spec.class), "interactive");
+        let error = world.read("quick", None, r#""priority""#, Some("batch")).unwrap_err();
+        assert_eq!(error.kind(), Kind::ClassForbidden);
+    }
 }

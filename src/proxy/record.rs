@@ -2,18 +2,22 @@
 //! line, its metrics and its trace; also when the client just leaves.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::event::Placed;
+use crate::core::event::{Fault, Placed, Recalled};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
 use crate::core::job::{Tokens, Usage};
 use crate::core::time::Tick;
 use crate::proxy::auth::Identity;
 use crate::proxy::clock::Clock;
+use crate::proxy::retries::{Notice, Seat};
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{RequestFinished, RequestOutcome, Timings};
+use crate::telemetry::event::{RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, Timings};
 use crate::telemetry::trace::RequestTrace;
 use crate::wire::api::Api;
+use crate::wire::catalogue::Kind;
+use crate::wire::error::ApiError;
 use http::HeaderValue;
 
 /// Emitted once, when dropped.
@@ -45,6 +49,8 @@ pub(super) struct Record {
     pub(super) place: Option<Place>,
     /// How often it was sent somewhere.
     pub(super) attempts: u32,
+    /// How often it was taken away from an engine, and why the last time.
+    pub(super) recalls: (u32, Option<Recalled>),
     /// The status that the client got; 499 when it left before.
     pub(super) status: u16,
     /// How it ended.
@@ -61,6 +67,11 @@ pub(super) struct Record {
     pub(super) engine: Option<Duration>,
     /// Gaps between the pieces of a stream.
     pub(super) gaps: Gaps,
+    /// Its entry among the requests that may be repeated; absent when its
+    /// client does not say which try it is.
+    pub(super) seat: Option<Seat>,
+    /// The id of the try whose place it took.
+    pub(super) replaces: Option<HeaderValue>,
 }
 
 /// Where a request was sent, and why.
@@ -135,6 +146,7 @@ impl Record {
             stream: false,
             place: None,
             attempts: 0,
+            recalls: (0, None),
             status: 499,
             outcome: RequestOutcome::ClientGone,
             reason: None,
@@ -143,6 +155,8 @@ impl Record {
             first_token: None,
             engine: None,
             gaps: Gaps::default(),
+            seat: None,
+            replaces: None,
         }
     }
 
@@ -156,6 +170,30 @@ impl Record {
     pub(super) fn ended(&mut self, outcome: RequestOutcome, reason: &'static str) {
         self.outcome = outcome;
         self.reason = Some(reason);
+    }
+
+    /// An engine failed it before the client saw anything, and it waits again.
+    pub(super) fn requeued(&self, replica: ReplicaId, fault: Fault) {
+        let request_id = self.request_id.to_str().unwrap_or_default();
+        RequestRequeued { request_id, replica, fault, attempt: self.attempts }.emit(&self.telemetry);
+    }
+
+    /// The scheduler took it away from the replica, and it waits again.
+    pub(super) fn recalled(&mut self, replica: ReplicaId, why: Recalled) {
+        self.recalls = (self.recalls.0 + 1, Some(why));
+        let request_id = self.request_id.to_str().unwrap_or_default();
+        RequestRecalled { request_id, replica, why, attempt: self.attempts }.emit(&self.telemetry);
+    }
+
+    /// Where the request is told that a retry has taken its place.
+    pub(super) fn notice(&self) -> Option<&Arc<Notice>> {
+        self.seat.as_ref().map(Seat::notice)
+    }
+
+    /// A retry has taken its place: its client has given it up.
+    pub(super) fn superseded(&mut self) -> ApiError {
+        self.ended(RequestOutcome::ClientGone, "superseded");
+        ApiError::new(Kind::Superseded, "A retry of this request has taken its place.")
     }
 
     /// The `Server-Timing` header, in milliseconds: queue, connect, and the
@@ -187,7 +225,15 @@ impl Drop for Record {
             gap_mean: self.gaps.mean(output),
             gap_max: self.gaps.last.map(|_| self.gaps.longest),
         };
+        if matches!(self.outcome, RequestOutcome::Rejected | RequestOutcome::Failed)
+            && let Some(seat) = &mut self.seat
+        {
+            seat.refused();
+        }
         let trace_id = self.trace.as_ref().and_then(RequestTrace::trace_id);
+        let text = |id: &'_ HeaderValue| id.to_str().unwrap_or_default().to_owned();
+        let replaces = self.replaces.as_ref().map(text);
+        let replaced_by = self.notice().and_then(|notice| notice.replaced_by()).map(text);
         let event = RequestFinished {
             request_id: self.request_id.to_str().unwrap_or_default(),
             trace_id: trace_id.as_deref(),
@@ -208,6 +254,10 @@ impl Drop for Record {
             usage: Some(self.usage.unwrap_or(Usage::Exact(Tokens::default()))),
             timings,
             attempts: self.attempts,
+            recalls: self.recalls.0,
+            recall_reason: self.recalls.1.map(Recalled::name),
+            replaces: replaces.as_deref(),
+            replaced_by: replaced_by.as_deref(),
             placed: self.place.map(|place| place.why),
             finish_reason: None,
         };

@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::core::event::{Fault, Outcome};
 use crate::core::job::Usage;
 use crate::proxy::gate::Ticket;
 use crate::proxy::grace::GraceWatch;
+use crate::proxy::pace::{Meter, Pacer};
 use crate::proxy::record::Record;
 use crate::proxy::stream::{EngineStream, Step};
 use crate::telemetry::event::{RequestOutcome, StreamBroken};
@@ -34,6 +36,8 @@ pub struct Relay {
     ticket: Ticket,
     record: Record,
     grace: GraceWatch,
+    /// Absent for a stream that is not measured.
+    pacer: Option<Pacer>,
     idle: Pin<Box<Sleep>>,
     idle_timeout: Duration,
     last: Instant,
@@ -60,12 +64,21 @@ impl Relay {
     ) -> Self {
         let last = Instant::now();
         let idle = Box::pin(sleep_until(last + idle_timeout));
-        Self { stream, ticket, record, grace, idle, idle_timeout, last, phase: Phase::Open }
+        Self { stream, ticket, record, grace, pacer: None, idle, idle_timeout, last, phase: Phase::Open }
+    }
+
+    /// Counts the stream's gaps in `meter`, if it is one that can be measured.
+    pub(super) fn measure(&mut self, meter: Option<Arc<Meter>>) {
+        let meter = meter.filter(|_| self.stream.is_single());
+        self.pacer = meter.map(|meter| Pacer::new(meter, self.stream.outputs(), self.last));
     }
 
     /// The stream was whole before the client got its head.
     pub(super) fn completed(&mut self, usage: Usage) {
         self.phase = Phase::Complete;
+        if let Some(pacer) = &self.pacer {
+            pacer.ended(usage);
+        }
         self.record.succeeded(usage);
         self.ticket.finish(Outcome::Done(usage));
     }
@@ -94,7 +107,12 @@ impl Relay {
                 Poll::Ready(Step::Complete(usage)) => self.completed(usage),
                 Poll::Ready(Step::Failed(error, usage)) => self.broken(error, usage),
                 Poll::Pending if self.interrupted(cx) => {}
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => {
+                    if let Some(pacer) = &mut self.pacer {
+                        pacer.waits();
+                    }
+                    return Poll::Pending;
+                }
             }
         }
     }
@@ -102,14 +120,23 @@ impl Relay {
     fn progressed(&mut self) {
         self.last = Instant::now();
         self.record.gaps.piece(self.record.clock.tick(self.last));
+        if let Some(pacer) = &mut self.pacer {
+            pacer.read(self.stream.outputs(), self.last);
+        }
     }
 
-    /// Whether the silence lasted too long or the grace is over.
+    /// Whether the silence lasted too long, the grace is over, or a retry has
+    /// taken the request's place.
     fn interrupted(&mut self, cx: &mut Context<'_>) -> bool {
         if self.grace.poll_ended(cx).is_ready() {
             let text = "the gateway is shutting down; send the request again";
             self.record.ended(RequestOutcome::Failed, "draining");
             self.close(&ApiError::new(Kind::Draining, text), None, self.stream.usage_so_far());
+            return true;
+        }
+        if self.record.notice().is_some_and(|notice| notice.poll_replaced(cx).is_ready()) {
+            let error = self.record.superseded();
+            self.close(&error, None, self.stream.usage_so_far());
             return true;
         }
         while self.idle.as_mut().poll(cx).is_ready() {

@@ -49,6 +49,16 @@ impl EngineStream {
         self.judge.has_output()
     }
 
+    /// Events with output so far.
+    pub(super) fn outputs(&self) -> u64 {
+        self.judge.outputs()
+    }
+
+    /// Whether the answer has one choice only.
+    pub(super) fn is_single(&self) -> bool {
+        self.judge.is_single()
+    }
+
     /// What is known of the consumption so far.
     pub(super) fn usage_so_far(&self) -> Usage {
         self.judge.usage()

@@ -2,7 +2,13 @@
 //! server that behaves like a real engine ([`server`]), faults included
 //! ([`faults`]), and the discrete-event world.
 
+pub mod arrivals;
+pub mod chart;
 pub mod engine;
 pub mod faults;
 pub mod profile;
+pub mod rng;
+pub mod scenario;
 pub mod server;
+pub mod trace;
+pub mod world;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::core::event::{Placed, Turn};
 use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
 use crate::core::job::{Tokens, Usage};
-use crate::core::policy::{Bounds, Class, Model, Policy, Pool, Replica, Tenant};
+use crate::core::policy::{Bounds, Class, Model, Policy, Pool, Quota, Replica, Tenant};
 use crate::core::snapshot::Snapshot;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{ConfigReloaded, RequestFinished, RequestOutcome, Timings};
@@ -25,6 +25,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
             max_wait: millis(1),
             ttft_objective: millis(150),
             itl_objective: millis(40),
+            demote_to: None,
         },
     );
     for number in 0..tenants {
@@ -34,6 +35,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
             classes: [class].into(),
             models: None,
             bounds: Bounds::default(),
+            quota: Quota::default(),
         };
         policy.tenants.insert(&format!("team-{number}"), tenant);
     }
@@ -42,7 +44,10 @@ pub(crate) fn policy(tenants: usize) -> Policy {
     let replica = policy
         .replicas
         .insert("a100/http://10.0.0.1:8000", Replica { pool, max_seqs: None, kv_tokens: None });
-    policy.pools.insert("a100", Pool { replicas: vec![replica], models: [model].into(), engine_buffer: 0 });
+    policy.pools.insert(
+        "a100",
+        Pool { replicas: vec![replica], models: [model].into(), engine_buffer: 0, engine_priority: false },
+    );
     policy
 }
 
@@ -88,9 +93,13 @@ pub(crate) fn success() -> RequestFinished<'static> {
             behind: 3,
             candidates: 2,
             outstanding_tokens: 512,
+            cached_tokens: 0,
+            expected: Duration::from_millis(130),
             running: 4,
             limit: 16,
             turn: Turn::Fair,
+            class: ClassId::new(0),
+            demoted_from: None,
         }),
         finish_reason: Some("stop"),
         ..RequestFinished::default()

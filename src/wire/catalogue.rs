@@ -43,6 +43,8 @@ pub enum Kind {
     QueueFull,
     /// No replica can start it before its deadline.
     DeadlineUnmeetable,
+    /// A retry of the same request has taken its place.
+    Superseded,
     /// Every engine that was tried failed it.
     UpstreamFailed,
     /// An engine failed after it had sent part of the answer.
@@ -111,12 +113,12 @@ const FAILED: (u16, &str, &str) = (502, "server_error", "upstream_failed");
 const CLASS: (u16, &str, &str) = (403, INVALID, "class_not_allowed");
 
 /// Every kind of error, in the order of [`Kind`].
-pub const TABLE: [Row; 22] = {
+pub const TABLE: [Row; 23] = {
     use Kind::{
         BadBody, BodyTimeout, BodyTooLarge, ClassForbidden, ContextLength, DeadlineUnmeetable, Draining,
         Internal, InvalidKey, InvalidRequest, MethodNotAllowed, MissingKey, ModelForbidden, ModelNotFound,
-        NotFound, QueueFull, QuotaSpent, RateLimited, Unsupported, UnsupportedMediaType, UpstreamBroken,
-        UpstreamFailed,
+        NotFound, QueueFull, QuotaSpent, RateLimited, Superseded, Unsupported, UnsupportedMediaType,
+        UpstreamBroken, UpstreamFailed,
     };
     [
         row(InvalidRequest, (400, INVALID, "invalid_value"), (400, INVALID), (422, "validation"), false),
@@ -179,6 +181,7 @@ pub const TABLE: [Row; 22] = {
         row(QuotaSpent, QUOTA, (429, "rate_limit_error"), BUSY, false),
         row(QueueFull, (503, UNAVAILABLE, "slow_down"), (529, "overloaded_error"), BUSY, true),
         row(DeadlineUnmeetable, DEADLINE, (504, "timeout_error"), BUSY, true),
+        row(Superseded, (503, UNAVAILABLE, "superseded"), (529, "overloaded_error"), BUSY, true),
         row(UpstreamFailed, FAILED, (502, "api_error"), (502, "generation"), false),
         row(
             UpstreamBroken,
@@ -278,6 +281,7 @@ mod tests {
         429 insufficient_quota insufficient_quota | 429 rate_limit_error | 429 overloaded | final
         503 service_unavailable_error slow_down | 529 overloaded_error | 429 overloaded | retry
         504 timeout_error deadline_unmeetable | 504 timeout_error | 429 overloaded | retry
+        503 service_unavailable_error superseded | 529 overloaded_error | 429 overloaded | retry
         502 server_error upstream_failed | 502 api_error | 502 generation | final
         502 server_error upstream_broken | 502 api_error | 502 generation | final
         503 service_unavailable_error draining | 529 overloaded_error | 503 healthcheck | retry

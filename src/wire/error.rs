@@ -301,6 +301,13 @@ impl From<RejectReason> for ApiError {
             RejectReason::DeadlineExceeded => {
                 Self::new(Kind::DeadlineUnmeetable, "No replica could start the request before its deadline.")
             }
+            RejectReason::Unmeetable => Self::new(
+                Kind::DeadlineUnmeetable,
+                "What waits before the request takes longer than its deadline allows.",
+            ),
+            RejectReason::Displaced => {
+                Self::new(Kind::QueueFull, "The queue is full, and you have more in it than your share.")
+            }
             RejectReason::NoPool => {
                 Self::new(Kind::ModelNotFound, "The model is not served here any more.").with_param("model")
             }
@@ -394,6 +401,38 @@ mod tests {
         assert_eq!(parts.headers[SHOULD_RETRY], "false");
         assert_eq!(parts.headers[QUEUE_ETA_MS], "61000");
         assert!(!parts.headers.contains_key(RETRY_AFTER) && !parts.headers.contains_key(RETRY_AFTER_MS));
+    }
+
+    #[test]
+    fn refusals_of_the_scheduler_say_when_to_come_back() {
+        let wait = Duration::from_millis(2_300);
+        for (reason, code, name, statuses) in [
+            (RejectReason::Unmeetable, "deadline_unmeetable", "deadline_unmeetable", (504, 504, 429)),
+            (RejectReason::DeadlineExceeded, "deadline_unmeetable", "deadline_exceeded", (504, 504, 429)),
+            (RejectReason::Displaced, "slow_down", "displaced", (503, 529, 429)),
+            (RejectReason::QueueFull(BoundKind::Bytes), "slow_down", "queue_full", (503, 529, 429)),
+        ] {
+            assert_eq!(reason.name(), name);
+            for (dialect, status) in
+                [(Dialect::OpenAi, statuses.0), (Dialect::Anthropic, statuses.1), (Dialect::Tgi, statuses.2)]
+            {
+                let rejection = Rejection { reason, queued: Duration::ZERO, retry_after: Some(wait) };
+                let error = ApiError::from(rejection);
+                assert_eq!(error.code(), code);
+                let (parts, _) = response(error, dialect);
+                assert_eq!(parts.status, status, "{name}");
+                assert_eq!(parts.headers[SHOULD_RETRY], "true");
+                assert_eq!([&parts.headers[RETRY_AFTER], &parts.headers[RETRY_AFTER_MS]], ["3", "2300"]);
+            }
+        }
+        // Nothing is promised when nothing is known, and no wait that an SDK
+        // would not keep.
+        let rejection =
+            |retry_after| Rejection { reason: RejectReason::Unmeetable, queued: Duration::ZERO, retry_after };
+        let (parts, _) = response(rejection(None).into(), Dialect::OpenAi);
+        assert!(!parts.headers.contains_key(RETRY_AFTER) && !parts.headers.contains_key(RETRY_AFTER_MS));
+        let (parts, _) = response(rejection(Some(Duration::from_secs(90))).into(), Dialect::OpenAi);
+        assert_eq!([&parts.headers[SHOULD_RETRY], &parts.headers[QUEUE_ETA_MS]], ["false", "90000"]);
     }
 
     #[test]

@@ -16,6 +16,10 @@ pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
 const STAINLESS_TIMEOUT: HeaderName = HeaderName::from_static("x-stainless-timeout");
 const STAINLESS_READ_TIMEOUT: HeaderName = HeaderName::from_static("x-stainless-read-timeout");
+const STAINLESS_RETRY_COUNT: HeaderName = HeaderName::from_static("x-stainless-retry-count");
+/// By which a client without an SDK says which try a request is: 0 for the
+/// first, 1 for its first retry, and so on.
+pub const RETRY_COUNT: HeaderName = HeaderName::from_static("x-penstock-retry-count");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
@@ -35,7 +39,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 
 /// Not for an engine: credentials, what the connection to it says anew, and
 /// what would reveal or mislead.
-const NOT_UPSTREAM: [HeaderName; 12] = [
+const NOT_UPSTREAM: [HeaderName; 13] = [
     HOST,
     CONTENT_LENGTH,
     CONTENT_ENCODING,
@@ -48,6 +52,7 @@ const NOT_UPSTREAM: [HeaderName; 12] = [
     FORWARDED,
     VIA,
     X_REQUEST_ID,
+    RETRY_COUNT,
 ];
 
 /// Headers by which a client could steer an engine past the gateway, and the
@@ -123,6 +128,15 @@ pub fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
     TIMEOUTS.into_iter().filter_map(timeout).min()
 }
 
+/// Which try a request is, 0 for the first: what the SDKs say in
+/// `x-stainless-retry-count`, else [`RETRY_COUNT`]. Absent when the client does
+/// not say.
+#[must_use]
+pub fn retry_count(headers: &HeaderMap) -> Option<u32> {
+    let said = headers.get(STAINLESS_RETRY_COUNT).or_else(|| headers.get(RETRY_COUNT))?;
+    said.to_str().ok()?.trim().parse().ok()
+}
+
 /// A `Retry-After` (seconds, also fractions) or `retry-after-ms`. A date says
 /// nothing here: clocks differ.
 #[must_use]
@@ -163,6 +177,7 @@ mod tests {
             ("x-data-parallel-rank", "1"),
             ("x-override-priority", "9"),
             ("x-stainless-timeout", "60"),
+            ("x-penstock-retry-count", "1"),
             ("x-request-id", "mine"),
             ("traceparent", "00-1-2-01"),
             ("x-session-id", "s"),
@@ -228,6 +243,21 @@ mod tests {
         ];
         for (headers, millis) in cases {
             assert_eq!(client_timeout(&map(headers)), millis.map(Duration::from_millis), "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn tries_are_counted_by_the_client() {
+        let cases: [(&[_], _); 6] = [
+            (&[("x-stainless-retry-count", "0")], Some(0)),
+            (&[("x-stainless-retry-count", "2"), ("x-penstock-retry-count", "7")], Some(2)),
+            (&[("x-penstock-retry-count", " 1 ")], Some(1)),
+            (&[("x-penstock-retry-count", "-1")], None),
+            (&[("x-stainless-retry-count", "NOT_GIVEN")], None),
+            (&[], None),
+        ];
+        for (headers, count) in cases {
+            assert_eq!(retry_count(&map(headers)), count, "{headers:?}");
         }
     }
 

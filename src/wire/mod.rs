@@ -12,6 +12,7 @@ mod json;
 pub mod judge;
 mod multipart;
 pub mod peek;
+pub mod prefix;
 pub mod random;
 pub mod request_id;
 pub mod route;

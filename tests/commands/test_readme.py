@@ -105,6 +105,8 @@ SHOWN = {
     "/admin/v1/queues": r'"queues":',
     "keys hash": r"^- \{id: \w{8}, digest: \"blake3:[0-9a-f]{64}\"\}$",
     "penstock --help": r"Usage: penstock <COMMAND>",
+    "azure-load.yaml": r"^0\.7 +penstock +\d+",
+    "burst.yaml": r"^1 +penstock max_seqs=16 +400",
 }
 
 
@@ -150,6 +152,7 @@ def test_help_example(command, tmp_path, start):
     for folder in ("etc/penstock", "etc/bash_completion.d"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(tmp_path / "penstock.yaml", tmp_path / "etc/penstock/penstock.yaml")
+    (tmp_path / "loadtest").symlink_to(ROOT / "loadtest")
     if not is_long_running(asked):
         key = re.search(r"pst_\S+", run("penstock keys new").stdout).group()
         done = run(asked, cwd=tmp_path, KEY=key)

@@ -237,7 +237,12 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
             replicas.insert(url, ReplicaEdge { pool, url: url.parse().unwrap(), metrics_url: None });
         policy.pools.insert(
             &format!("pool{index}"),
-            Pool { replicas: vec![replica], models: [model].into(), engine_buffer: 0 },
+            Pool {
+                replicas: vec![replica],
+                models: [model].into(),
+                engine_buffer: 0,
+                engine_priority: false,
+            },
         );
         policy.replicas.insert(url, Replica { pool, max_seqs: None, kv_tokens: None });
     }

@@ -101,6 +101,24 @@ async fn an_alias_changes_the_model_and_nothing_else() {
     }
 }
 
+/// Whatever the client says of its own urgency.
+#[tokio::test]
+async fn engines_that_order_requests_are_told_the_rank_of_the_class() {
+    let (rig, tap) = start(Dialect::Vllm, "engine: vllm\nmodels: [sim]\nengine_priority: true", MODEL).await;
+    for (tier, rank) in [("priority", 0), ("default", 1), ("flex", 2)] {
+        for own in ["", r#""priority":-9,"#] {
+            let body = format!(
+                r#"{{{own}"model":"sim","service_tier":"{tier}","max_tokens":1,"messages":[{{"role":"user","content":"x"}}]}}"#
+            );
+            call(&rig, "/v1/chat/completions", &body).await.ok();
+            let sent: Value = serde_json::from_slice(&tap.last_post().body).unwrap();
+            let mut expected: Value = serde_json::from_str(&body).unwrap();
+            expected["priority"] = json!(rank);
+            assert_eq!(sent, expected);
+        }
+    }
+}
+
 #[tokio::test]
 async fn streams_pass_byte_for_byte() {
     let (rig, tap) = start(Dialect::Vllm, "engine: vllm\nmodels: [sim]", MODEL).await;

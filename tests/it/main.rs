@@ -10,5 +10,7 @@ mod habits_calls;
 mod leave;
 mod process;
 mod reload;
+mod retries;
 mod rig;
+mod simulate;
 mod tap;

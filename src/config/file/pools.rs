@@ -47,6 +47,10 @@ pub struct Pool {
     pub kv_tokens: Option<u64>,
     /// Requests that may wait inside each engine beyond its sequence limit.
     pub engine_buffer: u32,
+    /// Whether each request tells its engine the rank of its class as its
+    /// `priority`. For vLLM with `--scheduling-policy priority`, which then
+    /// serves lower ranks first.
+    pub engine_priority: bool,
     /// Sent to its engines as `Authorization: Bearer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_key: Option<SecretRef>,
@@ -63,6 +67,7 @@ impl Default for Pool {
             max_seqs: None,
             kv_tokens: None,
             engine_buffer: 0,
+            engine_priority: false,
             api_key: None,
             scrape_interval: Span::secs(2),
         }

@@ -50,6 +50,10 @@ pub struct Class {
     /// Time between two tokens that is aimed at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub itl: Option<Span>,
+    /// The class, of a later rank, in which a request goes on that cannot be
+    /// in time in this one, if its tenant may use it; absent = it is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub demote_to: Option<String>,
 }
 
 /// The classes of a file without the section.
@@ -62,6 +66,7 @@ pub fn builtin_classes() -> Named<Class> {
             max_wait: Some(Span::secs(max_wait)),
             ttft: Some(Span::millis(ttft)),
             itl: Some(Span::millis(itl)),
+            demote_to: None,
         };
         (name.to_owned(), class)
     };
@@ -94,6 +99,8 @@ pub struct Tenant {
     pub models: Option<Vec<String>>,
     /// What may wait for this tenant; absent = as much as for all together.
     pub queue: TenantQueue,
+    /// What it may hold of the replicas' places.
+    pub quota: TenantQuota,
     /// Its API keys. `penstock keys new` makes one.
     pub keys: Vec<Key>,
 }
@@ -106,6 +113,7 @@ impl Default for Tenant {
             classes: None,
             models: None,
             queue: TenantQueue::default(),
+            quota: TenantQuota::default(),
             keys: Vec::new(),
         }
     }
@@ -126,6 +134,30 @@ pub struct TenantQueue {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub tokens: Option<u64>,
+}
+
+/// A tenant's part in the places (sequences) that the replicas of its models
+/// have, each from 0 to 1. What is guaranteed and idle is lent to others.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct TenantQuota {
+    /// Served before every tenant that has more than its own guarantee. All
+    /// guarantees together are at most 1.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub guarantee: f64,
+    /// What it may hold beyond its guarantee, of what others do not use.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub borrow: f64,
+    /// How much of its idle guarantee others may use.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub lend: f64,
+}
+
+impl Default for TenantQuota {
+    fn default() -> Self {
+        let core = crate::core::policy::Quota::default();
+        Self { guarantee: core.guarantee, borrow: core.borrow, lend: core.lend }
+    }
 }
 
 /// An API key, of which the file holds only the digest.

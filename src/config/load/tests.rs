@@ -10,6 +10,7 @@ use crate::config::load::{Outcome, check_file, load_file, load_str_with};
 use crate::config::secret::{Machine, SecretSource};
 use crate::config::settings::{Auth, EngineKind, Settings};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::policy::Quota;
 
 const SMALL: &str = "
 version: 1
@@ -135,6 +136,29 @@ fn classes_tenants_and_keys_are_what_the_file_says() {
     let Auth::Keys(ring) = &settings.edge.auth else { panic!("no keys") };
     assert_eq!((ring["abcdefgh"].digest, ring["abcdefgh"].class), ([7; 32], None));
     assert_eq!((ring["abcdefgi"].tenant, ring["abcdefgi"].class), (TenantId::new(1), Some(ClassId::new(1))));
+}
+
+#[test]
+fn demotions_quotas_and_priorities_are_what_the_file_says() {
+    let text = with(
+        "classes: {fast: {rank: 0, demote_to: slow}, slow: {rank: 7}}
+tenants: {a: {quota: {guarantee: 0.25, borrow: 0.5, lend: 0.1}}, b: {quota: {guarantee: 0.75}}}",
+    );
+    let text = text.replace("{mode: off}", "{mode: off, tenant: a}");
+    let settings = settings(&text.replace("engine: vllm", "engine: vllm\n    engine_priority: true"));
+    let policy = &settings.policy;
+    let [fast, slow] = ["fast", "slow"].map(|name| policy.classes.id(name).unwrap());
+    assert_eq!(policy.classes.get(fast).unwrap().demote_to, Some(slow));
+    assert_eq!(policy.classes.get(slow).unwrap().demote_to, None);
+    let quota = |name| policy.tenants.get(policy.tenants.id(name).unwrap()).unwrap().quota;
+    assert_eq!(quota("a"), Quota { guarantee: 0.25, borrow: 0.5, lend: 0.1 });
+    assert_eq!(quota("b"), Quota { guarantee: 0.75, ..Quota::default() });
+    assert!(policy.pools.get(PoolId::new(0)).unwrap().engine_priority);
+    // A class that is gone is no aim, even if it was there before the reload.
+    let one =
+        text.replace("fast: {rank: 0, demote_to: slow}, slow: {rank: 7}", "fast: {rank: 0, demote_to: slow}");
+    let outcome = load_str_with(&one, "p", Path::new("/etc"), Some(&settings), &World);
+    assert!(outcome.report.to_string().contains("there is no class `slow`"), "{}", outcome.report);
 }
 
 #[test]

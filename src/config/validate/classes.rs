@@ -43,7 +43,33 @@ pub(super) fn validate(
         let message = format!("the shares are {shares:.2} together");
         findings.error(&section, message, "lower min_share of some class until the sum is 1 or less");
     }
+    demotions(written, &mut table, findings);
     table
+}
+
+/// Ranks only grow from one class to the next, so there are no circles.
+fn demotions(written: &Named<Written>, table: &mut Table<ClassId, Class>, findings: &mut Findings<'_>) {
+    for (name, class) in written.iter() {
+        let (Some(slower), Some(row)) = (&class.demote_to, table.id(name).and_then(|id| table.get(id)))
+        else {
+            continue;
+        };
+        let (field, mut row) = (Field::top("classes").key(name).key("demote_to"), row.clone());
+        let Some(id) = table.id(slower) else {
+            if findings.whole("classes") {
+                names::unknown("class", slower, written.names(), &field, findings);
+            }
+            continue;
+        };
+        let rank = table.get(id).map_or(0, |slower| slower.rank);
+        if rank <= row.rank {
+            let message = format!("`{slower}` has rank {rank}, and this class {}", row.rank);
+            findings.error(&field, message, "name a class of a later rank");
+            continue;
+        }
+        row.demote_to = Some(id);
+        table.insert(name, row);
+    }
 }
 
 fn row(class: &Written, base: &Written, field: &Field, findings: &mut Findings<'_>) -> Class {
@@ -58,5 +84,6 @@ fn row(class: &Written, base: &Written, field: &Field, findings: &mut Findings<'
         max_wait: time("max_wait", class.max_wait, base.max_wait),
         ttft_objective: time("ttft", class.ttft, base.ttft),
         itl_objective: time("itl", class.itl, base.itl),
+        demote_to: None,
     }
 }

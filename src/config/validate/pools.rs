@@ -88,8 +88,15 @@ impl Served {
         }
         let api_key =
             pool.api_key.as_ref().and_then(|key| secret(key, &field.key("api_key"), secrets, findings));
+        let engine_priority = pool.engine_priority && engine == EngineKind::Vllm;
+        if pool.engine_priority && !engine_priority && pool.engine.is_some() {
+            let message = format!("{} is told no priority", engine.name());
+            let hint = "take the key away; only vLLM orders requests as this key means";
+            findings.error(&field.key("engine_priority"), message, hint);
+        }
         let models: BTreeSet<ModelId> = model_names.keys().copied().collect();
-        self.pools.insert(name, Pool { replicas, models, engine_buffer: pool.engine_buffer });
+        self.pools
+            .insert(name, Pool { replicas, models, engine_buffer: pool.engine_buffer, engine_priority });
         let scrape_interval = pool.scrape_interval.0;
         self.edges.insert(name, PoolEdge { engine, model_names, api_key, scrape_interval });
     }

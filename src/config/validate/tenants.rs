@@ -5,18 +5,21 @@ use std::net::SocketAddr;
 
 use crate::config::field::Field;
 use crate::config::file::File;
-use crate::config::file::tenants::{Key, Mode, Tenant as Written};
+use crate::config::file::tenants::{Key, Mode, Tenant as Written, TenantQuota};
 use crate::config::keys;
+use crate::config::named::Named;
 use crate::config::settings::{Auth, KeyEntry, Settings};
 use crate::config::validate::findings::Findings;
 use crate::config::validate::models::Models;
 use crate::config::validate::{limits, names};
 use crate::core::ids::{ClassId, ModelId, TenantId};
-use crate::core::policy::{Bounds, Class, Tenant};
+use crate::core::policy::{Bounds, Class, Quota, Tenant};
 use crate::core::table::Table;
 
 /// The class of requests that ask for none, where nothing else is said.
 const USUAL_CLASS: &str = "standard";
+/// Room for the rounding of a sum of decimal fractions.
+const ROUNDING: f64 = 1e-9;
 /// The tenant of a file that names none.
 const ONLY_TENANT: &str = "default";
 
@@ -57,11 +60,35 @@ pub(super) fn validate(context: &Context<'_>, findings: &mut Findings<'_>) -> Ad
             }
         }
     }
+    guarantees(&file.tenants, findings);
     let auth = match file.auth.mode {
         Mode::Keys => by_key(file, ring, findings),
         Mode::Off => Auth::Off(context.everybody(&mut tenants, findings)),
     };
     Admitted { tenants, auth }
+}
+
+/// What is guaranteed to all tenants together must be there.
+fn guarantees(tenants: &Named<Written>, findings: &mut Findings<'_>) {
+    let all = || tenants.iter().map(|(name, tenant)| (name, tenant.quota.guarantee));
+    let sum: f64 = all().map(|(_, guarantee)| guarantee).filter(|part| (0.0..=1.0).contains(part)).sum();
+    if sum <= 1.0 + ROUNDING {
+        return;
+    }
+    let named = all().filter(|(_, guarantee)| *guarantee > 0.0);
+    let named: Vec<String> = named.map(|(name, guarantee)| format!("{name} {guarantee}")).collect();
+    let message = format!("the guarantees are {sum:.2} together ({})", named.join(", "));
+    let hint = "lower quota.guarantee of some tenant until the sum is 1 or less";
+    findings.error(&Field::top("tenants"), message, hint);
+}
+
+fn quota(quota: &TenantQuota, field: &Field, findings: &mut Findings<'_>) -> Quota {
+    let mut share = |key: &str, part: f64| limits::share(part, &field.key(key), findings);
+    Quota {
+        guarantee: share("guarantee", quota.guarantee),
+        borrow: share("borrow", quota.borrow),
+        lend: share("lend", quota.lend),
+    }
 }
 
 fn by_key(file: &File, ring: HashMap<String, KeyEntry>, findings: &mut Findings<'_>) -> Auth {
@@ -126,6 +153,7 @@ impl Context<'_> {
             classes,
             models,
             bounds: self.bounds(tenant, &field.key("queue"), findings),
+            quota: quota(&tenant.quota, &field.key("quota"), findings),
         }
     }
 

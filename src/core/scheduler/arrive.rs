@@ -1,16 +1,24 @@
 //! Into the queue and out of it.
 
+use std::time::Duration;
+
 use crate::core::admission;
 use crate::core::board::Entry;
 use crate::core::event::{Action, RejectReason, Rejection};
 use crate::core::ids::{ClassId, JobId, TenantId};
 use crate::core::invariant::InvariantId;
-use crate::core::job::JobSpec;
+use crate::core::job::{JobSpec, Prefix};
 use crate::core::order::{Head, HeadEntry, HeadKey};
 use crate::core::queue::{LaneKey, Part};
+use crate::core::quota::Standing;
 
 use super::Scheduler;
 use super::job::Job;
+
+/// How much later than its neighbours' a job's turn comes, in times that its
+/// prompt takes to read. Short prompts go first, and a long one waits so much
+/// longer at most.
+const SHORT_FIRST: f64 = 10.0;
 
 /// Where a lane stands in the order: group, class by place, line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +31,7 @@ pub(super) struct Spot {
 impl Scheduler {
     /// A request arrived. It may wait only if no replica takes it at once, so
     /// the queue's bounds are looked at after that was tried.
-    pub(super) fn arrived(&mut self, spec: JobSpec, out: &mut Vec<Action>) {
+    pub(super) fn arrived(&mut self, spec: JobSpec, prefix: Prefix, out: &mut Vec<Action>) {
         let id = spec.id;
         if self.jobs.contains_key(&id) {
             return;
@@ -33,16 +41,68 @@ impl Scheduler {
             return;
         }
         self.arrivals += 1;
-        let job = Job::new(spec, self.arrivals, self.now);
+        let mut job = Job::new(spec, prefix, self.arrivals, self.now);
+        self.give_place(&mut job);
         let tenant = job.spec.tenant;
         self.jobs.insert(id, job);
+        if let Some(spot) = self.spot(LaneKey::of(&spec)) {
+            self.groups[spot.group].arrived(spot.class, spec.sequences, self.now);
+        }
         self.join(id);
         self.dispatch(out);
-        let waits = self.jobs.get(&id).is_some_and(|job| job.part().is_some());
-        let refusal = admission::refusal(&self.policy, &self.queue, tenant);
-        if let Some(reason) = refusal.filter(|_| waits) {
-            self.reject(id, reason, out);
+        if !self.waits(id) {
+            return;
         }
+        if self.is_hopeless(id) {
+            if !self.demote(id) {
+                return self.reject(id, RejectReason::Unmeetable, out);
+            }
+            self.dispatch(out);
+        }
+        let refusal = admission::refusal(&self.policy, &self.queue, tenant).filter(|_| self.waits(id));
+        let Some(reason) = refusal else { return };
+        let other = match reason {
+            RejectReason::QueueFull(_) => self.displaceable(tenant),
+            _ => None,
+        };
+        match other {
+            Some(other) => self.reject(other, RejectReason::Displaced, out),
+            None => self.reject(id, reason, out),
+        }
+    }
+
+    fn waits(&self, id: JobId) -> bool {
+        self.jobs.get(&id).is_some_and(|job| job.part().is_some())
+    }
+
+    /// Whether a job that has just joined its lane surely cannot start before
+    /// its deadline: those before it in the lane take longer, even at a better
+    /// rate than what was measured of its tenant and class. Others that may go
+    /// first are in that rate.
+    pub(super) fn is_hopeless(&self, id: JobId) -> bool {
+        let Some(job) = self.jobs.get(&id) else { return false };
+        let key = LaneKey::of(&job.spec);
+        let lane = self.queue.lane(key).filter(|_| job.part() == Some(Part::Fresh));
+        let before = lane.map_or(0, |lane| lane.before(job.place, id));
+        admission::is_hopeless(before, self.lane_rate(key), job.spec.deadline.since(self.now))
+    }
+
+    /// How many jobs a second go of those that wait for the lane's tenant in its
+    /// class.
+    fn lane_rate(&self, key: LaneKey) -> Option<f64> {
+        let spot = self.spot(key)?;
+        self.groups[spot.group].drain_of(spot.class, key.tenant, self.now)
+    }
+
+    /// Where a fresh job stands in its lane, and how long it is in time: by
+    /// the objective of its class, its prompt read at the usual speed.
+    pub(super) fn give_place(&self, job: &mut Job) {
+        let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
+        let pools = self.placement.route(job.spec.model).map(|route| &*route.pools);
+        let own = self.fleet.per_token(pools.unwrap_or_default()) * job.weight() as f64;
+        let goal = job.spec.arrived + objective.unwrap_or_default();
+        job.place.due = goal + Duration::from_nanos((own * SHORT_FIRST) as u64);
+        job.late_after = goal.before(Duration::from_nanos(own as u64));
     }
 
     /// Why a job of this kind cannot be taken at all.
@@ -70,7 +130,12 @@ impl Scheduler {
         let retry_after = match reason {
             RejectReason::NoPool | RejectReason::Withdrawn => None,
             RejectReason::Draining => Some(admission::MIN_RETRY_AFTER),
-            _ => group.map(|group| admission::retry_after(group.waiting(), &group.drain, self.now)),
+            RejectReason::Unmeetable => {
+                let key = LaneKey::of(spec);
+                let waiting = self.queue.lane(key).map_or(0, |lane| lane.load().requests);
+                Some(admission::retry_after(waiting, self.lane_rate(key)))
+            }
+            _ => group.map(|group| admission::retry_after(group.waiting(), group.drain.per_second(self.now))),
         };
         let retry_after = retry_after.map(|wait| admission::spread(wait, spec.id));
         let queued = job.map(|job| job.queued(self.now)).unwrap_or_default();
@@ -80,7 +145,8 @@ impl Scheduler {
     /// Puts a job that is in phase `Waiting` into its lane.
     pub(super) fn join(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
-        let (spec, seq, Some(part)) = (job.spec, job.seq, job.part()) else { return };
+        let (spec, Some(part)) = (job.spec, job.part()) else { return };
+        let place = job.place_in(part);
         let Some(spot) = self.spot(LaneKey::of(&spec)) else { return };
         if !self.waits_in(spot, spec.class, spec.tenant) {
             let lifted = self.groups[spot.group].lift(spot.class, spot.line, spec.tenant);
@@ -88,8 +154,8 @@ impl Scheduler {
                 self.refresh_tenant(spot.group, spec.class, spec.tenant);
             }
         }
-        self.queue.push(&spec, part, seq);
-        self.groups[spot.group].joined(spot.class, spot.line);
+        self.queue.push(&spec, part, place, self.weight(spec.tenant));
+        self.groups[spot.group].joined(spot.class, spot.line, spec.tenant, self.now);
         self.deadlines.insert((spec.deadline, id));
         self.refresh_lane(LaneKey::of(&spec));
         self.touched.insert(spot.group);
@@ -98,12 +164,13 @@ impl Scheduler {
     /// Takes a waiting job out of its lane.
     pub(super) fn leave(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
-        let (spec, seq, Some(part)) = (job.spec, job.seq, job.part()) else { return };
+        let (spec, Some(part)) = (job.spec, job.part()) else { return };
+        let place = job.place_in(part);
         let key = LaneKey::of(&spec);
-        let mut whole = self.queue.remove(&spec, part, seq);
+        let mut whole = self.queue.remove(&spec, part, place);
         whole &= self.deadlines.remove(&(spec.deadline, id));
         if let Some(spot) = self.spot(key) {
-            whole &= self.groups[spot.group].left(spot.class, spot.line);
+            whole &= self.groups[spot.group].left(spot.class, spot.line, spec.tenant, self.now);
             self.touched.insert(spot.group);
         }
         self.invariants.check(InvariantId::QueueConsistent, whole);
@@ -134,19 +201,24 @@ impl Scheduler {
         }
     }
 
-    /// Brings the places of a lane's two heads up to date. This is when a head
+    /// Brings the places of a lane's two heads up to date; a lane whose tenant is
+    /// parked has none. This is when a head
     /// is priced: with what is known now of the output it will have.
     pub(super) fn refresh_lane(&mut self, key: LaneKey) {
         let Some(spot) = self.spot(key) else { return };
         let group = &mut self.groups[spot.group];
+        let standing = group.quotas.standing(key.tenant);
         let Some(lane) = self.queue.lane_mut(key) else { return };
         for part in Part::ALL {
-            let job = lane.head(part).and_then(|id| self.jobs.get_mut(&id));
+            let head = lane.head(part).filter(|_| standing != Standing::Parked);
+            let job = head.and_then(|id| self.jobs.get_mut(&id));
             let entry: Option<HeadEntry> = job.map(|job| {
                 job.output = self.lengths.expect(&job.spec);
+                job.reach = self.prefixes.matches(&job.prefix).first().map_or(0, |(_, tokens)| *tokens);
                 let counter = if part == Part::Fresh { group.counter(spot.class, key.tenant) } else { 0 };
                 let value = Head { job: job.spec.id, lane: key, part };
-                Entry { key: HeadKey { counter, seq: job.seq }, size: job.need(), value }
+                let key = HeadKey::new(standing, counter, job.place_in(part));
+                Entry { key, size: job.need(), value }
             });
             let slot = &mut lane.slots[part as usize];
             *slot = group.put(spot.class, spot.line, part, *slot, entry);

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::core::ids::{JobId, ReplicaId};
+use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
 use crate::core::queue::{LaneKey, Load, Part};
+use crate::core::quota::Standing;
 use crate::core::routing::Ledger;
 
 use super::Scheduler;
@@ -22,6 +23,7 @@ impl Scheduler {
             (InvariantId::DeadlineWatched, self.deadlines_agree()),
             (InvariantId::ReplicaWatched, self.fleet.timers_agree(self.now)),
             (InvariantId::NoIdleCredit, !self.credit_is_idle()),
+            (InvariantId::QuotasBalanced, self.quotas_agree()),
             (InvariantId::HoldJustified, self.holds_are_justified()),
         ];
         checks.into_iter().filter(|(_, holds)| !holds).map(|(id, _)| id).collect()
@@ -72,11 +74,15 @@ impl Scheduler {
                 let (Some(spot), slot) = (self.spot(key), lane.slots[part as usize]) else { return false };
                 let group = &self.groups[spot.group];
                 let found = slot.and_then(|slot| group.get(spot.class, spot.line, part, slot));
+                let standing = group.quotas.standing(key.tenant);
+                if standing == Standing::Parked {
+                    return slot.is_none();
+                }
                 let head = lane.head(part).and_then(|id| self.jobs.get(&id));
                 let paid = part == Part::Returned;
                 let counter = if paid { 0 } else { group.counter(spot.class, key.tenant) };
-                found.map(|entry| (entry.value.job, entry.key.counter, entry.size))
-                    == head.map(|job| (job.spec.id, counter, job.need()))
+                found.map(|entry| (entry.value.job, entry.key.standing, entry.key.counter, entry.size))
+                    == head.map(|job| (job.spec.id, standing, counter, job.need()))
             })
         })
     }
@@ -93,13 +99,40 @@ impl Scheduler {
         heads.filter_map(|(key, id)| Some((self.placement.route(key.model)?, self.jobs.get(&id)?))).any(
             |(route, job)| {
                 let shunned = self.shunned(job.spec.id, &route.pools);
-                self.fleet.ledgers().any(|(replica, _)| {
-                    self.fleet.pool_of(replica).is_some_and(|pool| route.pools.contains(&pool))
-                        && !shunned.contains(&replica)
-                        && self.fleet.fits(replica, job.need(), false, self.now)
-                })
+                let group = &self.groups[route.group];
+                let cached = self.prefixes.matches(&job.prefix);
+                let guest = group.class(job.spec.class).is_some_and(|class| group.is_guest(class));
+                let allowed = group.quotas.allows(job.spec.tenant, job.spec.sequences);
+                allowed
+                    && self.fleet.ledgers().any(|(replica, _)| {
+                        self.fleet.pool_of(replica).is_some_and(|pool| route.pools.contains(&pool))
+                            && !shunned.contains(&replica)
+                            && self.fleet.fits(replica, &job.wish(&cached, guest), false, self.now)
+                            && !self.fleet.waits_for_better(replica, &route.pools, &job.wish(&cached, guest))
+                    })
             },
         )
+    }
+
+    fn quotas_agree(&self) -> bool {
+        let mut held = vec![BTreeMap::new(); self.groups.len()];
+        for job in self.jobs.values() {
+            if let (Some(run), Some(route)) = (job.run(), self.placement.route(job.spec.model)) {
+                *held[route.group].entry(job.spec.tenant).or_insert(0) += u64::from(run.booking.seqs);
+            }
+        }
+        self.groups.iter().zip(&held).all(|(group, held)| group.quotas.agrees(held)) && self.capacity_agrees()
+    }
+
+    fn capacity_agrees(&self) -> bool {
+        let mut sums: BTreeMap<PoolId, u64> = BTreeMap::new();
+        for view in self.fleet.views(self.now).filter(|view| self.fleet.is_up(view.replica)) {
+            if let Some(pool) = self.fleet.pool_of(view.replica) {
+                *sums.entry(pool).or_default() += u64::from(view.limit);
+            }
+        }
+        let sum = |pool| sums.get(&pool).copied().unwrap_or(0);
+        self.policy.pools.iter().all(|(pool, ..)| self.fleet.capacity(&[pool]) == sum(pool))
     }
 
     fn holds_are_justified(&self) -> bool {
@@ -110,7 +143,7 @@ impl Scheduler {
         single
             && holds.iter().all(|hold| {
                 self.jobs.get(&hold.job).is_some_and(|job| {
-                    let fits = self.fleet.fits(hold.replica, job.need(), true, self.now);
+                    let fits = self.fleet.fits(hold.replica, &job.wish(&[], false), true, self.now);
                     job.part().is_some() && self.fleet.is_up(hold.replica) && !fits
                 })
             })

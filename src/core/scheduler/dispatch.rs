@@ -9,6 +9,8 @@
 //! nothing more until the large job fits. At most one replica of a pool is
 //! held at a time, and it is let go when the job goes elsewhere or leaves.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use crate::core::board::Size;
@@ -16,8 +18,9 @@ use crate::core::event::{Action, Placed, Turn};
 use crate::core::fairness::cost;
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
-use crate::core::order::{Candidate, Head, Hold};
+use crate::core::order::{Candidate, Head, Hold, Rooms};
 use crate::core::queue::{LaneKey, Part};
+use crate::core::quota::Standing;
 
 use super::Scheduler;
 use super::job::{Phase, Run};
@@ -33,13 +36,25 @@ struct Pick {
     pool: PoolId,
     /// The replica was held for it.
     held: bool,
+    /// Tokens of the prompt that the replica is taken to have.
+    cached: u64,
 }
 
 impl Scheduler {
     /// Sends what can be sent in every group that was touched.
     pub(super) fn dispatch(&mut self, out: &mut Vec<Action>) {
         while let Some(group) = self.touched.pop_first() {
-            while let Some(pick) = self.pick_held(group).or_else(|| self.pick(group)) {
+            self.keep_promise(group);
+            self.keep_quotas(group);
+            let mut made_room = false;
+            loop {
+                let Some(pick) = self.pick_held(group).or_else(|| self.pick(group)) else {
+                    if !made_room && self.preempt(group, out) {
+                        made_room = true;
+                        continue;
+                    }
+                    break;
+                };
                 let first = self.first_for(group, pick.pool);
                 if self.send(group, &pick, out).is_none() {
                     break;
@@ -49,27 +64,52 @@ impl Scheduler {
                 }
             }
             self.touched.remove(&group);
+            let here = &mut self.groups[group];
+            let waiting = here.waiting() > 0;
+            here.drain.busy(self.now, waiting);
         }
     }
 
     /// The first in the order for which there is a replica.
-    fn pick(&self, group: usize) -> Option<Pick> {
-        let here = &self.groups[group];
-        if here.waiting() == 0 {
+    fn pick(&mut self, group: usize) -> Option<Pick> {
+        if self.groups[group].waiting() == 0 {
             return None;
         }
-        let rooms: SmallVec<[Option<Size>; 8]> =
-            here.shape.lines.iter().map(|pools| self.fleet.room(pools)).collect();
+        let room = |pools: &Vec<PoolId>| [self.fleet.room(pools, false), self.fleet.room(pools, true)];
+        let rooms: Rooms = self.groups[group].shape.lines.iter().map(room).collect();
         let mut passed: Vec<JobId> = Vec::new();
         loop {
-            let chosen = here.first(&rooms, &|head: &Head| passed.contains(&head.job))?;
-            let pools = &here.shape.lines[chosen.line];
+            let chosen = self.groups[group].first(&rooms, &|head: &Head| passed.contains(&head.job))?;
+            if self.falls_behind(&chosen.head) {
+                continue;
+            }
+            let pools = &self.groups[group].shape.lines[chosen.line];
             let replica = self.replica_for(&chosen, pools);
             match replica.and_then(|replica| Some((replica, self.fleet.pool_of(replica)?))) {
-                Some((replica, pool)) => return Some(Pick { chosen, replica, pool, held: false }),
+                Some((replica, pool)) => {
+                    let cached = self.cached(chosen.head.job, replica);
+                    return Some(Pick { chosen, replica, pool, held: false, cached });
+                }
                 None => passed.push(chosen.head.job),
             }
         }
+    }
+
+    /// Whether a head has just become late: then others of its lane go first.
+    fn falls_behind(&mut self, head: &Head) -> bool {
+        let now = self.now;
+        let Some(job) = self.jobs.get_mut(&head.job) else { return false };
+        if head.part != Part::Fresh || job.place.late || now <= job.late_after {
+            return false;
+        }
+        let (spec, place) = (job.spec, job.place);
+        job.place.late = true;
+        let late = job.place;
+        let whole = self.queue.remove(&spec, Part::Fresh, place);
+        self.invariants.check(InvariantId::QueueConsistent, whole);
+        self.queue.push(&spec, Part::Fresh, late, self.weight(spec.tenant));
+        self.refresh_lane(head.lane);
+        true
     }
 
     /// A job for which a held replica has room by now. Holds that have lost
@@ -78,14 +118,15 @@ impl Scheduler {
         let mut index = 0;
         while let Some(hold) = self.groups[group].holds.get(index).copied() {
             let wanted = self.wanted(group, &hold);
-            if wanted.is_some_and(|wanted| !self.fleet.fits(hold.replica, wanted.need, true, self.now)) {
+            if wanted.is_some_and(|wanted| !self.fits_held(&hold, &wanted)) {
                 index += 1;
                 continue;
             }
             self.groups[group].holds.remove(index);
             self.fleet.hold(hold.replica, false, self.now);
             if let Some(chosen) = wanted {
-                return Some(Pick { chosen, replica: hold.replica, pool: hold.pool, held: true });
+                let (replica, pool) = (hold.replica, hold.pool);
+                return Some(Pick { chosen, replica, pool, held: true, cached: 0 });
             }
         }
         None
@@ -102,12 +143,17 @@ impl Scheduler {
             && self.fleet.is_up(hold.replica)
             && !self.shunned(hold.job, pools).contains(&hold.replica);
         let head = Head { job: hold.job, lane, part };
-        usable.then_some(Candidate {
+        let quotas = &self.groups[group].quotas;
+        let standing = quotas.standing(lane.tenant);
+        let allowed = quotas.allows(lane.tenant, job.spec.sequences);
+        (usable && allowed).then_some(Candidate {
             class: spot.class,
             line: spot.line,
             head,
             need: job.need(),
             guaranteed: false,
+            guest: false,
+            standing,
         })
     }
 
@@ -131,12 +177,35 @@ impl Scheduler {
     /// that did, where it can: if one of them breaks whatever engine it meets,
     /// it takes no other with it a second time.
     fn replica_for(&self, chosen: &Candidate, pools: &[PoolId]) -> Option<ReplicaId> {
+        let job = self.jobs.get(&chosen.head.job)?;
         let shunned = self.shunned(chosen.head.job, pools);
-        let best = |avoid: &dyn Fn(ReplicaId) -> bool| self.fleet.best(pools, chosen.need, avoid);
-        let suspect = self.jobs.get(&chosen.head.job).is_some_and(|job| job.suspect);
+        let cached = self.prefixes.matches(&job.prefix);
+        let wish = job.wish(&cached, chosen.guest);
+        let best = |avoid: &dyn Fn(ReplicaId) -> bool| self.fleet.best(pools, &wish, avoid);
+        let suspect = job.suspect;
         let apart = || best(&|id| shunned.contains(&id) || self.fleet.has_suspect(id));
         let apart = suspect.then(apart).flatten();
         apart.or_else(|| best(&|id| shunned.contains(&id)))
+    }
+
+    /// Tokens of the job's prompt that a replica is taken to have.
+    fn cached(&self, job: JobId, replica: ReplicaId) -> u64 {
+        let Some(job) = self.jobs.get(&job) else { return 0 };
+        let holders = self.prefixes.matches(&job.prefix);
+        holders.iter().find(|(id, _)| *id == replica).map_or(0, |(_, tokens)| *tokens)
+    }
+
+    /// Whether a held replica has room for the job by now.
+    fn fits_held(&self, hold: &Hold, wanted: &Candidate) -> bool {
+        let job = self.jobs.get(&wanted.head.job);
+        job.is_some_and(|job| self.fleet.fits(hold.replica, &job.wish(&[], wanted.guest), true, self.now))
+    }
+
+    /// The first in the order of the group, whether it fits or not.
+    pub(super) fn first_of(&self, group: usize) -> Option<Candidate> {
+        let here = &self.groups[group];
+        let rooms: Rooms = here.shape.lines.iter().map(|_| [Some(Size::MAX); 2]).collect();
+        here.first(&rooms, &|_| false)
     }
 
     /// The first in the order among all that wait for the pool, whether it
@@ -144,8 +213,7 @@ impl Scheduler {
     fn first_for(&self, group: usize, pool: PoolId) -> Option<Candidate> {
         let here = &self.groups[group];
         let lines = here.shape.lines.iter();
-        let rooms: SmallVec<[Option<Size>; 8]> =
-            lines.map(|pools| pools.contains(&pool).then_some(Size::MAX)).collect();
+        let rooms: Rooms = lines.map(|pools| [pools.contains(&pool).then_some(Size::MAX); 2]).collect();
         here.first(&rooms, &|_| false)
     }
 
@@ -175,12 +243,16 @@ impl Scheduler {
         let why = self.reasons(group, pick)?;
         let standing = self.fleet.standing(pick.replica, now)?;
         let job = self.jobs.get(&id)?;
-        let (spec, booking, unpaid) = (job.spec, job.booking(), job.charged.is_none());
+        let (spec, booking, unpaid) =
+            (job.spec, job.booking(pick.cached, pick.chosen.guest), job.charged.is_none());
         let price = cost(spec.prompt_tokens, job.output);
 
-        let fits = self.fleet.fits(pick.replica, pick.chosen.need, true, now);
+        let cached = [(pick.replica, pick.cached)];
+        let fits = self.fleet.fits(pick.replica, &job.wish(&cached, pick.chosen.guest), true, now);
+        let raw = self.fleet.raw_outlook(pick.replica).map_or(0, |outlook| outlook.ttft(booking.weight));
         self.invariants.check(InvariantId::CreditKept, fits);
         self.groups[group].account(&pick.chosen, pick.pool, price);
+        self.groups[group].class_mut(pick.chosen.class).backlogs.sent(spec.tenant, now);
         self.leave(id);
         if unpaid {
             let weight = self.weight(spec.tenant);
@@ -188,13 +260,19 @@ impl Scheduler {
             self.refresh_tenant(group, spec.class, spec.tenant);
         }
         self.fleet.book(pick.replica, &booking, now);
+        self.take_quota(group, spec.tenant, booking.seqs);
+        self.groups[group].started(pick.chosen.class);
         self.groups[group].drain.note(now);
         if let Some(job) = self.jobs.get_mut(&id) {
             job.waited = why.queued;
             job.tries = why.attempt;
             job.passed = 0;
             job.charged.get_or_insert(price);
-            job.phase = Phase::Running(Run { replica: pick.replica, epoch: standing.epoch, booking });
+            let (replica, epoch) = (pick.replica, standing.epoch);
+            self.prefixes.note(replica, &job.prefix);
+            let run = Run { replica, epoch, booking, since: now, raw };
+            job.phase = Phase::Running(run);
+            self.note_movable(id, &run);
         }
         out.push(Action::Dispatch { job: id, replica: pick.replica, why });
         Some(())
@@ -208,14 +286,20 @@ impl Scheduler {
         let standing = self.fleet.standing(pick.replica, self.now)?;
         let pools = &here.shape.lines[chosen.line];
         let shunned = self.shunned(chosen.head.job, pools);
-        let refused = shunned.iter().filter(|id| self.fleet.fits(**id, chosen.need, false, self.now)).count();
-        let fitting = self.fleet.count_fitting(pools, chosen.need);
+        let cached = [(pick.replica, pick.cached)];
+        let wish = job.wish(&cached, chosen.guest);
+        let refused = shunned.iter().filter(|id| self.fleet.fits(**id, &wish, false, self.now)).count();
+        let fitting = self.fleet.count_fitting(pools, &wish);
+        let expected =
+            self.fleet.outlook(pick.replica).map_or(0, |outlook| outlook.ttft(wish.weight_at(pick.replica)));
         let turn = if chosen.head.part == Part::Returned {
             Turn::Requeued
         } else if here.waiting_for(pick.pool) <= 1 {
             Turn::Alone
         } else if chosen.guaranteed && !pick.held && here.overtaken(chosen.class, pick.pool) {
             Turn::GuaranteedShare
+        } else if chosen.standing == Standing::Guaranteed {
+            Turn::OwnQuota
         } else {
             Turn::Fair
         };
@@ -225,9 +309,13 @@ impl Scheduler {
             behind: here.waiting().saturating_sub(1),
             candidates: fitting.saturating_sub(u32::try_from(refused).unwrap_or(u32::MAX)),
             outstanding_tokens: standing.work,
+            cached_tokens: pick.cached,
+            expected: Duration::from_nanos(expected),
             running: standing.running,
             limit: standing.limit,
             turn,
+            class: job.spec.class,
+            demoted_from: job.demoted_from,
         })
     }
 }

@@ -58,13 +58,17 @@ impl Scheduler {
             if probe == Some(true) {
                 out.push(Action::Probe { replica });
             }
+            if self.fleet.has_stalled(replica, now) {
+                self.stalled(replica, out);
+            }
             self.touch_replica(replica);
         }
     }
 
-    fn eject(&mut self, replica: ReplicaId, why: Fault, out: &mut Vec<Action>) {
+    pub(super) fn eject(&mut self, replica: ReplicaId, why: Fault, out: &mut Vec<Action>) {
         let now = self.now;
         if self.fleet.with_vitals(replica, now, |vitals, rules| vitals.eject(now, rules)) == Some(true) {
+            self.prefixes.forget(replica);
             out.push(Action::Eject { replica, why });
             self.touch_replica(replica);
         }

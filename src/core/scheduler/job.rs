@@ -5,11 +5,15 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::core::board::Size;
-use crate::core::ids::ReplicaId;
-use crate::core::job::JobSpec;
-use crate::core::queue::Part;
+use crate::core::fleet::Wish;
+use crate::core::ids::{ClassId, ReplicaId};
+use crate::core::job::{JobSpec, Prefix};
+use crate::core::predict;
+use crate::core::queue::{Part, Place};
 use crate::core::routing::Booking;
 use crate::core::time::Tick;
+
+use super::recall::Movable;
 
 /// Token and byte counts beyond this are taken as this, so that no sum of them
 /// can overflow.
@@ -21,8 +25,15 @@ const MAX_SEQUENCES: u32 = 1 << 16;
 #[derive(Debug, Clone)]
 pub(super) struct Job {
     pub(super) spec: JobSpec,
-    /// Its arrival number.
-    pub(super) seq: u64,
+    /// Its place among the fresh jobs of its lane.
+    pub(super) place: Place,
+    /// The start of its prompt, to find the replica that has read it before.
+    pub(super) prefix: Prefix,
+    /// The most of its prompt that any replica had when it got to the head of
+    /// its lane.
+    pub(super) reach: u64,
+    /// From then on it cannot keep its class's objective any more.
+    pub(super) late_after: Tick,
     pub(super) phase: Phase,
     /// How long it waited before its earlier tries.
     pub(super) waited: Duration,
@@ -38,8 +49,14 @@ pub(super) struct Job {
     pub(super) suspect: bool,
     /// Replicas that failed it in such a way, with their epochs then.
     pub(super) tried: SmallVec<[(ReplicaId, u32); 2]>,
+    /// How often it lost its place to others.
+    pub(super) preemptions: u32,
+    /// Where it stands among the jobs that may lose their place.
+    pub(super) movable: Option<Movable>,
     /// How often another went before it while it was first in the order.
     pub(super) passed: u32,
+    /// The class it came in, if that is not the one it waits in now.
+    pub(super) demoted_from: Option<ClassId>,
 }
 
 /// Where a job is.
@@ -58,22 +75,30 @@ pub(super) struct Run {
     /// The replica's epoch when it was sent.
     pub(super) epoch: u32,
     pub(super) booking: Booking,
+    /// When it was sent.
+    pub(super) since: Tick,
+    /// Nanoseconds to its first token, as predicted for a replica of speed 1.
+    pub(super) raw: u64,
 }
 
 impl Job {
     /// A job that begins to wait.
-    pub(super) fn new(spec: JobSpec, seq: u64, since: Tick) -> Self {
+    pub(super) fn new(spec: JobSpec, prefix: Prefix, seq: u64, now: Tick) -> Self {
         let spec = JobSpec {
             prompt_tokens: spec.prompt_tokens.min(MAX_COUNT),
             max_output_tokens: spec.max_output_tokens.min(MAX_COUNT),
             sequences: spec.sequences.clamp(1, MAX_SEQUENCES),
             bytes: spec.bytes.min(MAX_COUNT),
+            arrived: spec.arrived.min(now),
             ..spec
         };
         Self {
             spec,
-            seq,
-            phase: Phase::Waiting { part: Part::Fresh, since },
+            place: Place { seq, ..Place::default() },
+            prefix,
+            reach: 0,
+            late_after: Tick::NEVER,
+            phase: Phase::Waiting { part: Part::Fresh, since: spec.arrived },
             waited: Duration::ZERO,
             output: 0,
             charged: None,
@@ -81,24 +106,63 @@ impl Job {
             failures: 0,
             suspect: false,
             tried: SmallVec::new(),
+            preemptions: 0,
+            movable: None,
             passed: 0,
+            demoted_from: None,
         }
     }
 
-    /// What it books at a replica.
-    pub(super) const fn booking(&self) -> Booking {
+    /// What it books at a replica that has so many tokens of its prompt.
+    pub(super) fn booking(&self, cached: u64, guest: bool) -> Booking {
         Booking {
             seqs: self.spec.sequences,
             prompt: self.spec.prompt_tokens,
+            weight: predict::weight(self.spec.prompt_tokens, cached),
             output: self.output,
             started: false,
             suspect: self.suspect,
+            guest,
+            streams: self.spec.streams,
         }
     }
 
     /// What a replica must have left for it.
-    pub(super) const fn need(&self) -> Size {
-        Size { seqs: self.spec.sequences, kv: self.booking().kv() }
+    pub(super) fn need(&self) -> Size {
+        let booking = self.booking(self.reach, false);
+        Size { seqs: booking.seqs, kv: booking.kv(), prefill: booking.weight }
+    }
+
+    /// What it wants of a replica.
+    pub(super) fn wish<'a>(&self, cached: &'a [(ReplicaId, u64)], guest: bool) -> Wish<'a> {
+        Wish { need: self.need(), prompt: self.spec.prompt_tokens, cached, guest }
+    }
+
+    /// What its prompt costs to read where nothing of it is known.
+    pub(super) fn weight(&self) -> u64 {
+        predict::weight(self.spec.prompt_tokens, 0)
+    }
+
+    /// Its place in the part of its lane in which it waits. What returned goes
+    /// by age alone.
+    pub(super) fn place_in(&self, part: Part) -> Place {
+        match part {
+            Part::Returned => Place { seq: self.place.seq, ..Place::default() },
+            Part::Fresh => self.place,
+        }
+    }
+
+    /// Whether its client has been sent nothing of the try under way.
+    pub(super) fn is_unseen(&self) -> bool {
+        self.run().is_none_or(|run| !run.booking.started) || !self.spec.streams
+    }
+
+    /// Keeps in mind that a replica failed it.
+    pub(super) fn note_tried(&mut self, run: &Run) {
+        let tried = (run.replica, run.epoch);
+        if !self.tried.contains(&tried) {
+            self.tried.push(tried);
+        }
     }
 
     /// How long it has waited, over all its tries.

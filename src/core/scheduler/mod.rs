@@ -5,11 +5,13 @@
 //!
 //! * order between classes, tenants and jobs: [`crate::core::order`] and
 //!   [`crate::core::fairness`];
+//! * what each tenant may hold: [`crate::core::quota`];
 //! * which replica: [`crate::core::routing`]; how much it can take:
 //!   [`crate::core::limits`] and [`crate::core::fleet`];
 //! * large jobs among small ones: `dispatch`;
 //! * what a fault does to the job and to the replica: `settle`, `health`;
-//! * what may wait: [`crate::core::admission`].
+//! * what may wait: [`crate::core::admission`]; in which class: `demote`;
+//!   who makes room: `displace`.
 //!
 //! A decision costs O(classes × routes of the group) root look-ups plus
 //! O(log) searches; it does not grow with tenants, replicas or waiting jobs.
@@ -17,9 +19,14 @@
 
 mod arrive;
 mod audit;
+mod demote;
 mod dispatch;
+mod displace;
 mod health;
 mod job;
+mod promise;
+mod quotas;
+mod recall;
 mod reload;
 mod settle;
 mod timer;
@@ -35,15 +42,18 @@ use crate::core::admission::has_space;
 use crate::core::estimate::OutputLengths;
 use crate::core::event::{Action, Event, Fault};
 use crate::core::fleet::Fleet;
+use crate::core::foreign::Finding;
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::invariant::Invariants;
 use crate::core::order::Group;
 use crate::core::placement::Placement;
 use crate::core::policy::Policy;
+use crate::core::prefix::PrefixIndex;
 use crate::core::queue::{Load, Queue};
 use crate::core::time::Tick;
 
 use job::Job;
+use recall::Movable;
 
 /// All state and all decisions of one gateway.
 ///
@@ -57,6 +67,8 @@ pub struct Scheduler {
     queue: Queue,
     jobs: HashMap<JobId, Job>,
     lengths: OutputLengths,
+    prefixes: PrefixIndex,
+    movable: BTreeSet<Movable>,
     deadlines: BTreeSet<(Tick, JobId)>,
     invariants: Invariants,
     /// Groups in which something changed since they were last looked at.
@@ -84,6 +96,8 @@ impl Scheduler {
             queue: Queue::default(),
             jobs: HashMap::new(),
             lengths: OutputLengths::default(),
+            prefixes: PrefixIndex::default(),
+            movable: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             invariants: Invariants::default(),
             touched: BTreeSet::new(),
@@ -109,13 +123,23 @@ impl Scheduler {
         let now = self.now;
         self.expire(false, out);
         self.wake_replicas(out);
+        self.release_urgent();
         match event {
-            Event::Arrived(spec) => self.arrived(spec, out),
+            Event::Arrived(spec, prefix) => self.arrived(spec, prefix, out),
+            Event::Paced { replica, pace } => {
+                self.fleet.pace(replica, &pace, now);
+                self.touch_replica(replica);
+            }
             Event::Left { job, usage } => self.left(job, usage),
             Event::FirstToken { job } => self.first_token(job),
             Event::Finished { job, outcome } => self.finished(job, outcome, out),
             Event::ReplicaReported { replica, report } => {
-                self.fleet.report(replica, report, now);
+                if self.fleet.report(replica, report, now) == Some(Finding::Restarted) {
+                    self.prefixes.forget(replica);
+                }
+                if let Some(tokens) = report.kv_tokens {
+                    self.prefixes.resize(replica, tokens);
+                }
                 self.touch_replica(replica);
             }
             Event::ReplicaLost { replica } => self.lost(replica, Fault::Refused, out),
@@ -125,7 +149,7 @@ impl Scheduler {
             Event::Timer => {}
         }
         self.dispatch(out);
-        if self.expire(true, out) {
+        while self.expire(true, out) {
             self.dispatch(out);
         }
     }

@@ -24,6 +24,7 @@ impl Scheduler {
         self.groups = groups;
         self.fleet.apply(&self.policy, self.now);
         self.lengths.retain(&self.policy);
+        self.count_quotas();
 
         let orphans = self.seat_all();
         for (job, reason) in orphans {
@@ -43,7 +44,7 @@ impl Scheduler {
             let waiting = lane.load().requests;
             if let Some(spot) = self.spot(key) {
                 for _ in 0..waiting {
-                    self.groups[spot.group].joined(spot.class, spot.line);
+                    self.groups[spot.group].joined(spot.class, spot.line, key.tenant, self.now);
                 }
             }
             if let Some(reason) = self.orphaned(key) {

@@ -13,6 +13,7 @@ use crate::core::job::{Tokens, Usage};
 use crate::core::queue::{LaneKey, Part};
 
 use super::Scheduler;
+use super::arrive::Spot;
 use super::job::{Job, Phase, Run};
 
 impl Scheduler {
@@ -30,6 +31,12 @@ impl Scheduler {
         if !run.booking.started {
             let whole = self.fleet.start(run.replica, &mut run.booking, self.now);
             self.invariants.check(InvariantId::LedgerBalanced, whole);
+            let run = *run;
+            if self.jobs.get(&id).is_some_and(|job| !job.is_unseen()) {
+                self.forget_movable(id);
+            }
+            self.fleet.answered(run.replica, self.now.since(run.since), run.raw, self.now);
+            self.touch_replica(run.replica);
         }
     }
 
@@ -49,16 +56,13 @@ impl Scheduler {
     }
 
     fn failed(&mut self, id: JobId, run: Run, fault: Fault, usage: Usage, out: &mut Vec<Action>) {
-        self.release(&run);
+        self.release(id, &run);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let suspect = job.suspect;
         if fault.counts_as_attempt() {
             job.suspect = true;
             job.failures = job.failures.saturating_add(1);
-            let tried = (run.replica, run.epoch);
-            if !job.tried.contains(&tried) {
-                job.tried.push(tried);
-            }
+            job.note_tried(&run);
         }
         let (failures, lane) = (job.failures, LaneKey::of(&job.spec));
         let exhausted = failures >= self.policy.retry.max_attempts.max(1);
@@ -66,7 +70,9 @@ impl Scheduler {
         if !run.booking.started
             && let Some(spot) = self.spot(lane)
         {
-            self.groups[spot.group].drain.take_back(self.now);
+            let here = &mut self.groups[spot.group];
+            here.drain.take_back(self.now);
+            here.class_mut(spot.class).backlogs.came_back(lane.tenant, self.now);
         }
         if run.booking.started {
             if let Some(job) = self.jobs.remove(&id) {
@@ -102,19 +108,32 @@ impl Scheduler {
         self.settle(&job, usage);
     }
 
+    /// Refuses a job that was taken back and has no lane any more.
+    pub(super) fn refuse_returned(&mut self, id: JobId, reason: RejectReason, out: &mut Vec<Action>) {
+        self.refuse(id, reason, Usage::Unknown, out);
+    }
+
     /// Takes a job out of its lane or from its replica.
     fn take_out(&mut self, id: JobId) {
         match self.jobs.get(&id).map(|job| job.phase) {
             Some(Phase::Waiting { .. }) => self.leave(id),
-            Some(Phase::Running(run)) => self.release(&run),
+            Some(Phase::Running(run)) => self.release(id, &run),
             None => {}
         }
     }
 
-    fn release(&mut self, run: &Run) {
+    pub(super) fn release(&mut self, id: JobId, run: &Run) {
+        self.forget_movable(id);
         self.touch_replica(run.replica);
+        let lane = self.jobs.get(&id).map(|job| LaneKey::of(&job.spec));
+        if let Some(spot) = lane.and_then(|lane| self.spot(lane)) {
+            self.groups[spot.group].stopped(spot.class, self.now.since(run.since), self.now);
+        }
         let whole = self.fleet.release(run.replica, &run.booking, self.now);
         self.invariants.check(InvariantId::LedgerBalanced, whole);
+        if let Some(lane) = lane {
+            self.give_back_quota(lane, run.booking.seqs);
+        }
     }
 
     /// Replaces what the tenant was charged by what the job came to. A job of
@@ -125,11 +144,16 @@ impl Scheduler {
         let known = usage.tokens().or_else(|| waits.then(Tokens::default));
         let (Some(charged), Some(tokens)) = (job.charged, known) else { return };
         let Some(spot) = self.spot(LaneKey::of(&job.spec)) else { return };
-        let (class, tenant) = (job.spec.class, job.spec.tenant);
+        self.recharge(spot, job.spec.tenant, charged, cost(tokens.input, tokens.output));
+    }
+
+    /// Replaces a charge of the tenant in the class by another one.
+    pub(super) fn recharge(&mut self, spot: Spot, tenant: TenantId, charged: u64, cost: u64) {
         let weight = self.weight(tenant);
-        let counters = &mut self.groups[spot.group].class_mut(spot.class).counters;
-        counters.correct(tenant, weight, charged, cost(tokens.input, tokens.output));
-        self.refresh_tenant(spot.group, class, tenant);
+        let class = self.groups[spot.group].class_mut(spot.class);
+        class.counters.correct(tenant, weight, charged, cost);
+        let id = class.id;
+        self.refresh_tenant(spot.group, id, tenant);
         self.touched.insert(spot.group);
     }
 

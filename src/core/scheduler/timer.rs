@@ -11,18 +11,21 @@ impl Scheduler {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let job = self.deadlines.first().map(|(at, _)| *at).filter(|at| *at != Tick::NEVER);
-        job.into_iter().chain(self.fleet.next_wake()).min()
+        job.into_iter().chain(self.fleet.next_wake()).chain(self.next_release()).min()
     }
 
-    /// Refuses the waiting jobs whose deadline lies before now, or is now when
-    /// asked for. Says whether there were any.
+    /// Ends the wait of jobs whose deadline lies before now, or is now when asked
+    /// for: in a slower class it goes on, where there is one, else they are
+    /// refused. Says whether there were any.
     pub(super) fn expire(&mut self, even_now: bool, out: &mut Vec<Action>) -> bool {
         let mut any = false;
         while let Some(&(at, job)) = self.deadlines.first() {
             if at > self.now || (at == self.now && !even_now) || at == Tick::NEVER {
                 break;
             }
-            self.reject(job, RejectReason::DeadlineExceeded, out);
+            if !self.demote(job) {
+                self.reject(job, RejectReason::DeadlineExceeded, out);
+            }
             any = true;
         }
         any

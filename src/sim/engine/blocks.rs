@@ -1,7 +1,8 @@
 //! The KV block pool with its prefix cache.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// Tokens in one KV block.
 pub const BLOCK_TOKENS: u32 = 16;
@@ -14,8 +15,27 @@ pub(super) fn blocks_for(tokens: u32) -> u64 {
 #[derive(Debug, Clone, Copy)]
 struct Cached {
     refs: u32,
-    /// Key in `idle` while `refs` is zero.
+    /// Its number in `idle` while `refs` is zero.
     stamp: u64,
+}
+
+/// Block hashes are hashes already: one multiplication spreads them.
+#[derive(Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0 ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
 }
 
 /// Fixed number of blocks. A block is free, private to one sequence, or cached
@@ -25,14 +45,18 @@ struct Cached {
 pub(super) struct BlockPool {
     total: u64,
     free: u64,
-    cached: HashMap<u64, Cached>,
-    idle: BTreeMap<u64, u64>,
+    cached: HashMap<u64, Cached, BuildHasherDefault<Spread>>,
+    /// Stamp and hash of what became idle, the oldest first. A block that was
+    /// shared again leaves its entry behind: it counts only with its stamp.
+    idle: VecDeque<(u64, u64)>,
+    idle_blocks: u64,
     stamps: u64,
 }
 
 impl BlockPool {
     pub(super) fn new(total: u64) -> Self {
-        Self { total, free: total, cached: HashMap::new(), idle: BTreeMap::new(), stamps: 0 }
+        let (cached, idle) = (HashMap::default(), VecDeque::new());
+        Self { total, free: total, cached, idle, idle_blocks: 0, stamps: 0 }
     }
 
     pub(super) fn total(&self) -> u64 {
@@ -46,7 +70,7 @@ impl BlockPool {
 
     /// Blocks that can be handed out, idle cached ones included.
     pub(super) fn available(&self) -> u64 {
-        self.free + self.idle.len() as u64
+        self.free + self.idle_blocks
     }
 
     /// How many leading blocks of `hashes` are cached, and how many of those
@@ -69,7 +93,7 @@ impl BlockPool {
             return;
         };
         if block.refs == 0 {
-            self.idle.remove(&block.stamp);
+            self.idle_blocks -= 1;
         }
         block.refs += 1;
     }
@@ -80,9 +104,12 @@ impl BlockPool {
             return false;
         }
         while self.free < count {
-            let Some((_, hash)) = self.idle.pop_first() else { break };
-            self.cached.remove(&hash);
-            self.free += 1;
+            let Some((stamp, hash)) = self.idle.pop_front() else { break };
+            if is_idle(&self.cached, stamp, hash) {
+                self.cached.remove(&hash);
+                self.idle_blocks -= 1;
+                self.free += 1;
+            }
         }
         self.free -= count;
         true
@@ -118,18 +145,29 @@ impl BlockPool {
         if block.refs == 0 {
             self.stamps += 1;
             block.stamp = self.stamps;
-            self.idle.insert(self.stamps, hash);
+            self.idle.push_back((self.stamps, hash));
+            self.idle_blocks += 1;
+            self.tidy();
+        }
+    }
+
+    /// Drops entries left behind once they are the greater part.
+    fn tidy(&mut self) {
+        if self.idle.len() as u64 > 2 * self.idle_blocks + 1_024 {
+            self.idle.retain(|(stamp, hash)| is_idle(&self.cached, *stamp, *hash));
         }
     }
 
     /// Forgets every idle cached block.
     pub(super) fn forget_idle(&mut self) {
-        self.free += self.idle.len() as u64;
-        for hash in self.idle.values() {
-            self.cached.remove(hash);
-        }
-        self.idle.clear();
+        self.cached.retain(|_, block| block.refs > 0);
+        self.free += self.idle_blocks;
+        (self.idle, self.idle_blocks) = (VecDeque::new(), 0);
     }
+}
+
+fn is_idle(cached: &HashMap<u64, Cached, BuildHasherDefault<Spread>>, stamp: u64, hash: u64) -> bool {
+    cached.get(&hash).is_some_and(|block| block.refs == 0 && block.stamp == stamp)
 }
 
 #[cfg(test)]
@@ -155,6 +193,22 @@ mod tests {
         pool.forget_idle();
         assert_eq!(pool.match_prefix(&[7]), (0, 0));
         assert_eq!(pool.available(), 2);
+    }
+
+    #[test]
+    fn use_makes_young_and_entries_left_behind_do_not_pile_up() {
+        let mut pool = BlockPool::new(2);
+        assert!(pool.take(2));
+        [1, 2].into_iter().for_each(|hash| pool.publish(hash));
+        [1, 2].into_iter().for_each(|hash| pool.release(hash));
+        for _ in 0..10_000 {
+            pool.share(1);
+            pool.release(1);
+        }
+        assert!(pool.idle.len() < 2_000, "{}", pool.idle.len());
+        assert!(pool.take(1));
+        assert_eq!((pool.match_prefix(&[1]), pool.match_prefix(&[2])), ((1, 1), (0, 0)));
+        assert_eq!((pool.used(), pool.available()), (1, 1));
     }
 
     #[test]

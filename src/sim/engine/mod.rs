@@ -212,6 +212,18 @@ impl Engine {
         }
     }
 
+    /// Requests inside, waiting or running.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.requests.len() as u64
+    }
+
+    /// Sequences that wait, preempted ones included.
+    #[must_use]
+    pub fn waiting(&self) -> u64 {
+        self.waiting.len() as u64
+    }
+
     /// What was done since the start.
     #[must_use]
     pub fn counters(&self) -> Counters {

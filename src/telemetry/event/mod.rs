@@ -14,7 +14,9 @@ pub use process::{
 pub use replica::{
     ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
 };
-pub use request::{AuthFailed, RequestFinished, RequestOutcome, RequestRequeued, StreamBroken, Timings};
+pub use request::{
+    AuthFailed, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, StreamBroken, Timings,
+};
 
 use std::time::Duration;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tracing::{Level, debug, info, warn};
 
-use crate::core::event::{Fault, Placed};
+use crate::core::event::{Fault, Placed, Recalled};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::Usage;
 use crate::core::policy::Policy;
@@ -53,6 +53,14 @@ pub struct RequestFinished<'a> {
     pub timings: Timings,
     /// Engines it was sent to.
     pub attempts: u32,
+    /// How often it was taken away from one before the client saw anything.
+    pub recalls: u32,
+    /// Why, the last time.
+    pub recall_reason: Option<&'static str>,
+    /// The id of the try that it repeats and whose place it took.
+    pub replaces: Option<&'a str>,
+    /// The id of the retry that took its place.
+    pub replaced_by: Option<&'a str>,
     /// Why it went where it went, the last time.
     pub placed: Option<Placed>,
     /// The engine's finish reason.
@@ -158,11 +166,18 @@ impl RequestFinished<'_> {
                     gap_mean_ms = times.gap_mean.map(millis),
                     gap_max_ms = times.gap_max.map(millis),
                     attempts = self.attempts,
+                    recalls = (self.recalls > 0).then_some(self.recalls),
+                    recall_reason = self.recall_reason,
+                    replaces = self.replaces.map(shorten),
+                    replaced_by = self.replaced_by.map(shorten),
                     finish_reason = self.finish_reason.map(shorten),
                     turn = self.placed.map(|why| why.turn.name()),
+                    demoted_to = self.placed.and_then(|why| known(policy.classes.name(why.demoted_to()?))),
                     behind = self.placed.map(|why| why.behind),
                     candidates = self.placed.map(|why| why.candidates),
                     outstanding_tokens = self.placed.map(|why| why.outstanding_tokens),
+                    expected_ms = self.placed.map(|why| millis(why.expected)),
+                    expected_cached_tokens = self.placed.map(|why| why.cached_tokens),
                     replica_running = self.placed.map(|why| why.running),
                     replica_limit = self.placed.map(|why| why.limit),
                     "request finished"
@@ -214,6 +229,38 @@ impl RequestRequeued<'_> {
             );
         });
         telemetry.metrics().requeued(&policy, pool_of(&policy, self.replica), fault);
+    }
+}
+
+/// A request was taken away from its replica before its client saw anything,
+/// and it waits again.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestRecalled<'a> {
+    /// The request.
+    pub request_id: &'a str,
+    /// The replica it was taken from.
+    pub replica: ReplicaId,
+    /// Why.
+    pub why: Recalled,
+    /// The try that ended so, from 1.
+    pub attempt: u32,
+}
+
+impl RequestRecalled<'_> {
+    /// Writes and counts the event.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let policy = telemetry.policy();
+        let reason = self.why.name();
+        telemetry.log(|| {
+            info!(
+                request_id = shorten(self.request_id),
+                replica = policy.replicas.name(self.replica),
+                reason,
+                attempt = self.attempt,
+                "request recalled"
+            );
+        });
+        telemetry.metrics().recalled(&policy, pool_of(&policy, self.replica), reason);
     }
 }
 
@@ -272,8 +319,8 @@ mod tests {
     use super::*;
     use crate::telemetry::fixtures::{success, telemetry};
 
-    const KEYS: &str = "api attempts behind cached_tokens candidates class connect_ms finish_reason gap_max_ms \
-        gap_mean_ms input_tokens key_id level message model operation outcome output_tokens \
+    const KEYS: &str = "api attempts behind cached_tokens candidates class connect_ms expected_cached_tokens \
+        expected_ms finish_reason gap_max_ms gap_mean_ms input_tokens key_id level message model operation outcome output_tokens \
         outstanding_tokens pool queue_ms replica replica_limit replica_running request_id requested_model status \
         stream target tenant timestamp total_ms ttft_ms turn usage";
 
@@ -298,5 +345,17 @@ mod tests {
         let log = telemetry.captured_log();
         let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
         assert_eq!((&line["level"], &line["reason"]), (&"WARN".into(), &"upstream_failed".into()));
+
+        let (replaces, replaced_by) = (Some("try-0"), Some("try-2"));
+        RequestFinished { replaces, replaced_by, ..success() }.emit(&telemetry);
+        let log = telemetry.captured_log();
+        let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
+        assert_eq!((&line["replaces"], &line["replaced_by"]), (&"try-0".into(), &"try-2".into()));
+
+        RequestFinished { recalls: 2, recall_reason: Some("stalled"), ..success() }.emit(&telemetry);
+        let log = telemetry.captured_log();
+        let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
+        assert_eq!((&line["recalls"], &line["recall_reason"]), (&2.into(), &"stalled".into()));
+        assert_eq!((&line["expected_ms"], &line["expected_cached_tokens"]), (&130.0.into(), &0.into()));
     }
 }

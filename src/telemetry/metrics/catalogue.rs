@@ -31,6 +31,10 @@ pub(super) const REQUEUES: Metric = metric(
     "penstock_requeues_total",
     "Requests that an engine failed before the first token and that went back to the queue.",
 );
+pub(super) const RECALLS: Metric = metric(
+    "penstock_recalls_total",
+    "Requests that were taken away from a replica before their client saw anything, by reason.",
+);
 pub(super) const STREAMS_BROKEN: Metric =
     metric("penstock_streams_broken_total", "Streams that broke after the client had got part of them.");
 pub(super) const EJECTIONS: Metric =
@@ -54,6 +58,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     TOKENS,
     USAGE_UNKNOWN,
     REQUEUES,
+    RECALLS,
     STREAMS_BROKEN,
     EJECTIONS,
     READMISSIONS,

@@ -79,15 +79,19 @@ impl Metrics {
     }
 
     pub(super) fn requeued(&self, policy: &Policy, pool: Option<PoolId>, fault: &'static str) {
-        self.of_pool(&catalogue::REQUEUES, policy, pool, Some(fault));
+        self.of_pool(&catalogue::REQUEUES, policy, pool, Some(("fault", fault)));
+    }
+
+    pub(super) fn recalled(&self, policy: &Policy, pool: Option<PoolId>, reason: &'static str) {
+        self.of_pool(&catalogue::RECALLS, policy, pool, Some(("reason", reason)));
     }
 
     pub(super) fn stream_broken(&self, policy: &Policy, pool: Option<PoolId>, fault: &'static str) {
-        self.of_pool(&catalogue::STREAMS_BROKEN, policy, pool, Some(fault));
+        self.of_pool(&catalogue::STREAMS_BROKEN, policy, pool, Some(("fault", fault)));
     }
 
     pub(super) fn ejected(&self, policy: &Policy, pool: Option<PoolId>, fault: &'static str) {
-        self.of_pool(&catalogue::EJECTIONS, policy, pool, Some(fault));
+        self.of_pool(&catalogue::EJECTIONS, policy, pool, Some(("fault", fault)));
     }
 
     pub(super) fn readmitted(&self, policy: &Policy, pool: Option<PoolId>) {
@@ -116,10 +120,17 @@ impl Metrics {
         counter(&self.recorder, &catalogue::CONNECTIONS_REFUSED, labels).increment(1);
     }
 
-    /// Counts a rare event of a pool; rare, so its handle is not kept.
-    fn of_pool(&self, metric: &Metric, policy: &Policy, pool: Option<PoolId>, fault: Option<&'static str>) {
+    /// Counts a rare event of a pool, under one more label where there is one;
+    /// rare, so its handle is not kept.
+    fn of_pool(
+        &self,
+        metric: &Metric,
+        policy: &Policy,
+        pool: Option<PoolId>,
+        label: Option<(&'static str, &'static str)>,
+    ) {
         let mut labels = vec![Label::new("pool", labels::pool(policy, pool).to_owned())];
-        labels.extend(fault.map(|fault| Label::from_static_parts("fault", fault)));
+        labels.extend(label.map(|(name, value)| Label::from_static_parts(name, value)));
         counter(&self.recorder, metric, labels).increment(1);
     }
 }

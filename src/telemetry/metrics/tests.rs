@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::core::event::Fault;
+use crate::core::event::{Fault, Recalled};
 use crate::core::ids::{ReplicaId, TenantId};
 use crate::core::job::{Tokens, Usage};
 use crate::telemetry::event::{
     AuthFailed, ConnectionRefused, ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted,
-    RequestFinished, RequestOutcome, RequestRequeued, ScrapeFailed, StreamBroken,
+    RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, ScrapeFailed, StreamBroken,
 };
 use crate::telemetry::fixtures::{load, policy, render, samples, success, telemetry};
 use crate::telemetry::metrics::series::MAX_OWNERS;
@@ -165,6 +165,7 @@ fn every_other_event_is_counted_under_its_pool_or_reason() {
     RequestFinished { outcome: RequestOutcome::Rejected, reason: Some("queue_full"), ..success() }
         .emit(&telemetry);
     RequestRequeued { request_id: "r", replica, fault, attempt: 1 }.emit(&telemetry);
+    RequestRecalled { request_id: "r", replica, why: Recalled::Stalled, attempt: 1 }.emit(&telemetry);
     StreamBroken { request_id: "r", replica, fault: Fault::Reset, output_tokens: 7 }.emit(&telemetry);
     ReplicaEjected { replica, fault }.emit(&telemetry);
     ReplicaReadmitted { replica, after: Duration::from_secs(2) }.emit(&telemetry);
@@ -181,6 +182,7 @@ fn every_other_event_is_counted_under_its_pool_or_reason() {
     for key in [
         r#"penstock_rejections_total{reason="queue_full"}"#,
         r#"penstock_requeues_total{pool="a100",fault="refused"}"#,
+        r#"penstock_recalls_total{pool="a100",reason="stalled"}"#,
         r#"penstock_streams_broken_total{pool="a100",fault="reset"}"#,
         r#"penstock_ejections_total{pool="a100",fault="refused"}"#,
         r#"penstock_ejections_total{pool="other",fault="refused"}"#,

@@ -38,6 +38,8 @@ pub(super) fn of(event: &RequestFinished<'_>, policy: &Policy) -> Vec<KeyValue> 
     add("penstock.replica", text(event.replica.and_then(|id| known(policy.replicas.name(id)))));
     if let Some(why) = event.placed {
         add("penstock.placed.turn", Some(why.turn.name().into()));
+        let demoted_to = why.demoted_to().and_then(|class| known(policy.classes.name(class)));
+        add("penstock.placed.demoted_to", text(demoted_to));
         add("penstock.placed.behind", Some(count(why.behind)));
         add("penstock.placed.candidates", Some(i64::from(why.candidates).into()));
         add("penstock.placed.outstanding_tokens", Some(count(why.outstanding_tokens)));

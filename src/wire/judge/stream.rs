@@ -145,6 +145,18 @@ impl StreamJudge {
         self.outputs > 0 || self.choices.ended > 0
     }
 
+    /// Events with output so far; a lower bound of the tokens.
+    #[must_use]
+    pub const fn outputs(&self) -> u64 {
+        self.outputs
+    }
+
+    /// Whether the answer has one choice only.
+    #[must_use]
+    pub const fn is_single(&self) -> bool {
+        self.expected == 1
+    }
+
     /// Judges the next event. After an error, go on only to learn the usage:
     /// everything else is dropped.
     pub fn frame(&mut self, frame: &Frame) -> Verdict {

@@ -89,7 +89,10 @@ async fn run(Case { end, running, waiting }: Case) {
         assert!(waiting.contains(&fault) || after_end(fault), "{end:?}: {line}");
     }
     let expected = if waiting.is_empty() { 0 } else { calls().len() };
-    let lost = moved.iter().filter(|line| waiting.contains(&line["fault"].as_str().unwrap())).count();
+    let recalled = rig.log("request recalled").into_iter().filter(|line| line["replica"] == gone.as_str());
+    let stalled = if waiting.contains(&"silent") { recalled.count() } else { 0 };
+    let lost =
+        stalled + moved.iter().filter(|line| waiting.contains(&line["fault"].as_str().unwrap())).count();
     assert_eq!(lost, expected, "{end:?}: {moved:?}");
 }
 

@@ -131,6 +131,24 @@ fn faults_of_tenants_and_classes() {
             "default_class: the tenant may not use `standard`",
         ),
         (with("tenants: {a: {default_class: btach}}"), "there is no class `btach` (did you mean `batch`?)"),
+        (with("classes: {a: {demote_to: b}}"), "classes.a.demote_to: there is no class `b`"),
+        (
+            with("classes: {interactive: {demote_to: btach}, batch: {}}"),
+            "demote_to: there is no class `btach` (did you mean `batch`?)",
+        ),
+        (
+            with("classes: {a: {rank: 2, demote_to: b}, b: {rank: 1}}"),
+            "classes.a.demote_to: `b` has rank 1, and this class 2 (name a class of a later rank)",
+        ),
+        (with("classes: {a: {demote_to: a}}"), "classes.a.demote_to: `a` has rank 1, and this class 1"),
+        (
+            with("tenants: {a: {quota: {guarantee: 0.7}}, b: {}, c: {quota: {guarantee: 0.4}}}\nauth: {mode: off, tenant: a}")
+                .replacen("auth: {mode: off}\n", "", 1),
+            "tenants: the guarantees are 1.10 together (a 0.7, c 0.4) (lower quota.guarantee of some tenant",
+        ),
+        (with("tenants: {a: {quota: {guarantee: 1.5}}}"), "tenants.a.quota.guarantee: 1.5 is not a share"),
+        (with("tenants: {a: {quota: {borrow: -1}}}"), "tenants.a.quota.borrow: -1 is not a share"),
+        (with("tenants: {a: {quota: {lend: .inf}}}"), "not valid YAML"),
         (with("tenants: {a: {queue: {tokens: 0}}}"), "tenants.a.queue.tokens: must not be zero"),
     ]);
 }
@@ -138,6 +156,10 @@ fn faults_of_tenants_and_classes() {
 #[test]
 fn faults_of_models_and_pools() {
     expect_one_error(&[
+        (
+            SMALL.replace("engine: vllm", "engine: sglang\n    engine_priority: true"),
+            "pools.llama.engine_priority: sglang is told no priority",
+        ),
         (with("models: {other: {}}"), "models.other: no pool serves this model"),
         (
             with("models: {llama: {aliases: [llama]}}"),

@@ -274,10 +274,12 @@ fn hostile_numbers_do_no_harm() {
         world.arrive(huge(id));
     }
     world.arrive(JobSpec { sequences: 0, ..spec(9) });
-    for id in 0..5 {
-        world.finish(id, Outcome::Done(used(u64::MAX, u64::MAX)));
-    }
     world.done(9);
+    for _ in 0..5 {
+        for id in (0..5).chain([9]) {
+            world.finish(id, Outcome::Done(used(u64::MAX, u64::MAX)));
+        }
+    }
     world.event(Event::ReplicaReported {
         replica: ReplicaId::new(0),
         report: Report {
@@ -311,7 +313,9 @@ fn reports_set_limits_where_nothing_is_configured() {
 fn an_engine_buffer_adds_to_the_limit() {
     let mut rules = policy(&[&[1]], &[&[0]]);
     let replicas = vec![ReplicaId::new(0)];
-    rules.pools.insert("p0", Pool { replicas, models: BTreeSet::new(), engine_buffer: 1 });
+    rules
+        .pools
+        .insert("p0", Pool { replicas, models: BTreeSet::new(), engine_buffer: 1, engine_priority: false });
     let mut world = World::new(rules);
     assert_eq!(sent(&world.arrive(spec(1))).len() + sent(&world.arrive(spec(2))).len(), 2);
     assert_eq!(world.arrive(spec(3)), []);

@@ -1,11 +1,16 @@
 //! A small world to drive the scheduler in.
 
 mod basics;
+mod demotion;
+mod displacement;
 mod faults;
 mod properties;
+mod quotas;
+mod recalls;
 mod reloads;
 mod scale;
 mod shares;
+mod shedding;
 mod worlds;
 
 use std::collections::BTreeSet;
@@ -14,8 +19,8 @@ use std::time::Duration;
 
 use crate::core::event::{Action, Event, Fault, Outcome, Placed, Rejection};
 use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::job::{JobSpec, Tokens, Usage};
-use crate::core::policy::{Bounds, Class, Model, Policy, Pool, Replica, Tenant};
+use crate::core::job::{JobSpec, Prefix, Tokens, Usage};
+use crate::core::policy::{Bounds, Class, Model, Policy, Pool, Quota, Replica, Tenant};
 use crate::core::scheduler::Scheduler;
 use crate::core::snapshot::ReplicaState;
 use crate::core::time::Tick;
@@ -27,6 +32,7 @@ fn class(rank: u32, min_share: f64) -> Class {
         max_wait: Duration::from_secs(60),
         ttft_objective: Duration::from_secs(1),
         itl_objective: Duration::from_millis(50),
+        demote_to: None,
     }
 }
 
@@ -38,6 +44,7 @@ fn tenant(weight: f64) -> Tenant {
         classes: BTreeSet::from([default_class]),
         models: None,
         bounds: Bounds::default(),
+        quota: Quota::default(),
     }
 }
 
@@ -58,7 +65,7 @@ fn policy(pools: &[&[u32]], models: &[&[u32]]) -> Policy {
             policy.replicas.insert(&format!("p{index}/r{number}"), row)
         };
         let replicas = limits.iter().enumerate().map(add).collect();
-        let row = Pool { replicas, models: BTreeSet::new(), engine_buffer: 0 };
+        let row = Pool { replicas, models: BTreeSet::new(), engine_buffer: 0, engine_priority: false };
         policy.pools.insert(&format!("p{index}"), row);
     }
     for (index, pools) in models.iter().enumerate() {
@@ -80,7 +87,10 @@ fn spec(id: u64) -> JobSpec {
         max_output_tokens: 10,
         sequences: 1,
         bytes: 100,
+        streams: true,
+        arrived: Tick::NEVER,
         deadline: Tick::from_millis(60_000),
+        patience: Tick::NEVER,
     }
 }
 
@@ -111,7 +121,7 @@ impl World {
     }
 
     fn arrive(&mut self, spec: JobSpec) -> Vec<Action> {
-        self.event(Event::Arrived(spec))
+        self.event(Event::Arrived(spec, Prefix::default()))
     }
 
     fn done(&mut self, job: u64) -> Vec<Action> {

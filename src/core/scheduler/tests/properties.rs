@@ -9,7 +9,7 @@ use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert
 
 use crate::core::event::{Action, Event, Fault, Outcome};
 use crate::core::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
-use crate::core::job::{JobSpec, Usage};
+use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::policy::Policy;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::used;
@@ -83,6 +83,12 @@ impl Edge {
                 let room = why.running + spec.sequences.max(1) <= why.limit || why.running == 0;
                 assert!(room, "beyond its credit: {why:?}");
                 assert!(why.candidates >= 1);
+                assert!(why.attempt > 1 || self.now <= spec.patience, "its client is gone");
+                let asked = why.demoted_from.unwrap_or(why.class);
+                assert_eq!(asked, spec.class);
+                let rank = |class| self.policy.classes.get(class).map(|row| (row.rank, class));
+                let later = self.policies.len() > 1 || rank(asked) < rank(why.class);
+                assert!(why.demoted_from.is_none() || later, "{why:?}");
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert!(seen.ends == 0 && seen.at.is_none());
                 seen.at = Some(replica);
@@ -100,6 +106,10 @@ impl Edge {
                 if why.counts_as_attempt() && !seen.outlived {
                     seen.tried.insert(replica);
                 }
+            }
+            Action::Recall { job, replica, .. } => {
+                let seen = self.jobs.get_mut(&job).expect("a job that arrived");
+                assert_eq!(seen.at.take(), Some(replica));
             }
             Action::Eject { replica, .. } => assert!(self.out_of_service.insert(replica)),
             Action::Readmit { replica, .. } => {
@@ -143,7 +153,7 @@ impl Edge {
     fn arrive(&mut self, spec: JobSpec) {
         self.specs.insert(spec.id, spec);
         self.jobs.insert(spec.id, Seen::default());
-        self.event(Event::Arrived(spec));
+        self.event(Event::Arrived(spec, Prefix::default()));
     }
 
     fn fail(&mut self, job: JobId, fault: Fault) {
@@ -151,6 +161,15 @@ impl Edge {
             self.end(job);
         }
         self.event(Event::Finished { job, outcome: Outcome::Failed { fault, usage: Usage::Unknown } });
+    }
+
+    fn leave(&mut self, which: usize) {
+        let live: Vec<_> = self.jobs.iter().filter(|(_, seen)| seen.ends == 0).map(|(id, _)| *id).collect();
+        if !live.is_empty() {
+            let job = live[which % live.len()];
+            self.end(job);
+            self.event(Event::Left { job, usage: Usage::Unknown });
+        }
     }
 
     fn reload(&mut self, which: usize) {
@@ -183,7 +202,13 @@ impl Edge {
                     max_output_tokens: output,
                     sequences,
                     bytes: 4 * prompt,
+                    streams: true,
+                    arrived: Tick::NEVER,
                     deadline: self.now + Duration::from_millis(patience),
+                    patience: match patience % 3 {
+                        0 => Tick::NEVER,
+                        more => self.now + Duration::from_millis(patience + 300 * more),
+                    },
                 });
             }
             Op::FirstToken(which) => {
@@ -203,19 +228,12 @@ impl Edge {
                     self.fail(job, fault);
                 }
             }
-            Op::Left(which) => {
-                let live: Vec<_> =
-                    self.jobs.iter().filter(|(_, seen)| seen.ends == 0).map(|(id, _)| *id).collect();
-                if !live.is_empty() {
-                    let job = live[which % live.len()];
-                    self.end(job);
-                    self.event(Event::Left { job, usage: Usage::Unknown });
-                }
-            }
+            Op::Left(which) => self.leave(which),
             Op::Pass(millis) => self.pass(millis),
             Op::Report(replica, report) => {
                 self.event(Event::ReplicaReported { replica: ReplicaId::new(replica), report });
             }
+            Op::Paced(replica, pace) => self.event(Event::Paced { replica: ReplicaId::new(replica), pace }),
             Op::Answer(found) => self.answer(found),
             Op::Lost(replica) => {
                 self.probes.remove(&ReplicaId::new(replica));
@@ -299,8 +317,8 @@ proptest! {
     ) {
         let members = limits.iter().map(|limit| Some((Some(*limit), None))).collect();
         let only = Rules {
-            classes: vec![Some((0, 10)), Some((1, 10)), Some((1, 0))],
-            tenants: vec![Some((1, 1000)); 5],
+            classes: vec![Some((0, 10, None)), Some((1, 10, None)), Some((1, 0, None))],
+            tenants: vec![Some((1, 1000, None)); 5],
             replicas: vec![members],
             models: vec![Some(1); 3],
             bound: 1000,
@@ -312,7 +330,8 @@ proptest! {
         let mut read = 0;
         for op in ops {
             edge.apply(&op);
-            for (_, action) in &edge.log[read..] {
+            // What time brought to the replicas since then is not seen here.
+            for (_, action) in edge.log[read..].iter().filter(|(at, _)| *at == edge.now) {
                 let Action::Dispatch { job, replica, .. } = action else { continue };
                 let tried = &edge.jobs[job].tried;
                 if tried.contains(replica) {

@@ -5,19 +5,21 @@ use std::sync::Arc;
 
 use crate::core::event::{Action, Event, Outcome};
 use crate::core::ids::{ClassId, PoolId, ReplicaId, TenantId};
-use crate::core::job::{JobSpec, Usage};
-use crate::core::policy::{Model, Policy, Pool, Replica};
+use crate::core::job::{JobSpec, Prefix, Usage};
+use crate::core::policy::{Model, Policy, Pool, Quota, Replica, Tenant};
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::{class, spec, tenant, used};
 use crate::core::time::Tick;
 
 /// Search steps per event in a full queue with as many tenants and replicas.
-fn steps_per_event(tenants: u32, replicas: u32, jobs: u64) -> f64 {
+fn steps_per_event(tenants: u32, replicas: u32, jobs: u64, quota: Option<Quota>) -> f64 {
     let mut rules = Policy::default();
     rules.classes.insert("first", class(0, 0.0));
     rules.classes.insert("second", class(1, 0.2));
     for index in 0..tenants {
-        rules.tenants.insert(&format!("t{index}"), tenant(f64::from(1 + index % 3)));
+        let quota = quota.filter(|_| index % 4 > 0).unwrap_or_default();
+        let row = Tenant { quota, ..tenant(f64::from(1 + index % 3)) };
+        rules.tenants.insert(&format!("t{index}"), row);
     }
     let pool = PoolId::new(0);
     for index in 0..replicas {
@@ -25,7 +27,10 @@ fn steps_per_event(tenants: u32, replicas: u32, jobs: u64) -> f64 {
         rules.replicas.insert(&format!("p/r{index}"), row);
     }
     let members = (0..replicas).map(ReplicaId::new).collect();
-    rules.pools.insert("p", Pool { replicas: members, models: BTreeSet::new(), engine_buffer: 0 });
+    rules.pools.insert(
+        "p",
+        Pool { replicas: members, models: BTreeSet::new(), engine_buffer: 0, engine_priority: false },
+    );
     rules.models.insert("m", Model { pools: vec![pool], max_model_len: None });
 
     let mut scheduler = Scheduler::new(Arc::new(rules));
@@ -42,7 +47,7 @@ fn steps_per_event(tenants: u32, replicas: u32, jobs: u64) -> f64 {
             deadline: Tick::from_millis(100_000 + mixed),
             ..spec(id)
         };
-        scheduler.handle(Tick::from_millis(id / 100), Event::Arrived(spec), &mut out);
+        scheduler.handle(Tick::from_millis(id / 100), Event::Arrived(spec, Prefix::default()), &mut out);
         events += 1;
     }
     assert!(scheduler.waiting().requests > jobs / 2, "the world is full");
@@ -64,8 +69,21 @@ fn steps_per_event(tenants: u32, replicas: u32, jobs: u64) -> f64 {
 
 #[test]
 fn a_hundred_times_the_world_costs_little_more_per_event() {
-    let small = steps_per_event(10, 50, 10_000);
-    let large = steps_per_event(1_000, 500, 100_000);
+    let small = steps_per_event(10, 50, 10_000, None);
+    let large = steps_per_event(1_000, 500, 100_000, None);
     assert!(large < 300.0, "{large} steps per event");
     assert!(large < 8.0 * small, "{large} against {small} steps per event");
+}
+
+#[test]
+fn quotas_cost_little_per_event() {
+    // The capacity is 256 sequences a replica, of which the cache lets few run.
+    let quota = |guarantee, borrow, lend| Some(Quota { guarantee, borrow, lend });
+    let without = steps_per_event(500, 200, 50_000, None);
+    for quota in
+        [quota(1.5e-5, 1.0, 1.0), quota(1.0, 1.0, 1.0), quota(0.002, 1.0, 0.0), quota(0.0, 3e-5, 1.0)]
+    {
+        let with = steps_per_event(500, 200, 50_000, quota);
+        assert!(with < 2.0 * without, "{with} against {without} steps per event with {quota:?}");
+    }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
 use crate::core::event::{Action, Event, Fault, Outcome};
 use crate::core::ids::{ClassId, JobId};
-use crate::core::job::{JobSpec, Usage};
+use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::policy::Policy;
 use crate::core::scheduler::dispatch::MAX_PASSED;
 use crate::core::scheduler::tests::{World, class, of_tenant, placed, policy, sent, spec, tenant, used};
@@ -39,7 +39,7 @@ impl Flood {
         let id = JobId::new(self.next * self.specs.len() as u64 + which as u64);
         let spec = JobSpec { id, deadline: Tick::NEVER, ..self.specs[which] };
         let mut out = Vec::new();
-        self.world.scheduler.handle(self.world.now, Event::Arrived(spec), &mut out);
+        self.world.scheduler.handle(self.world.now, Event::Arrived(spec, Prefix::default()), &mut out);
         self.take(&out);
     }
 
@@ -277,7 +277,7 @@ fn a_retry_is_not_charged_again() {
 fn a_job_that_ends_while_it_waits_costs_nothing() {
     let mut world = World::new(policy(&[&[1]], &[&[0]]));
     world.arrive(of_tenant(99, 3));
-    let last = JobSpec { prompt_tokens: 500, deadline: Tick::from_millis(100), ..spec(0) };
+    let last = JobSpec { max_output_tokens: 250, deadline: Tick::from_millis(100), ..spec(0) };
     world.arrive(last);
     for id in 1..3 {
         world.arrive(of_tenant(10 + id, 1));

@@ -7,10 +7,10 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof};
 
-use crate::core::event::{Fault, Report};
-use crate::core::ids::PoolId;
+use crate::core::event::{Fault, Pace, Report};
+use crate::core::ids::{ClassId, PoolId};
 use crate::core::job::{Tokens, Usage};
-use crate::core::policy::{Bounds, Health, Model, Policy, Pool, Replica, Retry, Tenant};
+use crate::core::policy::{Bounds, Class, Health, Model, Policy, Pool, Quota, Replica, Retry, Tenant};
 use crate::core::scheduler::tests::{class, tenant, used};
 use crate::core::table::Table;
 
@@ -20,10 +20,15 @@ const NAMES: [&str; 9] = ["0", "1", "2", "3", "4", "5", "6", "7", "8"];
 /// Sequences and KV tokens, where configured.
 type Limits = (Option<u32>, Option<u64>);
 
+/// Rank, percent of the work, and the class to go on in, sensible or not.
+pub(super) type ClassRow = (u32, u8, Option<u32>);
+/// Weight, bound of waiting requests, and percents of its quota.
+pub(super) type TenantRow = (u8, u64, Option<[u8; 3]>);
+
 #[derive(Debug, Clone)]
 pub(super) struct Rules {
-    pub(super) classes: Vec<Option<(u32, u8)>>,
-    pub(super) tenants: Vec<Option<(u8, u64)>>,
+    pub(super) classes: Vec<Option<ClassRow>>,
+    pub(super) tenants: Vec<Option<TenantRow>>,
     /// Limits, by pool, of up to three replicas each.
     pub(super) replicas: Vec<Vec<Option<Limits>>>,
     pub(super) models: Vec<Option<u8>>,
@@ -33,12 +38,17 @@ pub(super) struct Rules {
     pub(super) buffer: u32,
 }
 
+fn quota() -> impl Strategy<Value = [u8; 3]> {
+    let part = || prop_oneof![Just(0u8), Just(100u8), 0u8..=100];
+    [part(), part(), part()]
+}
+
 /// Any policy.
 pub(super) fn rules() -> impl Strategy<Value = Rules> {
     let replica = prop::option::weighted(0.8, (prop::option::of(1u32..5), prop::option::of(30u64..300)));
     (
-        vec(prop::option::weighted(0.9, (0u32..3, 0u8..40)), 1..4),
-        vec(prop::option::weighted(0.9, (1u8..5, 0u64..12)), 1..5),
+        vec(prop::option::weighted(0.9, (0u32..3, 0u8..40, prop::option::of(0u32..3))), 1..4),
+        vec(prop::option::weighted(0.9, (1u8..5, 0u64..12, prop::option::of(quota()))), 1..5),
         vec(vec(replica, 0..4), 1..4),
         vec(prop::option::weighted(0.9, 1u8..8), 1..4),
         (0u64..40, 1u32..5, 0u64..4000, 0u32..2),
@@ -77,14 +87,20 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         health: Health { slow_start: Duration::from_millis(rules.slow_start), ..Health::default() },
     };
     for (index, row) in rules.classes.iter().enumerate() {
-        if let Some((rank, share)) = row {
-            policy.classes.insert(NAMES[index], class(*rank, f64::from(*share) / 100.0));
+        if let Some((rank, share, demote_to)) = row {
+            let row = class(*rank, f64::from(*share) / 100.0);
+            policy.classes.insert(NAMES[index], Class { demote_to: demote_to.map(ClassId::new), ..row });
         }
     }
     for (index, row) in rules.tenants.iter().enumerate() {
-        if let Some((weight, requests)) = row {
+        if let Some((weight, requests, quota)) = row {
             let bounds = Bounds { requests: *requests, ..Bounds::default() };
-            policy.tenants.insert(NAMES[index], Tenant { bounds, ..tenant(f64::from(*weight)) });
+            let quota = quota.map(|parts| parts.map(|percent| f64::from(percent) / 100.0));
+            let quota = quota.map(|[guarantee, borrow, lend]| Quota { guarantee, borrow, lend });
+            let quota = quota.unwrap_or_default();
+            let classes = (0..3).map(ClassId::new).collect();
+            let row = Tenant { bounds, quota, classes, ..tenant(f64::from(*weight)) };
+            policy.tenants.insert(NAMES[index], row);
         }
     }
     for (pool, members) in rules.replicas.iter().enumerate() {
@@ -95,7 +111,8 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
                 replicas.push(policy.replicas.insert(NAMES[pool * 3 + index], row));
             }
         }
-        let row = Pool { replicas, models: BTreeSet::new(), engine_buffer: rules.buffer };
+        let row =
+            Pool { replicas, models: BTreeSet::new(), engine_buffer: rules.buffer, engine_priority: false };
         policy.pools.insert(NAMES[pool], row);
     }
     for (index, mask) in rules.models.iter().enumerate() {
@@ -116,6 +133,7 @@ pub(super) enum Op {
     Left(usize),
     Pass(u64),
     Report(u32, Report),
+    Paced(u32, Pace),
     Answer(bool),
     Lost(u32),
     Stray(u64),
@@ -160,6 +178,10 @@ fn report() -> impl Strategy<Value = Report> {
     )
 }
 
+fn pace() -> impl Strategy<Value = Pace> {
+    (1u64..200, 0u64..200).prop_map(|(gaps, each)| Pace { gaps, total: Duration::from_millis(each * gaps) })
+}
+
 /// Any operation.
 pub(super) fn op() -> impl Strategy<Value = Op> {
     let sequences = prop_oneof![6 => Just(1u32), 1 => 0u32..7];
@@ -182,6 +204,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         3 => (0usize..64).prop_map(Op::Left),
         8 => (0u64..1500).prop_map(Op::Pass),
         3 => (0u32..9, report()).prop_map(|(replica, report)| Op::Report(replica, report)),
+        4 => (0u32..9, pace()).prop_map(|(replica, pace)| Op::Paced(replica, pace)),
         8 => any::<bool>().prop_map(Op::Answer),
         1 => (0u32..9).prop_map(Op::Lost),
         1 => (0u64..100).prop_map(Op::Stray),

@@ -1,43 +1,28 @@
 //! The ledger of every replica, its state, and what it can still take.
 
-use std::collections::BTreeSet;
+mod node;
+mod pool;
+mod search;
 
-use crate::core::board::{Board, Entry, Size};
-use crate::core::event::Report;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::core::board::Entry;
+use crate::core::event::{Pace, Report};
+use crate::core::foreign::{Finding, Own};
 use crate::core::ids::{PoolId, ReplicaId};
-use crate::core::limits::{LearnedSeqs, full_seqs, ramped};
 use crate::core::policy::{Health, Policy};
-use crate::core::routing::{Booking, Ledger, RouteKey};
-use crate::core::snapshot::{ReplicaState, ReplicaView};
+use crate::core::predict::{self, Outlook};
+use crate::core::routing::{Booking, Ledger};
+use crate::core::snapshot::ReplicaView;
 use crate::core::time::Tick;
 use crate::core::vitals::Vitals;
 
-/// One replica.
-#[derive(Debug, Clone)]
-struct Node {
-    pool: PoolId,
-    present: bool,
-    configured_seqs: Option<u32>,
-    configured_kv: Option<u64>,
-    ledger: Ledger,
-    vitals: Vitals,
-    learned: LearnedSeqs,
-    report: Option<(Tick, Report)>,
-    held: bool,
-    last_chosen: u64,
-    slot: Option<usize>,
-    wake: Option<Tick>,
-    up: bool,
-}
+pub use self::pool::Promise;
+pub use self::search::Wish;
 
-/// One pool: its replicas with free credit, in the order of routing.
-#[derive(Debug, Clone, Default)]
-struct PoolState {
-    buffer: u32,
-    members: Vec<ReplicaId>,
-    free: Board<RouteKey, ReplicaId>,
-    up: u32,
-}
+use self::node::Node;
+use self::pool::PoolState;
 
 /// What is known of a replica at the moment it is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,9 +63,11 @@ impl Fleet {
             let id = ReplicaId::from(index);
             let row = policy.replicas.get(id).filter(|row| policy.pools.get(row.pool).is_some());
             if let Some(node) = &mut self.nodes[index] {
-                (node.slot, node.up, node.held) = (None, false, false);
+                node.slots = [None; 3];
+                (node.up, node.held, node.bin, node.reads_guest) = (false, false, None, false);
+                node.capacity = 0;
                 if row.is_some() && !node.present {
-                    node.vitals.renew();
+                    node.renew();
                 }
                 node.present = row.is_some();
             }
@@ -88,7 +75,9 @@ impl Fleet {
                 let node = self.nodes[index].get_or_insert_with(|| Node::new(row.pool));
                 node.pool = row.pool;
                 (node.configured_seqs, node.configured_kv) = (row.max_seqs, row.kv_tokens);
-                self.pools[row.pool.index()].members.push(id);
+                let pool = &mut self.pools[row.pool.index()];
+                pool.members.push(id);
+                node.rank_speed(&mut pool.speeds);
             }
             self.refresh(id, now);
         }
@@ -105,7 +94,8 @@ impl Fleet {
     pub fn standing(&self, id: ReplicaId, now: Tick) -> Option<Standing> {
         let node = self.node(id)?;
         let (work, running) = (node.ledger.work(), node.ledger.seqs);
-        Some(Standing { work, running, limit: self.limit(node, now), epoch: node.vitals.epoch() })
+        let limit = node.limit(self.pools.get(node.pool.index())?, now, &self.rules);
+        Some(Standing { work, running, limit, epoch: node.vitals.epoch() })
     }
 
     /// How often the replica came back; see [`Vitals::epoch`].
@@ -133,54 +123,10 @@ impl Fleet {
         self.pools(pools).map(|pool| u64::from(pool.up)).sum()
     }
 
-    /// The largest free credit in each respect over the pools; `None` when no
-    /// replica has any.
+    /// Sequences that the replicas of the pools that may get work can have.
     #[must_use]
-    pub fn room(&self, pools: &[PoolId]) -> Option<Size> {
-        let rooms = self.pools(pools).filter(|pool| !pool.free.is_empty());
-        rooms.map(|pool| pool.free.least_size().complement()).reduce(Size::most)
-    }
-
-    /// The replica with the least outstanding work that can take `need`.
-    pub fn best(&self, pools: &[PoolId], need: Size, avoid: &dyn Fn(ReplicaId) -> bool) -> Option<ReplicaId> {
-        let skip = |id: &ReplicaId| avoid(*id);
-        let firsts = self.pools(pools).filter_map(|pool| pool.free.first(need.complement(), &skip));
-        firsts.min_by_key(|entry| entry.key).map(|entry| entry.value)
-    }
-
-    /// How many replicas of the pools can take `need` now.
-    #[must_use]
-    pub fn count_fitting(&self, pools: &[PoolId], need: Size) -> u32 {
-        self.pools(pools).map(|pool| pool.free.count(need.complement())).sum()
-    }
-
-    /// Whether the replica can take `need` now; `held` replicas count when
-    /// asked for.
-    #[must_use]
-    pub fn fits(&self, id: ReplicaId, need: Size, even_held: bool, now: Tick) -> bool {
-        self.node(id)
-            .filter(|node| even_held || !node.held)
-            .and_then(|node| self.free(node, now))
-            .is_some_and(|free| need.within(free))
-    }
-
-    /// The replica to hold for `need`: of those in the pool that are large
-    /// enough for it as a whole, else of all, the one with the least
-    /// outstanding work. Looks at every replica of the pool.
-    #[must_use]
-    pub fn to_hold(
-        &self,
-        pool: PoolId,
-        need: Size,
-        now: Tick,
-        avoid: &dyn Fn(ReplicaId) -> bool,
-    ) -> Option<ReplicaId> {
-        let members = self.pools.get(pool.index())?.members.iter().copied().filter(|id| !avoid(*id));
-        let ranked = members.filter_map(|id| {
-            let node = self.node(id).filter(|node| node.up && !node.held)?;
-            Some((!need.within(self.whole(node, now)), node.ledger.work(), id))
-        });
-        ranked.min().map(|(_, _, id)| id)
+    pub fn capacity(&self, pools: &[PoolId]) -> u64 {
+        self.pools(pools).map(|pool| pool.capacity).sum()
     }
 
     /// Holds a replica for one job, or lets it go.
@@ -193,7 +139,11 @@ impl Fleet {
         self.chosen += 1;
         let chosen = self.chosen;
         self.change(id, now, |node| {
+            if node.ledger.streams == 0 {
+                node.watch.sign(now);
+            }
             node.ledger.add(booking);
+            node.sent += u64::from(booking.seqs);
             node.last_chosen = chosen;
         });
     }
@@ -202,6 +152,7 @@ impl Fleet {
     pub fn start(&mut self, id: ReplicaId, booking: &mut Booking, now: Tick) -> bool {
         let whole = self.change(id, now, |node| {
             let whole = node.ledger.take(booking);
+            node.watch.sign(now);
             booking.started = true;
             if whole {
                 node.ledger.add(booking);
@@ -229,13 +180,71 @@ impl Fleet {
         self.change(id, now, |node| act(&mut node.vitals, &rules))
     }
 
-    /// The replica's own view arrived.
-    pub fn report(&mut self, id: ReplicaId, report: Report, now: Tick) {
+    /// The replica's own view arrived. Says what it shows that the ledger does
+    /// not explain.
+    pub fn report(&mut self, id: ReplicaId, report: Report, now: Tick) -> Option<Finding> {
         let buffer = self.node(id).and_then(|node| self.pools.get(node.pool.index())).map_or(0, |p| p.buffer);
         self.change(id, now, |node| {
             node.learned.learn(&report, node.ledger.seqs, buffer);
             node.report = Some((now, report));
-        });
+            node.foreign.report(now, &report, Own { seqs: node.ledger.seqs, sent: node.sent })
+        })
+    }
+
+    /// The replica's streams showed their pace.
+    pub fn pace(&mut self, id: ReplicaId, pace: &Pace, now: Tick) {
+        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let Some(pool) = self.pools.get(node.pool.index()) else { return };
+        let cap = node.full(pool);
+        node.watch.sign(now);
+        node.pace.learn(pace, node.ledger.seqs, pool.promise.itl, cap);
+        self.refresh(id, now);
+    }
+
+    /// A job's first token came so long after its dispatch, where `raw`
+    /// nanoseconds were predicted for a replica of speed 1.
+    pub fn answered(&mut self, id: ReplicaId, observed: Duration, raw: u64, now: Tick) {
+        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
+        node.learn_speed(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), raw, &mut pool.speeds);
+        self.refresh(id, now);
+    }
+
+    /// Nanoseconds per token of a prompt's weight, at a replica of usual speed in
+    /// the fastest of the pools.
+    #[must_use]
+    pub fn per_token(&self, pools: &[PoolId]) -> f64 {
+        let each = self.pools(pools).map(|pool| pool.speeds.median());
+        let fastest = each.min_by(f64::total_cmp).unwrap_or(1.0);
+        predict::outlook(&Ledger::default()).slowed(fastest).per_token as f64
+    }
+
+    /// What a replica of speed 1 with this one's ledger would promise.
+    #[must_use]
+    pub fn raw_outlook(&self, id: ReplicaId) -> Option<Outlook> {
+        self.node(id).map(|node| predict::outlook(&node.ledger))
+    }
+
+    /// What the pool owes from now on.
+    pub fn promise(&mut self, pool: PoolId, promise: Promise, now: Tick) {
+        let Some(state) = self.pools.get_mut(pool.index()).filter(|state| state.promise != promise) else {
+            return;
+        };
+        state.promise = promise;
+        for member in state.members.clone() {
+            self.refresh(member, now);
+        }
+    }
+
+    /// Whether the replica owes tokens and has been silent for too long; looks
+    /// when it is time to.
+    pub fn has_stalled(&mut self, id: ReplicaId, now: Tick) -> bool {
+        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return false };
+        let Some(pool) = self.pools.get(node.pool.index()) else { return false };
+        let patience = node.patience(pool);
+        let stalled = node.watch.look(now, patience);
+        self.refresh(id, now);
+        stalled
     }
 
     /// The next replica for which something is due, if any is.
@@ -257,9 +266,9 @@ impl Fleet {
             let node = node.as_ref()?;
             Some(ReplicaView {
                 replica: ReplicaId::from(index),
-                state: self.state(node, now),
+                state: node.state(now, &self.rules),
                 running: node.ledger.seqs,
-                limit: self.limit(node, now),
+                limit: node.limit(self.pools.get(node.pool.index())?, now, &self.rules),
                 prefill_tokens: node.ledger.prefill,
                 kv_tokens: node.ledger.kv,
                 report_age: node.report.map(|(at, _)| now.since(at)),
@@ -281,7 +290,7 @@ impl Fleet {
         let wanted: BTreeSet<(Tick, ReplicaId)> = nodes
             .filter_map(|(index, node)| {
                 let node = node.as_ref().filter(|node| node.present)?;
-                Some((node.vitals.next_wake(now, &self.rules)?, ReplicaId::from(index)))
+                Some((node.next_wake(now, &self.rules)?, ReplicaId::from(index)))
             })
             .collect();
         wanted == self.wakes
@@ -290,7 +299,7 @@ impl Fleet {
     /// Nodes of search trees that were looked at.
     #[cfg(test)]
     pub(crate) fn visits(&self) -> u64 {
-        self.pools.iter().map(|pool| pool.free.visits.get()).sum()
+        self.pools.iter().map(|pool| pool.visits()).sum()
     }
 
     fn node(&self, id: ReplicaId) -> Option<&Node> {
@@ -301,39 +310,6 @@ impl Fleet {
         pools.iter().filter_map(|pool| self.pools.get(pool.index()))
     }
 
-    fn state(&self, node: &Node, now: Tick) -> ReplicaState {
-        if node.present { node.vitals.state(now, &self.rules) } else { ReplicaState::Removed }
-    }
-
-    fn limit(&self, node: &Node, now: Tick) -> u32 {
-        let buffer = self.pools.get(node.pool.index()).map_or(0, |pool| pool.buffer);
-        let reported = node.report.and_then(|(_, report)| report.slots);
-        let full = full_seqs(node.configured_seqs, reported, node.learned, buffer);
-        ramped(full, node.vitals.eighths(now, &self.rules))
-    }
-
-    /// What the replica can take; an empty one takes any one job, however
-    /// large, since no other could do better.
-    fn free(&self, node: &Node, now: Tick) -> Option<Size> {
-        let state = self.state(node, now);
-        if !matches!(state, ReplicaState::Serving | ReplicaState::SlowStart) {
-            return None;
-        }
-        if node.ledger.jobs == 0 {
-            return Some(Size::MAX);
-        }
-        let whole = self.whole(node, now);
-        let seqs = whole.seqs.saturating_sub(node.ledger.seqs);
-        let kv = if whole.kv == u64::MAX { u64::MAX } else { whole.kv.saturating_sub(node.ledger.kv) };
-        (seqs > 0).then_some(Size { seqs, kv })
-    }
-
-    /// Its limits; no bound on KV tokens where nothing is known of them.
-    fn whole(&self, node: &Node, now: Tick) -> Size {
-        let reported = node.report.and_then(|(_, report)| report.kv_tokens);
-        Size { seqs: self.limit(node, now), kv: node.configured_kv.or(reported).unwrap_or(u64::MAX) }
-    }
-
     fn change<T>(&mut self, id: ReplicaId, now: Tick, act: impl FnOnce(&mut Node) -> T) -> Option<T> {
         let result = act(self.nodes.get_mut(id.index())?.as_mut()?);
         self.refresh(id, now);
@@ -342,20 +318,32 @@ impl Fleet {
 
     /// Brings everything that is derived from a replica up to date.
     fn refresh(&mut self, id: ReplicaId, now: Tick) {
-        let Some(node) = self.node(id) else { return };
-        let up = matches!(self.state(node, now), ReplicaState::Serving | ReplicaState::SlowStart);
-        let free = self.free(node, now).filter(|_| !node.held);
-        let wake = node.vitals.next_wake(now, &self.rules).filter(|_| node.present);
-        let key = RouteKey { work: node.ledger.work(), last_chosen: node.last_chosen, replica: id };
-        let gone = !node.present && node.ledger.jobs == 0;
-
-        let Some(node) = &mut self.nodes[id.index()] else { return };
+        let rules = self.rules;
+        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let up = node.is_up(now, &rules);
+        node.others = node.foreign.seqs(now);
         if let Some(pool) = self.pools.get_mut(node.pool.index()) {
-            let entry = free.map(|free| Entry { key, size: free.complement(), value: id });
-            node.slot = pool.free.put(node.slot, entry);
+            let key = node.key(pool, id);
+            node.rooms = node.find_rooms(pool, now, &rules);
+            let rooms = node.rooms;
+            let boards =
+                [(&mut pool.free, rooms.own), (&mut pool.guests, rooms.guest), (&mut pool.soon, rooms.soon)];
+            for ((board, room), slot) in boards.into_iter().zip(&mut node.slots) {
+                let entry = room.map(|room| Entry { key, size: room.complement(), value: id });
+                *slot = board.put(*slot, entry);
+            }
+            let reads = node.ledger.guest_prefill > 0;
+            pool.guest_readers = pool.guest_readers + u32::from(reads) - u32::from(node.reads_guest);
+            node.reads_guest = reads;
+            let patience = node.patience(pool);
+            node.watch.arm(now, up && node.ledger.streams > 0, patience);
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
+            let capacity = if up { node.limit(pool, now, &rules) } else { 0 };
+            pool.capacity = pool.capacity + u64::from(capacity) - u64::from(node.capacity);
+            node.capacity = capacity;
         }
         node.up = up;
+        let wake = node.next_wake(now, &rules);
         if node.wake != wake {
             if let Some(before) = node.wake {
                 self.wakes.remove(&(before, id));
@@ -363,28 +351,8 @@ impl Fleet {
             self.wakes.extend(wake.map(|at| (at, id)));
             node.wake = wake;
         }
-        if gone {
+        if !node.present && node.ledger.jobs == 0 {
             self.nodes[id.index()] = None;
-        }
-    }
-}
-
-impl Node {
-    fn new(pool: PoolId) -> Self {
-        Self {
-            pool,
-            present: true,
-            configured_seqs: None,
-            configured_kv: None,
-            ledger: Ledger::default(),
-            vitals: Vitals::default(),
-            learned: LearnedSeqs::default(),
-            report: None,
-            held: false,
-            last_chosen: 0,
-            slot: None,
-            wake: None,
-            up: false,
         }
     }
 }

@@ -1,0 +1,264 @@
+//! One run: engines and contestant are started fresh, the load is sent, and
+//! everything is stopped.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use serde::Serialize;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use super::child::Child;
+use super::scenario::{Contestant, EngineGroup, Kind, PlannedFault, Scenario};
+use super::template::{Values, fill, keys_for};
+use crate::client::Connection;
+use crate::engines::Ready;
+use crate::process;
+use crate::replay::{self, Drive, LEAD, Length, Plan, Results, Writer};
+use crate::target::Endpoint;
+
+/// Until a contestant answers its first call.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What all runs share.
+#[derive(Debug)]
+pub(super) struct Stage {
+    pub(super) scenario: Scenario,
+    /// Where the scenario's paths start.
+    pub(super) folder: PathBuf,
+    /// Where logs and configurations of the runs go.
+    pub(super) work: PathBuf,
+    /// This program.
+    pub(super) loadtest: PathBuf,
+    /// The gateway.
+    pub(super) penstock: PathBuf,
+    /// Whether there is a progress line.
+    pub(super) quiet: bool,
+}
+
+/// What came of one run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Run {
+    /// Who.
+    pub contestant: String,
+    /// In which round, from 1.
+    pub round: u32,
+    /// How it did.
+    pub results: Results,
+    /// CPU time of the contestant's process for each call, milliseconds;
+    /// absent for one that ran already.
+    pub cpu_ms: Option<f64>,
+    /// Share of all cores that was busy meanwhile. Near 1 the machine was too
+    /// small, and the figures are worth little.
+    pub busy: f64,
+}
+
+/// A contestant that can be called.
+struct Started {
+    url: String,
+    /// `None` for one that ran already.
+    child: Option<Child>,
+}
+
+impl Stage {
+    /// Runs one contestant once.
+    pub(super) async fn run(&self, contestant: &Contestant, round: u32, label: &str) -> Result<Run> {
+        let plan = Arc::new(self.plan(contestant, round)?);
+        let folder = self.work.join(format!("{round}-{}", file_name(&contestant.name)));
+        std::fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+        let mut engines = Vec::new();
+        let mut urls = BTreeMap::new();
+        for (name, group) in &self.scenario.engines {
+            let (child, ready) = self.engines(name, group, &folder).await?;
+            engines.push(child);
+            urls.insert(name.clone(), ready.urls);
+        }
+        let mut started = self.start(contestant, &urls, &plan, &folder).await?;
+        let drive = self.drive(&started.url, contestant, &plan).await?;
+        first_answer(&drive, &plan, &mut started).await?;
+        sleep(Duration::from_secs_f64(self.scenario.settle_s)).await;
+
+        let faults = self.faults(&urls).await?;
+        let pids: Vec<u32> = started.child.iter().map(Child::pid).collect();
+        let (cpu, busy) = (process::cpu_micros(&pids)?, process::machine_ticks()?);
+        let drive = Drive { label: (!self.quiet).then(|| label.to_owned()), ..drive };
+        let records = replay::run(drive, Arc::clone(&plan)).await?;
+        let (cpu, busy) = (process::cpu_micros(&pids)?.saturating_sub(cpu), process::machine_ticks()? - busy);
+        drop(faults);
+        started.child.as_mut().map_or(Ok(()), Child::alive)?;
+        let scenario = &self.scenario;
+        let cpu_ms = cpu as f64 / 1e3 / plan.calls.len() as f64;
+        Ok(Run {
+            contestant: contestant.name.clone(),
+            round,
+            results: Results::of(&plan, &records, scenario.warmup, &scenario.objectives, &scenario.judged),
+            cpu_ms: started.child.is_some().then_some(cpu_ms),
+            busy: busy.share(),
+        })
+    }
+
+    fn plan(&self, contestant: &Contestant, round: u32) -> Result<Plan> {
+        let seed = self.scenario.seed + u64::from(round - 1);
+        let mut plan = Plan::of(&self.scenario.load, &self.folder, seed)?;
+        let without =
+            |class: &Option<String>| class.as_ref().is_some_and(|class| contestant.without.contains(class));
+        let left_out: Vec<bool> = plan.classes.iter().map(without).collect();
+        plan.calls.retain(|call| !left_out[call.class]);
+        if plan.calls.is_empty() {
+            bail!("contestant {}: `without` leaves no call", contestant.name);
+        }
+        Ok(plan)
+    }
+
+    async fn engines(&self, name: &str, group: &EngineGroup, folder: &Path) -> Result<(Child, Ready)> {
+        let mut command = Command::new(&self.loadtest);
+        command.args(["engines", "--profile", &group.profile, "--model", &self.scenario.model]);
+        command.args(["--count", &group.count.to_string(), "--speed", &group.speed.to_string()]);
+        if let Some(most) = group.max_seqs {
+            command.args(["--max-seqs", &most.to_string()]);
+        }
+        if !group.prefix_cache {
+            command.arg("--no-prefix-cache");
+        }
+        Child::serve(&format!("engines-{}", file_name(name)), &mut command, folder).await
+    }
+
+    async fn start(
+        &self,
+        contestant: &Contestant,
+        engines: &BTreeMap<String, Vec<String>>,
+        plan: &Plan,
+        folder: &Path,
+    ) -> Result<Started> {
+        match contestant.kind()? {
+            Kind::Url(url) => Ok(Started { url: url.to_owned(), child: None }),
+            Kind::Proxy(mode, maxconn) => {
+                let mut command = Command::new(&self.loadtest);
+                let mode = serde_json::to_value(mode)?;
+                command.args(["proxy", "--mode", mode.as_str().unwrap_or_default()]);
+                command.args(engines.values().flatten().flat_map(|url| ["--server", url]));
+                if let Some(most) = maxconn {
+                    command.args(["--maxconn", &most.to_string()]);
+                }
+                let (child, mut ready) = Child::serve("proxy", &mut command, folder).await?;
+                let url = ready.urls.pop().context("the proxy has no address")?;
+                Ok(Started { url, child: Some(child) })
+            }
+            Kind::Penstock(template) => {
+                let template = self.folder.join(template);
+                let text = std::fs::read_to_string(&template)
+                    .with_context(|| format!("read {}", template.display()))?;
+                let [listen, admin] = [free_port()?, free_port()?];
+                let values =
+                    Values { listen: &listen, admin: &admin, engines, keys: &keys_for(&plan.tenants) };
+                let config = folder.join("penstock.yaml");
+                let text = fill(&text, &values).with_context(|| template.display().to_string())?;
+                std::fs::write(&config, text).with_context(|| format!("write {}", config.display()))?;
+                let mut command = Command::new(&self.penstock);
+                command.arg("serve").arg("--config").arg(&config);
+                let child = Child::start("penstock", &mut command, folder)?;
+                Ok(Started { url: format!("http://{listen}"), child: Some(child) })
+            }
+        }
+    }
+
+    async fn drive(&self, url: &str, contestant: &Contestant, plan: &Plan) -> Result<Drive> {
+        let scenario = &self.scenario;
+        let made = keys_for(&plan.tenants);
+        let key = |tenant: &String| match contestant.kind() {
+            Ok(Kind::Penstock(_)) => made.get(tenant).map(|key| key.text.clone()),
+            _ => contestant.keys.get(tenant).cloned(),
+        };
+        Ok(Drive {
+            endpoint: Endpoint::new(url, scenario.api.path()).await?,
+            writer: Writer {
+                api: scenario.api,
+                model: scenario.model.clone(),
+                length: scenario.max_tokens.map_or(Length::Exact, Length::Limit),
+                prefix_block: plan.prefix_block,
+                seed: scenario.seed,
+            },
+            keys: plan.tenants.iter().map(key).collect(),
+            class_header: "x-penstock-class".to_owned(),
+            timeout: Duration::from_secs_f64(scenario.timeout_s),
+            retries: scenario.retries,
+            drain: Duration::from_secs_f64(scenario.drain_s),
+            clients: scenario.clients,
+            label: None,
+        })
+    }
+
+    /// Starts the clocks of all planned faults; dropping them stops them.
+    async fn faults(&self, urls: &BTreeMap<String, Vec<String>>) -> Result<JoinSet<()>> {
+        let mut clocks = JoinSet::new();
+        for (name, group) in &self.scenario.engines {
+            for fault in &group.faults {
+                let url = &urls[name][usize::from(fault.engine)];
+                clocks.spawn(cause(url.clone(), fault.clone()));
+            }
+        }
+        Ok(clocks)
+    }
+}
+
+/// Causes a fault when its time has come.
+async fn cause(url: String, fault: PlannedFault) {
+    sleep(LEAD + Duration::from_secs_f64(fault.at_s)).await;
+    let (path, body) = match (&fault.fault, &fault.terminate) {
+        (Some(body), _) => ("/sim/faults", body),
+        (None, Some(body)) => ("/sim/terminate", body),
+        (None, None) => return,
+    };
+    let sent = async {
+        let endpoint = Endpoint::new(&url, "").await?.with_path(path)?;
+        let mut connection = Connection::open(&endpoint).await.map_err(anyhow::Error::msg)?;
+        let response = connection.send(endpoint.request(None, Bytes::from(body.to_string()))).await?;
+        anyhow::ensure!(response.status().is_success(), "status {}", response.status());
+        anyhow::Ok(())
+    };
+    if let Err(error) = sent.await {
+        eprintln!("warning: a planned fault was not caused: {body}: {error:#}");
+    }
+}
+
+/// Waits until the contestant serves a call of one token.
+async fn first_answer(drive: &Drive, plan: &Plan, started: &mut Started) -> Result<()> {
+    let mut probe = Plan { calls: vec![plan.calls[0].clone()], ..plan.clone() };
+    probe.calls[0] = replay::Planned {
+        at: Duration::ZERO,
+        input: 16,
+        output: 1,
+        prefix: Arc::default(),
+        ..probe.calls[0]
+    };
+    let probe = Arc::new(probe);
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let drive = Drive { timeout: Duration::from_secs(5), drain: Duration::from_secs(5), ..drive.clone() };
+        let records = replay::run(drive, Arc::clone(&probe)).await?;
+        if records[0].served() {
+            return Ok(());
+        }
+        started.child.as_mut().map_or(Ok(()), Child::alive)?;
+        if Instant::now() >= end {
+            bail!("{} does not answer: {:?}", started.url, records[0].outcome);
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// An address that was free just now.
+fn free_port() -> Result<String> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("no port is free")?;
+    Ok(listener.local_addr()?.to_string())
+}
+
+/// A name that can be a file's.
+fn file_name(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect()
+}

@@ -1,0 +1,127 @@
+//! Figures of a contestant over all rounds, and next to the first one's.
+
+use serde::Serialize;
+
+use super::scenario::Scenario;
+use super::stage::Run;
+use crate::report::Quantiles;
+
+/// The median over the rounds with its range.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    /// The middle one; of an even number the mean of both.
+    pub median: f64,
+    /// The lowest.
+    pub low: f64,
+    /// The highest.
+    pub high: f64,
+}
+
+impl Spread {
+    /// Of these values; none of none.
+    #[must_use]
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+        values.sort_by(f64::total_cmp);
+        let (low, high) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        let median = if values.len().is_multiple_of(2) {
+            f64::midpoint(values[middle - 1], values[middle])
+        } else {
+            values[middle]
+        };
+        Some(Spread { median, low, high })
+    }
+}
+
+/// One contestant's line. Latencies and shares are of the judged calls.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Who.
+    pub contestant: String,
+    /// First token, median, ms.
+    pub ttft_p50: Option<Spread>,
+    /// First token, 99 %, ms.
+    pub ttft_p99: Option<Spread>,
+    /// Mean time between tokens, 99 % of the calls, ms.
+    pub itl_p99: Option<Spread>,
+    /// Share of the offered inside each objective.
+    pub goodput: Vec<Option<Spread>>,
+    /// Share of the offered that was refused.
+    pub refused: Option<Spread>,
+    /// Share of the offered that failed.
+    pub failed: Option<Spread>,
+    /// Jain's index between the tenants of all calls.
+    pub fairness: Option<Spread>,
+    /// Prompt and twice the output tokens of all calls, for each second.
+    pub service_rate: Option<Spread>,
+    /// From the first planned instant to the last end, all calls, seconds.
+    pub makespan: Option<Spread>,
+    /// CPU of the contestant for each call, ms.
+    pub cpu_ms: Option<Spread>,
+    /// Share of the machine that was busy.
+    pub busy: Option<Spread>,
+    /// The first contestant's `ttft_p99` over this one's, round by round.
+    pub ratio: Option<Spread>,
+    /// The same ratio in the simulation, where the scenario gives it.
+    pub simulated: Option<f64>,
+}
+
+/// A line for each contestant, in the scenario's order.
+#[must_use]
+pub fn rows(scenario: &Scenario, runs: &[Run]) -> Vec<Row> {
+    let first = scenario.contestants.first().map(|contestant| contestant.name.as_str()).unwrap_or_default();
+    let rows = scenario.contestants.iter().map(|contestant| {
+        let own: Vec<&Run> = runs.iter().filter(|run| run.contestant == contestant.name).collect();
+        let mut row = Row::of(&contestant.name, &own, scenario.objectives.len());
+        let p99 = |run: &Run| run.results.judged.ttft.map(|times| times.p99_ms);
+        let ratio = |run: &&Run| {
+            let other = runs.iter().find(|other| other.round == run.round && other.contestant == first)?;
+            Some(p99(other)? / p99(run)?)
+        };
+        row.ratio = Spread::of(own.iter().filter_map(ratio));
+        row.simulated = contestant.simulated;
+        row
+    });
+    rows.collect()
+}
+
+impl Row {
+    fn of(name: &str, runs: &[&Run], objectives: usize) -> Self {
+        let spread =
+            |value: &dyn Fn(&Run) -> Option<f64>| Spread::of(runs.iter().filter_map(|run| value(run)));
+        let time = |quantiles: Option<Quantiles>, of: fn(&Quantiles) -> f64| quantiles.map(|q| of(&q));
+        let part = |count: u64, run: &Run| Some(count as f64 / run.results.judged.offered.max(1) as f64);
+        Row {
+            contestant: name.to_owned(),
+            ttft_p50: spread(&|run| time(run.results.judged.ttft, |q| q.p50_ms)),
+            ttft_p99: spread(&|run| time(run.results.judged.ttft, |q| q.p99_ms)),
+            itl_p99: spread(&|run| time(run.results.judged.itl, |q| q.p99_ms)),
+            goodput: (0..objectives)
+                .map(|place| spread(&|run| run.results.judged.goodput.get(place).copied()))
+                .collect(),
+            refused: spread(&|run| part(run.results.judged.refusals(), run)),
+            failed: spread(&|run| part(run.results.judged.failures(), run)),
+            fairness: spread(&|run| run.results.fairness),
+            service_rate: spread(&|run| Some(run.results.all.service_rate)),
+            makespan: spread(&|run| Some(run.results.all.makespan_s)),
+            cpu_ms: spread(&|run| run.cpu_ms),
+            busy: spread(&|run| Some(run.busy)),
+            ratio: None,
+            simulated: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_stands_in_its_range() {
+        let spread = |values: &[f64]| Spread::of(values.iter().copied());
+        assert_eq!(spread(&[3.0, 1.0, 2.0]), Some(Spread { median: 2.0, low: 1.0, high: 3.0 }));
+        assert_eq!(spread(&[4.0, 1.0]), Some(Spread { median: 2.5, low: 1.0, high: 4.0 }));
+        assert_eq!(spread(&[f64::INFINITY]), None);
+    }
+}

@@ -1,0 +1,234 @@
+//! One replica: its ledger, what was learned of it, what it can still take.
+
+use std::time::Duration;
+
+use crate::core::board::Size;
+use crate::core::event::Report;
+use crate::core::foreign::Foreign;
+use crate::core::ids::{PoolId, ReplicaId};
+use crate::core::limits::{LearnedSeqs, full_seqs, ramped};
+use crate::core::pace::PaceLimit;
+use crate::core::policy::Health;
+use crate::core::predict::{self, Outlook};
+use crate::core::routing::{Ledger, RouteKey};
+use crate::core::snapshot::ReplicaState;
+use crate::core::speed::{Bin, Speed, Speeds};
+use crate::core::time::Tick;
+use crate::core::vitals::Vitals;
+use crate::core::watch::{Watch, patience};
+
+use super::pool::PoolState;
+
+/// Part of a replica's sequence limit that guests may fill.
+const GUEST_SEQS: f64 = 0.8;
+/// Part of its KV cache that may be in use for a guest to come.
+const GUEST_KV: f64 = 0.7;
+/// Part of the promised time between tokens that a step with a guest may take.
+const GUEST_STEP: f64 = 0.6;
+/// The largest weight of prompts that may be on their way to a first token when
+/// another one is sent: what the smallest usual step takes.
+const STEP_WEIGHT: u64 = 2048;
+/// The same as a part of the time promised for a first token.
+const READING_TIME: f64 = 0.4;
+
+/// What a replica can take now; absent where it can take nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Rooms {
+    /// Of the urgent class.
+    pub(super) own: Option<Size>,
+    /// Of classes less urgent than the one that the pool has made its promise
+    /// to.
+    pub(super) guest: Option<Size>,
+    /// Of the urgent class, as soon as it has read its prompts.
+    pub(super) soon: Option<Size>,
+}
+
+/// One replica.
+#[derive(Debug, Clone)]
+pub(super) struct Node {
+    pub(super) pool: PoolId,
+    pub(super) present: bool,
+    pub(super) configured_seqs: Option<u32>,
+    pub(super) configured_kv: Option<u64>,
+    pub(super) ledger: Ledger,
+    pub(super) vitals: Vitals,
+    pub(super) watch: Watch,
+    pub(super) foreign: Foreign,
+    /// Sequences that run there and are not ours, as of the last change.
+    pub(super) others: u32,
+    /// Sequences ever booked there.
+    pub(super) sent: u64,
+    pub(super) learned: LearnedSeqs,
+    pub(super) pace: PaceLimit,
+    pub(super) speed: Speed,
+    /// Where its speed stands among those of its pool.
+    pub(super) bin: Option<Bin>,
+    pub(super) report: Option<(Tick, Report)>,
+    pub(super) held: bool,
+    pub(super) last_chosen: u64,
+    pub(super) rooms: Rooms,
+    /// Where it stands on the boards of its pool.
+    pub(super) slots: [Option<usize>; 3],
+    pub(super) wake: Option<Tick>,
+    pub(super) up: bool,
+    /// Whether its pool counts it among those that read guests' prompts.
+    pub(super) reads_guest: bool,
+    /// Its part in the capacity of its pool.
+    pub(super) capacity: u32,
+}
+
+impl Node {
+    pub(super) fn new(pool: PoolId) -> Self {
+        Self {
+            pool,
+            present: true,
+            configured_seqs: None,
+            configured_kv: None,
+            ledger: Ledger::default(),
+            vitals: Vitals::default(),
+            watch: Watch::default(),
+            foreign: Foreign::default(),
+            others: 0,
+            sent: 0,
+            learned: LearnedSeqs::default(),
+            pace: PaceLimit::default(),
+            speed: Speed::default(),
+            bin: None,
+            report: None,
+            held: false,
+            last_chosen: 0,
+            rooms: Rooms::default(),
+            slots: [None; 3],
+            wake: None,
+            up: false,
+            reads_guest: false,
+            capacity: 0,
+        }
+    }
+
+    pub(super) fn state(&self, now: Tick, rules: &Health) -> ReplicaState {
+        if self.present { self.vitals.state(now, rules) } else { ReplicaState::Removed }
+    }
+
+    pub(super) fn is_up(&self, now: Tick, rules: &Health) -> bool {
+        matches!(self.state(now, rules), ReplicaState::Serving | ReplicaState::SlowStart)
+    }
+
+    /// How long it may be silent now.
+    pub(super) fn patience(&self, pool: &PoolState) -> Duration {
+        patience(self.outlook(pool).wait)
+    }
+
+    /// When something is due.
+    pub(super) fn next_wake(&self, now: Tick, rules: &Health) -> Option<Tick> {
+        let wake = self.vitals.next_wake(now, rules);
+        wake.into_iter().chain(self.watch.check_at()).min().filter(|_| self.present)
+    }
+
+    /// Sequences that it runs at full size, whatever its pace.
+    pub(super) fn full(&self, pool: &PoolState) -> u32 {
+        let reported = self.report.and_then(|(_, report)| report.slots);
+        full_seqs(self.configured_seqs, reported, self.learned, pool.buffer)
+    }
+
+    pub(super) fn limit(&self, pool: &PoolState, now: Tick, rules: &Health) -> u32 {
+        let ours = self.full(pool).saturating_sub(self.others).max(1);
+        let full = ours.min(self.pace.seqs());
+        ramped(full, self.vitals.eighths(now, rules))
+    }
+
+    /// Its KV tokens; no bound where nothing is known of them.
+    fn kv(&self) -> u64 {
+        let reported = self.report.and_then(|(_, report)| report.kv_tokens);
+        self.configured_kv.or(reported).unwrap_or(u64::MAX)
+    }
+
+    /// Its limits, whatever runs there.
+    pub(super) fn whole(&self, pool: &PoolState, now: Tick, rules: &Health) -> Size {
+        Size { seqs: self.limit(pool, now, rules), kv: self.kv(), prefill: u64::MAX }
+    }
+
+    /// What it can take. An empty one takes any one job, however large, since
+    /// no other could do better.
+    pub(super) fn find_rooms(&self, pool: &PoolState, now: Tick, rules: &Health) -> Rooms {
+        if self.held || !self.is_up(now, rules) {
+            return Rooms::default();
+        }
+        if self.ledger.jobs == 0 {
+            return Rooms { own: Some(Size::MAX), guest: Some(Size::MAX), soon: Some(Size::MAX) };
+        }
+        let limit = self.limit(pool, now, rules);
+        let seqs = limit.saturating_sub(self.ledger.seqs);
+        let soon = (seqs > 0).then_some(Size { seqs, kv: self.kv_left(1.0), prefill: u64::MAX });
+        let prefill = self.prefill_left(pool);
+        let own = soon.filter(|_| prefill > 0).map(|size| Size { prefill, ..size });
+        let guest = self.guest_seqs(pool, limit);
+        let guest = guest.map(|seqs| Size { seqs, kv: self.kv_left(GUEST_KV), prefill: u64::MAX });
+        Rooms { own, guest, soon }
+    }
+
+    /// Sequences for guests: only while it reads no prompt, and only as many as
+    /// leave its steps short enough.
+    fn guest_seqs(&self, pool: &PoolState, limit: u32) -> Option<u32> {
+        let aim = pool.promise.itl.as_nanos() as f64 * GUEST_STEP;
+        let step = predict::decode_step(&self.ledger) as f64 * self.factor(pool);
+        let slow = step > aim || self.pace.mean().is_some_and(|mean| mean > aim);
+        let part = (f64::from(limit) * GUEST_SEQS) as u32;
+        let seqs = part.saturating_sub(pool.promise.reserve).saturating_sub(self.ledger.seqs);
+        (self.ledger.prefill == 0 && !slow && seqs > 0).then_some(seqs)
+    }
+
+    fn kv_left(&self, part: f64) -> u64 {
+        match self.kv() {
+            u64::MAX => u64::MAX,
+            kv => ((kv as f64 * part) as u64).saturating_sub(self.ledger.kv),
+        }
+    }
+
+    /// Weight of prompts that may be sent on top of those that it reads; any
+    /// while it reads none. More than a step's worth would only wait inside it.
+    fn prefill_left(&self, pool: &PoolState) -> u64 {
+        if self.ledger.prefill == 0 {
+            return u64::MAX;
+        }
+        let objective = u64::try_from(pool.promise.ttft.as_nanos()).unwrap_or(u64::MAX);
+        let in_time = predict::weight_in((objective as f64 * READING_TIME / self.factor(pool)) as u64);
+        in_time.min(STEP_WEIGHT).saturating_sub(self.ledger.prefill)
+    }
+
+    /// What its predicted times are multiplied by.
+    pub(super) fn factor(&self, pool: &PoolState) -> f64 {
+        pool.speeds.applied(&self.speed)
+    }
+
+    pub(super) fn outlook(&self, pool: &PoolState) -> Outlook {
+        predict::outlook(&self.ledger).slowed(self.factor(pool))
+    }
+
+    pub(super) fn key(&self, pool: &PoolState, replica: ReplicaId) -> RouteKey {
+        RouteKey { outlook: self.outlook(pool), last_chosen: self.last_chosen, replica }
+    }
+
+    /// Learns its speed from a first token.
+    pub(super) fn learn_speed(&mut self, observed: u64, raw: u64, speeds: &mut Speeds) {
+        self.speed.learn(observed, raw);
+        self.rank_speed(speeds);
+    }
+
+    /// Puts its speed where it belongs among those of its pool.
+    pub(super) fn rank_speed(&mut self, speeds: &mut Speeds) {
+        let bin = self.speed.is_known().then(|| Speeds::bin(self.speed.factor()));
+        if bin != self.bin {
+            speeds.shift(self.bin, bin);
+            self.bin = bin;
+        }
+    }
+
+    /// It was taken out of the policy and put back: a new start.
+    pub(super) fn renew(&mut self) {
+        self.vitals.renew();
+        (self.speed, self.pace, self.learned) =
+            (Speed::default(), PaceLimit::default(), LearnedSeqs::default());
+        self.foreign = Foreign::default();
+    }
+}

@@ -1,0 +1,74 @@
+//! One pool: its replicas with free credit, in the order of routing.
+
+use std::time::Duration;
+
+use crate::core::board::Board;
+use crate::core::ids::ReplicaId;
+use crate::core::routing::RouteKey;
+use crate::core::speed::Speeds;
+
+/// What a pool owes to the most urgent class that uses it just now. It sets
+/// how full its replicas may be, and what is left for less urgent classes:
+/// those are guests there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Promise {
+    /// Time to the first token.
+    pub ttft: Duration,
+    /// Time between tokens.
+    pub itl: Duration,
+    /// Sequences of each replica that guests leave free.
+    pub reserve: u32,
+}
+
+impl Default for Promise {
+    fn default() -> Self {
+        Self { ttft: Duration::MAX, itl: Duration::MAX, reserve: 0 }
+    }
+}
+
+/// One pool.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PoolState {
+    pub(super) buffer: u32,
+    pub(super) promise: Promise,
+    pub(super) members: Vec<ReplicaId>,
+    /// Replicas with credit.
+    pub(super) free: Board<RouteKey, ReplicaId>,
+    /// Replicas with credit for guests.
+    pub(super) guests: Board<RouteKey, ReplicaId>,
+    /// Replicas with credit but for the prompts that they read just now.
+    pub(super) soon: Board<RouteKey, ReplicaId>,
+    pub(super) up: u32,
+    /// Replicas that read a guest's prompt just now.
+    pub(super) guest_readers: u32,
+    /// Sequences that those in service may have.
+    pub(super) capacity: u64,
+    pub(super) speeds: Speeds,
+}
+
+/// A pool may read guests' prompts at one replica of so many at the same time:
+/// the urgent class finds others that read its prompts at once.
+const GUEST_READERS: u32 = 2;
+
+impl PoolState {
+    /// Whether one more replica may read a guest's prompt.
+    pub(super) const fn takes_guests(&self) -> bool {
+        self.guest_readers == 0 || self.guest_readers < self.up / GUEST_READERS
+    }
+
+    /// Whether the board of guests, or the other one, may be used now.
+    pub(super) const fn is_open(&self, guest: bool) -> bool {
+        !guest || self.takes_guests()
+    }
+
+    /// Nodes of search trees that were looked at.
+    #[cfg(test)]
+    pub(super) fn visits(&self) -> u64 {
+        [&self.free, &self.guests, &self.soon].into_iter().map(|board| board.visits.get()).sum()
+    }
+
+    /// The replicas that can take something.
+    pub(super) const fn board(&self, guest: bool) -> &Board<RouteKey, ReplicaId> {
+        if guest { &self.guests } else { &self.free }
+    }
+}

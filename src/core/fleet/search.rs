@@ -1,0 +1,176 @@
+//! Which replica can take a job.
+
+use crate::core::board::{Board, Rank, Size};
+use crate::core::ids::{PoolId, ReplicaId};
+use crate::core::predict::{self, Outlook};
+use crate::core::routing::RouteKey;
+use crate::core::time::Tick;
+
+use super::Fleet;
+use super::node::{Node, Rooms};
+
+/// A replica that is only reading prompts is worth waiting for when it promises
+/// the first token within this part of the time that the best free one needs.
+const WORTH_WAITING: f64 = 0.7;
+
+fn worth_waiting(free: u64, soon: u64) -> bool {
+    (soon as f64) < free as f64 * WORTH_WAITING
+}
+
+/// What a job wants of a replica.
+#[derive(Debug, Clone, Copy)]
+pub struct Wish<'a> {
+    /// What it needs; of prefill, where most of its prompt is cached.
+    pub need: Size,
+    /// Its prompt tokens.
+    pub prompt: u64,
+    /// Replicas that have the start of its prompt, with the tokens of it.
+    pub cached: &'a [(ReplicaId, u64)],
+    /// Whether it is a guest: a more urgent class uses the replicas.
+    pub guest: bool,
+}
+
+impl Wish<'_> {
+    /// Tokens of its prompt that a replica has.
+    #[must_use]
+    pub fn cached_at(&self, replica: ReplicaId) -> u64 {
+        self.cached.iter().find(|(id, _)| *id == replica).map_or(0, |(_, tokens)| *tokens)
+    }
+
+    /// What its prompt costs to read there.
+    #[must_use]
+    pub fn weight_at(&self, replica: ReplicaId) -> u64 {
+        predict::weight(self.prompt, self.cached_at(replica))
+    }
+
+    /// What it needs there.
+    fn need_at(&self, replica: ReplicaId) -> Size {
+        Size { prefill: self.weight_at(replica), ..self.need }
+    }
+}
+
+impl Fleet {
+    /// The largest free credit in each respect over the pools; `None` when no
+    /// replica has any.
+    #[must_use]
+    pub fn room(&self, pools: &[PoolId], guest: bool) -> Option<Size> {
+        let pools = self.pools(pools).filter(|pool| pool.is_open(guest) && !pool.board(guest).is_empty());
+        pools.map(|pool| pool.board(guest).least_size().complement()).reduce(Size::most)
+    }
+
+    /// The replica that can take the job and promises its first token soonest;
+    /// `None` also when one that only has to read its prompts first promises it
+    /// much sooner: that is worth waiting for.
+    pub fn best(
+        &self,
+        pools: &[PoolId],
+        wish: &Wish<'_>,
+        avoid: &dyn Fn(ReplicaId) -> bool,
+    ) -> Option<ReplicaId> {
+        let weight = predict::weight(wish.prompt, 0);
+        let need = Size { prefill: weight, ..wish.need }.complement();
+        let skip = |id: &ReplicaId| avoid(*id);
+        let first =
+            |board: &Board<RouteKey, ReplicaId>| board.first(weight, need, &skip).map(|(cost, _)| cost);
+        let open = self.pools(pools).filter(|pool| pool.is_open(wish.guest));
+        let cold = open.filter_map(|pool| first(pool.board(wish.guest)));
+        let usable = |room: fn(&Rooms) -> Option<Size>| {
+            let here = wish.cached.iter().map(|(id, _)| *id).filter(|id| !avoid(*id));
+            here.filter_map(move |id| self.warm_cost(id, pools, wish, room))
+        };
+        let warm = usable(if wish.guest { |rooms| rooms.guest } else { |rooms| rooms.own });
+        let best = cold.chain(warm).min()?;
+        if wish.guest {
+            return Some(best.2);
+        }
+        let soon = self.pools(pools).filter_map(|pool| first(&pool.soon)).chain(usable(|rooms| rooms.soon));
+        let soon = soon.map(|cost| cost.0).min();
+        soon.is_none_or(|soon| !worth_waiting(best.0, soon)).then_some(best.2)
+    }
+
+    /// What a replica with the start of the prompt in its cache promises, if it
+    /// has room.
+    fn warm_cost(
+        &self,
+        id: ReplicaId,
+        pools: &[PoolId],
+        wish: &Wish<'_>,
+        room: fn(&Rooms) -> Option<Size>,
+    ) -> Option<<RouteKey as Rank>::Cost> {
+        let node = self.node(id).filter(|node| pools.contains(&node.pool))?;
+        let pool = self.pools.get(node.pool.index()).filter(|pool| pool.is_open(wish.guest))?;
+        let fits = room(&node.rooms).is_some_and(|room| wish.need_at(id).within(room));
+        fits.then(|| node.key(pool, id).cost(wish.weight_at(id)))
+    }
+
+    /// Whether a replica can take the job once it has read its prompts.
+    #[must_use]
+    pub fn fits_soon(&self, pools: &[PoolId], wish: &Wish<'_>) -> bool {
+        let need = wish.need.complement();
+        self.pools(pools).any(|pool| pool.soon.first(0, need, &|_| false).is_some())
+    }
+
+    /// How many replicas of the pools can take the job now.
+    #[must_use]
+    pub fn count_fitting(&self, pools: &[PoolId], wish: &Wish<'_>) -> u32 {
+        let open = self.pools(pools).filter(|pool| pool.is_open(wish.guest));
+        open.map(|pool| pool.board(wish.guest).count(wish.need.complement())).sum()
+    }
+
+    /// Whether the replica can take the job now; one that is held can, when
+    /// asked for.
+    #[must_use]
+    pub fn fits(&self, id: ReplicaId, wish: &Wish<'_>, even_held: bool, now: Tick) -> bool {
+        let Some(node) = self.node(id) else { return false };
+        let Some(pool) = self.pools.get(node.pool.index()) else { return false };
+        let rooms = match node.held && even_held {
+            true => Node { held: false, ..node.clone() }.find_rooms(pool, now, &self.rules),
+            false => node.rooms,
+        };
+        let room = if wish.guest { rooms.guest } else { rooms.own };
+        pool.is_open(wish.guest) && room.is_some_and(|room| wish.need_at(id).within(room))
+    }
+
+    /// Whether a replica promises the job's first token so much sooner than
+    /// this one that the job waits for it.
+    #[must_use]
+    pub fn waits_for_better(&self, id: ReplicaId, pools: &[PoolId], wish: &Wish<'_>) -> bool {
+        let promised =
+            |id: ReplicaId| self.outlook(id).map_or(u64::MAX, |outlook| outlook.cost(wish.weight_at(id)));
+        let others = self.pools(pools).flat_map(|pool| &pool.members);
+        let soon = others.filter(|other| {
+            let room = self.node(**other).and_then(|node| node.rooms.soon);
+            room.is_some_and(|room| Size { prefill: 0, ..wish.need }.within(room))
+        });
+        !wish.guest
+            && soon.map(|other| promised(*other)).min().is_some_and(|soon| worth_waiting(promised(id), soon))
+    }
+
+    /// What the replica promises.
+    #[must_use]
+    pub fn outlook(&self, id: ReplicaId) -> Option<Outlook> {
+        let node = self.node(id)?;
+        Some(node.outlook(self.pools.get(node.pool.index())?))
+    }
+
+    /// The replica to hold for `need`: of those in the pool that are large
+    /// enough for it as a whole, else of all, the one that is free soonest.
+    /// Looks at every replica of the pool.
+    #[must_use]
+    pub fn to_hold(
+        &self,
+        pool: PoolId,
+        need: Size,
+        now: Tick,
+        avoid: &dyn Fn(ReplicaId) -> bool,
+    ) -> Option<ReplicaId> {
+        let pool = self.pools.get(pool.index())?;
+        let members = pool.members.iter().copied().filter(|id| !avoid(*id));
+        let ranked = members.filter_map(|id| {
+            let node = self.node(id).filter(|node| node.up && !node.held)?;
+            let whole = node.whole(pool, now, &self.rules);
+            Some((!need.within(whole), node.ledger.work(), id))
+        });
+        ranked.min().map(|(_, _, id)| id)
+    }
+}

@@ -1,0 +1,120 @@
+//! Taking jobs back whose clients have seen nothing of them: from an engine
+//! that has stalled, and from places that a more urgent class needs.
+//!
+//! A stream that has produced output is never taken back. A job is taken back
+//! for others at most [`MAX_PREEMPTIONS`] times, and only by a job of a more
+//! urgent class, so that no two jobs can take places from each other.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use crate::core::event::{Action, Fault, Recalled};
+use crate::core::ids::{JobId, PoolId, ReplicaId};
+use crate::core::order::Candidate;
+use crate::core::queue::{LaneKey, Part};
+use crate::core::time::Tick;
+
+use super::Scheduler;
+use super::job::{Job, Phase, Run};
+
+/// How often a job may lose its place to others.
+pub(super) const MAX_PREEMPTIONS: u32 = 2;
+
+/// A running job that may be taken back for a more urgent one: those of the
+/// slowest class first, of these the one that was sent last.
+pub(super) type Movable = (PoolId, Reverse<usize>, Reverse<Tick>, JobId);
+
+impl Scheduler {
+    /// A replica owes tokens and sends none. Where others are in service, what
+    /// its clients have seen nothing of goes to them.
+    pub(super) fn stalled(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+        let pool = self.fleet.pool_of(replica);
+        let Some(group) = pool.and_then(|pool| self.placement.group_of(pool)) else { return };
+        if self.fleet.count_up(&self.groups[group].shape.pools) < 2 {
+            return;
+        }
+        self.eject(replica, Fault::Silent, out);
+        let unseen = |job: &&Job| job.run().is_some_and(|run| run.replica == replica) && job.is_unseen();
+        let mut jobs: Vec<_> =
+            self.jobs.values().filter(unseen).map(|job| (job.place.seq, job.spec.id)).collect();
+        jobs.sort_unstable();
+        for (_, job) in jobs {
+            self.recall(job, Recalled::Stalled, out);
+        }
+    }
+
+    /// Takes back a job of a slower class for the first in the order, once that
+    /// has waited for half of its objective. Says whether it did.
+    pub(super) fn preempt(&mut self, group: usize, out: &mut Vec<Action>) -> bool {
+        let Some(first) = self.first_of(group).filter(|first| self.is_pressed(first)) else { return false };
+        let pools = &self.groups[group].shape.lines[first.line];
+        let victims = pools.iter().filter_map(|pool| {
+            let none = (*pool, Reverse(usize::MAX), Reverse(Tick::NEVER), JobId::new(0));
+            let victim = *self.movable.range(none..).next()?;
+            (victim.0 == *pool && victim.1.0 > first.class).then_some(victim)
+        });
+        let Some(victim) = victims.min_by_key(|victim| (victim.1, victim.2, victim.3)) else { return false };
+        self.recall(victim.3, Recalled::Preempted { by: first.head.job }, out);
+        true
+    }
+
+    /// Whether a job has waited for so long that others make room for it, which
+    /// they need not where a prompt that is being read is all that is in its
+    /// way.
+    fn is_pressed(&self, first: &Candidate) -> bool {
+        let Some(job) = self.jobs.get(&first.head.job) else { return false };
+        let class = self.policy.classes.get(job.spec.class);
+        let pools = self.placement.route(job.spec.model).map(|route| &*route.pools);
+        class.is_some_and(|class| job.queued(self.now) >= class.ttft_objective / 2)
+            && !self.fleet.fits_soon(pools.unwrap_or_default(), &job.wish(&[], false))
+    }
+
+    /// Takes a job back into its lane. What it lost is not its fault, so it may
+    /// wait as long as a new one, within its client's patience.
+    fn recall(&mut self, id: JobId, why: Recalled, out: &mut Vec<Action>) {
+        let Some(run) = self.jobs.get(&id).and_then(Job::run) else { return };
+        self.release(id, &run);
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let max_wait = self.policy.classes.get(job.spec.class).map_or(Duration::ZERO, |class| class.max_wait);
+        job.spec.deadline = job.spec.deadline.max((self.now + max_wait).min(job.spec.patience));
+        job.phase = Phase::Waiting { part: Part::Returned, since: self.now };
+        match why {
+            Recalled::Stalled => job.note_tried(&run),
+            Recalled::Preempted { .. } => job.preemptions += 1,
+        }
+        let lane = LaneKey::of(&job.spec);
+        if let Some(spot) = self.spot(lane) {
+            let here = &mut self.groups[spot.group];
+            here.drain.take_back(self.now);
+            here.class_mut(spot.class).backlogs.came_back(lane.tenant, self.now);
+        }
+        out.push(Action::Recall { job: id, replica: run.replica, why });
+        match self.orphaned(lane) {
+            Some(reason) => self.refuse_returned(id, reason, out),
+            None => self.join(id),
+        }
+    }
+
+    /// Keeps account of a running job that others may take the place of.
+    pub(super) fn note_movable(&mut self, id: JobId, run: &Run) {
+        let Some(job) = self.jobs.get(&id).filter(|job| job.preemptions < MAX_PREEMPTIONS) else { return };
+        let (Some(pool), Some(spot)) = (self.fleet.pool_of(run.replica), self.spot(LaneKey::of(&job.spec)))
+        else {
+            return;
+        };
+        if spot.class > 0 {
+            let movable = (pool, Reverse(spot.class), Reverse(run.since), id);
+            self.movable.insert(movable);
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.movable = Some(movable);
+            }
+        }
+    }
+
+    /// The job is no longer one that others may take the place of.
+    pub(super) fn forget_movable(&mut self, id: JobId) {
+        if let Some(movable) = self.jobs.get_mut(&id).and_then(|job| job.movable.take()) {
+            self.movable.remove(&movable);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Refusals of what cannot start in time.
+
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
+
+use crate::core::event::{Fault, RejectReason};
+use crate::core::job::JobSpec;
+use crate::core::policy::Class;
+use crate::core::scheduler::tests::{World, class, of_tenant, policy, rejected, sent, spec};
+use crate::core::time::Tick;
+
+/// Replicas that take so long for each job.
+struct Line {
+    world: World,
+    each: u64,
+    running: Vec<(u64, u64)>,
+}
+
+impl Line {
+    fn new(world: World, each: u64) -> Self {
+        Self { world, each, running: Vec::new() }
+    }
+
+    /// Ends what is over by then.
+    fn until(&mut self, millis: u64) {
+        while let Some(&(end, job)) = self.running.first().filter(|(end, _)| *end <= millis) {
+            self.running.remove(0);
+            self.world.at(end);
+            let actions = self.world.done(job);
+            self.note(end, &sent(&actions));
+        }
+        self.world.at(millis);
+    }
+
+    fn note(&mut self, now: u64, sent: &[(u64, u32)]) {
+        self.running.extend(sent.iter().map(|(job, _)| (now + self.each, *job)));
+    }
+
+    /// Why the job was refused, if it was.
+    fn arrive(&mut self, millis: u64, spec: JobSpec) -> Option<RejectReason> {
+        self.until(millis);
+        let actions = self.world.arrive(spec);
+        self.note(millis, &sent(&actions));
+        rejected(&actions).first().map(|(_, why)| why.reason)
+    }
+}
+
+fn within(millis: u64, patience: u64, spec: JobSpec) -> JobSpec {
+    JobSpec { deadline: Tick::from_millis(millis + patience), ..spec }
+}
+
+#[test]
+fn a_hopeless_job_is_refused_at_once_with_its_own_lanes_time() {
+    let mut rules = policy(&[&[1]], &[&[0]]);
+    rules.classes.insert("first", Class { ttft_objective: Duration::from_secs(30), ..class(0, 0.0) });
+    let mut line = Line::new(World::new(rules), 100);
+    for id in 0..101 {
+        assert_eq!(line.arrive(0, spec(id)), None, "no rate is known");
+    }
+    line.until(1_000);
+    assert_eq!(line.arrive(1_000, within(1_000, 8_000, spec(200))), None, "with luck it starts");
+    line.until(1_050);
+    let actions = line.world.arrive(within(1_050, 5_000, spec(201)));
+    let (job, why) = rejected(&actions)[0];
+    assert_eq!((job, why.reason), (201, RejectReason::Unmeetable));
+    let wait = why.retry_after.unwrap().as_secs_f64();
+    assert!((9.0..12.0).contains(&wait), "some 90 jobs at 10 a second: {wait}");
+    let other = within(1_050, 5_000, of_tenant(202, 1));
+    assert_eq!(rejected(&line.world.arrive(other)), [], "another tenant's lane is its own");
+}
+
+#[test]
+fn what_came_back_is_not_refused_for_those_that_wait() {
+    let mut line = Line::new(World::new(policy(&[&[1]], &[&[0]])), 100);
+    for id in 0..60 {
+        line.arrive(0, within(0, 20_000, spec(id)));
+    }
+    line.until(1_050);
+    let (_, running) = line.running[0];
+    let actions = line.world.fail(running, Fault::Malformed);
+    assert_eq!(rejected(&actions), []);
+    assert_eq!(sent(&actions), [(running, 0)]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whoever is refused had more before it than the replicas can do in time.
+    #[test]
+    fn only_the_hopeless_are_refused(
+        limit in 1u32..5,
+        each in 50u64..400,
+        patience in 200u64..3_000,
+        gaps in vec(0u64..60, 300),
+    ) {
+        let mut line = Line::new(World::new(policy(&[&[limit]], &[&[0]])), each);
+        let mut now = 0;
+        let mut refused = 0;
+        for (id, gap) in gaps.into_iter().enumerate() {
+            now += gap;
+            line.until(now);
+            let waiting = line.world.scheduler.waiting().requests;
+            let why = line.arrive(now, within(now, patience, spec(id as u64)));
+            let Some(why) = why else { continue };
+            prop_assert_eq!(why, RejectReason::Unmeetable);
+            refused += 1;
+            let soonest = waiting / u64::from(limit) * each;
+            // A rate taken just before several jobs end at once is too low.
+            let late = patience.saturating_sub(each) * 3 / 4;
+            prop_assert!(soonest >= late, "{} waited, {} ms", waiting, soonest);
+        }
+        let over = 30.0 * f64::from(limit) / each as f64;
+        prop_assert!(refused == 0 || over < 2.0, "refused at a load of {}", 1.0 / over);
+        prop_assert_eq!(line.world.scheduler.broken_invariants(), 0);
+    }
+}

@@ -1,0 +1,318 @@
+//! Who waits at the gate, and who may still speak for a try: one desk for each
+//! job that is alive. Everything here happens under the gate's lock.
+//!
+//! A job's try is over for the scheduler the moment it says so, but its edge
+//! learns of it later. In between, the edge may report on a try that it no
+//! longer owns, while the job waits again or even runs elsewhere. Each dispatch
+//! has a number for that reason, and only the present one is listened to.
+
+use std::collections::HashMap;
+
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use crate::core::event::{Action, Placed, Recalled, Rejection};
+use crate::core::ids::{JobId, ReplicaId};
+
+/// Where a job may start now.
+#[derive(Debug, Clone, Copy)]
+pub struct Placement {
+    /// The replica; its credit is booked.
+    pub replica: ReplicaId,
+    /// Why.
+    pub why: Placed,
+}
+
+/// The number of a dispatch; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Dispatch(u64);
+
+/// The end of a wait.
+pub(super) type Answer = Result<Start, Rejection>;
+
+/// A try that begins.
+#[derive(Debug)]
+pub(super) struct Start {
+    pub(super) placement: Placement,
+    pub(super) dispatch: Dispatch,
+    /// Says so if the job is taken away again.
+    pub(super) recall: oneshot::Receiver<Recall>,
+}
+
+/// A try that was taken away. The job waits again, or has got its next answer
+/// already.
+#[derive(Debug)]
+pub(super) struct Recall {
+    pub(super) why: Recalled,
+    pub(super) again: oneshot::Receiver<Answer>,
+}
+
+/// What is to be handed to a ticket, once the lock is released.
+#[derive(Debug)]
+pub(super) enum Letter {
+    Answer(oneshot::Sender<Answer>, Answer),
+    Recall(oneshot::Sender<Recall>, Recall),
+}
+
+/// Letters of one step.
+pub(super) type Mail = SmallVec<[Letter; 4]>;
+
+impl Letter {
+    /// Hands it over. A ticket that is gone has said so to the scheduler.
+    pub(super) fn deliver(self) {
+        match self {
+            Self::Answer(to, answer) => drop(to.send(answer)),
+            Self::Recall(to, recall) => drop(to.send(recall)),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Desk {
+    Waits(oneshot::Sender<Answer>),
+    Runs { dispatch: Dispatch, recall: oneshot::Sender<Recall> },
+}
+
+/// The desks of all jobs that are alive.
+#[derive(Debug, Default)]
+pub(super) struct Desks {
+    desks: HashMap<JobId, Desk>,
+    dispatches: u64,
+}
+
+impl Desks {
+    /// The job waits from now on, for the first time or again.
+    pub(super) fn wait(&mut self, job: JobId) -> oneshot::Receiver<Answer> {
+        let (sender, receiver) = oneshot::channel();
+        self.desks.insert(job, Desk::Waits(sender));
+        receiver
+    }
+
+    /// The job is over.
+    pub(super) fn close(&mut self, job: JobId) {
+        self.desks.remove(&job);
+    }
+
+    /// Whether the job is still where `dispatch` sent it.
+    pub(super) fn owns(&self, job: JobId, dispatch: Dispatch) -> bool {
+        matches!(self.desks.get(&job), Some(Desk::Runs { dispatch: present, .. }) if *present == dispatch)
+    }
+
+    /// Takes out everybody who waits.
+    pub(super) fn take_waiting(&mut self) -> Vec<(JobId, oneshot::Sender<Answer>)> {
+        let waits = |_: &JobId, desk: &mut Desk| matches!(desk, Desk::Waits(_));
+        let taken = self.desks.extract_if(waits);
+        taken
+            .filter_map(|(job, desk)| match desk {
+                Desk::Waits(sender) => Some((job, sender)),
+                Desk::Runs { .. } => None,
+            })
+            .collect()
+    }
+
+    /// Applies an action of the scheduler to the job that it is about; gives
+    /// it back if it is about a replica. Actions that do not fit the job's
+    /// state are of a job that has just ended, and change nothing.
+    pub(super) fn apply(&mut self, action: Action, mail: &mut Mail) -> Option<Action> {
+        match action {
+            Action::Dispatch { job, replica, why } => {
+                if let Some(waiter) = self.take_waiter(job) {
+                    let start = self.start(job, Placement { replica, why });
+                    mail.push(Letter::Answer(waiter, Ok(start)));
+                }
+            }
+            Action::Reject { job, why } => {
+                if let Some(waiter) = self.take_waiter(job) {
+                    mail.push(Letter::Answer(waiter, Err(why)));
+                }
+            }
+            Action::Recall { job, why, .. } => {
+                if let Some(recall) = self.take_runner(job) {
+                    let again = self.wait(job);
+                    mail.push(Letter::Recall(recall, Recall { why, again }));
+                }
+            }
+            // The ticket's owner knows: it brought the failure.
+            Action::Requeue { .. } => {}
+            Action::Eject { .. } | Action::Probe { .. } | Action::Readmit { .. } => return Some(action),
+        }
+        None
+    }
+
+    fn start(&mut self, job: JobId, placement: Placement) -> Start {
+        self.dispatches += 1;
+        let dispatch = Dispatch(self.dispatches);
+        let (sender, recall) = oneshot::channel();
+        self.desks.insert(job, Desk::Runs { dispatch, recall: sender });
+        Start { placement, dispatch, recall }
+    }
+
+    fn take_waiter(&mut self, job: JobId) -> Option<oneshot::Sender<Answer>> {
+        match self.desks.remove(&job)? {
+            Desk::Waits(sender) => Some(sender),
+            runs @ Desk::Runs { .. } => {
+                self.desks.insert(job, runs);
+                None
+            }
+        }
+    }
+
+    fn take_runner(&mut self, job: JobId) -> Option<oneshot::Sender<Recall>> {
+        match self.desks.remove(&job)? {
+            Desk::Runs { recall, .. } => Some(recall),
+            waits @ Desk::Waits(_) => {
+                self.desks.insert(job, waits);
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::core::event::{Fault, RejectReason, Turn};
+    use crate::core::ids::ClassId;
+
+    const JOB: JobId = JobId::new(7);
+    const WHY: Placed = Placed {
+        queued: Duration::ZERO,
+        attempt: 1,
+        behind: 0,
+        candidates: 1,
+        outstanding_tokens: 0,
+        cached_tokens: 0,
+        expected: Duration::ZERO,
+        running: 0,
+        limit: 1,
+        turn: Turn::Alone,
+        class: ClassId::new(0),
+        demoted_from: None,
+    };
+
+    fn dispatch(replica: u32) -> Action {
+        Action::Dispatch { job: JOB, replica: ReplicaId::new(replica), why: WHY }
+    }
+
+    fn recall(replica: u32) -> Action {
+        Action::Recall { job: JOB, replica: ReplicaId::new(replica), why: Recalled::Stalled }
+    }
+
+    fn reject() -> Action {
+        let why = Rejection { reason: RejectReason::Draining, queued: Duration::ZERO, retry_after: None };
+        Action::Reject { job: JOB, why }
+    }
+
+    /// Applies the actions as those of one step, and hands out the letters.
+    fn step(desks: &mut Desks, actions: impl IntoIterator<Item = Action>) {
+        let mut mail = Mail::new();
+        for action in actions {
+            assert_eq!(desks.apply(action, &mut mail), None);
+        }
+        mail.into_iter().for_each(Letter::deliver);
+    }
+
+    fn started(mut answer: oneshot::Receiver<Answer>) -> Start {
+        answer.try_recv().unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_recalled_try_may_not_speak_even_when_the_job_runs_again_in_the_same_step() {
+        let mut desks = Desks::default();
+        let answer = desks.wait(JOB);
+        step(&mut desks, [dispatch(0)]);
+        let mut first = started(answer);
+        assert!(desks.owns(JOB, first.dispatch));
+        assert!(first.recall.try_recv().is_err());
+
+        step(&mut desks, [recall(0), dispatch(1)]);
+        assert!(!desks.owns(JOB, first.dispatch));
+        let recall = first.recall.try_recv().unwrap();
+        assert_eq!(recall.why, Recalled::Stalled);
+        let second = started(recall.again);
+        assert_eq!(second.placement.replica, ReplicaId::new(1));
+        assert!(desks.owns(JOB, second.dispatch) && second.dispatch != first.dispatch);
+    }
+
+    #[test]
+    fn a_recalled_job_waits_until_it_is_placed_or_refused() {
+        let mut desks = Desks::default();
+        let answer = desks.wait(JOB);
+        step(&mut desks, [dispatch(0)]);
+        let mut first = started(answer);
+        step(&mut desks, [recall(0)]);
+        let mut again = first.recall.try_recv().unwrap().again;
+        assert!(again.try_recv().is_err() && !desks.owns(JOB, first.dispatch));
+        step(&mut desks, [reject()]);
+        assert_eq!(again.try_recv().unwrap().unwrap_err().reason, RejectReason::Draining);
+        assert!(desks.desks.is_empty());
+    }
+
+    #[test]
+    fn a_recall_before_the_placement_was_noticed_is_told_after_it() {
+        let mut desks = Desks::default();
+        let answer = desks.wait(JOB);
+        step(&mut desks, [dispatch(0), recall(0), dispatch(0)]);
+        let mut first = started(answer);
+        let second = started(first.recall.try_recv().unwrap().again);
+        assert!(desks.owns(JOB, second.dispatch) && !desks.owns(JOB, first.dispatch));
+    }
+
+    #[test]
+    fn a_failed_try_waits_like_a_new_job() {
+        let mut desks = Desks::default();
+        let answer = desks.wait(JOB);
+        step(&mut desks, [dispatch(0)]);
+        let first = started(answer);
+        let answer = desks.wait(JOB);
+        assert!(!desks.owns(JOB, first.dispatch));
+        step(
+            &mut desks,
+            [Action::Requeue { job: JOB, replica: ReplicaId::new(0), why: Fault::Reset }, dispatch(1)],
+        );
+        assert_eq!(started(answer).placement.replica, ReplicaId::new(1));
+    }
+
+    #[test]
+    fn what_does_not_fit_changes_nothing() {
+        let mut desks = Desks::default();
+        step(&mut desks, [dispatch(0), recall(0), reject()]);
+        assert!(desks.desks.is_empty());
+        let mut answer = desks.wait(JOB);
+        step(&mut desks, [recall(0)]);
+        assert!(answer.try_recv().is_err());
+        step(&mut desks, [dispatch(0)]);
+        let start = started(answer);
+        step(&mut desks, [dispatch(1), reject()]);
+        assert!(desks.owns(JOB, start.dispatch));
+        desks.close(JOB);
+        assert!(!desks.owns(JOB, start.dispatch));
+    }
+
+    #[test]
+    fn only_those_who_wait_are_taken_out() {
+        let mut desks = Desks::default();
+        let answer = desks.wait(JOB);
+        step(&mut desks, [dispatch(0)]);
+        let _waits = desks.wait(JobId::new(8));
+        let taken: Vec<JobId> = desks.take_waiting().into_iter().map(|(job, _)| job).collect();
+        assert_eq!(taken, [JobId::new(8)]);
+        assert!(desks.owns(JOB, started(answer).dispatch));
+    }
+
+    #[test]
+    fn actions_about_replicas_are_given_back() {
+        let replica = ReplicaId::new(3);
+        let mut mail = Mail::new();
+        for action in [
+            Action::Probe { replica },
+            Action::Eject { replica, why: Fault::Reset },
+            Action::Readmit { replica, after: Duration::ZERO },
+        ] {
+            assert_eq!(Desks::default().apply(action.clone(), &mut mail), Some(action));
+        }
+        assert!(mail.is_empty());
+    }
+}

@@ -1,0 +1,122 @@
+//! One job's ticket: what its request holds of the scheduler.
+
+use std::future::pending;
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::core::event::{Event, Fault, Outcome, Recalled, Rejection};
+use crate::core::ids::JobId;
+use crate::core::job::Usage;
+use crate::proxy::gate::Gate;
+use crate::proxy::gate::desks::{Answer, Dispatch, Placement, Recall, Start};
+
+/// One job's place in the queue, then its credit at a replica. Reports the
+/// job's end exactly once, at the latest when dropped.
+///
+/// The scheduler may take the job away from its replica before its client has
+/// seen anything: [`Ticket::recalled`] says so, and what the ticket is told of
+/// that try from then on is not passed on.
+#[derive(Debug)]
+pub struct Ticket {
+    gate: Arc<Gate>,
+    job: JobId,
+    post: Post,
+    usage: Usage,
+    live: bool,
+}
+
+#[derive(Debug)]
+enum Post {
+    Waits(oneshot::Receiver<Answer>),
+    Runs { dispatch: Dispatch, recall: oneshot::Receiver<Recall> },
+    Over,
+}
+
+impl Ticket {
+    pub(super) fn new(gate: Arc<Gate>, job: JobId, answer: oneshot::Receiver<Answer>) -> Self {
+        Self { gate, job, post: Post::Waits(answer), usage: Usage::Unknown, live: true }
+    }
+
+    /// Waits for a replica. Dropping the future keeps the ticket.
+    ///
+    /// # Errors
+    /// The rejection, after which the job is over.
+    pub async fn placed(&mut self) -> Result<Placement, Rejection> {
+        let Post::Waits(receiver) = &mut self.post else {
+            unreachable!("a ticket waits only after admit, after a failure and after a recall");
+        };
+        match receiver.await {
+            Ok(Ok(Start { placement, dispatch, recall })) => {
+                self.post = Post::Runs { dispatch, recall };
+                Ok(placement)
+            }
+            Ok(Err(rejection)) => {
+                self.post = Post::Over;
+                self.live = false;
+                Err(rejection)
+            }
+            // Somebody else ended the job, and ends this wait too.
+            Err(_) => pending().await,
+        }
+    }
+
+    /// Waits until the job is taken away from its replica; then wait for
+    /// another with `placed`. Never ends while the ticket is not at a replica.
+    /// Dropping the future keeps the ticket.
+    pub async fn recalled(&mut self) -> Recalled {
+        let Post::Runs { recall, .. } = &mut self.post else { return pending().await };
+        match recall.await {
+            Ok(Recall { why, again }) => {
+                self.post = Post::Waits(again);
+                why
+            }
+            Err(_) => pending().await,
+        }
+    }
+
+    /// The job's first token is here. Only if this is true may it be shown to
+    /// the client; otherwise the job has been recalled.
+    #[must_use]
+    pub fn first_token(&self) -> bool {
+        let Post::Runs { dispatch, .. } = self.post else { return false };
+        self.gate.report(self.job, dispatch, Event::FirstToken { job: self.job })
+    }
+
+    /// What is known so far of the job's consumption; used if it is dropped.
+    pub fn note_usage(&mut self, usage: Usage) {
+        self.usage = usage;
+    }
+
+    /// The replica failed the job, and the client has seen nothing of it:
+    /// wait for another with `placed`. False if the job had been recalled:
+    /// then wait for [`Ticket::recalled`] first.
+    #[must_use]
+    pub fn failed_unseen(&mut self, fault: Fault, usage: Usage) -> bool {
+        let Post::Runs { dispatch, .. } = self.post else { return false };
+        let outcome = Outcome::Failed { fault, usage };
+        let again = self.gate.retry(self.job, dispatch, Event::Finished { job: self.job, outcome });
+        match again {
+            Some(answer) => self.post = Post::Waits(answer),
+            None => return false,
+        }
+        true
+    }
+
+    /// The answer is over. Only if this is true is it the job's answer;
+    /// otherwise the job has been recalled, or ended otherwise.
+    pub fn finish(&mut self, outcome: Outcome) -> bool {
+        let Post::Runs { dispatch, .. } = self.post else { return false };
+        let finished = self.gate.finish(self.job, dispatch, Event::Finished { job: self.job, outcome });
+        self.live &= !finished;
+        finished
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.live {
+            self.gate.event(Event::Left { job: self.job, usage: self.usage });
+        }
+    }
+}

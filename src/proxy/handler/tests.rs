@@ -1,0 +1,260 @@
+//! Requests that are taken away from their engine, against scripted engines on
+//! loopback and with the scheduler's part played by the test.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue};
+use http_body_util::BodyExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::config::load::load_str_with;
+use crate::config::secret::Machine;
+use crate::core::event::{Action, Placed, Recalled, Turn};
+use crate::core::ids::{ClassId, ReplicaId};
+use crate::core::job::Prefix;
+use crate::proxy::auth::Identity;
+use crate::proxy::clock::Clock;
+use crate::proxy::gate::Gate;
+use crate::proxy::grace::Grace;
+use crate::proxy::handler::{Answered, Proxy};
+use crate::proxy::order::{self, Order};
+use crate::proxy::record::Record;
+use crate::proxy::upstream::Upstreams;
+use crate::telemetry::Telemetry;
+use crate::wire::api::Api;
+use crate::wire::error::ApiError;
+use crate::wire::prefix::Prefixes;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const WHY: Placed = Placed {
+    queued: Duration::ZERO,
+    attempt: 2,
+    behind: 0,
+    candidates: 1,
+    outstanding_tokens: 0,
+    cached_tokens: 0,
+    expected: Duration::ZERO,
+    running: 0,
+    limit: 1,
+    turn: Turn::Requeued,
+    class: ClassId::new(0),
+    demoted_from: None,
+};
+const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+const ROLE: &str = r#"{"role":"assistant","content":""}"#;
+const TOKEN: &str = r#"{"content":"b"}"#;
+const PLAIN: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n\
+    {\"choices\":[{\"index\":0,\"finish_reason\":\"stop\",\"message\":{\"content\":\"b\"}}]}";
+
+/// A chunk with one event.
+fn event(delta: &str) -> String {
+    let event = format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{delta}}}]}}\n\n");
+    format!("{:x}\r\n{event}\r\n", event.len())
+}
+
+/// A gateway without a door.
+async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
+    let text = format!(
+        "version: 1\nauth: {{mode: off}}\npools:\n  p: {{engine: vllm, models: [m], max_seqs: 1, replicas: ['{}', '{}']}}\n",
+        urls[0], urls[1]
+    );
+    let outcome = load_str_with(&text, "test", Path::new("."), None, &Machine);
+    let settings = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings;
+    let (wishes, _wished) = tokio::sync::mpsc::channel(8);
+    Arc::new(Proxy {
+        gate: Gate::new(Arc::clone(&settings.policy), Clock::start(), wishes),
+        settings: Arc::new(ArcSwap::from_pointee(settings)),
+        upstreams: Upstreams::default(),
+        bodies: Arc::default(),
+        telemetry: Telemetry::for_tests(),
+        windows: Arc::new(|_, _| None),
+        retries: Arc::default(),
+        prefixes: Prefixes::default(),
+        paces: Arc::default(),
+        grace: Grace::default(),
+    })
+}
+
+type Asked = (Result<Answered, ApiError>, Record);
+
+/// A request on its way through the proxy, and the job that it is.
+fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Order, JoinHandle<Asked>) {
+    let settings = proxy.settings.load_full();
+    let tenant = settings.policy.tenants.iter().map(|(id, _, _)| id).next().unwrap();
+    let identity = Identity { tenant, class: None, key_id: None };
+    let body = Bytes::from(format!(r#"{{"model":"m","messages":[],"stream":{stream}}}"#));
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let at = (proxy.gate.next_job_id(), proxy.gate.clock().now());
+    let order = || order::read(&settings, &identity, Api::Chat, &headers, body.clone(), at).unwrap();
+    let (order, kept, proxy) = (order(), order(), Arc::clone(proxy));
+    let ticket = proxy.gate.admit(order.spec, Prefix::default(), &settings.policy);
+    let running = tokio::spawn(async move {
+        let id = HeaderValue::from_static("r");
+        let mut record = Record::new(&proxy.telemetry, proxy.gate.clock(), id, Api::Chat);
+        let answered = proxy.tries(&order, &headers, ticket, &mut record).await;
+        (answered, record)
+    });
+    (kept, running)
+}
+
+async fn listen() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    (listener, address)
+}
+
+/// The next connection, once something has come over it.
+async fn called(listener: &TcpListener) -> TcpStream {
+    let (mut socket, _) = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+    let mut some = [0; 4096];
+    assert!(timeout(PATIENCE, socket.read(&mut some)).await.unwrap().unwrap() > 0);
+    socket
+}
+
+async fn hung_up(mut socket: TcpStream) {
+    let mut rest = Vec::new();
+    let _end_or_reset = timeout(PATIENCE, socket.read_to_end(&mut rest)).await.unwrap();
+}
+
+/// Moves the job from the first engine to the second.
+fn move_over(proxy: &Proxy, order: &Order) {
+    let job = order.spec.id;
+    let recall = Action::Recall { job, replica: ReplicaId::new(0), why: Recalled::Stalled };
+    proxy.gate.act([recall, Action::Dispatch { job, replica: ReplicaId::new(1), why: WHY }]);
+}
+
+#[tokio::test]
+async fn a_silent_engine_is_left_and_another_answers() {
+    let ((first, a), (second, b)) = (listen().await, listen().await);
+    let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
+    let (order, running) = ask(&proxy, false);
+    let silent = called(&first).await;
+    move_over(&proxy, &order);
+    hung_up(silent).await;
+    called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
+    let (answered, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    assert!(matches!(answered, Ok(Answered::Whole { .. })));
+    assert_eq!((record.attempts, record.recalls), (2, (1, Some(Recalled::Stalled))));
+    assert_eq!(record.place.unwrap().replica, ReplicaId::new(1));
+    assert_eq!(proxy.gate.snapshot().jobs, 0);
+}
+
+#[tokio::test]
+async fn a_stream_without_a_token_is_left_too() {
+    let ((first, a), (second, b)) = (listen().await, listen().await);
+    let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
+    let (order, running) = ask(&proxy, true);
+    let mut dumb = called(&first).await;
+    dumb.write_all((HEAD.to_owned() + &event(ROLE)).as_bytes()).await.unwrap();
+    tokio::task::yield_now().await;
+    move_over(&proxy, &order);
+    hung_up(dumb).await;
+    let mut other = called(&second).await;
+    other.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
+    let (answered, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let Ok(Answered::Stream { stream, ticket, .. }) = answered else { panic!("no stream") };
+    assert!(stream.has_output() && record.first_token.is_some());
+    assert_eq!((record.attempts, record.recalls.0), (2, 1));
+    drop((stream, ticket));
+    hung_up(other).await;
+    assert_eq!(proxy.gate.snapshot().jobs, 0);
+}
+
+#[tokio::test]
+async fn an_engine_that_does_not_finish_the_handshake_is_left() {
+    let ((first, a), (second, b)) = (listen().await, listen().await);
+    let proxy = proxy([format!("https://{a}"), format!("http://{b}")]).await;
+    let (order, running) = ask(&proxy, false);
+    let connecting = called(&first).await;
+    move_over(&proxy, &order);
+    hung_up(connecting).await;
+    called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
+    let (answered, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    assert!(answered.is_ok() && record.recalls.0 == 1);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_between_two_tries_leaves_nothing() {
+    let ((first, a), (_second, b)) = (listen().await, listen().await);
+    let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
+    let (order, running) = ask(&proxy, false);
+    let silent = called(&first).await;
+    let recall = Action::Recall { job: order.spec.id, replica: ReplicaId::new(0), why: Recalled::Stalled };
+    proxy.gate.act([recall]);
+    hung_up(silent).await;
+    running.abort();
+    assert!(running.await.unwrap_err().is_cancelled());
+    assert_eq!(proxy.gate.snapshot().jobs, 0);
+}
+
+/// Answers every request at once.
+fn eager(listener: TcpListener) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        loop {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            // The gateway may have hung up already.
+            if matches!(socket.read(&mut [0; 4096]).await, Ok(1..)) {
+                let _gone = socket.write_all(PLAIN.as_bytes()).await;
+            }
+        }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whenever_a_recall_comes_there_is_one_answer_and_nothing_stays() {
+    let ((first, a), (second, b)) = (listen().await, listen().await);
+    let engines = [eager(first), eager(second)];
+    let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
+    let mut recalled = 0;
+    for round in 0..300_u32 {
+        let (order, running) = ask(&proxy, false);
+        // From before the connection to after the answer.
+        for _ in 0..round % 30 {
+            tokio::task::yield_now().await;
+        }
+        move_over(&proxy, &order);
+        let (answered, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+        assert!(matches!(answered, Ok(Answered::Whole { .. })), "{round}");
+        assert_eq!(record.attempts, record.recalls.0 + 1);
+        recalled += record.recalls.0;
+        drop(record);
+        let snapshot = proxy.gate.snapshot();
+        assert_eq!((snapshot.jobs, snapshot.replicas[0].running), (0, 0), "{round}");
+    }
+    assert!(recalled > 0);
+    engines.iter().for_each(JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn the_gaps_of_a_relayed_stream_are_counted() {
+    let ((first, a), (_second, b)) = (listen().await, listen().await);
+    let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
+    let (_order, running) = ask(&proxy, true);
+    let mut engine = called(&first).await;
+    engine.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
+    let (answered, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let Ok(Answered::Stream { stream, head, whole, ticket }) = answered else { panic!("no stream") };
+    let mut body = proxy.stream_response(stream, &head, whole, ticket, record).into_body();
+    // The role and the first token, which came with the head.
+    for _ in 0..2 {
+        timeout(PATIENCE, body.frame()).await.unwrap().unwrap().unwrap();
+    }
+    for _ in 0..3 {
+        let (frame, sent) = tokio::join!(timeout(PATIENCE, body.frame()), async {
+            tokio::task::yield_now().await;
+            engine.write_all(event(TOKEN).as_bytes()).await
+        });
+        assert!(frame.unwrap().unwrap().is_ok() && sent.is_ok());
+    }
+    let pace = proxy.paces.meter(ReplicaId::new(0)).take().unwrap();
+    assert!(pace.gaps == 3 && !pace.total.is_zero(), "{pace:?}");
+}

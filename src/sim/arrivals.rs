@@ -1,0 +1,339 @@
+//! Made-up traffic: arrival patterns, sizes, and conversations that share
+//! their prompts. The same seed makes the same calls.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::sim::rng::Rng;
+use crate::sim::trace::{Call, MAX_CALLS, MAX_PROMPT, Trace};
+
+/// How calls follow each other.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Pattern {
+    /// At equal distances.
+    Even,
+    /// Independent of each other.
+    Poisson,
+    /// Gamma distributed gaps; the larger their coefficient of variation, the
+    /// harder the bursts. 1 is Poisson.
+    Gamma {
+        /// Deviation over mean of the gaps; not positive counts as 1.
+        cv: f64,
+    },
+    /// Poisson with two rates by turns; the mean rate is kept.
+    Square {
+        /// One high and one low time together.
+        period: Duration,
+        /// Part of the period that is high, `0.0..=1.0`.
+        duty: f64,
+        /// The low rate as a part of the high one, `0.0..=1.0`.
+        low: f64,
+    },
+    /// All at the start.
+    Burst,
+}
+
+/// How large calls are.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Sizes {
+    /// Prompt and output each by a law of their own.
+    Apart {
+        /// Prompt tokens.
+        prompt: Length,
+        /// Output tokens.
+        output: Length,
+    },
+    /// Pairs of prompt and output drawn with replacement; without pairs, 1 and 1.
+    Drawn(Arc<[(u32, u32)]>),
+}
+
+impl Sizes {
+    /// The sizes that a trace has.
+    #[must_use]
+    pub fn of(trace: &Trace) -> Self {
+        Self::Drawn(trace.calls.iter().map(|call| (call.prompt, call.output)).collect())
+    }
+
+    fn draw(&self, rng: &mut Rng) -> (u32, u32) {
+        match self {
+            Self::Apart { prompt, output } => (prompt.draw(rng), output.draw(rng)),
+            Self::Drawn(pairs) => {
+                pairs.get(rng.below(pairs.len() as u64) as usize).copied().unwrap_or((1, 1))
+            }
+        }
+    }
+}
+
+/// The law of a number of tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Length {
+    /// Always the same.
+    Constant(u32),
+    /// Lognormal: `median * exp(sigma * normal)`.
+    LogNormal {
+        /// Half of all are below.
+        median: f64,
+        /// Deviation of the logarithm.
+        sigma: f64,
+    },
+}
+
+impl Length {
+    fn draw(&self, rng: &mut Rng) -> u32 {
+        match self {
+            Self::Constant(tokens) => (*tokens).clamp(1, MAX_PROMPT),
+            Self::LogNormal { median, sigma } => {
+                let tokens = median * (sigma * rng.normal()).exp();
+                tokens.round().clamp(1.0, f64::from(MAX_PROMPT)) as u32
+            }
+        }
+    }
+}
+
+/// Calls that have nothing in common.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Synthetic {
+    /// How they follow each other.
+    pub pattern: Pattern,
+    /// Calls per second, positive.
+    pub rate: f64,
+    /// How many; at most [`MAX_CALLS`].
+    pub count: usize,
+    /// How large they are.
+    pub sizes: Sizes,
+}
+
+impl Synthetic {
+    /// The calls that belong to the seed.
+    #[must_use]
+    pub fn trace(&self, seed: u64) -> Trace {
+        let mut times = Rng::new(seed);
+        let mut sizes = Rng::new(!seed);
+        let mut at = 0.0;
+        let call = |index: usize| {
+            if index > 0 {
+                at = self.after(at, &mut times);
+            }
+            let (prompt, output) = self.sizes.draw(&mut sizes);
+            Call { at: clamped(at), tenant: 0, prompt, output, prefix: Arc::default() }
+        };
+        Trace { calls: (0..self.count.min(MAX_CALLS)).map(call).collect(), ..Trace::default() }
+    }
+
+    /// When the next call comes after one at `at` seconds.
+    fn after(&self, at: f64, rng: &mut Rng) -> f64 {
+        let mean = if self.rate > 0.0 { 1.0 / self.rate } else { 0.0 };
+        match self.pattern {
+            Pattern::Burst => at,
+            Pattern::Even => at + mean,
+            Pattern::Poisson => at + mean * rng.exponential(),
+            Pattern::Gamma { cv } => at + mean * rng.gamma(1.0 / (cv * cv)),
+            Pattern::Square { period, duty, low } => {
+                let (duty, low) = (duty.clamp(0.01, 1.0), low.clamp(0.0, 1.0));
+                let high = self.rate / (duty + (1.0 - duty) * low);
+                square_after(at, rng.exponential(), period.as_secs_f64().max(1e-3), duty, high, high * low)
+            }
+        }
+    }
+}
+
+fn clamped(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX / 4)
+}
+
+/// The moment at which `work` more arrivals are due on average, under a rate
+/// that is `high` for the first `duty` of each period and `low` for the rest.
+fn square_after(mut at: f64, mut work: f64, period: f64, duty: f64, high: f64, low: f64) -> f64 {
+    if high <= 0.0 {
+        return at;
+    }
+    loop {
+        let start = (at / period).floor() * period;
+        let edge = start + duty * period;
+        let (rate, end) = if at < edge { (high, edge) } else { (low, start + period) };
+        let due = (end - at) * rate;
+        if work < due {
+            return at + work / rate;
+        }
+        work -= due.max(0.0);
+        // Never stuck on an edge that rounding has moved.
+        at = end.max(at + period * 1e-9);
+    }
+}
+
+/// Conversations that begin with one of a few system prompts. Each turn's
+/// prompt is the whole of the one before with some more at its end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Conversations {
+    /// System prompts, at least 1; drawn evenly.
+    pub system_prompts: u32,
+    /// Tokens of a system prompt.
+    pub system_tokens: u32,
+    /// Turns of a conversation, at least 1.
+    pub turns: u32,
+    /// Tokens that a turn adds to the prompt, give or take half.
+    pub turn_tokens: u32,
+    /// Time between two turns, give or take a quarter.
+    pub pause: Duration,
+    /// Turns per second over all conversations, positive.
+    pub rate: f64,
+    /// How long traffic lasts. It is steady from the start: conversations that
+    /// began before it are joined in their course.
+    pub span: Duration,
+    /// Output tokens of a turn.
+    pub output: Length,
+}
+
+/// Tokens of one hash of a conversation's prompt.
+const CONVERSATION_BLOCK: u32 = 16;
+
+impl Conversations {
+    /// The calls that belong to the seed; at most [`MAX_CALLS`].
+    #[must_use]
+    pub fn trace(&self, seed: u64) -> Trace {
+        let mut rng = Rng::new(seed);
+        let turns = self.turns.max(1);
+        let begins = f64::from(turns) / self.rate.max(1e-9);
+        let mut start = -(self.pause.as_secs_f64() * 1.25 * f64::from(turns - 1));
+        let mut calls = Vec::new();
+        while start <= self.span.as_secs_f64() && calls.len() < MAX_CALLS {
+            self.conversation(start, &mut rng, &mut calls);
+            start += begins * rng.exponential();
+        }
+        calls.sort_by_key(|call| call.at);
+        calls.truncate(MAX_CALLS);
+        let first = calls.first().map_or(Duration::ZERO, |call| call.at);
+        calls.iter_mut().for_each(|call| call.at -= first);
+        Trace { calls, tenants: Vec::new(), prefix_block: CONVERSATION_BLOCK }
+    }
+
+    fn conversation(&self, start: f64, rng: &mut Rng, calls: &mut Vec<Call>) {
+        let system = rng.below(u64::from(self.system_prompts.max(1)));
+        let own = rng.bits() | 1 << 63;
+        let mut at = start;
+        let mut prompt = self.system_tokens;
+        for _ in 0..self.turns.max(1) {
+            let added = f64::from(self.turn_tokens) * (0.5 + rng.unit());
+            prompt = prompt.saturating_add(added.round() as u32).clamp(1, MAX_PROMPT);
+            let output = self.output.draw(rng);
+            if (0.0..=self.span.as_secs_f64()).contains(&at) {
+                let prefix = self.prefix(system, own, prompt);
+                calls.push(Call { at: clamped(at), tenant: 0, prompt, output, prefix });
+            }
+            at += self.pause.as_secs_f64() * (0.75 + 0.5 * rng.unit());
+        }
+    }
+
+    /// Blocks of the system prompt, then blocks that only this conversation has.
+    fn prefix(&self, system: u64, own: u64, prompt: u32) -> Arc<[u64]> {
+        let shared = u64::from(self.system_tokens / CONVERSATION_BLOCK);
+        let count = u64::from(prompt / CONVERSATION_BLOCK);
+        let hash = |block: u64| {
+            let owner = if block < shared { system } else { own };
+            Rng::new(owner.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ block.rotate_left(32)).bits()
+        };
+        (0..count).map(hash).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn synthetic(pattern: Pattern) -> Trace {
+        let length = Length::Constant(7);
+        let sizes = Sizes::Apart { prompt: length, output: length };
+        Synthetic { pattern, rate: 50.0, count: 20_000, sizes }.trace(3)
+    }
+
+    fn gaps(trace: &Trace) -> Vec<f64> {
+        trace.calls.windows(2).map(|pair| (pair[1].at - pair[0].at).as_secs_f64()).collect()
+    }
+
+    #[test]
+    fn patterns_keep_their_rate_and_have_their_variation() {
+        let square = Pattern::Square { period: Duration::from_secs(10), duty: 0.2, low: 0.1 };
+        let table = [
+            (Pattern::Even, 0.0, 0.001),
+            (Pattern::Poisson, 1.0, 0.05),
+            (Pattern::Gamma { cv: 3.0 }, 3.0, 0.3),
+            (Pattern::Gamma { cv: f64::NAN }, 1.0, 0.05),
+            (square, 1.9, 0.4),
+        ];
+        for (pattern, cv, slack) in table {
+            let trace = synthetic(pattern);
+            assert!((trace.rate() / 50.0 - 1.0).abs() < 0.1, "{pattern:?}: {} a second", trace.rate());
+            let gaps = gaps(&trace);
+            let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+            let spread = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+            let found = spread.sqrt() / mean;
+            assert!((found - cv).abs() < slack, "{pattern:?}: {found}");
+            assert!(trace.calls.is_sorted_by_key(|call| call.at));
+        }
+        assert_eq!(synthetic(Pattern::Burst).span(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_square_wave_is_high_when_it_should_be() {
+        let square = Pattern::Square { period: Duration::from_secs(10), duty: 0.2, low: 0.0 };
+        let trace = synthetic(square);
+        let phase = |call: &Call| call.at.as_secs_f64() % 10.0;
+        assert!(trace.calls.iter().all(|call| phase(call) <= 2.001));
+    }
+
+    #[test]
+    fn sizes_follow_their_law() {
+        let law = Length::LogNormal { median: 100.0, sigma: 1.0 };
+        let sizes = Sizes::Apart { prompt: law, output: Length::Constant(0) };
+        let trace = Synthetic { pattern: Pattern::Burst, rate: 1.0, count: 10_001, sizes }.trace(5);
+        let mut prompts: Vec<_> = trace.calls.iter().map(|call| call.prompt).collect();
+        prompts.sort_unstable();
+        assert!(prompts[5_000].abs_diff(100) < 6, "{}", prompts[5_000]);
+        assert!(prompts[8_413].abs_diff(272) < 30, "{}", prompts[8_413]);
+        assert!(trace.calls.iter().all(|call| call.output == 1));
+        let drawn = Synthetic { pattern: Pattern::Burst, rate: 1.0, count: 50, sizes: Sizes::of(&trace) };
+        let known: HashSet<_> = prompts.into_iter().collect();
+        assert!(drawn.trace(1).calls.iter().all(|call| known.contains(&call.prompt)));
+        assert_eq!(drawn.trace(1), drawn.trace(1));
+        assert_ne!(drawn.trace(1), drawn.trace(2));
+    }
+
+    #[test]
+    fn turns_begin_with_all_of_the_turn_before() {
+        let talk = Conversations {
+            system_prompts: 4,
+            system_tokens: 2_000,
+            turns: 8,
+            turn_tokens: 300,
+            pause: Duration::from_secs(8),
+            rate: 20.0,
+            span: Duration::from_secs(120),
+            output: Length::Constant(100),
+        };
+        let trace = talk.trace(9);
+        assert!((trace.rate() - 20.0).abs() < 2.5, "{}", trace.rate());
+        let early = trace.calls.iter().filter(|call| call.at < Duration::from_secs(10)).count();
+        assert!((100..350).contains(&early), "steady from the start, {early}");
+        let mut seen: HashSet<u64> = HashSet::new();
+        let (mut cached, mut total) = (0, 0);
+        for call in &trace.calls {
+            assert_eq!(call.prefix.len() as u32, call.prompt / trace.prefix_block);
+            let known = call.prefix.iter().take_while(|hash| seen.contains(hash)).count();
+            assert!(
+                call.prefix[known..].iter().all(|hash| !seen.contains(hash)),
+                "hashes cover what is before"
+            );
+            if call.at > Duration::from_secs(60) {
+                cached += known as u64 * 16;
+                total += u64::from(call.prompt);
+            }
+            seen.extend(call.prefix.iter());
+        }
+        let share = cached as f64 / total as f64;
+        assert!((0.87..0.94).contains(&share), "an endless cache would hit {share}");
+        let firsts: HashSet<_> = trace.calls.iter().map(|call| call.prefix[0]).collect();
+        assert_eq!(firsts.len(), 4);
+    }
+}

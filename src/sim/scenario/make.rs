@@ -1,0 +1,294 @@
+//! Checks a scenario, part by part, and makes of it what a run needs.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::units::Span;
+use crate::core::ids::ClassId;
+use crate::core::policy::{Bounds, Class, Policy, Quota, Tenant};
+use crate::core::time::Tick;
+use crate::sim::arrivals::{Conversations, Length, Pattern, Sizes};
+use crate::sim::engine::EngineOptions;
+use crate::sim::profile::Profile;
+use crate::sim::scenario::design::{Design, Facts};
+use crate::sim::scenario::file;
+use crate::sim::scenario::file::{ClassRow, FaultName, FleetRow, PatternName, Scenario, Shape};
+use crate::sim::scenario::plan::Case;
+use crate::sim::scenario::traffic::{Owner, Rate, Source, Stream};
+use crate::sim::trace::Trace;
+use crate::sim::world::gateway::policy;
+use crate::sim::world::replica::{Fault, FaultKind, ReplicaSetup};
+
+/// Engines of one world.
+const MAX_ENGINES: u32 = 4_096;
+
+/// What the cases of a plan have in common while it is made.
+pub(super) struct Maker<'a> {
+    folder: &'a Path,
+    pub(super) classes: Vec<(String, ClassRow)>,
+    pub(super) tenants: Vec<(String, file::TenantRow)>,
+    traces: HashMap<PathBuf, Arc<Trace>>,
+}
+
+fn positive(field: &str, value: f64) -> Result<f64, String> {
+    if value.is_finite() && value > 0.0 { Ok(value) } else { Err(format!("{field}: must be greater than 0")) }
+}
+
+impl<'a> Maker<'a> {
+    pub(super) fn new(scenario: &Scenario, folder: &'a Path) -> Result<Self, String> {
+        let named = |(name, row): (&str, &ClassRow)| (name.to_owned(), row.clone());
+        let mut classes: Vec<(String, ClassRow)> = scenario.classes.iter().map(named).collect();
+        if classes.is_empty() {
+            let goal =
+                scenario.goal.unwrap_or(file::GoalRow { ttft: Span::millis(150), itl: Span::millis(50) });
+            let row =
+                ClassRow { ttft: goal.ttft, itl: goal.itl, max_wait: None, min_share: 0.0, demote_to: None };
+            classes.push(("interactive".to_owned(), row));
+        }
+        for (name, row) in &classes {
+            if !(0.0..=1.0).contains(&row.min_share) {
+                return Err(format!("classes.{name}.min_share: must be from 0 to 1"));
+            }
+            if let Some(other) = &row.demote_to
+                && !classes.iter().any(|(known, _)| known == other && known != name)
+            {
+                return Err(format!("classes.{name}.demote_to: `{other}` is not another class"));
+            }
+        }
+        let mut tenants: Vec<_> =
+            scenario.tenants.iter().map(|(name, row)| (name.to_owned(), *row)).collect();
+        for (name, row) in &tenants {
+            positive(&format!("tenants.{name}.weight"), row.weight.unwrap_or(1.0))?;
+        }
+        if tenants.is_empty() {
+            tenants.push(("one".to_owned(), file::TenantRow::default()));
+        }
+        Ok(Self { folder, classes, tenants, traces: HashMap::new() })
+    }
+
+    pub(super) fn policy(&self, replicas: usize) -> Policy {
+        let class = |(rank, (_, row)): (usize, &(String, ClassRow))| Class {
+            rank: rank as u32,
+            min_share: row.min_share,
+            max_wait: row.max_wait.unwrap_or(row.ttft).0,
+            ttft_objective: row.ttft.0,
+            itl_objective: row.itl.0,
+            demote_to: row.demote_to.as_deref().and_then(|other| {
+                let place = self.classes.iter().position(|(name, _)| name == other)?;
+                Some(ClassId::new(place as u32))
+            }),
+        };
+        let classes: Vec<Class> = self.classes.iter().enumerate().map(class).collect();
+        let ids: BTreeSet<ClassId> = (0..classes.len() as u32).map(ClassId::new).collect();
+        let tenant = |(_, row): &(String, file::TenantRow)| Tenant {
+            weight: row.weight.unwrap_or(1.0),
+            default_class: ClassId::new(0),
+            classes: ids.clone(),
+            models: None,
+            bounds: Bounds::default(),
+            quota: Quota {
+                guarantee: row.guarantee,
+                borrow: row.borrow.unwrap_or(1.0),
+                lend: row.lend.unwrap_or(1.0),
+            },
+        };
+        let tenants: Vec<Tenant> = self.tenants.iter().map(tenant).collect();
+        policy(replicas, &classes, &tenants)
+    }
+
+    pub(super) fn case(&mut self, name: &str, shape: &Shape) -> Result<Case, String> {
+        let at = |what: String| if name.is_empty() { what } else { format!("cases.{name}: {what}") };
+        self.plain_case(name, shape).map_err(at)
+    }
+
+    fn plain_case(&mut self, name: &str, shape: &Shape) -> Result<Case, String> {
+        let usual = vec![FleetRow { profile: "h100-8b".to_owned(), count: Some(8), ..FleetRow::default() }];
+        let (mut replicas, mut weights) = (Vec::new(), Vec::new());
+        for (index, row) in shape.fleet.as_ref().unwrap_or(&usual).iter().enumerate() {
+            let setup = engine(row).map_err(|what| format!("fleet[{index}].{what}"))?;
+            let count = row.count.unwrap_or(1).min(MAX_ENGINES) as usize;
+            replicas.resize(replicas.len() + count, setup);
+            weights.resize(replicas.len(), positive("fleet.weight", row.weight.unwrap_or(1.0))?);
+        }
+        if replicas.is_empty() || replicas.len() > MAX_ENGINES as usize {
+            return Err(format!("fleet: must have from 1 to {MAX_ENGINES} engines"));
+        }
+        let loads = shape.loads.clone().unwrap_or_else(|| vec![1.0]);
+        loads.iter().try_for_each(|load| positive("loads", *load).map(|_| ()))?;
+        let traffic = shape.traffic.as_deref().unwrap_or_default();
+        let streams: Result<Vec<Stream>, String> = traffic
+            .iter()
+            .enumerate()
+            .map(|(index, row)| self.stream(row).map_err(|what| format!("traffic[{index}].{what}")))
+            .collect();
+        let streams = streams?;
+        if streams.is_empty() {
+            return Err("traffic: needs a stream, such as {pattern: poisson} or {trace: FILE}".to_owned());
+        }
+        let names =
+            shape.designs.clone().unwrap_or_else(|| vec!["penstock".to_owned(), "least-request".to_owned()]);
+        let designs: Result<Vec<Design>, String> = names.iter().map(|name| name.parse()).collect();
+        let profiles = replicas.iter().map(|setup: &ReplicaSetup| setup.profile).collect();
+        Ok(Case {
+            name: name.to_owned(),
+            loads,
+            designs: designs.map_err(|what| format!("designs: {what}"))?,
+            capacity: positive("capacity", shape.capacity.unwrap_or(1.0))?,
+            streams,
+            gateways: shape.gateways.unwrap_or(1).max(1),
+            scrape: shape.scrape.map(|span| span.0).filter(|span| !span.is_zero()),
+            late: shape.late.unwrap_or(false),
+            horizon: shape.horizon.map(|span| span.0),
+            facts: Facts { profiles, weights, policy: Policy::default() },
+            replicas,
+        })
+    }
+
+    fn trace(&mut self, path: &Path) -> Result<Arc<Trace>, String> {
+        let path = self.folder.join(path);
+        if let Some(known) = self.traces.get(&path) {
+            return Ok(Arc::clone(known));
+        }
+        let trace = Arc::new(Trace::read(&path).map_err(|error| error.to_string())?);
+        self.traces.insert(path, Arc::clone(&trace));
+        Ok(trace)
+    }
+
+    fn stream(&mut self, row: &file::Stream) -> Result<Stream, String> {
+        let source = self.source(row)?;
+        let place = |names: &mut dyn Iterator<Item = &String>, field: &str, wanted: &Option<String>| {
+            let names: Vec<&String> = names.collect();
+            let Some(wanted) = wanted else { return Ok(0) };
+            let found = names.iter().position(|name| *name == wanted);
+            found
+                .map(|index| index as u32)
+                .ok_or_else(|| format!("{field}: `{wanted}` is not one of {names:?}"))
+        };
+        let class = place(&mut self.classes.iter().map(|(name, _)| name), "class", &row.class)?;
+        let tenant =
+            |wanted: &Option<String>| place(&mut self.tenants.iter().map(|(name, _)| name), "tenant", wanted);
+        let owner = match (&source, row.shares.is_empty(), row.trace_tenants) {
+            (_, false, false) => {
+                let shares =
+                    row.shares.iter().map(|(name, share)| Ok((tenant(&Some(name.to_owned()))?, *share)));
+                Owner::Dealt(shares.collect::<Result<_, String>>()?)
+            }
+            (Source::Recorded(trace), true, true) => {
+                let names = trace.tenants.clone();
+                Owner::OfTrace(names.iter().map(|name| self.tenant_named(name)).collect())
+            }
+            (_, _, true) => return Err("trace_tenants: needs a trace, and no shares".to_owned()),
+            (_, true, false) => Owner::One(tenant(&row.tenant)?),
+        };
+        let rate = match (row.rate, row.load) {
+            (None, None) => Rate::Swept,
+            (Some(rate), None) => Rate::Fixed(positive("rate", rate)?),
+            (None, Some(part)) => Rate::OfCapacity(positive("load", part)?),
+            (Some(_), Some(_)) => return Err("rate: give it or load, not both".to_owned()),
+        };
+        Ok(Stream {
+            source,
+            rate,
+            count: row.count,
+            span: row.span.map(|span| span.0),
+            start: row.start.unwrap_or_default().0,
+            class,
+            owner,
+            max_output: row.max_output.unwrap_or(4_096),
+            patience: row.patience.map(|span| span.0),
+        })
+    }
+
+    fn tenant_named(&mut self, name: &str) -> u32 {
+        let known = self.tenants.iter().position(|(known, _)| known == name);
+        known.unwrap_or_else(|| {
+            self.tenants.push((name.to_owned(), file::TenantRow::default()));
+            self.tenants.len() - 1
+        }) as u32
+    }
+
+    fn source(&mut self, row: &file::Stream) -> Result<Source, String> {
+        match (&row.trace, row.pattern, &row.talks) {
+            (Some(path), None, None) => Ok(Source::Recorded(shorter(self.trace(path)?, row.max_prompt)?)),
+            (None, Some(name), None) => Ok(Source::Made(pattern(name, row), self.sizes(row.sizes.as_ref())?)),
+            (None, None, Some(talks)) => Ok(Source::Talks(Conversations {
+                system_prompts: talks.system_prompts,
+                system_tokens: talks.system_tokens,
+                turns: talks.turns.clamp(1, 1_000),
+                turn_tokens: talks.turn_tokens,
+                pause: talks.pause.0,
+                rate: 1.0,
+                span: Duration::ZERO,
+                output: length(Some(talks.output), 100.0),
+            })),
+            _ => Err("trace: give exactly one of trace, pattern and talks".to_owned()),
+        }
+    }
+
+    fn sizes(&mut self, row: Option<&file::SizesRow>) -> Result<Sizes, String> {
+        let usual = file::SizesRow::default();
+        let row = row.unwrap_or(&usual);
+        if let Some(path) = &row.trace {
+            return Ok(Sizes::of(&*self.trace(path)?));
+        }
+        Ok(Sizes::Apart { prompt: length(row.prompt, 500.0), output: length(row.output, 100.0) })
+    }
+}
+
+fn shorter(trace: Arc<Trace>, longest: Option<u32>) -> Result<Arc<Trace>, String> {
+    let Some(longest) = longest else { return Ok(trace) };
+    let mut trace = Trace::clone(&trace);
+    trace.take_shorter(longest);
+    if trace.calls.is_empty() {
+        Err("max_prompt: no call of the trace is left".to_owned())
+    } else {
+        Ok(trace.into())
+    }
+}
+
+fn length(row: Option<file::LengthRow>, usual: f64) -> Length {
+    let row = row.unwrap_or(file::LengthRow { median: usual, sigma: 0.0 });
+    match row.sigma {
+        sigma if sigma > 0.0 => Length::LogNormal { median: row.median, sigma },
+        _ => Length::Constant(row.median.max(1.0) as u32),
+    }
+}
+
+fn pattern(name: PatternName, row: &file::Stream) -> Pattern {
+    match name {
+        PatternName::Even => Pattern::Even,
+        PatternName::Poisson => Pattern::Poisson,
+        PatternName::Gamma => Pattern::Gamma { cv: row.cv.unwrap_or(2.0) },
+        PatternName::Square => Pattern::Square {
+            period: row.period.map_or(Duration::from_secs(20), |span| span.0),
+            duty: row.duty.unwrap_or(0.5),
+            low: row.low.unwrap_or(0.0),
+        },
+        PatternName::Burst => Pattern::Burst,
+    }
+}
+
+fn engine(row: &FleetRow) -> Result<ReplicaSetup, String> {
+    let names = || Profile::names().collect::<Vec<_>>().join(", ");
+    let profile = Profile::named(&row.profile);
+    let profile = profile.ok_or_else(|| format!("profile: `{}` is not one of {}", row.profile, names()))?;
+    let options = EngineOptions {
+        max_seqs: row.max_seqs,
+        max_tokens: row.max_tokens,
+        kv_tokens: row.kv_tokens,
+        prefix_cache: row.prefix_cache,
+        priority_scheduling: false,
+    };
+    let fault = row.fault.map(|fault| Fault {
+        at: Tick::ZERO + fault.at.0,
+        lasts: fault.lasts.0,
+        kind: match fault.kind {
+            FaultName::Frozen => FaultKind::Frozen,
+            FaultName::Crashed => FaultKind::Crashed,
+        },
+    });
+    let slowness = positive("slowness", row.slowness.unwrap_or(1.0))?;
+    Ok(ReplicaSetup { slowness, fault, ..ReplicaSetup::new(profile, options) })
+}

@@ -1,0 +1,170 @@
+//! From a scenario as written to runs.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::sim::rng::Rng;
+use crate::sim::scenario::design::{Design, Facts};
+use crate::sim::scenario::figures::{Figures, Frame};
+use crate::sim::scenario::file::{By, Scenario};
+use crate::sim::scenario::make::Maker;
+use crate::sim::scenario::traffic::{Stream, arrivals};
+use crate::sim::world::record::{Goal, Record};
+use crate::sim::world::replica::ReplicaSetup;
+use crate::sim::world::router::Router;
+use crate::sim::world::run::{Outcome, Setup, run};
+
+/// Runs of each row when nothing else is said.
+pub const USUAL_SEEDS: u64 = 5;
+/// Part of the arrivals that is not counted when nothing else is said.
+pub const USUAL_WARMUP: f64 = 0.1;
+
+/// A scenario that can be run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Its worlds, in order.
+    pub cases: Vec<Case>,
+    /// Runs of each row.
+    pub seeds: u64,
+    warmup: f64,
+    goals: Vec<Goal>,
+    by: By,
+    classes: Vec<String>,
+    tenants: Vec<String>,
+}
+
+/// One world of a plan.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// Its name; empty when it is the only one.
+    pub name: String,
+    /// The loads.
+    pub loads: Vec<f64>,
+    /// The designs.
+    pub designs: Vec<Design>,
+    pub(super) replicas: Vec<ReplicaSetup>,
+    pub(super) capacity: f64,
+    pub(super) streams: Vec<Stream>,
+    pub(super) gateways: u8,
+    pub(super) scrape: Option<Duration>,
+    pub(super) late: bool,
+    pub(super) horizon: Option<Duration>,
+    pub(super) facts: Facts,
+}
+
+/// One run: places in [`Plan::cases`] and in the case's lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Trial {
+    /// Which world.
+    pub case: usize,
+    /// Which load.
+    pub load: usize,
+    /// Which design.
+    pub design: usize,
+    /// Which seed, from 0.
+    pub seed: u64,
+}
+
+impl Plan {
+    /// Checks the scenario and reads its traces, which are relative to `folder`.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with the name of the field.
+    pub fn new(scenario: &Scenario, folder: &Path) -> Result<Self, String> {
+        let mut maker = Maker::new(scenario, folder)?;
+        let cases: Result<Vec<Case>, String> = match scenario.cases.is_empty() {
+            true => maker.case("", &scenario.world).map(|case| vec![case]),
+            false => scenario
+                .cases
+                .iter()
+                .map(|(name, case)| maker.case(name, &case.over(&scenario.world)))
+                .collect(),
+        };
+        let mut cases = cases?;
+        for case in &mut cases {
+            case.facts.policy = maker.policy(case.replicas.len());
+        }
+        let warmup = scenario.warmup.unwrap_or(USUAL_WARMUP);
+        if !(0.0..=0.9).contains(&warmup) {
+            return Err("warmup: must be from 0 to 0.9".to_owned());
+        }
+        let goals = maker.classes.iter().map(|(_, row)| match scenario.goal {
+            Some(goal) => Goal { ttft: goal.ttft.0, itl: goal.itl.0 },
+            None => Goal { ttft: row.ttft.0, itl: row.itl.0 },
+        });
+        Ok(Self {
+            cases,
+            seeds: scenario.seeds.unwrap_or(USUAL_SEEDS).clamp(1, 1_000),
+            warmup,
+            goals: goals.collect(),
+            by: scenario.by,
+            classes: maker.classes.iter().map(|(name, _)| name.clone()).collect(),
+            tenants: maker.tenants.iter().map(|(name, _)| name.clone()).collect(),
+        })
+    }
+
+    /// Every run, those of one row together.
+    #[must_use]
+    pub fn trials(&self) -> Vec<Trial> {
+        let mut trials = Vec::new();
+        for (index, case) in self.cases.iter().enumerate() {
+            for load in 0..case.loads.len() {
+                for design in 0..case.designs.len() {
+                    trials.extend((0..self.seeds).map(|seed| Trial { case: index, load, design, seed }));
+                }
+            }
+        }
+        trials
+    }
+
+    /// Names of the groups of figures that a run brings, the whole first.
+    #[must_use]
+    pub fn groups(&self) -> Vec<&str> {
+        let parts = match self.by {
+            By::All => &[][..],
+            By::Class => &self.classes,
+            By::Tenant => &self.tenants,
+        };
+        std::iter::once("all").chain(parts.iter().map(String::as_str)).collect()
+    }
+
+    /// Runs the trial; the figures are in the order of [`groups`](Self::groups).
+    #[must_use]
+    pub fn run(&self, trial: Trial) -> Vec<Figures> {
+        let outcome = self.cases[trial.case].run(trial);
+        let skipped = (outcome.records.len() as f64 * self.warmup) as usize;
+        let records = &outcome.records[skipped..];
+        let tenants = self.cases[trial.case].facts.policy.tenants.iter();
+        let weights: Vec<f64> = tenants.map(|(_, _, tenant)| tenant.weight).collect();
+        let frame = |shares| Frame { outcome: &outcome, goals: &self.goals, weights: &weights, shares };
+        let all = frame(self.by == By::Tenant).figures(&records.iter().collect::<Vec<_>>());
+        let part = |index: usize| {
+            let of: fn(&Record) -> u32 = if self.by == By::Class { |r| r.class } else { |r| r.tenant };
+            let part: Vec<&Record> = records.iter().filter(|record| of(record) as usize == index).collect();
+            frame(false).figures(&part)
+        };
+        std::iter::once(all).chain((0..self.groups().len() - 1).map(part)).collect()
+    }
+}
+
+impl Case {
+    /// Runs one trial of this case.
+    #[must_use]
+    pub fn run(&self, trial: Trial) -> Outcome {
+        let (load, design) = (self.loads[trial.load], &self.designs[trial.design]);
+        let arrivals = arrivals(&self.streams, load, self.capacity, trial.seed);
+        let mut deal = Rng::new(trial.seed ^ 0x5EED);
+        let gateway = |_: usize| deal.below(u64::from(self.gateways)) as u8;
+        let setup = Setup {
+            replicas: self.replicas.clone(),
+            gateways: if self.gateways > 1 { (0..arrivals.len()).map(gateway).collect() } else { Vec::new() },
+            arrivals,
+            scrape: design.scrape().or(self.scrape),
+            late: self.late,
+            horizon: self.horizon,
+        };
+        let seeds = (0..u64::from(self.gateways)).map(|index| trial.seed * 64 + index);
+        let mut routers: Vec<Box<dyn Router>> = seeds.map(|seed| design.router(&self.facts, seed)).collect();
+        run(&setup, &mut routers)
+    }
+}

@@ -1,0 +1,223 @@
+//! The figures of all runs, put together: medians over the seeds with their
+//! range, as a table and as JSON.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::sim::scenario::figures::{COLUMNS, Column, Figures};
+use crate::sim::scenario::plan::{Plan, Trial};
+
+/// A figure over all seeds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    /// The middle one.
+    pub median: f64,
+    /// The lowest.
+    pub low: f64,
+    /// The highest.
+    pub high: f64,
+}
+
+impl Spread {
+    /// Of at least one value; of none all is 0.
+    fn of(mut values: Vec<f64>) -> Self {
+        values.sort_unstable_by(f64::total_cmp);
+        let (low, high) = (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0));
+        let middle = values.len() / 2;
+        let median = match values.len() % 2 {
+            0 if middle > 0 => f64::midpoint(values[middle - 1], values[middle]),
+            _ => values.get(middle).copied().unwrap_or(0.0),
+        };
+        Self { median, low, high }
+    }
+}
+
+/// One row: a design in a case under a load, for one group of requests.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// The case; empty when there is only one.
+    pub case: String,
+    /// The load.
+    pub load: f64,
+    /// The design.
+    pub design: String,
+    /// The group.
+    pub group: String,
+    /// One for each of [`COLUMNS`].
+    pub figures: Vec<Spread>,
+}
+
+/// All rows.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// In the order of the scenario.
+    pub rows: Vec<Row>,
+}
+
+impl Report {
+    /// The figures of the runs, each in the order of [`Plan::groups`].
+    #[must_use]
+    pub fn new(plan: &Plan, runs: &[(Trial, Vec<Figures>)]) -> Self {
+        let mut by_row: BTreeMap<Trial, Vec<&Vec<Figures>>> = BTreeMap::new();
+        for (trial, figures) in runs {
+            by_row.entry(Trial { seed: 0, ..*trial }).or_default().push(figures);
+        }
+        let mut report = Self::default();
+        for (trial, seeds) in by_row {
+            let case = &plan.cases[trial.case];
+            for (index, group) in plan.groups().into_iter().enumerate() {
+                let spread = |column: usize| {
+                    Spread::of(
+                        seeds.iter().filter_map(|figures| figures.get(index)).map(|f| f[column]).collect(),
+                    )
+                };
+                report.rows.push(Row {
+                    case: case.name.clone(),
+                    load: case.loads[trial.load],
+                    design: case.designs[trial.design].to_string(),
+                    group: group.to_owned(),
+                    figures: (0..COLUMNS.len()).map(spread).collect(),
+                });
+            }
+        }
+        report
+    }
+
+    /// For machines.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        let row = |row: &Row| {
+            let named = COLUMNS.iter().zip(&row.figures);
+            let figures: Map<String, Value> =
+                named.map(|(column, spread)| (column.name.to_owned(), json!(spread))).collect();
+            json!({
+                "case": row.case, "load": row.load, "design": row.design, "group": row.group,
+                "figures": figures,
+            })
+        };
+        Value::Array(self.rows.iter().map(row).collect())
+    }
+
+    /// For people: medians, with the range over the seeds for the p99 and the
+    /// goodput. Columns that say nothing are left out.
+    #[must_use]
+    pub fn table(&self) -> String {
+        if self.rows.is_empty() {
+            return "no rows\n".to_owned();
+        }
+        let cells = self.cells();
+        let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..cells[0].len()).map(width).collect();
+        let words = self.words();
+        let mut out = String::new();
+        for row in &cells {
+            let mut line = String::new();
+            for (index, cell) in row.iter().enumerate() {
+                let width = widths[index];
+                // Words to the left, numbers to the right. Cannot fail: it is a string.
+                let done = if index < words {
+                    write!(line, "{cell:<width$}  ")
+                } else {
+                    write!(line, "{cell:>width$}  ")
+                };
+                debug_assert!(done.is_ok());
+            }
+            out.push_str(line.trim_end());
+            out.push('\n');
+        }
+        out
+    }
+
+    /// How many columns at the left hold words.
+    fn words(&self) -> usize {
+        2 + usize::from(self.has_cases()) + usize::from(self.has_groups())
+    }
+
+    fn has_cases(&self) -> bool {
+        self.rows.iter().any(|row| !row.case.is_empty())
+    }
+
+    fn has_groups(&self) -> bool {
+        self.rows.iter().any(|row| row.group != "all")
+    }
+
+    /// The table's cells, the heading first.
+    pub(super) fn cells(&self) -> Vec<Vec<String>> {
+        let dull = |(index, column): &(usize, &Column)| {
+            let same = |row: &Row| Some(row.figures[*index].high) == column.dull;
+            !(column.dull.is_some() && self.rows.iter().all(same))
+        };
+        let shown: Vec<(usize, &Column)> = COLUMNS.iter().enumerate().filter(dull).collect();
+        let ranged = |column: &Column| matches!(column.name, "ttft_p99_ms" | "goodput");
+        let mut heading = vec!["load".to_owned(), "design".to_owned()];
+        if self.has_cases() {
+            heading.insert(0, "case".to_owned());
+        }
+        if self.has_groups() {
+            heading.push("group".to_owned());
+        }
+        heading.extend(shown.iter().map(|(_, column)| column.title.to_owned()));
+        let row = |row: &Row| {
+            let mut cells = vec![format!("{}", row.load), row.design.clone()];
+            if self.has_cases() {
+                cells.insert(0, row.case.clone());
+            }
+            if self.has_groups() {
+                cells.push(row.group.clone());
+            }
+            cells.extend(shown.iter().map(|(index, column)| {
+                let (spread, digits) = (row.figures[*index], column.digits);
+                match ranged(column) && spread.low < spread.high {
+                    true => format!(
+                        "{:.digits$} [{:.digits$}-{:.digits$}]",
+                        spread.median, spread.low, spread.high
+                    ),
+                    false => format!("{:.digits$}", spread.median),
+                }
+            }));
+            cells
+        };
+        std::iter::once(heading).chain(self.rows.iter().map(row)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        let spread = Spread::of(vec![3.0, 1.0, 2.0]);
+        assert_eq!(spread, Spread { median: 2.0, low: 1.0, high: 3.0 });
+        assert_eq!(Spread::of(vec![4.0, 1.0]).median, 2.5);
+        assert_eq!(Spread::of(Vec::new()).median, 0.0);
+    }
+
+    #[test]
+    fn dull_columns_and_lonely_names_are_left_out() {
+        let figures = |cut: f64| {
+            let value = |column: &Column| Spread::of(vec![if column.name == "cut" { cut } else { 0.0 }; 2]);
+            COLUMNS.iter().map(value).collect()
+        };
+        let row = |cut| Row {
+            case: String::new(),
+            load: 0.7,
+            design: "penstock".to_owned(),
+            group: "all".to_owned(),
+            figures: figures(cut),
+        };
+        let plain = Report { rows: vec![row(0.0)] };
+        assert!(!plain.table().contains("cut") && plain.table().starts_with("load  design"));
+        let mut other = row(0.25);
+        other.case = "crash".to_owned();
+        let report = Report { rows: vec![row(0.0), other] };
+        let table = report.table();
+        assert!(table.starts_with("case   load  design"), "{table}");
+        assert!(table.lines().nth(2).unwrap().contains("0.2500"), "{table}");
+        assert_eq!(report.json()[1]["figures"]["cut"]["median"], 0.25);
+        assert_eq!(Report::default().table(), "no rows\n");
+    }
+}

@@ -1,0 +1,169 @@
+//! Scenarios, from text to figures.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::config::load::read_as;
+use crate::sim::scenario::design::DESIGNS;
+use crate::sim::scenario::figures::{Figures, place};
+use crate::sim::scenario::file::Scenario;
+use crate::sim::scenario::page;
+use crate::sim::scenario::plan::{Plan, Trial};
+use crate::sim::scenario::report::Report;
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("loadtest/scenarios")
+}
+
+fn plan(text: &str) -> Result<Plan, String> {
+    let scenario: Scenario = read_as(text, "test.yaml").map_err(|report| report.to_string())?;
+    Plan::new(&scenario, &folder())
+}
+
+fn of(figures: &Figures, name: &str) -> f64 {
+    figures[place(name).unwrap()]
+}
+
+fn run(text: &str) -> (Plan, Vec<(Trial, Vec<Figures>)>) {
+    let plan = plan(text).unwrap();
+    let runs = plan.trials().into_iter().map(|trial| (trial, plan.run(trial))).collect();
+    (plan, runs)
+}
+
+#[test]
+fn every_committed_scenario_can_be_run() {
+    let mut count = 0;
+    for entry in fs::read_dir(folder()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|ending| ending != "yaml") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let plan = plan(&text).unwrap_or_else(|error| panic!("{}:\n{error}", path.display()));
+        assert!(!plan.trials().is_empty(), "{}", path.display());
+        assert!(plan.cases.iter().all(|case| case.designs.iter().any(|design| design.is_penstock())));
+        count += 1;
+    }
+    assert!(count >= 10, "{count} scenarios");
+}
+
+#[test]
+fn mistakes_name_the_field() {
+    let cases = [
+        ("", "traffic: needs a stream"),
+        ("world: {trafic: []}", "trafic"),
+        ("world: {traffic: [{trace: none.csv}]}", "none.csv: cannot read it"),
+        ("world: {traffic: [{pattern: poisson, trace: a.csv}]}", "traffic[0].trace: give exactly one of"),
+        ("world: {traffic: [{pattern: poisson, class: gold}]}", "traffic[0].class: `gold` is not one of"),
+        ("world: {traffic: [{pattern: poisson, rate: 1, load: 1}]}", "traffic[0].rate: give it or load"),
+        ("world: {traffic: [{pattern: poisson, shares: {x: 1}}]}", "traffic[0].tenant: `x` is not one of"),
+        (
+            "world: {traffic: [{pattern: poisson}], fleet: [{profile: v100}]}",
+            "fleet[0].profile: `v100` is not",
+        ),
+        ("world: {traffic: [{pattern: poisson}], fleet: []}", "fleet: must have from 1"),
+        ("world: {traffic: [{pattern: poisson}], loads: [-1]}", "loads: must be greater than 0"),
+        ("world: {traffic: [{pattern: poisson}], designs: [best]}", "designs: no design is called `best`"),
+        ("classes: {a: {ttft: 1s, itl: 1s, demote_to: a}}", "classes.a.demote_to: `a` is not another class"),
+        ("{warmup: 2, world: {traffic: [{pattern: poisson}]}}", "warmup: must be from 0 to 0.9"),
+        ("cases: {a: {traffic: [{pattern: poisson}], capacity: 0}}", "cases.a: capacity: must be"),
+    ];
+    for (text, expected) in cases {
+        let error = plan(text).unwrap_err();
+        assert!(error.contains(expected), "{text}\n{error}\nlacks\n{expected}");
+    }
+}
+
+/// All of them, plain and with refusals, over several gateways, with a crash
+/// and a freeze under them.
+#[test]
+fn every_design_serves_a_light_load_through_faults() {
+    let names = DESIGNS.iter().map(|(name, _, _)| *name);
+    let shed = names.clone().filter(|name| *name != "penstock").map(|name| format!("{name} shed"));
+    let extra = ["jsq own", "scorers own", "prequal sync"].map(str::to_owned);
+    let designs: Vec<String> = names.map(str::to_owned).chain(shed).chain(extra).collect();
+    let text = format!(
+        "seeds: 1\nwarmup: 0\nclasses: {{c: {{ttft: 1s, itl: 100ms, max_wait: 20s}}}}\n\
+         world:\n  designs: {designs:?}\n  traffic: [{{pattern: gamma, rate: 20, count: 120}}]\n\
+         cases:\n  healthy: {{gateways: 2, fleet: [{{profile: h100-8b, count: 3}}]}}\n  \
+         crashed: {{fleet: [{{profile: h100-8b, count: 2}}, \
+         {{profile: h100-8b, fault: {{kind: crashed, at: 1s, lasts: 2s}}}}]}}\n  \
+         frozen: {{scrape: 100ms, fleet: [{{profile: h100-8b, count: 2}}, \
+         {{profile: h100-8b, fault: {{kind: frozen, at: 1s, lasts: 2s}}}}]}}\n"
+    );
+    let (plan, runs) = run(&text);
+    assert_eq!(runs.len(), 3 * designs.len());
+    for (trial, groups) in &runs {
+        let (case, figures) = (&plan.cases[trial.case], &groups[0]);
+        let told = format!("{} {}: {figures:?}", case.name, case.designs[trial.design]);
+        assert_eq!((of(figures, "offered"), of(figures, "lost")), (120.0, 0.0), "{told}");
+        assert_eq!((of(figures, "refused"), of(figures, "broken_invariants")), (0.0, 0.0), "{told}");
+        assert_eq!(of(figures, "cut") > 0.0, case.name == "crashed" && of(figures, "cut") > 0.0, "{told}");
+        if case.name == "healthy" {
+            assert!(of(figures, "goodput") > 0.99, "{told}");
+        }
+    }
+}
+
+const CLASSES: &str = "
+seeds: 2
+warmup: 0.2
+by: class
+classes: {chat: {ttft: 200ms, itl: 50ms}, jobs: {ttft: 600s, itl: 600s}}
+tenants: {a: {weight: 2}, b: {}}
+world:
+  fleet: [{profile: h100-8b, count: 2}]
+  loads: [10, 20]
+  traffic:
+  - {pattern: poisson, count: 100, shares: {a: 3, b: 1}}
+  - {pattern: square, period: 1s, count: 50, rate: 50, class: jobs, tenant: b, start: 1s}
+  designs: [least-request]
+";
+
+#[test]
+fn figures_are_split_and_put_together() {
+    let (plan, runs) = run(CLASSES);
+    assert_eq!(plan.groups(), ["all", "chat", "jobs"]);
+    assert_eq!(runs.len(), 4);
+    for (_, groups) in &runs {
+        let offered: Vec<f64> = groups.iter().map(|figures| of(figures, "offered")).collect();
+        assert_eq!(offered[0], 120.0, "a fifth of 150 is not counted");
+        assert_eq!(offered[1] + offered[2], 120.0);
+    }
+    let report = Report::new(&plan, &runs);
+    assert_eq!(report.rows.len(), 6);
+    assert_eq!(report.table().lines().count(), 7);
+    let names: Vec<String> = page::drawings(&report).into_iter().map(|drawing| drawing.name).collect();
+    assert!(names.contains(&"ttft-p99-ms-jobs".to_owned()) && names.len() == 12, "{names:?}");
+    let page = page::html("a < b", "x", &report);
+    assert!(page.contains("a &lt; b") && page.matches("<svg").count() == 12);
+}
+
+#[test]
+fn the_same_trial_twice_is_the_same_and_seeds_differ() {
+    let plan = plan(CLASSES).unwrap();
+    let trial = plan.trials()[0];
+    assert_eq!(plan.run(trial), plan.run(trial));
+    assert_ne!(plan.run(trial), plan.run(Trial { seed: 1, ..trial }));
+}
+
+#[test]
+fn tenants_of_a_trace_are_tenants_of_the_scheduler() {
+    let (plan, runs) = run("
+seeds: 1
+by: tenant
+tenants: {c60: {weight: 3}}
+world:
+  fleet: [{profile: h100-8b, count: 2}]
+  loads: [20]
+  traffic: [{trace: ../traces/servegen_mmid_1h.csv.gz, trace_tenants: true, count: 300}]
+  designs: [penstock]
+");
+    let groups = plan.groups();
+    assert!(groups.len() > 20 && groups[1] == "c60", "{groups:?}");
+    let figures = &runs[0].1;
+    let parts: f64 = figures[1..].iter().map(|figures| of(figures, "offered")).sum();
+    assert_eq!(parts, of(&figures[0], "offered"));
+    assert!(of(&figures[1], "offered") > 50.0, "the largest one");
+    assert!((0.5..=1.0).contains(&of(&figures[0], "jain")), "{figures:?}");
+}

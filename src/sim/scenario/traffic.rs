@@ -1,0 +1,134 @@
+//! The arrivals of a world: streams, put together in order of time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::time::Tick;
+use crate::sim::arrivals::{Conversations, Pattern, Sizes, Synthetic};
+use crate::sim::engine::BLOCK_TOKENS;
+use crate::sim::rng::Rng;
+use crate::sim::trace::{Call, Trace, reblock};
+use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
+
+/// Requests of a made-up stream that says no number and no time.
+const USUAL_COUNT: usize = 5_000;
+
+/// Where calls come from.
+#[derive(Debug, Clone)]
+pub(super) enum Source {
+    Recorded(Arc<Trace>),
+    Made(Pattern, Sizes),
+    /// Its rate and span are those of the stream.
+    Talks(Conversations),
+}
+
+/// How many calls per second.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Rate {
+    /// As the load of the run says.
+    Swept,
+    /// That many.
+    Fixed(f64),
+    /// This part of capacity.
+    OfCapacity(f64),
+}
+
+/// Whose calls they are.
+#[derive(Debug, Clone)]
+pub(super) enum Owner {
+    One(u32),
+    /// Tenants with their shares.
+    Dealt(Vec<(u32, f64)>),
+    /// By the trace's own number of a tenant.
+    OfTrace(Vec<u32>),
+}
+
+/// One stream.
+#[derive(Debug, Clone)]
+pub(super) struct Stream {
+    pub(super) source: Source,
+    pub(super) rate: Rate,
+    pub(super) count: Option<usize>,
+    pub(super) span: Option<Duration>,
+    pub(super) start: Duration,
+    pub(super) class: u32,
+    pub(super) owner: Owner,
+    pub(super) max_output: u32,
+    pub(super) patience: Option<Duration>,
+}
+
+/// All arrivals of the streams at this load.
+pub(super) fn arrivals(streams: &[Stream], load: f64, capacity: f64, seed: u64) -> Vec<Arrival> {
+    let of_stream = |(index, stream): (usize, &Stream)| {
+        let own = Rng::new(seed.wrapping_mul(1_000_003).wrapping_add(index as u64)).bits();
+        stream.arrivals(load * capacity, capacity, seed, own)
+    };
+    let mut all: Vec<Arrival> = streams.iter().enumerate().flat_map(of_stream).collect();
+    all.sort_by_key(|arrival| arrival.at);
+    all
+}
+
+impl Stream {
+    fn arrivals(&self, swept: f64, capacity: f64, seed: u64, own: u64) -> Vec<Arrival> {
+        let rate = match self.rate {
+            Rate::Swept => swept,
+            Rate::Fixed(rate) => rate,
+            Rate::OfCapacity(part) => part * capacity,
+        };
+        let mut trace = self.calls(rate, seed, own);
+        if let Some(span) = self.span {
+            trace.take_span(span);
+        }
+        if let Some(count) = self.count {
+            trace.take(count);
+        }
+        if let Owner::Dealt(shares) = &self.owner {
+            let shares: Vec<f64> = shares.iter().map(|(_, share)| *share).collect();
+            trace.deal_tenants(&shares, own);
+        }
+        let block = trace.prefix_block;
+        trace.calls.iter().map(|call| self.arrival(call, block)).collect()
+    }
+
+    fn calls(&self, rate: f64, seed: u64, own: u64) -> Trace {
+        match &self.source {
+            Source::Recorded(trace) => {
+                let mut trace = Trace::clone(trace);
+                trace.rotate(seed);
+                trace.scale_to(rate);
+                trace
+            }
+            Source::Made(pattern, sizes) => {
+                let in_span = self.span.map(|span| (span.as_secs_f64() * rate * 1.5) as usize + 200);
+                let count = self.count.or(in_span).unwrap_or(USUAL_COUNT);
+                Synthetic { pattern: *pattern, rate, count, sizes: sizes.clone() }.trace(own)
+            }
+            Source::Talks(talks) => {
+                let count = self.count.unwrap_or(USUAL_COUNT) as f64;
+                let span =
+                    self.span.unwrap_or_else(|| Duration::from_secs_f64((count / rate * 1.2).min(1e7)));
+                Conversations { rate, span, ..talks.clone() }.trace(own)
+            }
+        }
+    }
+
+    fn arrival(&self, call: &Call, block: u32) -> Arrival {
+        let tenant = match &self.owner {
+            Owner::One(tenant) => *tenant,
+            Owner::Dealt(shares) => shares.get(call.tenant as usize).map_or(0, |(tenant, _)| *tenant),
+            Owner::OfTrace(ids) => ids.get(call.tenant as usize).copied().unwrap_or(0),
+        };
+        Arrival {
+            at: Tick::ZERO + self.start + call.at,
+            tenant,
+            class: self.class,
+            prompt: call.prompt,
+            output: call.output,
+            max_output: self.max_output.max(call.output),
+            streams: true,
+            prefix: reblock(&call.prefix, block, PREFIX_BLOCK).into(),
+            blocks: reblock(&call.prefix, block, BLOCK_TOKENS).into(),
+            patience: self.patience,
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Recorded traffic: when calls came, how large they were, who made them and
+//! what their prompts have in common. No text.
+
+mod read;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use self::read::{MAX_CALLS, MAX_PROMPT, TraceError, TraceErrorKind};
+
+use crate::sim::rng::Rng;
+
+/// One call of a trace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    /// When it came, from the start of the trace.
+    pub at: Duration,
+    /// Who made it: a place in [`Trace::tenants`].
+    pub tenant: u32,
+    /// Prompt tokens, at least 1.
+    pub prompt: u32,
+    /// Generated tokens, at least 1.
+    pub output: u32,
+    /// One hash for each whole block of [`Trace::prefix_block`] prompt tokens;
+    /// each covers everything before it too. Empty = nothing is known.
+    pub prefix: Arc<[u64]>,
+}
+
+/// Calls in order of time.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Trace {
+    /// The calls; the first is at 0.
+    pub calls: Vec<Call>,
+    /// Names of the tenants; empty when the trace does not tell.
+    pub tenants: Vec<Arc<str>>,
+    /// Tokens of one hash in [`Call::prefix`]; 0 when there are none.
+    pub prefix_block: u32,
+}
+
+impl Trace {
+    /// Calls per second over the whole trace; 0 with fewer than two calls or
+    /// no time between them.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        match self.mean_gap() {
+            gap if gap.is_zero() => 0.0,
+            gap => 1.0 / gap.as_secs_f64(),
+        }
+    }
+
+    /// From the first call to the last.
+    #[must_use]
+    pub fn span(&self) -> Duration {
+        self.calls.last().map_or(Duration::ZERO, |last| last.at)
+    }
+
+    fn mean_gap(&self) -> Duration {
+        let gaps = self.calls.len().saturating_sub(1).max(1);
+        self.span() / u32::try_from(gaps).unwrap_or(u32::MAX)
+    }
+
+    /// Starts at another call and wraps around, so that the shape of bursts
+    /// stays. Seed 0 leaves the trace as it is; the starts of the next seeds
+    /// lie evenly over the trace (multiples of the golden ratio).
+    pub fn rotate(&mut self, seed: u64) {
+        const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+        let part = u128::from(seed.wrapping_mul(GOLDEN));
+        let first = ((part * self.calls.len() as u128) >> 64) as usize;
+        let Some(start) = self.calls.get(first).map(|call| call.at) else { return };
+        // The seam gets a gap of mean length.
+        let period = self.span() + self.mean_gap();
+        self.calls.rotate_left(first);
+        let wrapped = self.calls.len() - first;
+        for (index, call) in self.calls.iter_mut().enumerate() {
+            call.at = if index < wrapped { call.at - start } else { call.at + period - start };
+        }
+    }
+
+    /// Multiplies every gap by one factor so that the mean rate becomes
+    /// `per_second`. Does nothing when either rate is not positive.
+    pub fn scale_to(&mut self, per_second: f64) {
+        let factor = self.rate() / per_second;
+        if factor.is_finite() && factor > 0.0 {
+            self.stretch(factor);
+        }
+    }
+
+    fn stretch(&mut self, factor: f64) {
+        for call in &mut self.calls {
+            let nanos = call.at.as_nanos() as f64 * factor;
+            call.at = Duration::from_nanos(nanos.round() as u64);
+        }
+    }
+
+    /// Drops calls with longer prompts; the first that is left is at 0.
+    pub fn take_shorter(&mut self, longest: u32) {
+        self.calls.retain(|call| call.prompt <= longest);
+        let start = self.calls.first().map_or(Duration::ZERO, |call| call.at);
+        self.calls.iter_mut().for_each(|call| call.at -= start);
+    }
+
+    /// Keeps the first `count` calls.
+    pub fn take(&mut self, count: usize) {
+        self.calls.truncate(count);
+    }
+
+    /// Drops what comes later than `span` after the first call.
+    pub fn take_span(&mut self, span: Duration) {
+        let count = self.calls.partition_point(|call| call.at <= span);
+        self.take(count);
+    }
+
+    /// Gives every call a tenant drawn at random with these shares, which need
+    /// not add up to 1; names them `t0`, `t1`, ... Shares that are not positive
+    /// get nothing; without a positive share nothing changes.
+    pub fn deal_tenants(&mut self, shares: &[f64], seed: u64) {
+        let positive = |share: &f64| if share.is_finite() { share.max(0.0) } else { 0.0 };
+        let total: f64 = shares.iter().map(positive).sum();
+        if total <= 0.0 {
+            return;
+        }
+        self.tenants = (0..shares.len()).map(|index| Arc::from(format!("t{index}"))).collect();
+        let mut rng = Rng::new(seed);
+        for call in &mut self.calls {
+            let mut left = rng.unit() * total;
+            let of = |share: &f64| {
+                left -= positive(share);
+                left < 0.0
+            };
+            call.tenant = shares.iter().position(of).unwrap_or(0) as u32;
+        }
+    }
+}
+
+/// The same prefix in hashes of other size: `to` tokens each instead of `from`.
+/// One size must be a multiple of the other, or the answer is empty. Smaller
+/// blocks than those known are told apart only as whole blocks.
+#[must_use]
+pub fn reblock(prefix: &[u64], from: u32, to: u32) -> Vec<u64> {
+    if from == 0 || to == 0 {
+        return Vec::new();
+    }
+    if to.is_multiple_of(from) {
+        let step = (to / from) as usize;
+        return prefix.iter().skip(step - 1).step_by(step).copied().collect();
+    }
+    if !from.is_multiple_of(to) {
+        return Vec::new();
+    }
+    let parts = u64::from(from / to);
+    let part = |hash: u64, left: u64| hash.wrapping_add(left.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    prefix.iter().flat_map(|hash| (0..parts).rev().map(move |left| part(*hash, left))).collect()
+}

@@ -1,0 +1,268 @@
+//! Reads traces: comma-separated tables with a header line, and the Mooncake
+//! JSON lines, both plain or gzip.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use flate2::bufread::MultiGzDecoder;
+use serde::Deserialize;
+use thiserror::Error;
+
+use super::{Call, Trace};
+
+/// Calls that a trace may have.
+pub const MAX_CALLS: usize = 5_000_000;
+/// Prompt and output tokens that a call may have.
+pub const MAX_PROMPT: u32 = 16_000_000;
+/// Bytes of one line.
+const MAX_LINE: u64 = 4 << 20;
+/// Tokens that one hash of a Mooncake trace stands for.
+const MOONCAKE_BLOCK: u32 = 512;
+/// Longest time in a trace, seconds: ten years.
+const MAX_SECONDS: f64 = 10.0 * 365.0 * 86_400.0;
+
+/// Why a trace could not be read, and where.
+#[derive(Debug, Error)]
+#[error("{}{}: {kind}", path.display(), line.map(|line| format!(":{line}")).unwrap_or_default())]
+pub struct TraceError {
+    /// The file.
+    pub path: PathBuf,
+    /// The line, from 1.
+    pub line: Option<u64>,
+    /// What is wrong.
+    pub kind: TraceErrorKind,
+}
+
+/// What can be wrong with a trace.
+#[derive(Debug, Error)]
+pub enum TraceErrorKind {
+    /// It cannot be opened or unpacked.
+    #[error("cannot read it: {0}")]
+    Io(#[from] io::Error),
+    /// Its name says no known format.
+    #[error("its name must end in .csv, .jsonl, .csv.gz or .jsonl.gz")]
+    Format,
+    /// It has no line at all, or no call.
+    #[error("there are no calls in it")]
+    Empty,
+    /// A needed column is not in the header.
+    #[error("the header has no column `{0}`; it needs t_s, in_tokens and out_tokens, and may have tenant")]
+    NoColumn(&'static str),
+    /// A field is missing or is not what it should be.
+    #[error("column `{column}`: {what}, found `{found}`")]
+    Field {
+        /// Which.
+        column: &'static str,
+        /// What it should be.
+        what: &'static str,
+        /// What is there, cut short.
+        found: String,
+    },
+    /// A line is not the JSON object it should be.
+    #[error("not a call: {0}; needed are timestamp (ms), input_length, output_length, and hash_ids if known")]
+    Json(#[from] serde_json::Error),
+    /// One line is too long.
+    #[error("the line is longer than {MAX_LINE} bytes")]
+    LongLine,
+    /// Too many calls.
+    #[error("more than {MAX_CALLS} calls; cut it")]
+    TooLong,
+}
+
+impl Trace {
+    /// Reads a file; its name tells the format: `.csv` or `.jsonl`, each also
+    /// with `.gz` after it. Calls are sorted by time, and the first is at 0.
+    ///
+    /// # Errors
+    /// With the file, the line and the column that is wrong.
+    pub fn read(path: &Path) -> Result<Self, TraceError> {
+        let failed = |line, kind| TraceError { path: path.to_owned(), line, kind };
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        let (stem, packed) = name.strip_suffix(".gz").map_or((&*name, false), |stem| (stem, true));
+        let csv = stem.ends_with(".csv");
+        if !csv && !stem.ends_with(".jsonl") {
+            return Err(failed(None, TraceErrorKind::Format));
+        }
+        let file = File::open(path).map_err(|error| failed(None, error.into()))?;
+        let plain = BufReader::new(file);
+        let mut lines = Lines { line: 0, buffer: String::new(), source: plain_or_packed(plain, packed) };
+        let read = if csv { csv_calls(&mut lines) } else { mooncake_calls(&mut lines) };
+        let mut trace = read.map_err(|kind| failed(Some(lines.line), kind))?;
+        if trace.calls.is_empty() {
+            return Err(failed(None, TraceErrorKind::Empty));
+        }
+        trace.calls.sort_by_key(|call| call.at);
+        let start = trace.calls[0].at;
+        trace.calls.iter_mut().for_each(|call| call.at -= start);
+        Ok(trace)
+    }
+}
+
+fn plain_or_packed(plain: BufReader<File>, packed: bool) -> Box<dyn BufRead> {
+    if packed { Box::new(BufReader::new(MultiGzDecoder::new(plain))) } else { Box::new(plain) }
+}
+
+/// Lines with their number, none longer than [`MAX_LINE`].
+struct Lines {
+    line: u64,
+    buffer: String,
+    source: Box<dyn BufRead>,
+}
+
+impl Lines {
+    /// The next line that is not blank.
+    fn next(&mut self) -> Result<Option<&str>, TraceErrorKind> {
+        loop {
+            self.buffer.clear();
+            self.line += 1;
+            let read = self.source.by_ref().take(MAX_LINE + 1).read_line(&mut self.buffer)?;
+            if read as u64 > MAX_LINE {
+                return Err(TraceErrorKind::LongLine);
+            }
+            if read == 0 {
+                return Ok(None);
+            }
+            if !self.buffer.trim().is_empty() {
+                break;
+            }
+        }
+        Ok(Some(self.buffer.trim()))
+    }
+}
+
+/// Where the columns of a table are.
+struct Columns {
+    time: usize,
+    input: usize,
+    output: usize,
+    tenant: Option<usize>,
+}
+
+impl Columns {
+    fn of(header: &str) -> Result<Self, TraceErrorKind> {
+        let header = header.trim_start_matches('\u{feff}');
+        let place = |name: &str| header.split(',').position(|column| column.trim() == name);
+        let needed = |name| place(name).ok_or(TraceErrorKind::NoColumn(name));
+        Ok(Self {
+            time: needed("t_s")?,
+            input: needed("in_tokens")?,
+            output: needed("out_tokens")?,
+            tenant: place("tenant"),
+        })
+    }
+}
+
+fn csv_calls(lines: &mut Lines) -> Result<Trace, TraceErrorKind> {
+    let header = lines.next()?.ok_or(TraceErrorKind::Empty)?;
+    let columns = Columns::of(header)?;
+    let mut trace = Trace::default();
+    let mut known: HashMap<String, u32> = HashMap::new();
+    while let Some(line) = lines.next()? {
+        let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+        let field = |place: usize| fields.get(place).copied().unwrap_or_default();
+        let tenant = match columns.tenant.map(field) {
+            None => 0,
+            Some("") => return Err(wrong("tenant", "must name a tenant", "")),
+            Some(name) => *known.entry(name.to_owned()).or_insert_with(|| {
+                trace.tenants.push(Arc::from(name));
+                trace.tenants.len() as u32 - 1
+            }),
+        };
+        let call = Call {
+            at: seconds(field(columns.time))?,
+            tenant,
+            prompt: tokens("in_tokens", field(columns.input))?,
+            output: tokens("out_tokens", field(columns.output))?,
+            prefix: Arc::default(),
+        };
+        push(&mut trace, call)?;
+    }
+    Ok(trace)
+}
+
+fn push(trace: &mut Trace, call: Call) -> Result<(), TraceErrorKind> {
+    if trace.calls.len() >= MAX_CALLS {
+        return Err(TraceErrorKind::TooLong);
+    }
+    trace.calls.push(call);
+    Ok(())
+}
+
+fn seconds(text: &str) -> Result<Duration, TraceErrorKind> {
+    match text.parse::<f64>() {
+        Ok(value) if (0.0..=MAX_SECONDS).contains(&value) => Ok(Duration::from_secs_f64(value)),
+        _ => Err(wrong("t_s", "must be seconds, at least 0", text)),
+    }
+}
+
+fn tokens(column: &'static str, text: &str) -> Result<u32, TraceErrorKind> {
+    let count = text.parse().ok().and_then(checked_tokens);
+    count.ok_or_else(|| wrong(column, "must be a number of tokens, at least 1", text))
+}
+
+fn checked_tokens(count: u64) -> Option<u32> {
+    u32::try_from(count).ok().filter(|count| (1..=MAX_PROMPT).contains(count))
+}
+
+fn wrong(column: &'static str, what: &'static str, found: &str) -> TraceErrorKind {
+    TraceErrorKind::Field { column, what, found: found.chars().take(40).collect() }
+}
+
+/// One line of a Mooncake trace.
+#[derive(Debug, Deserialize)]
+struct MooncakeLine {
+    /// Milliseconds.
+    timestamp: f64,
+    input_length: u64,
+    output_length: u64,
+    #[serde(default)]
+    hash_ids: Vec<u64>,
+}
+
+fn mooncake_calls(lines: &mut Lines) -> Result<Trace, TraceErrorKind> {
+    let mut trace = Trace { prefix_block: MOONCAKE_BLOCK, ..Trace::default() };
+    while let Some(line) = lines.next()? {
+        let read: MooncakeLine = serde_json::from_str(line)?;
+        let count = |column, count: u64| {
+            let text = || wrong(column, "must be a number of tokens, at least 1", &count.to_string());
+            checked_tokens(count).ok_or_else(text)
+        };
+        let prompt = count("input_length", read.input_length)?;
+        let span = 0.0..=MAX_SECONDS * 1e3;
+        if !span.contains(&read.timestamp) {
+            let found = read.timestamp.to_string();
+            return Err(wrong("timestamp", "must be milliseconds, at least 0", &found));
+        }
+        let whole = (prompt / MOONCAKE_BLOCK) as usize;
+        let call = Call {
+            at: Duration::from_secs_f64(read.timestamp / 1e3),
+            tenant: 0,
+            prompt,
+            output: count("output_length", read.output_length)?,
+            prefix: chain(read.hash_ids.get(..whole).unwrap_or(&read.hash_ids)),
+        };
+        push(&mut trace, call)?;
+    }
+    Ok(trace)
+}
+
+/// Hashes that cover everything before them, from the ids of single blocks.
+fn chain(ids: &[u64]) -> Arc<[u64]> {
+    let link = |state: &mut u64, id: &u64| {
+        *state = mix(*state ^ mix(id.wrapping_add(1)));
+        Some(*state)
+    };
+    ids.iter().scan(0, link).collect()
+}
+
+/// SplitMix64's mixer.
+pub(super) fn mix(value: u64) -> u64 {
+    let mut mixed = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
+}

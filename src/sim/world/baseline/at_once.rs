@@ -1,0 +1,63 @@
+//! Designs that send a request on at once.
+
+use std::fmt::Debug;
+
+use crate::core::time::Tick;
+use crate::sim::world::arrival::Arrival;
+use crate::sim::world::baseline::flights::{Failed, Flights};
+use crate::sim::world::router::{Command, Input, JobIndex, ReplicaIndex, Router};
+
+/// Chooses an engine.
+pub trait Pick: Send + Debug {
+    /// One of [`Flights::candidates`], of which there is at least one.
+    fn pick(&mut self, arrival: &Arrival, flights: &Flights) -> ReplicaIndex;
+}
+
+/// A router that sends each request where its [`Pick`] says.
+#[derive(Debug)]
+pub struct AtOnce<P> {
+    pick: P,
+    flights: Flights,
+}
+
+impl<P: Pick> AtOnce<P> {
+    /// Nothing in flight.
+    #[must_use]
+    pub fn new(replicas: usize, pick: P) -> Self {
+        Self { pick, flights: Flights::new(replicas) }
+    }
+
+    fn send(&mut self, now: Tick, job: JobIndex, arrival: Arrival, tries: u32, out: &mut Vec<Command>) {
+        self.flights.open(now);
+        let replica = self.pick.pick(&arrival, &self.flights);
+        self.flights.sent(job, arrival, replica, tries);
+        out.push(Command::Send { job, replica, priority: 0 });
+    }
+}
+
+impl<P: Pick> Router for AtOnce<P> {
+    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<Command>) {
+        match input {
+            Input::Arrived { job, arrival } => self.send(now, job, arrival.clone(), 1, out),
+            Input::Failed { job, .. } => match self.flights.failed(now, job) {
+                Failed::Again(flight) => self.send(now, job, flight.arrival, flight.tries + 1, out),
+                Failed::TooOften => out.push(Command::Refuse { job, retry_after: None }),
+                Failed::Cut => {}
+            },
+            other => self.flights.told(&other),
+        }
+    }
+}
+
+/// The candidate with the least score; `turn` breaks ties by going round.
+pub(super) fn least<K: Ord>(
+    flights: &Flights,
+    turn: usize,
+    score: impl Fn(ReplicaIndex) -> K,
+) -> ReplicaIndex {
+    let count = flights.engines.len().max(1);
+    let turned = |replica: usize| (replica + count - turn % count) % count;
+    let chosen =
+        flights.candidates().iter().copied().min_by_key(|replica| (score(*replica), turned(*replica)));
+    chosen.unwrap_or(0)
+}

@@ -1,0 +1,153 @@
+//! What such a router knows of the engines.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::core::event::Report;
+use crate::core::time::Tick;
+use crate::sim::world::arrival::Arrival;
+use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
+
+/// Time without work for an engine that failed a request.
+pub const PAUSE: Duration = Duration::from_secs(5);
+/// Engines that a request may be given to.
+pub const TRIES: u32 = 4;
+
+/// A request in flight.
+#[derive(Debug, Clone)]
+pub struct Flight {
+    /// What it asks for.
+    pub arrival: Arrival,
+    /// Where it is.
+    pub replica: ReplicaIndex,
+    /// How many engines it was given to.
+    pub tries: u32,
+    /// Its first token has come.
+    pub begun: bool,
+}
+
+/// One engine as this router sees it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Engine {
+    /// Requests in flight there, by this router.
+    pub in_flight: u64,
+    /// Prompt tokens of those that have no token yet.
+    pub prefill: u64,
+    /// Prompt tokens of those that have one.
+    pub context: u64,
+    /// Those that have one.
+    pub decodes: u64,
+    /// The last scrape.
+    pub report: Option<Report>,
+    /// Requests sent less those ended since the last scrape.
+    pub since_report: i64,
+    /// No work before then.
+    pub(super) paused: Option<Tick>,
+}
+
+/// What became of a failed request.
+#[derive(Debug)]
+pub enum Failed {
+    /// It may be tried once more.
+    Again(Flight),
+    /// It had too many tries.
+    TooOften,
+    /// Its client has seen part of the answer.
+    Cut,
+}
+
+/// The engines and the requests in flight of one router.
+#[derive(Debug)]
+pub struct Flights {
+    /// By number.
+    pub engines: Vec<Engine>,
+    jobs: HashMap<JobIndex, Flight>,
+    open: Vec<ReplicaIndex>,
+}
+
+impl Flights {
+    /// Nothing in flight.
+    #[must_use]
+    pub fn new(replicas: usize) -> Self {
+        Self { engines: vec![Engine::default(); replicas], jobs: HashMap::new(), open: Vec::new() }
+    }
+
+    /// The engines that may get work now; all of them when none may.
+    pub fn open(&mut self, now: Tick) -> &[ReplicaIndex] {
+        self.open.clear();
+        let able = |engine: &Engine| engine.paused.is_none_or(|until| until <= now);
+        self.open.extend((0..self.engines.len()).filter(|index| able(&self.engines[*index])));
+        if self.open.is_empty() {
+            self.open.extend(0..self.engines.len());
+        }
+        &self.open
+    }
+
+    /// The last answer of [`open`](Self::open), to look at the engines with it.
+    #[must_use]
+    pub fn candidates(&self) -> &[ReplicaIndex] {
+        &self.open
+    }
+
+    /// The request goes to the engine.
+    pub fn sent(&mut self, job: JobIndex, arrival: Arrival, replica: ReplicaIndex, tries: u32) {
+        let engine = &mut self.engines[replica];
+        engine.in_flight += 1;
+        engine.since_report += 1;
+        engine.prefill += u64::from(arrival.prompt);
+        self.jobs.insert(job, Flight { arrival, replica, tries, begun: false });
+    }
+
+    /// Takes note of what every router hears.
+    pub fn told(&mut self, input: &Input<'_>) {
+        match input {
+            Input::FirstToken { job, .. } => self.begun(*job),
+            Input::Finished { job, .. } => {
+                self.ended(*job);
+            }
+            Input::Reported { replica, report } => {
+                let engine = &mut self.engines[*replica];
+                (engine.report, engine.since_report) = (Some(*report), 0);
+            }
+            _ => {}
+        }
+    }
+
+    fn begun(&mut self, job: JobIndex) {
+        let Some(flight) = self.jobs.get_mut(&job) else { return };
+        let prompt = u64::from(flight.arrival.prompt);
+        if !std::mem::replace(&mut flight.begun, true) {
+            let engine = &mut self.engines[flight.replica];
+            engine.prefill -= prompt;
+            engine.context += prompt;
+            engine.decodes += 1;
+        }
+    }
+
+    /// The request is not in flight any more.
+    pub fn ended(&mut self, job: JobIndex) -> Option<Flight> {
+        let flight = self.jobs.remove(&job)?;
+        let engine = &mut self.engines[flight.replica];
+        let prompt = u64::from(flight.arrival.prompt);
+        engine.in_flight -= 1;
+        engine.since_report -= 1;
+        if flight.begun {
+            engine.context -= prompt;
+            engine.decodes -= 1;
+        } else {
+            engine.prefill -= prompt;
+        }
+        Some(flight)
+    }
+
+    /// Its engine failed it.
+    pub fn failed(&mut self, now: Tick, job: JobIndex) -> Failed {
+        let Some(flight) = self.ended(job) else { return Failed::Cut };
+        self.engines[flight.replica].paused = Some(now + PAUSE);
+        match flight.begun {
+            true => Failed::Cut,
+            false if flight.tries >= TRIES => Failed::TooOften,
+            false => Failed::Again(flight),
+        }
+    }
+}

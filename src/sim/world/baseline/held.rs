@@ -1,0 +1,109 @@
+//! Designs that keep requests back while every engine is at its cap.
+
+use std::collections::VecDeque;
+use std::fmt::Debug;
+
+use crate::core::time::Tick;
+use crate::sim::world::arrival::Arrival;
+use crate::sim::world::baseline::at_once::least;
+use crate::sim::world::baseline::flights::{Failed, Flights};
+use crate::sim::world::router::{Command, Input, JobIndex, ReplicaIndex, Router};
+
+/// The order of those who wait.
+pub trait Line: Send + Debug {
+    /// One more waits.
+    fn push(&mut self, job: JobIndex, arrival: Arrival);
+    /// Who goes now.
+    fn pop(&mut self) -> Option<(JobIndex, Arrival)>;
+    /// One of those that went is over; its real output is known now.
+    fn ended(&mut self, _arrival: &Arrival) {}
+}
+
+/// First come, first served.
+#[derive(Debug, Default)]
+pub struct Fifo(VecDeque<(JobIndex, Arrival)>);
+
+impl Line for Fifo {
+    fn push(&mut self, job: JobIndex, arrival: Arrival) {
+        self.0.push_back((job, arrival));
+    }
+
+    fn pop(&mut self) -> Option<(JobIndex, Arrival)> {
+        self.0.pop_front()
+    }
+}
+
+/// What an engine may have of one router.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cap {
+    /// Requests in flight.
+    pub requests: u64,
+    /// Prompt tokens of requests without a token yet: no more go there once so
+    /// many are.
+    pub prefill: u64,
+}
+
+/// A router with a cap for each engine and one line for all of them; who
+/// leaves the line goes to the engine with the fewest requests in flight.
+#[derive(Debug)]
+pub struct Held<L> {
+    line: L,
+    /// Those that failed elsewhere go first.
+    again: VecDeque<(JobIndex, Arrival, u32)>,
+    cap: Cap,
+    flights: Flights,
+    turn: usize,
+}
+
+impl<L: Line> Held<L> {
+    /// Nobody waits.
+    #[must_use]
+    pub fn new(replicas: usize, cap: Cap, line: L) -> Self {
+        Self { line, again: VecDeque::new(), cap, flights: Flights::new(replicas), turn: 0 }
+    }
+
+    fn free(&mut self, now: Tick) -> Option<ReplicaIndex> {
+        self.flights.open(now);
+        let full = |replica: usize| {
+            let engine = &self.flights.engines[replica];
+            engine.in_flight >= self.cap.requests || engine.prefill >= self.cap.prefill
+        };
+        let load = |replica: usize| (full(replica), self.flights.engines[replica].in_flight);
+        let best = least(&self.flights, self.turn, load);
+        if full(best) {
+            return None;
+        }
+        self.turn = best + 1;
+        Some(best)
+    }
+
+    fn drain(&mut self, now: Tick, out: &mut Vec<Command>) {
+        while let Some(replica) = self.free(now) {
+            let next = self.again.pop_front();
+            let next = next.or_else(|| self.line.pop().map(|(job, arrival)| (job, arrival, 1)));
+            let Some((job, arrival, tries)) = next else { return };
+            self.flights.sent(job, arrival, replica, tries);
+            out.push(Command::Send { job, replica, priority: 0 });
+        }
+    }
+}
+
+impl<L: Line> Router for Held<L> {
+    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<Command>) {
+        match input {
+            Input::Arrived { job, arrival } => self.line.push(job, arrival.clone()),
+            Input::Failed { job, .. } => match self.flights.failed(now, job) {
+                Failed::Again(flight) => self.again.push_back((job, flight.arrival, flight.tries + 1)),
+                Failed::TooOften => out.push(Command::Refuse { job, retry_after: None }),
+                Failed::Cut => {}
+            },
+            Input::Finished { job, .. } => {
+                if let Some(flight) = self.flights.ended(job) {
+                    self.line.ended(&flight.arrival);
+                }
+            }
+            other => self.flights.told(&other),
+        }
+        self.drain(now, out);
+    }
+}

@@ -1,0 +1,43 @@
+//! Which prompts an engine has seen, as far as a router can guess.
+
+use std::collections::{BTreeMap, HashMap};
+
+/// Hashes of prompt blocks that an engine got, the least recently used ones
+/// forgotten.
+#[derive(Debug)]
+pub struct Prefixes {
+    capacity: usize,
+    stamps: HashMap<u64, u64>,
+    order: BTreeMap<u64, u64>,
+    next: u64,
+}
+
+impl Prefixes {
+    /// Room for so many hashes.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        Self { capacity, stamps: HashMap::new(), order: BTreeMap::new(), next: 0 }
+    }
+
+    /// How many leading hashes are known.
+    #[must_use]
+    pub fn matched(&self, prefix: &[u64]) -> usize {
+        prefix.iter().take_while(|hash| self.stamps.contains_key(hash)).count()
+    }
+
+    /// The engine got this prompt.
+    pub fn note(&mut self, prefix: &[u64]) {
+        for hash in prefix {
+            self.next += 1;
+            if let Some(old) = self.stamps.insert(*hash, self.next) {
+                self.order.remove(&old);
+            }
+            self.order.insert(self.next, *hash);
+        }
+        while self.stamps.len() > self.capacity
+            && let Some((_, hash)) = self.order.pop_first()
+        {
+            self.stamps.remove(&hash);
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Prequal (NSDI 2024): probes tell the requests in flight of an engine and
+//! the latency it has shown at about that number. An engine is hot when its
+//! number is above a quantile of those in the pool of probes; the cold one
+//! with the least latency wins, or the least loaded when all are hot.
+
+use std::time::Duration;
+
+use crate::core::time::Tick;
+use crate::sim::rng::Rng;
+use crate::sim::world::arrival::Arrival;
+use crate::sim::world::baseline::flights::{Failed, Flights};
+use crate::sim::world::baseline::random::drawn;
+use crate::sim::world::router::{Command, Input, JobIndex, Load, ReplicaIndex, Router};
+
+/// Probes for each request.
+const PROBES: usize = 3;
+/// Probes kept, asynchronous mode.
+const POOL: usize = 16;
+/// A probe is of no use after this time.
+const OLDEST: Duration = Duration::from_secs(1);
+/// The hot quantile, asynchronous mode.
+const HOT_ASYNC: f64 = 0.84;
+/// The hot quantile, synchronous mode.
+const HOT_SYNC: f64 = 0.5;
+
+#[derive(Debug, Clone, Copy)]
+struct Probe {
+    at: Tick,
+    replica: ReplicaIndex,
+    load: Load,
+}
+
+/// A router that probes.
+#[derive(Debug)]
+pub struct Prequal {
+    /// Each request waits for probes of its own.
+    sync: bool,
+    pool: Vec<Probe>,
+    /// The request whose probes are out, and how many are.
+    asking: Option<(JobIndex, Arrival, u32, usize)>,
+    /// Which of the oldest and the worst probe goes next.
+    drop_worst: bool,
+    flights: Flights,
+    rng: Rng,
+}
+
+impl Prequal {
+    /// An empty pool; draws from the seed.
+    #[must_use]
+    pub fn new(replicas: usize, sync: bool, seed: u64) -> Self {
+        Self {
+            sync,
+            pool: Vec::new(),
+            asking: None,
+            drop_worst: false,
+            flights: Flights::new(replicas),
+            rng: Rng::new(seed),
+        }
+    }
+
+    fn arrived(&mut self, now: Tick, job: JobIndex, arrival: Arrival, tries: u32, out: &mut Vec<Command>) {
+        self.flights.open(now);
+        let probes = PROBES.min(self.flights.candidates().len());
+        if self.sync {
+            self.pool.clear();
+            self.asking = Some((job, arrival, tries, probes));
+        } else {
+            self.send(now, job, arrival, tries, out);
+        }
+        let mut unasked: Vec<ReplicaIndex> = self.flights.candidates().to_vec();
+        for _ in 0..probes {
+            let chosen = self.rng.below(unasked.len() as u64) as usize;
+            out.push(Command::Poll { replica: unasked.swap_remove(chosen) });
+        }
+    }
+
+    fn send(&mut self, now: Tick, job: JobIndex, arrival: Arrival, tries: u32, out: &mut Vec<Command>) {
+        self.pool.retain(|probe| now.since(probe.at) <= OLDEST);
+        let replica = match self.best() {
+            // Each answer is used once.
+            Some(place) => self.pool.swap_remove(place).replica,
+            None => drawn(&mut self.rng, &self.flights),
+        };
+        for probe in self.pool.iter_mut().filter(|probe| probe.replica == replica) {
+            // What this request adds is known without another probe.
+            probe.load.in_flight += 1;
+        }
+        if !self.sync {
+            self.forget_one();
+        }
+        self.flights.sent(job, arrival, replica, tries);
+        out.push(Command::Send { job, replica, priority: 0 });
+    }
+
+    /// The number in flight above which an engine is hot.
+    fn threshold(&self) -> u64 {
+        let mut numbers: Vec<u64> = self.pool.iter().map(|probe| probe.load.in_flight).collect();
+        numbers.sort_unstable();
+        let hot = if self.sync { HOT_SYNC } else { HOT_ASYNC };
+        let rank = (hot * numbers.len() as f64).ceil() as usize;
+        numbers.get(rank.max(1) - 1).copied().unwrap_or(u64::MAX)
+    }
+
+    /// Cold before hot, then the latency of the cold and the load of the hot.
+    fn rank(&self, probe: &Probe, threshold: u64) -> (bool, u128, u64) {
+        let hot = probe.load.in_flight > threshold;
+        let latency = if hot { 0 } else { probe.load.latency.as_nanos() };
+        (hot, latency, probe.load.in_flight)
+    }
+
+    /// The place of the best probe of an engine that may get work.
+    fn best(&self) -> Option<usize> {
+        let threshold = self.threshold();
+        let open = |place: &usize| self.flights.candidates().contains(&self.pool[*place].replica);
+        (0..self.pool.len()).filter(open).min_by_key(|place| self.rank(&self.pool[*place], threshold))
+    }
+
+    /// By turns the oldest probe and the worst one, so that no engine stays in
+    /// the pool for ever.
+    fn forget_one(&mut self) {
+        let threshold = self.threshold();
+        let places = 0..self.pool.len();
+        self.drop_worst = !self.drop_worst;
+        let chosen = match self.drop_worst {
+            true => places.max_by_key(|place| self.rank(&self.pool[*place], threshold)),
+            false => places.min_by_key(|place| self.pool[*place].at),
+        };
+        if let Some(place) = chosen {
+            self.pool.swap_remove(place);
+        }
+    }
+
+    fn polled(&mut self, now: Tick, replica: ReplicaIndex, load: Option<Load>, out: &mut Vec<Command>) {
+        if let Some(load) = load {
+            self.pool.push(Probe { at: now, replica, load });
+        }
+        while self.pool.len() > POOL
+            && let Some(oldest) = (0..self.pool.len()).min_by_key(|place| self.pool[*place].at)
+        {
+            self.pool.swap_remove(oldest);
+        }
+        if let Some((job, arrival, tries, left)) = self.asking.take() {
+            match left - 1 {
+                0 => self.send(now, job, arrival, tries, out),
+                left => self.asking = Some((job, arrival, tries, left)),
+            }
+        }
+    }
+}
+
+impl Router for Prequal {
+    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<Command>) {
+        match input {
+            Input::Arrived { job, arrival } => self.arrived(now, job, arrival.clone(), 1, out),
+            Input::Polled { replica, load } => self.polled(now, replica, load, out),
+            Input::Failed { job, .. } => match self.flights.failed(now, job) {
+                Failed::Again(flight) => self.arrived(now, job, flight.arrival, flight.tries + 1, out),
+                Failed::TooOften => out.push(Command::Refuse { job, retry_after: None }),
+                Failed::Cut => {}
+            },
+            other => self.flights.told(&other),
+        }
+    }
+}

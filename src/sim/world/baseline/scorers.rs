@@ -1,0 +1,63 @@
+//! A weighted mix of scores, as inference-aware gateways of the Kubernetes
+//! world route: queue 2, KV cache 2, prefix 3.
+
+use crate::sim::rng::Rng;
+use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
+use crate::sim::world::baseline::at_once::Pick;
+use crate::sim::world::baseline::flights::Flights;
+use crate::sim::world::baseline::prefixes::Prefixes;
+use crate::sim::world::router::ReplicaIndex;
+
+const QUEUE: f64 = 2.0;
+const KV: f64 = 2.0;
+const PREFIX: f64 = 3.0;
+/// Tokens that the guess of an engine's cache remembers.
+const REMEMBERED: usize = 2_000_000;
+
+/// The highest sum of scores on scraped gauges wins; ties are drawn.
+#[derive(Debug)]
+pub struct Scorers {
+    /// The queue score is about its own requests in flight, not about the
+    /// scraped number that wait.
+    own: bool,
+    caches: Vec<Prefixes>,
+    rng: Rng,
+}
+
+impl Scorers {
+    /// With or without its own count of requests in flight.
+    #[must_use]
+    pub fn new(replicas: usize, own: bool, seed: u64) -> Self {
+        let cache = || Prefixes::new(REMEMBERED / PREFIX_BLOCK as usize);
+        Self { own, caches: (0..replicas).map(|_| cache()).collect(), rng: Rng::new(seed) }
+    }
+
+    fn queue(&self, replica: ReplicaIndex, flights: &Flights) -> u64 {
+        let engine = &flights.engines[replica];
+        let waiting = engine.report.and_then(|report| report.waiting);
+        if self.own { engine.in_flight } else { waiting.unwrap_or(0) }
+    }
+}
+
+impl Pick for Scorers {
+    fn pick(&mut self, arrival: &Arrival, flights: &Flights) -> ReplicaIndex {
+        let open = flights.candidates();
+        let queues = || open.iter().map(|replica| self.queue(*replica, flights));
+        let (shortest, longest) = (queues().min().unwrap_or(0), queues().max().unwrap_or(0));
+        let score = |replica: usize| {
+            let spread = (longest - shortest).max(1) as f64;
+            let queue = 1.0 - (self.queue(replica, flights) - shortest) as f64 / spread;
+            let usage = flights.engines[replica].report.and_then(|report| report.kv_usage).unwrap_or(0.0);
+            let matched = self.caches[replica].matched(&arrival.prefix) as f64;
+            let prefix = matched / arrival.prefix.len().max(1) as f64;
+            QUEUE * queue + KV * (1.0 - usage) + PREFIX * prefix
+        };
+        let scores: Vec<(usize, f64)> = open.iter().map(|replica| (*replica, score(*replica))).collect();
+        let best = scores.iter().map(|(_, score)| *score).fold(f64::MIN, f64::max);
+        let ties: Vec<usize> =
+            scores.iter().filter(|(_, score)| best - score < 1e-9).map(|(replica, _)| *replica).collect();
+        let chosen = ties.get(self.rng.below(ties.len() as u64) as usize).copied().unwrap_or(0);
+        self.caches[chosen].note(&arrival.prefix);
+        chosen
+    }
+}

@@ -1,0 +1,131 @@
+//! Any design, with early refusal added: a request whose first token would
+//! come after its deadline at the engine that was chosen for it is refused.
+//! The prediction is generous: it knows the engine's true step times.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::core::time::Tick;
+use crate::sim::profile::{Profile, StepLoad};
+use crate::sim::world::arrival::Arrival;
+use crate::sim::world::baseline::flights::{Engine, Flights};
+use crate::sim::world::router::{Command, Input, JobIndex, Router};
+
+/// A design and its refusals.
+#[derive(Debug)]
+pub struct Shedding {
+    inner: Box<dyn Router>,
+    profiles: Vec<Profile>,
+    /// By class.
+    deadlines: Vec<Duration>,
+    flights: Flights,
+    /// Those that the design keeps back, with what they ask for.
+    waiting: HashMap<JobIndex, Arrival>,
+    spare: Vec<Command>,
+}
+
+impl Shedding {
+    /// Adds refusals to the design: `profiles` are those of its engines,
+    /// `deadlines` those of the classes by number, from arrival to first
+    /// token. A class without one is never refused.
+    #[must_use]
+    pub fn new(inner: Box<dyn Router>, profiles: Vec<Profile>, deadlines: Vec<Duration>) -> Self {
+        let flights = Flights::new(profiles.len());
+        Self { inner, profiles, deadlines, flights, waiting: HashMap::new(), spare: Vec::new() }
+    }
+
+    /// Passes on what the design wants, refusals in place of late sends.
+    fn pass(&mut self, now: Tick, mut wanted: Vec<Command>, out: &mut Vec<Command>) {
+        let mut next = 0;
+        while next < wanted.len() {
+            let command = wanted[next];
+            next += 1;
+            let Command::Send { job, replica, .. } = command else {
+                if let Command::Refuse { job, .. } = command {
+                    self.waiting.remove(&job);
+                }
+                out.push(command);
+                continue;
+            };
+            let Some(arrival) = self.waiting.remove(&job) else { continue };
+            let waited = now.since(arrival.at);
+            let expected =
+                waited + first_token(&self.profiles[replica], &self.flights.engines[replica], arrival.prompt);
+            let deadline = self.deadlines.get(arrival.class as usize);
+            if deadline
+                .is_some_and(|deadline| expected > arrival.patience.unwrap_or(*deadline).min(*deadline))
+            {
+                out.push(Command::Refuse { job, retry_after: None });
+                // To the design it is over; it may have another one to send.
+                self.inner.handle(now, Input::Finished { job, replica, cached: 0 }, &mut wanted);
+                continue;
+            }
+            self.flights.sent(job, arrival, replica, 1);
+            out.push(command);
+        }
+        wanted.clear();
+        self.spare = wanted;
+    }
+
+    /// A failed request may be sent again.
+    fn failed(&mut self, job: JobIndex) {
+        if let Some(flight) = self.flights.ended(job)
+            && !flight.begun
+        {
+            self.waiting.insert(job, flight.arrival);
+        }
+    }
+}
+
+impl Router for Shedding {
+    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<Command>) {
+        match input {
+            Input::Arrived { job, arrival } => {
+                self.waiting.insert(job, arrival.clone());
+            }
+            Input::Failed { job, .. } => self.failed(job),
+            other => self.flights.told(&other),
+        }
+        let mut wanted = std::mem::take(&mut self.spare);
+        self.inner.handle(now, input, &mut wanted);
+        self.pass(now, wanted, out);
+    }
+
+    fn next_wake(&self) -> Option<Tick> {
+        self.inner.next_wake()
+    }
+
+    fn faults(&self) -> u64 {
+        self.inner.faults()
+    }
+}
+
+/// Time until a prompt that joins the engine now has its first token: what is
+/// left of the step under way, then steps full of the prompts before it and
+/// its own.
+#[must_use]
+pub fn first_token(profile: &Profile, engine: &Engine, prompt: u32) -> Duration {
+    let decodes = engine.decodes;
+    let room = u64::from(profile.max_tokens).saturating_sub(decodes).max(1);
+    let mut left = engine.prefill + u64::from(prompt);
+    let mean = left as f64 / (engine.in_flight - decodes + 1) as f64;
+    let step = |prefill: u64| {
+        profile.step_ms(&StepLoad {
+            prefill_tokens: prefill,
+            decodes,
+            decode_kv: engine.context,
+            prefill_area: prefill as f64 * mean / 2.0,
+        })
+    };
+    // Half of the step that is being computed.
+    let mut millis = if engine.prefill + decodes > 0 { step(0) / 2.0 } else { 0.0 };
+    for _ in 0..1_000 {
+        let chunk = left.min(room);
+        millis += step(chunk);
+        left -= chunk;
+        if left == 0 {
+            break;
+        }
+    }
+    Duration::from_secs_f64((millis / 1e3).min(1e6))
+}

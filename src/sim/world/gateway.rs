@@ -1,0 +1,171 @@
+//! Penstock's scheduler as a router of the world.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::core::event::{Action, Event, Fault, Outcome};
+use crate::core::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
+use crate::core::job::{JobSpec, Prefix, Tokens, Usage};
+use crate::core::policy::{Class, Model, Policy, Pool, Replica, Tenant};
+use crate::core::scheduler::Scheduler;
+use crate::core::time::Tick;
+use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
+use crate::sim::world::router::{Command, Input, JobIndex, Router};
+
+/// A gateway of the world.
+#[derive(Debug)]
+pub struct Gateway {
+    scheduler: Scheduler,
+    max_waits: Vec<Duration>,
+    /// Prompt and output tokens of the jobs seen so far.
+    sizes: Vec<(u32, u32)>,
+    actions: Vec<Action>,
+    log: Option<Log>,
+}
+
+/// What a scheduler heard and what it wanted, from its first event on.
+pub type Log = Arc<Mutex<Vec<(Tick, Event, Vec<Action>)>>>;
+
+impl Gateway {
+    /// A gateway under the policy. Arrivals name tenants and classes by their
+    /// ids; all ask for the policy's first model.
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
+        let max_waits = policy.classes.iter().map(|(_, _, class)| class.max_wait).collect();
+        Self {
+            scheduler: Scheduler::new(Arc::new(policy)),
+            max_waits,
+            sizes: Vec::new(),
+            actions: Vec::new(),
+            log: None,
+        }
+    }
+
+    /// Writes everything down. Memory grows with every event.
+    #[must_use]
+    pub fn recorded(self, log: &Log) -> Self {
+        Self { log: Some(Arc::clone(log)), ..self }
+    }
+
+    /// The scheduler, to look at.
+    #[must_use]
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    fn spec(&self, now: Tick, job: JobIndex, arrival: &Arrival) -> JobSpec {
+        let max_wait = self.max_waits.get(arrival.class as usize).copied().unwrap_or_default();
+        JobSpec {
+            id: JobId::new(job as u64),
+            tenant: TenantId::new(arrival.tenant),
+            class: ClassId::new(arrival.class),
+            model: ModelId::new(0),
+            prompt_tokens: u64::from(arrival.prompt),
+            max_output_tokens: u64::from(arrival.max_output),
+            sequences: 1,
+            bytes: 4 * u64::from(arrival.prompt),
+            streams: arrival.streams,
+            arrived: now,
+            deadline: now + arrival.patience.map_or(max_wait, |patience| patience.min(max_wait)),
+            patience: arrival.patience.map_or(Tick::NEVER, |patience| now + patience),
+        }
+    }
+
+    fn event(&mut self, now: Tick, input: Input<'_>) -> Event {
+        match input {
+            Input::Arrived { job, arrival } => {
+                if self.sizes.len() <= job {
+                    self.sizes.resize(job + 1, (0, 0));
+                }
+                self.sizes[job] = (arrival.prompt, arrival.output);
+                let prefix = Prefix { blocks: Arc::clone(&arrival.prefix), block_tokens: PREFIX_BLOCK };
+                Event::Arrived(self.spec(now, job, arrival), prefix)
+            }
+            Input::FirstToken { job, .. } => Event::FirstToken { job: JobId::new(job as u64) },
+            Input::Finished { job, cached, .. } => {
+                let (input, output) = self.sizes[job];
+                let tokens =
+                    Tokens { input: u64::from(input), cached: u64::from(cached), output: u64::from(output) };
+                Event::Finished { job: JobId::new(job as u64), outcome: Outcome::Done(Usage::Exact(tokens)) }
+            }
+            Input::Failed { job, refused, .. } => {
+                let fault = if refused { Fault::Refused } else { Fault::Reset };
+                let outcome = Outcome::Failed { fault, usage: Usage::Unknown };
+                Event::Finished { job: JobId::new(job as u64), outcome }
+            }
+            Input::Paced { replica, pace } => Event::Paced { replica: ReplicaId::from(replica), pace },
+            Input::Reported { replica, report } => {
+                Event::ReplicaReported { replica: ReplicaId::from(replica), report }
+            }
+            Input::Probed { replica, alive: true } => {
+                Event::ReplicaFound { replica: ReplicaId::from(replica) }
+            }
+            Input::Probed { replica, alive: false } => {
+                Event::ReplicaLost { replica: ReplicaId::from(replica) }
+            }
+            // It never polls.
+            Input::Polled { .. } | Input::Wake => Event::Timer,
+        }
+    }
+}
+
+impl Router for Gateway {
+    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<Command>) {
+        let event = self.event(now, input);
+        let copy = self.log.is_some().then(|| event.clone());
+        self.scheduler.handle(now, event, &mut self.actions);
+        if let (Some(log), Some(event)) = (&self.log, copy) {
+            log.lock().push((now, event, self.actions.clone()));
+        }
+        for action in self.actions.drain(..) {
+            out.extend(match action {
+                Action::Dispatch { job, replica, .. } => {
+                    Some(Command::Send { job: job.index(), replica: replica.index(), priority: 0 })
+                }
+                Action::Reject { job, why } => {
+                    Some(Command::Refuse { job: job.index(), retry_after: why.retry_after })
+                }
+                Action::Recall { job, .. } => Some(Command::Recall { job: job.index() }),
+                Action::Probe { replica } => Some(Command::Probe { replica: replica.index() }),
+                Action::Requeue { .. } | Action::Eject { .. } | Action::Readmit { .. } => None,
+            });
+        }
+    }
+
+    fn next_wake(&self) -> Option<Tick> {
+        self.scheduler.next_deadline()
+    }
+
+    fn faults(&self) -> u64 {
+        self.scheduler.broken_invariants()
+    }
+}
+
+/// A policy of one pool with so many replicas of which nothing is configured,
+/// one model, and the given classes and tenants. The name of a class or tenant
+/// is its number.
+#[must_use]
+pub fn policy(replicas: usize, classes: &[Class], tenants: &[Tenant]) -> Policy {
+    let mut policy = Policy { generation: 1, ..Policy::default() };
+    for (index, class) in classes.iter().enumerate() {
+        policy.classes.insert(&index.to_string(), class.clone());
+    }
+    for (index, tenant) in tenants.iter().enumerate() {
+        policy.tenants.insert(&index.to_string(), tenant.clone());
+    }
+    let (pool, model) = (policy.pools.reserve("pool"), policy.models.reserve("model"));
+    let row = Replica { pool, max_seqs: None, kv_tokens: None };
+    let ids = (0..replicas).map(|index| policy.replicas.insert(&format!("pool/{index}"), row.clone()));
+    let row = Pool {
+        replicas: ids.collect(),
+        models: BTreeSet::from([model]),
+        engine_buffer: 0,
+        engine_priority: false,
+    };
+    policy.pools.insert("pool", row);
+    policy.models.insert("model", Model { pools: vec![pool], max_model_len: None });
+    policy
+}

@@ -1,0 +1,16 @@
+//! The discrete-event world: arrivals, routers and simulated engines in
+//! virtual time. The same [`Scheduler`](crate::core::scheduler::Scheduler) that
+//! runs in the gateway is one router here; the designs it is compared with are
+//! the others.
+
+pub mod arrival;
+pub mod baseline;
+pub mod gateway;
+pub mod record;
+#[cfg(test)]
+mod replay;
+pub mod replica;
+pub mod router;
+pub mod run;
+#[cfg(test)]
+mod tests;

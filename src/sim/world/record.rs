@@ -1,0 +1,139 @@
+//! What became of each request, and the figures of a run.
+
+use std::time::Duration;
+
+use crate::core::time::Tick;
+
+/// What became of one request.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Record {
+    /// Whose it was.
+    pub tenant: u32,
+    /// Its class.
+    pub class: u32,
+    /// Prompt tokens.
+    pub prompt: u32,
+    /// Generated tokens.
+    pub output: u32,
+    /// Prompt tokens from the prefix cache.
+    pub cached: u32,
+    /// When it came.
+    pub arrived: Tick,
+    /// From arrival to first token.
+    pub ttft: Option<Duration>,
+    /// Mean time between its tokens.
+    pub itl: Duration,
+    /// When its last token came.
+    pub ended: Option<Tick>,
+    /// It was refused.
+    pub refused: bool,
+    /// It broke after its first token.
+    pub cut: bool,
+    /// Times it was given to an engine.
+    pub sends: u32,
+    /// Times it was taken back by the router.
+    pub recalls: u32,
+}
+
+impl Record {
+    /// Whether it was answered in full.
+    #[must_use]
+    pub fn served(&self) -> bool {
+        self.ended.is_some() && !self.refused && !self.cut
+    }
+
+    /// Whether it was answered in full within both objectives.
+    #[must_use]
+    pub fn good(&self, goal: &Goal) -> bool {
+        self.served() && self.ttft.is_some_and(|ttft| ttft <= goal.ttft) && self.itl <= goal.itl
+    }
+}
+
+/// What a request should get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Goal {
+    /// Longest time to the first token.
+    pub ttft: Duration,
+    /// Largest mean time between tokens.
+    pub itl: Duration,
+}
+
+/// The figures of a set of requests. Times in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Summary {
+    /// Requests that were offered.
+    pub offered: u64,
+    /// Median time to the first token of those served.
+    pub ttft_p50: f64,
+    /// 99th percentile of the same.
+    pub ttft_p99: f64,
+    /// 99th percentile of the mean inter-token times.
+    pub itl_p99: f64,
+    /// Share of all offered within both objectives.
+    pub goodput: f64,
+    /// Share of all offered that were refused.
+    pub refused: f64,
+    /// Share of all offered that broke after their first token.
+    pub cut: f64,
+    /// Share of all offered that got neither an answer nor a refusal.
+    pub lost: f64,
+    /// Share of the prompt tokens of served requests that came from the cache.
+    pub hit_rate: f64,
+    /// From the first arrival to the last end, seconds.
+    pub makespan: f64,
+    /// Tokens of served requests: prompt + 2 × output.
+    pub service: u64,
+}
+
+impl Summary {
+    /// The figures of the records.
+    #[must_use]
+    pub fn of<'a>(records: impl Iterator<Item = &'a Record>, goal: &Goal) -> Self {
+        let (mut ttft, mut itl, mut sum) = (Vec::new(), Vec::new(), Self::default());
+        let (mut good, mut refused, mut cut, mut lost) = (0u64, 0u64, 0u64, 0u64);
+        let (mut prompt, mut cached) = (0u64, 0u64);
+        let (mut first, mut last) = (Tick::NEVER, Tick::ZERO);
+        for record in records {
+            sum.offered += 1;
+            good += u64::from(record.good(goal));
+            refused += u64::from(record.refused);
+            cut += u64::from(record.cut);
+            first = first.min(record.arrived);
+            if record.served() {
+                ttft.extend(record.ttft.map(|ttft| ttft.as_secs_f64() * 1e3));
+                itl.push(record.itl.as_secs_f64() * 1e3);
+                prompt += u64::from(record.prompt);
+                cached += u64::from(record.cached);
+                sum.service += u64::from(record.prompt) + 2 * u64::from(record.output);
+                last = last.max(record.ended.unwrap_or(Tick::ZERO));
+            } else if !record.refused && !record.cut {
+                lost += 1;
+            }
+        }
+        let share = |count: u64| count as f64 / sum.offered.max(1) as f64;
+        Self {
+            ttft_p50: quantile(&mut ttft, 0.5),
+            ttft_p99: quantile(&mut ttft, 0.99),
+            itl_p99: quantile(&mut itl, 0.99),
+            goodput: share(good),
+            refused: share(refused),
+            cut: share(cut),
+            lost: share(lost),
+            hit_rate: cached as f64 / prompt.max(1) as f64,
+            makespan: last.since(first).as_secs_f64(),
+            ..sum
+        }
+    }
+}
+
+/// The value below which the given part of the samples lies; 0 without any.
+/// Sorts the samples.
+#[must_use]
+pub fn quantile(samples: &mut [f64], part: f64) -> f64 {
+    if samples.is_empty() {
+        return 0.0;
+    }
+    samples.sort_unstable_by(f64::total_cmp);
+    let rank = (part * samples.len() as f64).ceil() as usize;
+    samples[rank.clamp(1, samples.len()) - 1]
+}

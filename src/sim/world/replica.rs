@@ -1,0 +1,160 @@
+//! An engine of the world with what can go wrong with it.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::core::event::Report;
+use crate::core::time::Tick;
+use crate::sim::engine::{BLOCK_TOKENS, Engine, EngineEvent, EngineOptions};
+use crate::sim::profile::Profile;
+use crate::sim::world::router::Load;
+
+/// Latencies that an engine remembers for polls.
+const SHOWN: usize = 64;
+/// How many of them answer a poll.
+const NEAREST: usize = 9;
+
+/// One engine as the world is told of it.
+#[derive(Debug, Clone)]
+pub struct ReplicaSetup {
+    /// Its timing.
+    pub profile: Profile,
+    /// Its limits.
+    pub options: EngineOptions,
+    /// Its steps take this many times as long as the profile says.
+    pub slowness: f64,
+    /// What befalls it.
+    pub fault: Option<Fault>,
+}
+
+impl ReplicaSetup {
+    /// A healthy engine.
+    #[must_use]
+    pub fn new(profile: Profile, options: EngineOptions) -> Self {
+        Self { profile, options, slowness: 1.0, fault: None }
+    }
+}
+
+/// What befalls an engine, once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fault {
+    /// When it begins.
+    pub at: Tick,
+    /// How long it lasts.
+    pub lasts: Duration,
+    /// What it is.
+    pub kind: FaultKind,
+}
+
+/// Ways to fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FaultKind {
+    /// It stands still, and its health check still answers.
+    Frozen,
+    /// Its requests are lost, and it refuses connections.
+    Crashed,
+}
+
+/// A running engine.
+#[derive(Debug)]
+pub(super) struct Replica {
+    pub(super) engine: Engine,
+    setup: ReplicaSetup,
+    /// The end of the step in flight that the world knows of.
+    pub(super) step: Option<Tick>,
+    pub(super) crashed: bool,
+    frozen_until: Option<Tick>,
+    /// Lately: requests inside when one came, and its time to the first token.
+    latencies: VecDeque<(u64, Duration)>,
+    /// Most requests that waited inside it after a step was planned.
+    pub(super) most_waiting: u64,
+}
+
+impl Replica {
+    pub(super) fn new(setup: &ReplicaSetup) -> Self {
+        let mut engine = Engine::new(setup.profile, setup.options);
+        engine.set_pace(setup.slowness);
+        Self {
+            engine,
+            setup: setup.clone(),
+            step: None,
+            crashed: false,
+            frozen_until: None,
+            latencies: VecDeque::new(),
+            most_waiting: 0,
+        }
+    }
+
+    pub(super) fn fault(&self) -> Option<Fault> {
+        self.setup.fault
+    }
+
+    pub(super) fn freeze(&mut self, until: Tick) {
+        self.frozen_until = Some(until);
+        if let Some(step) = &mut self.step {
+            *step = (*step).max(until);
+        }
+    }
+
+    /// Everything it had is gone.
+    pub(super) fn crash(&mut self) {
+        let mut engine = Engine::new(self.setup.profile, self.setup.options);
+        engine.set_pace(self.setup.slowness);
+        self.engine = engine;
+        self.latencies.clear();
+        (self.step, self.crashed) = (None, true);
+    }
+
+    /// Starts a step if none is in flight; says when it ends if it is new.
+    pub(super) fn start_step(&mut self, now: Tick) -> Option<Tick> {
+        if self.step.is_some() || self.crashed || self.frozen_until.is_some_and(|until| until > now) {
+            return None;
+        }
+        let end = self.engine.next_step(now)?;
+        self.step = Some(end);
+        self.most_waiting = self.most_waiting.max(self.engine.waiting());
+        Some(end)
+    }
+
+    pub(super) fn finish_step(&mut self, now: Tick, out: &mut Vec<EngineEvent>) {
+        self.step = None;
+        self.engine.finish_step(now, out);
+    }
+
+    /// A request that found so many others had its first token after `latency`.
+    pub(super) fn shown(&mut self, others: u64, latency: Duration) {
+        if self.latencies.len() == SHOWN {
+            self.latencies.pop_front();
+        }
+        self.latencies.push_back((others, latency));
+    }
+
+    /// What a poll shows: the median latency of the samples taken nearest to
+    /// the present number of requests.
+    pub(super) fn load(&self) -> Load {
+        let in_flight = self.engine.requests();
+        let mut samples: SmallVec<[(u64, Duration); SHOWN]> = self.latencies.iter().copied().collect();
+        samples.sort_by_key(|(others, _)| others.abs_diff(in_flight));
+        samples.truncate(NEAREST);
+        samples.sort_unstable_by_key(|(_, latency)| *latency);
+        let latency = samples.get(samples.len() / 2).map_or(Duration::ZERO, |(_, latency)| *latency);
+        Load { in_flight, latency }
+    }
+
+    /// What a scrape shows.
+    pub(super) fn report(&self) -> Report {
+        let gauges = self.engine.gauges();
+        let counters = self.engine.counters();
+        Report {
+            running: Some(gauges.running),
+            waiting: Some(gauges.waiting),
+            kv_usage: Some(gauges.blocks_used as f64 / gauges.blocks_total.max(1) as f64),
+            slots: None,
+            kv_tokens: Some(gauges.blocks_total * u64::from(BLOCK_TOKENS)),
+            max_model_len: None,
+            progress: Some(counters.generated_tokens + counters.prompt_tokens),
+        }
+    }
+}

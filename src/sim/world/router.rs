@@ -1,0 +1,142 @@
+//! What stands between arrivals and engines.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use crate::core::event::{Pace, Report};
+use crate::core::time::Tick;
+use crate::sim::world::arrival::Arrival;
+
+/// A request in the world: its place among the arrivals.
+pub type JobIndex = usize;
+/// An engine of the world.
+pub type ReplicaIndex = usize;
+
+/// What a router is told.
+#[derive(Debug, Clone, Copy)]
+pub enum Input<'a> {
+    /// A request came.
+    Arrived {
+        /// Which.
+        job: JobIndex,
+        /// What it asks for.
+        arrival: &'a Arrival,
+    },
+    /// Its first token came.
+    FirstToken {
+        /// Which.
+        job: JobIndex,
+        /// From where.
+        replica: ReplicaIndex,
+    },
+    /// It is whole.
+    Finished {
+        /// Which.
+        job: JobIndex,
+        /// From where.
+        replica: ReplicaIndex,
+        /// Prompt tokens that came from the prefix cache.
+        cached: u32,
+    },
+    /// Its engine failed it.
+    Failed {
+        /// Which.
+        job: JobIndex,
+        /// Where.
+        replica: ReplicaIndex,
+        /// The connection was refused; else it broke.
+        refused: bool,
+    },
+    /// Gaps between tokens seen since the last time.
+    Paced {
+        /// Where.
+        replica: ReplicaIndex,
+        /// What was seen.
+        pace: Pace,
+    },
+    /// A scrape.
+    Reported {
+        /// Of which engine.
+        replica: ReplicaIndex,
+        /// What it said.
+        report: Report,
+    },
+    /// The answer to a probe.
+    Probed {
+        /// Of which engine.
+        replica: ReplicaIndex,
+        /// Whether it is there.
+        alive: bool,
+    },
+    /// The answer to a poll; none when the engine does not answer.
+    Polled {
+        /// Which engine.
+        replica: ReplicaIndex,
+        /// What it said.
+        load: Option<Load>,
+    },
+    /// The moment asked for with [`Router::next_wake`].
+    Wake,
+}
+
+/// What an engine made for it says of itself when a router polls it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Load {
+    /// Requests inside it, of all routers.
+    pub in_flight: u64,
+    /// The time to the first token that it has lately shown at about that
+    /// number; zero when it has shown none.
+    pub latency: Duration,
+}
+
+/// What a router wants done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// Give the job to an engine.
+    Send {
+        /// Which.
+        job: JobIndex,
+        /// Where to.
+        replica: ReplicaIndex,
+        /// For engines that order by it: the smallest goes first.
+        priority: i64,
+    },
+    /// Refuse the job; it is over.
+    Refuse {
+        /// Which.
+        job: JobIndex,
+        /// When to come back.
+        retry_after: Option<Duration>,
+    },
+    /// Take the job away from its engine; it waits at the router again.
+    Recall {
+        /// Which.
+        job: JobIndex,
+    },
+    /// Ask an engine whether it is there.
+    Probe {
+        /// Which.
+        replica: ReplicaIndex,
+    },
+    /// Ask an engine for its load, as [`Input::Polled`].
+    Poll {
+        /// Which.
+        replica: ReplicaIndex,
+    },
+}
+
+/// A design for routing.
+pub trait Router: Send + Debug {
+    /// Takes note of an input and appends what is to be done.
+    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<Command>);
+
+    /// When it wants [`Input::Wake`] next.
+    fn next_wake(&self) -> Option<Tick> {
+        None
+    }
+
+    /// What broke inside it; 0 in a healthy run.
+    fn faults(&self) -> u64 {
+        0
+    }
+}
