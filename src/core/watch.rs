@@ -2,7 +2,8 @@
 //!
 //! An engine that has frozen keeps its connections and often answers its health
 //! check. What gives it away is silence: it owes tokens, to streams or as first
-//! tokens, and none has come for longer than its prompts explain.
+//! tokens, and none has come for longer than its prompts explain. An engine that
+//! has never answered may still be compiling its kernels, so it is given longer.
 
 use std::time::Duration;
 
@@ -10,14 +11,17 @@ use crate::core::time::Tick;
 
 /// Silence that is never held against an engine.
 const GRACE: Duration = Duration::from_secs(1);
+/// The same while nothing has ever come from it.
+const WARM_UP: Duration = Duration::from_secs(30);
 /// How many times as long as predicted it may take before that.
 const TIMES: u64 = 3;
 
 /// How long an engine may be silent for which a first token is predicted to
-/// take `expected` nanoseconds.
+/// take `expected` nanoseconds; `answered` says whether it has ever sent one.
 #[must_use]
-pub fn patience(expected: u64) -> Duration {
-    GRACE.saturating_add(Duration::from_nanos(expected.saturating_mul(TIMES)))
+pub fn patience(expected: u64, answered: bool) -> Duration {
+    let grace = if answered { GRACE } else { WARM_UP };
+    grace.saturating_add(Duration::from_nanos(expected.saturating_mul(TIMES)))
 }
 
 /// One replica's watch.
@@ -34,9 +38,10 @@ impl Watch {
     }
 
     /// Keeps the next check while the engine owes tokens, and none otherwise.
+    /// A check never moves to a later time: [`Self::look`] does that.
     pub fn arm(&mut self, now: Tick, owes: bool, patience: Duration) {
-        let next = || (self.sign + patience).max(now + GRACE);
-        self.check = owes.then(|| self.check.unwrap_or_else(next));
+        let next = (self.sign + patience).max(now + GRACE);
+        self.check = owes.then(|| self.check.map_or(next, |at| at.min(next)));
     }
 
     /// When to look again.
@@ -81,8 +86,23 @@ mod tests {
 
     #[test]
     fn long_prompts_explain_long_silence() {
-        assert_eq!(patience(0), Duration::from_secs(1));
-        assert_eq!(patience(1_000_000_000), Duration::from_secs(4));
-        assert!(patience(u64::MAX) > Duration::from_secs(1_000_000));
+        assert_eq!(patience(0, true), Duration::from_secs(1));
+        assert_eq!(patience(1_000_000_000, true), Duration::from_secs(4));
+        assert!(patience(u64::MAX, true) > Duration::from_secs(1_000_000));
+    }
+
+    #[test]
+    fn a_first_answer_ends_the_patience_with_a_cold_engine() {
+        let mut watch = Watch::default();
+        watch.arm(Tick::from_millis(0), true, patience(0, false));
+        assert_eq!(watch.check_at(), Some(Tick::from_millis(30_000)));
+        watch.sign(Tick::from_millis(500));
+        watch.arm(Tick::from_millis(500), true, patience(0, true));
+        assert_eq!(watch.check_at(), Some(Tick::from_millis(1_500)));
+    }
+
+    #[test]
+    fn an_engine_that_never_answered_may_be_compiling() {
+        assert_eq!(patience(1_000_000_000, false), Duration::from_secs(33));
     }
 }

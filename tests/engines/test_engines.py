@@ -67,11 +67,14 @@ def test_mixed_requests_wait_in_the_gateway_and_not_in_the_engines(gateway, engi
     assert queued.stop() >= 20
     assert [watch.stop() for watch in waiting] == [0, 0]
     generated = sum(e.gauge("vllm:generation_tokens_total") for e in engines) - before
-    assert generated == sum(u.completion_tokens for u in usages)
+    delivered = sum(u.completion_tokens for u in usages)
+    # What is taken back from an engine that has stopped for seconds is made twice.
+    recalls = gateway.metric("penstock_recalls_total")
+    assert delivered <= generated <= delivered + 64 * recalls, f"{recalls} recalls"
     lines = gateway.requests()
     assert len(lines) == 64
     fields = [line.get("fields", line) for line in lines]
-    assert sum(f["output_tokens"] for f in fields) == generated
+    assert sum(f["output_tokens"] for f in fields) == delivered
     assert {f["usage"] for f in fields} == {"exact"}
 
 

@@ -116,7 +116,7 @@ impl Node {
 
     /// How long it may be silent now.
     pub(super) fn patience(&self, pool: &PoolState) -> Duration {
-        patience(self.outlook(pool).wait)
+        patience(self.outlook(pool).wait, self.speed.is_known())
     }
 
     /// When something is due.

@@ -255,18 +255,17 @@ fn those_that_failed_together_do_not_meet_again() {
     // Three jobs at one replica: the others have too much to do.
     for id in 1..=3 {
         world.arrive(JobSpec { prompt_tokens: 100_000, ..spec(id) });
-        world.at(id * 9_850);
+        world.at(id * 300);
         world.event(Event::FirstToken { job: JobId::new(id) });
     }
-    for id in 4..=6 {
-        world.arrive(spec(id));
-    }
-    let mut places = Vec::new();
-    for id in 4..=6 {
-        places.extend(sent(&world.fail(id, Fault::Reset)).iter().map(|(_, replica)| *replica));
-    }
-    places.sort_unstable();
-    assert_eq!(places, [0, 1, 2]);
+    let places = |actions: &[Action]| sent(actions).into_iter().map(|(_, replica)| replica).collect();
+    let together: Vec<_> = (4..=6).flat_map(|id| -> Vec<u32> { places(&world.arrive(spec(id))) }).collect();
+    assert_eq!(together, [together[0]; 3]);
+    let mut apart: Vec<_> =
+        (4..=6).flat_map(|id| -> Vec<u32> { places(&world.fail(id, Fault::Reset)) }).collect();
+    apart.sort_unstable();
+    let others: Vec<_> = (0..4).filter(|replica| *replica != together[0]).collect();
+    assert_eq!(apart, others);
     // With more of them than replicas, they still do not wait.
     for id in 7..=12 {
         world.arrive(spec(id));
