@@ -2,8 +2,9 @@
 //!
 //! An engine that has frozen keeps its connections and often answers its health
 //! check. What gives it away is silence: it owes tokens, to streams or as first
-//! tokens, and none has come for longer than its prompts explain. An engine that
-//! has never answered may still be compiling its kernels, so it is given longer.
+//! tokens, and none has come for longer than its prompts and its usual pace
+//! explain. An engine that has never answered may still be compiling its
+//! kernels, so it is given longer.
 
 use std::time::Duration;
 
@@ -15,13 +16,17 @@ const GRACE: Duration = Duration::from_secs(1);
 const WARM_UP: Duration = Duration::from_secs(30);
 /// How many times as long as predicted it may take before that.
 const TIMES: u64 = 3;
+/// How many tokens it may have missed before that.
+const TOKENS: u64 = 20;
 
 /// How long an engine may be silent for which a first token is predicted to
-/// take `expected` nanoseconds; `answered` says whether it has ever sent one.
+/// take `expected` nanoseconds, and which takes `gap` nanoseconds between two
+/// tokens; `None` while it has never sent one.
 #[must_use]
-pub fn patience(expected: u64, answered: bool) -> Duration {
-    let grace = if answered { GRACE } else { WARM_UP };
-    grace.saturating_add(Duration::from_nanos(expected.saturating_mul(TIMES)))
+pub fn patience(expected: u64, gap: Option<u64>) -> Duration {
+    let grace = if gap.is_some() { GRACE } else { WARM_UP };
+    let tokens = gap.unwrap_or_default().saturating_mul(TOKENS);
+    grace.saturating_add(Duration::from_nanos(expected.saturating_mul(TIMES).saturating_add(tokens)))
 }
 
 /// One replica's watch.
@@ -86,23 +91,28 @@ mod tests {
 
     #[test]
     fn long_prompts_explain_long_silence() {
-        assert_eq!(patience(0, true), Duration::from_secs(1));
-        assert_eq!(patience(1_000_000_000, true), Duration::from_secs(4));
-        assert!(patience(u64::MAX, true) > Duration::from_secs(1_000_000));
+        assert_eq!(patience(0, Some(0)), Duration::from_secs(1));
+        assert_eq!(patience(1_000_000_000, Some(0)), Duration::from_secs(4));
+        assert!(patience(u64::MAX, Some(u64::MAX)) > Duration::from_secs(1_000_000));
     }
 
     #[test]
     fn a_first_answer_ends_the_patience_with_a_cold_engine() {
         let mut watch = Watch::default();
-        watch.arm(Tick::from_millis(0), true, patience(0, false));
+        watch.arm(Tick::from_millis(0), true, patience(0, None));
         assert_eq!(watch.check_at(), Some(Tick::from_millis(30_000)));
         watch.sign(Tick::from_millis(500));
-        watch.arm(Tick::from_millis(500), true, patience(0, true));
+        watch.arm(Tick::from_millis(500), true, patience(0, Some(0)));
         assert_eq!(watch.check_at(), Some(Tick::from_millis(1_500)));
     }
 
     #[test]
+    fn slow_streams_explain_silence_too() {
+        assert_eq!(patience(0, Some(100_000_000)), Duration::from_secs(3));
+    }
+
+    #[test]
     fn an_engine_that_never_answered_may_be_compiling() {
-        assert_eq!(patience(1_000_000_000, false), Duration::from_secs(33));
+        assert_eq!(patience(1_000_000_000, None), Duration::from_secs(33));
     }
 }

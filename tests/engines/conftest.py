@@ -117,7 +117,7 @@ class Gateway:
     def requests(self):
         """The log lines of finished requests."""
         lines = (json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{"))
-        return [line for line in lines if "request_id" in str(line)]
+        return [line for line in lines if line.get("message") == "request finished"]
 
     def metric(self, name):
         text = httpx.get(f"{self.admin}/metrics", timeout=10).text

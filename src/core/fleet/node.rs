@@ -116,7 +116,8 @@ impl Node {
 
     /// How long it may be silent now.
     pub(super) fn patience(&self, pool: &PoolState) -> Duration {
-        patience(self.outlook(pool).wait, self.speed.is_known())
+        let gap = self.pace.mean().map_or(0, |mean| mean as u64);
+        patience(self.outlook(pool).wait, self.speed.is_known().then_some(gap))
     }
 
     /// When something is due.
