@@ -261,6 +261,23 @@ pub struct Placed {
 }
 
 impl Placed {
+    /// A first try of a job that was alone.
+    #[cfg(test)]
+    pub(crate) const ALONE: Self = Self {
+        queued: Duration::ZERO,
+        attempt: 1,
+        behind: 0,
+        candidates: 1,
+        outstanding_tokens: 0,
+        cached_tokens: 0,
+        expected: Duration::ZERO,
+        running: 0,
+        limit: 1,
+        turn: Turn::Alone,
+        class: ClassId::new(0),
+        demoted_from: None,
+    };
+
     /// The class it is served in, when that is not the one it came in.
     #[must_use]
     pub fn demoted_to(&self) -> Option<ClassId> {

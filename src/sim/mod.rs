@@ -10,5 +10,6 @@ pub mod profile;
 pub mod rng;
 pub mod scenario;
 pub mod server;
+pub mod spread;
 pub mod trace;
 pub mod world;

@@ -12,7 +12,7 @@ mod text;
 
 pub use self::scenario::{Contestant, EngineGroup, Kind, PlannedFault, Scenario};
 pub use self::stage::Run;
-pub use self::summary::{Row, Spread, rows};
+pub use self::summary::{Row, rows};
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};

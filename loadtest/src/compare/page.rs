@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use penstock::sim::chart::{Chart, Point, Series};
+use penstock::sim::spread::Spread;
 
 use super::scenario::Scenario;
 use super::stage::Run;
-use super::summary::{Row, Spread};
+use super::summary::Row;
 use super::text::{columns, doubts};
 use crate::replay::Group;
 

@@ -1,38 +1,11 @@
 //! Figures of a contestant over all rounds, and next to the first one's.
 
+use penstock::sim::spread::Spread;
 use serde::Serialize;
 
 use super::scenario::Scenario;
 use super::stage::Run;
 use crate::report::Quantiles;
-
-/// The median over the rounds with its range.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Spread {
-    /// The middle one; of an even number the mean of both.
-    pub median: f64,
-    /// The lowest.
-    pub low: f64,
-    /// The highest.
-    pub high: f64,
-}
-
-impl Spread {
-    /// Of these values; none of none.
-    #[must_use]
-    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
-        let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
-        values.sort_by(f64::total_cmp);
-        let (low, high) = (*values.first()?, *values.last()?);
-        let middle = values.len() / 2;
-        let median = if values.len().is_multiple_of(2) {
-            f64::midpoint(values[middle - 1], values[middle])
-        } else {
-            values[middle]
-        };
-        Some(Spread { median, low, high })
-    }
-}
 
 /// One contestant's line. Latencies and shares are of the judged calls.
 #[derive(Debug, Clone, Serialize)]
@@ -110,18 +83,5 @@ impl Row {
             ratio: None,
             simulated: None,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_median_stands_in_its_range() {
-        let spread = |values: &[f64]| Spread::of(values.iter().copied());
-        assert_eq!(spread(&[3.0, 1.0, 2.0]), Some(Spread { median: 2.0, low: 1.0, high: 3.0 }));
-        assert_eq!(spread(&[4.0, 1.0]), Some(Spread { median: 2.5, low: 1.0, high: 4.0 }));
-        assert_eq!(spread(&[f64::INFINITY]), None);
     }
 }

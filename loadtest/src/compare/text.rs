@@ -2,9 +2,11 @@
 
 use std::fmt::Write as _;
 
+use penstock::sim::spread::Spread;
+
 use super::scenario::Scenario;
 use super::stage::Run;
-use super::summary::{Row, Spread};
+use super::summary::Row;
 use crate::replay::DOUBTFUL_LAG_MS;
 
 /// Share of busy cores from which the figures are in doubt.

@@ -173,27 +173,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::core::event::{Fault, RejectReason, Turn};
-    use crate::core::ids::ClassId;
+    use crate::core::event::{Fault, RejectReason};
 
     const JOB: JobId = JobId::new(7);
-    const WHY: Placed = Placed {
-        queued: Duration::ZERO,
-        attempt: 1,
-        behind: 0,
-        candidates: 1,
-        outstanding_tokens: 0,
-        cached_tokens: 0,
-        expected: Duration::ZERO,
-        running: 0,
-        limit: 1,
-        turn: Turn::Alone,
-        class: ClassId::new(0),
-        demoted_from: None,
-    };
 
     fn dispatch(replica: u32) -> Action {
-        Action::Dispatch { job: JOB, replica: ReplicaId::new(replica), why: WHY }
+        Action::Dispatch { job: JOB, replica: ReplicaId::new(replica), why: Placed::ALONE }
     }
 
     fn recall(replica: u32) -> Action {

@@ -17,8 +17,8 @@ use tokio::time::timeout;
 
 use crate::config::load::load_str_with;
 use crate::config::secret::Machine;
-use crate::core::event::{Action, Placed, Recalled, Turn};
-use crate::core::ids::{ClassId, ReplicaId};
+use crate::core::event::{Action, Placed, Recalled};
+use crate::core::ids::ReplicaId;
 use crate::core::job::Prefix;
 use crate::proxy::auth::Identity;
 use crate::proxy::clock::Clock;
@@ -34,20 +34,6 @@ use crate::wire::error::ApiError;
 use crate::wire::prefix::Prefixes;
 
 const PATIENCE: Duration = Duration::from_secs(10);
-const WHY: Placed = Placed {
-    queued: Duration::ZERO,
-    attempt: 2,
-    behind: 0,
-    candidates: 1,
-    outstanding_tokens: 0,
-    cached_tokens: 0,
-    expected: Duration::ZERO,
-    running: 0,
-    limit: 1,
-    turn: Turn::Requeued,
-    class: ClassId::new(0),
-    demoted_from: None,
-};
 const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
 const ROLE: &str = r#"{"role":"assistant","content":""}"#;
 const TOKEN: &str = r#"{"content":"b"}"#;
@@ -129,7 +115,7 @@ async fn hung_up(mut socket: TcpStream) {
 fn move_over(proxy: &Proxy, order: &Order) {
     let job = order.spec.id;
     let recall = Action::Recall { job, replica: ReplicaId::new(0), why: Recalled::Stalled };
-    proxy.gate.act([recall, Action::Dispatch { job, replica: ReplicaId::new(1), why: WHY }]);
+    proxy.gate.act([recall, Action::Dispatch { job, replica: ReplicaId::new(1), why: Placed::ALONE }]);
 }
 
 #[tokio::test]

@@ -4,36 +4,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::sim::scenario::figures::{COLUMNS, Column, Figures};
 use crate::sim::scenario::plan::{Plan, Trial};
-
-/// A figure over all seeds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Spread {
-    /// The middle one.
-    pub median: f64,
-    /// The lowest.
-    pub low: f64,
-    /// The highest.
-    pub high: f64,
-}
-
-impl Spread {
-    /// Of at least one value; of none all is 0.
-    fn of(mut values: Vec<f64>) -> Self {
-        values.sort_unstable_by(f64::total_cmp);
-        let (low, high) = (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0));
-        let middle = values.len() / 2;
-        let median = match values.len() % 2 {
-            0 if middle > 0 => f64::midpoint(values[middle - 1], values[middle]),
-            _ => values.get(middle).copied().unwrap_or(0.0),
-        };
-        Self { median, low, high }
-    }
-}
+use crate::sim::spread::Spread;
 
 /// One row: a design in a case under a load, for one group of requests.
 #[derive(Debug, Clone)]
@@ -70,9 +45,8 @@ impl Report {
             let case = &plan.cases[trial.case];
             for (index, group) in plan.groups().into_iter().enumerate() {
                 let spread = |column: usize| {
-                    Spread::of(
-                        seeds.iter().filter_map(|figures| figures.get(index)).map(|f| f[column]).collect(),
-                    )
+                    let figures = seeds.iter().filter_map(|figures| figures.get(index));
+                    Spread::of(figures.map(|figures| figures[column])).unwrap_or_default()
                 };
                 report.rows.push(Row {
                     case: case.name.clone(),
@@ -189,17 +163,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_in_the_middle() {
-        let spread = Spread::of(vec![3.0, 1.0, 2.0]);
-        assert_eq!(spread, Spread { median: 2.0, low: 1.0, high: 3.0 });
-        assert_eq!(Spread::of(vec![4.0, 1.0]).median, 2.5);
-        assert_eq!(Spread::of(Vec::new()).median, 0.0);
-    }
-
-    #[test]
     fn dull_columns_and_lonely_names_are_left_out() {
         let figures = |cut: f64| {
-            let value = |column: &Column| Spread::of(vec![if column.name == "cut" { cut } else { 0.0 }; 2]);
+            let value = |column: &Column| {
+                Spread::of([if column.name == "cut" { cut } else { 0.0 }]).expect("a number")
+            };
             COLUMNS.iter().map(value).collect()
         };
         let row = |cut| Row {
