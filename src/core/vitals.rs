@@ -10,6 +10,11 @@ use crate::core::time::Tick;
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest time an engine can keep work away by saying it is busy.
 pub const MAX_BUSY: Duration = Duration::from_secs(30);
+/// What the pause grows to of an engine that says "busy" again and again
+/// without a time of its own.
+const MAX_BUSY_PAUSE: Duration = Duration::from_secs(1);
+/// An engine that has not refused a job within this time has taken it.
+const TAKEN: Duration = Duration::from_secs(1);
 /// The shortest pause of any kind, so that a zero in the policy cannot make
 /// the timers spin.
 const MIN_PAUSE: Duration = Duration::from_millis(1);
@@ -26,13 +31,23 @@ const RAMP_STEPS: u128 = 7;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Vitals {
     out: Option<Out>,
-    busy_until: Option<Tick>,
+    busy: Option<Busy>,
     back_since: Option<Tick>,
     /// When it last came back.
     returned: Option<Tick>,
     /// How often in a row it was out again soon after it came back.
     relapses: u32,
     epoch: u32,
+}
+
+/// It said "busy". When the pause is over it gets one job, and more only once
+/// that, or any other, shows that it takes work again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Busy {
+    until: Tick,
+    pause: Duration,
+    /// When the job that was sent to try it will have been taken.
+    trial: Option<Tick>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +70,7 @@ impl Vitals {
         if self.out.is_some() {
             return ReplicaState::Ejected;
         }
-        if self.busy_until.is_some_and(|until| until > now) {
+        if self.busy.is_some_and(|busy| busy.until > now) {
             return ReplicaState::Busy;
         }
         if self.eighths(now, rules) < 8 { ReplicaState::SlowStart } else { ReplicaState::Serving }
@@ -91,15 +106,41 @@ impl Vitals {
         let longest = rules.probe_max.max(first).max(MAX_RELAPSE_PAUSE);
         let pause = first.saturating_mul(1 << self.relapses.min(16)).min(longest);
         self.out = Some(Out { since: now, pause, probe: Probe::Due(now + pause) });
-        (self.busy_until, self.back_since) = (None, None);
+        (self.busy, self.back_since) = (None, None);
         true
     }
 
-    /// It said that it can take no more for now.
+    /// It said that it can take no more for now. Said again after a pause, the
+    /// next pause is twice as long.
     pub fn busy(&mut self, now: Tick, retry_after: Option<Duration>, rules: &Health) {
-        let asked = retry_after.filter(|asked| !asked.is_zero()).unwrap_or(rules.busy_backoff);
-        let until = now + asked.clamp(MIN_PAUSE, MAX_BUSY);
-        self.busy_until = self.busy_until.max(Some(until));
+        let first = rules.busy_backoff.max(MIN_PAUSE);
+        let pause = match self.busy {
+            Some(busy) if busy.until > now => busy.pause,
+            Some(busy) => busy.pause.saturating_mul(2).min(MAX_BUSY_PAUSE.max(first)),
+            None => first,
+        };
+        let asked = retry_after.filter(|asked| !asked.is_zero()).unwrap_or(pause);
+        let until = (now + asked.clamp(MIN_PAUSE, MAX_BUSY)).max(self.busy.map_or(now, |busy| busy.until));
+        self.busy = Some(Busy { until, pause, trial: None });
+    }
+
+    /// Whether it was busy and has a job on its way that will show whether it
+    /// still is.
+    #[must_use]
+    pub fn is_tried(&self) -> bool {
+        self.busy.is_some_and(|busy| busy.trial.is_some())
+    }
+
+    /// A job was sent there.
+    pub fn sent(&mut self, now: Tick) {
+        if let Some(busy) = self.busy.as_mut().filter(|busy| busy.until <= now) {
+            busy.trial.get_or_insert(now + TAKEN);
+        }
+    }
+
+    /// Something came of a job there.
+    pub fn answered(&mut self, now: Tick) {
+        self.busy = self.busy.filter(|busy| busy.until > now);
     }
 
     /// The probe that is out failed: the next one waits twice as long.
@@ -127,7 +168,7 @@ impl Vitals {
 
     /// Does what is due by now; says whether to send a probe.
     pub fn wake(&mut self, now: Tick, rules: &Health) -> bool {
-        self.busy_until = self.busy_until.filter(|until| *until > now);
+        self.busy = self.busy.filter(|busy| busy.trial.is_none_or(|taken| taken > now));
         if self.eighths(now, rules) == 8 {
             self.back_since = None;
         }
@@ -157,7 +198,7 @@ impl Vitals {
             let nanos = (rules.slow_start.as_nanos() * steps).div_ceil(RAMP_STEPS);
             since + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
         });
-        let busy = self.busy_until.filter(|until| *until > now);
+        let busy = self.busy.and_then(|busy| if busy.until > now { Some(busy.until) } else { busy.trial });
         step.into_iter().chain(busy).min()
     }
 }
@@ -257,6 +298,35 @@ mod tests {
         let mut vitals = Vitals::default();
         vitals.busy(ms(0), Some(Duration::ZERO), &zero);
         assert_eq!(vitals.next_wake(ms(0), &zero), Some(ms(1)), "never a spinning timer");
+    }
+
+    #[test]
+    fn who_stays_busy_is_tried_with_one_job_and_ever_more_rarely() {
+        let (mut vitals, mut now, mut pauses) = (Vitals::default(), ms(0), Vec::new());
+        for _ in 0..5 {
+            for _ in 0..3 {
+                vitals.busy(now, None, &rules());
+            }
+            let next = vitals.next_wake(now, &rules()).expect("the end of the pause");
+            pauses.push(next.since(now).as_millis());
+            now = next;
+            vitals.wake(now, &rules());
+            assert!(!vitals.is_tried());
+            vitals.sent(now);
+            assert!(vitals.is_tried());
+        }
+        assert_eq!(pauses, [250, 500, 1000, 1000, 1000]);
+
+        let mut answered = vitals;
+        answered.answered(now);
+        assert!(!answered.is_tried());
+        answered.busy(now, None, &rules());
+        assert_eq!(answered.next_wake(now, &rules()), Some(now + Duration::from_millis(250)));
+
+        let taken = vitals.next_wake(now, &rules()).expect("the end of the trial");
+        assert_eq!(taken, now + TAKEN);
+        vitals.wake(taken, &rules());
+        assert_eq!((vitals.is_tried(), vitals.next_wake(taken, &rules())), (false, None));
     }
 
     #[test]

@@ -143,6 +143,7 @@ impl Fleet {
                 node.watch.sign(now);
             }
             node.ledger.add(booking);
+            node.vitals.sent(now);
             node.sent += u64::from(booking.seqs);
             node.last_chosen = chosen;
         });
@@ -153,6 +154,7 @@ impl Fleet {
         let whole = self.change(id, now, |node| {
             let whole = node.ledger.take(booking);
             node.watch.sign(now);
+            node.vitals.answered(now);
             booking.started = true;
             if whole {
                 node.ledger.add(booking);

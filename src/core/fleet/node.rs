@@ -152,7 +152,7 @@ impl Node {
     /// What it can take. An empty one takes any one job, however large, since
     /// no other could do better.
     pub(super) fn find_rooms(&self, pool: &PoolState, now: Tick, rules: &Health) -> Rooms {
-        if self.held || !self.is_up(now, rules) {
+        if self.held || self.vitals.is_tried() || !self.is_up(now, rules) {
             return Rooms::default();
         }
         if self.ledger.jobs == 0 {

@@ -20,12 +20,13 @@ use super::job::Run;
 impl Scheduler {
     /// Draws the conclusions from a fault for the replica that had it.
     pub(super) fn blame(&mut self, run: &Run, fault: Fault, suspect: bool, out: &mut Vec<Action>) {
+        let now = self.now;
         if let Fault::Busy { retry_after } = fault {
-            let now = self.now;
             self.fleet.with_vitals(run.replica, now, |vitals, rules| vitals.busy(now, retry_after, rules));
             self.touch_replica(run.replica);
             return;
         }
+        self.fleet.with_vitals(run.replica, now, |vitals, _| vitals.answered(now));
         let its_own = matches!(fault, Fault::Refused | Fault::Draining) || !suspect;
         let epoch = self.fleet.standing(run.replica, self.now).map(|standing| standing.epoch);
         if fault.ejects() && its_own && epoch == Some(run.epoch) {

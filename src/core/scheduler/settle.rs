@@ -45,6 +45,8 @@ impl Scheduler {
         let Some(run) = self.jobs.get(&id).and_then(Job::run) else { return };
         match outcome {
             Outcome::Done(usage) => {
+                let now = self.now;
+                self.fleet.with_vitals(run.replica, now, |vitals, _| vitals.answered(now));
                 self.take_out(id);
                 if let Some(job) = self.jobs.remove(&id) {
                     self.lengths.learn(&job.spec, usage);

@@ -11,6 +11,7 @@ mod reloads;
 mod scale;
 mod shares;
 mod shedding;
+mod storm;
 mod worlds;
 
 use std::collections::BTreeSet;
