@@ -59,7 +59,7 @@ impl Size {
 }
 
 /// What places an entry in the order.
-pub trait Rank: Copy {
+pub trait Rank: Copy + PartialEq {
     /// What the order depends on.
     type Query: Copy;
     /// The place; the least goes first.
@@ -95,7 +95,7 @@ struct Search<'a, K: Rank, V> {
     best: Option<Found<K, V>>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Node<K> {
     key: Option<K>,
     least: Size,
@@ -110,7 +110,8 @@ impl<K> Node<K> {
 /// Entries in numbered slots under a tree whose every node knows a floor of
 /// the keys, the least and the largest size below it.
 ///
-/// A change costs O(log n). A search goes only where something may fit and
+/// A change costs O(log n) at most: it ends below the first node that it leaves
+/// as it was. A search goes only where something may fit and
 /// precede what was found: O(log n) when keys and sizes agree or little fits,
 /// about √n · log n when they are independent of each other.
 #[derive(Debug, Clone)]
@@ -194,8 +195,8 @@ impl<K: Rank, V: Copy> Board<K, V> {
     /// `room` and are not to be skipped.
     pub fn first(&self, query: K::Query, room: Size, skip: &dyn Fn(&V) -> bool) -> Option<Found<K, V>> {
         let mut search = Search { query, room, skip, best: None };
-        if !self.nodes.is_empty() {
-            self.search(1, &mut search);
+        if let Some(key) = self.root().key {
+            self.search(1, key.cost(query), &mut search);
         }
         search.best
     }
@@ -210,12 +211,12 @@ impl<K: Rank, V: Copy> Board<K, V> {
         self.nodes.get(1).copied().unwrap_or(Node::EMPTY)
     }
 
-    fn search(&self, at: usize, search: &mut Search<'_, K, V>) {
+    /// Looks below a node whose keys cost at least `cost`.
+    fn search(&self, at: usize, cost: K::Cost, search: &mut Search<'_, K, V>) {
         #[cfg(test)]
         self.visits.set(self.visits.get() + 1);
-        let node = &self.nodes[at];
-        let Some(cost) = node.key.map(|key| key.cost(search.query)) else { return };
-        if !node.least.within(search.room) || search.best.as_ref().is_some_and(|(best, _)| *best <= cost) {
+        if !self.nodes[at].least.within(search.room)
+            || search.best.as_ref().is_some_and(|(best, _)| *best <= cost) {
             return;
         }
         if let Some(slot) = at.checked_sub(self.entries.len()) {
@@ -223,15 +224,12 @@ impl<K: Rank, V: Copy> Board<K, V> {
             search.best = found.map(|entry| (cost, entry)).or(search.best);
             return;
         }
-        let (left, right) = (2 * at, 2 * at + 1);
-        let cost = |node: usize| self.nodes[node].key.map(|key| key.cost(search.query));
-        let right_first = match (cost(left), cost(right)) {
-            (Some(left), Some(right)) => right < left,
-            (left, _) => left.is_none(),
-        };
-        let (first, second) = if right_first { (right, left) } else { (left, right) };
-        self.search(first, search);
-        self.search(second, search);
+        let query = search.query;
+        let mut halves = [2 * at, 2 * at + 1].map(|at| Some((self.nodes[at].key?.cost(query), at)));
+        halves.sort_by_key(|half| half.map(|(cost, _)| cost));
+        for (cost, at) in halves.into_iter().flatten() {
+            self.search(at, cost, search);
+        }
     }
 
     fn count_below(&self, at: usize, room: Size) -> u32 {
@@ -256,7 +254,11 @@ impl<K: Rank, V: Copy> Board<K, V> {
         });
         while at > 1 {
             at /= 2;
-            self.nodes[at] = self.join(at);
+            let joined = self.join(at);
+            if joined == self.nodes[at] {
+                break;
+            }
+            self.nodes[at] = joined;
         }
     }
 

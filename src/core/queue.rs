@@ -212,6 +212,19 @@ impl Queue {
         true
     }
 
+    /// Lets the fresh ones that are not late go before a fresh job; says whether
+    /// it was there, and not late.
+    pub fn make_late(&mut self, key: LaneKey, place: Place, job: JobId) -> bool {
+        let Some(lane) = self.lanes.get_mut(&key).filter(|_| !place.late) else { return false };
+        let jobs = &mut lane.parts[Part::Fresh as usize];
+        let found = jobs.remove(&(place, job));
+        if found {
+            jobs.insert((Place { late: true, ..place }, job));
+            lane.late += 1;
+        }
+        found
+    }
+
     /// Forgets a lane in which nothing waits.
     pub fn drop_empty(&mut self, key: LaneKey) {
         if self.lanes.get(&key).is_some_and(|lane| lane.load.requests == 0) {

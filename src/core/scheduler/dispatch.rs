@@ -102,12 +102,9 @@ impl Scheduler {
         if head.part != Part::Fresh || job.place.late || now <= job.late_after {
             return false;
         }
-        let (spec, place) = (job.spec, job.place);
+        let whole = self.queue.make_late(head.lane, job.place, head.job);
         job.place.late = true;
-        let late = job.place;
-        let whole = self.queue.remove(&spec, Part::Fresh, place);
         self.invariants.check(InvariantId::QueueConsistent, whole);
-        self.queue.push(&spec, Part::Fresh, late, self.weight(spec.tenant));
         self.refresh_lane(head.lane);
         true
     }
