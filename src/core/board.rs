@@ -225,9 +225,14 @@ impl<K: Rank, V: Copy> Board<K, V> {
             return;
         }
         let query = search.query;
-        let mut halves = [2 * at, 2 * at + 1].map(|at| Some((self.nodes[at].key?.cost(query), at)));
-        halves.sort_by_key(|half| half.map(|(cost, _)| cost));
-        for (cost, at) in halves.into_iter().flatten() {
+        let half = |at: usize| Some((self.nodes[at].key?.cost(query), at));
+        let (mut first, mut second) = (half(2 * at), half(2 * at + 1));
+        if let (Some((left, _)), Some((right, _))) = (first, second)
+            && right < left
+        {
+            (first, second) = (second, first);
+        }
+        for (cost, at) in [first, second].into_iter().flatten() {
             self.search(at, cost, search);
         }
     }
