@@ -250,12 +250,15 @@ impl Scheduler {
         self.invariants.check(InvariantId::CreditKept, fits);
         self.groups[group].account(&pick.chosen, pick.pool, price);
         self.groups[group].class_mut(pick.chosen.class).backlogs.sent(spec.tenant, now);
-        self.leave(id);
+        let lane = self.take_from_lane(id)?;
         if unpaid {
             let weight = self.weight(spec.tenant);
             self.groups[group].class_mut(pick.chosen.class).counters.charge(spec.tenant, weight, price);
             self.refresh_tenant(group, spec.class, spec.tenant);
+        } else {
+            self.refresh_lane(lane);
         }
+        self.queue.drop_empty(lane);
         self.fleet.book(pick.replica, &booking, now);
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
