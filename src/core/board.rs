@@ -195,8 +195,8 @@ impl<K: Rank, V: Copy> Board<K, V> {
     /// `room` and are not to be skipped.
     pub fn first(&self, query: K::Query, room: Size, skip: &dyn Fn(&V) -> bool) -> Option<Found<K, V>> {
         let mut search = Search { query, room, skip, best: None };
-        if let Some(key) = self.root().key {
-            self.search(1, key.cost(query), &mut search);
+        if !self.nodes.is_empty() && self.promise(1, &search).is_some() {
+            self.search(1, &mut search);
         }
         search.best
     }
@@ -211,30 +211,32 @@ impl<K: Rank, V: Copy> Board<K, V> {
         self.nodes.get(1).copied().unwrap_or(Node::EMPTY)
     }
 
-    /// Looks below a node whose keys cost at least `cost`.
-    fn search(&self, at: usize, cost: K::Cost, search: &mut Search<'_, K, V>) {
+    /// Looks below a node, unless nothing there fits or precedes what was found.
+    fn search(&self, at: usize, search: &mut Search<'_, K, V>) {
         #[cfg(test)]
         self.visits.set(self.visits.get() + 1);
-        if !self.nodes[at].least.within(search.room)
-            || search.best.as_ref().is_some_and(|(best, _)| *best <= cost) {
-            return;
-        }
         if let Some(slot) = at.checked_sub(self.entries.len()) {
-            let found = self.entries[slot].filter(|entry| !(search.skip)(&entry.value));
-            search.best = found.map(|entry| (cost, entry)).or(search.best);
+            let entry = self.entries[slot].filter(|entry| !(search.skip)(&entry.value));
+            search.best = entry.map(|entry| (entry.key.cost(search.query), entry)).or(search.best);
             return;
         }
-        let query = search.query;
-        let half = |at: usize| Some((self.nodes[at].key?.cost(query), at));
-        let (mut first, mut second) = (half(2 * at), half(2 * at + 1));
-        if let (Some((left, _)), Some((right, _))) = (first, second)
-            && right < left
-        {
-            (first, second) = (second, first);
+        let (left, right) = (self.promise(2 * at, search), self.promise(2 * at + 1, search));
+        let right_first = right.is_some_and(|right| left.is_none_or(|left| right < left));
+        let (near, far) = if right_first { (2 * at + 1, 2 * at) } else { (2 * at, 2 * at + 1) };
+        if left.or(right).is_some() {
+            self.search(near, search);
         }
-        for (cost, at) in [first, second].into_iter().flatten() {
-            self.search(at, cost, search);
+        if left.and(right).is_some() && self.promise(far, search).is_some() {
+            self.search(far, search);
         }
+    }
+
+    /// What the first entry below a node costs at least, if one may fit there and
+    /// precede what was found.
+    fn promise(&self, at: usize, search: &Search<'_, K, V>) -> Option<K::Cost> {
+        let node = &self.nodes[at];
+        let cost = node.key.filter(|_| node.least.within(search.room))?.cost(search.query);
+        search.best.as_ref().is_none_or(|(best, _)| cost < *best).then_some(cost)
     }
 
     fn count_below(&self, at: usize, room: Size) -> u32 {

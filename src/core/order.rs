@@ -1,5 +1,6 @@
 //! The heads of all lanes of a group, in the order of service.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -138,9 +139,8 @@ pub struct Candidate {
     pub standing: Standing,
 }
 
-/// What the replicas of each line can take at most: of its own class's jobs,
-/// and of guests.
-pub type Rooms = SmallVec<[[Option<Size>; 2]; 8]>;
+/// What the pools of a line can take at most, of guests or of others.
+pub type Room<'a> = &'a dyn Fn(&[PoolId], bool) -> Option<Size>;
 
 /// One group: its classes in the order of service, and what is held.
 #[derive(Debug, Clone, Default)]
@@ -282,14 +282,16 @@ impl Group {
     /// room of their line and are not to be skipped: classes that are owed
     /// their share, most owed first; then by rank. Within a class returned
     /// jobs by age, then the tenant with the least counter.
-    pub fn first(&self, rooms: &Rooms, skip: &dyn Fn(&Head) -> bool) -> Option<Candidate> {
+    pub fn first(&self, room: Room<'_>, skip: &dyn Fn(&Head) -> bool) -> Option<Candidate> {
         self.turns().into_iter().find_map(|(class, guaranteed)| {
             let lines = &self.classes[class].lines;
             let guest = self.is_guest(class) && !guaranteed;
             Part::ALL.into_iter().find_map(|part| {
-                let firsts = lines.iter().zip(rooms).enumerate().filter_map(|(index, (line, room))| {
+                let firsts = lines.iter().zip(&self.shape.lines).enumerate();
+                let firsts = firsts.filter_map(|(index, (line, pools))| {
                     let board = &line.parts[part as usize];
-                    Some((self.first_allowed(board, room[usize::from(guest)]?, skip)?, index))
+                    let room = room(pools, guest).filter(|_| !board.is_empty())?;
+                    Some((self.first_allowed(board, room, skip)?, index))
                 });
                 let (entry, line) = firsts.min_by_key(|(entry, _)| entry.key)?;
                 let (head, need, standing) = (entry.value, entry.size, entry.key.standing);
@@ -425,14 +427,12 @@ impl Group {
     /// Classes in the order of service, and whether each is there because it
     /// is owed its share.
     fn turns(&self) -> SmallVec<[(usize, bool); 8]> {
-        let owed = |index: &usize| self.classes[*index].guarantee.is_owed();
-        let mut first: SmallVec<[usize; 8]> = (0..self.classes.len()).filter(owed).collect();
-        first.sort_by(|a, b| {
-            let owed = |index: &usize| self.classes[*index].guarantee.owed();
-            owed(b).total_cmp(&owed(a))
-        });
-        let rest = (0..self.classes.len()).filter(|index| !owed(index));
-        first.iter().map(|index| (*index, true)).chain(rest.map(|index| (index, false))).collect()
+        let classes = self.classes.iter().enumerate();
+        let mut turns: SmallVec<_> =
+            classes.map(|(index, class)| (index, class.guarantee.is_owed())).collect();
+        let owed = |(class, owed): &(usize, bool)| owed.then(|| self.classes[*class].guarantee.owed());
+        turns.sort_by(|a, b| owed(b).partial_cmp(&owed(a)).unwrap_or(Ordering::Equal));
+        turns
     }
 
     /// Waiting jobs by class and line, to compare with the queue.

@@ -267,8 +267,8 @@ impl Queue {
 
     /// A tenant's lanes of a class.
     pub fn lanes_of(&self, class: ClassId, tenant: TenantId) -> impl Iterator<Item = (LaneKey, &Lane)> {
-        let bound = |number| LaneKey { class, tenant, model: ModelId::new(number) };
-        self.with_lanes(self.keys.range(bound(0)..=bound(u32::MAX)))
+        let keys = self.keys.range(LaneKey { class, tenant, model: ModelId::new(0) }..);
+        self.with_lanes(keys.take_while(move |key| (key.class, key.tenant) == (class, tenant)))
     }
 
     fn with_lanes<'a>(

@@ -18,7 +18,7 @@ use crate::core::event::{Action, Placed, Turn};
 use crate::core::fairness::cost;
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
-use crate::core::order::{Candidate, Head, Hold, Rooms};
+use crate::core::order::{Candidate, Head, Hold};
 use crate::core::queue::{LaneKey, Part};
 use crate::core::quota::Standing;
 
@@ -75,11 +75,10 @@ impl Scheduler {
         if self.groups[group].waiting() == 0 {
             return None;
         }
-        let room = |pools: &Vec<PoolId>| [self.fleet.room(pools, false), self.fleet.room(pools, true)];
-        let rooms: Rooms = self.groups[group].shape.lines.iter().map(room).collect();
         let mut passed: Vec<JobId> = Vec::new();
         loop {
-            let chosen = self.groups[group].first(&rooms, &|head: &Head| passed.contains(&head.job))?;
+            let room = |pools: &[PoolId], guest| self.fleet.room(pools, guest);
+            let chosen = self.groups[group].first(&room, &|head: &Head| passed.contains(&head.job))?;
             if self.falls_behind(&chosen.head) {
                 continue;
             }
@@ -200,18 +199,14 @@ impl Scheduler {
 
     /// The first in the order of the group, whether it fits or not.
     pub(super) fn first_of(&self, group: usize) -> Option<Candidate> {
-        let here = &self.groups[group];
-        let rooms: Rooms = here.shape.lines.iter().map(|_| [Some(Size::MAX); 2]).collect();
-        here.first(&rooms, &|_| false)
+        self.groups[group].first(&|_, _| Some(Size::MAX), &|_| false)
     }
 
     /// The first in the order among all that wait for the pool, whether it
     /// fits or not.
     fn first_for(&self, group: usize, pool: PoolId) -> Option<Candidate> {
-        let here = &self.groups[group];
-        let lines = here.shape.lines.iter();
-        let rooms: Rooms = lines.map(|pools| [pools.contains(&pool).then_some(Size::MAX); 2]).collect();
-        here.first(&rooms, &|_| false)
+        let room = |pools: &[PoolId], _| pools.contains(&pool).then_some(Size::MAX);
+        self.groups[group].first(&room, &|_| false)
     }
 
     /// Another went before the first in the order. Once too often, and a
