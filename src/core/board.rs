@@ -107,6 +107,23 @@ impl<K> Node<K> {
     const EMPTY: Self = Self { key: None, least: Size::MAX, most: Size::ZERO, count: 0 };
 }
 
+impl<K: Rank> Node<K> {
+    /// What is known of both.
+    fn join(&self, other: &Self) -> Self {
+        match (self.count, other.count) {
+            (_, 0) => return *self,
+            (0, _) => return *other,
+            _ => {}
+        }
+        Self {
+            key: self.key.zip(other.key).map(|(left, right)| left.floor(right)),
+            least: self.least.least(other.least),
+            most: self.most.most(other.most),
+            count: self.count + other.count,
+        }
+    }
+}
+
 /// Entries in numbered slots under a tree whose every node knows a floor of
 /// the keys, the least and the largest size below it.
 ///
@@ -195,7 +212,7 @@ impl<K: Rank, V: Copy> Board<K, V> {
     /// `room` and are not to be skipped.
     pub fn first(&self, query: K::Query, room: Size, skip: &dyn Fn(&V) -> bool) -> Option<Found<K, V>> {
         let mut search = Search { query, room, skip, best: None };
-        if !self.nodes.is_empty() && self.promise(1, &search).is_some() {
+        if !self.nodes.is_empty() && self.open(1, &search).is_some() {
             self.search(1, &mut search);
         }
         search.best
@@ -211,7 +228,7 @@ impl<K: Rank, V: Copy> Board<K, V> {
         self.nodes.get(1).copied().unwrap_or(Node::EMPTY)
     }
 
-    /// Looks below a node, unless nothing there fits or precedes what was found.
+    /// Looks below a node that is open.
     fn search(&self, at: usize, search: &mut Search<'_, K, V>) {
         #[cfg(test)]
         self.visits.set(self.visits.get() + 1);
@@ -220,23 +237,24 @@ impl<K: Rank, V: Copy> Board<K, V> {
             search.best = entry.map(|entry| (entry.key.cost(search.query), entry)).or(search.best);
             return;
         }
-        let (left, right) = (self.promise(2 * at, search), self.promise(2 * at + 1, search));
-        let right_first = right.is_some_and(|right| left.is_none_or(|left| right < left));
-        let (near, far) = if right_first { (2 * at + 1, 2 * at) } else { (2 * at, 2 * at + 1) };
-        if left.or(right).is_some() {
-            self.search(near, search);
-        }
-        if left.and(right).is_some() && self.promise(far, search).is_some() {
-            self.search(far, search);
+        let (left, right) = (2 * at, 2 * at + 1);
+        let right_first = match (self.open(left, search), self.open(right, search)) {
+            (Some(left), Some(right)) => right.cost(search.query) < left.cost(search.query),
+            (left, _) => left.is_none(),
+        };
+        for at in if right_first { [right, left] } else { [left, right] } {
+            if self.open(at, search).is_some() {
+                self.search(at, search);
+            }
         }
     }
 
-    /// What the first entry below a node costs at least, if one may fit there and
-    /// precede what was found.
-    fn promise(&self, at: usize, search: &Search<'_, K, V>) -> Option<K::Cost> {
+    /// The key of a node below which one may fit and precede what was found.
+    fn open(&self, at: usize, search: &Search<'_, K, V>) -> Option<&K> {
         let node = &self.nodes[at];
-        let cost = node.key.filter(|_| node.least.within(search.room))?.cost(search.query);
-        search.best.as_ref().is_none_or(|(best, _)| cost < *best).then_some(cost)
+        let key = node.key.as_ref().filter(|_| node.least.within(search.room))?;
+        let best = search.best.as_ref();
+        best.is_none_or(|(best, _)| key.cost(search.query) < *best).then_some(key)
     }
 
     fn count_below(&self, at: usize, room: Size) -> u32 {
@@ -261,24 +279,12 @@ impl<K: Rank, V: Copy> Board<K, V> {
         });
         while at > 1 {
             at /= 2;
-            let joined = self.join(at);
+            let (left, right) = (&self.nodes[2 * at], &self.nodes[2 * at + 1]);
+            let joined = left.join(right);
             if joined == self.nodes[at] {
                 break;
             }
             self.nodes[at] = joined;
-        }
-    }
-
-    fn join(&self, at: usize) -> Node<K> {
-        let (left, right) = (&self.nodes[2 * at], &self.nodes[2 * at + 1]);
-        Node {
-            key: match (left.key, right.key) {
-                (Some(left), Some(right)) => Some(left.floor(right)),
-                (left, right) => left.or(right),
-            },
-            least: left.least.least(right.least),
-            most: left.most.most(right.most),
-            count: left.count + right.count,
         }
     }
 

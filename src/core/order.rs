@@ -50,7 +50,8 @@ impl Rank for HeadKey {
     }
 
     fn floor(self, other: Self) -> Self {
-        Self { least: self.least.min(other.least), ..self.min(other) }
+        let first = if other < self { other } else { self };
+        Self { least: self.least.min(other.least), ..first }
     }
 }
 
