@@ -2,9 +2,12 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
 use std::ops::{AddAssign, Bound, SubAssign};
 
-use crate::core::board::{Board, Entry, Rank, Size};
+use smallvec::SmallVec;
+
+use crate::core::board::{self, Board, Rank, Size};
 use crate::core::ids::{ClassId, JobId, ModelId, TenantId};
 use crate::core::job::JobSpec;
 use crate::core::spread::SpreadMap;
@@ -13,7 +16,7 @@ use crate::core::time::Tick;
 /// The most jobs of a lane that are counted to find out how many go before one.
 const MAX_BEHIND: usize = 64;
 
-/// Names a lane; ordered so that a tenant's lanes of a class are neighbours.
+/// Names a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneKey {
     /// The class.
@@ -186,8 +189,8 @@ impl Rank for Share {
 #[derive(Debug, Clone, Default)]
 pub struct Queue {
     lanes: SpreadMap<LaneKey, Lane>,
-    /// The keys of the lanes, in their order.
-    keys: BTreeSet<LaneKey>,
+    /// The models of each tenant's lanes of a class, in their order.
+    models: SpreadMap<(ClassId, TenantId), SmallVec<[ModelId; 4]>>,
     tenants: SpreadMap<TenantId, Backlog>,
     shares: Board<Share, TenantId>,
     total: Load,
@@ -199,7 +202,8 @@ impl Queue {
     pub fn push(&mut self, spec: &JobSpec, part: Part, place: Place, weight: f64) {
         let key = LaneKey::of(spec);
         let lane = self.lanes.entry(key).or_insert_with(|| {
-            self.keys.insert(key);
+            let models = self.models.entry((key.class, key.tenant)).or_default();
+            models.insert(models.partition_point(|model| *model < key.model), key.model);
             Lane::default()
         });
         if lane.parts[part as usize].insert((place, spec.id)) {
@@ -245,7 +249,12 @@ impl Queue {
     pub fn drop_empty(&mut self, key: LaneKey) {
         if self.lanes.get(&key).is_some_and(|lane| lane.load.requests == 0) {
             self.lanes.remove(&key);
-            self.keys.remove(&key);
+            if let Entry::Occupied(mut models) = self.models.entry((key.class, key.tenant)) {
+                models.get_mut().retain(|model| *model != key.model);
+                if models.get().is_empty() {
+                    models.remove();
+                }
+            }
         }
     }
 
@@ -260,22 +269,24 @@ impl Queue {
         self.lanes.get_mut(&key)
     }
 
-    /// Every lane, in the order of the keys.
+    /// Every lane, in the order of the keys; sorts them.
     pub fn lanes(&self) -> impl Iterator<Item = (LaneKey, &Lane)> {
-        self.with_lanes(self.keys.iter())
+        let mut keys: Vec<LaneKey> = self.lanes.keys().copied().collect();
+        keys.sort_unstable();
+        self.with_lanes(keys)
     }
 
     /// A tenant's lanes of a class.
     pub fn lanes_of(&self, class: ClassId, tenant: TenantId) -> impl Iterator<Item = (LaneKey, &Lane)> {
-        let keys = self.keys.range(LaneKey { class, tenant, model: ModelId::new(0) }..);
-        self.with_lanes(keys.take_while(move |key| (key.class, key.tenant) == (class, tenant)))
+        let models = self.models.get(&(class, tenant)).into_iter().flatten();
+        self.with_lanes(models.map(move |model| LaneKey { class, tenant, model: *model }))
     }
 
-    fn with_lanes<'a>(
-        &'a self,
-        keys: impl Iterator<Item = &'a LaneKey>,
-    ) -> impl Iterator<Item = (LaneKey, &'a Lane)> {
-        keys.filter_map(|key| Some((*key, self.lanes.get(key)?)))
+    fn with_lanes(
+        &self,
+        keys: impl IntoIterator<Item = LaneKey>,
+    ) -> impl Iterator<Item = (LaneKey, &Lane)> {
+        keys.into_iter().filter_map(|key| Some((key, self.lanes.get(&key)?)))
     }
 
     /// How much waits for a tenant.
@@ -318,7 +329,8 @@ impl Queue {
         let share = (own.load.requests as f64 / own.weight).to_bits();
         let key = Share(Reverse((share, tenant)));
         let waits = own.load.requests > 0;
-        own.slot = self.shares.put(own.slot, waits.then_some(Entry { key, size: Size::ZERO, value: tenant }));
+        let entry = waits.then_some(board::Entry { key, size: Size::ZERO, value: tenant });
+        own.slot = self.shares.put(own.slot, entry);
         if !waits {
             self.tenants.remove(&tenant);
         }
