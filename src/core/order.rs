@@ -130,6 +130,8 @@ pub struct Candidate {
     pub line: usize,
     /// Its head.
     pub head: Head,
+    /// Its place in its lane.
+    pub place: Place,
     /// What it needs.
     pub need: Size,
     /// Whether its class goes first because it is owed its share.
@@ -295,10 +297,23 @@ impl Group {
                     Some((self.first_allowed(board, room, skip)?, index))
                 });
                 let (entry, line) = firsts.min_by_key(|(entry, _)| entry.key)?;
-                let (head, need, standing) = (entry.value, entry.size, entry.key.standing);
-                Some(Candidate { class, line, head, need, guaranteed, guest, standing })
+                let (head, need, HeadKey { place, standing, .. }) = (entry.value, entry.size, entry.key);
+                Some(Candidate { class, line, head, place, need, guaranteed, guest, standing })
             })
         })
+    }
+
+    /// Whether a head that may go is the first in the order of all that wait for
+    /// the pool, whether they fit or not.
+    #[must_use]
+    pub fn leads(&self, chosen: &Candidate, pool: PoolId) -> bool {
+        let lines = self.lines_with(pool);
+        let parts = self.turns().into_iter().flat_map(|(class, _)| Part::ALL.map(|part| (class, part)));
+        let mut firsts = parts.filter_map(|(class, part)| {
+            let boards = lines.iter().map(|line| &self.classes[class].lines[*line].parts[part as usize]);
+            boards.filter_map(Board::least_key).min()
+        });
+        firsts.next().is_some_and(|key| key.place.seq == chosen.place.seq)
     }
 
     /// The first on a board that fits and that the quotas let go. Who borrows

@@ -55,12 +55,12 @@ impl Scheduler {
                     }
                     break;
                 };
-                let first = self.first_for(group, pick.pool);
+                let passed = self.passed_by(group, &pick);
                 if self.send(group, &pick, out).is_none() {
                     break;
                 }
-                if let Some(first) = first.filter(|first| first.head.job != pick.chosen.head.job) {
-                    self.pass_over(group, pick.pool, first.head.job);
+                if let Some(passed) = passed {
+                    self.pass_over(group, pick.pool, passed);
                 }
             }
             self.touched.remove(&group);
@@ -146,6 +146,7 @@ impl Scheduler {
             class: spot.class,
             line: spot.line,
             head,
+            place: job.place_in(part),
             need: job.need(),
             guaranteed: false,
             guest: false,
@@ -203,10 +204,15 @@ impl Scheduler {
     }
 
     /// The first in the order among all that wait for the pool, whether it
-    /// fits or not.
-    fn first_for(&self, group: usize, pool: PoolId) -> Option<Candidate> {
-        let room = |pools: &[PoolId], _| pools.contains(&pool).then_some(Size::MAX);
-        self.groups[group].first(&room, &|_| false)
+    /// fits or not, if another one goes there.
+    fn passed_by(&self, group: usize, pick: &Pick) -> Option<JobId> {
+        let here = &self.groups[group];
+        if here.leads(&pick.chosen, pick.pool) {
+            return None;
+        }
+        let room = |pools: &[PoolId], _| pools.contains(&pick.pool).then_some(Size::MAX);
+        let first = here.first(&room, &|_| false)?.head.job;
+        (first != pick.chosen.head.job).then_some(first)
     }
 
     /// Another went before the first in the order. Once too often, and a
