@@ -282,10 +282,7 @@ impl Queue {
         self.with_lanes(models.map(move |model| LaneKey { class, tenant, model: *model }))
     }
 
-    fn with_lanes(
-        &self,
-        keys: impl IntoIterator<Item = LaneKey>,
-    ) -> impl Iterator<Item = (LaneKey, &Lane)> {
+    fn with_lanes(&self, keys: impl IntoIterator<Item = LaneKey>) -> impl Iterator<Item = (LaneKey, &Lane)> {
         keys.into_iter().filter_map(|key| Some((key, self.lanes.get(&key)?)))
     }
 
@@ -447,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenants_lanes_of_a_class_are_neighbours() {
+    fn a_tenants_lanes_of_a_class_come_in_the_order_of_models() {
         let mut queue = Queue::default();
         for (id, (tenant, model)) in [(0, 4), (1, 7), (1, 2), (2, 0)].into_iter().enumerate() {
             queue.push(&spec(id as u64, tenant, model), Part::Fresh, at(id as u64), 1.0);

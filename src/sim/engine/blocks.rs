@@ -1,7 +1,9 @@
 //! The KV block pool with its prefix cache.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+
+use crate::core::spread::SpreadMap;
 
 /// Tokens in one KV block.
 pub const BLOCK_TOKENS: u32 = 16;
