@@ -399,6 +399,23 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_becomes_late_goes_behind_the_others() {
+        let mut queue = Queue::default();
+        let (key, place) =
+            (LaneKey::of(&spec(0, 0, 0)), |due| Place { due: Tick::from_millis(due), ..at(due) });
+        for id in 1..4 {
+            queue.push(&spec(id, 0, 0), Part::Fresh, place(id), 1.0);
+        }
+        let all = queue.total();
+        assert!(queue.make_late(key, place(1), JobId::new(1)));
+        assert!(!queue.make_late(key, place(1), JobId::new(1)), "it is late already");
+        assert!(!queue.make_late(key, Place { late: true, ..place(1) }, JobId::new(1)));
+        let lane = queue.lane(key).expect("a lane");
+        assert_eq!(lane.jobs().map(JobId::index).collect::<Vec<_>>(), [2, 3, 1]);
+        assert_eq!((lane.before(place(3), JobId::new(3)), queue.total()), (1, all));
+    }
+
+    #[test]
     fn before_a_job_go_those_with_an_earlier_place() {
         let mut queue = Queue::default();
         let place = |late, due, seq| Place { late, due: Tick::from_millis(due), seq };
