@@ -1,9 +1,8 @@
 //! How fast each tenant's waiting jobs go, within a class.
 
-use std::collections::BTreeMap;
-
 use crate::core::estimate::DrainRate;
 use crate::core::ids::TenantId;
+use crate::core::spread::SpreadMap;
 use crate::core::time::Tick;
 
 /// What waits for one tenant, and how fast it goes.
@@ -19,7 +18,7 @@ struct Row {
 /// learned, and end with their tenant.
 #[derive(Debug, Clone, Default)]
 pub struct Backlogs {
-    rows: BTreeMap<TenantId, Row>,
+    rows: SpreadMap<TenantId, Row>,
 }
 
 impl Backlogs {

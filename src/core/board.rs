@@ -59,7 +59,7 @@ impl Size {
 }
 
 /// What places an entry in the order.
-pub trait Rank: Copy {
+pub trait Rank: Copy + PartialEq {
     /// What the order depends on.
     type Query: Copy;
     /// The place; the least goes first.
@@ -95,7 +95,7 @@ struct Search<'a, K: Rank, V> {
     best: Option<Found<K, V>>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Node<K> {
     key: Option<K>,
     least: Size,
@@ -107,10 +107,28 @@ impl<K> Node<K> {
     const EMPTY: Self = Self { key: None, least: Size::MAX, most: Size::ZERO, count: 0 };
 }
 
+impl<K: Rank> Node<K> {
+    /// What is known of both.
+    fn join(&self, other: &Self) -> Self {
+        match (self.count, other.count) {
+            (_, 0) => return *self,
+            (0, _) => return *other,
+            _ => {}
+        }
+        Self {
+            key: self.key.zip(other.key).map(|(left, right)| left.floor(right)),
+            least: self.least.least(other.least),
+            most: self.most.most(other.most),
+            count: self.count + other.count,
+        }
+    }
+}
+
 /// Entries in numbered slots under a tree whose every node knows a floor of
 /// the keys, the least and the largest size below it.
 ///
-/// A change costs O(log n). A search goes only where something may fit and
+/// A change costs O(log n) at most: it ends below the first node that it leaves
+/// as it was. A search goes only where something may fit and
 /// precede what was found: O(log n) when keys and sizes agree or little fits,
 /// about √n · log n when they are independent of each other.
 #[derive(Debug, Clone)]
@@ -194,7 +212,7 @@ impl<K: Rank, V: Copy> Board<K, V> {
     /// `room` and are not to be skipped.
     pub fn first(&self, query: K::Query, room: Size, skip: &dyn Fn(&V) -> bool) -> Option<Found<K, V>> {
         let mut search = Search { query, room, skip, best: None };
-        if !self.nodes.is_empty() {
+        if !self.nodes.is_empty() && self.open(1, &search).is_some() {
             self.search(1, &mut search);
         }
         search.best
@@ -210,28 +228,33 @@ impl<K: Rank, V: Copy> Board<K, V> {
         self.nodes.get(1).copied().unwrap_or(Node::EMPTY)
     }
 
+    /// Looks below a node that is open.
     fn search(&self, at: usize, search: &mut Search<'_, K, V>) {
         #[cfg(test)]
         self.visits.set(self.visits.get() + 1);
-        let node = &self.nodes[at];
-        let Some(cost) = node.key.map(|key| key.cost(search.query)) else { return };
-        if !node.least.within(search.room) || search.best.as_ref().is_some_and(|(best, _)| *best <= cost) {
-            return;
-        }
         if let Some(slot) = at.checked_sub(self.entries.len()) {
-            let found = self.entries[slot].filter(|entry| !(search.skip)(&entry.value));
-            search.best = found.map(|entry| (cost, entry)).or(search.best);
+            let entry = self.entries[slot].filter(|entry| !(search.skip)(&entry.value));
+            search.best = entry.map(|entry| (entry.key.cost(search.query), entry)).or(search.best);
             return;
         }
         let (left, right) = (2 * at, 2 * at + 1);
-        let cost = |node: usize| self.nodes[node].key.map(|key| key.cost(search.query));
-        let right_first = match (cost(left), cost(right)) {
-            (Some(left), Some(right)) => right < left,
+        let right_first = match (self.open(left, search), self.open(right, search)) {
+            (Some(left), Some(right)) => right.cost(search.query) < left.cost(search.query),
             (left, _) => left.is_none(),
         };
-        let (first, second) = if right_first { (right, left) } else { (left, right) };
-        self.search(first, search);
-        self.search(second, search);
+        for at in if right_first { [right, left] } else { [left, right] } {
+            if self.open(at, search).is_some() {
+                self.search(at, search);
+            }
+        }
+    }
+
+    /// The key of a node below which one may fit and precede what was found.
+    fn open(&self, at: usize, search: &Search<'_, K, V>) -> Option<&K> {
+        let node = &self.nodes[at];
+        let key = node.key.as_ref().filter(|_| node.least.within(search.room))?;
+        let best = search.best.as_ref();
+        best.is_none_or(|(best, _)| key.cost(search.query) < *best).then_some(key)
     }
 
     fn count_below(&self, at: usize, room: Size) -> u32 {
@@ -256,20 +279,12 @@ impl<K: Rank, V: Copy> Board<K, V> {
         });
         while at > 1 {
             at /= 2;
-            self.nodes[at] = self.join(at);
-        }
-    }
-
-    fn join(&self, at: usize) -> Node<K> {
-        let (left, right) = (&self.nodes[2 * at], &self.nodes[2 * at + 1]);
-        Node {
-            key: match (left.key, right.key) {
-                (Some(left), Some(right)) => Some(left.floor(right)),
-                (left, right) => left.or(right),
-            },
-            least: left.least.least(right.least),
-            most: left.most.most(right.most),
-            count: left.count + right.count,
+            let (left, right) = (&self.nodes[2 * at], &self.nodes[2 * at + 1]);
+            let joined = left.join(right);
+            if joined == self.nodes[at] {
+                break;
+            }
+            self.nodes[at] = joined;
         }
     }
 

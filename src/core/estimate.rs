@@ -1,10 +1,9 @@
 //! What is learned from finished work: output lengths and the drain rate.
 
-use std::collections::BTreeMap;
-
 use crate::core::ids::{ClassId, ModelId, TenantId};
 use crate::core::job::{JobSpec, Usage};
 use crate::core::policy::Policy;
+use crate::core::spread::SpreadMap;
 use crate::core::time::Tick;
 
 /// Output tokens of one sequence that are expected before anything is known.
@@ -36,8 +35,8 @@ impl Mean {
 /// Learned output tokens per sequence.
 #[derive(Debug, Clone, Default)]
 pub struct OutputLengths {
-    own: BTreeMap<(ModelId, TenantId, ClassId), Mean>,
-    models: BTreeMap<ModelId, Mean>,
+    own: SpreadMap<(ModelId, TenantId, ClassId), Mean>,
+    models: SpreadMap<ModelId, Mean>,
 }
 
 impl OutputLengths {

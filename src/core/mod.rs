@@ -27,6 +27,7 @@ pub mod routing;
 pub mod scheduler;
 pub mod snapshot;
 pub mod speed;
+pub mod spread;
 pub mod table;
 pub mod time;
 pub mod vitals;

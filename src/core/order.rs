@@ -1,5 +1,6 @@
 //! The heads of all lanes of a group, in the order of service.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -49,7 +50,8 @@ impl Rank for HeadKey {
     }
 
     fn floor(self, other: Self) -> Self {
-        Self { least: self.least.min(other.least), ..self.min(other) }
+        let first = if other < self { other } else { self };
+        Self { least: self.least.min(other.least), ..first }
     }
 }
 
@@ -128,6 +130,8 @@ pub struct Candidate {
     pub line: usize,
     /// Its head.
     pub head: Head,
+    /// Its place in its lane.
+    pub place: Place,
     /// What it needs.
     pub need: Size,
     /// Whether its class goes first because it is owed its share.
@@ -138,9 +142,8 @@ pub struct Candidate {
     pub standing: Standing,
 }
 
-/// What the replicas of each line can take at most: of its own class's jobs,
-/// and of guests.
-pub type Rooms = SmallVec<[[Option<Size>; 2]; 8]>;
+/// What the pools of a line can take at most, of guests or of others.
+pub type Room<'a> = &'a dyn Fn(&[PoolId], bool) -> Option<Size>;
 
 /// One group: its classes in the order of service, and what is held.
 #[derive(Debug, Clone, Default)]
@@ -282,20 +285,35 @@ impl Group {
     /// room of their line and are not to be skipped: classes that are owed
     /// their share, most owed first; then by rank. Within a class returned
     /// jobs by age, then the tenant with the least counter.
-    pub fn first(&self, rooms: &Rooms, skip: &dyn Fn(&Head) -> bool) -> Option<Candidate> {
+    pub fn first(&self, room: Room<'_>, skip: &dyn Fn(&Head) -> bool) -> Option<Candidate> {
         self.turns().into_iter().find_map(|(class, guaranteed)| {
             let lines = &self.classes[class].lines;
             let guest = self.is_guest(class) && !guaranteed;
             Part::ALL.into_iter().find_map(|part| {
-                let firsts = lines.iter().zip(rooms).enumerate().filter_map(|(index, (line, room))| {
+                let firsts = lines.iter().zip(&self.shape.lines).enumerate();
+                let firsts = firsts.filter_map(|(index, (line, pools))| {
                     let board = &line.parts[part as usize];
-                    Some((self.first_allowed(board, room[usize::from(guest)]?, skip)?, index))
+                    let room = room(pools, guest).filter(|_| !board.is_empty())?;
+                    Some((self.first_allowed(board, room, skip)?, index))
                 });
                 let (entry, line) = firsts.min_by_key(|(entry, _)| entry.key)?;
-                let (head, need, standing) = (entry.value, entry.size, entry.key.standing);
-                Some(Candidate { class, line, head, need, guaranteed, guest, standing })
+                let (head, need, HeadKey { place, standing, .. }) = (entry.value, entry.size, entry.key);
+                Some(Candidate { class, line, head, place, need, guaranteed, guest, standing })
             })
         })
+    }
+
+    /// Whether a head that may go is the first in the order of all that wait for
+    /// the pool, whether they fit or not.
+    #[must_use]
+    pub fn leads(&self, chosen: &Candidate, pool: PoolId) -> bool {
+        let lines = self.lines_with(pool);
+        let parts = self.turns().into_iter().flat_map(|(class, _)| Part::ALL.map(|part| (class, part)));
+        let mut firsts = parts.filter_map(|(class, part)| {
+            let boards = lines.iter().map(|line| &self.classes[class].lines[*line].parts[part as usize]);
+            boards.filter_map(Board::least_key).min()
+        });
+        firsts.next().is_some_and(|key| key.place.seq == chosen.place.seq)
     }
 
     /// The first on a board that fits and that the quotas let go. Who borrows
@@ -425,14 +443,12 @@ impl Group {
     /// Classes in the order of service, and whether each is there because it
     /// is owed its share.
     fn turns(&self) -> SmallVec<[(usize, bool); 8]> {
-        let owed = |index: &usize| self.classes[*index].guarantee.is_owed();
-        let mut first: SmallVec<[usize; 8]> = (0..self.classes.len()).filter(owed).collect();
-        first.sort_by(|a, b| {
-            let owed = |index: &usize| self.classes[*index].guarantee.owed();
-            owed(b).total_cmp(&owed(a))
-        });
-        let rest = (0..self.classes.len()).filter(|index| !owed(index));
-        first.iter().map(|index| (*index, true)).chain(rest.map(|index| (index, false))).collect()
+        let classes = self.classes.iter().enumerate();
+        let mut turns: SmallVec<_> =
+            classes.map(|(index, class)| (index, class.guarantee.is_owed())).collect();
+        let owed = |(class, owed): &(usize, bool)| owed.then(|| self.classes[*class].guarantee.owed());
+        turns.sort_by(|a, b| owed(b).partial_cmp(&owed(a)).unwrap_or(Ordering::Equal));
+        turns
     }
 
     /// Waiting jobs by class and line, to compare with the queue.

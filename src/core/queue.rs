@@ -1,16 +1,22 @@
 //! What waits: one lane per class, tenant and model.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
 use std::ops::{AddAssign, Bound, SubAssign};
 
+use smallvec::SmallVec;
+
+use crate::core::board::{self, Board, Rank, Size};
 use crate::core::ids::{ClassId, JobId, ModelId, TenantId};
 use crate::core::job::JobSpec;
+use crate::core::spread::SpreadMap;
 use crate::core::time::Tick;
 
 /// The most jobs of a lane that are counted to find out how many go before one.
 const MAX_BEHIND: usize = 64;
 
-/// Names a lane; ordered so that a tenant's lanes of a class are neighbours.
+/// Names a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneKey {
     /// The class.
@@ -98,7 +104,6 @@ impl SubAssign for Load {
 #[derive(Debug, Clone, Default)]
 pub struct Lane {
     parts: [BTreeSet<(Place, JobId)>; 2],
-    ages: BTreeSet<(u64, JobId)>,
     load: Load,
     /// How many of its jobs are late.
     late: u64,
@@ -118,10 +123,10 @@ impl Lane {
         self.parts.iter().flatten().map(|(_, job)| *job)
     }
 
-    /// The one that arrived first.
+    /// The one that arrived first; looks at them all.
     #[must_use]
     pub fn oldest(&self) -> Option<JobId> {
-        self.ages.first().map(|(_, job)| *job)
+        self.parts.iter().flatten().min_by_key(|(place, job)| (place.seq, *job)).map(|(_, job)| *job)
     }
 
     /// The fresh one whose turn would come last, with its place.
@@ -153,27 +158,41 @@ impl Lane {
 }
 
 /// What waits for one tenant.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Backlog {
     load: Load,
     weight: f64,
+    /// Where it stands among those of the other tenants.
+    slot: Option<usize>,
 }
 
-impl Backlog {
-    /// Requests per weight, as a number that orders as they do: the bits of a
-    /// float that is not negative.
-    fn share(&self) -> u64 {
-        (self.load.requests as f64 / self.weight).to_bits()
+/// A tenant's requests per weight, as a number that orders as they do: the bits
+/// of a float that is not negative. The most goes first, and among equals the
+/// newest tenant.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Share(Reverse<(u64, TenantId)>);
+
+impl Rank for Share {
+    type Query = ();
+    type Cost = Reverse<(u64, TenantId)>;
+
+    fn cost(&self, (): ()) -> Self::Cost {
+        self.0
+    }
+
+    fn floor(self, other: Self) -> Self {
+        Self(self.0.min(other.0))
     }
 }
 
 /// All lanes with waiting jobs.
 #[derive(Debug, Clone, Default)]
 pub struct Queue {
-    lanes: BTreeMap<LaneKey, Lane>,
-    tenants: BTreeMap<TenantId, Backlog>,
-    /// The tenants, by [`Backlog::share`].
-    shares: BTreeSet<(u64, TenantId)>,
+    lanes: SpreadMap<LaneKey, Lane>,
+    /// The models of each tenant's lanes of a class, in their order.
+    models: SpreadMap<(ClassId, TenantId), SmallVec<[ModelId; 4]>>,
+    tenants: SpreadMap<TenantId, Backlog>,
+    shares: Board<Share, TenantId>,
     total: Load,
 }
 
@@ -181,17 +200,21 @@ impl Queue {
     /// Puts a job in its lane. `weight` is its tenant's; the newest one counts
     /// for all that waits of it.
     pub fn push(&mut self, spec: &JobSpec, part: Part, place: Place, weight: f64) {
-        let lane = self.lanes.entry(LaneKey::of(spec)).or_default();
+        let key = LaneKey::of(spec);
+        let lane = self.lanes.entry(key).or_insert_with(|| {
+            let models = self.models.entry((key.class, key.tenant)).or_default();
+            models.insert(models.partition_point(|model| *model < key.model), key.model);
+            Lane::default()
+        });
         if lane.parts[part as usize].insert((place, spec.id)) {
-            lane.ages.insert((place.seq, spec.id));
             lane.late += u64::from(place.late);
             let load = Load::of(spec);
             lane.load += load;
             self.total += load;
-            let mut own = self.take_backlog(spec.tenant);
-            own.load += load;
-            own.weight = sane(weight);
-            self.put_backlog(spec.tenant, own);
+            self.change_backlog(spec.tenant, |own| {
+                own.load += load;
+                own.weight = sane(weight);
+            });
         }
     }
 
@@ -201,21 +224,37 @@ impl Queue {
         if !lane.parts[part as usize].remove(&(place, spec.id)) {
             return false;
         }
-        lane.ages.remove(&(place.seq, spec.id));
         lane.late -= u64::from(place.late);
         let load = Load::of(spec);
         lane.load -= load;
         self.total -= load;
-        let mut own = self.take_backlog(spec.tenant);
-        own.load -= load;
-        self.put_backlog(spec.tenant, own);
+        self.change_backlog(spec.tenant, |own| own.load -= load);
         true
+    }
+
+    /// Lets the fresh ones that are not late go before a fresh job; says whether
+    /// it was there, and not late.
+    pub fn make_late(&mut self, key: LaneKey, place: Place, job: JobId) -> bool {
+        let Some(lane) = self.lanes.get_mut(&key).filter(|_| !place.late) else { return false };
+        let jobs = &mut lane.parts[Part::Fresh as usize];
+        let found = jobs.remove(&(place, job));
+        if found {
+            jobs.insert((Place { late: true, ..place }, job));
+            lane.late += 1;
+        }
+        found
     }
 
     /// Forgets a lane in which nothing waits.
     pub fn drop_empty(&mut self, key: LaneKey) {
         if self.lanes.get(&key).is_some_and(|lane| lane.load.requests == 0) {
             self.lanes.remove(&key);
+            if let Entry::Occupied(mut models) = self.models.entry((key.class, key.tenant)) {
+                models.get_mut().retain(|model| *model != key.model);
+                if models.get().is_empty() {
+                    models.remove();
+                }
+            }
         }
     }
 
@@ -230,15 +269,21 @@ impl Queue {
         self.lanes.get_mut(&key)
     }
 
-    /// Every lane, in the order of the keys.
+    /// Every lane, in the order of the keys; sorts them.
     pub fn lanes(&self) -> impl Iterator<Item = (LaneKey, &Lane)> {
-        self.lanes.iter().map(|(key, lane)| (*key, lane))
+        let mut keys: Vec<LaneKey> = self.lanes.keys().copied().collect();
+        keys.sort_unstable();
+        self.with_lanes(keys)
     }
 
     /// A tenant's lanes of a class.
     pub fn lanes_of(&self, class: ClassId, tenant: TenantId) -> impl Iterator<Item = (LaneKey, &Lane)> {
-        let bound = |number| LaneKey { class, tenant, model: ModelId::new(number) };
-        self.lanes.range(bound(0)..=bound(u32::MAX)).map(|(key, lane)| (*key, lane))
+        let models = self.models.get(&(class, tenant)).into_iter().flatten();
+        self.with_lanes(models.map(move |model| LaneKey { class, tenant, model: *model }))
+    }
+
+    fn with_lanes(&self, keys: impl IntoIterator<Item = LaneKey>) -> impl Iterator<Item = (LaneKey, &Lane)> {
+        keys.into_iter().filter_map(|key| Some((key, self.lanes.get(&key)?)))
     }
 
     /// How much waits for a tenant.
@@ -248,10 +293,16 @@ impl Queue {
     }
 
     /// Tenants for which something waits, each with its requests per weight:
-    /// the most first, and among equals the newest tenant. Each step costs
-    /// O(log tenants).
+    /// the most first, and among equals the newest tenant. The first few cost
+    /// O(log tenants) each.
     pub fn heaviest(&self) -> impl Iterator<Item = (TenantId, f64)> {
-        self.shares.iter().rev().map(|(share, tenant)| (*tenant, f64::from_bits(*share)))
+        let mut seen = Vec::new();
+        std::iter::from_fn(move || {
+            let (Reverse((share, tenant)), _) =
+                self.shares.first((), Size::MAX, &|tenant| seen.contains(tenant))?;
+            seen.push(tenant);
+            Some((tenant, f64::from_bits(share)))
+        })
     }
 
     /// What waits for a tenant, in requests per weight, with so many fewer.
@@ -267,18 +318,18 @@ impl Queue {
         self.total
     }
 
-    /// The tenant's backlog, out of the index, to change it.
-    fn take_backlog(&mut self, tenant: TenantId) -> Backlog {
-        let own = self.tenants.remove(&tenant).unwrap_or(Backlog { load: Load::default(), weight: 1.0 });
-        self.shares.remove(&(own.share(), tenant));
-        own
-    }
-
-    /// Puts it back; one without requests is forgotten.
-    fn put_backlog(&mut self, tenant: TenantId, own: Backlog) {
-        if own.load.requests > 0 {
-            self.shares.insert((own.share(), tenant));
-            self.tenants.insert(tenant, own);
+    /// Changes a tenant's backlog, and its place among the others; one without
+    /// requests is forgotten.
+    fn change_backlog(&mut self, tenant: TenantId, change: impl FnOnce(&mut Backlog)) {
+        let own = self.tenants.entry(tenant).or_default();
+        change(own);
+        let share = (own.load.requests as f64 / own.weight).to_bits();
+        let key = Share(Reverse((share, tenant)));
+        let waits = own.load.requests > 0;
+        let entry = waits.then_some(board::Entry { key, size: Size::ZERO, value: tenant });
+        own.slot = self.shares.put(own.slot, entry);
+        if !waits {
+            self.tenants.remove(&tenant);
         }
     }
 }
@@ -290,6 +341,8 @@ fn sane(weight: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use proptest::collection::vec;
     use proptest::prelude::{Just, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
@@ -346,6 +399,23 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_becomes_late_goes_behind_the_others() {
+        let mut queue = Queue::default();
+        let (key, place) =
+            (LaneKey::of(&spec(0, 0, 0)), |due| Place { due: Tick::from_millis(due), ..at(due) });
+        for id in 1..4 {
+            queue.push(&spec(id, 0, 0), Part::Fresh, place(id), 1.0);
+        }
+        let all = queue.total();
+        assert!(queue.make_late(key, place(1), JobId::new(1)));
+        assert!(!queue.make_late(key, place(1), JobId::new(1)), "it is late already");
+        assert!(!queue.make_late(key, Place { late: true, ..place(1) }, JobId::new(1)));
+        let lane = queue.lane(key).expect("a lane");
+        assert_eq!(lane.jobs().map(JobId::index).collect::<Vec<_>>(), [2, 3, 1]);
+        assert_eq!((lane.before(place(3), JobId::new(3)), queue.total()), (1, all));
+    }
+
+    #[test]
     fn before_a_job_go_those_with_an_earlier_place() {
         let mut queue = Queue::default();
         let place = |late, due, seq| Place { late, due: Tick::from_millis(due), seq };
@@ -391,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenants_lanes_of_a_class_are_neighbours() {
+    fn a_tenants_lanes_of_a_class_come_in_the_order_of_models() {
         let mut queue = Queue::default();
         for (id, (tenant, model)) in [(0, 4), (1, 7), (1, 2), (2, 0)].into_iter().enumerate() {
             queue.push(&spec(id as u64, tenant, model), Part::Fresh, at(id as u64), 1.0);

@@ -55,11 +55,12 @@ const BINS: usize = 16 * STEPS as usize + 1;
 pub struct Speeds {
     bins: Vec<u32>,
     known: u32,
+    median: f64,
 }
 
 impl Default for Speeds {
     fn default() -> Self {
-        Self { bins: vec![0; BINS], known: 0 }
+        Self { bins: vec![0; BINS], known: 0, median: 1.0 }
     }
 }
 
@@ -85,11 +86,16 @@ impl Speeds {
             self.bins[usize::from(bin)] += 1;
             self.known += 1;
         }
+        self.median = self.find_median();
     }
 
     /// The median factor, the lower one of two; 1 while none is known.
     #[must_use]
-    pub fn median(&self) -> f64 {
+    pub const fn median(&self) -> f64 {
+        self.median
+    }
+
+    fn find_median(&self) -> f64 {
         let mut left = self.known.div_ceil(2);
         let at = self.bins.iter().position(|count| {
             left = left.saturating_sub(*count);
@@ -104,8 +110,7 @@ impl Speeds {
     /// What a replica's predictions are multiplied by.
     #[must_use]
     pub fn applied(&self, speed: &Speed) -> f64 {
-        let median = self.median();
-        let own = speed.factor();
+        let (median, own) = (self.median, speed.factor());
         if !speed.is_known() || DEAD_BAND.contains(&(own / median)) { median } else { own }
     }
 }

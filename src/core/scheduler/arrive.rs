@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use crate::core::admission;
 use crate::core::board::Entry;
 use crate::core::event::{Action, RejectReason, Rejection};
@@ -163,8 +165,16 @@ impl Scheduler {
 
     /// Takes a waiting job out of its lane.
     pub(super) fn leave(&mut self, id: JobId) {
-        let Some(job) = self.jobs.get(&id) else { return };
-        let (spec, Some(part)) = (job.spec, job.part()) else { return };
+        if let Some(key) = self.take_from_lane(id) {
+            self.refresh_lane(key);
+            self.queue.drop_empty(key);
+        }
+    }
+
+    /// The same before the lane's heads are looked at again.
+    pub(super) fn take_from_lane(&mut self, id: JobId) -> Option<LaneKey> {
+        let job = self.jobs.get(&id)?;
+        let (spec, part) = (job.spec, job.part()?);
         let place = job.place_in(part);
         let key = LaneKey::of(&spec);
         let mut whole = self.queue.remove(&spec, part, place);
@@ -174,8 +184,7 @@ impl Scheduler {
             self.touched.insert(spot.group);
         }
         self.invariants.check(InvariantId::QueueConsistent, whole);
-        self.refresh_lane(key);
-        self.queue.drop_empty(key);
+        Some(key)
     }
 
     /// Where the lane stands; `None` when the policy no longer has a place.
@@ -196,7 +205,7 @@ impl Scheduler {
     pub(super) fn refresh_tenant(&mut self, group: usize, class: ClassId, tenant: TenantId) {
         let lanes = self.queue.lanes_of(class, tenant).map(|(key, _)| key);
         let here = |key: &LaneKey| self.placement.route(key.model).is_some_and(|route| route.group == group);
-        for key in lanes.filter(here).collect::<Vec<_>>() {
+        for key in lanes.filter(here).collect::<SmallVec<[LaneKey; 8]>>() {
             self.refresh_lane(key);
         }
     }

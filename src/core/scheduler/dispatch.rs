@@ -18,7 +18,7 @@ use crate::core::event::{Action, Placed, Turn};
 use crate::core::fairness::cost;
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
-use crate::core::order::{Candidate, Head, Hold, Rooms};
+use crate::core::order::{Candidate, Head, Hold};
 use crate::core::queue::{LaneKey, Part};
 use crate::core::quota::Standing;
 
@@ -55,12 +55,12 @@ impl Scheduler {
                     }
                     break;
                 };
-                let first = self.first_for(group, pick.pool);
+                let passed = self.passed_by(group, &pick);
                 if self.send(group, &pick, out).is_none() {
                     break;
                 }
-                if let Some(first) = first.filter(|first| first.head.job != pick.chosen.head.job) {
-                    self.pass_over(group, pick.pool, first.head.job);
+                if let Some(passed) = passed {
+                    self.pass_over(group, pick.pool, passed);
                 }
             }
             self.touched.remove(&group);
@@ -75,11 +75,10 @@ impl Scheduler {
         if self.groups[group].waiting() == 0 {
             return None;
         }
-        let room = |pools: &Vec<PoolId>| [self.fleet.room(pools, false), self.fleet.room(pools, true)];
-        let rooms: Rooms = self.groups[group].shape.lines.iter().map(room).collect();
         let mut passed: Vec<JobId> = Vec::new();
         loop {
-            let chosen = self.groups[group].first(&rooms, &|head: &Head| passed.contains(&head.job))?;
+            let room = |pools: &[PoolId], guest| self.fleet.room(pools, guest);
+            let chosen = self.groups[group].first(&room, &|head: &Head| passed.contains(&head.job))?;
             if self.falls_behind(&chosen.head) {
                 continue;
             }
@@ -102,12 +101,9 @@ impl Scheduler {
         if head.part != Part::Fresh || job.place.late || now <= job.late_after {
             return false;
         }
-        let (spec, place) = (job.spec, job.place);
+        let whole = self.queue.make_late(head.lane, job.place, head.job);
         job.place.late = true;
-        let late = job.place;
-        let whole = self.queue.remove(&spec, Part::Fresh, place);
         self.invariants.check(InvariantId::QueueConsistent, whole);
-        self.queue.push(&spec, Part::Fresh, late, self.weight(spec.tenant));
         self.refresh_lane(head.lane);
         true
     }
@@ -150,6 +146,7 @@ impl Scheduler {
             class: spot.class,
             line: spot.line,
             head,
+            place: job.place_in(part),
             need: job.need(),
             guaranteed: false,
             guest: false,
@@ -203,18 +200,19 @@ impl Scheduler {
 
     /// The first in the order of the group, whether it fits or not.
     pub(super) fn first_of(&self, group: usize) -> Option<Candidate> {
-        let here = &self.groups[group];
-        let rooms: Rooms = here.shape.lines.iter().map(|_| [Some(Size::MAX); 2]).collect();
-        here.first(&rooms, &|_| false)
+        self.groups[group].first(&|_, _| Some(Size::MAX), &|_| false)
     }
 
     /// The first in the order among all that wait for the pool, whether it
-    /// fits or not.
-    fn first_for(&self, group: usize, pool: PoolId) -> Option<Candidate> {
+    /// fits or not, if another one goes there.
+    fn passed_by(&self, group: usize, pick: &Pick) -> Option<JobId> {
         let here = &self.groups[group];
-        let lines = here.shape.lines.iter();
-        let rooms: Rooms = lines.map(|pools| [pools.contains(&pool).then_some(Size::MAX); 2]).collect();
-        here.first(&rooms, &|_| false)
+        if here.leads(&pick.chosen, pick.pool) {
+            return None;
+        }
+        let room = |pools: &[PoolId], _| pools.contains(&pick.pool).then_some(Size::MAX);
+        let first = here.first(&room, &|_| false)?.head.job;
+        (first != pick.chosen.head.job).then_some(first)
     }
 
     /// Another went before the first in the order. Once too often, and a
@@ -253,12 +251,15 @@ impl Scheduler {
         self.invariants.check(InvariantId::CreditKept, fits);
         self.groups[group].account(&pick.chosen, pick.pool, price);
         self.groups[group].class_mut(pick.chosen.class).backlogs.sent(spec.tenant, now);
-        self.leave(id);
+        let lane = self.take_from_lane(id)?;
         if unpaid {
             let weight = self.weight(spec.tenant);
             self.groups[group].class_mut(pick.chosen.class).counters.charge(spec.tenant, weight, price);
             self.refresh_tenant(group, spec.class, spec.tenant);
+        } else {
+            self.refresh_lane(lane);
         }
+        self.queue.drop_empty(lane);
         self.fleet.book(pick.replica, &booking, now);
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);

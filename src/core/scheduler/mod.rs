@@ -35,7 +35,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::core::admission::has_space;
@@ -50,6 +50,7 @@ use crate::core::placement::Placement;
 use crate::core::policy::Policy;
 use crate::core::prefix::PrefixIndex;
 use crate::core::queue::{Load, Queue};
+use crate::core::spread::SpreadMap;
 use crate::core::time::Tick;
 
 use job::Job;
@@ -65,7 +66,7 @@ pub struct Scheduler {
     groups: Vec<Group>,
     fleet: Fleet,
     queue: Queue,
-    jobs: HashMap<JobId, Job>,
+    jobs: SpreadMap<JobId, Job>,
     lengths: OutputLengths,
     prefixes: PrefixIndex,
     movable: BTreeSet<Movable>,
@@ -94,7 +95,7 @@ impl Scheduler {
             groups,
             fleet,
             queue: Queue::default(),
-            jobs: HashMap::new(),
+            jobs: SpreadMap::default(),
             lengths: OutputLengths::default(),
             prefixes: PrefixIndex::default(),
             movable: BTreeSet::new(),

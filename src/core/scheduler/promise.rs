@@ -28,8 +28,8 @@ impl Scheduler {
         let up = self.fleet.count_up(&here.shape.pools).max(1);
         let reserve = u64::from(promise.reserve).div_ceil(up);
         let promise = Promise { reserve: u32::try_from(reserve).unwrap_or(u32::MAX), ..promise };
-        for pool in here.shape.pools.clone() {
-            self.fleet.promise(pool, promise, now);
+        for pool in &here.shape.pools {
+            self.fleet.promise(*pool, promise, now);
         }
     }
 

@@ -46,6 +46,9 @@ impl Scheduler {
     /// Takes back a job of a slower class for the first in the order, once that
     /// has waited for half of its objective. Says whether it did.
     pub(super) fn preempt(&mut self, group: usize, out: &mut Vec<Action>) -> bool {
+        if self.movable.is_empty() {
+            return false;
+        }
         let Some(first) = self.first_of(group).filter(|first| self.is_pressed(first)) else { return false };
         let pools = &self.groups[group].shape.lines[first.line];
         let victims = pools.iter().filter_map(|pool| {

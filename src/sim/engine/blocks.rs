@@ -1,8 +1,9 @@
 //! The KV block pool with its prefix cache.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::core::spread::SpreadMap;
 
 /// Tokens in one KV block.
 pub const BLOCK_TOKENS: u32 = 16;
@@ -19,25 +20,6 @@ struct Cached {
     stamp: u64,
 }
 
-/// Block hashes are hashes already: one multiplication spreads them.
-#[derive(Debug, Default)]
-struct Spread(u64);
-
-impl Hasher for Spread {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        let mixed = (self.0 ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        self.0 = mixed ^ (mixed >> 32);
-    }
-}
-
 /// Fixed number of blocks. A block is free, private to one sequence, or cached
 /// under a hash: then it is shared by `refs` sequences, or idle and evictable,
 /// the longest idle first.
@@ -45,7 +27,7 @@ impl Hasher for Spread {
 pub(super) struct BlockPool {
     total: u64,
     free: u64,
-    cached: HashMap<u64, Cached, BuildHasherDefault<Spread>>,
+    cached: SpreadMap<u64, Cached>,
     /// Stamp and hash of what became idle, the oldest first. A block that was
     /// shared again leaves its entry behind: it counts only with its stamp.
     idle: VecDeque<(u64, u64)>,
@@ -55,7 +37,7 @@ pub(super) struct BlockPool {
 
 impl BlockPool {
     pub(super) fn new(total: u64) -> Self {
-        let (cached, idle) = (HashMap::default(), VecDeque::new());
+        let (cached, idle) = (SpreadMap::default(), VecDeque::new());
         Self { total, free: total, cached, idle, idle_blocks: 0, stamps: 0 }
     }
 
@@ -166,7 +148,7 @@ impl BlockPool {
     }
 }
 
-fn is_idle(cached: &HashMap<u64, Cached, BuildHasherDefault<Spread>>, stamp: u64, hash: u64) -> bool {
+fn is_idle(cached: &SpreadMap<u64, Cached>, stamp: u64, hash: u64) -> bool {
     cached.get(&hash).is_some_and(|block| block.refs == 0 && block.stamp == stamp)
 }
 
