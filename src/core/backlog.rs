@@ -2,7 +2,7 @@
 
 use crate::core::estimate::DrainRate;
 use crate::core::ids::TenantId;
-use crate::core::spread::SpreadMap;
+use crate::core::number_map::NumberMap;
 use crate::core::time::Tick;
 
 /// What waits for one tenant, and how fast it goes.
@@ -18,7 +18,7 @@ struct Row {
 /// learned, and end with their tenant.
 #[derive(Debug, Clone, Default)]
 pub struct Backlogs {
-    rows: SpreadMap<TenantId, Row>,
+    rows: NumberMap<TenantId, Row>,
 }
 
 impl Backlogs {

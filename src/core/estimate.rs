@@ -3,7 +3,7 @@
 use crate::core::ids::{ClassId, ModelId, TenantId};
 use crate::core::job::{JobSpec, Usage};
 use crate::core::policy::Policy;
-use crate::core::spread::SpreadMap;
+use crate::core::number_map::NumberMap;
 use crate::core::time::Tick;
 
 /// Output tokens of one sequence that are expected before anything is known.
@@ -35,8 +35,8 @@ impl Mean {
 /// Learned output tokens per sequence.
 #[derive(Debug, Clone, Default)]
 pub struct OutputLengths {
-    own: SpreadMap<(ModelId, TenantId, ClassId), Mean>,
-    models: SpreadMap<ModelId, Mean>,
+    own: NumberMap<(ModelId, TenantId, ClassId), Mean>,
+    models: NumberMap<ModelId, Mean>,
 }
 
 impl OutputLengths {

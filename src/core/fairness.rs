@@ -1,7 +1,7 @@
 //! Who has had how much: virtual counters of tenants, owed shares of classes.
 
 use crate::core::ids::TenantId;
-use crate::core::spread::SpreadMap;
+use crate::core::number_map::NumberMap;
 
 /// Parts of a virtual counter that one token costs a tenant of weight 1.
 const UNIT: f64 = 1024.0;
@@ -18,7 +18,7 @@ pub const fn cost(input: u64, output: u64) -> u64 {
 /// in which several wait, each gets work in proportion to its weight.
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
-    accounts: SpreadMap<TenantId, u128>,
+    accounts: NumberMap<TenantId, u128>,
 }
 
 impl Counters {

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::core::board::{self, Board, Rank, Size};
 use crate::core::ids::{ClassId, JobId, ModelId, TenantId};
 use crate::core::job::JobSpec;
-use crate::core::spread::SpreadMap;
+use crate::core::number_map::NumberMap;
 use crate::core::time::Tick;
 
 /// The most jobs of a lane that are counted to find out how many go before one.
@@ -188,10 +188,10 @@ impl Rank for Share {
 /// All lanes with waiting jobs.
 #[derive(Debug, Clone, Default)]
 pub struct Queue {
-    lanes: SpreadMap<LaneKey, Lane>,
+    lanes: NumberMap<LaneKey, Lane>,
     /// The models of each tenant's lanes of a class, in their order.
-    models: SpreadMap<(ClassId, TenantId), SmallVec<[ModelId; 4]>>,
-    tenants: SpreadMap<TenantId, Backlog>,
+    models: NumberMap<(ClassId, TenantId), SmallVec<[ModelId; 4]>>,
+    tenants: NumberMap<TenantId, Backlog>,
     shares: Board<Share, TenantId>,
     total: Load,
 }

@@ -50,7 +50,7 @@ use crate::core::placement::Placement;
 use crate::core::policy::Policy;
 use crate::core::prefix::PrefixIndex;
 use crate::core::queue::{Load, Queue};
-use crate::core::spread::SpreadMap;
+use crate::core::number_map::NumberMap;
 use crate::core::time::Tick;
 
 use job::Job;
@@ -66,7 +66,7 @@ pub struct Scheduler {
     groups: Vec<Group>,
     fleet: Fleet,
     queue: Queue,
-    jobs: SpreadMap<JobId, Job>,
+    jobs: NumberMap<JobId, Job>,
     lengths: OutputLengths,
     prefixes: PrefixIndex,
     movable: BTreeSet<Movable>,
@@ -95,7 +95,7 @@ impl Scheduler {
             groups,
             fleet,
             queue: Queue::default(),
-            jobs: SpreadMap::default(),
+            jobs: NumberMap::default(),
             lengths: OutputLengths::default(),
             prefixes: PrefixIndex::default(),
             movable: BTreeSet::new(),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 
-use crate::core::spread::SpreadMap;
+use crate::core::number_map::NumberMap;
 
 /// Tokens in one KV block.
 pub const BLOCK_TOKENS: u32 = 16;
@@ -27,7 +27,7 @@ struct Cached {
 pub(super) struct BlockPool {
     total: u64,
     free: u64,
-    cached: SpreadMap<u64, Cached>,
+    cached: NumberMap<u64, Cached>,
     /// Stamp and hash of what became idle, the oldest first. A block that was
     /// shared again leaves its entry behind: it counts only with its stamp.
     idle: VecDeque<(u64, u64)>,
@@ -37,7 +37,7 @@ pub(super) struct BlockPool {
 
 impl BlockPool {
     pub(super) fn new(total: u64) -> Self {
-        let (cached, idle) = (SpreadMap::default(), VecDeque::new());
+        let (cached, idle) = (NumberMap::default(), VecDeque::new());
         Self { total, free: total, cached, idle, idle_blocks: 0, stamps: 0 }
     }
 
@@ -148,7 +148,7 @@ impl BlockPool {
     }
 }
 
-fn is_idle(cached: &SpreadMap<u64, Cached>, stamp: u64, hash: u64) -> bool {
+fn is_idle(cached: &NumberMap<u64, Cached>, stamp: u64, hash: u64) -> bool {
     cached.get(&hash).is_some_and(|block| block.refs == 0 && block.stamp == stamp)
 }
 

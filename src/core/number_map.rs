@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// A map by number, the same in every run.
-pub type SpreadMap<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
+pub type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 
 /// One multiplication for each number of the key.
 #[derive(Debug, Default)]
-pub struct Spread(u64);
+pub struct NumberHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for NumberHasher {
     fn finish(&self) -> u64 {
         self.0
     }
