@@ -119,6 +119,7 @@ fn snapshot() -> Snapshot {
             kv_tokens: 20,
             report_age: None,
         }],
+        overrides: Vec::new(),
         jobs: 5,
         broken_invariants: 0,
     }

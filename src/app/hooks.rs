@@ -14,8 +14,8 @@ use crate::proxy::handler::Proxy;
 use crate::proxy::server::{DoorEvents, Refusal};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, ModelMismatch, ProbeFailed,
-    ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
+    ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, ModelMismatch, OverrideExpired,
+    ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
 };
 use crate::telemetry::metrics::EngineView;
 
@@ -94,6 +94,9 @@ pub(super) async fn carry_out(
             Action::Probe { replica } => fleet.probe(replica),
             Action::Eject { replica, why } => ReplicaEjected { replica, fault: why }.emit(&telemetry),
             Action::Readmit { replica, after } => ReplicaReadmitted { replica, after }.emit(&telemetry),
+            Action::OverrideExpired { lever } => {
+                OverrideExpired { subject: lever.name(&telemetry.policy()) }.emit(&telemetry);
+            }
             // The request that is concerned tells its own story.
             Action::Dispatch { .. }
             | Action::Reject { .. }

@@ -15,6 +15,7 @@ pub mod invariant;
 pub mod job;
 pub mod limits;
 pub mod order;
+pub mod overrides;
 pub mod pace;
 pub mod placement;
 pub mod policy;

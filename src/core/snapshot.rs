@@ -1,8 +1,10 @@
 //! A picture of the scheduler at one moment, for people and for metrics.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
+use crate::core::overrides::Measure;
 
 /// Everything that waits and runs.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -12,6 +14,8 @@ pub struct Snapshot {
     /// One row per replica of the policy, and per removed one that still runs
     /// something.
     pub replicas: Vec<ReplicaView>,
+    /// What operators have set apart from the policy.
+    pub overrides: Vec<OverrideView>,
     /// Jobs in any phase.
     pub jobs: u64,
     /// Invariants found broken since the start; 0 in a healthy process.
@@ -56,6 +60,19 @@ pub struct ReplicaView {
     pub report_age: Option<Duration>,
 }
 
+/// An override in force.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OverrideView {
+    /// What it does.
+    pub measure: Measure,
+    /// The operator's words.
+    pub reason: Arc<str>,
+    /// How long it has been in force.
+    pub age: Duration,
+    /// When it ends by itself; `None` = not at all.
+    pub left: Option<Duration>,
+}
+
 /// Whether a replica gets work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReplicaState {
@@ -65,6 +82,10 @@ pub enum ReplicaState {
     SlowStart,
     /// Not for a moment: it said it was busy.
     Busy,
+    /// No, until an operator or time ends its cordon; it finishes what it has.
+    Cordoned,
+    /// No, as when cordoned; what it had not begun to answer went to others.
+    Draining,
     /// No, until a probe succeeds.
     Ejected,
     /// No: it left the policy and only finishes what it runs.
@@ -79,6 +100,8 @@ impl ReplicaState {
             Self::Serving => "serving",
             Self::SlowStart => "slow_start",
             Self::Busy => "busy",
+            Self::Cordoned => "cordoned",
+            Self::Draining => "draining",
             Self::Ejected => "ejected",
             Self::Removed => "removed",
         }

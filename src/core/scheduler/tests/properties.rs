@@ -10,6 +10,7 @@ use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert
 use crate::core::event::{Action, Event, Fault, Outcome};
 use crate::core::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
 use crate::core::job::{JobSpec, Prefix, Usage};
+use crate::core::overrides::{Lever, Override};
 use crate::core::policy::Policy;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::used;
@@ -38,6 +39,8 @@ struct Edge {
     jobs: BTreeMap<JobId, Seen>,
     out_of_service: BTreeSet<ReplicaId>,
     probes: BTreeMap<ReplicaId, Tick>,
+    /// What operators have closed or paused, and until when.
+    barred: BTreeMap<Lever, Tick>,
     log: Vec<(Tick, Action)>,
 }
 
@@ -53,6 +56,7 @@ impl Edge {
             jobs: BTreeMap::new(),
             out_of_service: BTreeSet::new(),
             probes: BTreeMap::new(),
+            barred: BTreeMap::new(),
             log: Vec::new(),
         }
     }
@@ -80,6 +84,9 @@ impl Edge {
                 let model = self.policy.models.get(spec.model).expect("a model of the policy");
                 assert!(model.pools.contains(&pool));
                 assert!(!self.out_of_service.contains(&replica));
+                for lever in [Lever::Pool(pool), Lever::Replica(replica), Lever::Pause(spec.tenant)] {
+                    assert!(self.barred.get(&lever).is_none_or(|until| *until <= self.now), "{lever:?}");
+                }
                 let room = why.running + spec.sequences.max(1) <= why.limit || why.running == 0;
                 assert!(room, "beyond its credit: {why:?}");
                 assert!(why.candidates >= 1);
@@ -119,6 +126,15 @@ impl Edge {
                     seen.tried.remove(&replica);
                     seen.outlived |= seen.at == Some(replica);
                 }
+            }
+            Action::OverrideExpired { lever } => {
+                assert!(
+                    self.scheduler
+                        .snapshot(self.now)
+                        .overrides
+                        .iter()
+                        .all(|row| row.measure.lever() != lever)
+                );
             }
             Action::Probe { replica } => {
                 assert!(self.out_of_service.contains(&replica));
@@ -246,6 +262,17 @@ impl Edge {
                 self.event(Event::Left { job, usage: Usage::Unknown });
             }
             Op::Reload(which) => self.reload(which),
+            Op::Override(measure, millis) => {
+                let until = millis.map_or(Tick::NEVER, |millis| self.now + Duration::from_millis(millis));
+                if until > self.now && !matches!(measure.lever(), Lever::Boost(_)) {
+                    self.barred.insert(measure.lever(), until);
+                }
+                self.event(Event::Overridden(Override { measure, until, reason: "any".into() }));
+            }
+            Op::Restore(lever) => {
+                self.barred.remove(&lever);
+                self.event(Event::Restored(lever));
+            }
             Op::Drain => self.event(Event::Draining),
         }
     }
