@@ -3,9 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::admin::Wish;
 use crate::config::watch::{ReloadOutcome, ReloadReport};
 use crate::core::event::{Action, Event};
 use crate::core::ids::ReplicaId;
+use crate::core::overrides::Override;
+use crate::core::time::Tick;
 use crate::fleet::handle::Fleet;
 use crate::fleet::hooks::{Note, Sink, Watch};
 use crate::fleet::view::FleetView;
@@ -103,6 +106,18 @@ pub(super) async fn carry_out(
             | Action::Requeue { .. }
             | Action::Recall { .. } => {}
         }
+    }
+}
+
+/// An operator's wish as the scheduler takes it.
+pub(super) fn event_of(wish: Wish, now: Tick) -> Event {
+    match wish {
+        Wish::Set { measure, lasts, reason } => Event::Overridden(Override {
+            measure,
+            until: lasts.map_or(Tick::NEVER, |lasts| now + lasts),
+            reason,
+        }),
+        Wish::End(lever) => Event::Restored(lever),
     }
 }
 

@@ -77,6 +77,9 @@ pub enum Measure {
 }
 
 impl Measure {
+    /// All that [`Self::name`] can say.
+    pub const NAMES: [&str; 5] = ["cordon", "drain", "spot_notice", "pause", "boost"];
+
     /// What it changes.
     #[must_use]
     pub const fn lever(&self) -> Lever {

@@ -15,7 +15,7 @@ use crate::core::overrides::Closed;
 use crate::core::policy::{Health, Policy};
 use crate::core::predict::{self, Outlook};
 use crate::core::routing::{Booking, Ledger};
-use crate::core::snapshot::ReplicaView;
+use crate::core::snapshot::{ReplicaView, SAMPLE_PROMPT};
 use crate::core::time::Tick;
 use crate::core::vitals::Vitals;
 
@@ -283,13 +283,17 @@ impl Fleet {
         let nodes = self.nodes.iter().enumerate();
         nodes.filter_map(move |(index, node)| {
             let node = node.as_ref()?;
+            let pool = self.pools.get(node.pool.index())?;
+            let sample = predict::weight(SAMPLE_PROMPT, 0);
             Some(ReplicaView {
                 replica: ReplicaId::from(index),
                 state: node.state(now, &self.rules),
                 running: node.ledger.seqs,
-                limit: node.limit(self.pools.get(node.pool.index())?, now, &self.rules),
+                limit: node.limit(pool, now, &self.rules),
                 prefill_tokens: node.ledger.prefill,
                 kv_tokens: node.ledger.kv,
+                speed_factor: node.factor(pool),
+                expected: Duration::from_nanos(node.outlook(pool).ttft(sample)),
                 report_age: node.report.map(|(at, _)| now.since(at)),
             })
         })

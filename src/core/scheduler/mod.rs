@@ -23,6 +23,7 @@ mod audit;
 mod demote;
 mod dispatch;
 mod displace;
+mod explain;
 mod health;
 mod job;
 mod overrides;
