@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use crate::core::ids::{PoolId, TenantId};
+use crate::core::ids::{ClassId, PoolId, TenantId};
 use crate::core::overrides::{Lever, Measure};
-use crate::core::policy::Policy;
+use crate::core::policy::{Class, Policy};
 use crate::core::snapshot::{OverrideView, QueueView, ReplicaState, ReplicaView, Snapshot};
 
 /// What is in force where no operator has said anything.
@@ -97,7 +97,7 @@ pub(super) struct ClassRow {
 pub(super) fn classes(snapshot: &Snapshot, policy: &Policy) -> Vec<ClassRow> {
     let mut rows: Vec<_> = policy.classes.iter().collect();
     rows.sort_by_key(|(id, _, row)| (row.rank, *id));
-    let row = |(id, name, class): (_, &str, &crate::core::policy::Class)| {
+    let row = |(id, name, class): (ClassId, &str, &Class)| {
         let (waiting, oldest_seconds) = waits(snapshot, |queue| queue.class == id);
         ClassRow {
             class: name.to_owned(),

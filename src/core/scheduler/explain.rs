@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use crate::core::ids::{JobId, PoolId};
-use crate::core::queue::LaneKey;
+use crate::core::queue::{LaneKey, Part};
 use crate::core::snapshot::{Choice, Obstacle, WaitingView};
 use crate::core::time::Tick;
 
@@ -25,7 +25,8 @@ impl Scheduler {
         let key = LaneKey::of(&job.spec);
         let spot = self.spot(key)?;
         let here = &self.groups[spot.group];
-        let ahead = self.queue.lane(key).map_or(0, |lane| lane.before(job.place_in(part), id));
+        let lane = self.queue.lane(key).filter(|_| part == Part::Fresh);
+        let ahead = lane.map_or(0, |lane| lane.before(job.place, id));
         let pools = &here.shape.lines[spot.line];
         let guest = here.is_guest(spot.class);
         let mut replicas = self.choices(job, pools, guest, now);

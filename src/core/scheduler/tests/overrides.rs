@@ -6,9 +6,10 @@ use crate::core::event::{Action, Event, Recalled, RejectReason};
 use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
 use crate::core::job::JobSpec;
 use crate::core::overrides::{Closed, Lever, Measure, Override};
-use crate::core::policy::{Class, Policy};
+use crate::core::policy::{Class, Policy, Replica};
 use crate::core::scheduler::tests::{World, class, of_tenant, policy, rejected, sent, spec};
-use crate::core::snapshot::ReplicaState;
+use crate::core::snapshot::{Obstacle, ReplicaState};
+use crate::core::table::Table;
 use crate::core::time::Tick;
 
 impl World {
@@ -128,13 +129,10 @@ fn the_last_replica_keeps_what_has_nowhere_to_go() {
 fn a_pool_closes_with_what_joins_it_and_over_a_reload() {
     let mut world = World::new(policy(&[&[4, 4], &[4]], &[&[0, 1]]));
     world.set(Measure::ClosePool(PoolId::new(0), Closed::Cordoned), Tick::NEVER);
-    assert_eq!(sent(&world.arrive(spec(1))), [(1, 1 + 1)]);
-    let larger = policy(&[&[4, 4], &[4]], &[&[0, 1]]);
-    let mut next = Policy { generation: 2, ..larger };
-    let joined = next.replicas.insert(
-        "p0/r2",
-        crate::core::policy::Replica { pool: PoolId::new(0), max_seqs: Some(4), kv_tokens: None },
-    );
+    assert_eq!(sent(&world.arrive(spec(1))), [(1, 2)]);
+    let mut next = Policy { generation: 2, ..policy(&[&[4, 4], &[4]], &[&[0, 1]]) };
+    let row = Replica { pool: PoolId::new(0), max_seqs: Some(4), kv_tokens: None };
+    let joined = next.replicas.insert("p0/r2", row);
     let mut pool = next.pools.get(PoolId::new(0)).expect("a pool").clone();
     pool.replicas.push(joined);
     next.pools.insert("p0", pool);
@@ -152,7 +150,7 @@ fn an_endpoint_that_leaves_the_policy_is_vacated() {
     assert_eq!(world.event(Event::Vacated { replica: ReplicaId::new(0) }), [], "it gets new work");
     let mut next = Policy { generation: 2, ..policy(&[&[4, 4]], &[&[0]]) };
     let whole = policy(&[&[4, 4]], &[&[0]]);
-    next.replicas = crate::core::table::Table::successor(&whole.replicas);
+    next.replicas = Table::successor(&whole.replicas);
     let kept = whole.replicas.get(ReplicaId::new(1)).expect("a replica").clone();
     next.replicas.insert("p0/r1", kept);
     world.event(Event::PolicyChanged(next.into()));
@@ -290,4 +288,26 @@ fn a_closed_replica_that_falls_silent_is_still_noticed() {
     }
     assert!(recalls(&actions).contains(&(3, 0, Recalled::Stalled)), "{actions:?}");
     assert_eq!(world.state(0), Some(ReplicaState::Ejected));
+}
+
+#[test]
+fn who_waits_is_told_what_for() {
+    let mut world = World::new(policy(&[&[1], &[1]], &[&[0, 1]]));
+    world.close(1, Closed::Cordoned);
+    world.arrive(of_tenant(1, 1));
+    let far = Tick::from_millis(50_000);
+    world.arrive(JobSpec { deadline: far, ..of_tenant(2, 0) });
+    world.arrive(JobSpec { deadline: far, ..of_tenant(3, 0) });
+    world.at(2_000);
+    let told = |world: &World, job| world.scheduler.explain(JobId::new(job), world.now);
+    assert_eq!(told(&world, 1), None, "it runs");
+    let third = told(&world, 3).expect("it waits");
+    assert_eq!((third.obstacle, third.ahead, third.waiting), (Obstacle::NoRoom, 1, 2));
+    assert_eq!((third.queued, third.left), (Duration::from_secs(2), Duration::from_secs(48)));
+    let states: Vec<_> = third.replicas.iter().map(|choice| (choice.state, choice.fits)).collect();
+    assert!(states.contains(&(ReplicaState::Cordoned, false)), "{states:?}");
+    world.close(0, Closed::Cordoned);
+    assert_eq!(told(&world, 2).map(|view| view.obstacle), Some(Obstacle::NoReplica));
+    world.pause(0, far);
+    assert_eq!(told(&world, 2).map(|view| view.obstacle), Some(Obstacle::Paused));
 }
