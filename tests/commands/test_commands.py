@@ -136,7 +136,7 @@ def test_verbs_refuse_with_the_next_step(tmp_path, start):
     gateway = start("penstock serve", cwd=tmp_path)
     gateway.wait_for("server started")
     for command, said in {
-        "pools cordon q": "did you mean `p`?",
+        "pools cordon q": "there are: p",
         "replicas drain p/http://127.0.0.1:8": "did you mean `p/http://127.0.0.1:9`?",
         "tenants pause default --for soon": "write it like",
         "tenants boost default --by 0": "from 0.01 to 100",
