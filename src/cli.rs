@@ -1,11 +1,14 @@
 //! The command line: what can be said, and how it is explained.
 
+pub mod operate;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::cli::operate::{ExplainArgs, PoolsCommand, ReplicasCommand, StatusArgs, TenantsCommand};
 use crate::config::units::Span;
 
 /// Inference gateway and queue-aware request router.
@@ -64,6 +67,32 @@ pub enum Command {
         after_help = "Example:\n  penstock schema > schema.json\n\nEditors check and complete the YAML file when its first line is:\n  # yaml-language-server: $schema=./schema.json"
     )]
     Schema,
+    /// Show a running gateway on one screen.
+    ///
+    /// Pools, replicas with their ledgers and predictions, what waits by class
+    /// and tenant, and what operators have set apart from the file. SPEED is
+    /// against a usual H100; TTFT OF 1000 is the predicted first token of a
+    /// prompt of 1000 tokens sent now.
+    ///
+    /// Exit code 1, here and for the other commands that ask a gateway: it
+    /// cannot be reached, or it refuses.
+    #[command(after_help = "Examples:\n  penstock status\n  penstock status --json")]
+    Status(StatusArgs),
+    /// Say why a request went where it went, or why it waits.
+    ///
+    /// The gateway remembers its last 10000 requests: each decision with its
+    /// rule, its prediction and the ledger of that moment; no prompts, no keys.
+    #[command(after_help = "Examples:\n  penstock explain hello-1\n  penstock explain hello-1 --json")]
+    Explain(ExplainArgs),
+    /// List pools; close them to new work, and open them again.
+    #[command(subcommand)]
+    Pools(PoolsCommand),
+    /// List replicas; close them to new work, and open them again.
+    #[command(subcommand)]
+    Replicas(ReplicasCommand),
+    /// List tenants; pause them, or give them a larger share for a time.
+    #[command(subcommand)]
+    Tenants(TenantsCommand),
     /// Make API keys, and the digests that the configuration stores.
     #[command(subcommand)]
     Keys(KeysCommand),

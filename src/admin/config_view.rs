@@ -9,6 +9,7 @@ use crate::admin::report::{self, BoundsRow};
 use crate::config::settings::{Auth, Edge, EngineKind, LogFormat, PoolEdge, Settings, Startup};
 use crate::core::ids::PoolId;
 use crate::core::policy::{Class, Policy};
+use crate::core::snapshot::Snapshot;
 
 /// `GET /admin/v1/config`. Times are in seconds.
 pub(super) fn effective(settings: &Settings) -> Value {
@@ -19,7 +20,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
         "startup": startup_view(startup),
         "auth": auth(&edge.auth, policy),
         "classes": by_name(policy.classes.iter().map(|(_, name, class)| (name, class_view(class)))),
-        "tenants": report::tenants(policy),
+        "tenants": report::tenants(&Snapshot::default(), policy),
         "models": models(edge, policy),
         "pools": by_name(policy.pools.iter().map(|(id, name, _)| (name, pool_view(id, edge, policy)))),
         "queue": BoundsRow::new(policy.bounds),

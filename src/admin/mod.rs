@@ -3,6 +3,9 @@
 //! [`AdminState`], and runs on a thread of its own ([`spawn`]).
 
 mod config_view;
+mod explain;
+mod operate;
+mod overview;
 mod report;
 mod routes;
 mod server;
@@ -14,10 +17,12 @@ use std::sync::Arc;
 
 use crate::config::settings::Settings;
 use crate::config::watch::ReloadReport;
-use crate::core::snapshot::Snapshot;
+use crate::core::ids::JobId;
+use crate::core::snapshot::{Changed, Snapshot, WaitingView};
 use crate::telemetry::Telemetry;
 use crate::telemetry::metrics::EngineView;
 
+pub use crate::admin::operate::Wish;
 pub use crate::admin::routes::router;
 pub use crate::admin::server::{AdminHandle, spawn};
 
@@ -36,6 +41,10 @@ pub struct AdminState {
     pub reload: Arc<dyn Fn() -> Reloading + Send + Sync>,
     /// The engines' own views, as last read.
     pub engines: Arc<dyn Fn() -> Vec<EngineView> + Send + Sync>,
+    /// Puts an operator's wish in force.
+    pub operate: Arc<dyn Fn(Wish) -> Changed + Send + Sync>,
+    /// Why a job waits; `None` when it does not.
+    pub explain: Arc<dyn Fn(JobId) -> Option<WaitingView> + Send + Sync>,
     /// Whether new requests are taken; if not, why: `starting`, `draining`.
     pub ready: Arc<dyn Fn() -> Result<(), &'static str> + Send + Sync>,
     /// Metrics and the state of the configuration.

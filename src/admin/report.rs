@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::admin::overview::{self, ClassRow, OverrideRow, PoolRow, Standing};
+use crate::core::ids::TenantId;
 use crate::core::policy::{Bounds, Policy, Tenant};
 use crate::core::snapshot::{ReplicaView, Snapshot};
 use crate::telemetry::metrics::EngineView;
@@ -20,6 +22,11 @@ pub(super) struct Status {
     jobs: u64,
     broken_invariants: u64,
     config: Config,
+    pools: Vec<PoolRow>,
+    replicas: Vec<ReplicaRow>,
+    classes: Vec<ClassRow>,
+    tenants: Vec<TenantRow>,
+    overrides: Vec<OverrideRow>,
 }
 
 #[derive(Debug, Serialize)]
@@ -27,6 +34,7 @@ struct Config {
     generation: u64,
     digest: String,
     loaded_at_unix: Option<f64>,
+    loaded_seconds_ago: Option<f64>,
     last_reload: LastReload,
 }
 
@@ -42,6 +50,8 @@ impl Status {
         uptime: Duration,
         ready: Result<(), &'static str>,
         snapshot: &Snapshot,
+        engines: &[EngineView],
+        policy: &Policy,
         config: &ConfigStatus,
     ) -> Self {
         Self {
@@ -55,12 +65,18 @@ impl Status {
                 generation: config.generation,
                 digest: config.digest.clone(),
                 loaded_at_unix: config.loaded_at.map(wall::unix_seconds),
+                loaded_seconds_ago: config.loaded_at.map(wall::seconds_since),
                 last_reload: LastReload {
                     successful: config.problems.is_empty(),
                     at_unix: config.tried_at.map(wall::unix_seconds),
                     problems: config.problems.clone(),
                 },
             },
+            pools: overview::pools(snapshot, policy),
+            replicas: replicas(snapshot, engines, policy),
+            classes: overview::classes(snapshot, policy),
+            tenants: tenants(snapshot, policy),
+            overrides: overview::overrides(snapshot, policy),
         }
     }
 }
@@ -101,6 +117,8 @@ pub(super) struct ReplicaRow {
     limit: u32,
     prefill_tokens: u64,
     kv_tokens: u64,
+    speed_factor: f64,
+    expected_ttft_seconds: f64,
     engine: Option<EngineRow>,
 }
 
@@ -128,6 +146,8 @@ pub(super) fn replicas(snapshot: &Snapshot, engines: &[EngineView], policy: &Pol
         limit: view.limit,
         prefill_tokens: view.prefill_tokens,
         kv_tokens: view.kv_tokens,
+        speed_factor: view.speed_factor,
+        expected_ttft_seconds: view.expected.as_secs_f64(),
         engine: engines.get(&view.replica).map(|engine| EngineRow::new(engine)),
     };
     snapshot.replicas.iter().map(row).collect()
@@ -158,6 +178,8 @@ pub(super) struct TenantRow {
     classes: Vec<String>,
     models: Option<Vec<String>>,
     bounds: BoundsRow,
+    #[serde(flatten)]
+    standing: Standing,
 }
 
 /// Queue bounds; `null` = unbounded.
@@ -176,8 +198,8 @@ impl BoundsRow {
 }
 
 /// The tenants and what they may do; nothing about their keys.
-pub(super) fn tenants(policy: &Policy) -> Vec<TenantRow> {
-    let row = |name: &str, tenant: &Tenant| TenantRow {
+pub(super) fn tenants(snapshot: &Snapshot, policy: &Policy) -> Vec<TenantRow> {
+    let row = |id: TenantId, name: &str, tenant: &Tenant| TenantRow {
         tenant: name.to_owned(),
         weight: tenant.weight,
         default_class: policy.classes.name(tenant.default_class).to_owned(),
@@ -187,6 +209,7 @@ pub(super) fn tenants(policy: &Policy) -> Vec<TenantRow> {
             .as_ref()
             .map(|models| models.iter().map(|id| policy.models.name(*id).to_owned()).collect()),
         bounds: BoundsRow::new(tenant.bounds),
+        standing: overview::standing(id, snapshot, policy),
     };
-    policy.tenants.iter().map(|(_, name, tenant)| row(name, tenant)).collect()
+    policy.tenants.iter().map(|(id, name, tenant)| row(id, name, tenant)).collect()
 }

@@ -1,22 +1,29 @@
 //! The admin routes.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
-use axum::http::{Method, StatusCode, Uri, header};
+use axum::body::Bytes;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, State};
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::admin::{AdminState, config_view, report};
+use crate::admin::operate::{self, Refusal, VERBS, Verb};
+use crate::admin::{AdminState, config_view, explain, overview, report};
 use crate::config::watch::ReloadOutcome;
 use crate::telemetry::metrics::{CONTENT_TYPE, Scrape};
+use crate::telemetry::stories::MAX_STORIES;
 
 /// Longest time for a reload.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Bytes of a verb's body.
+const MAX_BODY: usize = 8 * 1024;
 
 const INDEX: &str = "\
 penstock admin
@@ -25,12 +32,20 @@ GET  /metrics             metrics, Prometheus text format
 GET  /livez               200 while the process runs
 GET  /readyz              200 while new requests are taken, else 503 with the reason
 GET  /healthz             the same as /readyz
-GET  /admin/v1/status     version, uptime, configuration, last reload
+GET  /admin/v1/status     everything of one screen: configuration, pools, replicas, classes, tenants, overrides
 GET  /admin/v1/queues     what waits, by tenant, class and model
+GET  /admin/v1/pools      pools with what runs there
 GET  /admin/v1/replicas   ledger and engine report of each replica
-GET  /admin/v1/tenants    tenants with their weights, classes and limits
+GET  /admin/v1/tenants    tenants with their weights, classes, limits and what waits
+GET  /admin/v1/overrides  what operators have set apart from the file
+GET  /admin/v1/requests/{id}  why a recent request went where it went, or why it waits
 GET  /admin/v1/config     the configuration in force, without secrets
 POST /admin/v1/reload     read the configuration again
+
+POST with a JSON body {\"name\": ..., \"for\": \"30m\" or \"forever\", \"reason\": ...}:
+POST /admin/v1/pools/     cordon, drain, spot-notice, uncordon
+POST /admin/v1/replicas/  cordon, drain, spot-notice, uncordon
+POST /admin/v1/tenants/   pause, boost (with \"by\": 4), resume
 ";
 
 #[derive(Clone)]
@@ -42,7 +57,10 @@ struct Admin {
 /// The admin routes. The uptime counts from this call.
 pub fn router(state: AdminState) -> Router {
     let admin = Admin { state: Arc::new(state), started: Instant::now() };
-    Router::new()
+    let verbs = VERBS.into_iter().fold(Router::new(), |router, (path, verb)| {
+        router.route(path, post(move |state, peer, headers, body| act(verb, state, peer, headers, body)))
+    });
+    verbs
         .route("/", get(|| async { INDEX }))
         .route("/metrics", get(metrics))
         .route("/livez", get(|| async { "ok\n" }))
@@ -52,10 +70,14 @@ pub fn router(state: AdminState) -> Router {
         .route("/admin/v1/queues", get(queues))
         .route("/admin/v1/replicas", get(replicas))
         .route("/admin/v1/tenants", get(tenants))
+        .route("/admin/v1/pools", get(pools))
+        .route("/admin/v1/overrides", get(overrides))
+        .route("/admin/v1/requests/{id}", get(request))
         .route("/admin/v1/config", get(config))
         .route("/admin/v1/reload", post(reload))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(admin)
 }
 
@@ -76,7 +98,10 @@ async fn ready(State(admin): State<Admin>) -> (StatusCode, String) {
 async fn status(State(admin): State<Admin>) -> impl IntoResponse {
     let ready = (admin.state.ready)();
     let config = admin.state.telemetry.config_status();
-    Json(report::Status::new(admin.started.elapsed(), ready, &(admin.state.snapshot)(), &config))
+    let (settings, engines) = ((admin.state.settings)(), (admin.state.engines)());
+    let snapshot = (admin.state.snapshot)();
+    let uptime = admin.started.elapsed();
+    Json(report::Status::new(uptime, ready, &snapshot, &engines, &settings.policy, &config))
 }
 
 async fn queues(State(admin): State<Admin>) -> impl IntoResponse {
@@ -91,7 +116,43 @@ async fn replicas(State(admin): State<Admin>) -> impl IntoResponse {
 }
 
 async fn tenants(State(admin): State<Admin>) -> impl IntoResponse {
-    Json(json!({ "tenants": report::tenants(&(admin.state.settings)().policy) }))
+    let settings = (admin.state.settings)();
+    Json(json!({ "tenants": report::tenants(&(admin.state.snapshot)(), &settings.policy) }))
+}
+
+async fn pools(State(admin): State<Admin>) -> impl IntoResponse {
+    let settings = (admin.state.settings)();
+    Json(json!({ "pools": overview::pools(&(admin.state.snapshot)(), &settings.policy) }))
+}
+
+async fn overrides(State(admin): State<Admin>) -> impl IntoResponse {
+    let settings = (admin.state.settings)();
+    Json(json!({ "overrides": overview::overrides(&(admin.state.snapshot)(), &settings.policy) }))
+}
+
+async fn request(State(admin): State<Admin>, Path(id): Path<String>) -> Response {
+    let Some(story) = admin.state.telemetry.stories().find(&id) else {
+        let message = format!(
+            "no request `{id}` is remembered: the last {MAX_STORIES} that got past the door are; \
+             the id is in the answer's header x-request-id and in the log"
+        );
+        return problem(StatusCode::NOT_FOUND, &message);
+    };
+    let waiting = (admin.state.explain)(story.job);
+    Json(explain::request(&story, waiting.as_ref(), &(admin.state.settings)().policy)).into_response()
+}
+
+async fn act(
+    verb: Verb,
+    State(admin): State<Admin>,
+    ConnectInfo(who): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    match operate::act(&admin.state, verb, who, &headers, &body) {
+        Ok(outcome) => Json(outcome).into_response(),
+        Err(Refusal(status, message)) => problem(status, &message),
+    }
 }
 
 async fn config(State(admin): State<Admin>) -> impl IntoResponse {

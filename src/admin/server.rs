@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use axum::Router;
+use axum::extract::ConnectInfo;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -92,8 +93,9 @@ async fn serve(listener: TcpListener, router: Router, mut stopped: watch::Receiv
             accepted = next => accepted,
         };
         match accepted {
-            (Ok(permit), Ok((stream, _))) => {
-                tokio::spawn(connection(stream, router.clone(), stopped.clone(), permit));
+            (Ok(permit), Ok((stream, peer))) => {
+                let router = router.clone().layer(Extension(ConnectInfo(peer)));
+                tokio::spawn(connection(stream, router, stopped.clone(), permit));
             }
             (_, Err(_)) | (Err(_), _) => tokio::time::sleep(ACCEPT_PAUSE).await,
         }

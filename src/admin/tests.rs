@@ -25,7 +25,7 @@ use crate::config::watch::{ReloadOutcome, ReloadReport};
 use crate::core::event::Report;
 use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
 use crate::core::policy::{Bounds, Policy};
-use crate::core::snapshot::{QueueView, ReplicaState, ReplicaView, Snapshot};
+use crate::core::snapshot::{Changed, QueueView, ReplicaState, ReplicaView, Snapshot};
 use crate::core::table::Table;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::ConfigRejected;
@@ -71,7 +71,7 @@ fn edge(policy: &Policy) -> Edge {
     }
 }
 
-fn settings() -> Settings {
+pub(super) fn settings() -> Settings {
     let policy = Policy { bounds: Bounds { requests: 500, ..Bounds::default() }, ..fixtures::policy(2) };
     let seconds = Duration::from_secs;
     Settings {
@@ -117,8 +117,11 @@ fn snapshot() -> Snapshot {
             limit: 4,
             prefill_tokens: 10,
             kv_tokens: 20,
+            speed_factor: 1.5,
+            expected: Duration::from_millis(80),
             report_age: None,
         }],
+        overrides: Vec::new(),
         jobs: 5,
         broken_invariants: 0,
     }
@@ -146,10 +149,16 @@ fn world(report: ReloadReport) -> World {
         settings: Arc::new(move || Arc::clone(&settings)),
         reload: Arc::new(move || Box::pin(std::future::ready(Some(report.clone())))),
         engines: Arc::new(move || vec![engine.clone()]),
+        operate: Arc::new(|_| unchanged_state()),
+        explain: Arc::new(|_| None),
         ready: Arc::new(move || if ready.load(Ordering::Relaxed) { Err("draining") } else { Ok(()) }),
         telemetry: telemetry.clone(),
     };
     World { router: router(state), draining, telemetry }
+}
+
+fn unchanged_state() -> Changed {
+    Changed { before: snapshot(), after: snapshot(), requeued: 0 }
 }
 
 fn unchanged() -> ReloadReport {
@@ -252,6 +261,7 @@ async fn queues_replicas_and_tenants_are_named_rows() {
     let row = json!({
         "replica": "a100/http://10.0.0.1:8000", "pool": "a100", "state": "slow_start",
         "running": 2, "limit": 4, "prefill_tokens": 10, "kv_tokens": 20,
+        "speed_factor": 1.5, "expected_ttft_seconds": 0.08,
         "engine": {
             "running": 1, "waiting": null, "kv_usage": null, "slots": null, "kv_tokens": null,
             "max_model_len": null, "age_seconds": 0.5, "problem": null,
@@ -261,10 +271,11 @@ async fn queues_replicas_and_tenants_are_named_rows() {
 
     let tenants = json_of(&world, "/admin/v1/tenants").await;
     let row = json!({
-        "tenant": "team-0", "weight": 1.0, "default_class": "interactive", "classes": ["interactive"],
+        "tenant": "team-1", "weight": 1.0, "default_class": "interactive", "classes": ["interactive"],
         "models": null, "bounds": { "requests": null, "bytes": null, "tokens": null },
+        "waiting": 3, "oldest_seconds": 2.5, "overrides": [],
     });
-    assert_eq!(tenants["tenants"][0], row);
+    assert_eq!(tenants["tenants"][1], row);
 }
 
 #[tokio::test]
@@ -334,13 +345,15 @@ async fn a_reload_that_hangs_is_answered_and_goes_on() {
     assert!(over.load(Ordering::Relaxed));
 }
 
-fn bare_state(telemetry: &Telemetry) -> AdminState {
+pub(super) fn bare_state(telemetry: &Telemetry) -> AdminState {
     let settings = Arc::new(settings());
     AdminState {
         snapshot: Arc::new(Snapshot::default),
         settings: Arc::new(move || Arc::clone(&settings)),
         reload: Arc::new(|| Box::pin(std::future::ready(Some(unchanged())))),
         engines: Arc::new(Vec::new),
+        operate: Arc::new(|_| unchanged_state()),
+        explain: Arc::new(|_| None),
         ready: Arc::new(|| Ok(())),
         telemetry: telemetry.clone(),
     }
@@ -363,7 +376,7 @@ async fn unknown_paths_and_methods_are_json_errors_that_help() {
     let (status, headers, index) = call(&world, "GET", "/").await;
     assert_eq!(status, StatusCode::OK);
     assert!(headers["content-type"].to_str().unwrap().starts_with("text/plain"));
-    for line in index.lines().filter(|line| line.starts_with("GET  ")) {
+    for line in index.lines().filter(|line| line.starts_with("GET  ") && !line.contains('{')) {
         let path = line.split_whitespace().nth(1).unwrap();
         assert_eq!(call(&world, "GET", path).await.0, StatusCode::OK, "{path}");
     }

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use clap::CommandFactory as _;
 
 use crate::app::gateway::{self, Gateway};
-use crate::app::{demo, signals, simulate};
+use crate::app::{demo, operate, signals, simulate};
 use crate::cli::{
     CheckArgs, Cli, Command, DemoArgs, DialectArg, Format, KeysCommand, ServeArgs, SimEngineArgs,
 };
@@ -31,6 +31,11 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Demo(args) => demo(args),
         Command::Check(args) => check(&args),
         Command::Schema => print(&schema::schema_text()),
+        Command::Status(args) => in_runtime(operate::status(args, |text| print(text).map(drop))),
+        Command::Explain(args) => print_from(operate::explain(args)),
+        Command::Pools(command) => print_from(operate::pools(command)),
+        Command::Replicas(command) => print_from(operate::replicas(command)),
+        Command::Tenants(command) => print_from(operate::tenants(command)),
         Command::Keys(command) => keys(&command),
         Command::SimEngine(args) => in_runtime(sim_engine(args)),
         Command::Simulate(args) => simulate::run(&args).and_then(|(text, code)| print(&text).map(|_| code)),
@@ -50,6 +55,12 @@ fn in_runtime(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Resu
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(command)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints what a command that asks a gateway has to say.
+fn print_from(command: impl Future<Output = anyhow::Result<String>>) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    print(&runtime.block_on(command)?)
 }
 
 /// Prints a result. A reader that has seen enough (`| head`) is no error.

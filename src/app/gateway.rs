@@ -247,6 +247,7 @@ fn start_admin(
 ) -> Result<AdminHandle, StartError> {
     let (gate, rules, grace) = (Arc::clone(&proxy.gate), Arc::clone(&proxy.settings), proxy.grace.clone());
     let (view, reload) = (fleet.view(), reload.clone());
+    let (operated, explained) = (Arc::clone(&gate), Arc::clone(&gate));
     let state = AdminState {
         snapshot: Arc::new(move || gate.snapshot()),
         settings: Arc::new(move || rules.load_full()),
@@ -255,6 +256,8 @@ fn start_admin(
             Box::pin(async move { reload.reload().await })
         }),
         engines: Arc::new(move || hooks::engine_views(&view)),
+        operate: Arc::new(move |wish| operated.operate(|now| hooks::event_of(wish, now))),
+        explain: Arc::new(move |job| explained.explain(job)),
         ready: Arc::new(move || if grace.is_draining() { Err("draining") } else { Ok(()) }),
         telemetry: proxy.telemetry.clone(),
     };

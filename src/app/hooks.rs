@@ -3,9 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::admin::Wish;
 use crate::config::watch::{ReloadOutcome, ReloadReport};
 use crate::core::event::{Action, Event};
 use crate::core::ids::ReplicaId;
+use crate::core::overrides::Override;
+use crate::core::time::Tick;
 use crate::fleet::handle::Fleet;
 use crate::fleet::hooks::{Note, Sink, Watch};
 use crate::fleet::view::FleetView;
@@ -14,8 +17,8 @@ use crate::proxy::handler::Proxy;
 use crate::proxy::server::{DoorEvents, Refusal};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, ModelMismatch, ProbeFailed,
-    ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
+    ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, ModelMismatch, OverrideExpired,
+    ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
 };
 use crate::telemetry::metrics::EngineView;
 
@@ -94,12 +97,27 @@ pub(super) async fn carry_out(
             Action::Probe { replica } => fleet.probe(replica),
             Action::Eject { replica, why } => ReplicaEjected { replica, fault: why }.emit(&telemetry),
             Action::Readmit { replica, after } => ReplicaReadmitted { replica, after }.emit(&telemetry),
+            Action::OverrideExpired { lever } => {
+                OverrideExpired { subject: lever.name(&telemetry.policy()) }.emit(&telemetry);
+            }
             // The request that is concerned tells its own story.
             Action::Dispatch { .. }
             | Action::Reject { .. }
             | Action::Requeue { .. }
             | Action::Recall { .. } => {}
         }
+    }
+}
+
+/// An operator's wish as the scheduler takes it.
+pub(super) fn event_of(wish: Wish, now: Tick) -> Event {
+    match wish {
+        Wish::Set { measure, lasts, reason } => Event::Overridden(Override {
+            measure,
+            until: lasts.map_or(Tick::NEVER, |lasts| now + lasts),
+            reason,
+        }),
+        Wish::End(lever) => Event::Restored(lever),
     }
 }
 

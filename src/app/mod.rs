@@ -6,6 +6,7 @@ mod demo;
 mod gateway;
 mod hooks;
 mod load;
+mod operate;
 mod signals;
 mod simulate;
 

@@ -86,7 +86,7 @@ impl fmt::Display for Problem {
 ///
 /// Case, `-` and `_` do not count; otherwise up to a third of the letters may
 /// be wrong, missing or swapped.
-pub(super) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let name = folded(name);
     let scored = candidates.into_iter().filter_map(|candidate| {
         let other = folded(candidate);

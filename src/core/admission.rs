@@ -6,6 +6,7 @@ use crate::core::event::{BoundKind, RejectReason};
 use crate::core::ids::{JobId, TenantId};
 use crate::core::policy::{Bounds, Policy};
 use crate::core::queue::{Load, Queue};
+use crate::core::time::Tick;
 
 /// The shortest time a client is told to stay away.
 pub const MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -53,6 +54,13 @@ pub fn retry_after(waiting: u64, per_second: Option<f64>) -> Duration {
     MAX_RETRY_AFTER
 }
 
+/// When to come back to a tenant that is paused: a little after its pause, or
+/// in [`MAX_RETRY_AFTER`] when nobody knows its end.
+#[must_use]
+pub fn after_pause(until: Tick, now: Tick, job: JobId) -> Duration {
+    if until == Tick::NEVER { MAX_RETRY_AFTER } else { until.since(now) + spread(MIN_RETRY_AFTER, job) }
+}
+
 /// How much faster than measured a queue may drain before a job that waits in
 /// it is called hopeless.
 const MARGIN: f64 = 1.25;
@@ -83,7 +91,6 @@ pub fn spread(wait: Duration, job: JobId) -> Duration {
 mod tests {
     use super::*;
     use crate::core::estimate::DrainRate;
-    use crate::core::time::Tick;
 
     #[test]
     fn hopeless_is_what_even_a_faster_queue_does_not_reach() {

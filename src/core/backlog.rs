@@ -62,6 +62,14 @@ impl Backlogs {
         self.rows.get(&tenant)?.drain.while_waiting(now)
     }
 
+    /// Forgets how fast a tenant's jobs went.
+    pub fn restart(&mut self, tenant: TenantId, now: Tick) {
+        if let Some(row) = self.rows.get_mut(&tenant) {
+            *row = Row { since: now, drain: DrainRate::default(), ..*row };
+            row.drain.busy(now, row.waiting > 0);
+        }
+    }
+
     /// The same tenants with nothing waiting, but for those to forget.
     #[must_use]
     pub fn emptied(&self, keep: impl Fn(TenantId) -> bool) -> Self {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::core::ids::{ClassId, JobId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix, Usage};
+use crate::core::overrides::{Lever, Override};
 use crate::core::policy::Policy;
 
 /// Something happened.
@@ -59,6 +60,19 @@ pub enum Event {
         /// The replica.
         replica: ReplicaId,
     },
+    /// What the replica has not begun to answer goes to others, where there are
+    /// any in service; what streams there goes on. Ignored while the replica
+    /// gets new work: close it first, by an override or by a policy without
+    /// it.
+    Vacated {
+        /// The replica.
+        replica: ReplicaId,
+    },
+    /// An operator's wish goes before the policy for a time. A drain or spot
+    /// notice vacates the replicas that it closes.
+    Overridden(Override),
+    /// What an operator had overridden is as the policy says again.
+    Restored(Lever),
     /// New rules are in force.
     PolicyChanged(Arc<Policy>),
     /// No new work is taken; what waits or runs may end. Sent once, at the
@@ -229,6 +243,11 @@ pub enum Action {
         /// How long it was out.
         after: Duration,
     },
+    /// An override has ended by itself: its time is over.
+    OverrideExpired {
+        /// What it had changed.
+        lever: Lever,
+    },
 }
 
 /// Why a job went where it went.
@@ -324,6 +343,10 @@ pub enum Recalled {
         /// That job.
         by: JobId,
     },
+    /// The replica is closed to work that it has not begun.
+    Drained,
+    /// The same, since its machine will be taken away.
+    SpotNotice,
 }
 
 impl Recalled {
@@ -333,6 +356,8 @@ impl Recalled {
         match self {
             Self::Stalled => "stalled",
             Self::Preempted { .. } => "preempted",
+            Self::Drained => "drained",
+            Self::SpotNotice => "spot_notice",
         }
     }
 }
@@ -363,6 +388,8 @@ pub enum RejectReason {
     Unmeetable,
     /// The queue is full, and its tenant has most in it for its weight.
     Displaced,
+    /// Its tenant is paused for longer than it can wait.
+    Paused,
     /// No pool serves the model (any more).
     NoPool,
     /// The tenant or class is no longer in the policy.
@@ -383,6 +410,7 @@ impl RejectReason {
             Self::DeadlineExceeded => "deadline_exceeded",
             Self::Unmeetable => "deadline_unmeetable",
             Self::Displaced => "displaced",
+            Self::Paused => "tenant_paused",
             Self::NoPool => "no_pool",
             Self::Withdrawn => "withdrawn",
             Self::AttemptsExhausted(_) => "attempts_exhausted",

@@ -23,6 +23,8 @@ pub enum InvariantId {
     QuotasBalanced,
     /// A replica is held only for a waiting job that does not fit yet.
     HoldJustified,
+    /// A replica is closed to new work as the operators' overrides say.
+    OverridesFollowed,
 }
 
 impl InvariantId {
@@ -39,6 +41,7 @@ impl InvariantId {
             Self::NoIdleCredit => "no_idle_credit",
             Self::QuotasBalanced => "quotas_balanced",
             Self::HoldJustified => "hold_justified",
+            Self::OverridesFollowed => "overrides_followed",
         }
     }
 }

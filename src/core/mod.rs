@@ -16,6 +16,7 @@ pub mod job;
 pub mod limits;
 pub mod number_map;
 pub mod order;
+pub mod overrides;
 pub mod pace;
 pub mod placement;
 pub mod policy;

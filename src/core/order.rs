@@ -222,6 +222,11 @@ impl Group {
         self.classes[class].backlogs.per_second(tenant, now)
     }
 
+    /// Forgets how fast a tenant's jobs went.
+    pub fn restart_backlogs(&mut self, tenant: TenantId, now: Tick) {
+        self.classes.iter_mut().for_each(|class| class.backlogs.restart(tenant, now));
+    }
+
     /// Jobs that wait in the group.
     #[must_use]
     pub fn waiting(&self) -> u64 {

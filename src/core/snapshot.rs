@@ -1,8 +1,10 @@
 //! A picture of the scheduler at one moment, for people and for metrics.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
+use crate::core::overrides::Measure;
 
 /// Everything that waits and runs.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -12,6 +14,8 @@ pub struct Snapshot {
     /// One row per replica of the policy, and per removed one that still runs
     /// something.
     pub replicas: Vec<ReplicaView>,
+    /// What operators have set apart from the policy.
+    pub overrides: Vec<OverrideView>,
     /// Jobs in any phase.
     pub jobs: u64,
     /// Invariants found broken since the start; 0 in a healthy process.
@@ -37,6 +41,9 @@ pub struct QueueView {
     pub oldest: Duration,
 }
 
+/// Tokens of the prompt that a replica's prediction is shown for.
+pub const SAMPLE_PROMPT: u64 = 1000;
+
 /// One replica's ledger.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReplicaView {
@@ -52,8 +59,27 @@ pub struct ReplicaView {
     pub prefill_tokens: u64,
     /// KV tokens booked there (prompt and expected output).
     pub kv_tokens: u64,
+    /// What predicted times are multiplied by: 2 = half as fast as the
+    /// reference.
+    pub speed_factor: f64,
+    /// Predicted time to the first token of a prompt of [`SAMPLE_PROMPT`]
+    /// tokens sent there now.
+    pub expected: Duration,
     /// Age of the last scrape, if there was one.
     pub report_age: Option<Duration>,
+}
+
+/// An override in force.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OverrideView {
+    /// What it does.
+    pub measure: Measure,
+    /// The operator's words.
+    pub reason: Arc<str>,
+    /// How long it has been in force.
+    pub age: Duration,
+    /// When it ends by itself; `None` = not at all.
+    pub left: Option<Duration>,
 }
 
 /// Whether a replica gets work.
@@ -65,6 +91,10 @@ pub enum ReplicaState {
     SlowStart,
     /// Not for a moment: it said it was busy.
     Busy,
+    /// No, until an operator or time ends its cordon; it finishes what it has.
+    Cordoned,
+    /// No, as when cordoned; what it had not begun to answer went to others.
+    Draining,
     /// No, until a probe succeeds.
     Ejected,
     /// No: it left the policy and only finishes what it runs.
@@ -79,8 +109,93 @@ impl ReplicaState {
             Self::Serving => "serving",
             Self::SlowStart => "slow_start",
             Self::Busy => "busy",
+            Self::Cordoned => "cordoned",
+            Self::Draining => "draining",
             Self::Ejected => "ejected",
             Self::Removed => "removed",
         }
     }
+}
+
+/// What an operator's wish came to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Changed {
+    /// The picture before it.
+    pub before: Snapshot,
+    /// The picture after it, in the same instant.
+    pub after: Snapshot,
+    /// Jobs that were taken back from replicas.
+    pub requeued: u64,
+}
+
+/// Why a job waits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WaitingView {
+    /// How long it has waited, over all its tries.
+    pub queued: Duration,
+    /// How long it may still wait.
+    pub left: Duration,
+    /// The class in which it waits.
+    pub class: ClassId,
+    /// The class it came in, if that is another one.
+    pub demoted_from: Option<ClassId>,
+    /// Jobs before it of the same tenant, class and model.
+    pub ahead: u64,
+    /// Jobs that wait for the same group of models.
+    pub waiting: u64,
+    /// What is in its way.
+    pub obstacle: Obstacle,
+    /// Replicas that serve its model.
+    pub replicas_in_all: usize,
+    /// The most promising of them, the best first.
+    pub replicas: Vec<Choice>,
+}
+
+/// What keeps a job from a replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Its tenant is paused.
+    Paused,
+    /// Its tenant holds all that its quota allows.
+    Quota,
+    /// No replica that serves its model is in service.
+    NoReplica,
+    /// None of those in service has room for it.
+    NoRoom,
+    /// Others go before it, or a replica that is busy now promises to be
+    /// sooner than one that is free.
+    Turn,
+}
+
+impl Obstacle {
+    /// A short stable name for the admin API.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Paused => "tenant_paused",
+            Self::Quota => "quota_reached",
+            Self::NoReplica => "no_replica_in_service",
+            Self::NoRoom => "no_room",
+            Self::Turn => "not_its_turn",
+        }
+    }
+}
+
+/// A replica that a waiting job might go to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// Which.
+    pub replica: ReplicaId,
+    /// Whether it gets work.
+    pub state: ReplicaState,
+    /// Sequences booked there.
+    pub running: u32,
+    /// How many it may have now.
+    pub limit: u32,
+    /// Whether it has room for the job.
+    pub fits: bool,
+    /// Whether it failed the job, which therefore keeps away from it.
+    pub tried: bool,
+    /// Predicted time to the job's first token there.
+    pub expected: Duration,
 }

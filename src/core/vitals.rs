@@ -161,6 +161,14 @@ impl Vitals {
         Some(now.since(out.since))
     }
 
+    /// It gets work again after it was kept from it in good health: slowly at
+    /// first.
+    pub fn ease_in(&mut self, now: Tick) {
+        if self.out.is_none() {
+            self.back_since = Some(now);
+        }
+    }
+
     /// It was taken out of the policy and put back: a new start.
     pub fn renew(&mut self) {
         *self = Self { epoch: self.epoch.wrapping_add(1), ..Self::default() };

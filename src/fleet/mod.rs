@@ -13,4 +13,4 @@ pub mod view;
 mod probe;
 mod scrape;
 mod target;
-mod tls;
+pub mod tls;

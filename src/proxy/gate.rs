@@ -20,7 +20,7 @@ use crate::core::ids::JobId;
 use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::policy::Policy;
 use crate::core::scheduler::Scheduler;
-use crate::core::snapshot::Snapshot;
+use crate::core::snapshot::{Changed, Snapshot, WaitingView};
 use crate::core::time::Tick;
 use crate::proxy::clock::Clock;
 
@@ -125,6 +125,25 @@ impl Gate {
     pub fn snapshot(&self) -> Snapshot {
         let now = self.clock.now();
         self.inner.lock().scheduler.snapshot(now)
+    }
+
+    /// Why a job waits; `None` for one that does not.
+    #[must_use]
+    pub fn explain(&self, job: JobId) -> Option<WaitingView> {
+        let now = self.clock.now();
+        self.inner.lock().scheduler.explain(job, now)
+    }
+
+    /// Hands in an operator's wish, which may depend on the time; says what it
+    /// changed.
+    pub fn operate(&self, wish: impl FnOnce(Tick) -> Event) -> Changed {
+        self.locked(|inner, now| {
+            let before = inner.scheduler.snapshot(now);
+            inner.handle(now, wish(now));
+            let recalls = inner.actions.iter().filter(|action| matches!(action, Action::Recall { .. }));
+            let requeued = recalls.count() as u64;
+            Changed { before, after: inner.scheduler.snapshot(now), requeued }
+        })
     }
 
     /// Refuses everything that still waits, at the end of a drain's grace.

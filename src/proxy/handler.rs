@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::body::Incoming;
+use smallvec::SmallVec;
 
 use crate::config::settings::Settings;
 use crate::core::event::{Event, Outcome, RejectReason, Rejection};
@@ -30,7 +31,9 @@ use crate::proxy::stream::EngineStream;
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::RequestOutcome;
+use crate::telemetry::stories::Story;
 use crate::telemetry::trace::{Phase, TraceStart};
+use crate::telemetry::wall;
 use crate::wire::api::{Api, Dialect};
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
@@ -190,6 +193,20 @@ impl Proxy {
         record.model = Some(order.model);
         record.requested_model.clone_from(&order.peek.model);
         record.stream = order.peek.stream;
+        record.teller = Some(self.telemetry.stories().begin(Story {
+            request_id: record.request_id.clone(),
+            job: order.spec.id,
+            came: wall::now(),
+            tenant: order.spec.tenant,
+            class: order.spec.class,
+            model: order.model,
+            api: order.api.upstream_path(),
+            stream: order.peek.stream,
+            prompt_tokens: order.spec.prompt_tokens,
+            tries: SmallVec::new(),
+            forgotten_tries: 0,
+            end: None,
+        }));
         let policy = self.telemetry.policy();
         record.trace = Some(self.telemetry.tracer().start(TraceStart {
             headers: client,
@@ -219,9 +236,7 @@ impl Proxy {
             }
             let settings = self.settings.load_full();
             let place = place(&settings, placement);
-            record.place = Some(place);
-            record.attempts += 1;
-            record.usage = Some(Usage::Unknown);
+            record.sent(place);
             let sent = record.clock.now();
             // A recall drops the try and with it the connection.
             let attempt = tokio::select! {
@@ -232,7 +247,7 @@ impl Proxy {
             match attempt {
                 Err(why) => record.recalled(place.replica, why),
                 Ok(Attempt::Stream { stream, head, whole }) if ticket.first_token() => {
-                    record.first_token = Some(record.clock.now());
+                    record.token_came();
                     return Ok(Answered::Stream { stream, head, whole, ticket });
                 }
                 Ok(Attempt::Answer { status, head, body, usage }) if ticket.finish(Outcome::Done(usage)) => {

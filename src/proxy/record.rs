@@ -14,6 +14,7 @@ use crate::proxy::clock::Clock;
 use crate::proxy::retries::{Notice, Seat};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, Timings};
+use crate::telemetry::stories::{Back, End, Teller, TryStory};
 use crate::telemetry::trace::RequestTrace;
 use crate::wire::api::Api;
 use crate::wire::catalogue::Kind;
@@ -72,6 +73,8 @@ pub(super) struct Record {
     pub(super) seat: Option<Seat>,
     /// The id of the try whose place it took.
     pub(super) replaces: Option<HeaderValue>,
+    /// What an operator may ask about it; absent until it is admitted.
+    pub(super) teller: Option<Teller>,
 }
 
 /// Where a request was sent, and why.
@@ -157,6 +160,7 @@ impl Record {
             gaps: Gaps::default(),
             seat: None,
             replaces: None,
+            teller: None,
         }
     }
 
@@ -172,8 +176,28 @@ impl Record {
         self.reason = Some(reason);
     }
 
+    /// It is sent to a replica.
+    pub(super) fn sent(&mut self, place: Place) {
+        self.place = Some(place);
+        self.attempts += 1;
+        self.usage = Some(Usage::Unknown);
+        let Place { pool, replica, why, .. } = place;
+        let at = self.age();
+        self.tell(|teller| {
+            teller.sent(TryStory { at, pool, replica, why, first_token: None, back: None });
+        });
+    }
+
+    /// The first token of a stream came.
+    pub(super) fn token_came(&mut self) {
+        self.first_token = Some(self.clock.now());
+        let at = self.age();
+        self.tell(|teller| teller.first_token(at));
+    }
+
     /// An engine failed it before the client saw anything, and it waits again.
     pub(super) fn requeued(&self, replica: ReplicaId, fault: Fault) {
+        self.tell(|teller| teller.back(self.age(), Back::Failed(fault)));
         let request_id = self.request_id.to_str().unwrap_or_default();
         RequestRequeued { request_id, replica, fault, attempt: self.attempts }.emit(&self.telemetry);
     }
@@ -181,8 +205,19 @@ impl Record {
     /// The scheduler took it away from the replica, and it waits again.
     pub(super) fn recalled(&mut self, replica: ReplicaId, why: Recalled) {
         self.recalls = (self.recalls.0 + 1, Some(why));
+        self.tell(|teller| teller.back(self.age(), Back::Recalled(why)));
         let request_id = self.request_id.to_str().unwrap_or_default();
         RequestRecalled { request_id, replica, why, attempt: self.attempts }.emit(&self.telemetry);
+    }
+
+    fn age(&self) -> Duration {
+        self.clock.now().since(self.started)
+    }
+
+    fn tell(&self, what: impl FnOnce(&Teller)) {
+        if let Some(teller) = &self.teller {
+            what(teller);
+        }
     }
 
     /// Where the request is told that a retry has taken its place.
@@ -262,6 +297,8 @@ impl Drop for Record {
             finish_reason: None,
         };
         event.emit(&self.telemetry);
+        let (outcome, reason, status) = (self.outcome, self.reason, self.status);
+        self.tell(|teller| teller.ended(End { outcome, reason, status, total: timings.total }));
         let trace = self.trace.take();
         if let Some(trace) = trace {
             trace.finish(&event, &self.telemetry, now);

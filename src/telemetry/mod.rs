@@ -8,6 +8,7 @@ pub(crate) mod fixtures;
 mod json_line;
 pub mod log;
 pub mod metrics;
+pub mod stories;
 pub mod trace;
 pub mod wall;
 
@@ -21,6 +22,7 @@ use crate::config::settings::TelemetrySettings;
 use crate::core::policy::Policy;
 use crate::telemetry::log::Capture;
 use crate::telemetry::metrics::{Metrics, Scrape};
+use crate::telemetry::stories::Stories;
 use crate::telemetry::trace::Tracer;
 
 /// How often raw histogram samples are folded into their buckets.
@@ -33,6 +35,7 @@ pub struct Telemetry(Arc<Inner>);
 struct Inner {
     metrics: Metrics,
     tracer: Tracer,
+    stories: Stories,
     policy: ArcSwap<Policy>,
     config: ArcSwap<ConfigStatus>,
     capture: Option<Capture>,
@@ -86,6 +89,7 @@ impl Telemetry {
         Self(Arc::new(Inner {
             metrics: Metrics::new(),
             tracer,
+            stories: Stories::default(),
             policy: ArcSwap::default(),
             config: ArcSwap::default(),
             capture,
@@ -108,6 +112,12 @@ impl Telemetry {
     #[must_use]
     pub fn tracer(&self) -> &Tracer {
         &self.0.tracer
+    }
+
+    /// What became of recent requests.
+    #[must_use]
+    pub fn stories(&self) -> &Stories {
+        &self.0.stories
     }
 
     /// How many client connections are open.

@@ -18,6 +18,12 @@ pub fn unix_seconds(at: SystemTime) -> f64 {
     at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
 }
 
+/// Seconds from a moment until now; 0 for one to come.
+#[must_use]
+pub fn seconds_since(at: SystemTime) -> f64 {
+    now().duration_since(at).unwrap_or(Duration::ZERO).as_secs_f64()
+}
+
 /// One moment on both clocks, to turn ticks near it into timestamps.
 #[derive(Debug, Clone, Copy)]
 pub struct Anchor {

@@ -308,6 +308,10 @@ impl From<RejectReason> for ApiError {
             RejectReason::Displaced => {
                 Self::new(Kind::QueueFull, "The queue is full, and you have more in it than your share.")
             }
+            RejectReason::Paused => Self::new(
+                Kind::QueueFull,
+                "An operator has paused your tenant for longer than the request can wait.",
+            ),
             RejectReason::NoPool => {
                 Self::new(Kind::ModelNotFound, "The model is not served here any more.").with_param("model")
             }
@@ -410,6 +414,7 @@ mod tests {
             (RejectReason::Unmeetable, "deadline_unmeetable", "deadline_unmeetable", (504, 504, 429)),
             (RejectReason::DeadlineExceeded, "deadline_unmeetable", "deadline_exceeded", (504, 504, 429)),
             (RejectReason::Displaced, "slow_down", "displaced", (503, 529, 429)),
+            (RejectReason::Paused, "slow_down", "tenant_paused", (503, 529, 429)),
             (RejectReason::QueueFull(BoundKind::Bytes), "slow_down", "queue_full", (503, 529, 429)),
         ] {
             assert_eq!(reason.name(), name);

@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import pytest
-from conftest import ROOT, elsewhere, run
+from conftest import ROOT, elsewhere, free_ports, run
 from documents import subcommands
 
 HERE = ROOT / "tests" / "commands"
@@ -109,6 +109,7 @@ def test_a_closed_pipe_is_no_error():
 def test_every_command_explains_itself():
     texts = subcommands()
     assert {("serve",), ("demo",), ("check",), ("schema",), ("keys", "new"), ("sim-engine",)} <= texts.keys()
+    assert {("status",), ("explain",), ("pools", "drain"), ("replicas", "list"), ("tenants", "pause")} <= texts.keys()
     for words, text in texts.items():
         assert "Usage: penstock" in text
         assert max(map(len, text.splitlines())) <= 100, words
@@ -119,6 +120,37 @@ def test_every_command_explains_itself():
 def test_wrong_usage_is_exit_code_2():
     for command in ("penstock", "penstock chekc", "penstock serve --port 1", "penstock demo --listen x"):
         assert run(command).returncode == 2
+
+
+def test_commands_that_ask_a_gateway_say_when_there_is_none():
+    (admin,) = free_ports(1)
+    for command in ("status", "explain x", "pools list", "replicas drain x", "tenants pause x --for 1m"):
+        done = run(f"penstock {command} --admin http://{admin}")
+        assert (done.returncode, done.stdout) == (1, ""), command
+        assert f"no gateway answers at http://{admin}" in done.stderr and "PENSTOCK_ADMIN" in done.stderr
+
+
+def test_verbs_refuse_with_the_next_step(tmp_path, start):
+    listen, admin = free_ports(2)
+    (tmp_path / "penstock.yaml").write_text(f"{ONE}server: {{listen: {listen}, admin: {admin}}}\n")
+    gateway = start("penstock serve", cwd=tmp_path)
+    gateway.wait_for("server started")
+    for command, said in {
+        "pools cordon q": "there are: p",
+        "replicas drain p/http://127.0.0.1:8": "did you mean `p/http://127.0.0.1:9`?",
+        "tenants pause default --for soon": "write it like",
+        "tenants boost default --by 0": "from 0.01 to 100",
+        "explain ../status": "no request `../status` is remembered",
+    }.items():
+        done = run(f"penstock {command}", PENSTOCK_ADMIN=admin)
+        assert (done.returncode, done.stdout) == (1, ""), command
+        assert said in done.stderr, done.stderr
+    drained = run("penstock replicas drain p/http://127.0.0.1:9 --json", PENSTOCK_ADMIN=admin)
+    answer = json.loads(drained.stdout)
+    assert answer["after"] == "drain" and "this was the last" in answer["notes"][0]
+    status = json.loads(run("penstock status --json", PENSTOCK_ADMIN=admin).stdout)
+    assert [row["kind"] for row in status["overrides"]] == ["drain"]
+    assert gateway.stop() == 0
 
 
 def test_serve_without_a_file_says_how_to_make_one(tmp_path):

@@ -45,7 +45,7 @@ class Reader:
         asked = moved(command, self.places)
         if is_long_running(command):
             return self.start(asked, folder)
-        done = run(asked, cwd=folder, KEY=self.key)
+        done = run(asked, cwd=folder, KEY=self.key, PENSTOCK_ADMIN=self.places["127.0.0.1:8081"])
         assert done.returncode == 0, done.stderr
         self.outputs[command] = done.stdout
         if found := re.search(r"^  (pst_\S+)$", done.stdout, re.M):
@@ -103,6 +103,18 @@ SHOWN = {
     "/metrics": r'penstock_requests_total\{.*outcome="success".*\} 1',
     "/admin/v1/replicas": r'"replicas":\[\{',
     "/admin/v1/queues": r'"queues":',
+    "penstock status": r"(?s)^POOL +STATE.*^qwen/\S+ +serving .*^no overrides are in force$",
+    "pools list": r"^qwen +open +2/2 ",
+    "replicas list": r"^qwen/\S+ +serving +\d+/256 ",
+    "tenants list": r"^research +1.0 ",
+    "replicas drain": r"^qwen/\S+: drain, for 30m; before: as the file says$",
+    "replicas uncordon": r": as the file says; before: drain$",
+    "pools cordon": r"(?s)^qwen: cordon, for 5m.*this was the last.*nothing serves the model Qwen/Qwen3-8B",
+    "pools uncordon": r"^qwen: as the file says; before: cordon$",
+    "tenants pause": r"^research: pause, for 10m",
+    "tenants boost": r"^research: boost x4, for 30m",
+    "tenants resume": r"^research: as the file says; before: (pause|boost x4)$",
+    "penstock explain": r"(?s)^request hello-1: finished, success, status 200.*try 1 to qwen/.*rule +alone",
     "keys hash": r"^- \{id: \w{8}, digest: \"blake3:[0-9a-f]{64}\"\}$",
     "penstock --help": r"Usage: penstock <COMMAND>",
     "azure-load.yaml": r"^0\.7 +penstock +\d+",
@@ -135,6 +147,29 @@ def test_readme_file_is_valid(tmp_path):
     assert yaml.safe_load(config)["pools"]
 
 
+def asks_a_gateway(command):
+    return command.split()[1] in ("status", "explain", "pools", "replicas", "tenants")
+
+
+def key_of(folder):
+    """Gives the tenant of the folder's file a new key."""
+    new = run("penstock keys new").stdout
+    line = re.search(r"- \{id: .*\}", new).group()
+    file = folder / "penstock.yaml"
+    file.write_text(re.sub(r"- \{id: .*\}", lambda _: line, file.read_text()))
+    return re.search(r"pst_\S+", new).group()
+
+
+def remember(listen, key):
+    """A request that the gateway has heard of; no engine is there to serve it."""
+    body = '{"model": "Qwen/Qwen3-8B", "messages": []}'
+    done = run(
+        f"curl -s http://{listen}/v1/chat/completions -H 'x-request-id: hello-1' -H 'Authorization: Bearer {key}' "
+        f"-H 'x-request-timeout-ms: 300' -H 'Content-Type: application/json' -d '{body}'"
+    )
+    assert "deadline_unmeetable" in done.stdout, done.stdout
+
+
 def test_links_lead_somewhere():
     text = (ROOT / "README.md").read_text()
     missing = [link for link in re.findall(r"\]\(([^)#:]+)\)", text) if not (ROOT / link).exists()]
@@ -147,12 +182,23 @@ def test_help_example(command, tmp_path, start):
     places = elsewhere()
     (config,) = blocks("yaml")
     server = {"listen": places["127.0.0.1:8080"], "admin": places["127.0.0.1:8081"]}
-    (tmp_path / "penstock.yaml").write_text(f"{config}\nserver: {json.dumps(server)}\n")
+    file = f"{moved(config, places)}\nserver: {json.dumps(server)}\n"
+    (tmp_path / "penstock.yaml").write_text(file)
     asked = moved(command, places).replace("/etc/", f"{tmp_path}/etc/")
     for folder in ("etc/penstock", "etc/bash_completion.d"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(tmp_path / "penstock.yaml", tmp_path / "etc/penstock/penstock.yaml")
     (tmp_path / "loadtest").symlink_to(ROOT / "loadtest")
+    if asks_a_gateway(asked):
+        key = key_of(tmp_path)
+        gateway = start("penstock serve", cwd=tmp_path)
+        gateway.wait_for(READY["serve"])
+        if "explain" in asked:
+            remember(server["listen"], key)
+        done = run(asked, cwd=tmp_path, PENSTOCK_ADMIN=server["admin"])
+        assert (done.returncode, done.stderr) == (0, "")
+        assert gateway.stop() == 0
+        return
     if not is_long_running(asked):
         key = re.search(r"pst_\S+", run("penstock keys new").stdout).group()
         done = run(asked, cwd=tmp_path, KEY=key)

@@ -8,6 +8,7 @@ mod fleet;
 mod habits;
 mod habits_calls;
 mod leave;
+mod operate;
 mod process;
 mod reload;
 mod retries;

@@ -11,10 +11,11 @@ use crate::core::board::Entry;
 use crate::core::event::{Pace, Report};
 use crate::core::foreign::{Finding, Own};
 use crate::core::ids::{PoolId, ReplicaId};
+use crate::core::overrides::Closed;
 use crate::core::policy::{Health, Policy};
 use crate::core::predict::{self, Outlook};
 use crate::core::routing::{Booking, Ledger};
-use crate::core::snapshot::ReplicaView;
+use crate::core::snapshot::{ReplicaView, SAMPLE_PROMPT};
 use crate::core::time::Tick;
 use crate::core::vitals::Vitals;
 
@@ -132,6 +133,22 @@ impl Fleet {
     /// Holds a replica for one job, or lets it go.
     pub fn hold(&mut self, id: ReplicaId, held: bool, now: Tick) {
         self.change(id, now, |node| node.held = held);
+    }
+
+    /// Closes a replica to new work, or opens it again, slowly at first.
+    pub fn close(&mut self, id: ReplicaId, closed: Option<Closed>, now: Tick) {
+        self.change(id, now, |node| {
+            if node.closed.is_some() && closed.is_none() {
+                node.vitals.ease_in(now);
+            }
+            node.closed = closed;
+        });
+    }
+
+    /// How an operator has closed the replica.
+    #[must_use]
+    pub fn closed(&self, id: ReplicaId) -> Option<Closed> {
+        self.node(id)?.closed
     }
 
     /// Books a job that goes there.
@@ -266,13 +283,17 @@ impl Fleet {
         let nodes = self.nodes.iter().enumerate();
         nodes.filter_map(move |(index, node)| {
             let node = node.as_ref()?;
+            let pool = self.pools.get(node.pool.index())?;
+            let sample = predict::weight(SAMPLE_PROMPT, 0);
             Some(ReplicaView {
                 replica: ReplicaId::from(index),
                 state: node.state(now, &self.rules),
                 running: node.ledger.seqs,
-                limit: node.limit(self.pools.get(node.pool.index())?, now, &self.rules),
+                limit: node.limit(pool, now, &self.rules),
                 prefill_tokens: node.ledger.prefill,
                 kv_tokens: node.ledger.kv,
+                speed_factor: node.factor(pool),
+                expected: Duration::from_nanos(node.outlook(pool).ttft(sample)),
                 report_age: node.report.map(|(at, _)| now.since(at)),
             })
         })
@@ -338,7 +359,7 @@ impl Fleet {
             pool.guest_readers = pool.guest_readers + u32::from(reads) - u32::from(node.reads_guest);
             node.reads_guest = reads;
             let patience = node.patience(pool);
-            node.watch.arm(now, up && node.ledger.streams > 0, patience);
+            node.watch.arm(now, node.is_sound(now, &rules) && node.ledger.streams > 0, patience);
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
             let capacity = if up { node.limit(pool, now, &rules) } else { 0 };
             pool.capacity = pool.capacity + u64::from(capacity) - u64::from(node.capacity);

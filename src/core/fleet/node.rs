@@ -7,6 +7,7 @@ use crate::core::event::Report;
 use crate::core::foreign::Foreign;
 use crate::core::ids::{PoolId, ReplicaId};
 use crate::core::limits::{LearnedSeqs, full_seqs, ramped};
+use crate::core::overrides::Closed;
 use crate::core::pace::PaceLimit;
 use crate::core::policy::Health;
 use crate::core::predict::{self, Outlook};
@@ -52,6 +53,8 @@ pub(super) struct Node {
     pub(super) configured_kv: Option<u64>,
     pub(super) ledger: Ledger,
     pub(super) vitals: Vitals,
+    /// How an operator has closed it to new work.
+    pub(super) closed: Option<Closed>,
     pub(super) watch: Watch,
     pub(super) foreign: Foreign,
     /// Sequences that run there and are not ours, as of the last change.
@@ -86,6 +89,7 @@ impl Node {
             configured_kv: None,
             ledger: Ledger::default(),
             vitals: Vitals::default(),
+            closed: None,
             watch: Watch::default(),
             foreign: Foreign::default(),
             others: 0,
@@ -107,7 +111,18 @@ impl Node {
     }
 
     pub(super) fn state(&self, now: Tick, rules: &Health) -> ReplicaState {
-        if self.present { self.vitals.state(now, rules) } else { ReplicaState::Removed }
+        match (self.vitals.state(now, rules), self.closed) {
+            _ if !self.present => ReplicaState::Removed,
+            (state, None) | (state @ ReplicaState::Ejected, _) => state,
+            (_, Some(Closed::Cordoned)) => ReplicaState::Cordoned,
+            (_, Some(Closed::Drained | Closed::SpotNotice)) => ReplicaState::Draining,
+        }
+    }
+
+    /// Whether it is in the policy and in good health, closed or not.
+    pub(super) fn is_sound(&self, now: Tick, rules: &Health) -> bool {
+        let state = self.vitals.state(now, rules);
+        self.present && matches!(state, ReplicaState::Serving | ReplicaState::SlowStart)
     }
 
     pub(super) fn is_up(&self, now: Tick, rules: &Health) -> bool {

@@ -57,7 +57,7 @@ impl Scheduler {
         }
         if self.is_hopeless(id) {
             if !self.demote(id) {
-                return self.reject(id, RejectReason::Unmeetable, out);
+                return self.reject(id, self.reason_for(tenant, RejectReason::Unmeetable), out);
             }
             self.dispatch(out);
         }
@@ -78,11 +78,14 @@ impl Scheduler {
     }
 
     /// Whether a job that has just joined its lane surely cannot start before
-    /// its deadline: those before it in the lane take longer, even at a better
-    /// rate than what was measured of its tenant and class. Others that may go
-    /// first are in that rate.
+    /// its deadline: its tenant is paused for longer, or those before it in the
+    /// lane take longer, even at a better rate than what was measured of its
+    /// tenant and class. Others that may go first are in that rate.
     pub(super) fn is_hopeless(&self, id: JobId) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
+        if let Some(until) = self.overrides.paused_until(job.spec.tenant) {
+            return job.spec.deadline < until;
+        }
         let key = LaneKey::of(&job.spec);
         let lane = self.queue.lane(key).filter(|_| job.part() == Some(Part::Fresh));
         let before = lane.map_or(0, |lane| lane.before(job.place, id));
@@ -128,6 +131,12 @@ impl Scheduler {
 
     /// The words for a refusal. `job` is absent when it never waited.
     pub(super) fn rejection(&self, spec: &JobSpec, reason: RejectReason, job: Option<&Job>) -> Rejection {
+        let queued = job.map(|job| job.queued(self.now)).unwrap_or_default();
+        if reason == RejectReason::Paused {
+            let until = self.overrides.paused_until(spec.tenant).unwrap_or(self.now);
+            let retry_after = Some(admission::after_pause(until, self.now, spec.id));
+            return Rejection { reason, queued, retry_after };
+        }
         let group = self.placement.route(spec.model).and_then(|route| self.groups.get(route.group));
         let retry_after = match reason {
             RejectReason::NoPool | RejectReason::Withdrawn => None,
@@ -140,7 +149,6 @@ impl Scheduler {
             _ => group.map(|group| admission::retry_after(group.waiting(), group.drain.per_second(self.now))),
         };
         let retry_after = retry_after.map(|wait| admission::spread(wait, spec.id));
-        let queued = job.map(|job| job.queued(self.now)).unwrap_or_default();
         Rejection { reason, queued, retry_after }
     }
 
@@ -215,8 +223,8 @@ impl Scheduler {
     /// is priced: with what is known now of the output it will have.
     pub(super) fn refresh_lane(&mut self, key: LaneKey) {
         let Some(spot) = self.spot(key) else { return };
+        let standing = self.standing(spot.group, key.tenant);
         let group = &mut self.groups[spot.group];
-        let standing = group.quotas.standing(key.tenant);
         let Some(lane) = self.queue.lane_mut(key) else { return };
         for part in Part::ALL {
             let head = lane.head(part).filter(|_| standing != Standing::Parked);

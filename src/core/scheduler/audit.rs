@@ -25,6 +25,7 @@ impl Scheduler {
             (InvariantId::NoIdleCredit, !self.credit_is_idle()),
             (InvariantId::QuotasBalanced, self.quotas_agree()),
             (InvariantId::HoldJustified, self.holds_are_justified()),
+            (InvariantId::OverridesFollowed, self.overrides_are_followed()),
         ];
         checks.into_iter().filter(|(_, holds)| !holds).map(|(id, _)| id).collect()
     }
@@ -74,7 +75,7 @@ impl Scheduler {
                 let (Some(spot), slot) = (self.spot(key), lane.slots[part as usize]) else { return false };
                 let group = &self.groups[spot.group];
                 let found = slot.and_then(|slot| group.get(spot.class, spot.line, part, slot));
-                let standing = group.quotas.standing(key.tenant);
+                let standing = self.standing(spot.group, key.tenant);
                 if standing == Standing::Parked {
                     return slot.is_none();
                 }
@@ -102,7 +103,7 @@ impl Scheduler {
                 let group = &self.groups[route.group];
                 let cached = self.prefixes.matches(&job.prefix);
                 let guest = group.class(job.spec.class).is_some_and(|class| group.is_guest(class));
-                let allowed = group.quotas.allows(job.spec.tenant, job.spec.sequences);
+                let allowed = self.allows(route.group, job.spec.tenant, job.spec.sequences);
                 allowed
                     && self.fleet.ledgers().any(|(replica, _)| {
                         self.fleet.pool_of(replica).is_some_and(|pool| route.pools.contains(&pool))

@@ -139,9 +139,8 @@ impl Scheduler {
             && self.fleet.is_up(hold.replica)
             && !self.shunned(hold.job, pools).contains(&hold.replica);
         let head = Head { job: hold.job, lane, part };
-        let quotas = &self.groups[group].quotas;
-        let standing = quotas.standing(lane.tenant);
-        let allowed = quotas.allows(lane.tenant, job.spec.sequences);
+        let standing = self.standing(group, lane.tenant);
+        let allowed = self.allows(group, lane.tenant, job.spec.sequences);
         (usable && allowed).then_some(Candidate {
             class: spot.class,
             line: spot.line,

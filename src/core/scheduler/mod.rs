@@ -11,7 +11,8 @@
 //! * large jobs among small ones: `dispatch`;
 //! * what a fault does to the job and to the replica: `settle`, `health`;
 //! * what may wait: [`crate::core::admission`]; in which class: `demote`;
-//!   who makes room: `displace`.
+//!   who makes room: `displace`;
+//! * what operators set apart from the policy: `overrides`.
 //!
 //! A decision costs O(classes × routes of the group) root look-ups plus
 //! O(log) searches; it does not grow with tenants, replicas or waiting jobs.
@@ -22,8 +23,10 @@ mod audit;
 mod demote;
 mod dispatch;
 mod displace;
+mod explain;
 mod health;
 mod job;
+mod overrides;
 mod promise;
 mod quotas;
 mod recall;
@@ -40,12 +43,13 @@ use std::sync::Arc;
 
 use crate::core::admission::has_space;
 use crate::core::estimate::OutputLengths;
-use crate::core::event::{Action, Event, Fault};
+use crate::core::event::{Action, Event, Fault, Recalled};
 use crate::core::fleet::Fleet;
 use crate::core::foreign::Finding;
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::invariant::Invariants;
 use crate::core::order::Group;
+use crate::core::overrides::Overrides;
 use crate::core::placement::Placement;
 use crate::core::policy::Policy;
 use crate::core::prefix::PrefixIndex;
@@ -71,6 +75,7 @@ pub struct Scheduler {
     prefixes: PrefixIndex,
     movable: BTreeSet<Movable>,
     deadlines: BTreeSet<(Tick, JobId)>,
+    overrides: Overrides,
     invariants: Invariants,
     /// Groups in which something changed since they were last looked at.
     touched: BTreeSet<usize>,
@@ -100,6 +105,7 @@ impl Scheduler {
             prefixes: PrefixIndex::default(),
             movable: BTreeSet::new(),
             deadlines: BTreeSet::new(),
+            overrides: Overrides::default(),
             invariants: Invariants::default(),
             touched: BTreeSet::new(),
             arrivals: 0,
@@ -122,6 +128,7 @@ impl Scheduler {
     pub fn handle(&mut self, now: Tick, event: Event, out: &mut Vec<Action>) {
         self.now = self.now.max(now);
         let now = self.now;
+        self.expire_overrides(out);
         self.expire(false, out);
         self.wake_replicas(out);
         self.release_urgent();
@@ -145,6 +152,9 @@ impl Scheduler {
             }
             Event::ReplicaLost { replica } => self.lost(replica, Fault::Refused, out),
             Event::ReplicaFound { replica } => self.found(replica, out),
+            Event::Vacated { replica } => self.vacate(replica, Recalled::Drained, out),
+            Event::Overridden(wanted) => self.set_override(wanted, out),
+            Event::Restored(lever) => self.end_override(lever),
             Event::PolicyChanged(policy) => self.reload(policy, out),
             Event::Draining => self.draining = true,
             Event::Timer => {}

@@ -50,7 +50,8 @@ impl Scheduler {
         }
     }
 
-    fn refresh_standing(&mut self, group: usize, tenant: TenantId) {
+    /// Brings the places of a tenant's lanes in the group up to date.
+    pub(super) fn refresh_standing(&mut self, group: usize, tenant: TenantId) {
         let classes: Vec<ClassId> = self.groups[group].class_ids().collect();
         for class in classes {
             self.refresh_tenant(group, class, tenant);

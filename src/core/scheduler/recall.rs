@@ -1,5 +1,6 @@
 //! Taking jobs back whose clients have seen nothing of them: from an engine
-//! that has stalled, and from places that a more urgent class needs.
+//! that has stalled or is to be left, and from places that a more urgent class
+//! needs.
 //!
 //! A stream that has produced output is never taken back. A job is taken back
 //! for others at most [`MAX_PREEMPTIONS`] times, and only by a job of a more
@@ -30,17 +31,44 @@ impl Scheduler {
     pub(super) fn stalled(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         let pool = self.fleet.pool_of(replica);
         let Some(group) = pool.and_then(|pool| self.placement.group_of(pool)) else { return };
-        if self.fleet.count_up(&self.groups[group].shape.pools) < 2 {
+        let up = self.fleet.count_up(&self.groups[group].shape.pools);
+        if up == u64::from(self.fleet.is_up(replica)) {
             return;
         }
         self.eject(replica, Fault::Silent, out);
-        let unseen = |job: &&Job| job.run().is_some_and(|run| run.replica == replica) && job.is_unseen();
-        let mut jobs: Vec<_> =
-            self.jobs.values().filter(unseen).map(|job| (job.place.seq, job.spec.id)).collect();
-        jobs.sort_unstable();
-        for (_, job) in jobs {
+        for job in self.unseen_at(replica, |_, _| true) {
             self.recall(job, Recalled::Stalled, out);
         }
+    }
+
+    /// Takes back what a closed replica has not begun to answer, and what others
+    /// in service can take. How far a plain answer has come nobody sees; it
+    /// counts as begun when its first token was due.
+    pub(super) fn vacate(&mut self, replica: ReplicaId, why: Recalled, out: &mut Vec<Action>) {
+        if self.fleet.is_up(replica) {
+            return;
+        }
+        let now = self.now;
+        let jobs = self.unseen_at(replica, |job, run| {
+            let begun = !job.spec.streams && run.since + Duration::from_nanos(run.raw) <= now;
+            let route = self.placement.route(job.spec.model);
+            !begun && route.is_some_and(|route| self.fleet.count_up(&route.pools) > 0)
+        });
+        for job in jobs {
+            self.recall(job, why, out);
+        }
+    }
+
+    /// What runs at a replica, its client has seen nothing of, and is wanted; the
+    /// oldest first.
+    fn unseen_at(&self, replica: ReplicaId, wanted: impl Fn(&Job, &Run) -> bool) -> Vec<JobId> {
+        let here = |job: &&Job| {
+            job.run().is_some_and(|run| run.replica == replica && job.is_unseen() && wanted(job, &run))
+        };
+        let mut jobs: Vec<_> =
+            self.jobs.values().filter(here).map(|job| (job.place.seq, job.spec.id)).collect();
+        jobs.sort_unstable();
+        jobs.into_iter().map(|(_, id)| id).collect()
     }
 
     /// Takes back a job of a slower class for the first in the order, once that
@@ -84,6 +112,7 @@ impl Scheduler {
         match why {
             Recalled::Stalled => job.note_tried(&run),
             Recalled::Preempted { .. } => job.preemptions += 1,
+            Recalled::Drained | Recalled::SpotNotice => {}
         }
         let lane = LaneKey::of(&job.spec);
         if let Some(spot) = self.spot(lane) {

@@ -23,6 +23,7 @@ impl Scheduler {
         self.placement = placement;
         self.groups = groups;
         self.fleet.apply(&self.policy, self.now);
+        self.close_all();
         self.lengths.retain(&self.policy);
         self.count_quotas();
 

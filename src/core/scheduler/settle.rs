@@ -159,8 +159,10 @@ impl Scheduler {
         self.touched.insert(spot.group);
     }
 
-    /// The tenant's weight; 1 for one that is no longer in the policy.
+    /// The tenant's weight, boosted or not; 1 for one that is no longer in the
+    /// policy.
     pub(super) fn weight(&self, tenant: TenantId) -> f64 {
-        self.policy.tenants.get(tenant).map_or(1.0, |row| row.weight)
+        let weight = self.policy.tenants.get(tenant).map_or(1.0, |row| row.weight);
+        weight * self.overrides.boost(tenant)
     }
 }

@@ -7,11 +7,13 @@ use super::Scheduler;
 
 impl Scheduler {
     /// When `Event::Timer` is wanted at the latest: the next deadline of a
-    /// waiting job, probe, end of a busy spell or step of a slow start.
+    /// waiting job, probe, end of a busy spell or of an override, or step of a slow
+    /// start.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let job = self.deadlines.first().map(|(at, _)| *at).filter(|at| *at != Tick::NEVER);
-        job.into_iter().chain(self.fleet.next_wake()).chain(self.next_release()).min()
+        let others = [self.fleet.next_wake(), self.next_release(), self.overrides.next_end()];
+        job.into_iter().chain(others.into_iter().flatten()).min()
     }
 
     /// Ends the wait of jobs whose deadline lies before now, or is now when asked
@@ -24,7 +26,9 @@ impl Scheduler {
                 break;
             }
             if !self.demote(job) {
-                self.reject(job, RejectReason::DeadlineExceeded, out);
+                let tenant = self.jobs.get(&job).map(|job| job.spec.tenant);
+                let usual = RejectReason::DeadlineExceeded;
+                self.reject(job, tenant.map_or(usual, |tenant| self.reason_for(tenant, usual)), out);
             }
             any = true;
         }

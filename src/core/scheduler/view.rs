@@ -26,6 +26,7 @@ impl Scheduler {
         Snapshot {
             queues: queues.collect(),
             replicas: self.fleet.views(now).collect(),
+            overrides: self.overrides.views(now).collect(),
             jobs: self.jobs.len() as u64,
             broken_invariants: self.invariants.broken(),
         }

@@ -111,7 +111,7 @@ impl Desks {
     }
 
     /// Applies an action of the scheduler to the job that it is about; gives
-    /// it back if it is about a replica. Actions that do not fit the job's
+    /// it back if it is about none. Actions that do not fit the job's
     /// state are of a job that has just ended, and change nothing.
     pub(super) fn apply(&mut self, action: Action, mail: &mut Mail) -> Option<Action> {
         match action {
@@ -134,7 +134,10 @@ impl Desks {
             }
             // The ticket's owner knows: it brought the failure.
             Action::Requeue { .. } => {}
-            Action::Eject { .. } | Action::Probe { .. } | Action::Readmit { .. } => return Some(action),
+            Action::Eject { .. }
+            | Action::Probe { .. }
+            | Action::Readmit { .. }
+            | Action::OverrideExpired { .. } => return Some(action),
         }
         None
     }

@@ -130,7 +130,10 @@ impl Router for Gateway {
                 }
                 Action::Recall { job, .. } => Some(Command::Recall { job: job.index() }),
                 Action::Probe { replica } => Some(Command::Probe { replica: replica.index() }),
-                Action::Requeue { .. } | Action::Eject { .. } | Action::Readmit { .. } => None,
+                Action::Requeue { .. }
+                | Action::Eject { .. }
+                | Action::Readmit { .. }
+                | Action::OverrideExpired { .. } => None,
             });
         }
     }

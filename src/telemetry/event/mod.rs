@@ -3,10 +3,12 @@
 //!
 //! No event carries a key, prompt text or generated text.
 
+mod overrides;
 mod process;
 mod replica;
 mod request;
 
+pub use overrides::{OverrideChanged, OverrideExpired};
 pub use process::{
     ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken, ServerDraining,
     ServerStarted, ServerStopped,

@@ -150,6 +150,8 @@ pub(super) const QUEUE_TOKENS: Metric =
 pub(super) const JOBS: Metric = metric("penstock_jobs", "Admitted requests in any phase.");
 pub(super) const BROKEN_INVARIANTS: Metric =
     metric("penstock_broken_invariants", "Invariants found broken since the start; 0 in a healthy process.");
+pub(super) const OVERRIDES: Metric =
+    metric("penstock_overrides", "What operators have set apart from the file and is in force, by kind.");
 pub(super) const REPLICA_RUNNING: Metric =
     metric("penstock_replica_running", "Sequences that the ledger books on the replica.");
 pub(super) const REPLICA_LIMIT: Metric =

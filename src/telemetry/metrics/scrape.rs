@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::core::event::Report;
 use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
+use crate::core::overrides::Measure;
 use crate::core::policy::Policy;
 use crate::core::snapshot::{ReplicaState, ReplicaView, Snapshot};
 use crate::telemetry::event::known;
@@ -19,10 +20,12 @@ use crate::telemetry::{ConfigStatus, log, wall};
 /// Queues that keep a row while they are empty.
 const MAX_QUEUES: usize = 10_000;
 
-const STATES: [ReplicaState; 5] = [
+const STATES: [ReplicaState; 7] = [
     ReplicaState::Serving,
     ReplicaState::SlowStart,
     ReplicaState::Busy,
+    ReplicaState::Cordoned,
+    ReplicaState::Draining,
     ReplicaState::Ejected,
     ReplicaState::Removed,
 ];
@@ -99,6 +102,7 @@ impl Scrape<'_> {
         write_queues(&mut out, policy, &seen.rows(policy, self.snapshot));
         out.plain(&catalogue::JOBS, "gauge", self.snapshot.jobs);
         out.plain(&catalogue::BROKEN_INVARIANTS, "gauge", self.snapshot.broken_invariants);
+        write_overrides(&mut out, self.snapshot);
         write_ledgers(&mut out, policy, &self.snapshot.replicas);
         write_engines(&mut out, policy, self.engines);
         write_process(&mut out, config);
@@ -132,6 +136,14 @@ fn replica_labels(policy: &Policy, id: ReplicaId) -> Option<[(&'static str, &str
     let replica = known(policy.replicas.name(id))?;
     let pool = policy.replicas.get(id).map_or(OTHER, |row| labels::pool(policy, Some(row.pool)));
     Some([("pool", pool), ("replica", replica)])
+}
+
+fn write_overrides(out: &mut Exposition<'_>, snapshot: &Snapshot) {
+    out.family(&catalogue::OVERRIDES, "gauge");
+    for kind in Measure::NAMES {
+        let count = snapshot.overrides.iter().filter(|view| view.measure.name() == kind).count();
+        out.sample(&catalogue::OVERRIDES, &[("kind", kind)], count);
+    }
 }
 
 fn write_ledgers(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaView]) {
@@ -228,7 +240,8 @@ impl Exposition<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::snapshot::QueueView;
+    use crate::core::overrides::Closed;
+    use crate::core::snapshot::{OverrideView, QueueView};
     use crate::core::table::Table;
     use crate::telemetry::event::ConfigRejected;
     use crate::telemetry::fixtures::{load, policy, render, samples, telemetry};
@@ -299,6 +312,25 @@ mod tests {
     }
 
     #[test]
+    fn overrides_are_counted_by_kind() {
+        let view = |measure| OverrideView { measure, reason: "".into(), age: Duration::ZERO, left: None };
+        let (pool, replica, tenant) = (0.into(), ReplicaId::new(0), TenantId::new(0));
+        let measures = [
+            Measure::ClosePool(pool, Closed::Cordoned),
+            Measure::ClosePool(pool, Closed::Drained),
+            Measure::CloseReplica(replica, Closed::SpotNotice),
+            Measure::Pause(tenant),
+            Measure::Boost(tenant, 2.0),
+            Measure::Boost(TenantId::new(1), 2.0),
+        ];
+        let snapshot = Snapshot { overrides: measures.map(view).to_vec(), ..Snapshot::default() };
+        let text = telemetry(1).render(&Scrape { snapshot: &snapshot, engines: &[] });
+        let counts =
+            Measure::NAMES.map(|kind| samples(&text)[&*format!(r#"penstock_overrides{{kind="{kind}"}}"#)]);
+        assert_eq!(counts, [1.0, 1.0, 1.0, 1.0, 2.0]);
+    }
+
+    #[test]
     fn ledgers_and_engine_reports_appear_by_replica() {
         let telemetry = telemetry(1);
         let view = |replica, state| ReplicaView {
@@ -308,6 +340,8 @@ mod tests {
             limit: 8,
             prefill_tokens: 900,
             kv_tokens: 4_000,
+            speed_factor: 1.5,
+            expected: Duration::from_millis(80),
             report_age: None,
         };
         let snapshot = Snapshot {

@@ -4,6 +4,7 @@ mod basics;
 mod demotion;
 mod displacement;
 mod faults;
+mod overrides;
 mod properties;
 mod quotas;
 mod recalls;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::event::{Action, Event, Fault, Outcome};
+use crate::core::event::{Action, Event, Fault, Outcome, Placed};
 use crate::core::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
 use crate::core::job::{JobSpec, Prefix, Usage};
+use crate::core::overrides::{Lever, Measure, Override};
 use crate::core::policy::Policy;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::used;
@@ -38,6 +39,8 @@ struct Edge {
     jobs: BTreeMap<JobId, Seen>,
     out_of_service: BTreeSet<ReplicaId>,
     probes: BTreeMap<ReplicaId, Tick>,
+    /// What operators have closed or paused, and until when.
+    barred: BTreeMap<Lever, Tick>,
     log: Vec<(Tick, Action)>,
 }
 
@@ -53,6 +56,7 @@ impl Edge {
             jobs: BTreeMap::new(),
             out_of_service: BTreeSet::new(),
             probes: BTreeMap::new(),
+            barred: BTreeMap::new(),
             log: Vec::new(),
         }
     }
@@ -68,32 +72,40 @@ impl Edge {
         assert!(self.scheduler.next_deadline().is_none_or(|at| at > self.now), "something is overdue");
         let waiting = self.jobs.values().filter(|seen| seen.ends == 0 && seen.at.is_none()).count();
         assert_eq!(self.scheduler.waiting().requests, waiting as u64);
+        if let Some((id, seen)) = self.jobs.iter().find(|(_, seen)| seen.ends == 0) {
+            assert_eq!(self.scheduler.explain(*id, self.now).is_some(), seen.at.is_none());
+        }
         let live = self.jobs.values().filter(|seen| seen.ends == 0).count();
         assert_eq!(self.scheduler.jobs(), live);
     }
 
+    fn dispatched(&mut self, job: JobId, replica: ReplicaId, why: &Placed) {
+        let spec = self.specs[&job];
+        let pool = self.policy.replicas.get(replica).expect("a replica of the policy").pool;
+        let model = self.policy.models.get(spec.model).expect("a model of the policy");
+        assert!(model.pools.contains(&pool));
+        assert!(!self.out_of_service.contains(&replica));
+        for lever in [Lever::Pool(pool), Lever::Replica(replica), Lever::Pause(spec.tenant)] {
+            assert!(self.barred.get(&lever).is_none_or(|until| *until <= self.now), "{lever:?}");
+        }
+        let room = why.running + spec.sequences.max(1) <= why.limit || why.running == 0;
+        assert!(room, "beyond its credit: {why:?}");
+        assert!(why.candidates >= 1);
+        assert!(why.attempt > 1 || self.now <= spec.patience, "its client is gone");
+        let asked = why.demoted_from.unwrap_or(why.class);
+        assert_eq!(asked, spec.class);
+        let rank = |class| self.policy.classes.get(class).map(|row| (row.rank, class));
+        let later = self.policies.len() > 1 || rank(asked) < rank(why.class);
+        assert!(why.demoted_from.is_none() || later, "{why:?}");
+        let seen = self.jobs.get_mut(&job).expect("a job that arrived");
+        assert!(seen.ends == 0 && seen.at.is_none());
+        seen.at = Some(replica);
+        seen.outlived = false;
+    }
+
     fn obey(&mut self, action: &Action) {
         match *action {
-            Action::Dispatch { job, replica, why } => {
-                let spec = self.specs[&job];
-                let pool = self.policy.replicas.get(replica).expect("a replica of the policy").pool;
-                let model = self.policy.models.get(spec.model).expect("a model of the policy");
-                assert!(model.pools.contains(&pool));
-                assert!(!self.out_of_service.contains(&replica));
-                let room = why.running + spec.sequences.max(1) <= why.limit || why.running == 0;
-                assert!(room, "beyond its credit: {why:?}");
-                assert!(why.candidates >= 1);
-                assert!(why.attempt > 1 || self.now <= spec.patience, "its client is gone");
-                let asked = why.demoted_from.unwrap_or(why.class);
-                assert_eq!(asked, spec.class);
-                let rank = |class| self.policy.classes.get(class).map(|row| (row.rank, class));
-                let later = self.policies.len() > 1 || rank(asked) < rank(why.class);
-                assert!(why.demoted_from.is_none() || later, "{why:?}");
-                let seen = self.jobs.get_mut(&job).expect("a job that arrived");
-                assert!(seen.ends == 0 && seen.at.is_none());
-                seen.at = Some(replica);
-                seen.outlived = false;
-            }
+            Action::Dispatch { job, replica, why } => self.dispatched(job, replica, &why),
             Action::Reject { job, .. } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 seen.ends += 1;
@@ -119,6 +131,15 @@ impl Edge {
                     seen.tried.remove(&replica);
                     seen.outlived |= seen.at == Some(replica);
                 }
+            }
+            Action::OverrideExpired { lever } => {
+                assert!(
+                    self.scheduler
+                        .snapshot(self.now)
+                        .overrides
+                        .iter()
+                        .all(|row| row.measure.lever() != lever)
+                );
             }
             Action::Probe { replica } => {
                 assert!(self.out_of_service.contains(&replica));
@@ -182,6 +203,20 @@ impl Edge {
         self.event(Event::PolicyChanged(Arc::clone(&self.policy)));
     }
 
+    fn set(&mut self, measure: Measure, millis: Option<u64>) {
+        let until = millis.map_or(Tick::NEVER, |millis| self.now + Duration::from_millis(millis));
+        if until > self.now && !matches!(measure.lever(), Lever::Boost(_)) {
+            self.barred.insert(measure.lever(), until);
+        }
+        self.event(Event::Overridden(Override { measure, until, reason: "any".into() }));
+    }
+
+    fn stray(&mut self, job: JobId) {
+        self.event(Event::FirstToken { job });
+        self.event(Event::Finished { job, outcome: Outcome::Done(Usage::Unknown) });
+        self.event(Event::Left { job, usage: Usage::Unknown });
+    }
+
     fn answer(&mut self, found: bool) {
         let Some((&replica, _)) = self.probes.first_key_value() else { return };
         self.probes.remove(&replica);
@@ -239,13 +274,13 @@ impl Edge {
                 self.probes.remove(&ReplicaId::new(replica));
                 self.event(Event::ReplicaLost { replica: ReplicaId::new(replica) });
             }
-            Op::Stray(number) => {
-                let job = JobId::new(number);
-                self.event(Event::FirstToken { job });
-                self.event(Event::Finished { job, outcome: Outcome::Done(Usage::Unknown) });
-                self.event(Event::Left { job, usage: Usage::Unknown });
-            }
+            Op::Stray(number) => self.stray(JobId::new(number)),
             Op::Reload(which) => self.reload(which),
+            Op::Override(measure, millis) => self.set(measure, millis),
+            Op::Restore(lever) => {
+                self.barred.remove(&lever);
+                self.event(Event::Restored(lever));
+            }
             Op::Drain => self.event(Event::Draining),
         }
     }

@@ -8,8 +8,9 @@ use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof};
 
 use crate::core::event::{Fault, Pace, Report};
-use crate::core::ids::{ClassId, PoolId};
+use crate::core::ids::{ClassId, PoolId, ReplicaId, TenantId};
 use crate::core::job::{Tokens, Usage};
+use crate::core::overrides::{Closed, Lever, Measure};
 use crate::core::policy::{Bounds, Class, Health, Model, Policy, Pool, Quota, Replica, Retry, Tenant};
 use crate::core::scheduler::tests::{class, tenant, used};
 use crate::core::table::Table;
@@ -126,7 +127,15 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
 
 #[derive(Debug, Clone)]
 pub(super) enum Op {
-    Arrive { tenant: u32, class: u32, model: u32, prompt: u64, output: u64, sequences: u32, patience: u64 },
+    Arrive {
+        tenant: u32,
+        class: u32,
+        model: u32,
+        prompt: u64,
+        output: u64,
+        sequences: u32,
+        patience: u64,
+    },
     FirstToken(usize),
     Done(usize, Usage),
     Fail(usize, Fault),
@@ -138,6 +147,9 @@ pub(super) enum Op {
     Lost(u32),
     Stray(u64),
     Reload(usize),
+    /// For so many milliseconds; absent = for ever.
+    Override(Measure, Option<u64>),
+    Restore(Lever),
     Drain,
 }
 
@@ -182,6 +194,16 @@ fn pace() -> impl Strategy<Value = Pace> {
     (1u64..200, 0u64..200).prop_map(|(gaps, each)| Pace { gaps, total: Duration::from_millis(each * gaps) })
 }
 
+fn measure() -> impl Strategy<Value = Measure> {
+    let how = || prop_oneof![Just(Closed::Cordoned), Just(Closed::Drained), Just(Closed::SpotNotice)];
+    prop_oneof![
+        1 => (0usize..3, how()).prop_map(|(pool, how)| Measure::ClosePool(PoolId::from(pool), how)),
+        3 => (0u32..9, how()).prop_map(|(id, how)| Measure::CloseReplica(ReplicaId::new(id), how)),
+        2 => (0u32..5).prop_map(|id| Measure::Pause(TenantId::new(id))),
+        1 => (0u32..5, any::<f64>()).prop_map(|(id, by)| Measure::Boost(TenantId::new(id), by)),
+    ]
+}
+
 /// Any operation.
 pub(super) fn op() -> impl Strategy<Value = Op> {
     let sequences = prop_oneof![6 => Just(1u32), 1 => 0u32..7];
@@ -209,5 +231,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         1 => (0u32..9).prop_map(Op::Lost),
         1 => (0u64..100).prop_map(Op::Stray),
         1 => (0usize..3).prop_map(Op::Reload),
+        4 => (measure(), prop::option::of(0u64..3000)).prop_map(|(what, millis)| Op::Override(what, millis)),
+        3 => measure().prop_map(|what| Op::Restore(what.lever())),
     ]
 }

@@ -1,0 +1,102 @@
+//! `GET /admin/v1/requests/{id}`: why a request went where it went, or why it
+//! waits. Times are in seconds; those with `after` count from when it came.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::core::event::Placed;
+use crate::core::policy::Policy;
+use crate::core::snapshot::WaitingView;
+use crate::telemetry::stories::{Story, TryStory};
+use crate::telemetry::wall;
+
+/// A request as JSON.
+pub(super) fn request(story: &Story, waiting: Option<&WaitingView>, policy: &Policy) -> Value {
+    let tries = story.tries.iter().map(|attempt| one_try(attempt, policy));
+    let at_replica = story.tries.last().is_some_and(|attempt| attempt.back.is_none());
+    let state = match (&story.end, waiting) {
+        (Some(_), _) => "finished",
+        (None, None) if at_replica => "running",
+        (None, _) => "waiting",
+    };
+    json!({
+        "request_id": story.request_id.to_str().unwrap_or_default(),
+        "state": state,
+        "came_at_unix": wall::unix_seconds(story.came),
+        "age": wall::seconds_since(story.came),
+        "tenant": policy.tenants.name(story.tenant),
+        "asked_class": policy.classes.name(story.class),
+        "model": policy.models.name(story.model),
+        "api": story.api,
+        "stream": story.stream,
+        "prompt_tokens": story.prompt_tokens,
+        "tries": tries.collect::<Vec<_>>(),
+        "forgotten_tries": story.forgotten_tries,
+        "waiting": waiting.filter(|_| story.end.is_none()).map(|view| waits(view, policy)),
+        "end": story.end.map(|end| json!({
+            "outcome": end.outcome.name(),
+            "reason": end.reason,
+            "status": end.status,
+            "total": secs(end.total),
+        })),
+    })
+}
+
+fn one_try(attempt: &TryStory, policy: &Policy) -> Value {
+    json!({
+        "sent_after": secs(attempt.at),
+        "pool": attempt.pool.map(|pool| policy.pools.name(pool)),
+        "replica": policy.replicas.name(attempt.replica),
+        "why": decision(&attempt.why, policy),
+        "first_token_after": attempt.first_token.map(secs),
+        "back": attempt.back.map(|(at, why)| json!({ "after": secs(at), "why": why.name() })),
+    })
+}
+
+/// The decision with the ledger that it was made by.
+fn decision(why: &Placed, policy: &Policy) -> Value {
+    json!({
+        "turn": why.turn.name(),
+        "class": policy.classes.name(why.class),
+        "demoted_from": why.demoted_from.map(|class| policy.classes.name(class)),
+        "attempt": why.attempt,
+        "queued": secs(why.queued),
+        "left_waiting": why.behind,
+        "candidates": why.candidates,
+        "expected_ttft": secs(why.expected),
+        "cached_tokens": why.cached_tokens,
+        "outstanding_tokens": why.outstanding_tokens,
+        "running": why.running,
+        "limit": why.limit,
+    })
+}
+
+fn waits(view: &WaitingView, policy: &Policy) -> Value {
+    let replicas = view.replicas.iter().map(|choice| {
+        json!({
+            "replica": policy.replicas.name(choice.replica),
+            "state": choice.state.name(),
+            "running": choice.running,
+            "limit": choice.limit,
+            "fits": choice.fits,
+            "failed_it_before": choice.tried,
+            "expected_ttft": secs(choice.expected),
+        })
+    });
+    json!({
+        "obstacle": view.obstacle.name(),
+        "class": policy.classes.name(view.class),
+        "demoted_from": view.demoted_from.map(|class| policy.classes.name(class)),
+        "queued": secs(view.queued),
+        "may_wait_on": secs(view.left),
+        "ahead_of_it": view.ahead,
+        "waiting_in_group": view.waiting,
+        "replicas_in_all": view.replicas_in_all,
+        "replicas": replicas.collect::<Vec<_>>(),
+    })
+}
+
+fn secs(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}

@@ -1,0 +1,489 @@
+//! The operators' verbs: close pools and replicas, pause and boost tenants.
+//!
+//! A verb changes something only as a POST with a JSON body. A browser sends
+//! such a body to another site only after asking that site, and nothing here
+//! says yes, so that no page can act in an operator's name.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{HeaderMap, StatusCode, header};
+use serde::{Deserialize, Serialize};
+
+use crate::admin::AdminState;
+use crate::admin::overview::{self, named};
+use crate::config::problem::nearest;
+use crate::config::units::Span;
+use crate::core::ids::{PoolId, TenantId};
+use crate::core::overrides::{BOOSTS, Closed, Lever, Measure};
+use crate::core::policy::Policy;
+use crate::core::snapshot::{Changed, Snapshot};
+use crate::core::table::Table;
+use crate::telemetry::event::OverrideChanged;
+
+/// How long an override lasts when nobody says.
+const USUAL: Duration = Duration::from_secs(3600);
+/// Bytes of the longest reason.
+const MAX_REASON: usize = 200;
+/// Names that an error lists at most.
+const MAX_LISTED: usize = 8;
+
+/// What an operator can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verb {
+    ClosePool(Closed),
+    OpenPool,
+    CloseReplica(Closed),
+    OpenReplica,
+    Pause,
+    Resume,
+    Boost,
+}
+
+/// Every verb with its path.
+pub(super) const VERBS: [(&str, Verb); 11] = [
+    ("/admin/v1/pools/cordon", Verb::ClosePool(Closed::Cordoned)),
+    ("/admin/v1/pools/drain", Verb::ClosePool(Closed::Drained)),
+    ("/admin/v1/pools/spot-notice", Verb::ClosePool(Closed::SpotNotice)),
+    ("/admin/v1/pools/uncordon", Verb::OpenPool),
+    ("/admin/v1/replicas/cordon", Verb::CloseReplica(Closed::Cordoned)),
+    ("/admin/v1/replicas/drain", Verb::CloseReplica(Closed::Drained)),
+    ("/admin/v1/replicas/spot-notice", Verb::CloseReplica(Closed::SpotNotice)),
+    ("/admin/v1/replicas/uncordon", Verb::OpenReplica),
+    ("/admin/v1/tenants/pause", Verb::Pause),
+    ("/admin/v1/tenants/resume", Verb::Resume),
+    ("/admin/v1/tenants/boost", Verb::Boost),
+];
+
+/// What the edge is to tell the scheduler.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Wish {
+    /// Put this in force.
+    Set {
+        /// What.
+        measure: Measure,
+        /// For how long; absent = until somebody ends it.
+        lasts: Option<Duration>,
+        /// The operator's words.
+        reason: Arc<str>,
+    },
+    /// End what is in force.
+    End(Lever),
+}
+
+/// Why nothing was done.
+#[derive(Debug)]
+pub(super) struct Refusal(pub(super) StatusCode, pub(super) String);
+
+/// The body of a verb.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ask {
+    name: String,
+    #[serde(rename = "for")]
+    lasts: Option<String>,
+    reason: Option<String>,
+    by: Option<f64>,
+}
+
+/// The answer to a verb.
+#[derive(Debug, Serialize)]
+pub(super) struct Outcome {
+    verb: &'static str,
+    name: String,
+    before: String,
+    after: String,
+    ends_in_seconds: Option<f64>,
+    requeued: u64,
+    still_running: u64,
+    notes: Vec<String>,
+}
+
+impl Verb {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::ClosePool(closed) | Self::CloseReplica(closed) => closed.name(),
+            Self::OpenPool | Self::OpenReplica => "uncordon",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::Boost => "boost",
+        }
+    }
+
+    /// The levers that it moves, for a name of the policy.
+    fn levers(self, policy: &Policy, name: &str) -> Result<Vec<Lever>, Refusal> {
+        Ok(match self {
+            Self::ClosePool(_) | Self::OpenPool => vec![Lever::Pool(known("pool", name, &policy.pools)?)],
+            Self::CloseReplica(_) | Self::OpenReplica => {
+                vec![Lever::Replica(known("replica", name, &policy.replicas)?)]
+            }
+            Self::Pause => vec![Lever::Pause(known("tenant", name, &policy.tenants)?)],
+            Self::Boost => vec![Lever::Boost(known("tenant", name, &policy.tenants)?)],
+            Self::Resume => {
+                let tenant = known("tenant", name, &policy.tenants)?;
+                vec![Lever::Pause(tenant), Lever::Boost(tenant)]
+            }
+        })
+    }
+
+    fn wish(self, lever: Lever, ask: &Checked) -> Wish {
+        let measure = match (self, lever) {
+            (Self::ClosePool(closed), Lever::Pool(pool)) => Measure::ClosePool(pool, closed),
+            (Self::CloseReplica(closed), Lever::Replica(id)) => Measure::CloseReplica(id, closed),
+            (Self::Pause, Lever::Pause(tenant)) => Measure::Pause(tenant),
+            (Self::Boost, Lever::Boost(tenant)) => Measure::Boost(tenant, ask.by),
+            _ => return Wish::End(lever),
+        };
+        Wish::Set { measure, lasts: ask.lasts, reason: Arc::clone(&ask.reason) }
+    }
+
+    const fn ends(self) -> bool {
+        matches!(self, Self::OpenPool | Self::OpenReplica | Self::Resume)
+    }
+}
+
+/// A body that says something that can be done.
+struct Checked {
+    lasts: Option<Duration>,
+    reason: Arc<str>,
+    by: f64,
+}
+
+impl Checked {
+    fn new(verb: Verb, ask: &Ask) -> Result<Self, Refusal> {
+        let given = [("for", ask.lasts.is_some()), ("by", ask.by.is_some())];
+        let unfit = |field: &str| if field == "by" { verb != Verb::Boost } else { verb.ends() };
+        if let Some((field, _)) = given.iter().find(|(field, given)| *given && unfit(field)) {
+            return Err(bad(format!("`{field}` says nothing to {}; leave it out", verb.name())));
+        }
+        let lasts = match ask.lasts.as_deref() {
+            None => Some(USUAL),
+            Some("forever") => None,
+            Some(text) => Some(
+                text.parse::<Span>()
+                    .map_err(|problem| bad(format!("`for`: {}, or forever", problem.replace('\n', "; "))))?
+                    .0,
+            ),
+        };
+        if lasts.is_some_and(|lasts| lasts.is_zero()) {
+            return Err(bad("`for` is 0, which changes nothing; write it like 30m, or forever".into()));
+        }
+        let reason = ask.reason.as_deref().unwrap_or_default().trim();
+        if reason.len() > MAX_REASON || reason.contains(char::is_control) {
+            return Err(bad(format!("`reason` must be one line of at most {MAX_REASON} bytes")));
+        }
+        let by = ask.by.unwrap_or(1.0);
+        if verb == Verb::Boost && (ask.by.is_none() || !(BOOSTS.0..=BOOSTS.1).contains(&by)) {
+            let (least, most) = BOOSTS;
+            return Err(bad(format!(
+                "`by` must be a number from {least} to {most}: what the weight is multiplied by"
+            )));
+        }
+        Ok(Self { lasts, reason: reason.into(), by })
+    }
+}
+
+/// Does what a request asks for.
+pub(super) fn act(
+    state: &AdminState,
+    verb: Verb,
+    who: SocketAddr,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> Result<Outcome, Refusal> {
+    let media = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if !media.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
+        let text = "send the header `content-type: application/json` and a JSON body";
+        return Err(Refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, text.into()));
+    }
+    let ask: Ask = serde_json::from_slice(body).map_err(|problem| {
+        bad(format!("the body is not what this asks for: {problem}; send {{\"name\": ..., \"for\": \"30m\", \"reason\": ...}}"))
+    })?;
+    let settings = (state.settings)();
+    let policy = &settings.policy;
+    let levers = verb.levers(policy, &ask.name)?;
+    let checked = Checked::new(verb, &ask)?;
+    if verb == Verb::OpenReplica {
+        closed_by_its_pool(policy, &(state.snapshot)(), levers[0])?;
+    }
+    let mut changed: Option<Changed> = None;
+    for lever in &levers {
+        let next = (state.operate)(verb.wish(*lever, &checked));
+        changed = Some(match changed {
+            None => next,
+            Some(first) => Changed { before: first.before, requeued: first.requeued + next.requeued, ..next },
+        });
+    }
+    let changed = changed.ok_or_else(|| bad("nothing to do".into()))?;
+    let outcome = outcome(verb, &ask.name, &levers, &checked, policy, &changed);
+    OverrideChanged {
+        who,
+        verb: verb.name(),
+        subject: &ask.name,
+        before: &outcome.before,
+        after: &outcome.after,
+        lasts: checked.lasts.filter(|_| !verb.ends()),
+        reason: &checked.reason,
+        requeued: changed.requeued,
+    }
+    .emit(&state.telemetry);
+    Ok(outcome)
+}
+
+fn outcome(
+    verb: Verb,
+    name: &str,
+    levers: &[Lever],
+    checked: &Checked,
+    policy: &Policy,
+    changed: &Changed,
+) -> Outcome {
+    let before = overview::in_force(levers, &changed.before);
+    let closed = overview::replicas_under(levers, policy, &changed.after);
+    let mut notes = match levers[0] {
+        Lever::Pool(pool) => left_without(pool, policy, changed),
+        Lever::Replica(id) => {
+            let pool = policy.replicas.get(id).map(|row| row.pool);
+            pool.map(|pool| left_without(pool, policy, changed)).unwrap_or_default()
+        }
+        Lever::Pause(tenant) | Lever::Boost(tenant) => of_tenant(verb, tenant, &changed.after),
+    };
+    if verb.ends() && before == overview::NOTHING {
+        notes.push("nothing was in force, so nothing has changed".into());
+    }
+    Outcome {
+        verb: verb.name(),
+        name: name.to_owned(),
+        before,
+        after: overview::in_force(levers, &changed.after),
+        ends_in_seconds: checked.lasts.filter(|_| !verb.ends()).map(|lasts| lasts.as_secs_f64()),
+        requeued: changed.requeued,
+        still_running: closed.iter().map(|view| u64::from(view.running)).sum(),
+        notes,
+    }
+}
+
+/// What stands still for lack of replicas, in the words of the answer.
+fn left_without(pool: PoolId, policy: &Policy, changed: &Changed) -> Vec<String> {
+    let serves = |pool: &PoolId| overview::in_service(*pool, policy, &changed.after) > 0;
+    if serves(&pool) {
+        return Vec::new();
+    }
+    let name = policy.pools.name(pool);
+    let had = overview::in_service(pool, policy, &changed.before) > 0;
+    let last = if had { ": this was the last" } else { "" };
+    let mut notes = vec![format!("no replica of the pool {name} is in service now{last}")];
+    let closed = overview::in_force(&[Lever::Pool(pool)], &changed.after);
+    if !had && closed != overview::NOTHING {
+        notes.push(format!("the whole pool {name} is closed: {closed}"));
+    }
+    let models = policy.models.iter().filter(|(_, _, row)| row.pools.contains(&pool));
+    for (_, model, _) in models.filter(|(_, _, row)| !row.pools.iter().any(serves)) {
+        notes.push(format!(
+            "nothing serves the model {model} now: its requests wait, and are refused when they cannot wait for long enough"
+        ));
+    }
+    notes
+}
+
+fn of_tenant(verb: Verb, tenant: TenantId, after: &Snapshot) -> Vec<String> {
+    let rows = after.queues.iter().filter(|queue| queue.tenant == tenant);
+    let waiting: u64 = rows.map(|queue| queue.waiting).sum();
+    if verb != Verb::Pause {
+        return Vec::new();
+    }
+    vec![format!(
+        "{waiting} of its requests wait; those that come now are refused (503) unless they can wait until the pause ends"
+    )]
+}
+
+/// A replica that is closed with its pool cannot be opened alone.
+fn closed_by_its_pool(policy: &Policy, now: &Snapshot, lever: Lever) -> Result<(), Refusal> {
+    let Lever::Replica(replica) = lever else { return Ok(()) };
+    let Some(pool) = policy.replicas.get(replica).map(|row| row.pool) else { return Ok(()) };
+    let has = |lever: Lever| now.overrides.iter().any(|row| row.measure.lever() == lever);
+    if has(lever) || !has(Lever::Pool(pool)) {
+        return Ok(());
+    }
+    let name = policy.pools.name(pool);
+    let text = format!("its whole pool is closed; open that with `penstock pools uncordon {name}`");
+    Err(Refusal(StatusCode::CONFLICT, text))
+}
+
+/// The id of a name, or an error that lists names like it.
+fn known<I, T>(what: &str, name: &str, table: &Table<I, T>) -> Result<I, Refusal>
+where
+    I: Copy + From<usize> + Into<usize>,
+{
+    if let Some(id) = table.id(name) {
+        return Ok(id);
+    }
+    let names = || table.iter().map(|(_, name, _)| name);
+    let hint = match nearest(name, names()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => {
+            let part = names().filter(|other| !name.is_empty() && other.contains(name));
+            let mut listed: Vec<&str> = part.take(MAX_LISTED).collect();
+            if listed.is_empty() {
+                listed = names().take(MAX_LISTED).collect();
+            }
+            format!("there are: {}", named(&listed, table.iter().count()))
+        }
+    };
+    Err(Refusal(StatusCode::NOT_FOUND, format!("there is no {what} `{name}`; {hint}")))
+}
+
+fn bad(text: String) -> Refusal {
+    Refusal(StatusCode::BAD_REQUEST, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::admin::tests::{bare_state, settings};
+    use crate::core::event::Event;
+    use crate::core::overrides::Override;
+    use crate::core::scheduler::Scheduler;
+    use crate::core::time::Tick;
+    use crate::telemetry::Telemetry;
+
+    const REPLICA: &str = "a100/http://10.0.0.1:8000";
+
+    /// A scheduler with two tenants and one replica, behind the verbs.
+    struct World {
+        state: AdminState,
+        telemetry: Telemetry,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let telemetry = Telemetry::for_tests();
+            let scheduler = Arc::new(Mutex::new(Scheduler::new(settings().policy)));
+            let seen = Arc::clone(&scheduler);
+            let mut state = bare_state(&telemetry);
+            state.snapshot = Arc::new(move || seen.lock().snapshot(Tick::ZERO));
+            state.operate = Arc::new(move |wish| {
+                let mut scheduler = scheduler.lock();
+                let before = scheduler.snapshot(Tick::ZERO);
+                let event = match wish {
+                    Wish::Set { measure, lasts, reason } => {
+                        let until = lasts.map_or(Tick::NEVER, |lasts| Tick::ZERO + lasts);
+                        Event::Overridden(Override { measure, until, reason })
+                    }
+                    Wish::End(lever) => Event::Restored(lever),
+                };
+                scheduler.handle(Tick::ZERO, event, &mut Vec::new());
+                Changed { before, after: scheduler.snapshot(Tick::ZERO), requeued: 0 }
+            });
+            Self { state, telemetry }
+        }
+
+        fn try_as(&self, media: &str, path: &str, body: &str) -> Result<Outcome, Refusal> {
+            let (_, verb) = VERBS.into_iter().find(|(known, _)| known.ends_with(path)).unwrap();
+            let headers = [(header::CONTENT_TYPE, media.parse().unwrap())].into_iter().collect();
+            act(&self.state, verb, "10.1.2.3:4".parse().unwrap(), &headers, body.as_bytes())
+        }
+
+        fn done(&self, path: &str, body: &str) -> Outcome {
+            self.try_as("application/json; charset=utf-8", path, body).unwrap()
+        }
+
+        fn refused(&self, path: &str, body: &str) -> (u16, String) {
+            let Refusal(status, text) = self.try_as("application/json", path, body).unwrap_err();
+            (status.as_u16(), text)
+        }
+    }
+
+    #[test]
+    fn the_last_replica_is_closed_with_a_word_and_an_audit_line() {
+        let world = World::new();
+        let body = format!(r#"{{"name": "{REPLICA}", "for": "30m", "reason": "new driver"}}"#);
+        let done = world.done("replicas/drain", &body);
+        assert_eq!((&*done.before, &*done.after, done.ends_in_seconds), ("none", "drain", Some(1800.0)));
+        assert!(done.notes[0].contains("a100 is in service now: this was the last"), "{:?}", done.notes);
+        assert!(done.notes[1].contains("nothing serves the model llama"), "{:?}", done.notes);
+        let line: serde_json::Value = serde_json::from_str(world.telemetry.captured_log().trim()).unwrap();
+        for (field, value) in [
+            ("message", "override changed"),
+            ("who", "10.1.2.3:4"),
+            ("verb", "drain"),
+            ("subject", REPLICA),
+            ("before", "none"),
+            ("after", "drain"),
+            ("reason", "new driver"),
+        ] {
+            assert_eq!(line[field], value);
+        }
+        let body = format!(r#"{{"name": "{REPLICA}"}}"#);
+        let done = world.done("replicas/uncordon", &body);
+        assert_eq!((&*done.before, &*done.after), ("drain", "none"));
+        assert_eq!(done.notes, [""; 0]);
+        assert_eq!(
+            world.done("replicas/uncordon", &body).notes,
+            ["nothing was in force, so nothing has changed"]
+        );
+    }
+
+    #[test]
+    fn a_replica_does_not_open_without_its_pool() {
+        let world = World::new();
+        world.done("pools/cordon", r#"{"name": "a100", "for": "forever"}"#);
+        let (status, text) = world.refused("replicas/uncordon", &format!(r#"{{"name": "{REPLICA}"}}"#));
+        assert_eq!(status, 409);
+        assert!(text.ends_with("`penstock pools uncordon a100`"), "{text}");
+    }
+
+    #[test]
+    fn resume_ends_both_pause_and_boost() {
+        let world = World::new();
+        assert_eq!(
+            world.done("tenants/boost", r#"{"name": "team-0", "by": 4}"#).ends_in_seconds,
+            Some(3600.0)
+        );
+        world.done("tenants/pause", r#"{"name": "team-0"}"#);
+        let done = world.done("tenants/resume", r#"{"name": "team-0"}"#);
+        assert_eq!((&*done.before, &*done.after), ("pause, boost x4", "none"));
+        assert_eq!((world.state.snapshot)().overrides, []);
+    }
+
+    #[test]
+    fn what_cannot_be_done_says_what_can() {
+        let world = World::new();
+        for (path, body, status, said) in [
+            ("pools/cordon", r#"{"name": "A-10O"}"#, 404, "did you mean `a100`?"),
+            ("tenants/pause", r#"{"name": "nobody"}"#, 404, "there are: team-0, team-1"),
+            ("replicas/drain", r#"{"name": "10.0.0.1"}"#, 404, "there are: a100/http://10.0.0.1:8000"),
+            ("tenants/pause", r#"{"name": "team-0", "for": "soon"}"#, 400, "write it like"),
+            ("tenants/pause", r#"{"name": "team-0", "for": "0s"}"#, 400, "`for` is 0"),
+            ("tenants/pause", r#"{"name": "team-0", "by": 2}"#, 400, "`by` says nothing to pause"),
+            ("tenants/resume", r#"{"name": "team-0", "for": "1h"}"#, 400, "`for` says nothing to resume"),
+            ("tenants/boost", r#"{"name": "team-0"}"#, 400, "`by` must be a number"),
+            ("tenants/boost", r#"{"name": "team-0", "by": 1e9}"#, 400, "from 0.01 to 100"),
+            ("tenants/pause", r#"{"name": "team-0", "until": 3}"#, 400, "unknown field `until`"),
+            ("tenants/pause", "name=team-0", 400, "the body is not"),
+            ("tenants/pause", "{\"name\": \"team-0\", \"reason\": \"\\u001b[2J\"}", 400, "one line"),
+        ] {
+            let (found, text) = world.refused(path, body);
+            assert_eq!(found, status, "{text}");
+            assert!(text.contains(said), "{text}");
+        }
+        let long = format!(r#"{{"name": "team-0", "reason": "{}"}}"#, "x".repeat(201));
+        assert!(world.refused("tenants/pause", &long).1.contains("at most 200 bytes"));
+        assert_eq!((world.state.snapshot)().overrides, []);
+    }
+
+    #[test]
+    fn what_a_page_of_another_site_can_send_is_refused() {
+        let world = World::new();
+        for media in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"] {
+            let Refusal(status, text) =
+                world.try_as(media, "tenants/pause", r#"{"name": "team-0"}"#).unwrap_err();
+            assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+            assert!(text.contains("content-type: application/json"));
+        }
+        assert_eq!((world.state.snapshot)().overrides, []);
+    }
+}

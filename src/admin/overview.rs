@@ -1,0 +1,176 @@
+//! Pools, classes and tenants in rows, with what operators have set apart.
+
+use serde::Serialize;
+
+use crate::core::ids::{ClassId, PoolId, TenantId};
+use crate::core::overrides::{Lever, Measure};
+use crate::core::policy::{Class, Policy};
+use crate::core::snapshot::{OverrideView, QueueView, ReplicaState, ReplicaView, Snapshot};
+
+/// What is in force where no operator has said anything.
+pub(super) const NOTHING: &str = "none";
+
+/// One row of `GET /admin/v1/overrides`.
+#[derive(Debug, Serialize)]
+pub(super) struct OverrideRow {
+    kind: &'static str,
+    of: &'static str,
+    name: String,
+    by: Option<f64>,
+    reason: String,
+    age_seconds: f64,
+    ends_in_seconds: Option<f64>,
+}
+
+impl OverrideRow {
+    fn new(view: &OverrideView, policy: &Policy) -> Self {
+        let lever = view.measure.lever();
+        let by = match view.measure {
+            Measure::Boost(_, factor) => Some(factor),
+            Measure::ClosePool(..) | Measure::CloseReplica(..) | Measure::Pause(_) => None,
+        };
+        Self {
+            kind: view.measure.name(),
+            of: match lever {
+                Lever::Pool(_) => "pool",
+                Lever::Replica(_) => "replica",
+                Lever::Pause(_) | Lever::Boost(_) => "tenant",
+            },
+            name: lever.name(policy).to_owned(),
+            by,
+            reason: view.reason.to_string(),
+            age_seconds: view.age.as_secs_f64(),
+            ends_in_seconds: view.left.map(|left| left.as_secs_f64()),
+        }
+    }
+}
+
+/// Every override in force.
+pub(super) fn overrides(snapshot: &Snapshot, policy: &Policy) -> Vec<OverrideRow> {
+    snapshot.overrides.iter().map(|view| OverrideRow::new(view, policy)).collect()
+}
+
+/// One row of `GET /admin/v1/pools`.
+#[derive(Debug, Serialize)]
+pub(super) struct PoolRow {
+    pool: String,
+    /// `none`, or how an operator has closed it.
+    closed: String,
+    models: Vec<String>,
+    replicas: usize,
+    in_service: usize,
+    running: u64,
+    limit: u64,
+}
+
+/// The pools with what runs there.
+pub(super) fn pools(snapshot: &Snapshot, policy: &Policy) -> Vec<PoolRow> {
+    let row = |id: PoolId, name: &str| {
+        let levers = [Lever::Pool(id)];
+        let replicas = replicas_under(&levers, policy, snapshot);
+        let models = policy.models.iter().filter(|(_, _, model)| model.pools.contains(&id));
+        let sum = |of: fn(&ReplicaView) -> u32| replicas.iter().map(|view| u64::from(of(view))).sum();
+        PoolRow {
+            pool: name.to_owned(),
+            closed: in_force(&levers, snapshot),
+            models: models.map(|(_, name, _)| name.to_owned()).collect(),
+            replicas: replicas.len(),
+            in_service: in_service(id, policy, snapshot),
+            running: sum(|view| view.running),
+            limit: sum(|view| view.limit),
+        }
+    };
+    policy.pools.iter().map(|(id, name, _)| row(id, name)).collect()
+}
+
+/// What waits in one class.
+#[derive(Debug, Serialize)]
+pub(super) struct ClassRow {
+    class: String,
+    rank: u32,
+    ttft_objective_seconds: f64,
+    waiting: u64,
+    oldest_seconds: f64,
+}
+
+/// The classes in the order of service.
+pub(super) fn classes(snapshot: &Snapshot, policy: &Policy) -> Vec<ClassRow> {
+    let mut rows: Vec<_> = policy.classes.iter().collect();
+    rows.sort_by_key(|(id, _, row)| (row.rank, *id));
+    let row = |(id, name, class): (ClassId, &str, &Class)| {
+        let (waiting, oldest_seconds) = waits(snapshot, |queue| queue.class == id);
+        ClassRow {
+            class: name.to_owned(),
+            rank: class.rank,
+            ttft_objective_seconds: class.ttft_objective.as_secs_f64(),
+            waiting,
+            oldest_seconds,
+        }
+    };
+    rows.into_iter().map(row).collect()
+}
+
+/// What waits for one tenant, and what operators have set for it.
+#[derive(Debug, Serialize)]
+pub(super) struct Standing {
+    waiting: u64,
+    oldest_seconds: f64,
+    overrides: Vec<OverrideRow>,
+}
+
+/// How a tenant stands.
+pub(super) fn standing(tenant: TenantId, snapshot: &Snapshot, policy: &Policy) -> Standing {
+    let (waiting, oldest_seconds) = waits(snapshot, |queue| queue.tenant == tenant);
+    let levers = [Lever::Pause(tenant), Lever::Boost(tenant)];
+    let rows = rows_of(&levers, snapshot).map(|view| OverrideRow::new(view, policy));
+    Standing { waiting, oldest_seconds, overrides: rows.collect() }
+}
+
+/// What is in force of the levers, for people: `drain`, `pause, boost x4`.
+pub(super) fn in_force(levers: &[Lever], snapshot: &Snapshot) -> String {
+    let words = rows_of(levers, snapshot).map(|view| match view.measure {
+        Measure::Boost(_, factor) => format!("boost x{factor}"),
+        other => other.name().to_owned(),
+    });
+    let words: Vec<String> = words.collect();
+    if words.is_empty() { NOTHING.to_owned() } else { words.join(", ") }
+}
+
+/// The replicas that the levers close.
+pub(super) fn replicas_under<'a>(
+    levers: &[Lever],
+    policy: &Policy,
+    snapshot: &'a Snapshot,
+) -> Vec<&'a ReplicaView> {
+    let under = |view: &&ReplicaView| {
+        levers.iter().any(|lever| match *lever {
+            Lever::Replica(id) => view.replica == id,
+            Lever::Pool(pool) => policy.replicas.get(view.replica).is_some_and(|row| row.pool == pool),
+            Lever::Pause(_) | Lever::Boost(_) => false,
+        })
+    };
+    snapshot.replicas.iter().filter(under).collect()
+}
+
+/// Replicas of the pool that get work.
+pub(super) fn in_service(pool: PoolId, policy: &Policy, snapshot: &Snapshot) -> usize {
+    let up = |state| matches!(state, ReplicaState::Serving | ReplicaState::SlowStart | ReplicaState::Busy);
+    replicas_under(&[Lever::Pool(pool)], policy, snapshot).iter().filter(|view| up(view.state)).count()
+}
+
+/// Names in a row, with a word for those that are left out.
+pub(super) fn named(names: &[&str], in_all: usize) -> String {
+    let more = if in_all > names.len() { ", ..." } else { "" };
+    format!("{}{more}", names.join(", "))
+}
+
+fn rows_of<'a>(levers: &'a [Lever], snapshot: &'a Snapshot) -> impl Iterator<Item = &'a OverrideView> {
+    snapshot.overrides.iter().filter(|view| levers.contains(&view.measure.lever()))
+}
+
+fn waits(snapshot: &Snapshot, ours: impl Fn(&QueueView) -> bool) -> (u64, f64) {
+    let queues = snapshot.queues.iter().filter(|queue| ours(queue));
+    queues.fold((0, 0.0_f64), |(waiting, oldest), queue| {
+        (waiting + queue.waiting, oldest.max(queue.oldest.as_secs_f64()))
+    })
+}

@@ -1,0 +1,144 @@
+//! Why a request went where it went, in words.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::text::{plain, rows, table, time};
+
+/// `GET /admin/v1/requests/{id}` for people.
+pub(super) fn story(request: &Value) -> String {
+    let mut text = format!("request {}: {}", plain(&request["request_id"]), plain(&request["state"]));
+    let end = &request["end"];
+    if !end.is_null() {
+        let reason = end["reason"].as_str().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        let _infallible = write!(
+            text,
+            ", {}{reason}, status {}, after {}",
+            plain(&end["outcome"]),
+            end["status"],
+            time(&end["total"])
+        );
+    }
+    let kind = if request["stream"] == true { "a stream" } else { "a plain answer" };
+    let _infallible = writeln!(
+        text,
+        "\n  came {} ago from tenant {}, for class {} and model {}: {kind}, about {} prompt tokens",
+        time(&request["age"]),
+        plain(&request["tenant"]),
+        plain(&request["asked_class"]),
+        plain(&request["model"]),
+        request["prompt_tokens"],
+    );
+    let tries = request["tries"].as_array();
+    for attempt in tries.into_iter().flatten() {
+        text += &one_try(attempt);
+    }
+    if request["forgotten_tries"] != 0 {
+        let _infallible =
+            writeln!(text, "\n{} tries in the middle are not remembered", request["forgotten_tries"]);
+    }
+    if !request["waiting"].is_null() {
+        text += &waiting(&request["waiting"]);
+    } else if tries.is_none_or(Vec::is_empty) {
+        text += "\nit was never sent to a replica\n";
+    }
+    text
+}
+
+fn one_try(attempt: &Value) -> String {
+    let why = &attempt["why"];
+    let mut text = format!(
+        "\ntry {} to {}, sent after {}\n  rule       {}\n",
+        why["attempt"],
+        plain(&attempt["replica"]),
+        time(&attempt["sent_after"]),
+        turn(why),
+    );
+    let _infallible = writeln!(
+        text,
+        "  replica    soonest first token of {} with room: expected in {}, {} of the prompt's tokens in its cache",
+        why["candidates"],
+        time(&why["expected_ttft"]),
+        why["cached_tokens"],
+    );
+    let _infallible = writeln!(
+        text,
+        "  ledger     {} of {} sequences there, {} tokens outstanding",
+        why["running"], why["limit"], why["outstanding_tokens"],
+    );
+    let _infallible = writeln!(
+        text,
+        "  queue      waited {} in all; {} others waited on",
+        time(&why["queued"]),
+        why["left_waiting"],
+    );
+    if let Some(class) = why["demoted_from"].as_str() {
+        let _infallible =
+            writeln!(text, "  class      served as {}: too late for {class}", plain(&why["class"]));
+    }
+    if !attempt["first_token_after"].is_null() {
+        let _infallible =
+            writeln!(text, "  came       first token after {}", time(&attempt["first_token_after"]));
+    }
+    let back = &attempt["back"];
+    if !back.is_null() {
+        let _infallible =
+            writeln!(text, "  came back  after {}: {}", time(&back["after"]), plain(&back["why"]));
+    }
+    text
+}
+
+/// What let it go before others, in words.
+fn turn(why: &Value) -> String {
+    let words = match why["turn"].as_str().unwrap_or_default() {
+        "alone" => "nobody else waited for these replicas",
+        "fair" => "its class was first, and its tenant had had least for its weight",
+        "guaranteed_share" => "its class was owed its minimum share",
+        "own_quota" => "its tenant had less than its quota guarantees",
+        "requeued" => "it was back from a replica, at its old age",
+        other => return other.to_owned(),
+    };
+    format!("{}: {words}", plain(&why["turn"]))
+}
+
+fn waiting(waiting: &Value) -> String {
+    let words = match waiting["obstacle"].as_str().unwrap_or_default() {
+        "tenant_paused" => "an operator has paused its tenant; `penstock tenants resume` ends that",
+        "quota_reached" => "its tenant holds all that its quota allows",
+        "no_replica_in_service" => {
+            "no replica that serves its model is in service; see `penstock replicas list`"
+        }
+        "no_room" => "no replica that serves its model has room",
+        _ => "others go first, or a busy replica will be sooner than a free one",
+    };
+    let mut text = format!(
+        "\nwaits for {}, and may for {} more: {words}\n  {} ahead of it in its own lane, {} wait in all\n\n",
+        time(&waiting["queued"]),
+        time(&waiting["may_wait_on"]),
+        waiting["ahead_of_it"],
+        waiting["waiting_in_group"],
+    );
+    let list = rows(&waiting["replicas"], |row| {
+        vec![
+            plain(&row["replica"]),
+            plain(&row["state"]),
+            format!("{}/{}", row["running"], row["limit"]),
+            if row["failed_it_before"] == true {
+                "failed it"
+            } else if row["fits"] == true {
+                "yes"
+            } else {
+                "no"
+            }
+            .to_owned(),
+            time(&row["expected_ttft"]),
+        ]
+    });
+    text += &table(&["REPLICA", "STATE", "RUNNING", "ROOM", "FIRST TOKEN"], &list);
+    let more = waiting["replicas_in_all"].as_u64().unwrap_or(0).saturating_sub(list.len() as u64);
+    if more > 0 {
+        let _infallible = writeln!(text, "and {more} more");
+    }
+    text
+}

@@ -1,0 +1,126 @@
+//! The commands that look at a running gateway and change what it does.
+
+mod client;
+mod explain;
+mod status;
+mod text;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::cli::operate::{
+    AdminArgs, BoostArgs, ExplainArgs, NameArgs, OverrideArgs, PoolsCommand, ReplicasCommand, StatusArgs,
+    TenantsCommand,
+};
+
+use self::client::{AdminClient, as_path_part};
+use self::text::{plain, time};
+
+/// How often `status --watch` looks.
+const WATCH_EVERY: Duration = Duration::from_secs(2);
+/// Puts the cursor in the upper left corner and clears what is below.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// `penstock pools`; the text to print.
+pub(super) async fn pools(command: PoolsCommand) -> anyhow::Result<String> {
+    match command {
+        PoolsCommand::List(args) => list(&args, "pools", status::pools).await,
+        PoolsCommand::Cordon(args) => set("pools/cordon", &args, None).await,
+        PoolsCommand::Uncordon(args) => end("pools/uncordon", &args).await,
+        PoolsCommand::Drain(args) => set("pools/drain", &args, None).await,
+        PoolsCommand::SpotNotice(args) => set("pools/spot-notice", &args, None).await,
+    }
+}
+
+/// `penstock replicas`; the text to print.
+pub(super) async fn replicas(command: ReplicasCommand) -> anyhow::Result<String> {
+    match command {
+        ReplicasCommand::List(args) => list(&args, "replicas", status::replicas).await,
+        ReplicasCommand::Cordon(args) => set("replicas/cordon", &args, None).await,
+        ReplicasCommand::Uncordon(args) => end("replicas/uncordon", &args).await,
+        ReplicasCommand::Drain(args) => set("replicas/drain", &args, None).await,
+        ReplicasCommand::SpotNotice(args) => set("replicas/spot-notice", &args, None).await,
+    }
+}
+
+/// `penstock tenants`; the text to print.
+pub(super) async fn tenants(command: TenantsCommand) -> anyhow::Result<String> {
+    match command {
+        TenantsCommand::List(args) => list(&args, "tenants", status::tenants).await,
+        TenantsCommand::Pause(args) => set("tenants/pause", &args, None).await,
+        TenantsCommand::Resume(args) => end("tenants/resume", &args).await,
+        TenantsCommand::Boost(BoostArgs { by, what }) => set("tenants/boost", &what, Some(by)).await,
+    }
+}
+
+/// `penstock explain`; the text to print.
+pub(super) async fn explain(args: ExplainArgs) -> anyhow::Result<String> {
+    let path = format!("requests/{}", as_path_part(&args.request_id));
+    let answer = AdminClient::new(&args.admin)?.get(&path).await?;
+    Ok(shown(&args.admin, &answer, explain::story))
+}
+
+/// `penstock status`: prints with `print` once, or until it fails.
+pub(super) async fn status(
+    args: StatusArgs,
+    mut print: impl FnMut(&str) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let client = AdminClient::new(&args.admin)?;
+    loop {
+        let text = shown(&args.admin, &client.get("status").await?, status::screen);
+        if !args.watch {
+            return print(&text);
+        }
+        print(&format!("{CLEAR}{text}"))?;
+        tokio::time::sleep(WATCH_EVERY).await;
+    }
+}
+
+async fn list(args: &AdminArgs, what: &str, table: fn(&Value) -> String) -> anyhow::Result<String> {
+    let answer = AdminClient::new(args)?.get(what).await?;
+    Ok(shown(args, &answer, |answer| table(&answer[what])))
+}
+
+async fn set(path: &str, args: &OverrideArgs, by: Option<f64>) -> anyhow::Result<String> {
+    let mut body = json!({ "name": args.name, "for": args.lasts, "reason": args.reason });
+    if let Some(by) = by {
+        body["by"] = json!(by);
+    }
+    let answer = AdminClient::new(&args.admin)?.post(path, &body).await?;
+    Ok(shown(&args.admin, &answer, outcome))
+}
+
+async fn end(path: &str, args: &NameArgs) -> anyhow::Result<String> {
+    let answer = AdminClient::new(&args.admin)?.post(path, &json!({ "name": args.name })).await?;
+    Ok(shown(&args.admin, &answer, outcome))
+}
+
+fn shown(args: &AdminArgs, answer: &Value, words: impl Fn(&Value) -> String) -> String {
+    if args.json { format!("{answer:#}\n") } else { words(answer) }
+}
+
+/// What a verb came to.
+fn outcome(answer: &Value) -> String {
+    let words = |state: &Value| match state.as_str() {
+        Some("none") => "as the file says".to_owned(),
+        _ => plain(state),
+    };
+    let lasts = match &answer["ends_in_seconds"] {
+        _ if answer["after"] == "none" => String::new(),
+        Value::Null => ", until somebody ends it".to_owned(),
+        seconds => format!(", for {}", time(seconds)),
+    };
+    let (name, before, after) = (plain(&answer["name"]), words(&answer["before"]), words(&answer["after"]));
+    let mut text = format!("{name}: {after}{lasts}; before: {before}\n");
+    if answer["requeued"] != 0 {
+        text += &format!("{} requests that were not begun went back to the queue\n", answer["requeued"]);
+    }
+    if answer["still_running"] != 0 && answer["after"] != "none" {
+        text += &format!("{} sequences still run there\n", answer["still_running"]);
+    }
+    for note in answer["notes"].as_array().into_iter().flatten() {
+        text += &format!("note: {}\n", plain(note));
+    }
+    text
+}

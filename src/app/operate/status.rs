@@ -1,0 +1,163 @@
+//! The gateway on one screen, and the lists of its parts.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::text::{plain, rows, span, table, time};
+
+/// Replicas that fit on the screen; of more, those that need a look are shown.
+const MAX_REPLICAS: usize = 24;
+
+/// Everything of `GET /admin/v1/status`.
+pub(super) fn screen(status: &Value) -> String {
+    let config = &status["config"];
+    let ready = match status["not_ready_reason"].as_str() {
+        Some(reason) => format!("not ready: {reason}"),
+        None => "ready".to_owned(),
+    };
+    let mut text = format!(
+        "penstock {}, {ready}, up {}, {} requests wait or run, configuration {} of {} ago\n",
+        plain(&status["version"]),
+        time(&status["uptime_seconds"]),
+        status["jobs"],
+        config["generation"],
+        time(&config["loaded_seconds_ago"]),
+    );
+    if config["last_reload"]["successful"] == false {
+        text +=
+            "the last reload failed: `penstock check` says why; the configuration before it is in force\n";
+    }
+    if status["broken_invariants"] != 0 {
+        let _infallible =
+            writeln!(text, "{} broken invariants: please report this", status["broken_invariants"]);
+    }
+    let overrides = overrides(&status["overrides"]);
+    let parts = [
+        pools(&status["pools"]),
+        busiest(&status["replicas"]),
+        classes(&status["classes"]),
+        tenants(&status["tenants"]),
+        if overrides.is_empty() { "no overrides are in force\n".to_owned() } else { overrides },
+    ];
+    for part in parts {
+        let _infallible = write!(text, "\n{part}");
+    }
+    text
+}
+
+/// The pools.
+pub(super) fn pools(list: &Value) -> String {
+    let rows = rows(list, |row| {
+        vec![
+            plain(&row["pool"]),
+            if row["closed"] == "none" { "open".to_owned() } else { plain(&row["closed"]) },
+            format!("{}/{}", row["in_service"], row["replicas"]),
+            format!("{}/{}", row["running"], row["limit"]),
+            plain(&row["models"]),
+        ]
+    });
+    table(&["POOL", "STATE", "IN SERVICE", "RUNNING", "MODELS"], &rows)
+}
+
+/// The replicas.
+pub(super) fn replicas(list: &Value) -> String {
+    let rows = rows(list, |row| {
+        let factor = row["speed_factor"].as_f64().filter(|factor| *factor > 0.0);
+        vec![
+            plain(&row["replica"]),
+            plain(&row["state"]),
+            format!("{}/{}", row["running"], row["limit"]),
+            plain(&row["prefill_tokens"]),
+            plain(&row["kv_tokens"]),
+            factor.map_or_else(|| "-".to_owned(), |factor| format!("{:.2}", 1.0 / factor)),
+            time(&row["expected_ttft_seconds"]),
+        ]
+    });
+    table(&["REPLICA", "STATE", "RUNNING", "READING", "KV TOKENS", "SPEED", "TTFT OF 1000"], &rows)
+}
+
+/// The tenants.
+pub(super) fn tenants(list: &Value) -> String {
+    let rows = rows(list, |row| {
+        let set = row["overrides"].as_array().into_iter().flatten().map(|set| match set["by"].as_f64() {
+            Some(factor) => format!("boost x{factor}"),
+            None => plain(&set["kind"]),
+        });
+        let set: Vec<String> = set.collect();
+        vec![
+            plain(&row["tenant"]),
+            plain(&row["weight"]),
+            plain(&row["waiting"]),
+            oldest(row),
+            if set.is_empty() { "-".to_owned() } else { set.join(", ") },
+        ]
+    });
+    table(&["TENANT", "WEIGHT", "WAITING", "OLDEST", "OVERRIDES"], &rows)
+}
+
+fn classes(list: &Value) -> String {
+    let rows = rows(list, |row| {
+        vec![plain(&row["class"]), plain(&row["waiting"]), oldest(row), time(&row["ttft_objective_seconds"])]
+    });
+    table(&["CLASS", "WAITING", "OLDEST", "TTFT OBJECTIVE"], &rows)
+}
+
+fn overrides(list: &Value) -> String {
+    let rows = rows(list, |row| {
+        let kind = match row["by"].as_f64() {
+            Some(factor) => format!("boost x{factor}"),
+            None => plain(&row["kind"]),
+        };
+        let ends = row["ends_in_seconds"].as_f64();
+        vec![
+            kind,
+            format!("{} {}", plain(&row["of"]), plain(&row["name"])),
+            ends.map_or_else(|| "never".to_owned(), |left| format!("in {}", span(left))),
+            plain(&row["reason"]),
+        ]
+    });
+    if rows.is_empty() { String::new() } else { table(&["OVERRIDE", "OF", "ENDS", "REASON"], &rows) }
+}
+
+fn oldest(row: &Value) -> String {
+    if row["waiting"] == 0 { "-".to_owned() } else { time(&row["oldest_seconds"]) }
+}
+
+/// Those replicas first that do not serve, then the fullest.
+fn busiest(list: &Value) -> String {
+    let mut all: Vec<Value> = list.as_array().cloned().unwrap_or_default();
+    let more = all.len().saturating_sub(MAX_REPLICAS);
+    if more > 0 {
+        all.sort_by_key(|row| (row["state"] == "serving", std::cmp::Reverse(row["running"].as_u64())));
+        all.truncate(MAX_REPLICAS);
+    }
+    let mut text = replicas(&Value::Array(all));
+    if more > 0 {
+        let _infallible = writeln!(text, "and {more} more: `penstock replicas list` shows all");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_large_fleet_shows_what_needs_a_look() {
+        let row = |number: u64| {
+            let state = if number == 70 { "ejected" } else { "serving" };
+            json!({ "replica": format!("p/r{number}"), "state": state, "running": number, "limit": 99 })
+        };
+        let list = Value::Array((0..100).map(row).collect());
+        let text = busiest(&list);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("p/r70 ") && lines[2].starts_with("p/r99 "), "{text}");
+        assert_eq!(
+            (lines.len(), *lines.last().unwrap()),
+            (26, "and 76 more: `penstock replicas list` shows all")
+        );
+    }
+}

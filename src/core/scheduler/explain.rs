@@ -1,0 +1,82 @@
+//! Why a job waits, for whoever asks.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use crate::core::ids::{JobId, PoolId};
+use crate::core::queue::{LaneKey, Part};
+use crate::core::snapshot::{Choice, Obstacle, WaitingView};
+use crate::core::time::Tick;
+
+use super::Scheduler;
+use super::job::Job;
+
+/// Replicas that are listed at most.
+const MAX_CHOICES: usize = 16;
+
+impl Scheduler {
+    /// What a waiting job waits for; `None` for one that does not wait. Looks
+    /// at every replica.
+    #[must_use]
+    pub fn explain(&self, id: JobId, now: Tick) -> Option<WaitingView> {
+        let now = self.now.max(now);
+        let job = self.jobs.get(&id)?;
+        let part = job.part()?;
+        let key = LaneKey::of(&job.spec);
+        let spot = self.spot(key)?;
+        let here = &self.groups[spot.group];
+        let lane = self.queue.lane(key).filter(|_| part == Part::Fresh);
+        let ahead = lane.map_or(0, |lane| lane.before(job.place, id));
+        let pools = &here.shape.lines[spot.line];
+        let guest = here.is_guest(spot.class);
+        let mut replicas = self.choices(job, pools, guest, now);
+        replicas.sort_by_key(|choice| (Reverse(choice.fits), choice.expected, choice.replica));
+        let obstacle = if self.overrides.paused_until(key.tenant).is_some() {
+            Obstacle::Paused
+        } else if !self.allows(spot.group, key.tenant, job.spec.sequences) {
+            Obstacle::Quota
+        } else if self.fleet.count_up(pools) == 0 {
+            Obstacle::NoReplica
+        } else if !replicas.iter().any(|choice| choice.fits) {
+            Obstacle::NoRoom
+        } else {
+            Obstacle::Turn
+        };
+        let replicas_in_all = replicas.len();
+        replicas.truncate(MAX_CHOICES);
+        Some(WaitingView {
+            queued: job.queued(now),
+            left: job.spec.deadline.since(now),
+            class: job.spec.class,
+            demoted_from: job.demoted_from,
+            ahead,
+            waiting: here.waiting(),
+            obstacle,
+            replicas_in_all,
+            replicas,
+        })
+    }
+
+    fn choices(&self, job: &Job, pools: &[PoolId], guest: bool, now: Tick) -> Vec<Choice> {
+        let shunned = self.shunned(job.spec.id, pools);
+        let cached = self.prefixes.matches(&job.prefix);
+        let wish = job.wish(&cached, guest);
+        let views = self.fleet.views(now);
+        let ours =
+            views.filter(|view| self.fleet.pool_of(view.replica).is_some_and(|pool| pools.contains(&pool)));
+        let choice = ours.map(|view| {
+            let id = view.replica;
+            let outlook = self.fleet.outlook(id);
+            Choice {
+                replica: id,
+                state: view.state,
+                running: view.running,
+                limit: view.limit,
+                fits: !shunned.contains(&id) && self.fleet.fits(id, &wish, false, now),
+                tried: shunned.contains(&id),
+                expected: Duration::from_nanos(outlook.map_or(0, |outlook| outlook.ttft(wish.weight_at(id)))),
+            }
+        });
+        choice.collect()
+    }
+}

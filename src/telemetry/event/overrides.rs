@@ -1,0 +1,63 @@
+//! What operators change while the process runs.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::shorten;
+
+/// An operator set something apart from the policy, or took that back.
+#[derive(Debug, Clone, Copy)]
+pub struct OverrideChanged<'a> {
+    /// Who asked for it.
+    pub who: SocketAddr,
+    /// What for: `cordon`, `resume` and so on.
+    pub verb: &'a str,
+    /// Of what: the name of a pool, replica or tenant.
+    pub subject: &'a str,
+    /// What was in force before; `none` = the policy.
+    pub before: &'a str,
+    /// What is now.
+    pub after: &'a str,
+    /// For how long; absent = until somebody ends it.
+    pub lasts: Option<Duration>,
+    /// The operator's words.
+    pub reason: &'a str,
+    /// Requests that went back to the queue.
+    pub requeued: u64,
+}
+
+impl OverrideChanged<'_> {
+    /// Writes the event; a warning, so that it is in every log.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        telemetry.log(|| {
+            warn!(
+                who = %self.who,
+                verb = self.verb,
+                subject = self.subject,
+                before = self.before,
+                after = self.after,
+                lasts_s = self.lasts.map(|lasts| lasts.as_secs()),
+                reason = shorten(self.reason),
+                requeued = self.requeued,
+                "override changed"
+            );
+        });
+    }
+}
+
+/// An override has ended by itself.
+#[derive(Debug, Clone, Copy)]
+pub struct OverrideExpired<'a> {
+    /// Of what: the name of a pool, replica or tenant.
+    pub subject: &'a str,
+}
+
+impl OverrideExpired<'_> {
+    /// Writes the event.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        telemetry.log(|| info!(subject = self.subject, "override expired"));
+    }
+}
