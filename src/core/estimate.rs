@@ -2,8 +2,8 @@
 
 use crate::core::ids::{ClassId, ModelId, TenantId};
 use crate::core::job::{JobSpec, Usage};
-use crate::core::policy::Policy;
 use crate::core::number_map::NumberMap;
+use crate::core::policy::Policy;
 use crate::core::time::Tick;
 
 /// Output tokens of one sequence that are expected before anything is known.

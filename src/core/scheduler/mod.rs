@@ -48,13 +48,13 @@ use crate::core::fleet::Fleet;
 use crate::core::foreign::Finding;
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::invariant::Invariants;
+use crate::core::number_map::NumberMap;
 use crate::core::order::Group;
 use crate::core::overrides::Overrides;
 use crate::core::placement::Placement;
 use crate::core::policy::Policy;
 use crate::core::prefix::PrefixIndex;
 use crate::core::queue::{Load, Queue};
-use crate::core::number_map::NumberMap;
 use crate::core::time::Tick;
 
 use job::Job;

@@ -1,8 +1,15 @@
 //! All engines refuse everything for a while.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::*;
+use crate::core::event::{Action, Event, Fault, Outcome};
+use crate::core::ids::JobId;
+use crate::core::job::{Prefix, Usage};
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::tests::{policy, spec, used};
+use crate::core::time::Tick;
 
 const REPLICAS: usize = 8;
 /// One job each so many milliseconds.
