@@ -68,6 +68,7 @@ fn edge(policy: &Policy) -> Edge {
             stream_idle_timeout: seconds(30),
             keep_alive: seconds(4),
         },
+        continue_streams: true,
     }
 }
 

@@ -92,6 +92,9 @@ pub struct Edge {
     pub requests: RequestLimits,
     /// Engine-side time limits.
     pub upstream: UpstreamLimits,
+    /// Whether a stream that breaks after its first token goes on at another
+    /// replica.
+    pub continue_streams: bool,
 }
 
 /// Who may come in.
@@ -187,6 +190,12 @@ pub struct UpstreamLimits {
 }
 
 impl EngineKind {
+    /// Whether it can go on with an answer that another engine began.
+    #[must_use]
+    pub const fn can_go_on(self) -> bool {
+        matches!(self, Self::Vllm | Self::Sglang)
+    }
+
     /// The name that the configuration and telemetry use.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -48,6 +48,7 @@ pub(super) fn validate(
         replicas: served.replica_edges,
         requests: limits::requests(&file.requests, &file.queue, findings),
         upstream: limits::upstream(&file.upstream, findings),
+        continue_streams: file.retry.continue_streams,
     };
     let policy = Policy {
         generation: previous.map_or(1, |old| old.policy.generation + 1),

@@ -95,6 +95,16 @@ pub enum Outcome {
         /// What was consumed.
         usage: Usage,
     },
+    /// The engine failed it after the first token, and another one can go on
+    /// from there: the job goes back to the queue all the same.
+    Interrupted {
+        /// What went wrong.
+        fault: Fault,
+        /// What was consumed.
+        usage: Usage,
+        /// Output tokens that the client has: part of the prompt from now on.
+        output: u64,
+    },
 }
 
 /// What can be wrong with an engine's answer.

@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::config::settings::{EngineKind, PoolEdge, Settings};
 use crate::core::event::Fault;
 use crate::core::job::Usage;
+use crate::proxy::continuation::counted;
 use crate::proxy::gather::Gathered;
 use crate::proxy::order::Order;
 use crate::proxy::record::{Place, Record};
@@ -20,8 +21,9 @@ use crate::wire::error::ApiError;
 use crate::wire::headers::X_REQUEST_ID;
 use crate::wire::judge::answer::{Answer, judge_answer};
 use crate::wire::judge::refusal::EngineError;
+use crate::wire::judge::so_far::SoFar;
 use crate::wire::judge::stream::StreamJudge;
-use crate::wire::splice::{Edits, Spliced, edit};
+use crate::wire::splice::{Begun, Edits, Spliced, edit};
 
 /// Bytes that may be held back before the first token; a stream that says
 /// more without one is relayed.
@@ -60,6 +62,9 @@ pub(super) struct Tries<'a> {
     pub(super) order: &'a Order,
     /// The client's headers that go upstream.
     pub(super) headers: &'a HeaderMap,
+    /// The part of the answer that the client has; absent when no other engine
+    /// can go on with the answer.
+    pub(super) so_far: Option<&'a SoFar>,
 }
 
 impl Tries<'_> {
@@ -74,14 +79,25 @@ impl Tries<'_> {
         let begun = Instant::now();
         let headers = self.headers_for(pool, record);
         let shown_model = self.shown_model(settings, pool);
-        let call = Call {
-            method: Method::POST,
-            path: self.order.api.upstream_path(),
-            headers: &headers,
-            body: self.body_for(pool, self.priority(settings, place)),
-        };
         let replica = self.upstreams.replica(place.replica, replica);
         let trying = async {
+            let so_far = match self.so_far {
+                Some(so_far) => {
+                    let name = pool.model_names.get(&self.order.model).map_or("", String::as_str);
+                    Some(counted(so_far, (name, &headers), &replica, &edge.upstream).await)
+                }
+                None => None,
+            };
+            let begun = so_far.as_ref().filter(|so_far| so_far.is_resumed());
+            if begun.is_some_and(|begun| !self.order.peek.allows_more_than(begun.tokens())) {
+                return Attempt::Refused(ApiError::broken_stream(Fault::Reset));
+            }
+            let call = Call {
+                method: Method::POST,
+                path: self.order.api.upstream_path(),
+                headers: &headers,
+                body: self.body_for(pool, self.priority(settings, place), begun),
+            };
             let sent = match replica.send(&call, &edge.upstream).await {
                 Ok(sent) => sent,
                 Err(error) => {
@@ -91,7 +107,8 @@ impl Tries<'_> {
                 }
             };
             note_connect(&sent, record);
-            self.read(sent.exchange, pool.engine, shown_model, edge.requests.max_answer_bytes).await
+            let judge = self.judge(pool.engine, shown_model.clone(), so_far);
+            self.read(sent.exchange, judge, shown_model, edge.requests.max_answer_bytes).await
         };
         let deadline = begun + edge.upstream.first_token_timeout;
         let attempt = timeout_at(deadline, Box::pin(trying)).await;
@@ -116,12 +133,12 @@ impl Tries<'_> {
     async fn read(
         &self,
         exchange: Exchange,
-        engine: EngineKind,
+        judge: StreamJudge,
         shown_model: Option<String>,
         max_answer_bytes: u64,
     ) -> Attempt {
         if self.order.peek.stream && is_event_stream(&exchange) {
-            return self.first_token(exchange, engine, shown_model).await;
+            return first_token(exchange, judge).await;
         }
         let status = exchange.head.status;
         let head = exchange.head.headers.clone();
@@ -136,30 +153,16 @@ impl Tries<'_> {
         }
     }
 
-    async fn first_token(
-        &self,
-        mut exchange: Exchange,
-        engine: EngineKind,
-        shown_model: Option<String>,
-    ) -> Attempt {
+    fn judge(&self, engine: EngineKind, shown_model: Option<String>, so_far: Option<SoFar>) -> StreamJudge {
         let peek = &self.order.peek;
         // These engines answer with one choice whatever `n` asks for.
         let ignores_n = matches!(engine, EngineKind::Llamacpp | EngineKind::Tgi);
         let choices = if ignores_n { 1 } else { peek.choices() };
         let strip_usage = self.order.api.has_stream_options() && !peek.include_usage;
         let judge = StreamJudge::new(self.order.api, choices, shown_model, strip_usage);
-        let head = std::mem::take(&mut exchange.head.headers);
-        let mut stream = Box::new(EngineStream::new(exchange, judge));
-        loop {
-            match poll_fn(|cx| stream.poll_step(cx)).await {
-                Step::More | Step::KeepAlive => {
-                    if stream.has_output() || stream.held_bytes() > MAX_HELD_BYTES {
-                        return Attempt::Stream { stream, head, whole: None };
-                    }
-                }
-                Step::Complete(usage) => return Attempt::Stream { stream, head, whole: Some(usage) },
-                Step::Failed(error, usage) => return Attempt::of_error(error, usage),
-            }
+        match so_far {
+            Some(so_far) => judge.going_on(so_far),
+            None => judge,
         }
     }
 
@@ -185,13 +188,14 @@ impl Tries<'_> {
         (pool.engine_priority && self.order.api.runs_model()).then_some(i64::from(class.rank))
     }
 
-    fn body_for(&self, pool: &PoolEdge, priority: Option<i64>) -> Spliced {
+    fn body_for(&self, pool: &PoolEdge, priority: Option<i64>, begun: Option<&SoFar>) -> Spliced {
         let Order { api, body, peek, model, .. } = self.order;
         let name = pool.model_names.get(model).map(String::as_str);
         let edits = Edits {
             model: name.filter(|name| peek.model.as_deref().is_some_and(|asked| asked != *name)),
             include_usage: api.has_stream_options() && peek.stream && !peek.include_usage,
             priority,
+            begun: begun.map(|so_far| Begun { text: so_far.told(), tokens: so_far.tokens() }),
         };
         edit(body, peek, &edits)
     }
@@ -203,6 +207,23 @@ impl Tries<'_> {
         let public = settings.policy.models.name(self.order.model);
         let shown = self.order.peek.model.as_deref().unwrap_or(public);
         (engine_name != Some(shown)).then(|| shown.to_owned())
+    }
+}
+
+/// Reads a stream up to its first token.
+async fn first_token(mut exchange: Exchange, judge: StreamJudge) -> Attempt {
+    let head = std::mem::take(&mut exchange.head.headers);
+    let mut stream = Box::new(EngineStream::new(exchange, judge));
+    loop {
+        match poll_fn(|cx| stream.poll_step(cx)).await {
+            Step::More | Step::KeepAlive => {
+                if stream.has_output() || stream.held_bytes() > MAX_HELD_BYTES {
+                    return Attempt::Stream { stream, head, whole: None };
+                }
+            }
+            Step::Complete(usage) => return Attempt::Stream { stream, head, whole: Some(usage) },
+            Step::Failed(error, usage) => return Attempt::of_error(error, usage),
+        }
     }
 }
 
@@ -224,7 +245,7 @@ fn is_event_stream(exchange: &Exchange) -> bool {
 }
 
 /// Reads an answer whole; one that comes in one piece is not copied.
-async fn whole_body(mut exchange: Exchange, limit: u64) -> Result<Bytes, Fault> {
+pub(super) async fn whole_body(mut exchange: Exchange, limit: u64) -> Result<Bytes, Fault> {
     let mut gathered = Gathered::default();
     while let Some(data) = exchange.data().await {
         let data = data.map_err(|_| Fault::Reset)?;

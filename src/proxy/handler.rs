@@ -18,6 +18,7 @@ use crate::core::job::{Tokens, Usage};
 use crate::proxy::attempt::{Attempt, Tries};
 use crate::proxy::auth;
 use crate::proxy::body::AnswerBody;
+use crate::proxy::continuation::{self, Continuation, Live};
 use crate::proxy::gate::{Gate, Placement, Ticket};
 use crate::proxy::grace::Grace;
 use crate::proxy::intake::{self, BodyBudget, Unread};
@@ -37,6 +38,7 @@ use crate::telemetry::wall;
 use crate::wire::api::{Api, Dialect};
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
+use crate::wire::judge::so_far::SoFar;
 use crate::wire::prefix::Prefixes;
 use crate::wire::route::{Route, route};
 use crate::wire::splice::Spliced;
@@ -81,8 +83,8 @@ const NOTHING: Usage = Usage::Exact(Tokens { input: 0, cached: 0, output: 0 });
 
 /// What a client gets that is not an error.
 #[derive(Debug)]
-enum Answered {
-    Stream { stream: Box<EngineStream>, head: HeaderMap, whole: Option<Usage>, ticket: Ticket },
+pub(super) enum Answered {
+    Stream { stream: Box<EngineStream>, head: HeaderMap, whole: Option<Usage> },
     Whole { status: StatusCode, head: HeaderMap, body: Spliced },
 }
 
@@ -112,7 +114,12 @@ impl Proxy {
         Ok(answer.map(AnswerBody::from))
     }
 
-    async fn call(&self, api: Api, request: Request<Incoming>, id: HeaderValue) -> Response<AnswerBody> {
+    async fn call(
+        self: &Arc<Self>,
+        api: Api,
+        request: Request<Incoming>,
+        id: HeaderValue,
+    ) -> Response<AnswerBody> {
         let mut record = Record::new(&self.telemetry, self.gate.clock(), id, api);
         let answered = tokio::select! {
             biased;
@@ -120,21 +127,24 @@ impl Proxy {
             () = self.grace.ended() => Err(ApiError::from(RejectReason::Draining)),
         };
         match answered {
-            Ok(Answered::Stream { stream, head, whole, ticket }) => {
-                self.stream_response(stream, &head, whole, ticket, record)
+            Ok((Answered::Stream { stream, head, whole }, ticket, continuation)) => {
+                let live = Box::new(Live { stream, ticket, record, continuation });
+                self.stream_response(live, &head, whole)
             }
-            Ok(Answered::Whole { status, head, body }) => whole_response(status, &head, body, &mut record),
+            Ok((Answered::Whole { status, head, body }, ..)) => {
+                whole_response(status, &head, body, &mut record)
+            }
             Err(error) => error_response(error, &mut record),
         }
     }
 
     /// Everything up to the moment when the client may be told.
     async fn serve(
-        &self,
+        self: &Arc<Self>,
         api: Api,
         request: Request<Incoming>,
         record: &mut Record,
-    ) -> Result<Answered, ApiError> {
+    ) -> Result<(Answered, Ticket, Option<Continuation>), ApiError> {
         let settings = self.settings.load_full();
         let (parts, body) = request.into_parts();
         let identity = auth::identify(&settings.edge.auth, &parts.headers, &self.telemetry)?;
@@ -151,16 +161,20 @@ impl Proxy {
         let prefix = self.prefixes.of(order.model, &order.peek, &order.body, order.spec.prompt_tokens);
         self.note_order(&order, &parts.headers, record);
         self.take_seat(&mut order, &parts.headers, record);
-        let ticket = self.gate.admit(order.spec, prefix, &settings.policy);
+        let mut ticket = self.gate.admit(order.spec, prefix, &settings.policy);
+        let can_go_on = continuation::is_possible(&settings, &order, &held);
         drop(settings);
+        let nothing = can_go_on.then(SoFar::default);
+        let headers = headers::upstream_headers(&parts.headers);
         let notice = record.notice().map(Arc::clone);
         let answered = tokio::select! {
             biased;
             () = replaced(notice) => Err(record.superseded()),
-            answered = self.tries(&order, &parts.headers, ticket, record) => answered,
-        };
-        drop(held);
-        answered
+            answered = self.tries(&order, &headers, nothing.as_ref(), &mut ticket, record) => answered,
+        }?;
+        let proxy = Arc::clone(self);
+        let continuation = can_go_on.then(|| Continuation { proxy, order, headers, held });
+        Ok((answered, ticket, continuation))
     }
 
     /// Enters a request that says which try it is among those that may be
@@ -218,16 +232,22 @@ impl Proxy {
     }
 
     /// Waits for a replica and tries it, until one answers or the scheduler
-    /// gives up.
-    async fn tries(
+    /// gives up. `headers` are those of the client that go upstream; `so_far`
+    /// is the part of the answer that the client has, where another engine can
+    /// go on from it.
+    ///
+    /// # Errors
+    /// What to tell the client; the job is over.
+    pub(super) async fn tries(
         &self,
         order: &Order,
-        client: &HeaderMap,
-        mut ticket: Ticket,
+        headers: &HeaderMap,
+        so_far: Option<&SoFar>,
+        ticket: &mut Ticket,
         record: &mut Record,
     ) -> Result<Answered, ApiError> {
-        let upstream_headers = headers::upstream_headers(client);
-        let tries = Tries { upstreams: &self.upstreams, order, headers: &upstream_headers };
+        let tries = Tries { upstreams: &self.upstreams, order, headers, so_far };
+        let before = record.usage;
         loop {
             let waiting_since = record.clock.now();
             let placement = ticket.placed().await.map_err(|rejection| reject(rejection, record))?;
@@ -237,6 +257,7 @@ impl Proxy {
             let settings = self.settings.load_full();
             let place = place(&settings, placement);
             record.sent(place);
+            record.usage = Some(before.unwrap_or_default());
             let sent = record.clock.now();
             // A recall drops the try and with it the connection.
             let attempt = tokio::select! {
@@ -248,18 +269,23 @@ impl Proxy {
                 Err(why) => record.recalled(place.replica, why),
                 Ok(Attempt::Stream { stream, head, whole }) if ticket.first_token() => {
                     record.token_came();
-                    return Ok(Answered::Stream { stream, head, whole, ticket });
+                    return Ok(Answered::Stream { stream, head, whole });
                 }
                 Ok(Attempt::Answer { status, head, body, usage }) if ticket.finish(Outcome::Done(usage)) => {
                     record.engine = Some(record.clock.now().since(sent));
                     record.succeeded(usage);
                     return Ok(Answered::Whole { status, head, body });
                 }
-                Ok(Attempt::Refused(error)) if ticket.finish(Outcome::Done(NOTHING)) => {
-                    record.usage = Some(NOTHING);
+                Ok(Attempt::Refused(error)) if ticket.finish(Outcome::Done(before.unwrap_or(NOTHING))) => {
+                    record.usage = Some(before.unwrap_or(NOTHING));
                     return Err(error);
                 }
-                Ok(Attempt::Failed(fault, usage)) if ticket.failed_unseen(fault, usage) => {
+                Ok(Attempt::Failed(fault, usage))
+                    if ticket.failed_unseen(
+                        fault,
+                        before.filter(|_| usage == Usage::Unknown).unwrap_or(usage),
+                    ) =>
+                {
                     record.requeued(place.replica, fault);
                 }
                 // It came too late: the job was recalled while it was on its way.
@@ -270,24 +296,20 @@ impl Proxy {
 
     fn stream_response(
         &self,
-        stream: Box<EngineStream>,
+        mut live: Box<Live>,
         head: &HeaderMap,
         whole: Option<Usage>,
-        ticket: Ticket,
-        mut record: Record,
     ) -> Response<AnswerBody> {
+        let record = &mut live.record;
         record.status = StatusCode::OK.as_u16();
         if let Some(notice) = record.notice() {
             notice.streams();
         }
-        let headers = answer_headers(head, &record);
+        let headers = answer_headers(head, record);
         let idle_timeout = self.settings.load().edge.upstream.stream_idle_timeout;
         let meter = record.place.map(|place| self.paces.meter(place.replica));
-        let mut relay = Box::new(Relay::new(stream, ticket, record, self.grace.watch(), idle_timeout));
-        relay.measure(meter.filter(|_| whole.is_none()));
-        if let Some(usage) = whole {
-            relay.completed(usage);
-        }
+        let mut relay = Box::new(Relay::new(live, self.grace.watch(), idle_timeout));
+        relay.begins(meter, whole);
         let mut response = Response::new(AnswerBody::Stream(relay));
         *response.headers_mut() = headers;
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -297,7 +319,7 @@ impl Proxy {
 }
 
 /// Waits until a retry takes the request's place.
-async fn replaced(notice: Option<Arc<Notice>>) {
+pub(super) async fn replaced(notice: Option<Arc<Notice>>) {
     match notice {
         Some(notice) => notice.replaced().await,
         None => pending().await,

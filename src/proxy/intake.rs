@@ -44,6 +44,13 @@ impl BodyBudget {
 }
 
 impl Held {
+    /// Whether it may be held for as long as an answer takes: bodies of running
+    /// streams take no more than half of what all bodies may.
+    #[must_use]
+    pub fn may_stay(&self, limit: u64) -> bool {
+        self.budget.held() <= limit / 2
+    }
+
     fn add(&mut self, bytes: u64, limit: u64) -> Result<(), ApiError> {
         let before = self.budget.held.fetch_add(bytes, Ordering::Relaxed);
         self.bytes += bytes;

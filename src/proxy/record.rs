@@ -13,7 +13,9 @@ use crate::proxy::auth::Identity;
 use crate::proxy::clock::Clock;
 use crate::proxy::retries::{Notice, Seat};
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, Timings};
+use crate::telemetry::event::{
+    RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, StreamContinuation, Timings,
+};
 use crate::telemetry::stories::{Back, End, Teller, TryStory};
 use crate::telemetry::trace::RequestTrace;
 use crate::wire::api::Api;
@@ -50,6 +52,8 @@ pub(super) struct Record {
     pub(super) place: Option<Place>,
     /// How often it was sent somewhere.
     pub(super) attempts: u32,
+    /// How often its stream went on at another replica.
+    pub(super) continued: u32,
     /// How often it was taken away from an engine, and why the last time.
     pub(super) recalls: (u32, Option<Recalled>),
     /// The status that the client got; 499 when it left before.
@@ -149,6 +153,7 @@ impl Record {
             stream: false,
             place: None,
             attempts: 0,
+            continued: 0,
             recalls: (0, None),
             status: 499,
             outcome: RequestOutcome::ClientGone,
@@ -190,7 +195,7 @@ impl Record {
 
     /// The first token of a stream came.
     pub(super) fn token_came(&mut self) {
-        self.first_token = Some(self.clock.now());
+        self.first_token.get_or_insert(self.clock.now());
         let at = self.age();
         self.tell(|teller| teller.first_token(at));
     }
@@ -200,6 +205,20 @@ impl Record {
         self.tell(|teller| teller.back(self.age(), Back::Failed(fault)));
         let request_id = self.request_id.to_str().unwrap_or_default();
         RequestRequeued { request_id, replica, fault, attempt: self.attempts }.emit(&self.telemetry);
+    }
+
+    /// Its stream broke, and it waits for another replica to go on with it.
+    pub(super) fn interrupted(&self, fault: Fault) {
+        self.tell(|teller| teller.back(self.age(), Back::Failed(fault)));
+    }
+
+    /// Its stream broke at a replica, and it went on at the one where it is
+    /// now, or nowhere.
+    pub(super) fn broke_off(&mut self, from: ReplicaId, fault: Fault, goes_on: bool) {
+        let to = self.place.map(|place| place.replica).filter(|_| goes_on);
+        self.continued += u32::from(goes_on);
+        let request_id = self.request_id.to_str().unwrap_or_default();
+        StreamContinuation { request_id, from, to, fault }.emit(&self.telemetry);
     }
 
     /// The scheduler took it away from the replica, and it waits again.
@@ -223,6 +242,12 @@ impl Record {
     /// Where the request is told that a retry has taken its place.
     pub(super) fn notice(&self) -> Option<&Arc<Notice>> {
         self.seat.as_ref().map(Seat::notice)
+    }
+
+    /// The gateway shuts down before its end.
+    pub(super) fn shut_down(&mut self) -> ApiError {
+        self.ended(RequestOutcome::Failed, "draining");
+        ApiError::new(Kind::Draining, "the gateway is shutting down; send the request again")
     }
 
     /// A retry has taken its place: its client has given it up.
@@ -289,6 +314,7 @@ impl Drop for Record {
             usage: Some(self.usage.unwrap_or(Usage::Exact(Tokens::default()))),
             timings,
             attempts: self.attempts,
+            continued: self.continued,
             recalls: self.recalls.0,
             recall_reason: self.recalls.1.map(Recalled::name),
             replaces: replaces.as_deref(),

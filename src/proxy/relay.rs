@@ -1,27 +1,26 @@
 //! The body of a streamed answer: bytes from the engine as they come, and the
 //! request's end whatever ends it.
 
-use std::future::Future;
+use std::future::{Future, pending};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use std::{fmt, mem};
 
 use bytes::Bytes;
 use http_body::Frame;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::core::event::{Fault, Outcome};
+use crate::core::event::Fault;
+use crate::core::ids::ReplicaId;
 use crate::core::job::Usage;
-use crate::proxy::gate::Ticket;
+use crate::proxy::continuation::{Live, Onward, Search};
 use crate::proxy::grace::GraceWatch;
 use crate::proxy::pace::{Meter, Pacer};
-use crate::proxy::record::Record;
-use crate::proxy::stream::{EngineStream, Step};
-use crate::telemetry::event::{RequestOutcome, StreamBroken};
-use crate::wire::catalogue::Kind;
-use crate::wire::error::ApiError;
+use crate::proxy::stream::Step;
 use crate::wire::judge::refusal::EngineError;
+use crate::wire::judge::so_far::SoFar;
 
 /// A stream broke after its client had seen part of it. The connection is
 /// closed without a proper end, after an error event.
@@ -30,11 +29,8 @@ use crate::wire::judge::refusal::EngineError;
 pub struct RelayBroken;
 
 /// A stream on its way to the client. Dropped early = the client left.
-#[derive(Debug)]
 pub struct Relay {
-    stream: Box<EngineStream>,
-    ticket: Ticket,
-    record: Record,
+    stage: Stage,
     grace: GraceWatch,
     /// Absent for a stream that is not measured.
     pacer: Option<Pacer>,
@@ -44,9 +40,20 @@ pub struct Relay {
     phase: Phase,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where the stream is.
+enum Stage {
+    /// At an engine, or at its end.
+    Here(Box<Live>),
+    /// On its way to another engine, from one that had this fault.
+    Away { from: Option<ReplicaId>, fault: Fault, search: Search },
+}
+
+#[derive(Debug)]
 enum Phase {
     Open,
+    /// It broke, and another engine is to go on with it once the client has
+    /// what was read.
+    Interrupted(Fault, SoFar),
     Complete,
     /// The error event is out; the transport gets one turn to flush it.
     Broken,
@@ -55,32 +62,23 @@ enum Phase {
 
 impl Relay {
     /// Takes over a stream whose first token has come.
-    pub(super) fn new(
-        stream: Box<EngineStream>,
-        ticket: Ticket,
-        record: Record,
-        grace: GraceWatch,
-        idle_timeout: Duration,
-    ) -> Self {
+    pub(super) fn new(live: Box<Live>, grace: GraceWatch, idle_timeout: Duration) -> Self {
         let last = Instant::now();
         let idle = Box::pin(sleep_until(last + idle_timeout));
-        Self { stream, ticket, record, grace, pacer: None, idle, idle_timeout, last, phase: Phase::Open }
+        Self { stage: Stage::Here(live), grace, pacer: None, idle, idle_timeout, last, phase: Phase::Open }
     }
 
-    /// Counts the stream's gaps in `meter`, if it is one that can be measured.
-    pub(super) fn measure(&mut self, meter: Option<Arc<Meter>>) {
-        let meter = meter.filter(|_| self.stream.is_single());
-        self.pacer = meter.map(|meter| Pacer::new(meter, self.stream.outputs(), self.last));
-    }
-
-    /// The stream was whole before the client got its head.
-    pub(super) fn completed(&mut self, usage: Usage) {
-        self.phase = Phase::Complete;
-        if let Some(pacer) = &self.pacer {
-            pacer.ended(usage);
+    /// A part of the stream is here: its gaps are counted in `meter` if it can
+    /// be measured; with its usage when it is whole.
+    pub(super) fn begins(&mut self, meter: Option<Arc<Meter>>, whole: Option<Usage>) {
+        let Stage::Here(live) = &mut self.stage else { return };
+        self.phase = Phase::Open;
+        let meter = meter.filter(|_| whole.is_none() && live.stream.is_single());
+        self.pacer = meter.map(|meter| Pacer::new(meter, live.stream.outputs(), self.last));
+        if let Some(usage) = whole {
+            self.phase = Phase::Complete;
+            live.completed(usage);
         }
-        self.record.succeeded(usage);
-        self.ticket.finish(Outcome::Done(usage));
     }
 
     pub(super) fn poll_frame(
@@ -88,11 +86,23 @@ impl Relay {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RelayBroken>>> {
         loop {
-            if let Some(bytes) = self.stream.next_out() {
+            let live = match &mut self.stage {
+                Stage::Here(live) => live,
+                Stage::Away { search, .. } => {
+                    let (live, onward) = ready!(search.as_mut().poll(cx));
+                    self.back(live, onward);
+                    continue;
+                }
+            };
+            if let Some(bytes) = live.stream.next_out() {
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
             match self.phase {
                 Phase::Open => {}
+                Phase::Interrupted(..) => {
+                    self.leave();
+                    continue;
+                }
                 Phase::Complete => return Poll::Ready(None),
                 Phase::Broken => {
                     self.phase = Phase::Closing;
@@ -101,11 +111,11 @@ impl Relay {
                 }
                 Phase::Closing => return Poll::Ready(Some(Err(RelayBroken))),
             }
-            match self.stream.poll_step(cx) {
+            match live.stream.poll_step(cx) {
                 Poll::Ready(Step::More) => self.progressed(),
                 Poll::Ready(Step::KeepAlive) => {}
                 Poll::Ready(Step::Complete(usage)) => self.completed(usage),
-                Poll::Ready(Step::Failed(error, usage)) => self.broken(error, usage),
+                Poll::Ready(Step::Failed(error, usage)) => self.failed(error, usage),
                 Poll::Pending if self.interrupted(cx) => {}
                 Poll::Pending => {
                     if let Some(pacer) = &mut self.pacer {
@@ -118,31 +128,44 @@ impl Relay {
     }
 
     fn progressed(&mut self) {
+        let Stage::Here(live) = &mut self.stage else { return };
         self.last = Instant::now();
-        self.record.gaps.piece(self.record.clock.tick(self.last));
+        live.record.gaps.piece(live.record.clock.tick(self.last));
         if let Some(pacer) = &mut self.pacer {
-            pacer.read(self.stream.outputs(), self.last);
+            pacer.read(live.stream.outputs(), self.last);
         }
+    }
+
+    fn completed(&mut self, usage: Usage) {
+        let Stage::Here(live) = &mut self.stage else { return };
+        self.phase = Phase::Complete;
+        if let Some(pacer) = &self.pacer {
+            pacer.ended(usage);
+        }
+        live.completed(usage);
     }
 
     /// Whether the silence lasted too long, the grace is over, or a retry has
     /// taken the request's place.
     fn interrupted(&mut self, cx: &mut Context<'_>) -> bool {
+        let Stage::Here(live) = &mut self.stage else { return false };
         if self.grace.poll_ended(cx).is_ready() {
-            let text = "the gateway is shutting down; send the request again";
-            self.record.ended(RequestOutcome::Failed, "draining");
-            self.close(&ApiError::new(Kind::Draining, text), None, self.stream.usage_so_far());
+            let error = live.record.shut_down();
+            live.close(&error, None, live.stream.usage_so_far());
+            self.phase = Phase::Broken;
             return true;
         }
-        if self.record.notice().is_some_and(|notice| notice.poll_replaced(cx).is_ready()) {
-            let error = self.record.superseded();
-            self.close(&error, None, self.stream.usage_so_far());
+        if live.record.notice().is_some_and(|notice| notice.poll_replaced(cx).is_ready()) {
+            let error = live.record.superseded();
+            live.close(&error, None, live.stream.usage_so_far());
+            self.phase = Phase::Broken;
             return true;
         }
         while self.idle.as_mut().poll(cx).is_ready() {
             let deadline = self.last + self.idle_timeout;
             if Instant::now() >= deadline {
-                self.broken(EngineError::Fault(Fault::Silent), self.stream.usage_so_far());
+                let usage = live.stream.usage_so_far();
+                self.failed(EngineError::Fault(Fault::Silent), usage);
                 return true;
             }
             self.idle.as_mut().reset(deadline);
@@ -150,40 +173,65 @@ impl Relay {
         false
     }
 
-    fn broken(&mut self, error: EngineError, usage: Usage) {
-        let (fault, error) = match error {
-            EngineError::Fault(fault) => (Some(fault), ApiError::broken_stream(fault)),
-            EngineError::Client(error) => (None, error),
-        };
-        let reason = fault.map_or(error.kind().code(), |fault| fault.name());
-        let outcome = if fault.is_some() { RequestOutcome::Failed } else { RequestOutcome::ClientError };
-        self.record.ended(outcome, reason);
-        if let (Some(fault), Some(place)) = (fault, self.record.place) {
-            let request_id = self.record.request_id.to_str().unwrap_or_default();
-            let output_tokens = usage.tokens().map_or(0, |tokens| tokens.output);
-            StreamBroken { request_id, replica: place.replica, fault, output_tokens }
-                .emit(&self.record.telemetry);
+    /// The engine failed: another one goes on, or the client is told.
+    fn failed(&mut self, error: EngineError, usage: Usage) {
+        let Stage::Here(live) = &mut self.stage else { return };
+        if let EngineError::Fault(fault) = error
+            && let Some(so_far) = live.goes_on(fault, usage)
+        {
+            self.phase = Phase::Interrupted(fault, so_far);
+            return;
         }
-        self.close(&error, fault, usage);
+        live.broken(error, usage);
+        self.phase = Phase::Broken;
     }
 
-    fn close(&mut self, error: &ApiError, fault: Option<Fault>, usage: Usage) {
-        self.record.usage = Some(usage);
-        self.ticket.finish(match fault {
-            Some(fault) => Outcome::Failed { fault, usage },
-            None => Outcome::Done(usage),
-        });
-        self.stream.break_off(error.sse_event(self.record.api.dialect()));
+    /// The client has all that the engine said: off to the next one.
+    fn leave(&mut self) {
+        let Phase::Interrupted(fault, so_far) = mem::replace(&mut self.phase, Phase::Closing) else { return };
+        let search: Search = Box::pin(pending());
+        let away = Stage::Away { from: None, fault, search };
+        if let Stage::Here(live) = mem::replace(&mut self.stage, away) {
+            let from = live.record.place.map(|place| place.replica);
+            self.stage = Stage::Away { from, fault, search: live.search(so_far) };
+        }
+    }
+
+    fn back(&mut self, mut live: Box<Live>, onward: Onward) {
+        let Stage::Away { from, fault, .. } = self.stage else { return };
+        if let Some(from) = from {
+            live.record.broke_off(from, fault, matches!(onward, Onward::Found(_)));
+        }
+        let usage = live.stream.usage_so_far();
+        self.last = Instant::now();
         self.phase = Phase::Broken;
+        match onward {
+            Onward::Found(whole) => {
+                let meter = live.meter();
+                self.stage = Stage::Here(live);
+                return self.begins(meter, whole);
+            }
+            Onward::Broken => live.broken(EngineError::Fault(fault), usage),
+            Onward::Ended(error) => live.close(&error, None, usage),
+        }
+        self.stage = Stage::Here(live);
     }
 }
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        if self.phase == Phase::Open {
-            let usage = self.stream.usage_so_far();
-            self.record.usage = Some(usage);
-            self.ticket.note_usage(usage);
+        if let Stage::Here(live) = &mut self.stage
+            && matches!(self.phase, Phase::Open)
+        {
+            let usage = live.stream.usage_so_far();
+            live.record.usage = Some(usage);
+            live.ticket.note_usage(usage);
         }
+    }
+}
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relay").field("phase", &self.phase).finish_non_exhaustive()
     }
 }

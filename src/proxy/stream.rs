@@ -9,6 +9,7 @@ use crate::core::event::Fault;
 use crate::core::job::Usage;
 use crate::proxy::upstream::Exchange;
 use crate::wire::judge::refusal::EngineError;
+use crate::wire::judge::so_far::SoFar;
 use crate::wire::judge::stream::{Ended, EventKind, Forward, StreamEnd, StreamJudge};
 use crate::wire::sse::{Frame, Scanner};
 
@@ -64,6 +65,12 @@ impl EngineStream {
         self.judge.usage()
     }
 
+    /// What another engine needs to go on with the answer; absent when it
+    /// cannot.
+    pub(super) fn interrupted(&self) -> Option<SoFar> {
+        self.judge.interrupted()
+    }
+
     /// Bytes held for the client.
     pub(super) fn held_bytes(&self) -> usize {
         self.out.iter().map(Bytes::len).sum()
@@ -74,10 +81,15 @@ impl EngineStream {
         self.out.pop_front()
     }
 
+    /// Closes the engine's connection.
+    pub(super) fn let_go(&mut self) {
+        self.exchange = None;
+    }
+
     /// Ends the stream with a last event for the client; the engine's
     /// connection is closed.
     pub(super) fn break_off(&mut self, last: Bytes) {
-        self.exchange = None;
+        self.let_go();
         self.out.push_back(last);
     }
 

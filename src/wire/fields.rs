@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::wire::error::ApiError;
-use crate::wire::json::drain_seq;
+use crate::wire::going_on;
+use crate::wire::json::{Text, drain_seq};
 
 /// The fields that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +18,7 @@ pub(crate) enum Field {
     MaxTokens,
     MaxCompletionTokens,
     MaxOutputTokens,
+    MinTokens,
     Parameters,
     N,
     BestOf,
@@ -25,6 +27,8 @@ pub(crate) enum Field {
     User,
     PromptCacheKey,
     Priority,
+    ContinueFinalMessage,
+    AddGenerationPrompt,
     Messages,
     Prompt,
     Input,
@@ -42,12 +46,13 @@ pub(crate) enum Field {
 }
 
 impl Field {
-    pub(crate) const ALL: [(Self, &'static str); 27] = [
+    pub(crate) const ALL: [(Self, &'static str); 30] = [
         (Self::Model, "model"),
         (Self::Stream, "stream"),
         (Self::MaxTokens, "max_tokens"),
         (Self::MaxCompletionTokens, "max_completion_tokens"),
         (Self::MaxOutputTokens, "max_output_tokens"),
+        (Self::MinTokens, "min_tokens"),
         (Self::Parameters, "parameters"),
         (Self::N, "n"),
         (Self::BestOf, "best_of"),
@@ -56,6 +61,8 @@ impl Field {
         (Self::User, "user"),
         (Self::PromptCacheKey, "prompt_cache_key"),
         (Self::Priority, "priority"),
+        (Self::ContinueFinalMessage, "continue_final_message"),
+        (Self::AddGenerationPrompt, "add_generation_prompt"),
         (Self::Messages, "messages"),
         (Self::Prompt, "prompt"),
         (Self::Input, "input"),
@@ -90,6 +97,9 @@ pub(crate) struct Fields<'a> {
     pub(crate) values: [Option<&'a RawValue>; Field::ALL.len()],
     pub(crate) twice: Option<Field>,
     pub(crate) is_empty: bool,
+    /// A field that is not read keeps other engines from going on with the
+    /// answer.
+    pub(crate) is_closed: bool,
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
@@ -109,10 +119,11 @@ impl<'de> Visitor<'de> for FieldsVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut fields = Fields { is_empty: true, ..Fields::default() };
-        while let Some(Key(field)) = map.next_key()? {
+        while let Some(Text(Some(name))) = map.next_key()? {
             fields.is_empty = false;
-            let Some(field) = field else {
-                map.next_value::<IgnoredAny>()?;
+            let Some(field) = Field::named(&name) else {
+                let value: &RawValue = map.next_value()?;
+                fields.is_closed |= !going_on::allows(&name, value.get());
                 continue;
             };
             if fields.values[field as usize].replace(map.next_value()?).is_some() {
@@ -120,26 +131,6 @@ impl<'de> Visitor<'de> for FieldsVisitor {
             }
         }
         Ok(fields)
-    }
-}
-
-struct Key(Option<Field>);
-
-impl<'de> Deserialize<'de> for Key {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct KeyVisitor;
-        impl Visitor<'_> for KeyVisitor {
-            type Value = Key;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a field name")
-            }
-
-            fn visit_str<E>(self, name: &str) -> Result<Key, E> {
-                Ok(Key(Field::named(name)))
-            }
-        }
-        deserializer.deserialize_str(KeyVisitor)
     }
 }
 

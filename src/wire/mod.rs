@@ -7,6 +7,7 @@ mod captures;
 pub mod catalogue;
 pub mod error;
 mod fields;
+mod going_on;
 pub mod headers;
 mod json;
 pub mod judge;

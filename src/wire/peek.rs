@@ -12,6 +12,7 @@ use crate::wire::api::{Api, Dialect};
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
 use crate::wire::fields::{Field, Fields, Parameters, StreamOptions, at_least_one, batch_length, count};
+use crate::wire::going_on;
 use crate::wire::json::span_in;
 use crate::wire::multipart;
 
@@ -46,6 +47,8 @@ pub struct Peek {
     /// The values that make up the prompt: JSON, or the text field of a form.
     /// Images inside them count as bytes; a form's file is not among them.
     pub prompt: SmallVec<[Range<usize>; 4]>,
+    /// Whether another engine could go on with the answer after a part of it.
+    pub can_go_on: bool,
     pub(crate) spans: Spans,
 }
 
@@ -57,6 +60,12 @@ pub(crate) struct Spans {
     pub(crate) stream_options: Option<Range<usize>>,
     pub(crate) include_usage: Option<Range<usize>>,
     pub(crate) priority: Option<Range<usize>>,
+    /// What an answer is to follow: the array of messages, or the prompt's text.
+    pub(crate) context: Option<Range<usize>>,
+    pub(crate) continue_final: Option<Range<usize>>,
+    pub(crate) generation_prompt: Option<Range<usize>>,
+    /// Limits on the output of a choice.
+    pub(crate) limits: SmallVec<[Limit; 1]>,
     /// Where a new field goes: just after the opening brace, or before the
     /// first part.
     pub(crate) insert_at: usize,
@@ -65,6 +74,15 @@ pub(crate) struct Spans {
     /// The same, of the `stream_options` object.
     pub(crate) options_insert_at: Option<usize>,
     pub(crate) options_empty: bool,
+}
+
+/// A limit on the output of a choice, in tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Limit {
+    pub(crate) span: Range<usize>,
+    pub(crate) tokens: u64,
+    /// The least that engines accept.
+    pub(crate) least: u64,
 }
 
 /// What the body is made of.
@@ -101,6 +119,13 @@ impl Peek {
         self.prompt.iter().filter_map(|span| body.get(span.clone()))
     }
 
+    /// Whether the request leaves something to say after so many tokens of
+    /// output.
+    #[must_use]
+    pub fn allows_more_than(&self, tokens: u64) -> bool {
+        self.spans.limits.iter().all(|limit| limit.least == 0 || limit.tokens > tokens)
+    }
+
     pub(crate) fn empty(api: Api) -> Self {
         Self {
             api,
@@ -116,6 +141,7 @@ impl Peek {
             user: None,
             prompt_cache_key: None,
             prompt: SmallVec::new(),
+            can_go_on: false,
             spans: Spans::default(),
         }
     }
@@ -191,11 +217,16 @@ impl<'a> Reader<'a> {
             model: self.span(Field::Model),
             priority: self.span(Field::Priority),
             stream_options: self.span(Field::StreamOptions),
+            context: self.span(if api == Api::Chat { Field::Messages } else { Field::Prompt }),
+            continue_final: self.span(Field::ContinueFinalMessage),
+            generation_prompt: self.span(Field::AddGenerationPrompt),
+            limits: self.limits()?,
             insert_at: open + 1,
             is_empty: self.fields.is_empty,
             ..Spans::default()
         };
         self.read_stream_options(&mut peek)?;
+        peek.can_go_on = self.can_go_on(&peek);
         Ok(peek)
     }
 
@@ -215,6 +246,32 @@ impl<'a> Reader<'a> {
         peek.n = at_least_one(self.count(Field::N)?);
         peek.best_of = at_least_one(self.count(Field::BestOf)?.max(best_of)).max(peek.n);
         Ok(())
+    }
+
+    fn limits(&self) -> Result<SmallVec<[Limit; 1]>, ApiError> {
+        let mut limits = SmallVec::new();
+        for (field, least) in [(Field::MaxTokens, 1), (Field::MaxCompletionTokens, 1), (Field::MinTokens, 0)]
+        {
+            let limit = self.span(field).zip(self.count(field)?);
+            limits.extend(limit.map(|(span, tokens)| Limit { span, tokens, least }));
+        }
+        Ok(limits)
+    }
+
+    fn can_go_on(&self, peek: &Peek) -> bool {
+        let says = |field| self.raw(field).map(RawValue::get);
+        let is_off = |field| says(field).is_none_or(going_on::is_off);
+        let context = match peek.api {
+            Api::Chat => says(Field::Messages).is_some_and(|list| list.starts_with('[')),
+            Api::Completions => says(Field::Prompt).is_some_and(|text| text.starts_with('"')),
+            _ => false,
+        };
+        context
+            && peek.stream
+            && peek.best_of == 1
+            && !self.fields.is_closed
+            && [Field::Tools, Field::Functions, Field::ContinueFinalMessage].into_iter().all(is_off)
+            && says(Field::AddGenerationPrompt).is_none_or(|asked| asked == "true")
     }
 
     fn read_prompt(&self, peek: &mut Peek) {

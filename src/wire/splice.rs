@@ -10,6 +10,7 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use smallvec::SmallVec;
 
+use crate::wire::api::Api;
 use crate::wire::peek::{Form, Peek};
 
 /// A body in pieces. A clone shares the bytes, so a retry costs nothing.
@@ -102,6 +103,17 @@ pub struct Edits<'a> {
     pub include_usage: bool,
     /// The engine's scheduling priority. JSON calls only.
     pub priority: Option<i64>,
+    /// Ask for the rest of an answer. Only where [`Peek::can_go_on`].
+    pub begun: Option<Begun<'a>>,
+}
+
+/// The part of an answer that there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Begun<'a> {
+    /// Its text. Without any, the answer is asked for from its start.
+    pub text: &'a str,
+    /// Its tokens, which the limits on the rest are smaller by.
+    pub tokens: u64,
 }
 
 /// Applies `edits` to the body that `peek` was read from.
@@ -160,6 +172,9 @@ fn json_changes(peek: &Peek, edits: &Edits<'_>) -> Changes {
             }
         }
     }
+    if let Some(begun) = edits.begun.filter(|begun| !begun.text.is_empty()) {
+        go_on(peek, begun, &mut json);
+    }
     if spans.is_empty {
         json.new_fields.pop();
     }
@@ -167,6 +182,26 @@ fn json_changes(peek: &Peek, edits: &Edits<'_>) -> Changes {
         json.changes.push((spans.insert_at..spans.insert_at, json.new_fields));
     }
     json.changes
+}
+
+/// Asks for the rest of an answer: a chat ends with the assistant's message as
+/// far as it goes, a completion's prompt with the text that followed it.
+fn go_on(peek: &Peek, begun: Begun<'_>, json: &mut JsonChanges) {
+    let spans = &peek.spans;
+    let Some(end) = spans.context.as_ref().and_then(|context| context.end.checked_sub(1)) else { return };
+    let text = json_string(begun.text);
+    if peek.api == Api::Chat {
+        let message = format!(",{{\"role\":\"assistant\",\"content\":{text}}}");
+        json.changes.push((end..end, message));
+        json.set(spans.continue_final.as_ref(), "continue_final_message", "true".to_owned());
+        json.set(spans.generation_prompt.as_ref(), "add_generation_prompt", "false".to_owned());
+    } else {
+        json.changes.push((end..end, text[1..text.len() - 1].to_owned()));
+    }
+    for limit in &spans.limits {
+        let left = limit.tokens.saturating_sub(begun.tokens).max(limit.least);
+        json.changes.push((limit.span.clone(), left.to_string()));
+    }
 }
 
 #[derive(Default)]
@@ -214,7 +249,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::wire::api::Api;
     use crate::wire::peek::peek;
 
     fn edited(api: Api, content_type: &str, body: &str, edits: &Edits<'_>) -> String {
@@ -263,7 +297,8 @@ mod tests {
 
     #[test]
     fn fields_are_added_to_an_empty_object() {
-        let edits = Edits { model: Some("a\"b"), include_usage: true, priority: Some(-3) };
+        let edits =
+            Edits { model: Some("a\"b"), include_usage: true, priority: Some(-3), ..Edits::default() };
         assert_eq!(edited(Api::Chat, "application/json", " { }", &Edits::default()), " { }");
         let body = edited(Api::Chat, "application/json", " { }", &edits);
         assert_eq!(body, r#" {"model":"a\"b","priority":-3 }"#);
@@ -366,7 +401,7 @@ mod tests {
             priority in prop::option::of(any::<i64>()),
         ) {
             let body = text(&fields, &space);
-            let edits = Edits { model: model.as_deref(), include_usage, priority };
+            let edits = Edits { model: model.as_deref(), include_usage, priority, begun: None };
             let after = edited(Api::Chat, "application/json", &body, &edits);
 
             let mut expected: Value = serde_json::from_str(&body).unwrap();

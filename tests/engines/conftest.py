@@ -34,12 +34,14 @@ class Engine:
         self.port = port
         self.home = home
         self.url = f"http://127.0.0.1:{port}"
+        self.model = home / "model-12-256-2048"
 
     def serve(self, **more):
         env = dict(
             os.environ, TINY_HOME=str(self.home), MAX_SEQS=str(SEQUENCES), LAYERS="12", HIDDEN="256", **more
         )
-        arguments = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        # Where rounding is coarse, the same text depends on what runs beside it.
+        arguments = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--dtype", "float32"]
         subprocess.run(["bash", str(SERVE), str(self.port), *arguments], env=env, check=True, timeout=1500)
 
     def prepare(self):
@@ -72,6 +74,23 @@ class Engine:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+    def end(self, how):
+        """Ends it by a signal: kill -9 for everything, others for the server."""
+        self.kill() if how == signal.SIGKILL else os.kill(self.pid, how)
+
+    def gone(self):
+        """Waits until its processes are no more."""
+        deadline = time.monotonic() + 30
+        while self.is_up() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self.kill()
+
+    def is_up(self):
+        try:
+            return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
 
     def gauge(self, name):
         text = httpx.get(f"{self.url}/metrics", timeout=10).text
@@ -144,6 +163,9 @@ def engines():
 
 @pytest.fixture
 def gateway(engines, tmp_path):
+    for engine in engines:
+        if not engine.is_up():
+            engine.start()
     running = Gateway(tmp_path, engines)
     yield running
     if running.process.poll() is None:

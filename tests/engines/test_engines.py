@@ -177,24 +177,21 @@ def test_the_engines_errors_keep_their_meaning(gateway):
     assert models == {"tiny": 2048}
 
 
-def test_killing_an_engine_fails_no_request_without_a_token(gateway, engines):
-    """Last, since it takes an engine away."""
+def test_killing_an_engine_fails_no_request(gateway, engines):
     api = client(gateway)
     seen, lock = [], threading.Lock()
 
     def stream(tokens):
-        got_token = False
         try:
             events = api.chat.completions.create(
                 model="tiny", messages=MESSAGES, max_tokens=tokens, stream=True, extra_body={"ignore_eos": True}
             )
-            for _ in events:
-                got_token = True
-            result = "complete"
+            *_, last = events
+            result = last.choices[0].finish_reason
         except openai.APIError as error:
             result = f"{type(error).__name__}: {error}"
         with lock:
-            seen.append((got_token, result))
+            seen.append(result)
 
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
         jobs = [pool.submit(stream, 40) for _ in range(32)]
@@ -206,9 +203,4 @@ def test_killing_an_engine_fails_no_request_without_a_token(gateway, engines):
         for job in jobs:
             job.result()
 
-    assert len(seen) == 32
-    unseen = [result for got_token, result in seen if not got_token and result != "complete"]
-    assert unseen == []
-    broken = [result for got_token, result in seen if result != "complete"]
-    assert len(broken) <= 4, broken
-    assert sum(result == "complete" for _, result in seen) >= 28
+    assert seen == ["length"] * 32

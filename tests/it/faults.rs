@@ -4,6 +4,7 @@
 
 mod after;
 mod before;
+mod continued;
 mod ends;
 mod leaks;
 mod poison;

@@ -274,6 +274,7 @@ fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>)
             stream_idle_timeout: Duration::from_secs(1),
             keep_alive: Duration::from_secs(1),
         },
+        continue_streams: true,
     }
 }
 

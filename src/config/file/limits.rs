@@ -78,7 +78,7 @@ impl Default for Queue {
     }
 }
 
-/// What happens to a request whose replica failed before the first token.
+/// What happens to a request whose replica failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Retry {
@@ -87,11 +87,14 @@ pub struct Retry {
     /// busy or shut down do not count.
     #[schemars(range(min = 1, max = 20))]
     pub max_attempts: u32,
+    /// Whether a stream that breaks after its first token goes on at another
+    /// replica, where the request and the engine (vLLM, SGLang) allow it.
+    pub continue_streams: bool,
 }
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { max_attempts: crate::core::policy::Retry::default().max_attempts }
+        Self { max_attempts: crate::core::policy::Retry::default().max_attempts, continue_streams: true }
     }
 }
 

@@ -37,8 +37,12 @@ pub(super) struct Job {
     pub(super) phase: Phase,
     /// How long it waited before its earlier tries.
     pub(super) waited: Duration,
-    /// The output expected of it, as of when it got to the head of its lane.
+    /// The output expected of it in all, as of when it got to the head of its
+    /// lane.
     pub(super) output: u64,
+    /// Output tokens that its client has from engines that broke off. The next
+    /// one reads them as part of the prompt.
+    pub(super) begun: u64,
     /// What its tenant was charged; charged once, however many tries it takes.
     pub(super) charged: Option<u64>,
     /// How often it was dispatched.
@@ -101,6 +105,7 @@ impl Job {
             phase: Phase::Waiting { part: Part::Fresh, since: spec.arrived },
             waited: Duration::ZERO,
             output: 0,
+            begun: 0,
             charged: None,
             tries: 0,
             failures: 0,
@@ -117,9 +122,9 @@ impl Job {
     pub(super) fn booking(&self, cached: u64, guest: bool) -> Booking {
         Booking {
             seqs: self.spec.sequences,
-            prompt: self.spec.prompt_tokens,
-            weight: predict::weight(self.spec.prompt_tokens, cached),
-            output: self.output,
+            prompt: self.prompt(),
+            weight: predict::weight(self.prompt(), cached),
+            output: self.output_left(),
             started: false,
             suspect: self.suspect,
             guest,
@@ -135,12 +140,22 @@ impl Job {
 
     /// What it wants of a replica.
     pub(super) fn wish<'a>(&self, cached: &'a [(ReplicaId, u64)], guest: bool) -> Wish<'a> {
-        Wish { need: self.need(), prompt: self.spec.prompt_tokens, cached, guest }
+        Wish { need: self.need(), prompt: self.prompt(), cached, guest }
+    }
+
+    /// What the next engine has to read.
+    pub(super) fn prompt(&self) -> u64 {
+        self.spec.prompt_tokens.saturating_add(self.begun)
+    }
+
+    /// What the next engine is expected to write.
+    fn output_left(&self) -> u64 {
+        self.output.saturating_sub(self.begun).max(u64::from(self.begun > 0))
     }
 
     /// What its prompt costs to read where nothing of it is known.
     pub(super) fn weight(&self) -> u64 {
-        predict::weight(self.spec.prompt_tokens, 0)
+        predict::weight(self.prompt(), 0)
     }
 
     /// Its place in the part of its lane in which it waits. What returned goes
@@ -155,6 +170,13 @@ impl Job {
     /// Whether its client has been sent nothing of the try under way.
     pub(super) fn is_unseen(&self) -> bool {
         self.run().is_none_or(|run| !run.booking.started) || !self.spec.streams
+    }
+
+    /// Its stream broke off after so much output. Its first deadline was kept,
+    /// so it may wait until `deadline`.
+    pub(super) fn interrupted(&mut self, output: u64, deadline: Tick) {
+        self.begun = self.begun.max(output.min(MAX_COUNT));
+        self.spec.deadline = self.spec.deadline.max(deadline);
     }
 
     /// Keeps in mind that a replica failed it.

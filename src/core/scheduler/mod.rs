@@ -123,8 +123,8 @@ impl Scheduler {
     ///
     /// A job ends exactly once: with `Action::Reject`, or with the event
     /// `Left`, `Finished(Done)`, or `Finished(Failed)` after its first token.
-    /// `Finished(Failed)` before the first token is always answered by
-    /// `Requeue` or `Reject`.
+    /// `Finished(Failed)` before the first token, and `Finished(Interrupted)`,
+    /// are always answered by `Requeue` or `Reject`.
     pub fn handle(&mut self, now: Tick, event: Event, out: &mut Vec<Action>) {
         self.now = self.now.max(now);
         let now = self.now;

@@ -127,9 +127,11 @@ impl Scheduler {
         }
     }
 
-    /// Keeps account of a running job that others may take the place of.
+    /// Keeps account of a running job that others may take the place of. One
+    /// whose client has seen part of its answer keeps its place.
     pub(super) fn note_movable(&mut self, id: JobId, run: &Run) {
-        let Some(job) = self.jobs.get(&id).filter(|job| job.preemptions < MAX_PREEMPTIONS) else { return };
+        let gives_way = |job: &&Job| job.preemptions < MAX_PREEMPTIONS && job.begun == 0;
+        let Some(job) = self.jobs.get(&id).filter(gives_way) else { return };
         let (Some(pool), Some(spot)) = (self.fleet.pool_of(run.replica), self.spot(LaneKey::of(&job.spec)))
         else {
             return;

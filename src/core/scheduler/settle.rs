@@ -4,6 +4,12 @@
 //! its age, to go to a replica that has not failed it yet. Its tenant has paid
 //! with the first try. A job whose wait would have ended in the meantime gets
 //! one more chance, at once; if no replica is free, its deadline has passed.
+//!
+//! A stream that breaks after its first token takes the same way where another
+//! engine can go on from there: what it has said is then part of its prompt. It
+//! kept its first deadline, so it may wait as long again.
+
+use std::time::Duration;
 
 use crate::core::event::{Action, Fault, Outcome, RejectReason};
 use crate::core::fairness::cost;
@@ -53,18 +59,36 @@ impl Scheduler {
                     self.settle(&job, usage);
                 }
             }
-            Outcome::Failed { fault, usage } => self.failed(id, run, fault, usage, out),
+            Outcome::Failed { fault, usage } => self.failed(id, run, fault, usage, None, out),
+            Outcome::Interrupted { fault, usage, output } => {
+                self.failed(id, run, fault, usage, Some(output), out);
+            }
         }
     }
 
-    fn failed(&mut self, id: JobId, run: Run, fault: Fault, usage: Usage, out: &mut Vec<Action>) {
+    /// An engine failed a job. `begun` says how many output tokens its client
+    /// has, where another engine can go on from there.
+    fn failed(
+        &mut self,
+        id: JobId,
+        run: Run,
+        fault: Fault,
+        usage: Usage,
+        begun: Option<u64>,
+        out: &mut Vec<Action>,
+    ) {
         self.release(id, &run);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let suspect = job.suspect;
-        if fault.counts_as_attempt() {
+        let counts = fault.counts_as_attempt() || run.booking.started;
+        if counts {
             job.suspect = true;
             job.failures = job.failures.saturating_add(1);
             job.note_tried(&run);
+        }
+        if let Some(output) = begun {
+            let class = self.policy.classes.get(job.spec.class);
+            job.interrupted(output, self.now + class.map_or(Duration::ZERO, |class| class.max_wait));
         }
         let (failures, lane) = (job.failures, LaneKey::of(&job.spec));
         let exhausted = failures >= self.policy.retry.max_attempts.max(1);
@@ -76,13 +100,13 @@ impl Scheduler {
             here.drain.take_back(self.now);
             here.class_mut(spot.class).backlogs.came_back(lane.tenant, self.now);
         }
-        if run.booking.started {
+        if run.booking.started && begun.is_none() {
             if let Some(job) = self.jobs.remove(&id) {
                 self.settle(&job, usage);
             }
         } else if let Some(reason) = self.orphaned(lane) {
             self.refuse(id, reason, usage, out);
-        } else if exhausted && fault.counts_as_attempt() {
+        } else if exhausted && counts {
             self.refuse(id, RejectReason::AttemptsExhausted(fault), usage, out);
         } else {
             if let Some(job) = self.jobs.get_mut(&id) {

@@ -93,8 +93,18 @@ impl Ticket {
     /// then wait for [`Ticket::recalled`] first.
     #[must_use]
     pub fn failed_unseen(&mut self, fault: Fault, usage: Usage) -> bool {
+        self.again(Outcome::Failed { fault, usage })
+    }
+
+    /// The same for a stream of which the client has seen `output` tokens and
+    /// which another replica can go on with.
+    #[must_use]
+    pub fn interrupted(&mut self, fault: Fault, usage: Usage, output: u64) -> bool {
+        self.again(Outcome::Interrupted { fault, usage, output })
+    }
+
+    fn again(&mut self, outcome: Outcome) -> bool {
         let Post::Runs { dispatch, .. } = self.post else { return false };
-        let outcome = Outcome::Failed { fault, usage };
         let again = self.gate.retry(self.job, dispatch, Event::Finished { job: self.job, outcome });
         match again {
             Some(answer) => self.post = Post::Waits(answer),
@@ -111,12 +121,18 @@ impl Ticket {
         self.live &= !finished;
         finished
     }
+
+    /// Ends the job wherever it is.
+    pub fn give_up(&mut self, usage: Usage) {
+        if std::mem::take(&mut self.live) {
+            self.post = Post::Over;
+            self.gate.event(Event::Left { job: self.job, usage });
+        }
+    }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if self.live {
-            self.gate.event(Event::Left { job: self.job, usage: self.usage });
-        }
+        self.give_up(self.usage);
     }
 }

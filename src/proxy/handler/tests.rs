@@ -22,7 +22,8 @@ use crate::core::ids::ReplicaId;
 use crate::core::job::Prefix;
 use crate::proxy::auth::Identity;
 use crate::proxy::clock::Clock;
-use crate::proxy::gate::Gate;
+use crate::proxy::continuation::Live;
+use crate::proxy::gate::{Gate, Ticket};
 use crate::proxy::grace::Grace;
 use crate::proxy::handler::{Answered, Proxy};
 use crate::proxy::order::{self, Order};
@@ -69,7 +70,7 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
     })
 }
 
-type Asked = (Result<Answered, ApiError>, Record);
+type Asked = (Result<Answered, ApiError>, Ticket, Record);
 
 /// A request on its way through the proxy, and the job that it is.
 fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Order, JoinHandle<Asked>) {
@@ -82,12 +83,12 @@ fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Order, JoinHandle<Asked>) {
     let at = (proxy.gate.next_job_id(), proxy.gate.clock().now());
     let order = || order::read(&settings, &identity, Api::Chat, &headers, body.clone(), at).unwrap();
     let (order, kept, proxy) = (order(), order(), Arc::clone(proxy));
-    let ticket = proxy.gate.admit(order.spec, Prefix::default(), &settings.policy);
+    let mut ticket = proxy.gate.admit(order.spec, Prefix::default(), &settings.policy);
     let running = tokio::spawn(async move {
         let id = HeaderValue::from_static("r");
         let mut record = Record::new(&proxy.telemetry, proxy.gate.clock(), id, Api::Chat);
-        let answered = proxy.tries(&order, &headers, ticket, &mut record).await;
-        (answered, record)
+        let answered = proxy.tries(&order, &headers, None, &mut ticket, &mut record).await;
+        (answered, ticket, record)
     });
     (kept, running)
 }
@@ -127,7 +128,7 @@ async fn a_silent_engine_is_left_and_another_answers() {
     move_over(&proxy, &order);
     hung_up(silent).await;
     called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
-    let (answered, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let (answered, _ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
     assert!(matches!(answered, Ok(Answered::Whole { .. })));
     assert_eq!((record.attempts, record.recalls), (2, (1, Some(Recalled::Stalled))));
     assert_eq!(record.place.unwrap().replica, ReplicaId::new(1));
@@ -146,8 +147,8 @@ async fn a_stream_without_a_token_is_left_too() {
     hung_up(dumb).await;
     let mut other = called(&second).await;
     other.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
-    let (answered, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    let Ok(Answered::Stream { stream, ticket, .. }) = answered else { panic!("no stream") };
+    let (answered, ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let Ok(Answered::Stream { stream, .. }) = answered else { panic!("no stream") };
     assert!(stream.has_output() && record.first_token.is_some());
     assert_eq!((record.attempts, record.recalls.0), (2, 1));
     drop((stream, ticket));
@@ -164,7 +165,7 @@ async fn an_engine_that_does_not_finish_the_handshake_is_left() {
     move_over(&proxy, &order);
     hung_up(connecting).await;
     called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
-    let (answered, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let (answered, _ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
     assert!(answered.is_ok() && record.recalls.0 == 1);
 }
 
@@ -208,7 +209,7 @@ async fn whenever_a_recall_comes_there_is_one_answer_and_nothing_stays() {
             tokio::task::yield_now().await;
         }
         move_over(&proxy, &order);
-        let (answered, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+        let (answered, _ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
         assert!(matches!(answered, Ok(Answered::Whole { .. })), "{round}");
         assert_eq!(record.attempts, record.recalls.0 + 1);
         recalled += record.recalls.0;
@@ -227,9 +228,10 @@ async fn the_gaps_of_a_relayed_stream_are_counted() {
     let (_order, running) = ask(&proxy, true);
     let mut engine = called(&first).await;
     engine.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
-    let (answered, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    let Ok(Answered::Stream { stream, head, whole, ticket }) = answered else { panic!("no stream") };
-    let mut body = proxy.stream_response(stream, &head, whole, ticket, record).into_body();
+    let (answered, ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let Ok(Answered::Stream { stream, head, whole }) = answered else { panic!("no stream") };
+    let live = Box::new(Live { stream, ticket, record, continuation: None });
+    let mut body = proxy.stream_response(live, &head, whole).into_body();
     // The role and the first token, which came with the head.
     for _ in 0..2 {
         timeout(PATIENCE, body.frame()).await.unwrap().unwrap().unwrap();

@@ -2,7 +2,9 @@
 //!
 //! The counting rule, for both dialects: a text has one token for each four
 //! bytes, rounded up; a list of token ids has as many tokens as ids; a chat
-//! adds three tokens for each message and one for the generation prompt.
+//! adds three tokens for each message and one for the generation prompt. Only
+//! what an engine said itself has one token for each word: where a prompt ends
+//! with the start of the answer that follows its rest, the answer goes on.
 
 use std::sync::LazyLock;
 
@@ -14,9 +16,10 @@ pub(crate) const BYTES_PER_TOKEN: usize = 4;
 /// Tokens in the vocabulary; greater ids are out of it.
 pub(crate) const VOCABULARY: u32 = 4096;
 
+const SYLLABLES: [&str; 16] =
+    ["ka", "lo", "mi", "ne", "pu", "ra", "si", "to", "ve", "zu", "ba", "do", "fe", "gi", "hu", "ja"];
+
 static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {
-    const SYLLABLES: [&str; 16] =
-        ["ka", "lo", "mi", "ne", "pu", "ra", "si", "to", "ve", "zu", "ba", "do", "fe", "gi", "hu", "ja"];
     (0..VOCABULARY as usize)
         .map(|id| [" ", SYLLABLES[id >> 8], SYLLABLES[(id >> 4) & 15], SYLLABLES[id & 15]].concat())
         .collect()
@@ -39,16 +42,40 @@ pub(crate) struct Prompt {
     /// Characters, for vLLM's bound on text length; 0 for token ids.
     pub(crate) chars: usize,
     bytes: Vec<u8>,
+    /// Where the text begins that may end with the start of an answer, and the
+    /// tokens before it.
+    open: Option<(usize, u32)>,
+}
+
+/// Bytes of each word of the vocabulary.
+const WORD_BYTES: usize = 7;
+
+/// The token of a word of the vocabulary.
+fn id_of(word: &[u8]) -> Option<u32> {
+    let syllables = word.strip_prefix(b" ").filter(|rest| rest.len() + 1 == WORD_BYTES)?.chunks(2);
+    syllables
+        .map(|pair| SYLLABLES.iter().position(|known| known.as_bytes() == pair))
+        .try_fold(0, |id, place| Some(id << 4 | u32::try_from(place?).ok()?))
+}
+
+/// Tokens of a text that is all words of the vocabulary.
+pub(crate) fn words_in(text: &str) -> Option<u32> {
+    let words = text.as_bytes().chunks(WORD_BYTES);
+    let count = u32::try_from(words.len()).ok()?;
+    (count > 0 && words.map(id_of).all(|id| id.is_some())).then_some(count)
 }
 
 impl Prompt {
     pub(crate) fn text(text: &str) -> Self {
-        Self { tokens: tokens_of(text.len()), chars: text.chars().count(), bytes: text.as_bytes().to_vec() }
+        let mut prompt = Self::default();
+        prompt.push_open(text);
+        prompt
     }
 
     pub(crate) fn ids(ids: &[u32]) -> Self {
         let tokens = u32::try_from(ids.len()).unwrap_or(u32::MAX);
-        Self { tokens, chars: 0, bytes: ids.iter().flat_map(|id| id.to_le_bytes()).collect() }
+        let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        Self { tokens, bytes, ..Self::default() }
     }
 
     /// A prompt of `tokens` tokens without text, to push parts to.
@@ -61,6 +88,39 @@ impl Prompt {
         self.tokens = self.tokens.saturating_add(tokens_of(text.len())).saturating_add(more_tokens);
         self.chars += text.chars().count();
         self.bytes.extend_from_slice(text.as_bytes());
+        self.open = None;
+    }
+
+    /// Adds a text that may end with the start of the answer.
+    pub(crate) fn push_open(&mut self, text: &str) {
+        let open = (self.bytes.len(), self.tokens);
+        self.push(text, 0);
+        self.open = Some(open);
+    }
+
+    /// The voice of the answer, and how many of its words stand at the end of
+    /// the prompt already; `voice` is that of an answer to a prompt with this
+    /// digest. Those words count one token each from now on.
+    pub(crate) fn begun(&mut self, voice: impl Fn(u64) -> Voice) -> (Voice, u32) {
+        let (from, before) = self.open.unwrap_or((self.bytes.len(), self.tokens));
+        let words: Vec<u32> = self.bytes[from..].rchunks(WORD_BYTES).map_while(id_of).collect();
+        let states = self.bytes.chunks_exact(8).scan(0, |state, chunk| {
+            *state = fold(*state, chunk);
+            Some(*state)
+        });
+        let states: Vec<u64> = [0].into_iter().chain(states).collect();
+        for count in (1..=words.len()).rev() {
+            let at = self.bytes.len() - count * WORD_BYTES;
+            let rest = self.bytes[at / 8 * 8..at].chunks(8);
+            let voice = voice(rest.fold(states[at / 8], fold));
+            let mut said = words[..count].iter().rev().zip(0..);
+            if said.all(|(word, index)| voice.token(0, index) == *word) {
+                let count = u32::try_from(count).unwrap_or(u32::MAX);
+                self.tokens = before.saturating_add(tokens_of(at - from)).saturating_add(count);
+                return (voice, count);
+            }
+        }
+        (voice(self.digest()), 0)
     }
 
     /// Keeps the last `tokens` tokens.
@@ -68,7 +128,7 @@ impl Prompt {
         if self.tokens > tokens {
             let keep = (tokens as usize * BYTES_PER_TOKEN).min(self.bytes.len());
             self.bytes.drain(..self.bytes.len() - keep);
-            (self.tokens, self.chars) = (tokens, 0);
+            (self.tokens, self.chars, self.open) = (tokens, 0, None);
         }
     }
 
@@ -84,7 +144,7 @@ impl Prompt {
             *state = block.chunks(8).fold(*state, fold);
             Some(*state)
         });
-        chain.collect()
+        chain.take(self.tokens as usize / crate::sim::engine::BLOCK_TOKENS as usize).collect()
     }
 }
 

@@ -17,7 +17,8 @@ pub use replica::{
     ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
 };
 pub use request::{
-    AuthFailed, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, StreamBroken, Timings,
+    AuthFailed, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, StreamBroken,
+    StreamContinuation, Timings,
 };
 
 use std::time::Duration;

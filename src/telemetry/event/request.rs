@@ -53,6 +53,8 @@ pub struct RequestFinished<'a> {
     pub timings: Timings,
     /// Engines it was sent to.
     pub attempts: u32,
+    /// How often its stream went on at another replica.
+    pub continued: u32,
     /// How often it was taken away from one before the client saw anything.
     pub recalls: u32,
     /// Why, the last time.
@@ -166,6 +168,7 @@ impl RequestFinished<'_> {
                     gap_mean_ms = times.gap_mean.map(millis),
                     gap_max_ms = times.gap_max.map(millis),
                     attempts = self.attempts,
+                    continued = (self.continued > 0).then_some(self.continued),
                     recalls = (self.recalls > 0).then_some(self.recalls),
                     recall_reason = self.recall_reason,
                     replaces = self.replaces.map(shorten),
@@ -264,7 +267,41 @@ impl RequestRecalled<'_> {
     }
 }
 
-/// A stream broke after the client had got part of it.
+/// A stream broke after the client had got part of it, and another replica was
+/// to go on with it.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamContinuation<'a> {
+    /// The request.
+    pub request_id: &'a str,
+    /// The replica that broke it.
+    pub from: ReplicaId,
+    /// The one that goes on; absent when none did.
+    pub to: Option<ReplicaId>,
+    /// What was wrong.
+    pub fault: Fault,
+}
+
+impl StreamContinuation<'_> {
+    /// Writes and counts the event.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let policy = telemetry.policy();
+        let fault = self.fault.name();
+        let outcome = if self.to.is_some() { "continued" } else { "failed" };
+        telemetry.log(|| {
+            info!(
+                request_id = shorten(self.request_id),
+                replica = policy.replicas.name(self.from),
+                to = self.to.and_then(|id| known(policy.replicas.name(id))),
+                fault,
+                outcome,
+                "stream continuation"
+            );
+        });
+        telemetry.metrics().continuation(&policy, pool_of(&policy, self.from), outcome);
+    }
+}
+
+/// A stream broke after the client had got part of it, and stays broken.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamBroken<'a> {
     /// The request.

@@ -35,8 +35,14 @@ pub(super) const RECALLS: Metric = metric(
     "penstock_recalls_total",
     "Requests that were taken away from a replica before their client saw anything, by reason.",
 );
-pub(super) const STREAMS_BROKEN: Metric =
-    metric("penstock_streams_broken_total", "Streams that broke after the client had got part of them.");
+pub(super) const STREAMS_BROKEN: Metric = metric(
+    "penstock_streams_broken_total",
+    "Streams that broke after the client had got part of them, and stayed broken.",
+);
+pub(super) const CONTINUATIONS: Metric = metric(
+    "penstock_continuations_total",
+    "Streams that broke at a replica of the pool and were to go on elsewhere, by outcome.",
+);
 pub(super) const EJECTIONS: Metric =
     metric("penstock_ejections_total", "Replicas taken out of service, by what was wrong.");
 pub(super) const READMISSIONS: Metric =
@@ -60,6 +66,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     REQUEUES,
     RECALLS,
     STREAMS_BROKEN,
+    CONTINUATIONS,
     EJECTIONS,
     READMISSIONS,
     PROBES_FAILED,

@@ -90,6 +90,10 @@ impl Metrics {
         self.of_pool(&catalogue::STREAMS_BROKEN, policy, pool, Some(("fault", fault)));
     }
 
+    pub(super) fn continuation(&self, policy: &Policy, pool: Option<PoolId>, outcome: &'static str) {
+        self.of_pool(&catalogue::CONTINUATIONS, policy, pool, Some(("outcome", outcome)));
+    }
+
     pub(super) fn ejected(&self, policy: &Policy, pool: Option<PoolId>, fault: &'static str) {
         self.of_pool(&catalogue::EJECTIONS, policy, pool, Some(("fault", fault)));
     }

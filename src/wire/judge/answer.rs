@@ -44,7 +44,8 @@ pub enum Answer {
 struct Whole<'a> {
     #[serde(borrow)]
     model: Option<&'a RawValue>,
-    choices: Option<Choices>,
+    #[serde(borrow)]
+    choices: Option<Choices<'a>>,
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
     #[serde(borrow)]

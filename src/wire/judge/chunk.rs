@@ -1,6 +1,7 @@
 //! Events and answers with `choices`: chat, completions, transcriptions.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
@@ -12,8 +13,15 @@ use crate::wire::judge::{ChoiceNews, Ending, News, usage};
 #[derive(serde::Deserialize)]
 struct Chunk<'a> {
     #[serde(borrow)]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    created: Option<&'a RawValue>,
+    #[serde(borrow)]
+    system_fingerprint: Option<&'a RawValue>,
+    #[serde(borrow)]
     model: Option<&'a RawValue>,
-    choices: Option<Choices>,
+    #[serde(borrow)]
+    choices: Option<Choices<'a>>,
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -26,8 +34,10 @@ pub(crate) fn read(data: &[u8]) -> Option<News<'_>> {
     let error = chunk.error.is_some() || chunk.choices.is_none() && is_flat_error(data);
     Some(News {
         model: chunk.model,
+        head: [chunk.id, chunk.created, chunk.system_fingerprint],
         choices: chunk.choices.map(|choices| choices.0).unwrap_or_default(),
         usage: chunk.usage.and_then(usage::read),
+        raw_usage: chunk.usage,
         error,
         ..News::default()
     })
@@ -44,19 +54,19 @@ fn is_flat_error(data: &[u8]) -> bool {
 }
 
 /// What the choices say, in their order.
-pub(crate) struct Choices(pub(crate) SmallVec<[ChoiceNews; 1]>);
+pub(crate) struct Choices<'a>(pub(crate) SmallVec<[ChoiceNews<'a>; 1]>);
 
-impl<'de> Deserialize<'de> for Choices {
+impl<'de: 'a, 'a> Deserialize<'de> for Choices<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ChoicesVisitor;
-        impl<'de> Visitor<'de> for ChoicesVisitor {
-            type Value = Choices;
+        struct ChoicesVisitor<'a>(PhantomData<&'a ()>);
+        impl<'de: 'a, 'a> Visitor<'de> for ChoicesVisitor<'a> {
+            type Value = Choices<'a>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an array of choices")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Choices, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Choices<'a>, A::Error> {
                 let mut choices = SmallVec::new();
                 while let Some(Choice(news)) = seq.next_element()? {
                     choices.push(news);
@@ -64,23 +74,23 @@ impl<'de> Deserialize<'de> for Choices {
                 Ok(Choices(choices))
             }
         }
-        deserializer.deserialize_seq(ChoicesVisitor)
+        deserializer.deserialize_seq(ChoicesVisitor(PhantomData))
     }
 }
 
-struct Choice(ChoiceNews);
+struct Choice<'a>(ChoiceNews<'a>);
 
-impl<'de> Deserialize<'de> for Choice {
+impl<'de: 'a, 'a> Deserialize<'de> for Choice<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct ChoiceVisitor;
         impl<'de> Visitor<'de> for ChoiceVisitor {
-            type Value = Choice;
+            type Value = Choice<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a choice")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Choice, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Choice<'de>, A::Error> {
                 let mut news = ChoiceNews::default();
                 while let Some(Text(key)) = map.next_key()? {
                     match key.as_deref() {
@@ -90,18 +100,22 @@ impl<'de> Deserialize<'de> for Choice {
                             news.ending = reason.map(|reason| Ending::of(&reason));
                         }
                         Some("delta" | "message") => {
-                            let delta = map.next_value::<Option<Delta>>()?.unwrap_or_default();
+                            let delta = map.next_value::<Option<Delta<'_>>>()?.unwrap_or_default();
                             news.role |= delta.role;
-                            news.output |= delta.output;
+                            news.more |= delta.more;
+                            news.text = news.text.or(delta.text);
                         }
-                        Some("text" | "logprobs" | "token_ids") => {
-                            news.output |= map.next_value::<Filled>()?.0;
+                        Some("text") => {
+                            let (text, more) = text(map.next_value()?);
+                            (news.text, news.more) = (text, news.more | more);
                         }
+                        Some("logprobs" | "token_ids") => news.more |= map.next_value::<Filled>()?.0,
                         _ => {
                             map.next_value::<IgnoredAny>()?;
                         }
                     }
                 }
+                news.output = news.more || news.text.is_some();
                 Ok(Choice(news))
             }
         }
@@ -109,31 +123,46 @@ impl<'de> Deserialize<'de> for Choice {
     }
 }
 
-/// The delta of a chat: a role, and output under any other name (content,
-/// reasoning, tool calls, a refusal, ...).
-#[derive(Default)]
-struct Delta {
-    role: bool,
-    output: bool,
+/// The value as a text that says something, and whether it is another value
+/// that does.
+fn text(raw: &RawValue) -> (Option<&RawValue>, bool) {
+    match raw.get() {
+        "null" | "\"\"" | "[]" | "{}" => (None, false),
+        string if string.starts_with('"') => (Some(raw), false),
+        _ => (None, true),
+    }
 }
 
-impl<'de> Deserialize<'de> for Delta {
+/// The delta of a chat: a role, its text, and output under any other name
+/// (reasoning, tool calls, a refusal, ...).
+#[derive(Default)]
+struct Delta<'a> {
+    role: bool,
+    text: Option<&'a RawValue>,
+    more: bool,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Delta<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct DeltaVisitor;
         impl<'de> Visitor<'de> for DeltaVisitor {
-            type Value = Delta;
+            type Value = Delta<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a delta")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Delta, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Delta<'de>, A::Error> {
                 let mut delta = Delta::default();
                 while let Some(Text(key)) = map.next_key()? {
-                    let Filled(filled) = map.next_value()?;
-                    let slot =
-                        if key.as_deref() == Some("role") { &mut delta.role } else { &mut delta.output };
-                    *slot |= filled;
+                    match key.as_deref() {
+                        Some("role") => delta.role |= map.next_value::<Filled>()?.0,
+                        Some("content") => {
+                            let (text, more) = text(map.next_value()?);
+                            (delta.text, delta.more) = (text, delta.more | more);
+                        }
+                        _ => delta.more |= map.next_value::<Filled>()?.0,
+                    }
                 }
                 Ok(delta)
             }

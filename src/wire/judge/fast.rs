@@ -14,6 +14,7 @@ use bytes::Bytes;
 use memchr::memmem;
 use smallvec::SmallVec;
 
+use crate::wire::judge::rewrite::Rewrites;
 use crate::wire::sse::Frame;
 
 /// Templates kept at a time: streams with several choices take turns.
@@ -33,37 +34,34 @@ pub(crate) struct Templates {
 struct Template {
     start: Bytes,
     end: Bytes,
-    /// What stands in for start and end, when the model is renamed.
+    /// What stands in for start and end, when something in them changes.
     shown: Option<(Bytes, Bytes)>,
 }
 
 /// An event that fits a template.
 #[derive(Debug)]
-pub(crate) enum Matched {
-    /// Nothing in it changes.
-    Same,
-    /// The event with the model renamed.
-    Renamed(Bytes),
+pub(crate) struct Matched<'a> {
+    /// Its text, which has no escapes.
+    pub(crate) text: &'a str,
+    /// What to send in its place, when something in it changes.
+    pub(crate) changed: Option<Bytes>,
 }
 
 impl Templates {
-    pub(crate) fn find(&self, frame: &Frame) -> Option<Matched> {
+    pub(crate) fn find<'a>(&self, frame: &'a Frame) -> Option<Matched<'a>> {
         let bytes = frame.bytes();
         self.known.iter().find_map(|template| {
             let text = bytes.strip_prefix(&template.start[..])?.strip_suffix(&template.end[..])?;
-            if !is_plain(text) {
-                return None;
-            }
-            Some(match &template.shown {
-                None => Matched::Same,
-                Some((start, end)) => Matched::Renamed(Bytes::from([&start[..], text, end].concat())),
-            })
+            let plain = plain(text)?;
+            let shown = template.shown.as_ref();
+            let changed = shown.map(|(start, end)| Bytes::from([&start[..], text, end].concat()));
+            Some(Matched { text: plain, changed })
         })
     }
 
     /// Makes a template of a frame that was judged to be a plain token event.
-    /// `model` is where the model to rename stands in the frame's trimmed data.
-    pub(crate) fn learn(&mut self, frame: &Frame, model: Option<Range<usize>>, shown: Option<&str>) {
+    /// `rewrites` are the changes to it.
+    pub(crate) fn learn(&mut self, frame: &Frame, rewrites: &Rewrites) {
         if self.learned == MAX_LEARNED {
             return;
         }
@@ -74,19 +72,23 @@ impl Templates {
             return;
         };
         let padding = bytes[data.clone()].len() - bytes[data.clone()].trim_ascii_start().len();
-        let model = model.map(|span| data.start + padding + span.start..data.start + padding + span.end);
+        let trimmed = data.start + padding;
         let (start, end) = (bytes.slice(..text.start), bytes.slice(text.end..));
-        let shown = match (model, shown) {
-            (None, _) | (_, None) => None,
-            (Some(span), Some(name)) if span.end <= text.start => Some((
-                Bytes::from([&start[..span.start], name.as_bytes(), &start[span.end..]].concat()),
-                end.clone(),
-            )),
-            (Some(span), Some(name)) if span.start >= text.end => {
-                let (from, to) = (span.start - text.end, span.end - text.end);
-                Some((start.clone(), Bytes::from([&end[..from], name.as_bytes(), &end[to..]].concat())))
-            }
-            _ => return,
+        let shown = if rewrites.is_empty() {
+            None
+        } else {
+            let line = bytes[trimmed..data.end].trim_ascii_end();
+            let text = text.start - trimmed..text.end - trimmed;
+            let (Some(before), Some(after)) =
+                (rewrites.apply(line, 0..text.start), rewrites.apply(line, text.end..line.len()))
+            else {
+                return;
+            };
+            let rest = &bytes[trimmed + line.len()..];
+            Some((
+                Bytes::from([&bytes[..trimmed], &before].concat()),
+                Bytes::from([&after[..], rest].concat()),
+            ))
         };
         // Copies, so that the template does not keep a whole chunk alive.
         let copy = |part: &Bytes| Bytes::copy_from_slice(part);
@@ -106,10 +108,12 @@ fn text_in(bytes: &[u8], data: Range<usize>) -> Option<Range<usize>> {
     let line = &bytes[data.clone()];
     let start = KEYS.iter().find_map(|key| memmem::find(line, key).map(|at| at + key.len()))?;
     let length = memchr::memchr(b'"', &line[start..])?;
-    is_plain(&line[start..start + length]).then(|| data.start + start..data.start + start + length)
+    plain(&line[start..start + length]).map(|_| data.start + start..data.start + start + length)
 }
 
-fn is_plain(text: &[u8]) -> bool {
+/// The text, if it stands for itself in JSON and is not empty.
+fn plain(text: &[u8]) -> Option<&str> {
     let is_harmless = |byte: &u8| *byte >= 0x20 && !matches!(byte, b'"' | b'\\');
-    !text.is_empty() && text.iter().all(is_harmless) && std::str::from_utf8(text).is_ok()
+    let is_plain = !text.is_empty() && text.iter().all(is_harmless);
+    std::str::from_utf8(text).ok().filter(|_| is_plain)
 }

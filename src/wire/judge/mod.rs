@@ -4,9 +4,12 @@
 //! engine's status line alone says little.
 
 pub mod answer;
+mod choices;
 mod chunk;
 mod fast;
 pub mod refusal;
+mod rewrite;
+pub mod so_far;
 pub mod stream;
 mod typed;
 mod usage;
@@ -37,13 +40,17 @@ impl Ending {
 }
 
 /// What one event (or one whole answer) says of one choice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct ChoiceNews {
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ChoiceNews<'a> {
     pub(crate) index: u64,
     /// It names the role, as the first event of a chat does.
     pub(crate) role: bool,
     /// It carries output of any kind.
     pub(crate) output: bool,
+    /// Its text, where that is a string of its own.
+    pub(crate) text: Option<&'a RawValue>,
+    /// It carries more than that: reasoning, tool calls, probabilities, ...
+    pub(crate) more: bool,
     pub(crate) ending: Option<Ending>,
 }
 
@@ -52,8 +59,13 @@ pub(crate) struct ChoiceNews {
 pub(crate) struct News<'a> {
     /// The engine's name for the model, where the event has it.
     pub(crate) model: Option<&'a RawValue>,
-    pub(crate) choices: SmallVec<[ChoiceNews; 1]>,
+    /// `id`, `created` and `system_fingerprint`, where the protocol has them in
+    /// each event.
+    pub(crate) head: [Option<&'a RawValue>; 3],
+    pub(crate) choices: SmallVec<[ChoiceNews<'a>; 1]>,
     pub(crate) usage: Option<Tokens>,
+    /// The same as it stands there.
+    pub(crate) raw_usage: Option<&'a RawValue>,
     /// The event is an error.
     pub(crate) error: bool,
     /// The event keeps the connection alive and says nothing.

@@ -9,9 +9,11 @@ use bytes::Bytes;
 use crate::core::event::Fault;
 use crate::core::job::{Tokens, Usage};
 use crate::wire::api::{Api, Protocol};
-use crate::wire::json::span_in;
-use crate::wire::judge::fast::{Matched, Templates};
+use crate::wire::judge::choices::{Choices, MAX_CHOICES};
+use crate::wire::judge::fast::Templates;
 use crate::wire::judge::refusal::{self, EngineError};
+use crate::wire::judge::rewrite::Rewrites;
+use crate::wire::judge::so_far::SoFar;
 use crate::wire::judge::{Ending, News, chunk, typed};
 use crate::wire::splice::json_string;
 use crate::wire::sse::Frame;
@@ -92,9 +94,6 @@ pub enum StreamEnd {
     },
 }
 
-/// Choices that can be told apart; vLLM allows up to 16384.
-const MAX_CHOICES: u64 = 1 << 16;
-
 /// Judges one stream. Feed it every frame, then ask for the end.
 #[derive(Debug)]
 pub struct StreamJudge {
@@ -112,6 +111,8 @@ pub struct StreamJudge {
     done: bool,
     error: Option<EngineError>,
     templates: Templates,
+    /// Of an answer that another engine may go on with.
+    so_far: Option<SoFar>,
 }
 
 impl StreamJudge {
@@ -136,7 +137,27 @@ impl StreamJudge {
             done: false,
             error: None,
             templates: Templates::default(),
+            so_far: None,
         }
+    }
+
+    /// The same judge for the next part of an answer: for its first part, or
+    /// for one that goes on from what [`StreamJudge::interrupted`] gave. What
+    /// passes looks like one answer, and the usage is that of all parts.
+    #[must_use]
+    pub fn going_on(self, so_far: SoFar) -> Self {
+        Self { so_far: Some(so_far), ..self }
+    }
+
+    /// What another engine needs to go on with the answer; absent when it
+    /// cannot.
+    #[must_use]
+    pub fn interrupted(&self) -> Option<SoFar> {
+        let is_open = self.choices.ended == 0 && self.is_single();
+        let so_far = self.so_far.as_ref().filter(|_| is_open)?;
+        let events = self.outputs + so_far.tokens();
+        let counted = self.usage.map(|usage| usage.output).filter(|count| *count >= events);
+        so_far.resumed(counted.unwrap_or(events), counted.is_some())
     }
 
     /// Whether output was seen.
@@ -169,32 +190,41 @@ impl StreamJudge {
             }
             return Verdict { kind: EventKind::Other, forward: Forward::Drop };
         }
-        if let Some(matched) = self.templates.find(frame) {
+        if !self.so_far.as_ref().is_some_and(SoFar::reads_all)
+            && let Some(matched) = self.templates.find(frame)
+        {
             self.outputs += 1;
-            let forward = match matched {
-                Matched::Same => Forward::AsIs,
-                Matched::Renamed(bytes) => Forward::Replace(bytes),
-            };
+            if let Some(so_far) = &mut self.so_far {
+                so_far.keep(matched.text);
+            }
+            let forward = matched.changed.map_or(Forward::AsIs, Forward::Replace);
             return Verdict { kind: EventKind::Token, forward };
         }
+        let mut rewrites = Rewrites::default();
         if data == b"[DONE]" {
             let kind = self.finish();
-            return self.verdict(kind, frame, None);
+            return self.verdict(kind, frame, &rewrites);
         }
         let Some(news) = self.read(data) else {
             let kind = self.fail(EngineError::Fault(Fault::Malformed));
-            return self.verdict(kind, frame, None);
+            return self.verdict(kind, frame, &rewrites);
         };
         let kind = if news.error {
             self.fail(refusal::of_event(self.api, data, self.shown_model.as_deref()))
         } else {
             self.take(&news)
         };
-        let model = self.model_span(data, &news);
+        self.rename(data, &news, &mut rewrites);
+        let is_failed = self.error.is_some();
+        if let Some(so_far) = self.so_far.as_mut().filter(|_| !is_failed)
+            && !so_far.see(data, &news, &mut rewrites)
+        {
+            return Verdict { kind, forward: Forward::Drop };
+        }
         let is_plain_token = kind == EventKind::Token && news.choices.len() == 1 && news.usage.is_none();
-        let verdict = self.verdict(kind, frame, model.clone());
+        let verdict = self.verdict(kind, frame, &rewrites);
         if is_plain_token && self.api.protocol() == Protocol::Chunks {
-            self.templates.learn(frame, model, self.shown_json.as_deref());
+            self.templates.learn(frame, &rewrites);
         }
         verdict
     }
@@ -221,8 +251,10 @@ impl StreamJudge {
         match self.usage {
             Some(tokens) if self.usage_is_final => Usage::Exact(tokens),
             Some(tokens) => Usage::Partial(Tokens { output: tokens.output.max(self.outputs), ..tokens }),
-            None if self.outputs > 0 => Usage::Partial(Tokens { output: self.outputs, ..Tokens::default() }),
-            None => Usage::Unknown,
+            None => match self.outputs + self.so_far.as_ref().map_or(0, SoFar::tokens) {
+                0 => Usage::Unknown,
+                output => Usage::Partial(Tokens { output, ..Tokens::default() }),
+            },
         }
     }
 
@@ -287,6 +319,7 @@ impl StreamJudge {
     }
 
     fn set_usage(&mut self, usage: Tokens, is_final: bool) {
+        let usage = self.so_far.as_ref().map_or(usage, |so_far| so_far.whole(usage));
         if is_final {
             self.usage = Some(usage);
             self.usage_is_final = true;
@@ -309,77 +342,23 @@ impl StreamJudge {
         EventKind::Error(error)
     }
 
-    /// Where the engine's name stands in `data`, if it must be replaced.
-    fn model_span(&self, data: &[u8], news: &News<'_>) -> Option<std::ops::Range<usize>> {
-        let shown = self.shown_json.as_deref()?;
-        let name = news.model?.get();
-        if name == shown || !name.starts_with('"') {
-            return None;
+    /// Puts the shown name in place of the engine's own.
+    fn rename(&self, data: &[u8], news: &News<'_>, rewrites: &mut Rewrites) {
+        let (Some(shown), Some(name)) = (&self.shown_json, news.model) else { return };
+        if name.get() != shown && name.get().starts_with('"') {
+            rewrites.set(data, name, shown.as_str());
         }
-        span_in(data, name.as_bytes())
     }
 
-    fn verdict(&self, kind: EventKind, frame: &Frame, model: Option<std::ops::Range<usize>>) -> Verdict {
-        let forward = match (&kind, model, &self.shown_json) {
-            (EventKind::Error(_), ..) => Forward::Drop,
-            (EventKind::Usage, ..) if self.strip_usage => Forward::Drop,
-            (_, Some(span), Some(shown)) => Forward::Replace(renamed(frame, span, shown)),
-            _ => Forward::AsIs,
+    fn verdict(&self, kind: EventKind, frame: &Frame, rewrites: &Rewrites) -> Verdict {
+        let forward = match &kind {
+            EventKind::Error(_) => Forward::Drop,
+            EventKind::Usage if self.strip_usage => Forward::Drop,
+            // Of a part only: the whole answer has its own.
+            EventKind::Usage if self.so_far.is_some() && self.choices.ended == 0 => Forward::Drop,
+            _ if rewrites.is_empty() => Forward::AsIs,
+            _ => Forward::Replace(rewrites.frame(frame)),
         };
         Verdict { kind, forward }
-    }
-}
-
-/// The frame with `shown` in place of `span` of its trimmed data.
-fn renamed(frame: &Frame, span: std::ops::Range<usize>, shown: &str) -> Bytes {
-    let data = frame.data().unwrap_or_default().trim_ascii();
-    let (before, after) = (&data[..span.start], &data[span.end..]);
-    let whole = frame.bytes();
-    if let Some(at) = span_in(whole, data) {
-        return Bytes::from([&whole[..at.start], before, shown.as_bytes(), after, &whole[at.end..]].concat());
-    }
-    // Data of several lines: line breaks in JSON are outside its strings, so
-    // spaces can stand for them.
-    let line =
-        |part: &[u8]| part.iter().map(|byte| if *byte == b'\n' { b' ' } else { *byte }).collect::<Vec<u8>>();
-    let event =
-        if frame.event().is_empty() { Vec::new() } else { [b"event: ", frame.event(), b"\n"].concat() };
-    Bytes::from([&event[..], b"data: ", &line(before), shown.as_bytes(), &line(after), b"\n\n"].concat())
-}
-
-/// Which choices were seen, and which of them ended.
-#[derive(Debug, Default)]
-struct Choices {
-    /// Two bits a choice: seen, ended.
-    bits: Vec<u8>,
-    seen: u64,
-    ended: u64,
-}
-
-impl Choices {
-    const SEEN: u8 = 1;
-    const ENDED: u8 = 2;
-
-    fn see(&mut self, index: u64) {
-        self.seen += self.mark(index, Self::SEEN);
-    }
-
-    fn end(&mut self, index: u64) {
-        self.ended += self.mark(index, Self::ENDED);
-    }
-
-    /// Sets the mark; 1 if it was not set.
-    fn mark(&mut self, index: u64, mark: u8) -> u64 {
-        let index = usize::try_from(index.min(MAX_CHOICES)).unwrap_or_default();
-        if self.bits.len() <= index {
-            self.bits.resize(index + 1, 0);
-        }
-        let new = self.bits[index] & mark == 0;
-        self.bits[index] |= mark;
-        u64::from(new)
-    }
-
-    const fn all_ended(&self, expected: u64) -> bool {
-        self.ended == self.seen && self.ended >= expected
     }
 }

@@ -9,14 +9,16 @@ use crate::core::job::Tokens;
 use crate::wire::json::{Filled, Text};
 use crate::wire::judge::{ChoiceNews, Ending, News, usage};
 
-const ROLE: ChoiceNews = ChoiceNews { index: 0, role: true, output: false, ending: None };
+const NOTHING: ChoiceNews<'static> =
+    ChoiceNews { index: 0, role: false, output: false, text: None, more: false, ending: None };
+const ROLE: ChoiceNews<'static> = ChoiceNews { role: true, ..NOTHING };
 
-const fn output(output: bool) -> ChoiceNews {
-    ChoiceNews { index: 0, role: false, output, ending: None }
+const fn output(output: bool) -> ChoiceNews<'static> {
+    ChoiceNews { output, more: output, ..NOTHING }
 }
 
-const fn ending(ending: Option<Ending>) -> ChoiceNews {
-    ChoiceNews { index: 0, role: false, output: false, ending }
+const fn ending(ending: Option<Ending>) -> ChoiceNews<'static> {
+    ChoiceNews { ending, ..NOTHING }
 }
 
 #[derive(Deserialize)]

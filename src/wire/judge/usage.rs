@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::core::job::Tokens;
+use crate::wire::judge::rewrite::Rewrites;
 
 #[derive(Deserialize)]
 struct Counts {
@@ -42,6 +43,25 @@ pub(crate) fn read(raw: &RawValue) -> Option<Tokens> {
         cached: cached.unwrap_or(0),
         output: output.unwrap_or(0),
     })
+}
+
+/// Counts `tokens` of the prompt as output in a `usage` object of `data`.
+pub(crate) fn shift(data: &[u8], raw: &RawValue, tokens: u64, rewrites: &mut Rewrites) {
+    #[derive(Deserialize)]
+    struct Raw<'a> {
+        #[serde(borrow)]
+        prompt_tokens: Option<&'a RawValue>,
+        #[serde(borrow)]
+        completion_tokens: Option<&'a RawValue>,
+    }
+    let Ok(counts) = serde_json::from_str::<Raw<'_>>(raw.get()) else { return };
+    let mut set = |value: Option<&RawValue>, shifted: &dyn Fn(u64) -> u64| {
+        if let Some((value, count)) = value.and_then(|value| Some((value, value.get().parse().ok()?))) {
+            rewrites.set(data, value, shifted(count).to_string());
+        }
+    };
+    set(counts.prompt_tokens, &|count| count.saturating_sub(tokens));
+    set(counts.completion_tokens, &|count| count.saturating_add(tokens));
 }
 
 #[cfg(test)]

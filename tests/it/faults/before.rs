@@ -17,7 +17,7 @@ const TOKENS: u32 = 8;
 
 /// For engines that say nothing. A machine that is slow enough makes good ones
 /// say nothing, too: that may cost tries, and still nobody sees it.
-const LIMITS: &str = "upstream: {first_token_timeout: 2500ms}\nretry: {max_attempts: 20}\n";
+const LIMITS: &str = "upstream: {first_token_timeout: 2500ms}\n";
 
 /// A call in one of the protocols, plain or as a stream.
 pub(super) fn calls() -> Vec<(&'static str, Value)> {
@@ -80,6 +80,7 @@ async fn run(row: Row, is_tgi: bool) {
     let rig = Rig::start(Setup {
         engines: vec![one(), one()],
         pool: "max_seqs: 8\nscrape_interval: 100ms",
+        retry: if row.before.is_silence() { "max_attempts: 20" } else { "" }.into(),
         yaml: if row.before.is_silence() { LIMITS } else { "" }.into(),
         ..Setup::default()
     });

@@ -38,7 +38,8 @@ fn make_mortal(engine: &SimHandle) {
 async fn poisoned(warm: bool) {
     let rig = Rig::start(Setup {
         engines: (0..ENGINES).map(|_| engine()).collect(),
-        yaml: format!("retry: {{max_attempts: {MAX_ATTEMPTS}}}\nhealth: {{slow_start: 100ms}}\n"),
+        retry: format!("max_attempts: {MAX_ATTEMPTS}"),
+        yaml: "health: {slow_start: 100ms}\n".into(),
         ..Setup::default()
     });
     let rig = Arc::new(rig.await);

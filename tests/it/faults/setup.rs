@@ -13,13 +13,16 @@ pub(super) const MODEL: &str = "llama";
 /// What engines call the model; clients must never see it.
 pub(super) const ENGINE_MODEL: &str = "engine-side-name";
 
-/// What differs from two vLLM engines with room for 8 sequences each.
+/// What differs from two vLLM engines with room for 8 sequences each, where a
+/// stream that breaks stays broken.
 pub(super) struct Setup {
     pub(super) engines: Vec<SimOptions>,
     /// Base URLs of further replicas in the same pool.
     pub(super) more_replicas: Vec<String>,
     /// Further lines of the pool.
     pub(super) pool: &'static str,
+    /// Keys of the section `retry`.
+    pub(super) retry: String,
     /// Further sections of the file.
     pub(super) yaml: String,
 }
@@ -30,6 +33,7 @@ impl Default for Setup {
             engines: vec![engine(), engine()],
             more_replicas: Vec::new(),
             pool: "max_seqs: 8",
+            retry: "continue_streams: false".into(),
             yaml: String::new(),
         }
     }
@@ -69,7 +73,8 @@ impl Rig {
         let urls: Vec<String> = engines.iter().map(SimHandle::url).chain(setup.more_replicas).collect();
         let pool = format!("engine: {kind}\nmodels: {{{MODEL}: {ENGINE_MODEL}}}\n{}", setup.pool);
         let text = head("") + "tenants:\n" + &tenant_lines(TENANT, "") + "pools:\n";
-        let text = text + &pool_lines("pool", &pool, &urls) + &setup.yaml;
+        let retry = format!("retry: {{{}}}\n", setup.retry);
+        let text = text + &pool_lines("pool", &pool, &urls) + &retry + &setup.yaml;
         Self(rig::Rig::with_file(&text, engines, [TENANT]).await)
     }
 

@@ -4,6 +4,7 @@ mod basics;
 mod demotion;
 mod displacement;
 mod faults;
+mod interruptions;
 mod overrides;
 mod properties;
 mod quotas;
@@ -132,6 +133,11 @@ impl World {
 
     fn fail(&mut self, job: u64, fault: Fault) -> Vec<Action> {
         self.finish(job, Outcome::Failed { fault, usage: Usage::Unknown })
+    }
+
+    /// The engine breaks a stream off of which the client has so many tokens.
+    fn interrupt(&mut self, job: u64, fault: Fault, output: u64) -> Vec<Action> {
+        self.finish(job, Outcome::Interrupted { fault, usage: Usage::Unknown, output })
     }
 
     fn finish(&mut self, job: u64, outcome: Outcome) -> Vec<Action> {

@@ -115,9 +115,10 @@ impl Edge {
             Action::Requeue { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert_eq!(seen.at.take(), Some(replica));
-                if why.counts_as_attempt() && !seen.outlived {
+                if (why.counts_as_attempt() || seen.started) && !seen.outlived {
                     seen.tried.insert(replica);
                 }
+                seen.started = false;
             }
             Action::Recall { job, replica, .. } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
@@ -182,6 +183,14 @@ impl Edge {
             self.end(job);
         }
         self.event(Event::Finished { job, outcome: Outcome::Failed { fault, usage: Usage::Unknown } });
+    }
+
+    /// A stream breaks off after its first token and may go on elsewhere.
+    fn interrupt(&mut self, job: JobId, fault: Fault, output: u64) {
+        if self.jobs[&job].started {
+            let outcome = Outcome::Interrupted { fault, usage: Usage::Unknown, output };
+            self.event(Event::Finished { job, outcome });
+        }
     }
 
     fn leave(&mut self, which: usize) {
@@ -261,6 +270,11 @@ impl Edge {
             Op::Fail(which, fault) => {
                 if let Some(job) = self.running(which) {
                     self.fail(job, fault);
+                }
+            }
+            Op::Interrupt(which, fault, output) => {
+                if let Some(job) = self.running(which) {
+                    self.interrupt(job, fault, output);
                 }
             }
             Op::Left(which) => self.leave(which),

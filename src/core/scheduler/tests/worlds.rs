@@ -139,6 +139,7 @@ pub(super) enum Op {
     FirstToken(usize),
     Done(usize, Usage),
     Fail(usize, Fault),
+    Interrupt(usize, Fault, u64),
     Left(usize),
     Pass(u64),
     Report(u32, Report),
@@ -223,6 +224,8 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         6 => (0usize..64).prop_map(Op::FirstToken),
         10 => (0usize..64, usage()).prop_map(|(which, usage)| Op::Done(which, usage)),
         6 => (0usize..64, fault()).prop_map(|(which, fault)| Op::Fail(which, fault)),
+        3 => (0usize..64, fault(), 0u64..40)
+            .prop_map(|(which, fault, output)| Op::Interrupt(which, fault, output)),
         3 => (0usize..64).prop_map(Op::Left),
         8 => (0u64..1500).prop_map(Op::Pass),
         3 => (0u32..9, report()).prop_map(|(replica, report)| Op::Report(replica, report)),

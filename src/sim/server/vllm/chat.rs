@@ -65,6 +65,11 @@ pub(super) fn prompt(
         let message = "Cannot apply chat template to an empty conversation. Provide at least one message.";
         return Err(ApiError::bad(message));
     }
+    let goes_on = fields.bool("continue_final_message")?;
+    if goes_on && fields.get("add_generation_prompt") != Some(&Value::Bool(false)) {
+        let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
+        return Err(ApiError::bad(message));
+    }
     let mut prompt = Prompt::counted(1);
     if let Some(tools) = fields.get("tools").filter(|tools| tools.is_array()) {
         prompt.push(&tools.to_string(), 0);
@@ -73,6 +78,10 @@ pub(super) fn prompt(
         if !message.get("role").is_some_and(Value::is_string) {
             let loc = format!("body.messages.{index}.role");
             return Err(ApiError::field("string_type", &loc, "Input should be a valid string", "5"));
+        }
+        if goes_on && index + 1 == messages.len() {
+            prompt.push_open(message.get("content").and_then(Value::as_str).unwrap_or_default());
+            break;
         }
         prompt.push("", 3);
         match message.get("content") {

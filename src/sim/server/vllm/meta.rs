@@ -73,6 +73,12 @@ fn try_tokenize(call: &Call) -> Result<Json, ApiError> {
         .string("prompt")?
         .ok_or_else(|| ApiError::field("missing", "body.prompt", "Field required", "None"))?;
     let pieces: Vec<&[u8]> = prompt.as_bytes().chunks(BYTES_PER_TOKEN).collect();
+    if let Some(count) = text::words_in(prompt) {
+        let tokens: Vec<_> = prompt.as_bytes().chunks(prompt.len() / count as usize).map(token_id).collect();
+        return Ok(ordered!({
+            "count": count, "max_model_len": window, "tokens": tokens, "token_strs": ()
+        }));
+    }
     let strings = fields.bool("return_token_strs")?;
     let strings =
         strings.then(|| pieces.iter().map(|piece| String::from_utf8_lossy(piece)).collect::<Vec<_>>());

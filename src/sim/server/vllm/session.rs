@@ -26,6 +26,8 @@ pub(super) const FINGERPRINT: &str = "vllm-0.32.0-simulated";
 pub(super) struct Plan {
     voice: Voice,
     choice: usize,
+    /// Tokens of the answer that are part of the prompt.
+    begun: u32,
     /// Tokens, the stop token included.
     pub(super) tokens: u32,
     /// Whether the last token is a stop token, which has no text.
@@ -36,7 +38,7 @@ impl Plan {
     /// Appends the text of the tokens `from..to`.
     pub(super) fn write(&self, from: u32, to: u32, out: &mut String) {
         let end = if self.stops { to.min(self.tokens - 1) } else { to };
-        self.voice.write(self.choice, from, end, out);
+        self.voice.write(self.choice, from + self.begun, end + self.begun, out);
     }
 
     pub(super) fn text(&self, from: u32, to: u32) -> String {
@@ -51,6 +53,7 @@ impl Plan {
 
     /// `(text, log probability)` of a token.
     pub(super) fn scored(&self, index: u32) -> (&'static str, f64) {
+        let index = index + self.begun;
         (text::word(self.voice.token(self.choice, index)), self.voice.logprob(self.choice, index))
     }
 }
@@ -101,13 +104,14 @@ pub(super) fn start(
     }
     let mut plans = Vec::new();
     let mut parts = Vec::with_capacity(prompts.len());
-    for prompt in &prompts {
+    for prompt in &mut prompts {
+        let voice = |digest| Voice(mix(options.seed ^ digest ^ mix(params.seed as u64)));
+        let (voice, begun) = prompt.begun(voice);
         let limit = output_limit(&params, prompt.tokens, options.window())?;
         params.check_sampling()?;
-        let voice = Voice(mix(options.seed ^ prompt.digest() ^ mix(params.seed as u64)));
-        let (tokens, stops) = planned(&params, voice, limit, options);
+        let (tokens, stops) = planned(&params, voice, (begun, limit), options);
         let n = params.n as u32;
-        plans.extend((0..n as usize).map(|choice| Plan { voice, choice, tokens, stops }));
+        plans.extend((0..n as usize).map(|choice| Plan { voice, choice, begun, tokens, stops }));
         let salt = text::hash(&params.salt) ^ text::hash(&params.model);
         let request = EngineRequest {
             id: sim.fresh_id(),
@@ -170,12 +174,14 @@ fn output_limit(params: &Params, prompt_tokens: u32, window: u32) -> Result<u32,
     Ok(u32::try_from(limit).unwrap_or(u32::MAX))
 }
 
-/// How many tokens the answer has, and whether it stops by itself.
-fn planned(params: &Params, voice: Voice, limit: u32, options: &SimOptions) -> (u32, bool) {
+/// How many tokens the answer has after those that there are, at most `limit`,
+/// and whether it stops by itself.
+fn planned(params: &Params, voice: Voice, (begun, limit): (u32, u32), options: &SimOptions) -> (u32, bool) {
     if params.ignore_eos {
         return (limit, false);
     }
-    let own = voice.length(options.mean_output_tokens).max(params.min_tokens.saturating_add(1));
+    let own = voice.length(options.mean_output_tokens).saturating_sub(begun);
+    let own = own.max(params.min_tokens.saturating_add(1));
     if own <= limit { (own, true) } else { (limit, false) }
 }
 

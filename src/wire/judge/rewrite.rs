@@ -1,0 +1,60 @@
+//! Changes to single values of an event.
+
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+use serde_json::value::RawValue;
+use smallvec::SmallVec;
+
+use crate::wire::json::span_in;
+use crate::wire::sse::Frame;
+
+/// What stands in place of spans of an event's trimmed data. Spans of different
+/// values never overlap.
+#[derive(Debug, Default)]
+pub(crate) struct Rewrites(SmallVec<[(Range<usize>, String); 2]>);
+
+impl Rewrites {
+    /// Puts `text` in place of `value`, which must be part of `data`.
+    pub(crate) fn set(&mut self, data: &[u8], value: &RawValue, text: impl Into<String>) {
+        if let Some(span) = span_in(data, value.get().as_bytes()) {
+            let at = self.0.partition_point(|(before, _)| before.start < span.start);
+            self.0.insert(at, (span, text.into()));
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The bytes of `range` of the data, changed; absent when a change reaches
+    /// over an end of it.
+    pub(crate) fn apply(&self, data: &[u8], range: Range<usize>) -> Option<Bytes> {
+        let mut changed = BytesMut::with_capacity(range.len() + 64);
+        let mut at = range.start;
+        let touched = self.0.iter().filter(|(span, _)| span.start < range.end && span.end > range.start);
+        for (span, text) in touched {
+            changed.extend_from_slice(data.get(at..span.start)?);
+            changed.extend_from_slice(text.as_bytes());
+            at = span.end;
+        }
+        changed.extend_from_slice(data.get(at..range.end)?);
+        Some(changed.freeze())
+    }
+
+    /// The whole event, changed.
+    pub(crate) fn frame(&self, frame: &Frame) -> Bytes {
+        let data = frame.data().unwrap_or_default().trim_ascii();
+        let changed = self.apply(data, 0..data.len()).unwrap_or_default();
+        let whole = frame.bytes();
+        if let Some(at) = span_in(whole, data) {
+            return Bytes::from([&whole[..at.start], &changed, &whole[at.end..]].concat());
+        }
+        // Data of several lines: line breaks in JSON are outside its strings, so
+        // spaces can stand for them.
+        let line: Vec<u8> = changed.iter().map(|byte| if *byte == b'\n' { b' ' } else { *byte }).collect();
+        let event =
+            if frame.event().is_empty() { Vec::new() } else { [b"event: ", frame.event(), b"\n"].concat() };
+        Bytes::from([&event[..], b"data: ", &line, b"\n\n"].concat())
+    }
+}
