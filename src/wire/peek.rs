@@ -427,6 +427,42 @@ mod tests {
     }
 
     #[test]
+    fn only_plain_text_can_go_on() {
+        let with = |fields: &str| format!(r#"{{"stream":true,{fields}}}"#);
+        let cases = [
+            (Api::Chat, r#""messages":[{}]"#, true),
+            (
+                Api::Chat,
+                r#""messages":[{}],"temperature":0,"seed":1,"stop":["x"],"n":1,"tools":[],"logprobs":false"#,
+                true,
+            ),
+            (Api::Chat, r#""messages":[{}],"nobody_knows":null,"presence_penalty":0"#, true),
+            (Api::Chat, r#""messages":[{}],"nobody_knows":false"#, false),
+            (Api::Chat, r#""messages":[{}],"presence_penalty":0.5"#, false),
+            (Api::Chat, r#""messages":[{}],"n":2"#, false),
+            (Api::Chat, r#""messages":[{}],"tools":[{}]"#, false),
+            (Api::Chat, r#""messages":[{}],"functions":[{}]"#, false),
+            (Api::Chat, r#""messages":[{}],"skip_special_tokens":false"#, false),
+            (Api::Chat, r#""messages":[{}],"add_generation_prompt":false"#, false),
+            (Api::Chat, r#""messages":[{}],"continue_final_message":true"#, false),
+            (Api::Chat, r#""messages":"hi""#, false),
+            (Api::Completions, r#""prompt":"a""#, true),
+            (Api::Completions, r#""prompt":"a","best_of":2"#, false),
+            (Api::Completions, r#""prompt":"a","echo":true"#, false),
+            (Api::Completions, r#""prompt":["a"]"#, false),
+            (Api::Completions, r#""prompt":[1,2]"#, false),
+            (Api::Messages, r#""messages":[{}]"#, false),
+        ];
+        for (api, fields, can_go_on) in cases {
+            assert_eq!(json(api, &with(fields)).unwrap().can_go_on, can_go_on, "{fields}");
+        }
+        assert!(!chat(r#"{"messages":[{}]}"#).can_go_on, "no stream");
+        let limited = chat(r#"{"max_tokens":7,"max_completion_tokens":9,"min_tokens":3}"#);
+        assert!(limited.allows_more_than(6) && !limited.allows_more_than(7));
+        assert!(chat("{}").allows_more_than(u64::MAX));
+    }
+
+    #[test]
     fn wrong_bodies_are_named() {
         let cases = [
             ("", "The body is empty"),

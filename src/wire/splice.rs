@@ -305,6 +305,28 @@ mod tests {
     }
 
     #[test]
+    fn the_rest_of_an_answer_is_asked_for() {
+        let begun = |text, tokens| Edits { begun: Some(Begun { text, tokens }), ..Edits::default() };
+        let chat =
+            r#"{"messages":[{"role":"user","content":"a"} ],"stream":true,"max_tokens":9,"min_tokens":2}"#;
+        assert_eq!(
+            edited(Api::Chat, "application/json", chat, &begun("so \"é\"", 4)),
+            r#"{"continue_final_message":true,"add_generation_prompt":false,"messages":[{"role":"user","content":"a"} ,{"role":"assistant","content":"so \"é\""}],"stream":true,"max_tokens":5,"min_tokens":0}"#
+        );
+        let told = r#"{"add_generation_prompt":true,"continue_final_message":null,"messages":[{}]}"#;
+        assert_eq!(
+            edited(Api::Chat, "application/json", told, &begun("x", 1)),
+            r#"{"add_generation_prompt":false,"continue_final_message":true,"messages":[{},{"role":"assistant","content":"x"}]}"#
+        );
+        let completion = r#"{"prompt":"one\n","stream":true,"max_tokens":2}"#;
+        assert_eq!(
+            edited(Api::Completions, "application/json", completion, &begun(" two\n\t.", 3)),
+            r#"{"prompt":"one\n two\n\t.","stream":true,"max_tokens":1}"#
+        );
+        assert_eq!(edited(Api::Chat, "application/json", chat, &begun("", 0)), chat);
+    }
+
+    #[test]
     fn forms_are_edited() {
         let edits = Edits { model: Some("large"), priority: Some(1), ..Edits::default() };
         let with = "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nsmall\r\n--b--\r\n";

@@ -67,7 +67,7 @@ def test_streams_of_an_engine_that_ends_go_on_word_for_word(gateway, engines, en
     words = own_words(engines[0])
     with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
         numbers = range(STREAMS)
-        expected = list(pool.map(lambda number: ask(engines[0].url, "", number, words), numbers))
+        expected = list(pool.map(lambda number: ask(engines[0].url, "none", number, words), numbers))
         assert {(e["done"], tuple(e["ends"])) for e in expected} == {(True, ("length",))}
         streams = [pool.submit(ask, gateway.url, gateway.key, number, words) for number in numbers]
         deadline = time.monotonic() + 60

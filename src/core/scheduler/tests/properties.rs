@@ -178,7 +178,8 @@ impl Edge {
         self.event(Event::Arrived(spec, Prefix::default()));
     }
 
-    fn fail(&mut self, job: JobId, fault: Fault) {
+    fn fail(&mut self, which: usize, fault: Fault) {
+        let Some(job) = self.running(which) else { return };
         if self.jobs[&job].started {
             self.end(job);
         }
@@ -186,8 +187,8 @@ impl Edge {
     }
 
     /// A stream breaks off after its first token and may go on elsewhere.
-    fn interrupt(&mut self, job: JobId, fault: Fault, output: u64) {
-        if self.jobs[&job].started {
+    fn interrupt(&mut self, which: usize, fault: Fault, output: u64) {
+        if let Some(job) = self.running(which).filter(|job| self.jobs[job].started) {
             let outcome = Outcome::Interrupted { fault, usage: Usage::Unknown, output };
             self.event(Event::Finished { job, outcome });
         }
@@ -267,16 +268,8 @@ impl Edge {
                     self.event(Event::Finished { job, outcome: Outcome::Done(usage) });
                 }
             }
-            Op::Fail(which, fault) => {
-                if let Some(job) = self.running(which) {
-                    self.fail(job, fault);
-                }
-            }
-            Op::Interrupt(which, fault, output) => {
-                if let Some(job) = self.running(which) {
-                    self.interrupt(job, fault, output);
-                }
-            }
+            Op::Fail(which, fault) => self.fail(which, fault),
+            Op::Interrupt(which, fault, output) => self.interrupt(which, fault, output),
             Op::Left(which) => self.leave(which),
             Op::Pass(millis) => self.pass(millis),
             Op::Report(replica, report) => {
