@@ -113,6 +113,8 @@ class Gateway:
             "version": 1,
             "server": {"listen": f"127.0.0.1:{self.port}", "admin": f"127.0.0.1:{self.admin_port}"},
             "telemetry": {"log": {"format": "json", "level": "info"}},
+            # A vLLM that ends may leave its streams open and silent.
+            "upstream": {"stream_idle_timeout": "10s"},
             "tenants": {"team": {"keys": [{"id": key_id, "digest": digest}]}},
             "pools": {"tiny": {"engine": "vllm", "models": ["tiny"], "replicas": replicas}},
         }

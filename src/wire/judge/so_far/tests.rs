@@ -2,7 +2,7 @@
 //! the one that was not.
 
 use bytes::Bytes;
-use proptest::prelude::*;
+use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 use serde_json::{Value, json};
 
 use crate::core::job::{Tokens, Usage};
