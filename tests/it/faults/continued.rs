@@ -88,6 +88,16 @@ fn requests() -> Vec<(&'static str, Value)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_client_sees_the_stream_that_it_would_have_seen() {
+    let mut streams = JoinSet::new();
+    for (path, body) in requests() {
+        streams.spawn(broken_in_every_way(path, body));
+    }
+    while let Some(done) = streams.join_next().await {
+        done.unwrap();
+    }
+}
+
+async fn broken_in_every_way(path: &'static str, body: Value) {
     // Each fault may eject its engine.
     let health = "health: {probe_min: 20ms, probe_max: 50ms, slow_start: 10ms}\n";
     let rig = rig(vec![engine(), engine()], health).await;
@@ -103,25 +113,23 @@ async fn the_client_sees_the_stream_that_it_would_have_seen() {
         FaultKind::MalformedSse { after_tokens: 6 },
         FaultKind::MalformedJson { after_tokens: 6 },
     ];
+    let whole = seen(&rig.post(path, &body).await);
+    assert!(whole.done && whole.ends.len() == 1 && whole.roles == usize::from(path == CHAT), "{whole:?}");
     let mut continued = 0;
-    for (path, body) in requests() {
-        let whole = seen(&rig.post(path, &body).await);
-        assert!(whole.done && whole.ends.len() == 1 && whole.roles == usize::from(path == CHAT), "{whole:?}");
-        for fault in &faults {
-            for engine in 0..2 {
-                rig.engine(engine).add(Fault::from(fault.clone()).times(1)).unwrap();
-            }
-            let reply = rig.post(path, &body).await;
-            assert_eq!(seen(&reply), whole, "{fault:?} {body}");
-            let line = rig.line_of(reply.request_id()).await;
-            let parts = line["continued"].as_u64().unwrap_or_else(|| panic!("{fault:?} {line}"));
-            assert_eq!(line["attempts"].as_u64(), Some(parts + 1), "{line}");
-            let tokens = line["output_tokens"].as_u64().unwrap();
-            assert_eq!(tokens, whole.text.split(' ').count() as u64 - 1 + stop(&whole), "{line}");
-            assert_eq!((&line["outcome"], &line["usage"]), (&"success".into(), &"exact".into()), "{line}");
-            continued += parts;
-            (0..2).for_each(|engine| rig.engine(engine).clear());
+    for fault in &faults {
+        for engine in 0..2 {
+            rig.engine(engine).add(Fault::from(fault.clone()).times(1)).unwrap();
         }
+        let reply = rig.post(path, &body).await;
+        assert_eq!(seen(&reply), whole, "{fault:?} {body}");
+        let line = rig.line_of(reply.request_id()).await;
+        let parts = line["continued"].as_u64().unwrap_or_else(|| panic!("{fault:?} {line}"));
+        assert_eq!(line["attempts"].as_u64(), Some(parts + 1), "{line}");
+        let tokens = whole.text.split(' ').count() as u64 - 1 + stop(&whole);
+        assert_eq!(line["output_tokens"].as_u64(), Some(tokens), "{line}");
+        assert_eq!((&line["outcome"], &line["usage"]), (&"success".into(), &"exact".into()), "{line}");
+        continued += parts;
+        (0..2).for_each(|engine| rig.engine(engine).clear());
     }
     rig.settled().await;
     assert_eq!(rig.metric("penstock_continuations_total").await, continued as f64);
