@@ -20,3 +20,4 @@ mod order;
 mod record;
 mod relay;
 mod stream;
+mod window;

@@ -11,7 +11,7 @@ use crate::core::job::JobSpec;
 use crate::core::policy::Tenant;
 use crate::core::time::Tick;
 use crate::proxy::auth::Identity;
-use crate::proxy::models;
+use crate::proxy::{models, window};
 use crate::tokens::estimate::estimate;
 use crate::wire::api::Api;
 use crate::wire::catalogue::Kind;
@@ -63,6 +63,8 @@ pub(super) fn read(
     };
     let model = model(settings, identity, peek.model.as_deref())?;
     let class = class(settings, tenant, identity, headers, peek.service_tier.as_deref())?;
+    let context = window::asked(&peek, &body);
+    window::check(settings, tenant, class, model, &peek, &body)?;
     let max_wait = policy.classes.get(class).map_or(Duration::ZERO, |class| class.max_wait);
     let patience = headers::client_timeout(headers).map(|announced| announced.mul_f64(DEADLINE_MARGIN));
     let spec = JobSpec {
@@ -78,6 +80,8 @@ pub(super) fn read(
         arrived: now,
         deadline: now + patience.map_or(max_wait, |patience| patience.min(max_wait)),
         patience: patience.map_or(Tick::NEVER, |patience| now + patience),
+        context,
+        fit: 0,
     };
     Ok(Order { api, body, peek, model, spec })
 }

@@ -35,6 +35,7 @@ fn class(rank: u32, min_share: f64) -> Class {
         ttft_objective: Duration::from_secs(1),
         itl_objective: Duration::from_millis(50),
         demote_to: None,
+        placement: Default::default(),
     }
 }
 
@@ -47,6 +48,7 @@ fn tenant(weight: f64) -> Tenant {
         models: None,
         bounds: Bounds::default(),
         quota: Quota::default(),
+        placement: Default::default(),
     }
 }
 
@@ -67,7 +69,7 @@ fn policy(pools: &[&[u32]], models: &[&[u32]]) -> Policy {
             policy.replicas.insert(&format!("p{index}/r{number}"), row)
         };
         let replicas = limits.iter().enumerate().map(add).collect();
-        let row = Pool { replicas, models: BTreeSet::new(), engine_buffer: 0, engine_priority: false };
+        let row = Pool { replicas, ..Pool::default() };
         policy.pools.insert(&format!("p{index}"), row);
     }
     for (index, pools) in models.iter().enumerate() {
@@ -93,6 +95,8 @@ fn spec(id: u64) -> JobSpec {
         arrived: Tick::NEVER,
         deadline: Tick::from_millis(60_000),
         patience: Tick::NEVER,
+        context: 0,
+        fit: 0,
     }
 }
 
