@@ -5,6 +5,7 @@ mod demotion;
 mod displacement;
 mod faults;
 mod overrides;
+mod placing;
 mod properties;
 mod quotas;
 mod recalls;
