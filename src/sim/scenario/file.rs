@@ -143,8 +143,8 @@ pub struct FleetRow {
     pub profile: String,
     /// The pool that they belong to; absent = one that has no price.
     pub pool: Option<String>,
-    /// Price of one for an hour; absent = the profile's. Routers know it only
-    /// where there is a `pool`.
+    /// Price of one for an hour; absent = the profile's where there is a `pool`,
+    /// else none. Routers know it only where there is a `pool`.
     pub price: Option<f64>,
     /// Whether they may be taken away.
     pub capacity: Capacity,

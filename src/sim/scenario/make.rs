@@ -329,6 +329,7 @@ fn engine(row: &FleetRow) -> Result<ReplicaSetup, String> {
         },
     });
     let slowness = positive("slowness", row.slowness.unwrap_or(1.0))?;
-    let price = row.price.unwrap_or(profile.cost_h);
+    let usual = if row.pool.is_some() { profile.cost_h } else { 0.0 };
+    let price = row.price.unwrap_or(usual);
     Ok(ReplicaSetup { slowness, fault, price, ..ReplicaSetup::new(profile, options) })
 }

@@ -35,7 +35,7 @@ impl ReplicaSetup {
     /// A healthy engine.
     #[must_use]
     pub fn new(profile: Profile, options: EngineOptions) -> Self {
-        Self { profile, options, slowness: 1.0, fault: None, price: profile.cost_h }
+        Self { profile, options, slowness: 1.0, fault: None, price: 0.0 }
     }
 }
 
