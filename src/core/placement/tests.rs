@@ -1,3 +1,5 @@
+//! Lines, rules and choices, by example and by property.
+
 use std::collections::BTreeSet;
 
 use proptest::collection::{btree_set, vec};
