@@ -187,12 +187,15 @@ impl Rank for Share {
     }
 }
 
+/// Model and fit of a lane.
+type Asked = (ModelId, u8);
+
 /// All lanes with waiting jobs.
 #[derive(Debug, Clone, Default)]
 pub struct Queue {
     lanes: NumberMap<LaneKey, Lane>,
-    /// Model and fit of each tenant's lanes of a class, in their order.
-    models: NumberMap<(ClassId, TenantId), SmallVec<[(ModelId, u8); 4]>>,
+    /// The rest of the keys of each tenant's lanes of a class, in their order.
+    models: NumberMap<(ClassId, TenantId), SmallVec<[Asked; 4]>>,
     tenants: NumberMap<TenantId, Backlog>,
     shares: Board<Share, TenantId>,
     total: Load,

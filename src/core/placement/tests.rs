@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
-use super::place::{Choice, Decision, Offer, Terms, place};
-use super::rules::{Capacity, Isolation, Price, Supply};
-use super::*;
-use crate::core::ids::TenantId;
-use crate::core::policy::{Class, Model, Pool, Tenant};
+use crate::core::ids::{ClassId, ModelId, PoolId, TenantId};
+use crate::core::placement::Placement;
+use crate::core::placement::place::{Choice, Decision, Offer, Terms, place};
+use crate::core::placement::rules::{Capacity, Isolation, Otherwise, Price, Rules, Supply, eligible, tiers};
+use crate::core::policy::{Class, Model, Policy, Pool, Tenant};
+use crate::core::queue::LaneKey;
 
 fn class(placement: Rules) -> Class {
     Class {
@@ -156,7 +157,7 @@ fn tiers_go_by_spill_order_then_kind_then_price() {
     let supplies = [priced(3.0), spot(1.0), spot(1.0), priced(2.0), Supply::default()];
     let policy = policy(&supplies, &[&[0, 1, 2, 3, 4]]);
     let order = |rules: Rules| {
-        let tiers = rules::tiers(&policy, &pools(&[0, 1, 2, 3, 4]), &rules);
+        let tiers = tiers(&policy, &pools(&[0, 1, 2, 3, 4]), &rules);
         tiers
             .iter()
             .map(|tier| (tier.rank, tier.pools.iter().map(|id| id.index()).collect()))
@@ -269,7 +270,7 @@ proptest! {
     fn every_pool_of_a_line_is_in_one_tier(supplies in vec(supply(), 1..6), rules in rules()) {
         let all: Vec<u32> = (0..supplies.len() as u32).collect();
         let policy = policy(&supplies, &[&all]);
-        let tiers = rules::tiers(&policy, &pools(&all), &rules);
+        let tiers = tiers(&policy, &pools(&all), &rules);
         let mut listed: Vec<PoolId> = tiers.iter().flat_map(|tier| tier.pools.clone()).collect();
         listed.sort_unstable();
         prop_assert_eq!(listed, pools(&all));

@@ -1,10 +1,15 @@
 //! Pools with prices, kinds and windows.
 
-use crate::core::ids::ModelId;
+use std::sync::Arc;
+
+use crate::core::event::Event;
+use crate::core::ids::{ClassId, JobId, ModelId, PoolId};
+use crate::core::job::JobSpec;
 use crate::core::placement::place::Choice;
 use crate::core::placement::rules::{Isolation, Otherwise, Price, Rules, Supply};
-
-use super::*;
+use crate::core::policy::{Class, Policy, Pool};
+use crate::core::scheduler::tests::{World, class, placed, policy, rejected, sent, spec};
+use crate::core::time::Tick;
 
 const SECOND: ClassId = ClassId::new(1);
 
