@@ -173,6 +173,8 @@ impl World {
             arrived: Tick::NEVER,
             deadline: self.now() + Duration::from_secs(100_000),
             patience: Tick::NEVER,
+            context: 0,
+            fit: 0,
         };
         self.handle(Event::Arrived(spec, Prefix::default()));
     }
@@ -205,6 +207,7 @@ fn policy(args: &CoreBenchArgs) -> Policy {
             ttft_objective: Duration::from_secs(1),
             itl_objective: Duration::from_millis(50),
             demote_to: None,
+            placement: Default::default(),
         };
         policy.classes.insert(name, class);
     }
@@ -217,6 +220,7 @@ fn policy(args: &CoreBenchArgs) -> Policy {
             models: None,
             bounds: Default::default(),
             quota: Default::default(),
+            placement: Default::default(),
         };
         policy.tenants.insert(&format!("tenant-{index}"), tenant);
     }
@@ -226,9 +230,7 @@ fn policy(args: &CoreBenchArgs) -> Policy {
         policy.replicas.insert(&format!("pool/replica-{index}"), replica);
     }
     let replicas = (0..args.replicas).map(ReplicaId::new).collect();
-    policy
-        .pools
-        .insert("pool", Pool { replicas, models: BTreeSet::new(), engine_buffer: 0, engine_priority: false });
+    policy.pools.insert("pool", Pool { replicas, ..Pool::default() });
     policy.models.insert("model", Model { pools: vec![pool], max_model_len: None });
     policy
 }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::admin::report::{self, BoundsRow};
-use crate::config::settings::{Auth, Edge, EngineKind, LogFormat, PoolEdge, Settings, Startup};
+use crate::config::settings::{Auth, Edge, EngineKind, LogFormat, PoolEdge, Settings, Site, Startup};
 use crate::core::ids::PoolId;
+use crate::core::placement::rules::{Capacity, Otherwise, Price, Rules, Supply};
 use crate::core::policy::{Class, Policy};
 use crate::core::snapshot::Snapshot;
 
@@ -19,7 +20,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
         "generation": policy.generation,
         "startup": startup_view(startup),
         "auth": auth(&edge.auth, policy),
-        "classes": by_name(policy.classes.iter().map(|(_, name, class)| (name, class_view(class)))),
+        "classes": by_name(policy.classes.iter().map(|(_, name, class)| (name, class_view(class, policy)))),
         "tenants": report::tenants(&Snapshot::default(), policy),
         "models": models(edge, policy),
         "pools": by_name(policy.pools.iter().map(|(id, name, _)| (name, pool_view(id, edge, policy)))),
@@ -84,13 +85,14 @@ fn auth(auth: &Auth, policy: &Policy) -> Value {
     }
 }
 
-fn class_view(class: &Class) -> Value {
+fn class_view(class: &Class, policy: &Policy) -> Value {
     json!({
         "rank": class.rank,
         "min_share": class.min_share,
         "max_wait": secs(class.max_wait),
         "ttft_objective": secs(class.ttft_objective),
         "itl_objective": secs(class.itl_objective),
+        "placement": rules_view(&class.placement, policy),
     })
 }
 
@@ -126,7 +128,43 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
         "api_key": pool_edge.and_then(|pool| pool.api_key.as_ref()).map(|_| "set"),
         "scrape_interval": pool_edge.map(|pool| secs(pool.scrape_interval)),
         "engine_buffer": policy.pools.get(id).map(|pool| pool.engine_buffer),
+        "supply": policy.pools.get(id).map(|pool| supply_view(&pool.supply)),
+        "site": pool_edge.map(|pool| site_view(&pool.site)),
         "replicas": replicas,
+    })
+}
+
+fn supply_view(supply: &Supply) -> Value {
+    json!({
+        "isolation": supply.isolation.name(),
+        "capacity": supply.capacity.name(),
+        "price": supply.price.map(Price::units),
+        "max_model_len": supply.window,
+    })
+}
+
+fn site_view(site: &Site) -> Value {
+    json!({
+        "accelerator": site.accelerator,
+        "mig_profile": site.mig_profile,
+        "region": site.region,
+        "zone": site.zone,
+        "labels": site.labels,
+    })
+}
+
+fn rules_view(rules: &Rules, policy: &Policy) -> Value {
+    let names = |pools: &mut dyn Iterator<Item = &PoolId>| -> Vec<&str> {
+        pools.map(|pool| policy.pools.name(*pool)).collect()
+    };
+    json!({
+        "isolation": rules.isolation.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()),
+        "capacity": rules.capacity.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()),
+        "pools": rules.pools.as_ref().map(|pools| names(&mut pools.iter())),
+        "max_price": rules.max_price.map(Price::units),
+        "spill": rules.spill.as_ref().map(|pools| names(&mut pools.iter())),
+        "prefer": rules.prefer.map(Capacity::name),
+        "otherwise": rules.otherwise.map(Otherwise::name),
     })
 }
 

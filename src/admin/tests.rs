@@ -44,6 +44,7 @@ fn edge(policy: &Policy) -> Edge {
             model_names: [(ModelId::new(0), "meta/llama".to_owned())].into(),
             api_key: Some(Secret::new("engine-secret")),
             scrape_interval: seconds(1),
+            site: Default::default(),
         },
     );
     let mut replicas = Table::default();

@@ -4,6 +4,7 @@
 //! `config/schema.json`.
 
 pub mod limits;
+pub mod placement;
 pub mod pools;
 pub mod server;
 pub mod tenants;

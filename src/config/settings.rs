@@ -128,6 +128,23 @@ pub struct PoolEdge {
     pub api_key: Option<Secret>,
     /// Time between two scrapes of an engine's own view.
     pub scrape_interval: Duration,
+    /// What operators say of it.
+    pub site: Site,
+}
+
+/// What operators say of a pool, for people to read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Site {
+    /// The kind of accelerator.
+    pub accelerator: Option<String>,
+    /// The profile of its slices, where it has such.
+    pub mig_profile: Option<String>,
+    /// Where it is.
+    pub region: Option<String>,
+    /// Where in its region it is.
+    pub zone: Option<String>,
+    /// Whatever else.
+    pub labels: BTreeMap<String, String>,
 }
 
 /// A replica as the edges see it.

@@ -9,6 +9,7 @@ mod findings;
 mod limits;
 mod models;
 mod names;
+mod placement;
 mod pools;
 mod startup;
 mod tenants;
@@ -35,11 +36,18 @@ pub(super) fn validate(
 ) -> Settings {
     limits::version(file.version, findings);
     let startup = startup::validate(&file.server, &file.telemetry, findings);
-    let classes = classes::validate(&file.classes, previous.map(|old| &old.policy.classes), findings);
+    let mut classes = classes::validate(&file.classes, previous.map(|old| &old.policy.classes), findings);
     let served = pools::validate(file, previous, secrets, findings);
+    placement::classes(file, &served.pools, &mut classes, findings);
     let models = models::validate(file, &served, previous, findings);
-    let entry =
-        tenants::Context { file, previous, listen: startup.listen, classes: &classes, models: &models };
+    let entry = tenants::Context {
+        file,
+        previous,
+        listen: startup.listen,
+        classes: &classes,
+        models: &models,
+        pools: &served.pools,
+    };
     let admitted = tenants::validate(&entry, findings);
     let edge = Edge {
         auth: admitted.auth,

@@ -213,6 +213,8 @@ mod tests {
             arrived: Tick::NEVER,
             deadline: Tick::NEVER,
             patience: Tick::NEVER,
+            context: 0,
+            fit: 0,
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::core::ids::{ClassId, JobId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::overrides::{Lever, Override};
+use crate::core::placement::place::Choice;
 use crate::core::policy::Policy;
 
 /// Something happened.
@@ -283,6 +284,8 @@ pub struct Placed {
     pub limit: u32,
     /// What let it go before others.
     pub turn: Turn,
+    /// Why to that pool.
+    pub choice: Choice,
     /// The class it is served in.
     pub class: ClassId,
     /// The class it came in, when it could not keep that one's deadline.
@@ -303,6 +306,7 @@ impl Placed {
         running: 0,
         limit: 1,
         turn: Turn::Alone,
+        choice: Choice::Only,
         class: ClassId::new(0),
         demoted_from: None,
     };

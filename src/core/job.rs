@@ -36,6 +36,12 @@ pub struct JobSpec {
     /// The last moment at which its client still waits for the first token;
     /// [`Tick::NEVER`] when the client did not say. At least `deadline`.
     pub patience: Tick,
+    /// Tokens of context that it asks for, prompt and limit on its output: as
+    /// far as known, 0 where nothing is.
+    pub context: u64,
+    /// How many of its model's context windows are too small for it; the
+    /// scheduler finds out.
+    pub fit: u8,
 }
 
 /// The start of a prompt in blocks of equal size, to find the replica that has

@@ -76,6 +76,8 @@ struct Line {
     waiting: u64,
     /// The largest counter with which a tenant was served here.
     served: u128,
+    /// The tier of pools that the last job went to.
+    tier: Option<usize>,
 }
 
 /// How long a class stays urgent after its last job.
@@ -97,6 +99,8 @@ pub struct ClassOrder {
     /// When it was last seen waiting or running.
     seen: Option<Tick>,
     reserve: Reserve,
+    /// Whether it may use each of the group's pools.
+    reach: Vec<bool>,
     lines: Vec<Line>,
 }
 
@@ -107,6 +111,10 @@ impl ClassOrder {
 
     fn waits_in(&self, lines: &[usize]) -> bool {
         lines.iter().any(|line| self.lines[*line].waiting > 0)
+    }
+
+    fn is_active(&self, now: Tick) -> bool {
+        self.seen.is_some_and(|seen| now.since(seen) < LINGER)
     }
 }
 
@@ -158,6 +166,8 @@ pub struct Group {
     /// What each tenant may hold.
     pub quotas: Quotas,
     urgent: Option<usize>,
+    /// When a job that waits for the pools it wants most looks at others.
+    pub spill_at: Option<Tick>,
 }
 
 impl Group {
@@ -185,8 +195,10 @@ impl Group {
             let (running, seen) = old.map_or((0, None), |old| (old.running, old.seen));
             let reserve = old.map(|old| old.reserve).unwrap_or_default();
             let lines = vec![line; shape.lines.len()];
+            let own = shape.reach.get(&id);
+            let reach = shape.pools.iter().map(|pool| own.is_some_and(|own| own.contains(pool))).collect();
             let backlogs = backlogs.unwrap_or_default();
-            ClassOrder { id, min_share, counters, backlogs, guarantee, running, seen, reserve, lines }
+            ClassOrder { id, min_share, counters, backlogs, guarantee, running, seen, reserve, reach, lines }
         });
         Self {
             shape: shape.clone(),
@@ -195,6 +207,7 @@ impl Group {
             holds: Vec::new(),
             quotas: Quotas::new(policy),
             urgent: None,
+            spill_at: None,
         }
     }
 
@@ -296,9 +309,9 @@ impl Group {
             let guest = self.is_guest(class) && !guaranteed;
             Part::ALL.into_iter().find_map(|part| {
                 let firsts = lines.iter().zip(&self.shape.lines).enumerate();
-                let firsts = firsts.filter_map(|(index, (line, pools))| {
+                let firsts = firsts.filter_map(|(index, (line, shape))| {
                     let board = &line.parts[part as usize];
-                    let room = room(pools, guest).filter(|_| !board.is_empty())?;
+                    let room = room(&shape.pools, guest).filter(|_| !board.is_empty())?;
                     Some((self.first_allowed(board, room, skip)?, index))
                 });
                 let (entry, line) = firsts.min_by_key(|(entry, _)| entry.key)?;
@@ -375,7 +388,22 @@ impl Group {
                 class.seen = Some(now);
             }
         }
-        self.classes.iter().position(|class| class.seen.is_some_and(|seen| now.since(seen) < LINGER))
+        self.classes.iter().position(|class| class.is_active(now))
+    }
+
+    /// Each pool with the most urgent class that waits, runs or did so a moment
+    /// ago and may use it.
+    pub fn hosts(&self, now: Tick) -> impl Iterator<Item = (PoolId, Option<usize>)> {
+        let host = move |place: usize| {
+            self.classes.iter().position(|class| class.is_active(now) && class.reach[place])
+        };
+        self.shape.pools.iter().enumerate().map(move |(place, pool)| (*pool, host(place)))
+    }
+
+    /// The tier of pools that the line's last job of a class went to.
+    #[must_use]
+    pub fn last_tier(&self, class: usize, line: usize) -> Option<usize> {
+        self.classes[class].lines[line].tier
     }
 
     /// When the urgent class stops being so, unless something of it runs or
@@ -415,7 +443,7 @@ impl Group {
     #[must_use]
     pub fn lines_with(&self, pool: PoolId) -> SmallVec<[usize; 8]> {
         let lines = self.shape.lines.iter().enumerate();
-        lines.filter(|(_, pools)| pools.contains(&pool)).map(|(line, _)| line).collect()
+        lines.filter(|(_, shape)| shape.pools.contains(&pool)).map(|(line, _)| line).collect()
     }
 
     /// Whether a class before this one waits for the pool.
@@ -438,6 +466,8 @@ impl Group {
             }
         }
         let class = &mut self.classes[chosen.class];
+        let tiers = &self.shape.lines[chosen.line].tiers;
+        class.lines[chosen.line].tier = tiers.iter().position(|tier| tier.pools.contains(&pool));
         if chosen.head.part == Part::Fresh {
             let counter = class.counters.get(chosen.head.lane.tenant);
             let line = &mut class.lines[chosen.line];

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::placement::rules::{Rules, Supply};
 use crate::core::table::Table;
 
 /// Everything the core needs to know, swapped as a whole.
@@ -48,6 +49,8 @@ pub struct Class {
     /// The slower class in which a job goes on that cannot keep its deadline
     /// in this one, if its tenant may use it; absent = it is refused.
     pub demote_to: Option<ClassId>,
+    /// Where its work may go.
+    pub placement: Rules,
 }
 
 /// Who the work is for.
@@ -65,6 +68,8 @@ pub struct Tenant {
     pub bounds: Bounds,
     /// What it may hold of the replicas.
     pub quota: Quota,
+    /// Where its work may go, of what the class allows.
+    pub placement: Rules,
 }
 
 /// A tenant's part in the sequences that the replicas of a group of models
@@ -97,7 +102,7 @@ pub struct Model {
 }
 
 /// Replicas that are alike.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Pool {
     /// Its replicas, in the order of the file.
     pub replicas: Vec<ReplicaId>,
@@ -109,6 +114,8 @@ pub struct Pool {
     /// Whether its engines order requests by the priority that they carry, so
     /// that work of a slower class does not delay a faster one.
     pub engine_priority: bool,
+    /// What it is, as far as rules ask.
+    pub supply: Supply,
 }
 
 /// One engine endpoint.

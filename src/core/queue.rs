@@ -1,4 +1,4 @@
-//! What waits: one lane per class, tenant and model.
+//! What waits: one lane per class, tenant, model, and windows that are too small.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -25,13 +25,15 @@ pub struct LaneKey {
     pub tenant: TenantId,
     /// The model.
     pub model: ModelId,
+    /// See [`JobSpec::fit`].
+    pub fit: u8,
 }
 
 impl LaneKey {
     /// The lane of a job.
     #[must_use]
     pub fn of(spec: &JobSpec) -> Self {
-        Self { class: spec.class, tenant: spec.tenant, model: spec.model }
+        Self { class: spec.class, tenant: spec.tenant, model: spec.model, fit: spec.fit }
     }
 }
 
@@ -185,12 +187,15 @@ impl Rank for Share {
     }
 }
 
+/// Model and fit of a lane.
+type Asked = (ModelId, u8);
+
 /// All lanes with waiting jobs.
 #[derive(Debug, Clone, Default)]
 pub struct Queue {
     lanes: NumberMap<LaneKey, Lane>,
-    /// The models of each tenant's lanes of a class, in their order.
-    models: NumberMap<(ClassId, TenantId), SmallVec<[ModelId; 4]>>,
+    /// The rest of the keys of each tenant's lanes of a class, in their order.
+    models: NumberMap<(ClassId, TenantId), SmallVec<[Asked; 4]>>,
     tenants: NumberMap<TenantId, Backlog>,
     shares: Board<Share, TenantId>,
     total: Load,
@@ -203,7 +208,8 @@ impl Queue {
         let key = LaneKey::of(spec);
         let lane = self.lanes.entry(key).or_insert_with(|| {
             let models = self.models.entry((key.class, key.tenant)).or_default();
-            models.insert(models.partition_point(|model| *model < key.model), key.model);
+            let own = (key.model, key.fit);
+            models.insert(models.partition_point(|other| *other < own), own);
             Lane::default()
         });
         if lane.parts[part as usize].insert((place, spec.id)) {
@@ -250,7 +256,7 @@ impl Queue {
         if self.lanes.get(&key).is_some_and(|lane| lane.load.requests == 0) {
             self.lanes.remove(&key);
             if let Entry::Occupied(mut models) = self.models.entry((key.class, key.tenant)) {
-                models.get_mut().retain(|model| *model != key.model);
+                models.get_mut().retain(|own| *own != (key.model, key.fit));
                 if models.get().is_empty() {
                     models.remove();
                 }
@@ -279,7 +285,7 @@ impl Queue {
     /// A tenant's lanes of a class.
     pub fn lanes_of(&self, class: ClassId, tenant: TenantId) -> impl Iterator<Item = (LaneKey, &Lane)> {
         let models = self.models.get(&(class, tenant)).into_iter().flatten();
-        self.with_lanes(models.map(move |model| LaneKey { class, tenant, model: *model }))
+        self.with_lanes(models.map(move |(model, fit)| LaneKey { class, tenant, model: *model, fit: *fit }))
     }
 
     fn with_lanes(&self, keys: impl IntoIterator<Item = LaneKey>) -> impl Iterator<Item = (LaneKey, &Lane)> {
@@ -363,6 +369,8 @@ mod tests {
             arrived: Tick::NEVER,
             deadline: Tick::NEVER,
             patience: Tick::NEVER,
+            context: 0,
+            fit: 0,
         }
     }
 

@@ -186,6 +186,7 @@ mod tests {
                 models: None,
                 bounds: Bounds::default(),
                 quota: Quota { guarantee, borrow, lend },
+                placement: Default::default(),
             };
             policy.tenants.insert(&index.to_string(), row);
         }

@@ -300,6 +300,8 @@ pools:
             arrived: Tick::NEVER,
             deadline: gate.clock().now() + wait,
             patience: Tick::NEVER,
+            context: 0,
+            fit: 0,
         };
         gate.admit(spec, Prefix::default(), policy)
     }
@@ -368,6 +370,8 @@ pools:
             arrived: Tick::NEVER,
             deadline: gate.clock().now() + Duration::from_secs(1),
             patience: Tick::NEVER,
+            context: 0,
+            fit: 0,
         };
         gate.admit(spec, Prefix::default(), &new.policy).placed().await.unwrap();
         // An older policy does not come back.

@@ -21,3 +21,4 @@ mod order;
 mod record;
 mod relay;
 mod stream;
+mod window;

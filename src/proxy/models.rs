@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::config::settings::Settings;
 use crate::core::ids::{ModelId, TenantId};
+use crate::core::placement::rules::largest_window;
 use crate::core::policy::Policy;
 
 /// The context window that the engines report for a model, in tokens.
@@ -51,7 +52,8 @@ fn row(settings: &Settings, name: &str, id: ModelId, windows: &Windows) -> Value
         "owned_by": "penstock",
         "root": policy.models.name(id),
     });
-    let configured = policy.models.get(id).and_then(|model| model.max_model_len);
+    let model = policy.models.get(id);
+    let configured = model.and_then(|model| largest_window(policy, model, &[]).or(model.max_model_len));
     let window = configured.into_iter().chain(windows(settings, id)).min();
     if let Some(window) = window {
         row["max_model_len"] = window.into();

@@ -11,7 +11,7 @@ use crate::core::job::JobSpec;
 use crate::core::policy::Tenant;
 use crate::core::time::Tick;
 use crate::proxy::auth::Identity;
-use crate::proxy::models;
+use crate::proxy::{models, window};
 use crate::tokens::estimate::estimate;
 use crate::wire::api::Api;
 use crate::wire::catalogue::Kind;
@@ -63,6 +63,8 @@ pub(super) fn read(
     };
     let model = model(settings, identity, peek.model.as_deref())?;
     let class = class(settings, tenant, identity, headers, peek.service_tier.as_deref())?;
+    let context = window::asked(&peek, &body);
+    window::check(settings, tenant, class, model, &peek, &body)?;
     let max_wait = policy.classes.get(class).map_or(Duration::ZERO, |class| class.max_wait);
     let patience = headers::client_timeout(headers).map(|announced| announced.mul_f64(DEADLINE_MARGIN));
     let spec = JobSpec {
@@ -78,6 +80,8 @@ pub(super) fn read(
         arrived: now,
         deadline: now + patience.map_or(max_wait, |patience| patience.min(max_wait)),
         patience: patience.map_or(Tick::NEVER, |patience| now + patience),
+        context,
+        fit: 0,
     };
     Ok(Order { api, body, peek, model, spec })
 }
@@ -222,6 +226,40 @@ pools:
         assert_eq!(world.class("quick", Some("standard"), r#""flex""#), "standard");
         assert_eq!(world.class("every", Some("interactive"), r#""auto""#), "interactive");
         assert_eq!(world.class("every", Some("interactive"), r#""flex""#), "batch");
+    }
+
+    fn completion(file: &str, body: String) -> Result<Order, ApiError> {
+        let outcome = load_str_with(file, "test", Path::new("."), None, &Machine);
+        let settings = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings;
+        let tenant = settings.policy.tenants.id("every").unwrap();
+        let identity = Identity { tenant, key_id: None, class: None };
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        read(&settings, &identity, Api::Completions, &headers, Bytes::from(body), (JobId::new(1), Tick::ZERO))
+    }
+
+    #[test]
+    fn only_what_surely_fits_no_window_is_refused() {
+        let small = FILE.replace("max_seqs: 1", "max_seqs: 1, max_model_len: 8");
+        let large = "  q: {engine: vllm, models: [m], max_model_len: 16, replicas: ['http://127.0.0.1:8']}";
+        let ids = |count| format!("[{}]", vec!["1"; count].join(","));
+        let asks = |file: &str, prompt: &str, limit: u32, more: &str| {
+            let body = format!(r#"{{"model":"m","prompt":{prompt},"max_tokens":{limit}{more}}}"#);
+            completion(file, body).map(|order| order.spec.context)
+        };
+        let text = format!(r#""{}""#, "word ".repeat(100));
+        assert_eq!(asks(&small, &ids(8), 8, ""), Ok(16), "vLLM lowers the limit");
+        assert!(asks(&small, &text, 8, "").is_ok(), "an estimate is not sure");
+        for (prompt, limit, field) in [(ids(9), 1, "prompt"), (ids(1), 9, "max_tokens")] {
+            let error = asks(&small, &prompt, limit, "").unwrap_err();
+            assert_eq!((error.kind(), error.param()), (Kind::ContextLength, Some(field)));
+            assert!(asks(&format!("{small}{large}"), &prompt, limit, "").is_ok(), "the other pool has room");
+            assert!(asks(FILE, &prompt, limit, "").is_ok(), "nothing is known");
+        }
+        assert!(asks(&small, &ids(9), 1, r#","truncate_prompt_tokens":4"#).is_ok());
+        assert!(asks(&small.replace("vllm", "llamacpp"), &ids(1), 9, "").is_ok(), "it stops at its end");
+        let own = small.replace("every: {}", "every: {placement: {pools: [p]}}");
+        assert!(asks(&format!("{own}{large}"), &ids(9), 1, "").is_err(), "the tenant may not use the other");
     }
 
     #[test]

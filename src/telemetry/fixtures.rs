@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::core::event::{Placed, Turn};
 use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
 use crate::core::job::{Tokens, Usage};
+use crate::core::placement::place::Choice;
 use crate::core::policy::{Bounds, Class, Model, Policy, Pool, Quota, Replica, Tenant};
 use crate::core::snapshot::Snapshot;
 use crate::telemetry::Telemetry;
@@ -26,6 +27,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
             ttft_objective: millis(150),
             itl_objective: millis(40),
             demote_to: None,
+            placement: Default::default(),
         },
     );
     for number in 0..tenants {
@@ -36,6 +38,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
             models: None,
             bounds: Bounds::default(),
             quota: Quota::default(),
+            placement: Default::default(),
         };
         policy.tenants.insert(&format!("team-{number}"), tenant);
     }
@@ -44,10 +47,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
     let replica = policy
         .replicas
         .insert("a100/http://10.0.0.1:8000", Replica { pool, max_seqs: None, kv_tokens: None });
-    policy.pools.insert(
-        "a100",
-        Pool { replicas: vec![replica], models: [model].into(), engine_buffer: 0, engine_priority: false },
-    );
+    policy.pools.insert("a100", Pool { replicas: vec![replica], models: [model].into(), ..Pool::default() });
     policy
 }
 
@@ -98,6 +98,7 @@ pub(crate) fn success() -> RequestFinished<'static> {
             running: 4,
             limit: 16,
             turn: Turn::Fair,
+            choice: Choice::Only,
             class: ClassId::new(0),
             demoted_from: None,
         }),

@@ -25,6 +25,15 @@ pub fn estimate<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     pieces.into_iter().map(estimate_piece).sum()
 }
 
+/// The tokens of a prompt that is one array of token ids; `None` for any other.
+#[must_use]
+pub fn exact<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<u64> {
+    let mut pieces = pieces.into_iter();
+    let only = pieces.next().filter(|_| pieces.next().is_none())?;
+    let nested = only.iter().filter(|byte| **byte == b'[').count() > 1;
+    token_ids(only).filter(|_| !nested)
+}
+
 fn estimate_piece(piece: &[u8]) -> u64 {
     if piece.is_empty() {
         return 0;

@@ -231,18 +231,14 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
                 model_names: BTreeMap::from([(model, "served".to_owned())]),
                 api_key: key.map(Secret::new),
                 scrape_interval: Duration::from_millis(20),
+                site: Default::default(),
             },
         );
         let replica =
             replicas.insert(url, ReplicaEdge { pool, url: url.parse().unwrap(), metrics_url: None });
         policy.pools.insert(
             &format!("pool{index}"),
-            Pool {
-                replicas: vec![replica],
-                models: [model].into(),
-                engine_buffer: 0,
-                engine_priority: false,
-            },
+            Pool { replicas: vec![replica], models: [model].into(), ..Pool::default() },
         );
         policy.replicas.insert(url, Replica { pool, max_seqs: None, kv_tokens: None });
     }

@@ -1,5 +1,6 @@
 //! What serves the work: `models` and `pools`.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use schemars::JsonSchema;
@@ -7,6 +8,7 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+use crate::config::file::placement::Capacity;
 use crate::config::named::Named;
 use crate::config::units::Span;
 
@@ -45,6 +47,34 @@ pub struct Pool {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub kv_tokens: Option<u64>,
+    /// Context window of its engines in tokens (`--max-model-len`); absent =
+    /// unknown. A model's own window counts where it is smaller.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_model_len: Option<u32>,
+    /// What one replica costs for an hour, in any one currency; absent =
+    /// unknown, which counts as more than any price.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1_000_000.0))]
+    pub price: Option<f64>,
+    /// Whether its machines may be taken back at short notice.
+    pub capacity: Capacity,
+    /// How each replica has its accelerator: `dedicated`, `mig` or
+    /// `mig:PROFILE` (`mig:1g.10gb`), `mps`, `time-sliced`.
+    #[schemars(regex(pattern = r"^(dedicated|mig(:.+)?|mps|time-sliced)$"))]
+    pub isolation: String,
+    /// The kind of accelerator, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accelerator: Option<String>,
+    /// Where it is, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub region: Option<String>,
+    /// Where in its region it is, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
+    /// Whatever else is to be known of it, for people.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
     /// Requests that may wait inside each engine beyond its sequence limit.
     pub engine_buffer: u32,
     /// Whether each request tells its engine the rank of its class as its
@@ -66,6 +96,14 @@ impl Default for Pool {
             replicas: Vec::new(),
             max_seqs: None,
             kv_tokens: None,
+            max_model_len: None,
+            price: None,
+            capacity: Capacity::default(),
+            isolation: "dedicated".to_owned(),
+            accelerator: None,
+            region: None,
+            zone: None,
+            labels: BTreeMap::new(),
             engine_buffer: 0,
             engine_priority: false,
             api_key: None,

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::config::file::placement::{Capacity, Isolation, Otherwise, Placement};
 use crate::config::named::Named;
 use crate::config::units::{Size, Span};
 
@@ -54,12 +55,15 @@ pub struct Class {
     /// in time in this one, if its tenant may use it; absent = it is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub demote_to: Option<String>,
+    /// Where its work may go and where it goes first.
+    #[serde(skip_serializing_if = "Placement::is_empty")]
+    pub placement: Placement,
 }
 
 /// The classes of a file without the section.
 #[must_use]
 pub fn builtin_classes() -> Named<Class> {
-    let class = |name: &str, rank, min_share, max_wait, ttft, itl| {
+    let class = |name: &str, rank, min_share, max_wait, ttft, itl, placement| {
         let class = Class {
             rank: Some(rank),
             min_share: Some(min_share),
@@ -67,13 +71,20 @@ pub fn builtin_classes() -> Named<Class> {
             ttft: Some(Span::millis(ttft)),
             itl: Some(Span::millis(itl)),
             demote_to: None,
+            placement,
         };
         (name.to_owned(), class)
     };
+    let whole = Placement {
+        isolation: Some(vec![Isolation::Dedicated, Isolation::Mig, Isolation::Mps]),
+        ..Placement::default()
+    };
+    let cheap =
+        Placement { prefer: Some(Capacity::Spot), otherwise: Some(Otherwise::Wait), ..Placement::default() };
     [
-        class("interactive", 0, 0.0, 30, 1_000, 50),
-        class("standard", 1, 0.1, 120, 5_000, 100),
-        class("batch", 2, 0.05, 3_600, 60_000, 500),
+        class("interactive", 0, 0.0, 30, 1_000, 50, whole),
+        class("standard", 1, 0.1, 120, 5_000, 100, Placement::default()),
+        class("batch", 2, 0.05, 3_600, 60_000, 500, cheap),
     ]
     .into_iter()
     .collect()
@@ -101,6 +112,10 @@ pub struct Tenant {
     pub queue: TenantQueue,
     /// What it may hold of the replicas' places.
     pub quota: TenantQuota,
+    /// Where its work may go, of what its class allows, and where it goes
+    /// first, before what its class says.
+    #[serde(skip_serializing_if = "Placement::is_empty")]
+    pub placement: Placement,
     /// Its API keys. `penstock keys new` makes one.
     pub keys: Vec<Key>,
 }
@@ -114,6 +129,7 @@ impl Default for Tenant {
             models: None,
             queue: TenantQueue::default(),
             quota: TenantQuota::default(),
+            placement: Placement::default(),
             keys: Vec::new(),
         }
     }

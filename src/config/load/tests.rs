@@ -1,6 +1,7 @@
 //! Whole files in, settings or problems out.
 
 mod faults;
+mod places;
 
 use std::io;
 use std::path::Path;

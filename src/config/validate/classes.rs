@@ -7,6 +7,7 @@ use crate::config::units::Span;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{limits, names};
 use crate::core::ids::ClassId;
+use crate::core::placement::rules::Rules;
 use crate::core::policy::Class;
 use crate::core::table::Table;
 
@@ -85,5 +86,6 @@ fn row(class: &Written, base: &Written, field: &Field, findings: &mut Findings<'
         ttft_objective: time("ttft", class.ttft, base.ttft),
         itl_objective: time("itl", class.itl, base.itl),
         demote_to: None,
+        placement: Rules::default(),
     }
 }

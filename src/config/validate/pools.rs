@@ -8,7 +8,7 @@ use crate::config::file::pools::{Engine, Pool as Written, ReplicaDetail, SecretR
 use crate::config::secret::{Reader, Secret};
 use crate::config::settings::{EngineKind, PoolEdge, ReplicaEdge, Settings};
 use crate::config::validate::findings::Findings;
-use crate::config::validate::{limits, names, url};
+use crate::config::validate::{limits, names, placement, url};
 use crate::core::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::policy::{Model, Pool, Replica};
 use crate::core::table::Table;
@@ -95,10 +95,11 @@ impl Served {
             findings.error(&field.key("engine_priority"), message, hint);
         }
         let models: BTreeSet<ModelId> = model_names.keys().copied().collect();
-        self.pools
-            .insert(name, Pool { replicas, models, engine_buffer: pool.engine_buffer, engine_priority });
+        let (supply, site) = placement::pool(pool, field, findings);
+        let engine_buffer = pool.engine_buffer;
+        self.pools.insert(name, Pool { replicas, models, engine_buffer, engine_priority, supply });
         let scrape_interval = pool.scrape_interval.0;
-        self.edges.insert(name, PoolEdge { engine, model_names, api_key, scrape_interval });
+        self.edges.insert(name, PoolEdge { engine, model_names, api_key, scrape_interval, site });
     }
 
     fn models(

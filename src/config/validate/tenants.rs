@@ -11,9 +11,9 @@ use crate::config::named::Named;
 use crate::config::settings::{Auth, KeyEntry, Settings};
 use crate::config::validate::findings::Findings;
 use crate::config::validate::models::Models;
-use crate::config::validate::{limits, names};
-use crate::core::ids::{ClassId, ModelId, TenantId};
-use crate::core::policy::{Bounds, Class, Quota, Tenant};
+use crate::config::validate::{limits, names, placement};
+use crate::core::ids::{ClassId, ModelId, PoolId, TenantId};
+use crate::core::policy::{Bounds, Class, Pool, Quota, Tenant};
 use crate::core::table::Table;
 
 /// The class of requests that ask for none, where nothing else is said.
@@ -31,6 +31,7 @@ pub(super) struct Context<'a> {
     pub(super) listen: SocketAddr,
     pub(super) classes: &'a Table<ClassId, Class>,
     pub(super) models: &'a Models,
+    pub(super) pools: &'a Table<PoolId, Pool>,
 }
 
 /// Who may come in.
@@ -154,6 +155,7 @@ impl Context<'_> {
             models,
             bounds: self.bounds(tenant, &field.key("queue"), findings),
             quota: quota(&tenant.quota, &field.key("quota"), findings),
+            placement: placement::rules(&tenant.placement, self.pools, &field.key("placement"), findings),
         }
     }
 

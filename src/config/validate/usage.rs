@@ -7,7 +7,8 @@ use crate::config::file::File;
 use crate::config::file::pools::{Engine, Pool, Replica};
 use crate::config::file::tenants::builtin_classes;
 use crate::config::validate::findings::Findings;
-use crate::core::policy::Policy;
+use crate::core::placement::rules::{Rules, eligible};
+use crate::core::policy::{Model, Policy};
 
 /// Looks at a file without errors only: after one, what seems unused may not
 /// be.
@@ -17,6 +18,8 @@ pub(super) fn validate(file: &File, policy: &Policy, findings: &mut Findings<'_>
     }
     unused_classes(file, policy, findings);
     unused_models(file, policy, findings);
+    unserved(policy, findings);
+    unpriced(file, findings);
     for (name, pool) in file.pools.iter() {
         sizes(pool, &Field::top("pools").key(name), findings);
     }
@@ -50,6 +53,51 @@ fn unused_models(file: &File, policy: &Policy, findings: &mut Findings<'_>) {
             None => Field::top("pools").key(pool).key("models"),
         };
         findings.warn(&field, format!("no tenant may use the model `{name}`"), "allow it, or take it away");
+    }
+}
+
+/// Says which work no pool may serve by the rules of its class and tenant. What
+/// the class forbids to everybody is said once, of the class.
+fn unserved(policy: &Policy, findings: &mut Findings<'_>) {
+    let hint = "allow one of the model's pools in `placement`, or take the class or model from the tenant";
+    let served = |model: &Model, rules: &Rules| !eligible(policy, model, rules, 0).is_empty();
+    for (class_id, class_name, class) in policy.classes.iter() {
+        let users: Vec<_> =
+            policy.tenants.iter().filter(|(_, _, tenant)| tenant.classes.contains(&class_id)).collect();
+        for (model_id, model_name, model) in policy.models.iter() {
+            let mut users = users.iter().filter(|(_, _, tenant)| {
+                tenant.models.as_ref().is_none_or(|models| models.contains(&model_id))
+            });
+            if !served(model, &class.placement) {
+                if users.next().is_some() {
+                    let message =
+                        format!("leaves the class `{class_name}` no pool for the model `{model_name}`");
+                    findings.warn(&Field::top("classes").key(class_name).key("placement"), message, hint);
+                }
+                continue;
+            }
+            for (_, tenant_name, tenant) in users {
+                if tenant.placement != Rules::default()
+                    && !served(model, &class.placement.narrowed(&tenant.placement))
+                {
+                    let message = format!(
+                        "leaves the tenant `{tenant_name}` no pool for the model `{model_name}` in the class `{class_name}`"
+                    );
+                    findings.warn(&Field::top("tenants").key(tenant_name).key("placement"), message, hint);
+                }
+            }
+        }
+    }
+}
+
+/// Where some pools have a price, those without one count as the dearest.
+fn unpriced(file: &File, findings: &mut Findings<'_>) {
+    if file.pools.iter().all(|(_, pool)| pool.price.is_none()) {
+        return;
+    }
+    for (name, _) in file.pools.iter().filter(|(_, pool)| pool.price.is_none()) {
+        let field = Field::top("pools").key(name);
+        findings.warn(&field, "has no price, others have: it counts as the dearest", "give it a `price`");
     }
 }
 

@@ -20,7 +20,7 @@ use crate::core::time::Tick;
 use crate::core::vitals::Vitals;
 
 pub use self::pool::Promise;
-pub use self::search::Wish;
+pub use self::search::{Found, Wish};
 
 use self::node::Node;
 use self::pool::PoolState;

@@ -44,6 +44,13 @@ pub(super) struct Rooms {
     pub(super) soon: Option<Size>,
 }
 
+impl Rooms {
+    /// What it can take now of guests, or of the urgent class.
+    pub(super) const fn now(&self, guest: bool) -> Option<Size> {
+        if guest { self.guest } else { self.own }
+    }
+}
+
 /// One replica.
 #[derive(Debug, Clone)]
 pub(super) struct Node {

@@ -18,11 +18,14 @@ pub struct Promise {
     pub itl: Duration,
     /// Sequences of each replica that guests leave free.
     pub reserve: u32,
+    /// Whether it is the most urgent class of all that use pools together with
+    /// this one. Else no more urgent one comes here, and nobody is a guest.
+    pub guests: bool,
 }
 
 impl Default for Promise {
     fn default() -> Self {
-        Self { ttft: Duration::MAX, itl: Duration::MAX, reserve: 0 }
+        Self { ttft: Duration::MAX, itl: Duration::MAX, reserve: 0, guests: true }
     }
 }
 
@@ -56,9 +59,14 @@ impl PoolState {
         self.guest_readers == 0 || self.guest_readers < self.up / GUEST_READERS
     }
 
+    /// Whether one who is a guest where the most urgent class comes is so here.
+    pub(super) const fn is_guest(&self, guest: bool) -> bool {
+        guest && self.promise.guests
+    }
+
     /// Whether the board of guests, or the other one, may be used now.
     pub(super) const fn is_open(&self, guest: bool) -> bool {
-        !guest || self.takes_guests()
+        !self.is_guest(guest) || self.takes_guests()
     }
 
     /// Nodes of search trees that were looked at.
@@ -69,6 +77,6 @@ impl PoolState {
 
     /// The replicas that can take something.
     pub(super) const fn board(&self, guest: bool) -> &Board<RouteKey, ReplicaId> {
-        if guest { &self.guests } else { &self.free }
+        if self.is_guest(guest) { &self.guests } else { &self.free }
     }
 }

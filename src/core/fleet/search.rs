@@ -49,6 +49,18 @@ impl Wish<'_> {
     }
 }
 
+/// A replica for a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// Which.
+    pub replica: ReplicaId,
+    /// Nanoseconds to the first token that it promises.
+    pub ttft: u64,
+    /// Another one, which only has to read its prompts first, promises it so
+    /// much sooner that it is worth waiting for.
+    pub waits: bool,
+}
+
 impl Fleet {
     /// The largest free credit in each respect over the pools; `None` when no
     /// replica has any.
@@ -58,15 +70,13 @@ impl Fleet {
         pools.map(|pool| pool.board(guest).least_size().complement()).reduce(Size::most)
     }
 
-    /// The replica that can take the job and promises its first token soonest;
-    /// `None` also when one that only has to read its prompts first promises it
-    /// much sooner: that is worth waiting for.
-    pub fn best(
+    /// The replica that can take the job and promises its first token soonest.
+    pub fn find(
         &self,
         pools: &[PoolId],
         wish: &Wish<'_>,
         avoid: &dyn Fn(ReplicaId) -> bool,
-    ) -> Option<ReplicaId> {
+    ) -> Option<Found> {
         let weight = predict::weight(wish.prompt, 0);
         let need = Size { prefill: weight, ..wish.need }.complement();
         let skip = |id: &ReplicaId| avoid(*id);
@@ -74,18 +84,23 @@ impl Fleet {
             |board: &Board<RouteKey, ReplicaId>| board.first(weight, need, &skip).map(|(cost, _)| cost);
         let open = self.pools(pools).filter(|pool| pool.is_open(wish.guest));
         let cold = open.filter_map(|pool| first(pool.board(wish.guest)));
-        let usable = |room: fn(&Rooms) -> Option<Size>| {
+        let usable = |room: fn(&Rooms, bool) -> Option<Size>| {
             let here = wish.cached.iter().map(|(id, _)| *id).filter(|id| !avoid(*id));
             here.filter_map(move |id| self.warm_cost(id, pools, wish, room))
         };
-        let warm = usable(if wish.guest { |rooms| rooms.guest } else { |rooms| rooms.own });
+        let warm = usable(Rooms::now);
         let best = cold.chain(warm).min()?;
+        let found = |waits| {
+            let ttft = self.outlook(best.2).map_or(u64::MAX, |outlook| outlook.ttft(wish.weight_at(best.2)));
+            Some(Found { replica: best.2, ttft, waits })
+        };
         if wish.guest {
-            return Some(best.2);
+            return found(false);
         }
-        let soon = self.pools(pools).filter_map(|pool| first(&pool.soon)).chain(usable(|rooms| rooms.soon));
+        let soon =
+            self.pools(pools).filter_map(|pool| first(&pool.soon)).chain(usable(|rooms, _| rooms.soon));
         let soon = soon.map(|cost| cost.0).min();
-        soon.is_none_or(|soon| !worth_waiting(best.0, soon)).then_some(best.2)
+        found(soon.is_some_and(|soon| worth_waiting(best.0, soon)))
     }
 
     /// What a replica with the start of the prompt in its cache promises, if it
@@ -95,11 +110,12 @@ impl Fleet {
         id: ReplicaId,
         pools: &[PoolId],
         wish: &Wish<'_>,
-        room: fn(&Rooms) -> Option<Size>,
+        room: fn(&Rooms, bool) -> Option<Size>,
     ) -> Option<<RouteKey as Rank>::Cost> {
         let node = self.node(id).filter(|node| pools.contains(&node.pool))?;
         let pool = self.pools.get(node.pool.index()).filter(|pool| pool.is_open(wish.guest))?;
-        let fits = room(&node.rooms).is_some_and(|room| wish.need_at(id).within(room));
+        let fits =
+            room(&node.rooms, pool.is_guest(wish.guest)).is_some_and(|room| wish.need_at(id).within(room));
         fits.then(|| node.key(pool, id).cost(wish.weight_at(id)))
     }
 
@@ -127,7 +143,7 @@ impl Fleet {
             true => Node { held: false, ..node.clone() }.find_rooms(pool, now, &self.rules),
             false => node.rooms,
         };
-        let room = if wish.guest { rooms.guest } else { rooms.own };
+        let room = rooms.now(pool.is_guest(wish.guest));
         pool.is_open(wish.guest) && room.is_some_and(|room| wish.need_at(id).within(room))
     }
 

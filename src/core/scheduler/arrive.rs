@@ -22,6 +22,13 @@ use super::job::Job;
 /// longer at most.
 const SHORT_FIRST: f64 = 10.0;
 
+/// Where the accounts of a lane are: group, class by place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Account {
+    pub(super) group: usize,
+    pub(super) class: usize,
+}
+
 /// Where a lane stands in the order: group, class by place, line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Spot {
@@ -43,6 +50,7 @@ impl Scheduler {
             return;
         }
         self.arrivals += 1;
+        let spec = JobSpec { fit: self.placement.fit(spec.model, spec.context), ..spec };
         let mut job = Job::new(spec, prefix, self.arrivals, self.now);
         self.give_place(&mut job);
         let tenant = job.spec.tenant;
@@ -103,7 +111,7 @@ impl Scheduler {
     /// the objective of its class, its prompt read at the usual speed.
     pub(super) fn give_place(&self, job: &mut Job) {
         let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
-        let pools = self.placement.route(job.spec.model).map(|route| &*route.pools);
+        let pools = self.placement.line(LaneKey::of(&job.spec)).map(|line| &*line.pools);
         let own = self.fleet.per_token(pools.unwrap_or_default()) * job.weight() as f64;
         let goal = job.spec.arrived + objective.unwrap_or_default();
         job.place.due = goal + Duration::from_nanos((own * SHORT_FIRST) as u64);
@@ -126,7 +134,7 @@ impl Scheduler {
         if !known {
             return Some(RejectReason::Withdrawn);
         }
-        self.placement.route(lane.model).is_none().then_some(RejectReason::NoPool)
+        self.placement.route(lane).is_none().then_some(RejectReason::NoPool)
     }
 
     /// The words for a refusal. `job` is absent when it never waited.
@@ -137,7 +145,7 @@ impl Scheduler {
             let retry_after = Some(admission::after_pause(until, self.now, spec.id));
             return Rejection { reason, queued, retry_after };
         }
-        let group = self.placement.route(spec.model).and_then(|route| self.groups.get(route.group));
+        let group = self.placement.group_of_model(spec.model).and_then(|group| self.groups.get(group));
         let retry_after = match reason {
             RejectReason::NoPool | RejectReason::Withdrawn => None,
             RejectReason::Draining => Some(admission::MIN_RETRY_AFTER),
@@ -197,9 +205,16 @@ impl Scheduler {
 
     /// Where the lane stands; `None` when the policy no longer has a place.
     pub(super) fn spot(&self, lane: LaneKey) -> Option<Spot> {
-        let route = self.placement.route(lane.model)?;
+        let route = self.placement.route(lane)?;
         let class = self.groups[route.group].class(lane.class)?;
         Some(Spot { group: route.group, class, line: route.line })
+    }
+
+    /// Where the accounts of a lane are, which may have no place to wait any
+    /// more.
+    pub(super) fn account(&self, lane: LaneKey) -> Option<Account> {
+        let group = self.placement.group_of_model(lane.model)?;
+        Some(Account { group, class: self.groups[group].class(lane.class)? })
     }
 
     /// Whether fresh jobs of the tenant wait in the line already.
@@ -212,7 +227,7 @@ impl Scheduler {
     /// moved.
     pub(super) fn refresh_tenant(&mut self, group: usize, class: ClassId, tenant: TenantId) {
         let lanes = self.queue.lanes_of(class, tenant).map(|(key, _)| key);
-        let here = |key: &LaneKey| self.placement.route(key.model).is_some_and(|route| route.group == group);
+        let here = |key: &LaneKey| self.placement.group_of_model(key.model) == Some(group);
         for key in lanes.filter(here).collect::<SmallVec<[LaneKey; 8]>>() {
             self.refresh_lane(key);
         }

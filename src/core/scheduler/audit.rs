@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::core::fleet::{Found, Wish};
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
 use crate::core::queue::{LaneKey, Load, Part};
@@ -97,29 +98,36 @@ impl Scheduler {
         let heads = self.queue.lanes().flat_map(|(key, lane)| {
             Part::ALL.into_iter().filter_map(move |part| Some((key, lane.head(part)?)))
         });
-        heads.filter_map(|(key, id)| Some((self.placement.route(key.model)?, self.jobs.get(&id)?))).any(
-            |(route, job)| {
-                let shunned = self.shunned(job.spec.id, &route.pools);
-                let group = &self.groups[route.group];
-                let cached = self.prefixes.matches(&job.prefix);
-                let guest = group.class(job.spec.class).is_some_and(|class| group.is_guest(class));
-                let allowed = self.allows(route.group, job.spec.tenant, job.spec.sequences);
-                allowed
-                    && self.fleet.ledgers().any(|(replica, _)| {
-                        self.fleet.pool_of(replica).is_some_and(|pool| route.pools.contains(&pool))
-                            && !shunned.contains(&replica)
-                            && self.fleet.fits(replica, &job.wish(&cached, guest), false, self.now)
-                            && !self.fleet.waits_for_better(replica, &route.pools, &job.wish(&cached, guest))
-                    })
-            },
-        )
+        let mut waiting = heads.filter_map(|(key, id)| Some((self.spot(key)?, self.jobs.get(&id)?)));
+        waiting.any(|(spot, job)| {
+            let group = &self.groups[spot.group];
+            let line = &group.shape.lines[spot.line];
+            let last = group.last_tier(spot.class, spot.line);
+            let shunned = self.shunned(job.spec.id, &line.pools);
+            let cached = self.prefixes.matches(&job.prefix);
+            let wish = job.wish(&cached, group.is_guest(spot.class));
+            let find = |pools: &[PoolId]| self.best_of_all(pools, &wish, &shunned);
+            self.allows(spot.group, job.spec.tenant, job.spec.sequences)
+                && self.choose(job, line, last, &find).is_some()
+        })
+    }
+
+    /// What the indexes should find, by looking at every replica.
+    fn best_of_all(&self, pools: &[PoolId], wish: &Wish<'_>, shunned: &[ReplicaId]) -> Option<Found> {
+        let within = |id: &ReplicaId| self.fleet.pool_of(*id).is_some_and(|pool| pools.contains(&pool));
+        let all = self.fleet.ledgers().map(|(id, _)| id).filter(within);
+        let fitting = all.filter(|id| !shunned.contains(id) && self.fleet.fits(*id, wish, false, self.now));
+        let outlooks = fitting.filter_map(|id| Some((id, self.fleet.outlook(id)?, wish.weight_at(id))));
+        let (replica, outlook, weight) = outlooks.min_by_key(|(_, outlook, weight)| outlook.cost(*weight))?;
+        let waits = self.fleet.waits_for_better(replica, pools, wish);
+        Some(Found { replica, ttft: outlook.ttft(weight), waits })
     }
 
     fn quotas_agree(&self) -> bool {
         let mut held = vec![BTreeMap::new(); self.groups.len()];
         for job in self.jobs.values() {
-            if let (Some(run), Some(route)) = (job.run(), self.placement.route(job.spec.model)) {
-                *held[route.group].entry(job.spec.tenant).or_insert(0) += u64::from(run.booking.seqs);
+            if let (Some(run), Some(group)) = (job.run(), self.placement.group_of_model(job.spec.model)) {
+                *held[group].entry(job.spec.tenant).or_insert(0) += u64::from(run.booking.seqs);
             }
         }
         self.groups.iter().zip(&held).all(|(group, held)| group.quotas.agrees(held)) && self.capacity_agrees()

@@ -53,8 +53,8 @@ impl Scheduler {
         job.place.late = false;
         self.give_place(&mut job);
         let paid = self.jobs.insert(id, job).and_then(|job| job.charged);
-        if let (Some(paid), Some(spot)) = (paid, self.spot(LaneKey::of(&before))) {
-            self.recharge(spot, before.tenant, paid, 0);
+        if let (Some(paid), Some(account)) = (paid, self.account(LaneKey::of(&before))) {
+            self.recharge(account, before.tenant, paid, 0);
         }
         self.join(id);
     }

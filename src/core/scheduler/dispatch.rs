@@ -19,6 +19,7 @@ use crate::core::fairness::cost;
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
 use crate::core::order::{Candidate, Head, Hold};
+use crate::core::placement::place::Choice;
 use crate::core::queue::{LaneKey, Part};
 use crate::core::quota::Standing;
 
@@ -34,6 +35,8 @@ struct Pick {
     chosen: Candidate,
     replica: ReplicaId,
     pool: PoolId,
+    /// Why there.
+    choice: Choice,
     /// The replica was held for it.
     held: bool,
     /// Tokens of the prompt that the replica is taken to have.
@@ -46,6 +49,7 @@ impl Scheduler {
         while let Some(group) = self.touched.pop_first() {
             self.keep_promise(group);
             self.keep_quotas(group);
+            self.groups[group].spill_at = None;
             let mut made_room = false;
             loop {
                 let Some(pick) = self.pick_held(group).or_else(|| self.pick(group)) else {
@@ -82,14 +86,16 @@ impl Scheduler {
             if self.falls_behind(&chosen.head) {
                 continue;
             }
-            let pools = &self.groups[group].shape.lines[chosen.line];
-            let replica = self.replica_for(&chosen, pools);
-            match replica.and_then(|replica| Some((replica, self.fleet.pool_of(replica)?))) {
-                Some((replica, pool)) => {
+            let place = self.place_for(group, &chosen);
+            match place.and_then(|(replica, choice)| Some((replica, choice, self.fleet.pool_of(replica)?))) {
+                Some((replica, choice, pool)) => {
                     let cached = self.cached(chosen.head.job, replica);
-                    return Some(Pick { chosen, replica, pool, held: false, cached });
+                    return Some(Pick { chosen, replica, pool, choice, held: false, cached });
                 }
-                None => passed.push(chosen.head.job),
+                None => {
+                    self.note_spill(group, &chosen);
+                    passed.push(chosen.head.job);
+                }
             }
         }
     }
@@ -121,8 +127,8 @@ impl Scheduler {
             self.groups[group].holds.remove(index);
             self.fleet.hold(hold.replica, false, self.now);
             if let Some(chosen) = wanted {
-                let (replica, pool) = (hold.replica, hold.pool);
-                return Some(Pick { chosen, replica, pool, held: true, cached: 0 });
+                let (replica, pool, choice) = (hold.replica, hold.pool, Choice::Held);
+                return Some(Pick { chosen, replica, pool, choice, held: true, cached: 0 });
             }
         }
         None
@@ -134,7 +140,7 @@ impl Scheduler {
         let part = job.part()?;
         let lane = LaneKey::of(&job.spec);
         let spot = self.spot(lane).filter(|spot| spot.group == group)?;
-        let pools = &self.groups[group].shape.lines[spot.line];
+        let pools = &self.groups[group].shape.lines[spot.line].pools;
         let usable = pools.contains(&hold.pool)
             && self.fleet.is_up(hold.replica)
             && !self.shunned(hold.job, pools).contains(&hold.replica);
@@ -167,21 +173,6 @@ impl Scheduler {
         };
         let tried: SmallVec<[ReplicaId; 2]> = job.tried.iter().filter_map(here).collect();
         if self.fleet.count_up(pools) > tried.len() as u64 { tried } else { SmallVec::new() }
-    }
-
-    /// Where the job goes now. One that failed before keeps away from others
-    /// that did, where it can: if one of them breaks whatever engine it meets,
-    /// it takes no other with it a second time.
-    fn replica_for(&self, chosen: &Candidate, pools: &[PoolId]) -> Option<ReplicaId> {
-        let job = self.jobs.get(&chosen.head.job)?;
-        let shunned = self.shunned(chosen.head.job, pools);
-        let cached = self.prefixes.matches(&job.prefix);
-        let wish = job.wish(&cached, chosen.guest);
-        let best = |avoid: &dyn Fn(ReplicaId) -> bool| self.fleet.best(pools, &wish, avoid);
-        let suspect = job.suspect;
-        let apart = || best(&|id| shunned.contains(&id) || self.fleet.has_suspect(id));
-        let apart = suspect.then(apart).flatten();
-        apart.or_else(|| best(&|id| shunned.contains(&id)))
     }
 
     /// Tokens of the job's prompt that a replica is taken to have.
@@ -217,6 +208,9 @@ impl Scheduler {
     /// Another went before the first in the order. Once too often, and a
     /// replica is held for it.
     fn pass_over(&mut self, group: usize, pool: PoolId, first: JobId) {
+        if !self.would_take(first, pool) {
+            return;
+        }
         let Some(job) = self.jobs.get_mut(&first) else { return };
         job.passed = job.passed.saturating_add(1);
         let holds = &self.groups[group].holds;
@@ -224,8 +218,8 @@ impl Scheduler {
             return;
         }
         let need = job.need();
-        let route = self.placement.route(job.spec.model);
-        let shunned = route.map(|route| self.shunned(first, &route.pools)).unwrap_or_default();
+        let line = self.placement.line(LaneKey::of(&job.spec));
+        let shunned = line.map(|line| self.shunned(first, &line.pools)).unwrap_or_default();
         if let Some(replica) = self.fleet.to_hold(pool, need, self.now, &|id| shunned.contains(&id)) {
             self.fleet.hold(replica, true, self.now);
             self.groups[group].holds.push(Hold { replica, pool, job: first });
@@ -284,7 +278,7 @@ impl Scheduler {
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
         let standing = self.fleet.standing(pick.replica, self.now)?;
-        let pools = &here.shape.lines[chosen.line];
+        let pools = &here.shape.lines[chosen.line].pools;
         let shunned = self.shunned(chosen.head.job, pools);
         let cached = [(pick.replica, pick.cached)];
         let wish = job.wish(&cached, chosen.guest);
@@ -314,6 +308,7 @@ impl Scheduler {
             running: standing.running,
             limit: standing.limit,
             turn,
+            choice: pick.choice,
             class: job.spec.class,
             demoted_from: job.demoted_from,
         })

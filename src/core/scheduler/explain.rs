@@ -27,7 +27,7 @@ impl Scheduler {
         let here = &self.groups[spot.group];
         let lane = self.queue.lane(key).filter(|_| part == Part::Fresh);
         let ahead = lane.map_or(0, |lane| lane.before(job.place, id));
-        let pools = &here.shape.lines[spot.line];
+        let pools = &here.shape.lines[spot.line].pools;
         let guest = here.is_guest(spot.class);
         let mut replicas = self.choices(job, pools, guest, now);
         replicas.sort_by_key(|choice| (Reverse(choice.fits), choice.expected, choice.replica));

@@ -7,7 +7,8 @@
 //!   [`crate::core::fairness`];
 //! * what each tenant may hold: [`crate::core::quota`];
 //! * which replica: [`crate::core::routing`]; how much it can take:
-//!   [`crate::core::limits`] and [`crate::core::fleet`];
+//!   [`crate::core::limits`] and [`crate::core::fleet`]; of which pool:
+//!   [`crate::core::placement`];
 //! * large jobs among small ones: `dispatch`;
 //! * what a fault does to the job and to the replica: `settle`, `health`;
 //! * what may wait: [`crate::core::admission`]; in which class: `demote`;
@@ -27,6 +28,7 @@ mod explain;
 mod health;
 mod job;
 mod overrides;
+mod place;
 mod promise;
 mod quotas;
 mod recall;

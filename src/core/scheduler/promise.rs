@@ -2,7 +2,9 @@
 //!
 //! The most urgent class in use sets how full replicas may be. Those after it
 //! are guests: they leave it a reserve, and come only where its streams stay
-//! in time. When it has been idle for a while, the next class takes its place.
+//! in time. Pools that it may not use are left to the next class that may. When it has been idle for a while, the next class takes its place.
+
+use smallvec::SmallVec;
 
 use crate::core::fleet::Promise;
 use crate::core::order::Group;
@@ -19,32 +21,39 @@ impl Scheduler {
         let urgent = here.find_urgent(now);
         let reserve = urgent.map_or(0, |class| here.reserve(class, now));
         here.set_urgent(urgent);
-        let class = urgent.and_then(|class| self.policy.classes.get(here.class_id(class)));
-        let promise = class.map_or_else(Promise::default, |class| Promise {
-            ttft: class.ttft_objective,
-            itl: class.itl_objective,
-            reserve,
-        });
-        let up = self.fleet.count_up(&here.shape.pools).max(1);
-        let reserve = u64::from(promise.reserve).div_ceil(up);
-        let promise = Promise { reserve: u32::try_from(reserve).unwrap_or(u32::MAX), ..promise };
-        for pool in &here.shape.pools {
-            self.fleet.promise(*pool, promise, now);
+        let pools: SmallVec<[_; 8]> = here.hosts(now).collect();
+        let hosted = pools.iter().filter(|(_, host)| *host == urgent).map(|(pool, _)| *pool);
+        let up = self.fleet.count_up(&hosted.collect::<SmallVec<[_; 8]>>()).max(1);
+        let reserve = u32::try_from(u64::from(reserve).div_ceil(up)).unwrap_or(u32::MAX);
+        for (pool, host) in pools {
+            let class = host.and_then(|host| self.policy.classes.get(self.groups[group].class_id(host)));
+            let promise = class.map_or_else(Promise::default, |class| Promise {
+                ttft: class.ttft_objective,
+                itl: class.itl_objective,
+                reserve,
+                guests: host == urgent,
+            });
+            self.fleet.promise(pool, promise, now);
         }
     }
 
-    /// Groups whose urgent class has been idle for long enough have to be looked
-    /// at.
+    /// Groups whose urgent class has been idle for long enough, or in which a job
+    /// has waited long enough for the pools it wants most, have to be looked at.
     pub(super) fn release_urgent(&mut self) {
         let now = self.now;
-        let due = |group: &Group| group.urgent_until().is_some_and(|until| until <= now);
+        let due =
+            |group: &Group| group.urgent_until().into_iter().chain(group.spill_at).any(|until| until <= now);
         let groups = self.groups.iter().enumerate();
         self.touched.extend(groups.filter(|(_, group)| due(group)).map(|(index, _)| index));
     }
 
     /// When a class that is urgent only by what it did lately makes room for
-    /// guests that wait.
+    /// guests that wait, or a job looks at pools that it wants less.
     pub(super) fn next_release(&self) -> Option<Tick> {
-        self.groups.iter().filter(|group| group.waiting() > 0).filter_map(|group| group.urgent_until()).min()
+        self.groups
+            .iter()
+            .filter(|group| group.waiting() > 0)
+            .flat_map(|group| group.urgent_until().into_iter().chain(group.spill_at))
+            .min()
     }
 }

@@ -28,7 +28,7 @@ impl Scheduler {
 
     /// A job of the lane left its replica.
     pub(super) fn give_back_quota(&mut self, lane: LaneKey, seqs: u32) {
-        let Some(group) = self.placement.route(lane.model).map(|route| route.group) else { return };
+        let Some(group) = self.placement.group_of_model(lane.model) else { return };
         if self.groups[group].quotas.give_back(lane.tenant, seqs) {
             self.refresh_standing(group, lane.tenant);
         }
@@ -40,8 +40,8 @@ impl Scheduler {
     /// Counts anew what every tenant holds; looks at every job.
     pub(super) fn count_quotas(&mut self) {
         for job in self.jobs.values() {
-            if let (Some(run), Some(route)) = (job.run(), self.placement.route(job.spec.model)) {
-                self.groups[route.group].quotas.take(job.spec.tenant, run.booking.seqs);
+            if let (Some(run), Some(group)) = (job.run(), self.placement.group_of_model(job.spec.model)) {
+                self.groups[group].quotas.take(job.spec.tenant, run.booking.seqs);
             }
         }
         for group in &mut self.groups {

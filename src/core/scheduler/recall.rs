@@ -36,7 +36,7 @@ impl Scheduler {
             return;
         }
         self.eject(replica, Fault::Silent, out);
-        for job in self.unseen_at(replica, |_, _| true) {
+        for job in self.unseen_at(replica, |job, _| self.has_others(job)) {
             self.recall(job, Recalled::Stalled, out);
         }
     }
@@ -51,12 +51,17 @@ impl Scheduler {
         let now = self.now;
         let jobs = self.unseen_at(replica, |job, run| {
             let begun = !job.spec.streams && run.since + Duration::from_nanos(run.raw) <= now;
-            let route = self.placement.route(job.spec.model);
-            !begun && route.is_some_and(|route| self.fleet.count_up(&route.pools) > 0)
+            !begun && self.has_others(job)
         });
         for job in jobs {
             self.recall(job, why, out);
         }
+    }
+
+    /// Whether a replica in service may serve the job.
+    fn has_others(&self, job: &Job) -> bool {
+        let line = self.placement.line(LaneKey::of(&job.spec));
+        line.is_some_and(|line| self.fleet.count_up(&line.pools) > 0)
     }
 
     /// What runs at a replica, its client has seen nothing of, and is wanted; the
@@ -78,7 +83,7 @@ impl Scheduler {
             return false;
         }
         let Some(first) = self.first_of(group).filter(|first| self.is_pressed(first)) else { return false };
-        let pools = &self.groups[group].shape.lines[first.line];
+        let pools = &self.groups[group].shape.lines[first.line].pools;
         let victims = pools.iter().filter_map(|pool| {
             let none = (*pool, Reverse(usize::MAX), Reverse(Tick::NEVER), JobId::new(0));
             let victim = *self.movable.range(none..).next()?;
@@ -95,7 +100,7 @@ impl Scheduler {
     fn is_pressed(&self, first: &Candidate) -> bool {
         let Some(job) = self.jobs.get(&first.head.job) else { return false };
         let class = self.policy.classes.get(job.spec.class);
-        let pools = self.placement.route(job.spec.model).map(|route| &*route.pools);
+        let pools = self.placement.line(first.head.lane).map(|line| &*line.pools);
         class.is_some_and(|class| job.queued(self.now) >= class.ttft_objective / 2)
             && !self.fleet.fits_soon(pools.unwrap_or_default(), &job.wish(&[], false))
     }
@@ -115,10 +120,10 @@ impl Scheduler {
             Recalled::Drained | Recalled::SpotNotice => {}
         }
         let lane = LaneKey::of(&job.spec);
-        if let Some(spot) = self.spot(lane) {
-            let here = &mut self.groups[spot.group];
+        if let Some(account) = self.account(lane) {
+            let here = &mut self.groups[account.group];
             here.drain.take_back(self.now);
-            here.class_mut(spot.class).backlogs.came_back(lane.tenant, self.now);
+            here.class_mut(account.class).backlogs.came_back(lane.tenant, self.now);
         }
         out.push(Action::Recall { job: id, replica: run.replica, why });
         match self.orphaned(lane) {
@@ -132,12 +137,13 @@ impl Scheduler {
     pub(super) fn note_movable(&mut self, id: JobId, run: &Run) {
         let gives_way = |job: &&Job| job.preemptions < MAX_PREEMPTIONS && job.begun == 0;
         let Some(job) = self.jobs.get(&id).filter(gives_way) else { return };
-        let (Some(pool), Some(spot)) = (self.fleet.pool_of(run.replica), self.spot(LaneKey::of(&job.spec)))
+        let (Some(pool), Some(account)) =
+            (self.fleet.pool_of(run.replica), self.account(LaneKey::of(&job.spec)))
         else {
             return;
         };
-        if spot.class > 0 {
-            let movable = (pool, Reverse(spot.class), Reverse(run.since), id);
+        if account.class > 0 {
+            let movable = (pool, Reverse(account.class), Reverse(run.since), id);
             self.movable.insert(movable);
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.movable = Some(movable);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::core::event::{Action, RejectReason};
 use crate::core::ids::JobId;
+use crate::core::invariant::InvariantId;
 use crate::core::order::Group;
 use crate::core::placement::Placement;
 use crate::core::policy::Policy;
@@ -34,9 +35,30 @@ impl Scheduler {
         self.touched = (0..self.groups.len()).collect();
     }
 
+    /// Context windows may have changed, and with them the lanes of jobs.
+    fn refit(&mut self) {
+        for job in self.jobs.values_mut() {
+            let fit = self.placement.fit(job.spec.model, job.spec.context);
+            if fit == job.spec.fit {
+                continue;
+            }
+            let before = job.spec;
+            job.spec.fit = fit;
+            if let Some(part) = job.part() {
+                let place = job.place_in(part);
+                let weight = self.policy.tenants.get(before.tenant).map_or(1.0, |row| row.weight);
+                let whole = self.queue.remove(&before, part, place);
+                self.invariants.check(InvariantId::QueueConsistent, whole);
+                self.queue.drop_empty(LaneKey::of(&before));
+                self.queue.push(&job.spec, part, place, weight);
+            }
+        }
+    }
+
     /// Gives every lane its place in the new groups. Returns the jobs that
     /// have none.
     fn seat_all(&mut self) -> Vec<(JobId, RejectReason)> {
+        self.refit();
         let keys: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
         let mut orphans = Vec::new();
         for key in keys {

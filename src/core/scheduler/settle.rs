@@ -19,7 +19,7 @@ use crate::core::job::{Tokens, Usage};
 use crate::core::queue::{LaneKey, Part};
 
 use super::Scheduler;
-use super::arrive::Spot;
+use super::arrive::Account;
 use super::job::{Job, Phase, Run};
 
 impl Scheduler {
@@ -94,11 +94,11 @@ impl Scheduler {
         let exhausted = failures >= self.policy.retry.max_attempts.max(1);
 
         if !run.booking.started
-            && let Some(spot) = self.spot(lane)
+            && let Some(account) = self.account(lane)
         {
-            let here = &mut self.groups[spot.group];
+            let here = &mut self.groups[account.group];
             here.drain.take_back(self.now);
-            here.class_mut(spot.class).backlogs.came_back(lane.tenant, self.now);
+            here.class_mut(account.class).backlogs.came_back(lane.tenant, self.now);
         }
         if run.booking.started && begun.is_none() {
             if let Some(job) = self.jobs.remove(&id) {
@@ -152,8 +152,8 @@ impl Scheduler {
         self.forget_movable(id);
         self.touch_replica(run.replica);
         let lane = self.jobs.get(&id).map(|job| LaneKey::of(&job.spec));
-        if let Some(spot) = lane.and_then(|lane| self.spot(lane)) {
-            self.groups[spot.group].stopped(spot.class, self.now.since(run.since), self.now);
+        if let Some(account) = lane.and_then(|lane| self.account(lane)) {
+            self.groups[account.group].stopped(account.class, self.now.since(run.since), self.now);
         }
         let whole = self.fleet.release(run.replica, &run.booking, self.now);
         self.invariants.check(InvariantId::LedgerBalanced, whole);
@@ -169,18 +169,18 @@ impl Scheduler {
         let waits = job.part().is_some();
         let known = usage.tokens().or_else(|| waits.then(Tokens::default));
         let (Some(charged), Some(tokens)) = (job.charged, known) else { return };
-        let Some(spot) = self.spot(LaneKey::of(&job.spec)) else { return };
-        self.recharge(spot, job.spec.tenant, charged, cost(tokens.input, tokens.output));
+        let Some(account) = self.account(LaneKey::of(&job.spec)) else { return };
+        self.recharge(account, job.spec.tenant, charged, cost(tokens.input, tokens.output));
     }
 
     /// Replaces a charge of the tenant in the class by another one.
-    pub(super) fn recharge(&mut self, spot: Spot, tenant: TenantId, charged: u64, cost: u64) {
+    pub(super) fn recharge(&mut self, account: Account, tenant: TenantId, charged: u64, cost: u64) {
         let weight = self.weight(tenant);
-        let class = self.groups[spot.group].class_mut(spot.class);
+        let class = self.groups[account.group].class_mut(account.class);
         class.counters.correct(tenant, weight, charged, cost);
         let id = class.id;
-        self.refresh_tenant(spot.group, id, tenant);
-        self.touched.insert(spot.group);
+        self.refresh_tenant(account.group, id, tenant);
+        self.touched.insert(account.group);
     }
 
     /// The tenant's weight, boosted or not; 1 for one that is no longer in the

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::config::units::Span;
-use crate::core::policy::{Policy, Replica};
+use crate::core::policy::{Model, Policy, Replica};
 use crate::sim::profile::Profile;
 use crate::sim::world::baseline::at_once::{AtOnce, Pick};
 use crate::sim::world::baseline::fair::{DeficitRound, VirtualCounters};
@@ -25,8 +25,8 @@ use crate::sim::world::router::Router;
 pub const DESIGNS: [(&str, &[&str], &str); 13] = [
     (
         "penstock",
-        &["max_seqs"],
-        "the scheduler of this program; max_seqs=N sets every engine's limit by hand",
+        &["max_seqs", "only"],
+        "the scheduler of this program; max_seqs=N sets every engine's limit by hand, only=POOL uses no other pool",
     ),
     ("random", &[], "any engine"),
     ("round-robin", &[], "engines in turn"),
@@ -68,6 +68,7 @@ pub struct Design {
     cap: u64,
     prefill: u64,
     max_seqs: Option<u32>,
+    only: Option<String>,
 }
 
 /// What a design is told of the world before it starts.
@@ -133,8 +134,27 @@ impl Design {
         Box::new(Held::new(count, Cap { requests: self.cap, prefill: self.prefill }, line))
     }
 
+    /// Whether it can be in a world with this policy.
+    ///
+    /// # Errors
+    /// It names a pool that is not there.
+    pub(super) fn check(&self, policy: &Policy) -> Result<(), String> {
+        match &self.only {
+            Some(pool) if policy.pools.id(pool).is_none() => {
+                Err(format!("designs: `{}`: there is no pool `{pool}` in the fleet", self.text))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn limited(&self, policy: &Policy) -> Policy {
         let mut policy = policy.clone();
+        if let Some(pool) = self.only.as_ref().and_then(|name| policy.pools.id(name)) {
+            let rows = policy.models.iter().map(|(_, name, row)| (name.to_owned(), row.max_model_len));
+            for (name, max_model_len) in rows.collect::<Vec<_>>() {
+                policy.models.insert(&name, Model { pools: vec![pool], max_model_len });
+            }
+        }
         if let Some(limit) = self.max_seqs {
             let rows = policy.replicas.iter().map(|(_, name, row)| (name.to_owned(), row.clone()));
             for (name, row) in rows.collect::<Vec<_>>() {
@@ -176,6 +196,7 @@ impl FromStr for Design {
             cap: if *name == "maxconn" { 128 } else { 256 },
             prefill: if *name == "maxconn" { u64::MAX } else { 8_192 },
             max_seqs: None,
+            only: None,
         };
         for word in words {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
@@ -205,6 +226,7 @@ impl Design {
             "cap" => self.cap = u64::from(count()?),
             "prefill" => self.prefill = u64::from(count()?),
             "max_seqs" => self.max_seqs = Some(count()?),
+            "only" => self.only = Some(value.to_owned()),
             _ if !value.is_empty() => return Err(format!("write it as `{key}` alone")),
             "own" => self.own = true,
             "sync" => self.sync = true,
@@ -236,7 +258,7 @@ mod tests {
             ("fastest", "no design is called `fastest`; there are: penstock, random"),
             ("", "no design is called ``"),
             ("random own", "`random` has no option `own`; it has: shed"),
-            ("penstock shed", "`penstock` has no option `shed`; it has: max_seqs"),
+            ("penstock shed", "`penstock` has no option `shed`; it has: max_seqs, only"),
             ("vtc cap=0", "`vtc`: `cap=0`: write it like cap=256, at least 1"),
             ("jsq scrape=soon", "write it like scrape=50ms"),
             ("jsq own=1", "write it as `own` alone"),

@@ -24,7 +24,7 @@ const fn column(name: &'static str, title: &'static str, digits: usize, dull: Op
 }
 
 /// Every figure. Times in milliseconds unless the name says otherwise.
-pub const COLUMNS: [Column; 16] = [
+pub const COLUMNS: [Column; 17] = [
     column("offered", "offered", 0, None),
     column("ttft_p50_ms", "p50", 0, None),
     column("ttft_p99_ms", "p99", 0, None),
@@ -39,6 +39,7 @@ pub const COLUMNS: [Column; 16] = [
     column("tokens_per_s", "tokens/s", 0, None),
     column("jain", "jain", 3, Some(0.0)),
     column("worst_share", "least share", 3, Some(0.0)),
+    column("cost_per_1000", "cost", 3, Some(0.0)),
     column("engine_waiting", "waiting", 0, None),
     column("broken_invariants", "broken", 0, Some(0.0)),
 ];
@@ -63,6 +64,18 @@ pub(super) struct Frame<'a> {
     pub(super) weights: &'a [f64],
     /// Whether shares of tenants are figures of it.
     pub(super) shares: bool,
+    /// See [`cost_per_thousand`].
+    pub(super) cost: f64,
+}
+
+/// What a thousand answers cost on average: the time in which engines computed
+/// at their prices, each step shared by those that it served. Idle time is not
+/// in it.
+pub(super) fn cost_per_thousand(outcome: &Outcome, prices: impl Iterator<Item = f64>) -> f64 {
+    let spent: f64 =
+        outcome.busy.iter().zip(prices).map(|(busy, price)| busy.as_secs_f64() / 3600.0 * price).sum();
+    let served = outcome.records.iter().filter(|record| record.served()).count();
+    1_000.0 * spent / served.max(1) as f64
 }
 
 impl Frame<'_> {
@@ -92,6 +105,7 @@ impl Frame<'_> {
             received / window.seconds(),
             jain,
             worst,
+            self.cost,
             self.outcome.most_waiting.iter().copied().max().unwrap_or(0) as f64,
             self.outcome.faults as f64,
         ]
@@ -213,7 +227,7 @@ mod tests {
     fn service_counts_as_far_as_it_falls_in_the_window() {
         let outcome = Outcome::default();
         let goals = [Goal { ttft: Duration::from_millis(100), itl: Duration::from_millis(1) }];
-        let frame = Frame { outcome: &outcome, goals: &goals, weights: &[1.0, 1.0], shares: true };
+        let frame = Frame { outcome: &outcome, goals: &goals, weights: &[1.0, 1.0], shares: true, cost: 0.0 };
         // The second one has half of its output after the window of 2 s.
         let records = [record(0, 0, 1_000), record(1, 1_800, 2_000), record(0, 2_000, 2_100)];
         let records: Vec<_> = records.iter().collect();
@@ -231,7 +245,7 @@ mod tests {
     #[test]
     fn one_who_gets_half_of_its_share_shows() {
         let outcome = Outcome::default();
-        let frame = Frame { outcome: &outcome, goals: &[], weights: &[1.0, 1.0], shares: true };
+        let frame = Frame { outcome: &outcome, goals: &[], weights: &[1.0, 1.0], shares: true, cost: 0.0 };
         let mut records: Vec<Record> =
             (0..40).map(|index| record(0, index * 100, index * 100 + 100)).collect();
         let refused = |index: u64| Record {

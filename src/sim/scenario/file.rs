@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use crate::config::file::placement::{Capacity, Otherwise};
 use crate::config::named::Named;
 use crate::config::units::Span;
 
@@ -42,7 +43,7 @@ pub struct GoalRow {
 }
 
 /// One latency class.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClassRow {
     /// First token objective.
@@ -56,6 +57,10 @@ pub struct ClassRow {
     pub min_share: f64,
     /// The class in which a late request goes on; absent = it is refused.
     pub demote_to: Option<String>,
+    /// Pools that it may use; absent = all.
+    pub pools: Option<Vec<String>>,
+    /// What it does while no pool keeps its objective; absent = `fastest`.
+    pub otherwise: Option<Otherwise>,
 }
 
 /// One tenant.
@@ -136,6 +141,13 @@ impl Shape {
 pub struct FleetRow {
     /// Whose speed they have.
     pub profile: String,
+    /// The pool that they belong to; absent = one that has no price.
+    pub pool: Option<String>,
+    /// Price of one for an hour; absent = the profile's where there is a `pool`,
+    /// else none. Routers know it only where there is a `pool`.
+    pub price: Option<f64>,
+    /// Whether they may be taken away.
+    pub capacity: Capacity,
     /// How many; absent = 1.
     pub count: Option<u32>,
     /// For weighted-round-robin; absent = 1.

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::file::placement as written;
 use crate::config::units::Span;
 use crate::core::ids::ClassId;
+use crate::core::placement::rules::{Capacity, Otherwise, Price, Rules, Supply};
 use crate::core::policy::{Bounds, Class, Policy, Quota, Tenant};
 use crate::core::time::Tick;
 use crate::sim::arrivals::{Conversations, Length, Pattern, Sizes};
@@ -18,7 +20,7 @@ use crate::sim::scenario::file::{ClassRow, FaultName, FleetRow, PatternName, Sce
 use crate::sim::scenario::plan::Case;
 use crate::sim::scenario::traffic::{Owner, Rate, Source, Stream};
 use crate::sim::trace::Trace;
-use crate::sim::world::gateway::policy;
+use crate::sim::world::gateway::{Rack, policy};
 use crate::sim::world::replica::{Fault, FaultKind, ReplicaSetup};
 
 /// Engines of one world.
@@ -43,8 +45,7 @@ impl<'a> Maker<'a> {
         if classes.is_empty() {
             let goal =
                 scenario.goal.unwrap_or(file::GoalRow { ttft: Span::millis(150), itl: Span::millis(50) });
-            let row =
-                ClassRow { ttft: goal.ttft, itl: goal.itl, max_wait: None, min_share: 0.0, demote_to: None };
+            let row = ClassRow { ttft: goal.ttft, itl: goal.itl, ..ClassRow::default() };
             classes.push(("interactive".to_owned(), row));
         }
         for (name, row) in &classes {
@@ -68,7 +69,11 @@ impl<'a> Maker<'a> {
         Ok(Self { folder, classes, tenants, traces: HashMap::new() })
     }
 
-    pub(super) fn policy(&self, replicas: usize) -> Policy {
+    /// Penstock's policy for such engines.
+    ///
+    /// # Errors
+    /// A class names a pool that is not there.
+    pub(super) fn policy(&self, racks: &[Rack]) -> Result<Policy, String> {
         let class = |(rank, (_, row)): (usize, &(String, ClassRow))| Class {
             rank: rank as u32,
             min_share: row.min_share,
@@ -79,6 +84,7 @@ impl<'a> Maker<'a> {
                 let place = self.classes.iter().position(|(name, _)| name == other)?;
                 Some(ClassId::new(place as u32))
             }),
+            placement: Default::default(),
         };
         let classes: Vec<Class> = self.classes.iter().enumerate().map(class).collect();
         let ids: BTreeSet<ClassId> = (0..classes.len() as u32).map(ClassId::new).collect();
@@ -93,9 +99,16 @@ impl<'a> Maker<'a> {
                 borrow: row.borrow.unwrap_or(1.0),
                 lend: row.lend.unwrap_or(1.0),
             },
+            placement: Default::default(),
         };
         let tenants: Vec<Tenant> = self.tenants.iter().map(tenant).collect();
-        policy(replicas, &classes, &tenants)
+        let mut policy = policy(racks, &classes, &tenants);
+        for (index, (name, row)) in self.classes.iter().enumerate() {
+            let mut class = classes[index].clone();
+            class.placement = rules(row, &policy).map_err(|what| format!("classes.{name}.{what}"))?;
+            policy.classes.insert(&index.to_string(), class);
+        }
+        Ok(policy)
     }
 
     pub(super) fn case(&mut self, name: &str, shape: &Shape) -> Result<Case, String> {
@@ -105,10 +118,11 @@ impl<'a> Maker<'a> {
 
     fn plain_case(&mut self, name: &str, shape: &Shape) -> Result<Case, String> {
         let usual = vec![FleetRow { profile: "h100-8b".to_owned(), count: Some(8), ..FleetRow::default() }];
-        let (mut replicas, mut weights) = (Vec::new(), Vec::new());
+        let (mut replicas, mut weights, mut racks) = (Vec::new(), Vec::new(), Vec::new());
         for (index, row) in shape.fleet.as_ref().unwrap_or(&usual).iter().enumerate() {
             let setup = engine(row).map_err(|what| format!("fleet[{index}].{what}"))?;
             let count = row.count.unwrap_or(1).min(MAX_ENGINES) as usize;
+            racks.push(rack(row, &setup, count).map_err(|what| format!("fleet[{index}].{what}"))?);
             replicas.resize(replicas.len() + count, setup);
             weights.resize(replicas.len(), positive("fleet.weight", row.weight.unwrap_or(1.0))?);
         }
@@ -143,6 +157,7 @@ impl<'a> Maker<'a> {
             horizon: shape.horizon.map(|span| span.0),
             facts: Facts { profiles, weights, policy: Policy::default() },
             replicas,
+            racks,
         })
     }
 
@@ -270,6 +285,30 @@ fn pattern(name: PatternName, row: &file::Stream) -> Pattern {
     }
 }
 
+/// Where a class may send its work.
+fn rules(row: &ClassRow, policy: &Policy) -> Result<Rules, String> {
+    let id =
+        |name: &String| policy.pools.id(name).ok_or_else(|| format!("pools: `{name}` is not in the fleet"));
+    let pools = row.pools.as_ref().map(|names| names.iter().map(id).collect()).transpose()?;
+    let otherwise = row.otherwise.map(|otherwise| match otherwise {
+        written::Otherwise::Fastest => Otherwise::Fastest,
+        written::Otherwise::Wait => Otherwise::Wait,
+    });
+    Ok(Rules { pools, otherwise, ..Rules::default() })
+}
+
+/// Engines as a pool of the policy; routers are told the price only of one that
+/// has a name.
+fn rack(row: &FleetRow, setup: &ReplicaSetup, replicas: usize) -> Result<Rack, String> {
+    let price = Price::new(setup.price).ok_or_else(|| format!("price: must be from 0 to {}", Price::MAX))?;
+    let Some(pool) = row.pool.clone() else { return Ok(Rack::plain(replicas)) };
+    let capacity = match row.capacity {
+        written::Capacity::OnDemand => Capacity::OnDemand,
+        written::Capacity::Spot => Capacity::Spot,
+    };
+    Ok(Rack { pool, supply: Supply { capacity, price: Some(price), ..Supply::default() }, replicas })
+}
+
 fn engine(row: &FleetRow) -> Result<ReplicaSetup, String> {
     let names = || Profile::names().collect::<Vec<_>>().join(", ");
     let profile = Profile::named(&row.profile);
@@ -290,5 +329,7 @@ fn engine(row: &FleetRow) -> Result<ReplicaSetup, String> {
         },
     });
     let slowness = positive("slowness", row.slowness.unwrap_or(1.0))?;
-    Ok(ReplicaSetup { slowness, fault, ..ReplicaSetup::new(profile, options) })
+    let usual = if row.pool.is_some() { profile.cost_h } else { 0.0 };
+    let price = row.price.unwrap_or(usual);
+    Ok(ReplicaSetup { slowness, fault, price, ..ReplicaSetup::new(profile, options) })
 }

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use crate::sim::rng::Rng;
 use crate::sim::scenario::design::{Design, Facts};
-use crate::sim::scenario::figures::{Figures, Frame};
+use crate::sim::scenario::figures::{Figures, Frame, cost_per_thousand};
 use crate::sim::scenario::file::{By, Scenario};
 use crate::sim::scenario::make::Maker;
 use crate::sim::scenario::traffic::{Stream, arrivals};
+use crate::sim::world::gateway::Rack;
 use crate::sim::world::record::{Goal, Record};
 use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
@@ -43,6 +44,7 @@ pub struct Case {
     /// The designs.
     pub designs: Vec<Design>,
     pub(super) replicas: Vec<ReplicaSetup>,
+    pub(super) racks: Vec<Rack>,
     pub(super) capacity: f64,
     pub(super) streams: Vec<Stream>,
     pub(super) gateways: u8,
@@ -82,7 +84,10 @@ impl Plan {
         };
         let mut cases = cases?;
         for case in &mut cases {
-            case.facts.policy = maker.policy(case.replicas.len());
+            case.facts.policy = maker.policy(&case.racks)?;
+            for design in &case.designs {
+                design.check(&case.facts.policy)?;
+            }
         }
         let warmup = scenario.warmup.unwrap_or(USUAL_WARMUP);
         if !(0.0..=0.9).contains(&warmup) {
@@ -136,7 +141,9 @@ impl Plan {
         let records = &outcome.records[skipped..];
         let tenants = self.cases[trial.case].facts.policy.tenants.iter();
         let weights: Vec<f64> = tenants.map(|(_, _, tenant)| tenant.weight).collect();
-        let frame = |shares| Frame { outcome: &outcome, goals: &self.goals, weights: &weights, shares };
+        let prices = self.cases[trial.case].replicas.iter().map(|replica| replica.price);
+        let cost = cost_per_thousand(&outcome, prices);
+        let frame = |shares| Frame { outcome: &outcome, goals: &self.goals, weights: &weights, shares, cost };
         let all = frame(self.by == By::Tenant).figures(&records.iter().collect::<Vec<_>>());
         let part = |index: usize| {
             let of: fn(&Record) -> u32 = if self.by == By::Class { |r| r.class } else { |r| r.tenant };

@@ -1,6 +1,5 @@
 //! Penstock's scheduler as a router of the world.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use parking_lot::Mutex;
 use crate::core::event::{Action, Event, Fault, Outcome};
 use crate::core::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
 use crate::core::job::{JobSpec, Prefix, Tokens, Usage};
+use crate::core::placement::rules::Supply;
 use crate::core::policy::{Class, Model, Policy, Pool, Replica, Tenant};
 use crate::core::scheduler::Scheduler;
 use crate::core::time::Tick;
@@ -71,6 +71,8 @@ impl Gateway {
             arrived: now,
             deadline: now + arrival.patience.map_or(max_wait, |patience| patience.min(max_wait)),
             patience: arrival.patience.map_or(Tick::NEVER, |patience| now + patience),
+            context: u64::from(arrival.prompt) + u64::from(arrival.output),
+            fit: 0,
         }
     }
 
@@ -147,11 +149,31 @@ impl Router for Gateway {
     }
 }
 
-/// A policy of one pool with so many replicas of which nothing is configured,
-/// one model, and the given classes and tenants. The name of a class or tenant
-/// is its number.
+/// Replicas that are alike, of which nothing is configured but what their pool
+/// is. Racks of the same pool may differ in speed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rack {
+    /// The name of their pool.
+    pub pool: String,
+    /// What the pool is; the word of its first rack counts.
+    pub supply: Supply,
+    /// How many there are.
+    pub replicas: usize,
+}
+
+impl Rack {
+    /// Replicas of one pool without a price.
+    #[must_use]
+    pub fn plain(replicas: usize) -> Self {
+        Self { pool: "pool".to_owned(), supply: Supply::default(), replicas }
+    }
+}
+
+/// A policy of these replicas in their order, one model that all pools serve,
+/// and the given classes and tenants. The name of a class or tenant is its
+/// number; pools have their ids in the order in which they first appear.
 #[must_use]
-pub fn policy(replicas: usize, classes: &[Class], tenants: &[Tenant]) -> Policy {
+pub fn policy(racks: &[Rack], classes: &[Class], tenants: &[Tenant]) -> Policy {
     let mut policy = Policy { generation: 1, ..Policy::default() };
     for (index, class) in classes.iter().enumerate() {
         policy.classes.insert(&index.to_string(), class.clone());
@@ -159,16 +181,19 @@ pub fn policy(replicas: usize, classes: &[Class], tenants: &[Tenant]) -> Policy 
     for (index, tenant) in tenants.iter().enumerate() {
         policy.tenants.insert(&index.to_string(), tenant.clone());
     }
-    let (pool, model) = (policy.pools.reserve("pool"), policy.models.reserve("model"));
-    let row = Replica { pool, max_seqs: None, kv_tokens: None };
-    let ids = (0..replicas).map(|index| policy.replicas.insert(&format!("pool/{index}"), row.clone()));
-    let row = Pool {
-        replicas: ids.collect(),
-        models: BTreeSet::from([model]),
-        engine_buffer: 0,
-        engine_priority: false,
-    };
-    policy.pools.insert("pool", row);
-    policy.models.insert("model", Model { pools: vec![pool], max_model_len: None });
+    let model = policy.models.reserve("model");
+    for rack in racks {
+        let pool = policy.pools.reserve(&rack.pool);
+        let fresh = || Pool { models: [model].into(), supply: rack.supply, ..Pool::default() };
+        let mut row = policy.pools.get(pool).cloned().unwrap_or_else(fresh);
+        for _ in 0..rack.replicas {
+            let name = format!("{}/{}", rack.pool, policy.replicas.capacity());
+            let replica = Replica { pool, max_seqs: None, kv_tokens: None };
+            row.replicas.push(policy.replicas.insert(&name, replica));
+        }
+        policy.pools.insert(&rack.pool, row);
+    }
+    let pools = policy.pools.iter().map(|(id, ..)| id).collect();
+    policy.models.insert("model", Model { pools, max_model_len: None });
     policy
 }

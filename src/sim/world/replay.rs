@@ -14,7 +14,7 @@ use crate::sim::engine::EngineOptions;
 use crate::sim::profile::Profile;
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;
-use crate::sim::world::gateway::{Gateway, Log, policy};
+use crate::sim::world::gateway::{Gateway, Log, Rack, policy};
 use crate::sim::world::replica::{Fault, FaultKind, ReplicaSetup};
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{Setup, run};
@@ -27,6 +27,7 @@ fn rules(replicas: usize) -> Policy {
         ttft_objective: Duration::from_millis(wait),
         itl_objective: Duration::from_millis(50),
         demote_to: (rank == 0).then(|| ClassId::new(1)),
+        placement: Default::default(),
     };
     let tenant = |weight| Tenant {
         weight,
@@ -35,8 +36,9 @@ fn rules(replicas: usize) -> Policy {
         models: None,
         bounds: Bounds { requests: 40, ..Bounds::default() },
         quota: Quota { guarantee: 0.2, ..Quota::default() },
+        placement: Default::default(),
     };
-    policy(replicas, &[class(0, 200), class(1, 5_000)], &[tenant(1.0), tenant(3.0)])
+    policy(&[Rack::plain(replicas)], &[class(0, 200), class(1, 5_000)], &[tenant(1.0), tenant(3.0)])
 }
 
 /// Bursts of two tenants in two classes, some of them with common prompts.

@@ -27,13 +27,15 @@ pub struct ReplicaSetup {
     pub slowness: f64,
     /// What befalls it.
     pub fault: Option<Fault>,
+    /// What it costs for an hour.
+    pub price: f64,
 }
 
 impl ReplicaSetup {
     /// A healthy engine.
     #[must_use]
     pub fn new(profile: Profile, options: EngineOptions) -> Self {
-        Self { profile, options, slowness: 1.0, fault: None }
+        Self { profile, options, slowness: 1.0, fault: None, price: 0.0 }
     }
 }
 
@@ -70,6 +72,8 @@ pub(super) struct Replica {
     latencies: VecDeque<(u64, Duration)>,
     /// Most requests that waited inside it after a step was planned.
     pub(super) most_waiting: u64,
+    /// How long its steps took together.
+    pub(super) busy: Duration,
 }
 
 impl Replica {
@@ -84,6 +88,7 @@ impl Replica {
             frozen_until: None,
             latencies: VecDeque::new(),
             most_waiting: 0,
+            busy: Duration::ZERO,
         }
     }
 
@@ -114,6 +119,7 @@ impl Replica {
         }
         let end = self.engine.next_step(now)?;
         self.step = Some(end);
+        self.busy += end.since(now);
         self.most_waiting = self.most_waiting.max(self.engine.waiting());
         Some(end)
     }

@@ -43,6 +43,8 @@ pub struct Outcome {
     pub records: Vec<Record>,
     /// Most requests that waited in each engine after a step was planned.
     pub most_waiting: Vec<u64>,
+    /// How long each engine computed.
+    pub busy: Vec<Duration>,
     /// What broke inside the routers.
     pub faults: u64,
     /// When the last thing happened.
@@ -105,6 +107,7 @@ pub fn run(setup: &Setup, routers: &mut [Box<dyn Router>]) -> Outcome {
     Outcome {
         faults: world.routers.iter().map(|router| router.faults()).sum(),
         most_waiting: world.replicas.iter().map(|replica| replica.most_waiting).collect(),
+        busy: world.replicas.iter().map(|replica| replica.busy).collect(),
         ended: world.now,
         records: world.records,
     }

@@ -10,7 +10,7 @@ use crate::sim::profile::Profile;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::baseline::at_once::AtOnce;
 use crate::sim::world::baseline::least_request::LeastRequest;
-use crate::sim::world::gateway::{Gateway, policy};
+use crate::sim::world::gateway::{Gateway, Rack, policy};
 use crate::sim::world::record::{Goal, Summary};
 use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
@@ -42,6 +42,7 @@ fn gateway(setup: &Setup) -> Box<dyn Router> {
         ttft_objective: Duration::from_millis(150),
         itl_objective: Duration::from_millis(50),
         demote_to: None,
+        placement: Default::default(),
     };
     let tenant = Tenant {
         weight: 1.0,
@@ -50,8 +51,9 @@ fn gateway(setup: &Setup) -> Box<dyn Router> {
         models: None,
         bounds: Bounds::default(),
         quota: Quota::default(),
+        placement: Default::default(),
     };
-    Box::new(Gateway::new(policy(setup.replicas.len(), &[class], &[tenant])))
+    Box::new(Gateway::new(policy(&[Rack::plain(setup.replicas.len())], &[class], &[tenant])))
 }
 
 const GOAL: Goal = Goal { ttft: Duration::from_millis(150), itl: Duration::from_millis(50) };

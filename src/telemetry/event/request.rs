@@ -175,6 +175,7 @@ impl RequestFinished<'_> {
                     replaced_by = self.replaced_by.map(shorten),
                     finish_reason = self.finish_reason.map(shorten),
                     turn = self.placed.map(|why| why.turn.name()),
+                    choice = self.placed.map(|why| why.choice.name()),
                     demoted_to = self.placed.and_then(|why| known(policy.classes.name(why.demoted_to()?))),
                     behind = self.placed.map(|why| why.behind),
                     candidates = self.placed.map(|why| why.candidates),
@@ -356,7 +357,7 @@ mod tests {
     use super::*;
     use crate::telemetry::fixtures::{success, telemetry};
 
-    const KEYS: &str = "api attempts behind cached_tokens candidates class connect_ms expected_cached_tokens \
+    const KEYS: &str = "api attempts behind cached_tokens candidates choice class connect_ms expected_cached_tokens \
         expected_ms finish_reason gap_max_ms gap_mean_ms input_tokens key_id level message model operation outcome output_tokens \
         outstanding_tokens pool queue_ms replica replica_limit replica_running request_id requested_model status \
         stream target tenant timestamp total_ms ttft_ms turn usage";

@@ -1,6 +1,5 @@
 //! Arrival, order, credit, bounds, deadlines.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::core::event::{BoundKind, Event, Outcome, RejectReason, Report, Turn};
@@ -313,9 +312,7 @@ fn reports_set_limits_where_nothing_is_configured() {
 fn an_engine_buffer_adds_to_the_limit() {
     let mut rules = policy(&[&[1]], &[&[0]]);
     let replicas = vec![ReplicaId::new(0)];
-    rules
-        .pools
-        .insert("p0", Pool { replicas, models: BTreeSet::new(), engine_buffer: 1, engine_priority: false });
+    rules.pools.insert("p0", Pool { replicas, engine_buffer: 1, ..Pool::default() });
     let mut world = World::new(rules);
     assert_eq!(sent(&world.arrive(spec(1))).len() + sent(&world.arrive(spec(2))).len(), 2);
     assert_eq!(world.arrive(spec(3)), []);

@@ -6,6 +6,7 @@ mod displacement;
 mod faults;
 mod interruptions;
 mod overrides;
+mod placing;
 mod properties;
 mod quotas;
 mod recalls;
@@ -36,6 +37,7 @@ fn class(rank: u32, min_share: f64) -> Class {
         ttft_objective: Duration::from_secs(1),
         itl_objective: Duration::from_millis(50),
         demote_to: None,
+        placement: Default::default(),
     }
 }
 
@@ -48,6 +50,7 @@ fn tenant(weight: f64) -> Tenant {
         models: None,
         bounds: Bounds::default(),
         quota: Quota::default(),
+        placement: Default::default(),
     }
 }
 
@@ -68,7 +71,7 @@ fn policy(pools: &[&[u32]], models: &[&[u32]]) -> Policy {
             policy.replicas.insert(&format!("p{index}/r{number}"), row)
         };
         let replicas = limits.iter().enumerate().map(add).collect();
-        let row = Pool { replicas, models: BTreeSet::new(), engine_buffer: 0, engine_priority: false };
+        let row = Pool { replicas, ..Pool::default() };
         policy.pools.insert(&format!("p{index}"), row);
     }
     for (index, pools) in models.iter().enumerate() {
@@ -94,6 +97,8 @@ fn spec(id: u64) -> JobSpec {
         arrived: Tick::NEVER,
         deadline: Tick::from_millis(60_000),
         patience: Tick::NEVER,
+        context: 0,
+        fit: 0,
     }
 }
 

@@ -8,13 +8,13 @@ use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest};
 
 use crate::core::event::{Action, Event, Fault, Outcome, Placed};
-use crate::core::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
+use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::overrides::{Lever, Measure, Override};
 use crate::core::policy::Policy;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::used;
-use crate::core::scheduler::tests::worlds::{Op, Rules, build, op, rules};
+use crate::core::scheduler::tests::worlds::{Op, Places, Rules, build, op, rules};
 use crate::core::snapshot::ReplicaState;
 use crate::core::time::Tick;
 
@@ -84,6 +84,7 @@ impl Edge {
         let pool = self.policy.replicas.get(replica).expect("a replica of the policy").pool;
         let model = self.policy.models.get(spec.model).expect("a model of the policy");
         assert!(model.pools.contains(&pool));
+        self.check_rules(&spec, why.class, pool);
         assert!(!self.out_of_service.contains(&replica));
         for lever in [Lever::Pool(pool), Lever::Replica(replica), Lever::Pause(spec.tenant)] {
             assert!(self.barred.get(&lever).is_none_or(|until| *until <= self.now), "{lever:?}");
@@ -149,6 +150,16 @@ impl Edge {
                 assert!(before.is_none_or(lost), "one probe at a time");
             }
         }
+    }
+
+    /// The pool is one that class and tenant may both use, by the policy in
+    /// force.
+    fn check_rules(&self, spec: &JobSpec, class: ClassId, pool: PoolId) {
+        let supply = self.policy.pools.get(pool).expect("a pool of the policy").supply;
+        let class = self.policy.classes.get(class).expect("a class of the policy");
+        let tenant = self.policy.tenants.get(spec.tenant).expect("a tenant of the policy");
+        assert!(class.placement.allow(pool, &supply), "{:?} forbids {supply:?}", class.placement);
+        assert!(tenant.placement.allow(pool, &supply), "{:?} forbids {supply:?}", tenant.placement);
     }
 
     fn running(&self, which: usize) -> Option<JobId> {
@@ -254,6 +265,8 @@ impl Edge {
                         0 => Tick::NEVER,
                         more => self.now + Duration::from_millis(patience + 300 * more),
                     },
+                    context: prompt + output,
+                    fit: 0,
                 });
             }
             Op::FirstToken(which) => {
@@ -367,6 +380,7 @@ proptest! {
             attempts: 4,
             slow_start: 500,
             buffer: 0,
+            places: Places::default(),
         };
         let mut edge = Edge::new(&[only]);
         let mut read = 0;

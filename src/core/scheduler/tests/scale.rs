@@ -1,6 +1,5 @@
 //! The cost of a decision does not grow with the world.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::core::event::{Action, Event, Outcome};
@@ -27,10 +26,7 @@ fn steps_per_event(tenants: u32, replicas: u32, jobs: u64, quota: Option<Quota>)
         rules.replicas.insert(&format!("p/r{index}"), row);
     }
     let members = (0..replicas).map(ReplicaId::new).collect();
-    rules.pools.insert(
-        "p",
-        Pool { replicas: members, models: BTreeSet::new(), engine_buffer: 0, engine_priority: false },
-    );
+    rules.pools.insert("p", Pool { replicas: members, ..Pool::default() });
     rules.models.insert("m", Model { pools: vec![pool], max_model_len: None });
 
     let mut scheduler = Scheduler::new(Arc::new(rules));

@@ -1,6 +1,5 @@
 //! Random policies and random operations, for the properties.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +10,8 @@ use crate::core::event::{Fault, Pace, Report};
 use crate::core::ids::{ClassId, PoolId, ReplicaId, TenantId};
 use crate::core::job::{Tokens, Usage};
 use crate::core::overrides::{Closed, Lever, Measure};
+use crate::core::placement;
+use crate::core::placement::rules::Supply;
 use crate::core::policy::{Bounds, Class, Health, Model, Policy, Pool, Quota, Replica, Retry, Tenant};
 use crate::core::scheduler::tests::{class, tenant, used};
 use crate::core::table::Table;
@@ -37,6 +38,21 @@ pub(super) struct Rules {
     pub(super) attempts: u32,
     pub(super) slow_start: u64,
     pub(super) buffer: u32,
+    pub(super) places: Places,
+}
+
+/// What pools are, and where classes and tenants may go; absent = as usual.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Places {
+    pub(super) supplies: Vec<Supply>,
+    pub(super) classes: Vec<placement::rules::Rules>,
+    pub(super) tenants: Vec<placement::rules::Rules>,
+}
+
+fn places() -> impl Strategy<Value = Places> {
+    let rules = || vec(prop_oneof![Just(Default::default()), placement::tests::rules()], 0..5);
+    let rows = (vec(placement::tests::supply(), 0..4), rules(), rules());
+    rows.prop_map(|(supplies, classes, tenants)| Places { supplies, classes, tenants })
 }
 
 fn quota() -> impl Strategy<Value = [u8; 3]> {
@@ -53,17 +69,21 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
         vec(vec(replica, 0..4), 1..4),
         vec(prop::option::weighted(0.9, 1u8..8), 1..4),
         (0u64..40, 1u32..5, 0u64..4000, 0u32..2),
+        prop_oneof![Just(Places::default()), places()],
     )
-        .prop_map(|(classes, tenants, replicas, models, (bound, attempts, slow_start, buffer))| Rules {
-            classes,
-            tenants,
-            replicas,
-            models,
-            bound,
-            attempts,
-            slow_start,
-            buffer,
-        })
+        .prop_map(
+            |(classes, tenants, replicas, models, (bound, attempts, slow_start, buffer), places)| Rules {
+                classes,
+                tenants,
+                replicas,
+                models,
+                bound,
+                attempts,
+                slow_start,
+                buffer,
+                places,
+            },
+        )
 }
 
 fn table<I: Copy + From<usize> + Into<usize>, T>() -> Table<I, T> {
@@ -90,7 +110,9 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
     for (index, row) in rules.classes.iter().enumerate() {
         if let Some((rank, share, demote_to)) = row {
             let row = class(*rank, f64::from(*share) / 100.0);
-            policy.classes.insert(NAMES[index], Class { demote_to: demote_to.map(ClassId::new), ..row });
+            let placement = rules.places.classes.get(index).cloned().unwrap_or_default();
+            let row = Class { demote_to: demote_to.map(ClassId::new), placement, ..row };
+            policy.classes.insert(NAMES[index], row);
         }
     }
     for (index, row) in rules.tenants.iter().enumerate() {
@@ -100,11 +122,13 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
             let quota = quota.map(|[guarantee, borrow, lend]| Quota { guarantee, borrow, lend });
             let quota = quota.unwrap_or_default();
             let classes = (0..3).map(ClassId::new).collect();
-            let row = Tenant { bounds, quota, classes, ..tenant(f64::from(*weight)) };
+            let placement = rules.places.tenants.get(index).cloned().unwrap_or_default();
+            let row = Tenant { bounds, quota, classes, placement, ..tenant(f64::from(*weight)) };
             policy.tenants.insert(NAMES[index], row);
         }
     }
     for (pool, members) in rules.replicas.iter().enumerate() {
+        let supply = rules.places.supplies.get(pool).copied().unwrap_or_default();
         let mut replicas = Vec::new();
         for (index, row) in members.iter().enumerate() {
             if let Some((max_seqs, kv_tokens)) = row {
@@ -112,8 +136,7 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
                 replicas.push(policy.replicas.insert(NAMES[pool * 3 + index], row));
             }
         }
-        let row =
-            Pool { replicas, models: BTreeSet::new(), engine_buffer: rules.buffer, engine_priority: false };
+        let row = Pool { replicas, engine_buffer: rules.buffer, supply, ..Pool::default() };
         policy.pools.insert(NAMES[pool], row);
     }
     for (index, mask) in rules.models.iter().enumerate() {

@@ -1,0 +1,249 @@
+//! Which pools can serve which job, and which models share replicas.
+//!
+//! [`rules`] says which pools a job may use and how much each is wanted,
+//! [`place`] chooses among them for one job. Here all of it that changes only
+//! with the policy is worked out once.
+
+pub mod place;
+pub mod rules;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::core::ids::{ClassId, ModelId, PoolId};
+use crate::core::placement::rules::{Otherwise, Rules, Tier, eligible, tiers, window};
+use crate::core::policy::Policy;
+use crate::core::queue::LaneKey;
+
+/// What a job may use: the pools, and how much each is wanted. Jobs of the same
+/// line compete for exactly the same replicas.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Line {
+    /// The pools, by id.
+    pub pools: Vec<PoolId>,
+    /// The same by how much they are wanted; never empty.
+    pub tiers: Vec<Tier>,
+    /// What to do when none keeps the objective.
+    pub otherwise: Otherwise,
+}
+
+/// Where the jobs of a lane stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Route {
+    /// The group of their model.
+    pub group: usize,
+    /// Their line among those of the group.
+    pub line: usize,
+}
+
+/// Models that share pools, directly or by way of others. What happens in one
+/// group never touches another.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GroupShape {
+    /// Its pools, by id.
+    pub pools: Vec<PoolId>,
+    /// Its lines.
+    pub lines: Vec<Line>,
+    /// The pools that each class may use for any tenant or model, by class.
+    pub reach: BTreeMap<ClassId, BTreeSet<PoolId>>,
+}
+
+/// The ways of one model.
+#[derive(Debug, Clone, Default)]
+struct Ways {
+    group: usize,
+    /// The context windows of its pools but the largest, ascending: what does
+    /// not fit one of them may fit the next.
+    windows: Vec<u32>,
+    /// The line for each set of rules, and within it for each number of windows
+    /// that a job passes.
+    lines: Vec<Option<usize>>,
+}
+
+/// From lanes to lines, worked out once per policy.
+#[derive(Debug, Clone, Default)]
+pub struct Placement {
+    models: Vec<Option<Ways>>,
+    /// The number of each tenant's rules.
+    tenants: Vec<usize>,
+    /// By class: the number of its rules together with each tenant's.
+    classes: Vec<Vec<usize>>,
+    pools: BTreeMap<PoolId, usize>,
+    groups: Vec<GroupShape>,
+}
+
+impl Placement {
+    /// Works out the map. A model none of whose pools exists has no ways.
+    #[must_use]
+    pub fn new(policy: &Policy) -> Self {
+        let mut placement = Self::default();
+        let rules = placement.number_rules(policy);
+        let sets: BTreeMap<ModelId, Vec<PoolId>> = policy
+            .models
+            .iter()
+            .map(|(id, _, model)| (id, eligible(policy, model, &Rules::default(), 0)))
+            .filter(|(_, pools)| !pools.is_empty())
+            .collect();
+        placement.groups = groups(sets.values());
+        for (index, group) in placement.groups.iter().enumerate() {
+            placement.pools.extend(group.pools.iter().map(|pool| (*pool, index)));
+        }
+        placement.models.resize(policy.models.capacity(), None);
+        let mut known: BTreeMap<(usize, Line), usize> = BTreeMap::new();
+        for (id, pools) in &sets {
+            let group = placement.pools[&pools[0]];
+            let ways = placement.ways(policy, *id, group, &rules, &mut known);
+            placement.models[id.index()] = Some(ways);
+        }
+        placement.find_reach(policy);
+        placement
+    }
+
+    /// Gives a number to each set of rules that classes and tenants make
+    /// together, and returns the sets.
+    fn number_rules(&mut self, policy: &Policy) -> Vec<Rules> {
+        let mut of_tenants = Numbers::default();
+        of_tenants.number(Rules::default());
+        self.tenants.resize(policy.tenants.capacity(), 0);
+        for (id, _, tenant) in policy.tenants.iter() {
+            self.tenants[id.index()] = of_tenants.number(tenant.placement.clone());
+        }
+        let mut together = Numbers::default();
+        self.classes.resize(policy.classes.capacity(), Vec::new());
+        for (id, _, class) in policy.classes.iter() {
+            let merged = of_tenants.all.iter().map(|tenant| class.placement.narrowed(tenant));
+            self.classes[id.index()] = merged.map(|rules| together.number(rules)).collect();
+        }
+        together.all
+    }
+
+    fn ways(
+        &mut self,
+        policy: &Policy,
+        model: ModelId,
+        group: usize,
+        rules: &[Rules],
+        known: &mut BTreeMap<(usize, Line), usize>,
+    ) -> Ways {
+        let Some(model) = policy.models.get(model) else { return Ways::default() };
+        let supplies = model.pools.iter().filter_map(|pool| Some(policy.pools.get(*pool)?.supply));
+        let mut windows: Vec<u32> = supplies.map(|one| window(model, &one).unwrap_or(u32::MAX)).collect();
+        windows.sort_unstable();
+        windows.dedup();
+        windows.pop();
+        let passed = || std::iter::once(0).chain(windows.iter().copied());
+        let cases = rules.iter().flat_map(|rules| passed().map(move |beyond| (rules, beyond)));
+        let lines = cases.map(|(rules, beyond)| {
+            let pools = eligible(policy, model, rules, beyond);
+            let tiers = tiers(policy, &pools, rules);
+            // With one tier there is nothing else to do.
+            let otherwise = rules.otherwise.filter(|_| tiers.len() > 1).unwrap_or_default();
+            let line = (!tiers.is_empty()).then_some(Line { pools, tiers, otherwise })?;
+            let lines = &mut self.groups[group].lines;
+            Some(*known.entry((group, line)).or_insert_with_key(|(_, line)| {
+                lines.push(line.clone());
+                lines.len() - 1
+            }))
+        });
+        Ways { group, lines: lines.collect(), windows }
+    }
+
+    fn find_reach(&mut self, policy: &Policy) {
+        for (class, _, _) in policy.classes.iter() {
+            let numbers: BTreeSet<usize> = self.classes[class.index()].iter().copied().collect();
+            for ways in self.models.iter().flatten() {
+                let group = &mut self.groups[ways.group];
+                let reach = group.reach.entry(class).or_default();
+                let cases = ways.windows.len() + 1;
+                for number in &numbers {
+                    let lines = ways.lines[number * cases..][..cases].iter().flatten();
+                    reach.extend(lines.flat_map(|line| &group.lines[*line].pools));
+                }
+            }
+        }
+    }
+
+    fn ways_of(&self, model: ModelId) -> Option<&Ways> {
+        self.models.get(model.index())?.as_ref()
+    }
+
+    /// Where the jobs of a lane stand; `None` where no pool may serve them.
+    #[must_use]
+    pub fn route(&self, lane: LaneKey) -> Option<Route> {
+        let ways = self.ways_of(lane.model)?;
+        let tenant = self.tenants.get(lane.tenant.index()).copied().unwrap_or(0);
+        let rules = *self.classes.get(lane.class.index())?.get(tenant)?;
+        let passed = usize::from(lane.fit).min(ways.windows.len());
+        let line = ways.lines[rules * (ways.windows.len() + 1) + passed]?;
+        Some(Route { group: ways.group, line })
+    }
+
+    /// The pools that may serve the jobs of a lane.
+    #[must_use]
+    pub fn line(&self, lane: LaneKey) -> Option<&Line> {
+        self.route(lane).map(|route| &self.groups[route.group].lines[route.line])
+    }
+
+    /// How many of the context windows of the model's pools a job of so many
+    /// tokens passes, the largest one aside.
+    #[must_use]
+    pub fn fit(&self, model: ModelId, context: u64) -> u8 {
+        let passed =
+            self.ways_of(model).map_or(0, |ways| ways.windows.partition_point(|w| u64::from(*w) < context));
+        u8::try_from(passed).unwrap_or(u8::MAX)
+    }
+
+    /// The group of a model.
+    #[must_use]
+    pub fn group_of_model(&self, model: ModelId) -> Option<usize> {
+        self.ways_of(model).map(|ways| ways.group)
+    }
+
+    /// The group that a pool belongs to; a pool without models has none.
+    #[must_use]
+    pub fn group_of(&self, pool: PoolId) -> Option<usize> {
+        self.pools.get(&pool).copied()
+    }
+
+    /// All groups.
+    #[must_use]
+    pub fn groups(&self) -> &[GroupShape] {
+        &self.groups
+    }
+}
+
+/// Equal rules get equal numbers.
+#[derive(Default)]
+struct Numbers {
+    all: Vec<Rules>,
+    known: BTreeMap<Rules, usize>,
+}
+
+impl Numbers {
+    fn number(&mut self, rules: Rules) -> usize {
+        if let Some(number) = self.known.get(&rules) {
+            return *number;
+        }
+        self.known.insert(rules.clone(), self.all.len());
+        self.all.push(rules);
+        self.all.len() - 1
+    }
+}
+
+/// Joins sets that share a pool until none do.
+fn groups<'a>(sets: impl Iterator<Item = &'a Vec<PoolId>>) -> Vec<GroupShape> {
+    let mut groups: Vec<Vec<PoolId>> = Vec::new();
+    for set in sets {
+        let (touching, mut rest): (Vec<_>, Vec<_>) =
+            groups.into_iter().partition(|group| group.iter().any(|pool| set.contains(pool)));
+        let mut joined: Vec<PoolId> = touching.into_iter().flatten().chain(set.iter().copied()).collect();
+        joined.sort_unstable();
+        joined.dedup();
+        rest.push(joined);
+        groups = rest;
+    }
+    groups.sort_unstable();
+    groups.into_iter().map(|pools| GroupShape { pools, ..GroupShape::default() }).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,120 @@
+//! Where a job goes whose turn it is: what the ledgers promise, put before
+//! [`place`].
+
+use smallvec::SmallVec;
+
+use crate::core::fleet::Found;
+use crate::core::ids::{JobId, PoolId, ReplicaId};
+use crate::core::order::Candidate;
+use crate::core::placement::Line;
+use crate::core::placement::place::{Choice, Decision, Offer, Terms, place};
+use crate::core::placement::rules::Otherwise;
+use crate::core::queue::LaneKey;
+use crate::core::time::Tick;
+
+use super::Scheduler;
+use super::job::Job;
+
+/// Finds the best replica of some pools.
+type Finder<'a> = &'a dyn Fn(&[PoolId]) -> Option<Found>;
+
+impl Scheduler {
+    /// Where the job goes now. One that failed before keeps away from others
+    /// that did, where it can: if one of them breaks whatever engine it meets,
+    /// it takes no other with it a second time.
+    pub(super) fn place_for(&self, group: usize, chosen: &Candidate) -> Option<(ReplicaId, Choice)> {
+        let job = self.jobs.get(&chosen.head.job)?;
+        let here = &self.groups[group];
+        let line = &here.shape.lines[chosen.line];
+        let last = here.last_tier(chosen.class, chosen.line);
+        let shunned = self.shunned(chosen.head.job, &line.pools);
+        let cached = self.prefixes.matches(&job.prefix);
+        let wish = job.wish(&cached, chosen.guest);
+        let choose = |avoid: &dyn Fn(ReplicaId) -> bool| {
+            self.choose(job, line, last, &|pools| self.fleet.find(pools, &wish, avoid))
+        };
+        let apart = || choose(&|id| shunned.contains(&id) || self.fleet.has_suspect(id));
+        let apart = job.suspect.then(apart).flatten();
+        let (replica, choice) = apart.or_else(|| choose(&|id| shunned.contains(&id)))?;
+        let prefix = choice == Choice::Only && wish.cached_at(replica) > 0;
+        Some((replica, if prefix { Choice::Prefix } else { choice }))
+    }
+
+    /// Chooses among the tiers of a line by what `find` says of each.
+    pub(super) fn choose(
+        &self,
+        job: &Job,
+        line: &Line,
+        last: Option<usize>,
+        find: Finder<'_>,
+    ) -> Option<(ReplicaId, Choice)> {
+        let go = |found: Found, choice| (!found.waits).then_some((found.replica, choice));
+        if line.tiers.len() == 1 {
+            return go(find(&line.pools)?, Choice::Only);
+        }
+        let found = self.offers(line).map(|offer| {
+            let found = find(&line.tiers[offer.tier].pools);
+            (Offer { ttft: found.map(|found| found.ttft), ..offer }, found)
+        });
+        let (offers, found): (SmallVec<[Offer; 8]>, SmallVec<[Option<Found>; 8]>) = found.unzip();
+        let goal = self.goal(job);
+        let left = u64::try_from(goal.since(self.now).as_nanos()).unwrap_or(u64::MAX);
+        let patient = self.patient_until(job, line).is_some();
+        match place(&offers, &Terms { left, patient, otherwise: line.otherwise, last }) {
+            Decision::Go(tier, choice) => {
+                let at = offers.iter().position(|offer| offer.tier == tier)?;
+                go(found[at]?, choice)
+            }
+            Decision::Soonest => go(find(&line.pools)?, Choice::Fastest),
+            Decision::Wait => None,
+        }
+    }
+
+    /// The tiers of a line that have a replica in service, with what work costs
+    /// there: the price of the time that a token takes.
+    fn offers(&self, line: &Line) -> impl Iterator<Item = Offer> {
+        let up = line.tiers.iter().enumerate().filter(|(_, tier)| self.fleet.count_up(&tier.pools) > 0);
+        up.map(|(index, tier)| {
+            let price = tier.price.map_or(f64::INFINITY, |price| price.units());
+            Offer {
+                tier: index,
+                rank: tier.rank,
+                cost: price * self.fleet.per_token(&tier.pools),
+                ttft: None,
+            }
+        })
+    }
+
+    /// When the objective of the job's class has passed.
+    fn goal(&self, job: &Job) -> Tick {
+        let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
+        job.spec.arrived + objective.unwrap_or_default()
+    }
+
+    /// How long a job waits for the pools that it wants most and looks at no
+    /// others; `None` when it does not.
+    fn patient_until(&self, job: &Job, line: &Line) -> Option<Tick> {
+        let goal = self.goal(job);
+        let half = goal.before(goal.since(job.spec.arrived) / 2);
+        (line.otherwise == Otherwise::Wait && line.tiers.len() > 1 && self.now < half).then_some(half)
+    }
+
+    /// A job that is next stays: if it has patience, the group has to be looked
+    /// at when that ends.
+    pub(super) fn note_spill(&mut self, group: usize, chosen: &Candidate) {
+        let line = &self.groups[group].shape.lines[chosen.line];
+        let until = self.jobs.get(&chosen.head.job).and_then(|job| self.patient_until(job, line));
+        let spill_at = &mut self.groups[group].spill_at;
+        *spill_at = spill_at.iter().copied().chain(until).min();
+    }
+
+    /// Whether the job, of those that may use the pool, looks at it by now.
+    pub(super) fn would_take(&self, id: JobId, pool: PoolId) -> bool {
+        let Some(job) = self.jobs.get(&id) else { return false };
+        self.placement.line(LaneKey::of(&job.spec)).is_some_and(|line| {
+            let wanted = self.offers(line).min_by(Offer::order);
+            self.patient_until(job, line).is_none()
+                || wanted.is_none_or(|offer| line.tiers[offer.tier].pools.contains(&pool))
+        })
+    }
+}

@@ -1,0 +1,149 @@
+//! Pools with prices, kinds and windows.
+
+use std::sync::Arc;
+
+use crate::core::event::Event;
+use crate::core::ids::{ClassId, JobId, ModelId, PoolId};
+use crate::core::job::JobSpec;
+use crate::core::placement::place::Choice;
+use crate::core::placement::rules::{Isolation, Otherwise, Price, Rules, Supply};
+use crate::core::policy::{Class, Policy, Pool};
+use crate::core::scheduler::tests::{World, class, placed, policy, rejected, sent, spec};
+use crate::core::time::Tick;
+
+const SECOND: ClassId = ClassId::new(1);
+
+fn second(id: u64) -> JobSpec {
+    JobSpec { class: SECOND, ..spec(id) }
+}
+
+fn set_supply(rules: &mut Policy, pool: u32, supply: Supply) {
+    let row = rules.pools.get(PoolId::new(pool)).expect("a pool").clone();
+    rules.pools.insert(&format!("p{pool}"), Pool { supply, ..row });
+}
+
+fn priced(price: f64) -> Supply {
+    Supply { price: Price::new(price), ..Supply::default() }
+}
+
+/// One replica of two sequences for 9, one of two for 1 an hour.
+fn two_prices() -> Policy {
+    let mut rules = policy(&[&[2], &[2]], &[&[0, 1]]);
+    set_supply(&mut rules, 0, priced(9.0));
+    set_supply(&mut rules, 1, priced(1.0));
+    rules
+}
+
+fn set_class(rules: &mut Policy, rank: u32, placement: Rules) {
+    let name = ["first", "second"][rank as usize];
+    rules.classes.insert(name, Class { placement, ..class(rank, 0.0) });
+}
+
+fn only(pools: &[u32]) -> Rules {
+    Rules { pools: Some(pools.iter().copied().map(PoolId::new).collect()), ..Rules::default() }
+}
+
+#[test]
+fn the_cheapest_fills_first_and_what_does_not_fit_spills() {
+    let mut world = World::new(two_prices());
+    let mut went = Vec::new();
+    for id in 1..=4 {
+        let actions = world.arrive(spec(id));
+        world.event(Event::FirstToken { job: JobId::new(id) });
+        went.push((sent(&actions)[0].1, placed(&actions).choice));
+    }
+    let (wanted, spilled) = ((1, Choice::Wanted), (0, Choice::Spilled));
+    assert_eq!(went, [wanted, wanted, spilled, spilled]);
+    assert_eq!(world.arrive(spec(5)), [], "all is full");
+    assert_eq!(sent(&world.done(1)), [(5, 1)]);
+}
+
+#[test]
+fn equal_prices_are_no_reason() {
+    let mut rules = policy(&[&[2], &[2]], &[&[0, 1]]);
+    for pool in 0..2 {
+        set_supply(&mut rules, pool, priced(3.0));
+    }
+    let mut world = World::new(rules);
+    let replicas: Vec<_> = (1..=4).map(|id| sent(&world.arrive(spec(id)))[0].1).collect();
+    assert_eq!(replicas, [0, 1, 0, 1]);
+}
+
+#[test]
+fn who_waits_takes_the_dearer_one_from_half_of_the_objective_on() {
+    let mut rules = two_prices();
+    set_class(&mut rules, 0, Rules { otherwise: Some(Otherwise::Wait), ..Rules::default() });
+    let mut world = World::new(rules);
+    for id in 1..=2 {
+        world.arrive(spec(id));
+        world.event(Event::FirstToken { job: JobId::new(id) });
+    }
+    let arrived = |id| JobSpec { arrived: Tick::ZERO, ..spec(id) };
+    assert_eq!(world.arrive(arrived(3)), [], "the dear one is free, and it waits");
+    assert_eq!(world.scheduler.next_deadline(), Some(Tick::from_millis(500)));
+    assert_eq!(world.at(499), []);
+    let actions = world.at(500);
+    assert_eq!((sent(&actions), placed(&actions).choice), (vec![(3, 0)], Choice::Spilled));
+
+    // What is late pays nothing more: it waits for the cheap one.
+    world.at(900);
+    let long = JobSpec { prompt_tokens: 20_000, ..arrived(4) };
+    assert_eq!(world.arrive(long), [], "with 100 ms left even the dear one would be late");
+}
+
+#[test]
+fn where_the_urgent_class_may_not_come_nobody_is_a_guest() {
+    let mut rules = policy(&[&[10], &[10]], &[&[0, 1]]);
+    set_supply(&mut rules, 1, Supply { isolation: Isolation::TimeSliced, ..Supply::default() });
+    let kinds = [Isolation::Dedicated, Isolation::Mig, Isolation::Mps].into();
+    set_class(&mut rules, 0, Rules { isolation: Some(kinds), ..Rules::default() });
+    set_class(&mut rules, 1, only(&[1]));
+    let mut world = World::new(rules);
+    for id in 1..=10 {
+        assert_eq!(sent(&world.arrive(spec(id))), [(id, 0)]);
+        world.event(Event::FirstToken { job: JobId::new(id) });
+    }
+    assert_eq!(world.arrive(spec(11)), [], "the other pool is free, and not for it");
+    for id in 21..=30 {
+        assert_eq!(sent(&world.arrive(second(id))), [(id, 1)], "ten, as many as it runs");
+        world.event(Event::FirstToken { job: JobId::new(id) });
+    }
+    assert_eq!(world.arrive(second(31)), []);
+}
+
+#[test]
+fn new_rules_move_what_waits_and_leave_what_runs() {
+    let mut rules = policy(&[&[1], &[1]], &[&[0, 1]]);
+    set_class(&mut rules, 0, only(&[0]));
+    let mut world = World::new(rules.clone());
+    assert_eq!(sent(&world.arrive(spec(1))), [(1, 0)]);
+    assert_eq!(world.arrive(spec(2)), []);
+    set_class(&mut rules, 0, only(&[1]));
+    assert_eq!(sent(&world.event(Event::PolicyChanged(Arc::new(rules.clone())))), [(2, 1)]);
+    set_class(&mut rules, 0, only(&[7]));
+    world.arrive(spec(3));
+    let refused = rejected(&world.event(Event::PolicyChanged(Arc::new(rules))));
+    assert_eq!(refused.len(), 1);
+    assert_eq!(world.done(1), []);
+    assert_eq!(world.done(2), []);
+    assert_eq!(world.scheduler.jobs(), 0);
+}
+
+#[test]
+fn long_prompts_wait_for_a_large_window() {
+    let mut rules = policy(&[&[1], &[1]], &[&[0, 1]]);
+    set_supply(&mut rules, 0, Supply { window: Some(1000), ..Supply::default() });
+    let mut world = World::new(rules.clone());
+    let long = |id| JobSpec { context: 1001, ..spec(id) };
+    assert_eq!(sent(&world.arrive(long(1))), [(1, 1)]);
+    assert_eq!(world.arrive(long(2)), []);
+    assert_eq!(
+        sent(&world.arrive(JobSpec { context: 1000, ..spec(3) })),
+        [(3, 0)],
+        "it goes past the long one"
+    );
+    world.done(3);
+    set_supply(&mut rules, 0, Supply { window: Some(2000), ..Supply::default() });
+    assert_eq!(sent(&world.event(Event::PolicyChanged(Arc::new(rules)))), [(2, 0)], "it fits now");
+    assert_eq!(world.arrive(JobSpec { model: ModelId::new(5), ..long(4) }).len(), 1, "refused");
+}
