@@ -84,14 +84,13 @@ impl Tries<'_> {
             let so_far = match self.so_far {
                 Some(so_far) => {
                     let name = pool.model_names.get(&self.order.model).map_or("", String::as_str);
-                    Some(counted(so_far, (name, &headers), &replica, &edge.upstream).await)
+                    let mut so_far = counted(so_far, (name, &headers), &replica, &edge.upstream).await;
+                    so_far.leave_one(self.order.peek.last_token());
+                    Some(so_far)
                 }
                 None => None,
             };
             let begun = so_far.as_ref().filter(|so_far| so_far.is_resumed());
-            if begun.is_some_and(|begun| !self.order.peek.allows_more_than(begun.tokens())) {
-                return Attempt::Refused(ApiError::broken_stream(Fault::Reset));
-            }
             let call = Call {
                 method: Method::POST,
                 path: self.order.api.upstream_path(),

@@ -119,11 +119,12 @@ impl Peek {
         self.prompt.iter().filter_map(|span| body.get(span.clone()))
     }
 
-    /// Whether the request leaves something to say after so many tokens of
-    /// output.
+    /// The most tokens of output after which the request leaves something to
+    /// say.
     #[must_use]
-    pub fn allows_more_than(&self, tokens: u64) -> bool {
-        self.spans.limits.iter().all(|limit| limit.least == 0 || limit.tokens > tokens)
+    pub fn last_token(&self) -> u64 {
+        let limits = self.spans.limits.iter().filter(|limit| limit.least > 0);
+        limits.map(|limit| limit.tokens.saturating_sub(1)).min().unwrap_or(u64::MAX)
     }
 
     pub(crate) fn empty(api: Api) -> Self {
@@ -458,8 +459,7 @@ mod tests {
         }
         assert!(!chat(r#"{"messages":[{}]}"#).can_go_on, "no stream");
         let limited = chat(r#"{"max_tokens":7,"max_completion_tokens":9,"min_tokens":3}"#);
-        assert!(limited.allows_more_than(6) && !limited.allows_more_than(7));
-        assert!(chat("{}").allows_more_than(u64::MAX));
+        assert_eq!((limited.last_token(), chat("{}").last_token()), (6, u64::MAX));
     }
 
     #[test]

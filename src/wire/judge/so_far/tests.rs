@@ -222,3 +222,13 @@ fn what_is_more_than_text_cannot_be_continued() {
     assert!(judge(Api::Chat, SoFar::default()).interrupted().is_none(), "without any text");
     assert!(StreamJudge::new(Api::Chat, 1, None, false).interrupted().is_none());
 }
+
+#[test]
+fn an_answer_without_its_end_has_a_token_left() {
+    let mut so_far = SoFar::default();
+    so_far.count(41);
+    so_far.leave_one(39);
+    assert_eq!((so_far.tokens(), so_far.is_counted()), (39, true));
+    so_far.leave_one(u64::MAX);
+    assert_eq!(so_far.tokens(), 39);
+}
