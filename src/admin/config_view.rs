@@ -30,6 +30,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "probe_max": secs(policy.health.probe_max),
             "slow_start": secs(policy.health.slow_start),
             "busy_backoff": secs(policy.health.busy_backoff),
+            "drain": secs(policy.health.drain),
         },
         "requests": {
             "max_body_bytes": edge.requests.max_body_bytes,
@@ -116,6 +117,8 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
                 "metrics_url": metrics.map(|url| without_credentials(&url.to_string())),
                 "max_seqs": row.max_seqs,
                 "kv_tokens": row.kv_tokens,
+                "zone": urls.and_then(|row| row.zone.as_deref()),
+                "draining": policy.draining.contains(&replica),
             })
         })
         .collect();
@@ -126,6 +129,7 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
         "api_key": pool_edge.and_then(|pool| pool.api_key.as_ref()).map(|_| "set"),
         "scrape_interval": pool_edge.map(|pool| secs(pool.scrape_interval)),
         "engine_buffer": policy.pools.get(id).map(|pool| pool.engine_buffer),
+        "discover": pool_edge.and_then(|pool| pool.discover.as_ref()).map(|found| found.source.name()),
         "replicas": replicas,
     })
 }

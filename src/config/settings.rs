@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use http::Uri;
 
+use crate::config::discover::Discovery;
 use crate::config::secret::Secret;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::policy::Policy;
@@ -125,6 +126,8 @@ pub struct PoolEdge {
     pub api_key: Option<Secret>,
     /// Time between two scrapes of an engine's own view.
     pub scrape_interval: Duration,
+    /// Where more of its replicas come from.
+    pub discover: Option<Discovery>,
 }
 
 /// A replica as the edges see it.
@@ -137,6 +140,8 @@ pub struct ReplicaEdge {
     pub url: Uri,
     /// Where its metrics are, when they have a port of their own (Triton).
     pub metrics_url: Option<Uri>,
+    /// The zone that it is in, where that is known.
+    pub zone: Option<Arc<str>>,
 }
 
 /// The software that a pool runs.

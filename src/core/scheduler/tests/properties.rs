@@ -85,6 +85,7 @@ impl Edge {
         let model = self.policy.models.get(spec.model).expect("a model of the policy");
         assert!(model.pools.contains(&pool));
         assert!(!self.out_of_service.contains(&replica));
+        assert!(!self.policy.draining.contains(&replica));
         for lever in [Lever::Pool(pool), Lever::Replica(replica), Lever::Pause(spec.tenant)] {
             assert!(self.barred.get(&lever).is_none_or(|until| *until <= self.now), "{lever:?}");
         }
@@ -360,6 +361,7 @@ proptest! {
             attempts: 4,
             slow_start: 500,
             buffer: 0,
+            draining: 0,
         };
         let mut edge = Edge::new(&[only]);
         let mut read = 0;
