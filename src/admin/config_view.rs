@@ -31,6 +31,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "probe_max": secs(policy.health.probe_max),
             "slow_start": secs(policy.health.slow_start),
             "busy_backoff": secs(policy.health.busy_backoff),
+            "drain": secs(policy.health.drain),
         },
         "requests": {
             "max_body_bytes": edge.requests.max_body_bytes,
@@ -118,6 +119,8 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
                 "metrics_url": metrics.map(|url| without_credentials(&url.to_string())),
                 "max_seqs": row.max_seqs,
                 "kv_tokens": row.kv_tokens,
+                "zone": urls.and_then(|row| row.zone.as_deref()),
+                "draining": policy.draining.contains(&replica),
             })
         })
         .collect();
@@ -130,6 +133,7 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
         "engine_buffer": policy.pools.get(id).map(|pool| pool.engine_buffer),
         "supply": policy.pools.get(id).map(|pool| supply_view(&pool.supply)),
         "site": pool_edge.map(|pool| site_view(&pool.site)),
+        "discover": pool_edge.and_then(|pool| pool.discover.as_ref()).map(|found| found.source.name()),
         "replicas": replicas,
     })
 }

@@ -45,12 +45,13 @@ fn edge(policy: &Policy) -> Edge {
             api_key: Some(Secret::new("engine-secret")),
             scrape_interval: seconds(1),
             site: Default::default(),
+            discover: None,
         },
     );
     let mut replicas = Table::default();
     let url = "http://user:password@10.0.0.1:8000".parse().unwrap();
     let name = policy.replicas.name(ReplicaId::new(0));
-    replicas.insert(name, ReplicaEdge { pool, url, metrics_url: None });
+    replicas.insert(name, ReplicaEdge { pool, url, metrics_url: None, zone: None });
     let key = KeyEntry { digest: KEY_DIGEST, tenant: TenantId::new(0), class: Some(ClassId::new(0)) };
     Edge {
         auth: Auth::Keys(HashMap::from([("pk_1".to_owned(), key)])),

@@ -8,17 +8,19 @@ use std::time::Duration;
 
 use hyper::service::service_fn;
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{Instant, timeout};
 
 use crate::admin::{self, AdminHandle, AdminState};
-use crate::app::hooks::{self, DoorWatch, ToScheduler, ToTelemetry};
+use crate::app::hooks::{self, DoorWatch, Followers, ToScheduler, ToTelemetry};
 use crate::app::signals;
 use crate::config::settings::Settings;
 use crate::config::watch::{ReloadAsks, ReloadHandle, Reloader, channel};
 use crate::core::event::{Event, RejectReason, Rejection};
+use crate::fleet::discover::Sources;
 use crate::fleet::fetch::NoTls;
 use crate::fleet::handle::{Fleet, Timing};
+use crate::fleet::hooks::Watch;
 use crate::proxy::clock::Clock;
 use crate::proxy::gate::Gate;
 use crate::proxy::grace::Grace;
@@ -87,6 +89,7 @@ pub struct Gateway {
     admin: AdminHandle,
     proxy: Arc<Proxy>,
     fleet: Fleet,
+    sources: Sources,
     reload: ReloadHandle,
     shutdown: Shutdown,
     serving: JoinHandle<()>,
@@ -103,9 +106,10 @@ impl Gateway {
         let now = settings.load_full();
         let (wishes, wished) = mpsc::channel(REPLICA_ACTIONS);
         let gate = Gate::new(Arc::clone(&now.policy), Clock::start(), wishes);
-        let watch = Arc::new(ToTelemetry(telemetry.clone()));
+        let watch: Arc<dyn Watch> = Arc::new(ToTelemetry(telemetry.clone()));
         let sink = Arc::new(ToScheduler(Arc::clone(&gate)));
-        let fleet = Fleet::start(Arc::clone(&settings), sink, watch, Timing::default())?;
+        let fleet = Fleet::start(Arc::clone(&settings), sink, Arc::clone(&watch), Timing::default())?;
+        let sources = Sources::start(Arc::clone(&settings), watch);
         let view = fleet.view();
         let proxy = Arc::new(Proxy {
             gate: Arc::clone(&gate),
@@ -150,10 +154,13 @@ impl Gateway {
         background.spawn(gate.run_timer());
         background.spawn(telemetry.clone().upkeep());
         background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));
-        background.spawn(follow_file(reloader, asks, Arc::clone(&proxy), fleet.clone()));
+        let followers = Followers::new(&proxy, &fleet, &sources);
+        let reloader = Arc::new(reloader);
+        background.spawn(follow_sources(Arc::clone(&reloader), followers.clone()));
+        background.spawn(follow_file(reloader, asks, followers));
         background.spawn(close_idle(Arc::clone(&proxy)));
         background.spawn(signals::reload_at(hang_up, reload.clone()));
-        Ok(Self { address, admin, proxy, fleet, reload, shutdown, serving, background })
+        Ok(Self { address, admin, proxy, fleet, sources, reload, shutdown, serving, background })
     }
 
     /// Where clients connect.
@@ -230,6 +237,7 @@ impl Gateway {
             abort.cancel();
             let _ended = timeout(GOODBYE, serving).await;
         }
+        self.sources.stop().await;
         self.fleet.stop().await;
         ServerStopped { cut_off }.emit(telemetry);
         let admin = self.admin;
@@ -265,8 +273,20 @@ fn start_admin(
     admin::spawn(address, admin::router(state)).map_err(|problem| StartError::Admin { address, problem })
 }
 
-async fn follow_file(reloader: Reloader, asks: ReloadAsks, proxy: Arc<Proxy>, fleet: Fleet) {
-    Arc::new(reloader).watch(asks, |report| hooks::apply_reload(report, &proxy, &fleet)).await;
+async fn follow_file(reloader: Arc<Reloader>, asks: ReloadAsks, followers: Followers) {
+    reloader.watch(asks, |report| followers.reloaded(report)).await;
+}
+
+async fn follow_sources(reloader: Arc<Reloader>, followers: Followers) {
+    loop {
+        let found = followers.next_found().await;
+        let (reloader, followers) = (Arc::clone(&reloader), followers.clone());
+        // A reload that reads files may be under way.
+        let told = spawn_blocking(move || followers.discovered(&reloader, found));
+        if told.await.is_err() {
+            return;
+        }
+    }
 }
 
 async fn close_idle(proxy: Arc<Proxy>) {

@@ -3,14 +3,19 @@
 use std::io;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use crate::admin::Wish;
-use crate::config::watch::{ReloadOutcome, ReloadReport};
+use crate::config::merge::Found;
+use crate::config::settings::Settings;
+use crate::config::watch::{ReloadOutcome, ReloadReport, Reloader};
 use crate::core::event::{Action, Event};
-use crate::core::ids::ReplicaId;
+use crate::core::ids::{PoolId, ReplicaId};
 use crate::core::overrides::Override;
 use crate::core::time::Tick;
+use crate::fleet::discover::Sources;
 use crate::fleet::handle::Fleet;
-use crate::fleet::hooks::{Note, Sink, Watch};
+use crate::fleet::hooks::{Note, Sink, SourceNote, Watch};
 use crate::fleet::view::FleetView;
 use crate::proxy::gate::Gate;
 use crate::proxy::handler::Proxy;
@@ -18,7 +23,8 @@ use crate::proxy::server::{DoorEvents, Refusal};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
     ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, ModelMismatch, OverrideExpired,
-    ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
+    ProbeFailed, ReplicaEjected, ReplicaReadmitted, ReplicasChanged, ScrapeFailed, ScrapeRecovered,
+    SourceBack, SourceEmpty, SourceLost, SourceTooLarge,
 };
 use crate::telemetry::metrics::EngineView;
 
@@ -52,6 +58,16 @@ impl Watch for ToTelemetry {
             Note::Asleep => ScrapeFailed { replica, problem: "asleep", first: true }.emit(telemetry),
             Note::Awake => ScrapeRecovered { replica }.emit(telemetry),
             Note::InfoFailed { .. } | Note::ModelsMatch | Note::ProbeSucceeded => {}
+        }
+    }
+
+    fn source(&self, pool: PoolId, note: SourceNote<'_>) {
+        let telemetry = &self.0;
+        match note {
+            SourceNote::Lost { why, first } => SourceLost { pool, problem: why, first }.emit(telemetry),
+            SourceNote::Back { after } => SourceBack { pool, after }.emit(telemetry),
+            SourceNote::Empty { holds } => SourceEmpty { pool, holds }.emit(telemetry),
+            SourceNote::TooMany { named } => SourceTooLarge { pool, named }.emit(telemetry),
         }
     }
 }
@@ -121,27 +137,68 @@ pub(super) fn event_of(wish: Wish, now: Tick) -> Event {
     }
 }
 
-/// Brings a reload's result to everybody whom it concerns.
-pub(super) fn apply_reload(report: &ReloadReport, proxy: &Proxy, fleet: &Fleet) {
-    let telemetry = &proxy.telemetry;
-    match report.outcome {
-        ReloadOutcome::Unchanged => ConfigUnchanged.emit(telemetry),
-        ReloadOutcome::Failed => {
-            let problems: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
-            ConfigRejected { problems: &problems }.emit(telemetry);
+/// Everybody who lives by the settings.
+#[derive(Clone)]
+pub(super) struct Followers {
+    proxy: Arc<Proxy>,
+    fleet: Fleet,
+    sources: Sources,
+    /// Held while they are told, so that nobody hears of older settings last.
+    telling: Arc<Mutex<()>>,
+}
+
+impl Followers {
+    pub(super) fn new(proxy: &Arc<Proxy>, fleet: &Fleet, sources: &Sources) -> Self {
+        Self {
+            proxy: Arc::clone(proxy),
+            fleet: fleet.clone(),
+            sources: sources.clone(),
+            telling: Arc::default(),
         }
-        ReloadOutcome::Applied => {
-            let settings = proxy.settings.load_full();
-            proxy.gate.follow(&settings.policy);
-            proxy.upstreams.retain(&settings.edge);
-            proxy.paces.retain(&settings.edge);
-            fleet.reloaded();
-            ConfigReloaded {
-                policy: &settings.policy,
-                digest: &settings.digest,
-                restart_needed: &report.needs_restart,
+    }
+
+    /// What was found, once that is news.
+    pub(super) async fn next_found(&self) -> Found {
+        self.sources.next().await
+    }
+
+    /// Brings the settings of this moment to everybody.
+    fn tell(&self) -> Arc<Settings> {
+        let _telling = self.telling.lock();
+        let settings = self.proxy.settings.load_full();
+        self.proxy.gate.follow(&settings.policy);
+        self.proxy.upstreams.retain(&settings.edge);
+        self.proxy.paces.retain(&settings.edge);
+        self.fleet.reloaded();
+        self.sources.reloaded();
+        settings
+    }
+
+    /// Brings a reload's result to everybody whom it concerns.
+    pub(super) fn reloaded(&self, report: &ReloadReport) {
+        let telemetry = &self.proxy.telemetry;
+        match report.outcome {
+            ReloadOutcome::Unchanged => ConfigUnchanged.emit(telemetry),
+            ReloadOutcome::Failed => {
+                let problems: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
+                ConfigRejected { problems: &problems }.emit(telemetry);
             }
-            .emit(telemetry);
+            ReloadOutcome::Applied => {
+                let before = telemetry.policy();
+                let settings = self.tell();
+                let policy = &settings.policy;
+                let restart_needed = &report.needs_restart;
+                ConfigReloaded { policy, digest: &settings.digest, restart_needed }.emit(telemetry);
+                ReplicasChanged { before: &before, after: policy }.emit(telemetry);
+            }
+        }
+    }
+
+    /// Brings other replicas, found beside those of the file, into force.
+    pub(super) fn discovered(&self, reloader: &Reloader, found: Found) {
+        if let Some([before, after]) = reloader.discovered(found) {
+            self.tell();
+            ReplicasChanged { before: &before.policy, after: &after.policy }.emit(&self.proxy.telemetry);
         }
     }
 }

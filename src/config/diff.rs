@@ -43,6 +43,7 @@ impl fmt::Display for Change {
 pub fn diff(before: &Loaded, after: &Loaded) -> Vec<Change> {
     let mut changes = diff_files(&before.file, &after.file);
     changes.extend(rotated(before, after));
+    changes.extend(listed(before, after));
     changes.sort_by(|a, b| a.path.cmp(&b.path));
     changes
 }
@@ -101,6 +102,26 @@ fn rotated(before: &Loaded, after: &Loaded) -> Vec<Change> {
     let names = after.file.pools.names().filter(same_place);
     let names = names.filter(|name| key_of(before, name) != key_of(after, name));
     names.map(|name| change(&Field::top("pools").key(name).key("api_key"), None, None)).collect()
+}
+
+/// Pools whose replicas stand in the same file as before, which has others
+/// now. The values are how many there are.
+fn listed(before: &Loaded, after: &Loaded) -> Vec<Change> {
+    let names = |loaded: &Loaded, pool: &str| -> Vec<String> {
+        let policy = &loaded.settings.policy;
+        let row = policy.pools.id(pool).and_then(|id| policy.pools.get(id));
+        let ids = row.map_or(&[][..], |row| &row.replicas);
+        ids.iter().map(|id| policy.replicas.name(*id).to_owned()).collect()
+    };
+    let file = |loaded: &Loaded, pool: &str| loaded.file.pools.get(pool)?.discover.as_ref()?.file.clone();
+    let pools = after.file.pools.names().filter(|pool| file(after, pool).is_some());
+    let pools = pools.filter(|pool| file(before, pool) == file(after, pool));
+    let changes = pools.filter_map(|pool| {
+        let (old, new) = (names(before, pool), names(after, pool));
+        let field = Field::top("pools").key(pool).key("discover").key("file");
+        (old != new).then(|| change(&field, Some(&old.len().into()), Some(&new.len().into())))
+    });
+    changes.collect()
 }
 
 #[cfg(test)]

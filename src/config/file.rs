@@ -3,6 +3,7 @@
 //! The comments on the fields are what an editor shows for them; they go into
 //! `config/schema.json`.
 
+pub mod discover;
 pub mod limits;
 pub mod placement;
 pub mod pools;
@@ -42,7 +43,7 @@ pub struct File {
     pub queue: Queue,
     /// What happens to a request whose replica failed.
     pub retry: Retry,
-    /// How a lost replica comes back.
+    /// How replicas come and go.
     pub health: Health,
     /// Latency classes by name. The section replaces the built-in classes
     /// `interactive`, `standard` and `batch` as a whole; a class that keeps

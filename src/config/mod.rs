@@ -1,14 +1,17 @@
 //! One YAML file, from text to validated rules.
 //!
 //! text → `yaml` (a tree that knows its lines) → `decode` (the file as
-//! written) → `validate` (settings that hold) → `watch` (swap on change).
+//! written) → `validate` (settings that hold) → `merge` (with the replicas
+//! that were found) → `watch` (swap on change).
 
 mod decode;
 pub mod diff;
+pub mod discover;
 mod field;
 pub mod file;
 pub mod keys;
 pub mod load;
+pub mod merge;
 pub mod named;
 pub mod problem;
 pub mod report;

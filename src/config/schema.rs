@@ -46,14 +46,20 @@ pub(super) fn key(schema: &mut Schema) {
 }
 
 pub(super) fn pool(schema: &mut Schema) {
-    require(schema, &["engine", "models", "replicas"]);
+    require(schema, &["engine", "models"]);
+    schema.insert("anyOf".to_owned(), json!([{"required": ["replicas"]}, {"required": ["discover"]}]));
 }
 
 pub(super) fn replica(schema: &mut Schema) {
     require(schema, &["url"]);
 }
 
-pub(super) fn secret(schema: &mut Schema) {
+pub(super) fn dns(schema: &mut Schema) {
+    require(schema, &["name"]);
+}
+
+/// Exactly one of the keys must be there.
+pub(super) fn one_key(schema: &mut Schema) {
     schema.insert("minProperties".to_owned(), 1.into());
     schema.insert("maxProperties".to_owned(), 1.into());
 }

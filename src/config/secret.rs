@@ -1,4 +1,4 @@
-//! Secrets that are named in the file and read from elsewhere.
+//! Secrets, and other files, that are named in the file and read from elsewhere.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -6,8 +6,11 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Bytes of the largest file that the file names: room for ten thousand
+/// endpoints.
+const MAX_NAMED_BYTES: u64 = 4 << 20;
 /// Bytes of the largest secret.
-const MAX_SECRET_BYTES: u64 = 64 << 10;
+const MAX_SECRET_BYTES: usize = 64 << 10;
 
 /// A secret's value. `Debug` and `Display` never show it.
 #[derive(Clone, PartialEq, Eq)]
@@ -56,7 +59,7 @@ impl SecretSource for Machine {
     }
 
     fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
-        read_bounded(path, MAX_SECRET_BYTES)
+        read_bounded(path, MAX_NAMED_BYTES)
     }
 }
 
@@ -101,12 +104,29 @@ impl<'a> Reader<'a> {
         checked(&value).map_err(|why| format!("the environment variable {name:?} {why}"))
     }
 
+    /// The text of a list of endpoints in the file `path`. The error is a
+    /// sentence for people.
+    pub(super) fn list(&mut self, path: &str) -> Result<String, String> {
+        let bytes = self.read(path).map_err(|error| format!("the file {path:?} cannot be read: {error}"))?;
+        String::from_utf8(bytes).map_err(|_| format!("the file {path:?} is not text"))
+    }
+
+    /// Where `path` leads to.
+    pub(super) fn path(&self, path: &str) -> PathBuf {
+        self.base.join(path)
+    }
+
+    fn read(&mut self, path: &str) -> io::Result<Vec<u8>> {
+        let full = self.path(path);
+        let bytes = self.source.file(&full);
+        self.read.push((full, bytes.as_ref().ok().map(|bytes| blake3::hash(bytes))));
+        bytes
+    }
+
     /// The file `path`. The error is a sentence for people and does not show
     /// the content.
     pub(super) fn file(&mut self, path: &str) -> Result<Secret, String> {
-        let full = self.base.join(path);
-        let bytes = self.source.file(&full);
-        self.read.push((full, bytes.as_ref().ok().map(|bytes| blake3::hash(bytes))));
+        let bytes = self.read(path);
         let bytes = bytes.map_err(|error| format!("the file {path:?} cannot be read: {error}"))?;
         let text = String::from_utf8(bytes).map_err(|_| format!("the file {path:?} is not text"))?;
         checked(&text).map_err(|why| format!("the file {path:?} {why}"))
@@ -118,6 +138,9 @@ fn checked(value: &str) -> Result<Secret, &'static str> {
     let value = value.trim();
     if value.is_empty() {
         return Err("is empty");
+    }
+    if value.len() > MAX_SECRET_BYTES {
+        return Err("is larger than 64 KiB");
     }
     if !value.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {
         return Err("holds characters that cannot stand in a header");

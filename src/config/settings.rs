@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use http::Uri;
 
+use crate::config::discover::Discovery;
 use crate::config::secret::Secret;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::policy::Policy;
@@ -130,6 +131,8 @@ pub struct PoolEdge {
     pub scrape_interval: Duration,
     /// What operators say of it.
     pub site: Site,
+    /// Where more of its replicas come from.
+    pub discover: Option<Discovery>,
 }
 
 /// What operators say of a pool, for people to read.
@@ -157,6 +160,8 @@ pub struct ReplicaEdge {
     pub url: Uri,
     /// Where its metrics are, when they have a port of their own (Triton).
     pub metrics_url: Option<Uri>,
+    /// The zone that it is in, where that is known.
+    pub zone: Option<Arc<str>>,
 }
 
 /// The software that a pool runs.

@@ -5,6 +5,7 @@
 //! one run finds everything. The result counts only if no error was found.
 
 mod classes;
+mod discover;
 mod findings;
 mod limits;
 mod models;
@@ -16,6 +17,7 @@ mod tenants;
 mod url;
 mod usage;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::config::file::File;
@@ -24,6 +26,7 @@ use crate::config::settings::{Edge, Settings};
 use crate::core::policy::Policy;
 
 pub(super) use findings::Findings;
+pub(super) use url::canonical;
 
 /// Checks the file against itself and the world. Ids are those of
 /// `previous` for every name that it had.
@@ -65,6 +68,7 @@ pub(super) fn validate(
         models: models.table,
         pools: served.pools,
         replicas: served.replicas,
+        draining: BTreeSet::new(),
         bounds: limits::queue(&file.queue, findings),
         retry: limits::retry(&file.retry, findings),
         health: limits::health(&file.health, findings),

@@ -21,6 +21,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use crate::config::diff::{Change, diff, diff_files};
 use crate::config::file::File;
 use crate::config::load::{Inputs, Loaded, Outcome, load_file_with};
+use crate::config::merge::{Found, merge, same_replicas};
 use crate::config::problem::Problem;
 use crate::config::report::Report;
 use crate::config::secret::{Machine, SecretSource};
@@ -73,8 +74,10 @@ pub struct Reloader {
 }
 
 struct State {
-    /// What is in force.
+    /// The file in force.
     loaded: Loaded,
+    /// The replicas that were found beside it.
+    found: Found,
     /// The file that the process started with.
     started: File,
     /// The files behind what is in force.
@@ -107,7 +110,8 @@ impl Reloader {
         let Some(loaded) = loaded else { return Err(report) };
         let current = Arc::new(ArcSwap::from_pointee(loaded.settings.clone()));
         let started = loaded.file.clone();
-        let state = Mutex::new(State { loaded, started, applied: inputs.clone(), seen: inputs });
+        let state =
+            Mutex::new(State { loaded, found: Found::new(), started, applied: inputs.clone(), seen: inputs });
         Ok((Self { path, source, current, state }, report))
     }
 
@@ -122,8 +126,8 @@ impl Reloader {
     /// long as the file system does.
     pub fn reload(&self) -> ReloadReport {
         let mut state = self.state.lock();
-        let running = &state.loaded.settings;
-        let Outcome { loaded, report, inputs } = load_file_with(&self.path, Some(running), &*self.source);
+        let running = self.current.load_full();
+        let Outcome { loaded, report, inputs } = load_file_with(&self.path, Some(&running), &*self.source);
         state.seen = inputs.clone();
         let (outcome, changed) = match loaded {
             None => (ReloadOutcome::Failed, Vec::new()),
@@ -131,7 +135,7 @@ impl Reloader {
             Some(mut loaded) => {
                 let changed = diff(&state.loaded, &loaded);
                 loaded.settings.startup = state.loaded.settings.startup.clone();
-                self.current.store(Arc::new(loaded.settings.clone()));
+                self.current.store(Arc::new(merge(&loaded.settings, &running, &state.found)));
                 state.loaded = loaded;
                 state.applied = inputs;
                 (ReloadOutcome::Applied, changed)
@@ -140,12 +144,28 @@ impl Reloader {
         let pending = diff_files(&state.started, &state.loaded.file);
         ReloadReport {
             outcome,
-            generation: state.loaded.settings.policy.generation,
+            generation: self.current.load().policy.generation,
             digest: state.loaded.settings.digest.clone(),
             changed,
             needs_restart: pending.into_iter().filter(|c| c.needs_restart).map(|c| c.path).collect(),
             problems: report.problems,
         }
+    }
+
+    /// Puts in force which replicas there are beside those of the file.
+    /// Returns the settings before and after, when that is any news.
+    pub fn discovered(&self, found: Found) -> Option<[Arc<Settings>; 2]> {
+        let mut state = self.state.lock();
+        let running = self.current.load_full();
+        state.found = found;
+        let mut next = merge(&state.loaded.settings, &running, &state.found);
+        if same_replicas(&running, &next) {
+            return None;
+        }
+        Arc::make_mut(&mut next.policy).generation = running.policy.generation + 1;
+        let next = Arc::new(next);
+        self.current.store(Arc::clone(&next));
+        Some([running, next])
     }
 
     /// Reloads whenever the files change or somebody asks, and hands every

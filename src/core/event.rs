@@ -61,14 +61,6 @@ pub enum Event {
         /// The replica.
         replica: ReplicaId,
     },
-    /// What the replica has not begun to answer goes to others, where there are
-    /// any in service; what streams there goes on. Ignored while the replica
-    /// gets new work: close it first, by an override or by a policy without
-    /// it.
-    Vacated {
-        /// The replica.
-        replica: ReplicaId,
-    },
     /// An operator's wish goes before the policy for a time. A drain or spot
     /// notice vacates the replicas that it closes.
     Overridden(Override),
@@ -357,7 +349,8 @@ pub enum Recalled {
         /// That job.
         by: JobId,
     },
-    /// The replica is closed to work that it has not begun.
+    /// The replica is closed to work that it has not begun: by an operator,
+    /// since it is about to go, or since it left the policy long enough ago.
     Drained,
     /// The same, since its machine will be taken away.
     SpotNotice,

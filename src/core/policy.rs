@@ -23,11 +23,13 @@ pub struct Policy {
     pub pools: Table<PoolId, Pool>,
     /// Replicas, named `<pool>/<url>`.
     pub replicas: Table<ReplicaId, Replica>,
+    /// Replicas that are about to go: they get no new work.
+    pub draining: BTreeSet<ReplicaId>,
     /// What may wait in all.
     pub bounds: Bounds,
     /// What happens to a job whose replica failed.
     pub retry: Retry,
-    /// How a lost replica comes back.
+    /// How replicas come and go.
     pub health: Health,
 }
 
@@ -161,17 +163,21 @@ impl Default for Retry {
     }
 }
 
-/// How a lost replica comes back.
+/// How a replica comes, goes, and comes back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Health {
     /// Time from an ejection to the first probe; doubles up to `probe_max`.
     pub probe_min: Duration,
     /// Longest time between two probes.
     pub probe_max: Duration,
-    /// Time over which a re-admitted replica's limit grows to its full size.
+    /// Time over which the limit of a new or re-admitted replica grows to its
+    /// full size.
     pub slow_start: Duration,
     /// How long a replica that said "busy" without a time gets no new work.
     pub busy_backoff: Duration,
+    /// How long requests without a first token may stay at a replica that left
+    /// the policy; then they go to others.
+    pub drain: Duration,
 }
 
 impl Default for Health {
@@ -181,6 +187,7 @@ impl Default for Health {
             probe_max: Duration::from_secs(1),
             slow_start: Duration::from_secs(5),
             busy_backoff: Duration::from_millis(250),
+            drain: Duration::from_secs(30),
         }
     }
 }

@@ -169,9 +169,10 @@ impl Vitals {
         }
     }
 
-    /// It was taken out of the policy and put back: a new start.
-    pub fn renew(&mut self) {
-        *self = Self { epoch: self.epoch.wrapping_add(1), ..Self::default() };
+    /// It is new in the policy, or was taken out of it and put back: a new
+    /// start, slowly at first.
+    pub fn join(&mut self, now: Tick) {
+        *self = Self { epoch: self.epoch.wrapping_add(1), back_since: Some(now), ..Self::default() };
     }
 
     /// Does what is due by now; says whether to send a probe.

@@ -1,7 +1,9 @@
 //! Where the fleet's findings go. The composition root connects both ends.
 
+use std::time::Duration;
+
 use crate::core::event::Event;
-use crate::core::ids::ReplicaId;
+use crate::core::ids::{PoolId, ReplicaId};
 use crate::fleet::engine::ServedName;
 use crate::fleet::fetch::Trouble;
 
@@ -17,6 +19,37 @@ pub trait Sink: Send + Sync {
 pub trait Watch: Send + Sync {
     /// Called from the fleet's tasks with no lock held; must not block.
     fn note(&self, replica: ReplicaId, note: Note<'_>);
+
+    /// The same for what there is to know of a pool's source of replicas.
+    fn source(&self, pool: PoolId, note: SourceNote<'_>);
+}
+
+/// What there is to know of a source of replicas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceNote<'a> {
+    /// It cannot be asked; what it said last holds.
+    Lost {
+        /// What went wrong.
+        why: &'a str,
+        /// Whether it answered the time before.
+        first: bool,
+    },
+    /// It answers again.
+    Back {
+        /// How long it did not.
+        after: Duration,
+    },
+    /// It names no replica any more; those that it named last hold for a
+    /// while.
+    Empty {
+        /// For how long.
+        holds: Duration,
+    },
+    /// It names more replicas than a pool may have; the others are left out.
+    TooMany {
+        /// How many it names.
+        named: usize,
+    },
 }
 
 /// What there is to know of a replica beside its report.

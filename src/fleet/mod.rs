@@ -3,6 +3,7 @@
 //! fails changes nothing by itself, and only a probe that the core asked for
 //! says that a replica is lost or found.
 
+pub mod discover;
 pub mod engine;
 pub mod fetch;
 pub mod handle;

@@ -24,7 +24,7 @@ use penstock::core::policy::{Model, Policy, Pool, Replica};
 use penstock::core::table::Table;
 use penstock::fleet::fetch::Trouble;
 use penstock::fleet::handle::{Fleet, Timing};
-use penstock::fleet::hooks::{Note, Sink, Watch};
+use penstock::fleet::hooks::{Note, Sink, SourceNote, Watch};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 const KEY: &str = "sk-very-secret";
@@ -151,6 +151,8 @@ impl Watch for Sender {
         };
         let _ = self.notes.send((replica, format!("{note:?}"), why));
     }
+
+    fn source(&self, _: PoolId, _: SourceNote<'_>) {}
 }
 
 fn ends() -> (Arc<Sender>, Ends) {
@@ -232,10 +234,11 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
                 api_key: key.map(Secret::new),
                 scrape_interval: Duration::from_millis(20),
                 site: Default::default(),
+                discover: None,
             },
         );
-        let replica =
-            replicas.insert(url, ReplicaEdge { pool, url: url.parse().unwrap(), metrics_url: None });
+        let replica = replicas
+            .insert(url, ReplicaEdge { pool, url: url.parse().unwrap(), metrics_url: None, zone: None });
         policy.pools.insert(
             &format!("pool{index}"),
             Pool { replicas: vec![replica], models: [model].into(), ..Pool::default() },

@@ -1,6 +1,7 @@
 //! In-process integration tests.
 
 mod client;
+mod discovery;
 mod door;
 mod drain;
 mod faults;
@@ -8,6 +9,7 @@ mod fleet;
 mod habits;
 mod habits_calls;
 mod leave;
+mod names;
 mod operate;
 mod process;
 mod reload;

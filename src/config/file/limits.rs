@@ -98,7 +98,7 @@ impl Default for Retry {
     }
 }
 
-/// How a lost replica comes back.
+/// How a replica comes, goes, and comes back.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Health {
@@ -106,10 +106,14 @@ pub struct Health {
     pub probe_min: Span,
     /// Longest time between two probes.
     pub probe_max: Span,
-    /// Time over which a re-admitted replica's limit grows to its full size.
+    /// Time over which the limit of a new or re-admitted replica grows to its
+    /// full size.
     pub slow_start: Span,
     /// How long a replica that said "busy" without a time gets no new work.
     pub busy_backoff: Span,
+    /// How long requests without a first token may stay at a replica that is
+    /// no longer listed; then they go to others. Streams go on to their end.
+    pub drain: Span,
 }
 
 impl Default for Health {
@@ -120,6 +124,7 @@ impl Default for Health {
             probe_max: Span(core.probe_max),
             slow_start: Span(core.slow_start),
             busy_backoff: Span(core.busy_backoff),
+            drain: Span(core.drain),
         }
     }
 }

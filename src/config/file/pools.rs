@@ -8,6 +8,7 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+use crate::config::file::discover::Discover;
 use crate::config::file::placement::Capacity;
 use crate::config::named::Named;
 use crate::config::units::Span;
@@ -38,6 +39,9 @@ pub struct Pool {
     pub models: ServedModels,
     /// Its replicas: base URLs such as `http://10.0.0.5:8000`, without `/v1`.
     pub replicas: Vec<Replica>,
+    /// Where more replicas come from, beside or instead of `replicas`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub discover: Option<Discover>,
     /// Sequences that each replica can run at once (`--max-num-seqs`);
     /// absent = learned from the engine and from what it does.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -94,6 +98,7 @@ impl Default for Pool {
             engine: None,
             models: ServedModels::default(),
             replicas: Vec::new(),
+            discover: None,
             max_seqs: None,
             kv_tokens: None,
             max_model_len: None,
@@ -240,7 +245,7 @@ impl<'de> Deserialize<'de> for Replica {
 
 /// Where a secret is read from: exactly one of the two.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = crate::config::schema::secret)]
+#[schemars(deny_unknown_fields, transform = crate::config::schema::one_key)]
 pub struct SecretRef {
     /// Name of an environment variable.
     #[serde(skip_serializing_if = "Option::is_none")]

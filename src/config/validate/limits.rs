@@ -150,5 +150,6 @@ pub(super) fn health(health: &Health, findings: &mut Findings<'_>) -> policy::He
         probe_max: time("probe_max", health.probe_max),
         slow_start: health.slow_start.0,
         busy_backoff: time("busy_backoff", health.busy_backoff),
+        drain: health.drain.0,
     }
 }

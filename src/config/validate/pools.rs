@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use crate::config::discover::{Discovery, MAX_REPLICAS};
 use crate::config::field::Field;
 use crate::config::file::File;
-use crate::config::file::pools::{Engine, Pool as Written, ReplicaDetail, SecretRef, ServedModels};
+use crate::config::file::pools::{
+    Engine, Pool as Written, Replica as WrittenReplica, ReplicaDetail, SecretRef, ServedModels,
+};
 use crate::config::secret::{Reader, Secret};
 use crate::config::settings::{EngineKind, PoolEdge, ReplicaEdge, Settings};
 use crate::config::validate::findings::Findings;
-use crate::config::validate::{limits, names, placement, url};
+use crate::config::validate::{discover, limits, names, placement, url};
 use crate::core::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::policy::{Model, Pool, Replica};
 use crate::core::table::Table;
@@ -81,7 +84,13 @@ impl Served {
         }
         let engine = kind(pool.engine.unwrap_or(Engine::Openai));
         let model_names = self.models(pool, engine, id, &field.key("models"), findings);
-        let replicas = self.replicas(name, pool, id, field, findings);
+        let (source, listed) = match &pool.discover {
+            Some(discover) => discover::validate(discover, &field.key("discover"), secrets, findings),
+            None => (None, Vec::new()),
+        };
+        let replicas = self.replicas(name, pool, &listed, id, field, findings);
+        let row = Replica { pool: id, max_seqs: pool.max_seqs, kv_tokens: pool.kv_tokens };
+        let discover = source.map(|source| Discovery { source, row });
         sizes(pool.max_seqs, pool.kv_tokens, field, findings);
         if pool.scrape_interval.0.as_millis() < MIN_SCRAPE_MILLIS {
             findings.error(&field.key("scrape_interval"), "is too short", "write 100ms or more");
@@ -99,7 +108,7 @@ impl Served {
         let engine_buffer = pool.engine_buffer;
         self.pools.insert(name, Pool { replicas, models, engine_buffer, engine_priority, supply });
         let scrape_interval = pool.scrape_interval.0;
-        self.edges.insert(name, PoolEdge { engine, model_names, api_key, scrape_interval, site });
+        self.edges.insert(name, PoolEdge { engine, model_names, api_key, scrape_interval, site, discover });
     }
 
     fn models(
@@ -146,17 +155,25 @@ impl Served {
         &mut self,
         pool_name: &str,
         pool: &Written,
+        listed: &[WrittenReplica],
         id: PoolId,
         field: &Field,
         findings: &mut Findings<'_>,
     ) -> Vec<ReplicaId> {
         let list = field.key("replicas");
-        if pool.replicas.is_empty() {
-            findings.error(&list, "names no replica", "list base URLs such as http://10.0.0.5:8000");
+        if pool.replicas.is_empty() && pool.discover.is_none() {
+            let hint = "list base URLs such as http://10.0.0.5:8000, or say where to `discover` them";
+            findings.error(&list, "names no replica", hint);
         }
+        if pool.replicas.len() + listed.len() > MAX_REPLICAS {
+            let message = format!("names more than {MAX_REPLICAS} replicas");
+            findings.error(&list, message, "divide them among several pools");
+        }
+        let elsewhere = field.key("discover").key("file");
+        let here = pool.replicas.iter().enumerate().map(|(at, replica)| (replica, list.index(at)));
         let mut ids = Vec::new();
-        for (at, replica) in pool.replicas.iter().enumerate() {
-            let (detail, field) = (replica.detail(), list.index(at));
+        for (replica, field) in here.chain(listed.iter().map(|replica| (replica, elsewhere.clone()))) {
+            let detail = replica.detail();
             sizes(detail.max_seqs, detail.kv_tokens, &field, findings);
             let Some(edge) = self.replica_edge(&detail, id, &field, findings) else { continue };
             let name = format!("{pool_name}/{}", detail.url);
@@ -191,7 +208,7 @@ impl Served {
             findings.error(&field.key("url"), format!("{} is {first} already", detail.url), hint);
             return None;
         }
-        Some(ReplicaEdge { pool, url, metrics_url })
+        Some(ReplicaEdge { pool, url, metrics_url, zone: None })
     }
 }
 

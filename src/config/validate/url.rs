@@ -43,7 +43,7 @@ pub(super) fn any(text: &str) -> Result<Uri, Wrong> {
 }
 
 /// One text for all ways to write the same URL.
-pub(super) fn canonical(uri: &Uri) -> String {
+pub(in crate::config) fn canonical(uri: &Uri) -> String {
     let scheme = uri.scheme_str().unwrap_or("http");
     let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
     let host = uri.host().unwrap_or_default().to_ascii_lowercase();

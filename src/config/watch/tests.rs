@@ -12,6 +12,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::config::discover::Source;
+use crate::config::merge::Found;
 use crate::config::watch::{POLL, ReloadHandle, ReloadOutcome, ReloadReport, Reloader, channel};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -229,4 +231,71 @@ fn fields_that_need_a_restart_are_listed_until_they_are_taken_back() {
 fn a_start_needs_a_good_file() {
     let (_dir, path) = folder_with("version: 1\n");
     assert!(Reloader::start(path).unwrap_err().has_errors());
+}
+
+const LISTED: &str = "version: 1
+auth: {mode: off}
+pools:
+  p: {engine: vllm, models: [m], discover: {file: engines.yaml}}
+";
+
+#[tokio::test]
+async fn a_file_of_endpoints_is_a_part_of_the_file() {
+    let (dir, path) = folder_with(LISTED);
+    let list = dir.path().join("engines.yaml");
+    put(&list, "- http://10.0.0.1:80\n- {url: 'http://10.0.0.2:80', max_seqs: 9}\n");
+    let mut running = Running::start(&path).await;
+    let names = |running: &Running| {
+        let settings = running.reloader.current().load_full();
+        settings.policy.replicas.iter().map(|(_, name, _)| name.to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&running), ["p/http://10.0.0.1:80", "p/http://10.0.0.2:80"]);
+
+    put(&list, r#"["http://10.0.0.2:80", "http://10.0.0.3:80"]"#);
+    let report = running.report().await;
+    assert_eq!(report.outcome, ReloadOutcome::Applied);
+    assert_eq!(report.changed.len(), 1, "{:?}", report.changed);
+    assert_eq!(report.changed[0].path, "pools.p.discover.file");
+    let kept = ["p/http://10.0.0.2:80", "p/http://10.0.0.3:80"];
+    assert_eq!(names(&running), kept);
+
+    for broken in ["- http://10.0.0.4:80\n- [\n", "- 10.0.0.4\n", "replicas: []\n", "- {uri: 'http://h:1'}\n"]
+    {
+        put(&list, broken);
+        let report = running.report().await;
+        assert_eq!(report.outcome, ReloadOutcome::Failed, "{broken}");
+        assert!(report.problems[0].to_string().contains("pools.p.discover.file"), "{}", report.problems[0]);
+        assert_eq!(names(&running), kept, "the last list holds");
+    }
+    put(&list, "[]\n");
+    assert_eq!(running.report().await.outcome, ReloadOutcome::Applied);
+    assert_eq!(names(&running), Vec::<String>::new());
+    running.task.abort();
+}
+
+#[tokio::test]
+async fn what_was_discovered_stays_over_a_reload() {
+    let dns = "    discover: {dns: {name: engines.test, port: 80}}";
+    let (_dir, path) = folder_with(&config(4, dns));
+    let mut running = Running::start(&path).await;
+    let settings = || running.reloader.current().load_full();
+    let pool = settings().policy.pools.id("p").unwrap();
+    let Some(Source::Dns(source)) =
+        settings().edge.pools.get(pool).and_then(|row| row.discover.clone()).map(|d| d.source)
+    else {
+        panic!("no source")
+    };
+    let endpoint = source.form.endpoint("10.0.0.5", 80).unwrap();
+    let found = Found::from([(pool, vec![endpoint].into())]);
+    let [before, after] = running.reloader.discovered(found.clone()).expect("news");
+    assert_eq!(after.policy.generation, before.policy.generation + 1);
+    assert!(running.reloader.discovered(found).is_none(), "no news");
+    let id = after.policy.replicas.id("p/http://10.0.0.5:80").unwrap();
+
+    put(&path, &config(5, dns));
+    assert_eq!(running.report().await.outcome, ReloadOutcome::Applied);
+    let settings = running.reloader.current().load_full();
+    assert_eq!(settings.policy.generation, after.policy.generation + 1);
+    assert_eq!(settings.policy.replicas.get(id).unwrap().max_seqs, Some(5));
+    running.task.abort();
 }

@@ -38,6 +38,15 @@ pub struct Standing {
     pub epoch: u32,
 }
 
+/// Who goes with a new policy.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Departures {
+    /// No longer in the policy.
+    pub left: Vec<ReplicaId>,
+    /// About to go, since now.
+    pub draining: Vec<ReplicaId>,
+}
+
 /// All replicas of the policy, and removed ones that still run something.
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
@@ -49,9 +58,12 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Takes over a policy: new replicas start in service, removed ones get no
-    /// more work and are forgotten when they run nothing.
-    pub fn apply(&mut self, policy: &Policy, now: Tick) {
+    /// Takes over a policy: new replicas start slowly, but for those of the
+    /// first policy; removed ones get no more work and are forgotten when they
+    /// run nothing.
+    pub fn apply(&mut self, policy: &Policy, now: Tick) -> Departures {
+        let first = self.nodes.is_empty();
+        let mut departures = Departures::default();
         self.rules = policy.health;
         self.pools = vec![PoolState::default(); policy.pools.capacity()];
         for (id, _, pool) in policy.pools.iter() {
@@ -67,14 +79,21 @@ impl Fleet {
                 node.slots = [None; 3];
                 (node.up, node.held, node.bin, node.reads_guest) = (false, false, None, false);
                 node.capacity = 0;
-                if row.is_some() && !node.present {
-                    node.renew();
+                if row.is_none() && node.present {
+                    departures.left.push(id);
                 }
-                node.present = row.is_some();
+                node.present &= row.is_some();
             }
             if let Some(row) = row {
                 let node = self.nodes[index].get_or_insert_with(|| Node::new(row.pool));
-                node.pool = row.pool;
+                if !node.present && !first {
+                    node.join(now);
+                }
+                let leaving = policy.draining.contains(&id);
+                if leaving && !node.leaving {
+                    departures.draining.push(id);
+                }
+                (node.present, node.leaving, node.pool) = (true, leaving, row.pool);
                 (node.configured_seqs, node.configured_kv) = (row.max_seqs, row.kv_tokens);
                 let pool = &mut self.pools[row.pool.index()];
                 pool.members.push(id);
@@ -82,6 +101,7 @@ impl Fleet {
             }
             self.refresh(id, now);
         }
+        departures
     }
 
     /// The pool of a replica that is known.

@@ -56,6 +56,8 @@ impl Rooms {
 pub(super) struct Node {
     pub(super) pool: PoolId,
     pub(super) present: bool,
+    /// Whether the policy says that it is about to go.
+    pub(super) leaving: bool,
     pub(super) configured_seqs: Option<u32>,
     pub(super) configured_kv: Option<u64>,
     pub(super) ledger: Ledger,
@@ -91,7 +93,8 @@ impl Node {
     pub(super) fn new(pool: PoolId) -> Self {
         Self {
             pool,
-            present: true,
+            present: false,
+            leaving: false,
             configured_seqs: None,
             configured_kv: None,
             ledger: Ledger::default(),
@@ -118,11 +121,14 @@ impl Node {
     }
 
     pub(super) fn state(&self, now: Tick, rules: &Health) -> ReplicaState {
-        match (self.vitals.state(now, rules), self.closed) {
+        let state = self.vitals.state(now, rules);
+        match self.closed {
             _ if !self.present => ReplicaState::Removed,
-            (state, None) | (state @ ReplicaState::Ejected, _) => state,
-            (_, Some(Closed::Cordoned)) => ReplicaState::Cordoned,
-            (_, Some(Closed::Drained | Closed::SpotNotice)) => ReplicaState::Draining,
+            _ if state == ReplicaState::Ejected => state,
+            Some(Closed::Drained | Closed::SpotNotice) => ReplicaState::Draining,
+            _ if self.leaving => ReplicaState::Draining,
+            Some(Closed::Cordoned) => ReplicaState::Cordoned,
+            None => state,
         }
     }
 
@@ -247,9 +253,10 @@ impl Node {
         }
     }
 
-    /// It was taken out of the policy and put back: a new start.
-    pub(super) fn renew(&mut self) {
-        self.vitals.renew();
+    /// It is new in the policy, or was taken out of it and put back: a new
+    /// start.
+    pub(super) fn join(&mut self, now: Tick) {
+        self.vitals.join(now);
         (self.speed, self.pace, self.learned) =
             (Speed::default(), PaceLimit::default(), LearnedSeqs::default());
         self.foreign = Foreign::default();

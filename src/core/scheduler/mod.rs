@@ -22,6 +22,7 @@
 mod arrive;
 mod audit;
 mod demote;
+mod depart;
 mod dispatch;
 mod displace;
 mod explain;
@@ -45,7 +46,7 @@ use std::sync::Arc;
 
 use crate::core::admission::has_space;
 use crate::core::estimate::OutputLengths;
-use crate::core::event::{Action, Event, Fault, Recalled};
+use crate::core::event::{Action, Event, Fault};
 use crate::core::fleet::Fleet;
 use crate::core::foreign::Finding;
 use crate::core::ids::{JobId, PoolId, ReplicaId};
@@ -78,6 +79,8 @@ pub struct Scheduler {
     movable: BTreeSet<Movable>,
     deadlines: BTreeSet<(Tick, JobId)>,
     overrides: Overrides,
+    /// Replicas that left the policy, by when they lose what nobody has seen.
+    departed: BTreeSet<(Tick, ReplicaId)>,
     invariants: Invariants,
     /// Groups in which something changed since they were last looked at.
     touched: BTreeSet<usize>,
@@ -108,6 +111,7 @@ impl Scheduler {
             movable: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             overrides: Overrides::default(),
+            departed: BTreeSet::new(),
             invariants: Invariants::default(),
             touched: BTreeSet::new(),
             arrivals: 0,
@@ -133,6 +137,7 @@ impl Scheduler {
         self.expire_overrides(out);
         self.expire(false, out);
         self.wake_replicas(out);
+        self.clear_departed(out);
         self.release_urgent();
         match event {
             Event::Arrived(spec, prefix) => self.arrived(spec, prefix, out),
@@ -154,7 +159,6 @@ impl Scheduler {
             }
             Event::ReplicaLost { replica } => self.lost(replica, Fault::Refused, out),
             Event::ReplicaFound { replica } => self.found(replica, out),
-            Event::Vacated { replica } => self.vacate(replica, Recalled::Drained, out),
             Event::Overridden(wanted) => self.set_override(wanted, out),
             Event::Restored(lever) => self.end_override(lever),
             Event::PolicyChanged(policy) => self.reload(policy, out),

@@ -23,7 +23,7 @@ impl Scheduler {
         self.policy = policy;
         self.placement = placement;
         self.groups = groups;
-        self.fleet.apply(&self.policy, self.now);
+        let departures = self.fleet.apply(&self.policy, self.now);
         self.close_all();
         self.lengths.retain(&self.policy);
         self.count_quotas();
@@ -32,6 +32,7 @@ impl Scheduler {
         for (job, reason) in orphans {
             self.reject(job, reason, out);
         }
+        self.depart(departures, out);
         self.touched = (0..self.groups.len()).collect();
     }
 

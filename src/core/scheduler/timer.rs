@@ -7,12 +7,13 @@ use super::Scheduler;
 
 impl Scheduler {
     /// When `Event::Timer` is wanted at the latest: the next deadline of a
-    /// waiting job, probe, end of a busy spell or of an override, or step of a slow
-    /// start.
+    /// waiting job, probe, end of a busy spell or of an override, step of a slow
+    /// start, or end of a replica's drain.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let job = self.deadlines.first().map(|(at, _)| *at).filter(|at| *at != Tick::NEVER);
-        let others = [self.fleet.next_wake(), self.next_release(), self.overrides.next_end()];
+        let departed = self.departed.first().map(|(at, _)| *at);
+        let others = [self.fleet.next_wake(), self.next_release(), self.overrides.next_end(), departed];
         job.into_iter().chain(others.into_iter().flatten()).min()
     }
 

@@ -22,7 +22,7 @@ const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 async fn engine() -> (TcpListener, Arc<Replica>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/prefix", listener.local_addr().unwrap()).parse().unwrap();
-    let edge = ReplicaEdge { pool: PoolId::new(0), url, metrics_url: None };
+    let edge = ReplicaEdge { pool: PoolId::new(0), url, metrics_url: None, zone: None };
     (listener, Arc::new(Replica::new(&edge)))
 }
 

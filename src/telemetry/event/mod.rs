@@ -3,11 +3,13 @@
 //!
 //! No event carries a key, prompt text or generated text.
 
+mod discovery;
 mod overrides;
 mod process;
 mod replica;
 mod request;
 
+pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
 pub use overrides::{OverrideChanged, OverrideExpired};
 pub use process::{
     ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken, ServerDraining,

@@ -53,6 +53,14 @@ pub(super) const SCRAPES_FAILED: Metric =
     metric("penstock_scrapes_failed_total", "Failed reads of an engine's own metrics.");
 pub(super) const MODEL_MISMATCHES: Metric =
     metric("penstock_model_mismatches_total", "Times an engine did not serve the model of the file.");
+pub(super) const REPLICA_CHANGES: Metric = metric(
+    "penstock_replica_changes_total",
+    "Replicas that joined or left a pool, or are about to go, by reload or discovery.",
+);
+pub(super) const POOLS_EMPTIED: Metric =
+    metric("penstock_pools_emptied_total", "Times a pool lost its last replica that takes work.");
+pub(super) const SOURCE_FAILURES: Metric =
+    metric("penstock_source_failures_total", "Times a pool's source of replicas could not be asked.");
 pub(super) const AUTH_FAILURES: Metric =
     metric("penstock_auth_failures_total", "Requests with no valid key, by reason.");
 pub(super) const CONNECTIONS_REFUSED: Metric =
@@ -72,6 +80,9 @@ pub(super) const COUNTERS: &[Metric] = &[
     PROBES_FAILED,
     SCRAPES_FAILED,
     MODEL_MISMATCHES,
+    REPLICA_CHANGES,
+    POOLS_EMPTIED,
+    SOURCE_FAILURES,
     AUTH_FAILURES,
     CONNECTIONS_REFUSED,
 ];

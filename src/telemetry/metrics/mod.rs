@@ -114,6 +114,20 @@ impl Metrics {
         self.of_pool(&catalogue::MODEL_MISMATCHES, policy, pool, None);
     }
 
+    pub(super) fn replicas_changed(&self, policy: &Policy, pool: PoolId, change: &'static str, count: usize) {
+        let counter =
+            self.pool_counter(&catalogue::REPLICA_CHANGES, policy, Some(pool), Some(("change", change)));
+        counter.increment(count as u64);
+    }
+
+    pub(super) fn pool_emptied(&self, policy: &Policy, pool: PoolId) {
+        self.of_pool(&catalogue::POOLS_EMPTIED, policy, Some(pool), None);
+    }
+
+    pub(super) fn source_failed(&self, policy: &Policy, pool: PoolId) {
+        self.of_pool(&catalogue::SOURCE_FAILURES, policy, Some(pool), None);
+    }
+
     pub(super) fn auth_failed(&self, reason: &'static str) {
         let labels = vec![Label::from_static_parts("reason", reason)];
         counter(&self.recorder, &catalogue::AUTH_FAILURES, labels).increment(1);
@@ -124,8 +138,7 @@ impl Metrics {
         counter(&self.recorder, &catalogue::CONNECTIONS_REFUSED, labels).increment(1);
     }
 
-    /// Counts a rare event of a pool, under one more label where there is one;
-    /// rare, so its handle is not kept.
+    /// Counts a rare event of a pool, under one more label where there is one.
     fn of_pool(
         &self,
         metric: &Metric,
@@ -133,9 +146,20 @@ impl Metrics {
         pool: Option<PoolId>,
         label: Option<(&'static str, &'static str)>,
     ) {
+        self.pool_counter(metric, policy, pool, label).increment(1);
+    }
+
+    /// The counter of a pool's rare events; rare, so its handle is not kept.
+    fn pool_counter(
+        &self,
+        metric: &Metric,
+        policy: &Policy,
+        pool: Option<PoolId>,
+        label: Option<(&'static str, &'static str)>,
+    ) -> Counter {
         let mut labels = vec![Label::new("pool", labels::pool(policy, pool).to_owned())];
         labels.extend(label.map(|(name, value)| Label::from_static_parts(name, value)));
-        counter(&self.recorder, metric, labels).increment(1);
+        counter(&self.recorder, metric, labels)
     }
 }
 

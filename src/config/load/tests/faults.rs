@@ -280,3 +280,34 @@ proptest::proptest! {
         proptest::prop_assert_eq!(outcome.loaded.is_none(), outcome.report.has_errors());
     }
 }
+
+#[test]
+fn sources_of_replicas_are_checked() {
+    let with_source = |source: &str| {
+        errors(&SMALL.replace("replicas: [http://127.0.0.1:8000]", &format!("discover: {source}")))
+    };
+    for (source, said) in [
+        ("{}", "names no source, or several"),
+        ("{dns: {name: a.test, port: 1}, file: list.yaml}", "names no source, or several"),
+        ("{dns: {port: 80}}", "dns.name"),
+        ("{dns: {name: 'a b', port: 80}}", "dns.name"),
+        ("{dns: {name: a.test}}", "dns.port: is missing"),
+        ("{dns: {name: a.test, type: srv, port: 80}}", "in the SRV records already"),
+        ("{dns: {name: a.test, port: 80, min_refresh: 1m}}", "shorter than min_refresh"),
+        ("{dns: {name: a.test, port: 80, min_refresh: 1ms}}", "is too short"),
+        ("{dns: {name: a.test, port: 80, servers: [dns.test]}}", "dns.servers[0]"),
+        ("{file: nowhere.yaml}", "cannot be read"),
+        ("{kubernetes: {}}", "names no Service, or two"),
+        ("{kubernetes: {service: s, selector: a=b}}", "names no Service, or two"),
+        ("{kubernetes: {service: s, namespace: A_B}}", "kubernetes.namespace"),
+        ("{kubernetes: {service: s, port: 0}}", "kubernetes.port"),
+        ("{kubernetes: {service: s, server: 'https://h'}}", "namespace: is missing"),
+        ("{kubernetes: {service: s, namespace: n, server: h}}", "kubernetes.server"),
+    ] {
+        let found = with_source(source);
+        assert_eq!(found.len(), 1, "{source}: {found:?}");
+        assert!(found[0].contains(said), "{source}: {found:?}");
+    }
+    assert_eq!(with_source("{kubernetes: {service: s, port: http}}"), Vec::<String>::new());
+    assert_eq!(with_source("{dns: {name: _h._tcp.a.test., type: srv}}"), Vec::<String>::new());
+}

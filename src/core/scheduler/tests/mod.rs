@@ -2,6 +2,7 @@
 
 mod basics;
 mod demotion;
+mod departures;
 mod displacement;
 mod faults;
 mod interruptions;
@@ -21,12 +22,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::event::{Action, Event, Fault, Outcome, Placed, Rejection};
+use crate::core::event::{Action, Event, Fault, Outcome, Placed, Recalled, Rejection};
 use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::{JobSpec, Prefix, Tokens, Usage};
 use crate::core::policy::{Bounds, Class, Model, Policy, Pool, Quota, Replica, Tenant};
 use crate::core::scheduler::Scheduler;
 use crate::core::snapshot::ReplicaState;
+use crate::core::table::Table;
 use crate::core::time::Tick;
 
 fn class(rank: u32, min_share: f64) -> Class {
@@ -191,4 +193,33 @@ fn ejected(actions: &[Action]) -> Vec<u32> {
         _ => None,
     };
     actions.iter().filter_map(id).collect()
+}
+
+/// `(job, replica)` of the recalls among the actions, with their reasons.
+fn recalled(actions: &[Action]) -> Vec<(u64, u32, Recalled)> {
+    let row = |action: &Action| match action {
+        Action::Recall { job, replica, why } => Some((job.index() as u64, replica.index() as u32, *why)),
+        _ => None,
+    };
+    actions.iter().filter_map(row).collect()
+}
+
+/// A new policy that differs by `change`.
+fn reload(world: &mut World, change: impl FnOnce(&mut Policy)) -> Vec<Action> {
+    let mut next = (**world.scheduler.policy()).clone();
+    next.generation += 1;
+    change(&mut next);
+    world.event(Event::PolicyChanged(Arc::new(next)))
+}
+
+/// The table without one row.
+fn without<I: Copy + From<usize> + Into<usize> + PartialEq, T: Clone>(
+    table: &Table<I, T>,
+    gone: I,
+) -> Table<I, T> {
+    let mut next = Table::successor(table);
+    for (id, name, row) in table.iter().filter(|(id, ..)| *id != gone) {
+        assert!(next.insert(name, row.clone()) == id);
+    }
+    next
 }

@@ -9,7 +9,6 @@ use crate::core::overrides::{Closed, Lever, Measure, Override};
 use crate::core::policy::{Class, Policy, Replica};
 use crate::core::scheduler::tests::{World, class, of_tenant, policy, rejected, sent, spec};
 use crate::core::snapshot::{Obstacle, ReplicaState};
-use crate::core::table::Table;
 use crate::core::time::Tick;
 
 impl World {
@@ -141,21 +140,6 @@ fn a_pool_closes_with_what_joins_it_and_over_a_reload() {
     assert_eq!(sent(&world.arrive(spec(2))), [(2, 2)]);
     world.restore(Lever::Pool(PoolId::new(0)));
     assert_eq!(world.state(3), Some(ReplicaState::SlowStart));
-}
-
-#[test]
-fn an_endpoint_that_leaves_the_policy_is_vacated() {
-    let mut world = World::new(policy(&[&[4, 4]], &[&[0]]));
-    assert_eq!(sent(&world.arrive(spec(1))), [(1, 0)]);
-    assert_eq!(world.event(Event::Vacated { replica: ReplicaId::new(0) }), [], "it gets new work");
-    let mut next = Policy { generation: 2, ..policy(&[&[4, 4]], &[&[0]]) };
-    let whole = policy(&[&[4, 4]], &[&[0]]);
-    next.replicas = Table::successor(&whole.replicas);
-    let kept = whole.replicas.get(ReplicaId::new(1)).expect("a replica").clone();
-    next.replicas.insert("p0/r1", kept);
-    world.event(Event::PolicyChanged(next.into()));
-    let actions = world.event(Event::Vacated { replica: ReplicaId::new(0) });
-    assert_eq!((recalls(&actions), sent(&actions)), (vec![(1, 0, Recalled::Drained)], vec![(1, 1)]));
 }
 
 #[test]

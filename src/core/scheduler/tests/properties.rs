@@ -86,6 +86,7 @@ impl Edge {
         assert!(model.pools.contains(&pool));
         self.check_rules(&spec, why.class, pool);
         assert!(!self.out_of_service.contains(&replica));
+        assert!(!self.policy.draining.contains(&replica));
         for lever in [Lever::Pool(pool), Lever::Replica(replica), Lever::Pause(spec.tenant)] {
             assert!(self.barred.get(&lever).is_none_or(|until| *until <= self.now), "{lever:?}");
         }
@@ -381,6 +382,7 @@ proptest! {
             slow_start: 500,
             buffer: 0,
             places: Places::default(),
+            draining: 0,
         };
         let mut edge = Edge::new(&[only]);
         let mut read = 0;

@@ -7,17 +7,8 @@ use crate::core::event::{Action, Event, Fault, Pace, Recalled};
 use crate::core::ids::{ClassId, JobId, ReplicaId};
 use crate::core::job::JobSpec;
 use crate::core::policy::Class;
-use crate::core::scheduler::tests::{World, class, ejected, policy, sent, spec};
+use crate::core::scheduler::tests::{World, class, ejected, policy, recalled, sent, spec};
 use crate::core::time::Tick;
-
-/// `(job, replica)` of the recalls among the actions, with their reasons.
-fn recalled(actions: &[Action]) -> Vec<(u64, u32, Recalled)> {
-    let row = |action: &Action| match action {
-        Action::Recall { job, replica, why } => Some((job.index() as u64, replica.index() as u32, *why)),
-        _ => None,
-    };
-    actions.iter().filter_map(row).collect()
-}
 
 fn paced(world: &mut World, replica: u32) -> Vec<Action> {
     let pace = Pace { gaps: 10, total: Duration::from_millis(200) };

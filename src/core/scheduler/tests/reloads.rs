@@ -1,33 +1,13 @@
 //! What a new policy does to what waits and runs.
 
-use std::sync::Arc;
-
 use crate::core::event::{Action, Event, Fault, RejectReason};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::JobSpec;
-use crate::core::policy::{Model, Policy, Replica};
-use crate::core::scheduler::tests::{World, ejected, of_tenant, policy, rejected, sent, spec};
+use crate::core::policy::{Model, Replica};
+use crate::core::scheduler::tests::{
+    World, ejected, of_tenant, policy, rejected, reload, sent, spec, without,
+};
 use crate::core::snapshot::ReplicaState;
-use crate::core::table::Table;
-
-fn reload(world: &mut World, change: impl FnOnce(&mut Policy)) -> Vec<Action> {
-    let mut next = (**world.scheduler.policy()).clone();
-    next.generation += 1;
-    change(&mut next);
-    world.event(Event::PolicyChanged(Arc::new(next)))
-}
-
-/// The table without one row.
-fn without<I: Copy + From<usize> + Into<usize> + PartialEq, T: Clone>(
-    table: &Table<I, T>,
-    gone: I,
-) -> Table<I, T> {
-    let mut next = Table::successor(table);
-    for (id, name, row) in table.iter().filter(|(id, ..)| *id != gone) {
-        assert!(next.insert(name, row.clone()) == id);
-    }
-    next
-}
 
 #[test]
 fn jobs_survive_and_new_limits_take_effect_at_once() {
@@ -128,7 +108,7 @@ fn a_replica_that_was_taken_out_and_put_back_starts_anew() {
         let row = Replica { pool: PoolId::new(0), max_seqs: Some(2), kv_tokens: None };
         next.replicas.insert("p0/r0", row);
     });
-    assert_eq!(world.state(0), Some(ReplicaState::Serving));
+    assert_eq!(world.state(0), Some(ReplicaState::SlowStart));
     assert_eq!(
         ejected(&world.fail(0, Fault::Silent)),
         Vec::<u32>::new(),

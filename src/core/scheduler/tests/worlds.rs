@@ -33,6 +33,8 @@ pub(super) struct Rules {
     pub(super) tenants: Vec<Option<TenantRow>>,
     /// Limits, by pool, of up to three replicas each.
     pub(super) replicas: Vec<Vec<Option<Limits>>>,
+    /// Those that are about to go, one bit each.
+    pub(super) draining: u16,
     pub(super) models: Vec<Option<u8>>,
     pub(super) bound: u64,
     pub(super) attempts: u32,
@@ -68,14 +70,22 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
         vec(prop::option::weighted(0.9, (1u8..5, 0u64..12, prop::option::of(quota()))), 1..5),
         vec(vec(replica, 0..4), 1..4),
         vec(prop::option::weighted(0.9, 1u8..8), 1..4),
-        (0u64..40, 1u32..5, 0u64..4000, 0u32..2),
+        (0u64..40, 1u32..5, 0u64..4000, 0u32..2, prop_oneof![2 => Just(0u16), 1 => 0u16..512]),
         prop_oneof![Just(Places::default()), places()],
     )
         .prop_map(
-            |(classes, tenants, replicas, models, (bound, attempts, slow_start, buffer), places)| Rules {
+            |(
                 classes,
                 tenants,
                 replicas,
+                models,
+                (bound, attempts, slow_start, buffer, draining),
+                places,
+            )| Rules {
+                classes,
+                tenants,
+                replicas,
+                draining,
                 models,
                 bound,
                 attempts,
@@ -103,6 +113,7 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         models: table(),
         pools: table(),
         replicas: table(),
+        draining: (0..9usize).filter(|bit| rules.draining & (1 << bit) != 0).map(ReplicaId::from).collect(),
         bounds: Bounds { requests: rules.bound, ..Bounds::default() },
         retry: Retry { max_attempts: rules.attempts },
         health: Health { slow_start: Duration::from_millis(rules.slow_start), ..Health::default() },

@@ -1,0 +1,190 @@
+//! Where replicas come from that the file does not list: `discover`.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::de::{Deserializer, Error, Visitor};
+use serde::{Deserialize, Serialize};
+
+use crate::config::units::Span;
+
+/// Where more replicas come from: exactly one of the sources. While a source
+/// cannot be asked its last answer holds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::one_key)]
+pub struct Discover {
+    /// Addresses of a name, such as that of a headless Service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dns: Option<Dns>,
+    /// Path of a YAML or JSON file with a list like that of `replicas`, from
+    /// this file's folder. It counts as a part of this file: a new content is
+    /// picked up without a restart, and a broken one is refused as a whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Endpoints of a Kubernetes Service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kubernetes: Option<Kubernetes>,
+}
+
+/// Addresses of a name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::dns)]
+pub struct Dns {
+    /// The name. Without a dot at its end the search list of
+    /// `/etc/resolv.conf` applies.
+    pub name: String,
+    /// Records to ask for: `a` (addresses, IPv6 included) or `srv`
+    /// (addresses and ports; of several priorities the lowest number).
+    #[serde(rename = "type")]
+    pub records: Records,
+    /// Port of the engines; SRV records have their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub port: Option<u16>,
+    /// `http` or `https`.
+    pub scheme: Scheme,
+    /// Port of the engines' metrics, when they have one of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub metrics_port: Option<u16>,
+    /// Shortest time between two questions, whatever the records' TTL.
+    pub min_refresh: Span,
+    /// Longest time between two questions, whatever the records' TTL.
+    pub max_refresh: Span,
+    /// How long the last addresses hold when the name is gone or has none.
+    pub empty_grace: Span,
+    /// DNS servers such as `10.96.0.10:53`; empty = those of
+    /// `/etc/resolv.conf`.
+    pub servers: Vec<String>,
+}
+
+impl Default for Dns {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            records: Records::A,
+            port: None,
+            scheme: Scheme::Http,
+            metrics_port: None,
+            min_refresh: Span::secs(1),
+            max_refresh: Span::secs(30),
+            empty_grace: Span::secs(30),
+            servers: Vec::new(),
+        }
+    }
+}
+
+/// Kinds of DNS records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Records {
+    /// A and AAAA.
+    A,
+    /// SRV.
+    Srv,
+}
+
+/// How engines are spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Scheme {
+    /// Plain.
+    Http,
+    /// TLS; the engines' certificates must hold their IP addresses.
+    Https,
+}
+
+/// Endpoints of a Kubernetes Service, watched as its EndpointSlices.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Kubernetes {
+    /// Name of the Service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// Labels of the EndpointSlices, instead of `service`:
+    /// `app=vllm,tier in (gpu)`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selector: Option<String>,
+    /// Its namespace; absent = the one that the gateway runs in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Number or name of the engines' port; absent = the slices' only one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<Port>,
+    /// `http` or `https`.
+    pub scheme: Scheme,
+    /// Port of the engines' metrics, when they have one of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub metrics_port: Option<u16>,
+    /// Time between two full lists, beside the watch.
+    pub resync: Span,
+    /// URL of the API server; absent = that of the cluster the gateway runs
+    /// in, with the token and the CA of its service account.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
+    /// File with the token for it, from this file's folder; it is read again
+    /// for every request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<String>,
+    /// File with the certificates that its own must lead to, from this file's
+    /// folder; absent = those of the system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<String>,
+}
+
+impl Default for Kubernetes {
+    fn default() -> Self {
+        Self {
+            service: None,
+            selector: None,
+            namespace: None,
+            port: None,
+            scheme: Scheme::Http,
+            metrics_port: None,
+            resync: Span::secs(600),
+            server: None,
+            token_file: None,
+            ca_file: None,
+        }
+    }
+}
+
+/// A port by its number or its name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Port {
+    /// Its number.
+    Number(u16),
+    /// Its name in the Service.
+    Name(String),
+}
+
+impl<'de> Deserialize<'de> for Port {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PortVisitor;
+        impl Visitor<'_> for PortVisitor {
+            type Value = Port;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the number or the name of a port")
+            }
+
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Port, E> {
+                let fits = u16::try_from(number).ok().filter(|port| *port > 0);
+                fits.map(Port::Number).ok_or_else(|| E::custom("not a port\nwrite a number from 1 to 65535"))
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Port, E> {
+                self.visit_u64(u64::try_from(number).unwrap_or(0))
+            }
+
+            fn visit_str<E: Error>(self, name: &str) -> Result<Port, E> {
+                Ok(Port::Name(name.to_owned()))
+            }
+        }
+        deserializer.deserialize_any(PortVisitor)
+    }
+}

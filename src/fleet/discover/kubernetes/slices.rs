@@ -1,0 +1,193 @@
+//! EndpointSlices, and the endpoints that they come to.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::config::discover::{Endpoint, Kubernetes, Port};
+use crate::fleet::discover::kubernetes::api::Trouble;
+
+/// One `discovery.k8s.io/v1` EndpointSlice, as much of it as is used. What
+/// may be absent may also be `null`.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Slice {
+    metadata: Metadata,
+    #[serde(default)]
+    endpoints: Option<Vec<SliceEndpoint>>,
+    #[serde(default)]
+    ports: Option<Vec<SlicePort>>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    name: String,
+    resource_version: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct SliceEndpoint {
+    #[serde(default)]
+    addresses: Vec<String>,
+    #[serde(default)]
+    conditions: Option<Conditions>,
+    #[serde(default)]
+    zone: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+struct Conditions {
+    ready: Option<bool>,
+    terminating: Option<bool>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct SlicePort {
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    port: Option<u16>,
+    #[serde(default)]
+    protocol: Option<String>,
+}
+
+/// The slices of one Service, by name.
+#[derive(Debug, Default)]
+pub(super) struct Slices(BTreeMap<String, Slice>);
+
+impl Slice {
+    pub(super) fn version(&self) -> &str {
+        &self.metadata.resource_version
+    }
+
+    fn port(&self, wanted: Option<&Port>) -> Option<u16> {
+        let ports = self.ports.as_deref().unwrap_or_default().iter();
+        let mut tcp = ports.filter(|port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP"));
+        match wanted {
+            Some(Port::Number(number)) => Some(*number),
+            Some(Port::Name(name)) => tcp.find(|port| port.name.as_ref() == Some(name))?.port,
+            None => match (tcp.next(), tcp.next()) {
+                (Some(only), None) => only.port,
+                _ => None,
+            },
+        }
+    }
+}
+
+impl Slices {
+    pub(super) fn put(&mut self, slice: Slice) {
+        self.0.insert(slice.metadata.name.clone(), slice);
+    }
+
+    pub(super) fn remove(&mut self, slice: &Slice) {
+        self.0.remove(&slice.metadata.name);
+    }
+
+    /// The endpoints that take work, and those that are about to go.
+    pub(super) fn endpoints(&self, rules: &Kubernetes) -> Result<Vec<Endpoint>, Trouble> {
+        let mut all = Vec::new();
+        for slice in self.0.values() {
+            let endpoints = slice.endpoints.as_deref().unwrap_or_default();
+            if endpoints.is_empty() {
+                continue;
+            }
+            let Some(port) = slice.port(rules.port.as_ref()) else { return Err(no_port(rules)) };
+            all.extend(endpoints.iter().filter_map(|endpoint| endpoint.resolve(port, rules)));
+        }
+        Ok(all)
+    }
+}
+
+impl SliceEndpoint {
+    /// Ready or about to go; of several addresses only the first has a meaning.
+    /// What is not known to be unready is ready.
+    fn resolve(&self, port: u16, rules: &Kubernetes) -> Option<Endpoint> {
+        let conditions = self.conditions.unwrap_or_default();
+        let draining = conditions.terminating.unwrap_or(false);
+        if !draining && !conditions.ready.unwrap_or(true) {
+            return None;
+        }
+        let endpoint = rules.form.endpoint(self.addresses.first()?, port)?;
+        Some(Endpoint { zone: self.zone.as_deref().map(Into::into), draining, ..endpoint })
+    }
+}
+
+fn no_port(rules: &Kubernetes) -> Trouble {
+    Trouble::NoPort(match &rules.port {
+        Some(Port::Name(name)) => format!("the Service has no TCP port called {name:?}"),
+        _ => "the Service has not exactly one TCP port; write which one is the engines' as `port`".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fleet::discover::kubernetes::tests::rules;
+
+    fn hosts(slices: &[Value], port: Option<Port>) -> Result<Vec<String>, Trouble> {
+        let mut all = Slices::default();
+        for slice in slices {
+            all.put(serde_json::from_value(slice.clone()).unwrap());
+        }
+        let found = all.endpoints(&Kubernetes { port, ..rules("http://127.0.0.1:1") })?;
+        let text = |endpoint: Endpoint| {
+            let going = if endpoint.draining { "-" } else { "" };
+            let zone = endpoint.zone.map(|zone| format!(" in {zone}")).unwrap_or_default();
+            format!("{going}{}{zone}", endpoint.url.authority().unwrap())
+        };
+        Ok(found.into_iter().map(text).collect())
+    }
+
+    fn slice(name: &str, endpoints: &Value, ports: &Value) -> Value {
+        json!({"metadata": {"name": name, "resourceVersion": "1"}, "addressType": "IPv4",
+               "endpoints": endpoints, "ports": ports})
+    }
+
+    #[test]
+    fn conditions_say_who_gets_work() {
+        let endpoints = json!([
+            {"addresses": ["10.0.0.1"], "conditions": {"ready": true, "serving": true, "terminating": false}, "zone": "a"},
+            {"addresses": ["10.0.0.2"], "conditions": {"ready": false}},
+            {"addresses": ["10.0.0.3"], "conditions": {"ready": false, "serving": true, "terminating": true}},
+            {"addresses": ["10.0.0.4"], "conditions": {"ready": false, "serving": false, "terminating": true}},
+            {"addresses": ["10.0.0.5", "10.9.9.9"], "conditions": {}},
+            {"addresses": ["10.0.0.6"], "conditions": null, "zone": null},
+            {"addresses": []},
+            {"addresses": ["fd00::7"]},
+            {"addresses": ["a pod"]},
+        ]);
+        let ports = json!([{"name": "http", "port": 8000, "protocol": "TCP"}]);
+        assert_eq!(
+            hosts(&[slice("s", &endpoints, &ports)], None).unwrap(),
+            [
+                "10.0.0.1:8000 in a",
+                "-10.0.0.3:8000",
+                "-10.0.0.4:8000",
+                "10.0.0.5:8000",
+                "10.0.0.6:8000",
+                "[fd00::7]:8000"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_port_is_known_or_asked_for() {
+        let one = json!([{"addresses": ["10.0.0.1"]}]);
+        let two = json!([
+            {"name": "metrics", "port": 9000},
+            {"name": "http", "port": 9, "protocol": "UDP"},
+            {"name": "http", "port": 8000, "protocol": "TCP"},
+        ]);
+        let named = |name: &str| Some(Port::Name(name.to_owned()));
+        let slices = [slice("s", &one, &two)];
+        assert_eq!(hosts(&slices, named("http")).unwrap(), ["10.0.0.1:8000"]);
+        assert_eq!(hosts(&slices, Some(Port::Number(7))).unwrap(), ["10.0.0.1:7"]);
+        assert!(matches!(hosts(&slices, None), Err(Trouble::NoPort(_))));
+        assert!(matches!(hosts(&slices, named("grpc")), Err(Trouble::NoPort(_))));
+        let none = [slice("s", &one, &Value::Null), slice("t", &Value::Null, &Value::Null)];
+        assert!(matches!(hosts(&none, None), Err(Trouble::NoPort(_))));
+        assert_eq!(hosts(&none[1..], None).unwrap(), Vec::<String>::new());
+    }
+}
