@@ -206,6 +206,7 @@ fn policy(args: &CoreBenchArgs) -> Policy {
             max_wait: Duration::from_secs(100_000),
             ttft_objective: Duration::from_secs(1),
             itl_objective: Duration::from_millis(50),
+            cold_start_tolerance: None,
             demote_to: None,
             placement: Default::default(),
         };

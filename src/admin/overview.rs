@@ -56,6 +56,9 @@ pub(super) struct PoolRow {
     pool: String,
     /// `none`, or how an operator has closed it.
     closed: String,
+    state: &'static str,
+    waiting: u64,
+    cold_start_seconds: Option<f64>,
     models: Vec<String>,
     replicas: usize,
     in_service: usize,
@@ -68,11 +71,15 @@ pub(super) fn pools(snapshot: &Snapshot, policy: &Policy) -> Vec<PoolRow> {
     let row = |id: PoolId, name: &str| {
         let levers = [Lever::Pool(id)];
         let replicas = replicas_under(&levers, policy, snapshot);
+        let view = snapshot.pools.iter().find(|view| view.pool == id);
         let models = policy.models.iter().filter(|(_, _, model)| model.pools.contains(&id));
         let sum = |of: fn(&ReplicaView) -> u32| replicas.iter().map(|view| u64::from(of(view))).sum();
         PoolRow {
             pool: name.to_owned(),
             closed: in_force(&levers, snapshot),
+            state: view.map_or("unknown", |view| view.state.name()),
+            waiting: view.map_or(0, |view| view.waiting),
+            cold_start_seconds: view.and_then(|view| Some(view.cold_start?.as_secs_f64())),
             models: models.map(|(_, name, _)| name.to_owned()).collect(),
             replicas: replicas.len(),
             in_service: in_service(id, policy, snapshot),

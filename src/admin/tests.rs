@@ -23,9 +23,9 @@ use crate::config::settings::{
 };
 use crate::config::watch::{ReloadOutcome, ReloadReport};
 use crate::core::event::Report;
-use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::policy::{Bounds, Policy};
-use crate::core::snapshot::{Changed, QueueView, ReplicaState, ReplicaView, Snapshot};
+use crate::core::snapshot::{Changed, PoolState, PoolView, QueueView, ReplicaState, ReplicaView, Snapshot};
 use crate::core::table::Table;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::ConfigRejected;
@@ -112,6 +112,12 @@ fn snapshot() -> Snapshot {
             bytes: 900,
             tokens: 70,
             oldest: Duration::from_millis(2_500),
+        }],
+        pools: vec![PoolView {
+            pool: PoolId::new(0),
+            state: PoolState::Ready,
+            waiting: 3,
+            cold_start: Some(Duration::from_millis(41_500)),
         }],
         replicas: vec![ReplicaView {
             replica: ReplicaId::new(0),
@@ -260,6 +266,10 @@ async fn queues_replicas_and_tenants_are_named_rows() {
     });
     assert_eq!(queues, json!({ "queues": [row] }));
 
+    let pools = json_of(&world, "/admin/v1/pools").await;
+    let pools = &pools["pools"];
+    assert_eq!((&pools[0]["pool"], &pools[0]["state"]), (&json!("a100"), &json!("ready")));
+    assert_eq!((&pools[0]["waiting"], &pools[0]["cold_start_seconds"]), (&json!(3), &json!(41.5)));
     let replicas = json_of(&world, "/admin/v1/replicas").await;
     let row = json!({
         "replica": "a100/http://10.0.0.1:8000", "pool": "a100", "state": "slow_start",

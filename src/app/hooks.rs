@@ -23,8 +23,8 @@ use crate::proxy::server::{DoorEvents, Refusal};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
     ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, ModelMismatch, OverrideExpired,
-    ProbeFailed, ReplicaEjected, ReplicaReadmitted, ReplicasChanged, ScrapeFailed, ScrapeRecovered,
-    SourceBack, SourceEmpty, SourceLost, SourceTooLarge,
+    PoolStarted, PoolWanted, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ReplicasChanged, ScrapeFailed,
+    ScrapeRecovered, SourceBack, SourceEmpty, SourceLost, SourceTooLarge,
 };
 use crate::telemetry::metrics::EngineView;
 
@@ -113,6 +113,8 @@ pub(super) async fn carry_out(
             Action::Probe { replica } => fleet.probe(replica),
             Action::Eject { replica, why } => ReplicaEjected { replica, fault: why }.emit(&telemetry),
             Action::Readmit { replica, after } => ReplicaReadmitted { replica, after }.emit(&telemetry),
+            Action::PoolWanted { pool, expected } => PoolWanted { pool, expected }.emit(&telemetry),
+            Action::PoolStarted { pool, took } => PoolStarted { pool, took }.emit(&telemetry),
             Action::OverrideExpired { lever } => {
                 OverrideExpired { subject: lever.name(&telemetry.policy()) }.emit(&telemetry);
             }

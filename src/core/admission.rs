@@ -61,6 +61,15 @@ pub fn after_pause(until: Tick, now: Tick, job: JobId) -> Duration {
     if until == Tick::NEVER { MAX_RETRY_AFTER } else { until.since(now) + spread(MIN_RETRY_AFTER, job) }
 }
 
+/// When to come back to a pool that is expected to have started in `left`: a
+/// little later, and not all at once. A start that takes longer than expected
+/// may take long.
+#[must_use]
+pub fn after_start(left: Duration, job: JobId) -> Duration {
+    let wait = if left.is_zero() { MAX_RETRY_AFTER / 2 } else { left };
+    wait.mul_f64(1.0 + SPREAD * place(job)).max(MIN_RETRY_AFTER)
+}
+
 /// How much faster than measured a queue may drain before a job that waits in
 /// it is called hopeless.
 const MARGIN: f64 = 1.25;
@@ -77,14 +86,19 @@ const SPREAD: f64 = 0.25;
 
 /// The wait, longer by up to a quarter, and near [`MAX_RETRY_AFTER`] shorter
 /// instead. SDKs keep to the time they are told, so jobs that were refused
-/// together would come back together. The golden ratio puts the waits of jobs
-/// in a row far apart.
+/// together would come back together.
 #[must_use]
 pub fn spread(wait: Duration, job: JobId) -> Duration {
-    const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
-    let place = (job.index() as u64).wrapping_mul(GOLDEN) as f64 / 2f64.powi(64);
+    let place = place(job);
     let longer = wait.mul_f64(1.0 + SPREAD * place);
     if longer <= MAX_RETRY_AFTER { longer } else { MAX_RETRY_AFTER.mul_f64(1.0 - SPREAD * place) }
+}
+
+/// A job's own number from 0 to 1. The golden ratio puts those of jobs in a row
+/// far apart.
+fn place(job: JobId) -> f64 {
+    const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+    (job.index() as u64).wrapping_mul(GOLDEN) as f64 / 2f64.powi(64)
 }
 
 #[cfg(test)]

@@ -70,6 +70,12 @@ impl Backlogs {
         }
     }
 
+    /// Forgets how fast all tenants' jobs went.
+    pub fn restart_all(&mut self, now: Tick) {
+        let tenants: Vec<TenantId> = self.rows.keys().copied().collect();
+        tenants.into_iter().for_each(|tenant| self.restart(tenant, now));
+    }
+
     /// The same tenants with nothing waiting, but for those to forget.
     #[must_use]
     pub fn emptied(&self, keep: impl Fn(TenantId) -> bool) -> Self {

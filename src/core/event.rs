@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::ids::{ClassId, JobId, ReplicaId};
+use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::overrides::{Lever, Override};
 use crate::core::placement::place::Choice;
@@ -246,6 +246,20 @@ pub enum Action {
         /// How long it was out.
         after: Duration,
     },
+    /// A job is held for a pool that has no replica.
+    PoolWanted {
+        /// The pool.
+        pool: PoolId,
+        /// How long its start is expected to take; absent = nothing is known.
+        expected: Option<Duration>,
+    },
+    /// A pool for which jobs were held gave its first token.
+    PoolStarted {
+        /// The pool.
+        pool: PoolId,
+        /// How long after the first of them.
+        took: Duration,
+    },
     /// An override has ended by itself: its time is over.
     OverrideExpired {
         /// What it had changed.
@@ -393,6 +407,8 @@ pub enum RejectReason {
     /// Its first token cannot come before the deadline: what waits before it
     /// takes too long.
     Unmeetable,
+    /// No pool that may serve it has a replica, and none starts in time.
+    ColdStart,
     /// The queue is full, and its tenant has most in it for its weight.
     Displaced,
     /// Its tenant is paused for longer than it can wait.
@@ -416,6 +432,7 @@ impl RejectReason {
             Self::QueueFull(_) => "queue_full",
             Self::DeadlineExceeded => "deadline_exceeded",
             Self::Unmeetable => "deadline_unmeetable",
+            Self::ColdStart => "cold_start",
             Self::Displaced => "displaced",
             Self::Paused => "tenant_paused",
             Self::NoPool => "no_pool",

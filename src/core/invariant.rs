@@ -12,7 +12,8 @@ pub enum InvariantId {
     /// The head of each lane stands in the order with its tenant's counter and
     /// its own size.
     HeadsRanked,
-    /// Each waiting job has its deadline in the timer, no other has.
+    /// Each waiting job has its deadline in the timer, and the end of its hold if
+    /// it waits for a pool to start; no other has.
     DeadlineWatched,
     /// Each replica that waits for a moment in time has a timer for it.
     ReplicaWatched,

@@ -240,6 +240,12 @@ impl Group {
         self.classes.iter_mut().for_each(|class| class.backlogs.restart(tenant, now));
     }
 
+    /// Forgets how fast jobs went.
+    pub fn restart_drains(&mut self, now: Tick) {
+        self.drain = DrainRate::default();
+        self.classes.iter_mut().for_each(|class| class.backlogs.restart_all(now));
+    }
+
     /// Jobs that wait in the group.
     #[must_use]
     pub fn waiting(&self) -> u64 {

@@ -44,6 +44,9 @@ pub struct Class {
     pub min_share: f64,
     /// The longest wait in the queue before the job is refused.
     pub max_wait: Duration,
+    /// How long a job may be held for a pool that has to start, counted from when
+    /// it is; absent = up to its deadline.
+    pub cold_start_tolerance: Option<Duration>,
     /// First token objective.
     pub ttft_objective: Duration,
     /// Inter-token objective.
@@ -116,6 +119,9 @@ pub struct Pool {
     /// Whether its engines order requests by the priority that they carry, so
     /// that work of a slower class does not delay a faster one.
     pub engine_priority: bool,
+    /// How long it is expected to take from the first job that waits for it to
+    /// its first token when it has no replica; absent = unknown until measured.
+    pub cold_start: Option<Duration>,
     /// What it is, as far as rules ask.
     pub supply: Supply,
 }

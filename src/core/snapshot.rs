@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::overrides::Measure;
 
 /// Everything that waits and runs.
@@ -11,6 +11,8 @@ use crate::core::overrides::Measure;
 pub struct Snapshot {
     /// One row per tenant, class and model with waiting jobs.
     pub queues: Vec<QueueView>,
+    /// One row per pool of the policy.
+    pub pools: Vec<PoolView>,
     /// One row per replica of the policy, and per removed one that still runs
     /// something.
     pub replicas: Vec<ReplicaView>,
@@ -39,6 +41,53 @@ pub struct QueueView {
     pub tokens: u64,
     /// Age of the oldest.
     pub oldest: Duration,
+}
+
+/// One pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolView {
+    /// Which.
+    pub pool: PoolId,
+    /// Whether it can be used.
+    pub state: PoolState,
+    /// Jobs that wait and may go there.
+    pub waiting: u64,
+    /// How long its starts took as of late, from the first job that was held to
+    /// the first token; absent before the first.
+    pub cold_start: Option<Duration>,
+}
+
+/// Whether a pool can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PoolState {
+    /// It has no replica, and nobody waits for one.
+    Cold,
+    /// Jobs have been held for it since it had none, and its first token has not
+    /// come.
+    Starting,
+    /// A replica is in service.
+    Ready,
+    /// It has no replica any more but those that finish what they run.
+    Draining,
+    /// It has replicas, and none is in service.
+    Down,
+}
+
+impl PoolState {
+    /// Every state.
+    pub const ALL: [Self; 5] = [Self::Cold, Self::Starting, Self::Ready, Self::Draining, Self::Down];
+
+    /// A short stable name for metrics and the admin API.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Starting => "starting",
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::Down => "down",
+        }
+    }
 }
 
 /// Tokens of the prompt that a replica's prediction is shown for.
@@ -158,6 +207,8 @@ pub enum Obstacle {
     Paused,
     /// Its tenant holds all that its quota allows.
     Quota,
+    /// The pools that serve its model have to start first.
+    Starting,
     /// No replica that serves its model is in service.
     NoReplica,
     /// None of those in service has room for it.
@@ -174,6 +225,7 @@ impl Obstacle {
         match self {
             Self::Paused => "tenant_paused",
             Self::Quota => "quota_reached",
+            Self::Starting => "pool_is_starting",
             Self::NoReplica => "no_replica_in_service",
             Self::NoRoom => "no_room",
             Self::Turn => "not_its_turn",

@@ -26,6 +26,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
             max_wait: millis(1),
             ttft_objective: millis(150),
             itl_objective: millis(40),
+            cold_start_tolerance: None,
             demote_to: None,
             placement: Default::default(),
         },

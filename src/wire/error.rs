@@ -305,6 +305,10 @@ impl From<RejectReason> for ApiError {
                 Kind::DeadlineUnmeetable,
                 "What waits before the request takes longer than its deadline allows.",
             ),
+            RejectReason::ColdStart => Self::new(
+                Kind::QueueFull,
+                "No replica of the model is running, and none will be in the time that the request can wait.",
+            ),
             RejectReason::Displaced => {
                 Self::new(Kind::QueueFull, "The queue is full, and you have more in it than your share.")
             }
@@ -415,6 +419,7 @@ mod tests {
             (RejectReason::DeadlineExceeded, "deadline_unmeetable", "deadline_exceeded", (504, 504, 429)),
             (RejectReason::Displaced, "slow_down", "displaced", (503, 529, 429)),
             (RejectReason::Paused, "slow_down", "tenant_paused", (503, 529, 429)),
+            (RejectReason::ColdStart, "slow_down", "cold_start", (503, 529, 429)),
             (RejectReason::QueueFull(BoundKind::Bytes), "slow_down", "queue_full", (503, 529, 429)),
         ] {
             assert_eq!(reason.name(), name);

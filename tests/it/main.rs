@@ -1,6 +1,7 @@
 //! In-process integration tests.
 
 mod client;
+mod cold;
 mod discovery;
 mod door;
 mod drain;

@@ -42,6 +42,11 @@ pub struct Pool {
     /// Where more replicas come from, beside or instead of `replicas`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discover: Option<Discover>,
+    /// How long it is expected to take to start when it has no replica, from the
+    /// first request that is held for it to its first token; after the first start
+    /// what was measured counts. With it `replicas` may be empty.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cold_start: Option<Span>,
     /// Sequences that each replica can run at once (`--max-num-seqs`);
     /// absent = learned from the engine and from what it does.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -99,6 +104,7 @@ impl Default for Pool {
             models: ServedModels::default(),
             replicas: Vec::new(),
             discover: None,
+            cold_start: None,
             max_seqs: None,
             kv_tokens: None,
             max_model_len: None,

@@ -45,6 +45,10 @@ pub struct Class {
     /// The longest wait in the queue before a request is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_wait: Option<Span>,
+    /// How long a request may be held for a pool that has no replica and has to
+    /// start, if that is less than its longest wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cold_start_tolerance: Option<Span>,
     /// Time to the first token that is aimed at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttft: Option<Span>,
@@ -68,6 +72,7 @@ pub fn builtin_classes() -> Named<Class> {
             rank: Some(rank),
             min_share: Some(min_share),
             max_wait: Some(Span::secs(max_wait)),
+            cold_start_tolerance: None,
             ttft: Some(Span::millis(ttft)),
             itl: Some(Span::millis(itl)),
             demote_to: None,

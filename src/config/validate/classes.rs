@@ -79,13 +79,22 @@ fn row(class: &Written, base: &Written, field: &Field, findings: &mut Findings<'
     let mut time = |key: &str, own: Option<Span>, base: Option<Span>| {
         limits::positive(own.or(base).unwrap_or_default(), &field.key(key), findings)
     };
-    Class {
+    let max_wait = time("max_wait", class.max_wait, base.max_wait);
+    let cold_start_tolerance =
+        class.cold_start_tolerance.map(|own| time("cold_start_tolerance", Some(own), None));
+    let row = Class {
         rank: class.rank.or(base.rank).unwrap_or_default(),
         min_share,
-        max_wait: time("max_wait", class.max_wait, base.max_wait),
+        max_wait,
+        cold_start_tolerance,
         ttft_objective: time("ttft", class.ttft, base.ttft),
         itl_objective: time("itl", class.itl, base.itl),
         demote_to: None,
         placement: Rules::default(),
+    };
+    if row.cold_start_tolerance.is_some_and(|tolerance| tolerance > row.max_wait) {
+        let hint = "write max_wait or less, or raise max_wait";
+        findings.error(&field.key("cold_start_tolerance"), "is longer than max_wait", hint);
     }
+    row
 }

@@ -106,7 +106,10 @@ impl Served {
         let models: BTreeSet<ModelId> = model_names.keys().copied().collect();
         let (supply, site) = placement::pool(pool, field, findings);
         let engine_buffer = pool.engine_buffer;
-        self.pools.insert(name, Pool { replicas, models, engine_buffer, engine_priority, supply });
+        let cold_start =
+            pool.cold_start.map(|time| limits::positive(time, &field.key("cold_start"), findings));
+        let row = Pool { replicas, models, engine_buffer, engine_priority, cold_start, supply };
+        self.pools.insert(name, row);
         let scrape_interval = pool.scrape_interval.0;
         self.edges.insert(name, PoolEdge { engine, model_names, api_key, scrape_interval, site, discover });
     }
@@ -161,8 +164,9 @@ impl Served {
         findings: &mut Findings<'_>,
     ) -> Vec<ReplicaId> {
         let list = field.key("replicas");
-        if pool.replicas.is_empty() && pool.discover.is_none() {
-            let hint = "list base URLs such as http://10.0.0.5:8000, or say where to `discover` them";
+        if pool.replicas.is_empty() && pool.discover.is_none() && pool.cold_start.is_none() {
+            let hint = "list base URLs such as http://10.0.0.5:8000, say where to `discover` them, or how long a \
+                        `cold_start` takes";
             findings.error(&list, "names no replica", hint);
         }
         if pool.replicas.len() + listed.len() > MAX_REPLICAS {

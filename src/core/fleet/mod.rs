@@ -62,7 +62,7 @@ impl Fleet {
     /// first policy; removed ones get no more work and are forgotten when they
     /// run nothing.
     pub fn apply(&mut self, policy: &Policy, now: Tick) -> Departures {
-        let first = self.nodes.is_empty();
+        let first = self.pools.is_empty();
         let mut departures = Departures::default();
         self.rules = policy.health;
         self.pools = vec![PoolState::default(); policy.pools.capacity()];
@@ -142,6 +142,13 @@ impl Fleet {
     #[must_use]
     pub fn count_up(&self, pools: &[PoolId]) -> u64 {
         self.pools(pools).map(|pool| u64::from(pool.up)).sum()
+    }
+
+    /// Whether the policy gives the pool no replica but those that are about to go.
+    #[must_use]
+    pub fn is_vacant(&self, pool: PoolId) -> bool {
+        let members = self.pools.get(pool.index()).map(|pool| &*pool.members);
+        members.unwrap_or_default().iter().filter_map(|id| self.node(*id)).all(|node| node.leaving)
     }
 
     /// Sequences that the replicas of the pools that may get work can have.

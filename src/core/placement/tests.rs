@@ -19,6 +19,7 @@ fn class(placement: Rules) -> Class {
         max_wait: Default::default(),
         ttft_objective: Default::default(),
         itl_objective: Default::default(),
+        cold_start_tolerance: None,
         demote_to: None,
         placement,
     }

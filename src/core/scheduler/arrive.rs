@@ -65,7 +65,7 @@ impl Scheduler {
         }
         if self.is_hopeless(id) {
             if !self.demote(id) {
-                return self.reject(id, self.reason_for(tenant, RejectReason::Unmeetable), out);
+                return self.reject(id, self.reason_of_wait(id, RejectReason::Unmeetable), out);
             }
             self.dispatch(out);
         }
@@ -86,13 +86,16 @@ impl Scheduler {
     }
 
     /// Whether a job that has just joined its lane surely cannot start before
-    /// its deadline: its tenant is paused for longer, or those before it in the
+    /// its deadline: its tenant is paused for longer, its pools take longer to start, or those before it in the
     /// lane take longer, even at a better rate than what was measured of its
     /// tenant and class. Others that may go first are in that rate.
     pub(super) fn is_hopeless(&self, id: JobId) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
         if let Some(until) = self.overrides.paused_until(job.spec.tenant) {
             return job.spec.deadline < until;
+        }
+        if let Some(too_late) = self.starts_too_late(id) {
+            return too_late;
         }
         let key = LaneKey::of(&job.spec);
         let lane = self.queue.lane(key).filter(|_| job.part() == Some(Part::Fresh));
@@ -145,12 +148,17 @@ impl Scheduler {
             let retry_after = Some(admission::after_pause(until, self.now, spec.id));
             return Rejection { reason, queued, retry_after };
         }
+        let key = LaneKey::of(spec);
+        let known =
+            !matches!(reason, RejectReason::NoPool | RejectReason::Withdrawn | RejectReason::Draining);
+        if let Some(wait) = self.retry_after_start(key, spec.id).filter(|_| known) {
+            return Rejection { reason, queued, retry_after: Some(wait) };
+        }
         let group = self.placement.group_of_model(spec.model).and_then(|group| self.groups.get(group));
         let retry_after = match reason {
             RejectReason::NoPool | RejectReason::Withdrawn => None,
             RejectReason::Draining => Some(admission::MIN_RETRY_AFTER),
             RejectReason::Unmeetable => {
-                let key = LaneKey::of(spec);
                 let waiting = self.queue.lane(key).map_or(0, |lane| lane.load().requests);
                 Some(admission::retry_after(waiting, self.lane_rate(key)))
             }
@@ -175,6 +183,7 @@ impl Scheduler {
         self.queue.push(&spec, part, place, self.weight(spec.tenant));
         self.groups[spot.group].joined(spot.class, spot.line, spec.tenant, self.now);
         self.deadlines.insert((spec.deadline, id));
+        self.hold_if_cold(id);
         self.refresh_lane(LaneKey::of(&spec));
         self.touched.insert(spot.group);
     }
@@ -200,6 +209,7 @@ impl Scheduler {
             self.touched.insert(spot.group);
         }
         self.invariants.check(InvariantId::QueueConsistent, whole);
+        self.let_go(id);
         Some(key)
     }
 

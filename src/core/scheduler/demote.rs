@@ -47,6 +47,7 @@ impl Scheduler {
         let mut job = Job {
             spec: JobSpec { class, deadline, ..before },
             charged: None,
+            held_until: None,
             demoted_from: job.demoted_from.or(Some(before.class)),
             ..job.clone()
         };

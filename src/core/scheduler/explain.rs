@@ -35,6 +35,8 @@ impl Scheduler {
             Obstacle::Paused
         } else if !self.allows(spot.group, key.tenant, job.spec.sequences) {
             Obstacle::Quota
+        } else if self.start_left(key).is_some() {
+            Obstacle::Starting
         } else if self.fleet.count_up(pools) == 0 {
             Obstacle::NoReplica
         } else if !replicas.iter().any(|choice| choice.fits) {

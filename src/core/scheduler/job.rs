@@ -59,6 +59,8 @@ pub(super) struct Job {
     pub(super) movable: Option<Movable>,
     /// How often another went before it while it was first in the order.
     pub(super) passed: u32,
+    /// Until when it is held for a pool that has to start, if it was.
+    pub(super) held_until: Option<Tick>,
     /// The class it came in, if that is not the one it waits in now.
     pub(super) demoted_from: Option<ClassId>,
 }
@@ -102,6 +104,7 @@ impl Job {
             prefix,
             reach: 0,
             late_after: Tick::NEVER,
+            held_until: None,
             phase: Phase::Waiting { part: Part::Fresh, since: spec.arrived },
             waited: Duration::ZERO,
             output: 0,

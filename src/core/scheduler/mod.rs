@@ -13,7 +13,8 @@
 //! * what a fault does to the job and to the replica: `settle`, `health`;
 //! * what may wait: [`crate::core::admission`]; in which class: `demote`;
 //!   who makes room: `displace`;
-//! * what operators set apart from the policy: `overrides`.
+//! * what operators set apart from the policy: `overrides`;
+//! * jobs whose pools have to start first: [`crate::core::cold`], `cold`.
 //!
 //! A decision costs O(classes × routes of the group) root look-ups plus
 //! O(log) searches; it does not grow with tenants, replicas or waiting jobs.
@@ -21,6 +22,7 @@
 
 mod arrive;
 mod audit;
+mod cold;
 mod demote;
 mod depart;
 mod dispatch;
@@ -45,6 +47,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::core::admission::has_space;
+use crate::core::cold::Starts;
 use crate::core::estimate::OutputLengths;
 use crate::core::event::{Action, Event, Fault};
 use crate::core::fleet::Fleet;
@@ -78,6 +81,10 @@ pub struct Scheduler {
     prefixes: PrefixIndex,
     movable: BTreeSet<Movable>,
     deadlines: BTreeSet<(Tick, JobId)>,
+    /// Jobs that are held for a pool's start, by when they are told to come back
+    /// where that is before their deadline.
+    held: BTreeSet<(Tick, JobId)>,
+    starts: Starts,
     overrides: Overrides,
     /// Replicas that left the policy, by when they lose what nobody has seen.
     departed: BTreeSet<(Tick, ReplicaId)>,
@@ -110,6 +117,8 @@ impl Scheduler {
             prefixes: PrefixIndex::default(),
             movable: BTreeSet::new(),
             deadlines: BTreeSet::new(),
+            held: BTreeSet::new(),
+            starts: Starts::default(),
             overrides: Overrides::default(),
             departed: BTreeSet::new(),
             invariants: Invariants::default(),
@@ -169,6 +178,7 @@ impl Scheduler {
         while self.expire(true, out) {
             self.dispatch(out);
         }
+        self.report_starts(out);
     }
 
     /// Whether one more request could wait or run; the edge may refuse it

@@ -33,6 +33,7 @@ impl Scheduler {
             self.reject(job, reason, out);
         }
         self.depart(departures, out);
+        self.hold_again(out);
         self.touched = (0..self.groups.len()).collect();
     }
 

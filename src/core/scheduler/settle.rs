@@ -25,7 +25,11 @@ use super::job::{Job, Phase, Run};
 impl Scheduler {
     /// The client is gone: everything the job holds is free at once.
     pub(super) fn left(&mut self, id: JobId, usage: Usage) {
+        let run = self.jobs.get(&id).and_then(Job::run);
         self.take_out(id);
+        if let Some(run) = run {
+            self.note_left(&run);
+        }
         if let Some(job) = self.jobs.remove(&id) {
             self.settle(&job, usage);
         }
@@ -42,6 +46,7 @@ impl Scheduler {
                 self.forget_movable(id);
             }
             self.fleet.answered(run.replica, self.now.since(run.since), run.raw, self.now);
+            self.note_start(&run);
             self.touch_replica(run.replica);
         }
     }
@@ -52,6 +57,9 @@ impl Scheduler {
         match outcome {
             Outcome::Done(usage) => {
                 let now = self.now;
+                if !run.booking.started {
+                    self.note_start(&run);
+                }
                 self.fleet.with_vitals(run.replica, now, |vitals, _| vitals.answered(now));
                 self.take_out(id);
                 if let Some(job) = self.jobs.remove(&id) {

@@ -1,17 +1,18 @@
 //! What time alone brings.
 
 use crate::core::event::{Action, RejectReason};
+use crate::core::ids::JobId;
 use crate::core::time::Tick;
 
 use super::Scheduler;
 
 impl Scheduler {
     /// When `Event::Timer` is wanted at the latest: the next deadline of a
-    /// waiting job, probe, end of a busy spell or of an override, step of a slow
+    /// waiting job, end of a hold, probe, end of a busy spell or of an override, step of a slow
     /// start, or end of a replica's drain.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
-        let job = self.deadlines.first().map(|(at, _)| *at).filter(|at| *at != Tick::NEVER);
+        let job = self.next_end().map(|(at, _)| at);
         let departed = self.departed.first().map(|(at, _)| *at);
         let others = [self.fleet.next_wake(), self.next_release(), self.overrides.next_end(), departed];
         job.into_iter().chain(others.into_iter().flatten()).min()
@@ -22,17 +23,25 @@ impl Scheduler {
     /// refused. Says whether there were any.
     pub(super) fn expire(&mut self, even_now: bool, out: &mut Vec<Action>) -> bool {
         let mut any = false;
-        while let Some(&(at, job)) = self.deadlines.first() {
-            if at > self.now || (at == self.now && !even_now) || at == Tick::NEVER {
+        while let Some((at, job)) = self.next_end() {
+            if at > self.now || (at == self.now && !even_now) {
                 break;
             }
+            if self.held.contains(&(at, job)) && !self.is_held_in_vain(at, job) {
+                continue;
+            }
             if !self.demote(job) {
-                let tenant = self.jobs.get(&job).map(|job| job.spec.tenant);
-                let usual = RejectReason::DeadlineExceeded;
-                self.reject(job, tenant.map_or(usual, |tenant| self.reason_for(tenant, usual)), out);
+                self.reject(job, self.reason_of_wait(job, RejectReason::DeadlineExceeded), out);
             }
             any = true;
         }
         any
+    }
+
+    /// The next job whose wait ends, by its deadline or since no pool has started
+    /// for it.
+    fn next_end(&self) -> Option<(Tick, JobId)> {
+        let ends = [self.deadlines.first(), self.held.first()];
+        ends.into_iter().flatten().copied().min().filter(|(at, _)| *at != Tick::NEVER)
     }
 }

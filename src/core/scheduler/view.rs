@@ -23,9 +23,12 @@ impl Scheduler {
                 oldest: oldest.map(|job| job.queued(now)).unwrap_or_default(),
             }
         });
+        let queues = queues.collect();
+        let replicas: Vec<_> = self.fleet.views(now).collect();
         Snapshot {
-            queues: queues.collect(),
-            replicas: self.fleet.views(now).collect(),
+            queues,
+            pools: self.pool_views(&replicas),
+            replicas,
             overrides: self.overrides.views(now).collect(),
             jobs: self.jobs.len() as u64,
             broken_invariants: self.invariants.broken(),

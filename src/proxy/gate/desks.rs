@@ -137,6 +137,8 @@ impl Desks {
             Action::Eject { .. }
             | Action::Probe { .. }
             | Action::Readmit { .. }
+            | Action::PoolWanted { .. }
+            | Action::PoolStarted { .. }
             | Action::OverrideExpired { .. } => return Some(action),
         }
         None

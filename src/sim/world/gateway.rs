@@ -135,6 +135,8 @@ impl Router for Gateway {
                 Action::Requeue { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
+                | Action::PoolWanted { .. }
+                | Action::PoolStarted { .. }
                 | Action::OverrideExpired { .. } => None,
             });
         }

@@ -26,6 +26,7 @@ fn rules(replicas: usize) -> Policy {
         max_wait: Duration::from_millis(wait),
         ttft_objective: Duration::from_millis(wait),
         itl_objective: Duration::from_millis(50),
+        cold_start_tolerance: None,
         demote_to: (rank == 0).then(|| ClassId::new(1)),
         placement: Default::default(),
     };

@@ -41,6 +41,7 @@ fn gateway(setup: &Setup) -> Box<dyn Router> {
         max_wait: Duration::from_secs(30),
         ttft_objective: Duration::from_millis(150),
         itl_objective: Duration::from_millis(50),
+        cold_start_tolerance: None,
         demote_to: None,
         placement: Default::default(),
     };

@@ -5,12 +5,14 @@
 
 mod discovery;
 mod overrides;
+mod pool;
 mod process;
 mod replica;
 mod request;
 
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
 pub use overrides::{OverrideChanged, OverrideExpired};
+pub use pool::{PoolStarted, PoolWanted};
 pub use process::{
     ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken, ServerDraining,
     ServerStarted, ServerStopped,

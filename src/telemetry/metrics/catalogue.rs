@@ -170,6 +170,14 @@ pub(super) const BROKEN_INVARIANTS: Metric =
     metric("penstock_broken_invariants", "Invariants found broken since the start; 0 in a healthy process.");
 pub(super) const OVERRIDES: Metric =
     metric("penstock_overrides", "What operators have set apart from the file and is in force, by kind.");
+pub(super) const POOL_STATE: Metric =
+    metric("penstock_pool_state", "1 for the state that the pool is in, 0 for the others.");
+pub(super) const POOL_WAITING: Metric =
+    metric("penstock_pool_waiting", "Waiting requests that may go to the pool.");
+pub(super) const COLD_START: Metric = metric(
+    "penstock_cold_start_seconds",
+    "Time from the first request held for a pool without replicas to its first token, smoothed; no sample before the first.",
+);
 pub(super) const REPLICA_RUNNING: Metric =
     metric("penstock_replica_running", "Sequences that the ledger books on the replica.");
 pub(super) const REPLICA_LIMIT: Metric =

@@ -11,7 +11,7 @@ use crate::core::event::Report;
 use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
 use crate::core::overrides::Measure;
 use crate::core::policy::Policy;
-use crate::core::snapshot::{ReplicaState, ReplicaView, Snapshot};
+use crate::core::snapshot::{PoolState, PoolView, ReplicaState, ReplicaView, Snapshot};
 use crate::telemetry::event::known;
 use crate::telemetry::metrics::catalogue::{self, Metric};
 use crate::telemetry::metrics::labels::{self, OTHER};
@@ -103,6 +103,7 @@ impl Scrape<'_> {
         out.plain(&catalogue::JOBS, "gauge", self.snapshot.jobs);
         out.plain(&catalogue::BROKEN_INVARIANTS, "gauge", self.snapshot.broken_invariants);
         write_overrides(&mut out, self.snapshot);
+        write_pools(&mut out, policy, &self.snapshot.pools);
         write_ledgers(&mut out, policy, &self.snapshot.replicas);
         write_engines(&mut out, policy, self.engines);
         write_process(&mut out, config);
@@ -143,6 +144,27 @@ fn write_overrides(out: &mut Exposition<'_>, snapshot: &Snapshot) {
     for kind in Measure::NAMES {
         let count = snapshot.overrides.iter().filter(|view| view.measure.name() == kind).count();
         out.sample(&catalogue::OVERRIDES, &[("kind", kind)], count);
+    }
+}
+
+fn write_pools(out: &mut Exposition<'_>, policy: &Policy, pools: &[PoolView]) {
+    let label = |view: &PoolView| ("pool", labels::pool(policy, Some(view.pool)));
+    out.family(&catalogue::POOL_STATE, "gauge");
+    for view in pools {
+        for state in PoolState::ALL {
+            let labels = [label(view), ("state", state.name())];
+            out.sample(&catalogue::POOL_STATE, &labels, u8::from(state == view.state));
+        }
+    }
+    out.family(&catalogue::POOL_WAITING, "gauge");
+    for view in pools {
+        out.sample(&catalogue::POOL_WAITING, &[label(view)], view.waiting);
+    }
+    out.family(&catalogue::COLD_START, "gauge");
+    for view in pools {
+        if let Some(time) = view.cold_start {
+            out.sample(&catalogue::COLD_START, &[label(view)], time.as_secs_f64());
+        }
     }
 }
 
@@ -240,6 +262,7 @@ impl Exposition<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::ids::PoolId;
     use crate::core::overrides::Closed;
     use crate::core::snapshot::{OverrideView, QueueView};
     use crate::core::table::Table;
@@ -328,6 +351,26 @@ mod tests {
         let counts =
             Measure::NAMES.map(|kind| samples(&text)[&*format!(r#"penstock_overrides{{kind="{kind}"}}"#)]);
         assert_eq!(counts, [1.0, 1.0, 1.0, 1.0, 2.0]);
+    }
+
+    #[test]
+    fn pools_show_their_state_and_the_starts_that_were_measured() {
+        let view =
+            |pool, state, cold_start| PoolView { pool: PoolId::new(pool), state, waiting: 7, cold_start };
+        let starting = view(0, PoolState::Starting, Some(Duration::from_millis(90_500)));
+        let snapshot = Snapshot { pools: vec![starting], ..Snapshot::default() };
+        let telemetry = telemetry(1);
+        let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[] });
+        let pool = telemetry.policy().pools.name(PoolId::new(0)).to_owned();
+        let of =
+            |name: &str, more: &str| samples(&text)[&*format!(r#"penstock_{name}{{pool="{pool}"{more}}}"#)];
+        assert_eq!(of("pool_state", r#",state="starting""#), 1.0);
+        assert_eq!(of("pool_state", r#",state="cold""#), 0.0);
+        assert_eq!((of("pool_waiting", ""), of("cold_start_seconds", "")), (7.0, 90.5));
+
+        let snapshot = Snapshot { pools: vec![view(0, PoolState::Cold, None)], ..snapshot };
+        let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[] });
+        assert!(!text.contains("penstock_cold_start_seconds{"), "nothing was measured");
     }
 
     #[test]

@@ -117,6 +117,10 @@ fn faults_of_tenants_and_classes() {
             "classes: the shares are 1.20 together",
         ),
         (with("classes: {a: {min_share: .nan}}"), "not valid YAML"),
+        (
+            with("classes: {a: {max_wait: 10s, cold_start_tolerance: 11s}}"),
+            "classes.a.cold_start_tolerance: is longer than max_wait",
+        ),
         (with("classes: {a: {ttft: 0s}}"), "classes.a.ttft: must not be zero"),
         (with("tenants: {a: {}, b: {}}"), "auth.tenant: is missing"),
         (with("tenants: {a: {weight: 0}}"), "tenants.a.weight: 0 is not a weight"),
@@ -170,6 +174,7 @@ fn faults_of_models_and_pools() {
         (with("  x: {models: [y], replicas: [http://x:1]}"), "pools.x.engine: is missing"),
         (with("  x: {engine: vllm, replicas: [http://x:1]}"), "pools.x.models: names no model"),
         (with("  x: {engine: vllm, models: [y]}"), "pools.x.replicas: names no replica"),
+        (with("  x: {engine: vllm, models: [y], cold_start: 0s}"), "pools.x.cold_start: must not be zero"),
         (
             with("  x: {engine: vllm, models: [y, y], replicas: [http://x:1]}"),
             "pools.x.models[1]: `y` is listed twice",

@@ -82,7 +82,7 @@ fn jobs_stay_where_no_other_replica_could_take_them() {
     let mut world = World::new(policy(&[&[4]], &[&[0]]));
     world.arrive(spec(1));
     assert_eq!(drain(&mut world, true), []);
-    assert_eq!(world.arrive(spec(2)), [], "new work waits");
+    assert_eq!(sent(&world.arrive(spec(2))), [], "new work waits");
     assert_eq!(world.done(1), [], "and what was there may end");
 }
 

@@ -1,6 +1,7 @@
 //! A small world to drive the scheduler in.
 
 mod basics;
+mod cold;
 mod demotion;
 mod departures;
 mod displacement;
@@ -38,6 +39,7 @@ fn class(rank: u32, min_share: f64) -> Class {
         max_wait: Duration::from_secs(60),
         ttft_objective: Duration::from_secs(1),
         itl_objective: Duration::from_millis(50),
+        cold_start_tolerance: None,
         demote_to: None,
         placement: Default::default(),
     }

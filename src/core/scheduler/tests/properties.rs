@@ -135,6 +135,7 @@ impl Edge {
                     seen.outlived |= seen.at == Some(replica);
                 }
             }
+            Action::PoolWanted { .. } | Action::PoolStarted { .. } => {}
             Action::OverrideExpired { lever } => {
                 assert!(
                     self.scheduler
@@ -381,6 +382,7 @@ proptest! {
             attempts: 4,
             slow_start: 500,
             buffer: 0,
+            starts: [None; 2],
             places: Places::default(),
             draining: 0,
         };

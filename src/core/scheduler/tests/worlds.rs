@@ -40,6 +40,9 @@ pub(super) struct Rules {
     pub(super) attempts: u32,
     pub(super) slow_start: u64,
     pub(super) buffer: u32,
+    /// Milliseconds: what pools are expected to take to start, what classes
+    /// tolerate of it.
+    pub(super) starts: [Option<u64>; 2],
     pub(super) places: Places,
 }
 
@@ -70,7 +73,14 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
         vec(prop::option::weighted(0.9, (1u8..5, 0u64..12, prop::option::of(quota()))), 1..5),
         vec(vec(replica, 0..4), 1..4),
         vec(prop::option::weighted(0.9, 1u8..8), 1..4),
-        (0u64..40, 1u32..5, 0u64..4000, 0u32..2, prop_oneof![2 => Just(0u16), 1 => 0u16..512]),
+        (
+            0u64..40,
+            1u32..5,
+            0u64..4000,
+            0u32..2,
+            prop_oneof![2 => Just(0u16), 1 => 0u16..512],
+            [prop::option::of(0u64..2000), prop::option::of(0u64..2000)],
+        ),
         prop_oneof![Just(Places::default()), places()],
     )
         .prop_map(
@@ -79,7 +89,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
                 tenants,
                 replicas,
                 models,
-                (bound, attempts, slow_start, buffer, draining),
+                (bound, attempts, slow_start, buffer, draining, starts),
                 places,
             )| Rules {
                 classes,
@@ -91,6 +101,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
                 attempts,
                 slow_start,
                 buffer,
+                starts,
                 places,
             },
         )
@@ -118,11 +129,14 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         retry: Retry { max_attempts: rules.attempts },
         health: Health { slow_start: Duration::from_millis(rules.slow_start), ..Health::default() },
     };
+    let [cold_start, tolerance] = rules.starts.map(|millis| millis.map(Duration::from_millis));
     for (index, row) in rules.classes.iter().enumerate() {
         if let Some((rank, share, demote_to)) = row {
             let row = class(*rank, f64::from(*share) / 100.0);
             let placement = rules.places.classes.get(index).cloned().unwrap_or_default();
-            let row = Class { demote_to: demote_to.map(ClassId::new), placement, ..row };
+            let cold_start_tolerance = tolerance;
+            let row =
+                Class { demote_to: demote_to.map(ClassId::new), placement, cold_start_tolerance, ..row };
             policy.classes.insert(NAMES[index], row);
         }
     }
@@ -147,7 +161,7 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
                 replicas.push(policy.replicas.insert(NAMES[pool * 3 + index], row));
             }
         }
-        let row = Pool { replicas, engine_buffer: rules.buffer, supply, ..Pool::default() };
+        let row = Pool { replicas, engine_buffer: rules.buffer, cold_start, supply, ..Pool::default() };
         policy.pools.insert(NAMES[pool], row);
     }
     for (index, mask) in rules.models.iter().enumerate() {
