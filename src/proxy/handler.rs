@@ -158,7 +158,7 @@ impl Proxy {
         let now = record.clock.now();
         let at = (self.gate.next_job_id(), now);
         let mut order = order::read(&settings, &identity, api, &parts.headers, body, at)?;
-        let prefix = self.prefixes.of(order.model, &order.peek, &order.body, order.spec.prompt_tokens);
+        let prefix = self.prefixes.of(order.spec.model, &order.peek, &order.body, order.spec.prompt_tokens);
         self.note_order(&order, &parts.headers, record);
         self.take_seat(&mut order, &parts.headers, record);
         let mut ticket = self.gate.admit(order.spec, prefix, &settings.policy);
@@ -204,7 +204,7 @@ impl Proxy {
 
     fn note_order(&self, order: &Order, client: &HeaderMap, record: &mut Record) {
         record.class = Some(order.spec.class);
-        record.model = Some(order.model);
+        record.model = Some(order.spec.model);
         record.requested_model.clone_from(&order.peek.model);
         record.stream = order.peek.stream;
         record.teller = Some(self.telemetry.stories().begin(Story {
@@ -213,7 +213,7 @@ impl Proxy {
             came: wall::now(),
             tenant: order.spec.tenant,
             class: order.spec.class,
-            model: order.model,
+            model: order.spec.model,
             api: order.api.upstream_path(),
             stream: order.peek.stream,
             prompt_tokens: order.spec.prompt_tokens,
@@ -225,7 +225,7 @@ impl Proxy {
         record.trace = Some(self.telemetry.tracer().start(TraceStart {
             headers: client,
             operation: order.api.operation_name(),
-            model: Some(policy.models.name(order.model)),
+            model: Some(policy.models.name(order.spec.model)),
             arrived: record.started,
             now: record.clock.now(),
         }));
