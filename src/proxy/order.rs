@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use crate::config::settings::Settings;
+use crate::core::event::RejectReason;
 use crate::core::ids::{ClassId, JobId};
 use crate::core::job::JobSpec;
 use crate::core::policy::Tenant;
@@ -28,6 +29,10 @@ const UNLIMITED_OUTPUT_TOKENS: u64 = 1024;
 /// back.
 const DEADLINE_MARGIN: f64 = 0.95;
 
+/// How long a request whose deadline has passed may wait for another model: it
+/// starts about at once or not at all.
+const LAST_CHANCE: Duration = Duration::from_millis(100);
+
 /// A request that may be queued.
 #[derive(Debug)]
 pub(super) struct Order {
@@ -41,6 +46,20 @@ pub(super) struct Order {
     pub(super) candidates: Candidates,
     /// What the scheduler needs to know.
     pub(super) spec: JobSpec,
+}
+
+impl Order {
+    /// Makes it one for the next model that may serve it, with its age, if that
+    /// may help after such a refusal. Says whether it did.
+    pub(super) fn falls_back(&mut self, why: RejectReason, now: Tick) -> bool {
+        let others = &mut self.candidates.others;
+        let Some(next) = others.pop_front().filter(|_| why.may_fall_back()) else { return false };
+        let spec = &mut self.spec;
+        spec.model = next;
+        spec.falls_back = !others.is_empty();
+        spec.deadline = spec.deadline.max((now + LAST_CHANCE).min(spec.patience));
+        true
+    }
 }
 
 /// Reads the request and checks what it asks for.
@@ -83,6 +102,7 @@ pub(super) fn read(
         arrived: now,
         deadline: now + patience.map_or(max_wait, |patience| patience.min(max_wait)),
         patience: patience.map_or(Tick::NEVER, |patience| now + patience),
+        falls_back: !candidates.others.is_empty(),
         context,
         fit: 0,
     };

@@ -4,6 +4,7 @@ mod client;
 mod discovery;
 mod door;
 mod drain;
+mod fallbacks;
 mod faults;
 mod fleet;
 mod habits;

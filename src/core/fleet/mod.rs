@@ -15,7 +15,7 @@ use crate::core::overrides::Closed;
 use crate::core::policy::{Health, Policy};
 use crate::core::predict::{self, Outlook};
 use crate::core::routing::{Booking, Ledger};
-use crate::core::snapshot::{ReplicaView, SAMPLE_PROMPT};
+use crate::core::snapshot::{ReplicaState, ReplicaView, SAMPLE_PROMPT};
 use crate::core::time::Tick;
 use crate::core::vitals::Vitals;
 
@@ -142,6 +142,13 @@ impl Fleet {
     #[must_use]
     pub fn count_up(&self, pools: &[PoolId]) -> u64 {
         self.pools(pools).map(|pool| u64::from(pool.up)).sum()
+    }
+
+    /// Whether no replica of the pools is in service, not even a busy one.
+    #[must_use]
+    pub fn is_down(&self, pools: &[PoolId], now: Tick) -> bool {
+        let mut members = self.pools(pools).flat_map(|pool| &pool.members).filter_map(|id| self.node(*id));
+        self.count_up(pools) == 0 && members.all(|node| node.state(now, &self.rules) != ReplicaState::Busy)
     }
 
     /// Sequences that the replicas of the pools that may get work can have.

@@ -57,5 +57,6 @@ impl Scheduler {
             self.recharge(account, before.tenant, paid, 0);
         }
         self.join(id);
+        self.look_again = true;
     }
 }

@@ -29,19 +29,19 @@ fn names_stand_for_models_and_splits() {
     let [v1, v2] = ["v1", "v2"].map(|name| settings.policy.models.id(name).unwrap());
     let [a, b]: [TenantId; 2] = ["a", "b"].map(|name| settings.policy.tenants.id(name).unwrap());
     let split = Split { targets: vec![(v1, 95), (v2, 5)], fallbacks: vec![v1] };
-    let chat = Some(Called::Split(&split));
+    let chat = Called::Split(&split);
     assert_eq!(
         (names.called(a, "gpt"), names.called(b, "gpt")),
         (Some(Called::Model(v2)), Some(Called::Model(v1)))
     );
-    assert_eq!((names.called(a, "big"), names.called(b, "big")), (chat, None));
-    assert_eq!((names.called(b, "chat"), names.called(b, "talk")), (chat, chat));
+    assert_eq!((names.called(a, "big"), names.called(b, "big")), (Some(chat), None));
+    assert_eq!((names.called(b, "chat"), names.called(b, "talk")), (Some(chat), Some(chat)));
     assert!(settings.policy.models.id("chat").is_none(), "no pool serves it");
     assert_eq!(names.tenants[&b], TenantNames::default());
     let others = |tenant, called, model| names.fallbacks(tenant, called, model).collect::<Vec<ModelId>>();
     assert_eq!(others(a, Called::Model(v1), v1), [v2]);
-    assert_eq!(others(a, chat.unwrap(), v2), [v1]);
-    assert_eq!(others(a, chat.unwrap(), v1), [], "it is not its own");
+    assert_eq!(others(a, chat, v2), [v1]);
+    assert_eq!(others(a, chat, v1), [], "it is not its own");
     assert_eq!(others(b, Called::Model(v1), v1), [], "the tenant does not allow it");
 }
 

@@ -4,6 +4,7 @@ mod basics;
 mod demotion;
 mod departures;
 mod displacement;
+mod fallbacks;
 mod faults;
 mod interruptions;
 mod overrides;
@@ -99,6 +100,7 @@ fn spec(id: u64) -> JobSpec {
         arrived: Tick::NEVER,
         deadline: Tick::from_millis(60_000),
         patience: Tick::NEVER,
+        falls_back: false,
         context: 0,
         fit: 0,
     }
