@@ -173,6 +173,7 @@ impl World {
             arrived: Tick::NEVER,
             deadline: self.now() + Duration::from_secs(100_000),
             patience: Tick::NEVER,
+            falls_back: false,
             context: 0,
             fit: 0,
         };

@@ -100,7 +100,7 @@ fn class_view(class: &Class, policy: &Policy) -> Value {
 
 fn models(edge: &Edge, policy: &Policy) -> Value {
     by_name(policy.models.iter().map(|(id, name, model)| {
-        let named = edge.model_names.iter().filter(|(alias, of)| **of == id && *alias != name);
+        let named = edge.names.models.iter().filter(|(alias, of)| **of == id && *alias != name);
         let mut aliases: Vec<&str> = named.map(|(alias, _)| &**alias).collect();
         aliases.sort_unstable();
         let pools: Vec<&str> = model.pools.iter().map(|pool| policy.pools.name(*pool)).collect();

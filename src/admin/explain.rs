@@ -28,6 +28,9 @@ pub(super) fn request(story: &Story, waiting: Option<&WaitingView>, policy: &Pol
         "tenant": policy.tenants.name(story.tenant),
         "asked_class": policy.classes.name(story.class),
         "model": policy.models.name(story.model),
+        "fallback": story.fallback.map(|(model, why)| {
+            json!({ "model": policy.models.name(model), "why": why.name() })
+        }),
         "api": story.api,
         "stream": story.stream,
         "prompt_tokens": story.prompt_tokens,

@@ -17,6 +17,7 @@ use tower_service::Service;
 use crate::admin::{AdminState, router, spawn};
 use crate::config::problem::Problem;
 use crate::config::secret::Secret;
+use crate::config::settings::names::Names;
 use crate::config::settings::{
     Auth, Door, Edge, EngineKind, KeyEntry, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings,
     Startup, TelemetrySettings, UpstreamLimits,
@@ -55,7 +56,10 @@ fn edge(policy: &Policy) -> Edge {
     let key = KeyEntry { digest: KEY_DIGEST, tenant: TenantId::new(0), class: Some(ClassId::new(0)) };
     Edge {
         auth: Auth::Keys(HashMap::from([("pk_1".to_owned(), key)])),
-        model_names: ["llama", "gpt-4o"].map(|name| (name.to_owned(), ModelId::new(0))).into(),
+        names: Names {
+            models: ["llama", "gpt-4o"].map(|name| (name.to_owned(), ModelId::new(0))).into(),
+            ..Names::default()
+        },
         pools,
         replicas,
         requests: RequestLimits {

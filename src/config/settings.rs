@@ -1,5 +1,7 @@
 //! The validated configuration, as the rest of the program sees it.
 
+pub mod names;
+
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,6 +11,7 @@ use http::Uri;
 
 use crate::config::discover::Discovery;
 use crate::config::secret::Secret;
+use crate::config::settings::names::Names;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::policy::Policy;
 use crate::core::table::Table;
@@ -83,8 +86,8 @@ pub enum LogFormat {
 pub struct Edge {
     /// Who may come in.
     pub auth: Auth,
-    /// Every name a client may use for a model, aliases included.
-    pub model_names: HashMap<String, ModelId>,
+    /// What clients call the models.
+    pub names: Names,
     /// Pools as the proxy and the probes see them.
     pub pools: Table<PoolId, PoolEdge>,
     /// Replicas as the proxy and the probes see them.

@@ -6,6 +6,7 @@
 
 mod classes;
 mod discover;
+mod fallbacks;
 mod findings;
 mod limits;
 mod models;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 
 use crate::config::file::File;
 use crate::config::secret::Reader;
+use crate::config::settings::names::Names;
 use crate::config::settings::{Edge, Settings};
 use crate::core::policy::Policy;
 
@@ -54,7 +56,7 @@ pub(super) fn validate(
     let admitted = tenants::validate(&entry, findings);
     let edge = Edge {
         auth: admitted.auth,
-        model_names: models.names,
+        names: Names { tenants: admitted.names, ..models.names },
         pools: served.edges,
         replicas: served.replica_edges,
         requests: limits::requests(&file.requests, &file.queue, findings),

@@ -213,6 +213,7 @@ mod tests {
             arrived: Tick::NEVER,
             deadline: Tick::NEVER,
             patience: Tick::NEVER,
+            falls_back: false,
             context: 0,
             fit: 0,
         }

@@ -413,6 +413,8 @@ pub enum RejectReason {
     Displaced,
     /// Its tenant is paused for longer than it can wait.
     Paused,
+    /// No replica of the model is in service, and another model may serve it.
+    NoReplica,
     /// No pool serves the model (any more).
     NoPool,
     /// The tenant or class is no longer in the policy.
@@ -435,11 +437,18 @@ impl RejectReason {
             Self::ColdStart => "cold_start",
             Self::Displaced => "displaced",
             Self::Paused => "tenant_paused",
+            Self::NoReplica => "no_replica",
             Self::NoPool => "no_pool",
             Self::Withdrawn => "withdrawn",
             Self::AttemptsExhausted(_) => "attempts_exhausted",
             Self::Draining => "draining",
         }
+    }
+
+    /// Whether another model may serve what was refused so.
+    #[must_use]
+    pub const fn may_fall_back(self) -> bool {
+        !matches!(self, Self::Paused | Self::Withdrawn | Self::Draining)
     }
 }
 

@@ -36,6 +36,10 @@ pub struct JobSpec {
     /// The last moment at which its client still waits for the first token;
     /// [`Tick::NEVER`] when the client did not say. At least `deadline`.
     pub patience: Tick,
+    /// Whether it goes on as another model when it is refused. Then it does not
+    /// wait while no replica of its own is in service, and its refusal gives
+    /// back what its tenant was charged for it.
+    pub falls_back: bool,
     /// Tokens of context that it asks for, prompt and limit on its output: as
     /// far as known, 0 where nothing is.
     pub context: u64,

@@ -83,7 +83,7 @@ impl Tries<'_> {
         let trying = async {
             let so_far = match self.so_far {
                 Some(so_far) => {
-                    let name = pool.model_names.get(&self.order.model).map_or("", String::as_str);
+                    let name = pool.model_names.get(&self.order.spec.model).map_or("", String::as_str);
                     let mut so_far = counted(so_far, (name, &headers), &replica, &edge.upstream).await;
                     so_far.leave_one(self.order.peek.last_token());
                     Some(so_far)
@@ -123,7 +123,7 @@ impl Tries<'_> {
     }
 
     fn in_public_words(&self, settings: &Settings, pool: &PoolEdge, error: ApiError) -> ApiError {
-        match (pool.model_names.get(&self.order.model), self.shown_model(settings, pool)) {
+        match (pool.model_names.get(&self.order.spec.model), self.shown_model(settings, pool)) {
             (Some(engine_name), Some(shown)) => error.with_word_replaced(engine_name, &shown),
             _ => error,
         }
@@ -188,8 +188,8 @@ impl Tries<'_> {
     }
 
     fn body_for(&self, pool: &PoolEdge, priority: Option<i64>, begun: Option<&SoFar>) -> Spliced {
-        let Order { api, body, peek, model, .. } = self.order;
-        let name = pool.model_names.get(model).map(String::as_str);
+        let Order { api, body, peek, spec, .. } = self.order;
+        let name = pool.model_names.get(&spec.model).map(String::as_str);
         let edits = Edits {
             model: name.filter(|name| peek.model.as_deref().is_some_and(|asked| asked != *name)),
             include_usage: api.has_stream_options() && peek.stream && !peek.include_usage,
@@ -202,8 +202,8 @@ impl Tries<'_> {
     /// The name to show in place of the engine's own: what the client asked
     /// for, else the public name.
     fn shown_model(&self, settings: &Settings, pool: &PoolEdge) -> Option<String> {
-        let engine_name = pool.model_names.get(&self.order.model).map(String::as_str);
-        let public = settings.policy.models.name(self.order.model);
+        let engine_name = pool.model_names.get(&self.order.spec.model).map(String::as_str);
+        let public = settings.policy.models.name(self.order.candidates.first);
         let shown = self.order.peek.model.as_deref().unwrap_or(public);
         (engine_name != Some(shown)).then(|| shown.to_owned())
     }

@@ -70,7 +70,7 @@ pub(super) type Search = Pin<Box<dyn Future<Output = (Box<Live>, Onward)> + Send
 /// Whether a stream of this order could go on elsewhere: by what it asks for,
 /// on every engine that serves its model, and with its body held until its end.
 pub(super) fn is_possible(settings: &Settings, order: &Order, held: &Held) -> bool {
-    let model = settings.policy.models.get(order.model);
+    let model = settings.policy.models.get(order.spec.model);
     let can_go_on = |pool| settings.edge.pools.get(pool).is_some_and(|pool| pool.engine.can_go_on());
     settings.edge.continue_streams
         && order.peek.can_go_on

@@ -300,6 +300,7 @@ pools:
             arrived: Tick::NEVER,
             deadline: gate.clock().now() + wait,
             patience: Tick::NEVER,
+            falls_back: false,
             context: 0,
             fit: 0,
         };
@@ -370,6 +371,7 @@ pools:
             arrived: Tick::NEVER,
             deadline: gate.clock().now() + Duration::from_secs(1),
             patience: Tick::NEVER,
+            falls_back: false,
             context: 0,
             fit: 0,
         };

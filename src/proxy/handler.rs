@@ -21,7 +21,7 @@ use crate::proxy::body::AnswerBody;
 use crate::proxy::continuation::{self, Continuation, Live};
 use crate::proxy::gate::{Gate, Placement, Ticket};
 use crate::proxy::grace::Grace;
-use crate::proxy::intake::{self, BodyBudget, Unread};
+use crate::proxy::intake::{self, BodyBudget, Held, Unread};
 use crate::proxy::models::Windows;
 use crate::proxy::order::{self, Order};
 use crate::proxy::pace::Paces;
@@ -45,6 +45,8 @@ use crate::wire::splice::Spliced;
 use crate::wire::{headers, random, request_id};
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+/// The model that serves, when that is not the name that the client used.
+const SERVING_MODEL: HeaderName = HeaderName::from_static("x-penstock-model");
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
@@ -80,6 +82,15 @@ impl fmt::Debug for Proxy {
 
 /// What a refused request consumes.
 const NOTHING: Usage = Usage::Exact(Tokens { input: 0, cached: 0, output: 0 });
+
+/// Why a request got no answer from its model.
+#[derive(Debug)]
+pub(super) enum Unserved {
+    /// An engine refused it for a reason that is the client's.
+    Refused(ApiError),
+    /// The scheduler gave it up.
+    Rejected(Rejection),
+}
 
 /// What a client gets that is not an error.
 #[derive(Debug)]
@@ -158,19 +169,14 @@ impl Proxy {
         let now = record.clock.now();
         let at = (self.gate.next_job_id(), now);
         let mut order = order::read(&settings, &identity, api, &parts.headers, body, at)?;
-        let prefix = self.prefixes.of(order.model, &order.peek, &order.body, order.spec.prompt_tokens);
         self.note_order(&order, &parts.headers, record);
         self.take_seat(&mut order, &parts.headers, record);
-        let mut ticket = self.gate.admit(order.spec, prefix, &settings.policy);
-        let can_go_on = continuation::is_possible(&settings, &order, &held);
-        drop(settings);
-        let nothing = can_go_on.then(SoFar::default);
         let headers = headers::upstream_headers(&parts.headers);
         let notice = record.notice().map(Arc::clone);
-        let answered = tokio::select! {
+        let (answered, ticket, can_go_on) = tokio::select! {
             biased;
             () = replaced(notice) => Err(record.superseded()),
-            answered = self.tries(&order, &headers, nothing.as_ref(), &mut ticket, record) => answered,
+            answered = self.by_any_model(&mut order, &headers, &held, settings, record) => answered,
         }?;
         let proxy = Arc::clone(self);
         let continuation = can_go_on.then(|| Continuation { proxy, order, headers, held });
@@ -204,7 +210,7 @@ impl Proxy {
 
     fn note_order(&self, order: &Order, client: &HeaderMap, record: &mut Record) {
         record.class = Some(order.spec.class);
-        record.model = Some(order.model);
+        record.model = Some(order.spec.model);
         record.requested_model.clone_from(&order.peek.model);
         record.stream = order.peek.stream;
         record.teller = Some(self.telemetry.stories().begin(Story {
@@ -213,7 +219,8 @@ impl Proxy {
             came: wall::now(),
             tenant: order.spec.tenant,
             class: order.spec.class,
-            model: order.model,
+            model: order.spec.model,
+            fallback: None,
             api: order.api.upstream_path(),
             stream: order.peek.stream,
             prompt_tokens: order.spec.prompt_tokens,
@@ -225,10 +232,40 @@ impl Proxy {
         record.trace = Some(self.telemetry.tracer().start(TraceStart {
             headers: client,
             operation: order.api.operation_name(),
-            model: Some(policy.models.name(order.model)),
+            model: Some(policy.models.name(order.spec.model)),
             arrived: record.started,
             now: record.clock.now(),
         }));
+    }
+
+    /// Has the request served by its model, or else by the first of those that
+    /// may serve in its place. Says whether another replica could go on with the
+    /// answer.
+    async fn by_any_model(
+        &self,
+        order: &mut Order,
+        headers: &HeaderMap,
+        held: &Held,
+        mut settings: Arc<Settings>,
+        record: &mut Record,
+    ) -> Result<(Answered, Ticket, bool), ApiError> {
+        loop {
+            let Order { spec, peek, body, .. } = &*order;
+            let prefix = self.prefixes.of(spec.model, peek, body, spec.prompt_tokens);
+            let mut ticket = self.gate.admit(*spec, prefix, &settings.policy);
+            let can_go_on = continuation::is_possible(&settings, order, held);
+            drop(settings);
+            let nothing = can_go_on.then(SoFar::default);
+            match self.tries(order, headers, nothing.as_ref(), &mut ticket, record).await {
+                Ok(answered) => return Ok((answered, ticket, can_go_on)),
+                Err(Unserved::Refused(error)) => return Err(error),
+                Err(Unserved::Rejected(why)) if order.falls_back(why.reason, record.clock.now()) => {
+                    record.fell_back(order.spec.model, why.reason);
+                }
+                Err(Unserved::Rejected(why)) => return Err(reject(why, record)),
+            }
+            settings = self.settings.load_full();
+        }
     }
 
     /// Waits for a replica and tries it, until one answers or the scheduler
@@ -237,7 +274,7 @@ impl Proxy {
     /// go on from it.
     ///
     /// # Errors
-    /// What to tell the client; the job is over.
+    /// Why there is no answer; the job is over.
     pub(super) async fn tries(
         &self,
         order: &Order,
@@ -245,12 +282,12 @@ impl Proxy {
         so_far: Option<&SoFar>,
         ticket: &mut Ticket,
         record: &mut Record,
-    ) -> Result<Answered, ApiError> {
+    ) -> Result<Answered, Unserved> {
         let tries = Tries { upstreams: &self.upstreams, order, headers, so_far };
         let before = record.usage;
         loop {
             let waiting_since = record.clock.now();
-            let placement = ticket.placed().await.map_err(|rejection| reject(rejection, record))?;
+            let placement = ticket.placed().await.map_err(Unserved::Rejected)?;
             if let Some(trace) = &record.trace {
                 trace.phase(Phase::Queue, waiting_since, record.clock.now());
             }
@@ -278,7 +315,7 @@ impl Proxy {
                 }
                 Ok(Attempt::Refused(error)) if ticket.finish(Outcome::Done(before.unwrap_or(NOTHING))) => {
                     record.usage = Some(before.unwrap_or(NOTHING));
-                    return Err(error);
+                    return Err(Unserved::Refused(error));
                 }
                 Ok(Attempt::Failed(fault, usage))
                     if ticket.failed_unseen(
@@ -344,6 +381,9 @@ fn not_read(unread: Unread, record: &mut Record) -> ApiError {
 }
 
 fn reject(rejection: Rejection, record: &mut Record) -> ApiError {
+    if record.attempts > 0 {
+        record.usage.get_or_insert(Usage::Unknown);
+    }
     let outcome = match rejection.reason {
         RejectReason::AttemptsExhausted(_) => RequestOutcome::Failed,
         _ => RequestOutcome::Rejected,
@@ -359,6 +399,9 @@ fn answer_headers(engine: &HeaderMap, record: &Record) -> HeaderMap {
     }
     if let Some(timing) = record.server_timing() {
         headers.insert(SERVER_TIMING, timing);
+    }
+    if let Some(model) = record.serving_model() {
+        headers.insert(SERVING_MODEL, model);
     }
     headers
 }

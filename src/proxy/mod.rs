@@ -14,6 +14,7 @@ pub mod upstream;
 mod attempt;
 mod auth;
 mod body;
+mod candidates;
 mod continuation;
 mod gather;
 mod local;

@@ -1,11 +1,11 @@
 //! GET /v1/models: what this tenant may use.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use crate::config::settings::Settings;
+use crate::config::settings::names::Called;
 use crate::core::ids::{ModelId, TenantId};
 use crate::core::placement::rules::largest_window;
 use crate::core::policy::Policy;
@@ -16,10 +16,9 @@ pub type Windows = Arc<dyn Fn(&Settings, ModelId) -> Option<u32> + Send + Sync>;
 /// The answer to GET /v1/models.
 #[must_use]
 pub fn list(settings: &Settings, tenant: TenantId, windows: &Windows) -> Value {
-    let names: BTreeMap<&str, ModelId> =
-        settings.edge.model_names.iter().map(|(name, id)| (name.as_str(), *id)).collect();
-    let rows = names.into_iter().filter(|(_, id)| may_use(&settings.policy, tenant, *id));
-    let data: Vec<Value> = rows.map(|(name, id)| row(settings, name, id, windows)).collect();
+    let names = settings.edge.names.of(tenant);
+    let data: Vec<Value> =
+        names.into_iter().filter_map(|name| one(settings, tenant, name, windows)).collect();
     json!({ "object": "list", "data": data })
 }
 
@@ -27,8 +26,14 @@ pub fn list(settings: &Settings, tenant: TenantId, windows: &Windows) -> Value {
 /// exist or that the tenant may not use: the two look alike from outside.
 #[must_use]
 pub fn one(settings: &Settings, tenant: TenantId, name: &str, windows: &Windows) -> Option<Value> {
-    let id = *settings.edge.model_names.get(name)?;
-    may_use(&settings.policy, tenant, id).then(|| row(settings, name, id, windows))
+    Some(row(settings, name, called(settings, tenant, name)?, windows))
+}
+
+/// What the tenant means by the name, where it may use all that is meant.
+#[must_use]
+pub fn called<'a>(settings: &'a Settings, tenant: TenantId, name: &str) -> Option<Called<'a>> {
+    let called = settings.edge.names.called(tenant, name)?;
+    called.models().all(|model| may_use(&settings.policy, tenant, model)).then_some(called)
 }
 
 /// The models that the tenant may use.
@@ -43,19 +48,25 @@ pub fn may_use(policy: &Policy, tenant: TenantId, model: ModelId) -> bool {
     tenant.is_some_and(|tenant| tenant.models.as_ref().is_none_or(|models| models.contains(&model)))
 }
 
-fn row(settings: &Settings, name: &str, id: ModelId, windows: &Windows) -> Value {
+fn row(settings: &Settings, name: &str, called: Called<'_>, windows: &Windows) -> Value {
     let policy = &settings.policy;
+    let root = match called {
+        Called::Model(model) => policy.models.name(model),
+        Called::Split(_) => name,
+    };
     let mut row = json!({
         "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "penstock",
-        "root": policy.models.name(id),
+        "root": root,
     });
-    let model = policy.models.get(id);
-    let configured = model.and_then(|model| largest_window(policy, model, &[]).or(model.max_model_len));
-    let window = configured.into_iter().chain(windows(settings, id)).min();
-    if let Some(window) = window {
+    let window = |model| {
+        let row = policy.models.get(model);
+        let configured = row.and_then(|row| largest_window(policy, row, &[]).or(row.max_model_len));
+        configured.into_iter().chain(windows(settings, model)).min()
+    };
+    if let Some(window) = called.models().filter_map(window).min() {
         row["max_model_len"] = window.into();
     }
     row

@@ -6,12 +6,14 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use crate::config::settings::Settings;
-use crate::core::ids::{ClassId, JobId, ModelId};
+use crate::core::event::RejectReason;
+use crate::core::ids::{ClassId, JobId};
 use crate::core::job::JobSpec;
 use crate::core::policy::Tenant;
 use crate::core::time::Tick;
 use crate::proxy::auth::Identity;
-use crate::proxy::{models, window};
+use crate::proxy::candidates::{self, Candidates};
+use crate::proxy::window;
 use crate::tokens::estimate::estimate;
 use crate::wire::api::Api;
 use crate::wire::catalogue::Kind;
@@ -27,6 +29,10 @@ const UNLIMITED_OUTPUT_TOKENS: u64 = 1024;
 /// back.
 const DEADLINE_MARGIN: f64 = 0.95;
 
+/// How long a request whose deadline has passed may wait for another model: it
+/// starts about at once or not at all.
+const LAST_CHANCE: Duration = Duration::from_millis(100);
+
 /// A request that may be queued.
 #[derive(Debug)]
 pub(super) struct Order {
@@ -36,10 +42,24 @@ pub(super) struct Order {
     pub(super) body: Bytes,
     /// What was read of it.
     pub(super) peek: Peek,
-    /// The model by its own name.
-    pub(super) model: ModelId,
+    /// The models that may serve it.
+    pub(super) candidates: Candidates,
     /// What the scheduler needs to know.
     pub(super) spec: JobSpec,
+}
+
+impl Order {
+    /// Makes it one for the next model that may serve it, with its age, if that
+    /// may help after such a refusal. Says whether it did.
+    pub(super) fn falls_back(&mut self, why: RejectReason, now: Tick) -> bool {
+        let others = &mut self.candidates.others;
+        let Some(next) = others.pop_front().filter(|_| why.may_fall_back()) else { return false };
+        let spec = &mut self.spec;
+        spec.model = next;
+        spec.falls_back = !others.is_empty();
+        spec.deadline = spec.deadline.max((now + LAST_CHANCE).min(spec.patience));
+        true
+    }
 }
 
 /// Reads the request and checks what it asks for.
@@ -61,17 +81,19 @@ pub(super) fn read(
         let text = "The tenant of this API key is no longer configured.";
         return Err(ApiError::new(Kind::InvalidKey, text));
     };
-    let model = model(settings, identity, peek.model.as_deref())?;
+    let mut candidates = candidates::of(settings, identity.tenant, &peek, id)?;
     let class = class(settings, tenant, identity, headers, peek.service_tier.as_deref())?;
     let context = window::asked(&peek, &body);
-    window::check(settings, tenant, class, model, &peek, &body)?;
+    let fits = |model| window::check(settings, tenant, class, model, &peek, &body);
+    fits(candidates.first)?;
+    candidates.others.retain(|model| fits(*model).is_ok());
     let max_wait = policy.classes.get(class).map_or(Duration::ZERO, |class| class.max_wait);
     let patience = headers::client_timeout(headers).map(|announced| announced.mul_f64(DEADLINE_MARGIN));
     let spec = JobSpec {
         id,
         tenant: identity.tenant,
         class,
-        model,
+        model: candidates.first,
         prompt_tokens: estimate(peek.prompt_pieces(&body)),
         max_output_tokens: max_output_tokens(&peek),
         sequences: if api.generates() { peek.sequences() } else { 1 },
@@ -80,10 +102,11 @@ pub(super) fn read(
         arrived: now,
         deadline: now + patience.map_or(max_wait, |patience| patience.min(max_wait)),
         patience: patience.map_or(Tick::NEVER, |patience| now + patience),
+        falls_back: !candidates.others.is_empty(),
         context,
         fit: 0,
     };
-    Ok(Order { api, body, peek, model, spec })
+    Ok(Order { api, body, peek, candidates, spec })
 }
 
 fn max_output_tokens(peek: &Peek) -> u64 {
@@ -92,25 +115,6 @@ fn max_output_tokens(peek: &Peek) -> u64 {
     }
     let each = peek.max_output_tokens.unwrap_or(UNLIMITED_OUTPUT_TOKENS);
     each.saturating_mul(u64::from(peek.sequences()))
-}
-
-/// A request without a model name gets the only model that its tenant may
-/// use, as the engines themselves do it.
-fn model(settings: &Settings, identity: &Identity, name: Option<&str>) -> Result<ModelId, ApiError> {
-    let policy = &settings.policy;
-    let Some(name) = name else {
-        let mut usable = models::usable(policy, identity.tenant);
-        return match (usable.next(), usable.next()) {
-            (Some(only), None) => Ok(only),
-            _ => Err(ApiError::invalid_field(
-                "model",
-                "is missing. GET /v1/models lists the models you can use.",
-            )),
-        };
-    };
-    let known = settings.edge.model_names.get(name).copied();
-    let known = known.filter(|id| models::may_use(policy, identity.tenant, *id));
-    known.ok_or_else(|| ApiError::model_not_found(name))
 }
 
 /// The class header decides, then `service_tier`, then the key, then the

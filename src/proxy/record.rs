@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::event::{Fault, Placed, Recalled};
+use crate::core::event::{Fault, Placed, Recalled, RejectReason};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
 use crate::core::job::{Tokens, Usage};
 use crate::core::time::Tick;
@@ -14,7 +14,8 @@ use crate::proxy::clock::Clock;
 use crate::proxy::retries::{Notice, Seat};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, StreamContinuation, Timings,
+    RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, StreamContinuation,
+    Timings,
 };
 use crate::telemetry::stories::{Back, End, Teller, TryStory};
 use crate::telemetry::trace::RequestTrace;
@@ -44,6 +45,9 @@ pub(super) struct Record {
     pub(super) class: Option<ClassId>,
     /// For what.
     pub(super) model: Option<ModelId>,
+    /// The model that it was for before another one served in its place, and
+    /// why that one did not.
+    pub(super) fallback: Option<(ModelId, RejectReason)>,
     /// The name that the client used for it.
     pub(super) requested_model: Option<String>,
     /// Whether the answer is a stream.
@@ -149,6 +153,7 @@ impl Record {
             identity: None,
             class: None,
             model: None,
+            fallback: None,
             requested_model: None,
             stream: false,
             place: None,
@@ -219,6 +224,25 @@ impl Record {
         self.continued += u32::from(goes_on);
         let request_id = self.request_id.to_str().unwrap_or_default();
         StreamContinuation { request_id, from, to, fault }.emit(&self.telemetry);
+    }
+
+    /// Its model could not serve it, and it goes on as another one. Nobody pays
+    /// for what it came to before.
+    pub(super) fn fell_back(&mut self, to: ModelId, why: RejectReason) {
+        let Some(from) = self.model.replace(to) else { return };
+        self.fallback.get_or_insert((from, why));
+        self.usage = None;
+        let request_id = self.request_id.to_str().unwrap_or_default();
+        RequestFellBack { request_id, from, to, why }.emit(&self.telemetry);
+        self.tell(|teller| teller.fell_back(to, why));
+    }
+
+    /// The model that serves it, when that is not the name that the client used.
+    pub(super) fn serving_model(&self) -> Option<HeaderValue> {
+        let policy = self.telemetry.policy();
+        let name = policy.models.name(self.model?);
+        let other = self.requested_model.as_deref() != Some(name);
+        HeaderValue::from_bytes(name.as_bytes()).ok().filter(|_| other)
     }
 
     /// The scheduler took it away from the replica, and it waits again.
@@ -302,6 +326,8 @@ impl Drop for Record {
             class: self.class,
             model: self.model,
             requested_model: self.requested_model.as_deref(),
+            fallback_from: self.fallback.map(|(from, _)| from),
+            fallback_reason: self.fallback.map(|(_, why)| why.name()),
             pool: self.place.and_then(|place| place.pool),
             replica: self.place.map(|place| place.replica),
             engine: self.place.and_then(|place| place.engine),

@@ -9,7 +9,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::core::event::{Fault, Placed, Recalled};
+use crate::core::event::{Fault, Placed, Recalled, RejectReason};
 use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::telemetry::event::RequestOutcome;
 
@@ -33,6 +33,8 @@ pub struct Story {
     pub class: ClassId,
     /// The model.
     pub model: ModelId,
+    /// The model that it goes on as, and why its own could not serve it.
+    pub fallback: Option<(ModelId, RejectReason)>,
     /// Which call it is.
     pub api: &'static str,
     /// Whether the answer is a stream.
@@ -119,6 +121,11 @@ impl Teller {
         }
     }
 
+    /// It goes on as another model.
+    pub fn fell_back(&self, to: ModelId, why: RejectReason) {
+        self.0.lock().fallback = Some((to, why));
+    }
+
     /// It is back in the queue.
     pub fn back(&self, at: Duration, why: Back) {
         if let Some(last) = self.0.lock().tries.last_mut() {
@@ -175,6 +182,7 @@ mod tests {
             tenant: TenantId::new(0),
             class: ClassId::new(0),
             model: ModelId::new(0),
+            fallback: None,
             api: "openai",
             stream: true,
             prompt_tokens: 7,

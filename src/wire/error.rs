@@ -316,6 +316,9 @@ impl From<RejectReason> for ApiError {
                 Kind::QueueFull,
                 "An operator has paused your tenant for longer than the request can wait.",
             ),
+            RejectReason::NoReplica => {
+                Self::new(Kind::UpstreamFailed, "No engine for the model is in service.")
+            }
             RejectReason::NoPool => {
                 Self::new(Kind::ModelNotFound, "The model is not served here any more.").with_param("model")
             }

@@ -14,6 +14,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use penstock::config::secret::Secret;
+use penstock::config::settings::names::Names;
 use penstock::config::settings::{
     Auth, Door, Edge, EngineKind, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings, Startup,
     TelemetrySettings, UpstreamLimits,
@@ -258,7 +259,7 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
 fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>) -> Edge {
     Edge {
         auth: Auth::Off(TenantId::new(0)),
-        model_names: HashMap::new(),
+        names: Names::default(),
         pools,
         replicas,
         requests: RequestLimits {

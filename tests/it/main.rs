@@ -5,6 +5,7 @@ mod cold;
 mod discovery;
 mod door;
 mod drain;
+mod fallbacks;
 mod faults;
 mod fleet;
 mod habits;

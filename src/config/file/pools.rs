@@ -19,6 +19,15 @@ use crate::config::units::Span;
 pub struct Model {
     /// Other names that clients may use for it.
     pub aliases: Vec<String>,
+    /// Models that serve a request in place of this one, best first, when this
+    /// one surely cannot and nothing has been answered yet; for tenants with
+    /// `allow_fallback`. The lists of those models are not followed.
+    pub fallbacks: Vec<String>,
+    /// Models that share this one's requests, with their weights; this one may
+    /// be among them. A request with a `prompt_cache_key` or `user` keeps to
+    /// one model. Whoever may use all of them may use this name.
+    #[serde(skip_serializing_if = "Named::is_empty")]
+    pub split: Named<u32>,
     /// Context window in tokens; absent = what the engine says.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]

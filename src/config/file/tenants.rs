@@ -113,6 +113,13 @@ pub struct Tenant {
     /// The models the tenant may use; absent = all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub models: Option<Vec<String>>,
+    /// Names of its own, each with the model that it stands for. They go
+    /// before the aliases and models of everybody.
+    #[serde(skip_serializing_if = "Named::is_empty")]
+    pub model_map: Named<String>,
+    /// Whether another model may serve its requests: one of the `fallbacks`
+    /// of theirs that it may use.
+    pub allow_fallback: bool,
     /// What may wait for this tenant; absent = as much as for all together.
     pub queue: TenantQueue,
     /// What it may hold of the replicas' places.
@@ -132,6 +139,8 @@ impl Default for Tenant {
             default_class: None,
             classes: None,
             models: None,
+            model_map: Named::default(),
+            allow_fallback: false,
             queue: TenantQueue::default(),
             quota: TenantQuota::default(),
             placement: Placement::default(),

@@ -1,6 +1,7 @@
 //! Whole files in, settings or problems out.
 
 mod faults;
+mod names;
 mod places;
 
 use std::io;
@@ -74,7 +75,7 @@ fn the_smallest_file_is_enough() {
     assert_eq!((tenant.classes.len(), tenant.models.is_none()), (3, true));
     assert_eq!(tenant.bounds, policy.bounds);
     assert!(policy.bounds.requests < u64::MAX);
-    let model = settings.edge.model_names["llama"];
+    let model = settings.edge.names.models["llama"];
     assert_eq!(policy.models.get(model).unwrap().pools, [PoolId::new(0)]);
     let (id, name, replica) = policy.replicas.iter().next().unwrap();
     assert_eq!((name, replica.pool), ("llama/http://127.0.0.1:8000", PoolId::new(0)));
@@ -166,8 +167,8 @@ tenants: {a: {quota: {guarantee: 0.25, borrow: 0.5, lend: 0.1}}, b: {quota: {gua
 fn models_pools_and_replicas_are_what_the_file_says() {
     let settings = full();
     let policy = &settings.policy;
-    let big = settings.edge.model_names["gpt-4o"];
-    assert_eq!(settings.edge.model_names["big"], big);
+    let big = settings.edge.names.models["gpt-4o"];
+    assert_eq!(settings.edge.names.models["big"], big);
     let model = policy.models.get(big).unwrap();
     assert_eq!(
         (model.pools.as_slice(), model.max_model_len),
@@ -227,7 +228,7 @@ fn ids_stay_over_reloads_and_thousand_of_them_do_not_grow() {
         assert_eq!(policy.classes.id("y"), Some(ClassId::new(1)));
         assert_eq!(policy.classes.id("x"), (round % 2 == 0).then_some(ClassId::new(0)));
         assert_eq!(policy.pools.id("qwen"), (round % 2 == 1).then_some(PoolId::new(1)));
-        let model = settings.edge.model_names.values().next().copied();
+        let model = settings.edge.names.models.values().next().copied();
         assert_eq!(model, Some(ModelId::new((round % 2) as u32)));
         sizes.push((
             policy.classes.capacity(),

@@ -1,10 +1,13 @@
-//! `models`: windows and aliases.
+//! `models`: windows and names.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use crate::config::field::Field;
 use crate::config::file::File;
 use crate::config::settings::Settings;
+use crate::config::settings::names::Names;
+use crate::config::validate::fallbacks;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::pools::Served;
 use crate::config::validate::{limits, names};
@@ -16,8 +19,8 @@ use crate::core::table::Table;
 #[derive(Debug)]
 pub(super) struct Models {
     pub(super) table: Table<ModelId, Model>,
-    /// Every name a client may use.
-    pub(super) names: HashMap<String, ModelId>,
+    /// Every name a client may use, but for the tenants' own.
+    pub(super) names: Names,
 }
 
 pub(super) fn validate(
@@ -26,36 +29,76 @@ pub(super) fn validate(
     previous: Option<&Settings>,
     findings: &mut Findings<'_>,
 ) -> Models {
-    let section = Field::top("models");
     let mut table = previous.map(|old| Table::successor(&old.policy.models)).unwrap_or_default();
-    let mut all = HashMap::new();
+    let mut names = Names::default();
     for number in 0..served.model_ids.capacity() {
         let name = served.model_ids.name(ModelId::from(number));
         let id = table.reserve(name);
         let Some(pools) = served.pools_of.get(&id) else { continue };
         let max_model_len = file.models.get(name).and_then(|model| model.max_model_len);
         table.insert(name, Model { pools: pools.clone(), max_model_len });
-        all.insert(name.to_owned(), id);
+        names.models.insert(name.to_owned(), id);
     }
     for (name, model) in file.models.iter() {
-        let field = section.key(name);
+        let field = Field::top("models").key(name);
         limits::at_least_one(model.max_model_len.map_or(1, u64::from), &field.key("max_model_len"), findings);
-        let Some(id) = table.id(name) else {
-            if findings.whole("pools") {
-                let hint = "name it in `models` of a pool, or take it away here";
-                findings.error(&field, "no pool serves this model", hint);
-            }
-            continue;
-        };
-        for (at, alias) in model.aliases.iter().enumerate() {
-            let field = field.key("aliases").index(at);
-            names::model(alias, &field, findings);
-            if let Some(other) = all.insert(alias.clone(), id) {
-                all.insert(alias.clone(), other);
-                let message = format!("`{alias}` stands for `{}` already", table.name(other));
-                findings.error(&field, message, "a name stands for one model");
+        if table.id(name).is_none() && model.split.is_empty() && findings.whole("pools") {
+            let hint = "name it in `models` of a pool, or take it away here";
+            findings.error(&field, "no pool serves this model", hint);
+        }
+    }
+    let mut models = Models { table, names };
+    models.aliases(file, findings);
+    fallbacks::validate(file, &mut models, findings);
+    models
+}
+
+impl Models {
+    fn aliases(&mut self, file: &File, findings: &mut Findings<'_>) {
+        let all = file.models.iter();
+        let splits = all.filter(|(_, model)| !model.split.is_empty()).map(|(name, _)| (name, name));
+        let mut taken: HashMap<&str, &str> =
+            splits.chain(self.table.iter().map(|(_, name, _)| (name, name))).collect();
+        for (name, model) in file.models.iter() {
+            for (at, alias) in model.aliases.iter().enumerate() {
+                let field = Field::top("models").key(name).key("aliases").index(at);
+                names::model(alias, &field, findings);
+                match taken.entry(alias) {
+                    Entry::Occupied(other) => {
+                        let message = format!("`{alias}` stands for `{}` already", other.get());
+                        findings.error(&field, message, "a name stands for one model");
+                    }
+                    Entry::Vacant(free) => {
+                        free.insert(name);
+                        self.names.models.extend(self.table.id(name).map(|id| (alias.clone(), id)));
+                    }
+                }
             }
         }
     }
-    Models { table, names: all }
+
+    /// The model of that name, which pools serve. Reports a name that is not
+    /// one.
+    pub(super) fn served(
+        &self,
+        name: &str,
+        file: &File,
+        field: &Field,
+        findings: &mut Findings<'_>,
+    ) -> Option<ModelId> {
+        if let Some(id) = self.table.id(name) {
+            return Some(id);
+        }
+        if let Some(id) = self.names.models.get(name) {
+            let hint = format!("write `{}`", self.table.name(*id));
+            findings.error(field, format!("`{name}` is an alias"), hint);
+        } else if let Some(model) = file.models.get(name).filter(|model| !model.split.is_empty()) {
+            let targets: Vec<&str> = model.split.names().collect();
+            let hint = format!("name some of these: {}", targets.join(", "));
+            findings.error(field, format!("the requests for `{name}` are split"), hint);
+        } else if findings.whole("pools") && findings.whole("models") {
+            names::unknown("model", name, self.table.iter().map(|(_, name, _)| name), field, findings);
+        }
+        None
+    }
 }

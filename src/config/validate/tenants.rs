@@ -1,6 +1,6 @@
 //! `tenants`, their keys, and `auth`.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 
 use crate::config::field::Field;
@@ -8,6 +8,7 @@ use crate::config::file::File;
 use crate::config::file::tenants::{Key, Mode, Tenant as Written, TenantQuota};
 use crate::config::keys;
 use crate::config::named::Named;
+use crate::config::settings::names::{Called, TenantNames};
 use crate::config::settings::{Auth, KeyEntry, Settings};
 use crate::config::validate::findings::Findings;
 use crate::config::validate::models::Models;
@@ -39,12 +40,14 @@ pub(super) struct Context<'a> {
 pub(super) struct Admitted {
     pub(super) tenants: Table<TenantId, Tenant>,
     pub(super) auth: Auth,
+    pub(super) names: BTreeMap<TenantId, TenantNames>,
 }
 
 pub(super) fn validate(context: &Context<'_>, findings: &mut Findings<'_>) -> Admitted {
     let file = context.file;
     let section = Field::top("tenants");
     let mut tenants = context.previous.map(|old| Table::successor(&old.policy.tenants)).unwrap_or_default();
+    let mut own_names = BTreeMap::new();
     let mut ring = HashMap::new();
     let mut seen = HashMap::new();
     for (name, tenant) in file.tenants.iter() {
@@ -52,7 +55,9 @@ pub(super) fn validate(context: &Context<'_>, findings: &mut Findings<'_>) -> Ad
         names::label(name, &field, findings);
         let row = context.row(tenant, &field, findings);
         let allowed = row.classes.clone();
+        let map = context.model_map(tenant, row.models.as_ref(), &field.key("model_map"), findings);
         let id = tenants.insert(name, row);
+        own_names.insert(id, TenantNames { map, allow_fallback: tenant.allow_fallback });
         for (at, key) in tenant.keys.iter().enumerate() {
             let field = field.key("keys").index(at);
             let class = context.key_class(key, &allowed, &field, findings);
@@ -66,7 +71,7 @@ pub(super) fn validate(context: &Context<'_>, findings: &mut Findings<'_>) -> Ad
         Mode::Keys => by_key(file, ring, findings),
         Mode::Off => Auth::Off(context.everybody(&mut tenants, findings)),
     };
-    Admitted { tenants, auth }
+    Admitted { tenants, auth, names: own_names }
 }
 
 /// What is guaranteed to all tenants together must be there.
@@ -219,25 +224,37 @@ impl Context<'_> {
         if list.is_empty() {
             findings.error(field, "allows no model", "list some, or take the key away to allow all");
         }
-        let mut models = BTreeSet::new();
-        for (at, name) in list.iter().enumerate() {
-            let field = field.index(at);
-            match (self.models.table.id(name), self.models.names.get(name)) {
-                (Some(id), _) => {
-                    models.insert(id);
-                }
-                (None, Some(id)) => {
-                    let model = self.models.table.name(*id);
-                    findings.error(&field, format!("`{name}` is an alias"), format!("write `{model}`"));
-                }
-                (None, None) if findings.whole("pools") && findings.whole("models") => {
-                    let known = self.models.table.iter().map(|(_, name, _)| name);
-                    names::unknown("model", name, known, &field, findings);
-                }
-                (None, None) => {}
+        let listed = list.iter().enumerate();
+        let model =
+            |(at, name): (usize, &String)| self.models.served(name, self.file, &field.index(at), findings);
+        listed.filter_map(model).collect()
+    }
+
+    /// The tenant's own names, each of which stands for a model that it may
+    /// use.
+    fn model_map(
+        &self,
+        tenant: &Written,
+        usable: Option<&BTreeSet<ModelId>>,
+        field: &Field,
+        findings: &mut Findings<'_>,
+    ) -> HashMap<String, String> {
+        for (asked, meant) in tenant.model_map.iter() {
+            let field = field.key(asked);
+            names::model(asked, &field, findings);
+            let split = self.models.names.splits.get(meant).filter(|_| self.file.models.get(meant).is_some());
+            let called = split
+                .map(Called::Split)
+                .or_else(|| self.models.served(meant, self.file, &field, findings).map(Called::Model));
+            let barred = |model: &ModelId| usable.is_some_and(|usable| !usable.contains(model));
+            if let Some(barred) = called.iter().flat_map(Called::models).find(barred) {
+                let barred = self.models.table.name(barred);
+                let hint = format!("add `{barred}` to the tenant's `models`, or name another one");
+                findings.error(&field, format!("the tenant may not use `{barred}`"), hint);
             }
         }
-        models
+        let map = tenant.model_map.iter();
+        map.map(|(asked, meant)| (asked.to_owned(), meant.clone())).collect()
     }
 
     fn bounds(&self, tenant: &Written, field: &Field, findings: &mut Findings<'_>) -> Bounds {

@@ -20,6 +20,7 @@ pub(super) fn validate(file: &File, policy: &Policy, findings: &mut Findings<'_>
     unused_models(file, policy, findings);
     unserved(policy, findings);
     unpriced(file, findings);
+    unused_fallbacks(file, findings);
     for (name, pool) in file.pools.iter() {
         sizes(pool, &Field::top("pools").key(name), findings);
     }
@@ -98,6 +99,16 @@ fn unpriced(file: &File, findings: &mut Findings<'_>) {
     for (name, _) in file.pools.iter().filter(|(_, pool)| pool.price.is_none()) {
         let field = Field::top("pools").key(name);
         findings.warn(&field, "has no price, others have: it counts as the dearest", "give it a `price`");
+    }
+}
+
+fn unused_fallbacks(file: &File, findings: &mut Findings<'_>) {
+    if file.tenants.iter().any(|(_, tenant)| tenant.allow_fallback) {
+        return;
+    }
+    for (name, _) in file.models.iter().filter(|(_, model)| !model.fallbacks.is_empty()) {
+        let field = Field::top("models").key(name).key("fallbacks");
+        findings.warn(&field, "no tenant allows a fallback", "give some tenant `allow_fallback: true`");
     }
 }
 

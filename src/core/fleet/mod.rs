@@ -15,7 +15,7 @@ use crate::core::overrides::Closed;
 use crate::core::policy::{Health, Policy};
 use crate::core::predict::{self, Outlook};
 use crate::core::routing::{Booking, Ledger};
-use crate::core::snapshot::{ReplicaView, SAMPLE_PROMPT};
+use crate::core::snapshot::{ReplicaState, ReplicaView, SAMPLE_PROMPT};
 use crate::core::time::Tick;
 use crate::core::vitals::Vitals;
 
@@ -149,6 +149,13 @@ impl Fleet {
     pub fn is_vacant(&self, pool: PoolId) -> bool {
         let members = self.pools.get(pool.index()).map(|pool| &*pool.members);
         members.unwrap_or_default().iter().filter_map(|id| self.node(*id)).all(|node| node.leaving)
+    }
+
+    /// Whether no replica of the pools is in service, not even a busy one.
+    #[must_use]
+    pub fn is_down(&self, pools: &[PoolId], now: Tick) -> bool {
+        let mut members = self.pools(pools).flat_map(|pool| &pool.members).filter_map(|id| self.node(*id));
+        self.count_up(pools) == 0 && members.all(|node| node.state(now, &self.rules) != ReplicaState::Busy)
     }
 
     /// Sequences that the replicas of the pools that may get work can have.

@@ -63,6 +63,9 @@ impl Scheduler {
         if !self.waits(id) {
             return;
         }
+        if self.waits_in_vain(id) {
+            return self.reject(id, RejectReason::NoReplica, out);
+        }
         if self.is_hopeless(id) {
             if !self.demote(id) {
                 return self.reject(id, self.reason_of_wait(id, RejectReason::Unmeetable), out);

@@ -26,6 +26,7 @@ impl Scheduler {
             (InvariantId::NoIdleCredit, !self.credit_is_idle()),
             (InvariantId::QuotasBalanced, self.quotas_agree()),
             (InvariantId::HoldJustified, self.holds_are_justified()),
+            (InvariantId::NoVainWait, !self.jobs.keys().any(|id| self.waits_in_vain(*id))),
             (InvariantId::OverridesFollowed, self.overrides_are_followed()),
         ];
         checks.into_iter().filter(|(_, holds)| !holds).map(|(id, _)| id).collect()

@@ -208,7 +208,7 @@ impl Scheduler {
     }
 
     /// The pools of the lane, if all of them are cold.
-    fn cold_pools(&self, key: LaneKey) -> Option<Vec<PoolId>> {
+    pub(super) fn cold_pools(&self, key: LaneKey) -> Option<Vec<PoolId>> {
         let pools = &self.placement.line(key)?.pools;
         pools.iter().all(|pool| self.is_cold(*pool)).then(|| pools.clone())
     }

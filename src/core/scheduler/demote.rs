@@ -58,5 +58,6 @@ impl Scheduler {
             self.recharge(account, before.tenant, paid, 0);
         }
         self.join(id);
+        self.look_again = true;
     }
 }

@@ -71,6 +71,7 @@ impl Scheduler {
         if self.fleet.with_vitals(replica, now, |vitals, rules| vitals.eject(now, rules)) == Some(true) {
             self.prefixes.forget(replica);
             out.push(Action::Eject { replica, why });
+            self.look_again = true;
             self.touch_replica(replica);
         }
     }

@@ -176,10 +176,11 @@ impl Job {
     }
 
     /// Its stream broke off after so much output. Its first deadline was kept,
-    /// so it may wait until `deadline`.
+    /// so it may wait until `deadline`; no other model goes on with it.
     pub(super) fn interrupted(&mut self, output: u64, deadline: Tick) {
         self.begun = self.begun.max(output.min(MAX_COUNT));
         self.spec.deadline = self.spec.deadline.max(deadline);
+        self.spec.falls_back = false;
     }
 
     /// Keeps in mind that a replica failed it.

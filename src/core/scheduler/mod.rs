@@ -13,6 +13,7 @@
 //! * what a fault does to the job and to the replica: `settle`, `health`;
 //! * what may wait: [`crate::core::admission`]; in which class: `demote`;
 //!   who makes room: `displace`;
+//! * jobs that need not wait for a model that is down: `fallback`;
 //! * what operators set apart from the policy: `overrides`;
 //! * jobs whose pools have to start first: [`crate::core::cold`], `cold`.
 //!
@@ -28,6 +29,7 @@ mod depart;
 mod dispatch;
 mod displace;
 mod explain;
+mod fallback;
 mod health;
 mod job;
 mod overrides;
@@ -89,6 +91,9 @@ pub struct Scheduler {
     /// Replicas that left the policy, by when they lose what nobody has seen.
     departed: BTreeSet<(Tick, ReplicaId)>,
     invariants: Invariants,
+    /// Whether a replica was lost, or a job was put into another lane or back
+    /// into one, since it was last looked for jobs that wait in vain.
+    look_again: bool,
     /// Groups in which something changed since they were last looked at.
     touched: BTreeSet<usize>,
     /// Number of the last arrival.
@@ -122,6 +127,7 @@ impl Scheduler {
             overrides: Overrides::default(),
             departed: BTreeSet::new(),
             invariants: Invariants::default(),
+            look_again: false,
             touched: BTreeSet::new(),
             arrivals: 0,
             now: Tick::ZERO,
@@ -174,8 +180,16 @@ impl Scheduler {
             Event::Draining => self.draining = true,
             Event::Timer => {}
         }
-        self.dispatch(out);
+        self.serve(out);
         while self.expire(true, out) {
+            self.serve(out);
+        }
+    }
+
+    /// Sends what can be sent, and refuses what waits in vain.
+    fn serve(&mut self, out: &mut Vec<Action>) {
+        self.dispatch(out);
+        while self.refuse_vain_waits(out) {
             self.dispatch(out);
         }
         self.report_starts(out);

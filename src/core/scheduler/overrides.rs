@@ -114,6 +114,7 @@ impl Scheduler {
     fn close(&mut self, replica: ReplicaId) {
         let Some(pool) = self.fleet.pool_of(replica) else { return };
         self.fleet.close(replica, self.overrides.closed(pool, replica), self.now);
+        self.look_again = true;
         self.touch_pool(pool);
     }
 

@@ -126,6 +126,7 @@ impl Scheduler {
             here.class_mut(account.class).backlogs.came_back(lane.tenant, self.now);
         }
         out.push(Action::Recall { job: id, replica: run.replica, why });
+        self.look_again = true;
         match self.orphaned(lane) {
             Some(reason) => self.refuse_returned(id, reason, out),
             None => self.join(id),

@@ -35,6 +35,7 @@ impl Scheduler {
         self.depart(departures, out);
         self.hold_again(out);
         self.touched = (0..self.groups.len()).collect();
+        self.look_again = true;
     }
 
     /// Context windows may have changed, and with them the lanes of jobs.

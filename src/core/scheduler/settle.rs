@@ -121,6 +121,7 @@ impl Scheduler {
                 job.phase = Phase::Waiting { part: Part::Returned, since: self.now };
             }
             out.push(Action::Requeue { job: id, replica: run.replica, why: fault });
+            self.look_again = true;
             self.join(id);
         }
         self.blame(&run, fault, suspect, out);
@@ -139,7 +140,8 @@ impl Scheduler {
         let Some(job) = self.jobs.remove(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(&job));
         out.push(Action::Reject { job: id, why });
-        self.settle(&job, usage);
+        let nothing = Usage::Exact(Tokens::default());
+        self.settle(&job, if job.spec.falls_back { nothing } else { usage });
     }
 
     /// Refuses a job that was taken back and has no lane any more.

@@ -25,13 +25,12 @@ use crate::proxy::clock::Clock;
 use crate::proxy::continuation::Live;
 use crate::proxy::gate::{Gate, Ticket};
 use crate::proxy::grace::Grace;
-use crate::proxy::handler::{Answered, Proxy};
+use crate::proxy::handler::{Answered, Proxy, Unserved};
 use crate::proxy::order::{self, Order};
 use crate::proxy::record::Record;
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
 use crate::wire::api::Api;
-use crate::wire::error::ApiError;
 use crate::wire::prefix::Prefixes;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -70,7 +69,7 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
     })
 }
 
-type Asked = (Result<Answered, ApiError>, Ticket, Record);
+type Asked = (Result<Answered, Unserved>, Ticket, Record);
 
 /// A request on its way through the proxy, and the job that it is.
 fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Order, JoinHandle<Asked>) {

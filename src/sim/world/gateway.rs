@@ -71,6 +71,7 @@ impl Gateway {
             arrived: now,
             deadline: now + arrival.patience.map_or(max_wait, |patience| patience.min(max_wait)),
             patience: arrival.patience.map_or(Tick::NEVER, |patience| now + patience),
+            falls_back: false,
             context: u64::from(arrival.prompt) + u64::from(arrival.output),
             fit: 0,
         }

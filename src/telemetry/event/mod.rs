@@ -21,8 +21,8 @@ pub use replica::{
     ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
 };
 pub use request::{
-    AuthFailed, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, StreamBroken,
-    StreamContinuation, Timings,
+    AuthFailed, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued,
+    StreamBroken, StreamContinuation, Timings,
 };
 
 use std::time::Duration;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tracing::{Level, debug, info, warn};
 
-use crate::core::event::{Fault, Placed, Recalled};
+use crate::core::event::{Fault, Placed, Recalled, RejectReason};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::Usage;
 use crate::core::policy::Policy;
@@ -29,6 +29,10 @@ pub struct RequestFinished<'a> {
     pub model: Option<ModelId>,
     /// The model as the client wrote it. For the log only: it is never a label.
     pub requested_model: Option<&'a str>,
+    /// The model that it was for, when another one served in its place.
+    pub fallback_from: Option<ModelId>,
+    /// Why that one did not.
+    pub fallback_reason: Option<&'static str>,
     /// The pool that served it last.
     pub pool: Option<PoolId>,
     /// The replica that served it last.
@@ -134,7 +138,6 @@ impl RequestFinished<'_> {
     }
 
     fn log(&self, policy: &Policy) {
-        let usage = usage_name(self.usage);
         let tokens = self.usage.and_then(Usage::tokens);
         let times = &self.timings;
         macro_rules! line {
@@ -149,6 +152,8 @@ impl RequestFinished<'_> {
                     class = self.class.and_then(|id| known(policy.classes.name(id))),
                     model = self.model.and_then(|id| known(policy.models.name(id))),
                     requested_model = self.requested_model.map(shorten),
+                    fallback_from = self.fallback_from.and_then(|id| known(policy.models.name(id))),
+                    fallback_reason = self.fallback_reason,
                     pool = self.pool.and_then(|id| known(policy.pools.name(id))),
                     replica = self.replica.and_then(|id| known(policy.replicas.name(id))),
                     api = self.api,
@@ -157,7 +162,7 @@ impl RequestFinished<'_> {
                     status = self.status,
                     outcome = self.outcome.name(),
                     reason = self.reason,
-                    usage = usage,
+                    usage = usage_name(self.usage),
                     input_tokens = tokens.map(|tokens| tokens.input),
                     cached_tokens = tokens.map(|tokens| tokens.cached),
                     output_tokens = tokens.map(|tokens| tokens.output),
@@ -203,6 +208,33 @@ fn usage_name(usage: Option<Usage>) -> Option<&'static str> {
         Usage::Partial(_) => "partial",
         Usage::Unknown => "unknown",
     })
+}
+
+/// A model could not serve a request, of which its client has seen nothing, and
+/// another one is to serve in its place.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestFellBack<'a> {
+    /// The request.
+    pub request_id: &'a str,
+    /// The model that could not.
+    pub from: ModelId,
+    /// The model in its place.
+    pub to: ModelId,
+    /// Why.
+    pub why: RejectReason,
+}
+
+impl RequestFellBack<'_> {
+    /// Writes and counts the event.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let policy = telemetry.policy();
+        let (from, to) = (policy.models.name(self.from), policy.models.name(self.to));
+        let reason = self.why.name();
+        telemetry.log(|| {
+            info!(request_id = shorten(self.request_id), from, to, reason, "request fell back");
+        });
+        telemetry.metrics().fell_back(from, to, reason);
+    }
 }
 
 /// An engine failed a request before its first token, and it waits again.

@@ -31,6 +31,10 @@ pub(super) const REQUEUES: Metric = metric(
     "penstock_requeues_total",
     "Requests that an engine failed before the first token and that went back to the queue.",
 );
+pub(super) const FALLBACKS: Metric = metric(
+    "penstock_fallbacks_total",
+    "Requests that went on as another model, by the two models and why the first could not serve.",
+);
 pub(super) const RECALLS: Metric = metric(
     "penstock_recalls_total",
     "Requests that were taken away from a replica before their client saw anything, by reason.",
@@ -72,6 +76,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     TOKENS,
     USAGE_UNKNOWN,
     REQUEUES,
+    FALLBACKS,
     RECALLS,
     STREAMS_BROKEN,
     CONTINUATIONS,

@@ -82,6 +82,12 @@ impl Metrics {
         self.of_pool(&catalogue::REQUEUES, policy, pool, Some(("fault", fault)));
     }
 
+    pub(super) fn fell_back(&self, from: &str, to: &str, reason: &'static str) {
+        let model = |key: &'static str, name: &str| Label::new(key, name.to_owned());
+        let labels = vec![model("from", from), Label::from_static_parts("reason", reason), model("to", to)];
+        counter(&self.recorder, &catalogue::FALLBACKS, labels).increment(1);
+    }
+
     pub(super) fn recalled(&self, policy: &Policy, pool: Option<PoolId>, reason: &'static str) {
         self.of_pool(&catalogue::RECALLS, policy, pool, Some(("reason", reason)));
     }

@@ -69,7 +69,7 @@ fn an_empty_file_says_how_to_begin() {
 }
 
 /// Each text has one error, and it says this.
-fn expect_one_error(cases: &[(String, &str)]) {
+pub(super) fn expect_one_error(cases: &[(String, &str)]) {
     for (text, message) in cases {
         let found = errors(text);
         assert_eq!(found.len(), 1, "{text}\n{found:#?}");

@@ -5,6 +5,7 @@ mod cold;
 mod demotion;
 mod departures;
 mod displacement;
+mod fallbacks;
 mod faults;
 mod interruptions;
 mod overrides;
@@ -101,6 +102,7 @@ fn spec(id: u64) -> JobSpec {
         arrived: Tick::NEVER,
         deadline: Tick::from_millis(60_000),
         patience: Tick::NEVER,
+        falls_back: false,
         context: 0,
         fit: 0,
     }

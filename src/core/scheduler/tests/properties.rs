@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::event::{Action, Event, Fault, Outcome, Placed};
+use crate::core::event::{Action, Event, Fault, Outcome, Placed, RejectReason};
 use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::overrides::{Lever, Measure, Override};
@@ -108,7 +108,9 @@ impl Edge {
     fn obey(&mut self, action: &Action) {
         match *action {
             Action::Dispatch { job, replica, why } => self.dispatched(job, replica, &why),
-            Action::Reject { job, .. } => {
+            Action::Reject { job, why } => {
+                let vain = why.reason == RejectReason::NoReplica;
+                assert!(!vain || self.specs[&job].falls_back, "no other model may serve it");
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 seen.ends += 1;
                 assert_eq!(seen.ends, 1);
@@ -267,6 +269,7 @@ impl Edge {
                         0 => Tick::NEVER,
                         more => self.now + Duration::from_millis(patience + 300 * more),
                     },
+                    falls_back: prompt % 2 == 0,
                     context: prompt + output,
                     fit: 0,
                 });
