@@ -58,4 +58,6 @@ impl fmt::Debug for AdminState {
 }
 
 #[cfg(test)]
+mod fixtures;
+#[cfg(test)]
 mod tests;

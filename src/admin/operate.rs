@@ -343,7 +343,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::admin::tests::{bare_state, settings};
+    use crate::admin::fixtures::{bare_state, settings};
     use crate::core::event::Event;
     use crate::core::overrides::Override;
     use crate::core::scheduler::Scheduler;

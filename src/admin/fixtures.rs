@@ -1,0 +1,155 @@
+//! Settings, snapshots and states for the tests of the admin side.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::admin::AdminState;
+use crate::config::secret::Secret;
+use crate::config::settings::names::Names;
+use crate::config::settings::{
+    Auth, Door, Edge, EngineKind, KeyEntry, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings,
+    Startup, TelemetrySettings, UpstreamLimits,
+};
+use crate::config::watch::{ReloadOutcome, ReloadReport};
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::policy::{Bounds, Policy};
+use crate::core::snapshot::{Changed, PoolState, PoolView, QueueView, ReplicaState, ReplicaView, Snapshot};
+use crate::core::table::Table;
+use crate::telemetry::{Telemetry, fixtures};
+
+pub(super) const KEY_DIGEST: [u8; 32] = *b"digest-of-a-key-digest-of-a-key!";
+
+fn edge(policy: &Policy) -> Edge {
+    let seconds = Duration::from_secs;
+    let mut pools = Table::default();
+    let pool = pools.insert(
+        "a100",
+        PoolEdge {
+            engine: EngineKind::Vllm,
+            model_names: [(ModelId::new(0), "meta/llama".to_owned())].into(),
+            api_key: Some(Secret::new("engine-secret")),
+            scrape_interval: seconds(1),
+            site: Default::default(),
+            discover: None,
+        },
+    );
+    let mut replicas = Table::default();
+    let url = "http://user:password@10.0.0.1:8000".parse().unwrap();
+    let name = policy.replicas.name(ReplicaId::new(0));
+    replicas.insert(name, ReplicaEdge { pool, url, metrics_url: None, zone: None });
+    let key = KeyEntry { digest: KEY_DIGEST, tenant: TenantId::new(0), class: Some(ClassId::new(0)) };
+    Edge {
+        auth: Auth::Keys(HashMap::from([("pk_1".to_owned(), key)])),
+        names: Names {
+            models: ["llama", "gpt-4o"].map(|name| (name.to_owned(), ModelId::new(0))).into(),
+            ..Names::default()
+        },
+        pools,
+        replicas,
+        requests: RequestLimits {
+            max_body_bytes: 1,
+            max_total_body_bytes: 2,
+            max_answer_bytes: 3,
+            class_header: "x-class".into(),
+        },
+        upstream: UpstreamLimits {
+            connect_timeout: seconds(1),
+            first_token_timeout: seconds(60),
+            stream_idle_timeout: seconds(30),
+            keep_alive: seconds(4),
+        },
+        continue_streams: true,
+    }
+}
+
+pub(super) fn settings() -> Settings {
+    let policy = Policy { bounds: Bounds { requests: 500, ..Bounds::default() }, ..fixtures::policy(2) };
+    let seconds = Duration::from_secs;
+    Settings {
+        digest: "d1".into(),
+        startup: Startup {
+            listen: "0.0.0.0:8080".parse().unwrap(),
+            admin: "127.0.0.1:9090".parse().unwrap(),
+            door: Door {
+                max_connections: 9,
+                head_timeout: seconds(1),
+                body_timeout: seconds(2),
+                idle_timeout: seconds(3),
+                max_head_bytes: 4,
+            },
+            drain_grace: seconds(30),
+            telemetry: TelemetrySettings {
+                log_format: LogFormat::Json,
+                log_level: "info".into(),
+                otlp_endpoint: Some("http://user:password@collector:4317".into()),
+                trace_sample: 0.1,
+            },
+        },
+        edge: Arc::new(edge(&policy)),
+        policy: Arc::new(policy),
+    }
+}
+
+pub(super) fn snapshot() -> Snapshot {
+    Snapshot {
+        queues: vec![QueueView {
+            tenant: TenantId::new(1),
+            class: ClassId::new(0),
+            model: ModelId::new(0),
+            waiting: 3,
+            bytes: 900,
+            tokens: 70,
+            oldest: Duration::from_millis(2_500),
+        }],
+        pools: vec![PoolView {
+            pool: PoolId::new(0),
+            state: PoolState::Ready,
+            waiting: 3,
+            cold_start: Some(Duration::from_millis(41_500)),
+        }],
+        replicas: vec![ReplicaView {
+            replica: ReplicaId::new(0),
+            state: ReplicaState::SlowStart,
+            running: 2,
+            limit: 4,
+            prefill_tokens: 10,
+            kv_tokens: 20,
+            speed_factor: 1.5,
+            expected: Duration::from_millis(80),
+            report_age: None,
+        }],
+        overrides: Vec::new(),
+        jobs: 5,
+        broken_invariants: 0,
+    }
+}
+
+pub(super) fn unchanged_state() -> Changed {
+    Changed { before: snapshot(), after: snapshot(), requeued: 0 }
+}
+
+pub(super) fn unchanged() -> ReloadReport {
+    ReloadReport {
+        outcome: ReloadOutcome::Unchanged,
+        generation: 1,
+        digest: "d1".into(),
+        changed: Vec::new(),
+        needs_restart: Vec::new(),
+        problems: Vec::new(),
+    }
+}
+
+pub(super) fn bare_state(telemetry: &Telemetry) -> AdminState {
+    let settings = Arc::new(settings());
+    AdminState {
+        snapshot: Arc::new(Snapshot::default),
+        settings: Arc::new(move || Arc::clone(&settings)),
+        reload: Arc::new(|| Box::pin(std::future::ready(Some(unchanged())))),
+        engines: Arc::new(Vec::new),
+        operate: Arc::new(|_| unchanged_state()),
+        explain: Arc::new(|_| None),
+        ready: Arc::new(|| Ok(())),
+        telemetry: telemetry.clone(),
+    }
+}
