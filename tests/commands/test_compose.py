@@ -143,7 +143,7 @@ def test_admin_answers_while_it_serves(start, tmp_path):
     for method, route in routes:
         if route != "/healthz":
             assert f"{method} {route}" in readme, f"{route} is not in the README"
-        if method == "GET":
+        if method == "GET" and "{" not in route:
             assert get(f"http://{admin}{route}")
     assert gateway.stop() == 0
 

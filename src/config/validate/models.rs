@@ -59,7 +59,9 @@ impl Models {
         let splits = all.filter(|(_, model)| !model.split.is_empty()).map(|(name, _)| (name, name));
         let mut taken: HashMap<&str, &str> =
             splits.chain(self.table.iter().map(|(_, name, _)| (name, name))).collect();
-        for (name, model) in file.models.iter() {
+        let is_known = |name: &str| self.table.id(name).is_some();
+        for (name, model) in file.models.iter().filter(|(name, row)| is_known(name) || !row.split.is_empty())
+        {
             for (at, alias) in model.aliases.iter().enumerate() {
                 let field = Field::top("models").key(name).key("aliases").index(at);
                 names::model(alias, &field, findings);
