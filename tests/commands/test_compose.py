@@ -138,7 +138,7 @@ def test_admin_answers_while_it_serves(start, tmp_path):
     gateway = start("penstock serve", cwd=tmp_path)
     gateway.wait_for("server started")
     index = get(f"http://{admin}/")
-    routes = re.findall(r"^(GET|POST) +(\S+)", index, re.M)
+    routes = re.findall(r"^(GET|POST) +(/\S*)", index, re.M)
     readme = (ROOT / "README.md").read_text()
     for method, route in routes:
         if route != "/healthz":
