@@ -512,9 +512,20 @@ def test_the_stream_helper_raises_too(gateway, brittle, api):
     for engine in brittle:
         engine.fault("cut", after_tokens=5)
     with pytest.raises(openai.APIError) as broken:
-        with api.chat.completions.stream(model="brittle", messages=MESSAGES, max_tokens=50) as stream:
+        with api.chat.completions.stream(model="brittle", messages=MESSAGES, max_tokens=50, **EXACT) as stream:
             stream.get_final_completion()
     assert broken.value.code == "upstream_broken"
+
+
+def test_a_stream_that_breaks_goes_on_at_the_other_engine(gateway, brittle, api):
+    for engine in brittle:
+        engine.fault("cut", after_tokens=5)
+    before = gateway.metric("penstock_continuations_total")
+    asked = {"messages": MESSAGES, "max_tokens": 8, "stream_options": {"include_usage": True}, **EXACT}
+    *_, end, usage = api.chat.completions.create(model="brittle", stream=True, **asked)
+    assert (end.choices[0].finish_reason, usage.usage.completion_tokens) == ("length", 8)
+    assert end.id == usage.id
+    assert gateway.metric("penstock_continuations_total") == before + 1
 
 
 def test_the_async_stream_raises_too(gateway, brittle):
