@@ -179,7 +179,8 @@ pub struct Health {
     /// Time over which the limit of a new or re-admitted replica grows to its
     /// full size.
     pub slow_start: Duration,
-    /// How long a replica that said "busy" without a time gets no new work.
+    /// How long a replica that said "busy" without a time gets no new work;
+    /// twice as long each time that it says so again, up to a second.
     pub busy_backoff: Duration,
     /// How long requests without a first token may stay at a replica that left
     /// the policy; then they go to others.

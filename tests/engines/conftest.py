@@ -40,8 +40,7 @@ class Engine:
         env = dict(
             os.environ, TINY_HOME=str(self.home), MAX_SEQS=str(SEQUENCES), LAYERS="12", HIDDEN="256", **more
         )
-        # Where rounding is coarse, the same text depends on what runs beside it.
-        arguments = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--dtype", "float32"]
+        arguments = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
         subprocess.run(["bash", str(SERVE), str(self.port), *arguments], env=env, check=True, timeout=1500)
 
     def prepare(self):
