@@ -5,6 +5,7 @@
 pub mod admission;
 pub mod backlog;
 pub mod board;
+pub mod budget;
 pub mod cold;
 pub mod estimate;
 pub mod event;
