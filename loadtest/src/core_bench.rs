@@ -163,6 +163,7 @@ impl World {
         let spec = JobSpec {
             id: JobId::new(self.arrived),
             tenant: TenantId::new(self.rng.below(u64::from(self.tenants)) as u32),
+            key: None,
             class: ClassId::new(0),
             model: penstock::core::ids::ModelId::new(0),
             prompt_tokens: 100 + self.rng.below(1_000),

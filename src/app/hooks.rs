@@ -122,6 +122,7 @@ pub(super) async fn carry_out(
             Action::Dispatch { .. }
             | Action::Reject { .. }
             | Action::Requeue { .. }
+            | Action::WouldLimit { .. }
             | Action::Recall { .. } => {}
         }
     }

@@ -3,6 +3,7 @@
 //! The comments on the fields are what an editor shows for them; they go into
 //! `config/schema.json`.
 
+pub mod budgets;
 pub mod discover;
 pub mod limits;
 pub mod placement;

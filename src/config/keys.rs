@@ -147,7 +147,7 @@ mod tests {
     use crate::core::ids::TenantId;
 
     fn ring(text: &str) -> HashMap<String, KeyEntry> {
-        let entry = KeyEntry { digest: digest(text), tenant: TenantId::new(3), class: None };
+        let entry = KeyEntry { digest: digest(text), tenant: TenantId::new(3), class: None, limited: None };
         HashMap::from([(parse(text).unwrap().id.to_owned(), entry)])
     }
 

@@ -12,7 +12,7 @@ use http::Uri;
 use crate::config::discover::Discovery;
 use crate::config::secret::Secret;
 use crate::config::settings::names::Names;
-use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::ids::{ClassId, KeyId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::policy::Policy;
 use crate::core::table::Table;
 
@@ -119,6 +119,8 @@ pub struct KeyEntry {
     pub tenant: TenantId,
     /// The class of requests that ask for none; absent = the tenant's.
     pub class: Option<ClassId>,
+    /// Its number among those that have limits of their own.
+    pub limited: Option<KeyId>,
 }
 
 /// A pool as the edges see it.

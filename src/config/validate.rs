@@ -4,6 +4,7 @@
 //! wrong; where something is wrong it goes on with a harmless value, so that
 //! one run finds everything. The result counts only if no error was found.
 
+mod budgets;
 mod classes;
 mod discover;
 mod fallbacks;
@@ -67,6 +68,8 @@ pub(super) fn validate(
         generation: previous.map_or(1, |old| old.policy.generation + 1),
         classes,
         tenants: admitted.tenants,
+        keys: admitted.keys,
+        limits: admitted.limits,
         models: models.table,
         pools: served.pools,
         replicas: served.replicas,

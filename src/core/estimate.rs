@@ -203,6 +203,7 @@ mod tests {
         JobSpec {
             id: JobId::new(1),
             tenant: TenantId::new(tenant),
+            key: None,
             class: ClassId::new(0),
             model: ModelId::new(0),
             prompt_tokens: 10,

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::budget::Exceeded;
+use crate::core::budget::rule::{Period, RuleId};
 use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::overrides::{Lever, Override};
 use crate::core::placement::place::Choice;
 use crate::core::policy::Policy;
+use crate::core::time::Tick;
 
 /// Something happened.
 #[derive(Debug, Clone)]
@@ -66,6 +69,21 @@ pub enum Event {
     Overridden(Override),
     /// What an operator had overridden is as the policy says again.
     Restored(Lever),
+    /// A day or month of the limits has begun. `ends` is when it does; at the
+    /// start of the gateway the one that is under way is told too.
+    PeriodBegan {
+        /// Which.
+        period: Period,
+        /// Its end.
+        ends: Tick,
+    },
+    /// What was used before the start of a limit's day or month.
+    UsedBefore {
+        /// The limit.
+        rule: RuleId,
+        /// In its unit.
+        amount: u64,
+    },
     /// New rules are in force.
     PolicyChanged(Arc<Policy>),
     /// No new work is taken; what waits or runs may end. Sent once, at the
@@ -260,6 +278,13 @@ pub enum Action {
         /// How long after the first of them.
         took: Duration,
     },
+    /// A limit in shadow mode would have refused the job.
+    WouldLimit {
+        /// The job.
+        job: JobId,
+        /// The limit.
+        rule: RuleId,
+    },
     /// An override has ended by itself: its time is over.
     OverrideExpired {
         /// What it had changed.
@@ -398,6 +423,8 @@ pub struct Rejection {
 /// The reasons for a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RejectReason {
+    /// It would pass a limit of its tenant or key.
+    Limited(Exceeded),
     /// A bound of the tenant's own queue: which one.
     TenantQueueFull(BoundKind),
     /// A bound of the whole queue: which one.
@@ -430,6 +457,8 @@ impl RejectReason {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Limited(why) if why.is_quota() => "quota_spent",
+            Self::Limited(_) => "rate_limited",
             Self::TenantQueueFull(_) => "tenant_queue_full",
             Self::QueueFull(_) => "queue_full",
             Self::DeadlineExceeded => "deadline_exceeded",
@@ -448,7 +477,7 @@ impl RejectReason {
     /// Whether another model may serve what was refused so.
     #[must_use]
     pub const fn may_fall_back(self) -> bool {
-        !matches!(self, Self::Paused | Self::Withdrawn | Self::Draining)
+        !matches!(self, Self::Limited(_) | Self::Paused | Self::Withdrawn | Self::Draining)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::core::ids::{ClassId, JobId, ModelId, TenantId};
+use crate::core::ids::{ClassId, JobId, KeyId, ModelId, TenantId};
 use crate::core::time::Tick;
 
 /// What the edge says of a request when it arrives.
@@ -12,6 +12,8 @@ pub struct JobSpec {
     pub id: JobId,
     /// Who it is for.
     pub tenant: TenantId,
+    /// The credential that it came with, where that has limits of its own.
+    pub key: Option<KeyId>,
     /// The promise it is served under.
     pub class: ClassId,
     /// What it asks for.

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::budget::rule::Rule;
+use crate::core::ids::{ClassId, KeyId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::placement::rules::{Rules, Supply};
 use crate::core::table::Table;
 
@@ -17,6 +18,8 @@ pub struct Policy {
     pub classes: Table<ClassId, Class>,
     /// Tenants.
     pub tenants: Table<TenantId, Tenant>,
+    /// Credentials that have limits of their own.
+    pub keys: Table<KeyId, ()>,
     /// Public models.
     pub models: Table<ModelId, Model>,
     /// Pools.
@@ -27,6 +30,8 @@ pub struct Policy {
     pub draining: BTreeSet<ReplicaId>,
     /// What may wait in all.
     pub bounds: Bounds,
+    /// What tenants, keys and models may use; at most one for each id.
+    pub limits: Vec<Rule>,
     /// What happens to a job whose replica failed.
     pub retry: Retry,
     /// How replicas come and go.

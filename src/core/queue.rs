@@ -359,6 +359,7 @@ mod tests {
         JobSpec {
             id: JobId::new(id),
             tenant: TenantId::new(tenant),
+            key: None,
             class: ClassId::new(0),
             model: ModelId::new(model),
             prompt_tokens: 10,

@@ -4,7 +4,7 @@ use http::HeaderMap;
 
 use crate::config::keys::{self, KeyError};
 use crate::config::settings::Auth;
-use crate::core::ids::{ClassId, TenantId};
+use crate::core::ids::{ClassId, KeyId, TenantId};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::AuthFailed;
 use crate::wire::catalogue::Kind;
@@ -18,6 +18,8 @@ pub(super) struct Identity {
     pub(super) tenant: TenantId,
     /// The key's public id; absent when keys are off.
     pub(super) key_id: Option<String>,
+    /// Its number, when it has limits of its own.
+    pub(super) limited: Option<KeyId>,
     /// The class that the key stands for, when it stands for one.
     pub(super) class: Option<ClassId>,
 }
@@ -33,7 +35,7 @@ pub(super) fn identify(
     telemetry: &Telemetry,
 ) -> Result<Identity, ApiError> {
     let keys = match auth {
-        Auth::Off(tenant) => return Ok(Identity { tenant: *tenant, key_id: None, class: None }),
+        Auth::Off(tenant) => return Ok(Identity { tenant: *tenant, key_id: None, limited: None, class: None }),
         Auth::Keys(keys) => keys,
     };
     let Some(text) = headers::credentials(headers) else {
@@ -44,7 +46,8 @@ pub(super) fn identify(
     let key_id = keys::parse(text).map(|parts| parts.id);
     match keys::verify(keys, text) {
         Ok(entry) => {
-            Ok(Identity { tenant: entry.tenant, key_id: key_id.map(str::to_owned), class: entry.class })
+            let key_id = key_id.map(str::to_owned);
+            Ok(Identity { tenant: entry.tenant, key_id, limited: entry.limited, class: entry.class })
         }
         Err(error) => {
             AuthFailed { reason: reason(error), key_id }.emit(telemetry);

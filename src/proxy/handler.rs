@@ -42,7 +42,7 @@ use crate::wire::judge::so_far::SoFar;
 use crate::wire::prefix::Prefixes;
 use crate::wire::route::{Route, route};
 use crate::wire::splice::Spliced;
-use crate::wire::{headers, random, request_id};
+use crate::wire::{headers, limits, random, request_id};
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// The model that serves, when that is not the name that the client used.
@@ -253,6 +253,7 @@ impl Proxy {
             let Order { spec, peek, body, .. } = &*order;
             let prefix = self.prefixes.of(spec.model, peek, body, spec.prompt_tokens);
             let mut ticket = self.gate.admit(*spec, prefix, &settings.policy);
+            record.limited(ticket.take_limits());
             let can_go_on = continuation::is_possible(&settings, order, held);
             drop(settings);
             let nothing = can_go_on.then(SoFar::default);
@@ -384,6 +385,9 @@ fn reject(rejection: Rejection, record: &mut Record) -> ApiError {
     if record.attempts > 0 {
         record.usage.get_or_insert(Usage::Unknown);
     }
+    if let RejectReason::Limited(why) = rejection.reason {
+        record.met(why.rule);
+    }
     let outcome = match rejection.reason {
         RejectReason::AttemptsExhausted(_) => RequestOutcome::Failed,
         _ => RequestOutcome::Rejected,
@@ -403,6 +407,7 @@ fn answer_headers(engine: &HeaderMap, record: &Record) -> HeaderMap {
     if let Some(model) = record.serving_model() {
         headers.insert(SERVING_MODEL, model);
     }
+    limits::write_headers(&record.limits.standings, &mut headers);
     headers
 }
 
@@ -435,6 +440,7 @@ fn error_response(error: ApiError, record: &mut Record) -> Response<AnswerBody> 
     if let Some(timing) = record.server_timing() {
         response.headers_mut().insert(SERVER_TIMING, timing);
     }
+    limits::write_headers(&record.limits.standings, response.headers_mut());
     response.map(|body: Bytes| AnswerBody::from(body))
 }
 

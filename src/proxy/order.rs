@@ -92,6 +92,7 @@ pub(super) fn read(
     let spec = JobSpec {
         id,
         tenant: identity.tenant,
+        key: identity.limited,
         class,
         model: candidates.first,
         prompt_tokens: estimate(peek.prompt_pieces(&body)),
@@ -188,7 +189,7 @@ pools:
             let policy = &self.settings.policy;
             let tenant: TenantId = policy.tenants.id(tenant).unwrap();
             let class = key.and_then(|name| policy.classes.id(name));
-            let identity = Identity { tenant, key_id: None, class };
+            let identity = Identity { tenant, key_id: None, limited: None, class };
             let mut headers = HeaderMap::new();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             if let Some(name) = header {
@@ -236,7 +237,7 @@ pools:
         let outcome = load_str_with(file, "test", Path::new("."), None, &Machine);
         let settings = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings;
         let tenant = settings.policy.tenants.id("every").unwrap();
-        let identity = Identity { tenant, key_id: None, class: None };
+        let identity = Identity { tenant, key_id: None, limited: None, class: None };
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         read(&settings, &identity, Api::Completions, &headers, Bytes::from(body), (JobId::new(1), Tick::ZERO))

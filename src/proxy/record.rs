@@ -5,16 +5,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::budget::rule::RuleId;
 use crate::core::event::{Fault, Placed, Recalled, RejectReason};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
 use crate::core::job::{Tokens, Usage};
 use crate::core::time::Tick;
 use crate::proxy::auth::Identity;
 use crate::proxy::clock::Clock;
+use crate::proxy::gate::Limits;
 use crate::proxy::retries::{Notice, Seat};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, StreamContinuation,
+    LimitMet, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, StreamContinuation,
     Timings,
 };
 use crate::telemetry::stories::{Back, End, Teller, TryStory};
@@ -81,6 +83,8 @@ pub(super) struct Record {
     pub(super) seat: Option<Seat>,
     /// The id of the try whose place it took.
     pub(super) replaces: Option<HeaderValue>,
+    /// How it stood with its limits when it was admitted.
+    pub(super) limits: Limits,
     /// What an operator may ask about it; absent until it is admitted.
     pub(super) teller: Option<Teller>,
 }
@@ -170,8 +174,22 @@ impl Record {
             gaps: Gaps::default(),
             seat: None,
             replaces: None,
+            limits: Limits::default(),
             teller: None,
         }
+    }
+
+    /// It has been admitted, or refused by one of these limits.
+    pub(super) fn limited(&mut self, limits: Limits) {
+        limits.shadowed.iter().for_each(|rule| self.met(*rule));
+        self.limits = limits;
+    }
+
+    /// A limit refused it, or would have.
+    pub(super) fn met(&self, rule: RuleId) {
+        let request_id = self.request_id.to_str().unwrap_or_default();
+        let tenant = self.identity.as_ref().map(|who| who.tenant);
+        LimitMet { request_id, tenant, rule }.emit(&self.telemetry);
     }
 
     /// The engine answered in full.

@@ -14,6 +14,7 @@ use crate::core::admission::MIN_RETRY_AFTER;
 use crate::core::event::{BoundKind, Fault, RejectReason, Rejection};
 use crate::wire::api::Dialect;
 use crate::wire::catalogue::Kind;
+use crate::wire::limits;
 use crate::wire::route::Hint;
 
 /// The longest wait that SDKs keep to; above it some give up and some come
@@ -281,8 +282,8 @@ impl From<Rejection> for ApiError {
     fn from(rejection: Rejection) -> Self {
         let error = Self::from(rejection.reason);
         match rejection.retry_after {
-            Some(wait) => error.with_retry_after(wait),
-            None => error,
+            Some(wait) if error.retry_after.is_none() => error.with_retry_after(wait),
+            _ => error,
         }
     }
 }
@@ -290,6 +291,7 @@ impl From<Rejection> for ApiError {
 impl From<RejectReason> for ApiError {
     fn from(reason: RejectReason) -> Self {
         match reason {
+            RejectReason::Limited(why) => limits::refusal(&why),
             RejectReason::TenantQueueFull(bound) => Self::new(
                 Kind::QueueFull,
                 format!("Your queue is full: too many {} wait already.", bound_name(bound)),

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::config::file::budgets::Limits;
 use crate::config::file::placement::{Capacity, Isolation, Otherwise, Placement};
 use crate::config::named::Named;
 use crate::config::units::{Size, Span};
@@ -128,6 +129,13 @@ pub struct Tenant {
     /// first, before what its class says.
     #[serde(skip_serializing_if = "Placement::is_empty")]
     pub placement: Placement,
+    /// What it may use.
+    #[serde(skip_serializing_if = "Limits::is_empty")]
+    pub limits: Limits,
+    /// What it may use of a model, by the model's name, beside what it may use
+    /// in all.
+    #[serde(skip_serializing_if = "Named::is_empty")]
+    pub model_limits: Named<Limits>,
     /// Its API keys. `penstock keys new` makes one.
     pub keys: Vec<Key>,
 }
@@ -144,6 +152,8 @@ impl Default for Tenant {
             queue: TenantQueue::default(),
             quota: TenantQuota::default(),
             placement: Placement::default(),
+            limits: Limits::default(),
+            model_limits: Named::default(),
             keys: Vec::new(),
         }
     }
@@ -205,6 +215,9 @@ pub struct Key {
     /// The class of requests that ask for none; absent = the tenant's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
+    /// What may be used with it, of what its tenant may use.
+    #[serde(skip_serializing_if = "Limits::is_empty")]
+    pub limits: Limits,
     /// Who holds it, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,

@@ -12,8 +12,9 @@ use crate::config::settings::names::{Called, TenantNames};
 use crate::config::settings::{Auth, KeyEntry, Settings};
 use crate::config::validate::findings::Findings;
 use crate::config::validate::models::Models;
-use crate::config::validate::{limits, names, placement};
-use crate::core::ids::{ClassId, ModelId, PoolId, TenantId};
+use crate::config::validate::{budgets, limits, names, placement};
+use crate::core::budget::rule::{Rule, Scope};
+use crate::core::ids::{ClassId, KeyId, ModelId, PoolId, TenantId};
 use crate::core::policy::{Bounds, Class, Pool, Quota, Tenant};
 use crate::core::table::Table;
 
@@ -41,6 +42,8 @@ pub(super) struct Admitted {
     pub(super) tenants: Table<TenantId, Tenant>,
     pub(super) auth: Auth,
     pub(super) names: BTreeMap<TenantId, TenantNames>,
+    pub(super) limits: Vec<Rule>,
+    pub(super) keys: Table<KeyId, ()>,
 }
 
 pub(super) fn validate(context: &Context<'_>, findings: &mut Findings<'_>) -> Admitted {
@@ -50,6 +53,8 @@ pub(super) fn validate(context: &Context<'_>, findings: &mut Findings<'_>) -> Ad
     let mut own_names = BTreeMap::new();
     let mut ring = HashMap::new();
     let mut seen = HashMap::new();
+    let mut limits = Vec::new();
+    let mut keys = context.previous.map(|old| Table::successor(&old.policy.keys)).unwrap_or_default();
     for (name, tenant) in file.tenants.iter() {
         let field = section.key(name);
         names::label(name, &field, findings);
@@ -57,12 +62,19 @@ pub(super) fn validate(context: &Context<'_>, findings: &mut Findings<'_>) -> Ad
         let allowed = row.classes.clone();
         let map = context.model_map(tenant, row.models.as_ref(), &field.key("model_map"), findings);
         let id = tenants.insert(name, row);
+        budgets::rules(&tenant.limits, Scope::Tenant(id), &field.key("limits"), &mut limits, findings);
+        context.model_limits(tenant, id, &field.key("model_limits"), &mut limits, findings);
         own_names.insert(id, TenantNames { map, allow_fallback: tenant.allow_fallback });
         for (at, key) in tenant.keys.iter().enumerate() {
             let field = field.key("keys").index(at);
             let class = context.key_class(key, &allowed, &field, findings);
             if let Some(digest) = key_digest(key, &field, &mut seen, findings) {
-                ring.insert(key.id.clone(), KeyEntry { digest, tenant: id, class });
+                let limited = (!key.limits.is_empty()).then(|| keys.insert(&key.id, ()));
+                if let Some(key_id) = limited {
+                    let scope = Scope::Key(key_id);
+                    budgets::rules(&key.limits, scope, &field.key("limits"), &mut limits, findings);
+                }
+                ring.insert(key.id.clone(), KeyEntry { digest, tenant: id, class, limited });
             }
         }
     }
@@ -71,7 +83,7 @@ pub(super) fn validate(context: &Context<'_>, findings: &mut Findings<'_>) -> Ad
         Mode::Keys => by_key(file, ring, findings),
         Mode::Off => Auth::Off(context.everybody(&mut tenants, findings)),
     };
-    Admitted { tenants, auth, names: own_names }
+    Admitted { tenants, auth, names: own_names, limits, keys }
 }
 
 /// What is guaranteed to all tenants together must be there.
@@ -161,6 +173,22 @@ impl Context<'_> {
             bounds: self.bounds(tenant, &field.key("queue"), findings),
             quota: quota(&tenant.quota, &field.key("quota"), findings),
             placement: placement::rules(&tenant.placement, self.pools, &field.key("placement"), findings),
+        }
+    }
+
+    fn model_limits(
+        &self,
+        tenant: &Written,
+        id: TenantId,
+        field: &Field,
+        rules: &mut Vec<Rule>,
+        findings: &mut Findings<'_>,
+    ) {
+        for (name, limits) in tenant.model_limits.iter() {
+            let field = field.key(name);
+            if let Some(model) = self.models.served(name, self.file, &field, findings) {
+                budgets::rules(limits, Scope::Model(id, model), &field, rules, findings);
+            }
         }
     }
 

@@ -63,6 +63,16 @@ impl Account {
         }
     }
 
+    /// What is reserved and not settled; absent where nobody keeps it apart.
+    #[must_use]
+    pub const fn reserved(&self) -> Option<u64> {
+        match self {
+            Self::Now(held) => Some(*held),
+            Self::Minute(_) => None,
+            Self::Calendar { reserved, .. } => Some(*reserved),
+        }
+    }
+
     /// How long until so much can be reserved; `ends` is when the calendar's
     /// period does.
     #[must_use]

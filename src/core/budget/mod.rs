@@ -43,7 +43,16 @@ impl Payer {
 
 /// What a job has reserved. Empty once it is settled.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Hold(SmallVec<[(RuleId, Share); 2]>);
+pub struct Hold(SmallVec<[Part; 2]>);
+
+/// What it has reserved of one limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    rule: RuleId,
+    /// Of the account: one that was closed in between is not settled.
+    epoch: u64,
+    share: Share,
+}
 
 impl Hold {
     /// Whether nothing is reserved.
@@ -54,7 +63,7 @@ impl Hold {
 }
 
 /// The limit that a job would pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Exceeded {
     /// Which.
     pub rule: RuleId,
@@ -67,6 +76,15 @@ pub struct Exceeded {
     /// When so much is free at the latest, if what is reserved is used; absent
     /// when it never is, since the job alone is more than the limit.
     pub retry_after: Option<Duration>,
+}
+
+impl Exceeded {
+    /// Whether a day's or month's quota is spent, so that trying again soon is
+    /// pointless.
+    #[must_use]
+    pub const fn is_quota(&self) -> bool {
+        matches!(self.rule.period, Period::Day | Period::Month)
+    }
 }
 
 /// How it stands with a limit.
@@ -97,17 +115,20 @@ pub struct Budgets {
     of: NumberMap<Scope, SmallVec<[RuleId; 2]>>,
     /// When the day and the month end.
     ends: [Tick; 2],
+    /// Accounts opened since the start.
+    opened: u64,
 }
 
 #[derive(Debug, Clone)]
 struct Entry {
     rule: Rule,
+    epoch: u64,
     account: Account,
 }
 
 impl Default for Budgets {
     fn default() -> Self {
-        Self { entries: NumberMap::default(), of: NumberMap::default(), ends: [Tick::NEVER; 2] }
+        Self { entries: NumberMap::default(), of: NumberMap::default(), ends: [Tick::NEVER; 2], opened: 0 }
     }
 }
 
@@ -118,9 +139,11 @@ impl Budgets {
         self.of.clear();
         let mut before = std::mem::take(&mut self.entries);
         for rule in rules {
-            let old = before.remove(&rule.id).map(|entry| entry.account);
-            let account = old.unwrap_or_else(|| Account::new(rule.id.period));
-            if self.entries.insert(rule.id, Entry { rule: *rule, account }).is_none() {
+            let entry = before.remove(&rule.id).unwrap_or_else(|| {
+                self.opened += 1;
+                Entry { rule: *rule, epoch: self.opened, account: Account::new(rule.id.period) }
+            });
+            if self.entries.insert(rule.id, Entry { rule: *rule, ..entry }).is_none() {
                 self.of.entry(rule.id.scope).or_default().push(rule.id);
             }
         }
@@ -145,7 +168,7 @@ impl Budgets {
         let mut worst: Option<Exceeded> = None;
         for id in self.rules_of(payer) {
             let Some(found) = self.check(id, wanted, now) else { continue };
-            if self.entries.get(&id).is_some_and(|entry| entry.rule.shadow) {
+            if id.shadow {
                 granted.shadowed.push(id);
                 continue;
             }
@@ -161,7 +184,8 @@ impl Budgets {
             let Some(entry) = self.entries.get_mut(&id) else { continue };
             let amount = wanted_of(&entry.rule, wanted);
             if amount > 0 {
-                granted.hold.0.push((id, entry.account.reserve(now, amount)));
+                let share = entry.account.reserve(now, amount);
+                granted.hold.0.push(Part { rule: id, epoch: entry.epoch, share });
             }
         }
         Ok(granted)
@@ -170,20 +194,34 @@ impl Budgets {
     /// Settles what a job has reserved by what it used; by what it reserved
     /// where that is not known.
     pub fn settle(&mut self, hold: Hold, used: Option<&Amounts>, now: Tick) {
-        for (id, share) in hold.0 {
-            let Some(entry) = self.entries.get_mut(&id) else { continue };
-            let actual = used.map_or(share.amount, |used| used.of(id.unit));
-            entry.account.settle(now, entry.rule.amount, share, actual);
-        }
+        self.settle_each(hold, now, |part| used.map_or(part.share.amount, |used| used.of(part.rule.unit)));
     }
 
     /// Gives back all that a job has reserved, its request included: it never
     /// came to an engine.
     pub fn give_back(&mut self, hold: Hold, now: Tick) {
-        for (id, share) in hold.0 {
-            let Some(entry) = self.entries.get_mut(&id) else { continue };
-            entry.account.settle(now, entry.rule.amount, share, 0);
+        self.settle_each(hold, now, |_| 0);
+    }
+
+    fn settle_each(&mut self, hold: Hold, now: Tick, actual: impl Fn(&Part) -> u64) {
+        for part in hold.0 {
+            let entry = self.entries.get_mut(&part.rule).filter(|entry| entry.epoch == part.epoch);
+            let Some(entry) = entry else { continue };
+            entry.account.settle(now, entry.rule.amount, part.share, actual(&part));
         }
+    }
+
+    /// Whether what is reserved is what these jobs hold, and nothing else.
+    #[must_use]
+    pub fn agree<'a>(&self, holds: impl Iterator<Item = &'a Hold>) -> bool {
+        let mut sums: NumberMap<(RuleId, u64), u64> = NumberMap::default();
+        for part in holds.flat_map(|hold| &hold.0) {
+            *sums.entry((part.rule, part.epoch)).or_default() += part.share.amount;
+        }
+        self.entries.values().all(|Entry { rule, epoch, account }| {
+            let held = sums.get(&(rule.id, *epoch)).copied().unwrap_or(0);
+            account.reserved().is_none_or(|reserved| reserved == held)
+        })
     }
 
     /// A day or month has begun and ends then.
@@ -224,7 +262,7 @@ impl Budgets {
 
     fn standing_of(&mut self, id: RuleId, now: Tick) -> Option<Standing> {
         let ends = self.ends_of(id.period);
-        let Entry { rule, account } = self.entries.get_mut(&id)?;
+        let Entry { rule, account, .. } = self.entries.get_mut(&id)?;
         account.advance(now, rule.amount);
         let reset = account.wait(now, ends, rule.amount, rule.amount);
         Some(Standing { rule: *rule, left: rule.amount.saturating_sub(account.used()), reset })
@@ -237,7 +275,7 @@ impl Budgets {
     /// Why a limit does not let the job in.
     fn check(&mut self, id: RuleId, wanted: &Amounts, now: Tick) -> Option<Exceeded> {
         let ends = self.ends_of(id.period);
-        let Entry { rule, account } = self.entries.get_mut(&id)?;
+        let Entry { rule, account, .. } = self.entries.get_mut(&id)?;
         let amount = wanted_of(rule, wanted);
         if amount == 0 {
             return None;

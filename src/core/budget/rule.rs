@@ -13,6 +13,18 @@ pub enum Scope {
     Model(TenantId, ModelId),
 }
 
+impl Scope {
+    /// A short stable name for logs and metric labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tenant(_) => "tenant",
+            Self::Key(_) => "key",
+            Self::Model(..) => "model",
+        }
+    }
+}
+
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unit {
@@ -67,10 +79,10 @@ impl Period {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Now => "now",
-            Self::Minute => "minute",
-            Self::Day => "day",
-            Self::Month => "month",
+            Self::Now => "concurrent",
+            Self::Minute => "per_minute",
+            Self::Day => "per_day",
+            Self::Month => "per_month",
         }
     }
 }
@@ -84,6 +96,8 @@ pub struct RuleId {
     pub unit: Unit,
     /// Over which time.
     pub period: Period,
+    /// It refuses nothing, and what it would refuse is counted.
+    pub shadow: bool,
 }
 
 /// A limit.
@@ -93,8 +107,6 @@ pub struct Rule {
     pub id: RuleId,
     /// How much, in the rule's unit. 0 allows nothing.
     pub amount: u64,
-    /// It refuses nothing, and what it would refuse is counted.
-    pub shadow: bool,
 }
 
 /// So much of each unit: what a job is expected to use, or what it used.

@@ -2,7 +2,6 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::account::Account;
 use super::rule::{Amounts, Period, Rule, RuleId, Scope, Unit};
 use super::{Budgets, Exceeded, Granted, Hold, Payer};
 use crate::core::ids::{KeyId, ModelId, TenantId};
@@ -13,11 +12,11 @@ const PAYER: Payer = Payer { tenant: TENANT, key: Some(KeyId::new(3)), model: Mo
 const NOW: Tick = Tick::from_millis(5_000);
 
 const fn id(unit: Unit, period: Period) -> RuleId {
-    RuleId { scope: Scope::Tenant(TENANT), unit, period }
+    RuleId { scope: Scope::Tenant(TENANT), unit, period, shadow: false }
 }
 
 const fn rule(unit: Unit, period: Period, amount: u64) -> Rule {
-    Rule { id: id(unit, period), amount, shadow: false }
+    Rule { id: id(unit, period), amount }
 }
 
 fn budgets(rules: &[Rule]) -> Budgets {
@@ -72,18 +71,17 @@ fn nothing_is_free() {
 #[test]
 fn all_scopes_count_and_the_one_that_takes_longest_is_told() {
     let key = Rule {
-        id: RuleId { scope: Scope::Key(KeyId::new(3)), unit: Unit::Requests, period: Period::Minute },
+        id: RuleId { scope: Scope::Key(KeyId::new(3)), unit: Unit::Requests, period: Period::Minute, shadow: false },
         amount: 1,
-        shadow: false,
     };
     let model = Rule {
         id: RuleId {
             scope: Scope::Model(TENANT, ModelId::new(2)),
             unit: Unit::Requests,
             period: Period::Day,
+            shadow: false,
         },
         amount: 1,
-        shadow: false,
     };
     let mut budgets = budgets(&[rule(Unit::Requests, Period::Now, 1), key, model]);
     budgets.set_end(Period::Day, NOW + Duration::from_secs(3_600));
@@ -110,7 +108,8 @@ fn a_refusal_reserves_nothing() {
 
 #[test]
 fn a_shadow_refuses_nothing_and_is_told() {
-    let shadow = Rule { shadow: true, ..rule(Unit::Tokens, Period::Minute, 10) };
+    let id = RuleId { shadow: true, ..id(Unit::Tokens, Period::Minute) };
+    let shadow = Rule { id, amount: 10 };
     let mut budgets = budgets(&[shadow]);
     assert!(budgets.reserve(&PAYER, &tokens(10, 0), NOW).unwrap().shadowed.is_empty());
     let second = budgets.reserve(&PAYER, &tokens(10, 0), NOW).unwrap();
@@ -154,8 +153,12 @@ fn a_reload_keeps_what_was_used() {
     assert_eq!(used(&budgets, minute), 20);
     let second = budgets.reserve(&PAYER, &tokens(30, 0), NOW).unwrap().hold;
     budgets.apply(&[]);
-    budgets.settle(second, None, NOW);
     assert!(budgets.is_empty());
+    budgets.apply(&[rule(Unit::Requests, Period::Now, 5)]);
+    let third = budgets.reserve(&PAYER, &tokens(1, 0), NOW).unwrap().hold;
+    budgets.settle(second, None, NOW);
+    assert_eq!(used(&budgets, id(Unit::Requests, Period::Now)), 1, "the closed account is not this one");
+    assert!(budgets.agree([&third].into_iter()));
 }
 
 fn unit() -> impl Strategy<Value = Unit> {
@@ -203,13 +206,8 @@ proptest! {
                 }
             }
         }
+        prop_assert!(budgets.agree(running.iter().map(|(hold, _)| hold)));
         running.into_iter().for_each(|(hold, _)| budgets.give_back(hold, now));
-        for entry in budgets.entries.values() {
-            match &entry.account {
-                Account::Now(held) => prop_assert_eq!(*held, 0),
-                Account::Calendar { reserved, .. } => prop_assert_eq!(*reserved, 0),
-                Account::Minute(_) => {}
-            }
-        }
+        prop_assert!(budgets.agree(std::iter::empty()));
     }
 }

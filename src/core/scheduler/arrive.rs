@@ -49,9 +49,18 @@ impl Scheduler {
             out.push(Action::Reject { job: id, why: self.rejection(&spec, reason, None) });
             return;
         }
+        let hold = match self.reserve(&spec, out) {
+            Ok(hold) => hold,
+            Err(why) => {
+                let reason = RejectReason::Limited(why);
+                let why = Rejection { reason, queued: Duration::ZERO, retry_after: why.retry_after };
+                return out.push(Action::Reject { job: id, why });
+            }
+        };
         self.arrivals += 1;
         let spec = JobSpec { fit: self.placement.fit(spec.model, spec.context), ..spec };
         let mut job = Job::new(spec, prefix, self.arrivals, self.now);
+        job.hold = hold;
         self.give_place(&mut job);
         let tenant = job.spec.tenant;
         self.jobs.insert(id, job);

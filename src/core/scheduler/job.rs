@@ -5,6 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::core::board::Size;
+use crate::core::budget::Hold;
 use crate::core::fleet::Wish;
 use crate::core::ids::{ClassId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix};
@@ -45,6 +46,8 @@ pub(super) struct Job {
     pub(super) begun: u64,
     /// What its tenant was charged; charged once, however many tries it takes.
     pub(super) charged: Option<u64>,
+    /// What it has reserved of its limits.
+    pub(super) hold: Hold,
     /// How often it was dispatched.
     pub(super) tries: u32,
     /// How many tries failed in a way that counts.
@@ -110,6 +113,7 @@ impl Job {
             output: 0,
             begun: 0,
             charged: None,
+            hold: Hold::default(),
             tries: 0,
             failures: 0,
             suspect: false,

@@ -11,6 +11,7 @@
 //!   [`crate::core::placement`];
 //! * large jobs among small ones: `dispatch`;
 //! * what a fault does to the job and to the replica: `settle`, `health`;
+//! * what tenants and keys may use: [`crate::core::budget`], `spend`;
 //! * what may wait: [`crate::core::admission`]; in which class: `demote`;
 //!   who makes room: `displace`;
 //! * jobs that need not wait for a model that is down: `fallback`;
@@ -39,6 +40,7 @@ mod quotas;
 mod recall;
 mod reload;
 mod settle;
+mod spend;
 mod timer;
 mod view;
 
@@ -49,6 +51,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::core::admission::has_space;
+use crate::core::budget::Budgets;
+use crate::core::budget::expect::Expected;
 use crate::core::cold::Starts;
 use crate::core::estimate::OutputLengths;
 use crate::core::event::{Action, Event, Fault};
@@ -80,6 +84,8 @@ pub struct Scheduler {
     queue: Queue,
     jobs: NumberMap<JobId, Job>,
     lengths: OutputLengths,
+    budgets: Budgets,
+    expected: Expected,
     prefixes: PrefixIndex,
     movable: BTreeSet<Movable>,
     deadlines: BTreeSet<(Tick, JobId)>,
@@ -111,6 +117,8 @@ impl Scheduler {
         let groups = placement.groups().iter().map(|shape| Group::new(&policy, shape, &[])).collect();
         let mut fleet = Fleet::default();
         fleet.apply(&policy, Tick::ZERO);
+        let mut budgets = Budgets::default();
+        budgets.apply(&policy.limits);
         Self {
             policy,
             placement,
@@ -119,6 +127,8 @@ impl Scheduler {
             queue: Queue::default(),
             jobs: NumberMap::default(),
             lengths: OutputLengths::default(),
+            budgets,
+            expected: Expected::default(),
             prefixes: PrefixIndex::default(),
             movable: BTreeSet::new(),
             deadlines: BTreeSet::new(),
@@ -176,6 +186,8 @@ impl Scheduler {
             Event::ReplicaFound { replica } => self.found(replica, out),
             Event::Overridden(wanted) => self.set_override(wanted, out),
             Event::Restored(lever) => self.end_override(lever),
+            Event::PeriodBegan { period, ends } => self.budgets.begin(period, ends),
+            Event::UsedBefore { rule, amount } => self.budgets.restore(rule, amount),
             Event::PolicyChanged(policy) => self.reload(policy, out),
             Event::Draining => self.draining = true,
             Event::Timer => {}

@@ -26,6 +26,7 @@ impl Scheduler {
         let departures = self.fleet.apply(&self.policy, self.now);
         self.close_all();
         self.lengths.retain(&self.policy);
+        self.change_limits();
         self.count_quotas();
 
         let orphans = self.seat_all();

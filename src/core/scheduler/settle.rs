@@ -31,7 +31,7 @@ impl Scheduler {
             self.note_left(&run);
         }
         if let Some(job) = self.jobs.remove(&id) {
-            self.settle(&job, usage);
+            self.settle(job, usage);
         }
     }
 
@@ -64,7 +64,7 @@ impl Scheduler {
                 self.take_out(id);
                 if let Some(job) = self.jobs.remove(&id) {
                     self.lengths.learn(&job.spec, usage);
-                    self.settle(&job, usage);
+                    self.settle(job, usage);
                 }
             }
             Outcome::Failed { fault, usage } => self.failed(id, run, fault, usage, None, out),
@@ -110,7 +110,7 @@ impl Scheduler {
         }
         if run.booking.started && begun.is_none() {
             if let Some(job) = self.jobs.remove(&id) {
-                self.settle(&job, usage);
+                self.settle(job, usage);
             }
         } else if let Some(reason) = self.orphaned(lane) {
             self.refuse(id, reason, usage, out);
@@ -141,7 +141,8 @@ impl Scheduler {
         let why = self.rejection(&job.spec, reason, Some(&job));
         out.push(Action::Reject { job: id, why });
         let nothing = Usage::Exact(Tokens::default());
-        self.settle(&job, if job.spec.falls_back { nothing } else { usage });
+        let usage = if job.spec.falls_back { nothing } else { usage };
+        self.settle(job, usage);
     }
 
     /// Refuses a job that was taken back and has no lane any more.
@@ -175,9 +176,10 @@ impl Scheduler {
     /// Replaces what the tenant was charged by what the job came to. A job of
     /// which nothing is known keeps its charge if it was at a replica, and
     /// gets it back if it waited: there it consumed nothing.
-    fn settle(&mut self, job: &Job, usage: Usage) {
+    fn settle(&mut self, mut job: Job, usage: Usage) {
         let waits = job.part().is_some();
         let known = usage.tokens().or_else(|| waits.then(Tokens::default));
+        self.settle_limits(&mut job, known);
         let (Some(charged), Some(tokens)) = (job.charged, known) else { return };
         let Some(account) = self.account(LaneKey::of(&job.spec)) else { return };
         self.recharge(account, job.spec.tenant, charged, cost(tokens.input, tokens.output));

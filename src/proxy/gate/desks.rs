@@ -134,6 +134,8 @@ impl Desks {
             }
             // The ticket's owner knows: it brought the failure.
             Action::Requeue { .. } => {}
+            // Read when the job arrived.
+            Action::WouldLimit { .. } => {}
             Action::Eject { .. }
             | Action::Probe { .. }
             | Action::Readmit { .. }

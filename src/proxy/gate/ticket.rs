@@ -3,8 +3,11 @@
 use std::future::pending;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use crate::core::budget::Standing;
+use crate::core::budget::rule::RuleId;
 use crate::core::event::{Event, Fault, Outcome, Recalled, Rejection};
 use crate::core::ids::JobId;
 use crate::core::job::Usage;
@@ -23,7 +26,17 @@ pub struct Ticket {
     job: JobId,
     post: Post,
     usage: Usage,
+    limits: Limits,
     live: bool,
+}
+
+/// How it stood with a job's limits when it had come. Empty where it has none.
+#[derive(Debug, Clone, Default)]
+pub struct Limits {
+    /// Each, with what the job reserved taken off.
+    pub standings: SmallVec<[Standing; 4]>,
+    /// Those in shadow mode that would have refused it.
+    pub shadowed: SmallVec<[RuleId; 1]>,
 }
 
 #[derive(Debug)]
@@ -34,8 +47,18 @@ enum Post {
 }
 
 impl Ticket {
-    pub(super) fn new(gate: Arc<Gate>, job: JobId, answer: oneshot::Receiver<Answer>) -> Self {
-        Self { gate, job, post: Post::Waits(answer), usage: Usage::Unknown, live: true }
+    pub(super) fn new(
+        gate: Arc<Gate>,
+        job: JobId,
+        answer: oneshot::Receiver<Answer>,
+        limits: Limits,
+    ) -> Self {
+        Self { gate, job, post: Post::Waits(answer), usage: Usage::Unknown, limits, live: true }
+    }
+
+    /// How it stood with the job's limits when it had come.
+    pub fn take_limits(&mut self) -> Limits {
+        std::mem::take(&mut self.limits)
     }
 
     /// Waits for a replica. Dropping the future keeps the ticket.

@@ -75,7 +75,7 @@ type Asked = (Result<Answered, Unserved>, Ticket, Record);
 fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Order, JoinHandle<Asked>) {
     let settings = proxy.settings.load_full();
     let tenant = settings.policy.tenants.iter().map(|(id, _, _)| id).next().unwrap();
-    let identity = Identity { tenant, class: None, key_id: None };
+    let identity = Identity { tenant, class: None, key_id: None, limited: None };
     let body = Bytes::from(format!(r#"{{"model":"m","messages":[],"stream":{stream}}}"#));
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -61,6 +61,7 @@ impl Gateway {
         JobSpec {
             id: JobId::new(job as u64),
             tenant: TenantId::new(arrival.tenant),
+            key: None,
             class: ClassId::new(arrival.class),
             model: ModelId::new(0),
             prompt_tokens: u64::from(arrival.prompt),
@@ -134,6 +135,7 @@ impl Router for Gateway {
                 Action::Recall { job, .. } => Some(Command::Recall { job: job.index() }),
                 Action::Probe { replica } => Some(Command::Probe { replica: replica.index() }),
                 Action::Requeue { .. }
+                | Action::WouldLimit { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
                 | Action::PoolWanted { .. }

@@ -4,6 +4,7 @@
 //! No event carries a key, prompt text or generated text.
 
 mod discovery;
+mod limits;
 mod overrides;
 mod pool;
 mod process;
@@ -11,6 +12,7 @@ mod replica;
 mod request;
 
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
+pub use limits::LimitMet;
 pub use overrides::{OverrideChanged, OverrideExpired};
 pub use pool::{PoolStarted, PoolWanted};
 pub use process::{

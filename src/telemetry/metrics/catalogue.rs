@@ -35,6 +35,10 @@ pub(super) const FALLBACKS: Metric = metric(
     "penstock_fallbacks_total",
     "Requests that went on as another model, by the two models and why the first could not serve.",
 );
+pub(super) const LIMITS_MET: Metric = metric(
+    "penstock_limits_met_total",
+    "Requests that a limit of the tenant, its key or its model refused, or in shadow mode would have.",
+);
 pub(super) const RECALLS: Metric = metric(
     "penstock_recalls_total",
     "Requests that were taken away from a replica before their client saw anything, by reason.",
@@ -77,6 +81,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     USAGE_UNKNOWN,
     REQUEUES,
     FALLBACKS,
+    LIMITS_MET,
     RECALLS,
     STREAMS_BROKEN,
     CONTINUATIONS,

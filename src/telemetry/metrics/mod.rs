@@ -88,6 +88,22 @@ impl Metrics {
         counter(&self.recorder, &catalogue::FALLBACKS, labels).increment(1);
     }
 
+    pub(super) fn limit_met(
+        &self,
+        tenant: &str,
+        [scope, unit, period]: [&'static str; 3],
+        shadow: bool,
+    ) {
+        let labels = vec![
+            Label::new("tenant", tenant.to_owned()),
+            Label::from_static_parts("scope", scope),
+            Label::from_static_parts("unit", unit),
+            Label::from_static_parts("period", period),
+            Label::from_static_parts("shadow", if shadow { "true" } else { "false" }),
+        ];
+        counter(&self.recorder, &catalogue::LIMITS_MET, labels).increment(1);
+    }
+
     pub(super) fn recalled(&self, policy: &Policy, pool: Option<PoolId>, reason: &'static str) {
         self.of_pool(&catalogue::RECALLS, policy, pool, Some(("reason", reason)));
     }

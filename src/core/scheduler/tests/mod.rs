@@ -92,6 +92,7 @@ fn spec(id: u64) -> JobSpec {
     JobSpec {
         id: JobId::new(id),
         tenant: TenantId::new(0),
+        key: None,
         class: ClassId::new(0),
         model: ModelId::new(0),
         prompt_tokens: 10,

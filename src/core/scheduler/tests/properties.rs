@@ -137,6 +137,7 @@ impl Edge {
                     seen.outlived |= seen.at == Some(replica);
                 }
             }
+            Action::WouldLimit { rule, .. } => assert!(rule.shadow),
             Action::PoolWanted { .. } | Action::PoolStarted { .. } => {}
             Action::OverrideExpired { lever } => {
                 assert!(
@@ -256,6 +257,7 @@ impl Edge {
                 self.arrive(JobSpec {
                     id,
                     tenant: TenantId::new(tenant),
+                    key: None,
                     class: ClassId::new(class),
                     model: ModelId::new(model),
                     prompt_tokens: prompt,
@@ -386,6 +388,7 @@ proptest! {
             slow_start: 500,
             buffer: 0,
             starts: [None; 2],
+            limits: Vec::new(),
             places: Places::default(),
             draining: 0,
         };

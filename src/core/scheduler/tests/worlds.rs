@@ -6,8 +6,9 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof};
 
+use crate::core::budget::rule::{Period, Rule, RuleId, Scope, Unit};
 use crate::core::event::{Fault, Pace, Report};
-use crate::core::ids::{ClassId, PoolId, ReplicaId, TenantId};
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::{Tokens, Usage};
 use crate::core::overrides::{Closed, Lever, Measure};
 use crate::core::placement;
@@ -44,6 +45,7 @@ pub(super) struct Rules {
     /// tolerate of it.
     pub(super) starts: [Option<u64>; 2],
     pub(super) places: Places,
+    pub(super) limits: Vec<Rule>,
 }
 
 /// What pools are, and where classes and tenants may go; absent = as usual.
@@ -65,6 +67,21 @@ fn quota() -> impl Strategy<Value = [u8; 3]> {
     [part(), part(), part()]
 }
 
+fn limits() -> impl Strategy<Value = Vec<Rule>> {
+    let scope = prop_oneof![
+        (0u32..4).prop_map(|tenant| Scope::Tenant(TenantId::new(tenant))),
+        (0u32..4, 0u32..3).prop_map(|(tenant, model)| Scope::Model(TenantId::new(tenant), ModelId::new(model))),
+    ];
+    let units = [Unit::Requests, Unit::InputTokens, Unit::OutputTokens, Unit::Tokens];
+    let periods = [Period::Now, Period::Minute, Period::Day];
+    let id = (scope, prop::sample::select(units.to_vec()), prop::sample::select(periods.to_vec()), any::<bool>());
+    let rule = (id, 0u64..2_000).prop_map(|((scope, unit, period, shadow), amount)| Rule {
+        id: RuleId { scope, unit, period, shadow },
+        amount,
+    });
+    prop_oneof![2 => Just(Vec::new()), 1 => vec(rule, 0..6)]
+}
+
 /// Any policy.
 pub(super) fn rules() -> impl Strategy<Value = Rules> {
     let replica = prop::option::weighted(0.8, (prop::option::of(1u32..5), prop::option::of(30u64..300)));
@@ -82,6 +99,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
             [prop::option::of(0u64..2000), prop::option::of(0u64..2000)],
         ),
         prop_oneof![Just(Places::default()), places()],
+        limits(),
     )
         .prop_map(
             |(
@@ -91,6 +109,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
                 models,
                 (bound, attempts, slow_start, buffer, draining, starts),
                 places,
+                limits,
             )| Rules {
                 classes,
                 tenants,
@@ -103,6 +122,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
                 buffer,
                 starts,
                 places,
+                limits,
             },
         )
 }
@@ -124,6 +144,8 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         models: table(),
         pools: table(),
         replicas: table(),
+        keys: table(),
+        limits: rules.limits.clone(),
         draining: (0..9usize).filter(|bit| rules.draining & (1 << bit) != 0).map(ReplicaId::from).collect(),
         bounds: Bounds { requests: rules.bound, ..Bounds::default() },
         retry: Retry { max_attempts: rules.attempts },
