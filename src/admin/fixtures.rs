@@ -38,7 +38,12 @@ fn edge(policy: &Policy) -> Edge {
     let url = "http://user:password@10.0.0.1:8000".parse().unwrap();
     let name = policy.replicas.name(ReplicaId::new(0));
     replicas.insert(name, ReplicaEdge { pool, url, metrics_url: None, zone: None });
-    let key = KeyEntry { digest: KEY_DIGEST, tenant: TenantId::new(0), class: Some(ClassId::new(0)), limited: None };
+    let key = KeyEntry {
+        digest: KEY_DIGEST,
+        tenant: TenantId::new(0),
+        class: Some(ClassId::new(0)),
+        limited: None,
+    };
     Edge {
         auth: Auth::Keys(HashMap::from([("pk_1".to_owned(), key)])),
         names: Names {

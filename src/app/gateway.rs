@@ -12,6 +12,7 @@ use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{Instant, timeout};
 
 use crate::admin::{self, AdminHandle, AdminState};
+use crate::app::calendar;
 use crate::app::hooks::{self, DoorWatch, Followers, ToScheduler, ToTelemetry};
 use crate::app::signals;
 use crate::config::settings::Settings;
@@ -151,6 +152,7 @@ impl Gateway {
         ));
         let mut background = JoinSet::new();
         background.spawn(Arc::clone(&proxy.paces).sample(Arc::clone(&gate)));
+        background.spawn(calendar::follow(Arc::clone(&gate)));
         background.spawn(gate.run_timer());
         background.spawn(telemetry.clone().upkeep());
         background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));

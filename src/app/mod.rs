@@ -1,6 +1,7 @@
 //! The composition root: puts the parts together and takes them apart again.
 //! The only place that knows all of them.
 
+mod calendar;
 mod commands;
 mod demo;
 mod gateway;

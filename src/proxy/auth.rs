@@ -35,7 +35,9 @@ pub(super) fn identify(
     telemetry: &Telemetry,
 ) -> Result<Identity, ApiError> {
     let keys = match auth {
-        Auth::Off(tenant) => return Ok(Identity { tenant: *tenant, key_id: None, limited: None, class: None }),
+        Auth::Off(tenant) => {
+            return Ok(Identity { tenant: *tenant, key_id: None, limited: None, class: None });
+        }
         Auth::Keys(keys) => keys,
     };
     let Some(text) = headers::credentials(headers) else {

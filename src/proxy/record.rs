@@ -16,8 +16,8 @@ use crate::proxy::gate::Limits;
 use crate::proxy::retries::{Notice, Seat};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    LimitMet, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, StreamContinuation,
-    Timings,
+    LimitMet, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued,
+    StreamContinuation, Timings,
 };
 use crate::telemetry::stories::{Back, End, Teller, TryStory};
 use crate::telemetry::trace::RequestTrace;

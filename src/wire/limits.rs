@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use http::header::{HeaderName, HeaderValue};
 use http::HeaderMap;
+use http::header::{HeaderName, HeaderValue};
 
 use crate::core::budget::rule::{Period, Scope, Unit};
 use crate::core::budget::{Exceeded, Standing};
@@ -95,8 +95,7 @@ pub fn write_headers(standings: &[Standing], headers: &mut HeaderMap) {
             !id.shadow && id.period == Period::Minute && units.contains(&id.unit)
         };
         let part = |standing: &Standing| standing.left as f64 / standing.rule.amount.max(1) as f64;
-        let tightest =
-            standings.iter().filter(mine).min_by(|one, other| part(one).total_cmp(&part(other)));
+        let tightest = standings.iter().filter(mine).min_by(|one, other| part(one).total_cmp(&part(other)));
         let Some(standing) = tightest else { continue };
         headers.insert(limit, HeaderValue::from(standing.rule.amount));
         headers.insert(remaining, HeaderValue::from(standing.left));

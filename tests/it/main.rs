@@ -11,6 +11,7 @@ mod fleet;
 mod habits;
 mod habits_calls;
 mod leave;
+mod limits;
 mod names;
 mod operate;
 mod process;

@@ -50,9 +50,8 @@ type Row = (Period, &'static str, Vec<(Unit, Option<u64>)>);
 
 impl Periods<'_> {
     fn each(&self) -> impl Iterator<Item = Row> {
-        let held = self
-            .concurrent
-            .map(|held| vec![(Unit::Requests, held.requests), (Unit::Tokens, held.tokens)]);
+        let held =
+            self.concurrent.map(|held| vec![(Unit::Requests, held.requests), (Unit::Tokens, held.tokens)]);
         let used = |amounts: &Option<Amounts>| amounts.map(units);
         let rows = [
             (Period::Now, held),

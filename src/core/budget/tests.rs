@@ -71,7 +71,12 @@ fn nothing_is_free() {
 #[test]
 fn all_scopes_count_and_the_one_that_takes_longest_is_told() {
     let key = Rule {
-        id: RuleId { scope: Scope::Key(KeyId::new(3)), unit: Unit::Requests, period: Period::Minute, shadow: false },
+        id: RuleId {
+            scope: Scope::Key(KeyId::new(3)),
+            unit: Unit::Requests,
+            period: Period::Minute,
+            shadow: false,
+        },
         amount: 1,
     };
     let model = Rule {
@@ -119,7 +124,8 @@ fn a_shadow_refuses_nothing_and_is_told() {
 #[test]
 fn unknown_use_counts_as_reserved_and_a_job_without_an_engine_as_nothing() {
     let day = id(Unit::Tokens, Period::Day);
-    let mut budgets = budgets(&[rule(Unit::Tokens, Period::Day, 1_000), rule(Unit::Requests, Period::Day, 9)]);
+    let mut budgets =
+        budgets(&[rule(Unit::Tokens, Period::Day, 1_000), rule(Unit::Requests, Period::Day, 9)]);
     let hold = |budgets: &mut Budgets| budgets.reserve(&PAYER, &tokens(50, 50), NOW).unwrap().hold;
     let unknown = hold(&mut budgets);
     budgets.settle(unknown, None, NOW);
@@ -170,8 +176,12 @@ fn period() -> impl Strategy<Value = Period> {
 }
 
 fn amounts() -> impl Strategy<Value = Amounts> {
-    (0_u64..60, 0_u64..60, 0_u64..60, 0_u64..60)
-        .prop_map(|(input, output, gpu, money)| Amounts { input, output, gpu, money })
+    (0_u64..60, 0_u64..60, 0_u64..60, 0_u64..60).prop_map(|(input, output, gpu, money)| Amounts {
+        input,
+        output,
+        gpu,
+        money,
+    })
 }
 
 proptest! {

@@ -45,7 +45,8 @@ impl Scheduler {
         if job.tries == 0 {
             return self.budgets.give_back(hold, self.now);
         }
-        let used = used.map(|tokens| Amounts { input: tokens.input, output: tokens.output, gpu: 0, money: 0 });
+        let used =
+            used.map(|tokens| Amounts { input: tokens.input, output: tokens.output, gpu: 0, money: 0 });
         self.budgets.settle(hold, used.as_ref(), self.now);
     }
 

@@ -88,12 +88,7 @@ impl Metrics {
         counter(&self.recorder, &catalogue::FALLBACKS, labels).increment(1);
     }
 
-    pub(super) fn limit_met(
-        &self,
-        tenant: &str,
-        [scope, unit, period]: [&'static str; 3],
-        shadow: bool,
-    ) {
+    pub(super) fn limit_met(&self, tenant: &str, [scope, unit, period]: [&'static str; 3], shadow: bool) {
         let labels = vec![
             Label::new("tenant", tenant.to_owned()),
             Label::from_static_parts("scope", scope),

@@ -70,11 +70,13 @@ fn quota() -> impl Strategy<Value = [u8; 3]> {
 fn limits() -> impl Strategy<Value = Vec<Rule>> {
     let scope = prop_oneof![
         (0u32..4).prop_map(|tenant| Scope::Tenant(TenantId::new(tenant))),
-        (0u32..4, 0u32..3).prop_map(|(tenant, model)| Scope::Model(TenantId::new(tenant), ModelId::new(model))),
+        (0u32..4, 0u32..3)
+            .prop_map(|(tenant, model)| Scope::Model(TenantId::new(tenant), ModelId::new(model))),
     ];
     let units = [Unit::Requests, Unit::InputTokens, Unit::OutputTokens, Unit::Tokens];
     let periods = [Period::Now, Period::Minute, Period::Day];
-    let id = (scope, prop::sample::select(units.to_vec()), prop::sample::select(periods.to_vec()), any::<bool>());
+    let id =
+        (scope, prop::sample::select(units.to_vec()), prop::sample::select(periods.to_vec()), any::<bool>());
     let rule = (id, 0u64..2_000).prop_map(|((scope, unit, period, shadow), amount)| Rule {
         id: RuleId { scope, unit, period, shadow },
         amount,
