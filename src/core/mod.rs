@@ -7,6 +7,7 @@ pub mod backlog;
 pub mod board;
 pub mod budget;
 pub mod cold;
+pub mod cost;
 pub mod estimate;
 pub mod event;
 pub mod fairness;
