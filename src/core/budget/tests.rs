@@ -1,6 +1,8 @@
+//! Limits, by example and by property.
+
 use std::time::Duration;
 
-use proptest::prelude::*;
+use proptest::prelude::{Strategy, prop, prop_assert, proptest};
 
 use super::rule::{Amounts, Period, Rule, RuleId, Scope, Unit};
 use super::{Budgets, Exceeded, Granted, Hold, Payer};
