@@ -1,5 +1,4 @@
 //! Limits of tenants, keys and models, as clients meet them.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
 
