@@ -303,6 +303,7 @@ pools:
             falls_back: false,
             context: 0,
             fit: 0,
+            session: None,
         };
         gate.admit(spec, Prefix::default(), policy)
     }
@@ -374,6 +375,7 @@ pools:
             falls_back: false,
             context: 0,
             fit: 0,
+            session: None,
         };
         gate.admit(spec, Prefix::default(), &new.policy).placed().await.unwrap();
         // An older policy does not come back.

@@ -13,21 +13,26 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use crate::core::adapters::Fit;
 use crate::core::board::Size;
 use crate::core::event::{Action, Placed, Turn};
 use crate::core::fairness::cost;
-use crate::core::ids::{JobId, PoolId, ReplicaId};
+use crate::core::ids::{JobId, ModelId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
 use crate::core::order::{Candidate, Head, Hold};
 use crate::core::placement::place::Choice;
 use crate::core::queue::{LaneKey, Part};
 use crate::core::quota::Standing;
+use crate::core::routing::Booking;
 
 use super::Scheduler;
 use super::job::{Phase, Run};
 
 /// How often others may go before the first in the order.
 pub(super) const MAX_PASSED: u32 = 32;
+
+/// Lines and the adapters that no replica of theirs can take in.
+type Blocked = SmallVec<[(usize, ModelId); 4]>;
 
 /// A job and where it goes.
 #[derive(Debug, Clone, Copy)]
@@ -80,9 +85,11 @@ impl Scheduler {
             return None;
         }
         let mut passed: Vec<JobId> = Vec::new();
+        let mut blocked: Blocked = SmallVec::new();
         loop {
             let room = |pools: &[PoolId], guest| self.fleet.room(pools, guest);
-            let chosen = self.groups[group].first(&room, &|head: &Head| passed.contains(&head.job))?;
+            let skip = |head: &Head| passed.contains(&head.job) || self.is_blocked(head, &blocked);
+            let chosen = self.groups[group].first(&room, &skip)?;
             if self.falls_behind(&chosen.head) {
                 continue;
             }
@@ -94,10 +101,26 @@ impl Scheduler {
                 }
                 None => {
                     self.note_spill(group, &chosen);
+                    blocked.extend(self.blocked_by(group, &chosen));
                     passed.push(chosen.head.job);
                 }
             }
         }
+    }
+
+    /// The line and the adapter of a job, if the adapter cannot come in at any
+    /// replica of the line: then no other job with it need be looked at.
+    fn blocked_by(&self, group: usize, chosen: &Candidate) -> Option<(usize, ModelId)> {
+        let (pools, model) = (&self.groups[group].shape.lines[chosen.line].pools, chosen.head.lane.model);
+        self.fleet.shuts_out(pools, model).then_some((chosen.line, model))
+    }
+
+    fn is_blocked(&self, head: &Head, blocked: &Blocked) -> bool {
+        let line = |(line, model): &(usize, ModelId)| {
+            head.lane.model == *model
+                && self.placement.route(head.lane).is_some_and(|route| route.line == *line)
+        };
+        blocked.iter().any(line)
     }
 
     /// Whether a head has just become late: then others of its lane go first.
@@ -234,8 +257,9 @@ impl Scheduler {
         let why = self.reasons(group, pick)?;
         let standing = self.fleet.standing(pick.replica, now)?;
         let job = self.jobs.get(&id)?;
-        let (spec, booking, unpaid) =
-            (job.spec, job.booking(pick.cached, pick.chosen.guest), job.charged.is_none());
+        let adapter = why.adapter.map(|_| job.spec.model);
+        let booking = Booking { adapter, ..job.booking(pick.cached, pick.chosen.guest) };
+        let (spec, unpaid) = (job.spec, job.charged.is_none());
         let price = cost(spec.prompt_tokens, job.output);
 
         let cached = [(pick.replica, pick.cached)];
@@ -264,7 +288,11 @@ impl Scheduler {
             job.charged.get_or_insert(price);
             let (replica, epoch) = (pick.replica, standing.epoch);
             self.prefixes.note(replica, &job.prefix);
-            let run = Run { replica, epoch, booking, since: now, raw };
+            if let (Some(rule), Some(session)) = (&self.policy.sessions, spec.session) {
+                self.sessions.note(session, replica, rule.bound);
+            }
+            let loads = why.adapter.is_some_and(Fit::loads);
+            let run = Run { replica, epoch, booking, since: now, raw, loads };
             job.phase = Phase::Running(run);
             self.note_movable(id, &run);
         }
@@ -284,8 +312,6 @@ impl Scheduler {
         let wish = job.wish(&cached, chosen.guest);
         let refused = shunned.iter().filter(|id| self.fleet.fits(**id, &wish, false, self.now)).count();
         let fitting = self.fleet.count_fitting(pools, &wish);
-        let expected =
-            self.fleet.outlook(pick.replica).map_or(0, |outlook| outlook.ttft(wish.weight_at(pick.replica)));
         let turn = if chosen.head.part == Part::Returned {
             Turn::Requeued
         } else if here.waiting_for(pick.pool) <= 1 {
@@ -304,11 +330,12 @@ impl Scheduler {
             candidates: fitting.saturating_sub(u32::try_from(refused).unwrap_or(u32::MAX)),
             outstanding_tokens: standing.work,
             cached_tokens: pick.cached,
-            expected: Duration::from_nanos(expected),
+            expected: Duration::from_nanos(self.fleet.ttft(pick.replica, &wish)),
             running: standing.running,
             limit: standing.limit,
             turn,
             choice: pick.choice,
+            adapter: self.fleet.adapter_fit(pick.replica, wish.model),
             class: job.spec.class,
             demoted_from: job.demoted_from,
         })

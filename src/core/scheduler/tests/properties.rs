@@ -14,7 +14,7 @@ use crate::core::overrides::{Lever, Measure, Override};
 use crate::core::policy::Policy;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::used;
-use crate::core::scheduler::tests::worlds::{Op, Places, Rules, build, op, rules};
+use crate::core::scheduler::tests::worlds::{Op, Places, Rules, build, models_of, op, rules};
 use crate::core::snapshot::ReplicaState;
 use crate::core::time::Tick;
 
@@ -272,6 +272,7 @@ impl Edge {
                     falls_back: prompt % 2 == 0,
                     context: prompt + output,
                     fit: 0,
+                    session: (output % 2 == 0).then_some(prompt % 7),
                 });
             }
             Op::FirstToken(which) => {
@@ -293,6 +294,11 @@ impl Edge {
             Op::Report(replica, report) => {
                 self.event(Event::ReplicaReported { replica: ReplicaId::new(replica), report });
             }
+            Op::Adapters(replica, slots, running) => self.event(Event::AdaptersReported {
+                replica: ReplicaId::new(replica),
+                slots,
+                running: models_of(running),
+            }),
             Op::Paced(replica, pace) => self.event(Event::Paced { replica: ReplicaId::new(replica), pace }),
             Op::Answer(found) => self.answer(found),
             Op::Lost(replica) => {
@@ -387,6 +393,7 @@ proptest! {
             buffer: 0,
             starts: [None; 2],
             places: Places::default(),
+            affinity: Default::default(),
             draining: 0,
         };
         let mut edge = Edge::new(&[only]);

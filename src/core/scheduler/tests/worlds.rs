@@ -7,12 +7,14 @@ use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof};
 
 use crate::core::event::{Fault, Pace, Report};
-use crate::core::ids::{ClassId, PoolId, ReplicaId, TenantId};
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::{Tokens, Usage};
 use crate::core::overrides::{Closed, Lever, Measure};
 use crate::core::placement;
 use crate::core::placement::rules::Supply;
-use crate::core::policy::{Bounds, Class, Health, Model, Policy, Pool, Quota, Replica, Retry, Tenant};
+use crate::core::policy::{
+    Bounds, Class, Health, Model, Policy, Pool, Quota, Replica, Retry, StickySessions, Tenant,
+};
 use crate::core::scheduler::tests::{class, tenant, used};
 use crate::core::table::Table;
 
@@ -44,6 +46,29 @@ pub(super) struct Rules {
     /// tolerate of it.
     pub(super) starts: [Option<u64>; 2],
     pub(super) places: Places,
+    pub(super) affinity: Affinity,
+}
+
+/// Adapters and sessions; absent = none.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Affinity {
+    /// For each pool those of its models that are adapters, one bit each.
+    adapters: Vec<u8>,
+    slots: Option<u32>,
+    /// Milliseconds.
+    load: Option<u64>,
+    /// Milliseconds and sessions.
+    sessions: Option<(u64, usize)>,
+}
+
+fn affinity() -> impl Strategy<Value = Affinity> {
+    let rows = (
+        vec(0u8..8, 0..4),
+        prop::option::weighted(0.8, 1u32..3),
+        prop::option::weighted(0.9, 0u64..500),
+        prop::option::of((0u64..2000, 1usize..5)),
+    );
+    rows.prop_map(|(adapters, slots, load, sessions)| Affinity { adapters, slots, load, sessions })
 }
 
 /// What pools are, and where classes and tenants may go; absent = as usual.
@@ -81,7 +106,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
             prop_oneof![2 => Just(0u16), 1 => 0u16..512],
             [prop::option::of(0u64..2000), prop::option::of(0u64..2000)],
         ),
-        prop_oneof![Just(Places::default()), places()],
+        (prop_oneof![Just(Places::default()), places()], prop_oneof![Just(Affinity::default()), affinity()]),
     )
         .prop_map(
             |(
@@ -90,7 +115,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
                 replicas,
                 models,
                 (bound, attempts, slow_start, buffer, draining, starts),
-                places,
+                (places, affinity),
             )| Rules {
                 classes,
                 tenants,
@@ -103,6 +128,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
                 buffer,
                 starts,
                 places,
+                affinity,
             },
         )
 }
@@ -128,6 +154,10 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         bounds: Bounds { requests: rules.bound, ..Bounds::default() },
         retry: Retry { max_attempts: rules.attempts },
         health: Health { slow_start: Duration::from_millis(rules.slow_start), ..Health::default() },
+        sessions: rules
+            .affinity
+            .sessions
+            .map(|(millis, bound)| StickySessions { max_delay: Duration::from_millis(millis), bound }),
     };
     let [cold_start, tolerance] = rules.starts.map(|millis| millis.map(Duration::from_millis));
     for (index, row) in rules.classes.iter().enumerate() {
@@ -161,7 +191,17 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
                 replicas.push(policy.replicas.insert(NAMES[pool * 3 + index], row));
             }
         }
-        let row = Pool { replicas, engine_buffer: rules.buffer, cold_start, supply, ..Pool::default() };
+        let mask = rules.affinity.adapters.get(pool).copied().unwrap_or(0);
+        let row = Pool {
+            replicas,
+            engine_buffer: rules.buffer,
+            cold_start,
+            supply,
+            adapters: models_of(mask),
+            adapter_slots: rules.affinity.slots,
+            adapter_load: rules.affinity.load.map(Duration::from_millis),
+            ..Pool::default()
+        };
         policy.pools.insert(NAMES[pool], row);
     }
     for (index, mask) in rules.models.iter().enumerate() {
@@ -171,6 +211,11 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         }
     }
     Arc::new(policy)
+}
+
+/// The models of a mask.
+pub(super) fn models_of<T: FromIterator<ModelId>>(mask: u8) -> T {
+    (0..3usize).filter(|model| mask & (1 << model) != 0).map(ModelId::from).collect()
 }
 
 #[derive(Debug, Clone)]
@@ -191,6 +236,8 @@ pub(super) enum Op {
     Left(usize),
     Pass(u64),
     Report(u32, Report),
+    /// A replica's slots and the adapters that it runs, one bit each.
+    Adapters(u32, Option<u32>, u8),
     Paced(u32, Pace),
     Answer(bool),
     Lost(u32),
@@ -277,6 +324,8 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         3 => (0usize..64).prop_map(Op::Left),
         8 => (0u64..1500).prop_map(Op::Pass),
         3 => (0u32..9, report()).prop_map(|(replica, report)| Op::Report(replica, report)),
+        2 => (0u32..9, prop::option::of(1u32..4), 0u8..8)
+            .prop_map(|(replica, slots, running)| Op::Adapters(replica, slots, running)),
         4 => (0u32..9, pace()).prop_map(|(replica, pace)| Op::Paced(replica, pace)),
         8 => any::<bool>().prop_map(Op::Answer),
         1 => (0u32..9).prop_map(Op::Lost),
