@@ -43,6 +43,12 @@ impl Fleet {
         node.adapter_fit(self.pools.get(node.pool.index())?, model)
     }
 
+    /// Whether the model is an adapter in the pool.
+    #[must_use]
+    pub fn is_adapter(&self, pool: PoolId, model: ModelId) -> bool {
+        self.pools.get(pool.index()).is_some_and(|pool| pool.adapters.contains(&model))
+    }
+
     /// Nanoseconds that the replica takes to load an adapter.
     pub(super) fn load_nanos(&self, id: ReplicaId) -> u64 {
         let pool = self.node(id).and_then(|node| self.pools.get(node.pool.index()));

@@ -7,7 +7,8 @@
 //! [`MAX_PASSED`] times by jobs that go to a pool it waits for. Then a replica
 //! of that pool is held (see [`crate::core::fleet::Fleet::to_hold`]): it takes
 //! nothing more until the large job fits. At most one replica of a pool is
-//! held at a time, and it is let go when the job goes elsewhere or leaves.
+//! held at a time, and it is let go when the job goes elsewhere or leaves. The
+//! same is done for a job whose adapter finds no slot for half of its objective.
 
 use std::time::Duration;
 
@@ -31,8 +32,9 @@ use super::job::{Phase, Run};
 /// How often others may go before the first in the order.
 pub(super) const MAX_PASSED: u32 = 32;
 
-/// Lines and the adapters that no replica of theirs can take in.
-type Blocked = SmallVec<[(usize, ModelId); 4]>;
+/// Lines and the adapters that no replica of theirs can take in, each with the
+/// first job that it keeps waiting.
+type Blocked = SmallVec<[(usize, ModelId, JobId); 4]>;
 
 /// A job and where it goes.
 #[derive(Debug, Clone, Copy)]
@@ -89,7 +91,10 @@ impl Scheduler {
         loop {
             let room = |pools: &[PoolId], guest| self.fleet.room(pools, guest);
             let skip = |head: &Head| passed.contains(&head.job) || self.is_blocked(head, &blocked);
-            let chosen = self.groups[group].first(&room, &skip)?;
+            let Some(chosen) = self.groups[group].first(&room, &skip) else {
+                self.hold_for_shut_out(group, &blocked);
+                return None;
+            };
             if self.falls_behind(&chosen.head) {
                 continue;
             }
@@ -110,13 +115,13 @@ impl Scheduler {
 
     /// The line and the adapter of a job, if the adapter cannot come in at any
     /// replica of the line: then no other job with it need be looked at.
-    fn blocked_by(&self, group: usize, chosen: &Candidate) -> Option<(usize, ModelId)> {
+    fn blocked_by(&self, group: usize, chosen: &Candidate) -> Option<(usize, ModelId, JobId)> {
         let (pools, model) = (&self.groups[group].shape.lines[chosen.line].pools, chosen.head.lane.model);
-        self.fleet.shuts_out(pools, model).then_some((chosen.line, model))
+        self.fleet.shuts_out(pools, model).then_some((chosen.line, model, chosen.head.job))
     }
 
     fn is_blocked(&self, head: &Head, blocked: &Blocked) -> bool {
-        let line = |(line, model): &(usize, ModelId)| {
+        let line = |(line, model, _): &(usize, ModelId, JobId)| {
             head.lane.model == *model
                 && self.placement.route(head.lane).is_some_and(|route| route.line == *line)
         };
@@ -236,8 +241,35 @@ impl Scheduler {
         }
         let Some(job) = self.jobs.get_mut(&first) else { return };
         job.passed = job.passed.saturating_add(1);
+        if job.passed >= MAX_PASSED {
+            self.hold_for(group, pool, first);
+        }
+    }
+
+    /// Those that other adapters keep out have a replica held for them once they
+    /// have waited for half of their objective, whoever is first in the order: else
+    /// others that come and go would keep all slots for ever.
+    fn hold_for_shut_out(&mut self, group: usize, blocked: &Blocked) {
+        for (line, model, id) in blocked {
+            let Some(job) = self.jobs.get(id) else { continue };
+            let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
+            if job.queued(self.now) < objective.unwrap_or_default() / 2 {
+                continue;
+            }
+            let pools = self.groups[group].shape.lines[*line].pools.iter().copied();
+            let can: SmallVec<[PoolId; 4]> = pools
+                .filter(|pool| self.fleet.is_adapter(*pool, *model) && self.would_take(*id, *pool))
+                .collect();
+            can.into_iter().for_each(|pool| self.hold_for(group, pool, *id));
+        }
+    }
+
+    /// Holds a replica of the pool for the job, unless the pool has one held or
+    /// the job has one.
+    fn hold_for(&mut self, group: usize, pool: PoolId, first: JobId) {
+        let Some(job) = self.jobs.get(&first) else { return };
         let holds = &self.groups[group].holds;
-        if job.passed < MAX_PASSED || holds.iter().any(|hold| hold.pool == pool || hold.job == first) {
+        if holds.iter().any(|hold| hold.pool == pool || hold.job == first) {
             return;
         }
         let need = job.need();

@@ -195,10 +195,9 @@ impl RequestFinished<'_> {
                 )
             };
         }
-        if self.outcome == RequestOutcome::Failed {
-            line!(Level::WARN);
-        } else {
-            line!(Level::INFO);
+        match self.outcome {
+            RequestOutcome::Failed => line!(Level::WARN),
+            _ => line!(Level::INFO),
         }
     }
 }

@@ -242,6 +242,10 @@ impl Edge {
         self.event(Event::Left { job, usage: Usage::Unknown });
     }
 
+    fn adapters(&mut self, replica: ReplicaId, slots: Option<u32>, running: u8) {
+        self.event(Event::AdaptersReported { replica, slots, running: models_of(running) });
+    }
+
     fn answer(&mut self, found: bool) {
         let Some((&replica, _)) = self.probes.first_key_value() else { return };
         self.probes.remove(&replica);
@@ -294,11 +298,7 @@ impl Edge {
             Op::Report(replica, report) => {
                 self.event(Event::ReplicaReported { replica: ReplicaId::new(replica), report });
             }
-            Op::Adapters(replica, slots, running) => self.event(Event::AdaptersReported {
-                replica: ReplicaId::new(replica),
-                slots,
-                running: models_of(running),
-            }),
+            Op::Adapters(replica, slots, running) => self.adapters(ReplicaId::new(replica), slots, running),
             Op::Paced(replica, pace) => self.event(Event::Paced { replica: ReplicaId::new(replica), pace }),
             Op::Answer(found) => self.answer(found),
             Op::Lost(replica) => {

@@ -61,6 +61,22 @@ pub(super) struct Affinity {
     sessions: Option<(u64, usize)>,
 }
 
+impl Affinity {
+    fn sessions(&self) -> Option<StickySessions> {
+        let (millis, bound) = self.sessions?;
+        Some(StickySessions { max_delay: Duration::from_millis(millis), bound })
+    }
+
+    fn row(&self, pool: usize) -> Pool {
+        Pool {
+            adapters: models_of(self.adapters.get(pool).copied().unwrap_or(0)),
+            adapter_slots: self.slots,
+            adapter_load: self.load.map(Duration::from_millis),
+            ..Pool::default()
+        }
+    }
+}
+
 fn affinity() -> impl Strategy<Value = Affinity> {
     let rows = (
         vec(0u8..8, 0..4),
@@ -154,10 +170,7 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         bounds: Bounds { requests: rules.bound, ..Bounds::default() },
         retry: Retry { max_attempts: rules.attempts },
         health: Health { slow_start: Duration::from_millis(rules.slow_start), ..Health::default() },
-        sessions: rules
-            .affinity
-            .sessions
-            .map(|(millis, bound)| StickySessions { max_delay: Duration::from_millis(millis), bound }),
+        sessions: rules.affinity.sessions(),
     };
     let [cold_start, tolerance] = rules.starts.map(|millis| millis.map(Duration::from_millis));
     for (index, row) in rules.classes.iter().enumerate() {
@@ -191,17 +204,8 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
                 replicas.push(policy.replicas.insert(NAMES[pool * 3 + index], row));
             }
         }
-        let mask = rules.affinity.adapters.get(pool).copied().unwrap_or(0);
-        let row = Pool {
-            replicas,
-            engine_buffer: rules.buffer,
-            cold_start,
-            supply,
-            adapters: models_of(mask),
-            adapter_slots: rules.affinity.slots,
-            adapter_load: rules.affinity.load.map(Duration::from_millis),
-            ..Pool::default()
-        };
+        let row =
+            Pool { replicas, engine_buffer: rules.buffer, cold_start, supply, ..rules.affinity.row(pool) };
         policy.pools.insert(NAMES[pool], row);
     }
     for (index, mask) in rules.models.iter().enumerate() {
