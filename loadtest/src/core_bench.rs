@@ -177,6 +177,7 @@ impl World {
             falls_back: false,
             context: 0,
             fit: 0,
+            session: None,
         };
         self.handle(Event::Arrived(spec, Prefix::default()));
     }

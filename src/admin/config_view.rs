@@ -6,7 +6,9 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::admin::report::{self, BoundsRow};
-use crate::config::settings::{Auth, Edge, EngineKind, LogFormat, PoolEdge, Settings, Site, Startup};
+use crate::config::settings::{
+    Auth, Edge, EngineKind, LogFormat, PoolEdge, SessionField, SessionKey, Settings, Site, Startup,
+};
 use crate::core::ids::PoolId;
 use crate::core::placement::rules::{Capacity, Otherwise, Price, Rules, Supply};
 use crate::core::policy::{Class, Policy};
@@ -33,6 +35,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "busy_backoff": secs(policy.health.busy_backoff),
             "drain": secs(policy.health.drain),
         },
+        "sessions": edge.session.as_ref().map(|key| session_view(key, policy)),
         "requests": {
             "max_body_bytes": edge.requests.max_body_bytes,
             "max_total_body_bytes": edge.requests.max_total_body_bytes,
@@ -45,6 +48,20 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "stream_idle_timeout": secs(edge.upstream.stream_idle_timeout),
             "keep_alive": secs(edge.upstream.keep_alive),
         },
+    })
+}
+
+fn session_view(key: &SessionKey, policy: &Policy) -> Value {
+    let fields = key.body.iter().map(|field| match field {
+        SessionField::PromptCacheKey => "prompt_cache_key",
+        SessionField::User => "user",
+    });
+    let rule = policy.sessions;
+    json!({
+        "header": key.header,
+        "body": fields.collect::<Vec<_>>(),
+        "max_delay": rule.map(|rule| secs(rule.max_delay)),
+        "max_sessions": rule.map(|rule| rule.bound),
     })
 }
 
@@ -129,6 +146,9 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
     json!({
         "engine": pool_edge.map(|pool| engine_name(pool.engine)),
         "models": pool_edge.map(|pool| engine_models(pool, policy)),
+        "adapters": pool_edge.map(|pool| adapters(pool, policy)),
+        "adapter_slots": policy.pools.get(id).and_then(|pool| pool.adapter_slots),
+        "adapter_load": policy.pools.get(id).and_then(|pool| pool.adapter_load).map(secs),
         "api_key": pool_edge.and_then(|pool| pool.api_key.as_ref()).map(|_| "set"),
         "scrape_interval": pool_edge.map(|pool| secs(pool.scrape_interval)),
         "engine_buffer": policy.pools.get(id).map(|pool| pool.engine_buffer),
@@ -177,6 +197,10 @@ fn rules_view(rules: &Rules, policy: &Policy) -> Value {
 /// The engine's own name of each model.
 fn engine_models(pool: &PoolEdge, policy: &Policy) -> Value {
     by_name(pool.model_names.iter().map(|(id, name)| (policy.models.name(*id), json!(name))))
+}
+
+fn adapters<'a>(pool: &PoolEdge, policy: &'a Policy) -> Vec<&'a str> {
+    pool.adapters.iter().map(|id| policy.models.name(*id)).collect()
 }
 
 const fn engine_name(engine: EngineKind) -> &'static str {

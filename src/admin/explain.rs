@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::core::adapters::Fit;
 use crate::core::event::Placed;
 use crate::core::policy::Policy;
 use crate::core::snapshot::WaitingView;
@@ -69,6 +70,7 @@ fn decision(why: &Placed, policy: &Policy) -> Value {
         "candidates": why.candidates,
         "expected_ttft": secs(why.expected),
         "cached_tokens": why.cached_tokens,
+        "adapter": why.adapter.map(Fit::name),
         "outstanding_tokens": why.outstanding_tokens,
         "running": why.running,
         "limit": why.limit,
@@ -84,6 +86,7 @@ fn waits(view: &WaitingView, policy: &Policy) -> Value {
             "limit": choice.limit,
             "fits": choice.fits,
             "failed_it_before": choice.tried,
+            "adapter": choice.adapter.map(Fit::name),
             "expected_ttft": secs(choice.expected),
         })
     });

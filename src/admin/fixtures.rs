@@ -28,6 +28,7 @@ fn edge(policy: &Policy) -> Edge {
         PoolEdge {
             engine: EngineKind::Vllm,
             model_names: [(ModelId::new(0), "meta/llama".to_owned())].into(),
+            adapters: std::collections::BTreeSet::new(),
             api_key: Some(Secret::new("engine-secret")),
             scrape_interval: seconds(1),
             site: Default::default(),
@@ -65,6 +66,7 @@ fn edge(policy: &Policy) -> Edge {
             keep_alive: seconds(4),
         },
         continue_streams: true,
+        session: None,
     }
 }
 

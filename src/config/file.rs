@@ -8,6 +8,7 @@ pub mod discover;
 pub mod limits;
 pub mod placement;
 pub mod pools;
+pub mod routing;
 pub mod server;
 pub mod tenants;
 
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::file::limits::{Health, Queue, Requests, Retry, Upstream};
 use crate::config::file::pools::{Model, Pool};
+use crate::config::file::routing::Routing;
 use crate::config::file::server::{Server, Telemetry};
 use crate::config::file::tenants::{Access, Class, Tenant, builtin_classes};
 use crate::config::named::Named;
@@ -42,6 +44,9 @@ pub struct File {
     /// What may wait in all; a request that would pass a bound is refused
     /// with an honest Retry-After.
     pub queue: Queue,
+    /// What counts for the choice of a replica beside its time to the first
+    /// token.
+    pub routing: Routing,
     /// What happens to a request whose replica failed.
     pub retry: Retry,
     /// How replicas come and go.
@@ -71,6 +76,7 @@ impl Default for File {
             requests: Requests::default(),
             upstream: Upstream::default(),
             queue: Queue::default(),
+            routing: Routing::default(),
             retry: Retry::default(),
             health: Health::default(),
             classes: builtin_classes(),

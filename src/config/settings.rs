@@ -2,7 +2,7 @@
 
 pub mod names;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use http::Uri;
 
 use crate::config::discover::Discovery;
+pub use crate::config::file::routing::SessionField;
 use crate::config::secret::Secret;
 use crate::config::settings::names::Names;
 use crate::core::ids::{ClassId, KeyId, ModelId, PoolId, ReplicaId, TenantId};
@@ -99,6 +100,17 @@ pub struct Edge {
     /// Whether a stream that breaks after its first token goes on at another
     /// replica.
     pub continue_streams: bool,
+    /// What names the session of a request, where sessions keep to a replica.
+    pub session: Option<SessionKey>,
+}
+
+/// What names the session of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionKey {
+    /// A header, lower case; it goes before the fields.
+    pub header: Option<String>,
+    /// Fields of the body; the first that is there counts.
+    pub body: Vec<SessionField>,
 }
 
 /// Who may come in.
@@ -130,6 +142,8 @@ pub struct PoolEdge {
     pub engine: EngineKind,
     /// The engine's own name of each model it serves.
     pub model_names: BTreeMap<ModelId, String>,
+    /// The adapters among them.
+    pub adapters: BTreeSet<ModelId>,
     /// Sent as `Authorization: Bearer` to its engines.
     pub api_key: Option<Secret>,
     /// Time between two scrapes of an engine's own view.

@@ -14,6 +14,7 @@ mod models;
 mod names;
 mod placement;
 mod pools;
+mod routing;
 mod startup;
 mod tenants;
 mod url;
@@ -55,6 +56,7 @@ pub(super) fn validate(
         pools: &served.pools,
     };
     let admitted = tenants::validate(&entry, findings);
+    let (session, sessions) = routing::validate(&file.routing, findings);
     let edge = Edge {
         auth: admitted.auth,
         names: Names { tenants: admitted.names, ..models.names },
@@ -63,6 +65,7 @@ pub(super) fn validate(
         requests: limits::requests(&file.requests, &file.queue, findings),
         upstream: limits::upstream(&file.upstream, findings),
         continue_streams: file.retry.continue_streams,
+        session,
     };
     let policy = Policy {
         generation: previous.map_or(1, |old| old.policy.generation + 1),
@@ -77,6 +80,7 @@ pub(super) fn validate(
         bounds: limits::queue(&file.queue, findings),
         retry: limits::retry(&file.retry, findings),
         health: limits::health(&file.health, findings),
+        sessions,
     };
     usage::validate(file, &policy, findings);
     Settings { digest, startup, edge: Arc::new(edge), policy: Arc::new(policy) }

@@ -217,6 +217,7 @@ mod tests {
             falls_back: false,
             context: 0,
             fit: 0,
+            session: None,
         }
     }
 

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::adapters::Fit;
 use crate::core::budget::Exceeded;
 use crate::core::budget::rule::{Period, RuleId};
-use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId};
+use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::overrides::{Lever, Override};
 use crate::core::placement::place::Choice;
@@ -52,6 +53,15 @@ pub enum Event {
         replica: ReplicaId,
         /// Its view.
         report: Report,
+    },
+    /// A scrape of what the replica says of its adapters arrived.
+    AdaptersReported {
+        /// The replica.
+        replica: ReplicaId,
+        /// Adapters that it computes with at once, if it says so.
+        slots: Option<u32>,
+        /// Those that it runs requests with.
+        running: Vec<ModelId>,
     },
     /// A probe that the core asked for failed, or an operator took the
     /// replica away.
@@ -317,6 +327,8 @@ pub struct Placed {
     pub turn: Turn,
     /// Why to that pool.
     pub choice: Choice,
+    /// How its model stood to the replica, if it is an adapter there.
+    pub adapter: Option<Fit>,
     /// The class it is served in.
     pub class: ClassId,
     /// The class it came in, when it could not keep that one's deadline.
@@ -338,6 +350,7 @@ impl Placed {
         limit: 1,
         turn: Turn::Alone,
         choice: Choice::Only,
+        adapter: None,
         class: ClassId::new(0),
         demoted_from: None,
     };

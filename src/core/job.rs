@@ -48,6 +48,9 @@ pub struct JobSpec {
     /// How many of its model's context windows are too small for it; the
     /// scheduler finds out.
     pub fit: u8,
+    /// What stands for the tenant and the session that it belongs to, where
+    /// sessions keep to a replica; absent when it names none.
+    pub session: Option<u64>,
 }
 
 /// The start of a prompt in blocks of equal size, to find the replica that has

@@ -2,6 +2,7 @@
 //! events are passed in, actions with their reasons come out. No I/O, clock,
 //! environment, log, thread or randomness of its own.
 
+pub mod adapters;
 pub mod admission;
 pub mod backlog;
 pub mod board;
@@ -30,6 +31,7 @@ pub mod quota;
 pub mod reserve;
 pub mod routing;
 pub mod scheduler;
+pub mod sessions;
 pub mod snapshot;
 pub mod speed;
 pub mod table;

@@ -36,6 +36,8 @@ pub struct Policy {
     pub retry: Retry,
     /// How replicas come and go.
     pub health: Health,
+    /// Whether sessions keep to a replica.
+    pub sessions: Option<StickySessions>,
 }
 
 /// The promise a request is served under.
@@ -129,6 +131,24 @@ pub struct Pool {
     pub cold_start: Option<Duration>,
     /// What it is, as far as rules ask.
     pub supply: Supply,
+    /// Those of its models that are adapters, which its replicas load when they
+    /// are asked for.
+    pub adapters: BTreeSet<ModelId>,
+    /// Adapters that a replica computes with at once (at least 1); absent = what
+    /// the engine says.
+    pub adapter_slots: Option<u32>,
+    /// How long a replica takes to load one; absent = measured.
+    pub adapter_load: Option<Duration>,
+}
+
+/// Sessions keep to the replica that they were sent to last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StickySessions {
+    /// By how much later the first token may come there than at the best other
+    /// replica.
+    pub max_delay: Duration,
+    /// Sessions that are remembered at most, at least 1.
+    pub bound: usize,
 }
 
 /// One engine endpoint.

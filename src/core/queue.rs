@@ -373,6 +373,7 @@ mod tests {
             falls_back: false,
             context: 0,
             fit: 0,
+            session: None,
         }
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::adapters::Fit;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::overrides::Measure;
 
@@ -248,6 +249,8 @@ pub struct Choice {
     pub fits: bool,
     /// Whether it failed the job, which therefore keeps away from it.
     pub tried: bool,
+    /// How the job's model stands to it, if it is an adapter there.
+    pub adapter: Option<Fit>,
     /// Predicted time to the job's first token there.
     pub expected: Duration,
 }

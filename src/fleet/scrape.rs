@@ -107,7 +107,20 @@ async fn round(shared: &Shared, member: &Member, info_due: &mut Instant) {
 async fn scrape(shared: &Shared, member: &Member, url: &str) -> Result<Gauges, Trouble> {
     let target = &member.target;
     let body = shared.fetcher.body(url, target.key.as_ref(), shared.timing.scrape_timeout).await?;
-    target.adapter().gauges(&String::from_utf8_lossy(&body)).ok_or(Trouble::NotUnderstood)
+    let text = String::from_utf8_lossy(&body);
+    let gauges = target.adapter().gauges(&text).ok_or(Trouble::NotUnderstood)?;
+    report_adapters(shared, member, &text);
+    Ok(gauges)
+}
+
+/// Says which of the adapters that the configuration gives it are in use there.
+fn report_adapters(shared: &Shared, member: &Member, text: &str) {
+    let target = &member.target;
+    let read = target.adapter().adapters.filter(|_| !target.adapters.is_empty() && !member.ended());
+    let Some(loras) = read.and_then(|read| read(text)) else { return };
+    let known = target.adapters.iter().filter(|(name, _)| loras.running.contains(name));
+    let running = known.map(|(_, id)| *id).collect();
+    shared.sink.event(Event::AdaptersReported { replica: target.replica, slots: loras.slots, running });
 }
 
 /// Enters the result; true when it is the first success after a failure.

@@ -321,6 +321,7 @@ pools:
             falls_back: false,
             context: 0,
             fit: 0,
+            session: None,
         };
         gate.admit(spec, Prefix::default(), policy)
     }
@@ -393,6 +394,7 @@ pools:
             falls_back: false,
             context: 0,
             fit: 0,
+            session: None,
         };
         gate.admit(spec, Prefix::default(), &new.policy).placed().await.unwrap();
         // An older policy does not come back.

@@ -28,6 +28,7 @@ use crate::proxy::pace::Paces;
 use crate::proxy::record::{Place, Record};
 use crate::proxy::relay::Relay;
 use crate::proxy::retries::{Notice, Original, Retries, Try};
+use crate::proxy::session;
 use crate::proxy::stream::EngineStream;
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
@@ -169,6 +170,7 @@ impl Proxy {
         let now = record.clock.now();
         let at = (self.gate.next_job_id(), now);
         let mut order = order::read(&settings, &identity, api, &parts.headers, body, at)?;
+        order.spec.session = session::of(&settings, &self.prefixes, &parts.headers, &order);
         self.note_order(&order, &parts.headers, record);
         self.take_seat(&mut order, &parts.headers, record);
         let headers = headers::upstream_headers(&parts.headers);

@@ -21,5 +21,6 @@ mod local;
 mod order;
 mod record;
 mod relay;
+mod session;
 mod stream;
 mod window;

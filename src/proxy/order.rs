@@ -106,6 +106,7 @@ pub(super) fn read(
         falls_back: !candidates.others.is_empty(),
         context,
         fit: 0,
+        session: None,
     };
     Ok(Order { api, body, peek, candidates, spec })
 }

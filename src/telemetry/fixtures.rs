@@ -95,6 +95,7 @@ pub(crate) fn success() -> RequestFinished<'static> {
             candidates: 2,
             outstanding_tokens: 512,
             cached_tokens: 0,
+            adapter: None,
             expected: Duration::from_millis(130),
             running: 4,
             limit: 16,

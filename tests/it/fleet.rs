@@ -1,7 +1,7 @@
 //! The fleet against engines that behave well, badly, and not at all.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -232,6 +232,7 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
             PoolEdge {
                 engine: *engine,
                 model_names: BTreeMap::from([(model, "served".to_owned())]),
+                adapters: BTreeSet::new(),
                 api_key: key.map(Secret::new),
                 scrape_interval: Duration::from_millis(20),
                 site: Default::default(),
@@ -275,6 +276,7 @@ fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>)
             keep_alive: Duration::from_secs(1),
         },
         continue_streams: true,
+        session: None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! In-process integration tests.
 
+mod affinity;
 mod client;
 mod cold;
 mod discovery;

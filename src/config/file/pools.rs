@@ -46,6 +46,21 @@ pub struct Pool {
     /// to the engine's own. A name without the engine's own is sent as it is;
     /// TGI is told `tgi`.
     pub models: ServedModels,
+    /// LoRA adapters that its engines compute on top of one of those models, each
+    /// a model of its own for clients: a list of names, or a map from the public
+    /// name to the engine's own. A request for one goes where it is loaded, as
+    /// far as that is worth it.
+    #[serde(skip_serializing_if = "ServedModels::is_empty")]
+    pub adapters: ServedModels,
+    /// Adapters that an engine computes with at once (`--max-loras`); absent =
+    /// what the engine says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub adapter_slots: Option<u32>,
+    /// How long an engine takes to load an adapter into a slot; absent =
+    /// measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter_load: Option<Span>,
     /// Its replicas: base URLs such as `http://10.0.0.5:8000`, without `/v1`.
     pub replicas: Vec<Replica>,
     /// Where more replicas come from, beside or instead of `replicas`.
@@ -111,6 +126,9 @@ impl Default for Pool {
         Self {
             engine: None,
             models: ServedModels::default(),
+            adapters: ServedModels::default(),
+            adapter_slots: None,
+            adapter_load: None,
             replicas: Vec::new(),
             discover: None,
             cold_start: None,
@@ -160,6 +178,17 @@ pub enum ServedModels {
     Names(Vec<String>),
     /// Public names with the engine's own.
     Renamed(Named<String>),
+}
+
+impl ServedModels {
+    /// Whether it names none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Names(names) => names.is_empty(),
+            Self::Renamed(names) => names.is_empty(),
+        }
+    }
 }
 
 impl Default for ServedModels {

@@ -95,7 +95,8 @@ pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findin
     RequestLimits { max_body_bytes, max_total_body_bytes, max_answer_bytes, class_header }
 }
 
-fn header(name: &str, field: &Field, findings: &mut Findings<'_>) -> String {
+/// The name of a header that means nothing else, in lower case.
+pub(super) fn header(name: &str, field: &Field, findings: &mut Findings<'_>) -> String {
     let lower = name.to_ascii_lowercase();
     if HeaderName::from_bytes(name.as_bytes()).is_err() {
         findings.error(field, format!("{name:?} is not a header name"), "write one such as x-penstock-class");

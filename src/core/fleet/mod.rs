@@ -1,5 +1,6 @@
 //! The ledger of every replica, its state, and what it can still take.
 
+mod adapters;
 mod node;
 mod pool;
 mod search;
@@ -10,7 +11,8 @@ use std::time::Duration;
 use crate::core::board::Entry;
 use crate::core::event::{Pace, Report};
 use crate::core::foreign::{Finding, Own};
-use crate::core::ids::{PoolId, ReplicaId};
+use crate::core::ids::{ModelId, PoolId, ReplicaId};
+use crate::core::number_map::NumberMap;
 use crate::core::overrides::Closed;
 use crate::core::policy::{Health, Policy};
 use crate::core::predict::{self, Outlook};
@@ -55,6 +57,8 @@ pub struct Fleet {
     pools: Vec<PoolState>,
     wakes: BTreeSet<(Tick, ReplicaId)>,
     chosen: u64,
+    /// Replicas that have each adapter loaded.
+    holders: NumberMap<ModelId, Vec<ReplicaId>>,
 }
 
 impl Fleet {
@@ -65,10 +69,7 @@ impl Fleet {
         let first = self.pools.is_empty();
         let mut departures = Departures::default();
         self.rules = policy.health;
-        self.pools = vec![PoolState::default(); policy.pools.capacity()];
-        for (id, _, pool) in policy.pools.iter() {
-            self.pools[id.index()].buffer = pool.engine_buffer;
-        }
+        self.renew_pools(policy);
         if self.nodes.len() < policy.replicas.capacity() {
             self.nodes.resize(policy.replicas.capacity(), None);
         }
@@ -98,6 +99,7 @@ impl Fleet {
                 let pool = &mut self.pools[row.pool.index()];
                 pool.members.push(id);
                 node.rank_speed(&mut pool.speeds);
+                self.configure_adapters(id, policy);
             }
             self.refresh(id, now);
         }
@@ -189,6 +191,7 @@ impl Fleet {
     pub fn book(&mut self, id: ReplicaId, booking: &Booking, now: Tick) {
         self.chosen += 1;
         let chosen = self.chosen;
+        self.take_adapter(id, booking);
         self.change(id, now, |node| {
             if node.ledger.streams == 0 {
                 node.watch.sign(now);
@@ -217,7 +220,8 @@ impl Fleet {
 
     /// The job is gone from there. False when its booking is not there.
     pub fn release(&mut self, id: ReplicaId, booking: &Booking, now: Tick) -> bool {
-        self.change(id, now, |node| node.ledger.take(booking)).unwrap_or(false)
+        let slots = self.give_back_adapter(id, booking);
+        self.change(id, now, |node| node.ledger.take(booking)).unwrap_or(false) && slots
     }
 
     /// The replica's health, to change it; `None` when it is unknown or no
@@ -409,6 +413,7 @@ impl Fleet {
             node.wake = wake;
         }
         if !node.present && node.ledger.jobs == 0 {
+            self.drop_adapters(id);
             self.nodes[id.index()] = None;
         }
     }

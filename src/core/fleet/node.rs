@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use crate::core::adapters::{Fit, Slots};
 use crate::core::board::Size;
 use crate::core::event::Report;
 use crate::core::foreign::Foreign;
-use crate::core::ids::{PoolId, ReplicaId};
+use crate::core::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::limits::{LearnedSeqs, full_seqs, ramped};
 use crate::core::overrides::Closed;
 use crate::core::pace::PaceLimit;
@@ -61,6 +62,7 @@ pub(super) struct Node {
     pub(super) configured_seqs: Option<u32>,
     pub(super) configured_kv: Option<u64>,
     pub(super) ledger: Ledger,
+    pub(super) adapters: Slots,
     pub(super) vitals: Vitals,
     /// How an operator has closed it to new work.
     pub(super) closed: Option<Closed>,
@@ -98,6 +100,7 @@ impl Node {
             configured_seqs: None,
             configured_kv: None,
             ledger: Ledger::default(),
+            adapters: Slots::default(),
             vitals: Vitals::default(),
             closed: None,
             watch: Watch::default(),
@@ -235,7 +238,14 @@ impl Node {
     }
 
     pub(super) fn key(&self, pool: &PoolState, replica: ReplicaId) -> RouteKey {
-        RouteKey { outlook: self.outlook(pool), last_chosen: self.last_chosen, replica }
+        let none = pool.adapters.is_empty();
+        let miss = if none { 0 } else { pool.load.cost(self.adapters.fit_of_other()) };
+        RouteKey { outlook: self.outlook(pool), miss, last_chosen: self.last_chosen, replica }
+    }
+
+    /// How the model stands to it, if it is an adapter there.
+    pub(super) fn adapter_fit(&self, pool: &PoolState, model: ModelId) -> Option<Fit> {
+        pool.adapters.contains(&model).then(|| self.adapters.fit(model))
     }
 
     /// Learns its speed from a first token.

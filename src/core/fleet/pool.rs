@@ -1,9 +1,11 @@
 //! One pool: its replicas with free credit, in the order of routing.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::core::adapters::LoadTime;
 use crate::core::board::Board;
-use crate::core::ids::ReplicaId;
+use crate::core::ids::{ModelId, ReplicaId};
 use crate::core::routing::RouteKey;
 use crate::core::speed::Speeds;
 
@@ -47,6 +49,10 @@ pub(super) struct PoolState {
     /// Sequences that those in service may have.
     pub(super) capacity: u64,
     pub(super) speeds: Speeds,
+    /// Those of its models that are adapters.
+    pub(super) adapters: BTreeSet<ModelId>,
+    /// How long they take to load.
+    pub(super) load: LoadTime,
 }
 
 /// A pool may read guests' prompts at one replica of so many at the same time:

@@ -70,6 +70,7 @@ impl Scheduler {
         let now = self.now;
         if self.fleet.with_vitals(replica, now, |vitals, rules| vitals.eject(now, rules)) == Some(true) {
             self.prefixes.forget(replica);
+            self.fleet.forget_adapters(replica, now);
             out.push(Action::Eject { replica, why });
             self.look_again = true;
             self.touch_replica(replica);

@@ -88,6 +88,8 @@ pub(super) struct Run {
     pub(super) since: Tick,
     /// Nanoseconds to its first token, as predicted for a replica of speed 1.
     pub(super) raw: u64,
+    /// Whether its adapter had to be loaded.
+    pub(super) loads: bool,
 }
 
 impl Job {
@@ -136,6 +138,7 @@ impl Job {
             suspect: self.suspect,
             guest,
             streams: self.spec.streams,
+            adapter: None,
         }
     }
 
@@ -147,7 +150,8 @@ impl Job {
 
     /// What it wants of a replica.
     pub(super) fn wish<'a>(&self, cached: &'a [(ReplicaId, u64)], guest: bool) -> Wish<'a> {
-        Wish { need: self.need(), prompt: self.prompt(), cached, guest }
+        let (need, prompt, model) = (self.need(), self.prompt(), self.spec.model);
+        Wish { need, prompt, cached, guest, model, session: None }
     }
 
     /// What the next engine has to read.

@@ -6,7 +6,8 @@
 //! * order between classes, tenants and jobs: [`crate::core::order`] and
 //!   [`crate::core::fairness`];
 //! * what each tenant may hold: [`crate::core::quota`];
-//! * which replica: [`crate::core::routing`]; how much it can take:
+//! * which replica: [`crate::core::routing`], [`crate::core::adapters`],
+//!   [`crate::core::sessions`]; how much it can take:
 //!   [`crate::core::limits`] and [`crate::core::fleet`]; of which pool:
 //!   [`crate::core::placement`];
 //! * large jobs among small ones: `dispatch`;
@@ -67,6 +68,7 @@ use crate::core::placement::Placement;
 use crate::core::policy::Policy;
 use crate::core::prefix::PrefixIndex;
 use crate::core::queue::{Load, Queue};
+use crate::core::sessions::Sessions;
 use crate::core::time::Tick;
 
 use job::Job;
@@ -87,6 +89,7 @@ pub struct Scheduler {
     budgets: Budgets,
     expected: Expected,
     prefixes: PrefixIndex,
+    sessions: Sessions,
     movable: BTreeSet<Movable>,
     deadlines: BTreeSet<(Tick, JobId)>,
     /// Jobs that are held for a pool's start, by when they are told to come back
@@ -130,6 +133,7 @@ impl Scheduler {
             budgets,
             expected: Expected::default(),
             prefixes: PrefixIndex::default(),
+            sessions: Sessions::default(),
             movable: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             held: BTreeSet::new(),
@@ -176,10 +180,15 @@ impl Scheduler {
             Event::ReplicaReported { replica, report } => {
                 if self.fleet.report(replica, report, now) == Some(Finding::Restarted) {
                     self.prefixes.forget(replica);
+                    self.fleet.forget_adapters(replica, now);
                 }
                 if let Some(tokens) = report.kv_tokens {
                     self.prefixes.resize(replica, tokens);
                 }
+                self.touch_replica(replica);
+            }
+            Event::AdaptersReported { replica, slots, running } => {
+                self.fleet.report_adapters(replica, slots, &running, now);
                 self.touch_replica(replica);
             }
             Event::ReplicaLost { replica } => self.lost(replica, Fault::Refused, out),

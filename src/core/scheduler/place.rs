@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use crate::core::fleet::Found;
+use crate::core::fleet::{Found, Wish};
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::order::Candidate;
 use crate::core::placement::Line;
@@ -29,15 +29,36 @@ impl Scheduler {
         let last = here.last_tier(chosen.class, chosen.line);
         let shunned = self.shunned(chosen.head.job, &line.pools);
         let cached = self.prefixes.matches(&job.prefix);
-        let wish = job.wish(&cached, chosen.guest);
+        let wish = Wish { session: self.session(job), ..job.wish(&cached, chosen.guest) };
         let choose = |avoid: &dyn Fn(ReplicaId) -> bool| {
             self.choose(job, line, last, &|pools| self.fleet.find(pools, &wish, avoid))
         };
         let apart = || choose(&|id| shunned.contains(&id) || self.fleet.has_suspect(id));
         let apart = job.suspect.then(apart).flatten();
         let (replica, choice) = apart.or_else(|| choose(&|id| shunned.contains(&id)))?;
-        let prefix = choice == Choice::Only && wish.cached_at(replica) > 0;
-        Some((replica, if prefix { Choice::Prefix } else { choice }))
+        let choice = match choice {
+            Choice::Only if wish.session.is_some_and(|(own, _)| own == replica) => Choice::Session,
+            Choice::Only if wish.cached_at(replica) > 0 => Choice::Prefix,
+            other => other,
+        };
+        Some((replica, choice))
+    }
+
+    /// The replica of the job's session, and by how many nanoseconds its first
+    /// token may come later there. What the job has waited counts too, so that it
+    /// gives up its replica in time.
+    pub(super) fn session(&self, job: &Job) -> Option<(ReplicaId, u64)> {
+        let rule = self.policy.sessions.as_ref()?;
+        let replica = self.sessions.get(job.spec.session?)?;
+        let left = rule.max_delay.saturating_sub(self.now.since(job.spec.arrived));
+        Some((replica, u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// Until when the job keeps to the replica of its session.
+    fn session_until(&self, job: &Job) -> Option<Tick> {
+        let rule = self.policy.sessions.as_ref()?;
+        let until = job.spec.arrived + rule.max_delay;
+        self.sessions.get(job.spec.session?).filter(|_| self.now < until).map(|_| until)
     }
 
     /// Chooses among the tiers of a line by what `find` says of each.
@@ -99,13 +120,14 @@ impl Scheduler {
         (line.otherwise == Otherwise::Wait && line.tiers.len() > 1 && self.now < half).then_some(half)
     }
 
-    /// A job that is next stays: if it has patience, the group has to be looked
-    /// at when that ends.
+    /// A job that is next stays: if it has patience, or its session a replica,
+    /// the group has to be looked at when that ends.
     pub(super) fn note_spill(&mut self, group: usize, chosen: &Candidate) {
         let line = &self.groups[group].shape.lines[chosen.line];
         let until = self.jobs.get(&chosen.head.job).and_then(|job| self.patient_until(job, line));
+        let session = self.jobs.get(&chosen.head.job).and_then(|job| self.session_until(job));
         let spill_at = &mut self.groups[group].spill_at;
-        *spill_at = spill_at.iter().copied().chain(until).min();
+        *spill_at = spill_at.iter().copied().chain(until).chain(session).min();
     }
 
     /// Whether the job, of those that may use the pool, looks at it by now.

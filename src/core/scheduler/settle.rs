@@ -45,7 +45,11 @@ impl Scheduler {
             if self.jobs.get(&id).is_some_and(|job| !job.is_unseen()) {
                 self.forget_movable(id);
             }
-            self.fleet.answered(run.replica, self.now.since(run.since), run.raw, self.now);
+            let took = self.now.since(run.since);
+            match run.loads {
+                true => self.fleet.loaded(run.replica, took, run.raw),
+                false => self.fleet.answered(run.replica, took, run.raw, self.now),
+            }
             self.note_start(&run);
             self.touch_replica(run.replica);
         }

@@ -16,6 +16,15 @@ pub use info::{ModelInfo, NotUnderstood, ServedName};
 
 use crate::config::settings::EngineKind;
 
+/// What an engine says of its LoRA adapters.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Loras {
+    /// How many it computes with at once, at least 1.
+    pub slots: Option<u32>,
+    /// The engine's names of those that it runs requests with.
+    pub running: Vec<String>,
+}
+
 /// One kind of engine.
 #[derive(Debug)]
 pub struct Adapter {
@@ -30,6 +39,8 @@ pub struct Adapter {
     /// Whether it refuses requests for names that it does not list. Otherwise
     /// a name that is missing from its list means nothing.
     pub names_bind: bool,
+    /// Reads what a metrics answer says of LoRA adapters.
+    pub adapters: Option<fn(&str) -> Option<Loras>>,
     read: fn(&str) -> Option<Gauges>,
 }
 

@@ -9,5 +9,6 @@ pub(super) const ADAPTER: Adapter = Adapter {
     ready_paths: &["/v1/models"],
     ready: Ready::Answers,
     names_bind: true,
+    adapters: None,
     read: |_| None,
 };

@@ -15,6 +15,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
     ready_paths: &["/ready", "/health"],
     ready: Ready::Success,
     names_bind: false,
+    adapters: None,
     read,
 };
 

@@ -12,6 +12,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
     ready_paths: &["/health"],
     ready: Ready::Success,
     names_bind: false,
+    adapters: None,
     read,
 };
 

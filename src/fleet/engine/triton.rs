@@ -16,6 +16,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
     ready_paths: &["/v2/health/ready", "/health/ready"],
     ready: Ready::Success,
     names_bind: true,
+    adapters: None,
     read,
 };
 

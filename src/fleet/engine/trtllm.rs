@@ -11,6 +11,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
     ready_paths: &["/health"],
     ready: Ready::Success,
     names_bind: true,
+    adapters: None,
     read,
 };
 

@@ -320,6 +320,7 @@ fn engine(row: &FleetRow) -> Result<ReplicaSetup, String> {
         kv_tokens: row.kv_tokens,
         prefix_cache: row.prefix_cache,
         priority_scheduling: false,
+        ..EngineOptions::default()
     };
     let fault = row.fault.map(|fault| Fault {
         at: Tick::ZERO + fault.at.0,

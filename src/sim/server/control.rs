@@ -48,6 +48,8 @@ pub struct SimState {
     pub cached_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
+    /// LoRA adapters loaded into slots.
+    pub adapter_loads: u64,
     /// KV blocks in use.
     pub kv_blocks_used: u64,
     /// Open connections.
@@ -169,6 +171,7 @@ impl SimControl {
             prompt_tokens: counters.prompt_tokens,
             cached_tokens: counters.cached_tokens,
             generated_tokens: counters.generated_tokens,
+            adapter_loads: counters.adapter_loads,
             kv_blocks_used: gauges.blocks_used,
             connections: sim.connections.load(Ordering::Relaxed),
             listening: *sim.listening.borrow(),

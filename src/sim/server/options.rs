@@ -149,6 +149,11 @@ impl SimOptions {
         self.models.iter().chain(&self.loras).map(String::as_str)
     }
 
+    /// The number of an adapter by its name.
+    pub(crate) fn lora(&self, name: &str) -> Option<u32> {
+        self.loras.iter().position(|lora| lora == name).and_then(|at| u32::try_from(at).ok())
+    }
+
     /// The context window, cut to what the KV cache can hold.
     pub(crate) fn window(&self) -> u32 {
         let kv = self.engine.kv_tokens.unwrap_or(self.profile.kv_tokens) / 16 * 16;

@@ -75,6 +75,7 @@ impl Gateway {
             falls_back: false,
             context: u64::from(arrival.prompt) + u64::from(arrival.output),
             fit: 0,
+            session: None,
         }
     }
 

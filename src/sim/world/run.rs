@@ -273,6 +273,7 @@ impl<'a> World<'a> {
             output_tokens: arrival.output,
             n: 1,
             priority,
+            adapter: None,
         };
         self.replicas[replica].engine.submit(request).is_ok()
     }

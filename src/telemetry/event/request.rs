@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tracing::{Level, debug, info, warn};
 
+use crate::core::adapters::Fit;
 use crate::core::event::{Fault, Placed, Recalled, RejectReason};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::Usage;
@@ -181,6 +182,7 @@ impl RequestFinished<'_> {
                     finish_reason = self.finish_reason.map(shorten),
                     turn = self.placed.map(|why| why.turn.name()),
                     choice = self.placed.map(|why| why.choice.name()),
+                    adapter = self.placed.and_then(|why| why.adapter).map(Fit::name),
                     demoted_to = self.placed.and_then(|why| known(policy.classes.name(why.demoted_to()?))),
                     behind = self.placed.map(|why| why.behind),
                     candidates = self.placed.map(|why| why.candidates),
@@ -193,10 +195,9 @@ impl RequestFinished<'_> {
                 )
             };
         }
-        if self.outcome == RequestOutcome::Failed {
-            line!(Level::WARN);
-        } else {
-            line!(Level::INFO);
+        match self.outcome {
+            RequestOutcome::Failed => line!(Level::WARN),
+            _ => line!(Level::INFO),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A small world to drive the scheduler in.
 
+mod affinity;
 mod basics;
 mod cold;
 mod demotion;
@@ -106,6 +107,7 @@ fn spec(id: u64) -> JobSpec {
         falls_back: false,
         context: 0,
         fit: 0,
+        session: None,
     }
 }
 

@@ -14,7 +14,7 @@ use crate::core::overrides::{Lever, Measure, Override};
 use crate::core::policy::Policy;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::used;
-use crate::core::scheduler::tests::worlds::{Op, Places, Rules, build, op, rules};
+use crate::core::scheduler::tests::worlds::{Op, Places, Rules, build, models_of, op, rules};
 use crate::core::snapshot::ReplicaState;
 use crate::core::time::Tick;
 
@@ -243,6 +243,10 @@ impl Edge {
         self.event(Event::Left { job, usage: Usage::Unknown });
     }
 
+    fn adapters(&mut self, replica: ReplicaId, slots: Option<u32>, running: u8) {
+        self.event(Event::AdaptersReported { replica, slots, running: models_of(running) });
+    }
+
     fn answer(&mut self, found: bool) {
         let Some((&replica, _)) = self.probes.first_key_value() else { return };
         self.probes.remove(&replica);
@@ -274,6 +278,7 @@ impl Edge {
                     falls_back: prompt % 2 == 0,
                     context: prompt + output,
                     fit: 0,
+                    session: (output % 2 == 0).then_some(prompt % 7),
                 });
             }
             Op::FirstToken(which) => {
@@ -295,6 +300,7 @@ impl Edge {
             Op::Report(replica, report) => {
                 self.event(Event::ReplicaReported { replica: ReplicaId::new(replica), report });
             }
+            Op::Adapters(replica, slots, running) => self.adapters(ReplicaId::new(replica), slots, running),
             Op::Paced(replica, pace) => self.event(Event::Paced { replica: ReplicaId::new(replica), pace }),
             Op::Answer(found) => self.answer(found),
             Op::Lost(replica) => {
@@ -390,6 +396,7 @@ proptest! {
             starts: [None; 2],
             limits: Vec::new(),
             places: Places::default(),
+            affinity: Default::default(),
             draining: 0,
         };
         let mut edge = Edge::new(&[only]);

@@ -13,7 +13,9 @@ use crate::core::job::{Tokens, Usage};
 use crate::core::overrides::{Closed, Lever, Measure};
 use crate::core::placement;
 use crate::core::placement::rules::Supply;
-use crate::core::policy::{Bounds, Class, Health, Model, Policy, Pool, Quota, Replica, Retry, Tenant};
+use crate::core::policy::{
+    Bounds, Class, Health, Model, Policy, Pool, Quota, Replica, Retry, StickySessions, Tenant,
+};
 use crate::core::scheduler::tests::{class, tenant, used};
 use crate::core::table::Table;
 
@@ -46,6 +48,45 @@ pub(super) struct Rules {
     pub(super) starts: [Option<u64>; 2],
     pub(super) places: Places,
     pub(super) limits: Vec<Rule>,
+    pub(super) affinity: Affinity,
+}
+
+/// Adapters and sessions; absent = none.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Affinity {
+    /// For each pool those of its models that are adapters, one bit each.
+    adapters: Vec<u8>,
+    slots: Option<u32>,
+    /// Milliseconds.
+    load: Option<u64>,
+    /// Milliseconds and sessions.
+    sessions: Option<(u64, usize)>,
+}
+
+impl Affinity {
+    fn sessions(&self) -> Option<StickySessions> {
+        let (millis, bound) = self.sessions?;
+        Some(StickySessions { max_delay: Duration::from_millis(millis), bound })
+    }
+
+    fn row(&self, pool: usize) -> Pool {
+        Pool {
+            adapters: models_of(self.adapters.get(pool).copied().unwrap_or(0)),
+            adapter_slots: self.slots,
+            adapter_load: self.load.map(Duration::from_millis),
+            ..Pool::default()
+        }
+    }
+}
+
+fn affinity() -> impl Strategy<Value = Affinity> {
+    let rows = (
+        vec(0u8..8, 0..4),
+        prop::option::weighted(0.8, 1u32..3),
+        prop::option::weighted(0.9, 0u64..500),
+        prop::option::of((0u64..2000, 1usize..5)),
+    );
+    rows.prop_map(|(adapters, slots, load, sessions)| Affinity { adapters, slots, load, sessions })
 }
 
 /// What pools are, and where classes and tenants may go; absent = as usual.
@@ -100,7 +141,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
             prop_oneof![2 => Just(0u16), 1 => 0u16..512],
             [prop::option::of(0u64..2000), prop::option::of(0u64..2000)],
         ),
-        prop_oneof![Just(Places::default()), places()],
+        (prop_oneof![Just(Places::default()), places()], prop_oneof![Just(Affinity::default()), affinity()]),
         limits(),
     )
         .prop_map(
@@ -110,7 +151,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
                 replicas,
                 models,
                 (bound, attempts, slow_start, buffer, draining, starts),
-                places,
+                (places, affinity),
                 limits,
             )| Rules {
                 classes,
@@ -125,6 +166,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
                 starts,
                 places,
                 limits,
+                affinity,
             },
         )
 }
@@ -152,6 +194,7 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         bounds: Bounds { requests: rules.bound, ..Bounds::default() },
         retry: Retry { max_attempts: rules.attempts },
         health: Health { slow_start: Duration::from_millis(rules.slow_start), ..Health::default() },
+        sessions: rules.affinity.sessions(),
     };
     let [cold_start, tolerance] = rules.starts.map(|millis| millis.map(Duration::from_millis));
     for (index, row) in rules.classes.iter().enumerate() {
@@ -185,7 +228,8 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
                 replicas.push(policy.replicas.insert(NAMES[pool * 3 + index], row));
             }
         }
-        let row = Pool { replicas, engine_buffer: rules.buffer, cold_start, supply, ..Pool::default() };
+        let row =
+            Pool { replicas, engine_buffer: rules.buffer, cold_start, supply, ..rules.affinity.row(pool) };
         policy.pools.insert(NAMES[pool], row);
     }
     for (index, mask) in rules.models.iter().enumerate() {
@@ -195,6 +239,11 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         }
     }
     Arc::new(policy)
+}
+
+/// The models of a mask.
+pub(super) fn models_of<T: FromIterator<ModelId>>(mask: u8) -> T {
+    (0..3usize).filter(|model| mask & (1 << model) != 0).map(ModelId::from).collect()
 }
 
 #[derive(Debug, Clone)]
@@ -215,6 +264,8 @@ pub(super) enum Op {
     Left(usize),
     Pass(u64),
     Report(u32, Report),
+    /// A replica's slots and the adapters that it runs, one bit each.
+    Adapters(u32, Option<u32>, u8),
     Paced(u32, Pace),
     Answer(bool),
     Lost(u32),
@@ -301,6 +352,8 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         3 => (0usize..64).prop_map(Op::Left),
         8 => (0u64..1500).prop_map(Op::Pass),
         3 => (0u32..9, report()).prop_map(|(replica, report)| Op::Report(replica, report)),
+        2 => (0u32..9, prop::option::of(1u32..4), 0u8..8)
+            .prop_map(|(replica, slots, running)| Op::Adapters(replica, slots, running)),
         4 => (0u32..9, pace()).prop_map(|(replica, pace)| Op::Paced(replica, pace)),
         8 => any::<bool>().prop_map(Op::Answer),
         1 => (0u32..9).prop_map(Op::Lost),
