@@ -8,6 +8,7 @@ pub mod limits;
 pub mod placement;
 pub mod pools;
 pub mod server;
+pub mod sleep;
 pub mod tenants;
 
 use schemars::JsonSchema;

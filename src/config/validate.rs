@@ -13,6 +13,7 @@ mod models;
 mod names;
 mod placement;
 mod pools;
+mod sleep;
 mod startup;
 mod tenants;
 mod url;
@@ -71,6 +72,7 @@ pub(super) fn validate(
         pools: served.pools,
         replicas: served.replicas,
         draining: BTreeSet::new(),
+        spot_notices: BTreeSet::new(),
         bounds: limits::queue(&file.queue, findings),
         retry: limits::retry(&file.retry, findings),
         health: limits::health(&file.health, findings),

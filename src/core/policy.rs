@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::placement::rules::{Rules, Supply};
+use crate::core::rest::Sleep;
 use crate::core::table::Table;
 
 /// Everything the core needs to know, swapped as a whole.
@@ -25,6 +26,8 @@ pub struct Policy {
     pub replicas: Table<ReplicaId, Replica>,
     /// Replicas that are about to go: they get no new work.
     pub draining: BTreeSet<ReplicaId>,
+    /// Those of them whose machines will be taken away.
+    pub spot_notices: BTreeSet<ReplicaId>,
     /// What may wait in all.
     pub bounds: Bounds,
     /// What happens to a job whose replica failed.
@@ -122,6 +125,8 @@ pub struct Pool {
     /// How long it is expected to take from the first job that waits for it to
     /// its first token when it has no replica; absent = unknown until measured.
     pub cold_start: Option<Duration>,
+    /// When its replicas sleep; absent = never by the gateway's doing.
+    pub sleep: Option<Sleep>,
     /// What it is, as far as rules ask.
     pub supply: Supply,
 }

@@ -59,6 +59,7 @@ impl ReplicaStatus {
             kv_tokens: gauges.kv_tokens,
             max_model_len: info.and_then(|info| info.max_model_len),
             progress: gauges.progress,
+            asleep: gauges.asleep,
         }
     }
 }

@@ -136,6 +136,8 @@ impl Desks {
             Action::Requeue { .. } => {}
             Action::Eject { .. }
             | Action::Probe { .. }
+            | Action::Sleep { .. }
+            | Action::Wake { .. }
             | Action::Readmit { .. }
             | Action::PoolWanted { .. }
             | Action::PoolStarted { .. }

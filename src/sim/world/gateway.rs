@@ -107,7 +107,7 @@ impl Gateway {
                 Event::ReplicaFound { replica: ReplicaId::from(replica) }
             }
             Input::Probed { replica, alive: false } => {
-                Event::ReplicaLost { replica: ReplicaId::from(replica) }
+                Event::ReplicaLost { replica: ReplicaId::from(replica), answers: true }
             }
             // It never polls.
             Input::Polled { .. } | Input::Wake => Event::Timer,
@@ -136,6 +136,8 @@ impl Router for Gateway {
                 Action::Requeue { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
+                | Action::Sleep { .. }
+                | Action::Wake { .. }
                 | Action::PoolWanted { .. }
                 | Action::PoolStarted { .. }
                 | Action::OverrideExpired { .. } => None,

@@ -14,6 +14,7 @@ mod properties;
 mod quotas;
 mod recalls;
 mod reloads;
+mod rests;
 mod scale;
 mod shares;
 mod shedding;

@@ -12,6 +12,7 @@ use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::overrides::{Lever, Measure, Override};
 use crate::core::policy::Policy;
+use crate::core::rest::Rested;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::used;
 use crate::core::scheduler::tests::worlds::{Op, Places, Rules, build, op, rules};
@@ -39,6 +40,8 @@ struct Edge {
     jobs: BTreeMap<JobId, Seen>,
     out_of_service: BTreeSet<ReplicaId>,
     probes: BTreeMap<ReplicaId, Tick>,
+    /// Orders to sleep or to wake, since when they wait for their answer.
+    orders: BTreeMap<ReplicaId, (Tick, Rested)>,
     /// What operators have closed or paused, and until when.
     barred: BTreeMap<Lever, Tick>,
     log: Vec<(Tick, Action)>,
@@ -56,6 +59,7 @@ impl Edge {
             jobs: BTreeMap::new(),
             out_of_service: BTreeSet::new(),
             probes: BTreeMap::new(),
+            orders: BTreeMap::new(),
             barred: BTreeMap::new(),
             log: Vec::new(),
         }
@@ -87,6 +91,8 @@ impl Edge {
         self.check_rules(&spec, why.class, pool);
         assert!(!self.out_of_service.contains(&replica));
         assert!(!self.policy.draining.contains(&replica));
+        let lost = |(at, _): &(Tick, Rested)| self.now.since(*at) >= Duration::from_secs(12);
+        assert!(self.orders.get(&replica).is_none_or(lost), "it sleeps");
         for lever in [Lever::Pool(pool), Lever::Replica(replica), Lever::Pause(spec.tenant)] {
             assert!(self.barred.get(&lever).is_none_or(|until| *until <= self.now), "{lever:?}");
         }
@@ -138,6 +144,11 @@ impl Edge {
                 }
             }
             Action::PoolWanted { .. } | Action::PoolStarted { .. } => {}
+            Action::Sleep { replica } => {
+                assert!(self.jobs.values().all(|seen| seen.at != Some(replica)), "work runs there");
+                self.ordered(replica, Rested::Asleep);
+            }
+            Action::Wake { replica, .. } => self.ordered(replica, Rested::Awake),
             Action::OverrideExpired { lever } => {
                 assert!(
                     self.scheduler
@@ -154,6 +165,13 @@ impl Edge {
                 assert!(before.is_none_or(lost), "one probe at a time");
             }
         }
+    }
+
+    fn ordered(&mut self, replica: ReplicaId, order: Rested) {
+        assert!(!self.out_of_service.contains(&replica));
+        let before = self.orders.insert(replica, (self.now, order));
+        let lost = |(at, _)| self.now.since(at) >= Duration::from_secs(12);
+        assert!(before.is_none_or(lost), "one order at a time");
     }
 
     /// The pool is one that class and tenant may both use, by the policy in
@@ -225,6 +243,7 @@ impl Edge {
         };
         self.out_of_service.retain(present);
         self.probes.retain(|id, _| present(id));
+        self.orders.retain(|id, _| present(id));
         self.event(Event::PolicyChanged(Arc::clone(&self.policy)));
     }
 
@@ -245,8 +264,19 @@ impl Edge {
     fn answer(&mut self, found: bool) {
         let Some((&replica, _)) = self.probes.first_key_value() else { return };
         self.probes.remove(&replica);
-        let event = if found { Event::ReplicaFound { replica } } else { Event::ReplicaLost { replica } };
+        let event = if found {
+            Event::ReplicaFound { replica }
+        } else {
+            Event::ReplicaLost { replica, answers: true }
+        };
         self.event(event);
+    }
+
+    fn rest(&mut self, rested: Option<Rested>) {
+        let first = self.orders.iter().min_by_key(|(id, (at, _))| (*at, **id));
+        let Some((&replica, &(_, order))) = first else { return };
+        self.orders.remove(&replica);
+        self.event(Event::Rested { replica, rested: rested.unwrap_or(order) });
     }
 
     fn apply(&mut self, op: &Op) {
@@ -295,9 +325,10 @@ impl Edge {
             }
             Op::Paced(replica, pace) => self.event(Event::Paced { replica: ReplicaId::new(replica), pace }),
             Op::Answer(found) => self.answer(found),
+            Op::Rest(rested) => self.rest(rested),
             Op::Lost(replica) => {
                 self.probes.remove(&ReplicaId::new(replica));
-                self.event(Event::ReplicaLost { replica: ReplicaId::new(replica) });
+                self.event(Event::ReplicaLost { replica: ReplicaId::new(replica), answers: true });
             }
             Op::Stray(number) => self.stray(JobId::new(number)),
             Op::Reload(which) => self.reload(which),
@@ -318,6 +349,9 @@ impl Edge {
             }
             while !self.probes.is_empty() {
                 self.answer(true);
+            }
+            while !self.orders.is_empty() {
+                self.rest(None);
             }
             if let Some(job) = self.running(0) {
                 self.end(job);
@@ -386,6 +420,7 @@ proptest! {
             slow_start: 500,
             buffer: 0,
             starts: [None; 2],
+            sleep: None,
             places: Places::default(),
             draining: 0,
         };
