@@ -136,6 +136,13 @@ async fn answer(mut stream: TcpStream, mut world: watch::Receiver<World>) -> Opt
         return stream.write_all((head + &list).as_bytes()).await.ok();
     }
     stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.ok()?;
+    // It keeps no history: an older version is gone.
+    let current = format!("resourceVersion={}&", world.borrow().version);
+    if !head.contains(&current) {
+        let line = json!({"type": "ERROR", "object": {"kind": "Status", "code": 410}}).to_string() + "\n";
+        let chunk = format!("{:x}\r\n{line}\r\n0\r\n\r\n", line.len());
+        return stream.write_all(chunk.as_bytes()).await.ok();
+    }
     let mut before = Vec::new();
     loop {
         let now = world.borrow_and_update().clone();

@@ -60,7 +60,8 @@ async fn an_idle_pool_sleeps_and_requests_wake_as_much_as_they_need() {
     assert!((0.3..20.0).contains(&wake), "{wake}");
     assert_eq!(rig.snapshot().pools[0].cold_start, None, "that was no cold start");
 
-    let many = (0..6).map(|_| rig.post(CHAT, &chat(40, true)));
+    let body = chat(40, true);
+    let many = (0..6).map(|_| rig.post(CHAT, &body));
     for answer in futures_util::future::join_all(many).await {
         assert!(answer.is_done(), "{answer:?}");
     }
@@ -76,8 +77,10 @@ async fn one_stays_awake_and_a_stream_keeps_its_engine_awake() {
     until("one sleeps", || asleep(&rig) == 1).await;
     assert!(soon("an answer", rig.post(CHAT, &chat(3, true))).await.is_done());
     assert_eq!(asleep(&rig), 1, "the other one answers");
-    let streaming = rig.post(CHAT, &chat(500, true));
-    assert!(soon("a long stream", streaming).await.is_done(), "nobody sleeps on a stream");
+    assert!(
+        soon("a long stream", rig.post(CHAT, &chat(500, true))).await.is_done(),
+        "nobody sleeps on a stream"
+    );
     assert_eq!(asleep(&rig), 1);
 }
 

@@ -105,7 +105,8 @@ fn the_idle_sleep_and_one_stays_awake() {
     assert_eq!(sent(&world.arrive(patient(2))), [(2, 0)], "who is told to sleep gets nothing");
     rested(&mut world, 1, Rested::Asleep);
     rested(&mut world, 2, Rested::Asleep);
-    (world.done(1), world.done(2));
+    world.done(1);
+    world.done(2);
     all_idle(&mut world, 200_000, 1);
     assert_eq!(world.at(400_000), [], "it is the last one");
     assert_eq!(view(&world).state, PoolState::Ready);

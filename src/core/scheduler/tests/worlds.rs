@@ -120,6 +120,11 @@ fn table<I: Copy + From<usize> + Into<usize>, T>() -> Table<I, T> {
     table
 }
 
+fn sleep((idle, keep_awake): (u64, u32)) -> Sleep {
+    let (after_idle, wake_timeout) = (Duration::from_millis(idle), Duration::from_secs(2));
+    Sleep { after_idle, keep_awake, wake_timeout }
+}
+
 /// The policy that the rules describe.
 pub(super) fn build(rules: &Rules) -> Arc<Policy> {
     let mut policy = Policy {
@@ -167,11 +172,7 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
                 replicas.push(policy.replicas.insert(NAMES[pool * 3 + index], row));
             }
         }
-        let sleep = rules.sleep.map(|(idle, keep_awake)| Sleep {
-            after_idle: Duration::from_millis(idle),
-            keep_awake,
-            wake_timeout: Duration::from_secs(2),
-        });
+        let sleep = rules.sleep.map(sleep);
         let row =
             Pool { replicas, engine_buffer: rules.buffer, cold_start, sleep, supply, ..Pool::default() };
         policy.pools.insert(NAMES[pool], row);
