@@ -91,8 +91,7 @@ impl Edge {
         self.check_rules(&spec, why.class, pool);
         assert!(!self.out_of_service.contains(&replica));
         assert!(!self.policy.draining.contains(&replica));
-        let lost = |(at, _): &(Tick, Rested)| self.now.since(*at) >= Duration::from_secs(12);
-        assert!(self.orders.get(&replica).is_none_or(lost), "it sleeps");
+        assert!(!self.awaits(replica), "it sleeps");
         for lever in [Lever::Pool(pool), Lever::Replica(replica), Lever::Pause(spec.tenant)] {
             assert!(self.barred.get(&lever).is_none_or(|until| *until <= self.now), "{lever:?}");
         }
@@ -144,10 +143,7 @@ impl Edge {
                 }
             }
             Action::PoolWanted { .. } | Action::PoolStarted { .. } => {}
-            Action::Sleep { replica } => {
-                assert!(self.jobs.values().all(|seen| seen.at != Some(replica)), "work runs there");
-                self.ordered(replica, Rested::Asleep);
-            }
+            Action::Sleep { replica } => self.ordered(replica, Rested::Asleep),
             Action::Wake { replica, .. } => self.ordered(replica, Rested::Awake),
             Action::OverrideExpired { lever } => {
                 assert!(
@@ -169,9 +165,14 @@ impl Edge {
 
     fn ordered(&mut self, replica: ReplicaId, order: Rested) {
         assert!(!self.out_of_service.contains(&replica));
-        let before = self.orders.insert(replica, (self.now, order));
-        let lost = |(at, _)| self.now.since(at) >= Duration::from_secs(12);
-        assert!(before.is_none_or(lost), "one order at a time");
+        assert!(order == Rested::Awake || self.jobs.values().all(|seen| seen.at != Some(replica)));
+        assert!(!self.awaits(replica), "one order at a time");
+        self.orders.insert(replica, (self.now, order));
+    }
+
+    /// Whether an order waits for its answer, and not for too long.
+    fn awaits(&self, replica: ReplicaId) -> bool {
+        self.orders.get(&replica).is_some_and(|(at, _)| self.now.since(*at) < Duration::from_secs(12))
     }
 
     /// The pool is one that class and tenant may both use, by the policy in
@@ -273,8 +274,7 @@ impl Edge {
     }
 
     fn rest(&mut self, rested: Option<Rested>) {
-        let first = self.orders.iter().min_by_key(|(id, (at, _))| (*at, **id));
-        let Some((&replica, &(_, order))) = first else { return };
+        let Some((&replica, &(_, order))) = self.orders.first_key_value() else { return };
         self.orders.remove(&replica);
         self.event(Event::Rested { replica, rested: rested.unwrap_or(order) });
     }

@@ -206,7 +206,7 @@ pub(super) enum Op {
     Report(u32, Report),
     Paced(u32, Pace),
     Answer(bool),
-    /// To the order that has waited longest; absent = it is followed.
+    /// To the first order that waits; absent = it is followed.
     Rest(Option<Rested>),
     Lost(u32),
     Stray(u64),

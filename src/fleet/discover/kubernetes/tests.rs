@@ -2,11 +2,12 @@
 //! loopback. The test answers every request itself, byte by byte where that
 //! matters.
 
+mod notices;
+mod secured;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -15,9 +16,8 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use super::{Pauses, run_with};
-use crate::config::discover::{Kubernetes, Notices};
+use crate::config::discover::Kubernetes;
 use crate::fleet::discover::board::tests::{FORM, Office};
-use crate::fleet::tls;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -381,160 +381,4 @@ async fn what_is_missing_is_said() {
         timeout(PATIENCE, told).await.expect("a problem");
         assert!(problem().unwrap().contains(said), "{:?}", problem());
     }
-}
-
-/// A node with these taints.
-fn node(name: &str, version: u64, taints: &[&str]) -> Value {
-    let taint = |key: &&str| json!({"key": key, "effect": "NoSchedule"});
-    json!({
-        "apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": name, "resourceVersion": version.to_string()},
-        "spec": {"taints": taints.iter().map(taint).collect::<Vec<_>>()},
-        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
-    })
-}
-
-const SPOT: &str = "karpenter.sh/disrupted";
-
-fn with_nodes(rules: &mut Kubernetes) {
-    rules.nodes = Some(Notices { taints: vec![SPOT.to_owned()], conditions: Vec::new() });
-}
-
-/// The next request about slices and the next about nodes, in that order.
-async fn both(cluster: &mut Cluster) -> [Asked; 2] {
-    let (one, other) = (cluster.next().await, cluster.next().await);
-    assert_ne!(one.is_about_nodes(), other.is_about_nodes());
-    if one.is_about_nodes() { [other, one] } else { [one, other] }
-}
-
-#[tokio::test]
-async fn a_tainted_node_is_a_spot_notice_for_what_runs_there() {
-    let mut cluster = Cluster::start(with_nodes).await;
-    let [slices, nodes] = both(&mut cluster).await;
-    assert_eq!(nodes.query("labelSelector"), None);
-    nodes.answer(200, &list(3, &[node("node-1", 1, &["other"]), node("node-2", 2, &[SPOT])])).await;
-    slices.answer(200, &list(5, &[slice("a", 4, &["10.0.0.1"])])).await;
-    let [slices, nodes] = both(&mut cluster).await;
-    let (mut slices, mut nodes) = (slices.begin().await, nodes.begin().await);
-    cluster.holds(&["10.0.0.1"]).await;
-    nodes.event("MODIFIED", &node("node-1", 6, &["other", SPOT])).await;
-    cluster.holds(&["-10.0.0.1"]).await;
-    let found = cluster.office.board.found();
-    assert!(found.values().flat_map(|found| found.iter()).all(|endpoint| endpoint.spot_notice));
-    slices.event("MODIFIED", &slice("a", 7, &["10.0.0.1", "10.0.0.2"])).await;
-    cluster.holds(&["-10.0.0.1", "-10.0.0.2"]).await;
-    nodes.event("MODIFIED", &node("node-1", 8, &["other"])).await;
-    cluster.holds(&["10.0.0.1", "10.0.0.2"]).await;
-    nodes.event("MODIFIED", &node("node-1", 9, &[SPOT])).await;
-    cluster.holds(&["-10.0.0.1", "-10.0.0.2"]).await;
-    nodes.event("DELETED", &node("node-1", 10, &[SPOT])).await;
-    cluster.holds(&["10.0.0.1", "10.0.0.2"]).await;
-    assert_eq!(cluster.office.noted(), Vec::<String>::new());
-}
-
-#[tokio::test]
-async fn without_a_right_to_see_nodes_there_are_replicas_and_a_problem() {
-    let mut cluster = Cluster::start(with_nodes).await;
-    let [slices, nodes] = both(&mut cluster).await;
-    slices.answer(200, &list(5, &[slice("a", 4, &["10.0.0.1"])])).await;
-    nodes.answer(403, &status(403)).await;
-    let (mut watch, mut refused) = (None, 0);
-    while watch.is_none() || refused < 2 {
-        let asked = cluster.next().await;
-        if asked.is_about_nodes() {
-            refused += 1;
-            asked.answer(403, &status(403)).await;
-        } else {
-            watch = Some(asked.begin().await);
-        }
-    }
-    cluster.holds(&["10.0.0.1"]).await;
-    let problem = cluster.office.board.views()[0].problem.clone();
-    assert_eq!(problem.as_deref(), Some("nodes: the API server answers 403"));
-    // Once it may, the notice counts.
-    let mut asked = cluster.next().await;
-    asked.answer(200, &list(9, &[node("node-1", 1, &[SPOT])])).await;
-    asked = cluster.next().await;
-    let mut nodes = asked.begin().await;
-    cluster.holds(&["-10.0.0.1"]).await;
-    let mended = async {
-        while cluster.office.board.views()[0].problem.is_some() {
-            sleep(Duration::from_millis(1)).await;
-        }
-    };
-    timeout(PATIENCE, mended).await.expect("it may see nodes");
-    // A version that is gone means a new list here as well.
-    nodes.event("ERROR", &status(410)).await;
-    let asked = cluster.next().await;
-    assert!(asked.is_about_nodes() && !asked.is_watch(), "{}", asked.head);
-    asked.answer(200, &list(80, &[node("node-1", 70, &[])])).await;
-    cluster.holds(&["10.0.0.1"]).await;
-}
-
-/// The stand-in's own certificate is of the CA in `ca.crt`, not of that in
-/// `other.crt`.
-fn acceptor() -> TlsAcceptor {
-    tls::install_provider();
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tls");
-    let certificate = CertificateDer::from_pem_file(format!("{folder}/server.crt")).unwrap();
-    let key = PrivateKeyDer::from_pem_file(format!("{folder}/server.key")).unwrap();
-    let config = rustls::ServerConfig::builder().with_no_client_auth();
-    let config = config.with_single_cert(vec![certificate], key).unwrap();
-    TlsAcceptor::from(Arc::new(config))
-}
-
-fn certificates(name: &str) -> String {
-    let path = format!("{}/tests/fixtures/tls/{name}.crt", env!("CARGO_MANIFEST_DIR"));
-    std::fs::read_to_string(path).unwrap()
-}
-
-#[tokio::test]
-async fn in_a_cluster_the_ca_and_the_token_of_this_moment_count() {
-    let folder = tempfile::tempdir().unwrap();
-    let (token, ca) = (folder.path().join("token"), folder.path().join("ca.crt"));
-    std::fs::write(&token, "one\n").unwrap();
-    std::fs::write(&ca, certificates("other")).unwrap();
-    let files = (token.clone(), ca.clone());
-    let mut cluster = Cluster::start_with(Some(acceptor()), |rules| {
-        (rules.token_file, rules.ca_file) = (Some(files.0), Some(files.1));
-    })
-    .await;
-    // A server whose certificate leads elsewhere gets no token.
-    let told = async {
-        while cluster.office.board.views()[0].problem.is_none() {
-            sleep(Duration::from_millis(1)).await;
-        }
-    };
-    timeout(PATIENCE, told).await.expect("a problem");
-    let problem = cluster.office.board.views()[0].problem.clone();
-    assert_eq!(problem.as_deref(), Some("no answer from the API server: no connection"));
-    assert!(cluster.asked.try_recv().is_err(), "it was asked");
-
-    std::fs::write(&ca, certificates("other") + &certificates("ca")).unwrap();
-    let asked = cluster.next().await;
-    let bearer = |asked: &Asked, token: &str| {
-        asked.head.to_lowercase().contains(&format!("\r\nauthorization: bearer {token}\r\n"))
-    };
-    assert!(bearer(&asked, "one"), "{}", asked.head);
-    asked.answer(200, &list(5, &[slice("a", 3, &["10.0.0.1"])])).await;
-    let watch = cluster.next().await.begin().await;
-    cluster.holds(&["10.0.0.1"]).await;
-    // The token is rotated while the watch runs.
-    std::fs::write(&token, "two\n").unwrap();
-    watch.end().await;
-    let mut watch = cluster.next().await.begin().await;
-    assert!(bearer(&watch, "two"), "{}", watch.head);
-    watch.event("MODIFIED", &slice("a", 6, &["10.0.0.2"])).await;
-    cluster.holds(&["10.0.0.2"]).await;
-    // So is the CA, to one that is not the server's: the last view holds.
-    std::fs::write(&ca, certificates("other")).unwrap();
-    watch.end().await;
-    timeout(PATIENCE, async {
-        while cluster.office.board.views()[0].problem.is_none() {
-            sleep(Duration::from_millis(1)).await;
-        }
-    })
-    .await
-    .expect("a problem");
-    assert_eq!(cluster.office.hosts(), ["10.0.0.2:8000"]);
 }
