@@ -58,6 +58,7 @@ impl Order {
 /// the replica meanwhile.
 pub(super) async fn obey(shared: Arc<Shared>, member: Arc<Member>, order: Order) {
     let began = Instant::now();
+    member.cell.lock().told.open += 1;
     let answer = tell(&shared, &member, order).await;
     let rested = match answer {
         Ok(()) => order.done(),
@@ -68,8 +69,12 @@ pub(super) async fn obey(shared: Arc<Shared>, member: Arc<Member>, order: Order)
     if member.ended() {
         return;
     }
-    if let Rested::Asleep | Rested::Awake = rested {
-        member.cell.lock().gauges.asleep = Some(rested == Rested::Asleep);
+    {
+        let mut status = member.cell.lock();
+        (status.told.open, status.told.answered) = (status.told.open - 1, Some(Instant::now()));
+        if let Rested::Asleep | Rested::Awake = rested {
+            status.gauges.asleep = Some(rested == Rested::Asleep);
+        }
     }
     member.refresh.notify_one();
     let replica = member.target.replica;

@@ -66,6 +66,7 @@ async fn an_idle_pool_sleeps_and_requests_wake_as_much_as_they_need() {
         assert!(answer.is_done(), "{answer:?}");
     }
     until("they sleep again", || asleep(&rig) == 2).await;
+    assert!(!rig.telemetry.captured_log().contains("by others"));
     assert!(rig.finished().iter().all(|line| line["outcome"] == "success"));
     assert_eq!(rig.snapshot().broken_invariants, 0);
     rig.emptied_within(Duration::from_secs(5)).await;
