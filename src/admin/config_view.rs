@@ -12,6 +12,7 @@ use crate::config::settings::{
 use crate::core::ids::PoolId;
 use crate::core::placement::rules::{Capacity, Otherwise, Price, Rules, Supply};
 use crate::core::policy::{Class, Policy};
+use crate::core::rest::Sleep;
 use crate::core::snapshot::Snapshot;
 
 /// `GET /admin/v1/config`. Times are in seconds.
@@ -139,6 +140,7 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
                 "kv_tokens": row.kv_tokens,
                 "zone": urls.and_then(|row| row.zone.as_deref()),
                 "draining": policy.draining.contains(&replica),
+                "spot_notice": policy.spot_notices.contains(&replica),
             })
         })
         .collect();
@@ -153,10 +155,19 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
         "scrape_interval": pool_edge.map(|pool| secs(pool.scrape_interval)),
         "engine_buffer": policy.pools.get(id).map(|pool| pool.engine_buffer),
         "cold_start": policy.pools.get(id).and_then(|pool| pool.cold_start).map(secs),
+        "sleep": policy.pools.get(id).and_then(|pool| pool.sleep).map(sleep_view),
         "supply": policy.pools.get(id).map(|pool| supply_view(&pool.supply)),
         "site": pool_edge.map(|pool| site_view(&pool.site)),
         "discover": pool_edge.and_then(|pool| pool.discover.as_ref()).map(|found| found.source.name()),
         "replicas": replicas,
+    })
+}
+
+fn sleep_view(sleep: Sleep) -> Value {
+    json!({
+        "after_idle": secs(sleep.after_idle),
+        "keep_awake": sleep.keep_awake,
+        "wake_timeout": secs(sleep.wake_timeout),
     })
 }
 

@@ -114,6 +114,7 @@ pub(super) fn snapshot() -> Snapshot {
             state: PoolState::Ready,
             waiting: 3,
             cold_start: Some(Duration::from_millis(41_500)),
+            wake: Some(Duration::from_millis(3500)),
         }],
         replicas: vec![ReplicaView {
             replica: ReplicaId::new(0),

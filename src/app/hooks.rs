@@ -16,6 +16,7 @@ use crate::core::time::Tick;
 use crate::fleet::discover::Sources;
 use crate::fleet::handle::Fleet;
 use crate::fleet::hooks::{Note, Sink, SourceNote, Watch};
+use crate::fleet::rest::Order;
 use crate::fleet::view::FleetView;
 use crate::proxy::gate::Gate;
 use crate::proxy::handler::Proxy;
@@ -23,8 +24,9 @@ use crate::proxy::server::{DoorEvents, Refusal};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
     ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, ModelMismatch, OverrideExpired,
-    PoolStarted, PoolWanted, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ReplicasChanged, ScrapeFailed,
-    ScrapeRecovered, SourceBack, SourceEmpty, SourceLost, SourceTooLarge,
+    PoolStarted, PoolWanted, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ReplicaRested, ReplicaTurned,
+    ReplicasChanged, RestFailed, RestUnknown, ScrapeFailed, ScrapeRecovered, SourceBack, SourceEmpty,
+    SourceLost, SourceTooLarge,
 };
 use crate::telemetry::metrics::EngineView;
 
@@ -55,8 +57,15 @@ impl Watch for ToTelemetry {
                 }
             }
             Note::ProbeFailed { why } => ProbeFailed { replica, problem: &why.to_string() }.emit(telemetry),
-            Note::Asleep => ScrapeFailed { replica, problem: "asleep", first: true }.emit(telemetry),
-            Note::Awake => ScrapeRecovered { replica }.emit(telemetry),
+            Note::Asleep => ReplicaTurned { replica, asleep: true }.emit(telemetry),
+            Note::Awake => ReplicaTurned { replica, asleep: false }.emit(telemetry),
+            Note::Obeyed { order, took } => {
+                ReplicaRested { replica, order: order.name(), took }.emit(telemetry);
+            }
+            Note::Disobeyed { order, why } => {
+                RestFailed { replica, order: order.name(), problem: &why.to_string() }.emit(telemetry);
+            }
+            Note::CannotSleep => RestUnknown { replica }.emit(telemetry),
             Note::InfoFailed { .. } | Note::ModelsMatch | Note::ProbeSucceeded => {}
         }
     }
@@ -111,6 +120,14 @@ pub(super) async fn carry_out(
     while let Some(action) = actions.recv().await {
         match action {
             Action::Probe { replica } => fleet.probe(replica),
+            Action::Sleep { replica } => fleet.order(replica, Order::Sleep),
+            Action::Wake { replica, .. } => {
+                let policy = telemetry.policy();
+                let pool = policy.replicas.get(replica).and_then(|row| policy.pools.get(row.pool));
+                if let Some(rules) = pool.and_then(|pool| pool.sleep) {
+                    fleet.order(replica, Order::Wake { limit: rules.wake_timeout });
+                }
+            }
             Action::Eject { replica, why } => ReplicaEjected { replica, fault: why }.emit(&telemetry),
             Action::Readmit { replica, after } => ReplicaReadmitted { replica, after }.emit(&telemetry),
             Action::PoolWanted { pool, expected } => PoolWanted { pool, expected }.emit(&telemetry),

@@ -10,6 +10,7 @@ pub mod placement;
 pub mod pools;
 pub mod routing;
 pub mod server;
+pub mod sleep;
 pub mod tenants;
 
 use schemars::JsonSchema;

@@ -15,6 +15,7 @@ mod names;
 mod placement;
 mod pools;
 mod routing;
+mod sleep;
 mod startup;
 mod tenants;
 mod url;
@@ -77,6 +78,7 @@ pub(super) fn validate(
         pools: served.pools,
         replicas: served.replicas,
         draining: BTreeSet::new(),
+        spot_notices: BTreeSet::new(),
         bounds: limits::queue(&file.queue, findings),
         retry: limits::retry(&file.retry, findings),
         health: limits::health(&file.health, findings),

@@ -11,6 +11,7 @@ use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::overrides::{Lever, Override};
 use crate::core::placement::place::Choice;
 use crate::core::policy::Policy;
+use crate::core::rest::Rested;
 use crate::core::time::Tick;
 
 /// Something happened.
@@ -68,11 +69,20 @@ pub enum Event {
     ReplicaLost {
         /// The replica.
         replica: ReplicaId,
+        /// Whether something is there that answers.
+        answers: bool,
     },
     /// A probe that the core asked for succeeded.
     ReplicaFound {
         /// The replica.
         replica: ReplicaId,
+    },
+    /// What came of `Action::Sleep` or `Action::Wake`.
+    Rested {
+        /// The replica.
+        replica: ReplicaId,
+        /// Whether it sleeps.
+        rested: Rested,
     },
     /// An operator's wish goes before the policy for a time. A drain or spot
     /// notice vacates the replicas that it closes.
@@ -212,6 +222,8 @@ pub struct Report {
     pub max_model_len: Option<u32>,
     /// A counter that moves while it works.
     pub progress: Option<u64>,
+    /// Whether it sleeps: it accepts requests and answers none.
+    pub asleep: Option<bool>,
 }
 
 /// Something the edge must do, with the reason for it.
@@ -273,6 +285,18 @@ pub enum Action {
         replica: ReplicaId,
         /// How long it was out.
         after: Duration,
+    },
+    /// Put the replica to sleep; answer with `Rested`. It gets no work.
+    Sleep {
+        /// The replica.
+        replica: ReplicaId,
+    },
+    /// Wake the replica; answer with `Rested`.
+    Wake {
+        /// The replica.
+        replica: ReplicaId,
+        /// Jobs that wait and may go there.
+        waiting: u64,
     },
     /// A job is held for a pool that has no replica.
     PoolWanted {
@@ -406,6 +430,8 @@ pub enum Recalled {
     Drained,
     /// The same, since its machine will be taken away.
     SpotNotice,
+    /// The replica sleeps.
+    Asleep,
 }
 
 impl Recalled {
@@ -417,6 +443,7 @@ impl Recalled {
             Self::Preempted { .. } => "preempted",
             Self::Drained => "drained",
             Self::SpotNotice => "spot_notice",
+            Self::Asleep => "asleep",
         }
     }
 }

@@ -29,6 +29,7 @@ pub mod prefix;
 pub mod queue;
 pub mod quota;
 pub mod reserve;
+pub mod rest;
 pub mod routing;
 pub mod scheduler;
 pub mod sessions;

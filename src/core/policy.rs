@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::core::budget::rule::Rule;
 use crate::core::ids::{ClassId, KeyId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::placement::rules::{Rules, Supply};
+use crate::core::rest::Sleep;
 use crate::core::table::Table;
 
 /// Everything the core needs to know, swapped as a whole.
@@ -28,6 +29,8 @@ pub struct Policy {
     pub replicas: Table<ReplicaId, Replica>,
     /// Replicas that are about to go: they get no new work.
     pub draining: BTreeSet<ReplicaId>,
+    /// Those of them whose machines will be taken away.
+    pub spot_notices: BTreeSet<ReplicaId>,
     /// What may wait in all.
     pub bounds: Bounds,
     /// What tenants, keys and models may use; at most one for each id.
@@ -129,6 +132,8 @@ pub struct Pool {
     /// How long it is expected to take from the first job that waits for it to
     /// its first token when it has no replica; absent = unknown until measured.
     pub cold_start: Option<Duration>,
+    /// When its replicas sleep; absent = never by the gateway's doing.
+    pub sleep: Option<Sleep>,
     /// What it is, as far as rules ask.
     pub supply: Supply,
     /// Those of its models that are adapters, which its replicas load when they

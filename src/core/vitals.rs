@@ -13,6 +13,8 @@ pub const MAX_BUSY: Duration = Duration::from_secs(30);
 /// What the pause grows to of an engine that says "busy" again and again
 /// without a time of its own.
 const MAX_BUSY_PAUSE: Duration = Duration::from_secs(1);
+/// A replica is gone when nothing has answered there for so long.
+pub const GONE_AFTER: Duration = Duration::from_secs(60);
 /// An engine that has not refused a job within this time has taken it.
 const TAKEN: Duration = Duration::from_secs(1);
 /// The shortest pause of any kind, so that a zero in the policy cannot make
@@ -53,6 +55,8 @@ struct Busy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Out {
     since: Tick,
+    /// Since when nothing answers there.
+    silent_since: Option<Tick>,
     pause: Duration,
     probe: Probe,
 }
@@ -67,8 +71,9 @@ impl Vitals {
     /// How it stands now.
     #[must_use]
     pub fn state(&self, now: Tick, rules: &Health) -> ReplicaState {
-        if self.out.is_some() {
-            return ReplicaState::Ejected;
+        if let Some(out) = self.out {
+            let gone = out.silent_since.is_some_and(|since| now.since(since) >= GONE_AFTER);
+            return if gone { ReplicaState::Gone } else { ReplicaState::Ejected };
         }
         if self.busy.is_some_and(|busy| busy.until > now) {
             return ReplicaState::Busy;
@@ -105,7 +110,7 @@ impl Vitals {
         let first = rules.probe_min.max(MIN_PAUSE);
         let longest = rules.probe_max.max(first).max(MAX_RELAPSE_PAUSE);
         let pause = first.saturating_mul(1 << self.relapses.min(16)).min(longest);
-        self.out = Some(Out { since: now, pause, probe: Probe::Due(now + pause) });
+        self.out = Some(Out { since: now, silent_since: None, pause, probe: Probe::Due(now + pause) });
         (self.busy, self.back_since) = (None, None);
         true
     }
@@ -141,6 +146,13 @@ impl Vitals {
     /// Something came of a job there.
     pub fn answered(&mut self, now: Tick) {
         self.busy = self.busy.filter(|busy| busy.until > now);
+    }
+
+    /// While it is out: whether something is there that answers.
+    pub fn heard(&mut self, now: Tick, answers: bool) {
+        if let Some(out) = &mut self.out {
+            out.silent_since = if answers { None } else { out.silent_since.or(Some(now)) };
+        }
     }
 
     /// The probe that is out failed: the next one waits twice as long.
@@ -240,6 +252,21 @@ mod tests {
             vitals.probe_failed(now, &rules());
         }
         assert_eq!(sent, [200, 600, 1400, 2400, 3400]);
+    }
+
+    #[test]
+    fn who_has_not_answered_for_a_minute_is_gone() {
+        let mut vitals = Vitals::default();
+        vitals.heard(ms(0), false);
+        vitals.eject(ms(1000), &rules());
+        assert_eq!(vitals.state(ms(100_000), &rules()), ReplicaState::Ejected, "nobody has looked");
+        vitals.heard(ms(2000), false);
+        vitals.heard(ms(3000), false);
+        assert_eq!(vitals.state(ms(61_999), &rules()), ReplicaState::Ejected);
+        assert_eq!(vitals.state(ms(62_000), &rules()), ReplicaState::Gone);
+        vitals.heard(ms(63_000), true);
+        assert_eq!(vitals.state(ms(63_000), &rules()), ReplicaState::Ejected, "it answers badly");
+        assert!(vitals.found(ms(64_000)).is_some());
     }
 
     #[test]

@@ -71,6 +71,7 @@ pub(super) async fn run(shared: Arc<Shared>, member: Arc<Member>) {
 }
 
 async fn round(shared: &Shared, member: &Member, info_due: &mut Instant) {
+    let began = Instant::now();
     let scraped = match &member.target.metrics {
         Some(url) => Some(scrape(shared, member, url).await),
         None => None,
@@ -80,7 +81,7 @@ async fn round(shared: &Shared, member: &Member, info_due: &mut Instant) {
     }
     let fresh = match scraped {
         Some(result) => {
-            let recovered = note_scrape(shared, member, result);
+            let recovered = note_scrape(shared, member, began, result);
             if recovered {
                 // It may be another engine than before.
                 *info_due = Instant::now();
@@ -123,14 +124,18 @@ fn report_adapters(shared: &Shared, member: &Member, text: &str) {
     shared.sink.event(Event::AdaptersReported { replica: target.replica, slots: loras.slots, running });
 }
 
-/// Enters the result; true when it is the first success after a failure.
-fn note_scrape(shared: &Shared, member: &Member, result: Result<Gauges, Trouble>) -> bool {
+/// Enters the result of a scrape that began at that moment; true when it is the
+/// first success after a failure.
+fn note_scrape(shared: &Shared, member: &Member, began: Instant, result: Result<Gauges, Trouble>) -> bool {
     let replica = member.target.replica;
     let mut status = member.cell.lock();
     let before = status.failures;
     match result {
-        Ok(gauges) => {
+        Ok(mut gauges) => {
             let slept = status.gauges.asleep.unwrap_or(false);
+            if !status.told.is_before(began) {
+                gauges.asleep = status.gauges.asleep;
+            }
             status.gauges = gauges;
             status.gauges_at = Some(Instant::now());
             status.failures = 0;

@@ -36,6 +36,24 @@ pub struct ReplicaStatus {
     /// Why the last scrape failed, while `failures` is not 0.
     pub trouble: Option<Trouble>,
     pub(super) gauges_at: Option<Instant>,
+    pub(super) told: Told,
+}
+
+/// Orders to sleep or to wake: what was read before one was answered may show
+/// either state, whoever brought it about.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Told {
+    /// Orders that wait for their answer.
+    pub(super) open: u32,
+    /// When the last answer came.
+    pub(super) answered: Option<Instant>,
+}
+
+impl Told {
+    /// Whether something read from `began` on says what others did.
+    pub(super) fn is_before(self, began: Instant) -> bool {
+        self.open == 0 && self.answered.is_none_or(|at| at < began)
+    }
 }
 
 impl ReplicaStatus {
@@ -59,6 +77,7 @@ impl ReplicaStatus {
             kv_tokens: gauges.kv_tokens,
             max_model_len: info.and_then(|info| info.max_model_len),
             progress: gauges.progress,
+            asleep: gauges.asleep,
         }
     }
 }

@@ -47,6 +47,11 @@ def test_the_manifests_allow_what_discovery_asks_for():
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
     ]
+    (nodes,) = kinds["ClusterRole"]["rules"]
+    assert nodes == {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
+    cluster = kinds["ClusterRoleBinding"]
+    assert cluster["roleRef"]["name"] == kinds["ClusterRole"]["metadata"]["name"]
+    assert cluster["subjects"] == binding["subjects"]
     example = yaml.safe_load((ROOT / "config" / "examples" / "kubernetes.yaml").read_text())
     watched = {
         pool["discover"]["kubernetes"]["namespace"]

@@ -22,10 +22,12 @@ use penstock::config::settings::{
 use penstock::core::event::{Event, Report};
 use penstock::core::ids::{ModelId, PoolId, ReplicaId, TenantId};
 use penstock::core::policy::{Model, Policy, Pool, Replica};
+use penstock::core::rest::Rested;
 use penstock::core::table::Table;
 use penstock::fleet::fetch::Trouble;
 use penstock::fleet::handle::{Fleet, Timing};
 use penstock::fleet::hooks::{Note, Sink, SourceNote, Watch};
+use penstock::fleet::rest::Order;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 const KEY: &str = "sk-very-secret";
@@ -198,8 +200,20 @@ impl Ends {
             loop {
                 match self.event().await {
                     Event::ReplicaFound { replica } => return (replica, true),
-                    Event::ReplicaLost { replica } => return (replica, false),
+                    Event::ReplicaLost { replica, .. } => return (replica, false),
                     _ => {}
+                }
+            }
+        })
+        .await
+    }
+
+    /// Drops events until the answer to an order.
+    async fn rested(&mut self) -> (ReplicaId, Rested) {
+        soon(async {
+            loop {
+                if let Event::Rested { replica, rested } = self.event().await {
+                    return (replica, rested);
                 }
             }
         })
@@ -597,18 +611,54 @@ async fn a_replica_that_is_found_is_asked_for_its_models_again() {
 }
 
 #[tokio::test]
-async fn a_sleeping_vllm_is_not_ready() {
+async fn a_vllm_that_sleeps_says_so() {
     let engine = Engine::healthy().await;
     engine.set("/metrics", ok("vllm:engine_sleep_state{sleep_state=\"weights_offloaded\"} 1\n"));
     let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    ends.report_of(FIRST, |report| report.asleep == Some(true)).await;
     ends.note("Asleep").await;
     fleet.probe(FIRST);
-    assert_eq!(ends.probed().await, (FIRST, false));
-    assert_eq!(ends.note("ProbeFailed").await.2, Some(Trouble::Asleep));
+    assert_eq!(ends.probed().await, (FIRST, true), "it is there, and not broken");
     engine.set("/metrics", ok("vllm:engine_sleep_state{sleep_state=\"awake\"} 1\n"));
+    ends.report_of(FIRST, |report| report.asleep == Some(false)).await;
     ends.note("Awake").await;
-    fleet.probe(FIRST);
-    assert_eq!(ends.probed().await, (FIRST, true));
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn orders_to_sleep_and_to_wake_are_answered() {
+    let engine = Engine::healthy().await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, Some(KEY), &engine.url)], PATIENT);
+    let wake = Order::Wake { limit: Duration::from_secs(20) };
+    engine.set("/sleep", ok("{}"));
+    fleet.order(FIRST, Order::Sleep);
+    assert_eq!(ends.rested().await, (FIRST, Rested::Asleep));
+    assert!(ends.note("Obeyed").await.1.contains("Sleep"));
+    // The order fails, and the engine says what came of it.
+    engine.set("/wake_up", Reply::Text(500, String::new()));
+    for (state, rested) in [
+        (ok(r#"{"is_sleeping":true}"#), Rested::Asleep),
+        (ok(r#"{"is_sleeping":false}"#), Rested::Awake),
+        (ok("[]"), Rested::Failed),
+        (Reply::Text(404, String::new()), Rested::Failed),
+    ] {
+        engine.set("/is_sleeping", state);
+        fleet.order(FIRST, wake);
+        assert_eq!(ends.rested().await, (FIRST, rested));
+    }
+    // Not started with VLLM_SERVER_DEV_MODE=1.
+    engine.set("/sleep", Reply::Text(404, String::new()));
+    fleet.order(FIRST, Order::Sleep);
+    assert_eq!(ends.rested().await, (FIRST, Rested::Unable));
+    ends.note("CannotSleep").await;
+    assert!(engine.desk.asked.lock().iter().all(|(_, key)| key.is_some()));
+    soon(fleet.stop()).await;
+
+    let tgi = Engine::new(&[]).await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Tgi, None, &tgi.url)], PATIENT);
+    fleet.order(FIRST, Order::Sleep);
+    assert_eq!(ends.rested().await, (FIRST, Rested::Unable));
+    assert_eq!(tgi.times("/sleep"), 0);
     soon(fleet.stop()).await;
 }
 

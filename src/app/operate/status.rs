@@ -51,7 +51,7 @@ pub(super) fn pools(list: &Value) -> String {
     let rows = rows(list, |row| {
         vec![
             plain(&row["pool"]),
-            if row["closed"] == "none" { "open".to_owned() } else { plain(&row["closed"]) },
+            if row["closed"] == "none" { plain(&row["state"]) } else { plain(&row["closed"]) },
             format!("{}/{}", row["in_service"], row["replicas"]),
             format!("{}/{}", row["running"], row["limit"]),
             plain(&row["models"]),

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::file::discover::Discover;
 use crate::config::file::placement::Capacity;
+use crate::config::file::sleep::Sleep;
 use crate::config::named::Named;
 use crate::config::units::Span;
 
@@ -71,6 +72,9 @@ pub struct Pool {
     /// what was measured counts. With it `replicas` may be empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold_start: Option<Span>,
+    /// When its idle replicas sleep; absent = the gateway puts none to sleep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sleep: Option<Sleep>,
     /// Sequences that each replica can run at once (`--max-num-seqs`);
     /// absent = learned from the engine and from what it does.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,6 +136,7 @@ impl Default for Pool {
             replicas: Vec::new(),
             discover: None,
             cold_start: None,
+            sleep: None,
             max_seqs: None,
             kv_tokens: None,
             max_model_len: None,

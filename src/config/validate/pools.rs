@@ -11,7 +11,7 @@ use crate::config::file::pools::{
 use crate::config::secret::{Reader, Secret};
 use crate::config::settings::{EngineKind, PoolEdge, ReplicaEdge, Settings};
 use crate::config::validate::findings::Findings;
-use crate::config::validate::{discover, limits, names, placement, url};
+use crate::config::validate::{discover, limits, names, placement, sleep, url};
 use crate::core::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::policy::{Model, Pool, Replica};
 use crate::core::table::Table;
@@ -109,12 +109,16 @@ impl Served {
         let engine_buffer = pool.engine_buffer;
         let cold_start =
             pool.cold_start.map(|time| limits::positive(time, &field.key("cold_start"), findings));
+        let sleep = pool.sleep.as_ref().and_then(|written| {
+            sleep::validate(written, engine, pool.engine.is_some(), &field.key("sleep"), findings)
+        });
         let row = Pool {
             replicas,
             models,
             engine_buffer,
             engine_priority,
             cold_start,
+            sleep,
             supply,
             adapters: adapters.clone(),
             adapter_slots: pool.adapter_slots,

@@ -3,6 +3,7 @@
 mod adapters;
 mod node;
 mod pool;
+mod rest;
 mod search;
 
 use std::collections::BTreeSet;
@@ -24,7 +25,7 @@ use crate::core::vitals::Vitals;
 pub use self::pool::Promise;
 pub use self::search::{Found, Wish};
 
-use self::node::Node;
+use self::node::{Counted, Node};
 use self::pool::PoolState;
 
 /// What is known of a replica at the moment it is chosen.
@@ -59,6 +60,19 @@ pub struct Fleet {
     chosen: u64,
     /// Replicas that have each adapter loaded.
     holders: NumberMap<ModelId, Vec<ReplicaId>>,
+    /// Replicas that sleep and can be woken.
+    can_wake: u32,
+    /// A pool has gone to sleep since that was last asked.
+    fell_dormant: bool,
+}
+
+/// What a report shows beside the report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// What the ledger does not explain.
+    pub finding: Finding,
+    /// The replica fell asleep unasked.
+    pub fell_asleep: bool,
 }
 
 impl Fleet {
@@ -70,6 +84,7 @@ impl Fleet {
         let mut departures = Departures::default();
         self.rules = policy.health;
         self.renew_pools(policy);
+        self.can_wake = 0;
         if self.nodes.len() < policy.replicas.capacity() {
             self.nodes.resize(policy.replicas.capacity(), None);
         }
@@ -79,7 +94,7 @@ impl Fleet {
             if let Some(node) = &mut self.nodes[index] {
                 node.slots = [None; 3];
                 (node.up, node.held, node.bin, node.reads_guest) = (false, false, None, false);
-                node.capacity = 0;
+                (node.capacity, node.counted) = (0, Counted::default());
                 if row.is_none() && node.present {
                     departures.left.push(id);
                 }
@@ -97,6 +112,7 @@ impl Fleet {
                 (node.present, node.leaving, node.pool) = (true, leaving, row.pool);
                 (node.configured_seqs, node.configured_kv) = (row.max_seqs, row.kv_tokens);
                 let pool = &mut self.pools[row.pool.index()];
+                node.idle_after = pool.sleep.map(|sleep| sleep.after_idle);
                 pool.members.push(id);
                 node.rank_speed(&mut pool.speeds);
                 self.configure_adapters(id, policy);
@@ -237,14 +253,16 @@ impl Fleet {
         self.change(id, now, |node| act(&mut node.vitals, &rules))
     }
 
-    /// The replica's own view arrived. Says what it shows that the ledger does
-    /// not explain.
-    pub fn report(&mut self, id: ReplicaId, report: Report, now: Tick) -> Option<Finding> {
+    /// The replica's own view arrived.
+    pub fn report(&mut self, id: ReplicaId, report: Report, now: Tick) -> Option<Seen> {
         let buffer = self.node(id).and_then(|node| self.pools.get(node.pool.index())).map_or(0, |p| p.buffer);
         self.change(id, now, |node| {
             node.learned.learn(&report, node.ledger.seqs, buffer);
             node.report = Some((now, report));
-            node.foreign.report(now, &report, Own { seqs: node.ledger.seqs, sent: node.sent })
+            node.rest.worked(node.ledger.jobs, node.sent, report.progress);
+            let fell_asleep = report.asleep.is_some_and(|asleep| node.rest.report(now, asleep));
+            let own = Own { seqs: node.ledger.seqs, sent: node.sent };
+            Seen { finding: node.foreign.report(now, &report, own), fell_asleep }
         })
     }
 
@@ -396,12 +414,20 @@ impl Fleet {
             let reads = node.ledger.guest_prefill > 0;
             pool.guest_readers = pool.guest_readers + u32::from(reads) - u32::from(node.reads_guest);
             node.reads_guest = reads;
+            let dormant = pool.is_dormant();
             let patience = node.patience(pool);
             node.watch.arm(now, node.is_sound(now, &rules) && node.ledger.streams > 0, patience);
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
             let capacity = if up { node.limit(pool, now, &rules) } else { 0 };
             pool.capacity = pool.capacity + u64::from(capacity) - u64::from(node.capacity);
             node.capacity = capacity;
+            let idle = up && node.ledger.jobs == 0;
+            node.rest.arm(now, idle, node.idle_after);
+            let before = node.counted;
+            node.counted = node.count(pool, now, &rules);
+            pool.recount(before, node.counted);
+            self.can_wake = self.can_wake + u32::from(node.counted.can_wake) - u32::from(before.can_wake);
+            self.fell_dormant |= pool.is_dormant() && !dormant;
         }
         node.up = up;
         let wake = node.next_wake(now, &rules);

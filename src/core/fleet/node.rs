@@ -12,6 +12,7 @@ use crate::core::overrides::Closed;
 use crate::core::pace::PaceLimit;
 use crate::core::policy::Health;
 use crate::core::predict::{self, Outlook};
+use crate::core::rest::Rest;
 use crate::core::routing::{Ledger, RouteKey};
 use crate::core::snapshot::ReplicaState;
 use crate::core::speed::{Bin, Speed, Speeds};
@@ -52,6 +53,18 @@ impl Rooms {
     }
 }
 
+/// What the replica's pool counts it among.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Counted {
+    pub(super) busy: bool,
+    /// It sleeps or wakes.
+    pub(super) sleeps: bool,
+    /// It sleeps and can be woken.
+    pub(super) can_wake: bool,
+    /// Sequences that it will take in a moment.
+    pub(super) waking: u32,
+}
+
 /// One replica.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
@@ -67,6 +80,9 @@ pub(super) struct Node {
     /// How an operator has closed it to new work.
     pub(super) closed: Option<Closed>,
     pub(super) watch: Watch,
+    pub(super) rest: Rest,
+    /// How long it is idle before it sleeps, if it ever does.
+    pub(super) idle_after: Option<Duration>,
     pub(super) foreign: Foreign,
     /// Sequences that run there and are not ours, as of the last change.
     pub(super) others: u32,
@@ -85,6 +101,9 @@ pub(super) struct Node {
     pub(super) slots: [Option<usize>; 3],
     pub(super) wake: Option<Tick>,
     pub(super) up: bool,
+    /// Whether its pool counts it among those that are busy, that sleep, and that
+    /// can be woken.
+    pub(super) counted: Counted,
     /// Whether its pool counts it among those that read guests' prompts.
     pub(super) reads_guest: bool,
     /// Its part in the capacity of its pool.
@@ -104,6 +123,8 @@ impl Node {
             vitals: Vitals::default(),
             closed: None,
             watch: Watch::default(),
+            rest: Rest::default(),
+            idle_after: None,
             foreign: Foreign::default(),
             others: 0,
             sent: 0,
@@ -118,6 +139,7 @@ impl Node {
             slots: [None; 3],
             wake: None,
             up: false,
+            counted: Counted::default(),
             reads_guest: false,
             capacity: 0,
         }
@@ -127,11 +149,22 @@ impl Node {
         let state = self.vitals.state(now, rules);
         match self.closed {
             _ if !self.present => ReplicaState::Removed,
-            _ if state == ReplicaState::Ejected => state,
+            _ if matches!(state, ReplicaState::Ejected | ReplicaState::Gone) => state,
             Some(Closed::Drained | Closed::SpotNotice) => ReplicaState::Draining,
             _ if self.leaving => ReplicaState::Draining,
             Some(Closed::Cordoned) => ReplicaState::Cordoned,
-            None => state,
+            None => self.rest.state().unwrap_or(state),
+        }
+    }
+
+    /// What its pool is to count it among.
+    pub(super) fn count(&self, pool: &PoolState, now: Tick, rules: &Health) -> Counted {
+        let state = self.state(now, rules);
+        Counted {
+            busy: state == ReplicaState::Busy,
+            sleeps: matches!(state, ReplicaState::Asleep | ReplicaState::Waking),
+            can_wake: state == ReplicaState::Asleep && self.rest.can_wake() && pool.sleep.is_some(),
+            waking: if state == ReplicaState::Waking { self.full(pool) } else { 0 },
         }
     }
 
@@ -154,7 +187,8 @@ impl Node {
     /// When something is due.
     pub(super) fn next_wake(&self, now: Tick, rules: &Health) -> Option<Tick> {
         let wake = self.vitals.next_wake(now, rules);
-        wake.into_iter().chain(self.watch.check_at()).min().filter(|_| self.present)
+        let others = [self.watch.check_at(), self.rest.next_wake()];
+        wake.into_iter().chain(others.into_iter().flatten()).min().filter(|_| self.present)
     }
 
     /// Sequences that it runs at full size, whatever its pace.
@@ -269,6 +303,6 @@ impl Node {
         self.vitals.join(now);
         (self.speed, self.pace, self.learned) =
             (Speed::default(), PaceLimit::default(), LearnedSeqs::default());
-        self.foreign = Foreign::default();
+        (self.foreign, self.rest) = (Foreign::default(), Rest::default());
     }
 }

@@ -1,7 +1,8 @@
 //! Jobs that are held for pools that have to start.
 //!
 //! A pool is cold when the policy gives it no replica, and stays so until one is
-//! in service: one that only fails is not cold. A job all of whose pools are
+//! in service: one that only fails is not cold. One whose replicas sleep is like
+//! a cold one that starts when they are woken. A job all of whose pools are
 //! cold is held as long as its class tolerates, counted from when it is held,
 //! and never beyond its deadline. It is told at once when what is known of its
 //! pools' starts is longer than that.
@@ -33,8 +34,14 @@ impl Scheduler {
             return;
         }
         for pool in cold.unwrap_or_default() {
-            self.starts.ask(pool, self.configured_start(pool), self.now);
-            self.starts.hold(pool, self.now);
+            let dormant = self.fleet.is_dormant(pool);
+            if dormant {
+                let parked = self.overrides.paused_until(spec.tenant).is_some();
+                self.missed.extend((!parked).then_some(pool));
+            } else {
+                self.starts.ask(pool, self.configured_start(pool), self.now);
+            }
+            self.starts.hold(pool, dormant, self.now);
         }
         let tolerance = self.policy.classes.get(spec.class).and_then(|class| class.cold_start_tolerance);
         let fresh = tolerance.map_or(Tick::NEVER, |tolerance| self.now + tolerance);
@@ -70,7 +77,10 @@ impl Scheduler {
         if self.fleet.count_up(pools) > 0 {
             return self.is_starting(key).then_some(Some(Duration::ZERO));
         }
-        let left = |pool: PoolId| self.starts.left(pool, self.configured_start(pool), self.now);
+        let left = |pool: PoolId| match self.fleet.is_dormant(pool) {
+            true => self.starts.wake_left(pool, self.now),
+            false => self.starts.left(pool, self.configured_start(pool), self.now),
+        };
         self.cold_pools(key).map(|pools| pools.into_iter().filter_map(left).min())
     }
 
@@ -170,6 +180,7 @@ impl Scheduler {
             state: self.pool_state(pool, left.contains(&pool)),
             waiting: self.waiting_for(pool),
             cold_start: self.starts.measured(pool),
+            wake: self.starts.wake(pool),
         };
         self.policy.pools.iter().map(|(pool, ..)| view(pool)).collect()
     }
@@ -180,6 +191,8 @@ impl Scheduler {
             PoolState::Starting
         } else if self.fleet.count_up(&[pool]) > 0 {
             PoolState::Ready
+        } else if self.fleet.is_dormant(pool) {
+            PoolState::Asleep
         } else if !self.fleet.is_vacant(pool) {
             PoolState::Down
         } else if busy {
@@ -203,7 +216,7 @@ impl Scheduler {
         watched && self.held.iter().all(timed)
     }
 
-    fn waiting_for(&self, pool: PoolId) -> u64 {
+    pub(super) fn waiting_for(&self, pool: PoolId) -> u64 {
         self.placement.group_of(pool).map_or(0, |group| self.groups[group].waiting_for(pool))
     }
 
@@ -214,7 +227,8 @@ impl Scheduler {
     }
 
     fn is_cold(&self, pool: PoolId) -> bool {
-        self.fleet.count_up(&[pool]) == 0 && (self.fleet.is_vacant(pool) || self.starts.is_running(pool))
+        self.fleet.count_up(&[pool]) == 0
+            && (self.fleet.is_vacant(pool) || self.fleet.is_dormant(pool) || self.starts.is_running(pool))
     }
 
     /// Whether a pool of the lane is on its way to its first token.

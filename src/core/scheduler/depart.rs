@@ -25,7 +25,8 @@ impl Scheduler {
             }
         }
         for replica in departures.draining {
-            self.vacate(replica, Recalled::Drained, out);
+            let spot = self.policy.spot_notices.contains(&replica);
+            self.vacate(replica, if spot { Recalled::SpotNotice } else { Recalled::Drained }, out);
         }
     }
 

@@ -75,6 +75,7 @@ impl Scheduler {
                 }
             }
             self.touched.remove(&group);
+            self.wake_for(group, out);
             let here = &mut self.groups[group];
             let waiting = here.waiting() > 0;
             here.drain.busy(self.now, waiting);

@@ -35,10 +35,11 @@ impl Scheduler {
     }
 
     /// A probe failed, or somebody took the replica away.
-    pub(super) fn lost(&mut self, replica: ReplicaId, why: Fault, out: &mut Vec<Action>) {
+    pub(super) fn lost(&mut self, replica: ReplicaId, answers: bool, out: &mut Vec<Action>) {
         let now = self.now;
         self.fleet.with_vitals(replica, now, |vitals, rules| vitals.probe_failed(now, rules));
-        self.eject(replica, why, out);
+        self.eject(replica, Fault::Refused, out);
+        self.fleet.with_vitals(replica, now, |vitals, _| vitals.heard(now, answers));
     }
 
     /// A probe succeeded.
@@ -51,7 +52,8 @@ impl Scheduler {
         }
     }
 
-    /// Probes that are due, busy spells that end, limits that grow.
+    /// Probes that are due, busy spells that end, limits that grow, replicas that
+    /// have been idle for long.
     pub(super) fn wake_replicas(&mut self, out: &mut Vec<Action>) {
         let now = self.now;
         while let Some(replica) = self.fleet.due(now) {
@@ -62,6 +64,7 @@ impl Scheduler {
             if self.fleet.has_stalled(replica, now) {
                 self.stalled(replica, out);
             }
+            self.look_at_rest(replica, out);
             self.touch_replica(replica);
         }
     }

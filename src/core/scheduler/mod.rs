@@ -17,7 +17,8 @@
 //!   who makes room: `displace`;
 //! * jobs that need not wait for a model that is down: `fallback`;
 //! * what operators set apart from the policy: `overrides`;
-//! * jobs whose pools have to start first: [`crate::core::cold`], `cold`.
+//! * jobs whose pools have to start first: [`crate::core::cold`], `cold`;
+//! * replicas that sleep: [`crate::core::rest`], `rest`.
 //!
 //! A decision costs O(classes × routes of the group) root look-ups plus
 //! O(log) searches; it does not grow with tenants, replicas or waiting jobs.
@@ -40,6 +41,7 @@ mod promise;
 mod quotas;
 mod recall;
 mod reload;
+mod rest;
 mod settle;
 mod spend;
 mod timer;
@@ -56,9 +58,8 @@ use crate::core::budget::Budgets;
 use crate::core::budget::expect::Expected;
 use crate::core::cold::Starts;
 use crate::core::estimate::OutputLengths;
-use crate::core::event::{Action, Event, Fault};
+use crate::core::event::{Action, Event};
 use crate::core::fleet::Fleet;
-use crate::core::foreign::Finding;
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::invariant::Invariants;
 use crate::core::number_map::NumberMap;
@@ -96,6 +97,8 @@ pub struct Scheduler {
     /// where that is before their deadline.
     held: BTreeSet<(Tick, JobId)>,
     starts: Starts,
+    /// Pools that sleep and that a job wanted since that was last looked at.
+    missed: BTreeSet<PoolId>,
     overrides: Overrides,
     /// Replicas that left the policy, by when they lose what nobody has seen.
     departed: BTreeSet<(Tick, ReplicaId)>,
@@ -138,6 +141,7 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             held: BTreeSet::new(),
             starts: Starts::default(),
+            missed: BTreeSet::new(),
             overrides: Overrides::default(),
             departed: BTreeSet::new(),
             invariants: Invariants::default(),
@@ -178,21 +182,15 @@ impl Scheduler {
             Event::FirstToken { job } => self.first_token(job),
             Event::Finished { job, outcome } => self.finished(job, outcome, out),
             Event::ReplicaReported { replica, report } => {
-                if self.fleet.report(replica, report, now) == Some(Finding::Restarted) {
-                    self.prefixes.forget(replica);
-                    self.fleet.forget_adapters(replica, now);
-                }
-                if let Some(tokens) = report.kv_tokens {
-                    self.prefixes.resize(replica, tokens);
-                }
-                self.touch_replica(replica);
+                self.reported(replica, report, out);
             }
             Event::AdaptersReported { replica, slots, running } => {
                 self.fleet.report_adapters(replica, slots, &running, now);
                 self.touch_replica(replica);
             }
-            Event::ReplicaLost { replica } => self.lost(replica, Fault::Refused, out),
+            Event::ReplicaLost { replica, answers } => self.lost(replica, answers, out),
             Event::ReplicaFound { replica } => self.found(replica, out),
+            Event::Rested { replica, rested } => self.rested(replica, rested, out),
             Event::Overridden(wanted) => self.set_override(wanted, out),
             Event::Restored(lever) => self.end_override(lever),
             Event::PeriodBegan { period, ends } => self.budgets.begin(period, ends),
@@ -201,6 +199,7 @@ impl Scheduler {
             Event::Draining => self.draining = true,
             Event::Timer => {}
         }
+        self.hold_for_sleepers(out);
         self.serve(out);
         while self.expire(true, out) {
             self.serve(out);
@@ -213,6 +212,7 @@ impl Scheduler {
         while self.refuse_vain_waits(out) {
             self.dispatch(out);
         }
+        self.wake_wanted(out);
         self.report_starts(out);
     }
 

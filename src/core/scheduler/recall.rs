@@ -117,7 +117,7 @@ impl Scheduler {
         match why {
             Recalled::Stalled => job.note_tried(&run),
             Recalled::Preempted { .. } => job.preemptions += 1,
-            Recalled::Drained | Recalled::SpotNotice => {}
+            Recalled::Drained | Recalled::SpotNotice | Recalled::Asleep => {}
         }
         let lane = LaneKey::of(&job.spec);
         if let Some(account) = self.account(lane) {

@@ -36,6 +36,8 @@ pub struct Adapter {
     pub ready_paths: &'static [&'static str],
     /// Which status means ready.
     pub ready: Ready,
+    /// How it is put to sleep and woken; absent = not at all.
+    pub sleep: Option<Sleep>,
     /// Whether it refuses requests for names that it does not list. Otherwise
     /// a name that is missing from its list means nothing.
     pub names_bind: bool,
@@ -70,6 +72,19 @@ pub enum Ready {
     /// Any answer but 5xx. A bare TCP connection is not enough: the kernel
     /// accepts it for a process that hangs.
     Answers,
+}
+
+/// How an engine is put to sleep and woken: POST requests without a body.
+#[derive(Debug)]
+pub struct Sleep {
+    /// Where it is put to sleep.
+    pub sleep: &'static str,
+    /// Where it is woken.
+    pub wake: &'static str,
+    /// Where it says whether it sleeps.
+    pub state: &'static str,
+    /// Reads what it says.
+    pub read: fn(&[u8]) -> Option<bool>,
 }
 
 /// A document about the engine and its models.

@@ -5,7 +5,7 @@
 //! whatever the load, which cannot be told from idle.
 
 use crate::fleet::engine::gauges::{Gauges, Names, Series, gather, whole};
-use crate::fleet::engine::{Adapter, Loras, MODELS, Ready};
+use crate::fleet::engine::{self, Adapter, Loras, MODELS, Ready};
 use crate::fleet::promtext::{Sample, samples};
 
 pub(super) const ADAPTER: Adapter = Adapter {
@@ -13,10 +13,21 @@ pub(super) const ADAPTER: Adapter = Adapter {
     info: &[MODELS],
     ready_paths: &["/health"],
     ready: Ready::Success,
+    sleep: Some(SLEEP),
     names_bind: true,
     adapters: Some(read_adapters),
     read,
 };
+
+/// Level 1 keeps the weights in the host's memory. Only in development mode;
+/// elsewhere the paths are unknown.
+const SLEEP: engine::Sleep =
+    engine::Sleep { sleep: "/sleep?level=1", wake: "/wake_up", state: "/is_sleeping", read: read_state };
+
+fn read_state(body: &[u8]) -> Option<bool> {
+    let state: serde_json::Value = serde_json::from_slice(body).ok()?;
+    state.get("is_sleeping")?.as_bool()
+}
 
 const NAMES: Names = Names {
     running: &[Series::all("vllm:num_requests_running")],

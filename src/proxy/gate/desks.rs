@@ -138,6 +138,8 @@ impl Desks {
             Action::WouldLimit { .. } => {}
             Action::Eject { .. }
             | Action::Probe { .. }
+            | Action::Sleep { .. }
+            | Action::Wake { .. }
             | Action::Readmit { .. }
             | Action::PoolWanted { .. }
             | Action::PoolStarted { .. }

@@ -47,6 +47,8 @@ pub struct VllmFlags {
     pub multimodal: bool,
     /// `VLLM_SERVER_DEV_MODE=1`: pause, sleep, abort and the like.
     pub dev_mode: bool,
+    /// How long it takes to wake.
+    pub wake_time: Duration,
     /// `--sse-keep-alive-interval`.
     pub sse_keep_alive: Option<Duration>,
     /// `--max-num-queued-reqs`: running and waiting together.
@@ -64,6 +66,7 @@ impl Default for VllmFlags {
             auto_tool_choice: false,
             multimodal: false,
             dev_mode: true,
+            wake_time: Duration::ZERO,
             sse_keep_alive: None,
             max_queued_reqs: None,
         }

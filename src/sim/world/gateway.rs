@@ -109,7 +109,7 @@ impl Gateway {
                 Event::ReplicaFound { replica: ReplicaId::from(replica) }
             }
             Input::Probed { replica, alive: false } => {
-                Event::ReplicaLost { replica: ReplicaId::from(replica) }
+                Event::ReplicaLost { replica: ReplicaId::from(replica), answers: true }
             }
             // It never polls.
             Input::Polled { .. } | Input::Wake => Event::Timer,
@@ -139,6 +139,8 @@ impl Router for Gateway {
                 | Action::WouldLimit { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
+                | Action::Sleep { .. }
+                | Action::Wake { .. }
                 | Action::PoolWanted { .. }
                 | Action::PoolStarted { .. }
                 | Action::OverrideExpired { .. } => None,

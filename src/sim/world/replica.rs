@@ -161,6 +161,7 @@ impl Replica {
             kv_tokens: Some(gauges.blocks_total * u64::from(BLOCK_TOKENS)),
             max_model_len: None,
             progress: Some(counters.generated_tokens + counters.prompt_tokens),
+            asleep: None,
         }
     }
 }

@@ -10,6 +10,7 @@ mod pool;
 mod process;
 mod replica;
 mod request;
+mod rest;
 
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
 pub use limits::LimitMet;
@@ -26,6 +27,7 @@ pub use request::{
     AuthFailed, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued,
     StreamBroken, StreamContinuation, Timings,
 };
+pub use rest::{ReplicaRested, ReplicaTurned, RestFailed, RestUnknown};
 
 use std::time::Duration;
 

@@ -53,6 +53,10 @@ pub(super) const CONTINUATIONS: Metric = metric(
 );
 pub(super) const EJECTIONS: Metric =
     metric("penstock_ejections_total", "Replicas taken out of service, by what was wrong.");
+pub(super) const REST_ORDERS: Metric = metric(
+    "penstock_rest_orders_total",
+    "Times that a replica was told to sleep or to wake, by what came of it.",
+);
 pub(super) const READMISSIONS: Metric =
     metric("penstock_readmissions_total", "Replicas taken back into service.");
 pub(super) const PROBES_FAILED: Metric =
@@ -86,6 +90,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     STREAMS_BROKEN,
     CONTINUATIONS,
     EJECTIONS,
+    REST_ORDERS,
     READMISSIONS,
     PROBES_FAILED,
     SCRAPES_FAILED,
@@ -187,6 +192,10 @@ pub(super) const POOL_WAITING: Metric =
 pub(super) const COLD_START: Metric = metric(
     "penstock_cold_start_seconds",
     "Time from the first request held for a pool without replicas to its first token, smoothed; no sample before the first.",
+);
+pub(super) const WAKE: Metric = metric(
+    "penstock_wake_seconds",
+    "Time that replicas of the pool take to wake, smoothed; no sample before the first.",
 );
 pub(super) const REPLICA_RUNNING: Metric =
     metric("penstock_replica_running", "Sequences that the ledger books on the replica.");

@@ -115,6 +115,19 @@ impl Metrics {
         self.of_pool(&catalogue::EJECTIONS, policy, pool, Some(("fault", fault)));
     }
 
+    pub(super) fn rested(
+        &self,
+        policy: &Policy,
+        pool: Option<PoolId>,
+        order: &'static str,
+        outcome: &'static str,
+    ) {
+        let pool = Label::new("pool", labels::pool(policy, pool).to_owned());
+        let order = Label::from_static_parts("order", order);
+        let outcome = Label::from_static_parts("outcome", outcome);
+        counter(&self.recorder, &catalogue::REST_ORDERS, vec![order, outcome, pool]).increment(1);
+    }
+
     pub(super) fn readmitted(&self, policy: &Policy, pool: Option<PoolId>) {
         self.of_pool(&catalogue::READMISSIONS, policy, pool, None);
     }

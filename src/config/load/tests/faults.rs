@@ -180,6 +180,18 @@ fn faults_of_models_and_pools() {
         (with("  x: {engine: vllm, models: [y]}"), "pools.x.replicas: names no replica"),
         (with("  x: {engine: vllm, models: [y], cold_start: 0s}"), "pools.x.cold_start: must not be zero"),
         (
+            with("  x: {engine: tgi, models: [y], replicas: [http://h:1], sleep: {}}"),
+            "pools.x.sleep: tgi is never put to sleep",
+        ),
+        (
+            with("  x: {engine: vllm, models: [y], replicas: [http://h:1], sleep: {after_idle: 900ms}}"),
+            "pools.x.sleep.after_idle: is too short",
+        ),
+        (
+            with("  x: {engine: vllm, models: [y], replicas: [http://h:1], sleep: {wake_timeout: 0s}}"),
+            "pools.x.sleep.wake_timeout: must not be zero",
+        ),
+        (
             with("  x: {engine: vllm, models: [y, y], replicas: [http://x:1]}"),
             "pools.x.models[1]: `y` is listed twice",
         ),
@@ -310,6 +322,8 @@ fn sources_of_replicas_are_checked() {
         ("{kubernetes: {service: s, selector: a=b}}", "names no Service, or two"),
         ("{kubernetes: {service: s, namespace: A_B}}", "kubernetes.namespace"),
         ("{kubernetes: {service: s, port: 0}}", "kubernetes.port"),
+        ("{kubernetes: {service: s, nodes: {taints: []}}}", "names nothing that gives notice"),
+        ("{kubernetes: {service: s, nodes: {conditions: ['']}}}", "nodes.conditions[0]: is empty"),
         ("{kubernetes: {service: s, server: 'https://h'}}", "namespace: is missing"),
         ("{kubernetes: {service: s, namespace: n, server: h}}", "kubernetes.server"),
     ] {

@@ -195,7 +195,7 @@ fn a_session_moves_when_its_replica_is_full_gone_draining_or_too_late() {
     assert_eq!(at(&mut world, 6), first, "draining");
     world.done(6);
     world.event(Event::Restored(Lever::Replica(ReplicaId::new(second))));
-    world.event(Event::ReplicaLost { replica: ReplicaId::new(first) });
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(first), answers: false });
     assert_eq!(at(&mut world, 7), second, "out of service");
     world.done(7);
     world.at(60_000);

@@ -15,6 +15,7 @@ mod properties;
 mod quotas;
 mod recalls;
 mod reloads;
+mod rests;
 mod scale;
 mod shares;
 mod shedding;

@@ -12,6 +12,7 @@ use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::overrides::{Lever, Measure, Override};
 use crate::core::policy::Policy;
+use crate::core::rest::Rested;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::used;
 use crate::core::scheduler::tests::worlds::{Op, Places, Rules, build, models_of, op, rules};
@@ -39,6 +40,8 @@ struct Edge {
     jobs: BTreeMap<JobId, Seen>,
     out_of_service: BTreeSet<ReplicaId>,
     probes: BTreeMap<ReplicaId, Tick>,
+    /// Orders to sleep or to wake, since when they wait for their answer.
+    orders: BTreeMap<ReplicaId, (Tick, Rested)>,
     /// What operators have closed or paused, and until when.
     barred: BTreeMap<Lever, Tick>,
     log: Vec<(Tick, Action)>,
@@ -56,6 +59,7 @@ impl Edge {
             jobs: BTreeMap::new(),
             out_of_service: BTreeSet::new(),
             probes: BTreeMap::new(),
+            orders: BTreeMap::new(),
             barred: BTreeMap::new(),
             log: Vec::new(),
         }
@@ -87,6 +91,7 @@ impl Edge {
         self.check_rules(&spec, why.class, pool);
         assert!(!self.out_of_service.contains(&replica));
         assert!(!self.policy.draining.contains(&replica));
+        assert!(!self.awaits(replica), "it sleeps");
         for lever in [Lever::Pool(pool), Lever::Replica(replica), Lever::Pause(spec.tenant)] {
             assert!(self.barred.get(&lever).is_none_or(|until| *until <= self.now), "{lever:?}");
         }
@@ -139,6 +144,8 @@ impl Edge {
             }
             Action::WouldLimit { rule, .. } => assert!(rule.shadow),
             Action::PoolWanted { .. } | Action::PoolStarted { .. } => {}
+            Action::Sleep { replica } => self.ordered(replica, Rested::Asleep),
+            Action::Wake { replica, .. } => self.ordered(replica, Rested::Awake),
             Action::OverrideExpired { lever } => {
                 assert!(
                     self.scheduler
@@ -155,6 +162,18 @@ impl Edge {
                 assert!(before.is_none_or(lost), "one probe at a time");
             }
         }
+    }
+
+    fn ordered(&mut self, replica: ReplicaId, order: Rested) {
+        assert!(!self.out_of_service.contains(&replica));
+        assert!(order == Rested::Awake || self.jobs.values().all(|seen| seen.at != Some(replica)));
+        assert!(!self.awaits(replica), "one order at a time");
+        self.orders.insert(replica, (self.now, order));
+    }
+
+    /// Whether an order waits for its answer, and not for too long.
+    fn awaits(&self, replica: ReplicaId) -> bool {
+        self.orders.get(&replica).is_some_and(|(at, _)| self.now.since(*at) < Duration::from_secs(12))
     }
 
     /// The pool is one that class and tenant may both use, by the policy in
@@ -226,6 +245,7 @@ impl Edge {
         };
         self.out_of_service.retain(present);
         self.probes.retain(|id, _| present(id));
+        self.orders.retain(|id, _| present(id));
         self.event(Event::PolicyChanged(Arc::clone(&self.policy)));
     }
 
@@ -250,8 +270,18 @@ impl Edge {
     fn answer(&mut self, found: bool) {
         let Some((&replica, _)) = self.probes.first_key_value() else { return };
         self.probes.remove(&replica);
-        let event = if found { Event::ReplicaFound { replica } } else { Event::ReplicaLost { replica } };
+        let event = if found {
+            Event::ReplicaFound { replica }
+        } else {
+            Event::ReplicaLost { replica, answers: true }
+        };
         self.event(event);
+    }
+
+    fn rest(&mut self, rested: Option<Rested>) {
+        let Some((&replica, &(_, order))) = self.orders.first_key_value() else { return };
+        self.orders.remove(&replica);
+        self.event(Event::Rested { replica, rested: rested.unwrap_or(order) });
     }
 
     fn apply(&mut self, op: &Op) {
@@ -303,9 +333,10 @@ impl Edge {
             Op::Adapters(replica, slots, running) => self.adapters(ReplicaId::new(replica), slots, running),
             Op::Paced(replica, pace) => self.event(Event::Paced { replica: ReplicaId::new(replica), pace }),
             Op::Answer(found) => self.answer(found),
+            Op::Rest(rested) => self.rest(rested),
             Op::Lost(replica) => {
                 self.probes.remove(&ReplicaId::new(replica));
-                self.event(Event::ReplicaLost { replica: ReplicaId::new(replica) });
+                self.event(Event::ReplicaLost { replica: ReplicaId::new(replica), answers: true });
             }
             Op::Stray(number) => self.stray(JobId::new(number)),
             Op::Reload(which) => self.reload(which),
@@ -326,6 +357,9 @@ impl Edge {
             }
             while !self.probes.is_empty() {
                 self.answer(true);
+            }
+            while !self.orders.is_empty() {
+                self.rest(None);
             }
             if let Some(job) = self.running(0) {
                 self.end(job);
@@ -395,6 +429,7 @@ proptest! {
             buffer: 0,
             starts: [None; 2],
             limits: Vec::new(),
+            sleep: None,
             places: Places::default(),
             affinity: Default::default(),
             draining: 0,

@@ -16,6 +16,7 @@ use crate::core::placement::rules::Supply;
 use crate::core::policy::{
     Bounds, Class, Health, Model, Policy, Pool, Quota, Replica, Retry, StickySessions, Tenant,
 };
+use crate::core::rest::{Rested, Sleep};
 use crate::core::scheduler::tests::{class, tenant, used};
 use crate::core::table::Table;
 
@@ -46,6 +47,8 @@ pub(super) struct Rules {
     /// Milliseconds: what pools are expected to take to start, what classes
     /// tolerate of it.
     pub(super) starts: [Option<u64>; 2],
+    /// Milliseconds of idle time, and how many stay awake.
+    pub(super) sleep: Option<(u64, u32)>,
     pub(super) places: Places,
     pub(super) limits: Vec<Rule>,
     pub(super) affinity: Affinity,
@@ -140,6 +143,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
             0u32..2,
             prop_oneof![2 => Just(0u16), 1 => 0u16..512],
             [prop::option::of(0u64..2000), prop::option::of(0u64..2000)],
+            prop::option::of((1u64..1500, 0u32..2)),
         ),
         (prop_oneof![Just(Places::default()), places()], prop_oneof![Just(Affinity::default()), affinity()]),
         limits(),
@@ -150,7 +154,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
                 tenants,
                 replicas,
                 models,
-                (bound, attempts, slow_start, buffer, draining, starts),
+                (bound, attempts, slow_start, buffer, draining, starts, sleep),
                 (places, affinity),
                 limits,
             )| Rules {
@@ -164,6 +168,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
                 slow_start,
                 buffer,
                 starts,
+                sleep,
                 places,
                 limits,
                 affinity,
@@ -179,6 +184,11 @@ fn table<I: Copy + From<usize> + Into<usize>, T>() -> Table<I, T> {
     table
 }
 
+fn sleep((idle, keep_awake): (u64, u32)) -> Sleep {
+    let (after_idle, wake_timeout) = (Duration::from_millis(idle), Duration::from_secs(2));
+    Sleep { after_idle, keep_awake, wake_timeout }
+}
+
 /// The policy that the rules describe.
 pub(super) fn build(rules: &Rules) -> Arc<Policy> {
     let mut policy = Policy {
@@ -191,6 +201,7 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         keys: table(),
         limits: rules.limits.clone(),
         draining: (0..9usize).filter(|bit| rules.draining & (1 << bit) != 0).map(ReplicaId::from).collect(),
+        spot_notices: Default::default(),
         bounds: Bounds { requests: rules.bound, ..Bounds::default() },
         retry: Retry { max_attempts: rules.attempts },
         health: Health { slow_start: Duration::from_millis(rules.slow_start), ..Health::default() },
@@ -228,8 +239,15 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
                 replicas.push(policy.replicas.insert(NAMES[pool * 3 + index], row));
             }
         }
-        let row =
-            Pool { replicas, engine_buffer: rules.buffer, cold_start, supply, ..rules.affinity.row(pool) };
+        let sleep = rules.sleep.map(sleep);
+        let row = Pool {
+            replicas,
+            engine_buffer: rules.buffer,
+            cold_start,
+            sleep,
+            supply,
+            ..rules.affinity.row(pool)
+        };
         policy.pools.insert(NAMES[pool], row);
     }
     for (index, mask) in rules.models.iter().enumerate() {
@@ -268,6 +286,8 @@ pub(super) enum Op {
     Adapters(u32, Option<u32>, u8),
     Paced(u32, Pace),
     Answer(bool),
+    /// To the first order that waits; absent = it is followed.
+    Rest(Option<Rested>),
     Lost(u32),
     Stray(u64),
     Reload(usize),
@@ -302,16 +322,28 @@ fn fault() -> impl Strategy<Value = Fault> {
 }
 
 fn report() -> impl Strategy<Value = Report> {
-    let count = || prop::option::of(0u64..8);
-    (count(), count(), prop::option::of(0u32..6), prop::option::of(20u64..300)).prop_map(
-        |(running, waiting, slots, kv_tokens)| Report {
+    let count = || prop_oneof![2 => Just(Some(0)), 3 => prop::option::of(0u64..8)];
+    let asleep = prop::option::weighted(0.3, any::<bool>());
+    (count(), count(), prop::option::of(0u32..6), prop::option::of(20u64..300), asleep).prop_map(
+        |(running, waiting, slots, kv_tokens, asleep)| Report {
             running,
             waiting,
             slots,
             kv_tokens,
+            asleep,
             ..Report::default()
         },
     )
+}
+
+fn rested() -> impl Strategy<Value = Option<Rested>> {
+    prop_oneof![
+        4 => Just(None),
+        1 => Just(Some(Rested::Failed)),
+        1 => Just(Some(Rested::Unable)),
+        1 => Just(Some(Rested::Awake)),
+        1 => Just(Some(Rested::Asleep)),
+    ]
 }
 
 fn pace() -> impl Strategy<Value = Pace> {
@@ -356,6 +388,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(replica, slots, running)| Op::Adapters(replica, slots, running)),
         4 => (0u32..9, pace()).prop_map(|(replica, pace)| Op::Paced(replica, pace)),
         8 => any::<bool>().prop_map(Op::Answer),
+        4 => rested().prop_map(Op::Rest),
         1 => (0u32..9).prop_map(Op::Lost),
         1 => (0u64..100).prop_map(Op::Stray),
         1 => (0usize..3).prop_map(Op::Reload),
