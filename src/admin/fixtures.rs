@@ -52,6 +52,7 @@ fn edge(policy: &Policy) -> Edge {
             max_total_body_bytes: 2,
             max_answer_bytes: 3,
             class_header: "x-class".into(),
+            keepalive: std::time::Duration::from_secs(10),
         },
         upstream: UpstreamLimits {
             connect_timeout: seconds(1),
@@ -60,6 +61,8 @@ fn edge(policy: &Policy) -> Edge {
             keep_alive: seconds(4),
         },
         continue_streams: true,
+        early_heads: Default::default(),
+        shadows: None,
     }
 }
 

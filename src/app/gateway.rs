@@ -121,6 +121,7 @@ impl Gateway {
             retries: Arc::default(),
             prefixes: Prefixes::default(),
             paces: Arc::default(),
+            copies: Arc::default(),
             grace: Grace::default(),
         });
         let (reload, asks) = channel();

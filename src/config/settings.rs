@@ -1,8 +1,9 @@
 //! The validated configuration, as the rest of the program sees it.
 
 pub mod names;
+pub mod shadows;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use http::Uri;
 use crate::config::discover::Discovery;
 use crate::config::secret::Secret;
 use crate::config::settings::names::Names;
+use crate::config::settings::shadows::Shadows;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::policy::Policy;
 use crate::core::table::Table;
@@ -99,6 +101,11 @@ pub struct Edge {
     /// Whether a stream that breaks after its first token goes on at another
     /// replica.
     pub continue_streams: bool,
+    /// Classes whose clients get the head of a stream while their requests are
+    /// held for a pool that has to start.
+    pub early_heads: BTreeSet<ClassId>,
+    /// Which requests are copied to other models; absent = none.
+    pub shadows: Option<Shadows>,
 }
 
 /// Who may come in.
@@ -197,6 +204,9 @@ pub struct RequestLimits {
     pub max_answer_bytes: u64,
     /// The header by which a client may ask for a class, lower case.
     pub class_header: String,
+    /// Time between two signs of life to a client that has only the head of its
+    /// answer.
+    pub keepalive: Duration,
 }
 
 /// Engine-side time limits.

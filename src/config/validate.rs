@@ -13,6 +13,7 @@ mod models;
 mod names;
 mod placement;
 mod pools;
+mod shadows;
 mod startup;
 mod tenants;
 mod url;
@@ -25,7 +26,9 @@ use crate::config::file::File;
 use crate::config::secret::Reader;
 use crate::config::settings::names::Names;
 use crate::config::settings::{Edge, Settings};
-use crate::core::policy::Policy;
+use crate::core::ids::ClassId;
+use crate::core::policy::{Class, Policy};
+use crate::core::table::Table;
 
 pub(super) use findings::Findings;
 pub(super) use url::canonical;
@@ -53,7 +56,8 @@ pub(super) fn validate(
         models: &models,
         pools: &served.pools,
     };
-    let admitted = tenants::validate(&entry, findings);
+    let mut admitted = tenants::validate(&entry, findings);
+    let shadows = shadows::validate(file, &models, &mut classes, &mut admitted.tenants, findings);
     let edge = Edge {
         auth: admitted.auth,
         names: Names { tenants: admitted.names, ..models.names },
@@ -62,6 +66,8 @@ pub(super) fn validate(
         requests: limits::requests(&file.requests, &file.queue, findings),
         upstream: limits::upstream(&file.upstream, findings),
         continue_streams: file.retry.continue_streams,
+        early_heads: classes_with_early_head(file, &classes),
+        shadows,
     };
     let policy = Policy {
         generation: previous.map_or(1, |old| old.policy.generation + 1),
@@ -77,4 +83,9 @@ pub(super) fn validate(
     };
     usage::validate(file, &policy, findings);
     Settings { digest, startup, edge: Arc::new(edge), policy: Arc::new(policy) }
+}
+
+fn classes_with_early_head(file: &File, classes: &Table<ClassId, Class>) -> BTreeSet<ClassId> {
+    let early = file.classes.iter().filter(|(_, class)| class.early_head);
+    early.filter_map(|(name, _)| classes.id(name)).collect()
 }

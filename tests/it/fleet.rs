@@ -267,6 +267,7 @@ fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>)
             max_total_body_bytes: 1,
             max_answer_bytes: 1,
             class_header: String::new(),
+            keepalive: std::time::Duration::from_secs(10),
         },
         upstream: UpstreamLimits {
             connect_timeout: Duration::from_secs(1),
@@ -275,6 +276,8 @@ fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>)
             keep_alive: Duration::from_secs(1),
         },
         continue_streams: true,
+        early_heads: Default::default(),
+        shadows: None,
     }
 }
 

@@ -14,6 +14,7 @@
 //! * what may wait: [`crate::core::admission`]; in which class: `demote`;
 //!   who makes room: `displace`;
 //! * jobs that need not wait for a model that is down: `fallback`;
+//! * jobs that take only what nobody else needs: `spare`;
 //! * what operators set apart from the policy: `overrides`;
 //! * jobs whose pools have to start first: [`crate::core::cold`], `cold`.
 //!
@@ -39,6 +40,7 @@ mod quotas;
 mod recall;
 mod reload;
 mod settle;
+mod spare;
 mod timer;
 mod view;
 

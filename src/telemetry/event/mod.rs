@@ -9,6 +9,7 @@ mod pool;
 mod process;
 mod replica;
 mod request;
+mod shadow;
 
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
 pub use overrides::{OverrideChanged, OverrideExpired};
@@ -24,6 +25,7 @@ pub use request::{
     AuthFailed, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued,
     StreamBroken, StreamContinuation, Timings,
 };
+pub use shadow::{ShadowCompared, ShadowSkipped, Side};
 
 use std::time::Duration;
 

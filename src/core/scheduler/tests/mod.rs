@@ -17,6 +17,7 @@ mod reloads;
 mod scale;
 mod shares;
 mod shedding;
+mod spare;
 mod storm;
 mod worlds;
 
@@ -42,6 +43,7 @@ fn class(rank: u32, min_share: f64) -> Class {
         itl_objective: Duration::from_millis(50),
         cold_start_tolerance: None,
         demote_to: None,
+        spare: false,
         placement: Default::default(),
     }
 }
