@@ -110,6 +110,7 @@ pub(super) fn snapshot() -> Snapshot {
             state: PoolState::Ready,
             waiting: 3,
             cold_start: Some(Duration::from_millis(41_500)),
+            best: Default::default(),
         }],
         replicas: vec![ReplicaView {
             replica: ReplicaId::new(0),

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::admin::{self, AdminHandle, AdminState};
 use crate::app::hooks::{self, DoorWatch, Followers, ToScheduler, ToTelemetry};
-use crate::app::signals;
+use crate::app::{promises, signals};
 use crate::config::settings::Settings;
 use crate::config::watch::{ReloadAsks, ReloadHandle, Reloader, channel};
 use crate::core::event::{Event, RejectReason, Rejection};
@@ -160,6 +160,7 @@ impl Gateway {
         background.spawn(follow_sources(Arc::clone(&reloader), followers.clone()));
         background.spawn(follow_file(reloader, asks, followers));
         background.spawn(close_idle(Arc::clone(&proxy)));
+        background.spawn(promises::watch(Arc::clone(&proxy)));
         background.spawn(signals::reload_at(hang_up, reload.clone()));
         Ok(Self { address, admin, proxy, fleet, sources, reload, shutdown, serving, background })
     }

@@ -7,6 +7,7 @@ mod gateway;
 mod hooks;
 mod load;
 mod operate;
+mod promises;
 mod signals;
 mod simulate;
 

@@ -4,6 +4,7 @@
 
 pub mod admission;
 pub mod backlog;
+pub mod best;
 pub mod board;
 pub mod cold;
 pub mod estimate;
@@ -32,5 +33,6 @@ pub mod snapshot;
 pub mod speed;
 pub mod table;
 pub mod time;
+pub mod unkept;
 pub mod vitals;
 pub mod watch;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::best::Best;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::overrides::Measure;
 
@@ -55,6 +56,8 @@ pub struct PoolView {
     /// How long its starts took as of late, from the first job that was held to
     /// the first token; absent before the first.
     pub cold_start: Option<Duration>,
+    /// The best that it has shown in the last one to two hours.
+    pub best: Best,
 }
 
 /// Whether a pool can be used.

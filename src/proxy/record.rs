@@ -267,6 +267,16 @@ impl Record {
         RequestRecalled { request_id, replica, why, attempt: self.attempts }.emit(&self.telemetry);
     }
 
+    /// What its end means for its status and for its copy.
+    fn conclude(&mut self, now: Tick) {
+        if self.early_head.as_ref().is_some_and(|sent| sent.load(Ordering::Relaxed)) {
+            self.status = 200;
+        }
+        if let (Some(half), Some(side)) = (&self.half, self.side(now)) {
+            half.ended(side);
+        }
+    }
+
     /// How it went, as seen from the engine.
     fn side(&self, now: Tick) -> Option<Side> {
         let sent = self.sent_at?;
@@ -326,12 +336,7 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         let now = self.clock.now();
-        if self.early_head.as_ref().is_some_and(|sent| sent.load(Ordering::Relaxed)) {
-            self.status = 200;
-        }
-        if let (Some(half), Some(side)) = (&self.half, self.side(now)) {
-            half.ended(side);
-        }
+        self.conclude(now);
         let output = self.usage.and_then(Usage::tokens).map(|tokens| tokens.output);
         let timings = Timings {
             queue: self.place.map(|place| place.why.queued),

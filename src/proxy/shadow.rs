@@ -120,7 +120,7 @@ impl Proxy {
             Ok(all) => all,
             Err(reason) => return ShadowSkipped { model, to: rule.to, reason }.emit(&self.telemetry),
         };
-        let (original, copied) = Pair::new(&self.telemetry, record.request_id.clone(), (model, rule.to));
+        let (original, copied) = Pair::halves(&self.telemetry, record.request_id.clone(), (model, rule.to));
         record.half = Some(original);
         let copy = Copy {
             proxy: Arc::clone(self),

@@ -15,6 +15,7 @@ mod leave;
 mod names;
 mod operate;
 mod process;
+mod promises;
 mod reload;
 mod retries;
 mod rig;

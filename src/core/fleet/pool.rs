@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::core::best::Bests;
 use crate::core::board::Board;
 use crate::core::ids::ReplicaId;
 use crate::core::routing::RouteKey;
@@ -47,6 +48,7 @@ pub(super) struct PoolState {
     /// Sequences that those in service may have.
     pub(super) capacity: u64,
     pub(super) speeds: Speeds,
+    pub(super) bests: Bests,
 }
 
 /// A pool may read guests' prompts at one replica of so many at the same time:

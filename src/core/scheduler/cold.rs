@@ -180,6 +180,7 @@ impl Scheduler {
             state: self.pool_state(pool, left.contains(&pool)),
             waiting: self.waiting_for(pool),
             cold_start: self.starts.measured(pool),
+            best: self.fleet.best(pool),
         };
         self.policy.pools.iter().map(|(pool, ..)| view(pool)).collect()
     }

@@ -45,7 +45,12 @@ impl Scheduler {
             if self.jobs.get(&id).is_some_and(|job| !job.is_unseen()) {
                 self.forget_movable(id);
             }
-            self.fleet.answered(run.replica, self.now.since(run.since), run.raw, self.now);
+            self.fleet.answered(
+                run.replica,
+                self.now.since(run.since),
+                (run.raw, run.booking.weight),
+                self.now,
+            );
             self.note_start(&run);
             self.touch_replica(run.replica);
         }

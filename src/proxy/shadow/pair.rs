@@ -27,7 +27,7 @@ pub(in crate::proxy) struct Half {
 
 impl Pair {
     /// The halves of the request and of its copy, for the models of the two.
-    pub(super) fn new(
+    pub(super) fn halves(
         telemetry: &Telemetry,
         request_id: HeaderValue,
         models: (ModelId, ModelId),

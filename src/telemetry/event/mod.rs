@@ -7,6 +7,7 @@ mod discovery;
 mod overrides;
 mod pool;
 mod process;
+mod promise;
 mod replica;
 mod request;
 mod shadow;
@@ -18,6 +19,7 @@ pub use process::{
     ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken, ServerDraining,
     ServerStarted, ServerStopped,
 };
+pub use promise::PromiseUnkept;
 pub use replica::{
     ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
 };

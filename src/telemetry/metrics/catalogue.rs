@@ -65,6 +65,10 @@ pub(super) const POOLS_EMPTIED: Metric =
     metric("penstock_pools_emptied_total", "Times a pool lost its last replica that takes work.");
 pub(super) const SOURCE_FAILURES: Metric =
     metric("penstock_source_failures_total", "Times a pool's source of replicas could not be asked.");
+pub(super) const PROMISES_UNKEPT: Metric = metric(
+    "penstock_promises_unkept_total",
+    "Hours in which a class promised what none of its pools had ever kept, by objective.",
+);
 pub(super) const SHADOW_REQUESTS: Metric = metric(
     "penstock_shadow_requests_total",
     "Requests with a copy for another model, and the copies, by side and outcome.",
@@ -100,6 +104,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     REPLICA_CHANGES,
     POOLS_EMPTIED,
     SOURCE_FAILURES,
+    PROMISES_UNKEPT,
     SHADOW_REQUESTS,
     SHADOW_TOKENS,
     SHADOW_SKIPPED,

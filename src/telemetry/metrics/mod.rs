@@ -135,6 +135,15 @@ impl Metrics {
         self.of_pool(&catalogue::SOURCE_FAILURES, policy, Some(pool), None);
     }
 
+    pub(super) fn promise_unkept(&self, class: &str, model: &str, objective: &'static str) {
+        let labels = vec![
+            Label::new("class", class.to_owned()),
+            Label::new("model", model.to_owned()),
+            Label::from_static_parts("objective", objective),
+        ];
+        counter(&self.recorder, &catalogue::PROMISES_UNKEPT, labels).increment(1);
+    }
+
     pub(super) fn shadow_skipped(&self, model: &str, to: &str, reason: &'static str) {
         let labels = shadow::labels(model, to, ("reason", reason));
         counter(&self.recorder, &catalogue::SHADOW_SKIPPED, labels).increment(1);

@@ -355,8 +355,13 @@ mod tests {
 
     #[test]
     fn pools_show_their_state_and_the_starts_that_were_measured() {
-        let view =
-            |pool, state, cold_start| PoolView { pool: PoolId::new(pool), state, waiting: 7, cold_start };
+        let view = |pool, state, cold_start| PoolView {
+            pool: PoolId::new(pool),
+            state,
+            waiting: 7,
+            cold_start,
+            best: Default::default(),
+        };
         let starting = view(0, PoolState::Starting, Some(Duration::from_millis(90_500)));
         let snapshot = Snapshot { pools: vec![starting], ..Snapshot::default() };
         let telemetry = telemetry(1);
