@@ -23,12 +23,14 @@ async fn unkept(rig: &Rig) -> Vec<Value> {
 #[tokio::test]
 async fn what_no_pool_keeps_is_found_once_it_is_measured() {
     let rig = Rig::start(RigOptions { more: CLASSES.into(), ..RigOptions::default() }).await;
-    rig.engine(0).add(FaultKind::Slow { factor: 4.0 }).unwrap();
+    rig.engine(0).add(FaultKind::Slow { factor: 20.0 }).unwrap();
     assert!(unkept(&rig).await.is_empty(), "nothing is known yet");
     let mut running = Vec::new();
     let count = ENOUGH_FIRST_TOKENS + 20;
     for _ in 0..count {
         let call = Call::post(CHAT, &chat(22, true)).key(rig.key(TENANT));
+        // In this one its sequences are not cut to keep the pace.
+        let call = call.header("x-penstock-class", "slow");
         running.push(tokio::spawn(call.send(rig.address())));
     }
     for answer in running {
