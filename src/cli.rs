@@ -59,7 +59,7 @@ pub enum Command {
     /// Exit code 0: valid, perhaps with warnings. 1: it has errors. 2: it
     /// could not be read.
     #[command(
-        after_help = "Examples:\n  penstock check penstock.yaml\n  penstock check penstock.yaml --format json"
+        after_help = "Examples:\n  penstock check penstock.yaml\n  penstock check penstock.yaml --format json\n  penstock check penstock.yaml --against http://127.0.0.1:8081"
     )]
     Check(CheckArgs),
     /// Print the JSON Schema of the configuration file.
@@ -163,6 +163,10 @@ pub struct CheckArgs {
     /// How to print what was found.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
+    /// The admin address of a running gateway: warn about objectives that none of
+    /// its pools has ever kept.
+    #[arg(long, value_name = "URL")]
+    pub against: Option<String>,
 }
 
 /// How a result is printed.

@@ -211,6 +211,7 @@ fn policy(args: &CoreBenchArgs) -> Policy {
             itl_objective: Duration::from_millis(50),
             cold_start_tolerance: None,
             demote_to: None,
+            spare: false,
             placement: Default::default(),
         };
         policy.classes.insert(name, class);

@@ -58,6 +58,7 @@ fn edge(policy: &Policy) -> Edge {
             max_total_body_bytes: 2,
             max_answer_bytes: 3,
             class_header: "x-class".into(),
+            keepalive: std::time::Duration::from_secs(10),
         },
         upstream: UpstreamLimits {
             connect_timeout: seconds(1),
@@ -67,6 +68,8 @@ fn edge(policy: &Policy) -> Edge {
         },
         continue_streams: true,
         session: None,
+        early_heads: Default::default(),
+        shadows: None,
     }
 }
 
@@ -115,6 +118,7 @@ pub(super) fn snapshot() -> Snapshot {
             waiting: 3,
             cold_start: Some(Duration::from_millis(41_500)),
             wake: Some(Duration::from_millis(3500)),
+            best: Default::default(),
         }],
         replicas: vec![ReplicaView {
             replica: ReplicaId::new(0),

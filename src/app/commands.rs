@@ -11,6 +11,7 @@ use crate::app::{demo, operate, signals, simulate};
 use crate::cli::{
     CheckArgs, Cli, Command, DemoArgs, DialectArg, Format, KeysCommand, ServeArgs, SimEngineArgs,
 };
+use crate::config::measured::check_file_against;
 use crate::config::problem::Severity;
 use crate::config::report::{Report, UNREADABLE};
 use crate::config::secret::{Machine, SecretSource as _};
@@ -116,7 +117,14 @@ fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
-    let report = load::check_file(&args.config);
+    let report = match &args.against {
+        None => load::check_file(&args.config),
+        Some(gateway) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let bests = runtime.block_on(operate::bests(gateway))?;
+            check_file_against(&args.config, &|pool| bests.get(pool).copied())
+        }
+    };
     print(&match args.format {
         Format::Text => format!("{report}{}", summary(&report)),
         Format::Json => format!("{:#}\n", report.to_json()),

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use crate::admin::{self, AdminHandle, AdminState};
 use crate::app::calendar;
 use crate::app::hooks::{self, DoorWatch, Followers, ToScheduler, ToTelemetry};
-use crate::app::signals;
+use crate::app::{promises, signals};
 use crate::config::settings::Settings;
 use crate::config::watch::{ReloadAsks, ReloadHandle, Reloader, channel};
 use crate::core::event::{Event, RejectReason, Rejection};
@@ -122,6 +122,7 @@ impl Gateway {
             retries: Arc::default(),
             prefixes: Prefixes::default(),
             paces: Arc::default(),
+            copies: Arc::default(),
             grace: Grace::default(),
         });
         let (reload, asks) = channel();
@@ -161,6 +162,7 @@ impl Gateway {
         background.spawn(follow_sources(Arc::clone(&reloader), followers.clone()));
         background.spawn(follow_file(reloader, asks, followers));
         background.spawn(close_idle(Arc::clone(&proxy)));
+        background.spawn(promises::watch(Arc::clone(&proxy)));
         background.spawn(signals::reload_at(hang_up, reload.clone()));
         Ok(Self { address, admin, proxy, fleet, sources, reload, shutdown, serving, background })
     }

@@ -8,6 +8,7 @@ mod gateway;
 mod hooks;
 mod load;
 mod operate;
+mod promises;
 mod signals;
 mod simulate;
 

@@ -54,6 +54,10 @@ pub(super) fn replica(schema: &mut Schema) {
     require(schema, &["url"]);
 }
 
+pub(super) fn shadow(schema: &mut Schema) {
+    require(schema, &["to"]);
+}
+
 pub(super) fn dns(schema: &mut Schema) {
     require(schema, &["name"]);
 }

@@ -1,6 +1,7 @@
 //! The validated configuration, as the rest of the program sees it.
 
 pub mod names;
+pub mod shadows;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -13,6 +14,7 @@ use crate::config::discover::Discovery;
 pub use crate::config::file::routing::SessionField;
 use crate::config::secret::Secret;
 use crate::config::settings::names::Names;
+use crate::config::settings::shadows::Shadows;
 use crate::core::ids::{ClassId, KeyId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::policy::Policy;
 use crate::core::table::Table;
@@ -102,6 +104,11 @@ pub struct Edge {
     pub continue_streams: bool,
     /// What names the session of a request, where sessions keep to a replica.
     pub session: Option<SessionKey>,
+    /// Classes whose clients get the head of a stream while their requests are
+    /// held for a pool that has to start.
+    pub early_heads: BTreeSet<ClassId>,
+    /// Which requests are copied to other models; absent = none.
+    pub shadows: Option<Shadows>,
 }
 
 /// What names the session of a request.
@@ -213,6 +220,9 @@ pub struct RequestLimits {
     pub max_answer_bytes: u64,
     /// The header by which a client may ask for a class, lower case.
     pub class_header: String,
+    /// Time between two signs of life to a client that has only the head of its
+    /// answer.
+    pub keepalive: Duration,
 }
 
 /// Engine-side time limits.

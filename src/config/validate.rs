@@ -15,6 +15,7 @@ mod names;
 mod placement;
 mod pools;
 mod routing;
+mod shadows;
 mod sleep;
 mod startup;
 mod tenants;
@@ -28,7 +29,9 @@ use crate::config::file::File;
 use crate::config::secret::Reader;
 use crate::config::settings::names::Names;
 use crate::config::settings::{Edge, Settings};
-use crate::core::policy::Policy;
+use crate::core::ids::ClassId;
+use crate::core::policy::{Class, Policy};
+use crate::core::table::Table;
 
 pub(super) use findings::Findings;
 pub(super) use url::canonical;
@@ -56,8 +59,9 @@ pub(super) fn validate(
         models: &models,
         pools: &served.pools,
     };
-    let admitted = tenants::validate(&entry, findings);
+    let mut admitted = tenants::validate(&entry, findings);
     let (session, sessions) = routing::validate(&file.routing, findings);
+    let shadows = shadows::validate(file, &models, &mut classes, &mut admitted.tenants, findings);
     let edge = Edge {
         auth: admitted.auth,
         names: Names { tenants: admitted.names, ..models.names },
@@ -67,6 +71,8 @@ pub(super) fn validate(
         upstream: limits::upstream(&file.upstream, findings),
         continue_streams: file.retry.continue_streams,
         session,
+        early_heads: classes_with_early_head(file, &classes),
+        shadows,
     };
     let policy = Policy {
         generation: previous.map_or(1, |old| old.policy.generation + 1),
@@ -86,4 +92,9 @@ pub(super) fn validate(
     };
     usage::validate(file, &policy, findings);
     Settings { digest, startup, edge: Arc::new(edge), policy: Arc::new(policy) }
+}
+
+fn classes_with_early_head(file: &File, classes: &Table<ClassId, Class>) -> BTreeSet<ClassId> {
+    let early = file.classes.iter().filter(|(_, class)| class.early_head);
+    early.filter_map(|(name, _)| classes.id(name)).collect()
 }

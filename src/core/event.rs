@@ -482,6 +482,8 @@ pub enum RejectReason {
     Paused,
     /// No replica of the model is in service, and another model may serve it.
     NoReplica,
+    /// It takes only what nobody else needs, and there is none of that now.
+    NoRoom,
     /// No pool serves the model (any more).
     NoPool,
     /// The tenant or class is no longer in the policy.
@@ -507,6 +509,7 @@ impl RejectReason {
             Self::Displaced => "displaced",
             Self::Paused => "tenant_paused",
             Self::NoReplica => "no_replica",
+            Self::NoRoom => "no_room",
             Self::NoPool => "no_pool",
             Self::Withdrawn => "withdrawn",
             Self::AttemptsExhausted(_) => "attempts_exhausted",

@@ -5,6 +5,7 @@
 pub mod adapters;
 pub mod admission;
 pub mod backlog;
+pub mod best;
 pub mod board;
 pub mod budget;
 pub mod cold;
@@ -37,5 +38,6 @@ pub mod snapshot;
 pub mod speed;
 pub mod table;
 pub mod time;
+pub mod unkept;
 pub mod vitals;
 pub mod watch;

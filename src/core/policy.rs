@@ -66,6 +66,9 @@ pub struct Class {
     pub demote_to: Option<ClassId>,
     /// Where its work may go.
     pub placement: Rules,
+    /// Whether its jobs take only what nobody else needs: each starts at once or
+    /// is refused, and none is held for a pool's start.
+    pub spare: bool,
 }
 
 /// Who the work is for.

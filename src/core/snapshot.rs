@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::adapters::Fit;
+use crate::core::best::Best;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::overrides::Measure;
 
@@ -58,6 +59,8 @@ pub struct PoolView {
     pub cold_start: Option<Duration>,
     /// How long its replicas took to wake as of late; absent before the first.
     pub wake: Option<Duration>,
+    /// The best that it has shown in the last one to two hours.
+    pub best: Best,
 }
 
 /// Whether a pool can be used.

@@ -142,6 +142,12 @@ impl Gate {
         self.inner.lock().scheduler.explain(job, now)
     }
 
+    /// Whether a job waits for a pool that has to start.
+    #[must_use]
+    pub fn is_held(&self, job: JobId) -> bool {
+        self.inner.lock().scheduler.is_held(job)
+    }
+
     /// Hands in an operator's wish, which may depend on the time; says what it
     /// changed.
     pub fn operate(&self, wish: impl FnOnce(Tick) -> Event) -> Changed {

@@ -6,8 +6,7 @@ use std::future::pending;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::header::HeaderValue;
 use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
@@ -18,7 +17,7 @@ use crate::core::job::{Tokens, Usage};
 use crate::proxy::attempt::{Attempt, Tries};
 use crate::proxy::auth;
 use crate::proxy::body::AnswerBody;
-use crate::proxy::continuation::{self, Continuation, Live};
+use crate::proxy::continuation::{self, Continuation};
 use crate::proxy::gate::{Gate, Placement, Ticket};
 use crate::proxy::grace::Grace;
 use crate::proxy::intake::{self, BodyBudget, Held, Unread};
@@ -26,9 +25,10 @@ use crate::proxy::models::Windows;
 use crate::proxy::order::{self, Order};
 use crate::proxy::pace::Paces;
 use crate::proxy::record::{Place, Record};
-use crate::proxy::relay::Relay;
+use crate::proxy::respond::error_response;
 use crate::proxy::retries::{Notice, Original, Retries, Try};
 use crate::proxy::session;
+use crate::proxy::shadow::Flights;
 use crate::proxy::stream::EngineStream;
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
@@ -43,13 +43,7 @@ use crate::wire::judge::so_far::SoFar;
 use crate::wire::prefix::Prefixes;
 use crate::wire::route::{Route, route};
 use crate::wire::splice::Spliced;
-use crate::wire::{headers, limits, random, request_id};
-
-const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-/// The model that serves, when that is not the name that the client used.
-const SERVING_MODEL: HeaderName = HeaderName::from_static("x-penstock-model");
-const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
-const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+use crate::wire::{headers, random, request_id};
 
 /// The data plane: everything that requests share.
 pub struct Proxy {
@@ -71,6 +65,8 @@ pub struct Proxy {
     pub prefixes: Prefixes,
     /// How fast the engines' streams go.
     pub paces: Arc<Paces>,
+    /// Copies of requests that run now.
+    pub copies: Arc<Flights>,
     /// How far the shutdown has come.
     pub grace: Grace,
 }
@@ -82,7 +78,7 @@ impl fmt::Debug for Proxy {
 }
 
 /// What a refused request consumes.
-const NOTHING: Usage = Usage::Exact(Tokens { input: 0, cached: 0, output: 0 });
+pub(super) const NOTHING: Usage = Usage::Exact(Tokens { input: 0, cached: 0, output: 0 });
 
 /// Why a request got no answer from its model.
 #[derive(Debug)]
@@ -91,6 +87,25 @@ pub(super) enum Unserved {
     Refused(ApiError),
     /// The scheduler gave it up.
     Rejected(Rejection),
+}
+
+/// A request that may be queued.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) settings: Arc<Settings>,
+    pub(super) order: Order,
+    /// The client's headers that go upstream.
+    headers: HeaderMap,
+    held: Held,
+    /// Whether its client has sent it before.
+    is_retry: bool,
+}
+
+/// What came of a request, before its client is told.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) answered: Result<(Answered, Ticket, Option<Continuation>), ApiError>,
+    pub(super) record: Record,
 }
 
 /// What a client gets that is not an error.
@@ -133,30 +148,30 @@ impl Proxy {
         id: HeaderValue,
     ) -> Response<AnswerBody> {
         let mut record = Record::new(&self.telemetry, self.gate.clock(), id, api);
-        let answered = tokio::select! {
+        let taken = tokio::select! {
             biased;
-            answered = Box::pin(self.serve(api, request, &mut record)) => answered,
+            taken = Box::pin(self.take(api, request, &mut record)) => taken,
             () = self.grace.ended() => Err(ApiError::from(RejectReason::Draining)),
         };
-        match answered {
-            Ok((Answered::Stream { stream, head, whole }, ticket, continuation)) => {
-                let live = Box::new(Live { stream, ticket, record, continuation });
-                self.stream_response(live, &head, whole)
-            }
-            Ok((Answered::Whole { status, head, body }, ..)) => {
-                whole_response(status, &head, body, &mut record)
-            }
-            Err(error) => error_response(error, &mut record),
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(error) => return error_response(error, &mut record),
+        };
+        let early = self.early_head(&taken, &mut record);
+        let serving = Box::pin(Arc::clone(self).serve(taken, record));
+        match early {
+            None => self.respond(serving.await),
+            Some(early) => self.respond_early(serving, early).await,
         }
     }
 
-    /// Everything up to the moment when the client may be told.
-    async fn serve(
-        self: &Arc<Self>,
+    /// Everything up to the moment when the request may be queued.
+    async fn take(
+        &self,
         api: Api,
         request: Request<Incoming>,
         record: &mut Record,
-    ) -> Result<(Answered, Ticket, Option<Continuation>), ApiError> {
+    ) -> Result<Taken, ApiError> {
         let settings = self.settings.load_full();
         let (parts, body) = request.into_parts();
         let identity = auth::identify(&settings.edge.auth, &parts.headers, &self.telemetry)?;
@@ -174,15 +189,29 @@ impl Proxy {
         self.note_order(&order, &parts.headers, record);
         self.take_seat(&mut order, &parts.headers, record);
         let headers = headers::upstream_headers(&parts.headers);
+        let is_retry = headers::retry_count(&parts.headers).is_some_and(|count| count > 0);
+        Ok(Taken { settings, order, headers, held, is_retry })
+    }
+
+    /// Everything from there up to the moment when the client may be told.
+    async fn serve(self: Arc<Self>, taken: Taken, mut record: Record) -> Served {
+        let Taken { settings, mut order, headers, held, is_retry } = taken;
         let notice = record.notice().map(Arc::clone);
-        let (answered, ticket, can_go_on) = tokio::select! {
+        let answered = tokio::select! {
             biased;
             () = replaced(notice) => Err(record.superseded()),
-            answered = self.by_any_model(&mut order, &headers, &held, settings, record) => answered,
-        }?;
-        let proxy = Arc::clone(self);
-        let continuation = can_go_on.then(|| Continuation { proxy, order, headers, held });
-        Ok((answered, ticket, continuation))
+            answered = self.by_any_model(&mut order, &headers, &held, settings, &mut record) => answered,
+            () = self.grace.ended() => Err(ApiError::from(RejectReason::Draining)),
+        };
+        let (answered, ticket, can_go_on) = match answered {
+            Ok(answered) => answered,
+            Err(error) => return Served { answered: Err(error), record },
+        };
+        if !is_retry {
+            self.copy(&order, &headers, &held, &mut record);
+        }
+        let continuation = can_go_on.then(|| Continuation { proxy: self, order, headers, held });
+        Served { answered: Ok((answered, ticket, continuation)), record }
     }
 
     /// Enters a request that says which try it is among those that may be
@@ -333,29 +362,6 @@ impl Proxy {
             }
         }
     }
-
-    fn stream_response(
-        &self,
-        mut live: Box<Live>,
-        head: &HeaderMap,
-        whole: Option<Usage>,
-    ) -> Response<AnswerBody> {
-        let record = &mut live.record;
-        record.status = StatusCode::OK.as_u16();
-        if let Some(notice) = record.notice() {
-            notice.streams();
-        }
-        let headers = answer_headers(head, record);
-        let idle_timeout = self.settings.load().edge.upstream.stream_idle_timeout;
-        let meter = record.place.map(|place| self.paces.meter(place.replica));
-        let mut relay = Box::new(Relay::new(live, self.grace.watch(), idle_timeout));
-        relay.begins(meter, whole);
-        let mut response = Response::new(AnswerBody::Stream(relay));
-        *response.headers_mut() = headers;
-        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-        response.headers_mut().insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
-        response
-    }
 }
 
 /// Waits until a retry takes the request's place.
@@ -366,7 +372,7 @@ pub(super) async fn replaced(notice: Option<Arc<Notice>>) {
     }
 }
 
-fn place(settings: &Settings, Placement { replica, why }: Placement) -> Place {
+pub(super) fn place(settings: &Settings, Placement { replica, why }: Placement) -> Place {
     let pool = settings.policy.replicas.get(replica).map(|row| row.pool);
     let engine = pool.and_then(|pool| settings.edge.pools.get(pool)).map(|pool| pool.engine.name());
     Place { pool, replica, engine, why }
@@ -396,54 +402,6 @@ fn reject(rejection: Rejection, record: &mut Record) -> ApiError {
     };
     record.ended(outcome, rejection.reason.name());
     ApiError::from(rejection)
-}
-
-fn answer_headers(engine: &HeaderMap, record: &Record) -> HeaderMap {
-    let mut headers = headers::client_headers(engine, &record.request_id);
-    if record.api.dialect() == Dialect::Anthropic {
-        headers.insert(ANTHROPIC_REQUEST_ID, record.request_id.clone());
-    }
-    if let Some(timing) = record.server_timing() {
-        headers.insert(SERVER_TIMING, timing);
-    }
-    if let Some(model) = record.serving_model() {
-        headers.insert(SERVING_MODEL, model);
-    }
-    limits::write_headers(&record.limits.standings, &mut headers);
-    headers
-}
-
-fn whole_response(
-    status: StatusCode,
-    head: &HeaderMap,
-    body: Spliced,
-    record: &mut Record,
-) -> Response<AnswerBody> {
-    record.status = status.as_u16();
-    let mut response = Response::new(AnswerBody::Whole(body));
-    *response.status_mut() = status;
-    *response.headers_mut() = answer_headers(head, record);
-    response.headers_mut().entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
-    response
-}
-
-fn error_response(error: ApiError, record: &mut Record) -> Response<AnswerBody> {
-    let dialect = record.api.dialect();
-    if record.reason.is_none() {
-        let outcome = match error.kind() {
-            Kind::QueueFull | Kind::Draining | Kind::DeadlineUnmeetable => RequestOutcome::Rejected,
-            _ if error.kind().status(dialect).is_client_error() => RequestOutcome::ClientError,
-            _ => RequestOutcome::Failed,
-        };
-        record.ended(outcome, error.kind().code());
-    }
-    let mut response = error.into_response(dialect, &record.request_id);
-    record.status = response.status().as_u16();
-    if let Some(timing) = record.server_timing() {
-        response.headers_mut().insert(SERVER_TIMING, timing);
-    }
-    limits::write_headers(&record.limits.standings, response.headers_mut());
-    response.map(|body: Bytes| AnswerBody::from(body))
 }
 
 #[cfg(test)]

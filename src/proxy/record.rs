@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::core::budget::rule::RuleId;
@@ -14,9 +15,10 @@ use crate::proxy::auth::Identity;
 use crate::proxy::clock::Clock;
 use crate::proxy::gate::Limits;
 use crate::proxy::retries::{Notice, Seat};
+use crate::proxy::shadow::Half;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    LimitMet, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued,
+    LimitMet, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, Side,
     StreamContinuation, Timings,
 };
 use crate::telemetry::stories::{Back, End, Teller, TryStory};
@@ -74,6 +76,10 @@ pub(super) struct Record {
     pub(super) connect: Option<Duration>,
     /// When the first token of a stream came.
     pub(super) first_token: Option<Tick>,
+    /// When it was sent to the engine that answered it, or the last time.
+    pub(super) sent_at: Option<Tick>,
+    /// Its side of the comparison with its copy, or with its original.
+    pub(super) half: Option<Half>,
     /// How long the engine took for a plain answer, in the last try.
     pub(super) engine: Option<Duration>,
     /// Gaps between the pieces of a stream.
@@ -85,6 +91,8 @@ pub(super) struct Record {
     pub(super) replaces: Option<HeaderValue>,
     /// How it stood with its limits when it was admitted.
     pub(super) limits: Limits,
+    /// Whether its head went out while it was held; absent where it cannot.
+    pub(super) early_head: Option<Arc<AtomicBool>>,
     /// What an operator may ask about it; absent until it is admitted.
     pub(super) teller: Option<Teller>,
 }
@@ -170,11 +178,14 @@ impl Record {
             usage: None,
             connect: None,
             first_token: None,
+            sent_at: None,
+            half: None,
             engine: None,
             gaps: Gaps::default(),
             seat: None,
             replaces: None,
             limits: Limits::default(),
+            early_head: None,
             teller: None,
         }
     }
@@ -208,6 +219,9 @@ impl Record {
     pub(super) fn sent(&mut self, place: Place) {
         self.place = Some(place);
         self.attempts += 1;
+        if self.first_token.is_none() {
+            self.sent_at = Some(self.clock.now());
+        }
         self.usage = Some(Usage::Unknown);
         let Place { pool, replica, why, .. } = place;
         let at = self.age();
@@ -271,6 +285,28 @@ impl Record {
         RequestRecalled { request_id, replica, why, attempt: self.attempts }.emit(&self.telemetry);
     }
 
+    /// What its end means for its status and for its copy.
+    fn conclude(&mut self, now: Tick) {
+        if self.early_head.as_ref().is_some_and(|sent| sent.load(Ordering::Relaxed)) {
+            self.status = 200;
+        }
+        if let (Some(half), Some(side)) = (&self.half, self.side(now)) {
+            half.ended(side);
+        }
+    }
+
+    /// How it went, as seen from the engine.
+    fn side(&self, now: Tick) -> Option<Side> {
+        let sent = self.sent_at?;
+        Some(Side {
+            outcome: self.outcome,
+            pool: self.place.and_then(|place| place.pool),
+            first_token: self.first_token.map(|at| at.since(sent)),
+            total: self.engine.unwrap_or(now.since(sent)),
+            output_tokens: self.usage.and_then(Usage::tokens).map(|tokens| tokens.output),
+        })
+    }
+
     fn age(&self) -> Duration {
         self.clock.now().since(self.started)
     }
@@ -318,6 +354,7 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         let now = self.clock.now();
+        self.conclude(now);
         let output = self.usage.and_then(Usage::tokens).map(|tokens| tokens.output);
         let timings = Timings {
             queue: self.place.map(|place| place.why.queued),

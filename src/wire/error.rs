@@ -321,6 +321,7 @@ impl From<RejectReason> for ApiError {
             RejectReason::NoReplica => {
                 Self::new(Kind::UpstreamFailed, "No engine for the model is in service.")
             }
+            RejectReason::NoRoom => Self::new(Kind::QueueFull, "There is no spare room for the request."),
             RejectReason::NoPool => {
                 Self::new(Kind::ModelNotFound, "The model is not served here any more.").with_param("model")
             }

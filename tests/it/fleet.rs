@@ -282,6 +282,7 @@ fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>)
             max_total_body_bytes: 1,
             max_answer_bytes: 1,
             class_header: String::new(),
+            keepalive: std::time::Duration::from_secs(10),
         },
         upstream: UpstreamLimits {
             connect_timeout: Duration::from_secs(1),
@@ -291,6 +292,8 @@ fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>)
         },
         continue_streams: true,
         session: None,
+        early_heads: Default::default(),
+        shadows: None,
     }
 }
 

@@ -18,6 +18,9 @@ pub struct Requests {
     pub max_answer: Size,
     /// The header by which a client may ask for a latency class.
     pub class_header: String,
+    /// Time between two comments to a client that has the head of its answer and
+    /// nothing else yet (`early_head` of a class).
+    pub keepalive: Span,
 }
 
 impl Default for Requests {
@@ -27,6 +30,7 @@ impl Default for Requests {
             max_total_body: Size(1 << 30),
             max_answer: Size(64 << 20),
             class_header: "x-penstock-class".to_owned(),
+            keepalive: Span::secs(10),
         }
     }
 }

@@ -29,10 +29,38 @@ pub struct Model {
     /// one model. Whoever may use all of them may use this name.
     #[serde(skip_serializing_if = "Named::is_empty")]
     pub split: Named<u32>,
+    /// Another model that gets copies of some of this one's requests, to compare
+    /// the two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<Shadow>,
     /// Context window in tokens; absent = what the engine says.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_model_len: Option<u32>,
+}
+
+/// Copies of requests whose answers are read and thrown away. They take only
+/// room that nobody else needs, and are booked under the tenant and the class
+/// `shadow`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::shadow)]
+pub struct Shadow {
+    /// The model that gets them.
+    pub to: String,
+    /// Share of the answered requests that are copied, from 0 to 1; which ones
+    /// depends on the request's id alone.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub share: f64,
+    /// Copies that may run at once; no more are made meanwhile.
+    #[schemars(range(min = 1))]
+    pub max_in_flight: u32,
+}
+
+impl Default for Shadow {
+    fn default() -> Self {
+        Self { to: String::new(), share: 0.01, max_in_flight: 4 }
+    }
 }
 
 /// Replicas that are alike.

@@ -50,6 +50,10 @@ pub struct Class {
     /// start, if that is less than its longest wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold_start_tolerance: Option<Span>,
+    /// Whether a client that streams gets the head of its answer, and comments
+    /// to keep its connection alive, while its request is held for such a pool.
+    /// It is then told of a failure inside the stream, where SDKs do not retry.
+    pub early_head: bool,
     /// Time to the first token that is aimed at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttft: Option<Span>,
@@ -74,6 +78,7 @@ pub fn builtin_classes() -> Named<Class> {
             min_share: Some(min_share),
             max_wait: Some(Span::secs(max_wait)),
             cold_start_tolerance: None,
+            early_head: false,
             ttft: Some(Span::millis(ttft)),
             itl: Some(Span::millis(itl)),
             demote_to: None,

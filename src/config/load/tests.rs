@@ -3,6 +3,7 @@
 mod faults;
 mod names;
 mod places;
+mod shadows;
 
 use std::io;
 use std::path::Path;

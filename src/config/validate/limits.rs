@@ -92,7 +92,8 @@ pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findin
         findings.warn(&Field::top("queue").key("bytes"), message, hint);
     }
     let class_header = header(&requests.class_header, &section.key("class_header"), findings);
-    RequestLimits { max_body_bytes, max_total_body_bytes, max_answer_bytes, class_header }
+    let keepalive = positive(requests.keepalive, &section.key("keepalive"), findings);
+    RequestLimits { max_body_bytes, max_total_body_bytes, max_answer_bytes, class_header, keepalive }
 }
 
 /// The name of a header that means nothing else, in lower case.

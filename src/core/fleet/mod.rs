@@ -9,6 +9,7 @@ mod search;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::core::best::Best;
 use crate::core::board::Entry;
 use crate::core::event::{Pace, Report};
 use crate::core::foreign::{Finding, Own};
@@ -273,15 +274,21 @@ impl Fleet {
         let cap = node.full(pool);
         node.watch.sign(now);
         node.pace.learn(pace, node.ledger.seqs, pool.promise.itl, cap);
+        let (stretch, pool) = (node.stretch.add(pace), node.pool);
+        if let (Some(stretch), Some(pool)) = (stretch, self.pools.get_mut(pool.index())) {
+            pool.bests.stretch(&stretch, now);
+        }
         self.refresh(id, now);
     }
 
     /// A job's first token came so long after its dispatch, where `raw`
-    /// nanoseconds were predicted for a replica of speed 1.
-    pub fn answered(&mut self, id: ReplicaId, observed: Duration, raw: u64, now: Tick) {
+    /// nanoseconds were predicted for a replica of speed 1 and `read` tokens of
+    /// its prompt were not cached.
+    pub fn answered(&mut self, id: ReplicaId, observed: Duration, (raw, read): (u64, u64), now: Tick) {
         let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
         node.learn_speed(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), raw, &mut pool.speeds);
+        pool.bests.first_token(observed, read, now);
         self.refresh(id, now);
     }
 
@@ -292,6 +299,12 @@ impl Fleet {
         let each = self.pools(pools).map(|pool| pool.speeds.median());
         let fastest = each.min_by(f64::total_cmp).unwrap_or(1.0);
         predict::outlook(&Ledger::default()).slowed(fastest).per_token as f64
+    }
+
+    /// The best that the pool has shown.
+    #[must_use]
+    pub fn best(&self, pool: PoolId) -> Best {
+        self.pools.get(pool.index()).map_or_else(Best::default, |pool| pool.bests.all())
     }
 
     /// What a replica of speed 1 with this one's ledger would promise.

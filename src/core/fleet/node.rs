@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::core::adapters::{Fit, Slots};
+use crate::core::best::Stretch;
 use crate::core::board::Size;
 use crate::core::event::Report;
 use crate::core::foreign::Foreign;
@@ -90,6 +91,7 @@ pub(super) struct Node {
     pub(super) sent: u64,
     pub(super) learned: LearnedSeqs,
     pub(super) pace: PaceLimit,
+    pub(super) stretch: Stretch,
     pub(super) speed: Speed,
     /// Where its speed stands among those of its pool.
     pub(super) bin: Option<Bin>,
@@ -130,6 +132,7 @@ impl Node {
             sent: 0,
             learned: LearnedSeqs::default(),
             pace: PaceLimit::default(),
+            stretch: Stretch::default(),
             speed: Speed::default(),
             bin: None,
             report: None,

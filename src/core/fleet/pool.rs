@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::core::adapters::LoadTime;
+use crate::core::best::Bests;
 use crate::core::board::Board;
 use crate::core::ids::{ModelId, ReplicaId};
 use crate::core::rest::Sleep;
@@ -65,6 +66,7 @@ pub(super) struct PoolState {
     pub(super) adapters: BTreeSet<ModelId>,
     /// How long they take to load.
     pub(super) load: LoadTime,
+    pub(super) bests: Bests,
 }
 
 /// A pool may read guests' prompts at one replica of so many at the same time:

@@ -45,7 +45,7 @@ impl Scheduler {
         if self.jobs.contains_key(&id) {
             return;
         }
-        if let Some(reason) = self.unwelcome(&spec) {
+        if let Some(reason) = self.unwelcome(&spec).or_else(|| self.finds_no_room(&spec)) {
             out.push(Action::Reject { job: id, why: self.rejection(&spec, reason, None) });
             return;
         }
@@ -71,6 +71,9 @@ impl Scheduler {
         self.dispatch(out);
         if !self.waits(id) {
             return;
+        }
+        if self.is_spare(spec.class) {
+            return self.reject(id, RejectReason::NoRoom, out);
         }
         if self.waits_in_vain(id) {
             return self.reject(id, RejectReason::NoReplica, out);

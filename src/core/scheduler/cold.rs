@@ -27,6 +27,9 @@ impl Scheduler {
     pub(super) fn hold_if_cold(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let (spec, held) = (job.spec, job.held_until);
+        if self.is_spare(spec.class) {
+            return;
+        }
         let key = LaneKey::of(&spec);
         let goes_on = held.filter(|_| self.is_starting(key));
         let cold = self.cold_pools(key);
@@ -52,6 +55,13 @@ impl Scheduler {
         if until < spec.deadline {
             self.held.insert((until, id));
         }
+    }
+
+    /// Whether the job waits for a pool that has to start.
+    #[must_use]
+    pub fn is_held(&self, id: JobId) -> bool {
+        let job = self.jobs.get(&id).filter(|job| job.part().is_some());
+        job.is_some_and(|job| self.cold_pools(LaneKey::of(&job.spec)).is_some())
     }
 
     /// The job is no longer held. Where nobody else is, the start is given up.
@@ -181,6 +191,7 @@ impl Scheduler {
             waiting: self.waiting_for(pool),
             cold_start: self.starts.measured(pool),
             wake: self.starts.wake(pool),
+            best: self.fleet.best(pool),
         };
         self.policy.pools.iter().map(|(pool, ..)| view(pool)).collect()
     }
@@ -209,7 +220,8 @@ impl Scheduler {
         let timed = |(at, id): &(Tick, JobId)| waits(id).is_some_and(|job| job.held_until == Some(*at));
         let watched = self.deadlines.iter().filter_map(|(_, id)| Some((*id, waits(id)?))).all(|(id, job)| {
             let until = job.held_until.unwrap_or(Tick::NEVER);
-            self.cold_pools(LaneKey::of(&job.spec)).is_none()
+            self.is_spare(job.spec.class)
+                || self.cold_pools(LaneKey::of(&job.spec)).is_none()
                 || (job.held_until.is_some()
                     && (until >= job.spec.deadline || self.held.contains(&(until, id))))
         });

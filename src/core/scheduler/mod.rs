@@ -16,6 +16,7 @@
 //! * what may wait: [`crate::core::admission`]; in which class: `demote`;
 //!   who makes room: `displace`;
 //! * jobs that need not wait for a model that is down: `fallback`;
+//! * jobs that take only what nobody else needs: `spare`;
 //! * what operators set apart from the policy: `overrides`;
 //! * jobs whose pools have to start first: [`crate::core::cold`], `cold`;
 //! * replicas that sleep: [`crate::core::rest`], `rest`.
@@ -43,6 +44,7 @@ mod recall;
 mod reload;
 mod rest;
 mod settle;
+mod spare;
 mod spend;
 mod timer;
 mod view;

@@ -76,13 +76,14 @@ impl Scheduler {
         jobs.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Takes back a job of a slower class for the first in the order, once that
-    /// has waited for half of its objective. Says whether it did.
+    /// Takes back a job of a slower class for the first in the order: of a spare
+    /// class at once, of another one when the first has waited for half of its
+    /// objective. Says whether it did.
     pub(super) fn preempt(&mut self, group: usize, out: &mut Vec<Action>) -> bool {
         if self.movable.is_empty() {
             return false;
         }
-        let Some(first) = self.first_of(group).filter(|first| self.is_pressed(first)) else { return false };
+        let Some(first) = self.first_of(group) else { return false };
         let pools = &self.groups[group].shape.lines[first.line].pools;
         let victims = pools.iter().filter_map(|pool| {
             let none = (*pool, Reverse(usize::MAX), Reverse(Tick::NEVER), JobId::new(0));
@@ -90,6 +91,10 @@ impl Scheduler {
             (victim.0 == *pool && victim.1.0 > first.class).then_some(victim)
         });
         let Some(victim) = victims.min_by_key(|victim| (victim.1, victim.2, victim.3)) else { return false };
+        let is_spare = self.is_spare(self.groups[group].class_id(victim.1.0));
+        if !is_spare && !self.is_pressed(&first) {
+            return false;
+        }
         self.recall(victim.3, Recalled::Preempted { by: first.head.job }, out);
         true
     }

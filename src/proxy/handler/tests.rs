@@ -21,6 +21,7 @@ use crate::core::event::{Action, Placed, Recalled};
 use crate::core::ids::ReplicaId;
 use crate::core::job::Prefix;
 use crate::proxy::auth::Identity;
+use crate::proxy::body::AnswerBody;
 use crate::proxy::clock::Clock;
 use crate::proxy::continuation::Live;
 use crate::proxy::gate::{Gate, Ticket};
@@ -65,6 +66,7 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
         retries: Arc::default(),
         prefixes: Prefixes::default(),
         paces: Arc::default(),
+        copies: Arc::default(),
         grace: Grace::default(),
     })
 }
@@ -228,9 +230,9 @@ async fn the_gaps_of_a_relayed_stream_are_counted() {
     let mut engine = called(&first).await;
     engine.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
     let (answered, ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    let Ok(Answered::Stream { stream, head, whole }) = answered else { panic!("no stream") };
+    let Ok(Answered::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
     let live = Box::new(Live { stream, ticket, record, continuation: None });
-    let mut body = proxy.stream_response(live, &head, whole).into_body();
+    let mut body = AnswerBody::Stream(proxy.relay(live, whole));
     // The role and the first token, which came with the head.
     for _ in 0..2 {
         timeout(PATIENCE, body.frame()).await.unwrap().unwrap().unwrap();

@@ -8,9 +8,11 @@ mod limits;
 mod overrides;
 mod pool;
 mod process;
+mod promise;
 mod replica;
 mod request;
 mod rest;
+mod shadow;
 
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
 pub use limits::LimitMet;
@@ -20,6 +22,7 @@ pub use process::{
     ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken, ServerDraining,
     ServerStarted, ServerStopped,
 };
+pub use promise::PromiseUnkept;
 pub use replica::{
     ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
 };
@@ -28,6 +31,7 @@ pub use request::{
     StreamBroken, StreamContinuation, Timings,
 };
 pub use rest::{ReplicaRested, ReplicaTurned, RestFailed, RestUnknown};
+pub use shadow::{ShadowCompared, ShadowSkipped, Side};
 
 use std::time::Duration;
 

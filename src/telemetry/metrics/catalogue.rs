@@ -73,6 +73,22 @@ pub(super) const POOLS_EMPTIED: Metric =
     metric("penstock_pools_emptied_total", "Times a pool lost its last replica that takes work.");
 pub(super) const SOURCE_FAILURES: Metric =
     metric("penstock_source_failures_total", "Times a pool's source of replicas could not be asked.");
+pub(super) const PROMISES_UNKEPT: Metric = metric(
+    "penstock_promises_unkept_total",
+    "Hours in which a class promised what none of its pools had ever kept, by objective.",
+);
+pub(super) const SHADOW_REQUESTS: Metric = metric(
+    "penstock_shadow_requests_total",
+    "Requests with a copy for another model, and the copies, by side and outcome.",
+);
+pub(super) const SHADOW_TOKENS: Metric = metric(
+    "penstock_shadow_output_tokens_total",
+    "Tokens that requests with a copy came to, and the copies, by side.",
+);
+pub(super) const SHADOW_SKIPPED: Metric = metric(
+    "penstock_shadow_skipped_total",
+    "Copies that were not made or not finished, by reason: they take only what nobody else needs.",
+);
 pub(super) const AUTH_FAILURES: Metric =
     metric("penstock_auth_failures_total", "Requests with no valid key, by reason.");
 pub(super) const CONNECTIONS_REFUSED: Metric =
@@ -98,6 +114,10 @@ pub(super) const COUNTERS: &[Metric] = &[
     REPLICA_CHANGES,
     POOLS_EMPTIED,
     SOURCE_FAILURES,
+    PROMISES_UNKEPT,
+    SHADOW_REQUESTS,
+    SHADOW_TOKENS,
+    SHADOW_SKIPPED,
     AUTH_FAILURES,
     CONNECTIONS_REFUSED,
 ];
@@ -122,6 +142,14 @@ pub(super) const INTER_TOKEN_MAX: Metric = metric(
 );
 pub(super) const REQUEST_DURATION: Metric =
     metric("penstock_request_duration_seconds", "Time from a request's head to the end of its answer.");
+pub(super) const SHADOW_FIRST_TOKEN: Metric = metric(
+    "penstock_shadow_first_token_seconds",
+    "Time from an engine to the first token of requests with a copy and of the copies, by side.",
+);
+pub(super) const SHADOW_DURATION: Metric = metric(
+    "penstock_shadow_duration_seconds",
+    "Time from an engine to the end of requests with a copy and of the copies, by side.",
+);
 pub(super) const GEN_AI_DURATION: Metric =
     metric("gen_ai_server_request_duration_seconds", "Time from a request's head to its last byte or token.");
 pub(super) const GEN_AI_FIRST_TOKEN: Metric = metric(
@@ -132,6 +160,14 @@ pub(super) const GEN_AI_PER_TOKEN: Metric = metric(
     "gen_ai_server_time_per_output_token_seconds",
     "Time per output token after the first one of successful responses.",
 );
+
+/// Around 150 ms for the first token.
+const FIRST_TOKEN_BUCKETS: &[f64] = &[
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0,
+    10.0, 30.0, 60.0, 120.0, 300.0,
+];
+const DURATION_BUCKETS: &[f64] =
+    &[0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0];
 
 /// Histograms with their buckets. Ours are dense where objectives lie: around
 /// 150 ms for the first token, from 20 to 60 ms between tokens. Those of the
@@ -144,13 +180,8 @@ pub(super) const HISTOGRAMS: &[(Metric, &[f64])] = &[
             120.0, 300.0, 600.0,
         ],
     ),
-    (
-        FIRST_TOKEN,
-        &[
-            0.01, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.5,
-            5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
-        ],
-    ),
+    (FIRST_TOKEN, FIRST_TOKEN_BUCKETS),
+    (SHADOW_FIRST_TOKEN, FIRST_TOKEN_BUCKETS),
     (
         INTER_TOKEN,
         &[
@@ -159,10 +190,8 @@ pub(super) const HISTOGRAMS: &[(Metric, &[f64])] = &[
         ],
     ),
     (INTER_TOKEN_MAX, &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]),
-    (
-        REQUEST_DURATION,
-        &[0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0],
-    ),
+    (REQUEST_DURATION, DURATION_BUCKETS),
+    (SHADOW_DURATION, DURATION_BUCKETS),
     (
         GEN_AI_DURATION,
         &[0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92],

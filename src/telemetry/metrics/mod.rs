@@ -6,6 +6,7 @@ mod catalogue;
 mod labels;
 mod scrape;
 mod series;
+mod shadow;
 
 use std::fmt;
 
@@ -15,7 +16,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, 
 use crate::core::ids::PoolId;
 use crate::core::policy::Policy;
 use crate::telemetry::ConfigStatus;
-use crate::telemetry::event::RequestFinished;
+use crate::telemetry::event::{RequestFinished, Side};
 use crate::telemetry::metrics::catalogue::Metric;
 use crate::telemetry::metrics::scrape::SeenQueues;
 use crate::telemetry::metrics::series::{GenAiCache, RequestCache};
@@ -156,6 +157,26 @@ impl Metrics {
 
     pub(super) fn source_failed(&self, policy: &Policy, pool: PoolId) {
         self.of_pool(&catalogue::SOURCE_FAILURES, policy, Some(pool), None);
+    }
+
+    pub(super) fn promise_unkept(&self, class: &str, model: &str, objective: &'static str) {
+        let labels = vec![
+            Label::new("class", class.to_owned()),
+            Label::new("model", model.to_owned()),
+            Label::from_static_parts("objective", objective),
+        ];
+        counter(&self.recorder, &catalogue::PROMISES_UNKEPT, labels).increment(1);
+    }
+
+    pub(super) fn shadow_skipped(&self, model: &str, to: &str, reason: &'static str) {
+        let labels = shadow::labels(model, to, ("reason", reason));
+        counter(&self.recorder, &catalogue::SHADOW_SKIPPED, labels).increment(1);
+    }
+
+    pub(super) fn shadow_compared(&self, model: &str, to: &str, sides: [&Side; 2]) {
+        for (name, side) in Side::NAMES.into_iter().zip(sides) {
+            shadow::record(&self.recorder, &shadow::labels(model, to, ("side", name)), side);
+        }
     }
 
     pub(super) fn auth_failed(&self, reason: &'static str) {

@@ -357,6 +357,7 @@ mod tests {
             waiting: 7,
             cold_start,
             wake: cold_start,
+            best: Default::default(),
         };
         let starting = view(0, PoolState::Starting, Some(Duration::from_millis(90_500)));
         let snapshot = Snapshot { pools: vec![starting], ..Snapshot::default() };

@@ -247,6 +247,6 @@ fn per_token(event: &RequestFinished<'_>) -> Option<Duration> {
     event.timings.total.checked_sub(event.timings.first_token?)?.checked_div(after_first)
 }
 
-fn histogram(recorder: &PrometheusRecorder, metric: &Metric, labels: Vec<Label>) -> Histogram {
+pub(super) fn histogram(recorder: &PrometheusRecorder, metric: &Metric, labels: Vec<Label>) -> Histogram {
     recorder.register_histogram(&labels::key(metric.name, labels), &METADATA)
 }

@@ -19,6 +19,7 @@ mod rests;
 mod scale;
 mod shares;
 mod shedding;
+mod spare;
 mod storm;
 mod worlds;
 
@@ -44,6 +45,7 @@ fn class(rank: u32, min_share: f64) -> Class {
         itl_objective: Duration::from_millis(50),
         cold_start_tolerance: None,
         demote_to: None,
+        spare: false,
         placement: Default::default(),
     }
 }
