@@ -122,7 +122,8 @@ pub(super) async fn carry_out(
             Action::Dispatch { .. }
             | Action::Reject { .. }
             | Action::Requeue { .. }
-            | Action::Recall { .. } => {}
+            | Action::Recall { .. }
+            | Action::HandOver { .. } => {}
         }
     }
 }

@@ -226,6 +226,18 @@ pub enum Action {
         /// Why.
         why: Recalled,
     },
+    /// Another replica is to go on with the job's stream, of which the client
+    /// has a part: end the exchange and say `Finished(Interrupted)` with the
+    /// fault of the reason. A stream that cannot go on elsewhere after all stays
+    /// where it is. Asked at most once for each dispatch.
+    HandOver {
+        /// The job.
+        job: JobId,
+        /// Where it is.
+        replica: ReplicaId,
+        /// Why.
+        why: Recalled,
+    },
     /// The replica gets no work until a probe succeeds.
     Eject {
         /// The replica.
@@ -379,6 +391,15 @@ impl Recalled {
             Self::Preempted { .. } => "preempted",
             Self::Drained => "drained",
             Self::SpotNotice => "spot_notice",
+        }
+    }
+
+    /// What a stream suffers that is handed over for this reason.
+    #[must_use]
+    pub const fn fault(self) -> Fault {
+        match self {
+            Self::Stalled => Fault::Silent,
+            Self::Preempted { .. } | Self::Drained | Self::SpotNotice => Fault::Draining,
         }
     }
 }

@@ -370,6 +370,7 @@ mod tests {
             deadline: Tick::NEVER,
             patience: Tick::NEVER,
             falls_back: false,
+            goes_on: false,
             context: 0,
             fit: 0,
         }

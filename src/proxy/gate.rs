@@ -301,6 +301,7 @@ pools:
             deadline: gate.clock().now() + wait,
             patience: Tick::NEVER,
             falls_back: false,
+            goes_on: false,
             context: 0,
             fit: 0,
         };
@@ -372,6 +373,7 @@ pools:
             deadline: gate.clock().now() + Duration::from_secs(1),
             patience: Tick::NEVER,
             falls_back: false,
+            goes_on: false,
             context: 0,
             fit: 0,
         };

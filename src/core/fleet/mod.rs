@@ -393,7 +393,7 @@ impl Fleet {
             pool.guest_readers = pool.guest_readers + u32::from(reads) - u32::from(node.reads_guest);
             node.reads_guest = reads;
             let patience = node.patience(pool);
-            node.watch.arm(now, node.is_sound(now, &rules) && node.ledger.streams > 0, patience);
+            node.watch.arm(now, node.ledger.streams > 0, patience);
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
             let capacity = if up { node.limit(pool, now, &rules) } else { 0 };
             pool.capacity = pool.capacity + u64::from(capacity) - u64::from(node.capacity);

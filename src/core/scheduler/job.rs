@@ -5,6 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::core::board::Size;
+use crate::core::event::Recalled;
 use crate::core::fleet::Wish;
 use crate::core::ids::{ClassId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix};
@@ -32,6 +33,8 @@ pub(super) struct Job {
     /// The most of its prompt that any replica had when it got to the head of
     /// its lane.
     pub(super) reach: u64,
+    /// Why its edge was asked to hand over its stream, if it was in this try.
+    pub(super) asked: Option<Recalled>,
     /// From then on it cannot keep its class's objective any more.
     pub(super) late_after: Tick,
     pub(super) phase: Phase,
@@ -103,6 +106,7 @@ impl Job {
             place: Place { seq, ..Place::default() },
             prefix,
             reach: 0,
+            asked: None,
             late_after: Tick::NEVER,
             held_until: None,
             phase: Phase::Waiting { part: Part::Fresh, since: spec.arrived },

@@ -7,7 +7,8 @@
 //!
 //! A stream that breaks after its first token takes the same way where another
 //! engine can go on from there: what it has said is then part of its prompt. It
-//! kept its first deadline, so it may wait as long again.
+//! kept its first deadline, so it may wait as long again. One that made way
+//! since its replica is about to go has not failed, and its replica neither.
 
 use std::time::Duration;
 
@@ -85,10 +86,12 @@ impl Scheduler {
         begun: Option<u64>,
         out: &mut Vec<Action>,
     ) {
+        let asked = self.jobs.get(&id).and_then(|job| job.asked);
         self.release(id, &run);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let suspect = job.suspect;
-        let counts = fault.counts_as_attempt() || run.booking.started;
+        let made_way = begun.is_some() && fault == Fault::Draining && asked.is_some();
+        let counts = !made_way && (fault.counts_as_attempt() || run.booking.started);
         if counts {
             job.suspect = true;
             job.failures = job.failures.saturating_add(1);
@@ -124,7 +127,9 @@ impl Scheduler {
             self.look_again = true;
             self.join(id);
         }
-        self.blame(&run, fault, suspect, out);
+        if !made_way {
+            self.blame(&run, fault, suspect, out);
+        }
     }
 
     /// Refuses a job that waits.
@@ -161,7 +166,10 @@ impl Scheduler {
     pub(super) fn release(&mut self, id: JobId, run: &Run) {
         self.forget_movable(id);
         self.touch_replica(run.replica);
-        let lane = self.jobs.get(&id).map(|job| LaneKey::of(&job.spec));
+        let lane = self.jobs.get_mut(&id).map(|job| {
+            job.asked = None;
+            LaneKey::of(&job.spec)
+        });
         if let Some(account) = lane.and_then(|lane| self.account(lane)) {
             self.groups[account.group].stopped(account.class, self.now.since(run.since), self.now);
         }

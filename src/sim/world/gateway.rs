@@ -72,6 +72,7 @@ impl Gateway {
             deadline: now + arrival.patience.map_or(max_wait, |patience| patience.min(max_wait)),
             patience: arrival.patience.map_or(Tick::NEVER, |patience| now + patience),
             falls_back: false,
+            goes_on: false,
             context: u64::from(arrival.prompt) + u64::from(arrival.output),
             fit: 0,
         }
@@ -133,7 +134,9 @@ impl Router for Gateway {
                 }
                 Action::Recall { job, .. } => Some(Command::Recall { job: job.index() }),
                 Action::Probe { replica } => Some(Command::Probe { replica: replica.index() }),
+                // Streams that break stay broken here.
                 Action::Requeue { .. }
+                | Action::HandOver { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
                 | Action::PoolWanted { .. }
