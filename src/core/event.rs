@@ -442,6 +442,8 @@ pub enum RejectReason {
     Withdrawn,
     /// Too many engines failed it.
     AttemptsExhausted(Fault),
+    /// An engine failed it, and too many failed tries have been repeated lately.
+    RetriesSpent(Fault),
     /// The gateway is shutting down.
     Draining,
 }
@@ -462,6 +464,7 @@ impl RejectReason {
             Self::NoPool => "no_pool",
             Self::Withdrawn => "withdrawn",
             Self::AttemptsExhausted(_) => "attempts_exhausted",
+            Self::RetriesSpent(_) => "retries_spent",
             Self::Draining => "draining",
         }
     }

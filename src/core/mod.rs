@@ -26,6 +26,7 @@ pub mod prefix;
 pub mod queue;
 pub mod quota;
 pub mod reserve;
+pub mod retries;
 pub mod routing;
 pub mod scheduler;
 pub mod snapshot;

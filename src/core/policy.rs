@@ -161,11 +161,16 @@ pub struct Retry {
     /// included. Refused connections and the answers of engines that are busy
     /// or shut down do not count: the engine did no work for them.
     pub max_attempts: u32,
+    /// How many tries that failed may be repeated for each 1000 requests of the
+    /// last ten seconds, within a group of models that share replicas.
+    pub budget_permille: u32,
+    /// How many may be repeated in ten seconds however few requests there are.
+    pub budget_floor: u32,
 }
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { max_attempts: 4 }
+        Self { max_attempts: 4, budget_permille: 200, budget_floor: 10 }
     }
 }
 

@@ -257,6 +257,9 @@ impl Scheduler {
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
         self.groups[group].drain.note(now);
+        if why.attempt == 1 {
+            self.groups[group].retries.tried(now);
+        }
         if let Some(job) = self.jobs.get_mut(&id) {
             job.waited = why.queued;
             job.tries = why.attempt;
@@ -264,7 +267,8 @@ impl Scheduler {
             job.charged.get_or_insert(price);
             let (replica, epoch) = (pick.replica, standing.epoch);
             self.prefixes.note(replica, &job.prefix);
-            let run = Run { replica, epoch, booking, since: now, raw };
+            let proven = self.fleet.is_proven(replica);
+            let run = Run { replica, epoch, booking, since: now, proven, raw };
             job.phase = Phase::Running(run);
             self.note_movable(id, &run);
         }

@@ -86,6 +86,10 @@ pub(super) struct Run {
     pub(super) booking: Booking,
     /// When it was sent.
     pub(super) since: Tick,
+    /// Whether the replica had answered before; see [`Vitals::is_proven`].
+    ///
+    /// [`Vitals::is_proven`]: crate::core::vitals::Vitals::is_proven
+    pub(super) proven: bool,
     /// Nanoseconds to its first token, as predicted for a replica of speed 1.
     pub(super) raw: u64,
 }

@@ -41,8 +41,16 @@ impl Scheduler {
             return;
         }
         self.eject(replica, Fault::Silent, out);
-        for job in self.jobs_at(replica, |job, _| job.is_unseen() && self.has_others(job)) {
-            self.recall(job, Recalled::Stalled, out);
+        for id in self.jobs_at(replica, |job, _| job.is_unseen() && self.has_others(job)) {
+            let Some((lane, run)) =
+                self.jobs.get(&id).and_then(|job| Some((LaneKey::of(&job.spec), job.run()?)))
+            else {
+                continue;
+            };
+            // One that never worked would take the same jobs again and again.
+            if run.proven || self.take_retry(lane) {
+                self.recall(id, Recalled::Stalled, out);
+            }
         }
         self.hand_over(replica, Recalled::Stalled, out);
     }

@@ -7,7 +7,15 @@
 //!
 //! A stream that breaks after its first token takes the same way where another
 //! engine can go on from there: what it has said is then part of its prompt. It
-//! kept its first deadline, so it may wait as long again. One that made way
+//! kept its first deadline, so it may wait as long again.
+//!
+//! What a replica that worked loses when it falls goes elsewhere whatever it
+//! comes to. All other tries that failed take from a budget
+//! ([`crate::core::retries`]); when it is spent, the job is refused: nothing
+//! suggests that it would fare better by waiting, and its client may know
+//! another place to go.
+//!
+//! One that made way
 //! since its replica is about to go has not failed, and its replica neither.
 
 use std::time::Duration;
@@ -61,7 +69,10 @@ impl Scheduler {
                 if !run.booking.started {
                     self.note_start(&run);
                 }
-                self.fleet.with_vitals(run.replica, now, |vitals, _| vitals.answered(now));
+                self.fleet.with_vitals(run.replica, now, |vitals, _| {
+                    vitals.answered(now);
+                    vitals.proved();
+                });
                 self.take_out(id);
                 if let Some(job) = self.jobs.remove(&id) {
                     self.lengths.learn(&job.spec, usage);
@@ -102,7 +113,8 @@ impl Scheduler {
             job.interrupted(output, self.now + class.map_or(Duration::ZERO, |class| class.max_wait));
         }
         let (failures, lane) = (job.failures, LaneKey::of(&job.spec));
-        let exhausted = failures >= self.policy.retry.max_attempts.max(1);
+        let exhausted = counts && failures >= self.policy.retry.max_attempts.max(1);
+        let is_free = !counts || self.is_part_of_a_fall(&run, suspect);
 
         if !run.booking.started
             && let Some(account) = self.account(lane)
@@ -117,8 +129,10 @@ impl Scheduler {
             }
         } else if let Some(reason) = self.orphaned(lane) {
             self.refuse(id, reason, usage, out);
-        } else if exhausted && counts {
+        } else if exhausted {
             self.refuse(id, RejectReason::AttemptsExhausted(fault), usage, out);
+        } else if !is_free && !self.take_retry(lane) {
+            self.refuse(id, RejectReason::RetriesSpent(fault), usage, out);
         } else {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.phase = Phase::Waiting { part: Part::Returned, since: self.now };
@@ -130,6 +144,12 @@ impl Scheduler {
         if !made_way {
             self.blame(&run, fault, suspect, out);
         }
+    }
+
+    /// Takes one retry from the budget of the lane's group.
+    pub(super) fn take_retry(&mut self, lane: LaneKey) -> bool {
+        let group = self.placement.group_of_model(lane.model).and_then(|group| self.groups.get_mut(group));
+        group.is_some_and(|group| group.retries.take(self.now, &self.policy.retry))
     }
 
     /// Refuses a job that waits.

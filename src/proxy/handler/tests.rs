@@ -32,6 +32,7 @@ use crate::proxy::record::Record;
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
 use crate::wire::api::Api;
+use crate::wire::judge::so_far::SoFar;
 use crate::wire::prefix::Prefixes;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -93,7 +94,7 @@ fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Order, JoinHandle<Asked>) {
     let running = tokio::spawn(async move {
         let id = HeaderValue::from_static("r");
         let mut record = Record::new(&proxy.telemetry, proxy.gate.clock(), id, Api::Chat);
-        let answered = proxy.tries(&order, &headers, None, &mut ticket, &mut record).await;
+        let answered = proxy.tries(&order, &headers, Some(&SoFar::default()), &mut ticket, &mut record).await;
         (answered, ticket, record)
     });
     (kept, running)

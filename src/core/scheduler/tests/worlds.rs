@@ -126,7 +126,7 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         replicas: table(),
         draining: (0..9usize).filter(|bit| rules.draining & (1 << bit) != 0).map(ReplicaId::from).collect(),
         bounds: Bounds { requests: rules.bound, ..Bounds::default() },
-        retry: Retry { max_attempts: rules.attempts },
+        retry: Retry { max_attempts: rules.attempts, ..Retry::default() },
         health: Health { slow_start: Duration::from_millis(rules.slow_start), ..Health::default() },
     };
     let [cold_start, tolerance] = rules.starts.map(|millis| millis.map(Duration::from_millis));
