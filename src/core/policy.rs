@@ -188,7 +188,8 @@ pub struct Health {
     /// twice as long each time that it says so again, up to a second.
     pub busy_backoff: Duration,
     /// How long requests without a first token may stay at a replica that left
-    /// the policy; then they go to others.
+    /// the policy, and streams that can go on elsewhere at one that left or is
+    /// drained; then they go to others.
     pub drain: Duration,
 }
 

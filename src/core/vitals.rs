@@ -43,7 +43,7 @@ pub struct Vitals {
     epoch: u32,
     /// Nothing good has come from it since it joined or came back.
     unproven: bool,
-    /// Answers in a row that were no protocol.
+    /// Answers in a row that were no protocol; coming back forgets none.
     garbled: u32,
 }
 
@@ -189,7 +189,7 @@ impl Vitals {
         let out = self.out.take()?;
         (self.back_since, self.returned) = (Some(now), Some(now));
         self.epoch = self.epoch.wrapping_add(1);
-        (self.unproven, self.garbled) = (true, 0);
+        self.unproven = true;
         Some(now.since(out.since))
     }
 

@@ -126,7 +126,8 @@ pub struct Health {
     /// How long a replica that said "busy" without a time gets no new work.
     pub busy_backoff: Span,
     /// How long requests without a first token may stay at a replica that is
-    /// no longer listed; then they go to others. Streams go on to their end.
+    /// no longer listed, and streams that can go on elsewhere at one that is
+    /// drained or no longer listed; then they go to others.
     pub drain: Span,
 }
 
