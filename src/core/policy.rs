@@ -170,7 +170,7 @@ pub struct Retry {
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { max_attempts: 4, budget_permille: 200, budget_floor: 10 }
+        Self { max_attempts: 4, budget_permille: 200, budget_floor: 100 }
     }
 }
 

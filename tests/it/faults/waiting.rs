@@ -214,6 +214,7 @@ async fn jobs_go_back_to_a_replaced_engine_when_the_other_one_is_full() {
 async fn a_fleet_that_fails_everything_is_not_stormed() {
     const REQUESTS: u64 = 80;
     let rig = Rig::start(Setup {
+        retry: "budget_floor: 10".into(),
         yaml: "health: {probe_min: 20ms, probe_max: 50ms, slow_start: 1ms}\n".into(),
         ..Setup::default()
     });
