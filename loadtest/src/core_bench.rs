@@ -175,6 +175,7 @@ impl World {
             deadline: self.now() + Duration::from_secs(100_000),
             patience: Tick::NEVER,
             falls_back: false,
+            goes_on: false,
             context: 0,
             fit: 0,
             session: None,

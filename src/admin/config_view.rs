@@ -28,7 +28,11 @@ pub(super) fn effective(settings: &Settings) -> Value {
         "models": models(edge, policy),
         "pools": by_name(policy.pools.iter().map(|(id, name, _)| (name, pool_view(id, edge, policy)))),
         "queue": BoundsRow::new(policy.bounds),
-        "retry": { "max_attempts": policy.retry.max_attempts },
+        "retry": {
+            "max_attempts": policy.retry.max_attempts,
+            "budget": f64::from(policy.retry.budget_permille) / 1000.0,
+            "budget_floor": policy.retry.budget_floor,
+        },
         "health": {
             "probe_min": secs(policy.health.probe_min),
             "probe_max": secs(policy.health.probe_max),

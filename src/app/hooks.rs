@@ -140,7 +140,8 @@ pub(super) async fn carry_out(
             | Action::Reject { .. }
             | Action::Requeue { .. }
             | Action::WouldLimit { .. }
-            | Action::Recall { .. } => {}
+            | Action::Recall { .. }
+            | Action::HandOver { .. } => {}
         }
     }
 }

@@ -266,6 +266,18 @@ pub enum Action {
         /// Why.
         why: Recalled,
     },
+    /// Another replica is to go on with the job's stream, of which the client
+    /// has a part: end the exchange and say `Finished(Interrupted)` with the
+    /// fault of the reason. A stream that cannot go on elsewhere after all stays
+    /// where it is. Asked at most once for each dispatch.
+    HandOver {
+        /// The job.
+        job: JobId,
+        /// Where it is.
+        replica: ReplicaId,
+        /// Why.
+        why: Recalled,
+    },
     /// The replica gets no work until a probe succeeds.
     Eject {
         /// The replica.
@@ -446,6 +458,15 @@ impl Recalled {
             Self::Asleep => "asleep",
         }
     }
+
+    /// What a stream suffers that is handed over for this reason.
+    #[must_use]
+    pub const fn fault(self) -> Fault {
+        match self {
+            Self::Stalled => Fault::Silent,
+            Self::Preempted { .. } | Self::Drained | Self::SpotNotice | Self::Asleep => Fault::Draining,
+        }
+    }
 }
 
 /// Why a job was refused.
@@ -490,6 +511,8 @@ pub enum RejectReason {
     Withdrawn,
     /// Too many engines failed it.
     AttemptsExhausted(Fault),
+    /// An engine failed it, and too many failed tries have been repeated lately.
+    RetriesSpent(Fault),
     /// The gateway is shutting down.
     Draining,
 }
@@ -513,6 +536,7 @@ impl RejectReason {
             Self::NoPool => "no_pool",
             Self::Withdrawn => "withdrawn",
             Self::AttemptsExhausted(_) => "attempts_exhausted",
+            Self::RetriesSpent(_) => "retries_spent",
             Self::Draining => "draining",
         }
     }

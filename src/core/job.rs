@@ -42,6 +42,9 @@ pub struct JobSpec {
     /// wait while no replica of its own is in service, and its refusal gives
     /// back what its tenant was charged for it.
     pub falls_back: bool,
+    /// Whether another engine can go on with its stream after the first token,
+    /// as far as the request and the engines are concerned.
+    pub goes_on: bool,
     /// Tokens of context that it asks for, prompt and limit on its output: as
     /// far as known, 0 where nothing is.
     pub context: u64,

@@ -31,6 +31,7 @@ pub mod queue;
 pub mod quota;
 pub mod reserve;
 pub mod rest;
+pub mod retries;
 pub mod routing;
 pub mod scheduler;
 pub mod sessions;

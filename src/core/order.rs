@@ -16,6 +16,7 @@ use crate::core::policy::Policy;
 use crate::core::queue::{LaneKey, Part, Place};
 use crate::core::quota::{Quotas, Standing};
 use crate::core::reserve::Reserve;
+use crate::core::retries::RetryBudget;
 use crate::core::time::Tick;
 
 /// Order within a class and line: who has less than its guarantee first, then
@@ -161,6 +162,8 @@ pub struct Group {
     classes: Vec<ClassOrder>,
     /// Dispatched jobs per second.
     pub drain: DrainRate,
+    /// How many failed tries may be repeated.
+    pub retries: RetryBudget,
     /// At most one per pool.
     pub holds: Vec<Hold>,
     /// What each tenant may hold.
@@ -204,6 +207,7 @@ impl Group {
             shape: shape.clone(),
             classes: classes.collect(),
             drain: donor.map(|donor| donor.drain).unwrap_or_default(),
+            retries: donor.map(|donor| donor.retries).unwrap_or_default(),
             holds: Vec::new(),
             quotas: Quotas::new(policy),
             urgent: None,

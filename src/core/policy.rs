@@ -194,11 +194,16 @@ pub struct Retry {
     /// included. Refused connections and the answers of engines that are busy
     /// or shut down do not count: the engine did no work for them.
     pub max_attempts: u32,
+    /// How many tries that failed may be repeated for each 1000 requests of the
+    /// last ten seconds, within a group of models that share replicas.
+    pub budget_permille: u32,
+    /// How many may be repeated in ten seconds however few requests there are.
+    pub budget_floor: u32,
 }
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { max_attempts: 4 }
+        Self { max_attempts: 4, budget_permille: 200, budget_floor: 100 }
     }
 }
 
@@ -216,7 +221,8 @@ pub struct Health {
     /// twice as long each time that it says so again, up to a second.
     pub busy_backoff: Duration,
     /// How long requests without a first token may stay at a replica that left
-    /// the policy; then they go to others.
+    /// the policy, and streams that can go on elsewhere at one that left or is
+    /// drained; then they go to others.
     pub drain: Duration,
 }
 

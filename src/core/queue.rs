@@ -371,6 +371,7 @@ mod tests {
             deadline: Tick::NEVER,
             patience: Tick::NEVER,
             falls_back: false,
+            goes_on: false,
             context: 0,
             fit: 0,
             session: None,

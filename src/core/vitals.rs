@@ -17,6 +17,9 @@ const MAX_BUSY_PAUSE: Duration = Duration::from_secs(1);
 pub const GONE_AFTER: Duration = Duration::from_secs(60);
 /// An engine that has not refused a job within this time has taken it.
 const TAKEN: Duration = Duration::from_secs(1);
+/// One answer that is no protocol may be the request's doing; so many in a row,
+/// to different requests, are not.
+const MAX_GARBLED: u32 = 3;
 /// The shortest pause of any kind, so that a zero in the policy cannot make
 /// the timers spin.
 const MIN_PAUSE: Duration = Duration::from_millis(1);
@@ -40,6 +43,10 @@ pub struct Vitals {
     /// How often in a row it was out again soon after it came back.
     relapses: u32,
     epoch: u32,
+    /// Nothing good has come from it since it joined or came back.
+    unproven: bool,
+    /// Answers in a row that were no protocol; coming back forgets none.
+    garbled: u32,
 }
 
 /// It said "busy". When the pause is over it gets one job, and more only once
@@ -86,6 +93,30 @@ impl Vitals {
     #[must_use]
     pub const fn epoch(&self) -> u32 {
         self.epoch
+    }
+
+    /// Whether it has answered since it joined or came back. What there is at the
+    /// start counts as proven.
+    #[must_use]
+    pub const fn is_proven(&self) -> bool {
+        !self.unproven
+    }
+
+    /// Whether it is ejected.
+    #[must_use]
+    pub const fn is_out(&self) -> bool {
+        self.out.is_some()
+    }
+
+    /// A token or a whole answer came from it.
+    pub fn proved(&mut self) {
+        (self.unproven, self.garbled) = (false, 0);
+    }
+
+    /// It sent what is no protocol; whether it has done so too often by now.
+    pub fn garbled(&mut self) -> bool {
+        self.garbled = self.garbled.saturating_add(1);
+        self.garbled >= MAX_GARBLED
     }
 
     /// Eighths of its limit that it may use: one right after its return, eight
@@ -170,6 +201,7 @@ impl Vitals {
         let out = self.out.take()?;
         (self.back_since, self.returned) = (Some(now), Some(now));
         self.epoch = self.epoch.wrapping_add(1);
+        self.unproven = true;
         Some(now.since(out.since))
     }
 
@@ -184,7 +216,12 @@ impl Vitals {
     /// It is new in the policy, or was taken out of it and put back: a new
     /// start, slowly at first.
     pub fn join(&mut self, now: Tick) {
-        *self = Self { epoch: self.epoch.wrapping_add(1), back_since: Some(now), ..Self::default() };
+        *self = Self {
+            epoch: self.epoch.wrapping_add(1),
+            back_since: Some(now),
+            unproven: true,
+            ..Self::default()
+        };
     }
 
     /// Does what is due by now; says whether to send a probe.

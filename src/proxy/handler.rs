@@ -281,11 +281,12 @@ impl Proxy {
         record: &mut Record,
     ) -> Result<(Answered, Ticket, bool), ApiError> {
         loop {
+            let can_go_on = continuation::is_possible(&settings, order, held);
+            order.spec.goes_on = can_go_on;
             let Order { spec, peek, body, .. } = &*order;
             let prefix = self.prefixes.of(spec.model, peek, body, spec.prompt_tokens);
             let mut ticket = self.gate.admit(*spec, prefix, &settings.policy);
             record.limited(ticket.take_limits());
-            let can_go_on = continuation::is_possible(&settings, order, held);
             drop(settings);
             let nothing = can_go_on.then(SoFar::default);
             match self.tries(order, headers, nothing.as_ref(), &mut ticket, record).await {

@@ -32,7 +32,7 @@ pub struct Held {
 }
 
 impl BodyBudget {
-    fn hold(self: &Arc<Self>) -> Held {
+    pub(super) fn hold(self: &Arc<Self>) -> Held {
         Held { budget: Arc::clone(self), bytes: 0 }
     }
 

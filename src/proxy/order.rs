@@ -104,6 +104,7 @@ pub(super) fn read(
         deadline: now + patience.map_or(max_wait, |patience| patience.min(max_wait)),
         patience: patience.map_or(Tick::NEVER, |patience| now + patience),
         falls_back: !candidates.others.is_empty(),
+        goes_on: false,
         context,
         fit: 0,
         session: None,

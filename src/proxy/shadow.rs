@@ -150,6 +150,9 @@ impl Proxy {
             deadline: now + PATIENCE,
             patience: now + PATIENCE,
             falls_back: false,
+            goes_on: false,
+            key: None,
+            session: None,
             ..order.spec
         };
         let candidates = Candidates { first: rule.to, others: VecDeque::new() };

@@ -336,6 +336,10 @@ impl From<RejectReason> for ApiError {
                 Kind::UpstreamFailed,
                 format!("Every engine that was tried failed the request, the last with: {}.", fault.name()),
             ),
+            RejectReason::RetriesSpent(fault) => Self::new(
+                Kind::QueueFull,
+                format!("The engines fail too many requests just now, this one with: {}.", fault.name()),
+            ),
             RejectReason::Draining => Self::new(Kind::Draining, "The gateway is shutting down. Try again.")
                 .with_retry_after(MIN_RETRY_AFTER),
         }

@@ -137,7 +137,16 @@ pub(super) fn retry(retry: &Retry, findings: &mut Findings<'_>) -> policy::Retry
         let hint = format!("write 1 (no retry) to {MAX_ATTEMPTS}");
         findings.error(&Field::top("retry").key("max_attempts"), message, hint);
     }
-    policy::Retry { max_attempts: retry.max_attempts }
+    if !(0.0..=f64::from(MAX_ATTEMPTS)).contains(&retry.budget) {
+        let message = format!("{} is out of range", retry.budget);
+        let hint = format!("write a share of the requests such as 0.2, at most {MAX_ATTEMPTS}");
+        findings.error(&Field::top("retry").key("budget"), message, hint);
+    }
+    policy::Retry {
+        max_attempts: retry.max_attempts,
+        budget_permille: (retry.budget * 1000.0).round() as u32,
+        budget_floor: retry.budget_floor,
+    }
 }
 
 pub(super) fn health(health: &Health, findings: &mut Findings<'_>) -> policy::Health {

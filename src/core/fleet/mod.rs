@@ -144,6 +144,20 @@ impl Fleet {
         self.node(id).map(|node| node.vitals.epoch())
     }
 
+    /// Whether the replica has answered since it joined or came back.
+    #[must_use]
+    pub fn is_proven(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.vitals.is_proven())
+    }
+
+    /// Whether the replica is no longer what it was in that epoch: ejected, come
+    /// back since, or gone.
+    #[must_use]
+    pub fn has_fallen(&self, id: ReplicaId, epoch: u32) -> bool {
+        let stands = |node: &&Node| node.present && !node.vitals.is_out() && node.vitals.epoch() == epoch;
+        self.node(id).filter(stands).is_none()
+    }
+
     /// Whether a job runs there that failed elsewhere and has not got its first
     /// token yet.
     #[must_use]
@@ -226,6 +240,7 @@ impl Fleet {
             let whole = node.ledger.take(booking);
             node.watch.sign(now);
             node.vitals.answered(now);
+            node.vitals.proved();
             booking.started = true;
             if whole {
                 node.ledger.add(booking);
@@ -429,7 +444,7 @@ impl Fleet {
             node.reads_guest = reads;
             let dormant = pool.is_dormant();
             let patience = node.patience(pool);
-            node.watch.arm(now, node.is_sound(now, &rules) && node.ledger.streams > 0, patience);
+            node.watch.arm(now, node.ledger.streams > 0, patience);
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
             let capacity = if up { node.limit(pool, now, &rules) } else { 0 };
             pool.capacity = pool.capacity + u64::from(capacity) - u64::from(node.capacity);

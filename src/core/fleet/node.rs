@@ -171,12 +171,6 @@ impl Node {
         }
     }
 
-    /// Whether it is in the policy and in good health, closed or not.
-    pub(super) fn is_sound(&self, now: Tick, rules: &Health) -> bool {
-        let state = self.vitals.state(now, rules);
-        self.present && matches!(state, ReplicaState::Serving | ReplicaState::SlowStart)
-    }
-
     pub(super) fn is_up(&self, now: Tick, rules: &Health) -> bool {
         matches!(self.state(now, rules), ReplicaState::Serving | ReplicaState::SlowStart)
     }

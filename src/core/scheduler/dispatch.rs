@@ -314,6 +314,9 @@ impl Scheduler {
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
         self.groups[group].drain.note(now);
+        if why.attempt == 1 {
+            self.groups[group].retries.tried(now);
+        }
         if let Some(job) = self.jobs.get_mut(&id) {
             job.waited = why.queued;
             job.tries = why.attempt;
@@ -325,7 +328,8 @@ impl Scheduler {
                 self.sessions.note(session, replica, rule.bound);
             }
             let loads = why.adapter.is_some_and(Fit::loads);
-            let run = Run { replica, epoch, booking, since: now, raw, loads };
+            let proven = self.fleet.is_proven(replica);
+            let run = Run { replica, epoch, booking, since: now, proven, raw, loads };
             job.phase = Phase::Running(run);
             self.note_movable(id, &run);
         }

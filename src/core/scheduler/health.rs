@@ -3,6 +3,7 @@
 //! A fault ejects when it says something about the replica:
 //!
 //! * a refused connection and a drain text always do;
+//! * what is no protocol does when it comes three times in a row;
 //! * any other fault does only if no engine has failed that job before: a job
 //!   that breaks whatever it meets ejects one replica, not the fleet, while a
 //!   replica that breaks whatever it gets is ejected by the next job;
@@ -26,12 +27,24 @@ impl Scheduler {
             self.touch_replica(run.replica);
             return;
         }
-        self.fleet.with_vitals(run.replica, now, |vitals, _| vitals.answered(now));
+        let garbled = fault == Fault::Malformed && !suspect;
+        let too_often = self.fleet.with_vitals(run.replica, now, |vitals, _| {
+            vitals.answered(now);
+            garbled && vitals.garbled()
+        });
         let its_own = matches!(fault, Fault::Refused | Fault::Draining) || !suspect;
-        let epoch = self.fleet.standing(run.replica, self.now).map(|standing| standing.epoch);
-        if fault.ejects() && its_own && epoch == Some(run.epoch) {
+        let ejects = (fault.ejects() && its_own) || too_often == Some(true);
+        if ejects && !self.fleet.has_fallen(run.replica, run.epoch) {
             self.eject(run.replica, fault, out);
         }
+    }
+
+    /// Whether a fault belongs to the fall of a replica that worked: all that it
+    /// had fails with it, once, and none of that is a storm. One that has given
+    /// nothing since it came back does not fall again.
+    pub(super) fn is_part_of_a_fall(&self, run: &Run, suspect: bool) -> bool {
+        let worked = run.proven || run.booking.started;
+        worked && (!suspect || self.fleet.has_fallen(run.replica, run.epoch))
     }
 
     /// A probe failed, or somebody took the replica away.

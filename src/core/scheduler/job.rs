@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use crate::core::board::Size;
 use crate::core::budget::Hold;
+use crate::core::event::Recalled;
 use crate::core::fleet::Wish;
 use crate::core::ids::{ClassId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix};
@@ -33,6 +34,8 @@ pub(super) struct Job {
     /// The most of its prompt that any replica had when it got to the head of
     /// its lane.
     pub(super) reach: u64,
+    /// Why its edge was asked to hand over its stream, if it was in this try.
+    pub(super) asked: Option<Recalled>,
     /// From then on it cannot keep its class's objective any more.
     pub(super) late_after: Tick,
     pub(super) phase: Phase,
@@ -86,6 +89,10 @@ pub(super) struct Run {
     pub(super) booking: Booking,
     /// When it was sent.
     pub(super) since: Tick,
+    /// Whether the replica had answered before; see [`Vitals::is_proven`].
+    ///
+    /// [`Vitals::is_proven`]: crate::core::vitals::Vitals::is_proven
+    pub(super) proven: bool,
     /// Nanoseconds to its first token, as predicted for a replica of speed 1.
     pub(super) raw: u64,
     /// Whether its adapter had to be loaded.
@@ -108,6 +115,7 @@ impl Job {
             place: Place { seq, ..Place::default() },
             prefix,
             reach: 0,
+            asked: None,
             late_after: Tick::NEVER,
             held_until: None,
             phase: Phase::Waiting { part: Part::Fresh, since: spec.arrived },

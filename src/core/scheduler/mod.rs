@@ -102,8 +102,8 @@ pub struct Scheduler {
     /// Pools that sleep and that a job wanted since that was last looked at.
     missed: BTreeSet<PoolId>,
     overrides: Overrides,
-    /// Replicas that left the policy, by when they lose what nobody has seen.
-    departed: BTreeSet<(Tick, ReplicaId)>,
+    /// Replicas that are about to go or have left, by when they are to be empty.
+    departing: BTreeSet<(Tick, ReplicaId)>,
     invariants: Invariants,
     /// Whether a replica was lost, or a job was put into another lane or back
     /// into one, since it was last looked for jobs that wait in vain.
@@ -145,7 +145,7 @@ impl Scheduler {
             starts: Starts::default(),
             missed: BTreeSet::new(),
             overrides: Overrides::default(),
-            departed: BTreeSet::new(),
+            departing: BTreeSet::new(),
             invariants: Invariants::default(),
             look_again: false,
             touched: BTreeSet::new(),
@@ -172,7 +172,7 @@ impl Scheduler {
         self.expire_overrides(out);
         self.expire(false, out);
         self.wake_replicas(out);
-        self.clear_departed(out);
+        self.clear_departing(out);
         self.release_urgent();
         match event {
             Event::Arrived(spec, prefix) => self.arrived(spec, prefix, out),

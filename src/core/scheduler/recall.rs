@@ -2,7 +2,11 @@
 //! that has stalled or is to be left, and from places that a more urgent class
 //! needs.
 //!
-//! A stream that has produced output is never taken back. A job is taken back
+//! A stream that has produced output is never taken back for others. From an
+//! engine that has stalled or is about to be cut off it is handed over to
+//! another one, where that can go on with it: only its edge knows how far it
+//! has come, so the edge is asked, and the job keeps its credit until the
+//! answer is here ([`Action::HandOver`]). A job is taken back
 //! for others at most [`MAX_PREEMPTIONS`] times, and only by a job of a more
 //! urgent class, so that no two jobs can take places from each other.
 
@@ -27,7 +31,8 @@ pub(super) type Movable = (PoolId, Reverse<usize>, Reverse<Tick>, JobId);
 
 impl Scheduler {
     /// A replica owes tokens and sends none. Where others are in service, what
-    /// its clients have seen nothing of goes to them.
+    /// its clients have seen nothing of goes to them, and so do streams that
+    /// they can go on with.
     pub(super) fn stalled(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         let pool = self.fleet.pool_of(replica);
         let Some(group) = pool.and_then(|pool| self.placement.group_of(pool)) else { return };
@@ -36,8 +41,31 @@ impl Scheduler {
             return;
         }
         self.eject(replica, Fault::Silent, out);
-        for job in self.unseen_at(replica, |job, _| self.has_others(job)) {
-            self.recall(job, Recalled::Stalled, out);
+        for id in self.jobs_at(replica, |job, _| job.is_unseen() && self.has_others(job)) {
+            let Some((lane, run)) =
+                self.jobs.get(&id).and_then(|job| Some((LaneKey::of(&job.spec), job.run()?)))
+            else {
+                continue;
+            };
+            // One that never worked would take the same jobs again and again.
+            if run.proven || self.take_retry(lane) {
+                self.recall(id, Recalled::Stalled, out);
+            }
+        }
+        self.hand_over(replica, Recalled::Stalled, out);
+    }
+
+    /// Asks for the streams of a replica that others in service can go on with.
+    pub(super) fn hand_over(&mut self, replica: ReplicaId, why: Recalled, out: &mut Vec<Action>) {
+        let movable = |job: &Job, run: &Run| {
+            let streams = job.spec.streams && run.booking.started;
+            streams && job.spec.goes_on && job.asked.is_none() && self.has_others(job)
+        };
+        for id in self.jobs_at(replica, movable) {
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.asked = Some(why);
+                out.push(Action::HandOver { job: id, replica, why });
+            }
         }
     }
 
@@ -49,9 +77,9 @@ impl Scheduler {
             return;
         }
         let now = self.now;
-        let jobs = self.unseen_at(replica, |job, run| {
+        let jobs = self.jobs_at(replica, |job, run| {
             let begun = !job.spec.streams && run.since + Duration::from_nanos(run.raw) <= now;
-            !begun && self.has_others(job)
+            job.is_unseen() && !begun && self.has_others(job)
         });
         for job in jobs {
             self.recall(job, why, out);
@@ -64,12 +92,9 @@ impl Scheduler {
         line.is_some_and(|line| self.fleet.count_up(&line.pools) > 0)
     }
 
-    /// What runs at a replica, its client has seen nothing of, and is wanted; the
-    /// oldest first.
-    fn unseen_at(&self, replica: ReplicaId, wanted: impl Fn(&Job, &Run) -> bool) -> Vec<JobId> {
-        let here = |job: &&Job| {
-            job.run().is_some_and(|run| run.replica == replica && job.is_unseen() && wanted(job, &run))
-        };
+    /// What runs at a replica and is wanted; the oldest first.
+    fn jobs_at(&self, replica: ReplicaId, wanted: impl Fn(&Job, &Run) -> bool) -> Vec<JobId> {
+        let here = |job: &&Job| job.run().is_some_and(|run| run.replica == replica && wanted(job, &run));
         let mut jobs: Vec<_> =
             self.jobs.values().filter(here).map(|job| (job.place.seq, job.spec.id)).collect();
         jobs.sort_unstable();

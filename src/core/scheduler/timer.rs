@@ -13,8 +13,8 @@ impl Scheduler {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let job = self.next_end().map(|(at, _)| at);
-        let departed = self.departed.first().map(|(at, _)| *at);
-        let others = [self.fleet.next_wake(), self.next_release(), self.overrides.next_end(), departed];
+        let departing = self.departing.first().map(|(at, _)| *at);
+        let others = [self.fleet.next_wake(), self.next_release(), self.overrides.next_end(), departing];
         job.into_iter().chain(others.into_iter().flatten()).min()
     }
 

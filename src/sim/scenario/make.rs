@@ -323,9 +323,13 @@ fn engine(row: &FleetRow) -> Result<ReplicaSetup, String> {
         priority_scheduling: false,
         ..EngineOptions::default()
     };
+    if row.fault.is_some_and(|fault| fault.every.is_some_and(|every| every.0 <= fault.lasts.0)) {
+        return Err("fault.every must be longer than fault.lasts".into());
+    }
     let fault = row.fault.map(|fault| Fault {
         at: Tick::ZERO + fault.at.0,
         lasts: fault.lasts.0,
+        every: fault.every.map(|every| every.0),
         kind: match fault.kind {
             FaultName::Frozen => FaultKind::Frozen,
             FaultName::Crashed => FaultKind::Crashed,

@@ -73,6 +73,7 @@ impl Gateway {
             deadline: now + arrival.patience.map_or(max_wait, |patience| patience.min(max_wait)),
             patience: arrival.patience.map_or(Tick::NEVER, |patience| now + patience),
             falls_back: false,
+            goes_on: false,
             context: u64::from(arrival.prompt) + u64::from(arrival.output),
             fit: 0,
             session: None,
@@ -135,8 +136,10 @@ impl Router for Gateway {
                 }
                 Action::Recall { job, .. } => Some(Command::Recall { job: job.index() }),
                 Action::Probe { replica } => Some(Command::Probe { replica: replica.index() }),
+                // Streams that break stay broken here.
                 Action::Requeue { .. }
                 | Action::WouldLimit { .. }
+                | Action::HandOver { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
                 | Action::Sleep { .. }

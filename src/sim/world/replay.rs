@@ -71,7 +71,7 @@ fn world(seed: u64, engines: usize, faulty: usize, kind: FaultKind, scrape: bool
     let mut replicas = vec![ReplicaSetup::new(profile, options); engines];
     let lasts = Duration::from_millis(700);
     if let Some(replica) = replicas.get_mut(faulty) {
-        replica.fault = Some(Fault { at: Tick::from_millis(100), lasts, kind });
+        replica.fault = Some(Fault { at: Tick::from_millis(100), lasts, every: None, kind });
     }
     let arrivals = arrivals(120, seed);
     Setup {

@@ -39,13 +39,15 @@ impl ReplicaSetup {
     }
 }
 
-/// What befalls an engine, once.
+/// What befalls an engine, once or again and again.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fault {
     /// When it begins.
     pub at: Tick,
     /// How long it lasts.
     pub lasts: Duration,
+    /// From one beginning to the next, longer than it lasts; absent = once.
+    pub every: Option<Duration>,
     /// What it is.
     pub kind: FaultKind,
 }

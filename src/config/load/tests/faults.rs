@@ -107,6 +107,8 @@ fn faults_of_limits() {
         (with("routing: {session: {max_sessions: 0}}"), "routing.session.max_sessions: 0 is out of range"),
         (with("queue: {requests: 0}"), "queue.requests: must not be zero"),
         (with("retry: {max_attempts: 0}"), "retry.max_attempts: 0 is out of range"),
+        (with("retry: {budget: -0.1}"), "retry.budget: -0.1 is out of range"),
+        (with("retry: {budget: 21}"), "retry.budget: 21 is out of range"),
         (with("health: {probe_min: 5s}"), "health.probe_max: 1s is shorter than probe_min (5s)"),
     ]);
 }

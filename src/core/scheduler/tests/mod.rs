@@ -8,6 +8,7 @@ mod departures;
 mod displacement;
 mod fallbacks;
 mod faults;
+mod handovers;
 mod interruptions;
 mod overrides;
 mod placing;
@@ -108,6 +109,7 @@ fn spec(id: u64) -> JobSpec {
         deadline: Tick::from_millis(60_000),
         patience: Tick::NEVER,
         falls_back: false,
+        goes_on: false,
         context: 0,
         fit: 0,
         session: None,
@@ -209,6 +211,15 @@ fn ejected(actions: &[Action]) -> Vec<u32> {
 fn recalled(actions: &[Action]) -> Vec<(u64, u32, Recalled)> {
     let row = |action: &Action| match action {
         Action::Recall { job, replica, why } => Some((job.index() as u64, replica.index() as u32, *why)),
+        _ => None,
+    };
+    actions.iter().filter_map(row).collect()
+}
+
+/// `(job, replica)` of the streams that are to be handed over, with the reasons.
+fn handed_over(actions: &[Action]) -> Vec<(u64, u32, Recalled)> {
+    let row = |action: &Action| match action {
+        Action::HandOver { job, replica, why } => Some((job.index() as u64, replica.index() as u32, *why)),
         _ => None,
     };
     actions.iter().filter_map(row).collect()

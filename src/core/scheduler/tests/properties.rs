@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::event::{Action, Event, Fault, Outcome, Placed, RejectReason};
+use crate::core::event::{Action, Event, Fault, Outcome, Placed, Recalled, RejectReason};
 use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::overrides::{Lever, Measure, Override};
@@ -24,6 +24,8 @@ use crate::core::time::Tick;
 struct Seen {
     at: Option<ReplicaId>,
     started: bool,
+    /// It was asked to hand over its stream, in this try.
+    asked: Option<Recalled>,
     tried: BTreeSet<ReplicaId>,
     /// Its replica came back while it ran there.
     outlived: bool,
@@ -107,7 +109,7 @@ impl Edge {
         let seen = self.jobs.get_mut(&job).expect("a job that arrived");
         assert!(seen.ends == 0 && seen.at.is_none());
         seen.at = Some(replica);
-        seen.outlived = false;
+        (seen.outlived, seen.asked) = (false, None);
     }
 
     fn obey(&mut self, action: &Action) {
@@ -124,7 +126,8 @@ impl Edge {
             Action::Requeue { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert_eq!(seen.at.take(), Some(replica));
-                if (why.counts_as_attempt() || seen.started) && !seen.outlived {
+                let made_way = seen.asked.is_some() && why == Fault::Draining && seen.started;
+                if (why.counts_as_attempt() || seen.started) && !seen.outlived && !made_way {
                     seen.tried.insert(replica);
                 }
                 seen.started = false;
@@ -132,6 +135,12 @@ impl Edge {
             Action::Recall { job, replica, .. } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert_eq!(seen.at.take(), Some(replica));
+            }
+            Action::HandOver { job, replica, why } => {
+                let seen = self.jobs.get_mut(&job).expect("a job that arrived");
+                assert!(self.specs[&job].goes_on && seen.started && seen.at == Some(replica));
+                assert_eq!(seen.asked.replace(why), None, "asked once for each try");
+                assert!(self.scheduler.snapshot(self.now).replicas.len() > 1, "there is nobody else");
             }
             Action::Eject { replica, .. } => assert!(self.out_of_service.insert(replica)),
             Action::Readmit { replica, .. } => {
@@ -224,6 +233,7 @@ impl Edge {
     /// A stream breaks off after its first token and may go on elsewhere.
     fn interrupt(&mut self, which: usize, fault: Fault, output: u64) {
         if let Some(job) = self.running(which).filter(|job| self.jobs[job].started) {
+            let fault = self.jobs[&job].asked.map_or(fault, Recalled::fault);
             let outcome = Outcome::Interrupted { fault, usage: Usage::Unknown, output };
             self.event(Event::Finished { job, outcome });
         }
@@ -306,6 +316,7 @@ impl Edge {
                         more => self.now + Duration::from_millis(patience + 300 * more),
                     },
                     falls_back: prompt % 2 == 0,
+                    goes_on: prompt % 3 > 0,
                     context: prompt + output,
                     fit: 0,
                     session: (output % 2 == 0).then_some(prompt % 7),

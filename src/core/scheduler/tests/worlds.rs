@@ -203,7 +203,7 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         draining: (0..9usize).filter(|bit| rules.draining & (1 << bit) != 0).map(ReplicaId::from).collect(),
         spot_notices: Default::default(),
         bounds: Bounds { requests: rules.bound, ..Bounds::default() },
-        retry: Retry { max_attempts: rules.attempts },
+        retry: Retry { max_attempts: rules.attempts, ..Retry::default() },
         health: Health { slow_start: Duration::from_millis(rules.slow_start), ..Health::default() },
         sessions: rules.affinity.sessions(),
     };
