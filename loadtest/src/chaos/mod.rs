@@ -264,7 +264,8 @@ impl Stage {
         let storm = storm.map(|storm| storm.over(&self.fleet));
         let says = gateway_says(&admin).await?;
         let log = read_log(&log()?);
-        Report::new((self.setting, self.schedule), &clients.book, &seen, &log, (says, storm, leftovers))
+        let left = (says, storm, leftovers);
+        Ok(Report::new((self.setting, self.schedule), &clients.book, &seen, &log, left))
     }
 }
 

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
-use anyhow::Result;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use serde_json::Value;
@@ -12,6 +11,7 @@ use super::book::Book;
 use super::load::{Seen, Verdict};
 use super::schedule::Schedule;
 use super::storm::Storm;
+use crate::meter::{self, histogram};
 use crate::report::Quantiles;
 
 /// Share of the broken streams that must go on, of those that can.
@@ -132,9 +132,9 @@ struct Sums {
 }
 
 impl Sums {
-    fn new(name: &str, episodes: usize) -> Result<Self> {
+    fn new(name: &str, episodes: usize) -> Self {
         let row = Row { name: name.to_owned(), episodes: episodes as u64, ..Row::default() };
-        Ok(Self { row, ttft: Histogram::new(3)? })
+        Self { row, ttft: histogram() }
     }
 
     fn add(&mut self, seen: &Seen, logged: Logged, can_go_on: bool) {
@@ -142,7 +142,7 @@ impl Sums {
         row.requests += 1;
         row.tried_again += u64::from(logged.attempts > 1);
         if let Some(time) = seen.first_token {
-            self.ttft.saturating_record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+            meter::add(&mut self.ttft, time);
         }
         let went_on = seen.planned.stream && logged.continued > 0;
         match &seen.verdict {
@@ -167,24 +167,22 @@ impl Sums {
 
 impl Report {
     /// Puts a run's figures together.
-    ///
-    /// # Errors
-    /// Never; a histogram says that it could.
+    #[must_use]
     pub fn new(
         (setting, schedule): (Setting, Schedule),
         book: &Book,
         seen: &[Seen],
         log: &HashMap<String, Logged>,
         (mut gateway, storm, leftovers): (GatewaySays, Option<Storm>, Vec<String>),
-    ) -> Result<Self> {
+    ) -> Self {
         let episodes = |phase: usize| {
             let phase = &schedule.phases[phase];
             schedule.episodes.iter().filter(|e| (phase.from..phase.to).contains(&e.at)).count()
         };
         let named = schedule.phases.iter().enumerate();
         let mut phases =
-            named.map(|(index, phase)| Sums::new(phase.name, episodes(index))).collect::<Result<Vec<_>>>()?;
-        let mut total = Sums::new("total", schedule.episodes.len())?;
+            named.map(|(index, phase)| Sums::new(phase.name, episodes(index))).collect::<Vec<_>>();
+        let mut total = Sums::new("total", schedule.episodes.len());
         let mut faults: BTreeMap<String, u64> = BTreeMap::new();
         for seen in seen {
             let can_go_on = book.questions[seen.planned.question].can_go_on;
@@ -198,7 +196,7 @@ impl Report {
             }
         }
         let total = total.row();
-        Ok(Self {
+        Self {
             broken_promises: broken_promises(&total, storm.as_ref(), &leftovers),
             phases: phases.into_iter().map(Sums::row).collect(),
             setting,
@@ -208,7 +206,7 @@ impl Report {
             leftovers,
             faults,
             schedule,
-        })
+        }
     }
 
     /// The report for people.

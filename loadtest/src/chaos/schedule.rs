@@ -136,7 +136,8 @@ impl Schedule {
 }
 
 /// The episodes of a phase. As many hands as engines may be hit each break an
-/// engine, wait, repair it, wait.
+/// engine, wait, repair it, and rest for twice as long: about every sixth engine
+/// of eight is hit or coming back at any time, so that the others can do the work.
 fn within(
     phase: &Phase,
     kinds: &[Kind],
@@ -144,8 +145,9 @@ fn within(
     (engines, most): (usize, usize),
     rng: &mut Rng,
 ) -> Vec<Episode> {
-    let mut hands: Vec<Duration> =
-        (0..most).map(|_| phase.from + part.mul_f64(0.02 + 0.08 * rng.unit())).collect();
+    let mut hands: Vec<Duration> = (0..most)
+        .map(|hand| phase.from + part.mul_f64(if hand == 0 { 0.05 } else { 0.3 * rng.unit() }))
+        .collect();
     let mut free_at = vec![phase.from; engines];
     let mut episodes: Vec<Episode> = Vec::new();
     while let Some((hand, at)) = hands.iter().copied().enumerate().min_by_key(|(_, at)| *at) {
@@ -160,7 +162,7 @@ fn within(
         let engine = whole[rng.below(whole.len() as u64) as usize];
         let kind = kinds[rng.below(kinds.len() as u64) as usize];
         free_at[engine] = end;
-        hands[hand] = end + part.mul_f64(0.02 + 0.06 * rng.unit());
+        hands[hand] = end + part.mul_f64(0.1 + 0.2 * rng.unit()).max(SHORTEST * 2);
         episodes.push(Episode { kind, engine, at, lasts, draw: rng.bits() });
     }
     episodes
