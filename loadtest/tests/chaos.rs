@@ -54,12 +54,12 @@ async fn a_broken_promise_is_told() {
     assert!(report.text().contains("broken"), "{}", report.text());
 }
 
-/// Texts only: how fast it recovers is for a machine with nothing else to do.
+/// Not how fast it recovers: that is for a machine with nothing else to do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_fails_nobody() {
+async fn a_storm_leaves_nothing_behind() {
     let report = run("--storm --duration 12 --engines 3", "").await;
-    assert_eq!(report.total.failed_before_token, 0, "{}", report.text());
     assert_eq!((report.total.other_texts, report.leftovers.len()), (0, 0), "{}", report.text());
     let storm = report.storm.expect("a storm");
     assert!(storm.attempts > 0 && storm.requests > 0, "{storm}");
+    assert!(storm.all_attempts as f64 <= 1.2 * storm.all_requests as f64, "{storm}");
 }

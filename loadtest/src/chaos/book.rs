@@ -46,7 +46,7 @@ impl Question {
         };
         body["model"] = "sim".into();
         body["temperature"] = 0.into();
-        if number / 2 % 2 == 0 {
+        if (number / 2).is_multiple_of(2) {
             body["max_tokens"] = (20 + rng.below(260)).into();
             body["ignore_eos"] = true.into();
         } else {

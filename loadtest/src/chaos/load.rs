@@ -15,8 +15,9 @@ use crate::pace;
 use crate::target::Endpoint;
 
 /// Who asks, and the share of the requests: chats, applications, batch jobs;
-/// each has a class of its own.
-pub const TENANTS: [(&str, f64); 3] = [("chat", 0.4), ("app", 0.4), ("jobs", 0.2)];
+/// each has a class of its own. Most are urgent, since engines are not filled
+/// with what can wait.
+pub const TENANTS: [(&str, f64); 3] = [("chat", 0.7), ("app", 0.2), ("jobs", 0.1)];
 /// Share of the requests that are streams.
 const STREAMS: f64 = 0.8;
 
@@ -180,7 +181,7 @@ mod tests {
         let plan = of(3);
         assert!((2700..3300).contains(&plan.len()), "{}", plan.len());
         let share = |tenant| plan.iter().filter(|p| p.tenant == tenant).count() as f64 / plan.len() as f64;
-        assert!((0.35..0.45).contains(&share(0)) && (0.15..0.25).contains(&share(2)));
+        assert!((0.65..0.75).contains(&share(0)) && (0.05..0.15).contains(&share(2)));
         assert!(plan.windows(2).all(|pair| pair[0].at <= pair[1].at));
     }
 
