@@ -241,7 +241,7 @@ impl Stage {
             endpoint: Endpoint::new(&format!("http://{listen}"), "").await?,
             keys: keys.collect::<Result<_>>()?,
             book: self.book,
-            patience: Duration::from_secs(300),
+            patience: Duration::from_secs(1800),
         });
         let start = Instant::now() + Duration::from_millis(200);
         let mut clocks = JoinSet::new();
