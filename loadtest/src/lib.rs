@@ -4,6 +4,8 @@
 //! can run an engine and a load against it in one process.
 
 pub mod abandon;
+pub mod chaos;
+mod child;
 pub mod client;
 pub mod compare;
 pub mod core_bench;
@@ -20,3 +22,4 @@ pub mod signal;
 pub mod sse;
 pub mod streams;
 pub mod target;
+mod template;

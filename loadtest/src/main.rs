@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use penstock_loadtest::{
-    abandon, compare, core_bench, engine, engines, process, proxy, replay, run, streams,
+    abandon, chaos, compare, core_bench, engine, engines, process, proxy, replay, run, streams,
 };
 
 /// Load generator and measuring tools for an OpenAI-compatible gateway.
@@ -32,6 +32,8 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Compare gateways and configurations under the same load.
     Compare(compare::CompareArgs),
+    /// Break engines in every way while a gateway serves, and compare every answer.
+    Chaos(chaos::ChaosArgs),
     /// Run simulated engines in real time, several in one process.
     Engines(engines::EnginesArgs),
     /// Run a small reference proxy with the usual ways of balancing.
@@ -54,6 +56,7 @@ fn main() -> Result<()> {
             Command::Run(args) => run::command(&args).await,
             Command::Replay(args) => replay::command(&args).await,
             Command::Compare(args) => compare::command(&args).await,
+            Command::Chaos(args) => chaos::command(&args).await,
             Command::Engines(args) => engines::command(&args).await,
             Command::Proxy(args) => proxy::command(&args).await,
             Command::Streams(args) => streams::command(&args).await,

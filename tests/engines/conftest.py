@@ -36,19 +36,19 @@ class Engine:
         self.url = f"http://127.0.0.1:{port}"
         self.model = home / "model-12-256-2048"
 
-    def serve(self, **more):
+    def serve(self, *more_arguments, **more):
         env = dict(
             os.environ, TINY_HOME=str(self.home), MAX_SEQS=str(SEQUENCES), LAYERS="12", HIDDEN="256", **more
         )
-        arguments = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        arguments = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", *more_arguments]
         subprocess.run(["bash", str(SERVE), str(self.port), *arguments], env=env, check=True, timeout=1500)
 
     def prepare(self):
         """What both engines share is made once."""
         self.serve(PREPARE="1")
 
-    def start(self, **more):
-        self.serve(**more)
+    def start(self, *arguments, **more):
+        self.serve(*arguments, **more)
         self.pid = int((self.home / f"{self.port}.pid").read_text())
         return self
 
