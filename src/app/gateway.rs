@@ -97,6 +97,17 @@ pub struct Gateway {
     background: JoinSet<()>,
 }
 
+/// What the scheduler needs beside events: time, days, and what streams show.
+fn scheduler_tasks(proxy: &Arc<Proxy>) -> JoinSet<()> {
+    let gate = || Arc::clone(&proxy.gate);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(Arc::clone(&proxy.paces).sample(gate()));
+    tasks.spawn(calendar::follow(gate()));
+    tasks.spawn(gate().run_timer());
+    tasks.spawn(promises::watch(Arc::clone(proxy)));
+    tasks
+}
+
 impl Gateway {
     /// Starts a gateway under the reloader's settings, inside a tokio runtime.
     ///
@@ -113,7 +124,7 @@ impl Gateway {
         let sources = Sources::start(Arc::clone(&settings), watch);
         let view = fleet.view();
         let proxy = Arc::new(Proxy {
-            gate: Arc::clone(&gate),
+            gate,
             settings,
             upstreams: Upstreams::default(),
             bodies: Arc::default(),
@@ -151,10 +162,7 @@ impl Gateway {
                 service_fn(move |request| Arc::clone(&proxy).handle(request))
             },
         ));
-        let mut background = JoinSet::new();
-        background.spawn(Arc::clone(&proxy.paces).sample(Arc::clone(&gate)));
-        background.spawn(calendar::follow(Arc::clone(&gate)));
-        background.spawn(gate.run_timer());
+        let mut background = scheduler_tasks(&proxy);
         background.spawn(telemetry.clone().upkeep());
         background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));
         let followers = Followers::new(&proxy, &fleet, &sources);
@@ -162,7 +170,6 @@ impl Gateway {
         background.spawn(follow_sources(Arc::clone(&reloader), followers.clone()));
         background.spawn(follow_file(reloader, asks, followers));
         background.spawn(close_idle(Arc::clone(&proxy)));
-        background.spawn(promises::watch(Arc::clone(&proxy)));
         background.spawn(signals::reload_at(hang_up, reload.clone()));
         Ok(Self { address, admin, proxy, fleet, sources, reload, shutdown, serving, background })
     }

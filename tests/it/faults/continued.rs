@@ -221,7 +221,7 @@ async fn the_streams_of_an_engine_that_freezes_go_on_within_seconds() {
     })
     .await;
     rig.engine(0).add(FaultKind::Freeze).unwrap();
-    let begun = std::time::Instant::now();
+    let begun = tokio::time::Instant::now();
     let mut texts = Vec::new();
     while let Some(stream) = streams.join_next().await {
         let (number, reply) = stream.unwrap();

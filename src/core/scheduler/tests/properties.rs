@@ -294,6 +294,13 @@ impl Edge {
         self.event(Event::Rested { replica, rested: rested.unwrap_or(order) });
     }
 
+    fn start(&mut self, which: usize) {
+        if let Some(job) = self.running(which) {
+            self.jobs.get_mut(&job).expect("a job").started = true;
+            self.event(Event::FirstToken { job });
+        }
+    }
+
     fn apply(&mut self, op: &Op) {
         match *op {
             Op::Arrive { tenant, class, model, prompt, output, sequences, patience } => {
@@ -322,12 +329,7 @@ impl Edge {
                     session: (output % 2 == 0).then_some(prompt % 7),
                 });
             }
-            Op::FirstToken(which) => {
-                if let Some(job) = self.running(which) {
-                    self.jobs.get_mut(&job).expect("a job").started = true;
-                    self.event(Event::FirstToken { job });
-                }
-            }
+            Op::FirstToken(which) => self.start(which),
             Op::Done(which, usage) => {
                 if let Some(job) = self.running(which) {
                     self.end(job);

@@ -43,6 +43,12 @@ struct After {
     waiting: usize,
 }
 
+fn answer(scheduler: &mut Scheduler, now: Tick, job: JobId, out: &mut Vec<Action>) {
+    scheduler.handle(now, Event::FirstToken { job }, out);
+    let outcome = Outcome::Done(used(10, 1));
+    scheduler.handle(now, Event::Finished { job, outcome }, out);
+}
+
 /// Steps of a millisecond.
 fn storm(storm: &Storm) -> After {
     let mut scheduler = Scheduler::new(Arc::new(policy(&[&storm.limits], &[&[0]])));
@@ -73,16 +79,11 @@ fn storm(storm: &Storm) -> After {
         if millis == STORM_ENDS {
             answers.extend(running.keys().map(|job| (millis + FIRST_TOKEN, *job)));
         }
-        while answers.front().is_some_and(|&(at, _)| at <= millis) {
-            let Some(replica) = answers.pop_front().and_then(|(_, job)| {
-                let replica: ReplicaId = running.remove(&job)?;
-                scheduler.handle(now, Event::FirstToken { job }, &mut out);
-                let outcome = Outcome::Done(used(10, 1));
-                scheduler.handle(now, Event::Finished { job, outcome }, &mut out);
-                Some(replica)
-            }) else {
-                continue;
-            };
+        while answers.front().is_some_and(|(at, _)| *at <= millis)
+            && let Some((_, job)) = answers.pop_front()
+        {
+            let Some(replica): Option<ReplicaId> = running.remove(&job) else { continue };
+            answer(&mut scheduler, now, job, &mut out);
             let first = &mut answered[replica.index()];
             *first = first.or((millis >= STORM_ENDS).then_some(millis));
         }

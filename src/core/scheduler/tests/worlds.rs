@@ -218,18 +218,7 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
             policy.classes.insert(NAMES[index], row);
         }
     }
-    for (index, row) in rules.tenants.iter().enumerate() {
-        if let Some((weight, requests, quota)) = row {
-            let bounds = Bounds { requests: *requests, ..Bounds::default() };
-            let quota = quota.map(|parts| parts.map(|percent| f64::from(percent) / 100.0));
-            let quota = quota.map(|[guarantee, borrow, lend]| Quota { guarantee, borrow, lend });
-            let quota = quota.unwrap_or_default();
-            let classes = (0..3).map(ClassId::new).collect();
-            let placement = rules.places.tenants.get(index).cloned().unwrap_or_default();
-            let row = Tenant { bounds, quota, classes, placement, ..tenant(f64::from(*weight)) };
-            policy.tenants.insert(NAMES[index], row);
-        }
-    }
+    put_tenants(rules, &mut policy);
     for (pool, members) in rules.replicas.iter().enumerate() {
         let supply = rules.places.supplies.get(pool).copied().unwrap_or_default();
         let mut replicas = Vec::new();
@@ -257,6 +246,21 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         }
     }
     Arc::new(policy)
+}
+
+fn put_tenants(rules: &Rules, policy: &mut Policy) {
+    for (index, row) in rules.tenants.iter().enumerate() {
+        if let Some((weight, requests, quota)) = row {
+            let bounds = Bounds { requests: *requests, ..Bounds::default() };
+            let quota = quota.map(|parts| parts.map(|percent| f64::from(percent) / 100.0));
+            let quota = quota.map(|[guarantee, borrow, lend]| Quota { guarantee, borrow, lend });
+            let quota = quota.unwrap_or_default();
+            let classes = (0..3).map(ClassId::new).collect();
+            let placement = rules.places.tenants.get(index).cloned().unwrap_or_default();
+            let row = Tenant { bounds, quota, classes, placement, ..tenant(f64::from(*weight)) };
+            policy.tenants.insert(NAMES[index], row);
+        }
+    }
 }
 
 /// The models of a mask.
