@@ -145,13 +145,6 @@ async fn a_session_keeps_to_its_replica_until_that_is_gone() {
         let own: BTreeSet<_> = replicas(&rig)[before..].iter().map(Value::to_string).collect();
         assert_eq!(own.len(), 1, "{field}: {own:?}");
     }
-    let before = replicas(&rig).len();
-    for _ in 0..6 {
-        assert_eq!(call(&ask("sim", 2)).send(rig.address()).await.status, 200);
-    }
-    let others: BTreeSet<_> = replicas(&rig)[before..].iter().map(Value::to_string).collect();
-    assert!(others.len() > 1, "what names no session takes turns");
-
     let own = of_header.first().unwrap().clone();
     let gone = rig.engines.iter().find(|engine| own.contains(&engine.url())).unwrap();
     gone.control().terminate(Terminate::KillServer);

@@ -184,8 +184,9 @@ mod tests {
         for name in ["load", "flood", "batch", "pools"] {
             let scenario = Scenario::read(&folder.join(format!("{name}.yaml"))).expect(name);
             let plan = Plan::of(&scenario.load, &folder, 0).expect(name);
-            let url = |number: u16| format!("http://127.0.0.1:{}", 9000 + number);
-            let urls = |group: &EngineGroup| (0..group.count).map(url).collect();
+            let mut ports = 9000_u16..;
+            let mut url = |_| format!("http://127.0.0.1:{}", ports.next().expect("a port"));
+            let mut urls = |group: &EngineGroup| (0..group.count).map(&mut url).collect();
             let engines: BTreeMap<_, _> =
                 scenario.engines.iter().map(|(name, group)| (name.clone(), urls(group))).collect();
             for contestant in &scenario.contestants {

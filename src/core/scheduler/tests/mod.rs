@@ -6,6 +6,7 @@ mod cold;
 mod demotion;
 mod departures;
 mod displacement;
+mod edge;
 mod fallbacks;
 mod faults;
 mod handovers;

@@ -68,9 +68,8 @@ fn storm(storm: &Storm) -> After {
         if scheduler.next_deadline().is_some_and(|at| at <= now) {
             scheduler.handle(now, Event::Timer, &mut out);
         }
-        for replica in std::mem::take(&mut probes) {
-            scheduler.handle(now, Event::ReplicaFound { replica }, &mut out);
-        }
+        let asked = std::mem::take(&mut probes).into_iter();
+        asked.for_each(|replica| scheduler.handle(now, Event::ReplicaFound { replica }, &mut out));
         for (job, fault) in std::mem::take(&mut failing) {
             running.remove(&job);
             let outcome = Outcome::Failed { fault, usage: Usage::Unknown };
@@ -110,9 +109,8 @@ fn storm(storm: &Storm) -> After {
     }
     assert_eq!(scheduler.audit(), []);
     let recovered = answered.into_iter().map(|at| at.expect("every replica serves again")).max();
-    after.recovered = recovered.expect("replicas");
-    after.waiting = scheduler.jobs() - running.len();
-    after
+    let waiting = scheduler.jobs() - running.len();
+    After { recovered: recovered.expect("replicas"), waiting, ..after }
 }
 
 #[test]
