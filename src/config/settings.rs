@@ -1,8 +1,9 @@
 //! The validated configuration, as the rest of the program sees it.
 
+pub mod identity;
 pub mod names;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +12,9 @@ use http::Uri;
 
 use crate::config::discover::Discovery;
 use crate::config::secret::Secret;
+use crate::config::settings::identity::{AuditFile, Auth, Listeners};
 use crate::config::settings::names::Names;
-use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::policy::Policy;
 use crate::core::table::Table;
 
@@ -23,6 +25,9 @@ pub struct Settings {
     pub digest: String,
     /// What takes effect only at a start.
     pub startup: Startup,
+    /// The listeners' certificates and operators; takes effect with the next
+    /// connection or request there.
+    pub listeners: Listeners,
     /// What the edges need; takes effect with the next request.
     pub edge: Arc<Edge>,
     /// What the core decides by; takes effect at once.
@@ -40,6 +45,8 @@ pub struct Startup {
     pub door: Door,
     /// How long running and queued requests may go on after SIGTERM.
     pub drain_grace: Duration,
+    /// Where the audit log goes beside the log; absent = nowhere.
+    pub audit: Option<AuditFile>,
     /// Logs and traces.
     pub telemetry: TelemetrySettings,
 }
@@ -57,6 +64,10 @@ pub struct Door {
     pub idle_timeout: Duration,
     /// Bytes of a request head.
     pub max_head_bytes: usize,
+    /// Time for a TLS handshake.
+    pub handshake_timeout: Duration,
+    /// TLS handshakes at once.
+    pub max_handshakes: usize,
 }
 
 /// Logs and traces.
@@ -99,26 +110,6 @@ pub struct Edge {
     /// Whether a stream that breaks after its first token goes on at another
     /// replica.
     pub continue_streams: bool,
-}
-
-/// Who may come in.
-#[derive(Debug, Clone)]
-pub enum Auth {
-    /// Everybody on loopback, as this tenant.
-    Off(TenantId),
-    /// Holders of a key, by the key's public id.
-    Keys(HashMap<String, KeyEntry>),
-}
-
-/// One API key.
-#[derive(Debug, Clone)]
-pub struct KeyEntry {
-    /// BLAKE3 of the whole key text.
-    pub digest: [u8; 32],
-    /// Whose it is.
-    pub tenant: TenantId,
-    /// The class of requests that ask for none; absent = the tenant's.
-    pub class: Option<ClassId>,
 }
 
 /// A pool as the edges see it.

@@ -5,16 +5,19 @@
 //! one run finds everything. The result counts only if no error was found.
 
 mod classes;
+mod credentials;
 mod discover;
 mod fallbacks;
 mod findings;
 mod limits;
 mod models;
 mod names;
+mod oidc;
 mod placement;
 mod pools;
 mod startup;
 mod tenants;
+mod tls;
 mod url;
 mod usage;
 
@@ -23,8 +26,10 @@ use std::sync::Arc;
 
 use crate::config::file::File;
 use crate::config::secret::Reader;
+use crate::config::settings::identity::Listeners;
 use crate::config::settings::names::Names;
 use crate::config::settings::{Edge, Settings};
+use crate::config::validate::credentials::Ring;
 use crate::core::policy::Policy;
 
 pub(super) use findings::Findings;
@@ -40,7 +45,9 @@ pub(super) fn validate(
     findings: &mut Findings<'_>,
 ) -> Settings {
     limits::version(file.version, findings);
-    let startup = startup::validate(&file.server, &file.telemetry, findings);
+    let startup = startup::validate(file, secrets, findings);
+    let mut ring = Ring::default();
+    let listeners = listeners(file, &mut ring, secrets, findings);
     let mut classes = classes::validate(&file.classes, previous.map(|old| &old.policy.classes), findings);
     let served = pools::validate(file, previous, secrets, findings);
     placement::classes(file, &served.pools, &mut classes, findings);
@@ -53,7 +60,7 @@ pub(super) fn validate(
         models: &models,
         pools: &served.pools,
     };
-    let admitted = tenants::validate(&entry, findings);
+    let admitted = tenants::validate(&entry, ring, secrets, findings);
     let edge = Edge {
         auth: admitted.auth,
         names: Names { tenants: admitted.names, ..models.names },
@@ -76,5 +83,19 @@ pub(super) fn validate(
         health: limits::health(&file.health, findings),
     };
     usage::validate(file, &policy, findings);
-    Settings { digest, startup, edge: Arc::new(edge), policy: Arc::new(policy) }
+    Settings { digest, startup, listeners, edge: Arc::new(edge), policy: Arc::new(policy) }
+}
+
+fn listeners(
+    file: &File,
+    ring: &mut Ring,
+    secrets: &mut Reader<'_>,
+    findings: &mut Findings<'_>,
+) -> Listeners {
+    let has_ca = file.admin.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    Listeners {
+        clients: tls::validate(file.server.tls.as_ref(), tls::CLIENTS, "server", secrets, findings),
+        admin: tls::validate(file.admin.tls.as_ref(), tls::OPERATORS, "admin", secrets, findings),
+        operators: Arc::new(ring.operators(&file.admin.auth, has_ca, findings)),
+    }
 }

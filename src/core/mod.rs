@@ -31,6 +31,7 @@ pub mod scheduler;
 pub mod snapshot;
 pub mod speed;
 pub mod table;
+pub mod throttle;
 pub mod time;
 pub mod vitals;
 pub mod watch;

@@ -14,4 +14,3 @@ pub mod view;
 mod probe;
 mod scrape;
 mod target;
-pub mod tls;

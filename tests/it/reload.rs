@@ -73,7 +73,7 @@ fn broken(round: u64, urls: &[String]) -> String {
 }
 
 async fn reload(rig: &Rig) -> ReloadReport {
-    soon("a reload", rig.gateway.reload_handle().reload()).await.unwrap()
+    soon("a reload", rig.gateway.reload_handle().reload("test".into())).await.unwrap()
 }
 
 /// Puts a good file in place and in force. The watch may be quicker than the

@@ -4,6 +4,7 @@
 //! No event carries a key, prompt text or generated text.
 
 mod discovery;
+mod identity;
 mod overrides;
 mod pool;
 mod process;
@@ -11,11 +12,12 @@ mod replica;
 mod request;
 
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
+pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
 pub use overrides::{OverrideChanged, OverrideExpired};
 pub use pool::{PoolStarted, PoolWanted};
 pub use process::{
-    ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken, ServerDraining,
-    ServerStarted, ServerStopped,
+    ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken,
+    ServerDraining, ServerStarted, ServerStopped,
 };
 pub use replica::{
     ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
