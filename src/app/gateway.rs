@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::service::service_fn;
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{Instant, timeout};
@@ -132,11 +133,7 @@ impl Gateway {
             paces: Arc::default(),
             grace: Grace::default(),
         });
-        if let Some(file) = now.startup.audit.clone() {
-            telemetry.audit_to(file).map_err(StartError::Audit)?;
-        }
-        proxy.doorman.follow(&now.edge.auth, &telemetry);
-        hooks::certificates_loaded(&Listeners::default(), &now.listeners, &telemetry);
+        prepare_identity(&proxy, &now)?;
         let (reload, asks) = channel();
         let listen =
             |address| server::listen(address).map_err(|problem| StartError::Listen { address, problem });
@@ -152,21 +149,7 @@ impl Gateway {
         ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[] }.emit(&telemetry);
         ServerStarted { listen: address, admin: admin.addr() }.emit(&telemetry);
         let shutdown = Shutdown::default();
-        let service = Arc::clone(&proxy);
-        let serving = tokio::spawn(server::serve(
-            listener,
-            now.startup.door.clone(),
-            hooks::client_tls(&proxy.settings),
-            shutdown.clone(),
-            Arc::new(DoorWatch::new(&telemetry)),
-            move |peer| {
-                let (proxy, peer) = (Arc::clone(&service), Arc::new(peer));
-                service_fn(move |request| {
-                    let (proxy, peer) = (Arc::clone(&proxy), Arc::clone(&peer));
-                    async move { proxy.handle(request, &peer).await }
-                })
-            },
-        ));
+        let serving = serve_clients(listener, &now, &proxy, &shutdown);
         let mut background = JoinSet::new();
         background.spawn(Arc::clone(&proxy.paces).sample(Arc::clone(&gate)));
         background.spawn(gate.run_timer());
@@ -268,6 +251,40 @@ impl Gateway {
         telemetry.shutdown(GOODBYE).await;
         drop(self.background);
     }
+}
+
+/// What must be there before the first client is asked who it is.
+fn prepare_identity(proxy: &Proxy, settings: &Settings) -> Result<(), StartError> {
+    let telemetry = &proxy.telemetry;
+    if let Some(file) = settings.startup.audit.clone() {
+        telemetry.audit_to(file).map_err(StartError::Audit)?;
+    }
+    proxy.doorman.follow(&settings.edge.auth, telemetry);
+    hooks::certificates_loaded(&Listeners::default(), &settings.listeners, telemetry);
+    Ok(())
+}
+
+fn serve_clients(
+    listener: TcpListener,
+    settings: &Settings,
+    proxy: &Arc<Proxy>,
+    shutdown: &Shutdown,
+) -> JoinHandle<()> {
+    let service = Arc::clone(proxy);
+    tokio::spawn(server::serve(
+        listener,
+        settings.startup.door.clone(),
+        hooks::client_tls(&proxy.settings),
+        shutdown.clone(),
+        Arc::new(DoorWatch::new(&proxy.telemetry)),
+        move |peer| {
+            let (proxy, peer) = (Arc::clone(&service), Arc::new(peer));
+            service_fn(move |request| {
+                let (proxy, peer) = (Arc::clone(&proxy), Arc::clone(&peer));
+                async move { proxy.handle(request, &peer).await }
+            })
+        },
+    ))
 }
 
 fn start_admin(

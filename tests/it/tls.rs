@@ -3,14 +3,16 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::Method;
+use http_body_util::{BodyExt as _, Full};
 use penstock::sim::server::{SimOptions, SimServer};
 use rcgen::SanType;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::client::{Answer, Call, H2, Session, in_pieces};
+use crate::client::{Answer, Call, H2, H2Body, Session};
 use crate::pki::{Authority, Leaf, connect, put, send, uri};
 use crate::rig::{Rig, chat, head, pool_lines, soon, tenant_lines, until};
 
@@ -52,13 +54,11 @@ async fn both_http_versions_run_over_tls_and_plain_text_does_not() {
     let one = connect(rig.address(), &ca.client(None, BOTH)).await.unwrap();
     assert_eq!(one.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
     let mut two = H2::over(one).await;
-    let (pieces, body) = in_pieces();
-    let call = ask(3).key(&key).http2(body);
-    let asked =
-        tokio::spawn(async move { soon("an answer", two.sender.send_request(call)).await.map(|a| (a, two)) });
-    let bytes = bytes::Bytes::from(chat(3, true).to_string());
-    pieces.send(Ok(hyper::body::Frame::data(bytes))).await.unwrap();
-    drop(asked);
+    let bytes = Bytes::from(chat(5, true).to_string());
+    let body = H2Body::new(Full::new(bytes).map_err(|never| match never {}));
+    let asked = two.sender.send_request(ask(5).key(&key).http2(body));
+    let answer = Answer::of(soon("an answer", asked).await.unwrap()).await;
+    assert!(answer.is_done(), "{answer:?}");
 
     let plain = connect(rig.address(), &ca.client(None, H1)).await.unwrap();
     assert_eq!(plain.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
@@ -81,21 +81,6 @@ async fn both_http_versions_run_over_tls_and_plain_text_does_not() {
     until("it is counted", || rig.telemetry.captured_log().contains("\"reason\":\"not_tls\"")).await;
     assert!(rig.metric("penstock_tls_handshakes_failed_total").await >= 1.0);
     assert!(rig.metric("penstock_tls_certificate_ends_timestamp_seconds").await > 1.7e9);
-}
-
-#[tokio::test]
-async fn an_answer_over_http2_comes_whole() {
-    let ca = Authority::new();
-    let rig = rig(&ca, &ca, "", "", "").await;
-    let mut two = H2::over(connect(rig.address(), &ca.client(None, BOTH)).await.unwrap()).await;
-    let (pieces, body) = in_pieces();
-    let mut call = ask(5).key(rig.key("alpha")).http2(body);
-    let bytes = bytes::Bytes::from(chat(5, true).to_string());
-    call.headers_mut().insert("content-length", bytes.len().into());
-    let asked = two.sender.send_request(call);
-    pieces.send(Ok(hyper::body::Frame::data(bytes))).await.unwrap();
-    let answer = Answer::of(soon("an answer", asked).await.unwrap()).await;
-    assert!(answer.is_done(), "{answer:?}");
 }
 
 #[tokio::test]
