@@ -315,7 +315,7 @@ fn start_admin(
         source: hooks::admin_tls(&proxy.settings),
         handshakes: Handshakes::new(door.max_handshakes, door.handshake_timeout),
         failed: Box::new(move |why| {
-            HandshakeFailed { listener: "admin", reason: why.label() }.emit(&telemetry)
+            HandshakeFailed { listener: "admin", reason: why.label() }.emit(&telemetry);
         }),
     };
     admin::spawn(address, admin::router(state), tls).map_err(|problem| StartError::Admin { address, problem })

@@ -137,7 +137,7 @@ mod tests {
             let (mut bucket, mut now) = (Bucket::default(), Tick::from_millis(from.into()));
             let mut heard: Vec<Tick> = Vec::new();
             for gap in gaps {
-                now = now + Duration::from_millis(gap);
+                now += Duration::from_millis(gap);
                 match bucket.take(now, rate) {
                     Ok(()) => heard.push(now),
                     Err(wait) => {

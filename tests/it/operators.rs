@@ -123,13 +123,12 @@ async fn what_operators_do_is_written_down() {
     let facts = |line: &Value| {
         ["action", "who", "subject", "before", "after", "outcome"].map(|key| line[key].clone())
     };
-    let null = Value::Null;
     let expected = [
-        [json!("pause"), json!(who), json!("alpha"), json!("none"), json!("pause"), null.clone()],
-        [json!("resume"), json!(who), json!("alpha"), json!("pause"), json!("none"), null.clone()],
-        [json!("reload"), json!(who), null.clone(), null.clone(), null.clone(), json!("unchanged")],
-        [json!("reload"), json!("file"), null.clone(), null.clone(), null.clone(), json!("applied")],
-        [json!("reload"), json!("file"), null.clone(), null.clone(), null.clone(), json!("failed")],
+        [json!("pause"), json!(who), json!("alpha"), json!("none"), json!("pause"), Value::Null],
+        [json!("resume"), json!(who), json!("alpha"), json!("pause"), json!("none"), Value::Null],
+        [json!("reload"), json!(who), Value::Null, Value::Null, Value::Null, json!("unchanged")],
+        [json!("reload"), json!("file"), Value::Null, Value::Null, Value::Null, json!("applied")],
+        [json!("reload"), json!("file"), Value::Null, Value::Null, Value::Null, json!("failed")],
     ];
     assert_eq!(audit.iter().map(facts).collect::<Vec<_>>(), expected);
     assert_eq!(audit[0]["reason"], "runaway job");

@@ -203,10 +203,8 @@ async fn who_has_no_certificate_of_ours_is_told_so() {
 async fn a_listener_may_insist_on_a_certificate() {
     let ca = Authority::new();
     let rig = rig(&ca, &ca, ", require_client_cert: true, min_version: '1.3'", "", "").await;
-    let mut bare = match connect(rig.address(), &ca.client(None, H1)).await {
-        Err(_) => return,
-        Ok(stream) => stream,
-    };
+    // In TLS 1.3 the client believes that it is through until it reads.
+    let mut bare = connect(rig.address(), &ca.client(None, H1)).await.unwrap();
     let _ = bare.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n").await;
     let mut said = Vec::new();
     let ended = soon("the end", bare.read_to_end(&mut said)).await;
