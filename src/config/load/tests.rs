@@ -1,6 +1,7 @@
 //! Whole files in, settings or problems out.
 
 mod faults;
+mod identity;
 mod names;
 mod places;
 

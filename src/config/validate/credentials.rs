@@ -156,14 +156,14 @@ impl Ring {
                 operators.tokens.insert(token.id.clone(), entry);
             }
         }
-        // A person may be a tenant and an operator, by one certificate.
-        self.seen.clear();
         for (at, cert) in auth.client_certs.iter().enumerate() {
             let field = section.key("client_certs").index(at);
             if let Some(name) = self.name([&cert.dns, &cert.uri, &cert.email], &field, findings) {
                 operators.certs.insert(name, role(cert.role));
             }
         }
+        // A person may be a tenant and an operator, by one certificate.
+        self.seen.retain(|name, _| !operators.certs.contains_key(name));
         if !auth.client_certs.is_empty() && !has_client_ca {
             let hint = "give it the authorities' file, or take the certificates away";
             findings.error(
