@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::ServerConfig;
+use rustls::server::Acceptor;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::LazyConfigAcceptor;
 
 pub use names::Names;
 pub use site::site;
@@ -105,8 +106,10 @@ impl Handshakes {
     ) -> Result<(Stream, Option<Arc<Names>>), Trouble> {
         let Some(config) = config else { return Ok((Stream::Plain(tcp), None)) };
         let handshake = async {
+            // Whoever says nothing takes nobody's turn.
+            let hello = LazyConfigAcceptor::new(Acceptor::default(), tcp).await?;
             let _turn = self.free.acquire().await;
-            TlsAcceptor::from(config).accept(tcp).await
+            hello.into_stream(config).await
         };
         let stream = match timeout(self.limit, handshake).await {
             Ok(Ok(stream)) => stream,

@@ -30,7 +30,8 @@ fn good(round: u64, urls: &[String]) -> String {
     let every = |nth: u64| round.is_multiple_of(nth);
     let weight = 1 + round % 5;
     let class = ["interactive", "standard", "batch"][usize::try_from(round % 3).unwrap()];
-    let mut text = head("") + "tenants:\n";
+    // A client whose tenant comes and goes fails all the time.
+    let mut text = head("") + "auth: {failures: {per_minute: 0}}\ntenants:\n";
     let queue = if every(2) { "queue: {requests: 500}" } else { "" };
     text += &tenant_lines("alpha", &format!("weight: {weight}\ndefault_class: {class}\n{queue}"));
     text += &tenant_lines("beta", &format!("weight: 2.5\ndefault_class: {class}"));

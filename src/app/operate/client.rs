@@ -75,9 +75,11 @@ impl AdminClient {
             request = request.bearer_auth(token.expose());
         }
         let unreachable = || {
+            let hint =
+                if base.starts_with("https") { "; --ca names its certificate's authorities" } else { "" };
             format!(
                 "no gateway answers at {base}; is it running, and is that its admin address? \
-                 --admin or {VARIABLE} choose another one"
+                 --admin or {VARIABLE} choose another one{hint}"
             )
         };
         let response = request.send().await.with_context(unreachable)?;
