@@ -10,6 +10,7 @@ mod faults;
 mod fleet;
 mod habits;
 mod habits_calls;
+mod keys;
 mod leave;
 mod names;
 mod oidc;
