@@ -164,6 +164,10 @@ fn what_is_wrong_is_said_with_what_to_do_and_without_the_secret() {
         assert!(report.contains(field) && report.contains(said), "{sections}{tenant}: {report}");
         assert!(!report.contains("secret-text") && !report.contains("BEGIN"), "{report}");
     }
+}
+
+#[test]
+fn a_key_has_no_more_than_its_tenant_and_is_nobody_elses() {
     for (more, said) in [
         (", classes: [interactive]", "the tenant may not use `interactive`"),
         (", classes: [batch], class: standard", "is not in its own `classes`"),
@@ -174,7 +178,8 @@ fn what_is_wrong_is_said_with_what_to_do_and_without_the_secret() {
         let report = load("", &key("aaaaaaaa", more), "").report.to_string();
         assert!(report.contains(said), "{more}: {report}");
     }
-    let twice = format!("admin: {{auth: {{tokens: [{}]}}}}", key("aaaaaaaa", ""));
+    let good = key("aaaaaaaa", "");
+    let twice = format!("admin: {{auth: {{tokens: [{good}]}}}}");
     assert!(
         load(&twice, &good, "").report.to_string().contains("already"),
         "a tenant's key is no operator's"
