@@ -57,9 +57,15 @@ pub fn command(args: &KeyBenchArgs) -> Result<()> {
         let [low, median, high] = [0.25, 0.5, 0.75].map(|part| candidate.at(part));
         println!("{:>12} {median:>8.1}   {low:.1}-{high:.1}", candidate.right);
     }
-    let medians = || candidates.iter().map(|candidate| candidate.at(0.5));
+    // The whole key is told from the others anyway.
+    let wrong = &candidates[..candidates.len() - 1];
+    let medians = || wrong.iter().map(|candidate| candidate.at(0.5));
     let (least, most) = (medians().fold(f64::MAX, f64::min), medians().fold(0.0, f64::max));
-    println!("largest difference of medians: {:.1} ns, {:.1} %", most - least, 100.0 * (most / least - 1.0));
+    println!(
+        "largest difference of medians of wrong keys: {:.1} ns, {:.1} %",
+        most - least,
+        100.0 * (most / least - 1.0)
+    );
     Ok(())
 }
 
@@ -101,10 +107,16 @@ fn measure(args: &KeyBenchArgs) -> Result<Vec<Candidate>> {
     Ok(candidates)
 }
 
-/// The key with its last `wrong` letters changed.
+/// The key with its last `wrong` letters changed, letters to letters and digits
+/// to digits: reading one kind may take longer than the other.
 fn spoiled(key: &str, wrong: usize) -> String {
     let kept = key.len() - wrong;
-    let other = |letter: char| if letter == 'a' { 'b' } else { 'a' };
+    let other = |letter: char| match letter {
+        'a' => 'b',
+        '2' => '3',
+        _ if letter.is_ascii_digit() => '2',
+        _ => 'a',
+    };
     key.chars().enumerate().map(|(at, letter)| if at < kept { letter } else { other(letter) }).collect()
 }
 
