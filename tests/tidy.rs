@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: [&[&str]; 4] = [
     &["main", "cli", "app"],
     &["proxy", "fleet", "scale", "admin", "sim"],
-    &["config", "wire", "tokens", "telemetry"],
+    &["config", "wire", "tokens", "tls", "telemetry"],
     &["core"],
 ];
 

@@ -11,6 +11,7 @@ pub mod compare;
 pub mod core_bench;
 pub mod engine;
 pub mod engines;
+pub mod key_bench;
 pub mod meter;
 pub mod pace;
 pub mod process;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use penstock_loadtest::{
-    abandon, chaos, compare, core_bench, engine, engines, process, proxy, replay, run, streams,
+    abandon, chaos, compare, core_bench, engine, engines, key_bench, process, proxy, replay, run, streams,
 };
 
 /// Load generator and measuring tools for an OpenAI-compatible gateway.
@@ -44,6 +44,8 @@ enum Command {
     Drop(abandon::DropArgs),
     /// Time the scheduler alone: no sockets, no tasks.
     CoreBench(core_bench::CoreBenchArgs),
+    /// What a check of an API key costs, and whether its time tells how much is right.
+    KeyBench(key_bench::KeyBenchArgs),
     /// Print the CPU time and memory of processes.
     Cpu(process::CpuArgs),
 }
@@ -62,6 +64,7 @@ fn main() -> Result<()> {
             Command::Streams(args) => streams::command(&args).await,
             Command::Drop(args) => abandon::command(&args).await,
             Command::CoreBench(args) => core_bench::command(&args),
+            Command::KeyBench(args) => key_bench::command(&args),
             Command::Cpu(args) => process::command(&args).await,
         }
     })

@@ -6,22 +6,25 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::admin::report::{self, BoundsRow};
+use crate::config::settings::identity::{Auth, Grant, ListenerTls, Listeners, Role};
 use crate::config::settings::{
-    Auth, Edge, EngineKind, LogFormat, PoolEdge, SessionField, SessionKey, Settings, Site, Startup,
+    Edge, EngineKind, LogFormat, PoolEdge, SessionField, SessionKey, Settings, Site, Startup,
 };
 use crate::core::ids::PoolId;
 use crate::core::placement::rules::{Capacity, Otherwise, Price, Rules, Supply};
 use crate::core::policy::{Class, Policy};
 use crate::core::rest::Sleep;
 use crate::core::snapshot::Snapshot;
+use crate::telemetry::wall::unix_seconds;
 
 /// `GET /admin/v1/config`. Times are in seconds.
 pub(super) fn effective(settings: &Settings) -> Value {
-    let Settings { digest, startup, edge, policy } = settings;
+    let Settings { digest, startup, listeners, edge, policy } = settings;
     json!({
         "digest": digest,
         "generation": policy.generation,
         "startup": startup_view(startup),
+        "listeners": listeners_view(listeners),
         "auth": auth(&edge.auth, policy),
         "classes": by_name(policy.classes.iter().map(|(_, name, class)| (name, class_view(class, policy)))),
         "tenants": report::tenants(&Snapshot::default(), policy),
@@ -71,7 +74,7 @@ fn session_view(key: &SessionKey, policy: &Policy) -> Value {
 }
 
 fn startup_view(startup: &Startup) -> Value {
-    let Startup { listen, admin, door, drain_grace, telemetry } = startup;
+    let Startup { listen, admin, door, drain_grace, audit, telemetry } = startup;
     json!({
         "listen": listen.to_string(),
         "admin": admin.to_string(),
@@ -82,7 +85,10 @@ fn startup_view(startup: &Startup) -> Value {
             "body_timeout": secs(door.body_timeout),
             "idle_timeout": secs(door.idle_timeout),
             "max_head_bytes": door.max_head_bytes,
+            "handshake_timeout": secs(door.handshake_timeout),
+            "max_handshakes": door.max_handshakes,
         },
+        "audit": audit.as_ref().map(|audit| audit.path.display().to_string()),
         "telemetry": {
             "log_format": match telemetry.log_format {
                 LogFormat::Json => "json",
@@ -98,14 +104,59 @@ fn startup_view(startup: &Startup) -> Value {
 fn auth(auth: &Auth, policy: &Policy) -> Value {
     match auth {
         Auth::Off(tenant) => json!({ "mode": "off", "tenant": policy.tenants.name(*tenant) }),
-        Auth::Keys(keys) => {
-            let rows = keys.iter().map(|(id, key)| {
-                let class = key.class.map(|class| policy.classes.name(class));
-                (&**id, json!({ "tenant": policy.tenants.name(key.tenant), "class": class }))
+        Auth::Known(known) => {
+            let keys = known.keys.iter().map(|(id, key)| {
+                let mut row = grant(&key.grant, policy);
+                row["expires"] = json!(key.expires.map(unix_seconds));
+                (&**id, row)
             });
-            json!({ "mode": "keys", "keys": by_name(rows) })
+            let certs = known.certs.iter().map(|(name, held)| (&**name, grant(held, policy)));
+            let issuers: Vec<&str> = known.issuers.iter().map(|issuer| &*issuer.source.issuer).collect();
+            json!({
+                "mode": "keys",
+                "keys": by_name(keys),
+                "client_certs": by_name(certs),
+                "issuers": issuers,
+                "failures": { "burst": known.failures.burst, "per_minute": known.failures.per_minute },
+            })
         }
     }
+}
+
+fn grant(grant: &Grant, policy: &Policy) -> Value {
+    let classes =
+        grant.classes.as_ref().map(|ids| ids.iter().map(|id| policy.classes.name(*id)).collect::<Vec<_>>());
+    let models =
+        grant.models.as_ref().map(|ids| ids.iter().map(|id| policy.models.name(*id)).collect::<Vec<_>>());
+    json!({
+        "tenant": policy.tenants.name(grant.tenant),
+        "class": grant.class.map(|class| policy.classes.name(class)),
+        "classes": classes,
+        "models": models,
+    })
+}
+
+fn listeners_view(listeners: &Listeners) -> Value {
+    let tls = |tls: &Option<ListenerTls>| {
+        tls.as_ref().map(|tls| json!({ "certificate_ends": unix_seconds(tls.ends) }))
+    };
+    let operators = &listeners.operators;
+    let role = |role: Role| match role {
+        Role::Read => "read",
+        Role::Operate => "operate",
+    };
+    let tokens = operators.tokens.iter().map(|(id, token)| {
+        (&**id, json!({ "role": role(token.role), "expires": token.expires.map(unix_seconds) }))
+    });
+    let certs = operators.certs.iter().map(|(name, held)| (&**name, json!({ "role": role(*held) })));
+    json!({
+        "client_tls": tls(&listeners.clients),
+        "admin_tls": tls(&listeners.admin),
+        "admin_tokens": by_name(tokens),
+        "admin_client_certs": by_name(certs),
+        "admin_loopback": operators.loopback,
+        "admin_open_metrics": operators.open_metrics,
+    })
 }
 
 fn class_view(class: &Class, policy: &Policy) -> Value {

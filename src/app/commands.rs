@@ -158,7 +158,7 @@ fn keys(command: &KeysCommand) -> anyhow::Result<ExitCode> {
             let key = keys::new(&random::bytes());
             print(&format!(
                 "key (shown only here; give it to its holder):\n  {}\n\n\
-                 in the configuration, under tenants.<name>.keys:\n  {}\n",
+                 in the configuration, under tenants.<name>.keys (an operator's: with a `role` under admin.auth.tokens):\n  {}\n",
                 key.text,
                 key_line(&key.id, &key.digest)
             ))

@@ -3,11 +3,13 @@
 use std::io;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use crate::admin::Wish;
 use crate::config::merge::Found;
 use crate::config::settings::Settings;
+use crate::config::settings::identity::Listeners;
 use crate::config::watch::{ReloadOutcome, ReloadReport, Reloader};
 use crate::core::event::{Action, Event};
 use crate::core::ids::{PoolId, ReplicaId};
@@ -23,12 +25,13 @@ use crate::proxy::handler::Proxy;
 use crate::proxy::server::{DoorEvents, Refusal};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, ModelMismatch, OverrideExpired,
-    PoolStarted, PoolWanted, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ReplicaRested, ReplicaTurned,
-    ReplicasChanged, RestFailed, RestUnknown, ScrapeFailed, ScrapeRecovered, SourceBack, SourceEmpty,
-    SourceLost, SourceTooLarge,
+    CertificateLoaded, ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused,
+    HandshakeFailed, ModelMismatch, OverrideExpired, PoolStarted, PoolWanted, ProbeFailed, ReplicaEjected,
+    ReplicaReadmitted, ReplicaRested, ReplicaTurned, ReplicasChanged, RestFailed, RestUnknown, ScrapeFailed,
+    ScrapeRecovered, SourceBack, SourceEmpty, SourceLost, SourceTooLarge,
 };
 use crate::telemetry::metrics::EngineView;
+use crate::tls;
 
 /// The fleet's reports go to the scheduler.
 pub(super) struct ToScheduler(pub(super) Arc<Gate>);
@@ -106,8 +109,48 @@ impl DoorEvents for DoorWatch {
         ConnectionRefused { reason: why.label() }.emit(&self.telemetry);
     }
 
+    fn handshake_failed(&self, why: tls::Trouble) {
+        HandshakeFailed { listener: "clients", reason: why.label() }.emit(&self.telemetry);
+    }
+
     fn accept_failed(&self, error: &io::Error) {
         tracing::warn!(%error, "no connection could be accepted; are there enough file descriptors?");
+    }
+}
+
+/// Writes down who changed what. That nothing changed is of interest only when
+/// somebody asked.
+fn audit(report: &ReloadReport, telemetry: &Telemetry) {
+    let outcome = match report.outcome {
+        ReloadOutcome::Applied => "applied",
+        ReloadOutcome::Unchanged if report.asked_by.is_none() => return,
+        ReloadOutcome::Unchanged => "unchanged",
+        ReloadOutcome::Failed => "failed",
+    };
+    let changed: Vec<&str> = report.changed.iter().map(|change| &*change.path).collect();
+    let (who, digest) = (report.asked_by.as_deref().unwrap_or("file"), &*report.digest);
+    ConfigAudited { who, outcome, generation: report.generation, digest, changed: &changed }.emit(telemetry);
+}
+
+/// What the client listener makes handshakes with.
+pub(super) fn client_tls(settings: &Arc<ArcSwap<Settings>>) -> tls::Source {
+    let settings = Arc::clone(settings);
+    Arc::new(move || settings.load().listeners.clients.as_ref().map(|tls| Arc::clone(&tls.config)))
+}
+
+/// What the operators' listener makes handshakes with.
+pub(super) fn admin_tls(settings: &Arc<ArcSwap<Settings>>) -> tls::Source {
+    let settings = Arc::clone(settings);
+    Arc::new(move || settings.load().listeners.admin.as_ref().map(|tls| Arc::clone(&tls.config)))
+}
+
+/// Says which listeners have another certificate than before.
+pub(super) fn certificates_loaded(before: &Listeners, after: &Listeners, telemetry: &Telemetry) {
+    let pairs = [("clients", &before.clients, &after.clients), ("admin", &before.admin, &after.admin)];
+    for (listener, before, after) in pairs {
+        if let Some(tls) = after.as_ref().filter(|_| before != after) {
+            CertificateLoaded { listener, ends: tls.ends }.emit(telemetry);
+        }
     }
 }
 
@@ -164,6 +207,8 @@ pub(super) struct Followers {
     proxy: Arc<Proxy>,
     fleet: Fleet,
     sources: Sources,
+    /// What the listeners had at the last reload.
+    listeners: Arc<ArcSwap<Listeners>>,
     /// Held while they are told, so that nobody hears of older settings last.
     telling: Arc<Mutex<()>>,
 }
@@ -174,6 +219,7 @@ impl Followers {
             proxy: Arc::clone(proxy),
             fleet: fleet.clone(),
             sources: sources.clone(),
+            listeners: Arc::new(ArcSwap::from_pointee(proxy.settings.load().listeners.clone())),
             telling: Arc::default(),
         }
     }
@@ -188,6 +234,7 @@ impl Followers {
         let _telling = self.telling.lock();
         let settings = self.proxy.settings.load_full();
         self.proxy.gate.follow(&settings.policy);
+        self.proxy.doorman.follow(&settings.edge.auth, &self.proxy.telemetry);
         self.proxy.upstreams.retain(&settings.edge);
         self.proxy.paces.retain(&settings.edge);
         self.fleet.reloaded();
@@ -198,6 +245,7 @@ impl Followers {
     /// Brings a reload's result to everybody whom it concerns.
     pub(super) fn reloaded(&self, report: &ReloadReport) {
         let telemetry = &self.proxy.telemetry;
+        audit(report, telemetry);
         match report.outcome {
             ReloadOutcome::Unchanged => ConfigUnchanged.emit(telemetry),
             ReloadOutcome::Failed => {
@@ -207,6 +255,8 @@ impl Followers {
             ReloadOutcome::Applied => {
                 let before = telemetry.policy();
                 let settings = self.tell();
+                let listeners = self.listeners.swap(Arc::new(settings.listeners.clone()));
+                certificates_loaded(&listeners, &settings.listeners, telemetry);
                 let policy = &settings.policy;
                 let restart_needed = &report.needs_restart;
                 ConfigReloaded { policy, digest: &settings.digest, restart_needed }.emit(telemetry);

@@ -5,6 +5,7 @@
 
 pub mod budgets;
 pub mod discover;
+pub mod identity;
 pub mod limits;
 pub mod placement;
 pub mod pools;
@@ -16,6 +17,7 @@ pub mod tenants;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::config::file::identity::{Admin, Audit};
 use crate::config::file::limits::{Health, Queue, Requests, Retry, Upstream};
 use crate::config::file::pools::{Model, Pool};
 use crate::config::file::routing::Routing;
@@ -36,6 +38,10 @@ pub struct File {
     pub server: Server,
     /// Logs and traces.
     pub telemetry: Telemetry,
+    /// The operators' listener: its certificate, and who may do what there.
+    pub admin: Admin,
+    /// What is written down of operators and of the configuration.
+    pub audit: Audit,
     /// Who may come in.
     pub auth: Access,
     /// Limits of one request.
@@ -73,6 +79,8 @@ impl Default for File {
             version: None,
             server: Server::default(),
             telemetry: Telemetry::default(),
+            admin: Admin::default(),
+            audit: Audit::default(),
             auth: Access::default(),
             requests: Requests::default(),
             upstream: Upstream::default(),

@@ -111,6 +111,12 @@ impl<'a> Reader<'a> {
         String::from_utf8(bytes).map_err(|_| format!("the file {path:?} is not text"))
     }
 
+    /// The bytes of a file of certificates or keys. The error is a sentence
+    /// for people and does not show the content.
+    pub(super) fn bytes(&mut self, path: &str) -> Result<Vec<u8>, String> {
+        self.read(path).map_err(|error| format!("the file {path:?} cannot be read: {error}"))
+    }
+
     /// Where `path` leads to.
     pub(super) fn path(&self, path: &str) -> PathBuf {
         self.base.join(path)

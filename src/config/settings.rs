@@ -1,9 +1,10 @@
 //! The validated configuration, as the rest of the program sees it.
 
+pub mod identity;
 pub mod names;
 pub mod shadows;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +14,10 @@ use http::Uri;
 use crate::config::discover::Discovery;
 pub use crate::config::file::routing::SessionField;
 use crate::config::secret::Secret;
+use crate::config::settings::identity::{AuditFile, Auth, Listeners};
 use crate::config::settings::names::Names;
 use crate::config::settings::shadows::Shadows;
-use crate::core::ids::{ClassId, KeyId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
 use crate::core::policy::Policy;
 use crate::core::table::Table;
 
@@ -26,6 +28,9 @@ pub struct Settings {
     pub digest: String,
     /// What takes effect only at a start.
     pub startup: Startup,
+    /// The listeners' certificates and operators; takes effect with the next
+    /// connection or request there.
+    pub listeners: Listeners,
     /// What the edges need; takes effect with the next request.
     pub edge: Arc<Edge>,
     /// What the core decides by; takes effect at once.
@@ -43,6 +48,8 @@ pub struct Startup {
     pub door: Door,
     /// How long running and queued requests may go on after SIGTERM.
     pub drain_grace: Duration,
+    /// Where the audit log goes beside the log; absent = nowhere.
+    pub audit: Option<AuditFile>,
     /// Logs and traces.
     pub telemetry: TelemetrySettings,
 }
@@ -60,6 +67,10 @@ pub struct Door {
     pub idle_timeout: Duration,
     /// Bytes of a request head.
     pub max_head_bytes: usize,
+    /// Time for a TLS handshake.
+    pub handshake_timeout: Duration,
+    /// TLS handshakes at once.
+    pub max_handshakes: usize,
 }
 
 /// Logs and traces.
@@ -118,28 +129,6 @@ pub struct SessionKey {
     pub header: Option<String>,
     /// Fields of the body; the first that is there counts.
     pub body: Vec<SessionField>,
-}
-
-/// Who may come in.
-#[derive(Debug, Clone)]
-pub enum Auth {
-    /// Everybody on loopback, as this tenant.
-    Off(TenantId),
-    /// Holders of a key, by the key's public id.
-    Keys(HashMap<String, KeyEntry>),
-}
-
-/// One API key.
-#[derive(Debug, Clone)]
-pub struct KeyEntry {
-    /// BLAKE3 of the whole key text.
-    pub digest: [u8; 32],
-    /// Whose it is.
-    pub tenant: TenantId,
-    /// The class of requests that ask for none; absent = the tenant's.
-    pub class: Option<ClassId>,
-    /// Its number among those that have limits of their own.
-    pub limited: Option<KeyId>,
 }
 
 /// A pool as the edges see it.

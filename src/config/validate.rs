@@ -6,12 +6,14 @@
 
 mod budgets;
 mod classes;
+mod credentials;
 mod discover;
 mod fallbacks;
 mod findings;
 mod limits;
 mod models;
 mod names;
+mod oidc;
 mod placement;
 mod pools;
 mod routing;
@@ -19,6 +21,7 @@ mod shadows;
 mod sleep;
 mod startup;
 mod tenants;
+mod tls;
 mod url;
 mod usage;
 
@@ -27,8 +30,10 @@ use std::sync::Arc;
 
 use crate::config::file::File;
 use crate::config::secret::Reader;
+use crate::config::settings::identity::Listeners;
 use crate::config::settings::names::Names;
 use crate::config::settings::{Edge, Settings};
+use crate::config::validate::credentials::Ring;
 use crate::core::ids::ClassId;
 use crate::core::policy::{Class, Policy};
 use crate::core::table::Table;
@@ -46,7 +51,9 @@ pub(super) fn validate(
     findings: &mut Findings<'_>,
 ) -> Settings {
     limits::version(file.version, findings);
-    let startup = startup::validate(&file.server, &file.telemetry, findings);
+    let startup = startup::validate(file, secrets, findings);
+    let mut ring = Ring::default();
+    let listeners = listeners(file, &mut ring, secrets, findings);
     let mut classes = classes::validate(&file.classes, previous.map(|old| &old.policy.classes), findings);
     let served = pools::validate(file, previous, secrets, findings);
     placement::classes(file, &served.pools, &mut classes, findings);
@@ -59,7 +66,7 @@ pub(super) fn validate(
         models: &models,
         pools: &served.pools,
     };
-    let mut admitted = tenants::validate(&entry, findings);
+    let mut admitted = tenants::validate(&entry, ring, secrets, findings);
     let (session, sessions) = routing::validate(&file.routing, findings);
     let shadows = shadows::validate(file, &models, &mut classes, &mut admitted.tenants, findings);
     let edge = Edge {
@@ -78,8 +85,8 @@ pub(super) fn validate(
         generation: previous.map_or(1, |old| old.policy.generation + 1),
         classes,
         tenants: admitted.tenants,
-        keys: admitted.keys,
-        limits: admitted.limits,
+        keys: admitted.budgets.keys,
+        limits: admitted.budgets.rules,
         models: models.table,
         pools: served.pools,
         replicas: served.replicas,
@@ -91,7 +98,21 @@ pub(super) fn validate(
         sessions,
     };
     usage::validate(file, &policy, findings);
-    Settings { digest, startup, edge: Arc::new(edge), policy: Arc::new(policy) }
+    Settings { digest, startup, listeners, edge: Arc::new(edge), policy: Arc::new(policy) }
+}
+
+fn listeners(
+    file: &File,
+    ring: &mut Ring,
+    secrets: &mut Reader<'_>,
+    findings: &mut Findings<'_>,
+) -> Listeners {
+    let has_ca = file.admin.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    Listeners {
+        clients: tls::validate(file.server.tls.as_ref(), tls::CLIENTS, "server", secrets, findings),
+        admin: tls::validate(file.admin.tls.as_ref(), tls::OPERATORS, "admin", secrets, findings),
+        operators: Arc::new(ring.operators(&file.admin.auth, has_ca, findings)),
+    }
 }
 
 fn classes_with_early_head(file: &File, classes: &Table<ClassId, Class>) -> BTreeSet<ClassId> {

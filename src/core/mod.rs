@@ -38,6 +38,7 @@ pub mod sessions;
 pub mod snapshot;
 pub mod speed;
 pub mod table;
+pub mod throttle;
 pub mod time;
 pub mod unkept;
 pub mod vitals;

@@ -6,7 +6,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, ClientBuilder, Response};
 
 use crate::config::secret::Secret;
-use crate::fleet::tls;
+use crate::tls;
 
 /// Bytes of an answer beyond which it is not read on.
 pub const MAX_ANSWER: usize = 4 << 20;

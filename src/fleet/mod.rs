@@ -15,4 +15,3 @@ mod probe;
 pub mod rest;
 mod scrape;
 mod target;
-pub mod tls;

@@ -15,7 +15,7 @@ use crate::config::settings::Settings;
 use crate::core::event::{Event, Outcome, RejectReason, Rejection};
 use crate::core::job::{Tokens, Usage};
 use crate::proxy::attempt::{Attempt, Tries};
-use crate::proxy::auth;
+use crate::proxy::auth::{Caller, Doorman, Identity};
 use crate::proxy::body::AnswerBody;
 use crate::proxy::continuation::{self, Continuation};
 use crate::proxy::gate::{Gate, Placement, Ticket};
@@ -27,6 +27,7 @@ use crate::proxy::pace::Paces;
 use crate::proxy::record::{Place, Record};
 use crate::proxy::respond::error_response;
 use crate::proxy::retries::{Notice, Original, Retries, Try};
+use crate::proxy::server::Peer;
 use crate::proxy::session;
 use crate::proxy::shadow::Flights;
 use crate::proxy::stream::EngineStream;
@@ -51,6 +52,8 @@ pub struct Proxy {
     pub gate: Arc<Gate>,
     /// The rules in force.
     pub settings: Arc<ArcSwap<Settings>>,
+    /// Checks credentials.
+    pub doorman: Doorman,
     /// Connections to engines.
     pub upstreams: Upstreams,
     /// Bodies held.
@@ -123,14 +126,15 @@ impl Proxy {
     pub async fn handle(
         self: Arc<Self>,
         request: Request<Incoming>,
+        peer: &Peer,
     ) -> Result<Response<AnswerBody>, Infallible> {
         let id = request_id::from_client(request.headers())
             .unwrap_or_else(|| request_id::from_random(random::frequent()));
         let path = request.uri().path();
         let answer = match route(request.method(), path) {
-            Route::Api(api) => return Ok(self.call(api, request, id).await),
-            Route::Models => self.list_models(request.headers()),
-            Route::Model(name) => self.one_model(request.headers(), &name),
+            Route::Api(api) => return Ok(self.call(api, request, peer, id).await),
+            Route::Models => self.list_models(request.headers(), peer).await,
+            Route::Model(name) => self.one_model(request.headers(), peer, &name).await,
             Route::Health => self.health(),
             Route::WrongMethod { allow } => Err(ApiError::method_not_allowed(allow)),
             Route::NotFound { hint } => Err(ApiError::not_found(path, hint)),
@@ -141,16 +145,28 @@ impl Proxy {
         Ok(answer.map(AnswerBody::from))
     }
 
+    /// Who is asking.
+    pub(super) async fn identify(
+        &self,
+        settings: &Settings,
+        headers: &HeaderMap,
+        peer: &Peer,
+    ) -> Result<Identity, ApiError> {
+        let caller = Caller { headers, peer, now: self.gate.clock().now() };
+        self.doorman.identify(&settings.edge.auth, caller, &self.telemetry).await
+    }
+
     async fn call(
         self: &Arc<Self>,
         api: Api,
         request: Request<Incoming>,
+        peer: &Peer,
         id: HeaderValue,
     ) -> Response<AnswerBody> {
         let mut record = Record::new(&self.telemetry, self.gate.clock(), id, api);
         let taken = tokio::select! {
             biased;
-            taken = Box::pin(self.take(api, request, &mut record)) => taken,
+            taken = Box::pin(self.take(api, request, peer, &mut record)) => taken,
             () = self.grace.ended() => Err(ApiError::from(RejectReason::Draining)),
         };
         let taken = match taken {
@@ -170,11 +186,12 @@ impl Proxy {
         &self,
         api: Api,
         request: Request<Incoming>,
+        peer: &Peer,
         record: &mut Record,
     ) -> Result<Taken, ApiError> {
         let settings = self.settings.load_full();
         let (parts, body) = request.into_parts();
-        let identity = auth::identify(&settings.edge.auth, &parts.headers, &self.telemetry)?;
+        let identity = self.identify(&settings, &parts.headers, peer).await?;
         record.identity = Some(identity.clone());
         if self.grace.is_draining() {
             return Err(ApiError::from(RejectReason::Draining));

@@ -1,5 +1,6 @@
 //! The request path: everything between a client's socket and an engine's.
 
+pub mod auth;
 pub mod clock;
 pub mod gate;
 pub mod grace;
@@ -13,7 +14,6 @@ pub mod shadow;
 pub mod upstream;
 
 mod attempt;
-mod auth;
 mod body;
 mod candidates;
 mod continuation;

@@ -264,6 +264,10 @@ impl ApiError {
                 headers.insert(RETRY_AFTER, HeaderValue::from(seconds_rounded_up(wait)));
                 headers.insert(RETRY_AFTER_MS, HeaderValue::from(millis_rounded_up(wait)));
             }
+            // For people and for SDKs that know no x-should-retry.
+            Some(wait) if self.kind == Kind::TooManyFailures => {
+                headers.insert(RETRY_AFTER, HeaderValue::from(seconds_rounded_up(wait)));
+            }
             Some(wait) => {
                 headers.insert(QUEUE_ETA_MS, HeaderValue::from(millis_rounded_up(wait)));
             }

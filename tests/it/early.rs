@@ -36,7 +36,7 @@ async fn rig(class: &str, engines: usize) -> (Rig, Vec<String>) {
 /// The pool starts with these replicas.
 async fn start(rig: &Rig, urls: &[String]) {
     rig.put(&file(urls, EARLY));
-    soon("a reload", rig.gateway.reload_handle().reload()).await.expect("a report");
+    soon("a reload", rig.gateway.reload_handle().reload("test".into())).await.expect("a report");
 }
 
 /// The calls that stream, with their bodies and their ends.

@@ -14,9 +14,10 @@ use axum::response::Response;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use penstock::config::secret::Secret;
+use penstock::config::settings::identity::{Auth, Listeners};
 use penstock::config::settings::names::Names;
 use penstock::config::settings::{
-    Auth, Door, Edge, EngineKind, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings, Startup,
+    Door, Edge, EngineKind, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings, Startup,
     TelemetrySettings, UpstreamLimits,
 };
 use penstock::core::event::{Event, Report};
@@ -266,6 +267,7 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
     Settings {
         digest: String::new(),
         startup: startup(),
+        listeners: Listeners::default(),
         edge: Arc::new(edge(pools, replicas)),
         policy: Arc::new(policy),
     }
@@ -307,8 +309,11 @@ fn startup() -> Startup {
             body_timeout: Duration::from_secs(1),
             idle_timeout: Duration::from_secs(1),
             max_head_bytes: 1,
+            handshake_timeout: Duration::from_secs(1),
+            max_handshakes: 1,
         },
         drain_grace: Duration::from_secs(1),
+        audit: None,
         telemetry: TelemetrySettings {
             log_format: LogFormat::Text,
             log_level: "info".to_owned(),

@@ -59,7 +59,7 @@ pub(super) async fn tenants(command: TenantsCommand) -> anyhow::Result<String> {
 
 /// The best that each pool of a running gateway has shown, by name.
 pub(super) async fn bests(admin: &str) -> anyhow::Result<HashMap<String, Best>> {
-    let args = AdminArgs { admin: Some(admin.to_owned()), json: false };
+    let args = AdminArgs { admin: Some(admin.to_owned()), ..AdminArgs::default() };
     let answer = AdminClient::new(&args)?.get("pools").await?;
     let time = |value: &Value| Duration::try_from_secs_f64(value.as_f64()?).ok();
     let row = |row: &Value| {

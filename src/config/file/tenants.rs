@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::file::budgets::Limits;
+use crate::config::file::identity::{ClientCert, Failures, Moment, Oidc};
 use crate::config::file::placement::{Capacity, Isolation, Otherwise, Placement};
 use crate::config::named::Named;
 use crate::config::units::{Size, Span};
@@ -12,19 +13,26 @@ use crate::config::units::{Size, Span};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Access {
-    /// `keys`: holders of a key. `off`: everybody who can connect, allowed
-    /// only while `server.listen` is a loopback address.
+    /// `keys`: holders of a key, of a token of `oidc`, or of a certificate.
+    /// `off`: everybody who can connect, allowed only while `server.listen` is
+    /// a loopback address.
     pub mode: Mode,
     /// With `mode: off`: the tenant that everybody is; absent = the only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
+    /// Identity providers whose tokens (JWT) are taken as `Authorization:
+    /// Bearer` beside keys.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub oidc: Vec<Oidc>,
+    /// How many failed attempts an address may make.
+    pub failures: Failures,
 }
 
 /// How clients are known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// By an API key.
+    /// By an API key or another credential.
     #[default]
     Keys,
     /// Not at all.
@@ -141,8 +149,13 @@ pub struct Tenant {
     /// in all.
     #[serde(skip_serializing_if = "Named::is_empty")]
     pub model_limits: Named<Limits>,
-    /// Its API keys. `penstock keys new` makes one.
+    /// Its API keys. `penstock keys new` makes one. To change one without a
+    /// break, add the new one, give the old one `expires`, and take it away
+    /// later.
     pub keys: Vec<Key>,
+    /// Its certificates, of the authorities in `server.tls.client_ca`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub client_certs: Vec<ClientCert>,
 }
 
 impl Default for Tenant {
@@ -160,6 +173,7 @@ impl Default for Tenant {
             limits: Limits::default(),
             model_limits: Named::default(),
             keys: Vec::new(),
+            client_certs: Vec::new(),
         }
     }
 }
@@ -223,6 +237,16 @@ pub struct Key {
     /// What may be used with it, of what its tenant may use.
     #[serde(skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
+    /// The classes it may use, of the tenant's; absent = all of those.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classes: Option<Vec<String>>,
+    /// The models it may use, of the tenant's; absent = all of those.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub models: Option<Vec<String>>,
+    /// The key is not taken any more from this moment on: a day (its begin,
+    /// UTC) or a time such as `2027-01-31T12:00:00Z`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Moment>,
     /// Who holds it, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,

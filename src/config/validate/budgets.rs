@@ -2,17 +2,41 @@
 
 use crate::config::field::Field;
 use crate::config::file::budgets::{Amounts, Concurrent, Limits};
+use crate::config::file::tenants::Key;
+use crate::config::settings::Settings;
 use crate::config::validate::findings::Findings;
 use crate::core::budget::rule::{Period, Rule, RuleId, Scope, Unit};
+use crate::core::ids::KeyId;
+use crate::core::table::Table;
 
-/// The rules of one scope.
-pub(super) fn rules(
-    limits: &Limits,
-    scope: Scope,
-    field: &Field,
-    rules: &mut Vec<Rule>,
-    findings: &mut Findings<'_>,
-) {
+/// All limits, and the credentials that have some.
+#[derive(Debug, Default)]
+pub(super) struct Budgets {
+    pub(super) rules: Vec<Rule>,
+    pub(super) keys: Table<KeyId, ()>,
+}
+
+impl Budgets {
+    /// None, with the numbers that credentials had.
+    pub(super) fn new(previous: Option<&Settings>) -> Self {
+        let keys = previous.map(|old| Table::successor(&old.policy.keys)).unwrap_or_default();
+        Self { rules: Vec::new(), keys }
+    }
+
+    /// Adds those of one scope.
+    pub(super) fn add(&mut self, limits: &Limits, scope: Scope, field: &Field, findings: &mut Findings<'_>) {
+        rules(limits, scope, field, &mut self.rules, findings);
+    }
+
+    /// Adds those of a key; returns its number if there are any.
+    pub(super) fn add_key(&mut self, key: &Key, field: &Field, findings: &mut Findings<'_>) -> Option<KeyId> {
+        let id = (!key.limits.is_empty()).then(|| self.keys.insert(&key.id, ()))?;
+        self.add(&key.limits, Scope::Key(id), &field.key("limits"), findings);
+        Some(id)
+    }
+}
+
+fn rules(limits: &Limits, scope: Scope, field: &Field, rules: &mut Vec<Rule>, findings: &mut Findings<'_>) {
     let mut add = |shadow, field: &Field, periods: Periods<'_>| {
         for (period, key, amounts) in periods.each() {
             for (unit, amount) in amounts {

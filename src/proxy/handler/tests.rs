@@ -17,10 +17,11 @@ use tokio::time::timeout;
 
 use crate::config::load::load_str_with;
 use crate::config::secret::Machine;
+use crate::config::settings::identity::Grant;
 use crate::core::event::{Action, Placed, Recalled};
 use crate::core::ids::{JobId, ReplicaId};
 use crate::core::job::Prefix;
-use crate::proxy::auth::Identity;
+use crate::proxy::auth::{Doorman, Identity};
 use crate::proxy::body::AnswerBody;
 use crate::proxy::clock::Clock;
 use crate::proxy::continuation::{Continuation, Live};
@@ -64,6 +65,7 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
     Arc::new(Proxy {
         gate: Gate::new(Arc::clone(&settings.policy), Clock::start(), wishes),
         settings: Arc::new(ArcSwap::from_pointee(settings)),
+        doorman: Doorman::default(),
         upstreams: Upstreams::default(),
         bodies: Arc::default(),
         telemetry: Telemetry::for_tests(),
@@ -82,7 +84,7 @@ type Asked = (Result<Answered, Unserved>, Ticket, Record);
 fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Order, JoinHandle<Asked>) {
     let settings = proxy.settings.load_full();
     let tenant = settings.policy.tenants.iter().map(|(id, _, _)| id).next().unwrap();
-    let identity = Identity { tenant, class: None, key_id: None, limited: None };
+    let identity = Identity { tenant, key_id: None, grant: Grant::whole(tenant) };
     let body = Bytes::from(format!(
         r#"{{"model":"m","messages":[{{"role":"user","content":"a"}}],"stream":{stream}}}"#
     ));

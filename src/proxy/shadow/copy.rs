@@ -6,6 +6,7 @@ use std::sync::Arc;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use tokio::time::timeout;
 
+use crate::config::settings::identity::Grant;
 use crate::core::event::{Fault, Outcome, RejectReason};
 use crate::core::job::Usage;
 use crate::proxy::attempt::{Attempt, Tries};
@@ -65,7 +66,8 @@ impl Copy {
 
 fn record(proxy: &Proxy, order: &Order, request_id: HeaderValue, half: Half) -> Record {
     let mut record = Record::new(&proxy.telemetry, proxy.gate.clock(), request_id, order.api);
-    record.identity = Some(Identity { tenant: order.spec.tenant, key_id: None, limited: None, class: None });
+    record.identity =
+        Some(Identity { tenant: order.spec.tenant, key_id: None, grant: Grant::whole(order.spec.tenant) });
     record.class = Some(order.spec.class);
     record.model = Some(order.spec.model);
     record.requested_model.clone_from(&order.peek.model);

@@ -4,6 +4,7 @@
 //! No event carries a key, prompt text or generated text.
 
 mod discovery;
+mod identity;
 mod limits;
 mod overrides;
 mod pool;
@@ -15,12 +16,13 @@ mod rest;
 mod shadow;
 
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
+pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
 pub use limits::LimitMet;
 pub use overrides::{OverrideChanged, OverrideExpired};
 pub use pool::{PoolStarted, PoolWanted};
 pub use process::{
-    ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken, ServerDraining,
-    ServerStarted, ServerStopped,
+    ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken,
+    ServerDraining, ServerStarted, ServerStopped,
 };
 pub use promise::PromiseUnkept;
 pub use replica::{

@@ -94,6 +94,17 @@ pub(super) const AUTH_FAILURES: Metric =
 pub(super) const CONNECTIONS_REFUSED: Metric =
     metric("penstock_connections_refused_total", "Client connections turned away at the door, by reason.");
 
+pub(super) const HANDSHAKES_FAILED: Metric = metric(
+    "penstock_tls_handshakes_failed_total",
+    "Connections lost in the TLS handshake, by listener and reason.",
+);
+pub(super) const ISSUER_FAILURES: Metric =
+    metric("penstock_issuer_failures_total", "Times an identity provider's keys could not be fetched.");
+pub(super) const ADMIN_REFUSALS: Metric =
+    metric("penstock_admin_refusals_total", "Requests refused at the operators' port, by reason.");
+pub(super) const AUDIT_LOST: Metric =
+    metric("penstock_audit_lost_total", "Lines that the audit file could not take; the log has them.");
+
 pub(super) const COUNTERS: &[Metric] = &[
     REQUESTS,
     REJECTIONS,
@@ -120,10 +131,19 @@ pub(super) const COUNTERS: &[Metric] = &[
     SHADOW_SKIPPED,
     AUTH_FAILURES,
     CONNECTIONS_REFUSED,
+    HANDSHAKES_FAILED,
+    ISSUER_FAILURES,
+    ADMIN_REFUSALS,
+    AUDIT_LOST,
 ];
 
 // Gauges that change by events.
 pub(super) const OPEN_CONNECTIONS: Metric = metric("penstock_open_connections", "Open client connections.");
+
+pub(super) const CERTIFICATE_ENDS: Metric = metric(
+    "penstock_tls_certificate_ends_timestamp_seconds",
+    "Unix time at which the listener's certificate ends.",
+);
 
 // Histograms.
 pub(super) const QUEUE_WAIT: Metric =

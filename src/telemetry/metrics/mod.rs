@@ -49,6 +49,8 @@ impl Metrics {
         }
         let open = catalogue::OPEN_CONNECTIONS;
         recorder.describe_gauge(open.name.into(), None, open.help.into());
+        let ends = catalogue::CERTIFICATE_ENDS;
+        recorder.describe_gauge(ends.name.into(), None, ends.help.into());
         let open_connections = recorder.register_gauge(&open.name.into(), &METADATA);
         Self {
             handle: recorder.handle(),
@@ -182,6 +184,37 @@ impl Metrics {
     pub(super) fn auth_failed(&self, reason: &'static str) {
         let labels = vec![Label::from_static_parts("reason", reason)];
         counter(&self.recorder, &catalogue::AUTH_FAILURES, labels).increment(1);
+    }
+
+    pub(super) fn handshake_failed(&self, listener: &'static str, reason: &'static str) {
+        let label = Label::from_static_parts;
+        let labels = vec![label("listener", listener), label("reason", reason)];
+        counter(&self.recorder, &catalogue::HANDSHAKES_FAILED, labels).increment(1);
+    }
+
+    pub(super) fn certificate_ends(&self, listener: &'static str, unix_seconds: f64) {
+        let labels = vec![Label::from_static_parts("listener", listener)];
+        let key = labels::key(catalogue::CERTIFICATE_ENDS.name, labels);
+        self.recorder.register_gauge(&key, &METADATA).set(unix_seconds);
+    }
+
+    pub(super) fn issuer_failed(&self) {
+        counter(&self.recorder, &catalogue::ISSUER_FAILURES, Vec::new()).increment(1);
+    }
+
+    pub(super) fn admin_refused(&self, reason: &'static str) {
+        let labels = vec![Label::from_static_parts("reason", reason)];
+        counter(&self.recorder, &catalogue::ADMIN_REFUSALS, labels).increment(1);
+    }
+
+    pub(super) fn audit_lost(&self) -> Counter {
+        counter(&self.recorder, &catalogue::AUDIT_LOST, Vec::new())
+    }
+
+    /// What is counted by events alone.
+    #[cfg(test)]
+    pub(super) fn render_events(&self) -> String {
+        self.handle.render()
     }
 
     pub(super) fn connection_refused(&self, reason: &'static str) {

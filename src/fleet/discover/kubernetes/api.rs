@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 
 use crate::config::discover::Kubernetes;
 use crate::fleet::discover::kubernetes::follow::Object;
-use crate::fleet::tls;
+use crate::tls;
 
 /// The namespace that the program runs in, as Kubernetes tells every pod.
 const NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";

@@ -8,7 +8,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use crate::fleet::tls;
+use crate::tls;
 
 use super::{Asked, Cluster, PATIENCE, list, slice};
 
