@@ -101,11 +101,15 @@ impl Starts {
         self.rows.get(&pool).is_some_and(|row| row.held.is_some())
     }
 
-    /// Nobody waits for the pool any more.
-    pub fn give_up(&mut self, pool: PoolId) {
-        if let Some(row) = self.rows.get_mut(&pool) {
-            row.held = None;
-        }
+    /// The same of any pool.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        self.rows.values().any(|row| row.held.is_some())
+    }
+
+    /// Nobody waits for the pool any more. Says whether anybody did.
+    pub fn give_up(&mut self, pool: PoolId) -> bool {
+        self.rows.get_mut(&pool).and_then(|row| row.held.take()).is_some()
     }
 
     /// The pool's first token came, of a job that was sent there at `sent`. Says

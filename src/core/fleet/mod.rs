@@ -65,6 +65,8 @@ pub struct Fleet {
     can_wake: u32,
     /// A pool has gone to sleep since that was last asked.
     fell_dormant: bool,
+    /// A pool has lost its last replica in service since that was last asked.
+    fell_empty: bool,
 }
 
 /// What a report shows beside the report.
@@ -446,6 +448,7 @@ impl Fleet {
             let patience = node.patience(pool);
             node.watch.arm(now, node.ledger.streams > 0, patience);
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
+            self.fell_empty |= node.up && pool.up == 0;
             let capacity = if up { node.limit(pool, now, &rules) } else { 0 };
             pool.capacity = pool.capacity + u64::from(capacity) - u64::from(node.capacity);
             node.capacity = capacity;

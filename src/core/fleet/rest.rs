@@ -26,6 +26,12 @@ impl Fleet {
         std::mem::replace(&mut self.fell_dormant, false)
     }
 
+    /// Whether a pool has lost its last replica in service since this was last
+    /// asked.
+    pub const fn fell_empty(&mut self) -> bool {
+        std::mem::replace(&mut self.fell_empty, false)
+    }
+
     /// Whether there is a replica that sleeps and can be woken.
     #[must_use]
     pub const fn has_sleepers(&self) -> bool {

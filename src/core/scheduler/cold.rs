@@ -74,7 +74,7 @@ impl Scheduler {
         let (Some(group), Some(pools)) = (group, self.cold_pools(key)) else { return };
         for pool in pools {
             if self.groups[group].waiting_for(pool) == 0 {
-                self.starts.give_up(pool);
+                self.give_up_start(pool);
             }
         }
     }
@@ -135,6 +135,8 @@ impl Scheduler {
             && let Some(group) = self.placement.group_of(pool)
         {
             self.groups[group].restart_drains(self.now);
+            // Its replica may be closed or gone again.
+            self.look_again = true;
         }
     }
 
@@ -143,7 +145,7 @@ impl Scheduler {
     pub(super) fn note_left(&mut self, run: &Run) {
         let Some(pool) = self.fleet.pool_of(run.replica) else { return };
         if self.starts.is_running(pool) && self.waiting_for(pool) == 0 {
-            self.starts.give_up(pool);
+            self.give_up_start(pool);
         }
     }
 
@@ -164,7 +166,13 @@ impl Scheduler {
         }
         let pools = self.policy.pools.iter().map(|(pool, ..)| pool);
         let idle: Vec<PoolId> = pools.filter(|pool| self.waiting_for(*pool) == 0).collect();
-        idle.into_iter().for_each(|pool| self.starts.give_up(pool));
+        idle.into_iter().for_each(|pool| self.give_up_start(pool));
+    }
+
+    /// Nobody waits for the pool to start. What joins it from now on, and could
+    /// be served elsewhere, is not held for it.
+    fn give_up_start(&mut self, pool: PoolId) {
+        self.look_again |= self.starts.give_up(pool);
     }
 
     /// Says what has come of the starts.

@@ -201,7 +201,7 @@ impl Scheduler {
             Event::Draining => self.draining = true,
             Event::Timer => {}
         }
-        self.hold_for_sleepers(out);
+        self.hold_anew(out);
         self.serve(out);
         while self.expire(true, out) {
             self.serve(out);

@@ -182,6 +182,15 @@ impl Scheduler {
         }
     }
 
+    /// The classes have other places in the order of service.
+    pub(super) fn note_movables_again(&mut self) {
+        self.movable.clear();
+        self.jobs.values_mut().for_each(|job| job.movable = None);
+        let unseen = self.jobs.iter().filter(|(_, job)| job.is_unseen());
+        let runs: Vec<(JobId, Run)> = unseen.filter_map(|(id, job)| Some((*id, job.run()?))).collect();
+        runs.into_iter().for_each(|(id, run)| self.note_movable(id, &run));
+    }
+
     /// The job is no longer one that others may take the place of.
     pub(super) fn forget_movable(&mut self, id: JobId) {
         if let Some(movable) = self.jobs.get_mut(&id).and_then(|job| job.movable.take()) {

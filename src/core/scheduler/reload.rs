@@ -28,6 +28,7 @@ impl Scheduler {
         self.lengths.retain(&self.policy);
         self.change_limits();
         self.count_quotas();
+        self.note_movables_again();
 
         let orphans = self.seat_all();
         for (job, reason) in orphans {

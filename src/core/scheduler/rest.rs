@@ -100,9 +100,11 @@ impl Scheduler {
         }
     }
 
-    /// Holds what waits for pools that have just gone to sleep.
-    pub(super) fn hold_for_sleepers(&mut self, out: &mut Vec<Action>) {
-        if self.fleet.fell_dormant() {
+    /// Holds what waits for pools that have just gone to sleep, and what has
+    /// joined those that start while a replica of theirs was there for a moment.
+    pub(super) fn hold_anew(&mut self, out: &mut Vec<Action>) {
+        let (dormant, empty) = (self.fleet.fell_dormant(), self.fleet.fell_empty());
+        if dormant || (empty && self.starts.any()) {
             self.hold_again(out);
         }
     }
