@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 /// The modules of one layer may use those of the layers after it, and
 /// themselves.
-const LAYERS: [&[&str]; 4] = [
+const LAYERS: [&[&str]; 5] = [
     &["main", "cli", "app"],
     &["proxy", "fleet", "scale", "admin", "sim"],
-    &["config", "wire", "tokens", "telemetry"],
+    &["config", "wire", "telemetry"],
+    &["tokens"],
     &["core"],
 ];
 

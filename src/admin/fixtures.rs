@@ -40,6 +40,7 @@ fn edge(policy: &Policy) -> Edge {
     replicas.insert(name, ReplicaEdge { pool, url, metrics_url: None, zone: None });
     let key = KeyEntry { digest: KEY_DIGEST, tenant: TenantId::new(0), class: Some(ClassId::new(0)) };
     Edge {
+        models: Default::default(),
         auth: Auth::Keys(HashMap::from([("pk_1".to_owned(), key)])),
         names: Names {
             models: ["llama", "gpt-4o"].map(|name| (name.to_owned(), ModelId::new(0))).into(),

@@ -15,6 +15,7 @@ use crate::config::settings::names::Names;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::policy::Policy;
 use crate::core::table::Table;
+use crate::tokens::counter::{MediaCosts, TokenCounter};
 
 /// One whole, valid configuration.
 #[derive(Debug, Clone)]
@@ -88,6 +89,9 @@ pub struct Edge {
     pub auth: Auth,
     /// What clients call the models.
     pub names: Names,
+    /// How prompts are counted and what becomes of those that are too long, for
+    /// models where that is not as usual.
+    pub models: BTreeMap<ModelId, ModelEdge>,
     /// Pools as the proxy and the probes see them.
     pub pools: Table<PoolId, PoolEdge>,
     /// Replicas as the proxy and the probes see them.
@@ -119,6 +123,20 @@ pub struct KeyEntry {
     pub tenant: TenantId,
     /// The class of requests that ask for none; absent = the tenant's.
     pub class: Option<ClassId>,
+}
+
+/// A model as the edges see it.
+#[derive(Debug, Clone, Default)]
+pub struct ModelEdge {
+    /// Its own tokenizer.
+    pub counter: Option<Arc<TokenCounter>>,
+    /// What images and sounds are counted as.
+    pub media: MediaCosts,
+    /// Whether a request is refused whose prompt and asked output together are
+    /// too long; else the output gets what is left.
+    pub rejects: bool,
+    /// Whether clients may have their prompts cut.
+    pub truncates: bool,
 }
 
 /// A pool as the edges see it.

@@ -5,6 +5,7 @@
 //! one run finds everything. The result counts only if no error was found.
 
 mod classes;
+mod counting;
 mod discover;
 mod fallbacks;
 mod findings;
@@ -54,9 +55,11 @@ pub(super) fn validate(
         pools: &served.pools,
     };
     let admitted = tenants::validate(&entry, findings);
+    let counting = counting::validate(file, &models, previous, secrets, findings);
     let edge = Edge {
         auth: admitted.auth,
         names: Names { tenants: admitted.names, ..models.names },
+        models: counting,
         pools: served.edges,
         replicas: served.replica_edges,
         requests: limits::requests(&file.requests, &file.queue, findings),

@@ -22,6 +22,7 @@ use crate::proxy::continuation::{self, Continuation, Live};
 use crate::proxy::gate::{Gate, Placement, Ticket};
 use crate::proxy::grace::Grace;
 use crate::proxy::intake::{self, BodyBudget, Held, Unread};
+use crate::proxy::measure::Meter;
 use crate::proxy::models::Windows;
 use crate::proxy::order::{self, Order};
 use crate::proxy::pace::Paces;
@@ -35,6 +36,7 @@ use crate::telemetry::event::RequestOutcome;
 use crate::telemetry::stories::Story;
 use crate::telemetry::trace::{Phase, TraceStart};
 use crate::telemetry::wall;
+use crate::tokens::Source;
 use crate::wire::api::{Api, Dialect};
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
@@ -47,6 +49,8 @@ use crate::wire::{headers, random, request_id};
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// The model that serves, when that is not the name that the client used.
 const SERVING_MODEL: HeaderName = HeaderName::from_static("x-penstock-model");
+/// The output that was left of the context window, when more was asked for.
+const MAX_TOKENS: HeaderName = HeaderName::from_static("x-penstock-max-tokens");
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
@@ -62,6 +66,8 @@ pub struct Proxy {
     pub bodies: Arc<BodyBudget>,
     /// Where events go.
     pub telemetry: Telemetry,
+    /// What counts prompts.
+    pub meter: Arc<Meter>,
     /// What the engines say of their context windows.
     pub windows: Windows,
     /// Requests that may be repeated while they live.
@@ -170,6 +176,7 @@ impl Proxy {
         let at = (self.gate.next_job_id(), now);
         let mut order = order::read(&settings, &identity, api, &parts.headers, body, at)?;
         self.note_order(&order, &parts.headers, record);
+        self.measure(&settings, &mut order, &parts.headers, record).await?;
         self.take_seat(&mut order, &parts.headers, record);
         let headers = headers::upstream_headers(&parts.headers);
         let notice = record.notice().map(Arc::clone);
@@ -224,6 +231,7 @@ impl Proxy {
             api: order.api.upstream_path(),
             stream: order.peek.stream,
             prompt_tokens: order.spec.prompt_tokens,
+            prompt_source: Source::Estimate,
             tries: SmallVec::new(),
             forgotten_tries: 0,
             end: None,
@@ -265,6 +273,7 @@ impl Proxy {
                 Err(Unserved::Rejected(why)) => return Err(reject(why, record)),
             }
             settings = self.settings.load_full();
+            self.measure(&settings, order, headers, record).await?;
         }
     }
 
@@ -399,6 +408,9 @@ fn answer_headers(engine: &HeaderMap, record: &Record) -> HeaderMap {
     }
     if let Some(timing) = record.server_timing() {
         headers.insert(SERVER_TIMING, timing);
+    }
+    if let Some(lowered) = record.lowered() {
+        headers.insert(MAX_TOKENS, lowered);
     }
     if let Some(model) = record.serving_model() {
         headers.insert(SERVING_MODEL, model);

@@ -11,6 +11,7 @@ use crate::core::job::{Tokens, Usage};
 use crate::core::time::Tick;
 use crate::proxy::auth::Identity;
 use crate::proxy::clock::Clock;
+use crate::proxy::measure::Meter;
 use crate::proxy::retries::{Notice, Seat};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
@@ -19,6 +20,7 @@ use crate::telemetry::event::{
 };
 use crate::telemetry::stories::{Back, End, Teller, TryStory};
 use crate::telemetry::trace::RequestTrace;
+use crate::tokens::Source;
 use crate::wire::api::Api;
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
@@ -48,6 +50,14 @@ pub(super) struct Record {
     /// The model that it was for before another one served in its place, and
     /// why that one did not.
     pub(super) fallback: Option<(ModelId, RejectReason)>,
+    /// Tokens of its prompt before any engine counted them, and how they are
+    /// known.
+    pub(super) prompt: Option<(u64, Source)>,
+    /// What its asked output was lowered to, in tokens.
+    pub(super) lowered: Option<u64>,
+    /// What the engine's count is compared with: the estimate, and where that
+    /// is told.
+    pub(super) learn_from: Option<(Arc<Meter>, (u32, u32), u64)>,
     /// The name that the client used for it.
     pub(super) requested_model: Option<String>,
     /// Whether the answer is a stream.
@@ -154,6 +164,9 @@ impl Record {
             class: None,
             model: None,
             fallback: None,
+            prompt: None,
+            lowered: None,
+            learn_from: None,
             requested_model: None,
             stream: false,
             place: None,
@@ -171,6 +184,27 @@ impl Record {
             seat: None,
             replaces: None,
             teller: None,
+        }
+    }
+
+    /// Its prompt was counted, as well as that is possible.
+    pub(super) fn counted(&mut self, tokens: u64, source: Source) {
+        self.prompt = Some((tokens, source));
+        self.tell(|teller| teller.counted(tokens, source));
+    }
+
+    /// The header that says what the asked output was lowered to.
+    pub(super) fn lowered(&self) -> Option<HeaderValue> {
+        self.lowered.map(HeaderValue::from)
+    }
+
+    /// An engine's count says what the estimate was off by.
+    fn learn(&self) {
+        if let (Some((meter, pair, estimated)), Some(Usage::Exact(tokens))) = (&self.learn_from, self.usage)
+            && self.outcome == RequestOutcome::Success
+            && self.continued == 0
+        {
+            meter.ratios.learn(*pair, *estimated, tokens.input);
         }
     }
 
@@ -299,6 +333,7 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
+        self.learn();
         let now = self.clock.now();
         let output = self.usage.and_then(Usage::tokens).map(|tokens| tokens.output);
         let timings = Timings {
@@ -337,6 +372,7 @@ impl Drop for Record {
             status: self.status,
             outcome: self.outcome,
             reason: self.reason,
+            prompt: self.prompt,
             usage: Some(self.usage.unwrap_or(Usage::Exact(Tokens::default()))),
             timings,
             attempts: self.attempts,

@@ -172,8 +172,9 @@ fn json_changes(peek: &Peek, edits: &Edits<'_>) -> Changes {
             }
         }
     }
-    if let Some(begun) = edits.begun.filter(|begun| !begun.text.is_empty()) {
-        go_on(peek, begun, &mut json);
+    match edits.begun.filter(|begun| !begun.text.is_empty()) {
+        Some(begun) => go_on(peek, begun, &mut json),
+        None => lower(peek, 0, &mut json),
     }
     if spans.is_empty {
         json.new_fields.pop();
@@ -198,9 +199,20 @@ fn go_on(peek: &Peek, begun: Begun<'_>, json: &mut JsonChanges) {
     } else {
         json.changes.push((end..end, text[1..text.len() - 1].to_owned()));
     }
-    for limit in &spans.limits {
-        let left = limit.tokens.saturating_sub(begun.tokens).max(limit.least);
-        json.changes.push((limit.span.clone(), left.to_string()));
+    lower(peek, begun.tokens, json);
+}
+
+/// Limits on the output, lowered to what fits the window and by what was said.
+fn lower(peek: &Peek, said: u64, json: &mut JsonChanges) {
+    if said == 0 && peek.lowered.is_none() {
+        return;
+    }
+    for limit in &peek.spans.limits {
+        let most = peek.lowered.unwrap_or(u64::MAX);
+        let left = limit.tokens.min(most).saturating_sub(said).max(limit.least);
+        if left != limit.tokens {
+            json.changes.push((limit.span.clone(), left.to_string()));
+        }
     }
 }
 
