@@ -2,6 +2,7 @@
 //! The only place that knows all of them.
 
 mod commands;
+mod count;
 mod demo;
 mod gateway;
 mod hooks;

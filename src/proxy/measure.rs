@@ -24,7 +24,7 @@ use crate::telemetry::wall;
 use crate::tokens::Source;
 use crate::tokens::counter::{Counted, Form, Uncounted};
 use crate::tokens::desk::{self, Desk};
-use crate::tokens::estimate::{estimate, exact};
+use crate::tokens::estimate::exact;
 use crate::tokens::ratio::Ratios;
 use crate::wire::api::Api;
 use crate::wire::error::ApiError;
@@ -103,8 +103,7 @@ impl Proxy {
         spec.prompt_tokens = measured.all;
         record.counted(measured.all, measured.source);
         if measured.source == Source::Estimate || measured.source == Source::Bound {
-            let raw = estimate(order.peek.prompt_pieces(&order.body));
-            record.learn_from = Some((Arc::clone(&self.meter), Meter::pair(order), raw));
+            record.learn_from = Some((Arc::clone(&self.meter), Meter::pair(order), order.estimated));
         }
         order.peek.lowered = None;
         let lowered = match window.filter(|_| measured.source.is_sure()) {
@@ -134,8 +133,7 @@ impl Proxy {
         if let Some(ids) = exact(peek.prompt_pieces(body)) {
             return Measured { longest: ids, all: ids, source: Source::Ids };
         }
-        let raw = estimate(peek.prompt_pieces(body));
-        let all = self.meter.ratios.apply(Meter::pair(order), raw);
+        let all = self.meter.ratios.apply(Meter::pair(order), order.estimated);
         let longest = all / u64::from(peek.prompts.max(1));
         let estimated = |source| Measured { longest, all, source };
         let form = match api {
@@ -225,8 +223,9 @@ impl Proxy {
     /// Some engines that can be asked, another one first each time.
     fn engines(&self, settings: &Settings, order: &Order) -> SmallVec<[ReplicaId; ENGINES_ASKED]> {
         let pools = settings.policy.models.get(order.spec.model).map(|row| row.pools.as_slice());
-        let is_vllm =
-            |pool: &PoolId| settings.edge.pools.get(*pool).is_some_and(|pool| pool.engine == EngineKind::Vllm);
+        let is_vllm = |pool: &PoolId| {
+            settings.edge.pools.get(*pool).is_some_and(|pool| pool.engine == EngineKind::Vllm)
+        };
         let replicas: SmallVec<[ReplicaId; 16]> = pools
             .unwrap_or_default()
             .iter()

@@ -93,7 +93,8 @@ impl Chat {
         let goes_on = self.continue_final_message.unwrap_or(false);
         let goes_on_from = if goes_on { Some(mark_last(&mut messages)?) } else { None };
         let tools = self.tools.map(|tools| tools.into_iter().map(tool).collect::<Vec<_>>());
-        let mut variables: BTreeMap<String, Value> = special.iter().map(|(name, text)| (name.clone(), text.into())).collect();
+        let mut variables: BTreeMap<String, Value> =
+            special.iter().map(|(name, text)| (name.clone(), text.into())).collect();
         let own = self.chat_template_kwargs.unwrap_or_default();
         if let Some(effort) = self.reasoning_effort.filter(|effort| !effort.is_none()) {
             if !own.contains_key("enable_thinking") {
@@ -154,7 +155,9 @@ fn convert(
         _ => {}
     }
     for name in ["name", "task"] {
-        out.extend(given(name).filter(|text| text.as_str().is_some()).map(|text| (name.to_owned(), text.clone())));
+        out.extend(
+            given(name).filter(|text| text.as_str().is_some()).map(|text| (name.to_owned(), text.clone())),
+        );
     }
     Ok(out)
 }
@@ -302,7 +305,10 @@ fn without_developers(messages: Vec<Message>) -> Vec<Message> {
     for (at, mut message) in messages.into_iter().enumerate() {
         if role(&message) == "developer" {
             message.retain(|(name, _)| name != "tools");
-            message.iter_mut().filter(|(name, _)| name == "role").for_each(|(_, role)| *role = "system".into());
+            message
+                .iter_mut()
+                .filter(|(name, _)| name == "role")
+                .for_each(|(_, role)| *role = "system".into());
         }
         if role(&message) == "system" {
             scattered |= at > 0 || !said.is_empty();

@@ -105,7 +105,9 @@ impl TokenCounter {
     /// As [`TokenCounter::open`].
     pub fn reopen(folder: &Path, before: Option<&Arc<Self>>) -> Result<Arc<Self>, Broken> {
         match before {
-            Some(before) if before.folder == folder && before.stamp == stamp(folder) => Ok(Arc::clone(before)),
+            Some(before) if before.folder == folder && before.stamp == stamp(folder) => {
+                Ok(Arc::clone(before))
+            }
             _ => Self::open(folder).map(Arc::new),
         }
     }
@@ -154,7 +156,8 @@ impl TokenCounter {
         stop: &AtomicBool,
     ) -> Result<Counted, Uncounted> {
         let unsure = |why: &str| Uncounted::Unsure(why.to_owned());
-        let chat: Chat = serde_json::from_slice(body).map_err(|error| Uncounted::Unsure(error.to_string()))?;
+        let chat: Chat =
+            serde_json::from_slice(body).map_err(|error| Uncounted::Unsure(error.to_string()))?;
         if stop.load(Ordering::Relaxed) {
             return Err(Uncounted::Stopped);
         }
@@ -162,7 +165,8 @@ impl TokenCounter {
         let tools = self.tools.as_ref().filter(|_| chat.has_tools());
         let template = tools.unwrap_or(plain);
         let conversation = chat.conversation(template.takes_parts, template.knows_developers, &self.special);
-        let Conversation { variables, media: parts, goes_on_from, adds_special } = conversation.map_err(unsure)?;
+        let Conversation { variables, media: parts, goes_on_from, adds_special } =
+            conversation.map_err(unsure)?;
         let cost = |count: u64, cost: Option<u64>| match (count, cost) {
             (0, _) => Ok(0),
             (count, Some(cost)) => Ok(count.saturating_mul(cost)),
@@ -202,10 +206,7 @@ impl TokenCounter {
     }
 
     fn tokens(&self, text: &str, adds_special: bool, stop: &AtomicBool) -> Result<u64, Uncounted> {
-        self.vocabulary
-            .count(text, adds_special, stop)
-            .map_err(Uncounted::Unsure)?
-            .ok_or(Uncounted::Stopped)
+        self.vocabulary.count(text, adds_special, stop).map_err(Uncounted::Unsure)?.ok_or(Uncounted::Stopped)
     }
 }
 

@@ -130,7 +130,11 @@ impl Peek {
     #[must_use]
     pub fn last_token(&self) -> u64 {
         let limits = self.spans.limits.iter().filter(|limit| limit.least > 0);
-        limits.map(|limit| limit.tokens).chain(self.lowered).min().map_or(u64::MAX, |last| last.saturating_sub(1))
+        limits
+            .map(|limit| limit.tokens)
+            .chain(self.lowered)
+            .min()
+            .map_or(u64::MAX, |last| last.saturating_sub(1))
     }
 
     /// Bytes of tools and documents.

@@ -36,19 +36,19 @@ class Engine:
         self.url = f"http://127.0.0.1:{port}"
         self.model = home / "model-12-256-2048"
 
-    def serve(self, **more):
+    def serve(self, *arguments, **more):
         env = dict(
             os.environ, TINY_HOME=str(self.home), MAX_SEQS=str(SEQUENCES), LAYERS="12", HIDDEN="256", **more
         )
-        arguments = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-        subprocess.run(["bash", str(SERVE), str(self.port), *arguments], env=env, check=True, timeout=1500)
+        common = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        subprocess.run(["bash", str(SERVE), str(self.port), *common, *arguments], env=env, check=True, timeout=1500)
 
     def prepare(self):
         """What both engines share is made once."""
         self.serve(PREPARE="1")
 
-    def start(self):
-        self.serve()
+    def start(self, *arguments):
+        self.serve(*arguments)
         self.pid = int((self.home / f"{self.port}.pid").read_text())
         return self
 
@@ -99,7 +99,8 @@ class Engine:
 class Gateway:
     """The release binary under test, with one pool over the given engines."""
 
-    def __init__(self, folder, engines):
+    def __init__(self, folder, engines, more=None):
+        folder.mkdir(exist_ok=True)
         self.port, self.admin_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.admin = f"http://127.0.0.1:{self.admin_port}"
@@ -117,6 +118,7 @@ class Gateway:
             "tenants": {"team": {"keys": [{"id": key_id, "digest": digest}]}},
             "pools": {"tiny": {"engine": "vllm", "models": ["tiny"], "replicas": replicas}},
         }
+        config |= more or {}
         path = folder / "penstock.yaml"
         path.write_text(json.dumps(config))
         self.log_path = folder / "gateway.log"

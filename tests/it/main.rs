@@ -19,3 +19,4 @@ mod retries;
 mod rig;
 mod simulate;
 mod tap;
+mod tokens;

@@ -25,8 +25,11 @@ pub(super) fn validate(
 ) -> BTreeMap<ModelId, ModelEdge> {
     let mut edges = BTreeMap::new();
     // Those of the last configuration, and what was read for this one.
-    let mut known: Vec<Arc<TokenCounter>> =
-        previous.into_iter().flat_map(|old| old.edge.models.values()).filter_map(|edge| edge.counter.clone()).collect();
+    let mut known: Vec<Arc<TokenCounter>> = previous
+        .into_iter()
+        .flat_map(|old| old.edge.models.values())
+        .filter_map(|edge| edge.counter.clone())
+        .collect();
     for (name, model) in file.models.iter() {
         let field = Field::top("models").key(name);
         let media = media(&model.media_tokens, &field.key("media_tokens"), findings);

@@ -13,7 +13,7 @@ use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 
 /// Steps that one rendering may take.
-const FUEL: u64 = 50_000_000;
+const FUEL: u64 = 10_000_000;
 /// Bytes that one rendering may write beyond those of its request.
 const MAX_ADDED_BYTES: usize = 16 << 20;
 /// The name that the template has.
@@ -170,14 +170,19 @@ mod tests {
             ("{{ x['é'] | string ~ '|' }}", "1e-07|"),
             ("{{ x.b | tojson(indent=2) }}", "{}"),
             ("{{ [1, {'k': 2}] | tojson(indent=2) }}", "[\n  1,\n  {\n    \"k\": 2\n  }\n]"),
-            ("{{ {'b': 1, 'a': '<é\u{1}😀'} | tojson(ensure_ascii=true, sort_keys=true) }}",
-             r#"{"a": "<\u00e9\u0001\ud83d\ude00", "b": 1}"#),
+            (
+                "{{ {'b': 1, 'a': '<é\u{1}😀'} | tojson(ensure_ascii=true, sort_keys=true) }}",
+                r#"{"a": "<\u00e9\u0001\ud83d\ude00", "b": 1}"#,
+            ),
             ("{{ [1, 2] | tojson(separators=(',', ':')) }}", "[1,2]"),
             ("{{ 'a.b.c'.rsplit('.', 1)[0] }}{{ 'xa'.removeprefix('x') }}", "a.ba"),
             ("{{ ' a '.strip() + 'b'.upper() }}{{ none }}{{ nothing }}", "aBNone"),
             ("{{ strftime_now('%d %b %Y') }}", "02 Jan 1970"),
             ("a\n  {% generation %}\nb\n  {%- endgeneration -%}\n c", "a\nbc"),
-            ("{% set ns = namespace(n=0) %}{% for i in [1,2,3] %}{% if i == 3 %}{% break %}{% endif %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "3"),
+            (
+                "{% set ns = namespace(n=0) %}{% for i in [1,2,3] %}{% if i == 3 %}{% break %}{% endif %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
+                "3",
+            ),
         ] {
             assert_eq!(render(source, &[("x", x.clone())]).as_deref(), Ok(text), "{source}");
         }
@@ -187,9 +192,9 @@ mod tests {
     fn a_template_may_refuse_and_may_not_run_for_ever() {
         let refused = render("{{ raise_exception('no ' ~ 'roles') }}", &[]).unwrap_err();
         assert!(refused.starts_with("no roles"), "{refused}");
-        let endless = "{% for a in range(9000) %}{% for b in range(9000) %}{{ b }}{% endfor %}{% endfor %}";
+        let endless = "{% for a in range(9000) %}{% for b in range(9000) %}{% endfor %}{% endfor %}";
         assert!(render(endless, &[]).is_err());
-        let long = "{% for a in range(9000) %}{{ 'x' * 90000 }}{% endfor %}";
+        let long = "{% for a in range(9000) %}{{ 'xxxxxxxxxx' * 9000 }}{% endfor %}";
         assert!(render(long, &[]).is_err());
         assert!(render("{% for %}", &[]).unwrap_err().contains("line 1"));
     }

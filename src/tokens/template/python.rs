@@ -56,7 +56,9 @@ fn dump(value: &Value, style: &Style, depth: usize, out: &mut String) -> Result<
         ValueKind::String => quote(value.as_str().unwrap_or_default(), style.ensure_ascii, out),
         ValueKind::Seq | ValueKind::Iterable => {
             let items: Vec<Value> = value.try_iter()?.collect();
-            list(items.len(), ['[', ']'], style, depth, out, |at, out| dump(&items[at], style, depth + 1, out))?;
+            list(items.len(), ['[', ']'], style, depth, out, |at, out| {
+                dump(&items[at], style, depth + 1, out)
+            })?;
         }
         ValueKind::Map => {
             let mut keys: Vec<Value> = value.try_iter()?.collect();
@@ -185,8 +187,11 @@ fn repr(value: &Value) -> String {
             let items = value.try_iter().map(|items| items.map(|item| repr(&item)).collect());
             format!("[{}]", joined(items.unwrap_or_default()))
         }
-        ValueKind::Map if value.as_object().is_some_and(|map| map.repr() == minijinja::value::ObjectRepr::Map) => {
-            let one = |key: Value| format!("{}: {}", repr(&key), repr(&value.get_item(&key).unwrap_or_default()));
+        ValueKind::Map
+            if value.as_object().is_some_and(|map| map.repr() == minijinja::value::ObjectRepr::Map) =>
+        {
+            let one =
+                |key: Value| format!("{}: {}", repr(&key), repr(&value.get_item(&key).unwrap_or_default()));
             let items = value.try_iter().map(|keys| keys.map(one).collect());
             format!("{{{}}}", joined(items.unwrap_or_default()))
         }
@@ -215,7 +220,12 @@ fn quote_python(text: &str) -> String {
 }
 
 /// The methods of Python's strings, lists and dictionaries.
-pub(super) fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+pub(super) fn method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
     let argument = |at: usize| args.get(at).and_then(Value::as_str);
     match (value.as_str(), name) {
         (Some(text), "removeprefix") => {
@@ -247,8 +257,18 @@ pub(super) fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args:
 pub(super) fn strftime(format: &str, seconds: i64) -> String {
     const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
     const MONTHS: [&str; 12] = [
-        "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
-        "November", "December",
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
+        "December",
     ];
     let (days, time) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let (year, month, day) = date(days);

@@ -12,8 +12,12 @@ pub(super) fn takes_parts(template: &Stmt<'_>) -> bool {
     found.statement(template, None);
     let lists = aliases("messages", &found.sets);
     let is_list = |expr: &Expr<'_>| lists.iter().any(|name| is_of(expr, name, None));
-    let messages: Vec<&str> =
-        found.loops.iter().filter(|(one, _)| is_list(&one.iter)).filter_map(|(one, _)| name(&one.target)).collect();
+    let messages: Vec<&str> = found
+        .loops
+        .iter()
+        .filter(|(one, _)| is_list(&one.iter))
+        .filter_map(|(one, _)| name(&one.target))
+        .collect();
     let is_content = |expr: &Expr<'_>| messages.iter().any(|message| is_of(expr, message, Some("content")));
     found.loops.iter().any(|(one, within)| {
         if is_content(&one.iter) {
@@ -117,8 +121,10 @@ impl<'a, 'b> Found<'a, 'b> {
 
     fn arguments(&mut self, args: &'b [CallArg<'a>]) {
         for arg in args {
-            let (CallArg::Pos(expr) | CallArg::Kwarg(_, expr) | CallArg::PosSplat(expr) | CallArg::KwargSplat(expr)) =
-                arg;
+            let (CallArg::Pos(expr)
+            | CallArg::Kwarg(_, expr)
+            | CallArg::PosSplat(expr)
+            | CallArg::KwargSplat(expr)) = arg;
             self.expression(expr);
         }
     }
@@ -138,7 +144,9 @@ impl<'a, 'b> Found<'a, 'b> {
                         place += 1;
                     }
                     CallArg::Kwarg(key, expr) => {
-                        given.extend(of.args.iter().filter_map(param).find(|one| one == key && is_content(expr)));
+                        given.extend(
+                            of.args.iter().filter_map(param).find(|one| one == key && is_content(expr)),
+                        );
                     }
                     CallArg::PosSplat(_) | CallArg::KwargSplat(_) => {}
                 }
@@ -207,12 +215,24 @@ mod tests {
             ("{% for m in messages %}{{ m.content }}{% endfor %}", false),
             ("{% for m in messages %}{% for p in m['content'] %}{% endfor %}{% endfor %}", true),
             ("{% for m in messages %}{% for p in m.content | list %}{% endfor %}{% endfor %}", true),
-            ("{% set rest = messages[1:] %}{% for m in rest %}{% for p in m.content %}{% endfor %}{% endfor %}", true),
+            (
+                "{% set rest = messages[1:] %}{% for m in rest %}{% for p in m.content %}{% endfor %}{% endfor %}",
+                true,
+            ),
             ("{% for m in other %}{% for p in m.content %}{% endfor %}{% endfor %}", false),
             ("{% for content in messages %}{% for p in content %}{% endfor %}{% endfor %}", true),
-            ("{% macro say(x) %}{% for p in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ say(m.content) }}{% endfor %}", true),
-            ("{% macro say(x) %}{% for p in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ say(m.tools) }}{% endfor %}", false),
-            ("{% macro say(x) %}{% for p in x %}{% endfor %}{% endmacro %}{% for m in messages %}{% set c = say(x=m.content) ~ '' %}{% endfor %}", true),
+            (
+                "{% macro say(x) %}{% for p in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ say(m.content) }}{% endfor %}",
+                true,
+            ),
+            (
+                "{% macro say(x) %}{% for p in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ say(m.tools) }}{% endfor %}",
+                false,
+            ),
+            (
+                "{% macro say(x) %}{% for p in x %}{% endfor %}{% endmacro %}{% for m in messages %}{% set c = say(x=m.content) ~ '' %}{% endfor %}",
+                true,
+            ),
             ("{% macro say(content) %}{% for p in content %}{% endfor %}{% endmacro %}", false),
         ] {
             let parsed = parse(template, "t", Default::default()).unwrap();
