@@ -267,13 +267,13 @@ impl Proxy {
             match self.tries(order, headers, nothing.as_ref(), &mut ticket, record).await {
                 Ok(answered) => return Ok((answered, ticket, can_go_on)),
                 Err(Unserved::Refused(error)) => return Err(error),
-                Err(Unserved::Rejected(why)) if order.falls_back(why.reason, record.clock.now()) => {
-                    record.fell_back(order.spec.model, why.reason);
+                Err(Unserved::Rejected(why)) => {
+                    settings = self.settings.load_full();
+                    if !self.falls_back(&settings, order, why.reason, headers, record).await {
+                        return Err(reject(why, record));
+                    }
                 }
-                Err(Unserved::Rejected(why)) => return Err(reject(why, record)),
             }
-            settings = self.settings.load_full();
-            self.measure(&settings, order, headers, record).await?;
         }
     }
 

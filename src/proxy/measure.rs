@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use tokio::time::timeout;
 
 use crate::config::settings::{EngineKind, ModelEdge, Settings};
+use crate::core::event::RejectReason;
 use crate::core::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::placement::rules::window;
 use crate::core::time::Tick;
@@ -119,6 +120,25 @@ impl Proxy {
             order.spec.max_output_tokens = order.spec.max_output_tokens.min(most);
         }
         Ok(())
+    }
+
+    /// Makes the request one for the next model that may serve it and whose
+    /// window it fits, if that may help after such a refusal.
+    pub(super) async fn falls_back(
+        &self,
+        settings: &Settings,
+        order: &mut Order,
+        why: RejectReason,
+        client: &HeaderMap,
+        record: &mut Record,
+    ) -> bool {
+        while order.falls_back(why, record.clock.now()) {
+            if self.measure(settings, order, client, record).await.is_ok() {
+                record.fell_back(order.spec.model, why);
+                return true;
+            }
+        }
+        false
     }
 
     async fn measured(

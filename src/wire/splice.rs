@@ -339,6 +339,32 @@ mod tests {
     }
 
     #[test]
+    fn limits_are_lowered_to_what_fits() {
+        let body = Bytes::from(
+            r#"{"messages":[],"max_tokens":50,"max_completion_tokens" : 9,"min_tokens":20,"stream":true}"#,
+        );
+        let mut headers = http::HeaderMap::new();
+        headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
+        let mut peek = crate::wire::peek::peek(Api::Chat, &headers, &body).unwrap();
+        assert_eq!((peek.output_field(&body), peek.last_token()), ("max_tokens", 8));
+        let edited = |peek: &Peek, edits: &Edits<'_>| {
+            let bytes = edit(&body, peek, edits).to_bytes();
+            String::from_utf8(bytes.to_vec()).unwrap()
+        };
+        assert_eq!(edited(&peek, &Edits::default()), body);
+        peek.lowered = Some(7);
+        assert_eq!(peek.last_token(), 6);
+        let lowered = edited(&peek, &Edits::default());
+        assert_eq!(
+            lowered,
+            r#"{"messages":[],"max_tokens":7,"max_completion_tokens" : 7,"min_tokens":7,"stream":true}"#
+        );
+        let begun = Edits { begun: Some(Begun { text: "so", tokens: 3 }), ..Edits::default() };
+        let rest: Value = serde_json::from_str(&edited(&peek, &begun)).unwrap();
+        assert_eq!((&rest["max_tokens"], &rest["min_tokens"]), (&4.into(), &4.into()));
+    }
+
+    #[test]
     fn forms_are_edited() {
         let edits = Edits { model: Some("large"), priority: Some(1), ..Edits::default() };
         let with = "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nsmall\r\n--b--\r\n";

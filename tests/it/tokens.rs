@@ -29,6 +29,7 @@ fn body(model: &str, max_tokens: Option<u64>) -> Value {
             { "role": "user", "content": [{ "type": "text", "text": "Как высока вода? 😀 ".repeat(20) }] },
         ],
         "tools": [{ "type": "function", "function": { "name": "level", "parameters": { "type": "object" } } }],
+        "tool_choice": "none",
         "ignore_eos": true,
     });
     if let Some(max_tokens) = max_tokens {
@@ -176,7 +177,7 @@ async fn estimates_learn_from_what_engines_count() {
         let said = line["prompt_tokens"].as_f64().unwrap();
         (said / line["input_tokens"].as_f64().unwrap()).ln().abs()
     };
-    assert_eq!(lines[0]["prompt_source"], "estimate");
+    assert!(["estimate", "bound"].map(Value::from).contains(&lines[0]["prompt_source"]), "{}", lines[0]);
     let (first, last) = (off(&lines[0]), off(&lines[9]));
     assert!(last < 0.1 && last <= first, "{first} {last}");
 }

@@ -62,8 +62,7 @@ fn counter(
     findings: &mut Findings<'_>,
 ) -> Option<Arc<TokenCounter>> {
     let folder = files.path(model.tokenizer.as_ref()?);
-    let before = known.iter().rfind(|counter| counter.folder() == folder);
-    match TokenCounter::reopen(&folder, before) {
+    match files.tokenizer(&folder, known) {
         Ok(counter) => {
             known.push(Arc::clone(&counter));
             Some(counter)
