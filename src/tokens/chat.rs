@@ -185,6 +185,8 @@ fn content(
     for part in all {
         match read_part(&part, role)? {
             Part::Nothing => {}
+            // vLLM leaves an empty text out of a text, but not out of a list.
+            Part::Text(text) if text.is_empty() && !takes_parts => {}
             Part::Text(text) => {
                 if takes_parts {
                     let extra = extra_fields(&part);
@@ -279,7 +281,7 @@ fn with(map: &Value, name: &str, value: Value) -> Value {
         (key, entry.unwrap_or_default())
     });
     let mut pairs: Vec<(Value, Value)> = all.collect();
-    pairs.extend(is_new.then(|| (name.into(), value.clone())));
+    pairs.extend(is_new.then_some((name.into(), value)));
     Value::from_pairs(pairs)
 }
 

@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn limits_are_lowered_to_what_fits() {
         let body = Bytes::from(
-            r#"{"messages":[],"max_tokens":50,"max_completion_tokens" : 9,"min_tokens":20,"stream":true}"#,
+            r#"{"messages":[{}],"max_tokens":50,"max_completion_tokens" : 9,"min_tokens":20,"stream":true}"#,
         );
         let mut headers = http::HeaderMap::new();
         headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
@@ -357,7 +357,7 @@ mod tests {
         let lowered = edited(&peek, &Edits::default());
         assert_eq!(
             lowered,
-            r#"{"messages":[],"max_tokens":7,"max_completion_tokens" : 7,"min_tokens":7,"stream":true}"#
+            r#"{"messages":[{}],"max_tokens":7,"max_completion_tokens" : 7,"min_tokens":7,"stream":true}"#
         );
         let begun = Edits { begun: Some(Begun { text: "so", tokens: 3 }), ..Edits::default() };
         let rest: Value = serde_json::from_str(&edited(&peek, &begun)).unwrap();

@@ -141,6 +141,7 @@ impl RequestFinished<'_> {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "a line for each field")]
     fn log(&self, policy: &Policy) {
         let tokens = self.usage.and_then(Usage::tokens);
         let times = &self.timings;

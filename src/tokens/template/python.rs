@@ -29,6 +29,7 @@ impl Default for Style {
 }
 
 /// The filter `tojson`, with the options that transformers gives it.
+#[expect(clippy::needless_pass_by_value, reason = "filters get them so")]
 pub(super) fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<String, Error> {
     let mut style = Style::default();
     if let Some(given) = options.get::<Option<Value>>("indent")?.or(indent).filter(|given| !given.is_none()) {

@@ -26,7 +26,7 @@ pub(super) fn takes_parts(template: &Stmt<'_>) -> bool {
         let Some(list) = name(&one.iter) else { return false };
         match within {
             None => list == "content",
-            Some(index) => found.given_content(&found.macros[*index], &is_content).contains(list),
+            Some(index) => found.given_content(found.macros[*index], &is_content).contains(list),
         }
     })
 }
