@@ -281,7 +281,7 @@ mod can_fail {
         let wrong = [
             ("core/job.rs", "use crate::config::settings::Settings;"),
             ("fleet/probe.rs", "use crate::proxy::gate::Gate;"),
-            ("wire/sse.rs", "fn f() { crate::tokens::count::count(); }"),
+            ("wire/sse.rs", "fn f() { crate::telemetry::wall::now(); }"),
             ("telemetry/log.rs", "use crate::app::App;"),
             ("telemetry/log.rs", "use crate::config::load::Outcome;"),
             ("wire/sse.rs", "use crate::config::settings::Settings;"),

@@ -1,9 +1,13 @@
+//! Counts against those of transformers, and what cannot be counted.
+
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use serde_json::{Value, json};
 
-use super::*;
+use crate::tokens::counter::{Counted, Form, MediaCosts, TOKENIZER, TokenCounter, Uncounted};
 
 const NAMES: [&str; 3] = ["byte-level", "sentence-piece", "word-piece"];
 
