@@ -6,6 +6,7 @@ import pathlib
 import random
 import subprocess
 import sys
+import time
 
 import httpx
 
@@ -72,6 +73,17 @@ def chat(url, key, words, **more):
     return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=120)
 
 
+def wait_for_window(gateway):
+    """Until the gateway has asked the engines for it."""
+    headers = {"authorization": f"Bearer {gateway.key}"}
+    for _ in range(200):
+        listed = httpx.get(f"{gateway.url}/v1/models", headers=headers, timeout=5).json()["data"]
+        if listed[0].get("max_model_len") == WINDOW:
+            return
+        time.sleep(0.05)
+    raise RuntimeError("the gateway does not know the window")
+
+
 def test_the_boundary_is_the_engines(engines, tmp_path):
     """With the tokenizer, and with the engine's word alone: the window is what
     the engine reports."""
@@ -83,6 +95,7 @@ def test_the_boundary_is_the_engines(engines, tmp_path):
     for model, source in [({"tokenizer": str(engines[0].model)}, "exact"), ({}, "engine")]:
         gateway = Gateway(tmp_path / source, engines, {"models": {"tiny": model}})
         try:
+            wait_for_window(gateway)
             for prompt, asked, status, left in [
                 (WINDOW - 1, 1, 200, None),
                 (WINDOW, 1, 400, None),
