@@ -35,6 +35,7 @@ pub(super) fn request(story: &Story, waiting: Option<&WaitingView>, policy: &Pol
         "api": story.api,
         "stream": story.stream,
         "prompt_tokens": story.prompt_tokens,
+        "prompt_source": story.prompt_source.name(),
         "tries": tries.collect::<Vec<_>>(),
         "forgotten_tries": story.forgotten_tries,
         "waiting": waiting.filter(|_| story.end.is_none()).map(|view| waits(view, policy)),

@@ -44,6 +44,7 @@ fn edge(policy: &Policy) -> Edge {
     let key = KeyEntry { digest: KEY_DIGEST, grant, expires: None };
     let keys = HashMap::from([("pk_1".to_owned(), key)]);
     Edge {
+        models: Default::default(),
         auth: Auth::Known(Arc::new(Credentials { keys, ..Credentials::default() })),
         names: Names {
             models: ["llama", "gpt-4o"].map(|name| (name.to_owned(), ModelId::new(0))).into(),

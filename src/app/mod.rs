@@ -3,6 +3,7 @@
 
 mod calendar;
 mod commands;
+mod count;
 mod demo;
 mod gateway;
 mod hooks;

@@ -20,6 +20,7 @@ use crate::config::settings::shadows::Shadows;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
 use crate::core::policy::Policy;
 use crate::core::table::Table;
+use crate::tokens::counter::{MediaCosts, TokenCounter};
 
 /// One whole, valid configuration.
 #[derive(Debug, Clone)]
@@ -102,6 +103,9 @@ pub struct Edge {
     pub auth: Auth,
     /// What clients call the models.
     pub names: Names,
+    /// How prompts are counted and what becomes of those that are too long, for
+    /// models where that is not as usual.
+    pub models: BTreeMap<ModelId, ModelEdge>,
     /// Pools as the proxy and the probes see them.
     pub pools: Table<PoolId, PoolEdge>,
     /// Replicas as the proxy and the probes see them.
@@ -129,6 +133,20 @@ pub struct SessionKey {
     pub header: Option<String>,
     /// Fields of the body; the first that is there counts.
     pub body: Vec<SessionField>,
+}
+
+/// A model as the edges see it.
+#[derive(Debug, Clone, Default)]
+pub struct ModelEdge {
+    /// Its own tokenizer.
+    pub counter: Option<Arc<TokenCounter>>,
+    /// What images and sounds are counted as.
+    pub media: MediaCosts,
+    /// Whether a request is refused whose prompt and asked output together are
+    /// too long; else the output gets what is left.
+    pub rejects: bool,
+    /// Whether clients may have their prompts cut.
+    pub truncates: bool,
 }
 
 /// A pool as the edges see it.

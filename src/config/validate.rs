@@ -6,6 +6,7 @@
 
 mod budgets;
 mod classes;
+mod counting;
 mod credentials;
 mod discover;
 mod fallbacks;
@@ -66,12 +67,14 @@ pub(super) fn validate(
         models: &models,
         pools: &served.pools,
     };
+    let counting = counting::validate(file, &models, previous, secrets, findings);
     let mut admitted = tenants::validate(&entry, ring, secrets, findings);
     let (session, sessions) = routing::validate(&file.routing, findings);
     let shadows = shadows::validate(file, &models, &mut classes, &mut admitted.tenants, findings);
     let edge = Edge {
         auth: admitted.auth,
         names: Names { tenants: admitted.names, ..models.names },
+        models: counting,
         pools: served.edges,
         replicas: served.replica_edges,
         requests: limits::requests(&file.requests, &file.queue, findings),

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::config::settings::Settings;
 use crate::core::event::Report;
-use crate::core::ids::{ModelId, ReplicaId};
+use crate::core::ids::{ModelId, PoolId, ReplicaId};
 use crate::fleet::engine::{Gauges, ModelInfo};
 use crate::fleet::fetch::Trouble;
 
@@ -99,18 +99,14 @@ impl FleetView {
         self.cells.read().iter().map(|(replica, cell)| (*replica, cell.lock().clone())).collect()
     }
 
-    /// The largest context window, in tokens, that any replica said it has
-    /// for `model`; absent while none said one.
+    /// The largest context window, in tokens, that any replica of the pool said
+    /// it has for `model`; absent while none said one.
     #[must_use]
-    pub fn window(&self, settings: &Settings, model: ModelId) -> Option<u32> {
-        let pools = &settings.policy.models.get(model)?.pools;
+    pub fn window(&self, settings: &Settings, model: ModelId, pool: PoolId) -> Option<u32> {
+        let name = settings.edge.pools.get(pool)?.model_names.get(&model)?;
+        let replicas = &settings.policy.pools.get(pool)?.replicas;
         let cells = self.cells.read();
-        let windows = pools.iter().filter_map(|pool| {
-            let name = settings.edge.pools.get(*pool)?.model_names.get(&model)?;
-            let replicas = &settings.policy.pools.get(*pool)?.replicas;
-            replicas.iter().filter_map(|replica| cells.get(replica)?.lock().info.as_ref()?.window(name)).max()
-        });
-        windows.max()
+        replicas.iter().filter_map(|replica| cells.get(replica)?.lock().info.as_ref()?.window(name)).max()
     }
 
     /// A new, empty row for `replica`.

@@ -137,7 +137,7 @@ pools:
         assert_eq!(asks("few", "v1"), names(&["v1", "v2"]));
         assert_eq!(asks("all", "mine"), names(&["v2"]));
         assert_eq!((asks("few", "mine"), asks("few", "v3"), asks("all", "none")), (None, None, None));
-        let windows: models::Windows = std::sync::Arc::new(|_: &Settings, _| None);
+        let windows: models::Windows = std::sync::Arc::new(|_: &Settings, _, _| None);
         let listed = |tenant: &str| {
             let tenant = settings.policy.tenants.id(tenant).unwrap();
             let rows = models::list(&settings, &Grant::whole(tenant), &windows);

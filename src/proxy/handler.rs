@@ -21,6 +21,7 @@ use crate::proxy::continuation::{self, Continuation};
 use crate::proxy::gate::{Gate, Placement, Ticket};
 use crate::proxy::grace::Grace;
 use crate::proxy::intake::{self, BodyBudget, Held, Unread};
+use crate::proxy::measure::Meter;
 use crate::proxy::models::Windows;
 use crate::proxy::order::{self, Order};
 use crate::proxy::pace::Paces;
@@ -37,6 +38,7 @@ use crate::telemetry::event::RequestOutcome;
 use crate::telemetry::stories::Story;
 use crate::telemetry::trace::{Phase, TraceStart};
 use crate::telemetry::wall;
+use crate::tokens::Source;
 use crate::wire::api::{Api, Dialect};
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
@@ -60,6 +62,8 @@ pub struct Proxy {
     pub bodies: Arc<BodyBudget>,
     /// Where events go.
     pub telemetry: Telemetry,
+    /// What counts prompts.
+    pub meter: Arc<Meter>,
     /// What the engines say of their context windows.
     pub windows: Windows,
     /// Requests that may be repeated while they live.
@@ -204,6 +208,7 @@ impl Proxy {
         let mut order = order::read(&settings, &identity, api, &parts.headers, body, at)?;
         order.spec.session = session::of(&settings, &self.prefixes, &parts.headers, &order);
         self.note_order(&order, &parts.headers, record);
+        self.measure(&settings, &mut order, &parts.headers, record).await?;
         self.take_seat(&mut order, &parts.headers, record);
         let headers = headers::upstream_headers(&parts.headers);
         let is_retry = headers::retry_count(&parts.headers).is_some_and(|count| count > 0);
@@ -272,6 +277,7 @@ impl Proxy {
             api: order.api.upstream_path(),
             stream: order.peek.stream,
             prompt_tokens: order.spec.prompt_tokens,
+            prompt_source: Source::Estimate,
             tries: SmallVec::new(),
             forgotten_tries: 0,
             end: None,
@@ -309,12 +315,13 @@ impl Proxy {
             match self.tries(order, headers, nothing.as_ref(), &mut ticket, record).await {
                 Ok(answered) => return Ok((answered, ticket, can_go_on)),
                 Err(Unserved::Refused(error)) => return Err(error),
-                Err(Unserved::Rejected(why)) if order.falls_back(why.reason, record.clock.now()) => {
-                    record.fell_back(order.spec.model, why.reason);
+                Err(Unserved::Rejected(why)) => {
+                    settings = self.settings.load_full();
+                    if !self.falls_back(&settings, order, why.reason, headers, record).await {
+                        return Err(reject(why, record));
+                    }
                 }
-                Err(Unserved::Rejected(why)) => return Err(reject(why, record)),
             }
-            settings = self.settings.load_full();
         }
     }
 

@@ -6,6 +6,7 @@ pub mod gate;
 pub mod grace;
 pub mod handler;
 pub mod intake;
+pub mod measure;
 pub mod models;
 pub mod pace;
 pub mod retries;

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Grant;
 use crate::config::settings::names::Called;
-use crate::core::ids::ModelId;
+use crate::core::ids::{ModelId, PoolId};
 use crate::core::placement::rules::largest_window;
 use crate::core::policy::Policy;
 
-/// The context window that the engines report for a model, in tokens.
-pub type Windows = Arc<dyn Fn(&Settings, ModelId) -> Option<u32> + Send + Sync>;
+/// The context window that the engines of a pool report for a model, in tokens.
+pub type Windows = Arc<dyn Fn(&Settings, ModelId, PoolId) -> Option<u32> + Send + Sync>;
 
 /// The answer to GET /v1/models.
 #[must_use]
@@ -64,7 +64,9 @@ fn row(settings: &Settings, name: &str, called: Called<'_>, windows: &Windows) -
     let window = |model| {
         let row = policy.models.get(model);
         let configured = row.and_then(|row| largest_window(policy, row, &[]).or(row.max_model_len));
-        configured.into_iter().chain(windows(settings, model)).min()
+        let pools = row.map(|row| row.pools.as_slice()).unwrap_or_default();
+        let reported = pools.iter().filter_map(|pool| windows(settings, model, *pool)).max();
+        configured.into_iter().chain(reported).min()
     };
     if let Some(window) = called.models().filter_map(window).min() {
         row["max_model_len"] = window.into();

@@ -44,6 +44,8 @@ pub(super) struct Order {
     pub(super) peek: Peek,
     /// The models that may serve it.
     pub(super) candidates: Candidates,
+    /// Tokens of all its prompts, as the bytes alone say.
+    pub(super) estimated: u64,
     /// What the scheduler needs to know.
     pub(super) spec: JobSpec,
 }
@@ -83,7 +85,7 @@ pub(super) fn read(
     };
     let mut candidates = candidates::of(settings, &identity.grant, &peek, id)?;
     let class = class(settings, tenant, identity, headers, peek.service_tier.as_deref())?;
-    let context = window::asked(&peek, &body);
+    let estimated = estimate(peek.prompt_pieces(&body));
     let fits = |model| window::check(settings, tenant, class, model, &peek, &body);
     fits(candidates.first)?;
     candidates.others.retain(|model| fits(*model).is_ok());
@@ -95,7 +97,7 @@ pub(super) fn read(
         key: identity.grant.limited,
         class,
         model: candidates.first,
-        prompt_tokens: estimate(peek.prompt_pieces(&body)),
+        prompt_tokens: estimated,
         max_output_tokens: max_output_tokens(&peek),
         sequences: if api.generates() { peek.sequences() } else { 1 },
         bytes: body.len() as u64,
@@ -105,11 +107,11 @@ pub(super) fn read(
         patience: patience.map_or(Tick::NEVER, |patience| now + patience),
         falls_back: !candidates.others.is_empty(),
         goes_on: false,
-        context,
+        context: window::asked(&peek, estimated),
         fit: 0,
         session: None,
     };
-    Ok(Order { api, body, peek, candidates, spec })
+    Ok(Order { api, body, peek, candidates, estimated, spec })
 }
 
 fn max_output_tokens(peek: &Peek) -> u64 {

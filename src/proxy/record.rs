@@ -14,6 +14,7 @@ use crate::core::time::Tick;
 use crate::proxy::auth::Identity;
 use crate::proxy::clock::Clock;
 use crate::proxy::gate::Limits;
+use crate::proxy::measure::Meter;
 use crate::proxy::retries::{Notice, Seat};
 use crate::proxy::shadow::Half;
 use crate::telemetry::Telemetry;
@@ -23,6 +24,7 @@ use crate::telemetry::event::{
 };
 use crate::telemetry::stories::{Back, End, Teller, TryStory};
 use crate::telemetry::trace::RequestTrace;
+use crate::tokens::Source;
 use crate::wire::api::Api;
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
@@ -52,6 +54,14 @@ pub(super) struct Record {
     /// The model that it was for before another one served in its place, and
     /// why that one did not.
     pub(super) fallback: Option<(ModelId, RejectReason)>,
+    /// Tokens of its prompt before any engine counted them, and how they are
+    /// known.
+    pub(super) prompt: Option<(u64, Source)>,
+    /// What its asked output was lowered to, in tokens.
+    pub(super) lowered: Option<u64>,
+    /// What the engine's count is compared with: the estimate, and where that
+    /// is told.
+    pub(super) learn_from: Option<(Arc<Meter>, (u32, u32), u64)>,
     /// The name that the client used for it.
     pub(super) requested_model: Option<String>,
     /// Whether the answer is a stream.
@@ -166,6 +176,9 @@ impl Record {
             class: None,
             model: None,
             fallback: None,
+            prompt: None,
+            lowered: None,
+            learn_from: None,
             requested_model: None,
             stream: false,
             place: None,
@@ -201,6 +214,27 @@ impl Record {
         let request_id = self.request_id.to_str().unwrap_or_default();
         let tenant = self.identity.as_ref().map(|who| who.tenant);
         LimitMet { request_id, tenant, rule }.emit(&self.telemetry);
+    }
+
+    /// Its prompt was counted, as well as that is possible.
+    pub(super) fn counted(&mut self, tokens: u64, source: Source) {
+        self.prompt = Some((tokens, source));
+        self.tell(|teller| teller.counted(tokens, source));
+    }
+
+    /// The header that says what the asked output was lowered to.
+    pub(super) fn lowered(&self) -> Option<HeaderValue> {
+        self.lowered.map(HeaderValue::from)
+    }
+
+    /// An engine's count says what the estimate was off by.
+    fn learn(&self) {
+        if let (Some((meter, pair, estimated)), Some(Usage::Exact(tokens))) = (&self.learn_from, self.usage)
+            && self.outcome == RequestOutcome::Success
+            && self.continued == 0
+        {
+            meter.ratios.learn(*pair, *estimated, tokens.input);
+        }
     }
 
     /// The engine answered in full.
@@ -353,6 +387,7 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
+        self.learn();
         let now = self.clock.now();
         self.conclude(now);
         let output = self.usage.and_then(Usage::tokens).map(|tokens| tokens.output);
@@ -392,6 +427,7 @@ impl Drop for Record {
             status: self.status,
             outcome: self.outcome,
             reason: self.reason,
+            prompt: self.prompt,
             usage: Some(self.usage.unwrap_or(Usage::Exact(Tokens::default()))),
             timings,
             attempts: self.attempts,

@@ -20,6 +20,8 @@ use crate::wire::{headers, limits};
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// The model that serves, when that is not the name that the client used.
 pub(super) const SERVING_MODEL: HeaderName = HeaderName::from_static("x-penstock-model");
+/// The output that was left of the context window, when more was asked for.
+const MAX_TOKENS: HeaderName = HeaderName::from_static("x-penstock-max-tokens");
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
@@ -72,6 +74,9 @@ pub(super) fn answer_headers(engine: &HeaderMap, record: &Record) -> HeaderMap {
     }
     if let Some(timing) = record.server_timing() {
         headers.insert(SERVER_TIMING, timing);
+    }
+    if let Some(lowered) = record.lowered() {
+        headers.insert(MAX_TOKENS, lowered);
     }
     if let Some(model) = record.serving_model() {
         headers.insert(SERVING_MODEL, model);

@@ -156,7 +156,14 @@ impl Proxy {
             ..order.spec
         };
         let candidates = Candidates { first: rule.to, others: VecDeque::new() };
-        Order { api: order.api, body: order.body.clone(), peek: order.peek.clone(), candidates, spec }
+        Order {
+            api: order.api,
+            body: order.body.clone(),
+            peek: order.peek.clone(),
+            candidates,
+            estimated: order.estimated,
+            spec,
+        }
     }
 }
 

@@ -6,18 +6,18 @@ use crate::config::settings::{EngineKind, Settings};
 use crate::core::ids::{ClassId, ModelId};
 use crate::core::placement::rules::largest_window;
 use crate::core::policy::Tenant;
-use crate::tokens::estimate::{estimate, exact};
+use crate::tokens::estimate::exact;
 use crate::wire::api::Api;
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
 use crate::wire::peek::Peek;
 
-/// Tokens of context that a request asks for: its prompt by estimate, and its
-/// limit on output where it sets one.
-pub(super) fn asked(peek: &Peek, body: &[u8]) -> u64 {
+/// Tokens of context that a request asks for: its longest prompt by the estimate
+/// of all of them, and its limit on output where it sets one.
+pub(super) fn asked(peek: &Peek, estimated: u64) -> u64 {
     let prompts = u64::from(peek.prompts.max(1));
     let output = if peek.api.generates() { peek.max_output_tokens.unwrap_or(0) } else { 0 };
-    (estimate(peek.prompt_pieces(body)) / prompts).saturating_add(output)
+    (estimated / prompts).saturating_add(output)
 }
 
 /// Refuses what no engine can take for sure. An estimate is not sure: what may

@@ -117,6 +117,25 @@ impl ApiError {
         Self::new(Kind::BodyTooLarge, format!("The request body is longer than the limit of {limit} bytes."))
     }
 
+    /// A prompt, alone or with the asked output, that is longer than the
+    /// context window, all in tokens. The words are those that clients know.
+    #[must_use]
+    pub fn context_too_long(window: u32, prompt: u64, output: Option<u64>, field: &'static str) -> Self {
+        let message = match output {
+            Some(output) => format!(
+                "This model's maximum context length is {window} tokens. However, you requested {} tokens \
+                 ({prompt} in the prompt, {output} in the completion). Please reduce the length of the prompt or the completion.",
+                prompt.saturating_add(output),
+            ),
+            None => format!(
+                "This model's maximum context length is {window} tokens. However, your prompt has {prompt} tokens\
+                 {}. Please reduce its length.",
+                if prompt == u64::from(window) { ", which leaves none for the completion" } else { "" },
+            ),
+        };
+        Self::new(Kind::ContextLength, message).with_param(field)
+    }
+
     /// A stream that broke after its client had seen part of it.
     #[must_use]
     pub fn broken_stream(fault: Fault) -> Self {

@@ -36,12 +36,12 @@ class Engine:
         self.url = f"http://127.0.0.1:{port}"
         self.model = home / "model-12-256-2048"
 
-    def serve(self, *more_arguments, **more):
+    def serve(self, *arguments, **more):
         env = dict(
             os.environ, TINY_HOME=str(self.home), MAX_SEQS=str(SEQUENCES), LAYERS="12", HIDDEN="256", **more
         )
-        arguments = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", *more_arguments]
-        subprocess.run(["bash", str(SERVE), str(self.port), *arguments], env=env, check=True, timeout=1500)
+        common = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        subprocess.run(["bash", str(SERVE), str(self.port), *common, *arguments], env=env, check=True, timeout=1500)
 
     def prepare(self):
         """What both engines share is made once."""
@@ -99,7 +99,8 @@ class Engine:
 class Gateway:
     """The release binary under test, with one pool over the given engines."""
 
-    def __init__(self, folder, engines, **pool):
+    def __init__(self, folder, engines, more=None, **pool):
+        folder.mkdir(exist_ok=True)
         self.port, self.admin_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.admin = f"http://127.0.0.1:{self.admin_port}"
@@ -117,6 +118,7 @@ class Gateway:
             "tenants": {"team": {"keys": [{"id": key_id, "digest": digest}]}},
             "pools": {"tiny": {"engine": "vllm", "models": ["tiny"], "replicas": replicas, **pool}},
         }
+        config |= more or {}
         path = folder / "penstock.yaml"
         path.write_text(json.dumps(config))
         self.log_path = folder / "gateway.log"

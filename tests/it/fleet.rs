@@ -275,6 +275,7 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
 
 fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>) -> Edge {
     Edge {
+        models: Default::default(),
         auth: Auth::Off(TenantId::new(0)),
         names: Names::default(),
         pools,
@@ -367,8 +368,8 @@ async fn reports_metrics_and_models_with_the_key() {
     assert_eq!((status.gauges.running, status.failures, status.trouble), (Some(3), 0, None));
     assert!(status.gauges_age().is_some() && status.info.is_some());
     assert_eq!(fleet.view().all().len(), 1);
-    assert_eq!(fleet.view().window(&settings.load(), ModelId::new(0)), Some(2048));
-    assert_eq!(fleet.view().window(&settings.load(), ModelId::new(7)), None);
+    assert_eq!(fleet.view().window(&settings.load(), ModelId::new(0), PoolId::new(0)), Some(2048));
+    assert_eq!(fleet.view().window(&settings.load(), ModelId::new(7), PoolId::new(0)), None);
     soon(fleet.stop()).await;
 }
 

@@ -31,3 +31,4 @@ mod simulate;
 mod sleeping;
 mod tap;
 mod tls;
+mod tokens;

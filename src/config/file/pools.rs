@@ -37,6 +37,67 @@ pub struct Model {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_model_len: Option<u32>,
+    /// Folder with the model's own `tokenizer.json` and, beside it, its
+    /// `tokenizer_config.json` and `chat_template.jinja`, from this file's
+    /// folder. Prompts near the context window are then counted exactly;
+    /// absent = vLLM is asked, and for other engines they are estimated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    /// What images and sounds are counted as.
+    pub media_tokens: MediaTokens,
+    /// What becomes of requests that do not fit the context window.
+    pub context: Context,
+}
+
+/// Tokens that parts of a prompt count as that are no text; absent = the engine
+/// decides whether the prompt fits.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct MediaTokens {
+    /// One image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub image: Option<u32>,
+    /// One sound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub audio: Option<u32>,
+}
+
+/// What becomes of requests that do not fit the context window.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Context {
+    /// When prompt and asked output together are too long: `clamp` lowers the
+    /// output to what is left and says so in the header
+    /// `x-penstock-max-tokens`; `reject` refuses the request. A prompt that is
+    /// too long by itself is always refused.
+    pub policy: Overflow,
+    /// Whether clients may have the start of their prompts cut off
+    /// (`truncate_prompt_tokens`): `allow` or `refuse`.
+    pub truncate: Truncation,
+}
+
+/// What becomes of prompt and output that together are too long.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Overflow {
+    /// The output gets what is left.
+    #[default]
+    Clamp,
+    /// The request is refused.
+    Reject,
+}
+
+/// Whether clients may have their prompts cut.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Truncation {
+    /// Yes.
+    Allow,
+    /// A request that asks for it is refused.
+    #[default]
+    Refuse,
 }
 
 /// Copies of requests whose answers are read and thrown away. They take only

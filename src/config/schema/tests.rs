@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
@@ -15,6 +15,7 @@ use crate::config::schema::{HOT_FIELDS, RESTART, RESTART_SECTIONS, RESTART_SENTE
 use crate::config::secret::SecretSource;
 use crate::config::tree::{Node, Value as Yaml};
 use crate::config::yaml;
+use crate::tokens::counter::{Broken, TokenCounter};
 
 fn config_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("config")
@@ -29,6 +30,11 @@ struct EverySecret;
 impl SecretSource for EverySecret {
     fn env(&self, _name: &str) -> Option<String> {
         Some("secret".to_owned())
+    }
+
+    fn tokenizer(&self, _: &Path, _: Option<&Arc<TokenCounter>>) -> Result<Arc<TokenCounter>, Broken> {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers");
+        TokenCounter::open(&fixtures.join("byte-level")).map(Arc::new)
     }
 
     fn file(&self, path: &Path) -> io::Result<Vec<u8>> {

@@ -11,6 +11,7 @@ use crate::core::job::Usage;
 use crate::core::policy::Policy;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{known, millis, pool_of, shorten};
+use crate::tokens::Source;
 
 /// One request, from its head to its last byte. Emitted exactly once for every
 /// request that got as far as a request id.
@@ -52,6 +53,9 @@ pub struct RequestFinished<'a> {
     pub outcome: RequestOutcome,
     /// The code of the error or refusal; absent for a success.
     pub reason: Option<&'static str>,
+    /// Tokens of its prompt before any engine counted them, and how they are
+    /// known; absent = it did not get so far.
+    pub prompt: Option<(u64, Source)>,
     /// What it consumed; absent = it never reached an engine.
     pub usage: Option<Usage>,
     /// Its durations.
@@ -138,6 +142,7 @@ impl RequestFinished<'_> {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "a line for each field")]
     fn log(&self, policy: &Policy) {
         let tokens = self.usage.and_then(Usage::tokens);
         let times = &self.timings;
@@ -163,6 +168,8 @@ impl RequestFinished<'_> {
                     status = self.status,
                     outcome = self.outcome.name(),
                     reason = self.reason,
+                    prompt_tokens = self.prompt.map(|(tokens, _)| tokens),
+                    prompt_source = self.prompt.map(|(_, source)| source.name()),
                     usage = usage_name(self.usage),
                     input_tokens = tokens.map(|tokens| tokens.input),
                     cached_tokens = tokens.map(|tokens| tokens.cached),

@@ -27,6 +27,10 @@ pub(super) const USAGE_UNKNOWN: Metric = metric(
     "penstock_usage_unknown_total",
     "Requests that reached an engine and whose tokens nobody counted.",
 );
+pub(super) const PROMPT_COUNTS: Metric = metric(
+    "penstock_prompt_counts_total",
+    "Prompts by how their tokens were known before an engine had them: `estimate`, `bound` (the bytes alone show that the prompt fits), `ids`, `exact` (the model's own tokenizer), `engine` (asked).",
+);
 pub(super) const REQUEUES: Metric = metric(
     "penstock_requeues_total",
     "Requests that an engine failed before the first token and that went back to the queue.",
@@ -110,6 +114,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     REJECTIONS,
     TOKENS,
     USAGE_UNKNOWN,
+    PROMPT_COUNTS,
     REQUEUES,
     FALLBACKS,
     LIMITS_MET,
