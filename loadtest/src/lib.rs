@@ -9,6 +9,7 @@ mod child;
 pub mod client;
 pub mod compare;
 pub mod core_bench;
+pub mod count_bench;
 pub mod engine;
 pub mod engines;
 pub mod key_bench;

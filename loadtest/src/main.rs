@@ -3,7 +3,8 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use penstock_loadtest::{
-    abandon, chaos, compare, core_bench, engine, engines, key_bench, process, proxy, replay, run, streams,
+    abandon, chaos, compare, core_bench, count_bench, engine, engines, key_bench, process, proxy, replay,
+    run, streams,
 };
 
 /// Load generator and measuring tools for an OpenAI-compatible gateway.
@@ -46,6 +47,8 @@ enum Command {
     CoreBench(core_bench::CoreBenchArgs),
     /// What a check of an API key costs, and whether its time tells how much is right.
     KeyBench(key_bench::KeyBenchArgs),
+    /// What it costs to count a long prompt with a model's tokenizer.
+    CountBench(count_bench::CountBenchArgs),
     /// Print the CPU time and memory of processes.
     Cpu(process::CpuArgs),
 }
@@ -65,6 +68,7 @@ fn main() -> Result<()> {
             Command::Drop(args) => abandon::command(&args).await,
             Command::CoreBench(args) => core_bench::command(&args),
             Command::KeyBench(args) => key_bench::command(&args),
+            Command::CountBench(args) => count_bench::command(&args),
             Command::Cpu(args) => process::command(&args).await,
         }
     })

@@ -179,39 +179,3 @@ fn files_are_read_again_only_when_they_changed() {
     let changed = TokenCounter::reopen(folder.path(), Some(&first)).unwrap();
     assert!(!Arc::ptr_eq(&first, &changed));
 }
-
-/// Not a test: prints what a count costs. The figures of `loadtest/RESULTS.md`
-/// are from an optimised build.
-#[test]
-#[ignore = "it measures"]
-fn how_long_a_count_takes() {
-    use tokio::time::Instant;
-    let never = AtomicBool::new(false);
-    let rows = fs::read_to_string(fixtures().join("counts.jsonl")).unwrap();
-    let rows: Vec<Value> = rows.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
-    let text = |from: usize| {
-        let mut text = String::new();
-        let said = rows.iter().cycle().skip(from).map(|row| all_text(&row["request"]));
-        said.enumerate().any(|(at, one)| {
-            text += &format!("{at} {one} ");
-            text.len() >= 128 << 10
-        });
-        json!({ "messages": [{ "role": "user", "content": text }] }).to_string()
-    };
-    for name in NAMES {
-        let counter = open(name);
-        let count = |body: &str| {
-            let begun = Instant::now();
-            let counted = counter.count(Form::Chat, body.as_bytes(), &MediaCosts::default(), 0, &never);
-            (counted.unwrap().all, begun.elapsed())
-        };
-        let body = text(0);
-        let (first, other, again) = (count(&body), count(&text(7)), count(&body));
-        let begun = Instant::now();
-        for _ in 0..1_000_000 {
-            std::hint::black_box(counter.at_most(std::hint::black_box(body.len() as u64), 0));
-        }
-        println!("{name}: {} bytes, first {first:?}, another {other:?}, again {again:?}", body.len());
-        println!("  the bound: {:?} in a million times", begun.elapsed());
-    }
-}
