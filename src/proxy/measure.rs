@@ -14,13 +14,14 @@ use tokio::time::timeout;
 use crate::config::settings::{EngineKind, ModelEdge, Settings};
 use crate::core::event::RejectReason;
 use crate::core::ids::{ModelId, PoolId, ReplicaId};
-use crate::core::placement::rules::window;
+use crate::core::placement::rules;
 use crate::core::time::Tick;
 use crate::proxy::attempt::{bearer, whole_body};
 use crate::proxy::handler::Proxy;
 use crate::proxy::order::Order;
 use crate::proxy::record::Record;
 use crate::proxy::upstream::Call;
+use crate::proxy::window;
 use crate::telemetry::wall;
 use crate::tokens::Source;
 use crate::tokens::counter::{Counted, Form, Uncounted};
@@ -108,7 +109,10 @@ impl Proxy {
         }
         order.peek.lowered = None;
         let lowered = match window.filter(|_| measured.source.is_sure()) {
-            Some(window) => fit(order, edge, window, measured)?,
+            Some(window) => {
+                let alone = window::counts_output(settings, model);
+                fit(order, edge.rejects, alone, (window, measured))?
+            }
             None => None,
         };
         order.peek.lowered = lowered;
@@ -206,7 +210,7 @@ impl Proxy {
         let mut allowed = pools
             .filter(|(id, supply)| class.placement.allow(*id, supply) && tenant.placement.allow(*id, supply));
         let most = allowed.try_fold(0, |most: u32, (id, supply)| {
-            let smaller = window(model, &supply).into_iter().chain(said(id)).min()?;
+            let smaller = rules::window(model, &supply).into_iter().chain(said(id)).min()?;
             Some(most.max(smaller))
         });
         most.filter(|most| *most > 0)
@@ -288,7 +292,14 @@ impl Proxy {
 }
 
 /// The output that a sure count leaves, where that is less than was asked for.
-fn fit(order: &Order, edge: &ModelEdge, window: u32, measured: Measured) -> Result<Option<u64>, ApiError> {
+/// `rejects`: then it is refused; `alone`: also where what was asked for is more
+/// than the window by itself.
+fn fit(
+    order: &Order,
+    rejects: bool,
+    alone: bool,
+    (window, measured): (u32, Measured),
+) -> Result<Option<u64>, ApiError> {
     let Order { api, peek, body, .. } = order;
     if !matches!(api, Api::Chat | Api::Completions) {
         return Ok(None);
@@ -306,7 +317,7 @@ fn fit(order: &Order, edge: &ModelEdge, window: u32, measured: Measured) -> Resu
     }
     let left = all - prompt;
     match peek.max_output_tokens.filter(|asked| *asked > left) {
-        Some(asked) if edge.rejects => {
+        Some(asked) if rejects || (alone && asked > all) => {
             Err(ApiError::context_too_long(window, prompt, Some(asked), peek.output_field(body)))
         }
         over => Ok(over.map(|_| left)),

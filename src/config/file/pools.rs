@@ -71,7 +71,8 @@ pub struct Context {
     /// When prompt and asked output together are too long: `clamp` lowers the
     /// output to what is left and says so in the header
     /// `x-penstock-max-tokens`; `reject` refuses the request. A prompt that is
-    /// too long by itself is always refused.
+    /// too long by itself is always refused, and so is an output where all
+    /// engines are vLLM.
     pub policy: Overflow,
     /// Whether clients may have the start of their prompts cut off
     /// (`truncate_prompt_tokens`): `allow` or `refuse`.

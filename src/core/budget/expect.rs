@@ -7,6 +7,7 @@
 use crate::core::ids::{ClassId, ModelId, TenantId};
 use crate::core::job::JobSpec;
 use crate::core::number_map::NumberMap;
+use crate::core::policy::Policy;
 
 /// Of so many jobs, one may use more.
 const ONE_IN: u32 = 20;
@@ -78,14 +79,17 @@ impl Lengths {
 #[derive(Debug, Clone, Default)]
 pub struct Expected {
     kinds: NumberMap<(ModelId, TenantId, ClassId), Lengths>,
+    models: NumberMap<ModelId, Lengths>,
 }
 
 impl Expected {
     /// Output tokens to reserve for a job, over all its sequences; never more
-    /// than it may generate. Before anything is known, that.
+    /// than it may generate. By its model, tenant and class once there are
+    /// enough samples, else by its model, else by what it asks for.
     #[must_use]
     pub fn output(&self, spec: &JobSpec) -> u64 {
-        let known = self.kinds.get(&(spec.model, spec.tenant, spec.class)).filter(|kind| kind.total >= FEW);
+        let own = self.kinds.get(&(spec.model, spec.tenant, spec.class));
+        let known = [own, self.models.get(&spec.model)].into_iter().flatten().find(|kind| kind.total >= FEW);
         let each = known.map_or(u64::MAX, Lengths::most);
         each.saturating_mul(u64::from(spec.sequences)).min(spec.max_output_tokens)
     }
@@ -94,11 +98,17 @@ impl Expected {
     pub fn learn(&mut self, spec: &JobSpec, output: u64) {
         let each = output / u64::from(spec.sequences.max(1));
         self.kinds.entry((spec.model, spec.tenant, spec.class)).or_default().add(each);
+        self.models.entry(spec.model).or_default().add(each);
     }
 
-    /// Forgets kinds that are no longer wanted.
-    pub fn retain(&mut self, keep: impl Fn(ModelId, TenantId, ClassId) -> bool) {
-        self.kinds.retain(|(model, tenant, class), _| keep(*model, *tenant, *class));
+    /// Forgets what is no longer in the policy.
+    pub fn retain(&mut self, policy: &Policy) {
+        self.models.retain(|model, _| policy.models.get(*model).is_some());
+        self.kinds.retain(|(model, tenant, class), _| {
+            policy.models.get(*model).is_some()
+                && policy.tenants.get(*tenant).is_some()
+                && policy.classes.get(*class).is_some()
+        });
     }
 }
 

@@ -80,6 +80,7 @@ impl Scheduler {
                 self.take_out(id);
                 if let Some(job) = self.jobs.remove(&id) {
                     self.lengths.learn(&job.spec, usage);
+                    self.learn_output(&job.spec, usage);
                     self.settle(job, usage);
                 }
             }

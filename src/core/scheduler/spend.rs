@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::core::budget::rule::Amounts;
 use crate::core::budget::{Exceeded, Hold, Payer, Standing};
 use crate::core::event::Action;
-use crate::core::job::{JobSpec, Tokens};
+use crate::core::job::{JobSpec, Tokens, Usage};
 use crate::core::time::Tick;
 
 use super::Scheduler;
@@ -30,14 +30,18 @@ impl Scheduler {
         Ok(granted.hold)
     }
 
+    /// Learns from a whole answer how much output to reserve.
+    pub(super) fn learn_output(&mut self, spec: &JobSpec, usage: Usage) {
+        if !self.budgets.is_empty()
+            && let Usage::Exact(tokens) = usage
+        {
+            self.expected.learn(spec, tokens.output);
+        }
+    }
+
     /// Settles what the job has reserved by what it used, as far as that is
     /// known. One that was never at an engine gives all of it back.
     pub(super) fn settle_limits(&mut self, job: &mut Job, used: Option<Tokens>) {
-        if !self.budgets.is_empty()
-            && let Some(tokens) = used.filter(|_| job.tries > 0)
-        {
-            self.expected.learn(&job.spec, tokens.output);
-        }
         let hold = std::mem::take(&mut job.hold);
         if hold.is_empty() {
             return;
@@ -52,13 +56,8 @@ impl Scheduler {
 
     /// New limits are in force.
     pub(super) fn change_limits(&mut self) {
-        let policy = &self.policy;
-        self.budgets.apply(&policy.limits);
-        self.expected.retain(|model, tenant, class| {
-            policy.models.get(model).is_some()
-                && policy.tenants.get(tenant).is_some()
-                && policy.classes.get(class).is_some()
-        });
+        self.budgets.apply(&self.policy.limits);
+        self.expected.retain(&self.policy);
     }
 
     /// How it stands with the limits that a job like this meets; the tightest
