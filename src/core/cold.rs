@@ -66,6 +66,12 @@ impl Starts {
         self.rows.get(&pool).is_some_and(|row| row.held.is_some())
     }
 
+    /// Whether any pool is on its way to its first token.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        self.rows.values().any(|row| row.held.is_some())
+    }
+
     /// Nobody waits for the pool any more.
     pub fn give_up(&mut self, pool: PoolId) {
         if let Some(row) = self.rows.get_mut(&pool) {

@@ -3,7 +3,9 @@
 //! environment, log, thread or randomness of its own.
 
 pub mod admission;
+pub mod ages;
 pub mod backlog;
+pub mod bits;
 pub mod board;
 pub mod cold;
 pub mod estimate;

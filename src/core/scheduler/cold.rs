@@ -133,6 +133,23 @@ impl Scheduler {
         let policy = &self.policy;
         self.starts.retain(|pool| policy.pools.get(pool).is_some());
         self.held.clear();
+        self.hold_waiting(out);
+        let pools = self.policy.pools.iter().map(|(pool, ..)| pool);
+        let idle: Vec<PoolId> = pools.filter(|pool| self.waiting_for(*pool) == 0).collect();
+        idle.into_iter().for_each(|pool| self.starts.give_up(pool));
+    }
+
+    /// A replica of a pool that starts came, and went again before its first
+    /// token: what has joined in between is held too. Looks at all that waits,
+    /// but only then.
+    pub(super) fn hold_anew(&mut self, out: &mut Vec<Action>) {
+        let turns = std::mem::replace(&mut self.held_turns, self.fleet.turns());
+        if turns != self.held_turns && self.starts.any() {
+            self.hold_waiting(out);
+        }
+    }
+
+    fn hold_waiting(&mut self, out: &mut Vec<Action>) {
         let waiting: Vec<JobId> = self.deadlines.iter().map(|(_, id)| *id).collect();
         for id in waiting {
             let before = self.jobs.get(&id).and_then(|job| job.held_until);
@@ -142,9 +159,6 @@ impl Scheduler {
                 self.reject(id, self.reason_of_wait(id, RejectReason::ColdStart), out);
             }
         }
-        let pools = self.policy.pools.iter().map(|(pool, ..)| pool);
-        let idle: Vec<PoolId> = pools.filter(|pool| self.waiting_for(*pool) == 0).collect();
-        idle.into_iter().for_each(|pool| self.starts.give_up(pool));
     }
 
     /// Says what has come of the starts.

@@ -9,6 +9,7 @@
 //! nothing more until the large job fits. At most one replica of a pool is
 //! held at a time, and it is let go when the job goes elsewhere or leaves.
 
+use std::cell::OnceCell;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -18,7 +19,7 @@ use crate::core::event::{Action, Placed, Turn};
 use crate::core::fairness::cost;
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
-use crate::core::order::{Candidate, Head, Hold};
+use crate::core::order::{Candidate, Head, Hold, Opening, Room, Rooms};
 use crate::core::placement::place::Choice;
 use crate::core::queue::{LaneKey, Part};
 use crate::core::quota::Standing;
@@ -28,6 +29,13 @@ use super::job::{Phase, Run};
 
 /// How often others may go before the first in the order.
 pub(super) const MAX_PASSED: u32 = 32;
+
+/// Jobs that leave a free replica to others, in one decision, since a busy one
+/// promises to be sooner. It can only be sooner for the first few.
+const MAX_DECLINED: usize = 4;
+/// Heads of one class and line that find no place in one decision, before the
+/// others of the line are left for the next one.
+const MAX_TRIES: usize = 32;
 
 /// A job and where it goes.
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +57,6 @@ impl Scheduler {
         while let Some(group) = self.touched.pop_first() {
             self.keep_promise(group);
             self.keep_quotas(group);
-            self.groups[group].spill_at = None;
             let mut made_room = false;
             loop {
                 let Some(pick) = self.pick_held(group).or_else(|| self.pick(group)) else {
@@ -80,21 +87,33 @@ impl Scheduler {
             return None;
         }
         let mut passed: Vec<JobId> = Vec::new();
+        let mut tries: SmallVec<[((usize, usize, Part), usize); 4]> = SmallVec::new();
+        let openings: [OnceCell<_>; 2] = Default::default();
         loop {
-            let room = |pools: &[PoolId], guest| self.fleet.room(pools, guest);
-            let chosen = self.groups[group].first(&room, &|head: &Head| passed.contains(&head.job))?;
+            let here = &self.groups[group];
+            let find = |guest| self.fleet.openings(&here.pools, guest).collect::<SmallVec<[Opening; 4]>>();
+            let rooms = Rooms {
+                openings: &|guest| openings[usize::from(guest)].get_or_init(|| find(guest)),
+                wanted: &|line| self.wanted_tier(&here.shape.lines[line]),
+                closed: &|at| tries.iter().any(|(tried, times)| *tried == at && *times >= MAX_TRIES),
+            };
+            let chosen = here.first(Room::In(rooms), &|head: &Head| passed.contains(&head.job))?;
             if self.falls_behind(&chosen.head) {
                 continue;
             }
-            let place = self.place_for(group, &chosen);
+            let place = self.place_for(group, &chosen, passed.len() >= MAX_DECLINED);
             match place.and_then(|(replica, choice)| Some((replica, choice, self.fleet.pool_of(replica)?))) {
                 Some((replica, choice, pool)) => {
                     let cached = self.cached(chosen.head.job, replica);
                     return Some(Pick { chosen, replica, pool, choice, held: false, cached });
                 }
                 None => {
-                    self.note_spill(group, &chosen);
                     passed.push(chosen.head.job);
+                    let at = (chosen.class, chosen.line, chosen.head.part);
+                    match tries.iter_mut().find(|(tried, _)| *tried == at) {
+                        Some((_, times)) => *times += 1,
+                        None => tries.push((at, 1)),
+                    }
                 }
             }
         }
@@ -190,7 +209,7 @@ impl Scheduler {
 
     /// The first in the order of the group, whether it fits or not.
     pub(super) fn first_of(&self, group: usize) -> Option<Candidate> {
-        self.groups[group].first(&|_, _| Some(Size::MAX), &|_| false)
+        self.groups[group].first(Room::Anywhere, &|_| false)
     }
 
     /// The first in the order among all that wait for the pool, whether it
@@ -200,8 +219,13 @@ impl Scheduler {
         if here.leads(&pick.chosen, pick.pool) {
             return None;
         }
-        let room = |pools: &[PoolId], _| pools.contains(&pick.pool).then_some(Size::MAX);
-        let first = here.first(&room, &|_| false)?.head.job;
+        let openings = [(pick.pool, Size::MAX)];
+        let rooms = Rooms {
+            openings: &|_| &openings,
+            wanted: &|line| self.wanted_tier(&here.shape.lines[line]),
+            closed: &|_| false,
+        };
+        let first = here.first(Room::In(rooms), &|_| false)?.head.job;
         (first != pick.chosen.head.job).then_some(first)
     }
 

@@ -62,7 +62,7 @@ use crate::core::overrides::Overrides;
 use crate::core::placement::Placement;
 use crate::core::policy::Policy;
 use crate::core::prefix::PrefixIndex;
-use crate::core::queue::{Load, Queue};
+use crate::core::queue::{LaneKey, Load, Queue};
 use crate::core::time::Tick;
 
 use job::Job;
@@ -87,6 +87,11 @@ pub struct Scheduler {
     /// where that is before their deadline.
     held: BTreeSet<(Tick, JobId)>,
     starts: Starts,
+    /// What [`Fleet::turns`] was when holds were last looked at.
+    held_turns: u64,
+    /// Lanes with a head that begins or ceases to look at all of its pools, by
+    /// when.
+    reseats: BTreeSet<(Tick, LaneKey)>,
     overrides: Overrides,
     /// Replicas that left the policy, by when they lose what nobody has seen.
     departed: BTreeSet<(Tick, ReplicaId)>,
@@ -94,6 +99,8 @@ pub struct Scheduler {
     /// Whether a replica was lost, or a job was put into another lane or back
     /// into one, since it was last looked for jobs that wait in vain.
     look_again: bool,
+    /// Jobs that wait and that another model may serve.
+    fallbacks: u64,
     /// Groups in which something changed since they were last looked at.
     touched: BTreeSet<usize>,
     /// Number of the last arrival.
@@ -124,10 +131,13 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             held: BTreeSet::new(),
             starts: Starts::default(),
+            held_turns: 0,
+            reseats: BTreeSet::new(),
             overrides: Overrides::default(),
             departed: BTreeSet::new(),
             invariants: Invariants::default(),
             look_again: false,
+            fallbacks: 0,
             touched: BTreeSet::new(),
             arrivals: 0,
             now: Tick::ZERO,
@@ -154,6 +164,7 @@ impl Scheduler {
         self.wake_replicas(out);
         self.clear_departed(out);
         self.release_urgent();
+        self.reseat_heads();
         match event {
             Event::Arrived(spec, prefix) => self.arrived(spec, prefix, out),
             Event::Paced { replica, pace } => {
@@ -188,6 +199,7 @@ impl Scheduler {
 
     /// Sends what can be sent, and refuses what waits in vain.
     fn serve(&mut self, out: &mut Vec<Action>) {
+        self.hold_anew(out);
         self.dispatch(out);
         while self.refuse_vain_waits(out) {
             self.dispatch(out);
