@@ -266,3 +266,13 @@ fn a_start_is_given_up_with_the_last_who_waits() {
     first_token(&mut world, 1);
     assert_eq!(view(&world).cold_start, Some(Duration::from_secs(10)));
 }
+
+#[test]
+fn what_joins_a_starting_pool_whose_replica_goes_again_is_held_too() {
+    let mut world = World::new(pool_of(&[], Some(600)));
+    world.arrive(patient(1, 0));
+    reload(&mut world, pool_of(&[1], Some(600)));
+    world.arrive(patient(2, 0));
+    world.fail(1, Fault::Busy { retry_after: None });
+    assert_eq!(world.scheduler.audit(), []);
+}
