@@ -59,7 +59,7 @@ pub enum Command {
     /// Exit code 0: valid, perhaps with warnings. 1: it has errors. 2: it
     /// could not be read.
     #[command(
-        after_help = "Examples:\n  penstock check penstock.yaml\n  penstock check penstock.yaml --format json"
+        after_help = "Examples:\n  penstock check penstock.yaml\n  penstock check penstock.yaml --format json\n  penstock check penstock.yaml --against http://127.0.0.1:8081"
     )]
     Check(CheckArgs),
     /// Print the JSON Schema of the configuration file.
@@ -93,6 +93,14 @@ pub enum Command {
     /// List tenants; pause them, or give them a larger share for a time.
     #[command(subcommand)]
     Tenants(TenantsCommand),
+    /// Count the prompt tokens of requests with a model's own tokenizer.
+    ///
+    /// Reads bodies of /v1/chat/completions or /v1/completions, one JSON object
+    /// a line, and prints a number for each, as the gateway counts it with
+    /// `models.NAME.tokenizer`; or why it cannot be sure of one. A comparison
+    /// with an engine's /tokenize shows whether the files are the engine's.
+    #[command(after_help = "Example:\n  penstock count --tokenizer /models/llama requests.jsonl")]
+    Count(CountArgs),
     /// Make API keys, and the digests that the configuration stores.
     #[command(subcommand)]
     Keys(KeysCommand),
@@ -163,6 +171,10 @@ pub struct CheckArgs {
     /// How to print what was found.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
+    /// The admin address of a running gateway: warn about objectives that none of
+    /// its pools has ever kept.
+    #[arg(long, value_name = "URL")]
+    pub against: Option<String>,
 }
 
 /// How a result is printed.
@@ -174,6 +186,17 @@ pub enum Format {
     Json,
     /// Annotations for GitHub Actions.
     Github,
+}
+
+/// `penstock count`
+#[derive(Debug, Args)]
+pub struct CountArgs {
+    /// Folder with the model's `tokenizer.json` and chat template.
+    #[arg(long, value_name = "FOLDER")]
+    pub tokenizer: PathBuf,
+    /// The requests; standard input when absent.
+    #[arg(value_name = "FILE")]
+    pub requests: Option<PathBuf>,
 }
 
 /// `penstock keys`

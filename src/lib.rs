@@ -2,7 +2,7 @@
 //!
 //! `ARCHITECTURE.md` has the map. Arrows between the modules point downwards
 //! only: `app` → `{proxy, fleet, admin, sim}` → `{config, wire, tokens,
-//! telemetry}` → `core`.
+//! tls, telemetry}` → `core`.
 
 pub mod admin;
 pub mod app;
@@ -13,5 +13,6 @@ pub mod fleet;
 pub mod proxy;
 pub mod sim;
 pub mod telemetry;
+pub mod tls;
 pub mod tokens;
 pub mod wire;

@@ -51,6 +51,20 @@ impl Connection {
     }
 }
 
+/// A small exchange on a connection of its own; the body as text.
+///
+/// # Errors
+/// When there is no success.
+pub async fn fetch(endpoint: &Endpoint, request: Request<Full<Bytes>>) -> anyhow::Result<String> {
+    let mut connection = Connection::open(endpoint).await.map_err(anyhow::Error::msg)?;
+    let response = connection.send(request).await?;
+    let status = response.status();
+    let bytes = response.into_body().collect().await?.to_bytes();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    anyhow::ensure!(status.is_success(), "status {status}: {text}");
+    Ok(text)
+}
+
 /// One request from its intended time to the end of its answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Exchange<'a> {

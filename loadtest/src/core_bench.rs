@@ -205,6 +205,7 @@ impl World {
         let spec = JobSpec {
             id: JobId::new(self.arrived),
             tenant: TenantId::new(self.rng.below(u64::from(self.tenants)) as u32),
+            key: None,
             class: ClassId::new(self.rng.below(self.classes) as u32),
             model: ModelId::new(self.rng.below(u64::from(self.models)) as u32),
             prompt_tokens: 100 + self.rng.below(1_000),
@@ -216,8 +217,10 @@ impl World {
             deadline: self.now() + Duration::from_secs(100_000),
             patience: Tick::NEVER,
             falls_back: false,
+            goes_on: false,
             context: 0,
             fit: 0,
+            session: None,
         };
         self.handle(Event::Arrived(spec, Prefix::default()));
     }

@@ -4,11 +4,15 @@
 //! can run an engine and a load against it in one process.
 
 pub mod abandon;
+pub mod chaos;
+mod child;
 pub mod client;
 pub mod compare;
 pub mod core_bench;
+pub mod count_bench;
 pub mod engine;
 pub mod engines;
+pub mod key_bench;
 pub mod meter;
 pub mod pace;
 pub mod process;
@@ -20,3 +24,4 @@ pub mod signal;
 pub mod sse;
 pub mod streams;
 pub mod target;
+mod template;

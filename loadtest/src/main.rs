@@ -3,7 +3,8 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use penstock_loadtest::{
-    abandon, compare, core_bench, engine, engines, process, proxy, replay, run, streams,
+    abandon, chaos, compare, core_bench, count_bench, engine, engines, key_bench, process, proxy, replay,
+    run, streams,
 };
 
 /// Load generator and measuring tools for an OpenAI-compatible gateway.
@@ -32,6 +33,8 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Compare gateways and configurations under the same load.
     Compare(compare::CompareArgs),
+    /// Break engines in every way while a gateway serves, and compare every answer.
+    Chaos(chaos::ChaosArgs),
     /// Run simulated engines in real time, several in one process.
     Engines(engines::EnginesArgs),
     /// Run a small reference proxy with the usual ways of balancing.
@@ -42,6 +45,10 @@ enum Command {
     Drop(abandon::DropArgs),
     /// Time the scheduler alone: no sockets, no tasks.
     CoreBench(core_bench::CoreBenchArgs),
+    /// What a check of an API key costs, and whether its time tells how much is right.
+    KeyBench(key_bench::KeyBenchArgs),
+    /// What it costs to count a long prompt with a model's tokenizer.
+    CountBench(count_bench::CountBenchArgs),
     /// Print the CPU time and memory of processes.
     Cpu(process::CpuArgs),
 }
@@ -54,11 +61,14 @@ fn main() -> Result<()> {
             Command::Run(args) => run::command(&args).await,
             Command::Replay(args) => replay::command(&args).await,
             Command::Compare(args) => compare::command(&args).await,
+            Command::Chaos(args) => chaos::command(&args).await,
             Command::Engines(args) => engines::command(&args).await,
             Command::Proxy(args) => proxy::command(&args).await,
             Command::Streams(args) => streams::command(&args).await,
             Command::Drop(args) => abandon::command(&args).await,
             Command::CoreBench(args) => core_bench::command(&args),
+            Command::KeyBench(args) => key_bench::command(&args),
+            Command::CountBench(args) => count_bench::command(&args),
             Command::Cpu(args) => process::command(&args).await,
         }
     })

@@ -75,6 +75,14 @@ impl Endpoint {
         &self.host
     }
 
+    /// A GET.
+    #[must_use]
+    pub fn get(&self) -> Request<Full<Bytes>> {
+        let mut request = self.request(None, Bytes::new());
+        *request.method_mut() = hyper::Method::GET;
+        request
+    }
+
     /// A POST of a JSON body.
     #[must_use]
     pub fn request(&self, key: Option<&HeaderValue>, body: Bytes) -> Request<Full<Bytes>> {

@@ -6,26 +6,36 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::admin::report::{self, BoundsRow};
-use crate::config::settings::{Auth, Edge, EngineKind, LogFormat, PoolEdge, Settings, Site, Startup};
+use crate::config::settings::identity::{Auth, Grant, ListenerTls, Listeners, Role};
+use crate::config::settings::{
+    Edge, EngineKind, LogFormat, PoolEdge, SessionField, SessionKey, Settings, Site, Startup,
+};
 use crate::core::ids::PoolId;
 use crate::core::placement::rules::{Capacity, Otherwise, Price, Rules, Supply};
 use crate::core::policy::{Class, Policy};
+use crate::core::rest::Sleep;
 use crate::core::snapshot::Snapshot;
+use crate::telemetry::wall::unix_seconds;
 
 /// `GET /admin/v1/config`. Times are in seconds.
 pub(super) fn effective(settings: &Settings) -> Value {
-    let Settings { digest, startup, edge, policy } = settings;
+    let Settings { digest, startup, listeners, edge, policy } = settings;
     json!({
         "digest": digest,
         "generation": policy.generation,
         "startup": startup_view(startup),
+        "listeners": listeners_view(listeners),
         "auth": auth(&edge.auth, policy),
         "classes": by_name(policy.classes.iter().map(|(_, name, class)| (name, class_view(class, policy)))),
         "tenants": report::tenants(&Snapshot::default(), policy),
         "models": models(edge, policy),
         "pools": by_name(policy.pools.iter().map(|(id, name, _)| (name, pool_view(id, edge, policy)))),
         "queue": BoundsRow::new(policy.bounds),
-        "retry": { "max_attempts": policy.retry.max_attempts },
+        "retry": {
+            "max_attempts": policy.retry.max_attempts,
+            "budget": f64::from(policy.retry.budget_permille) / 1000.0,
+            "budget_floor": policy.retry.budget_floor,
+        },
         "health": {
             "probe_min": secs(policy.health.probe_min),
             "probe_max": secs(policy.health.probe_max),
@@ -33,6 +43,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "busy_backoff": secs(policy.health.busy_backoff),
             "drain": secs(policy.health.drain),
         },
+        "sessions": edge.session.as_ref().map(|key| session_view(key, policy)),
         "requests": {
             "max_body_bytes": edge.requests.max_body_bytes,
             "max_total_body_bytes": edge.requests.max_total_body_bytes,
@@ -48,8 +59,22 @@ pub(super) fn effective(settings: &Settings) -> Value {
     })
 }
 
+fn session_view(key: &SessionKey, policy: &Policy) -> Value {
+    let fields = key.body.iter().map(|field| match field {
+        SessionField::PromptCacheKey => "prompt_cache_key",
+        SessionField::User => "user",
+    });
+    let rule = policy.sessions;
+    json!({
+        "header": key.header,
+        "body": fields.collect::<Vec<_>>(),
+        "max_delay": rule.map(|rule| secs(rule.max_delay)),
+        "max_sessions": rule.map(|rule| rule.bound),
+    })
+}
+
 fn startup_view(startup: &Startup) -> Value {
-    let Startup { listen, admin, door, drain_grace, telemetry } = startup;
+    let Startup { listen, admin, door, drain_grace, audit, telemetry } = startup;
     json!({
         "listen": listen.to_string(),
         "admin": admin.to_string(),
@@ -60,7 +85,10 @@ fn startup_view(startup: &Startup) -> Value {
             "body_timeout": secs(door.body_timeout),
             "idle_timeout": secs(door.idle_timeout),
             "max_head_bytes": door.max_head_bytes,
+            "handshake_timeout": secs(door.handshake_timeout),
+            "max_handshakes": door.max_handshakes,
         },
+        "audit": audit.as_ref().map(|audit| audit.path.display().to_string()),
         "telemetry": {
             "log_format": match telemetry.log_format {
                 LogFormat::Json => "json",
@@ -76,14 +104,59 @@ fn startup_view(startup: &Startup) -> Value {
 fn auth(auth: &Auth, policy: &Policy) -> Value {
     match auth {
         Auth::Off(tenant) => json!({ "mode": "off", "tenant": policy.tenants.name(*tenant) }),
-        Auth::Keys(keys) => {
-            let rows = keys.iter().map(|(id, key)| {
-                let class = key.class.map(|class| policy.classes.name(class));
-                (&**id, json!({ "tenant": policy.tenants.name(key.tenant), "class": class }))
+        Auth::Known(known) => {
+            let keys = known.keys.iter().map(|(id, key)| {
+                let mut row = grant(&key.grant, policy);
+                row["expires"] = json!(key.expires.map(unix_seconds));
+                (&**id, row)
             });
-            json!({ "mode": "keys", "keys": by_name(rows) })
+            let certs = known.certs.iter().map(|(name, held)| (&**name, grant(held, policy)));
+            let issuers: Vec<&str> = known.issuers.iter().map(|issuer| &*issuer.source.issuer).collect();
+            json!({
+                "mode": "keys",
+                "keys": by_name(keys),
+                "client_certs": by_name(certs),
+                "issuers": issuers,
+                "failures": { "burst": known.failures.burst, "per_minute": known.failures.per_minute },
+            })
         }
     }
+}
+
+fn grant(grant: &Grant, policy: &Policy) -> Value {
+    let classes =
+        grant.classes.as_ref().map(|ids| ids.iter().map(|id| policy.classes.name(*id)).collect::<Vec<_>>());
+    let models =
+        grant.models.as_ref().map(|ids| ids.iter().map(|id| policy.models.name(*id)).collect::<Vec<_>>());
+    json!({
+        "tenant": policy.tenants.name(grant.tenant),
+        "class": grant.class.map(|class| policy.classes.name(class)),
+        "classes": classes,
+        "models": models,
+    })
+}
+
+fn listeners_view(listeners: &Listeners) -> Value {
+    let tls = |tls: &Option<ListenerTls>| {
+        tls.as_ref().map(|tls| json!({ "certificate_ends": unix_seconds(tls.ends) }))
+    };
+    let operators = &listeners.operators;
+    let role = |role: Role| match role {
+        Role::Read => "read",
+        Role::Operate => "operate",
+    };
+    let tokens = operators.tokens.iter().map(|(id, token)| {
+        (&**id, json!({ "role": role(token.role), "expires": token.expires.map(unix_seconds) }))
+    });
+    let certs = operators.certs.iter().map(|(name, held)| (&**name, json!({ "role": role(*held) })));
+    json!({
+        "client_tls": tls(&listeners.clients),
+        "admin_tls": tls(&listeners.admin),
+        "admin_tokens": by_name(tokens),
+        "admin_client_certs": by_name(certs),
+        "admin_loopback": operators.loopback,
+        "admin_open_metrics": operators.open_metrics,
+    })
 }
 
 fn class_view(class: &Class, policy: &Policy) -> Value {
@@ -122,6 +195,7 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
                 "kv_tokens": row.kv_tokens,
                 "zone": urls.and_then(|row| row.zone.as_deref()),
                 "draining": policy.draining.contains(&replica),
+                "spot_notice": policy.spot_notices.contains(&replica),
             })
         })
         .collect();
@@ -129,14 +203,26 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
     json!({
         "engine": pool_edge.map(|pool| engine_name(pool.engine)),
         "models": pool_edge.map(|pool| engine_models(pool, policy)),
+        "adapters": pool_edge.map(|pool| adapters(pool, policy)),
+        "adapter_slots": policy.pools.get(id).and_then(|pool| pool.adapter_slots),
+        "adapter_load": policy.pools.get(id).and_then(|pool| pool.adapter_load).map(secs),
         "api_key": pool_edge.and_then(|pool| pool.api_key.as_ref()).map(|_| "set"),
         "scrape_interval": pool_edge.map(|pool| secs(pool.scrape_interval)),
         "engine_buffer": policy.pools.get(id).map(|pool| pool.engine_buffer),
         "cold_start": policy.pools.get(id).and_then(|pool| pool.cold_start).map(secs),
+        "sleep": policy.pools.get(id).and_then(|pool| pool.sleep).map(sleep_view),
         "supply": policy.pools.get(id).map(|pool| supply_view(&pool.supply)),
         "site": pool_edge.map(|pool| site_view(&pool.site)),
         "discover": pool_edge.and_then(|pool| pool.discover.as_ref()).map(|found| found.source.name()),
         "replicas": replicas,
+    })
+}
+
+fn sleep_view(sleep: Sleep) -> Value {
+    json!({
+        "after_idle": secs(sleep.after_idle),
+        "keep_awake": sleep.keep_awake,
+        "wake_timeout": secs(sleep.wake_timeout),
     })
 }
 
@@ -177,6 +263,10 @@ fn rules_view(rules: &Rules, policy: &Policy) -> Value {
 /// The engine's own name of each model.
 fn engine_models(pool: &PoolEdge, policy: &Policy) -> Value {
     by_name(pool.model_names.iter().map(|(id, name)| (policy.models.name(*id), json!(name))))
+}
+
+fn adapters<'a>(pool: &PoolEdge, policy: &'a Policy) -> Vec<&'a str> {
+    pool.adapters.iter().map(|id| policy.models.name(*id)).collect()
 }
 
 const fn engine_name(engine: EngineKind) -> &'static str {

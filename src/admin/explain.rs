@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::core::adapters::Fit;
 use crate::core::event::Placed;
 use crate::core::policy::Policy;
 use crate::core::snapshot::WaitingView;
@@ -34,6 +35,7 @@ pub(super) fn request(story: &Story, waiting: Option<&WaitingView>, policy: &Pol
         "api": story.api,
         "stream": story.stream,
         "prompt_tokens": story.prompt_tokens,
+        "prompt_source": story.prompt_source.name(),
         "tries": tries.collect::<Vec<_>>(),
         "forgotten_tries": story.forgotten_tries,
         "waiting": waiting.filter(|_| story.end.is_none()).map(|view| waits(view, policy)),
@@ -69,6 +71,7 @@ fn decision(why: &Placed, policy: &Policy) -> Value {
         "candidates": why.candidates,
         "expected_ttft": secs(why.expected),
         "cached_tokens": why.cached_tokens,
+        "adapter": why.adapter.map(Fit::name),
         "outstanding_tokens": why.outstanding_tokens,
         "running": why.running,
         "limit": why.limit,
@@ -84,6 +87,7 @@ fn waits(view: &WaitingView, policy: &Policy) -> Value {
             "limit": choice.limit,
             "fits": choice.fits,
             "failed_it_before": choice.tried,
+            "adapter": choice.adapter.map(Fit::name),
             "expected_ttft": secs(choice.expected),
         })
     });

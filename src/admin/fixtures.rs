@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use crate::admin::AdminState;
 use crate::config::secret::Secret;
+use crate::config::settings::identity::{Auth, Credentials, Grant, KeyEntry, Listeners};
 use crate::config::settings::names::Names;
 use crate::config::settings::{
-    Auth, Door, Edge, EngineKind, KeyEntry, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings,
-    Startup, TelemetrySettings, UpstreamLimits,
+    Door, Edge, EngineKind, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings, Startup,
+    TelemetrySettings, UpstreamLimits,
 };
 use crate::config::watch::{ReloadOutcome, ReloadReport};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
@@ -28,6 +29,7 @@ fn edge(policy: &Policy) -> Edge {
         PoolEdge {
             engine: EngineKind::Vllm,
             model_names: [(ModelId::new(0), "meta/llama".to_owned())].into(),
+            adapters: std::collections::BTreeSet::new(),
             api_key: Some(Secret::new("engine-secret")),
             scrape_interval: seconds(1),
             site: Default::default(),
@@ -38,9 +40,12 @@ fn edge(policy: &Policy) -> Edge {
     let url = "http://user:password@10.0.0.1:8000".parse().unwrap();
     let name = policy.replicas.name(ReplicaId::new(0));
     replicas.insert(name, ReplicaEdge { pool, url, metrics_url: None, zone: None });
-    let key = KeyEntry { digest: KEY_DIGEST, tenant: TenantId::new(0), class: Some(ClassId::new(0)) };
+    let grant = Grant { class: Some(ClassId::new(0)), ..Grant::whole(TenantId::new(0)) };
+    let key = KeyEntry { digest: KEY_DIGEST, grant, expires: None };
+    let keys = HashMap::from([("pk_1".to_owned(), key)]);
     Edge {
-        auth: Auth::Keys(HashMap::from([("pk_1".to_owned(), key)])),
+        models: Default::default(),
+        auth: Auth::Known(Arc::new(Credentials { keys, ..Credentials::default() })),
         names: Names {
             models: ["llama", "gpt-4o"].map(|name| (name.to_owned(), ModelId::new(0))).into(),
             ..Names::default()
@@ -52,6 +57,7 @@ fn edge(policy: &Policy) -> Edge {
             max_total_body_bytes: 2,
             max_answer_bytes: 3,
             class_header: "x-class".into(),
+            keepalive: std::time::Duration::from_secs(10),
         },
         upstream: UpstreamLimits {
             connect_timeout: seconds(1),
@@ -60,6 +66,9 @@ fn edge(policy: &Policy) -> Edge {
             keep_alive: seconds(4),
         },
         continue_streams: true,
+        session: None,
+        early_heads: Default::default(),
+        shadows: None,
     }
 }
 
@@ -77,8 +86,11 @@ pub(super) fn settings() -> Settings {
                 body_timeout: seconds(2),
                 idle_timeout: seconds(3),
                 max_head_bytes: 4,
+                handshake_timeout: seconds(5),
+                max_handshakes: 6,
             },
             drain_grace: seconds(30),
+            audit: None,
             telemetry: TelemetrySettings {
                 log_format: LogFormat::Json,
                 log_level: "info".into(),
@@ -86,6 +98,7 @@ pub(super) fn settings() -> Settings {
                 trace_sample: 0.1,
             },
         },
+        listeners: Listeners::default(),
         edge: Arc::new(edge(&policy)),
         policy: Arc::new(policy),
     }
@@ -107,6 +120,8 @@ pub(super) fn snapshot() -> Snapshot {
             state: PoolState::Ready,
             waiting: 3,
             cold_start: Some(Duration::from_millis(41_500)),
+            wake: Some(Duration::from_millis(3500)),
+            best: Default::default(),
         }],
         replicas: vec![ReplicaView {
             replica: ReplicaId::new(0),
@@ -137,6 +152,7 @@ pub(super) fn unchanged() -> ReloadReport {
         changed: Vec::new(),
         needs_restart: Vec::new(),
         problems: Vec::new(),
+        asked_by: None,
     }
 }
 
@@ -145,7 +161,7 @@ pub(super) fn bare_state(telemetry: &Telemetry) -> AdminState {
     AdminState {
         snapshot: Arc::new(Snapshot::default),
         settings: Arc::new(move || Arc::clone(&settings)),
-        reload: Arc::new(|| Box::pin(std::future::ready(Some(unchanged())))),
+        reload: Arc::new(|_| Box::pin(std::future::ready(Some(unchanged())))),
         engines: Arc::new(Vec::new),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),

@@ -2,6 +2,7 @@
 //! does. It knows the rest of the process only through the closures of
 //! [`AdminState`], and runs on a thread of its own ([`spawn`]).
 
+mod auth;
 mod config_view;
 mod explain;
 mod operate;
@@ -24,7 +25,7 @@ use crate::telemetry::metrics::EngineView;
 
 pub use crate::admin::operate::Wish;
 pub use crate::admin::routes::router;
-pub use crate::admin::server::{AdminHandle, spawn};
+pub use crate::admin::server::{AdminHandle, AdminTls, spawn};
 
 /// A reload that goes on; `None` when the process is going down.
 pub type Reloading = Pin<Box<dyn Future<Output = Option<ReloadReport>> + Send>>;
@@ -37,8 +38,9 @@ pub struct AdminState {
     pub snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
     /// The configuration in force.
     pub settings: Arc<dyn Fn() -> Arc<Settings> + Send + Sync>,
-    /// Reads the configuration again and brings it into force.
-    pub reload: Arc<dyn Fn() -> Reloading + Send + Sync>,
+    /// Reads the configuration again, because somebody asks for it, and brings it
+    /// into force.
+    pub reload: Arc<dyn Fn(Arc<str>) -> Reloading + Send + Sync>,
     /// The engines' own views, as last read.
     pub engines: Arc<dyn Fn() -> Vec<EngineView> + Send + Sync>,
     /// Puts an operator's wish in force.

@@ -4,7 +4,6 @@
 //! such a body to another site only after asking that site, and nothing here
 //! says yes, so that no page can act in an operator's name.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
 use crate::admin::AdminState;
+use crate::admin::auth::Operator;
 use crate::admin::overview::{self, named};
 use crate::config::problem::nearest;
 use crate::config::units::Span;
@@ -188,7 +188,7 @@ impl Checked {
 pub(super) fn act(
     state: &AdminState,
     verb: Verb,
-    who: SocketAddr,
+    who: &Operator,
     headers: &HeaderMap,
     body: &[u8],
 ) -> Result<Outcome, Refusal> {
@@ -218,7 +218,8 @@ pub(super) fn act(
     let changed = changed.ok_or_else(|| bad("nothing to do".into()))?;
     let outcome = outcome(verb, &ask.name, &levers, &checked, policy, &changed);
     OverrideChanged {
-        who,
+        who: &who.who,
+        from: who.from,
         verb: verb.name(),
         subject: &ask.name,
         before: &outcome.before,
@@ -384,7 +385,8 @@ mod tests {
         fn try_as(&self, media: &str, path: &str, body: &str) -> Result<Outcome, Refusal> {
             let (_, verb) = VERBS.into_iter().find(|(known, _)| known.ends_with(path)).unwrap();
             let headers = [(header::CONTENT_TYPE, media.parse().unwrap())].into_iter().collect();
-            act(&self.state, verb, "10.1.2.3:4".parse().unwrap(), &headers, body.as_bytes())
+            let who = Operator::local("10.1.2.3:4".parse().unwrap());
+            act(&self.state, verb, &who, &headers, body.as_bytes())
         }
 
         fn done(&self, path: &str, body: &str) -> Outcome {
@@ -408,7 +410,8 @@ mod tests {
         let line: serde_json::Value = serde_json::from_str(world.telemetry.captured_log().trim()).unwrap();
         for (field, value) in [
             ("message", "override changed"),
-            ("who", "10.1.2.3:4"),
+            ("who", "local"),
+            ("from", "10.1.2.3:4"),
             ("verb", "drain"),
             ("subject", REPLICA),
             ("before", "none"),

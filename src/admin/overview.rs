@@ -1,11 +1,15 @@
 //! Pools, classes and tenants in rows, with what operators have set apart.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
+use crate::core::best::Best;
 use crate::core::ids::{ClassId, PoolId, TenantId};
 use crate::core::overrides::{Lever, Measure};
 use crate::core::policy::{Class, Policy};
 use crate::core::snapshot::{OverrideView, QueueView, ReplicaState, ReplicaView, Snapshot};
+use crate::core::unkept::{Unkept, unkept};
 
 /// What is in force where no operator has said anything.
 pub(super) const NOTHING: &str = "none";
@@ -59,11 +63,65 @@ pub(super) struct PoolRow {
     state: &'static str,
     waiting: u64,
     cold_start_seconds: Option<f64>,
+    wake_seconds: Option<f64>,
+    asleep: usize,
+    best: BestRow,
     models: Vec<String>,
     replicas: usize,
     in_service: usize,
     running: u64,
     limit: u64,
+}
+
+/// The best that a pool has shown lately, with the number of samples; `null` =
+/// nothing yet.
+#[derive(Debug, Serialize)]
+struct BestRow {
+    ttft_seconds: Option<f64>,
+    first_tokens: u64,
+    itl_seconds: Option<f64>,
+    gaps: u64,
+    read_tokens_per_second: Option<u64>,
+}
+
+impl BestRow {
+    fn new(best: Best) -> Self {
+        let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+        Self {
+            ttft_seconds: seconds(best.first_token),
+            first_tokens: best.first_tokens,
+            itl_seconds: seconds(best.gap),
+            gaps: best.gaps,
+            read_tokens_per_second: best.first_token.map(|_| best.read_per_second),
+        }
+    }
+}
+
+/// An objective that none of the pools that may serve has kept.
+#[derive(Debug, Serialize)]
+pub(super) struct UnkeptRow {
+    class: String,
+    model: String,
+    objective: &'static str,
+    promised_seconds: f64,
+    pool: String,
+    best_seconds: f64,
+    samples: u64,
+}
+
+/// What is promised and was never kept.
+pub(super) fn unkept_promises(snapshot: &Snapshot, policy: &Policy) -> Vec<UnkeptRow> {
+    let best = |pool| snapshot.pools.iter().find(|view| view.pool == pool).map(|view| view.best);
+    let row = |row: Unkept| UnkeptRow {
+        class: policy.classes.name(row.class).to_owned(),
+        model: policy.models.name(row.model).to_owned(),
+        objective: row.aim.name(),
+        promised_seconds: row.promised.as_secs_f64(),
+        pool: policy.pools.name(row.pool).to_owned(),
+        best_seconds: row.shown.as_secs_f64(),
+        samples: row.samples,
+    };
+    unkept(policy, best).into_iter().map(row).collect()
 }
 
 /// The pools with what runs there.
@@ -80,6 +138,9 @@ pub(super) fn pools(snapshot: &Snapshot, policy: &Policy) -> Vec<PoolRow> {
             state: view.map_or("unknown", |view| view.state.name()),
             waiting: view.map_or(0, |view| view.waiting),
             cold_start_seconds: view.and_then(|view| Some(view.cold_start?.as_secs_f64())),
+            wake_seconds: view.and_then(|view| Some(view.wake?.as_secs_f64())),
+            asleep: replicas.iter().filter(|view| view.state == ReplicaState::Asleep).count(),
+            best: BestRow::new(view.map(|view| view.best).unwrap_or_default()),
             models: models.map(|(_, name, _)| name.to_owned()).collect(),
             replicas: replicas.len(),
             in_service: in_service(id, policy, snapshot),

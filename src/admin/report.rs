@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::admin::overview::{self, ClassRow, OverrideRow, PoolRow, Standing};
+use crate::admin::overview::{self, ClassRow, OverrideRow, PoolRow, Standing, UnkeptRow};
 use crate::core::ids::TenantId;
 use crate::core::policy::{Bounds, Policy, Tenant};
 use crate::core::snapshot::{ReplicaView, Snapshot};
@@ -27,6 +27,7 @@ pub(super) struct Status {
     classes: Vec<ClassRow>,
     tenants: Vec<TenantRow>,
     overrides: Vec<OverrideRow>,
+    unkept_promises: Vec<UnkeptRow>,
 }
 
 #[derive(Debug, Serialize)]
@@ -77,6 +78,7 @@ impl Status {
             classes: overview::classes(snapshot, policy),
             tenants: tenants(snapshot, policy),
             overrides: overview::overrides(snapshot, policy),
+            unkept_promises: overview::unkept_promises(snapshot, policy),
         }
     }
 }

@@ -1,18 +1,18 @@
 //! The admin routes.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, State};
+use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router, middleware};
 use serde_json::json;
 use tokio::time::Instant;
 
+use crate::admin::auth::{self, Guard, Operator};
 use crate::admin::operate::{self, Refusal, VERBS, Verb};
 use crate::admin::{AdminState, config_view, explain, overview, report};
 use crate::config::watch::ReloadOutcome;
@@ -42,6 +42,9 @@ GET  /admin/v1/requests/{id}  why a recent request went where it went, or why it
 GET  /admin/v1/config     the configuration in force, without secrets
 POST /admin/v1/reload     read the configuration again
 
+Where the configuration has `admin.auth`, everything but /livez, /readyz and
+/healthz asks for `Authorization: Bearer <token>`.
+
 POST with a JSON body {\"name\": ..., \"for\": \"30m\" or \"forever\", \"reason\": ...}:
 POST /admin/v1/pools/     cordon, drain, spot-notice, uncordon
 POST /admin/v1/replicas/  cordon, drain, spot-notice, uncordon
@@ -57,8 +60,9 @@ struct Admin {
 /// The admin routes. The uptime counts from this call.
 pub fn router(state: AdminState) -> Router {
     let admin = Admin { state: Arc::new(state), started: Instant::now() };
+    let guard = Guard::new(&admin.state, admin.started);
     let verbs = VERBS.into_iter().fold(Router::new(), |router, (path, verb)| {
-        router.route(path, post(move |state, peer, headers, body| act(verb, state, peer, headers, body)))
+        router.route(path, post(move |state, who, headers, body| act(verb, state, who, headers, body)))
     });
     verbs
         .route("/", get(|| async { INDEX }))
@@ -78,6 +82,7 @@ pub fn router(state: AdminState) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(middleware::from_fn_with_state(guard, auth::check))
         .with_state(admin)
 }
 
@@ -145,11 +150,11 @@ async fn request(State(admin): State<Admin>, Path(id): Path<String>) -> Response
 async fn act(
     verb: Verb,
     State(admin): State<Admin>,
-    ConnectInfo(who): ConnectInfo<SocketAddr>,
+    Extension(who): Extension<Operator>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    match operate::act(&admin.state, verb, who, &headers, &body) {
+    match operate::act(&admin.state, verb, &who, &headers, &body) {
         Ok(outcome) => Json(outcome).into_response(),
         Err(Refusal(status, message)) => problem(status, &message),
     }
@@ -161,8 +166,8 @@ async fn config(State(admin): State<Admin>) -> impl IntoResponse {
 
 /// 200 when the file is in force, 422 with every problem when it is not valid.
 /// The reload goes on when the caller hangs up.
-async fn reload(State(admin): State<Admin>) -> Response {
-    let reloading = tokio::spawn((admin.state.reload)());
+async fn reload(State(admin): State<Admin>, Extension(who): Extension<Operator>) -> Response {
+    let reloading = tokio::spawn((admin.state.reload)(who.who));
     let report = match tokio::time::timeout(RELOAD_TIMEOUT, reloading).await {
         Ok(Ok(Some(report))) => report,
         Ok(Ok(None)) => return problem(StatusCode::SERVICE_UNAVAILABLE, "the gateway is shutting down"),
@@ -189,6 +194,6 @@ async fn wrong_method(method: Method, uri: Uri) -> Response {
     problem(StatusCode::METHOD_NOT_ALLOWED, &message)
 }
 
-fn problem(status: StatusCode, message: &str) -> Response {
+pub(super) fn problem(status: StatusCode, message: &str) -> Response {
     (status, Json(json!({ "error": { "message": message } }))).into_response()
 }

@@ -16,6 +16,8 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use crate::tls::{Handshakes, Source, Trouble};
+
 /// Open connections; more wait in the listen queue.
 const MAX_CONNECTIONS: usize = 64;
 /// Time for a request head, and for the pause between two requests.
@@ -38,11 +40,27 @@ pub struct AdminHandle {
     thread: Option<JoinHandle<()>>,
 }
 
+/// How connections of the admin listener are encrypted.
+pub struct AdminTls {
+    /// What a new connection gets.
+    pub source: Source,
+    /// Their bounds.
+    pub handshakes: Handshakes,
+    /// Told of each that failed.
+    pub failed: Box<dyn Fn(Trouble) + Send + Sync>,
+}
+
+impl std::fmt::Debug for AdminTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AdminTls").field("handshakes", &self.handshakes).finish_non_exhaustive()
+    }
+}
+
 /// Binds `addr` and serves `router` there until the handle is stopped.
 ///
 /// # Errors
 /// When the address cannot be bound or the thread cannot start.
-pub fn spawn(addr: SocketAddr, router: Router) -> io::Result<AdminHandle> {
+pub fn spawn(addr: SocketAddr, router: Router, tls: AdminTls) -> io::Result<AdminHandle> {
     let listener = StdListener::bind(addr)?;
     listener.set_nonblocking(true)?;
     let addr = listener.local_addr()?;
@@ -54,7 +72,7 @@ pub fn spawn(addr: SocketAddr, router: Router) -> io::Result<AdminHandle> {
     };
     let thread = std::thread::Builder::new()
         .name("admin".into())
-        .spawn(move || runtime.block_on(serve(listener, router, stopped)))?;
+        .spawn(move || runtime.block_on(serve(listener, router, Arc::new(tls), stopped)))?;
     Ok(AdminHandle { addr, stop, thread: Some(thread) })
 }
 
@@ -81,7 +99,12 @@ impl Drop for AdminHandle {
     }
 }
 
-async fn serve(listener: TcpListener, router: Router, mut stopped: watch::Receiver<bool>) {
+async fn serve(
+    listener: TcpListener,
+    router: Router,
+    tls: Arc<AdminTls>,
+    mut stopped: watch::Receiver<bool>,
+) {
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let next = async {
@@ -95,7 +118,7 @@ async fn serve(listener: TcpListener, router: Router, mut stopped: watch::Receiv
         match accepted {
             (Ok(permit), Ok((stream, peer))) => {
                 let router = router.clone().layer(Extension(ConnectInfo(peer)));
-                tokio::spawn(connection(stream, router, stopped.clone(), permit));
+                tokio::spawn(connection(stream, router, Arc::clone(&tls), stopped.clone(), permit));
             }
             (_, Err(_)) | (Err(_), _) => tokio::time::sleep(ACCEPT_PAUSE).await,
         }
@@ -107,11 +130,19 @@ async fn serve(listener: TcpListener, router: Router, mut stopped: watch::Receiv
 
 async fn connection(
     stream: TcpStream,
-    router: Router,
+    mut router: Router,
+    tls: Arc<AdminTls>,
     mut stopped: watch::Receiver<bool>,
     _permit: OwnedSemaphorePermit,
 ) {
     let _ = stream.set_nodelay(true);
+    let (stream, names) = match tls.handshakes.welcome(stream, (tls.source)()).await {
+        Ok(welcome) => welcome,
+        Err(trouble) => return (tls.failed)(trouble),
+    };
+    if let Some(names) = names {
+        router = router.layer(Extension(names));
+    }
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::ConnectInfo;
 use axum::http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower_service::Service;
 
 use crate::admin::fixtures::{KEY_DIGEST, bare_state, settings, snapshot, unchanged, unchanged_state};
-use crate::admin::{AdminState, router, spawn};
+use crate::admin::{AdminState, AdminTls, router, spawn};
 use crate::config::problem::Problem;
 use crate::config::watch::{ReloadOutcome, ReloadReport};
 use crate::core::event::Report;
@@ -23,6 +24,17 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::ConfigRejected;
 use crate::telemetry::fixtures;
 use crate::telemetry::metrics::EngineView;
+use crate::tls::Handshakes;
+
+const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9);
+
+fn no_tls() -> AdminTls {
+    AdminTls {
+        source: Arc::new(|| None),
+        handshakes: Handshakes::new(1, Duration::from_secs(1)),
+        failed: Box::new(|_| {}),
+    }
+}
 
 struct World {
     router: Router,
@@ -44,7 +56,7 @@ fn world(report: ReloadReport) -> World {
     let state = AdminState {
         snapshot: Arc::new(snapshot),
         settings: Arc::new(move || Arc::clone(&settings)),
-        reload: Arc::new(move || Box::pin(std::future::ready(Some(report.clone())))),
+        reload: Arc::new(move |_| Box::pin(std::future::ready(Some(report.clone())))),
         engines: Arc::new(move || vec![engine.clone()]),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
@@ -56,6 +68,7 @@ fn world(report: ReloadReport) -> World {
 
 async fn call(world: &World, method: &str, path: &str) -> (StatusCode, HeaderMap, String) {
     let request = Request::builder()
+        .extension(ConnectInfo(HERE))
         .method(method)
         .uri(path)
         .header(
@@ -168,7 +181,8 @@ async fn queues_replicas_and_tenants_are_named_rows() {
 async fn the_config_is_shown_whole_without_its_secrets() {
     let world = world(unchanged());
     let config = json_of(&world, "/admin/v1/config").await;
-    assert_eq!(config["auth"]["keys"]["pk_1"], json!({ "tenant": "team-0", "class": "interactive" }));
+    let key = &config["auth"]["keys"]["pk_1"];
+    assert_eq!((&key["tenant"], &key["class"]), (&json!("team-0"), &json!("interactive")));
     assert_eq!(config["models"]["llama"]["aliases"], json!(["gpt-4o"]));
     assert_eq!(config["queue"], json!({ "requests": 500, "bytes": null, "tokens": null }));
     let pool = &config["pools"]["a100"];
@@ -214,7 +228,7 @@ async fn a_reload_that_hangs_is_answered_and_goes_on() {
     let over = Arc::new(AtomicBool::new(false));
     let done = Arc::clone(&over);
     let mut state = bare_state(&world.telemetry);
-    state.reload = Arc::new(move || {
+    state.reload = Arc::new(move |_| {
         let done = Arc::clone(&done);
         Box::pin(async move {
             tokio::time::sleep(Duration::from_secs(45)).await;
@@ -269,7 +283,7 @@ const LIVEZ: &str = "GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n
 /// listener can only answer from its own.
 #[tokio::test]
 async fn the_listener_answers_while_the_callers_runtime_is_blocked() {
-    let handle = spawn("127.0.0.1:0".parse().unwrap(), world(unchanged()).router).unwrap();
+    let handle = spawn("127.0.0.1:0".parse().unwrap(), world(unchanged()).router, no_tls()).unwrap();
     let answer = ask(handle.addr(), LIVEZ);
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("ok\n"), "{answer}");
     let head = ask(handle.addr(), &LIVEZ.replace("GET /livez", "HEAD /metrics"));
@@ -288,6 +302,6 @@ async fn the_listener_answers_while_the_callers_runtime_is_blocked() {
 fn a_taken_address_is_an_error() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let router = router(bare_state(&Telemetry::for_tests()));
-    let problem = spawn(taken.local_addr().unwrap(), router).unwrap_err();
+    let problem = spawn(taken.local_addr().unwrap(), router, no_tls()).unwrap_err();
     assert_eq!(problem.kind(), std::io::ErrorKind::AddrInUse);
 }

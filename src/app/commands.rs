@@ -7,10 +7,11 @@ use anyhow::Context as _;
 use clap::CommandFactory as _;
 
 use crate::app::gateway::{self, Gateway};
-use crate::app::{demo, operate, signals, simulate};
+use crate::app::{count, demo, operate, signals, simulate};
 use crate::cli::{
     CheckArgs, Cli, Command, DemoArgs, DialectArg, Format, KeysCommand, ServeArgs, SimEngineArgs,
 };
+use crate::config::measured::check_file_against;
 use crate::config::problem::Severity;
 use crate::config::report::{Report, UNREADABLE};
 use crate::config::secret::{Machine, SecretSource as _};
@@ -36,6 +37,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Pools(command) => print_from(operate::pools(command)),
         Command::Replicas(command) => print_from(operate::replicas(command)),
         Command::Tenants(command) => print_from(operate::tenants(command)),
+        Command::Count(args) => count::run(&args, |text| print(text).map(drop)),
         Command::Keys(command) => keys(&command),
         Command::SimEngine(args) => in_runtime(sim_engine(args)),
         Command::Simulate(args) => simulate::run(&args).and_then(|(text, code)| print(&text).map(|_| code)),
@@ -116,7 +118,14 @@ fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
-    let report = load::check_file(&args.config);
+    let report = match &args.against {
+        None => load::check_file(&args.config),
+        Some(gateway) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let bests = runtime.block_on(operate::bests(gateway))?;
+            check_file_against(&args.config, &|pool| bests.get(pool).copied())
+        }
+    };
     print(&match args.format {
         Format::Text => format!("{report}{}", summary(&report)),
         Format::Json => format!("{:#}\n", report.to_json()),
@@ -150,7 +159,7 @@ fn keys(command: &KeysCommand) -> anyhow::Result<ExitCode> {
             let key = keys::new(&random::bytes());
             print(&format!(
                 "key (shown only here; give it to its holder):\n  {}\n\n\
-                 in the configuration, under tenants.<name>.keys:\n  {}\n",
+                 in the configuration, under tenants.<name>.keys (an operator's: with a `role` under admin.auth.tokens):\n  {}\n",
                 key.text,
                 key_line(&key.id, &key.digest)
             ))

@@ -7,28 +7,35 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::service::service_fn;
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{Instant, timeout};
 
-use crate::admin::{self, AdminHandle, AdminState};
+use crate::admin::{self, AdminHandle, AdminState, AdminTls};
+use crate::app::calendar;
 use crate::app::hooks::{self, DoorWatch, Followers, ToScheduler, ToTelemetry};
-use crate::app::signals;
+use crate::app::{promises, signals};
 use crate::config::settings::Settings;
+use crate::config::settings::identity::Listeners;
 use crate::config::watch::{ReloadAsks, ReloadHandle, Reloader, channel};
 use crate::core::event::{Event, RejectReason, Rejection};
 use crate::fleet::discover::Sources;
 use crate::fleet::fetch::NoTls;
 use crate::fleet::handle::{Fleet, Timing};
 use crate::fleet::hooks::Watch;
+use crate::proxy::auth::Doorman;
 use crate::proxy::clock::Clock;
 use crate::proxy::gate::Gate;
 use crate::proxy::grace::Grace;
 use crate::proxy::handler::Proxy;
 use crate::proxy::server::{self, Shutdown};
 use crate::proxy::upstream::Upstreams;
-use crate::telemetry::event::{ConfigReloaded, ServerDraining, ServerStarted, ServerStopped};
+use crate::telemetry::event::{
+    ConfigReloaded, HandshakeFailed, ServerDraining, ServerStarted, ServerStopped,
+};
 use crate::telemetry::{Telemetry, TelemetryError};
+use crate::tls::Handshakes;
 use crate::wire::prefix::Prefixes;
 
 /// Wishes of the scheduler that may wait to be fulfilled.
@@ -67,6 +74,9 @@ pub enum StartError {
     /// SIGHUP cannot be listened to.
     #[error("no handler for SIGHUP: {0}")]
     Signals(#[source] io::Error),
+    /// The audit file has nobody to write it.
+    #[error("no thread for the audit file: {0}")]
+    Audit(#[source] io::Error),
     /// TLS to engines is not available.
     #[error(transparent)]
     Tls(#[from] NoTls),
@@ -96,6 +106,17 @@ pub struct Gateway {
     background: JoinSet<()>,
 }
 
+/// What the scheduler needs beside events: time, days, and what streams show.
+fn scheduler_tasks(proxy: &Arc<Proxy>) -> JoinSet<()> {
+    let gate = || Arc::clone(&proxy.gate);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(Arc::clone(&proxy.paces).sample(gate()));
+    tasks.spawn(calendar::follow(gate()));
+    tasks.spawn(gate().run_timer());
+    tasks.spawn(promises::watch(Arc::clone(proxy)));
+    tasks
+}
+
 impl Gateway {
     /// Starts a gateway under the reloader's settings, inside a tokio runtime.
     ///
@@ -112,17 +133,21 @@ impl Gateway {
         let sources = Sources::start(Arc::clone(&settings), watch);
         let view = fleet.view();
         let proxy = Arc::new(Proxy {
-            gate: Arc::clone(&gate),
+            gate,
             settings,
+            doorman: Doorman::default(),
             upstreams: Upstreams::default(),
             bodies: Arc::default(),
             telemetry: telemetry.clone(),
-            windows: Arc::new(move |settings, model| view.window(settings, model)),
+            meter: Arc::default(),
+            windows: Arc::new(move |settings, model, pool| view.window(settings, model, pool)),
             retries: Arc::default(),
             prefixes: Prefixes::default(),
             paces: Arc::default(),
+            copies: Arc::default(),
             grace: Grace::default(),
         });
+        prepare_identity(&proxy, &now)?;
         let (reload, asks) = channel();
         let listen =
             |address| server::listen(address).map_err(|problem| StartError::Listen { address, problem });
@@ -138,20 +163,8 @@ impl Gateway {
         ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[] }.emit(&telemetry);
         ServerStarted { listen: address, admin: admin.addr() }.emit(&telemetry);
         let shutdown = Shutdown::default();
-        let service = Arc::clone(&proxy);
-        let serving = tokio::spawn(server::serve(
-            listener,
-            now.startup.door.clone(),
-            shutdown.clone(),
-            Arc::new(DoorWatch::new(&telemetry)),
-            move |_peer| {
-                let proxy = Arc::clone(&service);
-                service_fn(move |request| Arc::clone(&proxy).handle(request))
-            },
-        ));
-        let mut background = JoinSet::new();
-        background.spawn(Arc::clone(&proxy.paces).sample(Arc::clone(&gate)));
-        background.spawn(gate.run_timer());
+        let serving = serve_clients(listener, &now, &proxy, &shutdown);
+        let mut background = scheduler_tasks(&proxy);
         background.spawn(telemetry.clone().upkeep());
         background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));
         let followers = Followers::new(&proxy, &fleet, &sources);
@@ -241,10 +254,49 @@ impl Gateway {
         self.fleet.stop().await;
         ServerStopped { cut_off }.emit(telemetry);
         let admin = self.admin;
-        let _stopped = tokio::task::spawn_blocking(move || admin.stop()).await;
+        let audited = telemetry.clone();
+        let _stopped = spawn_blocking(move || {
+            admin.stop();
+            audited.flush_audit(GOODBYE);
+        })
+        .await;
         telemetry.shutdown(GOODBYE).await;
         drop(self.background);
     }
+}
+
+/// What must be there before the first client is asked who it is.
+fn prepare_identity(proxy: &Proxy, settings: &Settings) -> Result<(), StartError> {
+    let telemetry = &proxy.telemetry;
+    if let Some(file) = settings.startup.audit.clone() {
+        telemetry.audit_to(file).map_err(StartError::Audit)?;
+    }
+    proxy.doorman.follow(&settings.edge.auth, telemetry);
+    hooks::certificates_loaded(&Listeners::default(), &settings.listeners, telemetry);
+    Ok(())
+}
+
+fn serve_clients(
+    listener: TcpListener,
+    settings: &Settings,
+    proxy: &Arc<Proxy>,
+    shutdown: &Shutdown,
+) -> JoinHandle<()> {
+    let service = Arc::clone(proxy);
+    tokio::spawn(server::serve(
+        listener,
+        settings.startup.door.clone(),
+        hooks::client_tls(&proxy.settings),
+        shutdown.clone(),
+        Arc::new(DoorWatch::new(&proxy.telemetry)),
+        move |peer| {
+            let (proxy, peer) = (Arc::clone(&service), Arc::new(peer));
+            service_fn(move |request| {
+                let (proxy, peer) = (Arc::clone(&proxy), Arc::clone(&peer));
+                async move { proxy.handle(request, &peer).await }
+            })
+        },
+    ))
 }
 
 fn start_admin(
@@ -259,9 +311,9 @@ fn start_admin(
     let state = AdminState {
         snapshot: Arc::new(move || gate.snapshot()),
         settings: Arc::new(move || rules.load_full()),
-        reload: Arc::new(move || {
+        reload: Arc::new(move |who| {
             let reload = reload.clone();
-            Box::pin(async move { reload.reload().await })
+            Box::pin(async move { reload.reload(who).await })
         }),
         engines: Arc::new(move || hooks::engine_views(&view)),
         operate: Arc::new(move |wish| operated.operate(|now| hooks::event_of(wish, now))),
@@ -270,7 +322,15 @@ fn start_admin(
         telemetry: proxy.telemetry.clone(),
     };
     let address = settings.startup.admin;
-    admin::spawn(address, admin::router(state)).map_err(|problem| StartError::Admin { address, problem })
+    let (door, telemetry) = (&settings.startup.door, proxy.telemetry.clone());
+    let tls = AdminTls {
+        source: hooks::admin_tls(&proxy.settings),
+        handshakes: Handshakes::new(door.max_handshakes, door.handshake_timeout),
+        failed: Box::new(move |why| {
+            HandshakeFailed { listener: "admin", reason: why.label() }.emit(&telemetry);
+        }),
+    };
+    admin::spawn(address, admin::router(state), tls).map_err(|problem| StartError::Admin { address, problem })
 }
 
 async fn follow_file(reloader: Arc<Reloader>, asks: ReloadAsks, followers: Followers) {

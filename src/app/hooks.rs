@@ -3,11 +3,13 @@
 use std::io;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use crate::admin::Wish;
 use crate::config::merge::Found;
 use crate::config::settings::Settings;
+use crate::config::settings::identity::Listeners;
 use crate::config::watch::{ReloadOutcome, ReloadReport, Reloader};
 use crate::core::event::{Action, Event};
 use crate::core::ids::{PoolId, ReplicaId};
@@ -16,17 +18,20 @@ use crate::core::time::Tick;
 use crate::fleet::discover::Sources;
 use crate::fleet::handle::Fleet;
 use crate::fleet::hooks::{Note, Sink, SourceNote, Watch};
+use crate::fleet::rest::Order;
 use crate::fleet::view::FleetView;
 use crate::proxy::gate::Gate;
 use crate::proxy::handler::Proxy;
 use crate::proxy::server::{DoorEvents, Refusal};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, ModelMismatch, OverrideExpired,
-    PoolStarted, PoolWanted, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ReplicasChanged, ScrapeFailed,
+    CertificateLoaded, ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused,
+    HandshakeFailed, ModelMismatch, OverrideExpired, PoolStarted, PoolWanted, ProbeFailed, ReplicaEjected,
+    ReplicaReadmitted, ReplicaRested, ReplicaTurned, ReplicasChanged, RestFailed, RestUnknown, ScrapeFailed,
     ScrapeRecovered, SourceBack, SourceEmpty, SourceLost, SourceTooLarge,
 };
 use crate::telemetry::metrics::EngineView;
+use crate::tls;
 
 /// The fleet's reports go to the scheduler.
 pub(super) struct ToScheduler(pub(super) Arc<Gate>);
@@ -55,8 +60,15 @@ impl Watch for ToTelemetry {
                 }
             }
             Note::ProbeFailed { why } => ProbeFailed { replica, problem: &why.to_string() }.emit(telemetry),
-            Note::Asleep => ScrapeFailed { replica, problem: "asleep", first: true }.emit(telemetry),
-            Note::Awake => ScrapeRecovered { replica }.emit(telemetry),
+            Note::Asleep => ReplicaTurned { replica, asleep: true }.emit(telemetry),
+            Note::Awake => ReplicaTurned { replica, asleep: false }.emit(telemetry),
+            Note::Obeyed { order, took } => {
+                ReplicaRested { replica, order: order.name(), took }.emit(telemetry);
+            }
+            Note::Disobeyed { order, why } => {
+                RestFailed { replica, order: order.name(), problem: &why.to_string() }.emit(telemetry);
+            }
+            Note::CannotSleep => RestUnknown { replica }.emit(telemetry),
             Note::InfoFailed { .. } | Note::ModelsMatch | Note::ProbeSucceeded => {}
         }
     }
@@ -97,8 +109,48 @@ impl DoorEvents for DoorWatch {
         ConnectionRefused { reason: why.label() }.emit(&self.telemetry);
     }
 
+    fn handshake_failed(&self, why: tls::Trouble) {
+        HandshakeFailed { listener: "clients", reason: why.label() }.emit(&self.telemetry);
+    }
+
     fn accept_failed(&self, error: &io::Error) {
         tracing::warn!(%error, "no connection could be accepted; are there enough file descriptors?");
+    }
+}
+
+/// Writes down who changed what. That nothing changed is of interest only when
+/// somebody asked.
+fn audit(report: &ReloadReport, telemetry: &Telemetry) {
+    let outcome = match report.outcome {
+        ReloadOutcome::Applied => "applied",
+        ReloadOutcome::Unchanged if report.asked_by.is_none() => return,
+        ReloadOutcome::Unchanged => "unchanged",
+        ReloadOutcome::Failed => "failed",
+    };
+    let changed: Vec<&str> = report.changed.iter().map(|change| &*change.path).collect();
+    let (who, digest) = (report.asked_by.as_deref().unwrap_or("file"), &*report.digest);
+    ConfigAudited { who, outcome, generation: report.generation, digest, changed: &changed }.emit(telemetry);
+}
+
+/// What the client listener makes handshakes with.
+pub(super) fn client_tls(settings: &Arc<ArcSwap<Settings>>) -> tls::Source {
+    let settings = Arc::clone(settings);
+    Arc::new(move || settings.load().listeners.clients.as_ref().map(|tls| Arc::clone(&tls.config)))
+}
+
+/// What the operators' listener makes handshakes with.
+pub(super) fn admin_tls(settings: &Arc<ArcSwap<Settings>>) -> tls::Source {
+    let settings = Arc::clone(settings);
+    Arc::new(move || settings.load().listeners.admin.as_ref().map(|tls| Arc::clone(&tls.config)))
+}
+
+/// Says which listeners have another certificate than before.
+pub(super) fn certificates_loaded(before: &Listeners, after: &Listeners, telemetry: &Telemetry) {
+    let pairs = [("clients", &before.clients, &after.clients), ("admin", &before.admin, &after.admin)];
+    for (listener, before, after) in pairs {
+        if let Some(tls) = after.as_ref().filter(|_| before != after) {
+            CertificateLoaded { listener, ends: tls.ends }.emit(telemetry);
+        }
     }
 }
 
@@ -111,6 +163,14 @@ pub(super) async fn carry_out(
     while let Some(action) = actions.recv().await {
         match action {
             Action::Probe { replica } => fleet.probe(replica),
+            Action::Sleep { replica } => fleet.order(replica, Order::Sleep),
+            Action::Wake { replica, .. } => {
+                let policy = telemetry.policy();
+                let pool = policy.replicas.get(replica).and_then(|row| policy.pools.get(row.pool));
+                if let Some(rules) = pool.and_then(|pool| pool.sleep) {
+                    fleet.order(replica, Order::Wake { limit: rules.wake_timeout });
+                }
+            }
             Action::Eject { replica, why } => ReplicaEjected { replica, fault: why }.emit(&telemetry),
             Action::Readmit { replica, after } => ReplicaReadmitted { replica, after }.emit(&telemetry),
             Action::PoolWanted { pool, expected } => PoolWanted { pool, expected }.emit(&telemetry),
@@ -122,7 +182,9 @@ pub(super) async fn carry_out(
             Action::Dispatch { .. }
             | Action::Reject { .. }
             | Action::Requeue { .. }
-            | Action::Recall { .. } => {}
+            | Action::WouldLimit { .. }
+            | Action::Recall { .. }
+            | Action::HandOver { .. } => {}
         }
     }
 }
@@ -145,6 +207,8 @@ pub(super) struct Followers {
     proxy: Arc<Proxy>,
     fleet: Fleet,
     sources: Sources,
+    /// What the listeners had at the last reload.
+    listeners: Arc<ArcSwap<Listeners>>,
     /// Held while they are told, so that nobody hears of older settings last.
     telling: Arc<Mutex<()>>,
 }
@@ -155,6 +219,7 @@ impl Followers {
             proxy: Arc::clone(proxy),
             fleet: fleet.clone(),
             sources: sources.clone(),
+            listeners: Arc::new(ArcSwap::from_pointee(proxy.settings.load().listeners.clone())),
             telling: Arc::default(),
         }
     }
@@ -169,6 +234,7 @@ impl Followers {
         let _telling = self.telling.lock();
         let settings = self.proxy.settings.load_full();
         self.proxy.gate.follow(&settings.policy);
+        self.proxy.doorman.follow(&settings.edge.auth, &self.proxy.telemetry);
         self.proxy.upstreams.retain(&settings.edge);
         self.proxy.paces.retain(&settings.edge);
         self.fleet.reloaded();
@@ -179,6 +245,7 @@ impl Followers {
     /// Brings a reload's result to everybody whom it concerns.
     pub(super) fn reloaded(&self, report: &ReloadReport) {
         let telemetry = &self.proxy.telemetry;
+        audit(report, telemetry);
         match report.outcome {
             ReloadOutcome::Unchanged => ConfigUnchanged.emit(telemetry),
             ReloadOutcome::Failed => {
@@ -188,6 +255,8 @@ impl Followers {
             ReloadOutcome::Applied => {
                 let before = telemetry.policy();
                 let settings = self.tell();
+                let listeners = self.listeners.swap(Arc::new(settings.listeners.clone()));
+                certificates_loaded(&listeners, &settings.listeners, telemetry);
                 let policy = &settings.policy;
                 let restart_needed = &report.needs_restart;
                 ConfigReloaded { policy, digest: &settings.digest, restart_needed }.emit(telemetry);

@@ -1,12 +1,15 @@
 //! The composition root: puts the parts together and takes them apart again.
 //! The only place that knows all of them.
 
+mod calendar;
 mod commands;
+mod count;
 mod demo;
 mod gateway;
 mod hooks;
 mod load;
 mod operate;
+mod promises;
 mod signals;
 mod simulate;
 

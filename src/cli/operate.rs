@@ -1,14 +1,30 @@
 //! The commands that look at a running gateway and change what it does.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 
 /// Where the gateway is, and how to print what it says.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Args, Default)]
 pub struct AdminArgs {
     /// The gateway's admin address; absent = the environment variable
     /// `PENSTOCK_ADMIN`, or else `http://127.0.0.1:8081`.
     #[arg(long, value_name = "URL")]
     pub admin: Option<String>,
+    /// A file with the operator's token; absent = the environment variable
+    /// `PENSTOCK_ADMIN_TOKEN`.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// The authorities of the gateway's certificate (PEM); absent = those of
+    /// the system.
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// The operator's certificate (PEM).
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub cert: Option<PathBuf>,
+    /// The private key of `--cert` (PEM).
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    pub key: Option<PathBuf>,
     /// Print the gateway's answer as JSON.
     #[arg(long)]
     pub json: bool,

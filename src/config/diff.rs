@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 use crate::config::field::{Field, Step};
 use crate::config::file::File;
 use crate::config::load::Loaded;
-use crate::config::schema::RESTART_SECTIONS;
+use crate::config::schema::{HOT_FIELDS, RESTART_SECTIONS};
+use crate::config::settings::identity::ListenerTls;
 
 /// One field that differs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -43,6 +44,7 @@ impl fmt::Display for Change {
 pub fn diff(before: &Loaded, after: &Loaded) -> Vec<Change> {
     let mut changes = diff_files(&before.file, &after.file);
     changes.extend(rotated(before, after));
+    changes.extend(certificates(before, after));
     changes.extend(listed(before, after));
     changes.sort_by(|a, b| a.path.cmp(&b.path));
     changes
@@ -77,15 +79,16 @@ fn maps(field: &Field, before: &Map<String, Value>, after: &Map<String, Value>, 
 }
 
 fn change(field: &Field, before: Option<&Value>, after: Option<&Value>) -> Change {
-    let section = match field.steps().first() {
-        Some(Step::Key(key)) => key,
+    let step = |at: usize| match field.steps().get(at) {
+        Some(Step::Key(key)) => &**key,
         _ => "",
     };
+    let is_hot = HOT_FIELDS.contains(&[step(0), step(1)]);
     Change {
         path: field.to_string(),
         before: before.cloned(),
         after: after.cloned(),
-        needs_restart: RESTART_SECTIONS.contains(&section),
+        needs_restart: RESTART_SECTIONS.contains(&step(0)) && !is_hot,
     }
 }
 
@@ -102,6 +105,19 @@ fn rotated(before: &Loaded, after: &Loaded) -> Vec<Change> {
     let names = after.file.pools.names().filter(same_place);
     let names = names.filter(|name| key_of(before, name) != key_of(after, name));
     names.map(|name| change(&Field::top("pools").key(name).key("api_key"), None, None)).collect()
+}
+
+/// Listeners whose certificates stand in the same files as before, and are
+/// others now.
+fn certificates(before: &Loaded, after: &Loaded) -> Vec<Change> {
+    let clients =
+        |loaded: &Loaded| (loaded.file.server.tls.clone(), loaded.settings.listeners.clients.clone());
+    let admin = |loaded: &Loaded| (loaded.file.admin.tls.clone(), loaded.settings.listeners.admin.clone());
+    let listeners = [("server", clients(before), clients(after)), ("admin", admin(before), admin(after))];
+    let digest = |tls: &Option<ListenerTls>| tls.as_ref().map(|tls| tls.digest);
+    let others =
+        listeners.into_iter().filter(|(_, (was, old), (is, new))| was == is && digest(old) != digest(new));
+    others.map(|(section, ..)| change(&Field::top(section).key("tls"), None, None)).collect()
 }
 
 /// Pools whose replicas stand in the same file as before, which has others

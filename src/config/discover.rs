@@ -78,6 +78,8 @@ pub struct Kubernetes {
     pub form: Form,
     /// Time between two full lists.
     pub resync: Duration,
+    /// What tells that a node is about to go; absent = nodes are not looked at.
+    pub nodes: Option<Notices>,
     /// The API server; absent when the gateway does not run in a cluster and
     /// the file names none.
     pub server: Option<Uri>,
@@ -85,6 +87,15 @@ pub struct Kubernetes {
     pub token_file: Option<PathBuf>,
     /// The certificates that its own must lead to; absent = the system's.
     pub ca_file: Option<PathBuf>,
+}
+
+/// What tells that a Kubernetes node is about to go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notices {
+    /// Keys of taints.
+    pub taints: Vec<String>,
+    /// Types of conditions that are true, each perhaps with `=` and a reason.
+    pub conditions: Vec<String>,
 }
 
 /// How the URL of an endpoint is made.
@@ -112,7 +123,13 @@ impl Form {
             Some(port) => Some(url(port)?),
             None => None,
         };
-        Some(Endpoint { url: url(port).filter(fits)?, metrics_url, zone: None, draining: false })
+        Some(Endpoint {
+            url: url(port).filter(fits)?,
+            metrics_url,
+            zone: None,
+            draining: false,
+            spot_notice: false,
+        })
     }
 }
 
@@ -127,6 +144,8 @@ pub struct Endpoint {
     pub zone: Option<Arc<str>>,
     /// Whether it is about to go.
     pub draining: bool,
+    /// The same, since its machine will be taken away.
+    pub spot_notice: bool,
 }
 
 #[cfg(test)]

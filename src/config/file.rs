@@ -3,18 +3,24 @@
 //! The comments on the fields are what an editor shows for them; they go into
 //! `config/schema.json`.
 
+pub mod budgets;
 pub mod discover;
+pub mod identity;
 pub mod limits;
 pub mod placement;
 pub mod pools;
+pub mod routing;
 pub mod server;
+pub mod sleep;
 pub mod tenants;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::config::file::identity::{Admin, Audit};
 use crate::config::file::limits::{Health, Queue, Requests, Retry, Upstream};
 use crate::config::file::pools::{Model, Pool};
+use crate::config::file::routing::Routing;
 use crate::config::file::server::{Server, Telemetry};
 use crate::config::file::tenants::{Access, Class, Tenant, builtin_classes};
 use crate::config::named::Named;
@@ -32,6 +38,10 @@ pub struct File {
     pub server: Server,
     /// Logs and traces.
     pub telemetry: Telemetry,
+    /// The operators' listener: its certificate, and who may do what there.
+    pub admin: Admin,
+    /// What is written down of operators and of the configuration.
+    pub audit: Audit,
     /// Who may come in.
     pub auth: Access,
     /// Limits of one request.
@@ -41,6 +51,9 @@ pub struct File {
     /// What may wait in all; a request that would pass a bound is refused
     /// with an honest Retry-After.
     pub queue: Queue,
+    /// What counts for the choice of a replica beside its time to the first
+    /// token.
+    pub routing: Routing,
     /// What happens to a request whose replica failed.
     pub retry: Retry,
     /// How replicas come and go.
@@ -66,10 +79,13 @@ impl Default for File {
             version: None,
             server: Server::default(),
             telemetry: Telemetry::default(),
+            admin: Admin::default(),
+            audit: Audit::default(),
             auth: Access::default(),
             requests: Requests::default(),
             upstream: Upstream::default(),
             queue: Queue::default(),
+            routing: Routing::default(),
             retry: Retry::default(),
             health: Health::default(),
             classes: builtin_classes(),

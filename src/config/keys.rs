@@ -7,10 +7,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::time::SystemTime;
 
 use subtle::ConstantTimeEq;
 
-use crate::config::settings::KeyEntry;
+use crate::config::settings::identity::{KeyEntry, TokenEntry};
 
 const PREFIX: &str = "pst_";
 const DIGEST_PREFIX: &str = "blake3:";
@@ -69,6 +70,9 @@ pub enum KeyError {
     /// The public id is known, the secret is wrong.
     #[error("wrong secret")]
     Mismatch,
+    /// It was right, and its time is over.
+    #[error("expired")]
+    Expired,
 }
 
 /// Makes a key of random bytes.
@@ -119,16 +123,55 @@ pub fn parse_digest(text: &str) -> Option<[u8; 32]> {
     blake3::Hash::from_hex(hex).ok().map(|hash| *hash.as_bytes())
 }
 
+/// What a key opens.
+pub trait Lock {
+    /// BLAKE3 of the whole key.
+    fn digest(&self) -> &[u8; 32];
+    /// From when on it opens nothing; absent = it always does.
+    fn expires(&self) -> Option<SystemTime>;
+}
+
+impl Lock for KeyEntry {
+    fn digest(&self) -> &[u8; 32] {
+        &self.digest
+    }
+
+    fn expires(&self) -> Option<SystemTime> {
+        self.expires
+    }
+}
+
+impl Lock for TokenEntry {
+    fn digest(&self) -> &[u8; 32] {
+        &self.digest
+    }
+
+    fn expires(&self) -> Option<SystemTime> {
+        self.expires
+    }
+}
+
 /// The entry that a key opens, found in a time that does not depend on how
-/// much of the secret is right.
+/// much of the secret is right. `now` is asked only for keys that expire.
 ///
 /// # Errors
-/// When the text is no key, or none that `keys` holds.
-pub fn verify<'a>(keys: &'a HashMap<String, KeyEntry>, text: &str) -> Result<&'a KeyEntry, KeyError> {
+/// When the text is no key, or none that `keys` holds, or one whose time is
+/// over.
+pub fn verify<'a, L: Lock>(
+    keys: &'a HashMap<String, L>,
+    text: &str,
+    now: impl FnOnce() -> SystemTime,
+) -> Result<&'a L, KeyError> {
     let parts = parse(text).ok_or(KeyError::Malformed)?;
     let digest = digest(text);
     let entry = keys.get(parts.id).ok_or(KeyError::Unknown)?;
-    if bool::from(entry.digest.ct_eq(&digest)) { Ok(entry) } else { Err(KeyError::Mismatch) }
+    if !bool::from(entry.digest().ct_eq(&digest)) {
+        return Err(KeyError::Mismatch);
+    }
+    match entry.expires() {
+        Some(end) if end <= now() => Err(KeyError::Expired),
+        _ => Ok(entry),
+    }
 }
 
 /// RFC 4648 base 32 in lower case, without padding.
@@ -141,13 +184,16 @@ fn base32(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 
     use super::*;
+    use crate::config::settings::identity::Grant;
     use crate::core::ids::TenantId;
 
     fn ring(text: &str) -> HashMap<String, KeyEntry> {
-        let entry = KeyEntry { digest: digest(text), tenant: TenantId::new(3), class: None };
+        let entry = KeyEntry { digest: digest(text), grant: Grant::whole(TenantId::new(3)), expires: None };
         HashMap::from([(parse(text).unwrap().id.to_owned(), entry)])
     }
 
@@ -165,16 +211,32 @@ mod tests {
         let key = new(&std::array::from_fn(|at| at as u8));
         assert_eq!(key.text.len(), 4 + 8 + 1 + 56);
         let keys = ring(&key.text);
-        assert_eq!(verify(&keys, &key.text).unwrap().tenant, TenantId::new(3));
+        let verify = |text: &str| verify(&keys, text, || SystemTime::UNIX_EPOCH);
+        assert_eq!(verify(&key.text).unwrap().grant.tenant, TenantId::new(3));
         let other = new(&[9; RANDOM_BYTES]);
-        assert_eq!(verify(&keys, &other.text).unwrap_err(), KeyError::Unknown);
+        assert_eq!(verify(&other.text).unwrap_err(), KeyError::Unknown);
         let forged = format!("pst_{}_{}", key.id, parse(&other.text).unwrap().secret);
-        assert_eq!(verify(&keys, &forged).unwrap_err(), KeyError::Mismatch);
+        assert_eq!(verify(&forged).unwrap_err(), KeyError::Mismatch);
         for text in ["", "sk-123", "pst_", "pst_abc_def", &key.text.to_uppercase(), &key.text[..40]] {
-            assert_eq!(verify(&keys, text).unwrap_err(), KeyError::Malformed, "{text:?}");
+            assert_eq!(verify(text).unwrap_err(), KeyError::Malformed, "{text:?}");
         }
         assert_eq!(parse(&format!("{}{}", key.text, "a".repeat(300))), None);
         assert_eq!(parse(&format!("{}\u{e9}", key.text)), None);
+    }
+
+    #[test]
+    fn a_key_ends_at_its_moment_and_only_for_its_holder() {
+        let key = new(&[1; RANDOM_BYTES]);
+        let mut keys = ring(&key.text);
+        let end = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
+        keys.get_mut(&key.id).unwrap().expires = Some(end);
+        let at = |text: &str, seconds| {
+            verify(&keys, text, || SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).map(|_| ())
+        };
+        assert_eq!(at(&key.text, 99), Ok(()));
+        assert_eq!(at(&key.text, 100), Err(KeyError::Expired));
+        let wrong = format!("{}a", key.text);
+        assert_eq!(at(&wrong, 100), Err(KeyError::Mismatch), "others are not told");
     }
 
     #[test]
@@ -201,7 +263,7 @@ mod tests {
             let parts = parse(&key.text).unwrap();
             prop_assert_eq!(parts.id, &key.id);
             prop_assert_eq!(parse_digest(&key.digest), Some(digest(&key.text)));
-            prop_assert!(verify(&ring(&key.text), &key.text).is_ok());
+            prop_assert!(verify(&ring(&key.text), &key.text, || SystemTime::UNIX_EPOCH).is_ok());
         }
 
         #[test]

@@ -24,6 +24,7 @@ pub fn merge(file: &Settings, previous: &Settings, found: &Found) -> Settings {
         replicas: Table::successor(&previous.policy.replicas),
         edges: Table::successor(&previous.edge.replicas),
         draining: BTreeSet::new(),
+        spot_notices: BTreeSet::new(),
     };
     let mut policy = Policy::clone(&file.policy);
     let mut edge = file.edge.as_ref().clone();
@@ -49,7 +50,8 @@ pub fn merge(file: &Settings, previous: &Settings, found: &Found) -> Settings {
         row.replicas = members.remove(&id).unwrap_or_default();
         policy.pools.insert(name, row);
     }
-    (policy.replicas, policy.draining, edge.replicas) = (merging.replicas, merging.draining, merging.edges);
+    (policy.replicas, edge.replicas) = (merging.replicas, merging.edges);
+    (policy.draining, policy.spot_notices) = (merging.draining, merging.spot_notices);
     Settings { edge: Arc::new(edge), policy: Arc::new(policy), ..file.clone() }
 }
 
@@ -59,6 +61,7 @@ struct Merging {
     replicas: Table<ReplicaId, Replica>,
     edges: Table<ReplicaId, ReplicaEdge>,
     draining: BTreeSet<ReplicaId>,
+    spot_notices: BTreeSet<ReplicaId>,
 }
 
 impl Merging {
@@ -73,10 +76,13 @@ impl Merging {
         if !self.seen.insert(url) {
             return None;
         }
-        let Endpoint { url, metrics_url, zone, draining } = endpoint.clone();
+        let Endpoint { url, metrics_url, zone, draining, spot_notice } = endpoint.clone();
         let id = self.insert(&name, row.clone(), ReplicaEdge { pool, url, metrics_url, zone });
         if draining {
             self.draining.insert(id);
+        }
+        if draining && spot_notice {
+            self.spot_notices.insert(id);
         }
         Some(id)
     }
@@ -85,6 +91,7 @@ impl Merging {
 /// Whether two settings have the same replicas, in the same state.
 pub(super) fn same_replicas(one: &Settings, other: &Settings) -> bool {
     one.policy.draining == other.policy.draining
+        && one.policy.spot_notices == other.policy.spot_notices
         && one.edge.replicas.iter().eq(other.edge.replicas.iter())
         && one.policy.replicas.iter().eq(other.policy.replicas.iter())
 }

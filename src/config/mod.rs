@@ -11,6 +11,7 @@ mod field;
 pub mod file;
 pub mod keys;
 pub mod load;
+pub mod measured;
 pub mod merge;
 pub mod named;
 pub mod problem;

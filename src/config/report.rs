@@ -44,6 +44,11 @@ impl Report {
         Self { name: name.to_owned(), problems: vec![problem], text: String::new(), unreadable: true }
     }
 
+    /// The text of the file.
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Whether the file cannot be used.
     #[must_use]
     pub fn has_errors(&self) -> bool {

@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 use crate::config::file::File;
 
 /// Sections that take effect only at a start.
-pub(super) const RESTART_SECTIONS: [&str; 2] = ["server", "telemetry"];
+pub(super) const RESTART_SECTIONS: [&str; 3] = ["audit", "server", "telemetry"];
+/// What takes effect at once in one of those.
+pub(super) const HOT_FIELDS: [[&str; 2]; 1] = [["server", "tls"]];
 
 /// Marks a field that takes effect only at a start.
 const RESTART: &str = "x-penstock-restart";
@@ -29,7 +31,9 @@ pub fn schema_text() -> String {
 /// Marks every field of a section that takes effect only at a start.
 pub(super) fn restart(schema: &mut Schema) {
     let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
-    for field in properties.into_iter().flat_map(|map| map.values_mut()).filter_map(Value::as_object_mut) {
+    let is_hot = |name: &str| HOT_FIELDS.iter().any(|[_, hot]| *hot == name);
+    let fields = properties.into_iter().flatten().filter(|(name, _)| !is_hot(name));
+    for field in fields.filter_map(|(_, field)| field.as_object_mut()) {
         let text = field.get("description").and_then(Value::as_str).unwrap_or_default();
         let text = format!("{text} {RESTART_SENTENCE}");
         field.insert("description".to_owned(), text.trim().into());
@@ -45,6 +49,14 @@ pub(super) fn key(schema: &mut Schema) {
     require(schema, &["id", "digest"]);
 }
 
+pub(super) fn tls(schema: &mut Schema) {
+    require(schema, &["cert", "key"]);
+}
+
+pub(super) fn oidc(schema: &mut Schema) {
+    require(schema, &["issuer", "audience"]);
+}
+
 pub(super) fn pool(schema: &mut Schema) {
     require(schema, &["engine", "models"]);
     schema.insert("anyOf".to_owned(), json!([{"required": ["replicas"]}, {"required": ["discover"]}]));
@@ -52,6 +64,10 @@ pub(super) fn pool(schema: &mut Schema) {
 
 pub(super) fn replica(schema: &mut Schema) {
     require(schema, &["url"]);
+}
+
+pub(super) fn shadow(schema: &mut Schema) {
+    require(schema, &["to"]);
 }
 
 pub(super) fn dns(schema: &mut Schema) {

@@ -6,6 +6,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::tokens::counter::{Broken, TokenCounter};
+
 /// Bytes of the largest file that the file names: room for ten thousand
 /// endpoints.
 const MAX_NAMED_BYTES: u64 = 4 << 20;
@@ -46,6 +48,19 @@ pub trait SecretSource: Send + Sync {
     /// # Errors
     /// As the file system says.
     fn file(&self, path: &Path) -> io::Result<Vec<u8>>;
+
+    /// The tokenizer in a folder; one that was read before, if its files are as
+    /// they were.
+    ///
+    /// # Errors
+    /// The file that is missing or broken.
+    fn tokenizer(
+        &self,
+        folder: &Path,
+        before: Option<&Arc<TokenCounter>>,
+    ) -> Result<Arc<TokenCounter>, Broken> {
+        TokenCounter::reopen(folder, before)
+    }
 }
 
 /// The machine's own environment and files.
@@ -111,9 +126,24 @@ impl<'a> Reader<'a> {
         String::from_utf8(bytes).map_err(|_| format!("the file {path:?} is not text"))
     }
 
+    /// The bytes of a file of certificates or keys. The error is a sentence
+    /// for people and does not show the content.
+    pub(super) fn bytes(&mut self, path: &str) -> Result<Vec<u8>, String> {
+        self.read(path).map_err(|error| format!("the file {path:?} cannot be read: {error}"))
+    }
+
     /// Where `path` leads to.
     pub(super) fn path(&self, path: &str) -> PathBuf {
         self.base.join(path)
+    }
+
+    /// The tokenizer in a folder, perhaps one of those that were read before.
+    pub(super) fn tokenizer(
+        &self,
+        folder: &Path,
+        known: &[Arc<TokenCounter>],
+    ) -> Result<Arc<TokenCounter>, Broken> {
+        self.source.tokenizer(folder, known.iter().rfind(|counter| counter.folder() == folder))
     }
 
     fn read(&mut self, path: &str) -> io::Result<Vec<u8>> {

@@ -1,8 +1,10 @@
 //! The validated configuration, as the rest of the program sees it.
 
+pub mod identity;
 pub mod names;
+pub mod shadows;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +12,15 @@ use std::time::Duration;
 use http::Uri;
 
 use crate::config::discover::Discovery;
+pub use crate::config::file::routing::SessionField;
 use crate::config::secret::Secret;
+use crate::config::settings::identity::{AuditFile, Auth, Listeners};
 use crate::config::settings::names::Names;
-use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::config::settings::shadows::Shadows;
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
 use crate::core::policy::Policy;
 use crate::core::table::Table;
+use crate::tokens::counter::{MediaCosts, TokenCounter};
 
 /// One whole, valid configuration.
 #[derive(Debug, Clone)]
@@ -23,6 +29,9 @@ pub struct Settings {
     pub digest: String,
     /// What takes effect only at a start.
     pub startup: Startup,
+    /// The listeners' certificates and operators; takes effect with the next
+    /// connection or request there.
+    pub listeners: Listeners,
     /// What the edges need; takes effect with the next request.
     pub edge: Arc<Edge>,
     /// What the core decides by; takes effect at once.
@@ -40,6 +49,8 @@ pub struct Startup {
     pub door: Door,
     /// How long running and queued requests may go on after SIGTERM.
     pub drain_grace: Duration,
+    /// Where the audit log goes beside the log; absent = nowhere.
+    pub audit: Option<AuditFile>,
     /// Logs and traces.
     pub telemetry: TelemetrySettings,
 }
@@ -57,6 +68,10 @@ pub struct Door {
     pub idle_timeout: Duration,
     /// Bytes of a request head.
     pub max_head_bytes: usize,
+    /// Time for a TLS handshake.
+    pub handshake_timeout: Duration,
+    /// TLS handshakes at once.
+    pub max_handshakes: usize,
 }
 
 /// Logs and traces.
@@ -88,6 +103,9 @@ pub struct Edge {
     pub auth: Auth,
     /// What clients call the models.
     pub names: Names,
+    /// How prompts are counted and what becomes of those that are too long, for
+    /// models where that is not as usual.
+    pub models: BTreeMap<ModelId, ModelEdge>,
     /// Pools as the proxy and the probes see them.
     pub pools: Table<PoolId, PoolEdge>,
     /// Replicas as the proxy and the probes see them.
@@ -99,26 +117,36 @@ pub struct Edge {
     /// Whether a stream that breaks after its first token goes on at another
     /// replica.
     pub continue_streams: bool,
+    /// What names the session of a request, where sessions keep to a replica.
+    pub session: Option<SessionKey>,
+    /// Classes whose clients get the head of a stream while their requests are
+    /// held for a pool that has to start.
+    pub early_heads: BTreeSet<ClassId>,
+    /// Which requests are copied to other models; absent = none.
+    pub shadows: Option<Shadows>,
 }
 
-/// Who may come in.
-#[derive(Debug, Clone)]
-pub enum Auth {
-    /// Everybody on loopback, as this tenant.
-    Off(TenantId),
-    /// Holders of a key, by the key's public id.
-    Keys(HashMap<String, KeyEntry>),
+/// What names the session of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionKey {
+    /// A header, lower case; it goes before the fields.
+    pub header: Option<String>,
+    /// Fields of the body; the first that is there counts.
+    pub body: Vec<SessionField>,
 }
 
-/// One API key.
-#[derive(Debug, Clone)]
-pub struct KeyEntry {
-    /// BLAKE3 of the whole key text.
-    pub digest: [u8; 32],
-    /// Whose it is.
-    pub tenant: TenantId,
-    /// The class of requests that ask for none; absent = the tenant's.
-    pub class: Option<ClassId>,
+/// A model as the edges see it.
+#[derive(Debug, Clone, Default)]
+pub struct ModelEdge {
+    /// Its own tokenizer.
+    pub counter: Option<Arc<TokenCounter>>,
+    /// What images and sounds are counted as.
+    pub media: MediaCosts,
+    /// Whether a request is refused whose prompt and asked output together are
+    /// too long; else the output gets what is left.
+    pub rejects: bool,
+    /// Whether clients may have their prompts cut.
+    pub truncates: bool,
 }
 
 /// A pool as the edges see it.
@@ -128,6 +156,8 @@ pub struct PoolEdge {
     pub engine: EngineKind,
     /// The engine's own name of each model it serves.
     pub model_names: BTreeMap<ModelId, String>,
+    /// The adapters among them.
+    pub adapters: BTreeSet<ModelId>,
     /// Sent as `Authorization: Bearer` to its engines.
     pub api_key: Option<Secret>,
     /// Time between two scrapes of an engine's own view.
@@ -197,6 +227,9 @@ pub struct RequestLimits {
     pub max_answer_bytes: u64,
     /// The header by which a client may ask for a class, lower case.
     pub class_header: String,
+    /// Time between two signs of life to a client that has only the head of its
+    /// answer.
+    pub keepalive: Duration,
 }
 
 /// Engine-side time limits.

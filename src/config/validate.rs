@@ -4,17 +4,25 @@
 //! wrong; where something is wrong it goes on with a harmless value, so that
 //! one run finds everything. The result counts only if no error was found.
 
+mod budgets;
 mod classes;
+mod counting;
+mod credentials;
 mod discover;
 mod fallbacks;
 mod findings;
 mod limits;
 mod models;
 mod names;
+mod oidc;
 mod placement;
 mod pools;
+mod routing;
+mod shadows;
+mod sleep;
 mod startup;
 mod tenants;
+mod tls;
 mod url;
 mod usage;
 
@@ -23,9 +31,13 @@ use std::sync::Arc;
 
 use crate::config::file::File;
 use crate::config::secret::Reader;
+use crate::config::settings::identity::Listeners;
 use crate::config::settings::names::Names;
 use crate::config::settings::{Edge, Settings};
-use crate::core::policy::Policy;
+use crate::config::validate::credentials::Ring;
+use crate::core::ids::ClassId;
+use crate::core::policy::{Class, Policy};
+use crate::core::table::Table;
 
 pub(super) use findings::Findings;
 pub(super) use url::canonical;
@@ -40,7 +52,9 @@ pub(super) fn validate(
     findings: &mut Findings<'_>,
 ) -> Settings {
     limits::version(file.version, findings);
-    let startup = startup::validate(&file.server, &file.telemetry, findings);
+    let startup = startup::validate(file, secrets, findings);
+    let mut ring = Ring::default();
+    let listeners = listeners(file, &mut ring, secrets, findings);
     let mut classes = classes::validate(&file.classes, previous.map(|old| &old.policy.classes), findings);
     let served = pools::validate(file, previous, secrets, findings);
     placement::classes(file, &served.pools, &mut classes, findings);
@@ -53,28 +67,58 @@ pub(super) fn validate(
         models: &models,
         pools: &served.pools,
     };
-    let admitted = tenants::validate(&entry, findings);
+    let counting = counting::validate(file, &models, previous, secrets, findings);
+    let mut admitted = tenants::validate(&entry, ring, secrets, findings);
+    let (session, sessions) = routing::validate(&file.routing, findings);
+    let shadows = shadows::validate(file, &models, &mut classes, &mut admitted.tenants, findings);
     let edge = Edge {
         auth: admitted.auth,
         names: Names { tenants: admitted.names, ..models.names },
+        models: counting,
         pools: served.edges,
         replicas: served.replica_edges,
         requests: limits::requests(&file.requests, &file.queue, findings),
         upstream: limits::upstream(&file.upstream, findings),
         continue_streams: file.retry.continue_streams,
+        session,
+        early_heads: classes_with_early_head(file, &classes),
+        shadows,
     };
     let policy = Policy {
         generation: previous.map_or(1, |old| old.policy.generation + 1),
         classes,
         tenants: admitted.tenants,
+        keys: admitted.budgets.keys,
+        limits: admitted.budgets.rules,
         models: models.table,
         pools: served.pools,
         replicas: served.replicas,
         draining: BTreeSet::new(),
+        spot_notices: BTreeSet::new(),
         bounds: limits::queue(&file.queue, findings),
         retry: limits::retry(&file.retry, findings),
         health: limits::health(&file.health, findings),
+        sessions,
     };
     usage::validate(file, &policy, findings);
-    Settings { digest, startup, edge: Arc::new(edge), policy: Arc::new(policy) }
+    Settings { digest, startup, listeners, edge: Arc::new(edge), policy: Arc::new(policy) }
+}
+
+fn listeners(
+    file: &File,
+    ring: &mut Ring,
+    secrets: &mut Reader<'_>,
+    findings: &mut Findings<'_>,
+) -> Listeners {
+    let has_ca = file.admin.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    Listeners {
+        clients: tls::validate(file.server.tls.as_ref(), tls::CLIENTS, "server", secrets, findings),
+        admin: tls::validate(file.admin.tls.as_ref(), tls::OPERATORS, "admin", secrets, findings),
+        operators: Arc::new(ring.operators(&file.admin.auth, has_ca, findings)),
+    }
+}
+
+fn classes_with_early_head(file: &File, classes: &Table<ClassId, Class>) -> BTreeSet<ClassId> {
+    let early = file.classes.iter().filter(|(_, class)| class.early_head);
+    early.filter_map(|(name, _)| classes.id(name)).collect()
 }

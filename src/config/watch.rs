@@ -63,6 +63,9 @@ pub struct ReloadReport {
     pub needs_restart: Vec<String>,
     /// What was found in the file that was read.
     pub problems: Vec<Problem>,
+    /// Who asked for it; absent = the files changed.
+    #[serde(skip)]
+    pub asked_by: Option<Arc<str>>,
 }
 
 /// Holds the settings in force and replaces them.
@@ -149,6 +152,7 @@ impl Reloader {
             changed,
             needs_restart: pending.into_iter().filter(|c| c.needs_restart).map(|c| c.path).collect(),
             problems: report.problems,
+            asked_by: None,
         }
     }
 
@@ -182,9 +186,11 @@ impl Reloader {
             let Ok((report, restless)) = spawn_blocking(move || me.look(&watched, look)).await else {
                 return;
             };
-            if let Some(report) = report {
+            if let Some(mut report) = report {
+                let (who, reply) = ask.take().map(|ask| (ask.who, ask.reply)).unzip();
+                report.asked_by = who;
                 on_report(&report);
-                if let Some(Ask(Some(reply))) = ask.take() {
+                if let Some(Some(reply)) = reply {
                     // Whoever asked may have gone away.
                     let _ = reply.send(report);
                 }
@@ -235,7 +241,10 @@ enum Look {
 
 /// A demand to reload, with where to send the answer.
 #[derive(Debug)]
-struct Ask(Option<oneshot::Sender<ReloadReport>>);
+struct Ask {
+    who: Arc<str>,
+    reply: Option<oneshot::Sender<ReloadReport>>,
+}
 
 /// Asks for reloads: for SIGHUP and for `POST /admin/reload`.
 #[derive(Debug, Clone)]
@@ -253,17 +262,18 @@ pub fn channel() -> (ReloadHandle, ReloadAsks) {
 }
 
 impl ReloadHandle {
-    /// Reloads and waits for the answer; `None` when nobody watches any more.
-    pub async fn reload(&self) -> Option<ReloadReport> {
+    /// Reloads because `who` asks for it, and waits for the answer; `None` when
+    /// nobody watches any more.
+    pub async fn reload(&self, who: Arc<str>) -> Option<ReloadReport> {
         let (reply, answer) = oneshot::channel();
-        self.0.send(Ask(Some(reply))).await.ok()?;
+        self.0.send(Ask { who, reply: Some(reply) }).await.ok()?;
         answer.await.ok()
     }
 
-    /// Reloads soon. When many reloads are asked for already, they will see
+    /// Reloads soon, for a signal. When many reloads are asked for already, they will see
     /// what this one would.
     pub fn nudge(&self) {
-        let _ = self.0.try_send(Ask(None));
+        let _ = self.0.try_send(Ask { who: "signal".into(), reply: None });
     }
 }
 

@@ -29,7 +29,13 @@ struct Row {
     asked: Option<(Tick, Tick)>,
     /// The first that is held.
     held: Option<Tick>,
+    /// It is held until the pool's replicas wake.
+    wakes: bool,
     measured: Option<Duration>,
+    /// When a replica was last told to wake, while none has.
+    roused: Option<Tick>,
+    /// How long replicas take to wake.
+    wake: Option<Duration>,
 }
 
 /// The starts of all pools.
@@ -50,13 +56,42 @@ impl Starts {
         row.asked = Some((first, now));
     }
 
-    /// A job is held for the pool.
-    pub fn hold(&mut self, pool: PoolId, now: Tick) {
+    /// A job is held for the pool, which has to start, or whose replicas have to
+    /// wake.
+    pub fn hold(&mut self, pool: PoolId, wakes: bool, now: Tick) {
         let row = self.rows.entry(pool).or_default();
         if row.held.is_none() {
-            row.held = Some(now);
-            self.steps.push(Step::Wanted(pool));
+            (row.held, row.wakes) = (Some(now), wakes);
+            if !wakes {
+                self.steps.push(Step::Wanted(pool));
+            }
         }
+    }
+
+    /// A replica of the pool was told to wake.
+    pub fn roused(&mut self, pool: PoolId, now: Tick) {
+        self.rows.entry(pool).or_default().roused.get_or_insert(now);
+    }
+
+    /// It woke, so long after that.
+    pub fn woke(&mut self, pool: PoolId, took: Duration) {
+        let row = self.rows.entry(pool).or_default();
+        (row.wake, row.roused) = (Some(smoothed(row.wake, took)), None);
+    }
+
+    /// How long replicas of the pool took to wake, the newer the heavier; `None`
+    /// before the first.
+    #[must_use]
+    pub fn wake(&self, pool: PoolId) -> Option<Duration> {
+        self.rows.get(&pool)?.wake
+    }
+
+    /// What is left of the time that a replica of the pool is expected to take
+    /// until it is awake; zero when it is over, `None` when nothing is known.
+    #[must_use]
+    pub fn wake_left(&self, pool: PoolId, now: Tick) -> Option<Duration> {
+        let row = self.rows.get(&pool)?;
+        Some(row.wake?.saturating_sub(row.roused.map_or(Duration::ZERO, |at| now.since(at))))
     }
 
     /// Whether a job has been held for the pool since it has nothing in service,
@@ -66,27 +101,31 @@ impl Starts {
         self.rows.get(&pool).is_some_and(|row| row.held.is_some())
     }
 
-    /// Whether any pool is on its way to its first token.
+    /// The same of any pool.
     #[must_use]
     pub fn any(&self) -> bool {
         self.rows.values().any(|row| row.held.is_some())
     }
 
-    /// Nobody waits for the pool any more.
-    pub fn give_up(&mut self, pool: PoolId) {
-        if let Some(row) = self.rows.get_mut(&pool) {
-            row.held = None;
-        }
+    /// Nobody waits for the pool any more. Says whether anybody did.
+    pub fn give_up(&mut self, pool: PoolId) -> bool {
+        self.rows.get_mut(&pool).and_then(|row| row.held.take()).is_some()
     }
 
     /// The pool's first token came, of a job that was sent there at `sent`. Says
     /// whether that ended a start.
     pub fn started(&mut self, pool: PoolId, sent: Tick, now: Tick) -> bool {
         let Some(row) = self.rows.get_mut(&pool) else { return false };
-        let Some(held) = row.held.filter(|held| *held < sent) else { return false };
+        let Some(held) = row.held.filter(|held| *held <= sent) else { return false };
+        if row.wakes {
+            row.held = None;
+            return true;
+        }
+        if held == sent {
+            return false;
+        }
         let took = now.since(held).min(MAX_START);
-        let mean = row.measured.map_or(took, |mean| mean.mul_f64(1.0 - NEWEST) + took.mul_f64(NEWEST));
-        *row = Row { measured: Some(mean), ..Row::default() };
+        *row = Row { measured: Some(smoothed(row.measured, took)), wake: row.wake, ..Row::default() };
         self.steps.push(Step::Started(pool, took));
         true
     }
@@ -122,6 +161,11 @@ impl Starts {
     }
 }
 
+/// A mean in which the newest has a weight of its own.
+fn smoothed(mean: Option<Duration>, took: Duration) -> Duration {
+    mean.map_or(took, |mean| mean.mul_f64(1.0 - NEWEST) + took.mul_f64(NEWEST))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,7 +184,7 @@ mod tests {
     /// A start from the first held job to the first token.
     fn start(starts: &mut Starts, from: u64, to: u64) -> bool {
         starts.ask(POOL, EXPECTED, at(from));
-        starts.hold(POOL, at(from));
+        starts.hold(POOL, false, at(from));
         starts.started(POOL, at(to), at(to))
     }
 
@@ -177,13 +221,13 @@ mod tests {
     #[test]
     fn only_a_job_that_was_sent_since_and_was_waited_for_ends_a_start() {
         let mut starts = Starts::default();
-        starts.hold(POOL, at(10));
+        starts.hold(POOL, false, at(10));
         assert!(!starts.started(POOL, at(9), at(20)), "it ran there before");
         assert!(starts.is_running(POOL));
         starts.give_up(POOL);
         assert!(!starts.started(POOL, at(30), at(31)));
-        starts.hold(POOL, at(40));
-        starts.hold(POOL, at(50));
+        starts.hold(POOL, false, at(40));
+        starts.hold(POOL, false, at(50));
         assert!(starts.started(POOL, at(60), at(61)));
         assert_eq!((starts.measured(POOL), starts.is_running(POOL)), (Some(secs(21)), false));
         starts.retain(|pool| pool != POOL);

@@ -203,6 +203,7 @@ mod tests {
         JobSpec {
             id: JobId::new(1),
             tenant: TenantId::new(tenant),
+            key: None,
             class: ClassId::new(0),
             model: ModelId::new(0),
             prompt_tokens: 10,
@@ -214,8 +215,10 @@ mod tests {
             deadline: Tick::NEVER,
             patience: Tick::NEVER,
             falls_back: false,
+            goes_on: false,
             context: 0,
             fit: 0,
+            session: None,
         }
     }
 

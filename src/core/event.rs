@@ -3,11 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId};
+use crate::core::adapters::Fit;
+use crate::core::budget::Exceeded;
+use crate::core::budget::rule::{Period, RuleId};
+use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::overrides::{Lever, Override};
 use crate::core::placement::place::Choice;
 use crate::core::policy::Policy;
+use crate::core::rest::Rested;
+use crate::core::time::Tick;
 
 /// Something happened.
 #[derive(Debug, Clone)]
@@ -50,22 +55,55 @@ pub enum Event {
         /// Its view.
         report: Report,
     },
+    /// A scrape of what the replica says of its adapters arrived.
+    AdaptersReported {
+        /// The replica.
+        replica: ReplicaId,
+        /// Adapters that it computes with at once, if it says so.
+        slots: Option<u32>,
+        /// Those that it runs requests with.
+        running: Vec<ModelId>,
+    },
     /// A probe that the core asked for failed, or an operator took the
     /// replica away.
     ReplicaLost {
         /// The replica.
         replica: ReplicaId,
+        /// Whether something is there that answers.
+        answers: bool,
     },
     /// A probe that the core asked for succeeded.
     ReplicaFound {
         /// The replica.
         replica: ReplicaId,
     },
+    /// What came of `Action::Sleep` or `Action::Wake`.
+    Rested {
+        /// The replica.
+        replica: ReplicaId,
+        /// Whether it sleeps.
+        rested: Rested,
+    },
     /// An operator's wish goes before the policy for a time. A drain or spot
     /// notice vacates the replicas that it closes.
     Overridden(Override),
     /// What an operator had overridden is as the policy says again.
     Restored(Lever),
+    /// A day or month of the limits has begun. `ends` is when it does; at the
+    /// start of the gateway the one that is under way is told too.
+    PeriodBegan {
+        /// Which.
+        period: Period,
+        /// Its end.
+        ends: Tick,
+    },
+    /// What was used before the start of a limit's day or month.
+    UsedBefore {
+        /// The limit.
+        rule: RuleId,
+        /// In its unit.
+        amount: u64,
+    },
     /// New rules are in force.
     PolicyChanged(Arc<Policy>),
     /// No new work is taken; what waits or runs may end. Sent once, at the
@@ -184,6 +222,8 @@ pub struct Report {
     pub max_model_len: Option<u32>,
     /// A counter that moves while it works.
     pub progress: Option<u64>,
+    /// Whether it sleeps: it accepts requests and answers none.
+    pub asleep: Option<bool>,
 }
 
 /// Something the edge must do, with the reason for it.
@@ -226,6 +266,18 @@ pub enum Action {
         /// Why.
         why: Recalled,
     },
+    /// Another replica is to go on with the job's stream, of which the client
+    /// has a part: end the exchange and say `Finished(Interrupted)` with the
+    /// fault of the reason. A stream that cannot go on elsewhere after all stays
+    /// where it is. Asked at most once for each dispatch.
+    HandOver {
+        /// The job.
+        job: JobId,
+        /// Where it is.
+        replica: ReplicaId,
+        /// Why.
+        why: Recalled,
+    },
     /// The replica gets no work until a probe succeeds.
     Eject {
         /// The replica.
@@ -246,6 +298,18 @@ pub enum Action {
         /// How long it was out.
         after: Duration,
     },
+    /// Put the replica to sleep; answer with `Rested`. It gets no work.
+    Sleep {
+        /// The replica.
+        replica: ReplicaId,
+    },
+    /// Wake the replica; answer with `Rested`.
+    Wake {
+        /// The replica.
+        replica: ReplicaId,
+        /// Jobs that wait and may go there.
+        waiting: u64,
+    },
     /// A job is held for a pool that has no replica.
     PoolWanted {
         /// The pool.
@@ -259,6 +323,13 @@ pub enum Action {
         pool: PoolId,
         /// How long after the first of them.
         took: Duration,
+    },
+    /// A limit in shadow mode would have refused the job.
+    WouldLimit {
+        /// The job.
+        job: JobId,
+        /// The limit.
+        rule: RuleId,
     },
     /// An override has ended by itself: its time is over.
     OverrideExpired {
@@ -292,6 +363,8 @@ pub struct Placed {
     pub turn: Turn,
     /// Why to that pool.
     pub choice: Choice,
+    /// How its model stood to the replica, if it is an adapter there.
+    pub adapter: Option<Fit>,
     /// The class it is served in.
     pub class: ClassId,
     /// The class it came in, when it could not keep that one's deadline.
@@ -313,6 +386,7 @@ impl Placed {
         limit: 1,
         turn: Turn::Alone,
         choice: Choice::Only,
+        adapter: None,
         class: ClassId::new(0),
         demoted_from: None,
     };
@@ -368,6 +442,8 @@ pub enum Recalled {
     Drained,
     /// The same, since its machine will be taken away.
     SpotNotice,
+    /// The replica sleeps.
+    Asleep,
 }
 
 impl Recalled {
@@ -379,6 +455,16 @@ impl Recalled {
             Self::Preempted { .. } => "preempted",
             Self::Drained => "drained",
             Self::SpotNotice => "spot_notice",
+            Self::Asleep => "asleep",
+        }
+    }
+
+    /// What a stream suffers that is handed over for this reason.
+    #[must_use]
+    pub const fn fault(self) -> Fault {
+        match self {
+            Self::Stalled => Fault::Silent,
+            Self::Preempted { .. } | Self::Drained | Self::SpotNotice | Self::Asleep => Fault::Draining,
         }
     }
 }
@@ -398,6 +484,8 @@ pub struct Rejection {
 /// The reasons for a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RejectReason {
+    /// It would pass a limit of its tenant or key.
+    Limited(Exceeded),
     /// A bound of the tenant's own queue: which one.
     TenantQueueFull(BoundKind),
     /// A bound of the whole queue: which one.
@@ -415,12 +503,16 @@ pub enum RejectReason {
     Paused,
     /// No replica of the model is in service, and another model may serve it.
     NoReplica,
+    /// It takes only what nobody else needs, and there is none of that now.
+    NoRoom,
     /// No pool serves the model (any more).
     NoPool,
     /// The tenant or class is no longer in the policy.
     Withdrawn,
     /// Too many engines failed it.
     AttemptsExhausted(Fault),
+    /// An engine failed it, and too many failed tries have been repeated lately.
+    RetriesSpent(Fault),
     /// The gateway is shutting down.
     Draining,
 }
@@ -430,6 +522,8 @@ impl RejectReason {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Limited(why) if why.is_quota() => "quota_spent",
+            Self::Limited(_) => "rate_limited",
             Self::TenantQueueFull(_) => "tenant_queue_full",
             Self::QueueFull(_) => "queue_full",
             Self::DeadlineExceeded => "deadline_exceeded",
@@ -438,9 +532,11 @@ impl RejectReason {
             Self::Displaced => "displaced",
             Self::Paused => "tenant_paused",
             Self::NoReplica => "no_replica",
+            Self::NoRoom => "no_room",
             Self::NoPool => "no_pool",
             Self::Withdrawn => "withdrawn",
             Self::AttemptsExhausted(_) => "attempts_exhausted",
+            Self::RetriesSpent(_) => "retries_spent",
             Self::Draining => "draining",
         }
     }
@@ -448,7 +544,7 @@ impl RejectReason {
     /// Whether another model may serve what was refused so.
     #[must_use]
     pub const fn may_fall_back(self) -> bool {
-        !matches!(self, Self::Paused | Self::Withdrawn | Self::Draining)
+        !matches!(self, Self::Limited(_) | Self::Paused | Self::Withdrawn | Self::Draining)
     }
 }
 

@@ -66,3 +66,7 @@ id!(
     /// One engine endpoint.
     ReplicaId(u32)
 );
+id!(
+    /// An API key, or another credential that limits can be set for.
+    KeyId(u32)
+);

@@ -24,6 +24,8 @@ pub enum InvariantId {
     QuotasBalanced,
     /// A replica is held only for a waiting job that does not fit yet.
     HoldJustified,
+    /// What is reserved of limits is what unfinished jobs hold.
+    LimitsBalanced,
     /// No job waits for a model that is down while another may serve it.
     NoVainWait,
     /// A replica is closed to new work as the operators' overrides say.
@@ -44,6 +46,7 @@ impl InvariantId {
             Self::NoIdleCredit => "no_idle_credit",
             Self::QuotasBalanced => "quotas_balanced",
             Self::HoldJustified => "hold_justified",
+            Self::LimitsBalanced => "limits_balanced",
             Self::NoVainWait => "no_vain_wait",
             Self::OverridesFollowed => "overrides_followed",
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::core::ids::{ClassId, JobId, ModelId, TenantId};
+use crate::core::ids::{ClassId, JobId, KeyId, ModelId, TenantId};
 use crate::core::time::Tick;
 
 /// What the edge says of a request when it arrives.
@@ -12,6 +12,8 @@ pub struct JobSpec {
     pub id: JobId,
     /// Who it is for.
     pub tenant: TenantId,
+    /// The credential that it came with, where that has limits of its own.
+    pub key: Option<KeyId>,
     /// The promise it is served under.
     pub class: ClassId,
     /// What it asks for.
@@ -40,12 +42,18 @@ pub struct JobSpec {
     /// wait while no replica of its own is in service, and its refusal gives
     /// back what its tenant was charged for it.
     pub falls_back: bool,
+    /// Whether another engine can go on with its stream after the first token,
+    /// as far as the request and the engines are concerned.
+    pub goes_on: bool,
     /// Tokens of context that it asks for, prompt and limit on its output: as
     /// far as known, 0 where nothing is.
     pub context: u64,
     /// How many of its model's context windows are too small for it; the
     /// scheduler finds out.
     pub fit: u8,
+    /// What stands for the tenant and the session that it belongs to, where
+    /// sessions keep to a replica; absent when it names none.
+    pub session: Option<u64>,
 }
 
 /// The start of a prompt in blocks of equal size, to find the replica that has

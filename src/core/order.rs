@@ -19,6 +19,7 @@ use crate::core::policy::Policy;
 use crate::core::queue::Part;
 use crate::core::quota::{Quotas, Standing};
 use crate::core::reserve::Reserve;
+use crate::core::retries::RetryBudget;
 use crate::core::time::Tick;
 
 pub use self::heads::{Candidate, Head, HeadEntry, HeadKey, Hold, Opening, Promised, Room, Rooms, Seat};
@@ -77,11 +78,16 @@ pub struct Group {
     classes: Vec<ClassOrder>,
     /// Dispatched jobs per second.
     pub drain: DrainRate,
+    /// How many failed tries may be repeated.
+    pub retries: RetryBudget,
     /// At most one per pool.
     pub holds: Vec<Hold>,
     /// What each tenant may hold.
     pub quotas: Quotas,
     urgent: Option<usize>,
+    /// When the first of the jobs that were next, and stayed for the replica of
+    /// their session, gives that up.
+    pub session_until: Option<Tick>,
     /// From what its pools' promises were worked out last.
     pub promised: Option<Promised>,
 }
@@ -141,9 +147,11 @@ impl Group {
             shape: shape.clone(),
             classes: classes.collect(),
             drain: donor.map(|donor| donor.drain).unwrap_or_default(),
+            retries: donor.map(|donor| donor.retries).unwrap_or_default(),
             holds: Vec::new(),
             quotas: Quotas::new(policy),
             urgent: None,
+            session_until: None,
             promised: None,
         }
     }
@@ -326,8 +334,12 @@ impl Group {
     /// What the pools of a line can take at most, of those of its heads that are
     /// bound or of the others.
     fn room_of(&self, at: (usize, usize, Part), bound: bool, guest: bool, room: Room<'_>) -> Option<Size> {
-        let Room::In(rooms) = room else { return Some(Size::MAX) };
         let line = at.1;
+        let rooms = match room {
+            Room::Anywhere => return Some(Size::MAX),
+            Room::Where(has) => return has(&self.shape.lines[line].pools).then_some(Size::MAX),
+            Room::In(rooms) => rooms,
+        };
         let reach = &self.reaches[line].0;
         let mut here = (rooms.openings)(guest).iter().filter(|(pool, _)| reach.has(pool.index())).peekable();
         here.peek()?;

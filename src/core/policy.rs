@@ -4,8 +4,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::budget::rule::Rule;
+use crate::core::ids::{ClassId, KeyId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::placement::rules::{Rules, Supply};
+use crate::core::rest::Sleep;
 use crate::core::table::Table;
 
 /// Everything the core needs to know, swapped as a whole.
@@ -17,6 +19,8 @@ pub struct Policy {
     pub classes: Table<ClassId, Class>,
     /// Tenants.
     pub tenants: Table<TenantId, Tenant>,
+    /// Credentials that have limits of their own.
+    pub keys: Table<KeyId, ()>,
     /// Public models.
     pub models: Table<ModelId, Model>,
     /// Pools.
@@ -25,12 +29,18 @@ pub struct Policy {
     pub replicas: Table<ReplicaId, Replica>,
     /// Replicas that are about to go: they get no new work.
     pub draining: BTreeSet<ReplicaId>,
+    /// Those of them whose machines will be taken away.
+    pub spot_notices: BTreeSet<ReplicaId>,
     /// What may wait in all.
     pub bounds: Bounds,
+    /// What tenants, keys and models may use; at most one for each id.
+    pub limits: Vec<Rule>,
     /// What happens to a job whose replica failed.
     pub retry: Retry,
     /// How replicas come and go.
     pub health: Health,
+    /// Whether sessions keep to a replica.
+    pub sessions: Option<StickySessions>,
 }
 
 /// The promise a request is served under.
@@ -56,6 +66,9 @@ pub struct Class {
     pub demote_to: Option<ClassId>,
     /// Where its work may go.
     pub placement: Rules,
+    /// Whether its jobs take only what nobody else needs: each starts at once or
+    /// is refused, and none is held for a pool's start.
+    pub spare: bool,
 }
 
 /// Who the work is for.
@@ -122,8 +135,28 @@ pub struct Pool {
     /// How long it is expected to take from the first job that waits for it to
     /// its first token when it has no replica; absent = unknown until measured.
     pub cold_start: Option<Duration>,
+    /// When its replicas sleep; absent = never by the gateway's doing.
+    pub sleep: Option<Sleep>,
     /// What it is, as far as rules ask.
     pub supply: Supply,
+    /// Those of its models that are adapters, which its replicas load when they
+    /// are asked for.
+    pub adapters: BTreeSet<ModelId>,
+    /// Adapters that a replica computes with at once (at least 1); absent = what
+    /// the engine says.
+    pub adapter_slots: Option<u32>,
+    /// How long a replica takes to load one; absent = measured.
+    pub adapter_load: Option<Duration>,
+}
+
+/// Sessions keep to the replica that they were sent to last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StickySessions {
+    /// By how much later the first token may come there than at the best other
+    /// replica.
+    pub max_delay: Duration,
+    /// Sessions that are remembered at most, at least 1.
+    pub bound: usize,
 }
 
 /// One engine endpoint.
@@ -161,11 +194,16 @@ pub struct Retry {
     /// included. Refused connections and the answers of engines that are busy
     /// or shut down do not count: the engine did no work for them.
     pub max_attempts: u32,
+    /// How many tries that failed may be repeated for each 1000 requests of the
+    /// last ten seconds, within a group of models that share replicas.
+    pub budget_permille: u32,
+    /// How many may be repeated in ten seconds however few requests there are.
+    pub budget_floor: u32,
 }
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { max_attempts: 4 }
+        Self { max_attempts: 4, budget_permille: 200, budget_floor: 100 }
     }
 }
 
@@ -183,7 +221,8 @@ pub struct Health {
     /// twice as long each time that it says so again, up to a second.
     pub busy_backoff: Duration,
     /// How long requests without a first token may stay at a replica that left
-    /// the policy; then they go to others.
+    /// the policy, and streams that can go on elsewhere at one that left or is
+    /// drained; then they go to others.
     pub drain: Duration,
 }
 

@@ -376,6 +376,7 @@ mod tests {
         JobSpec {
             id: JobId::new(id),
             tenant: TenantId::new(tenant),
+            key: None,
             class: ClassId::new(0),
             model: ModelId::new(model),
             prompt_tokens: 10,
@@ -387,8 +388,10 @@ mod tests {
             deadline: Tick::NEVER,
             patience: Tick::NEVER,
             falls_back: false,
+            goes_on: false,
             context: 0,
             fit: 0,
+            session: None,
         }
     }
 

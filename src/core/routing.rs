@@ -1,7 +1,7 @@
 //! Which replica is next: the one that promises the first token soonest.
 
 use crate::core::board::Rank;
-use crate::core::ids::ReplicaId;
+use crate::core::ids::{ModelId, ReplicaId};
 use crate::core::predict::Outlook;
 
 /// What is in flight at a replica, in tokens and sequences.
@@ -46,6 +46,8 @@ pub struct Booking {
     pub guest: bool,
     /// Whether its tokens are seen as they come.
     pub streams: bool,
+    /// The adapter that it runs with there, if its model is one.
+    pub adapter: Option<ModelId>,
 }
 
 impl Booking {
@@ -121,19 +123,39 @@ impl Ledger {
 pub struct RouteKey {
     /// What it promises.
     pub outlook: Outlook,
+    /// What it costs, in nanoseconds, that an adapter is not loaded there;
+    /// [`u64::MAX`] where none can come in now.
+    pub miss: u64,
     /// Number of the dispatch that last chose it, 0 for none.
     pub last_chosen: u64,
     /// Makes the order total.
     pub replica: ReplicaId,
 }
 
-impl Rank for RouteKey {
+/// What the order of replicas depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ask {
     /// Weight of the prompt.
-    type Query = u64;
+    pub weight: u64,
+    /// Whether an adapter would have to be loaded.
+    pub loads: bool,
+}
+
+impl RouteKey {
+    /// Whether what asks can come in, as far as adapters go.
+    #[must_use]
+    pub const fn takes_in(&self, ask: Ask) -> bool {
+        !ask.loads || self.miss < u64::MAX
+    }
+}
+
+impl Rank for RouteKey {
+    type Query = Ask;
     type Cost = (u64, u64, ReplicaId);
 
-    fn cost(&self, weight: u64) -> Self::Cost {
-        (self.outlook.cost(weight), self.last_chosen, self.replica)
+    fn cost(&self, ask: Ask) -> Self::Cost {
+        let miss = if ask.loads { self.miss } else { 0 };
+        (self.outlook.cost(ask.weight).saturating_add(miss), self.last_chosen, self.replica)
     }
 
     fn floor(self, other: Self) -> Self {
@@ -141,6 +163,7 @@ impl Rank for RouteKey {
         let outlook = Outlook { wait: one.wait.min(two.wait), per_token: one.per_token.min(two.per_token) };
         Self {
             outlook,
+            miss: self.miss.min(other.miss),
             last_chosen: self.last_chosen.min(other.last_chosen),
             replica: self.replica.min(other.replica),
         }
@@ -163,6 +186,7 @@ mod tests {
             suspect: true,
             guest: true,
             streams: true,
+            adapter: None,
         };
         ledger.add(&booking);
         assert_eq!((ledger.work(), ledger.kv, ledger.suspects), (151, 151, 1));
@@ -180,18 +204,22 @@ mod tests {
     fn idle_replicas_take_turns_and_long_prompts_go_to_fast_ones() {
         let key = |wait, per_token, last_chosen, id| RouteKey {
             outlook: Outlook { wait, per_token },
+            miss: 100 * u64::from(id),
             last_chosen,
             replica: ReplicaId::new(id),
         };
-        assert!(key(5, 1, 1, 0).cost(9) > key(4, 1, 9, 1).cost(9));
-        assert!(key(0, 1, 3, 0).cost(9) > key(0, 1, 2, 1).cost(9));
+        let ask = |weight| Ask { weight, loads: false };
+        assert!(key(5, 1, 1, 0).cost(ask(9)) > key(4, 1, 9, 1).cost(ask(9)));
+        assert!(key(0, 1, 3, 0).cost(ask(9)) > key(0, 1, 2, 1).cost(ask(9)));
+        let loads = Ask { weight: 9, loads: true };
+        assert!(key(5, 1, 1, 0).cost(loads) < key(4, 1, 9, 1).cost(loads), "there it can be loaded sooner");
         let (slow, fast) = (key(0, 3, 0, 0), key(10, 1, 0, 1));
-        assert!(slow.cost(2) < fast.cost(2) && slow.cost(9) > fast.cost(9));
+        assert!(slow.cost(ask(2)) < fast.cost(ask(2)) && slow.cost(ask(9)) > fast.cost(ask(9)));
         let floor = slow.floor(fast);
         assert!(
-            [0, 5, 9]
+            [ask(0), ask(5), ask(9), loads]
                 .into_iter()
-                .all(|weight| floor.cost(weight) <= slow.cost(weight).min(fast.cost(weight)))
+                .all(|ask| floor.cost(ask) <= slow.cost(ask).min(fast.cost(ask)))
         );
     }
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::adapters::Fit;
+use crate::core::best::Best;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::overrides::Measure;
 
@@ -55,6 +57,10 @@ pub struct PoolView {
     /// How long its starts took as of late, from the first job that was held to
     /// the first token; absent before the first.
     pub cold_start: Option<Duration>,
+    /// How long its replicas took to wake as of late; absent before the first.
+    pub wake: Option<Duration>,
+    /// The best that it has shown in the last one to two hours.
+    pub best: Best,
 }
 
 /// Whether a pool can be used.
@@ -62,20 +68,23 @@ pub struct PoolView {
 pub enum PoolState {
     /// It has no replica, and nobody waits for one.
     Cold,
-    /// Jobs have been held for it since it had none, and its first token has not
-    /// come.
+    /// Jobs have been held for it since it had none, or none awake, and its first
+    /// token has not come.
     Starting,
     /// A replica is in service.
     Ready,
     /// It has no replica any more but those that finish what they run.
     Draining,
+    /// Its replicas sleep.
+    Asleep,
     /// It has replicas, and none is in service.
     Down,
 }
 
 impl PoolState {
     /// Every state.
-    pub const ALL: [Self; 5] = [Self::Cold, Self::Starting, Self::Ready, Self::Draining, Self::Down];
+    pub const ALL: [Self; 6] =
+        [Self::Cold, Self::Starting, Self::Ready, Self::Draining, Self::Asleep, Self::Down];
 
     /// A short stable name for metrics and the admin API.
     #[must_use]
@@ -85,6 +94,7 @@ impl PoolState {
             Self::Starting => "starting",
             Self::Ready => "ready",
             Self::Draining => "draining",
+            Self::Asleep => "asleep",
             Self::Down => "down",
         }
     }
@@ -144,13 +154,33 @@ pub enum ReplicaState {
     Cordoned,
     /// No, as when cordoned; what it had not begun to answer went to others.
     Draining,
+    /// No, until it is woken.
+    Asleep,
+    /// No, it was told to wake and will be there in a moment.
+    Waking,
     /// No, until a probe succeeds.
     Ejected,
+    /// The same, and nothing has answered there for a minute.
+    Gone,
     /// No: it left the policy and only finishes what it runs.
     Removed,
 }
 
 impl ReplicaState {
+    /// Every state.
+    pub const ALL: [Self; 10] = [
+        Self::Serving,
+        Self::SlowStart,
+        Self::Busy,
+        Self::Cordoned,
+        Self::Draining,
+        Self::Asleep,
+        Self::Waking,
+        Self::Ejected,
+        Self::Gone,
+        Self::Removed,
+    ];
+
     /// A short stable name for logs, metrics and the admin API.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -160,7 +190,10 @@ impl ReplicaState {
             Self::Busy => "busy",
             Self::Cordoned => "cordoned",
             Self::Draining => "draining",
+            Self::Asleep => "asleep",
+            Self::Waking => "waking",
             Self::Ejected => "ejected",
+            Self::Gone => "gone",
             Self::Removed => "removed",
         }
     }
@@ -248,6 +281,8 @@ pub struct Choice {
     pub fits: bool,
     /// Whether it failed the job, which therefore keeps away from it.
     pub tried: bool,
+    /// How the job's model stands to it, if it is an adapter there.
+    pub adapter: Option<Fit>,
     /// Predicted time to the job's first token there.
     pub expected: Duration,
 }

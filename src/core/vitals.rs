@@ -13,8 +13,13 @@ pub const MAX_BUSY: Duration = Duration::from_secs(30);
 /// What the pause grows to of an engine that says "busy" again and again
 /// without a time of its own.
 const MAX_BUSY_PAUSE: Duration = Duration::from_secs(1);
+/// A replica is gone when nothing has answered there for so long.
+pub const GONE_AFTER: Duration = Duration::from_secs(60);
 /// An engine that has not refused a job within this time has taken it.
 const TAKEN: Duration = Duration::from_secs(1);
+/// One answer that is no protocol may be the request's doing; so many in a row,
+/// to different requests, are not.
+const MAX_GARBLED: u32 = 3;
 /// The shortest pause of any kind, so that a zero in the policy cannot make
 /// the timers spin.
 const MIN_PAUSE: Duration = Duration::from_millis(1);
@@ -38,6 +43,10 @@ pub struct Vitals {
     /// How often in a row it was out again soon after it came back.
     relapses: u32,
     epoch: u32,
+    /// Nothing good has come from it since it joined or came back.
+    unproven: bool,
+    /// Answers in a row that were no protocol; coming back forgets none.
+    garbled: u32,
 }
 
 /// It said "busy". When the pause is over it gets one job, and more only once
@@ -53,6 +62,8 @@ struct Busy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Out {
     since: Tick,
+    /// Since when nothing answers there.
+    silent_since: Option<Tick>,
     pause: Duration,
     probe: Probe,
 }
@@ -67,8 +78,9 @@ impl Vitals {
     /// How it stands now.
     #[must_use]
     pub fn state(&self, now: Tick, rules: &Health) -> ReplicaState {
-        if self.out.is_some() {
-            return ReplicaState::Ejected;
+        if let Some(out) = self.out {
+            let gone = out.silent_since.is_some_and(|since| now.since(since) >= GONE_AFTER);
+            return if gone { ReplicaState::Gone } else { ReplicaState::Ejected };
         }
         if self.busy.is_some_and(|busy| busy.until > now) {
             return ReplicaState::Busy;
@@ -81,6 +93,30 @@ impl Vitals {
     #[must_use]
     pub const fn epoch(&self) -> u32 {
         self.epoch
+    }
+
+    /// Whether it has answered since it joined or came back. What there is at the
+    /// start counts as proven.
+    #[must_use]
+    pub const fn is_proven(&self) -> bool {
+        !self.unproven
+    }
+
+    /// Whether it is ejected.
+    #[must_use]
+    pub const fn is_out(&self) -> bool {
+        self.out.is_some()
+    }
+
+    /// A token or a whole answer came from it.
+    pub fn proved(&mut self) {
+        (self.unproven, self.garbled) = (false, 0);
+    }
+
+    /// It sent what is no protocol; whether it has done so too often by now.
+    pub fn garbled(&mut self) -> bool {
+        self.garbled = self.garbled.saturating_add(1);
+        self.garbled >= MAX_GARBLED
     }
 
     /// Eighths of its limit that it may use: one right after its return, eight
@@ -105,7 +141,7 @@ impl Vitals {
         let first = rules.probe_min.max(MIN_PAUSE);
         let longest = rules.probe_max.max(first).max(MAX_RELAPSE_PAUSE);
         let pause = first.saturating_mul(1 << self.relapses.min(16)).min(longest);
-        self.out = Some(Out { since: now, pause, probe: Probe::Due(now + pause) });
+        self.out = Some(Out { since: now, silent_since: None, pause, probe: Probe::Due(now + pause) });
         (self.busy, self.back_since) = (None, None);
         true
     }
@@ -143,6 +179,13 @@ impl Vitals {
         self.busy = self.busy.filter(|busy| busy.until > now);
     }
 
+    /// While it is out: whether something is there that answers.
+    pub fn heard(&mut self, now: Tick, answers: bool) {
+        if let Some(out) = &mut self.out {
+            out.silent_since = if answers { None } else { out.silent_since.or(Some(now)) };
+        }
+    }
+
     /// The probe that is out failed: the next one waits twice as long.
     pub fn probe_failed(&mut self, now: Tick, rules: &Health) {
         let Some(out) = &mut self.out else { return };
@@ -158,6 +201,7 @@ impl Vitals {
         let out = self.out.take()?;
         (self.back_since, self.returned) = (Some(now), Some(now));
         self.epoch = self.epoch.wrapping_add(1);
+        self.unproven = true;
         Some(now.since(out.since))
     }
 
@@ -172,7 +216,12 @@ impl Vitals {
     /// It is new in the policy, or was taken out of it and put back: a new
     /// start, slowly at first.
     pub fn join(&mut self, now: Tick) {
-        *self = Self { epoch: self.epoch.wrapping_add(1), back_since: Some(now), ..Self::default() };
+        *self = Self {
+            epoch: self.epoch.wrapping_add(1),
+            back_since: Some(now),
+            unproven: true,
+            ..Self::default()
+        };
     }
 
     /// Does what is due by now; says whether to send a probe.
@@ -240,6 +289,21 @@ mod tests {
             vitals.probe_failed(now, &rules());
         }
         assert_eq!(sent, [200, 600, 1400, 2400, 3400]);
+    }
+
+    #[test]
+    fn who_has_not_answered_for_a_minute_is_gone() {
+        let mut vitals = Vitals::default();
+        vitals.heard(ms(0), false);
+        vitals.eject(ms(1000), &rules());
+        assert_eq!(vitals.state(ms(100_000), &rules()), ReplicaState::Ejected, "nobody has looked");
+        vitals.heard(ms(2000), false);
+        vitals.heard(ms(3000), false);
+        assert_eq!(vitals.state(ms(61_999), &rules()), ReplicaState::Ejected);
+        assert_eq!(vitals.state(ms(62_000), &rules()), ReplicaState::Gone);
+        vitals.heard(ms(63_000), true);
+        assert_eq!(vitals.state(ms(63_000), &rules()), ReplicaState::Ejected, "it answers badly");
+        assert!(vitals.found(ms(64_000)).is_some());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, ClientBuilder, Response};
 
 use crate::config::secret::Secret;
-use crate::fleet::tls;
+use crate::tls;
 
 /// Bytes of an answer beyond which it is not read on.
 pub const MAX_ANSWER: usize = 4 << 20;
@@ -42,12 +42,15 @@ pub enum Trouble {
     /// Not the format that was asked for.
     #[error("the answer is not what was asked for")]
     NotUnderstood,
-    /// It is there, but it sleeps.
-    #[error("it sleeps")]
-    Asleep,
 }
 
 impl Trouble {
+    /// Whether something was there that answered, in whatever way.
+    #[must_use]
+    pub const fn answers(self) -> bool {
+        !matches!(self, Self::Timeout | Self::Connect)
+    }
+
     /// A short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -60,7 +63,6 @@ impl Trouble {
             Self::Status(_) => "status",
             Self::TooLarge => "too_large",
             Self::NotUnderstood => "not_understood",
-            Self::Asleep => "asleep",
         }
     }
 }
@@ -103,6 +105,20 @@ impl Fetcher {
             }
         };
         tokio::time::timeout(limit, whole).await.unwrap_or(Err(Trouble::Timeout))
+    }
+
+    /// Whether a POST without a body is answered with 2xx, over a connection of
+    /// its own, in time.
+    pub(super) async fn post(&self, url: &str, key: Option<&Secret>, limit: Duration) -> Result<(), Trouble> {
+        let mut request = self.fresh.post(url);
+        if let Some(key) = key {
+            request = request.bearer_auth(key.expose());
+        }
+        let answer = tokio::time::timeout(limit, request.send()).await.map_err(|_| Trouble::Timeout)?;
+        match answer.map_err(|error| trouble(&error))?.status() {
+            status if status.is_success() => Ok(()),
+            status => Err(Trouble::Status(status.as_u16())),
+        }
     }
 
     /// The status of the answer to a GET over a connection of its own: one

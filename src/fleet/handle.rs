@@ -18,6 +18,7 @@ use crate::core::ids::ReplicaId;
 use crate::fleet::fetch::{Fetcher, NoTls};
 use crate::fleet::hooks::{Sink, Watch};
 use crate::fleet::probe;
+use crate::fleet::rest::{self, Order};
 use crate::fleet::scrape::{self, Member, Probing};
 use crate::fleet::target::Target;
 use crate::fleet::view::FleetView;
@@ -137,6 +138,17 @@ impl Fleet {
         let member = self.inner.members.lock().get(&replica).cloned();
         if let Some(member) = member {
             self.inner.probe(&member);
+        }
+    }
+
+    /// Tells `replica` to sleep or to wake; the sink gets `Rested`. A replica
+    /// that is not configured (any more), or that changes meanwhile, gives no
+    /// answer.
+    pub fn order(&self, replica: ReplicaId, order: Order) {
+        let member = self.inner.members.lock().get(&replica).cloned();
+        if let Some(member) = member {
+            let inner = &*self.inner;
+            inner.spawn(&member, rest::obey(Arc::clone(&inner.shared), Arc::clone(&member), order));
         }
     }
 

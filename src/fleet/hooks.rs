@@ -6,9 +6,10 @@ use crate::core::event::Event;
 use crate::core::ids::{PoolId, ReplicaId};
 use crate::fleet::engine::ServedName;
 use crate::fleet::fetch::Trouble;
+use crate::fleet::rest::Order;
 
-/// Takes events for the core: `ReplicaReported`, `ReplicaFound` and
-/// `ReplicaLost`.
+/// Takes events for the core: `ReplicaReported`, `ReplicaFound`,
+/// `ReplicaLost` and `Rested`.
 pub trait Sink: Send + Sync {
     /// Called from the fleet's tasks with no lock held; must not block. It
     /// may call [`crate::fleet::handle::Fleet::probe`].
@@ -81,10 +82,26 @@ pub enum Note<'a> {
     },
     /// It lists every configured name again.
     ModelsMatch,
-    /// It went to sleep (vLLM): it accepts requests and answers none.
+    /// It went to sleep unasked (vLLM): it accepts requests and answers none.
     Asleep,
-    /// It woke up.
+    /// It woke up unasked.
     Awake,
+    /// It did what it was told.
+    Obeyed {
+        /// What that was.
+        order: Order,
+        /// How long it took.
+        took: Duration,
+    },
+    /// It did not do what it was told.
+    Disobeyed {
+        /// What that was.
+        order: Order,
+        /// What went wrong.
+        why: Trouble,
+    },
+    /// It does not know how to sleep.
+    CannotSleep,
     /// A probe that the core asked for succeeded.
     ProbeSucceeded,
     /// A probe that the core asked for failed.

@@ -12,6 +12,6 @@ pub mod promtext;
 pub mod view;
 
 mod probe;
+pub mod rest;
 mod scrape;
 mod target;
-pub mod tls;

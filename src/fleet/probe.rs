@@ -27,7 +27,7 @@ pub(super) async fn answer(shared: Arc<Shared>, member: Arc<Member>) {
         }
         Err(why) => {
             shared.watch.note(replica, Note::ProbeFailed { why });
-            shared.sink.event(Event::ReplicaLost { replica });
+            shared.sink.event(Event::ReplicaLost { replica, answers: why.answers() });
         }
     }
 }
@@ -39,7 +39,7 @@ async fn ask(shared: &Shared, member: &Member) -> Result<(), Trouble> {
     for path in adapter.ready_paths {
         let status = shared.fetcher.status(&target.url(path), target.key.as_ref()).await?;
         if adapter.is_ready(status) {
-            return awake(member);
+            return Ok(());
         }
         last = Some(status);
         if status != 404 {
@@ -47,19 +47,4 @@ async fn ask(shared: &Shared, member: &Member) -> Result<(), Trouble> {
         }
     }
     Err(last.map_or(Trouble::Unsendable, Trouble::Status))
-}
-
-/// A vLLM that sleeps still says that it is healthy. When the last scrape saw
-/// it asleep, another one is asked for, and the next probe sees what came of
-/// it.
-fn awake(member: &Member) -> Result<(), Trouble> {
-    let asleep = {
-        let status = member.cell.lock();
-        status.failures == 0 && status.gauges.asleep == Some(true)
-    };
-    if asleep {
-        member.refresh.notify_one();
-        return Err(Trouble::Asleep);
-    }
-    Ok(())
 }

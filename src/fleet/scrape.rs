@@ -71,6 +71,7 @@ pub(super) async fn run(shared: Arc<Shared>, member: Arc<Member>) {
 }
 
 async fn round(shared: &Shared, member: &Member, info_due: &mut Instant) {
+    let began = Instant::now();
     let scraped = match &member.target.metrics {
         Some(url) => Some(scrape(shared, member, url).await),
         None => None,
@@ -80,7 +81,7 @@ async fn round(shared: &Shared, member: &Member, info_due: &mut Instant) {
     }
     let fresh = match scraped {
         Some(result) => {
-            let recovered = note_scrape(shared, member, result);
+            let recovered = note_scrape(shared, member, began, result);
             if recovered {
                 // It may be another engine than before.
                 *info_due = Instant::now();
@@ -107,17 +108,34 @@ async fn round(shared: &Shared, member: &Member, info_due: &mut Instant) {
 async fn scrape(shared: &Shared, member: &Member, url: &str) -> Result<Gauges, Trouble> {
     let target = &member.target;
     let body = shared.fetcher.body(url, target.key.as_ref(), shared.timing.scrape_timeout).await?;
-    target.adapter().gauges(&String::from_utf8_lossy(&body)).ok_or(Trouble::NotUnderstood)
+    let text = String::from_utf8_lossy(&body);
+    let gauges = target.adapter().gauges(&text).ok_or(Trouble::NotUnderstood)?;
+    report_adapters(shared, member, &text);
+    Ok(gauges)
 }
 
-/// Enters the result; true when it is the first success after a failure.
-fn note_scrape(shared: &Shared, member: &Member, result: Result<Gauges, Trouble>) -> bool {
+/// Says which of the adapters that the configuration gives it are in use there.
+fn report_adapters(shared: &Shared, member: &Member, text: &str) {
+    let target = &member.target;
+    let read = target.adapter().adapters.filter(|_| !target.adapters.is_empty() && !member.ended());
+    let Some(loras) = read.and_then(|read| read(text)) else { return };
+    let known = target.adapters.iter().filter(|(name, _)| loras.running.contains(name));
+    let running = known.map(|(_, id)| *id).collect();
+    shared.sink.event(Event::AdaptersReported { replica: target.replica, slots: loras.slots, running });
+}
+
+/// Enters the result of a scrape that began at that moment; true when it is the
+/// first success after a failure.
+fn note_scrape(shared: &Shared, member: &Member, began: Instant, result: Result<Gauges, Trouble>) -> bool {
     let replica = member.target.replica;
     let mut status = member.cell.lock();
     let before = status.failures;
     match result {
-        Ok(gauges) => {
+        Ok(mut gauges) => {
             let slept = status.gauges.asleep.unwrap_or(false);
+            if !status.told.is_before(began) {
+                gauges.asleep = status.gauges.asleep;
+            }
             status.gauges = gauges;
             status.gauges_at = Some(Instant::now());
             status.failures = 0;

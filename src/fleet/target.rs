@@ -6,7 +6,7 @@ use http::Uri;
 
 use crate::config::secret::Secret;
 use crate::config::settings::{EngineKind, Settings};
-use crate::core::ids::ReplicaId;
+use crate::core::ids::{ModelId, ReplicaId};
 use crate::fleet::engine::{Adapter, adapter};
 
 /// Everything the tasks of a replica need to know; when a reload changes it,
@@ -20,6 +20,8 @@ pub(super) struct Target {
     pub(super) metrics: Option<String>,
     /// The engine's names of the models that the configuration gives it.
     pub(super) models: Vec<String>,
+    /// Those that are adapters, with the public ones that they stand for.
+    pub(super) adapters: Vec<(String, ModelId)>,
     engine: EngineKind,
     base: String,
 }
@@ -42,12 +44,14 @@ impl Target {
             Some(own) => join(own, path),
             None => join(&row.url, path),
         });
+        let adapters = pool.adapters.iter().filter_map(|id| Some((pool.model_names.get(id)?.clone(), *id)));
         Some(Self {
             replica,
             key: pool.api_key.clone(),
             interval: pool.scrape_interval.max(SHORTEST),
             metrics,
             models: pool.model_names.values().cloned().collect(),
+            adapters: adapters.collect(),
             engine: pool.engine,
             base: join(&row.url, ""),
         })
@@ -91,6 +95,7 @@ mod tests {
             interval: Duration::from_secs(10),
             metrics: None,
             models: Vec::new(),
+            adapters: Vec::new(),
             engine: EngineKind::Vllm,
             base: String::new(),
         }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::config::settings::Settings;
 use crate::core::event::Report;
-use crate::core::ids::{ModelId, ReplicaId};
+use crate::core::ids::{ModelId, PoolId, ReplicaId};
 use crate::fleet::engine::{Gauges, ModelInfo};
 use crate::fleet::fetch::Trouble;
 
@@ -36,6 +36,24 @@ pub struct ReplicaStatus {
     /// Why the last scrape failed, while `failures` is not 0.
     pub trouble: Option<Trouble>,
     pub(super) gauges_at: Option<Instant>,
+    pub(super) told: Told,
+}
+
+/// Orders to sleep or to wake: what was read before one was answered may show
+/// either state, whoever brought it about.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Told {
+    /// Orders that wait for their answer.
+    pub(super) open: u32,
+    /// When the last answer came.
+    pub(super) answered: Option<Instant>,
+}
+
+impl Told {
+    /// Whether something read from `began` on says what others did.
+    pub(super) fn is_before(self, began: Instant) -> bool {
+        self.open == 0 && self.answered.is_none_or(|at| at < began)
+    }
 }
 
 impl ReplicaStatus {
@@ -59,6 +77,7 @@ impl ReplicaStatus {
             kv_tokens: gauges.kv_tokens,
             max_model_len: info.and_then(|info| info.max_model_len),
             progress: gauges.progress,
+            asleep: gauges.asleep,
         }
     }
 }
@@ -80,18 +99,14 @@ impl FleetView {
         self.cells.read().iter().map(|(replica, cell)| (*replica, cell.lock().clone())).collect()
     }
 
-    /// The largest context window, in tokens, that any replica said it has
-    /// for `model`; absent while none said one.
+    /// The largest context window, in tokens, that any replica of the pool said
+    /// it has for `model`; absent while none said one.
     #[must_use]
-    pub fn window(&self, settings: &Settings, model: ModelId) -> Option<u32> {
-        let pools = &settings.policy.models.get(model)?.pools;
+    pub fn window(&self, settings: &Settings, model: ModelId, pool: PoolId) -> Option<u32> {
+        let name = settings.edge.pools.get(pool)?.model_names.get(&model)?;
+        let replicas = &settings.policy.pools.get(pool)?.replicas;
         let cells = self.cells.read();
-        let windows = pools.iter().filter_map(|pool| {
-            let name = settings.edge.pools.get(*pool)?.model_names.get(&model)?;
-            let replicas = &settings.policy.pools.get(*pool)?.replicas;
-            replicas.iter().filter_map(|replica| cells.get(replica)?.lock().info.as_ref()?.window(name)).max()
-        });
-        windows.max()
+        replicas.iter().filter_map(|replica| cells.get(replica)?.lock().info.as_ref()?.window(name)).max()
     }
 
     /// A new, empty row for `replica`.

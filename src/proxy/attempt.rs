@@ -168,9 +168,7 @@ impl Tries<'_> {
     fn headers_for(&self, pool: &PoolEdge, record: &Record) -> HeaderMap {
         let mut headers = self.headers.clone();
         headers.insert(X_REQUEST_ID, record.request_id.clone());
-        let bearer = pool.api_key.as_ref().map(|key| format!("Bearer {}", key.expose()));
-        if let Some(mut bearer) = bearer.and_then(|text| HeaderValue::try_from(text).ok()) {
-            bearer.set_sensitive(true);
+        if let Some(bearer) = bearer(pool) {
             headers.insert(AUTHORIZATION, bearer);
         }
         if let Some(trace) = &record.trace {
@@ -207,6 +205,14 @@ impl Tries<'_> {
         let shown = self.order.peek.model.as_deref().unwrap_or(public);
         (engine_name != Some(shown)).then(|| shown.to_owned())
     }
+}
+
+/// The credentials that the pool's engines want.
+pub(super) fn bearer(pool: &PoolEdge) -> Option<HeaderValue> {
+    let text = format!("Bearer {}", pool.api_key.as_ref()?.expose());
+    let mut bearer = HeaderValue::try_from(text).ok()?;
+    bearer.set_sensitive(true);
+    Some(bearer)
 }
 
 /// Reads a stream up to its first token.

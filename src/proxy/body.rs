@@ -2,11 +2,12 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
+use crate::proxy::early::{Failure, HeldStream, Next};
 use crate::proxy::relay::{Relay, RelayBroken};
 use crate::wire::splice::Spliced;
 
@@ -17,6 +18,10 @@ pub enum AnswerBody {
     Whole(Spliced),
     /// A stream from an engine.
     Stream(Box<Relay>),
+    /// A stream whose head is out before there is an answer.
+    Held(Box<HeldStream>),
+    /// What is left to say of one that came to nothing.
+    Failed(Failure),
 }
 
 impl From<Bytes> for AnswerBody {
@@ -33,26 +38,37 @@ impl Body for AnswerBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RelayBroken>>> {
-        match self.get_mut() {
-            Self::Whole(pieces) => {
-                let never = |error: Infallible| match error {};
-                Pin::new(pieces).poll_frame(cx).map_err(never)
+        let this = self.get_mut();
+        loop {
+            match this {
+                Self::Whole(pieces) => {
+                    let never = |error: Infallible| match error {};
+                    return Pin::new(pieces).poll_frame(cx).map_err(never);
+                }
+                Self::Stream(relay) => return relay.poll_frame(cx),
+                Self::Held(held) => match ready!(held.poll_next(cx)) {
+                    Next::Sign(bytes) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                    Next::Answer(answer) => *this = answer,
+                },
+                Self::Failed(failure) => {
+                    let event = ready!(failure.poll_next(cx));
+                    return Poll::Ready(Some(event.map(Frame::data).ok_or(RelayBroken)));
+                }
             }
-            Self::Stream(relay) => relay.poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Whole(pieces) => pieces.is_end_stream(),
-            Self::Stream(_) => false,
+            Self::Stream(_) | Self::Held(_) | Self::Failed(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Whole(pieces) => pieces.size_hint(),
-            Self::Stream(_) => SizeHint::default(),
+            Self::Stream(_) | Self::Held(_) | Self::Failed(_) => SizeHint::default(),
         }
     }
 }

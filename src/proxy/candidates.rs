@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 
 use crate::config::settings::Settings;
+use crate::config::settings::identity::Grant;
 use crate::config::settings::names::Called;
-use crate::core::ids::{JobId, ModelId, TenantId};
+use crate::core::ids::{JobId, ModelId};
 use crate::proxy::models;
 use crate::wire::error::ApiError;
 use crate::wire::peek::Peek;
@@ -22,30 +23,31 @@ pub(super) struct Candidates {
 /// The models that may serve what the request asks for.
 ///
 /// # Errors
-/// The model is unknown, or not for this tenant.
+/// The model is unknown, or not for this caller.
 pub(super) fn of(
     settings: &Settings,
-    tenant: TenantId,
+    grant: &Grant,
     peek: &Peek,
     job: JobId,
 ) -> Result<Candidates, ApiError> {
-    let called = called(settings, tenant, peek.model.as_deref())?;
+    let tenant = grant.tenant;
+    let called = called(settings, grant, peek.model.as_deref())?;
     let first = match called {
         Called::Model(model) => model,
         Called::Split(split) => split.at(point(settings.policy.tenants.name(tenant), peek, job)),
     };
     let others = settings.edge.names.fallbacks(tenant, called, first);
-    let others = others.filter(|model| models::may_use(&settings.policy, tenant, *model)).collect();
+    let others = others.filter(|model| models::may_use(&settings.policy, grant, *model)).collect();
     Ok(Candidates { first, others })
 }
 
-/// A request without a model name gets the only model that its tenant may
+/// A request without a model name gets the only model that its caller may
 /// use, as the engines themselves do it.
-fn called<'a>(settings: &'a Settings, tenant: TenantId, name: Option<&str>) -> Result<Called<'a>, ApiError> {
+fn called<'a>(settings: &'a Settings, grant: &Grant, name: Option<&str>) -> Result<Called<'a>, ApiError> {
     if let Some(name) = name {
-        return models::called(settings, tenant, name).ok_or_else(|| ApiError::model_not_found(name));
+        return models::called(settings, grant, name).ok_or_else(|| ApiError::model_not_found(name));
     }
-    let mut usable = models::usable(&settings.policy, tenant);
+    let mut usable = models::usable(&settings.policy, grant);
     match (usable.next(), usable.next()) {
         (Some(only), None) => Ok(Called::Model(only)),
         _ => {
@@ -106,7 +108,7 @@ pools:
 
     fn ask(settings: &Settings, tenant: &str, peek: &Peek, job: u64) -> Result<Vec<String>, ApiError> {
         let tenant = settings.policy.tenants.id(tenant).unwrap();
-        let Candidates { first, others } = of(settings, tenant, peek, JobId::new(job))?;
+        let Candidates { first, others } = of(settings, &Grant::whole(tenant), peek, JobId::new(job))?;
         let name = |model| settings.policy.models.name(model).to_owned();
         Ok(std::iter::once(first).chain(others).map(name).collect())
     }
@@ -135,10 +137,10 @@ pools:
         assert_eq!(asks("few", "v1"), names(&["v1", "v2"]));
         assert_eq!(asks("all", "mine"), names(&["v2"]));
         assert_eq!((asks("few", "mine"), asks("few", "v3"), asks("all", "none")), (None, None, None));
-        let windows: models::Windows = std::sync::Arc::new(|_: &Settings, _| None);
+        let windows: models::Windows = std::sync::Arc::new(|_: &Settings, _, _| None);
         let listed = |tenant: &str| {
             let tenant = settings.policy.tenants.id(tenant).unwrap();
-            let rows = models::list(&settings, tenant, &windows);
+            let rows = models::list(&settings, &Grant::whole(tenant), &windows);
             rows["data"].as_array().unwrap().iter().map(|row| row["id"].clone()).collect::<Vec<_>>()
         };
         assert_eq!(json!(listed("all")), json!(["chat", "mine", "v1", "v2", "v3"]));

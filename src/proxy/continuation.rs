@@ -4,6 +4,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::{HeaderMap, Method};
@@ -11,7 +12,7 @@ use serde::Deserialize;
 use tokio::time::timeout;
 
 use crate::config::settings::{Settings, UpstreamLimits};
-use crate::core::event::{Fault, Outcome};
+use crate::core::event::{Fault, Outcome, Recalled};
 use crate::core::job::Usage;
 use crate::proxy::attempt::whole_body;
 use crate::proxy::gate::Ticket;
@@ -124,6 +125,17 @@ impl Live {
         self.record.usage = Some(usage);
         self.ticket.note_usage(usage);
         self.ticket.interrupted(fault, usage, so_far.tokens()).then_some(so_far)
+    }
+
+    /// Whether the scheduler wants the stream to go on elsewhere; with the fault
+    /// that this is for it.
+    pub(super) fn poll_handed_over(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
+        self.ticket.poll_handed_over(cx).map(Recalled::fault)
+    }
+
+    /// Whether another replica could go on with the stream as far as it is now.
+    pub(super) fn can_go_on(&self) -> bool {
+        self.continuation.is_some() && self.stream.interrupted().is_some()
     }
 
     /// Waits for another replica and the rest of the stream from there.

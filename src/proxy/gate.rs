@@ -12,9 +12,10 @@ use smallvec::SmallVec;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 pub use self::desks::Placement;
-pub use self::ticket::Ticket;
+pub use self::ticket::{Limits, Ticket};
 
 use self::desks::{Answer, Desks, Dispatch, Letter, Mail};
+use crate::core::budget::Standing;
 use crate::core::event::{Action, Event, Rejection};
 use crate::core::ids::JobId;
 use crate::core::job::{JobSpec, Prefix, Usage};
@@ -90,13 +91,13 @@ impl Gate {
     /// the scheduler does not know it yet.
     #[must_use]
     pub fn admit(self: &Arc<Self>, spec: JobSpec, prefix: Prefix, policy: &Arc<Policy>) -> Ticket {
-        let answer = self.locked(|inner, now| {
+        let (answer, limits) = self.locked(|inner, now| {
             let answer = inner.desks.wait(spec.id);
             inner.follow(policy, now);
             inner.handle(now, Event::Arrived(spec, prefix));
-            answer
+            (answer, inner.limits_of(&spec, now))
         });
-        Ticket::new(Arc::clone(self), spec.id, answer)
+        Ticket::new(Arc::clone(self), spec.id, answer, limits)
     }
 
     /// Brings a policy into force unless it is, or a later one.
@@ -127,11 +128,24 @@ impl Gate {
         self.inner.lock().scheduler.snapshot(now)
     }
 
+    /// How it stands with all limits, in a fixed order.
+    #[must_use]
+    pub fn limits(&self) -> Vec<Standing> {
+        let now = self.clock.now();
+        self.inner.lock().scheduler.limits(now)
+    }
+
     /// Why a job waits; `None` for one that does not.
     #[must_use]
     pub fn explain(&self, job: JobId) -> Option<WaitingView> {
         let now = self.clock.now();
         self.inner.lock().scheduler.explain(job, now)
+    }
+
+    /// Whether a job waits for a pool that has to start.
+    #[must_use]
+    pub fn is_held(&self, job: JobId) -> bool {
+        self.inner.lock().scheduler.is_held(job)
     }
 
     /// Hands in an operator's wish, which may depend on the time; says what it
@@ -237,6 +251,15 @@ impl Inner {
         self.scheduler.handle(now, event, &mut self.actions);
     }
 
+    /// How it stands with the limits of a job that has just arrived.
+    fn limits_of(&mut self, spec: &JobSpec, now: Tick) -> Limits {
+        let would = self.actions.iter().filter_map(|action| match action {
+            Action::WouldLimit { job, rule } if *job == spec.id => Some(*rule),
+            _ => None,
+        });
+        Limits { shadowed: would.collect(), standings: self.scheduler.limits_of(spec, now) }
+    }
+
     fn follow(&mut self, policy: &Arc<Policy>, now: Tick) {
         if policy.generation > self.generation {
             self.generation = policy.generation;
@@ -290,6 +313,7 @@ pools:
         let spec = JobSpec {
             id: gate.next_job_id(),
             tenant: policy.tenants.iter().map(|(id, _, _)| id).next().unwrap_or(TenantId::new(0)),
+            key: None,
             class: policy.classes.id("interactive").unwrap_or(ClassId::new(0)),
             model: policy.models.id("m").unwrap_or(ModelId::new(0)),
             prompt_tokens: 10,
@@ -301,8 +325,10 @@ pools:
             deadline: gate.clock().now() + wait,
             patience: Tick::NEVER,
             falls_back: false,
+            goes_on: false,
             context: 0,
             fit: 0,
+            session: None,
         };
         gate.admit(spec, Prefix::default(), policy)
     }
@@ -361,6 +387,7 @@ pools:
         let spec = JobSpec {
             id: gate.next_job_id(),
             tenant: new.policy.tenants.iter().map(|(id, _, _)| id).next().unwrap(),
+            key: None,
             class: new.policy.classes.id("interactive").unwrap(),
             model: new.policy.models.id("new").unwrap(),
             prompt_tokens: 1,
@@ -372,8 +399,10 @@ pools:
             deadline: gate.clock().now() + Duration::from_secs(1),
             patience: Tick::NEVER,
             falls_back: false,
+            goes_on: false,
             context: 0,
             fit: 0,
+            session: None,
         };
         gate.admit(spec, Prefix::default(), &new.policy).placed().await.unwrap();
         // An older policy does not come back.

@@ -14,6 +14,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 pub struct Grace {
     draining: Arc<AtomicBool>,
     over: Arc<AtomicBool>,
+    drain: CancellationToken,
     token: CancellationToken,
 }
 
@@ -21,6 +22,7 @@ impl Grace {
     /// From now on new requests are refused.
     pub fn begin_drain(&self) {
         self.draining.store(true, Ordering::Release);
+        self.drain.cancel();
     }
 
     /// From now on running requests are ended too.
@@ -33,6 +35,11 @@ impl Grace {
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// Waits until new requests are refused.
+    pub async fn began(&self) {
+        self.drain.cancelled().await;
     }
 
     /// Waits for the end.

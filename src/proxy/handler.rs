@@ -6,8 +6,7 @@ use std::future::pending;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::header::HeaderValue;
 use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
@@ -16,18 +15,22 @@ use crate::config::settings::Settings;
 use crate::core::event::{Event, Outcome, RejectReason, Rejection};
 use crate::core::job::{Tokens, Usage};
 use crate::proxy::attempt::{Attempt, Tries};
-use crate::proxy::auth;
+use crate::proxy::auth::{Caller, Doorman, Identity};
 use crate::proxy::body::AnswerBody;
-use crate::proxy::continuation::{self, Continuation, Live};
+use crate::proxy::continuation::{self, Continuation};
 use crate::proxy::gate::{Gate, Placement, Ticket};
 use crate::proxy::grace::Grace;
 use crate::proxy::intake::{self, BodyBudget, Held, Unread};
+use crate::proxy::measure::Meter;
 use crate::proxy::models::Windows;
 use crate::proxy::order::{self, Order};
 use crate::proxy::pace::Paces;
 use crate::proxy::record::{Place, Record};
-use crate::proxy::relay::Relay;
+use crate::proxy::respond::error_response;
 use crate::proxy::retries::{Notice, Original, Retries, Try};
+use crate::proxy::server::Peer;
+use crate::proxy::session;
+use crate::proxy::shadow::Flights;
 use crate::proxy::stream::EngineStream;
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
@@ -35,6 +38,7 @@ use crate::telemetry::event::RequestOutcome;
 use crate::telemetry::stories::Story;
 use crate::telemetry::trace::{Phase, TraceStart};
 use crate::telemetry::wall;
+use crate::tokens::Source;
 use crate::wire::api::{Api, Dialect};
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
@@ -44,24 +48,22 @@ use crate::wire::route::{Route, route};
 use crate::wire::splice::Spliced;
 use crate::wire::{headers, random, request_id};
 
-const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-/// The model that serves, when that is not the name that the client used.
-const SERVING_MODEL: HeaderName = HeaderName::from_static("x-penstock-model");
-const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
-const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
-
 /// The data plane: everything that requests share.
 pub struct Proxy {
     /// The scheduler's door.
     pub gate: Arc<Gate>,
     /// The rules in force.
     pub settings: Arc<ArcSwap<Settings>>,
+    /// Checks credentials.
+    pub doorman: Doorman,
     /// Connections to engines.
     pub upstreams: Upstreams,
     /// Bodies held.
     pub bodies: Arc<BodyBudget>,
     /// Where events go.
     pub telemetry: Telemetry,
+    /// What counts prompts.
+    pub meter: Arc<Meter>,
     /// What the engines say of their context windows.
     pub windows: Windows,
     /// Requests that may be repeated while they live.
@@ -70,6 +72,8 @@ pub struct Proxy {
     pub prefixes: Prefixes,
     /// How fast the engines' streams go.
     pub paces: Arc<Paces>,
+    /// Copies of requests that run now.
+    pub copies: Arc<Flights>,
     /// How far the shutdown has come.
     pub grace: Grace,
 }
@@ -81,7 +85,7 @@ impl fmt::Debug for Proxy {
 }
 
 /// What a refused request consumes.
-const NOTHING: Usage = Usage::Exact(Tokens { input: 0, cached: 0, output: 0 });
+pub(super) const NOTHING: Usage = Usage::Exact(Tokens { input: 0, cached: 0, output: 0 });
 
 /// Why a request got no answer from its model.
 #[derive(Debug)]
@@ -90,6 +94,25 @@ pub(super) enum Unserved {
     Refused(ApiError),
     /// The scheduler gave it up.
     Rejected(Rejection),
+}
+
+/// A request that may be queued.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) settings: Arc<Settings>,
+    pub(super) order: Order,
+    /// The client's headers that go upstream.
+    headers: HeaderMap,
+    held: Held,
+    /// Whether its client has sent it before.
+    is_retry: bool,
+}
+
+/// What came of a request, before its client is told.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) answered: Result<(Answered, Ticket, Option<Continuation>), ApiError>,
+    pub(super) record: Record,
 }
 
 /// What a client gets that is not an error.
@@ -107,14 +130,15 @@ impl Proxy {
     pub async fn handle(
         self: Arc<Self>,
         request: Request<Incoming>,
+        peer: &Peer,
     ) -> Result<Response<AnswerBody>, Infallible> {
         let id = request_id::from_client(request.headers())
             .unwrap_or_else(|| request_id::from_random(random::frequent()));
         let path = request.uri().path();
         let answer = match route(request.method(), path) {
-            Route::Api(api) => return Ok(self.call(api, request, id).await),
-            Route::Models => self.list_models(request.headers()),
-            Route::Model(name) => self.one_model(request.headers(), &name),
+            Route::Api(api) => return Ok(self.call(api, request, peer, id).await),
+            Route::Models => self.list_models(request.headers(), peer).await,
+            Route::Model(name) => self.one_model(request.headers(), peer, &name).await,
             Route::Health => self.health(),
             Route::WrongMethod { allow } => Err(ApiError::method_not_allowed(allow)),
             Route::NotFound { hint } => Err(ApiError::not_found(path, hint)),
@@ -125,40 +149,53 @@ impl Proxy {
         Ok(answer.map(AnswerBody::from))
     }
 
+    /// Who is asking.
+    pub(super) async fn identify(
+        &self,
+        settings: &Settings,
+        headers: &HeaderMap,
+        peer: &Peer,
+    ) -> Result<Identity, ApiError> {
+        let caller = Caller { headers, peer, now: self.gate.clock().now() };
+        self.doorman.identify(&settings.edge.auth, caller, &self.telemetry).await
+    }
+
     async fn call(
         self: &Arc<Self>,
         api: Api,
         request: Request<Incoming>,
+        peer: &Peer,
         id: HeaderValue,
     ) -> Response<AnswerBody> {
         let mut record = Record::new(&self.telemetry, self.gate.clock(), id, api);
-        let answered = tokio::select! {
+        let taken = tokio::select! {
             biased;
-            answered = Box::pin(self.serve(api, request, &mut record)) => answered,
+            taken = Box::pin(self.take(api, request, peer, &mut record)) => taken,
             () = self.grace.ended() => Err(ApiError::from(RejectReason::Draining)),
         };
-        match answered {
-            Ok((Answered::Stream { stream, head, whole }, ticket, continuation)) => {
-                let live = Box::new(Live { stream, ticket, record, continuation });
-                self.stream_response(live, &head, whole)
-            }
-            Ok((Answered::Whole { status, head, body }, ..)) => {
-                whole_response(status, &head, body, &mut record)
-            }
-            Err(error) => error_response(error, &mut record),
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(error) => return error_response(error, &mut record),
+        };
+        let early = self.early_head(&taken, &mut record);
+        let serving = Box::pin(Arc::clone(self).serve(taken, record));
+        match early {
+            None => self.respond(serving.await),
+            Some(early) => self.respond_early(serving, early).await,
         }
     }
 
-    /// Everything up to the moment when the client may be told.
-    async fn serve(
-        self: &Arc<Self>,
+    /// Everything up to the moment when the request may be queued.
+    async fn take(
+        &self,
         api: Api,
         request: Request<Incoming>,
+        peer: &Peer,
         record: &mut Record,
-    ) -> Result<(Answered, Ticket, Option<Continuation>), ApiError> {
+    ) -> Result<Taken, ApiError> {
         let settings = self.settings.load_full();
         let (parts, body) = request.into_parts();
-        let identity = auth::identify(&settings.edge.auth, &parts.headers, &self.telemetry)?;
+        let identity = self.identify(&settings, &parts.headers, peer).await?;
         record.identity = Some(identity.clone());
         if self.grace.is_draining() {
             return Err(ApiError::from(RejectReason::Draining));
@@ -169,18 +206,34 @@ impl Proxy {
         let now = record.clock.now();
         let at = (self.gate.next_job_id(), now);
         let mut order = order::read(&settings, &identity, api, &parts.headers, body, at)?;
+        order.spec.session = session::of(&settings, &self.prefixes, &parts.headers, &order);
         self.note_order(&order, &parts.headers, record);
+        self.measure(&settings, &mut order, &parts.headers, record).await?;
         self.take_seat(&mut order, &parts.headers, record);
         let headers = headers::upstream_headers(&parts.headers);
+        let is_retry = headers::retry_count(&parts.headers).is_some_and(|count| count > 0);
+        Ok(Taken { settings, order, headers, held, is_retry })
+    }
+
+    /// Everything from there up to the moment when the client may be told.
+    async fn serve(self: Arc<Self>, taken: Taken, mut record: Record) -> Served {
+        let Taken { settings, mut order, headers, held, is_retry } = taken;
         let notice = record.notice().map(Arc::clone);
-        let (answered, ticket, can_go_on) = tokio::select! {
+        let answered = tokio::select! {
             biased;
             () = replaced(notice) => Err(record.superseded()),
-            answered = self.by_any_model(&mut order, &headers, &held, settings, record) => answered,
-        }?;
-        let proxy = Arc::clone(self);
-        let continuation = can_go_on.then(|| Continuation { proxy, order, headers, held });
-        Ok((answered, ticket, continuation))
+            answered = self.by_any_model(&mut order, &headers, &held, settings, &mut record) => answered,
+            () = self.grace.ended() => Err(ApiError::from(RejectReason::Draining)),
+        };
+        let (answered, ticket, can_go_on) = match answered {
+            Ok(answered) => answered,
+            Err(error) => return Served { answered: Err(error), record },
+        };
+        if !is_retry {
+            self.copy(&order, &headers, &held, &mut record);
+        }
+        let continuation = can_go_on.then(|| Continuation { proxy: self, order, headers, held });
+        Served { answered: Ok((answered, ticket, continuation)), record }
     }
 
     /// Enters a request that says which try it is among those that may be
@@ -224,6 +277,7 @@ impl Proxy {
             api: order.api.upstream_path(),
             stream: order.peek.stream,
             prompt_tokens: order.spec.prompt_tokens,
+            prompt_source: Source::Estimate,
             tries: SmallVec::new(),
             forgotten_tries: 0,
             end: None,
@@ -250,21 +304,24 @@ impl Proxy {
         record: &mut Record,
     ) -> Result<(Answered, Ticket, bool), ApiError> {
         loop {
+            let can_go_on = continuation::is_possible(&settings, order, held);
+            order.spec.goes_on = can_go_on;
             let Order { spec, peek, body, .. } = &*order;
             let prefix = self.prefixes.of(spec.model, peek, body, spec.prompt_tokens);
             let mut ticket = self.gate.admit(*spec, prefix, &settings.policy);
-            let can_go_on = continuation::is_possible(&settings, order, held);
+            record.limited(ticket.take_limits());
             drop(settings);
             let nothing = can_go_on.then(SoFar::default);
             match self.tries(order, headers, nothing.as_ref(), &mut ticket, record).await {
                 Ok(answered) => return Ok((answered, ticket, can_go_on)),
                 Err(Unserved::Refused(error)) => return Err(error),
-                Err(Unserved::Rejected(why)) if order.falls_back(why.reason, record.clock.now()) => {
-                    record.fell_back(order.spec.model, why.reason);
+                Err(Unserved::Rejected(why)) => {
+                    settings = self.settings.load_full();
+                    if !self.falls_back(&settings, order, why.reason, headers, record).await {
+                        return Err(reject(why, record));
+                    }
                 }
-                Err(Unserved::Rejected(why)) => return Err(reject(why, record)),
             }
-            settings = self.settings.load_full();
         }
     }
 
@@ -330,29 +387,6 @@ impl Proxy {
             }
         }
     }
-
-    fn stream_response(
-        &self,
-        mut live: Box<Live>,
-        head: &HeaderMap,
-        whole: Option<Usage>,
-    ) -> Response<AnswerBody> {
-        let record = &mut live.record;
-        record.status = StatusCode::OK.as_u16();
-        if let Some(notice) = record.notice() {
-            notice.streams();
-        }
-        let headers = answer_headers(head, record);
-        let idle_timeout = self.settings.load().edge.upstream.stream_idle_timeout;
-        let meter = record.place.map(|place| self.paces.meter(place.replica));
-        let mut relay = Box::new(Relay::new(live, self.grace.watch(), idle_timeout));
-        relay.begins(meter, whole);
-        let mut response = Response::new(AnswerBody::Stream(relay));
-        *response.headers_mut() = headers;
-        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-        response.headers_mut().insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
-        response
-    }
 }
 
 /// Waits until a retry takes the request's place.
@@ -363,7 +397,7 @@ pub(super) async fn replaced(notice: Option<Arc<Notice>>) {
     }
 }
 
-fn place(settings: &Settings, Placement { replica, why }: Placement) -> Place {
+pub(super) fn place(settings: &Settings, Placement { replica, why }: Placement) -> Place {
     let pool = settings.policy.replicas.get(replica).map(|row| row.pool);
     let engine = pool.and_then(|pool| settings.edge.pools.get(pool)).map(|pool| pool.engine.name());
     Place { pool, replica, engine, why }
@@ -384,58 +418,15 @@ fn reject(rejection: Rejection, record: &mut Record) -> ApiError {
     if record.attempts > 0 {
         record.usage.get_or_insert(Usage::Unknown);
     }
+    if let RejectReason::Limited(why) = rejection.reason {
+        record.met(why.rule);
+    }
     let outcome = match rejection.reason {
         RejectReason::AttemptsExhausted(_) => RequestOutcome::Failed,
         _ => RequestOutcome::Rejected,
     };
     record.ended(outcome, rejection.reason.name());
     ApiError::from(rejection)
-}
-
-fn answer_headers(engine: &HeaderMap, record: &Record) -> HeaderMap {
-    let mut headers = headers::client_headers(engine, &record.request_id);
-    if record.api.dialect() == Dialect::Anthropic {
-        headers.insert(ANTHROPIC_REQUEST_ID, record.request_id.clone());
-    }
-    if let Some(timing) = record.server_timing() {
-        headers.insert(SERVER_TIMING, timing);
-    }
-    if let Some(model) = record.serving_model() {
-        headers.insert(SERVING_MODEL, model);
-    }
-    headers
-}
-
-fn whole_response(
-    status: StatusCode,
-    head: &HeaderMap,
-    body: Spliced,
-    record: &mut Record,
-) -> Response<AnswerBody> {
-    record.status = status.as_u16();
-    let mut response = Response::new(AnswerBody::Whole(body));
-    *response.status_mut() = status;
-    *response.headers_mut() = answer_headers(head, record);
-    response.headers_mut().entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
-    response
-}
-
-fn error_response(error: ApiError, record: &mut Record) -> Response<AnswerBody> {
-    let dialect = record.api.dialect();
-    if record.reason.is_none() {
-        let outcome = match error.kind() {
-            Kind::QueueFull | Kind::Draining | Kind::DeadlineUnmeetable => RequestOutcome::Rejected,
-            _ if error.kind().status(dialect).is_client_error() => RequestOutcome::ClientError,
-            _ => RequestOutcome::Failed,
-        };
-        record.ended(outcome, error.kind().code());
-    }
-    let mut response = error.into_response(dialect, &record.request_id);
-    record.status = response.status().as_u16();
-    if let Some(timing) = record.server_timing() {
-        response.headers_mut().insert(SERVER_TIMING, timing);
-    }
-    response.map(|body: Bytes| AnswerBody::from(body))
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ pub struct Held {
 }
 
 impl BodyBudget {
-    fn hold(self: &Arc<Self>) -> Held {
+    pub(super) fn hold(self: &Arc<Self>) -> Held {
         Held { budget: Arc::clone(self), bytes: 0 }
     }
 
@@ -44,6 +44,14 @@ impl BodyBudget {
 }
 
 impl Held {
+    /// As many bytes again, for somebody who holds the same body for longer and
+    /// can do without: at most half of the budget is in use with them.
+    #[must_use]
+    pub fn once_more(&self, limit: u64) -> Option<Self> {
+        let mut held = self.budget.hold();
+        held.add(self.bytes, limit / 2).is_ok().then_some(held)
+    }
+
     /// Whether it may be held for as long as an answer takes: bodies of running
     /// streams take no more than half of what all bodies may.
     #[must_use]

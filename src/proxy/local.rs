@@ -5,25 +5,34 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Response};
 use serde_json::{Value, json};
 
-use crate::proxy::auth;
 use crate::proxy::handler::Proxy;
 use crate::proxy::models;
+use crate::proxy::server::Peer;
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
 
 impl Proxy {
     /// GET /v1/models.
-    pub(super) fn list_models(&self, headers: &HeaderMap) -> Result<Response<Bytes>, ApiError> {
-        let settings = self.settings.load();
-        let identity = auth::identify(&settings.edge.auth, headers, &self.telemetry)?;
-        Ok(json_response(&models::list(&settings, identity.tenant, &self.windows)))
+    pub(super) async fn list_models(
+        &self,
+        headers: &HeaderMap,
+        peer: &Peer,
+    ) -> Result<Response<Bytes>, ApiError> {
+        let settings = self.settings.load_full();
+        let identity = self.identify(&settings, headers, peer).await?;
+        Ok(json_response(&models::list(&settings, &identity.grant, &self.windows)))
     }
 
     /// GET /v1/models/{name}.
-    pub(super) fn one_model(&self, headers: &HeaderMap, name: &str) -> Result<Response<Bytes>, ApiError> {
-        let settings = self.settings.load();
-        let identity = auth::identify(&settings.edge.auth, headers, &self.telemetry)?;
-        let model = models::one(&settings, identity.tenant, name, &self.windows);
+    pub(super) async fn one_model(
+        &self,
+        headers: &HeaderMap,
+        peer: &Peer,
+        name: &str,
+    ) -> Result<Response<Bytes>, ApiError> {
+        let settings = self.settings.load_full();
+        let identity = self.identify(&settings, headers, peer).await?;
+        let model = models::one(&settings, &identity.grant, name, &self.windows);
         let model = model.ok_or_else(|| ApiError::model_not_found(name))?;
         Ok(json_response(&model))
     }

@@ -1,25 +1,30 @@
 //! The request path: everything between a client's socket and an engine's.
 
+pub mod auth;
 pub mod clock;
 pub mod gate;
 pub mod grace;
 pub mod handler;
 pub mod intake;
+pub mod measure;
 pub mod models;
 pub mod pace;
 pub mod retries;
 pub mod server;
+pub mod shadow;
 pub mod upstream;
 
 mod attempt;
-mod auth;
 mod body;
 mod candidates;
 mod continuation;
+mod early;
 mod gather;
 mod local;
 mod order;
 mod record;
 mod relay;
+mod respond;
+mod session;
 mod stream;
 mod window;

@@ -44,6 +44,8 @@ pub(super) struct Order {
     pub(super) peek: Peek,
     /// The models that may serve it.
     pub(super) candidates: Candidates,
+    /// Tokens of all its prompts, as the bytes alone say.
+    pub(super) estimated: u64,
     /// What the scheduler needs to know.
     pub(super) spec: JobSpec,
 }
@@ -81,9 +83,9 @@ pub(super) fn read(
         let text = "The tenant of this API key is no longer configured.";
         return Err(ApiError::new(Kind::InvalidKey, text));
     };
-    let mut candidates = candidates::of(settings, identity.tenant, &peek, id)?;
+    let mut candidates = candidates::of(settings, &identity.grant, &peek, id)?;
     let class = class(settings, tenant, identity, headers, peek.service_tier.as_deref())?;
-    let context = window::asked(&peek, &body);
+    let estimated = estimate(peek.prompt_pieces(&body));
     let fits = |model| window::check(settings, tenant, class, model, &peek, &body);
     fits(candidates.first)?;
     candidates.others.retain(|model| fits(*model).is_ok());
@@ -92,9 +94,10 @@ pub(super) fn read(
     let spec = JobSpec {
         id,
         tenant: identity.tenant,
+        key: identity.grant.limited,
         class,
         model: candidates.first,
-        prompt_tokens: estimate(peek.prompt_pieces(&body)),
+        prompt_tokens: estimated,
         max_output_tokens: max_output_tokens(&peek),
         sequences: if api.generates() { peek.sequences() } else { 1 },
         bytes: body.len() as u64,
@@ -103,10 +106,12 @@ pub(super) fn read(
         deadline: now + patience.map_or(max_wait, |patience| patience.min(max_wait)),
         patience: patience.map_or(Tick::NEVER, |patience| now + patience),
         falls_back: !candidates.others.is_empty(),
-        context,
+        goes_on: false,
+        context: window::asked(&peek, estimated),
         fit: 0,
+        session: None,
     };
-    Ok(Order { api, body, peek, candidates, spec })
+    Ok(Order { api, body, peek, candidates, estimated, spec })
 }
 
 fn max_output_tokens(peek: &Peek) -> u64 {
@@ -128,12 +133,13 @@ fn class(
     service_tier: Option<&str>,
 ) -> Result<ClassId, ApiError> {
     let classes = &settings.policy.classes;
-    let allowed = |class: &ClassId| tenant.classes.contains(class);
+    let allowed = |class: &ClassId| tenant.classes.contains(class) && identity.grant.allows_class(*class);
     let header = &settings.edge.requests.class_header;
     if let Some(asked) = headers.get(header) {
         let asked = asked.to_str().unwrap_or_default();
         return classes.id(asked).filter(allowed).ok_or_else(|| {
-            let names: Vec<_> = tenant.classes.iter().map(|class| classes.name(*class)).collect();
+            let usable = tenant.classes.iter().filter(|class| allowed(class));
+            let names: Vec<_> = usable.map(|class| classes.name(*class)).collect();
             let text = format!("The header `{header}` may name one of: {}.", names.join(", "));
             ApiError::new(Kind::ClassForbidden, text)
         });
@@ -143,7 +149,12 @@ fn class(
         Some("priority" | "fast") => classes.id("interactive"),
         _ => None,
     };
-    Ok(tier.filter(allowed).or(identity.class).unwrap_or(tenant.default_class))
+    let usual = Some(tenant.default_class).filter(allowed);
+    let first = || tenant.classes.iter().copied().find(|class| allowed(class));
+    tier.filter(allowed).or(identity.grant.class).or(usual).or_else(first).ok_or_else(|| {
+        let text = "Your credential gives no right to any of your tenant's classes.";
+        ApiError::new(Kind::ClassForbidden, text)
+    })
 }
 
 #[cfg(test)]
@@ -156,6 +167,7 @@ mod tests {
     use super::*;
     use crate::config::load::load_str_with;
     use crate::config::secret::Machine;
+    use crate::config::settings::identity::Grant;
     use crate::core::ids::TenantId;
 
     const FILE: &str = "
@@ -188,7 +200,8 @@ pools:
             let policy = &self.settings.policy;
             let tenant: TenantId = policy.tenants.id(tenant).unwrap();
             let class = key.and_then(|name| policy.classes.id(name));
-            let identity = Identity { tenant, key_id: None, class };
+            let grant = Grant { class, ..Grant::whole(tenant) };
+            let identity = Identity { tenant, key_id: None, grant };
             let mut headers = HeaderMap::new();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             if let Some(name) = header {
@@ -236,7 +249,7 @@ pools:
         let outcome = load_str_with(file, "test", Path::new("."), None, &Machine);
         let settings = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings;
         let tenant = settings.policy.tenants.id("every").unwrap();
-        let identity = Identity { tenant, key_id: None, class: None };
+        let identity = Identity { tenant, key_id: None, grant: Grant::whole(tenant) };
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         read(&settings, &identity, Api::Completions, &headers, Bytes::from(body), (JobId::new(1), Tick::ZERO))

@@ -3,22 +3,28 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::core::budget::rule::RuleId;
 use crate::core::event::{Fault, Placed, Recalled, RejectReason};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
 use crate::core::job::{Tokens, Usage};
 use crate::core::time::Tick;
 use crate::proxy::auth::Identity;
 use crate::proxy::clock::Clock;
+use crate::proxy::gate::Limits;
+use crate::proxy::measure::Meter;
 use crate::proxy::retries::{Notice, Seat};
+use crate::proxy::shadow::Half;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, StreamContinuation,
-    Timings,
+    LimitMet, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, Side,
+    StreamContinuation, Timings,
 };
 use crate::telemetry::stories::{Back, End, Teller, TryStory};
 use crate::telemetry::trace::RequestTrace;
+use crate::tokens::Source;
 use crate::wire::api::Api;
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
@@ -48,6 +54,14 @@ pub(super) struct Record {
     /// The model that it was for before another one served in its place, and
     /// why that one did not.
     pub(super) fallback: Option<(ModelId, RejectReason)>,
+    /// Tokens of its prompt before any engine counted them, and how they are
+    /// known.
+    pub(super) prompt: Option<(u64, Source)>,
+    /// What its asked output was lowered to, in tokens.
+    pub(super) lowered: Option<u64>,
+    /// What the engine's count is compared with: the estimate, and where that
+    /// is told.
+    pub(super) learn_from: Option<(Arc<Meter>, (u32, u32), u64)>,
     /// The name that the client used for it.
     pub(super) requested_model: Option<String>,
     /// Whether the answer is a stream.
@@ -72,6 +86,10 @@ pub(super) struct Record {
     pub(super) connect: Option<Duration>,
     /// When the first token of a stream came.
     pub(super) first_token: Option<Tick>,
+    /// When it was sent to the engine that answered it, or the last time.
+    pub(super) sent_at: Option<Tick>,
+    /// Its side of the comparison with its copy, or with its original.
+    pub(super) half: Option<Half>,
     /// How long the engine took for a plain answer, in the last try.
     pub(super) engine: Option<Duration>,
     /// Gaps between the pieces of a stream.
@@ -81,6 +99,10 @@ pub(super) struct Record {
     pub(super) seat: Option<Seat>,
     /// The id of the try whose place it took.
     pub(super) replaces: Option<HeaderValue>,
+    /// How it stood with its limits when it was admitted.
+    pub(super) limits: Limits,
+    /// Whether its head went out while it was held; absent where it cannot.
+    pub(super) early_head: Option<Arc<AtomicBool>>,
     /// What an operator may ask about it; absent until it is admitted.
     pub(super) teller: Option<Teller>,
 }
@@ -154,6 +176,9 @@ impl Record {
             class: None,
             model: None,
             fallback: None,
+            prompt: None,
+            lowered: None,
+            learn_from: None,
             requested_model: None,
             stream: false,
             place: None,
@@ -166,11 +191,49 @@ impl Record {
             usage: None,
             connect: None,
             first_token: None,
+            sent_at: None,
+            half: None,
             engine: None,
             gaps: Gaps::default(),
             seat: None,
             replaces: None,
+            limits: Limits::default(),
+            early_head: None,
             teller: None,
+        }
+    }
+
+    /// It has been admitted, or refused by one of these limits.
+    pub(super) fn limited(&mut self, limits: Limits) {
+        limits.shadowed.iter().for_each(|rule| self.met(*rule));
+        self.limits = limits;
+    }
+
+    /// A limit refused it, or would have.
+    pub(super) fn met(&self, rule: RuleId) {
+        let request_id = self.request_id.to_str().unwrap_or_default();
+        let tenant = self.identity.as_ref().map(|who| who.tenant);
+        LimitMet { request_id, tenant, rule }.emit(&self.telemetry);
+    }
+
+    /// Its prompt was counted, as well as that is possible.
+    pub(super) fn counted(&mut self, tokens: u64, source: Source) {
+        self.prompt = Some((tokens, source));
+        self.tell(|teller| teller.counted(tokens, source));
+    }
+
+    /// The header that says what the asked output was lowered to.
+    pub(super) fn lowered(&self) -> Option<HeaderValue> {
+        self.lowered.map(HeaderValue::from)
+    }
+
+    /// An engine's count says what the estimate was off by.
+    fn learn(&self) {
+        if let (Some((meter, pair, estimated)), Some(Usage::Exact(tokens))) = (&self.learn_from, self.usage)
+            && self.outcome == RequestOutcome::Success
+            && self.continued == 0
+        {
+            meter.ratios.learn(*pair, *estimated, tokens.input);
         }
     }
 
@@ -190,6 +253,9 @@ impl Record {
     pub(super) fn sent(&mut self, place: Place) {
         self.place = Some(place);
         self.attempts += 1;
+        if self.first_token.is_none() {
+            self.sent_at = Some(self.clock.now());
+        }
         self.usage = Some(Usage::Unknown);
         let Place { pool, replica, why, .. } = place;
         let at = self.age();
@@ -253,6 +319,28 @@ impl Record {
         RequestRecalled { request_id, replica, why, attempt: self.attempts }.emit(&self.telemetry);
     }
 
+    /// What its end means for its status and for its copy.
+    fn conclude(&mut self, now: Tick) {
+        if self.early_head.as_ref().is_some_and(|sent| sent.load(Ordering::Relaxed)) {
+            self.status = 200;
+        }
+        if let (Some(half), Some(side)) = (&self.half, self.side(now)) {
+            half.ended(side);
+        }
+    }
+
+    /// How it went, as seen from the engine.
+    fn side(&self, now: Tick) -> Option<Side> {
+        let sent = self.sent_at?;
+        Some(Side {
+            outcome: self.outcome,
+            pool: self.place.and_then(|place| place.pool),
+            first_token: self.first_token.map(|at| at.since(sent)),
+            total: self.engine.unwrap_or(now.since(sent)),
+            output_tokens: self.usage.and_then(Usage::tokens).map(|tokens| tokens.output),
+        })
+    }
+
     fn age(&self) -> Duration {
         self.clock.now().since(self.started)
     }
@@ -299,7 +387,9 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
+        self.learn();
         let now = self.clock.now();
+        self.conclude(now);
         let output = self.usage.and_then(Usage::tokens).map(|tokens| tokens.output);
         let timings = Timings {
             queue: self.place.map(|place| place.why.queued),
@@ -337,6 +427,7 @@ impl Drop for Record {
             status: self.status,
             outcome: self.outcome,
             reason: self.reason,
+            prompt: self.prompt,
             usage: Some(self.usage.unwrap_or(Usage::Exact(Tokens::default()))),
             timings,
             attempts: self.attempts,

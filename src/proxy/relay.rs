@@ -145,8 +145,8 @@ impl Relay {
         live.completed(usage);
     }
 
-    /// Whether the silence lasted too long, the grace is over, or a retry has
-    /// taken the request's place.
+    /// Whether the silence lasted too long, the grace is over, a retry has taken
+    /// the request's place, or another engine is to go on.
     fn interrupted(&mut self, cx: &mut Context<'_>) -> bool {
         let Stage::Here(live) = &mut self.stage else { return false };
         if self.grace.poll_ended(cx).is_ready() {
@@ -159,6 +159,13 @@ impl Relay {
             let error = live.record.superseded();
             live.close(&error, None, live.stream.usage_so_far());
             self.phase = Phase::Broken;
+            return true;
+        }
+        if let Poll::Ready(fault) = live.poll_handed_over(cx)
+            && live.can_go_on()
+        {
+            let usage = live.stream.usage_so_far();
+            self.failed(EngineError::Fault(fault), usage);
             return true;
         }
         while self.idle.as_mut().poll(cx).is_ready() {

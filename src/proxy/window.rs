@@ -3,21 +3,29 @@
 use memchr::memmem;
 
 use crate::config::settings::{EngineKind, Settings};
-use crate::core::ids::{ClassId, ModelId};
+use crate::core::ids::{ClassId, ModelId, PoolId};
 use crate::core::placement::rules::largest_window;
 use crate::core::policy::Tenant;
-use crate::tokens::estimate::{estimate, exact};
+use crate::tokens::estimate::exact;
 use crate::wire::api::Api;
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
 use crate::wire::peek::Peek;
 
-/// Tokens of context that a request asks for: its prompt by estimate, and its
-/// limit on output where it sets one.
-pub(super) fn asked(peek: &Peek, body: &[u8]) -> u64 {
+/// Tokens of context that a request asks for: its longest prompt by the estimate
+/// of all of them, and its limit on output where it sets one.
+pub(super) fn asked(peek: &Peek, estimated: u64) -> u64 {
     let prompts = u64::from(peek.prompts.max(1));
     let output = if peek.api.generates() { peek.max_output_tokens.unwrap_or(0) } else { 0 };
-    (estimate(peek.prompt_pieces(body)) / prompts).saturating_add(output)
+    (estimated / prompts).saturating_add(output)
+}
+
+/// Whether all engines of the model refuse a limit on output that alone is more
+/// than their window: vLLM does, others lower it.
+pub(super) fn counts_output(settings: &Settings, model: ModelId) -> bool {
+    let is_vllm =
+        |pool: &PoolId| settings.edge.pools.get(*pool).is_some_and(|edge| edge.engine == EngineKind::Vllm);
+    settings.policy.models.get(model).is_some_and(|row| row.pools.iter().all(is_vllm))
 }
 
 /// Refuses what no engine can take for sure. An estimate is not sure: what may
@@ -45,8 +53,7 @@ pub(super) fn check(
     let Some(window) = largest_window(policy, row, &[&class.placement, &tenant.placement]) else {
         return Ok(());
     };
-    let is_vllm = |pool| settings.edge.pools.get(pool).is_some_and(|edge| edge.engine == EngineKind::Vllm);
-    let counts_output = row.pools.iter().all(|pool| is_vllm(*pool));
+    let counts_output = counts_output(settings, model);
     let too_much = |tokens: &u64| *tokens > u64::from(window);
     let output = peek.max_output_tokens.filter(|_| counts_output).filter(too_much);
     // vLLM cuts a prompt short when asked to.

@@ -28,6 +28,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
             itl_objective: millis(40),
             cold_start_tolerance: None,
             demote_to: None,
+            spare: false,
             placement: Default::default(),
         },
     );
@@ -95,6 +96,7 @@ pub(crate) fn success() -> RequestFinished<'static> {
             candidates: 2,
             outstanding_tokens: 512,
             cached_tokens: 0,
+            adapter: None,
             expected: Duration::from_millis(130),
             running: 4,
             limit: 16,

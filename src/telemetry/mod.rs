@@ -2,6 +2,7 @@
 //! traces. Logic builds an event (`telemetry::event`) and emits it; what that
 //! means for the log and the metrics is written down there and nowhere else.
 
+mod audit;
 pub mod event;
 #[cfg(test)]
 pub(crate) mod fixtures;
@@ -13,13 +14,16 @@ pub mod trace;
 pub mod wall;
 
 use std::fmt;
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 
 use crate::config::settings::TelemetrySettings;
+use crate::config::settings::identity::AuditFile;
 use crate::core::policy::Policy;
+use crate::telemetry::audit::Audit;
 use crate::telemetry::log::Capture;
 use crate::telemetry::metrics::{Metrics, Scrape};
 use crate::telemetry::stories::Stories;
@@ -39,6 +43,7 @@ struct Inner {
     policy: ArcSwap<Policy>,
     config: ArcSwap<ConfigStatus>,
     capture: Option<Capture>,
+    audit: OnceLock<Audit>,
 }
 
 /// What is known about the configuration in force and the last try to change
@@ -93,6 +98,7 @@ impl Telemetry {
             policy: ArcSwap::default(),
             config: ArcSwap::default(),
             capture,
+            audit: OnceLock::new(),
         }))
     }
 
@@ -138,6 +144,31 @@ impl Telemetry {
         loop {
             every.tick().await;
             self.0.metrics.upkeep();
+        }
+    }
+
+    /// Keeps the audit log in a file, too, from now on; the first file that is
+    /// given stays.
+    ///
+    /// # Errors
+    /// The thread that writes it cannot be started.
+    pub fn audit_to(&self, file: AuditFile) -> io::Result<()> {
+        let audit = Audit::start(file, self.0.metrics.audit_lost())?;
+        let _first_stays = self.0.audit.set(audit);
+        Ok(())
+    }
+
+    /// Adds an entry to the audit file, if there is one. Never waits.
+    pub(in crate::telemetry) fn audit(&self, entry: serde_json::Value) {
+        if let Some(audit) = self.0.audit.get() {
+            audit.add(entry);
+        }
+    }
+
+    /// Waits until the audit file has everything, for at most `limit`. Blocks.
+    pub fn flush_audit(&self, limit: Duration) {
+        if let Some(audit) = self.0.audit.get() {
+            audit.flush(limit);
         }
     }
 

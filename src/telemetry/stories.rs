@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use crate::core::event::{Fault, Placed, Recalled, RejectReason};
 use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::telemetry::event::RequestOutcome;
+use crate::tokens::Source;
 
 /// Requests that are remembered; the oldest is forgotten first.
 pub const MAX_STORIES: usize = 10_000;
@@ -39,8 +40,10 @@ pub struct Story {
     pub api: &'static str,
     /// Whether the answer is a stream.
     pub stream: bool,
-    /// Tokens of its prompt, as estimated.
+    /// Tokens of its prompt, before any engine counted them.
     pub prompt_tokens: u64,
+    /// How those are known.
+    pub prompt_source: Source,
     /// Where it was sent, in order.
     pub tries: SmallVec<[TryStory; 1]>,
     /// Tries between the first and the last ones that are not remembered.
@@ -112,6 +115,12 @@ impl Teller {
             story.forgotten_tries += 1;
         }
         story.tries.push(attempt);
+    }
+
+    /// Its prompt was counted.
+    pub fn counted(&self, tokens: u64, source: Source) {
+        let mut story = self.0.lock();
+        (story.prompt_tokens, story.prompt_source) = (tokens, source);
     }
 
     /// Its first token is there.
@@ -186,6 +195,7 @@ mod tests {
             api: "openai",
             stream: true,
             prompt_tokens: 7,
+            prompt_source: Source::Estimate,
             tries: SmallVec::new(),
             forgotten_tries: 0,
             end: None,

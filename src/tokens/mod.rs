@@ -1,3 +1,47 @@
 //! How many tokens a prompt has, as well as it can be known.
 
+mod chat;
+pub mod counter;
+pub mod desk;
 pub mod estimate;
+mod files;
+mod memory;
+pub mod ratio;
+mod template;
+mod vocabulary;
+
+/// How a number of prompt tokens is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Source {
+    /// From the bytes, by what engines counted before. Not to be relied on.
+    #[default]
+    Estimate,
+    /// The same; but its bytes alone show that the prompt fits.
+    Bound,
+    /// The prompt is token ids.
+    Ids,
+    /// By the model's own tokenizer.
+    Exact,
+    /// By an engine of the model.
+    Engine,
+}
+
+impl Source {
+    /// A short stable name for logs and metric labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Estimate => "estimate",
+            Self::Bound => "bound",
+            Self::Ids => "ids",
+            Self::Exact => "exact",
+            Self::Engine => "engine",
+        }
+    }
+
+    /// Whether a request may be refused by it.
+    #[must_use]
+    pub const fn is_sure(self) -> bool {
+        matches!(self, Self::Ids | Self::Exact | Self::Engine)
+    }
+}

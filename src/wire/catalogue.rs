@@ -51,6 +51,12 @@ pub enum Kind {
     UpstreamBroken,
     /// The gateway is shutting down.
     Draining,
+    /// Whoever it is has proved it, and is nobody here.
+    NotMapped,
+    /// Too many attempts with credentials that are not valid.
+    TooManyFailures,
+    /// A token cannot be checked: its provider's keys are not known.
+    IdentityUnavailable,
     /// A fault of the gateway itself.
     Internal,
 }
@@ -113,12 +119,12 @@ const FAILED: (u16, &str, &str) = (502, "server_error", "upstream_failed");
 const CLASS: (u16, &str, &str) = (403, INVALID, "class_not_allowed");
 
 /// Every kind of error, in the order of [`Kind`].
-pub const TABLE: [Row; 23] = {
+pub const TABLE: [Row; 26] = {
     use Kind::{
         BadBody, BodyTimeout, BodyTooLarge, ClassForbidden, ContextLength, DeadlineUnmeetable, Draining,
-        Internal, InvalidKey, InvalidRequest, MethodNotAllowed, MissingKey, ModelForbidden, ModelNotFound,
-        NotFound, QueueFull, QuotaSpent, RateLimited, Superseded, Unsupported, UnsupportedMediaType,
-        UpstreamBroken, UpstreamFailed,
+        IdentityUnavailable, Internal, InvalidKey, InvalidRequest, MethodNotAllowed, MissingKey,
+        ModelForbidden, ModelNotFound, NotFound, NotMapped, QueueFull, QuotaSpent, RateLimited, Superseded,
+        TooManyFailures, Unsupported, UnsupportedMediaType, UpstreamBroken, UpstreamFailed,
     };
     [
         row(InvalidRequest, (400, INVALID, "invalid_value"), (400, INVALID), (422, "validation"), false),
@@ -191,10 +197,21 @@ pub const TABLE: [Row; 23] = {
             false,
         ),
         row(Draining, (503, UNAVAILABLE, "draining"), (529, "overloaded_error"), (503, "healthcheck"), true),
+        row(
+            NotMapped,
+            (403, INVALID, "identity_not_mapped"),
+            (403, "permission_error"),
+            (403, "forbidden"),
+            false,
+        ),
+        row(TooManyFailures, FAILURES, (429, "rate_limit_error"), BUSY, false),
+        row(IdentityUnavailable, IDENTITY, (503, "api_error"), (503, "healthcheck"), true),
         row(Internal, (500, "server_error", "internal_error"), (500, "api_error"), (500, "generation"), true),
     ]
 };
 
+const FAILURES: (u16, &str, &str) = (429, "rate_limit_error", "too_many_failed_attempts");
+const IDENTITY: (u16, &str, &str) = (503, UNAVAILABLE, "identity_provider_unavailable");
 const BUSY: Pair = (429, "overloaded");
 
 impl Kind {
@@ -285,6 +302,9 @@ mod tests {
         502 server_error upstream_failed | 502 api_error | 502 generation | final
         502 server_error upstream_broken | 502 api_error | 502 generation | final
         503 service_unavailable_error draining | 529 overloaded_error | 503 healthcheck | retry
+        403 invalid_request_error identity_not_mapped | 403 permission_error | 403 forbidden | final
+        429 rate_limit_error too_many_failed_attempts | 429 rate_limit_error | 429 overloaded | final
+        503 service_unavailable_error identity_provider_unavailable | 503 api_error | 503 healthcheck | retry
         500 server_error internal_error | 500 api_error | 500 generation | retry
         "#);
     }

@@ -14,6 +14,7 @@ use crate::core::admission::MIN_RETRY_AFTER;
 use crate::core::event::{BoundKind, Fault, RejectReason, Rejection};
 use crate::wire::api::Dialect;
 use crate::wire::catalogue::Kind;
+use crate::wire::limits;
 use crate::wire::route::Hint;
 
 /// The longest wait that SDKs keep to; above it some give up and some come
@@ -114,6 +115,25 @@ impl ApiError {
     #[must_use]
     pub fn body_too_large(limit: u64) -> Self {
         Self::new(Kind::BodyTooLarge, format!("The request body is longer than the limit of {limit} bytes."))
+    }
+
+    /// A prompt, alone or with the asked output, that is longer than the
+    /// context window, all in tokens. The words are those that clients know.
+    #[must_use]
+    pub fn context_too_long(window: u32, prompt: u64, output: Option<u64>, field: &'static str) -> Self {
+        let message = match output {
+            Some(output) => format!(
+                "This model's maximum context length is {window} tokens. However, you requested {} tokens \
+                 ({prompt} in the prompt, {output} in the completion). Please reduce the length of the prompt or the completion.",
+                prompt.saturating_add(output),
+            ),
+            None => format!(
+                "This model's maximum context length is {window} tokens. However, your prompt has {prompt} tokens\
+                 {}. Please reduce its length.",
+                if prompt == u64::from(window) { ", which leaves none for the completion" } else { "" },
+            ),
+        };
+        Self::new(Kind::ContextLength, message).with_param(field)
     }
 
     /// A stream that broke after its client had seen part of it.
@@ -263,6 +283,10 @@ impl ApiError {
                 headers.insert(RETRY_AFTER, HeaderValue::from(seconds_rounded_up(wait)));
                 headers.insert(RETRY_AFTER_MS, HeaderValue::from(millis_rounded_up(wait)));
             }
+            // For people and for SDKs that know no x-should-retry.
+            Some(wait) if self.kind == Kind::TooManyFailures => {
+                headers.insert(RETRY_AFTER, HeaderValue::from(seconds_rounded_up(wait)));
+            }
             Some(wait) => {
                 headers.insert(QUEUE_ETA_MS, HeaderValue::from(millis_rounded_up(wait)));
             }
@@ -281,8 +305,8 @@ impl From<Rejection> for ApiError {
     fn from(rejection: Rejection) -> Self {
         let error = Self::from(rejection.reason);
         match rejection.retry_after {
-            Some(wait) => error.with_retry_after(wait),
-            None => error,
+            Some(wait) if error.retry_after.is_none() => error.with_retry_after(wait),
+            _ => error,
         }
     }
 }
@@ -290,6 +314,7 @@ impl From<Rejection> for ApiError {
 impl From<RejectReason> for ApiError {
     fn from(reason: RejectReason) -> Self {
         match reason {
+            RejectReason::Limited(why) => limits::refusal(&why),
             RejectReason::TenantQueueFull(bound) => Self::new(
                 Kind::QueueFull,
                 format!("Your queue is full: too many {} wait already.", bound_name(bound)),
@@ -319,6 +344,7 @@ impl From<RejectReason> for ApiError {
             RejectReason::NoReplica => {
                 Self::new(Kind::UpstreamFailed, "No engine for the model is in service.")
             }
+            RejectReason::NoRoom => Self::new(Kind::QueueFull, "There is no spare room for the request."),
             RejectReason::NoPool => {
                 Self::new(Kind::ModelNotFound, "The model is not served here any more.").with_param("model")
             }
@@ -332,6 +358,10 @@ impl From<RejectReason> for ApiError {
             RejectReason::AttemptsExhausted(fault) => Self::new(
                 Kind::UpstreamFailed,
                 format!("Every engine that was tried failed the request, the last with: {}.", fault.name()),
+            ),
+            RejectReason::RetriesSpent(fault) => Self::new(
+                Kind::QueueFull,
+                format!("The engines fail too many requests just now, this one with: {}.", fault.name()),
             ),
             RejectReason::Draining => Self::new(Kind::Draining, "The gateway is shutting down. Try again.")
                 .with_retry_after(MIN_RETRY_AFTER),

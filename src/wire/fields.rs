@@ -29,6 +29,7 @@ pub(crate) enum Field {
     Priority,
     ContinueFinalMessage,
     AddGenerationPrompt,
+    TruncatePromptTokens,
     Messages,
     Prompt,
     Input,
@@ -46,7 +47,7 @@ pub(crate) enum Field {
 }
 
 impl Field {
-    pub(crate) const ALL: [(Self, &'static str); 30] = [
+    pub(crate) const ALL: [(Self, &'static str); 31] = [
         (Self::Model, "model"),
         (Self::Stream, "stream"),
         (Self::MaxTokens, "max_tokens"),
@@ -63,6 +64,7 @@ impl Field {
         (Self::Priority, "priority"),
         (Self::ContinueFinalMessage, "continue_final_message"),
         (Self::AddGenerationPrompt, "add_generation_prompt"),
+        (Self::TruncatePromptTokens, "truncate_prompt_tokens"),
         (Self::Messages, "messages"),
         (Self::Prompt, "prompt"),
         (Self::Input, "input"),

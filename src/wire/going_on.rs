@@ -17,7 +17,7 @@ enum Rule {
 /// The fields that are not read otherwise. `presence_penalty` and its like
 /// count what was generated, which the next engine takes for prompt; what
 /// `repetition_penalty` counts is in both.
-const RULES: [(&str, Rule); 41] = [
+const RULES: [(&str, Rule); 40] = [
     ("temperature", Rule::Any),
     ("top_p", Rule::Any),
     ("top_k", Rule::Any),
@@ -53,7 +53,6 @@ const RULES: [(&str, Rule); 41] = [
     ("presence_penalty", Rule::Off),
     ("frequency_penalty", Rule::Off),
     ("include_stop_str_in_output", Rule::Off),
-    ("truncate_prompt_tokens", Rule::Off),
     ("response_format", Rule::Off),
     ("modalities", Rule::Off),
     ("audio", Rule::Off),

@@ -39,7 +39,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 
 /// Not for an engine: credentials, what the connection to it says anew, and
 /// what would reveal or mislead.
-const NOT_UPSTREAM: [HeaderName; 13] = [
+const NOT_UPSTREAM: [HeaderName; 12] = [
     HOST,
     CONTENT_LENGTH,
     CONTENT_ENCODING,
@@ -52,12 +52,12 @@ const NOT_UPSTREAM: [HeaderName; 13] = [
     FORWARDED,
     VIA,
     X_REQUEST_ID,
-    RETRY_COUNT,
 ];
 
-/// Headers by which a client could steer an engine past the gateway, and the
-/// proxies' own notes about the client.
-const NOT_UPSTREAM_PREFIXES: [&str; 4] = ["x-forwarded-", "x-data-parallel-", "x-override-", "x-stainless-"];
+/// What is said to the gateway, headers by which a client could steer an engine
+/// past it, and the proxies' own notes about the client.
+const NOT_UPSTREAM_PREFIXES: [&str; 5] =
+    ["x-penstock-", "x-forwarded-", "x-data-parallel-", "x-override-", "x-stainless-"];
 
 /// Not for a client: the engine's identity, its address and its ids.
 const NOT_DOWNSTREAM: [HeaderName; 8] =
@@ -178,6 +178,7 @@ mod tests {
             ("x-override-priority", "9"),
             ("x-stainless-timeout", "60"),
             ("x-penstock-retry-count", "1"),
+            ("x-penstock-class", "batch"),
             ("x-request-id", "mine"),
             ("traceparent", "00-1-2-01"),
             ("x-session-id", "s"),

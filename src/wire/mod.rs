@@ -11,6 +11,7 @@ mod going_on;
 pub mod headers;
 mod json;
 pub mod judge;
+pub mod limits;
 mod multipart;
 pub mod peek;
 pub mod prefix;

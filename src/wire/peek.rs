@@ -27,6 +27,10 @@ pub struct Peek {
     pub stream: bool,
     /// The largest output limit given, in tokens per choice.
     pub max_output_tokens: Option<u64>,
+    /// What that is lowered to, so that prompt and output fit the window.
+    pub lowered: Option<u64>,
+    /// The tokens that the client wants its prompt cut to; negative = what fits.
+    pub truncate: Option<i64>,
     /// Choices in the answer for each prompt (`n`), at least 1.
     pub n: u32,
     /// Sequences that the engine runs for each prompt (`best_of`), at least `n`.
@@ -71,6 +75,8 @@ pub(crate) struct Spans {
     pub(crate) insert_at: usize,
     /// Whether the object has any field yet.
     pub(crate) is_empty: bool,
+    /// Bytes of tools and documents, which templates may write with more space.
+    pub(crate) tools: usize,
     /// The same, of the `stream_options` object.
     pub(crate) options_insert_at: Option<usize>,
     pub(crate) options_empty: bool,
@@ -124,7 +130,27 @@ impl Peek {
     #[must_use]
     pub fn last_token(&self) -> u64 {
         let limits = self.spans.limits.iter().filter(|limit| limit.least > 0);
-        limits.map(|limit| limit.tokens.saturating_sub(1)).min().unwrap_or(u64::MAX)
+        limits
+            .map(|limit| limit.tokens)
+            .chain(self.lowered)
+            .min()
+            .map_or(u64::MAX, |last| last.saturating_sub(1))
+    }
+
+    /// Bytes of tools and documents.
+    #[must_use]
+    pub const fn tool_bytes(&self) -> u64 {
+        self.spans.tools as u64
+    }
+
+    /// The field that limits the output, as the client wrote it.
+    #[must_use]
+    pub fn output_field(&self, body: &[u8]) -> &'static str {
+        let limits = self.spans.limits.iter().filter(|limit| limit.least > 0);
+        let longest = limits.max_by_key(|limit| limit.tokens);
+        let before = longest.and_then(|limit| body.get(..limit.span.start)).unwrap_or_default();
+        let name = before.trim_ascii_end().strip_suffix(b":").unwrap_or_default().trim_ascii_end();
+        if name.ends_with(b"\"max_completion_tokens\"") { "max_completion_tokens" } else { "max_tokens" }
     }
 
     pub(crate) fn empty(api: Api) -> Self {
@@ -133,6 +159,8 @@ impl Peek {
             model: None,
             stream: false,
             max_output_tokens: None,
+            lowered: None,
+            truncate: None,
             n: 1,
             best_of: 1,
             prompts: 1,
@@ -207,6 +235,7 @@ impl<'a> Reader<'a> {
     fn read(&self, api: Api) -> Result<Peek, ApiError> {
         let mut peek = Peek::empty(api);
         self.read_sizes(&mut peek)?;
+        peek.truncate = self.raw(Field::TruncatePromptTokens).and_then(|raw| raw.get().parse().ok());
         peek.model = self.text(Field::Model)?.filter(|name| !name.is_empty());
         peek.stream = api.can_stream() && (self.flag(Field::Stream)? || api == Api::TgiGenerateStream);
         peek.service_tier = self.text(Field::ServiceTier)?;
@@ -222,6 +251,11 @@ impl<'a> Reader<'a> {
             continue_final: self.span(Field::ContinueFinalMessage),
             generation_prompt: self.span(Field::AddGenerationPrompt),
             limits: self.limits()?,
+            tools: [Field::Tools, Field::Functions, Field::Documents]
+                .into_iter()
+                .filter_map(|field| self.span(field))
+                .map(|span| span.len())
+                .sum(),
             insert_at: open + 1,
             is_empty: self.fields.is_empty,
             ..Spans::default()
@@ -271,7 +305,9 @@ impl<'a> Reader<'a> {
             && peek.stream
             && peek.best_of == 1
             && !self.fields.is_closed
-            && [Field::Tools, Field::Functions, Field::ContinueFinalMessage].into_iter().all(is_off)
+            && [Field::Tools, Field::Functions, Field::ContinueFinalMessage, Field::TruncatePromptTokens]
+                .into_iter()
+                .all(is_off)
             && says(Field::AddGenerationPrompt).is_none_or(|asked| asked == "true")
     }
 

@@ -15,7 +15,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use crate::core::ids::ModelId;
+use crate::core::ids::{ModelId, TenantId};
 use crate::core::job::Prefix;
 use crate::wire::peek::Peek;
 
@@ -57,6 +57,17 @@ impl Prefixes {
         chain.read(conversation);
         let tokens = u128::from(prompt_tokens) * BLOCK_BYTES as u128 / u128::from(bytes.max(1));
         Prefix { blocks: chain.blocks.into(), block_tokens: u32::try_from(tokens).unwrap_or(u32::MAX).max(1) }
+    }
+
+    /// What stands for a session of a tenant with a model. Whoever does not have
+    /// the keys cannot tell from it what named the session.
+    #[must_use]
+    pub fn session(&self, tenant: TenantId, model: ModelId, key: &[u8]) -> u64 {
+        let mut hasher = self.keys.build_hasher();
+        hasher.write_u64(tenant.index() as u64);
+        hasher.write_u64(model.index() as u64);
+        hasher.write(key);
+        hasher.finish()
     }
 }
 

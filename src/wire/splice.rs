@@ -172,8 +172,9 @@ fn json_changes(peek: &Peek, edits: &Edits<'_>) -> Changes {
             }
         }
     }
-    if let Some(begun) = edits.begun.filter(|begun| !begun.text.is_empty()) {
-        go_on(peek, begun, &mut json);
+    match edits.begun.filter(|begun| !begun.text.is_empty()) {
+        Some(begun) => go_on(peek, begun, &mut json),
+        None => lower(peek, 0, &mut json),
     }
     if spans.is_empty {
         json.new_fields.pop();
@@ -198,9 +199,20 @@ fn go_on(peek: &Peek, begun: Begun<'_>, json: &mut JsonChanges) {
     } else {
         json.changes.push((end..end, text[1..text.len() - 1].to_owned()));
     }
-    for limit in &spans.limits {
-        let left = limit.tokens.saturating_sub(begun.tokens).max(limit.least);
-        json.changes.push((limit.span.clone(), left.to_string()));
+    lower(peek, begun.tokens, json);
+}
+
+/// Limits on the output, lowered to what fits the window and by what was said.
+fn lower(peek: &Peek, said: u64, json: &mut JsonChanges) {
+    if said == 0 && peek.lowered.is_none() {
+        return;
+    }
+    for limit in &peek.spans.limits {
+        let most = peek.lowered.unwrap_or(u64::MAX);
+        let left = limit.tokens.min(most).saturating_sub(said).max(limit.least);
+        if left != limit.tokens {
+            json.changes.push((limit.span.clone(), left.to_string()));
+        }
     }
 }
 
@@ -324,6 +336,32 @@ mod tests {
             r#"{"prompt":"one\n two\n\t.","stream":true,"max_tokens":1}"#
         );
         assert_eq!(edited(Api::Chat, "application/json", chat, &begun("", 0)), chat);
+    }
+
+    #[test]
+    fn limits_are_lowered_to_what_fits() {
+        let body = Bytes::from(
+            r#"{"messages":[{}],"max_tokens":50,"max_completion_tokens" : 9,"min_tokens":20,"stream":true}"#,
+        );
+        let mut headers = http::HeaderMap::new();
+        headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
+        let mut peek = crate::wire::peek::peek(Api::Chat, &headers, &body).unwrap();
+        assert_eq!((peek.output_field(&body), peek.last_token()), ("max_tokens", 8));
+        let edited = |peek: &Peek, edits: &Edits<'_>| {
+            let bytes = edit(&body, peek, edits).to_bytes();
+            String::from_utf8(bytes.to_vec()).unwrap()
+        };
+        assert_eq!(edited(&peek, &Edits::default()), body);
+        peek.lowered = Some(7);
+        assert_eq!(peek.last_token(), 6);
+        let lowered = edited(&peek, &Edits::default());
+        assert_eq!(
+            lowered,
+            r#"{"messages":[{}],"max_tokens":7,"max_completion_tokens" : 7,"min_tokens":7,"stream":true}"#
+        );
+        let begun = Edits { begun: Some(Begun { text: "so", tokens: 3 }), ..Edits::default() };
+        let rest: Value = serde_json::from_str(&edited(&peek, &begun)).unwrap();
+        assert_eq!((&rest["max_tokens"], &rest["min_tokens"]), (&4.into(), &4.into()));
     }
 
     #[test]

@@ -1,8 +1,10 @@
 """Each command by its results, its errors and its exit codes."""
 
+import http.server
 import json
 import re
 import subprocess
+import threading
 
 import pytest
 import yaml
@@ -47,6 +49,11 @@ def test_the_manifests_allow_what_discovery_asks_for():
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
     ]
+    (nodes,) = kinds["ClusterRole"]["rules"]
+    assert nodes == {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
+    cluster = kinds["ClusterRoleBinding"]
+    assert cluster["roleRef"]["name"] == kinds["ClusterRole"]["metadata"]["name"]
+    assert cluster["subjects"] == binding["subjects"]
     example = yaml.safe_load((ROOT / "config" / "examples" / "kubernetes.yaml").read_text())
     watched = {
         pool["discover"]["kubernetes"]["namespace"]
@@ -82,6 +89,42 @@ def test_check_exit_codes(tmp_path):
         github = run(f"penstock check {name} --format github", cwd=tmp_path)
         assert github.returncode == code
         assert github.stdout.count("::error ") == text.stdout.count("error: ")
+
+
+class Measured(http.server.BaseHTTPRequestHandler):
+    """An admin port whose pool has shown what it can do."""
+
+    BEST = {"ttft_seconds": 0.18, "first_tokens": 1200, "itl_seconds": 0.004, "gaps": 90000,
+            "read_tokens_per_second": 21000}
+
+    def do_GET(self):
+        body = json.dumps({"pools": [{"pool": "p", "best": self.BEST}]}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_check_holds_promises_against_what_a_gateway_measured(tmp_path):
+    one = ONE.replace("vllm", "openai")
+    (tmp_path / "good.yaml").write_text(one)
+    (tmp_path / "bold.yaml").write_text(f"{one}classes: {{fast: {{ttft: 100ms, itl: 5ms}}}}\n")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Measured) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        good = run(f"penstock check good.yaml --against {url}", cwd=tmp_path)
+        bold = run(f"penstock check bold.yaml --against {url}", cwd=tmp_path)
+        server.shutdown()
+    assert (good.returncode, good.stdout) == (0, "good.yaml is valid\n")
+    assert bold.returncode == 0 and "classes.fast.ttft: 100ms is promised" in bold.stdout, bold.stdout
+    assert "the shortest first token of 1200 is 180ms, at the pool `p`" in bold.stdout
+    assert bold.stdout.count("warning") == 2 and bold.stdout.endswith("valid, with 1 warning\n")
+    (nobody,) = free_ports(1)
+    lost = run(f"penstock check good.yaml --against http://{nobody}", cwd=tmp_path)
+    assert lost.returncode == 1 and "no gateway answers at" in lost.stderr
 
 
 @pytest.mark.parametrize("name", ["fields", "syntax", "references"])

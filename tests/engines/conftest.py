@@ -36,19 +36,19 @@ class Engine:
         self.url = f"http://127.0.0.1:{port}"
         self.model = home / "model-12-256-2048"
 
-    def serve(self, **more):
+    def serve(self, *arguments, **more):
         env = dict(
             os.environ, TINY_HOME=str(self.home), MAX_SEQS=str(SEQUENCES), LAYERS="12", HIDDEN="256", **more
         )
-        arguments = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-        subprocess.run(["bash", str(SERVE), str(self.port), *arguments], env=env, check=True, timeout=1500)
+        common = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        subprocess.run(["bash", str(SERVE), str(self.port), *common, *arguments], env=env, check=True, timeout=1500)
 
     def prepare(self):
         """What both engines share is made once."""
         self.serve(PREPARE="1")
 
-    def start(self):
-        self.serve()
+    def start(self, *arguments, **more):
+        self.serve(*arguments, **more)
         self.pid = int((self.home / f"{self.port}.pid").read_text())
         return self
 
@@ -99,7 +99,8 @@ class Engine:
 class Gateway:
     """The release binary under test, with one pool over the given engines."""
 
-    def __init__(self, folder, engines):
+    def __init__(self, folder, engines, more=None, **pool):
+        folder.mkdir(exist_ok=True)
         self.port, self.admin_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.admin = f"http://127.0.0.1:{self.admin_port}"
@@ -115,8 +116,9 @@ class Gateway:
             # A vLLM that ends may leave its streams open and silent.
             "upstream": {"stream_idle_timeout": "10s"},
             "tenants": {"team": {"keys": [{"id": key_id, "digest": digest}]}},
-            "pools": {"tiny": {"engine": "vllm", "models": ["tiny"], "replicas": replicas}},
+            "pools": {"tiny": {"engine": "vllm", "models": ["tiny"], "replicas": replicas, **pool}},
         }
+        config |= more or {}
         path = folder / "penstock.yaml"
         path.write_text(json.dumps(config))
         self.log_path = folder / "gateway.log"
@@ -160,6 +162,23 @@ def engines():
     yield started
     for engine in started:
         engine.kill()
+
+
+@pytest.fixture
+def sleepy(tmp_path):
+    """A gateway that puts its one engine to sleep, and that engine.
+
+    vLLM for the CPU has no `--enable-sleep-mode`; in development mode it still
+    takes the orders, aborts what runs, and answers nothing until it is woken.
+    """
+    engine = Engine(free_port(), CACHE / "tiny-vllm")
+    engine.prepare()
+    engine.start(DEV="1")
+    rules = {"after_idle": "2s", "keep_awake": 0}
+    running = Gateway(tmp_path, [engine], sleep=rules, scrape_interval="500ms")
+    yield running, engine
+    assert running.stop() == 0
+    engine.kill()
 
 
 @pytest.fixture

@@ -62,24 +62,70 @@ def ask(url, key, number, words):
     return seen
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_streams_of_an_engine_that_ends_go_on_word_for_word(gateway, engines, end):
+def undisturbed(engines):
+    """What each stream says when nothing happens, and the words it is told to use."""
     words = own_words(engines[0])
     with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
-        numbers = range(STREAMS)
-        expected = list(pool.map(lambda number: ask(engines[0].url, "none", number, words), numbers))
-        assert {(e["done"], tuple(e["ends"])) for e in expected} == {(True, ("length",))}
-        streams = [pool.submit(ask, gateway.url, gateway.key, number, words) for number in numbers]
-        deadline = time.monotonic() + 60
-        while engines[1].gauge("vllm:num_requests_running") < 1 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        time.sleep(0.5)
+        expected = list(pool.map(lambda number: ask(engines[0].url, "none", number, words), range(STREAMS)))
+    assert {(e["done"], tuple(e["ends"])) for e in expected} == {(True, ("length",))}
+    return words, expected
+
+
+def at_work(engine):
+    """Waits until an engine is in the middle of some streams."""
+    deadline = time.monotonic() + 60
+    while engine.gauge("vllm:num_requests_running") < 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.5)
+
+
+def nothing_is_left(gateway):
+    """The gateway's books, once all its clients have their answers."""
+    deadline = time.monotonic() + 10
+    names = ["penstock_jobs", "penstock_replica_running", "penstock_streams_broken_total"]
+    while (left := [gateway.metric(name) for name in names]) != [0, 0, 0] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == [0, 0, 0]
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_streams_of_an_engine_that_ends_go_on_word_for_word(gateway, engines, end):
+    words, expected = undisturbed(engines)
+    with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
+        streams = [pool.submit(ask, gateway.url, gateway.key, number, words) for number in range(STREAMS)]
+        at_work(engines[1])
         engines[1].end(end)
         seen = [stream.result() for stream in streams]
     engines[1].gone()
     assert seen == expected
     continued = gateway.metric("penstock_continuations_total")
-    assert continued >= 1 and gateway.metric("penstock_streams_broken_total") == 0
+    assert continued >= 1
     lines = [line.get("fields", line) for line in gateway.requests()]
     assert sum(line.get("continued", 0) for line in lines) == continued
-    assert gateway.metric("penstock_jobs") == gateway.metric("penstock_replica_running") == 0
+    nothing_is_left(gateway)
+
+
+@pytest.fixture
+def patient(engines):
+    """The second engine, started so that its running streams may finish when it is told to end."""
+    engines[1].kill()
+    engines[1].gone()
+    return engines[1].start("--shutdown-timeout", "15")
+
+
+def test_streams_of_an_engine_that_drains_finish_and_new_ones_go_elsewhere(patient, gateway, engines):
+    words, expected = undisturbed(engines)
+    with concurrent.futures.ThreadPoolExecutor(2 * STREAMS) as pool:
+        streams = [pool.submit(ask, gateway.url, gateway.key, number, words) for number in range(STREAMS)]
+        at_work(patient)
+        patient.end(signal.SIGTERM)
+        # It answers new work with 500 and its health with 200.
+        late = [pool.submit(ask, gateway.url, gateway.key, number, words) for number in range(STREAMS)]
+        seen, seen_late = [s.result() for s in streams], [s.result() for s in late]
+    patient.gone()
+    assert seen == expected
+    assert seen_late == expected
+    assert gateway.metric("penstock_continuations_total") <= STREAMS
+    outcomes = [line.get("fields", line)["outcome"] for line in gateway.requests()]
+    assert outcomes == ["success"] * 2 * STREAMS
+    nothing_is_left(gateway)

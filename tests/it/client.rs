@@ -15,7 +15,7 @@ use hyper::body::{Frame, Incoming};
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
@@ -117,7 +117,11 @@ impl Drop for Session {
 
 impl Session {
     pub(crate) async fn open(to: SocketAddr) -> Self {
-        let stream = TcpStream::connect(to).await.unwrap();
+        Self::over(TcpStream::connect(to).await.unwrap()).await
+    }
+
+    /// A session on a connection that is there.
+    pub(crate) async fn over<T: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: T) -> Self {
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         let driver = tokio::spawn(async move {
             // How it ends shows in the answers.
@@ -279,7 +283,11 @@ pub(crate) struct H2 {
 
 impl H2 {
     pub(crate) async fn open(to: SocketAddr) -> Self {
-        let stream = soon("a connection", TcpStream::connect(to)).await.unwrap();
+        Self::over(soon("a connection", TcpStream::connect(to)).await.unwrap()).await
+    }
+
+    /// HTTP/2 on a connection that is there.
+    pub(crate) async fn over<T: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: T) -> Self {
         let (sender, connection) =
             http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
         let driver = tokio::spawn(async move {

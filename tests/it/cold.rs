@@ -35,7 +35,7 @@ fn begin(rig: &Rig, tokens: u32) -> JoinHandle<Answer> {
 async fn apply(rig: &Rig, text: &str) {
     let before = rig.generation();
     rig.put(text);
-    let report = soon("a reload", rig.gateway.reload_handle().reload()).await.expect("a report");
+    let report = soon("a reload", rig.gateway.reload_handle().reload("test".into())).await.expect("a report");
     assert_eq!((report.problems, rig.generation()), (Vec::new(), before + 1));
 }
 

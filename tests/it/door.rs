@@ -37,6 +37,8 @@ fn door() -> Door {
         body_timeout: Duration::from_millis(300),
         idle_timeout: Duration::from_secs(5),
         max_head_bytes: 8192,
+        handshake_timeout: Duration::from_secs(5),
+        max_handshakes: 8,
     }
 }
 
@@ -151,7 +153,8 @@ fn rig(door: Door) -> Rig {
         })
     };
     let events = Arc::new(Events(Arc::clone(&counts)));
-    let serving = tokio::spawn(serve(listener, door, shutdown.clone(), events, make_service));
+    let serving =
+        tokio::spawn(serve(listener, door, Arc::new(|| None), shutdown.clone(), events, make_service));
     Rig { address, counts, shutdown, serving }
 }
 

@@ -1,7 +1,7 @@
 //! The fleet against engines that behave well, badly, and not at all.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -14,18 +14,21 @@ use axum::response::Response;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use penstock::config::secret::Secret;
+use penstock::config::settings::identity::{Auth, Listeners};
 use penstock::config::settings::names::Names;
 use penstock::config::settings::{
-    Auth, Door, Edge, EngineKind, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings, Startup,
+    Door, Edge, EngineKind, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings, Startup,
     TelemetrySettings, UpstreamLimits,
 };
 use penstock::core::event::{Event, Report};
 use penstock::core::ids::{ModelId, PoolId, ReplicaId, TenantId};
 use penstock::core::policy::{Model, Policy, Pool, Replica};
+use penstock::core::rest::Rested;
 use penstock::core::table::Table;
 use penstock::fleet::fetch::Trouble;
 use penstock::fleet::handle::{Fleet, Timing};
 use penstock::fleet::hooks::{Note, Sink, SourceNote, Watch};
+use penstock::fleet::rest::Order;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 const KEY: &str = "sk-very-secret";
@@ -198,8 +201,20 @@ impl Ends {
             loop {
                 match self.event().await {
                     Event::ReplicaFound { replica } => return (replica, true),
-                    Event::ReplicaLost { replica } => return (replica, false),
+                    Event::ReplicaLost { replica, .. } => return (replica, false),
                     _ => {}
+                }
+            }
+        })
+        .await
+    }
+
+    /// Drops events until the answer to an order.
+    async fn rested(&mut self) -> (ReplicaId, Rested) {
+        soon(async {
+            loop {
+                if let Event::Rested { replica, rested } = self.event().await {
+                    return (replica, rested);
                 }
             }
         })
@@ -232,6 +247,7 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
             PoolEdge {
                 engine: *engine,
                 model_names: BTreeMap::from([(model, "served".to_owned())]),
+                adapters: BTreeSet::new(),
                 api_key: key.map(Secret::new),
                 scrape_interval: Duration::from_millis(20),
                 site: Default::default(),
@@ -251,6 +267,7 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
     Settings {
         digest: String::new(),
         startup: startup(),
+        listeners: Listeners::default(),
         edge: Arc::new(edge(pools, replicas)),
         policy: Arc::new(policy),
     }
@@ -258,6 +275,7 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
 
 fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>) -> Edge {
     Edge {
+        models: Default::default(),
         auth: Auth::Off(TenantId::new(0)),
         names: Names::default(),
         pools,
@@ -267,6 +285,7 @@ fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>)
             max_total_body_bytes: 1,
             max_answer_bytes: 1,
             class_header: String::new(),
+            keepalive: std::time::Duration::from_secs(10),
         },
         upstream: UpstreamLimits {
             connect_timeout: Duration::from_secs(1),
@@ -275,6 +294,9 @@ fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>)
             keep_alive: Duration::from_secs(1),
         },
         continue_streams: true,
+        session: None,
+        early_heads: Default::default(),
+        shadows: None,
     }
 }
 
@@ -288,8 +310,11 @@ fn startup() -> Startup {
             body_timeout: Duration::from_secs(1),
             idle_timeout: Duration::from_secs(1),
             max_head_bytes: 1,
+            handshake_timeout: Duration::from_secs(1),
+            max_handshakes: 1,
         },
         drain_grace: Duration::from_secs(1),
+        audit: None,
         telemetry: TelemetrySettings {
             log_format: LogFormat::Text,
             log_level: "info".to_owned(),
@@ -343,8 +368,8 @@ async fn reports_metrics_and_models_with_the_key() {
     assert_eq!((status.gauges.running, status.failures, status.trouble), (Some(3), 0, None));
     assert!(status.gauges_age().is_some() && status.info.is_some());
     assert_eq!(fleet.view().all().len(), 1);
-    assert_eq!(fleet.view().window(&settings.load(), ModelId::new(0)), Some(2048));
-    assert_eq!(fleet.view().window(&settings.load(), ModelId::new(7)), None);
+    assert_eq!(fleet.view().window(&settings.load(), ModelId::new(0), PoolId::new(0)), Some(2048));
+    assert_eq!(fleet.view().window(&settings.load(), ModelId::new(7), PoolId::new(0)), None);
     soon(fleet.stop()).await;
 }
 
@@ -595,18 +620,54 @@ async fn a_replica_that_is_found_is_asked_for_its_models_again() {
 }
 
 #[tokio::test]
-async fn a_sleeping_vllm_is_not_ready() {
+async fn a_vllm_that_sleeps_says_so() {
     let engine = Engine::healthy().await;
     engine.set("/metrics", ok("vllm:engine_sleep_state{sleep_state=\"weights_offloaded\"} 1\n"));
     let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    ends.report_of(FIRST, |report| report.asleep == Some(true)).await;
     ends.note("Asleep").await;
     fleet.probe(FIRST);
-    assert_eq!(ends.probed().await, (FIRST, false));
-    assert_eq!(ends.note("ProbeFailed").await.2, Some(Trouble::Asleep));
+    assert_eq!(ends.probed().await, (FIRST, true), "it is there, and not broken");
     engine.set("/metrics", ok("vllm:engine_sleep_state{sleep_state=\"awake\"} 1\n"));
+    ends.report_of(FIRST, |report| report.asleep == Some(false)).await;
     ends.note("Awake").await;
-    fleet.probe(FIRST);
-    assert_eq!(ends.probed().await, (FIRST, true));
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn orders_to_sleep_and_to_wake_are_answered() {
+    let engine = Engine::healthy().await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, Some(KEY), &engine.url)], PATIENT);
+    let wake = Order::Wake { limit: Duration::from_secs(20) };
+    engine.set("/sleep", ok("{}"));
+    fleet.order(FIRST, Order::Sleep);
+    assert_eq!(ends.rested().await, (FIRST, Rested::Asleep));
+    assert!(ends.note("Obeyed").await.1.contains("Sleep"));
+    // The order fails, and the engine says what came of it.
+    engine.set("/wake_up", Reply::Text(500, String::new()));
+    for (state, rested) in [
+        (ok(r#"{"is_sleeping":true}"#), Rested::Asleep),
+        (ok(r#"{"is_sleeping":false}"#), Rested::Awake),
+        (ok("[]"), Rested::Failed),
+        (Reply::Text(404, String::new()), Rested::Failed),
+    ] {
+        engine.set("/is_sleeping", state);
+        fleet.order(FIRST, wake);
+        assert_eq!(ends.rested().await, (FIRST, rested));
+    }
+    // Not started with VLLM_SERVER_DEV_MODE=1.
+    engine.set("/sleep", Reply::Text(404, String::new()));
+    fleet.order(FIRST, Order::Sleep);
+    assert_eq!(ends.rested().await, (FIRST, Rested::Unable));
+    ends.note("CannotSleep").await;
+    assert!(engine.desk.asked.lock().iter().all(|(_, key)| key.is_some()));
+    soon(fleet.stop()).await;
+
+    let tgi = Engine::new(&[]).await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Tgi, None, &tgi.url)], PATIENT);
+    fleet.order(FIRST, Order::Sleep);
+    assert_eq!(ends.rested().await, (FIRST, Rested::Unable));
+    assert_eq!(tgi.times("/sleep"), 0);
     soon(fleet.stop()).await;
 }
 

@@ -1,21 +1,34 @@
 //! In-process integration tests.
 
+mod affinity;
 mod client;
 mod cold;
 mod discovery;
 mod door;
 mod drain;
+mod early;
 mod fallbacks;
 mod faults;
 mod fleet;
 mod habits;
 mod habits_calls;
+mod keys;
+mod kubernetes;
 mod leave;
+mod limits;
 mod names;
+mod oidc;
 mod operate;
+mod operators;
+mod pki;
 mod process;
+mod promises;
 mod reload;
 mod retries;
 mod rig;
+mod shadows;
 mod simulate;
+mod sleeping;
 mod tap;
+mod tls;
+mod tokens;

@@ -30,7 +30,8 @@ fn good(round: u64, urls: &[String]) -> String {
     let every = |nth: u64| round.is_multiple_of(nth);
     let weight = 1 + round % 5;
     let class = ["interactive", "standard", "batch"][usize::try_from(round % 3).unwrap()];
-    let mut text = head("") + "tenants:\n";
+    // A client whose tenant comes and goes fails all the time.
+    let mut text = head("") + "auth: {failures: {per_minute: 0}}\ntenants:\n";
     let queue = if every(2) { "queue: {requests: 500}" } else { "" };
     text += &tenant_lines("alpha", &format!("weight: {weight}\ndefault_class: {class}\n{queue}"));
     text += &tenant_lines("beta", &format!("weight: 2.5\ndefault_class: {class}"));
@@ -73,7 +74,7 @@ fn broken(round: u64, urls: &[String]) -> String {
 }
 
 async fn reload(rig: &Rig) -> ReloadReport {
-    soon("a reload", rig.gateway.reload_handle().reload()).await.unwrap()
+    soon("a reload", rig.gateway.reload_handle().reload("test".into())).await.unwrap()
 }
 
 /// Puts a good file in place and in force. The watch may be quicker than the

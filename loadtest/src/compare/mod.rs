@@ -2,12 +2,10 @@
 //! interleaved, on this machine. It starts everything itself and leaves nothing
 //! running.
 
-mod child;
 mod page;
 mod scenario;
 mod stage;
 mod summary;
-mod template;
 mod text;
 
 pub use self::scenario::{Contestant, EngineGroup, Kind, PlannedFault, Scenario};
@@ -15,13 +13,13 @@ pub use self::stage::Run;
 pub use self::summary::{Row, rows};
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::Serialize;
 
 use self::stage::Stage;
+use crate::child::Work;
 
 /// Arguments of `loadtest compare`.
 #[derive(Debug, Clone, Args)]
@@ -105,7 +103,7 @@ pub async fn compare(args: &CompareArgs) -> Result<String> {
         bail!("--only {stranger}: the scenario has no such contestant");
     }
     scenario.contestants.retain(|contestant| args.only.is_empty() || args.only.contains(&contestant.name));
-    let work = Work::make(args.keep.as_deref())?;
+    let work = Work::make("compare", args.keep.as_deref())?;
     let stage = stage(args, scenario, work.path.clone())?;
     let runs = all_runs(&stage).await?;
     let scenario = &stage.scenario;
@@ -168,33 +166,6 @@ fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }
 
-/// The folder of the runs, removed at the end unless it is to be kept.
-#[derive(Debug)]
-struct Work {
-    path: PathBuf,
-    kept: bool,
-}
-
-impl Work {
-    fn make(keep: Option<&Path>) -> Result<Self> {
-        static MADE: AtomicU64 = AtomicU64::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let own = || std::env::temp_dir().join(format!("penstock-compare-{}-{number}", std::process::id()));
-        let path = keep.map_or_else(own, Path::to_owned);
-        std::fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
-        Ok(Self { path, kept: keep.is_some() })
-    }
-}
-
-impl Drop for Work {
-    fn drop(&mut self) {
-        if !self.kept {
-            // What is left behind in the temporary folder does no harm.
-            let _ = std::fs::remove_dir_all(&self.path);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -202,19 +173,20 @@ mod tests {
     use penstock::config::load::check_file;
     use penstock::config::problem::Severity;
 
-    use super::template::{Values, fill, keys_for};
     use super::*;
     use crate::replay::Plan;
+    use crate::template::{Values, fill, keys_for};
 
     #[test]
     fn committed_scenarios_and_their_configurations_are_sound() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/realtime");
         let work = tempfile::tempdir().expect("a folder");
-        for name in ["load", "flood", "batch"] {
+        for name in ["load", "flood", "batch", "pools"] {
             let scenario = Scenario::read(&folder.join(format!("{name}.yaml"))).expect(name);
             let plan = Plan::of(&scenario.load, &folder, 0).expect(name);
-            let url = |number: u16| format!("http://127.0.0.1:{}", 9000 + number);
-            let urls = |group: &EngineGroup| (0..group.count).map(url).collect();
+            let mut ports = 9000_u16..;
+            let mut url = |_| format!("http://127.0.0.1:{}", ports.next().expect("a port"));
+            let mut urls = |group: &EngineGroup| (0..group.count).map(&mut url).collect();
             let engines: BTreeMap<_, _> =
                 scenario.engines.iter().map(|(name, group)| (name.clone(), urls(group))).collect();
             for contestant in &scenario.contestants {

@@ -80,6 +80,9 @@ pub struct EngineGroup {
     /// Whether they keep prefixes.
     #[serde(default = "yes")]
     pub prefix_cache: bool,
+    /// Price of one for an hour.
+    #[serde(default)]
+    pub price: f64,
     /// What goes wrong, and when.
     #[serde(default)]
     pub faults: Vec<PlannedFault>,
@@ -207,6 +210,10 @@ impl Scenario {
         for (name, group) in &self.engines {
             ensure!((1..=256).contains(&group.count), "engines.{name}: `count` must be 1 to 256");
             ensure!(group.speed.is_finite() && group.speed > 0.0, "engines.{name}: `speed` must be above 0");
+            ensure!(
+                group.price.is_finite() && group.price >= 0.0,
+                "engines.{name}: `price` must be 0 or more"
+            );
             for fault in &group.faults {
                 fault.check(group.count).with_context(|| format!("engines.{name}.faults"))?;
             }

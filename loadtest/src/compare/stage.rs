@@ -2,7 +2,6 @@
 //! everything is stopped.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -10,18 +9,19 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
+use penstock::sim::server::SimState;
 use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::child::Child;
 use super::scenario::{Contestant, EngineGroup, Kind, PlannedFault, Scenario};
-use super::template::{Values, fill, keys_for};
-use crate::client::Connection;
+use crate::child::{Child, free_port};
+use crate::client::fetch;
 use crate::engines::Ready;
 use crate::process;
 use crate::replay::{self, Drive, LEAD, Length, Plan, Results, Writer};
 use crate::target::Endpoint;
+use crate::template::{Values, fill, keys_for};
 
 /// Until a contestant answers its first call.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -53,6 +53,9 @@ pub struct Run {
     /// CPU time of the contestant's process for each call, milliseconds;
     /// absent for one that ran already.
     pub cpu_ms: Option<f64>,
+    /// What a thousand served calls cost, where engines have a price: see
+    /// [`super::Row::cost`].
+    pub cost_per_1000: Option<f64>,
     /// Share of all cores that was busy meanwhile. Near 1 the machine was too
     /// small, and the figures are worth little.
     pub busy: f64,
@@ -85,11 +88,13 @@ impl Stage {
 
         let faults = self.faults(&urls).await?;
         let pids: Vec<u32> = started.child.iter().map(Child::pid).collect();
+        let spent = self.spent(&urls).await?;
         let (cpu, busy) = (process::cpu_micros(&pids)?, process::machine_ticks()?);
         let drive = Drive { label: (!self.quiet).then(|| label.to_owned()), ..drive };
         let records = replay::run(drive, Arc::clone(&plan)).await?;
         let (cpu, busy) = (process::cpu_micros(&pids)?.saturating_sub(cpu), process::machine_ticks()? - busy);
         drop(faults);
+        let spent = self.spent(&urls).await? - spent;
         started.child.as_mut().map_or(Ok(()), Child::alive)?;
         let scenario = &self.scenario;
         let cpu_ms = cpu as f64 / 1e3 / plan.calls.len() as f64;
@@ -97,9 +102,26 @@ impl Stage {
             contestant: contestant.name.clone(),
             round,
             results: Results::of(&plan, &records, scenario.warmup, &scenario.objectives, &scenario.judged),
+            cost_per_1000: (spent > 0.0).then(|| {
+                let served = records.iter().filter(|record| record.served()).count();
+                spent / served.max(1) as f64 * 1000.0
+            }),
             cpu_ms: started.child.is_some().then_some(cpu_ms),
             busy: busy.share(),
         })
+    }
+
+    /// What the engines' computing has cost since their start.
+    async fn spent(&self, urls: &BTreeMap<String, Vec<String>>) -> Result<f64> {
+        let mut spent = 0.0;
+        for (name, group) in self.scenario.engines.iter().filter(|(_, group)| group.price > 0.0) {
+            for url in &urls[name] {
+                let endpoint = Endpoint::new(url, "").await?.with_path("/sim/state")?;
+                let state: SimState = serde_json::from_str(&fetch(&endpoint, endpoint.get()).await?)?;
+                spent += state.busy_ms as f64 / 3.6e6 * group.speed * group.price;
+            }
+        }
+        Ok(spent)
     }
 
     fn plan(&self, contestant: &Contestant, round: u32) -> Result<Plan> {
@@ -216,9 +238,7 @@ async fn cause(url: String, fault: PlannedFault) {
     };
     let sent = async {
         let endpoint = Endpoint::new(&url, "").await?.with_path(path)?;
-        let mut connection = Connection::open(&endpoint).await.map_err(anyhow::Error::msg)?;
-        let response = connection.send(endpoint.request(None, Bytes::from(body.to_string()))).await?;
-        anyhow::ensure!(response.status().is_success(), "status {}", response.status());
+        fetch(&endpoint, endpoint.request(None, Bytes::from(body.to_string()))).await?;
         anyhow::Ok(())
     };
     if let Err(error) = sent.await {
@@ -250,12 +270,6 @@ async fn first_answer(drive: &Drive, plan: &Plan, started: &mut Started) -> Resu
         }
         sleep(Duration::from_millis(100)).await;
     }
-}
-
-/// An address that was free just now.
-fn free_port() -> Result<String> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("no port is free")?;
-    Ok(listener.local_addr()?.to_string())
 }
 
 /// A name that can be a file's.

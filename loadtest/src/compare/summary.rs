@@ -34,6 +34,9 @@ pub struct Row {
     pub cpu_ms: Option<Spread>,
     /// Share of the machine that was busy.
     pub busy: Option<Spread>,
+    /// What a thousand served calls cost: the time in which engines computed, at
+    /// their price. Absent where engines have no price.
+    pub cost: Option<Spread>,
     /// The first contestant's `ttft_p99` over this one's, round by round.
     pub ratio: Option<Spread>,
     /// The same ratio in the simulation, where the scenario gives it.
@@ -80,6 +83,7 @@ impl Row {
             makespan: spread(&|run| Some(run.results.all.makespan_s)),
             cpu_ms: spread(&|run| run.cpu_ms),
             busy: spread(&|run| Some(run.busy)),
+            cost: spread(&|run| run.cost_per_1000),
             ratio: None,
             simulated: None,
         }

@@ -56,6 +56,9 @@ pub(super) fn columns(scenario: &Scenario) -> Vec<Column> {
         column("busy", 2, |row| row.busy),
         column("p99 ratio", 3, |row| row.ratio),
     ]);
+    if scenario.engines.values().any(|group| group.price > 0.0) {
+        columns.push(column("cost of 1,000", 4, |row| row.cost));
+    }
     columns
 }
 

@@ -1,19 +1,22 @@
 //! Asks a gateway's admin port.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use reqwest::{Client, RequestBuilder};
+use reqwest::{Certificate, Client, Identity, RequestBuilder};
 use serde_json::Value;
 
 use crate::cli::operate::AdminArgs;
-use crate::config::secret::{Machine, SecretSource as _};
-use crate::fleet::tls;
+use crate::config::secret::{Machine, Secret, SecretSource as _};
+use crate::tls;
 
 /// Where a gateway listens that nobody has moved.
 const USUAL: &str = "http://127.0.0.1:8081";
 /// The environment variable with another address.
 const VARIABLE: &str = "PENSTOCK_ADMIN";
+/// The environment variable with an operator's token.
+const TOKEN_VARIABLE: &str = "PENSTOCK_ADMIN_TOKEN";
 /// Time for a whole answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -22,18 +25,31 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct AdminClient {
     base: String,
     http: Client,
+    token: Option<Secret>,
 }
 
 impl AdminClient {
     /// # Errors
-    /// TLS cannot be set up.
+    /// TLS cannot be set up, or a file cannot be read.
     pub(super) fn new(args: &AdminArgs) -> anyhow::Result<Self> {
         tls::install_provider();
         let base = args.admin.clone().or_else(|| Machine.env(VARIABLE)).unwrap_or_else(|| USUAL.to_owned());
         let base = base.trim_end_matches('/');
         let base = if base.contains("://") { base.to_owned() } else { format!("http://{base}") };
-        let http = Client::builder().timeout(TIMEOUT).no_proxy().build().context("cannot set up TLS")?;
-        Ok(Self { base, http })
+        let mut http = Client::builder().timeout(TIMEOUT).no_proxy();
+        if let Some(path) = &args.ca {
+            let certs = Certificate::from_pem_bundle(&read(path)?);
+            http =
+                http.tls_certs_only(certs.with_context(|| format!("no certificate in {}", path.display()))?);
+        }
+        if let Some((cert, key)) = args.cert.as_ref().zip(args.key.as_ref()) {
+            let pem = [read(key)?, b"\n".to_vec(), read(cert)?].concat();
+            let identity = Identity::from_pem(&pem);
+            http =
+                http.identity(identity.context("--cert and --key are not a certificate and its key (PEM)")?);
+        }
+        let http = http.build().context("cannot set up TLS")?;
+        Ok(Self { base, http, token: token(args)? })
     }
 
     /// # Errors
@@ -53,12 +69,17 @@ impl AdminClient {
         format!("{}/admin/v1/{path}", self.base)
     }
 
-    async fn answer(&self, request: RequestBuilder) -> anyhow::Result<Value> {
+    async fn answer(&self, mut request: RequestBuilder) -> anyhow::Result<Value> {
         let base = &self.base;
+        if let Some(token) = &self.token {
+            request = request.bearer_auth(token.expose());
+        }
         let unreachable = || {
+            let hint =
+                if base.starts_with("https") { "; --ca names its certificate's authorities" } else { "" };
             format!(
                 "no gateway answers at {base}; is it running, and is that its admin address? \
-                 --admin or {VARIABLE} choose another one"
+                 --admin or {VARIABLE} choose another one{hint}"
             )
         };
         let response = request.send().await.with_context(unreachable)?;
@@ -74,6 +95,23 @@ impl AdminClient {
         }
         Ok(answer)
     }
+}
+
+/// The operator's token. It stands in no argument, which everybody on the
+/// machine can see.
+fn token(args: &AdminArgs) -> anyhow::Result<Option<Secret>> {
+    let text = match &args.token_file {
+        Some(path) => {
+            let text = String::from_utf8(read(path)?);
+            Some(text.ok().with_context(|| format!("{} is not text", path.display()))?)
+        }
+        None => Machine.env(TOKEN_VARIABLE),
+    };
+    Ok(text.as_deref().map(str::trim).filter(|token| !token.is_empty()).map(Secret::new))
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    Machine.file(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// A text as one part of a path.

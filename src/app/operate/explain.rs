@@ -62,6 +62,9 @@ fn one_try(attempt: &Value) -> String {
         time(&why["expected_ttft"]),
         why["cached_tokens"],
     );
+    if let Some(adapter) = why["adapter"].as_str() {
+        let _infallible = writeln!(text, "  adapter    {adapter}");
+    }
     let _infallible = writeln!(
         text,
         "  ledger     {} of {} sequences there, {} tokens outstanding",

@@ -5,6 +5,7 @@ mod explain;
 mod status;
 mod text;
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -13,6 +14,8 @@ use crate::cli::operate::{
     AdminArgs, BoostArgs, ExplainArgs, NameArgs, OverrideArgs, PoolsCommand, ReplicasCommand, StatusArgs,
     TenantsCommand,
 };
+
+use crate::core::best::Best;
 
 use self::client::{AdminClient, as_path_part};
 use self::text::{plain, time};
@@ -52,6 +55,26 @@ pub(super) async fn tenants(command: TenantsCommand) -> anyhow::Result<String> {
         TenantsCommand::Resume(args) => end("tenants/resume", &args).await,
         TenantsCommand::Boost(BoostArgs { by, what }) => set("tenants/boost", &what, Some(by)).await,
     }
+}
+
+/// The best that each pool of a running gateway has shown, by name.
+pub(super) async fn bests(admin: &str) -> anyhow::Result<HashMap<String, Best>> {
+    let args = AdminArgs { admin: Some(admin.to_owned()), ..AdminArgs::default() };
+    let answer = AdminClient::new(&args)?.get("pools").await?;
+    let time = |value: &Value| Duration::try_from_secs_f64(value.as_f64()?).ok();
+    let row = |row: &Value| {
+        let best = &row["best"];
+        let count = |name: &str| best[name].as_u64().unwrap_or_default();
+        let best = Best {
+            first_token: time(&best["ttft_seconds"]),
+            first_tokens: count("first_tokens"),
+            gap: time(&best["itl_seconds"]),
+            gaps: count("gaps"),
+            read_per_second: count("read_tokens_per_second"),
+        };
+        Some((row["pool"].as_str()?.to_owned(), best))
+    };
+    Ok(answer["pools"].as_array().into_iter().flatten().filter_map(row).collect())
 }
 
 /// `penstock explain`; the text to print.

@@ -32,6 +32,7 @@ pub(super) fn screen(status: &Value) -> String {
         let _infallible =
             writeln!(text, "{} broken invariants: please report this", status["broken_invariants"]);
     }
+    text += &unkept(&status["unkept_promises"]);
     let overrides = overrides(&status["overrides"]);
     let parts = [
         pools(&status["pools"]),
@@ -46,12 +47,29 @@ pub(super) fn screen(status: &Value) -> String {
     text
 }
 
+/// A line for each promise that no pool has kept.
+fn unkept(list: &Value) -> String {
+    let line = |row: &Value| {
+        format!(
+            "class {}: {} {} is promised for {}, and no pool has kept it; the best of {} is {} at {}\n",
+            plain(&row["class"]),
+            plain(&row["objective"]),
+            time(&row["promised_seconds"]),
+            plain(&row["model"]),
+            plain(&row["samples"]),
+            time(&row["best_seconds"]),
+            plain(&row["pool"]),
+        )
+    };
+    list.as_array().into_iter().flatten().map(line).collect()
+}
+
 /// The pools.
 pub(super) fn pools(list: &Value) -> String {
     let rows = rows(list, |row| {
         vec![
             plain(&row["pool"]),
-            if row["closed"] == "none" { "open".to_owned() } else { plain(&row["closed"]) },
+            if row["closed"] == "none" { plain(&row["state"]) } else { plain(&row["closed"]) },
             format!("{}/{}", row["in_service"], row["replicas"]),
             format!("{}/{}", row["running"], row["limit"]),
             plain(&row["models"]),
@@ -144,6 +162,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn promises_that_nobody_keeps_are_said_with_their_numbers() {
+        let row = json!({
+            "class": "fast", "model": "m", "objective": "ttft", "promised_seconds": 0.1, "pool": "p",
+            "best_seconds": 0.18, "samples": 1200,
+        });
+        assert_eq!(
+            unkept(&json!([row])),
+            "class fast: ttft 100 ms is promised for m, and no pool has kept it; the best of 1200 is 180 ms at p\n"
+        );
+        assert_eq!(unkept(&Value::Null), "");
+    }
 
     #[test]
     fn a_large_fleet_shows_what_needs_a_look() {

@@ -121,6 +121,12 @@ pub struct Kubernetes {
     pub metrics_port: Option<u16>,
     /// Time between two full lists, beside the watch.
     pub resync: Span,
+    /// Watch the cluster's Nodes, and take a taint or condition that says that one
+    /// is about to go as a spot notice for the replicas there. Needs a ClusterRole
+    /// that may list and watch Nodes (`config/kubernetes/rbac.yaml`); absent =
+    /// nodes are not looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<Nodes>,
     /// URL of the API server; absent = that of the cluster the gateway runs
     /// in, with the token and the CA of its service account.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -145,10 +151,35 @@ impl Default for Kubernetes {
             scheme: Scheme::Http,
             metrics_port: None,
             resync: Span::secs(600),
+            nodes: None,
             server: None,
             token_file: None,
             ca_file: None,
         }
+    }
+}
+
+/// What tells that a Kubernetes node is about to go.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Nodes {
+    /// Keys of taints, whatever their effect.
+    pub taints: Vec<String>,
+    /// Types of conditions with the status `True`; with `=` and a reason, only
+    /// those that carry it.
+    pub conditions: Vec<String>,
+}
+
+impl Default for Nodes {
+    fn default() -> Self {
+        let taints = [
+            "aws-node-termination-handler/spot-itn",
+            "cloud.google.com/impending-node-termination",
+            "remediator.kubernetes.azure.com/unschedulable",
+            "karpenter.sh/disrupted",
+            "ToBeDeletedByClusterAutoscaler",
+        ];
+        Self { taints: taints.map(str::to_owned).to_vec(), conditions: Vec::new() }
     }
 }
 

@@ -18,6 +18,9 @@ pub struct Requests {
     pub max_answer: Size,
     /// The header by which a client may ask for a latency class.
     pub class_header: String,
+    /// Time between two comments to a client that has the head of its answer and
+    /// nothing else yet (`early_head` of a class).
+    pub keepalive: Span,
 }
 
 impl Default for Requests {
@@ -27,6 +30,7 @@ impl Default for Requests {
             max_total_body: Size(1 << 30),
             max_answer: Size(64 << 20),
             class_header: "x-penstock-class".to_owned(),
+            keepalive: Span::secs(10),
         }
     }
 }
@@ -87,6 +91,14 @@ pub struct Retry {
     /// busy or shut down do not count.
     #[schemars(range(min = 1, max = 20))]
     pub max_attempts: u32,
+    /// How many tries that an engine failed may be repeated, as a share of the
+    /// requests of the last ten seconds; beyond that the client is told to come
+    /// back (503). What a replica that worked loses when it fails is not counted,
+    /// nor are refused connections and engines that are busy or shut down.
+    #[schemars(range(min = 0.0, max = 20.0))]
+    pub budget: f64,
+    /// How many may be repeated in ten seconds however few requests there are.
+    pub budget_floor: u32,
     /// Whether a stream that breaks after its first token goes on at another
     /// replica, where the request and the engine (vLLM, SGLang) allow it.
     pub continue_streams: bool,
@@ -94,7 +106,13 @@ pub struct Retry {
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { max_attempts: crate::core::policy::Retry::default().max_attempts, continue_streams: true }
+        let core = crate::core::policy::Retry::default();
+        Self {
+            max_attempts: core.max_attempts,
+            budget: f64::from(core.budget_permille) / 1000.0,
+            budget_floor: core.budget_floor,
+            continue_streams: true,
+        }
     }
 }
 
@@ -112,7 +130,8 @@ pub struct Health {
     /// How long a replica that said "busy" without a time gets no new work.
     pub busy_backoff: Span,
     /// How long requests without a first token may stay at a replica that is
-    /// no longer listed; then they go to others. Streams go on to their end.
+    /// no longer listed, and streams that can go on elsewhere at one that is
+    /// drained or no longer listed; then they go to others.
     pub drain: Span,
 }
 

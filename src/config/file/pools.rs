@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::file::discover::Discover;
 use crate::config::file::placement::Capacity;
+use crate::config::file::sleep::Sleep;
 use crate::config::named::Named;
 use crate::config::units::Span;
 
@@ -28,10 +29,100 @@ pub struct Model {
     /// one model. Whoever may use all of them may use this name.
     #[serde(skip_serializing_if = "Named::is_empty")]
     pub split: Named<u32>,
+    /// Another model that gets copies of some of this one's requests, to compare
+    /// the two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<Shadow>,
     /// Context window in tokens; absent = what the engine says.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_model_len: Option<u32>,
+    /// Folder with the model's own `tokenizer.json` and, beside it, its
+    /// `tokenizer_config.json` and `chat_template.jinja`, from this file's
+    /// folder. Prompts near the context window are then counted exactly;
+    /// absent = vLLM is asked, and for other engines they are estimated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    /// What images and sounds are counted as.
+    pub media_tokens: MediaTokens,
+    /// What becomes of requests that do not fit the context window.
+    pub context: Context,
+}
+
+/// Tokens that parts of a prompt count as that are no text; absent = the engine
+/// decides whether the prompt fits.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct MediaTokens {
+    /// One image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub image: Option<u32>,
+    /// One sound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub audio: Option<u32>,
+}
+
+/// What becomes of requests that do not fit the context window.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Context {
+    /// When prompt and asked output together are too long: `clamp` lowers the
+    /// output to what is left and says so in the header
+    /// `x-penstock-max-tokens`; `reject` refuses the request. A prompt that is
+    /// too long by itself is always refused, and so is an output where all
+    /// engines are vLLM.
+    pub policy: Overflow,
+    /// Whether clients may have the start of their prompts cut off
+    /// (`truncate_prompt_tokens`): `allow` or `refuse`.
+    pub truncate: Truncation,
+}
+
+/// What becomes of prompt and output that together are too long.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Overflow {
+    /// The output gets what is left.
+    #[default]
+    Clamp,
+    /// The request is refused.
+    Reject,
+}
+
+/// Whether clients may have their prompts cut.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Truncation {
+    /// Yes.
+    Allow,
+    /// A request that asks for it is refused.
+    #[default]
+    Refuse,
+}
+
+/// Copies of requests whose answers are read and thrown away. They take only
+/// room that nobody else needs, and are booked under the tenant and the class
+/// `shadow`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::shadow)]
+pub struct Shadow {
+    /// The model that gets them.
+    pub to: String,
+    /// Share of the answered requests that are copied, from 0 to 1; which ones
+    /// depends on the request's id alone.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub share: f64,
+    /// Copies that may run at once; no more are made meanwhile.
+    #[schemars(range(min = 1))]
+    pub max_in_flight: u32,
+}
+
+impl Default for Shadow {
+    fn default() -> Self {
+        Self { to: String::new(), share: 0.01, max_in_flight: 4 }
+    }
 }
 
 /// Replicas that are alike.
@@ -46,6 +137,21 @@ pub struct Pool {
     /// to the engine's own. A name without the engine's own is sent as it is;
     /// TGI is told `tgi`.
     pub models: ServedModels,
+    /// LoRA adapters that its engines compute on top of one of those models, each
+    /// a model of its own for clients: a list of names, or a map from the public
+    /// name to the engine's own. A request for one goes where it is loaded, as
+    /// far as that is worth it.
+    #[serde(skip_serializing_if = "ServedModels::is_empty")]
+    pub adapters: ServedModels,
+    /// Adapters that an engine computes with at once (`--max-loras`); absent =
+    /// what the engine says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub adapter_slots: Option<u32>,
+    /// How long an engine takes to load an adapter into a slot; absent =
+    /// measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter_load: Option<Span>,
     /// Its replicas: base URLs such as `http://10.0.0.5:8000`, without `/v1`.
     pub replicas: Vec<Replica>,
     /// Where more replicas come from, beside or instead of `replicas`.
@@ -56,6 +162,9 @@ pub struct Pool {
     /// what was measured counts. With it `replicas` may be empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold_start: Option<Span>,
+    /// When its idle replicas sleep; absent = the gateway puts none to sleep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sleep: Option<Sleep>,
     /// Sequences that each replica can run at once (`--max-num-seqs`);
     /// absent = learned from the engine and from what it does.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,9 +220,13 @@ impl Default for Pool {
         Self {
             engine: None,
             models: ServedModels::default(),
+            adapters: ServedModels::default(),
+            adapter_slots: None,
+            adapter_load: None,
             replicas: Vec::new(),
             discover: None,
             cold_start: None,
+            sleep: None,
             max_seqs: None,
             kv_tokens: None,
             max_model_len: None,
@@ -160,6 +273,17 @@ pub enum ServedModels {
     Names(Vec<String>),
     /// Public names with the engine's own.
     Renamed(Named<String>),
+}
+
+impl ServedModels {
+    /// Whether it names none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Names(names) => names.is_empty(),
+            Self::Renamed(names) => names.is_empty(),
+        }
+    }
 }
 
 impl Default for ServedModels {

@@ -8,6 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
+use crate::config::file::identity::Tls;
 use crate::config::units::{Size, Span};
 
 /// Listeners and their limits.
@@ -19,8 +20,16 @@ pub struct Server {
     /// all interfaces.
     pub listen: Address,
     /// Where operators and Prometheus connect. This port asks for no
-    /// password: keep it inside the cluster.
+    /// password unless `admin.auth` has some: keep it inside the cluster.
     pub admin: Address,
+    /// TLS of `listen`; absent = none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<Tls>,
+    /// Time for a TLS handshake, at each listener.
+    pub handshake_timeout: Span,
+    /// TLS handshakes at once; more wait, within their time.
+    #[schemars(range(min = 1))]
+    pub max_handshakes: u32,
     /// Open client connections; more are accepted only as others close.
     #[schemars(range(min = 1))]
     pub max_connections: u32,
@@ -43,6 +52,9 @@ impl Default for Server {
         Self {
             listen: Address::loopback(8080),
             admin: Address::loopback(8081),
+            tls: None,
+            handshake_timeout: Span::secs(10),
+            max_handshakes: 256,
             max_connections: 10_000,
             head_timeout: Span::secs(10),
             body_timeout: Span::secs(30),

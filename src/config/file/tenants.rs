@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::config::file::budgets::Limits;
+use crate::config::file::identity::{ClientCert, Failures, Moment, Oidc};
 use crate::config::file::placement::{Capacity, Isolation, Otherwise, Placement};
 use crate::config::named::Named;
 use crate::config::units::{Size, Span};
@@ -11,19 +13,26 @@ use crate::config::units::{Size, Span};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Access {
-    /// `keys`: holders of a key. `off`: everybody who can connect, allowed
-    /// only while `server.listen` is a loopback address.
+    /// `keys`: holders of a key, of a token of `oidc`, or of a certificate.
+    /// `off`: everybody who can connect, allowed only while `server.listen` is
+    /// a loopback address.
     pub mode: Mode,
     /// With `mode: off`: the tenant that everybody is; absent = the only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
+    /// Identity providers whose tokens (JWT) are taken as `Authorization:
+    /// Bearer` beside keys.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub oidc: Vec<Oidc>,
+    /// How many failed attempts an address may make.
+    pub failures: Failures,
 }
 
 /// How clients are known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// By an API key.
+    /// By an API key or another credential.
     #[default]
     Keys,
     /// Not at all.
@@ -49,6 +58,10 @@ pub struct Class {
     /// start, if that is less than its longest wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold_start_tolerance: Option<Span>,
+    /// Whether a client that streams gets the head of its answer, and comments
+    /// to keep its connection alive, while its request is held for such a pool.
+    /// It is then told of a failure inside the stream, where SDKs do not retry.
+    pub early_head: bool,
     /// Time to the first token that is aimed at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttft: Option<Span>,
@@ -73,6 +86,7 @@ pub fn builtin_classes() -> Named<Class> {
             min_share: Some(min_share),
             max_wait: Some(Span::secs(max_wait)),
             cold_start_tolerance: None,
+            early_head: false,
             ttft: Some(Span::millis(ttft)),
             itl: Some(Span::millis(itl)),
             demote_to: None,
@@ -128,8 +142,20 @@ pub struct Tenant {
     /// first, before what its class says.
     #[serde(skip_serializing_if = "Placement::is_empty")]
     pub placement: Placement,
-    /// Its API keys. `penstock keys new` makes one.
+    /// What it may use.
+    #[serde(skip_serializing_if = "Limits::is_empty")]
+    pub limits: Limits,
+    /// What it may use of a model, by the model's name, beside what it may use
+    /// in all.
+    #[serde(skip_serializing_if = "Named::is_empty")]
+    pub model_limits: Named<Limits>,
+    /// Its API keys. `penstock keys new` makes one. To change one without a
+    /// break, add the new one, give the old one `expires`, and take it away
+    /// later.
     pub keys: Vec<Key>,
+    /// Its certificates, of the authorities in `server.tls.client_ca`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub client_certs: Vec<ClientCert>,
 }
 
 impl Default for Tenant {
@@ -144,7 +170,10 @@ impl Default for Tenant {
             queue: TenantQueue::default(),
             quota: TenantQuota::default(),
             placement: Placement::default(),
+            limits: Limits::default(),
+            model_limits: Named::default(),
             keys: Vec::new(),
+            client_certs: Vec::new(),
         }
     }
 }
@@ -205,6 +234,19 @@ pub struct Key {
     /// The class of requests that ask for none; absent = the tenant's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
+    /// What may be used with it, of what its tenant may use.
+    #[serde(skip_serializing_if = "Limits::is_empty")]
+    pub limits: Limits,
+    /// The classes it may use, of the tenant's; absent = all of those.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classes: Option<Vec<String>>,
+    /// The models it may use, of the tenant's; absent = all of those.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub models: Option<Vec<String>>,
+    /// The key is not taken any more from this moment on: a day (its begin,
+    /// UTC) or a time such as `2027-01-31T12:00:00Z`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Moment>,
     /// Who holds it, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,

@@ -1,8 +1,10 @@
 //! Whole files in, settings or problems out.
 
 mod faults;
+mod identity;
 mod names;
 mod places;
+mod shadows;
 
 use std::io;
 use std::path::Path;
@@ -10,7 +12,8 @@ use std::path::Path;
 use crate::config::keys;
 use crate::config::load::{Outcome, check_file, load_file, load_str_with};
 use crate::config::secret::{Machine, SecretSource};
-use crate::config::settings::{Auth, EngineKind, Settings};
+use crate::config::settings::identity::{Auth, Grant};
+use crate::config::settings::{EngineKind, Settings};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::policy::Quota;
 
@@ -135,9 +138,11 @@ fn classes_tenants_and_keys_are_what_the_file_says() {
     assert_eq!((red.weight, red.default_class, red.bounds.requests), (2.0, ClassId::new(0), 5));
     assert_eq!((red.bounds.bytes, red.bounds.tokens), (1 << 20, policy.bounds.tokens));
     assert_eq!(red.models.as_ref().unwrap().len(), 1);
-    let Auth::Keys(ring) = &settings.edge.auth else { panic!("no keys") };
-    assert_eq!((ring["abcdefgh"].digest, ring["abcdefgh"].class), ([7; 32], None));
-    assert_eq!((ring["abcdefgi"].tenant, ring["abcdefgi"].class), (TenantId::new(1), Some(ClassId::new(1))));
+    let Auth::Known(known) = &settings.edge.auth else { panic!("no keys") };
+    let ring = &known.keys;
+    assert_eq!((ring["abcdefgh"].digest, ring["abcdefgh"].grant.class), ([7; 32], None));
+    let night = Grant { class: Some(ClassId::new(1)), ..Grant::whole(TenantId::new(1)) };
+    assert_eq!(ring["abcdefgi"].grant, night);
 }
 
 #[test]
@@ -294,7 +299,8 @@ fn five_thousand_tenants_are_no_trouble() {
             &format!("  t{number}:\n    keys:\n      - {{id: 'k{number:08}', digest: '{key}', note: x}}\n");
     }
     let settings = settings(&text);
-    let Auth::Keys(ring) = &settings.edge.auth else { panic!("no keys") };
+    let Auth::Known(known) = &settings.edge.auth else { panic!("no keys") };
+    let ring = &known.keys;
     assert_eq!((ring.len(), settings.policy.tenants.capacity()), (5_000, 5_000));
-    assert_eq!(settings.policy.tenants.name(ring["k00004711"].tenant), "t4711");
+    assert_eq!(settings.policy.tenants.name(ring["k00004711"].grant.tenant), "t4711");
 }

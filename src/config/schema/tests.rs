@@ -1,18 +1,21 @@
 //! The committed schema and examples agree with the types.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
 use crate::config::file::File;
 use crate::config::load::load_str_with;
 use crate::config::named::Named;
-use crate::config::schema::{RESTART, RESTART_SECTIONS, RESTART_SENTENCE, schema};
+use crate::config::schema::{HOT_FIELDS, RESTART, RESTART_SECTIONS, RESTART_SENTENCE, schema};
 use crate::config::secret::SecretSource;
 use crate::config::tree::{Node, Value as Yaml};
 use crate::config::yaml;
+use crate::tokens::counter::{Broken, TokenCounter};
 
 fn config_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("config")
@@ -29,9 +32,24 @@ impl SecretSource for EverySecret {
         Some("secret".to_owned())
     }
 
+    fn tokenizer(&self, _: &Path, _: Option<&Arc<TokenCounter>>) -> Result<Arc<TokenCounter>, Broken> {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers");
+        TokenCounter::open(&fixtures.join("byte-level")).map(Arc::new)
+    }
+
     fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
-        let is_list = path.extension().is_some_and(|extension| extension == "yaml");
-        Ok(if is_list { b"[]".to_vec() } else { b"secret".to_vec() })
+        static PEM: OnceLock<[String; 2]> = OnceLock::new();
+        let [cert, key] = PEM.get_or_init(|| {
+            let made = rcgen::generate_simple_self_signed(["a.test".to_owned()]).unwrap();
+            [made.cert.pem(), made.signing_key.serialize_pem()]
+        });
+        let text = match path.extension().and_then(OsStr::to_str) {
+            Some("yaml") => "[]",
+            Some("crt") => cert,
+            Some("key") => key,
+            _ => "secret",
+        };
+        Ok(text.into())
     }
 }
 
@@ -82,56 +100,78 @@ fn the_annotated_file_stays_valid_with_everything_in_force() {
 fn the_annotated_file_names_every_key() {
     let tree = yaml::parse(&uncommented(&text("penstock.yaml"))).unwrap();
     let root = schema();
-    let mut missing = BTreeSet::new();
-    walk(&root, &root, &[&tree], "", &mut missing);
+    let mut found = Found::default();
+    found.walk(&root, &root, &[&tree], "");
+    let missing: BTreeSet<_> = found.paths.iter().filter(|(key, _)| !found.named.contains(*key)).collect();
     assert_eq!(missing, BTreeSet::new());
 }
 
-/// Goes through the schema beside all nodes that it describes, and notes the
-/// properties that none of them has.
-fn walk(root: &Value, schema: &Value, nodes: &[&Node], path: &str, missing: &mut BTreeSet<String>) {
-    let reference = schema.get("$ref").and_then(Value::as_str).and_then(|r| r.strip_prefix('#'));
-    if let Some(target) = reference.and_then(|pointer| root.pointer(pointer)) {
-        walk(root, target, nodes, path, missing);
+/// What the schema describes, and what of it a file has. A type that several
+/// sections share is the same everywhere, so each of its keys counts once.
+#[derive(Debug, Default)]
+struct Found {
+    /// By the schema's own place of a key, the first path that leads there.
+    paths: BTreeMap<String, String>,
+    named: BTreeSet<String>,
+}
+
+impl Found {
+    /// Goes through the schema beside all nodes that it describes.
+    fn walk(&mut self, root: &Value, schema: &Value, nodes: &[&Node], path: &str) {
+        self.enter(root, schema, nodes, (path, path));
     }
-    for list in ["anyOf", "allOf"] {
-        for part in schema.get(list).and_then(Value::as_array).into_iter().flatten() {
-            walk(root, part, nodes, path, missing);
+
+    fn enter(&mut self, root: &Value, schema: &Value, nodes: &[&Node], (path, place): (&str, &str)) {
+        let reference = schema.get("$ref").and_then(Value::as_str).and_then(|r| r.strip_prefix('#'));
+        if let Some((pointer, target)) = reference.and_then(|at| Some((at, root.pointer(at)?))) {
+            self.enter(root, target, nodes, (path, pointer));
+        }
+        for list in ["anyOf", "allOf"] {
+            for part in schema.get(list).and_then(Value::as_array).into_iter().flatten() {
+                self.enter(root, part, nodes, (path, place));
+            }
+        }
+        for (key, property) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
+            let (path, place) = (format!("{path}.{key}"), format!("{place}.{key}"));
+            let found = children(nodes, Some(key));
+            if !found.is_empty() {
+                self.named.insert(place.clone());
+            }
+            self.paths.entry(place.clone()).or_insert_with(|| path.clone());
+            self.enter(root, property, &found, (&path, &place));
+        }
+        if let Some(values) = schema.get("additionalProperties").filter(|values| values.is_object()) {
+            let below = (&*format!("{path}.*"), &*format!("{place}.*"));
+            self.enter(root, values, &children(nodes, None), below);
+        }
+        if let Some(items) = schema.get("items") {
+            let elements = nodes.iter().flat_map(|node| match &node.value {
+                Yaml::List(nodes) => nodes.as_slice(),
+                _ => &[],
+            });
+            let below = (&*format!("{path}[]"), &*format!("{place}[]"));
+            self.enter(root, items, &elements.collect::<Vec<_>>(), below);
         }
     }
-    let children = |key: Option<&str>| -> Vec<&Node> {
-        let entries = nodes.iter().flat_map(|node| match &node.value {
-            Yaml::Map(entries) => entries.as_slice(),
-            _ => &[],
-        });
-        entries.filter(|entry| key.is_none_or(|key| entry.key == key)).map(|entry| &entry.node).collect()
-    };
-    for (key, property) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
-        let path = format!("{path}.{key}");
-        let found = children(Some(key));
-        if found.is_empty() {
-            missing.insert(path.clone());
-        }
-        walk(root, property, &found, &path, missing);
-    }
-    if let Some(values) = schema.get("additionalProperties").filter(|values| values.is_object()) {
-        walk(root, values, &children(None), &format!("{path}.*"), missing);
-    }
-    if let Some(items) = schema.get("items") {
-        let elements = nodes.iter().flat_map(|node| match &node.value {
-            Yaml::List(nodes) => nodes.as_slice(),
-            _ => &[],
-        });
-        walk(root, items, &elements.collect::<Vec<_>>(), &format!("{path}[]"), missing);
-    }
+}
+
+/// The nodes under a key of these, or under any.
+fn children<'a>(nodes: &[&'a Node], key: Option<&str>) -> Vec<&'a Node> {
+    let entries = nodes.iter().flat_map(|node| match &node.value {
+        Yaml::Map(entries) => entries.as_slice(),
+        _ => &[],
+    });
+    entries.filter(|entry| key.is_none_or(|key| entry.key == key)).map(|entry| &entry.node).collect()
 }
 
 #[test]
 fn the_walk_notices_what_is_missing() {
     let tree = yaml::parse("server: {listen: x}\npools: {a: {replicas: [{url: x}]}}\n").unwrap();
     let root = schema();
-    let mut missing = BTreeSet::new();
-    walk(&root, &root, &[&tree], "", &mut missing);
+    let mut found = Found::default();
+    found.walk(&root, &root, &[&tree], "");
+    let missing: BTreeSet<&str> =
+        found.paths.iter().filter(|(key, _)| !found.named.contains(*key)).map(|(_, path)| &**path).collect();
     for path in [".server.admin", ".telemetry", ".pools.*.engine", ".pools.*.replicas[].metrics_url"] {
         assert!(missing.contains(path), "{path} {missing:#?}");
     }
@@ -153,10 +193,11 @@ fn fields_that_need_a_restart_are_marked_and_no_others() {
     for (name, section) in root["properties"].as_object().unwrap() {
         let expected = RESTART_SECTIONS.contains(&name.as_str());
         for field in marked(section) {
+            let expected = expected && !HOT_FIELDS.contains(&[name, &field.0]);
             assert_eq!((field.1, field.2), (expected, expected), "{name}.{}", field.0);
         }
     }
-    assert_eq!(marked(&root["properties"]["server"]).len(), 8);
+    assert_eq!(marked(&root["properties"]["server"]).len(), 11);
     assert_eq!(marked(&root["definitions"]["Log"]).len(), 2);
 }
 

@@ -90,6 +90,7 @@ fn row(class: &Written, base: &Written, field: &Field, findings: &mut Findings<'
         ttft_objective: time("ttft", class.ttft, base.ttft),
         itl_objective: time("itl", class.itl, base.itl),
         demote_to: None,
+        spare: false,
         placement: Rules::default(),
     };
     if row.cold_start_tolerance.is_some_and(|tolerance| tolerance > row.max_wait) {

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::config::decode::{Decoded, decode};
-use crate::config::discover::{self, Form, Records, Source};
+use crate::config::discover::{self, Form, Notices, Records, Source};
 use crate::config::field::Field;
-use crate::config::file::discover::{Discover, Dns, Kubernetes, Port};
+use crate::config::file::discover::{Discover, Dns, Kubernetes, Nodes, Port};
 use crate::config::file::pools::Replica;
 use crate::config::secret::Reader;
 use crate::config::units::Span;
@@ -165,10 +165,24 @@ fn kubernetes(
         port: written.port.clone(),
         form: Form { scheme: written.scheme, metrics_port: written.metrics_port },
         resync: pause(written.resync, &field.key("resync"), findings),
+        nodes: written.nodes.as_ref().map(|nodes| notices(nodes, &field.key("nodes"), findings)),
         server,
         token_file: file(&written.token_file, "token"),
         ca_file: file(&written.ca_file, "ca.crt"),
     }
+}
+
+fn notices(written: &Nodes, field: &Field, findings: &mut Findings<'_>) -> Notices {
+    if written.taints.is_empty() && written.conditions.is_empty() {
+        let hint = "name a taint or a condition, or take the key away";
+        findings.error(field, "names nothing that gives notice", hint);
+    }
+    for (key, list) in [("taints", &written.taints), ("conditions", &written.conditions)] {
+        for (at, _) in list.iter().enumerate().filter(|(_, text)| text.is_empty()) {
+            findings.error(&field.key(key).index(at), "is empty", "write it like karpenter.sh/disrupted");
+        }
+    }
+    Notices { taints: written.taints.clone(), conditions: written.conditions.clone() }
 }
 
 /// The API server of the cluster that the program runs in.

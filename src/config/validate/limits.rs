@@ -92,10 +92,12 @@ pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findin
         findings.warn(&Field::top("queue").key("bytes"), message, hint);
     }
     let class_header = header(&requests.class_header, &section.key("class_header"), findings);
-    RequestLimits { max_body_bytes, max_total_body_bytes, max_answer_bytes, class_header }
+    let keepalive = positive(requests.keepalive, &section.key("keepalive"), findings);
+    RequestLimits { max_body_bytes, max_total_body_bytes, max_answer_bytes, class_header, keepalive }
 }
 
-fn header(name: &str, field: &Field, findings: &mut Findings<'_>) -> String {
+/// The name of a header that means nothing else, in lower case.
+pub(super) fn header(name: &str, field: &Field, findings: &mut Findings<'_>) -> String {
     let lower = name.to_ascii_lowercase();
     if HeaderName::from_bytes(name.as_bytes()).is_err() {
         findings.error(field, format!("{name:?} is not a header name"), "write one such as x-penstock-class");
@@ -135,7 +137,16 @@ pub(super) fn retry(retry: &Retry, findings: &mut Findings<'_>) -> policy::Retry
         let hint = format!("write 1 (no retry) to {MAX_ATTEMPTS}");
         findings.error(&Field::top("retry").key("max_attempts"), message, hint);
     }
-    policy::Retry { max_attempts: retry.max_attempts }
+    if !(0.0..=f64::from(MAX_ATTEMPTS)).contains(&retry.budget) {
+        let message = format!("{} is out of range", retry.budget);
+        let hint = format!("write a share of the requests such as 0.2, at most {MAX_ATTEMPTS}");
+        findings.error(&Field::top("retry").key("budget"), message, hint);
+    }
+    policy::Retry {
+        max_attempts: retry.max_attempts,
+        budget_permille: (retry.budget * 1000.0).round() as u32,
+        budget_floor: retry.budget_floor,
+    }
 }
 
 pub(super) fn health(health: &Health, findings: &mut Findings<'_>) -> policy::Health {

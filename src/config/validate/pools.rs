@@ -11,7 +11,7 @@ use crate::config::file::pools::{
 use crate::config::secret::{Reader, Secret};
 use crate::config::settings::{EngineKind, PoolEdge, ReplicaEdge, Settings};
 use crate::config::validate::findings::Findings;
-use crate::config::validate::{discover, limits, names, placement, url};
+use crate::config::validate::{discover, limits, names, placement, sleep, url};
 use crate::core::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::policy::{Model, Pool, Replica};
 use crate::core::table::Table;
@@ -83,7 +83,8 @@ impl Served {
             findings.error(&field.key("engine"), "is missing", hint);
         }
         let engine = kind(pool.engine.unwrap_or(Engine::Openai));
-        let model_names = self.models(pool, engine, id, &field.key("models"), findings);
+        let mut model_names = self.models(pool, engine, id, &field.key("models"), findings);
+        let adapters = self.adapters(pool, id, field, &mut model_names, findings);
         let (source, listed) = match &pool.discover {
             Some(discover) => discover::validate(discover, &field.key("discover"), secrets, findings),
             None => (None, Vec::new()),
@@ -108,10 +109,25 @@ impl Served {
         let engine_buffer = pool.engine_buffer;
         let cold_start =
             pool.cold_start.map(|time| limits::positive(time, &field.key("cold_start"), findings));
-        let row = Pool { replicas, models, engine_buffer, engine_priority, cold_start, supply };
+        let sleep = pool.sleep.as_ref().and_then(|written| {
+            sleep::validate(written, engine, pool.engine.is_some(), &field.key("sleep"), findings)
+        });
+        let row = Pool {
+            replicas,
+            models,
+            engine_buffer,
+            engine_priority,
+            cold_start,
+            sleep,
+            supply,
+            adapters: adapters.clone(),
+            adapter_slots: pool.adapter_slots,
+            adapter_load: pool.adapter_load.map(|time| time.0),
+        };
         self.pools.insert(name, row);
         let scrape_interval = pool.scrape_interval.0;
-        self.edges.insert(name, PoolEdge { engine, model_names, api_key, scrape_interval, site, discover });
+        let edge = PoolEdge { engine, model_names, adapters, api_key, scrape_interval, site, discover };
+        self.edges.insert(name, edge);
     }
 
     fn models(
@@ -122,27 +138,14 @@ impl Served {
         field: &Field,
         findings: &mut Findings<'_>,
     ) -> BTreeMap<ModelId, String> {
-        let listed: Vec<(&str, Option<&str>, Field)> = match &pool.models {
-            ServedModels::Names(list) => {
-                list.iter().enumerate().map(|(at, name)| (name.as_str(), None, field.index(at))).collect()
-            }
-            ServedModels::Renamed(map) => {
-                map.iter().map(|(name, own)| (name, Some(own.as_str()), field.key(name))).collect()
-            }
-        };
+        let listed = listed(&pool.models, field);
         if listed.is_empty() {
             findings.error(field, "names no model", "list the public names of the models it serves");
         }
         let mut own_names = BTreeMap::new();
         for (name, own, field) in listed {
             names::model(name, &field, findings);
-            if own == Some("") {
-                findings.error(
-                    &field,
-                    "the engine's name is empty",
-                    "write the name, or list the model alone",
-                );
-            }
+            own_name(own, &field, findings);
             let model = self.model_ids.reserve(name);
             let default = if engine == EngineKind::Tgi { TGI_MODEL } else { name };
             if own_names.insert(model, own.unwrap_or(default).to_owned()).is_some() {
@@ -152,6 +155,38 @@ impl Served {
             self.pools_of.entry(model).or_default().push(id);
         }
         own_names
+    }
+
+    /// Adds the pool's adapters to its models, and says which these are.
+    fn adapters(
+        &mut self,
+        pool: &Written,
+        id: PoolId,
+        field: &Field,
+        model_names: &mut BTreeMap<ModelId, String>,
+        findings: &mut Findings<'_>,
+    ) -> BTreeSet<ModelId> {
+        limits::at_least_one(pool.adapter_slots.map_or(1, u64::from), &field.key("adapter_slots"), findings);
+        if let Some(time) = pool.adapter_load {
+            limits::positive(time, &field.key("adapter_load"), findings);
+        }
+        let mut adapters = BTreeSet::new();
+        for (name, own, field) in listed(&pool.adapters, &field.key("adapters")) {
+            names::model(name, &field, findings);
+            own_name(own, &field, findings);
+            let model = self.model_ids.reserve(name);
+            if model_names.insert(model, own.unwrap_or(name).to_owned()).is_some() {
+                findings.error(
+                    &field,
+                    format!("`{name}` is listed twice"),
+                    "list it once, as model or as adapter",
+                );
+                continue;
+            }
+            adapters.insert(model);
+            self.pools_of.entry(model).or_default().push(id);
+        }
+        adapters
     }
 
     fn replicas(
@@ -213,6 +248,24 @@ impl Served {
             return None;
         }
         Some(ReplicaEdge { pool, url, metrics_url, zone: None })
+    }
+}
+
+/// The names of a list or map, each with the engine's own if it is said.
+fn listed<'a>(models: &'a ServedModels, field: &Field) -> Vec<(&'a str, Option<&'a str>, Field)> {
+    match models {
+        ServedModels::Names(list) => {
+            list.iter().enumerate().map(|(at, name)| (name.as_str(), None, field.index(at))).collect()
+        }
+        ServedModels::Renamed(map) => {
+            map.iter().map(|(name, own)| (name, Some(own.as_str()), field.key(name))).collect()
+        }
+    }
+}
+
+fn own_name(own: Option<&str>, field: &Field, findings: &mut Findings<'_>) {
+    if own == Some("") {
+        findings.error(field, "the engine's name is empty", "write the name, or list the model alone");
     }
 }
 

@@ -6,7 +6,12 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::field::Field;
+use crate::config::file::File;
+use crate::config::file::identity::{AdminAuth, Audit};
 use crate::config::file::server::{Format, Server, Telemetry};
+use crate::config::load::folder;
+use crate::config::secret::Reader;
+use crate::config::settings::identity::AuditFile;
 use crate::config::settings::{Door, LogFormat, Startup, TelemetrySettings};
 use crate::config::units::Span;
 use crate::config::validate::findings::Findings;
@@ -15,8 +20,12 @@ use crate::config::validate::{limits, url};
 /// hyper reads no head into less than this.
 const MIN_HEAD_BYTES: u64 = 8 << 10;
 const MAX_HEAD_BYTES: u64 = 1 << 20;
+/// Room for some lines.
+const MIN_AUDIT_BYTES: u64 = 4 << 10;
+const MAX_AUDIT_FILES: u32 = 1000;
 
-pub(super) fn validate(server: &Server, telemetry: &Telemetry, findings: &mut Findings<'_>) -> Startup {
+pub(super) fn validate(file: &File, secrets: &Reader<'_>, findings: &mut Findings<'_>) -> Startup {
+    let server = &file.server;
     let section = Field::top("server");
     let mut timeout =
         |key: &str, span: Span| -> Duration { limits::positive(span, &section.key(key), findings) };
@@ -26,7 +35,10 @@ pub(super) fn validate(server: &Server, telemetry: &Telemetry, findings: &mut Fi
         body_timeout: timeout("body_timeout", server.body_timeout),
         idle_timeout: timeout("idle_timeout", server.idle_timeout),
         max_head_bytes: usize::try_from(server.max_head_bytes.0).unwrap_or(usize::MAX),
+        handshake_timeout: timeout("handshake_timeout", server.handshake_timeout),
+        max_handshakes: usize::try_from(server.max_handshakes).unwrap_or(usize::MAX),
     };
+    limits::at_least_one(server.max_handshakes.into(), &section.key("max_handshakes"), findings);
     if server.max_connections == 0 {
         findings.error(&section.key("max_connections"), "must not be zero", "write 1 or more");
     }
@@ -34,26 +46,51 @@ pub(super) fn validate(server: &Server, telemetry: &Telemetry, findings: &mut Fi
         let message = format!("{} is out of range", server.max_head_bytes);
         findings.error(&section.key("max_head_bytes"), message, "write 8KiB to 1MiB");
     }
-    listeners(server, &section, findings);
+    listeners(server, &file.admin.auth, &section, findings);
     Startup {
         listen: server.listen.0,
         admin: server.admin.0,
         door,
         drain_grace: server.drain_grace.0,
-        telemetry: telemetry_settings(telemetry, findings),
+        audit: audit(&file.audit, secrets, findings),
+        telemetry: telemetry_settings(&file.telemetry, findings),
     }
 }
 
-fn listeners(server: &Server, section: &Field, findings: &mut Findings<'_>) {
+/// A file that takes no lines is found when the first one comes, and counted:
+/// what runs does not stop for it.
+fn audit(audit: &Audit, secrets: &Reader<'_>, findings: &mut Findings<'_>) -> Option<AuditFile> {
+    let section = Field::top("audit");
+    if audit.max_size.0 < MIN_AUDIT_BYTES {
+        let message = format!("{} is too small", audit.max_size);
+        findings.error(&section.key("max_size"), message, "write 4KiB or more");
+    }
+    if audit.keep > MAX_AUDIT_FILES {
+        findings.error(&section.key("keep"), format!("{} is too many", audit.keep), "write 0 to 1000");
+    }
+    let path = audit.file.as_deref()?;
+    let full = secrets.path(path);
+    if path.is_empty() || full.is_dir() {
+        findings.error(&section.key("file"), format!("{path:?} is no file"), "name a file to add lines to");
+    } else if !folder(&full).is_dir() {
+        let message = format!("the folder of {path:?} is not there");
+        findings.error(&section.key("file"), message, "make it, or name a file elsewhere");
+    }
+    Some(AuditFile { path: full, max_bytes: audit.max_size.0, keep: audit.keep })
+}
+
+fn listeners(server: &Server, auth: &AdminAuth, section: &Field, findings: &mut Findings<'_>) {
     let (listen, admin) = (server.listen.0, server.admin.0);
     if collide(listen, admin) {
         let message = format!("{admin} is where clients connect already");
         findings.error(&section.key("admin"), message, "give it a port of its own");
     }
-    if !admin.ip().is_loopback() {
+    if !admin.ip().is_loopback() && auth.tokens.is_empty() && auth.client_certs.is_empty() {
         let message =
             format!("the admin port can be reached from outside ({admin}) and asks for no password");
-        findings.warn(&section.key("admin"), message, "see that only operators and Prometheus can connect");
+        let hint = "put a token of `penstock keys new` into `admin.auth.tokens`, or see that only operators and \
+                    Prometheus can connect";
+        findings.warn(&section.key("admin"), message, hint);
     }
 }
 

@@ -2,17 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use crate::config::field::Field;
 use crate::config::file::File;
-use crate::config::file::tenants::{Key, Mode, Tenant as Written, TenantQuota};
-use crate::config::keys;
+use crate::config::file::tenants::{Mode, Tenant as Written, TenantQuota};
 use crate::config::named::Named;
+use crate::config::secret::Reader;
+use crate::config::settings::Settings;
+use crate::config::settings::identity::{Auth, Credentials, Failures};
 use crate::config::settings::names::{Called, TenantNames};
-use crate::config::settings::{Auth, KeyEntry, Settings};
+use crate::config::validate::budgets::Budgets;
+use crate::config::validate::credentials::{Holder, Ring};
 use crate::config::validate::findings::Findings;
 use crate::config::validate::models::Models;
-use crate::config::validate::{limits, names, placement};
+use crate::config::validate::{limits, names, oidc, placement};
+use crate::core::budget::rule::Scope;
 use crate::core::ids::{ClassId, ModelId, PoolId, TenantId};
 use crate::core::policy::{Bounds, Class, Pool, Quota, Tenant};
 use crate::core::table::Table;
@@ -41,37 +46,50 @@ pub(super) struct Admitted {
     pub(super) tenants: Table<TenantId, Tenant>,
     pub(super) auth: Auth,
     pub(super) names: BTreeMap<TenantId, TenantNames>,
+    pub(super) budgets: Budgets,
 }
 
-pub(super) fn validate(context: &Context<'_>, findings: &mut Findings<'_>) -> Admitted {
+/// `ring` gets the credentials of all tenants.
+pub(super) fn validate(
+    context: &Context<'_>,
+    mut ring: Ring,
+    secrets: &mut Reader<'_>,
+    findings: &mut Findings<'_>,
+) -> Admitted {
     let file = context.file;
     let section = Field::top("tenants");
     let mut tenants = context.previous.map(|old| Table::successor(&old.policy.tenants)).unwrap_or_default();
     let mut own_names = BTreeMap::new();
-    let mut ring = HashMap::new();
-    let mut seen = HashMap::new();
+    let mut budgets = Budgets::new(context.previous);
     for (name, tenant) in file.tenants.iter() {
         let field = section.key(name);
         names::label(name, &field, findings);
         let row = context.row(tenant, &field, findings);
-        let allowed = row.classes.clone();
         let map = context.model_map(tenant, row.models.as_ref(), &field.key("model_map"), findings);
-        let id = tenants.insert(name, row);
+        let id = tenants.insert(name, row.clone());
+        budgets.add(&tenant.limits, Scope::Tenant(id), &field.key("limits"), findings);
+        context.model_limits(tenant, id, &field.key("model_limits"), &mut budgets, findings);
+        let holder = Holder { id, row: &row };
         own_names.insert(id, TenantNames { map, allow_fallback: tenant.allow_fallback });
         for (at, key) in tenant.keys.iter().enumerate() {
             let field = field.key("keys").index(at);
-            let class = context.key_class(key, &allowed, &field, findings);
-            if let Some(digest) = key_digest(key, &field, &mut seen, findings) {
-                ring.insert(key.id.clone(), KeyEntry { digest, tenant: id, class });
-            }
+            let limited = budgets.add_key(key, &field, findings);
+            ring.key(context, holder, key, limited, &field, findings);
+        }
+        for (at, cert) in tenant.client_certs.iter().enumerate() {
+            ring.cert(context, holder, cert, &field.key("client_certs").index(at), findings);
         }
     }
     guarantees(&file.tenants, findings);
     let auth = match file.auth.mode {
-        Mode::Keys => by_key(file, ring, findings),
+        Mode::Keys => {
+            let mut held = ring.held;
+            held.issuers = oidc::validate(context, &tenants, secrets, findings);
+            by_credential(context, held, findings)
+        }
         Mode::Off => Auth::Off(context.everybody(&mut tenants, findings)),
     };
-    Admitted { tenants, auth, names: own_names }
+    Admitted { tenants, auth, names: own_names, budgets }
 }
 
 /// What is guaranteed to all tenants together must be there.
@@ -97,52 +115,38 @@ fn quota(quota: &TenantQuota, field: &Field, findings: &mut Findings<'_>) -> Quo
     }
 }
 
-fn by_key(file: &File, ring: HashMap<String, KeyEntry>, findings: &mut Findings<'_>) -> Auth {
+fn by_credential(context: &Context<'_>, mut held: Credentials, findings: &mut Findings<'_>) -> Auth {
+    let file = context.file;
     let field = Field::top("tenants");
-    if file.tenants.iter().all(|(_, tenant)| tenant.keys.is_empty()) && findings.whole("tenants") {
-        let hint = "make one with `penstock keys new` and put it under a tenant's `keys`, or set `auth: {mode: off}` on \
-                    a loopback address";
-        findings.error(&field, "there is no key, so nobody could come in", hint);
-        return Auth::Keys(ring);
+    let has_one = |tenant: &Written| !(tenant.keys.is_empty() && tenant.client_certs.is_empty());
+    let has_issuer = !file.auth.oidc.is_empty();
+    if !has_issuer && !file.tenants.iter().any(|(_, tenant)| has_one(tenant)) {
+        if findings.whole("tenants") {
+            let hint = "make one with `penstock keys new` and put it under a tenant's `keys`, or set `auth: {mode: off}` on \
+                        a loopback address";
+            findings.error(&field, "there is no key, so nobody could come in", hint);
+        }
+    } else if !has_issuer {
+        for (name, _) in file.tenants.iter().filter(|(_, tenant)| !has_one(tenant)) {
+            let hint = "make one with `penstock keys new`";
+            findings.warn(&field.key(name), "has no key, so nobody can be this tenant", hint);
+        }
     }
-    for (name, _) in file.tenants.iter().filter(|(_, tenant)| tenant.keys.is_empty()) {
-        let hint = "make one with `penstock keys new`";
-        findings.warn(&field.key(name), "has no key, so nobody can be this tenant", hint);
+    let asks = file.server.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    if let Some((name, _)) = file.tenants.iter().find(|(_, tenant)| !asks && !tenant.client_certs.is_empty())
+    {
+        let hint = "give it the authorities' file, or take the certificates away";
+        let message = "no certificate is asked for without `server.tls.client_ca`";
+        findings.error(&field.key(name).key("client_certs"), message, hint);
     }
-    Auth::Keys(ring)
-}
-
-/// Checks a key's id and digest, each of which may occur once in the file.
-fn key_digest(
-    key: &Key,
-    field: &Field,
-    seen: &mut HashMap<String, Field>,
-    findings: &mut Findings<'_>,
-) -> Option<[u8; 32]> {
-    if !keys::is_id(&key.id) {
-        let message =
-            if key.id.is_empty() { "is missing".to_owned() } else { format!("{:?} is no key id", key.id) };
-        findings.error(&field.key("id"), message, "copy what `penstock keys new` printed");
-    } else if let Some(first) = seen.insert(key.id.clone(), field.clone()) {
-        findings.error(
-            &field.key("id"),
-            format!("`{}` is {first} already", key.id),
-            "an id belongs to one key",
-        );
+    let written = &file.auth.failures;
+    if written.burst == 0 {
+        let field = Field::top("auth").key("failures").key("burst");
+        findings.error(&field, "must not be zero", "write 1 or more; `per_minute: 0` takes the limit away");
     }
-    let Some(digest) = keys::parse_digest(&key.digest) else {
-        let message = if key.digest.is_empty() { "is missing" } else { "is not a digest" };
-        findings.error(
-            &field.key("digest"),
-            message,
-            "write `blake3:` and 64 hex digits, as `penstock keys new` printed",
-        );
-        return None;
-    };
-    if let Some(first) = seen.insert(keys::digest_text(&digest), field.clone()) {
-        findings.error(&field.key("digest"), format!("is the digest of {first}"), "each key has its own");
-    }
-    Some(digest)
+    held.failures = Failures { burst: written.burst, per_minute: written.per_minute };
+    held.epoch = context.previous.map_or(1, |old| old.policy.generation + 1);
+    Auth::Known(Arc::new(held))
 }
 
 impl Context<'_> {
@@ -164,6 +168,22 @@ impl Context<'_> {
         }
     }
 
+    fn model_limits(
+        &self,
+        tenant: &Written,
+        id: TenantId,
+        field: &Field,
+        budgets: &mut Budgets,
+        findings: &mut Findings<'_>,
+    ) {
+        for (name, limits) in tenant.model_limits.iter() {
+            let field = field.key(name);
+            if let Some(model) = self.models.served(name, self.file, &field, findings) {
+                budgets.add(limits, Scope::Model(id, model), &field, findings);
+            }
+        }
+    }
+
     fn classes_of(&self, tenant: &Written, field: &Field, findings: &mut Findings<'_>) -> BTreeSet<ClassId> {
         let Some(list) = &tenant.classes else { return self.classes.iter().map(|(id, ..)| id).collect() };
         let field = field.key("classes");
@@ -174,7 +194,7 @@ impl Context<'_> {
         listed.filter_map(|(at, name)| self.class(name, &field.index(at), findings)).collect()
     }
 
-    fn class(&self, name: &str, field: &Field, findings: &mut Findings<'_>) -> Option<ClassId> {
+    pub(super) fn class(&self, name: &str, field: &Field, findings: &mut Findings<'_>) -> Option<ClassId> {
         let id = self.classes.id(name);
         if id.is_none() && findings.whole("classes") {
             names::unknown("class", name, self.file.classes.names(), field, findings);
@@ -203,24 +223,12 @@ impl Context<'_> {
         id
     }
 
-    fn key_class(
+    pub(super) fn models_of(
         &self,
-        key: &Key,
-        allowed: &BTreeSet<ClassId>,
+        list: &[String],
         field: &Field,
         findings: &mut Findings<'_>,
-    ) -> Option<ClassId> {
-        let name = key.class.as_deref()?;
-        let field = field.key("class");
-        let id = self.class(name, &field, findings)?;
-        if !allowed.contains(&id) {
-            let hint = format!("add `{name}` to the tenant's `classes`, or choose one of those");
-            findings.error(&field, format!("the tenant may not use `{name}`"), hint);
-        }
-        Some(id)
-    }
-
-    fn models_of(&self, list: &[String], field: &Field, findings: &mut Findings<'_>) -> BTreeSet<ModelId> {
+    ) -> BTreeSet<ModelId> {
         if list.is_empty() {
             findings.error(field, "allows no model", "list some, or take the key away to allow all");
         }

@@ -50,7 +50,7 @@ impl Running {
         let (sender, mut reports) = unbounded_channel();
         let watching = Arc::clone(&reloader).watch(asks, move |report| sender.send(report.clone()).unwrap());
         let task = tokio::spawn(watching);
-        assert_eq!(handle.reload().await.unwrap().outcome, ReloadOutcome::Unchanged);
+        assert_eq!(handle.reload("test".into()).await.unwrap().outcome, ReloadOutcome::Unchanged);
         assert_eq!(reports.recv().await.unwrap().outcome, ReloadOutcome::Unchanged);
         Self { reloader, handle, reports, task }
     }
@@ -181,7 +181,7 @@ async fn a_broken_file_changes_nothing_and_is_reported_once() {
     assert_eq!(running.seqs(), Some(1));
 
     fs::write(dir.path().join("unrelated"), "x").unwrap();
-    let asked = running.handle.reload().await.unwrap();
+    let asked = running.handle.reload("test".into()).await.unwrap();
     assert_eq!(asked.outcome, ReloadOutcome::Failed);
     assert_eq!(running.report().await.outcome, ReloadOutcome::Failed);
     assert!(running.reports.try_recv().is_err());

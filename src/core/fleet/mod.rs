@@ -1,17 +1,21 @@
 //! The ledger of every replica, its state, and what it can still take.
 
+mod adapters;
 mod node;
 mod pool;
+mod rest;
 mod search;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::core::best::Best;
 use crate::core::bits::Bits;
 use crate::core::board::Entry;
 use crate::core::event::{Pace, Report};
 use crate::core::foreign::{Finding, Own};
-use crate::core::ids::{PoolId, ReplicaId};
+use crate::core::ids::{ModelId, PoolId, ReplicaId};
+use crate::core::number_map::NumberMap;
 use crate::core::overrides::Closed;
 use crate::core::policy::{Health, Policy};
 use crate::core::predict::{self, Outlook};
@@ -23,7 +27,7 @@ use crate::core::vitals::Vitals;
 pub use self::pool::Promise;
 pub use self::search::{Found, Wish};
 
-use self::node::Node;
+use self::node::{Counted, Node};
 use self::pool::PoolState;
 
 /// What is known of a replica at the moment it is chosen.
@@ -60,6 +64,23 @@ pub struct Fleet {
     turns: u64,
     wakes: BTreeSet<(Tick, ReplicaId)>,
     chosen: u64,
+    /// Replicas that have each adapter loaded.
+    holders: NumberMap<ModelId, Vec<ReplicaId>>,
+    /// Replicas that sleep and can be woken.
+    can_wake: u32,
+    /// A pool has gone to sleep since that was last asked.
+    fell_dormant: bool,
+    /// A pool has lost its last replica in service since that was last asked.
+    fell_empty: bool,
+}
+
+/// What a report shows beside the report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// What the ledger does not explain.
+    pub finding: Finding,
+    /// The replica fell asleep unasked.
+    pub fell_asleep: bool,
 }
 
 impl Fleet {
@@ -70,11 +91,9 @@ impl Fleet {
         let first = self.pools.is_empty();
         let mut departures = Departures::default();
         self.rules = policy.health;
-        self.pools = vec![PoolState::default(); policy.pools.capacity()];
+        self.renew_pools(policy);
         self.open = Bits::default();
-        for (id, _, pool) in policy.pools.iter() {
-            self.pools[id.index()].buffer = pool.engine_buffer;
-        }
+        self.can_wake = 0;
         if self.nodes.len() < policy.replicas.capacity() {
             self.nodes.resize(policy.replicas.capacity(), None);
         }
@@ -84,7 +103,7 @@ impl Fleet {
             if let Some(node) = &mut self.nodes[index] {
                 node.slots = [None; 3];
                 (node.up, node.held, node.bin, node.reads_guest) = (false, false, None, false);
-                node.capacity = 0;
+                (node.capacity, node.counted) = (0, Counted::default());
                 if row.is_none() && node.present {
                     departures.left.push(id);
                 }
@@ -102,8 +121,10 @@ impl Fleet {
                 (node.present, node.leaving, node.pool) = (true, leaving, row.pool);
                 (node.configured_seqs, node.configured_kv) = (row.max_seqs, row.kv_tokens);
                 let pool = &mut self.pools[row.pool.index()];
+                node.idle_after = pool.sleep.map(|sleep| sleep.after_idle);
                 pool.members.push(id);
                 node.rank_speed(&mut pool.speeds);
+                self.configure_adapters(id, policy);
             }
             self.refresh(id, now);
         }
@@ -129,6 +150,20 @@ impl Fleet {
     #[must_use]
     pub fn epoch(&self, id: ReplicaId) -> Option<u32> {
         self.node(id).map(|node| node.vitals.epoch())
+    }
+
+    /// Whether the replica has answered since it joined or came back.
+    #[must_use]
+    pub fn is_proven(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.vitals.is_proven())
+    }
+
+    /// Whether the replica is no longer what it was in that epoch: ejected, come
+    /// back since, or gone.
+    #[must_use]
+    pub fn has_fallen(&self, id: ReplicaId, epoch: u32) -> bool {
+        let stands = |node: &&Node| node.present && !node.vitals.is_out() && node.vitals.epoch() == epoch;
+        self.node(id).filter(stands).is_none()
     }
 
     /// Whether a job runs there that failed elsewhere and has not got its first
@@ -201,6 +236,7 @@ impl Fleet {
     pub fn book(&mut self, id: ReplicaId, booking: &Booking, now: Tick) {
         self.chosen += 1;
         let chosen = self.chosen;
+        self.take_adapter(id, booking);
         self.change(id, now, |node| {
             if node.ledger.streams == 0 {
                 node.watch.sign(now);
@@ -218,6 +254,7 @@ impl Fleet {
             let whole = node.ledger.take(booking);
             node.watch.sign(now);
             node.vitals.answered(now);
+            node.vitals.proved();
             booking.started = true;
             if whole {
                 node.ledger.add(booking);
@@ -229,7 +266,8 @@ impl Fleet {
 
     /// The job is gone from there. False when its booking is not there.
     pub fn release(&mut self, id: ReplicaId, booking: &Booking, now: Tick) -> bool {
-        self.change(id, now, |node| node.ledger.take(booking)).unwrap_or(false)
+        let slots = self.give_back_adapter(id, booking);
+        self.change(id, now, |node| node.ledger.take(booking)).unwrap_or(false) && slots
     }
 
     /// The replica's health, to change it; `None` when it is unknown or no
@@ -245,14 +283,16 @@ impl Fleet {
         self.change(id, now, |node| act(&mut node.vitals, &rules))
     }
 
-    /// The replica's own view arrived. Says what it shows that the ledger does
-    /// not explain.
-    pub fn report(&mut self, id: ReplicaId, report: Report, now: Tick) -> Option<Finding> {
+    /// The replica's own view arrived.
+    pub fn report(&mut self, id: ReplicaId, report: Report, now: Tick) -> Option<Seen> {
         let buffer = self.node(id).and_then(|node| self.pools.get(node.pool.index())).map_or(0, |p| p.buffer);
         self.change(id, now, |node| {
             node.learned.learn(&report, node.ledger.seqs, buffer);
             node.report = Some((now, report));
-            node.foreign.report(now, &report, Own { seqs: node.ledger.seqs, sent: node.sent })
+            node.rest.worked(node.ledger.jobs, node.sent, report.progress);
+            let fell_asleep = report.asleep.is_some_and(|asleep| node.rest.report(now, asleep));
+            let own = Own { seqs: node.ledger.seqs, sent: node.sent };
+            Seen { finding: node.foreign.report(now, &report, own), fell_asleep }
         })
     }
 
@@ -263,15 +303,21 @@ impl Fleet {
         let cap = node.full(pool);
         node.watch.sign(now);
         node.pace.learn(pace, node.ledger.seqs, pool.promise.itl, cap);
+        let (stretch, pool) = (node.stretch.add(pace), node.pool);
+        if let (Some(stretch), Some(pool)) = (stretch, self.pools.get_mut(pool.index())) {
+            pool.bests.stretch(&stretch, now);
+        }
         self.refresh(id, now);
     }
 
     /// A job's first token came so long after its dispatch, where `raw`
-    /// nanoseconds were predicted for a replica of speed 1.
-    pub fn answered(&mut self, id: ReplicaId, observed: Duration, raw: u64, now: Tick) {
+    /// nanoseconds were predicted for a replica of speed 1 and `read` tokens of
+    /// its prompt were not cached.
+    pub fn answered(&mut self, id: ReplicaId, observed: Duration, (raw, read): (u64, u64), now: Tick) {
         let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
         node.learn_speed(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), raw, &mut pool.speeds);
+        pool.bests.first_token(observed, read, now);
         self.refresh(id, now);
     }
 
@@ -282,6 +328,12 @@ impl Fleet {
         let each = self.pools(pools).map(|pool| pool.speeds.median());
         let fastest = each.min_by(f64::total_cmp).unwrap_or(1.0);
         predict::outlook(&Ledger::default()).slowed(fastest).per_token as f64
+    }
+
+    /// The best that the pool has shown.
+    #[must_use]
+    pub fn best(&self, pool: PoolId) -> Best {
+        self.pools.get(pool.index()).map_or_else(Best::default, |pool| pool.bests.all())
     }
 
     /// What a replica of speed 1 with this one's ledger would promise.
@@ -405,13 +457,22 @@ impl Fleet {
             let reads = node.ledger.guest_prefill > 0;
             pool.guest_readers = pool.guest_readers + u32::from(reads) - u32::from(node.reads_guest);
             node.reads_guest = reads;
+            let dormant = pool.is_dormant();
             let patience = node.patience(pool);
-            node.watch.arm(now, node.is_sound(now, &rules) && node.ledger.streams > 0, patience);
+            node.watch.arm(now, node.ledger.streams > 0, patience);
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
             self.turns += u64::from(up != node.up);
+            self.fell_empty |= node.up && pool.up == 0;
             let capacity = if up { node.limit(pool, now, &rules) } else { 0 };
             pool.capacity = pool.capacity + u64::from(capacity) - u64::from(node.capacity);
             node.capacity = capacity;
+            let idle = up && node.ledger.jobs == 0;
+            node.rest.arm(now, idle, node.idle_after);
+            let before = node.counted;
+            node.counted = node.count(pool, now, &rules);
+            pool.recount(before, node.counted);
+            self.can_wake = self.can_wake + u32::from(node.counted.can_wake) - u32::from(before.can_wake);
+            self.fell_dormant |= pool.is_dormant() && !dormant;
         }
         node.up = up;
         let wake = node.next_wake(now, &rules);
@@ -423,6 +484,7 @@ impl Fleet {
             node.wake = wake;
         }
         if !node.present && node.ledger.jobs == 0 {
+            self.drop_adapters(id);
             self.nodes[id.index()] = None;
         }
     }

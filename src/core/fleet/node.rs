@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
+use crate::core::adapters::{Fit, Slots};
+use crate::core::best::Stretch;
 use crate::core::board::Size;
 use crate::core::event::Report;
 use crate::core::foreign::Foreign;
-use crate::core::ids::{PoolId, ReplicaId};
+use crate::core::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::limits::{LearnedSeqs, full_seqs, ramped};
 use crate::core::overrides::Closed;
 use crate::core::pace::PaceLimit;
 use crate::core::policy::Health;
 use crate::core::predict::{self, Outlook};
+use crate::core::rest::Rest;
 use crate::core::routing::{Ledger, RouteKey};
 use crate::core::snapshot::ReplicaState;
 use crate::core::speed::{Bin, Speed, Speeds};
@@ -51,6 +54,18 @@ impl Rooms {
     }
 }
 
+/// What the replica's pool counts it among.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Counted {
+    pub(super) busy: bool,
+    /// It sleeps or wakes.
+    pub(super) sleeps: bool,
+    /// It sleeps and can be woken.
+    pub(super) can_wake: bool,
+    /// Sequences that it will take in a moment.
+    pub(super) waking: u32,
+}
+
 /// One replica.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
@@ -61,10 +76,14 @@ pub(super) struct Node {
     pub(super) configured_seqs: Option<u32>,
     pub(super) configured_kv: Option<u64>,
     pub(super) ledger: Ledger,
+    pub(super) adapters: Slots,
     pub(super) vitals: Vitals,
     /// How an operator has closed it to new work.
     pub(super) closed: Option<Closed>,
     pub(super) watch: Watch,
+    pub(super) rest: Rest,
+    /// How long it is idle before it sleeps, if it ever does.
+    pub(super) idle_after: Option<Duration>,
     pub(super) foreign: Foreign,
     /// Sequences that run there and are not ours, as of the last change.
     pub(super) others: u32,
@@ -72,6 +91,7 @@ pub(super) struct Node {
     pub(super) sent: u64,
     pub(super) learned: LearnedSeqs,
     pub(super) pace: PaceLimit,
+    pub(super) stretch: Stretch,
     pub(super) speed: Speed,
     /// Where its speed stands among those of its pool.
     pub(super) bin: Option<Bin>,
@@ -83,6 +103,9 @@ pub(super) struct Node {
     pub(super) slots: [Option<usize>; 3],
     pub(super) wake: Option<Tick>,
     pub(super) up: bool,
+    /// Whether its pool counts it among those that are busy, that sleep, and that
+    /// can be woken.
+    pub(super) counted: Counted,
     /// Whether its pool counts it among those that read guests' prompts.
     pub(super) reads_guest: bool,
     /// Its part in the capacity of its pool.
@@ -98,14 +121,18 @@ impl Node {
             configured_seqs: None,
             configured_kv: None,
             ledger: Ledger::default(),
+            adapters: Slots::default(),
             vitals: Vitals::default(),
             closed: None,
             watch: Watch::default(),
+            rest: Rest::default(),
+            idle_after: None,
             foreign: Foreign::default(),
             others: 0,
             sent: 0,
             learned: LearnedSeqs::default(),
             pace: PaceLimit::default(),
+            stretch: Stretch::default(),
             speed: Speed::default(),
             bin: None,
             report: None,
@@ -115,6 +142,7 @@ impl Node {
             slots: [None; 3],
             wake: None,
             up: false,
+            counted: Counted::default(),
             reads_guest: false,
             capacity: 0,
         }
@@ -124,18 +152,23 @@ impl Node {
         let state = self.vitals.state(now, rules);
         match self.closed {
             _ if !self.present => ReplicaState::Removed,
-            _ if state == ReplicaState::Ejected => state,
+            _ if matches!(state, ReplicaState::Ejected | ReplicaState::Gone) => state,
             Some(Closed::Drained | Closed::SpotNotice) => ReplicaState::Draining,
             _ if self.leaving => ReplicaState::Draining,
             Some(Closed::Cordoned) => ReplicaState::Cordoned,
-            None => state,
+            None => self.rest.state().unwrap_or(state),
         }
     }
 
-    /// Whether it is in the policy and in good health, closed or not.
-    pub(super) fn is_sound(&self, now: Tick, rules: &Health) -> bool {
-        let state = self.vitals.state(now, rules);
-        self.present && matches!(state, ReplicaState::Serving | ReplicaState::SlowStart)
+    /// What its pool is to count it among.
+    pub(super) fn count(&self, pool: &PoolState, now: Tick, rules: &Health) -> Counted {
+        let state = self.state(now, rules);
+        Counted {
+            busy: state == ReplicaState::Busy,
+            sleeps: matches!(state, ReplicaState::Asleep | ReplicaState::Waking),
+            can_wake: state == ReplicaState::Asleep && self.rest.can_wake() && pool.sleep.is_some(),
+            waking: if state == ReplicaState::Waking { self.full(pool) } else { 0 },
+        }
     }
 
     pub(super) fn is_up(&self, now: Tick, rules: &Health) -> bool {
@@ -151,7 +184,8 @@ impl Node {
     /// When something is due.
     pub(super) fn next_wake(&self, now: Tick, rules: &Health) -> Option<Tick> {
         let wake = self.vitals.next_wake(now, rules);
-        wake.into_iter().chain(self.watch.check_at()).min().filter(|_| self.present)
+        let others = [self.watch.check_at(), self.rest.next_wake()];
+        wake.into_iter().chain(others.into_iter().flatten()).min().filter(|_| self.present)
     }
 
     /// Sequences that it runs at full size, whatever its pace.
@@ -235,7 +269,14 @@ impl Node {
     }
 
     pub(super) fn key(&self, pool: &PoolState, replica: ReplicaId) -> RouteKey {
-        RouteKey { outlook: self.outlook(pool), last_chosen: self.last_chosen, replica }
+        let none = pool.adapters.is_empty();
+        let miss = if none { 0 } else { pool.load.cost(self.adapters.fit_of_other()) };
+        RouteKey { outlook: self.outlook(pool), miss, last_chosen: self.last_chosen, replica }
+    }
+
+    /// How the model stands to it, if it is an adapter there.
+    pub(super) fn adapter_fit(&self, pool: &PoolState, model: ModelId) -> Option<Fit> {
+        pool.adapters.contains(&model).then(|| self.adapters.fit(model))
     }
 
     /// Learns its speed from a first token.
@@ -259,6 +300,6 @@ impl Node {
         self.vitals.join(now);
         (self.speed, self.pace, self.learned) =
             (Speed::default(), PaceLimit::default(), LearnedSeqs::default());
-        self.foreign = Foreign::default();
+        (self.foreign, self.rest) = (Foreign::default(), Rest::default());
     }
 }

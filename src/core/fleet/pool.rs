@@ -1,11 +1,17 @@
 //! One pool: its replicas with free credit, in the order of routing.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::core::adapters::LoadTime;
+use crate::core::best::Bests;
 use crate::core::board::Board;
-use crate::core::ids::ReplicaId;
+use crate::core::ids::{ModelId, ReplicaId};
+use crate::core::rest::Sleep;
 use crate::core::routing::RouteKey;
 use crate::core::speed::Speeds;
+
+use super::node::Counted;
 
 /// What a pool owes to the most urgent class that uses it just now. It sets
 /// how full its replicas may be, and what is left for less urgent classes:
@@ -42,11 +48,25 @@ pub(super) struct PoolState {
     /// Replicas with credit but for the prompts that they read just now.
     pub(super) soon: Board<RouteKey, ReplicaId>,
     pub(super) up: u32,
+    pub(super) sleep: Option<Sleep>,
+    /// Replicas that said they are busy.
+    pub(super) busy: u32,
+    /// Replicas that sleep or wake.
+    pub(super) sleepers: u32,
+    /// Those that can be woken.
+    pub(super) can_wake: u32,
+    /// Sequences that those take that wake.
+    pub(super) waking: u64,
     /// Replicas that read a guest's prompt just now.
     pub(super) guest_readers: u32,
     /// Sequences that those in service may have.
     pub(super) capacity: u64,
     pub(super) speeds: Speeds,
+    /// Those of its models that are adapters.
+    pub(super) adapters: BTreeSet<ModelId>,
+    /// How long they take to load.
+    pub(super) load: LoadTime,
+    pub(super) bests: Bests,
 }
 
 /// A pool may read guests' prompts at one replica of so many at the same time:
@@ -54,6 +74,19 @@ pub(super) struct PoolState {
 const GUEST_READERS: u32 = 2;
 
 impl PoolState {
+    /// Whether what it has sleeps or wakes.
+    pub(super) const fn is_dormant(&self) -> bool {
+        self.up == 0 && self.busy == 0 && self.sleepers > 0
+    }
+
+    /// Counts a replica anew.
+    pub(super) fn recount(&mut self, before: Counted, after: Counted) {
+        self.busy = self.busy + u32::from(after.busy) - u32::from(before.busy);
+        self.sleepers = self.sleepers + u32::from(after.sleeps) - u32::from(before.sleeps);
+        self.can_wake = self.can_wake + u32::from(after.can_wake) - u32::from(before.can_wake);
+        self.waking = self.waking + u64::from(after.waking) - u64::from(before.waking);
+    }
+
     /// Whether one more replica may read a guest's prompt.
     pub(super) const fn takes_guests(&self) -> bool {
         self.guest_readers == 0 || self.guest_readers < self.up / GUEST_READERS

@@ -1,14 +1,16 @@
 //! Which replica can take a job.
 
+use crate::core::adapters::Fit;
 use crate::core::bits::Bits;
 use crate::core::board::{Board, Rank, Size};
-use crate::core::ids::{PoolId, ReplicaId};
+use crate::core::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::predict::{self, Outlook};
-use crate::core::routing::RouteKey;
+use crate::core::routing::{Ask, RouteKey};
 use crate::core::time::Tick;
 
 use super::Fleet;
 use super::node::{Node, Rooms};
+use super::pool::PoolState;
 
 /// A replica that is only reading prompts is worth waiting for when it promises
 /// the first token within this part of the time that the best free one needs.
@@ -29,6 +31,11 @@ pub struct Wish<'a> {
     pub cached: &'a [(ReplicaId, u64)],
     /// Whether it is a guest: a more urgent class uses the replicas.
     pub guest: bool,
+    /// Its model, which may be an adapter.
+    pub model: ModelId,
+    /// The replica of its session, and the nanoseconds by which its first token
+    /// may come later there than elsewhere.
+    pub session: Option<(ReplicaId, u64)>,
 }
 
 impl Wish<'_> {
@@ -83,32 +90,40 @@ impl Fleet {
         let weight = predict::weight(wish.prompt, 0);
         let need = Size { prefill: weight, ..wish.need }.complement();
         let skip = |id: &ReplicaId| avoid(*id);
-        let first =
-            |board: &Board<RouteKey, ReplicaId>| board.first(weight, need, &skip).map(|(cost, _)| cost);
+        let first = |pool: &PoolState, board: &Board<RouteKey, ReplicaId>| {
+            let ask = Ask { weight, loads: pool.adapters.contains(&wish.model) };
+            let found = board.first(ask, need, &skip).filter(|(_, entry)| entry.key.takes_in(ask));
+            found.map(|(cost, _)| cost)
+        };
         let open = self.pools(pools).filter(|pool| pool.is_open(wish.guest));
-        let cold = open.filter_map(|pool| first(pool.board(wish.guest)));
+        let cold = open.filter_map(|pool| first(pool, pool.board(wish.guest)));
         let usable = |room: fn(&Rooms, bool) -> Option<Size>| {
-            let here = wish.cached.iter().map(|(id, _)| *id).filter(|id| !avoid(*id));
-            here.filter_map(move |id| self.warm_cost(id, pools, wish, room))
+            let here = self.known_to(pools, wish).filter(|id| !avoid(*id));
+            here.filter_map(move |id| self.own_cost(id, pools, wish, room))
         };
         let warm = usable(Rooms::now);
         let best = cold.chain(warm).min()?;
-        let found = |waits| {
-            let ttft = self.outlook(best.2).map_or(u64::MAX, |outlook| outlook.ttft(wish.weight_at(best.2)));
-            Some(Found { replica: best.2, ttft, waits })
-        };
+        let found = |waits| Some(Found { replica: best.2, ttft: self.ttft(best.2, wish), waits });
         if wish.guest {
             return found(false);
         }
         let soon =
-            self.pools(pools).filter_map(|pool| first(&pool.soon)).chain(usable(|rooms, _| rooms.soon));
+            self.pools(pools).filter_map(|pool| first(pool, &pool.soon)).chain(usable(|rooms, _| rooms.soon));
         let soon = soon.map(|cost| cost.0).min();
         found(soon.is_some_and(|soon| worth_waiting(best.0, soon)))
     }
 
-    /// What a replica with the start of the prompt in its cache promises, if it
-    /// has room.
-    fn warm_cost(
+    /// Replicas that may do better for the job than their place in the order
+    /// says: they have the start of its prompt, its adapter, or its session.
+    fn known_to<'a>(&'a self, pools: &[PoolId], wish: &'a Wish<'_>) -> impl Iterator<Item = ReplicaId> {
+        let cached = wish.cached.iter().map(|(id, _)| *id);
+        let session = wish.session.map(|(id, _)| id);
+        cached.chain(self.holders(pools, wish.model).iter().copied()).chain(session)
+    }
+
+    /// What a replica promises the job, with all that it has for it, if it has
+    /// room.
+    fn own_cost(
         &self,
         id: ReplicaId,
         pools: &[PoolId],
@@ -119,14 +134,45 @@ impl Fleet {
         let pool = self.pools.get(node.pool.index()).filter(|pool| pool.is_open(wish.guest))?;
         let fits =
             room(&node.rooms, pool.is_guest(wish.guest)).is_some_and(|room| wish.need_at(id).within(room));
-        fits.then(|| node.key(pool, id).cost(wish.weight_at(id)))
+        let cost = self.cost(id, wish).filter(|_| fits)?;
+        Some((cost, node.last_chosen, id))
+    }
+
+    /// What the job costs at the replica, to compare; `None` where it cannot
+    /// come in for its adapter.
+    #[must_use]
+    pub fn cost(&self, id: ReplicaId, wish: &Wish<'_>) -> Option<u64> {
+        let node = self.node(id)?;
+        let pool = self.pools.get(node.pool.index())?;
+        let fit = node.adapter_fit(pool, wish.model);
+        if fit == Some(Fit::Full) {
+            return None;
+        }
+        let miss = fit.map_or(0, |fit| pool.load.cost(fit));
+        let cost = node.outlook(pool).cost(wish.weight_at(id)).saturating_add(miss);
+        Some(wish.session.filter(|(own, _)| *own == id).map_or(cost, |(_, bound)| cost.saturating_sub(bound)))
+    }
+
+    /// Nanoseconds to the job's first token that the replica promises.
+    #[must_use]
+    pub fn ttft(&self, id: ReplicaId, wish: &Wish<'_>) -> u64 {
+        let load = self.adapter_fit(id, wish.model).filter(|fit| fit.loads());
+        let load = load.map_or(0, |_| self.load_nanos(id));
+        self.outlook(id).map_or(u64::MAX, |outlook| outlook.ttft(wish.weight_at(id)).saturating_add(load))
     }
 
     /// Whether a replica can take the job once it has read its prompts.
     #[must_use]
     pub fn fits_soon(&self, pools: &[PoolId], wish: &Wish<'_>) -> bool {
         let need = wish.need.complement();
-        self.pools(pools).any(|pool| pool.soon.first(0, need, &|_| false).is_some())
+        let fits = |pool: &PoolState| {
+            let ask = Ask { weight: 0, loads: pool.adapters.contains(&wish.model) };
+            pool.soon.first(ask, need, &|_| false).is_some_and(|(_, entry)| entry.key.takes_in(ask))
+        };
+        let bare = Wish { need: Size { prefill: 0, ..wish.need }, prompt: 0, ..*wish };
+        let holders = self.holders(pools, wish.model).iter();
+        self.pools(pools).any(fits)
+            || holders.clone().any(|id| self.own_cost(*id, pools, &bare, |rooms, _| rooms.soon).is_some())
     }
 
     /// How many replicas of the pools can take the job now.
@@ -147,15 +193,15 @@ impl Fleet {
             false => node.rooms,
         };
         let room = rooms.now(pool.is_guest(wish.guest));
-        pool.is_open(wish.guest) && room.is_some_and(|room| wish.need_at(id).within(room))
+        let comes_in = node.adapter_fit(pool, wish.model) != Some(Fit::Full);
+        comes_in && pool.is_open(wish.guest) && room.is_some_and(|room| wish.need_at(id).within(room))
     }
 
     /// Whether a replica promises the job's first token so much sooner than
     /// this one that the job waits for it.
     #[must_use]
     pub fn waits_for_better(&self, id: ReplicaId, pools: &[PoolId], wish: &Wish<'_>) -> bool {
-        let promised =
-            |id: ReplicaId| self.outlook(id).map_or(u64::MAX, |outlook| outlook.cost(wish.weight_at(id)));
+        let promised = |id: ReplicaId| self.cost(id, wish).unwrap_or(u64::MAX);
         let others = self.pools(pools).flat_map(|pool| &pool.members);
         let soon = others.filter(|other| {
             let room = self.node(**other).and_then(|node| node.rooms.soon);

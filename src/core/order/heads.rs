@@ -112,6 +112,8 @@ pub type Opening = (PoolId, Size);
 pub enum Room<'a> {
     /// Anywhere, for anything.
     Anywhere,
+    /// For anything whose pools are such.
+    Where(&'a dyn Fn(&[PoolId]) -> bool),
     /// In some pools only.
     In(Rooms<'a>),
 }
@@ -131,6 +133,7 @@ impl fmt::Debug for Room<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Anywhere => "Anywhere",
+            Self::Where(_) => "Where",
             Self::In(_) => "In",
         })
     }

@@ -74,6 +74,8 @@ pub enum Choice {
     Only,
     /// The same, and its replica has the start of its prompt in its cache.
     Prefix,
+    /// The same, and its session was sent to its replica before.
+    Session,
     /// It is the one wanted most, and keeps the objective.
     Wanted,
     /// Those wanted more cannot take it now, or not in time.
@@ -95,6 +97,7 @@ impl Choice {
         match self {
             Self::Only => "only",
             Self::Prefix => "prefix",
+            Self::Session => "session",
             Self::Wanted => "wanted",
             Self::Spilled => "spilled",
             Self::Kept => "kept",

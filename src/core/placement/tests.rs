@@ -21,6 +21,7 @@ fn class(placement: Rules) -> Class {
         itl_objective: Default::default(),
         cold_start_tolerance: None,
         demote_to: None,
+        spare: false,
         placement,
     }
 }

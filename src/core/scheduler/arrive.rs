@@ -46,13 +46,22 @@ impl Scheduler {
         if self.jobs.contains_key(&id) {
             return;
         }
-        if let Some(reason) = self.unwelcome(&spec) {
+        if let Some(reason) = self.unwelcome(&spec).or_else(|| self.finds_no_room(&spec)) {
             out.push(Action::Reject { job: id, why: self.rejection(&spec, reason, None) });
             return;
         }
+        let hold = match self.reserve(&spec, out) {
+            Ok(hold) => hold,
+            Err(why) => {
+                let reason = RejectReason::Limited(why);
+                let why = Rejection { reason, queued: Duration::ZERO, retry_after: why.retry_after };
+                return out.push(Action::Reject { job: id, why });
+            }
+        };
         self.arrivals += 1;
         let spec = JobSpec { fit: self.placement.fit(spec.model, spec.context), ..spec };
         let mut job = Job::new(spec, prefix, self.arrivals, self.now);
+        job.hold = hold;
         self.give_place(&mut job);
         let tenant = job.spec.tenant;
         self.jobs.insert(id, job);
@@ -63,6 +72,9 @@ impl Scheduler {
         self.dispatch(out);
         if !self.waits(id) {
             return;
+        }
+        if self.is_spare(spec.class) {
+            return self.reject(id, RejectReason::NoRoom, out);
         }
         if self.waits_in_vain(id) {
             return self.reject(id, RejectReason::NoReplica, out);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::fleet::{Found, Wish};
-use crate::core::ids::{JobId, PoolId, ReplicaId};
+use crate::core::ids::{JobId, ModelId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
 use crate::core::queue::{LaneKey, Load, Part};
 use crate::core::quota::Standing;
@@ -25,6 +25,7 @@ impl Scheduler {
             (InvariantId::ReplicaWatched, self.fleet.timers_agree(self.now)),
             (InvariantId::NoIdleCredit, !self.credit_is_idle()),
             (InvariantId::QuotasBalanced, self.quotas_agree()),
+            (InvariantId::LimitsBalanced, self.budgets.agree(self.jobs.values().map(|job| &job.hold))),
             (InvariantId::HoldJustified, self.holds_are_justified()),
             (InvariantId::NoVainWait, !self.jobs.keys().any(|id| self.waits_in_vain(*id))),
             (InvariantId::OverridesFollowed, self.overrides_are_followed()),
@@ -49,7 +50,21 @@ impl Scheduler {
         }
         let ledgers: BTreeMap<_, _> = self.fleet.ledgers().filter(|(_, ledger)| ledger.jobs > 0).collect();
         ledgers == sums
+            && self.adapters_agree()
             && self.fleet.ledgers().all(|(_, ledger)| ledger.jobs > 0 || ledger == Ledger::default())
+    }
+
+    fn adapters_agree(&self) -> bool {
+        let mut jobs: BTreeMap<(ReplicaId, ModelId), u32> = BTreeMap::new();
+        for run in self.jobs.values().filter_map(Job::run) {
+            if let Some(model) = run.booking.adapter {
+                *jobs.entry((run.replica, model)).or_default() += 1;
+            }
+        }
+        let known = self.fleet.ledgers().map(|(id, _)| id);
+        let held =
+            known.flat_map(|id| self.fleet.adapters_at(id).map(move |(model, jobs)| ((id, model), jobs)));
+        held.filter(|(_, jobs)| *jobs > 0).collect::<BTreeMap<_, _>>() == jobs
     }
 
     fn queue_agrees(&self) -> bool {
@@ -112,7 +127,7 @@ impl Scheduler {
             let last = group.last_tier(spot.class, spot.line);
             let shunned = self.shunned(job.spec.id, &line.pools);
             let cached = self.prefixes.matches(&job.prefix);
-            let wish = job.wish(&cached, group.is_guest(spot.class));
+            let wish = Wish { session: self.session(job), ..job.wish(&cached, group.is_guest(spot.class)) };
             let find = |pools: &[PoolId]| self.best_of_all(pools, &wish, &shunned);
             self.allows(spot.group, job.spec.tenant, job.spec.sequences)
                 && self.choose(job, line, last, &find).is_some()
@@ -124,10 +139,10 @@ impl Scheduler {
         let within = |id: &ReplicaId| self.fleet.pool_of(*id).is_some_and(|pool| pools.contains(&pool));
         let all = self.fleet.ledgers().map(|(id, _)| id).filter(within);
         let fitting = all.filter(|id| !shunned.contains(id) && self.fleet.fits(*id, wish, false, self.now));
-        let outlooks = fitting.filter_map(|id| Some((id, self.fleet.outlook(id)?, wish.weight_at(id))));
-        let (replica, outlook, weight) = outlooks.min_by_key(|(_, outlook, weight)| outlook.cost(*weight))?;
+        let costs = fitting.filter_map(|id| Some((self.fleet.cost(id, wish)?, id)));
+        let (_, replica) = costs.min()?;
         let waits = self.fleet.waits_for_better(replica, pools, wish);
-        Some(Found { replica, ttft: outlook.ttft(weight), waits })
+        Some(Found { replica, ttft: self.fleet.ttft(replica, wish), waits })
     }
 
     fn quotas_agree(&self) -> bool {

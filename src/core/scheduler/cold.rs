@@ -1,7 +1,8 @@
 //! Jobs that are held for pools that have to start.
 //!
 //! A pool is cold when the policy gives it no replica, and stays so until one is
-//! in service: one that only fails is not cold. A job all of whose pools are
+//! in service: one that only fails is not cold. One whose replicas sleep is like
+//! a cold one that starts when they are woken. A job all of whose pools are
 //! cold is held as long as its class tolerates, counted from when it is held,
 //! and never beyond its deadline. It is told at once when what is known of its
 //! pools' starts is longer than that.
@@ -26,6 +27,9 @@ impl Scheduler {
     pub(super) fn hold_if_cold(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let (spec, held) = (job.spec, job.held_until);
+        if self.is_spare(spec.class) {
+            return;
+        }
         let key = LaneKey::of(&spec);
         let goes_on = held.filter(|_| self.is_starting(key));
         let cold = self.cold_pools(key);
@@ -33,8 +37,14 @@ impl Scheduler {
             return;
         }
         for pool in cold.unwrap_or_default() {
-            self.starts.ask(pool, self.configured_start(pool), self.now);
-            self.starts.hold(pool, self.now);
+            let dormant = self.fleet.is_dormant(pool);
+            if dormant {
+                let parked = self.overrides.paused_until(spec.tenant).is_some();
+                self.missed.extend((!parked).then_some(pool));
+            } else {
+                self.starts.ask(pool, self.configured_start(pool), self.now);
+            }
+            self.starts.hold(pool, dormant, self.now);
         }
         let tolerance = self.policy.classes.get(spec.class).and_then(|class| class.cold_start_tolerance);
         let fresh = tolerance.map_or(Tick::NEVER, |tolerance| self.now + tolerance);
@@ -47,6 +57,13 @@ impl Scheduler {
         }
     }
 
+    /// Whether the job waits for a pool that has to start.
+    #[must_use]
+    pub fn is_held(&self, id: JobId) -> bool {
+        let job = self.jobs.get(&id).filter(|job| job.part().is_some());
+        job.is_some_and(|job| self.cold_pools(LaneKey::of(&job.spec)).is_some())
+    }
+
     /// The job is no longer held. Where nobody else is, the start is given up.
     pub(super) fn let_go(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
@@ -57,7 +74,7 @@ impl Scheduler {
         let (Some(group), Some(pools)) = (group, self.cold_pools(key)) else { return };
         for pool in pools {
             if self.groups[group].waiting_for(pool) == 0 {
-                self.starts.give_up(pool);
+                self.give_up_start(pool);
             }
         }
     }
@@ -70,7 +87,10 @@ impl Scheduler {
         if self.fleet.count_up(pools) > 0 {
             return self.is_starting(key).then_some(Some(Duration::ZERO));
         }
-        let left = |pool: PoolId| self.starts.left(pool, self.configured_start(pool), self.now);
+        let left = |pool: PoolId| match self.fleet.is_dormant(pool) {
+            true => self.starts.wake_left(pool, self.now),
+            false => self.starts.left(pool, self.configured_start(pool), self.now),
+        };
         self.cold_pools(key).map(|pools| pools.into_iter().filter_map(left).min())
     }
 
@@ -115,6 +135,8 @@ impl Scheduler {
             && let Some(group) = self.placement.group_of(pool)
         {
             self.groups[group].restart_drains(self.now);
+            // Its replica may be closed or gone again.
+            self.look_again = true;
         }
     }
 
@@ -123,7 +145,7 @@ impl Scheduler {
     pub(super) fn note_left(&mut self, run: &Run) {
         let Some(pool) = self.fleet.pool_of(run.replica) else { return };
         if self.starts.is_running(pool) && self.waiting_for(pool) == 0 {
-            self.starts.give_up(pool);
+            self.give_up_start(pool);
         }
     }
 
@@ -133,23 +155,6 @@ impl Scheduler {
         let policy = &self.policy;
         self.starts.retain(|pool| policy.pools.get(pool).is_some());
         self.held.clear();
-        self.hold_waiting(out);
-        let pools = self.policy.pools.iter().map(|(pool, ..)| pool);
-        let idle: Vec<PoolId> = pools.filter(|pool| self.waiting_for(*pool) == 0).collect();
-        idle.into_iter().for_each(|pool| self.starts.give_up(pool));
-    }
-
-    /// A replica of a pool that starts came, and went again before its first
-    /// token: what has joined in between is held too. Looks at all that waits,
-    /// but only then.
-    pub(super) fn hold_anew(&mut self, out: &mut Vec<Action>) {
-        let turns = std::mem::replace(&mut self.held_turns, self.fleet.turns());
-        if turns != self.held_turns && self.starts.any() {
-            self.hold_waiting(out);
-        }
-    }
-
-    fn hold_waiting(&mut self, out: &mut Vec<Action>) {
         let waiting: Vec<JobId> = self.deadlines.iter().map(|(_, id)| *id).collect();
         for id in waiting {
             let before = self.jobs.get(&id).and_then(|job| job.held_until);
@@ -159,6 +164,15 @@ impl Scheduler {
                 self.reject(id, self.reason_of_wait(id, RejectReason::ColdStart), out);
             }
         }
+        let pools = self.policy.pools.iter().map(|(pool, ..)| pool);
+        let idle: Vec<PoolId> = pools.filter(|pool| self.waiting_for(*pool) == 0).collect();
+        idle.into_iter().for_each(|pool| self.give_up_start(pool));
+    }
+
+    /// Nobody waits for the pool to start. What joins it from now on, and could
+    /// be served elsewhere, is not held for it.
+    fn give_up_start(&mut self, pool: PoolId) {
+        self.look_again |= self.starts.give_up(pool);
     }
 
     /// Says what has come of the starts.
@@ -184,6 +198,8 @@ impl Scheduler {
             state: self.pool_state(pool, left.contains(&pool)),
             waiting: self.waiting_for(pool),
             cold_start: self.starts.measured(pool),
+            wake: self.starts.wake(pool),
+            best: self.fleet.best(pool),
         };
         self.policy.pools.iter().map(|(pool, ..)| view(pool)).collect()
     }
@@ -194,6 +210,8 @@ impl Scheduler {
             PoolState::Starting
         } else if self.fleet.count_up(&[pool]) > 0 {
             PoolState::Ready
+        } else if self.fleet.is_dormant(pool) {
+            PoolState::Asleep
         } else if !self.fleet.is_vacant(pool) {
             PoolState::Down
         } else if busy {
@@ -210,14 +228,15 @@ impl Scheduler {
         let timed = |(at, id): &(Tick, JobId)| waits(id).is_some_and(|job| job.held_until == Some(*at));
         let watched = self.deadlines.iter().filter_map(|(_, id)| Some((*id, waits(id)?))).all(|(id, job)| {
             let until = job.held_until.unwrap_or(Tick::NEVER);
-            self.cold_pools(LaneKey::of(&job.spec)).is_none()
+            self.is_spare(job.spec.class)
+                || self.cold_pools(LaneKey::of(&job.spec)).is_none()
                 || (job.held_until.is_some()
                     && (until >= job.spec.deadline || self.held.contains(&(until, id))))
         });
         watched && self.held.iter().all(timed)
     }
 
-    fn waiting_for(&self, pool: PoolId) -> u64 {
+    pub(super) fn waiting_for(&self, pool: PoolId) -> u64 {
         self.placement.group_of(pool).map_or(0, |group| self.groups[group].waiting_for(pool))
     }
 
@@ -228,7 +247,8 @@ impl Scheduler {
     }
 
     fn is_cold(&self, pool: PoolId) -> bool {
-        self.fleet.count_up(&[pool]) == 0 && (self.fleet.is_vacant(pool) || self.starts.is_running(pool))
+        self.fleet.count_up(&[pool]) == 0
+            && (self.fleet.is_vacant(pool) || self.fleet.is_dormant(pool) || self.starts.is_running(pool))
     }
 
     /// Whether a pool of the lane is on its way to its first token.

@@ -7,22 +7,25 @@
 //! [`MAX_PASSED`] times by jobs that go to a pool it waits for. Then a replica
 //! of that pool is held (see [`crate::core::fleet::Fleet::to_hold`]): it takes
 //! nothing more until the large job fits. At most one replica of a pool is
-//! held at a time, and it is let go when the job goes elsewhere or leaves.
+//! held at a time, and it is let go when the job goes elsewhere or leaves. The
+//! same is done for a job whose adapter finds no slot for half of its objective.
 
 use std::cell::OnceCell;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use crate::core::adapters::Fit;
 use crate::core::board::Size;
 use crate::core::event::{Action, Placed, Turn};
 use crate::core::fairness::cost;
-use crate::core::ids::{JobId, PoolId, ReplicaId};
+use crate::core::ids::{JobId, ModelId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
 use crate::core::order::{Candidate, Head, Hold, Opening, Room, Rooms};
 use crate::core::placement::place::Choice;
 use crate::core::queue::{LaneKey, Part};
 use crate::core::quota::Standing;
+use crate::core::routing::Booking;
 
 use super::Scheduler;
 use super::job::{Phase, Run};
@@ -30,12 +33,13 @@ use super::job::{Phase, Run};
 /// How often others may go before the first in the order.
 pub(super) const MAX_PASSED: u32 = 32;
 
-/// Jobs that leave a free replica to others, in one decision, since a busy one
-/// promises to be sooner. It can only be sooner for the first few.
-const MAX_DECLINED: usize = 4;
 /// Heads of one class and line that find no place in one decision, before the
 /// others of the line are left for the next one.
 const MAX_TRIES: usize = 32;
+
+/// Lines and the adapters that no replica of theirs can take in, each with the
+/// first job that it keeps waiting.
+type Blocked = SmallVec<[(usize, ModelId, JobId); 4]>;
 
 /// A job and where it goes.
 #[derive(Debug, Clone, Copy)]
@@ -57,6 +61,7 @@ impl Scheduler {
         while let Some(group) = self.touched.pop_first() {
             self.keep_promise(group);
             self.keep_quotas(group);
+            self.groups[group].session_until = None;
             let mut made_room = false;
             loop {
                 let Some(pick) = self.pick_held(group).or_else(|| self.pick(group)) else {
@@ -75,6 +80,7 @@ impl Scheduler {
                 }
             }
             self.touched.remove(&group);
+            self.wake_for(group, out);
             let here = &mut self.groups[group];
             let waiting = here.waiting() > 0;
             here.drain.busy(self.now, waiting);
@@ -87,6 +93,7 @@ impl Scheduler {
             return None;
         }
         let mut passed: Vec<JobId> = Vec::new();
+        let mut blocked: Blocked = SmallVec::new();
         let mut tries: SmallVec<[((usize, usize, Part), usize); 4]> = SmallVec::new();
         let openings: [OnceCell<_>; 2] = Default::default();
         loop {
@@ -97,17 +104,23 @@ impl Scheduler {
                 wanted: &|line| self.wanted_tier(&here.shape.lines[line]),
                 closed: &|at| tries.iter().any(|(tried, times)| *tried == at && *times >= MAX_TRIES),
             };
-            let chosen = here.first(Room::In(rooms), &|head: &Head| passed.contains(&head.job))?;
+            let skip = |head: &Head| passed.contains(&head.job) || self.is_blocked(head, &blocked);
+            let Some(chosen) = here.first(Room::In(rooms), &skip) else {
+                self.hold_for_shut_out(group, &blocked);
+                return None;
+            };
             if self.falls_behind(&chosen.head) {
                 continue;
             }
-            let place = self.place_for(group, &chosen, passed.len() >= MAX_DECLINED);
+            let place = self.place_for(group, &chosen, passed.len());
             match place.and_then(|(replica, choice)| Some((replica, choice, self.fleet.pool_of(replica)?))) {
                 Some((replica, choice, pool)) => {
                     let cached = self.cached(chosen.head.job, replica);
                     return Some(Pick { chosen, replica, pool, choice, held: false, cached });
                 }
                 None => {
+                    self.note_session(group, &chosen);
+                    blocked.extend(self.blocked_by(group, &chosen));
                     passed.push(chosen.head.job);
                     let at = (chosen.class, chosen.line, chosen.head.part);
                     match tries.iter_mut().find(|(tried, _)| *tried == at) {
@@ -117,6 +130,21 @@ impl Scheduler {
                 }
             }
         }
+    }
+
+    /// The line and the adapter of a job, if the adapter cannot come in at any
+    /// replica of the line: then no other job with it need be looked at.
+    fn blocked_by(&self, group: usize, chosen: &Candidate) -> Option<(usize, ModelId, JobId)> {
+        let (pools, model) = (&self.groups[group].shape.lines[chosen.line].pools, chosen.head.lane.model);
+        self.fleet.shuts_out(pools, model).then_some((chosen.line, model, chosen.head.job))
+    }
+
+    fn is_blocked(&self, head: &Head, blocked: &Blocked) -> bool {
+        let line = |(line, model, _): &(usize, ModelId, JobId)| {
+            head.lane.model == *model
+                && self.placement.route(head.lane).is_some_and(|route| route.line == *line)
+        };
+        blocked.iter().any(line)
     }
 
     /// Whether a head has just become late: then others of its lane go first.
@@ -237,8 +265,35 @@ impl Scheduler {
         }
         let Some(job) = self.jobs.get_mut(&first) else { return };
         job.passed = job.passed.saturating_add(1);
+        if job.passed >= MAX_PASSED {
+            self.hold_for(group, pool, first);
+        }
+    }
+
+    /// Those that other adapters keep out have a replica held for them once they
+    /// have waited for half of their objective, whoever is first in the order: else
+    /// others that come and go would keep all slots for ever.
+    fn hold_for_shut_out(&mut self, group: usize, blocked: &Blocked) {
+        for (line, model, id) in blocked {
+            let Some(job) = self.jobs.get(id) else { continue };
+            let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
+            if job.queued(self.now) < objective.unwrap_or_default() / 2 {
+                continue;
+            }
+            let pools = self.groups[group].shape.lines[*line].pools.iter().copied();
+            let can: SmallVec<[PoolId; 4]> = pools
+                .filter(|pool| self.fleet.is_adapter(*pool, *model) && self.would_take(*id, *pool))
+                .collect();
+            can.into_iter().for_each(|pool| self.hold_for(group, pool, *id));
+        }
+    }
+
+    /// Holds a replica of the pool for the job, unless the pool has one held or
+    /// the job has one.
+    fn hold_for(&mut self, group: usize, pool: PoolId, first: JobId) {
+        let Some(job) = self.jobs.get(&first) else { return };
         let holds = &self.groups[group].holds;
-        if job.passed < MAX_PASSED || holds.iter().any(|hold| hold.pool == pool || hold.job == first) {
+        if holds.iter().any(|hold| hold.pool == pool || hold.job == first) {
             return;
         }
         let need = job.need();
@@ -258,8 +313,9 @@ impl Scheduler {
         let why = self.reasons(group, pick)?;
         let standing = self.fleet.standing(pick.replica, now)?;
         let job = self.jobs.get(&id)?;
-        let (spec, booking, unpaid) =
-            (job.spec, job.booking(pick.cached, pick.chosen.guest), job.charged.is_none());
+        let adapter = why.adapter.map(|_| job.spec.model);
+        let booking = Booking { adapter, ..job.booking(pick.cached, pick.chosen.guest) };
+        let (spec, unpaid) = (job.spec, job.charged.is_none());
         let price = cost(spec.prompt_tokens, job.output);
 
         let cached = [(pick.replica, pick.cached)];
@@ -281,6 +337,9 @@ impl Scheduler {
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
         self.groups[group].drain.note(now);
+        if why.attempt == 1 {
+            self.groups[group].retries.tried(now);
+        }
         if let Some(job) = self.jobs.get_mut(&id) {
             job.waited = why.queued;
             job.tries = why.attempt;
@@ -288,7 +347,12 @@ impl Scheduler {
             job.charged.get_or_insert(price);
             let (replica, epoch) = (pick.replica, standing.epoch);
             self.prefixes.note(replica, &job.prefix);
-            let run = Run { replica, epoch, booking, since: now, raw };
+            if let (Some(rule), Some(session)) = (&self.policy.sessions, spec.session) {
+                self.sessions.note(session, replica, rule.bound);
+            }
+            let loads = why.adapter.is_some_and(Fit::loads);
+            let proven = self.fleet.is_proven(replica);
+            let run = Run { replica, epoch, booking, since: now, proven, raw, loads };
             job.phase = Phase::Running(run);
             self.note_movable(id, &run);
         }
@@ -308,8 +372,6 @@ impl Scheduler {
         let wish = job.wish(&cached, chosen.guest);
         let refused = shunned.iter().filter(|id| self.fleet.fits(**id, &wish, false, self.now)).count();
         let fitting = self.fleet.count_fitting(pools, &wish);
-        let expected =
-            self.fleet.outlook(pick.replica).map_or(0, |outlook| outlook.ttft(wish.weight_at(pick.replica)));
         let turn = if chosen.head.part == Part::Returned {
             Turn::Requeued
         } else if here.waiting_for(pick.pool) <= 1 {
@@ -328,11 +390,12 @@ impl Scheduler {
             candidates: fitting.saturating_sub(u32::try_from(refused).unwrap_or(u32::MAX)),
             outstanding_tokens: standing.work,
             cached_tokens: pick.cached,
-            expected: Duration::from_nanos(expected),
+            expected: Duration::from_nanos(self.fleet.ttft(pick.replica, &wish)),
             running: standing.running,
             limit: standing.limit,
             turn,
             choice: pick.choice,
+            adapter: self.fleet.adapter_fit(pick.replica, wish.model),
             class: job.spec.class,
             demoted_from: job.demoted_from,
         })

@@ -68,7 +68,6 @@ impl Scheduler {
             views.filter(|view| self.fleet.pool_of(view.replica).is_some_and(|pool| pools.contains(&pool)));
         let choice = ours.map(|view| {
             let id = view.replica;
-            let outlook = self.fleet.outlook(id);
             Choice {
                 replica: id,
                 state: view.state,
@@ -76,7 +75,8 @@ impl Scheduler {
                 limit: view.limit,
                 fits: !shunned.contains(&id) && self.fleet.fits(id, &wish, false, now),
                 tried: shunned.contains(&id),
-                expected: Duration::from_nanos(outlook.map_or(0, |outlook| outlook.ttft(wish.weight_at(id)))),
+                adapter: self.fleet.adapter_fit(id, wish.model),
+                expected: Duration::from_nanos(self.fleet.ttft(id, &wish)),
             }
         });
         choice.collect()

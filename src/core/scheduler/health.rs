@@ -3,6 +3,7 @@
 //! A fault ejects when it says something about the replica:
 //!
 //! * a refused connection and a drain text always do;
+//! * what is no protocol does when it comes three times in a row;
 //! * any other fault does only if no engine has failed that job before: a job
 //!   that breaks whatever it meets ejects one replica, not the fleet, while a
 //!   replica that breaks whatever it gets is ejected by the next job;
@@ -26,19 +27,32 @@ impl Scheduler {
             self.touch_replica(run.replica);
             return;
         }
-        self.fleet.with_vitals(run.replica, now, |vitals, _| vitals.answered(now));
+        let garbled = fault == Fault::Malformed && !suspect;
+        let too_often = self.fleet.with_vitals(run.replica, now, |vitals, _| {
+            vitals.answered(now);
+            garbled && vitals.garbled()
+        });
         let its_own = matches!(fault, Fault::Refused | Fault::Draining) || !suspect;
-        let epoch = self.fleet.standing(run.replica, self.now).map(|standing| standing.epoch);
-        if fault.ejects() && its_own && epoch == Some(run.epoch) {
+        let ejects = (fault.ejects() && its_own) || too_often == Some(true);
+        if ejects && !self.fleet.has_fallen(run.replica, run.epoch) {
             self.eject(run.replica, fault, out);
         }
     }
 
+    /// Whether a fault belongs to the fall of a replica that worked: all that it
+    /// had fails with it, once, and none of that is a storm. One that has given
+    /// nothing since it came back does not fall again.
+    pub(super) fn is_part_of_a_fall(&self, run: &Run, suspect: bool) -> bool {
+        let worked = run.proven || run.booking.started;
+        worked && (!suspect || self.fleet.has_fallen(run.replica, run.epoch))
+    }
+
     /// A probe failed, or somebody took the replica away.
-    pub(super) fn lost(&mut self, replica: ReplicaId, why: Fault, out: &mut Vec<Action>) {
+    pub(super) fn lost(&mut self, replica: ReplicaId, answers: bool, out: &mut Vec<Action>) {
         let now = self.now;
         self.fleet.with_vitals(replica, now, |vitals, rules| vitals.probe_failed(now, rules));
-        self.eject(replica, why, out);
+        self.eject(replica, Fault::Refused, out);
+        self.fleet.with_vitals(replica, now, |vitals, _| vitals.heard(now, answers));
     }
 
     /// A probe succeeded.
@@ -51,7 +65,8 @@ impl Scheduler {
         }
     }
 
-    /// Probes that are due, busy spells that end, limits that grow.
+    /// Probes that are due, busy spells that end, limits that grow, replicas that
+    /// have been idle for long.
     pub(super) fn wake_replicas(&mut self, out: &mut Vec<Action>) {
         let now = self.now;
         while let Some(replica) = self.fleet.due(now) {
@@ -62,6 +77,7 @@ impl Scheduler {
             if self.fleet.has_stalled(replica, now) {
                 self.stalled(replica, out);
             }
+            self.look_at_rest(replica, out);
             self.touch_replica(replica);
         }
     }
@@ -70,6 +86,7 @@ impl Scheduler {
         let now = self.now;
         if self.fleet.with_vitals(replica, now, |vitals, rules| vitals.eject(now, rules)) == Some(true) {
             self.prefixes.forget(replica);
+            self.fleet.forget_adapters(replica, now);
             out.push(Action::Eject { replica, why });
             self.look_again = true;
             self.touch_replica(replica);

@@ -5,6 +5,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::core::board::Size;
+use crate::core::budget::Hold;
+use crate::core::event::Recalled;
 use crate::core::fleet::Wish;
 use crate::core::ids::{ClassId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix};
@@ -32,6 +34,8 @@ pub(super) struct Job {
     /// The most of its prompt that any replica had when it got to the head of
     /// its lane.
     pub(super) reach: u64,
+    /// Why its edge was asked to hand over its stream, if it was in this try.
+    pub(super) asked: Option<Recalled>,
     /// From then on it cannot keep its class's objective any more.
     pub(super) late_after: Tick,
     pub(super) phase: Phase,
@@ -45,6 +49,8 @@ pub(super) struct Job {
     pub(super) begun: u64,
     /// What its tenant was charged; charged once, however many tries it takes.
     pub(super) charged: Option<u64>,
+    /// What it has reserved of its limits.
+    pub(super) hold: Hold,
     /// How often it was dispatched.
     pub(super) tries: u32,
     /// How many tries failed in a way that counts.
@@ -83,8 +89,14 @@ pub(super) struct Run {
     pub(super) booking: Booking,
     /// When it was sent.
     pub(super) since: Tick,
+    /// Whether the replica had answered before; see [`Vitals::is_proven`].
+    ///
+    /// [`Vitals::is_proven`]: crate::core::vitals::Vitals::is_proven
+    pub(super) proven: bool,
     /// Nanoseconds to its first token, as predicted for a replica of speed 1.
     pub(super) raw: u64,
+    /// Whether its adapter had to be loaded.
+    pub(super) loads: bool,
 }
 
 impl Job {
@@ -103,6 +115,7 @@ impl Job {
             place: Place { seq, ..Place::default() },
             prefix,
             reach: 0,
+            asked: None,
             late_after: Tick::NEVER,
             held_until: None,
             phase: Phase::Waiting { part: Part::Fresh, since: spec.arrived },
@@ -110,6 +123,7 @@ impl Job {
             output: 0,
             begun: 0,
             charged: None,
+            hold: Hold::default(),
             tries: 0,
             failures: 0,
             suspect: false,
@@ -132,6 +146,7 @@ impl Job {
             suspect: self.suspect,
             guest,
             streams: self.spec.streams,
+            adapter: None,
         }
     }
 
@@ -143,7 +158,8 @@ impl Job {
 
     /// What it wants of a replica.
     pub(super) fn wish<'a>(&self, cached: &'a [(ReplicaId, u64)], guest: bool) -> Wish<'a> {
-        Wish { need: self.need(), prompt: self.prompt(), cached, guest }
+        let (need, prompt, model) = (self.need(), self.prompt(), self.spec.model);
+        Wish { need, prompt, cached, guest, model, session: None }
     }
 
     /// What the next engine has to read.

@@ -6,16 +6,20 @@
 //! * order between classes, tenants and jobs: [`crate::core::order`] and
 //!   [`crate::core::fairness`];
 //! * what each tenant may hold: [`crate::core::quota`];
-//! * which replica: [`crate::core::routing`]; how much it can take:
+//! * which replica: [`crate::core::routing`], [`crate::core::adapters`],
+//!   [`crate::core::sessions`]; how much it can take:
 //!   [`crate::core::limits`] and [`crate::core::fleet`]; of which pool:
 //!   [`crate::core::placement`];
 //! * large jobs among small ones: `dispatch`;
 //! * what a fault does to the job and to the replica: `settle`, `health`;
+//! * what tenants and keys may use: [`crate::core::budget`], `spend`;
 //! * what may wait: [`crate::core::admission`]; in which class: `demote`;
 //!   who makes room: `displace`;
 //! * jobs that need not wait for a model that is down: `fallback`;
+//! * jobs that take only what nobody else needs: `spare`;
 //! * what operators set apart from the policy: `overrides`;
-//! * jobs whose pools have to start first: [`crate::core::cold`], `cold`.
+//! * jobs whose pools have to start first: [`crate::core::cold`], `cold`;
+//! * replicas that sleep: [`crate::core::rest`], `rest`.
 //!
 //! A decision costs O(classes × routes of the group) root look-ups plus
 //! O(log) searches; it does not grow with tenants, replicas or waiting jobs.
@@ -38,7 +42,10 @@ mod promise;
 mod quotas;
 mod recall;
 mod reload;
+mod rest;
 mod settle;
+mod spare;
+mod spend;
 mod timer;
 mod view;
 
@@ -49,11 +56,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::core::admission::has_space;
+use crate::core::budget::Budgets;
+use crate::core::budget::expect::Expected;
 use crate::core::cold::Starts;
 use crate::core::estimate::OutputLengths;
-use crate::core::event::{Action, Event, Fault};
+use crate::core::event::{Action, Event};
 use crate::core::fleet::Fleet;
-use crate::core::foreign::Finding;
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::invariant::Invariants;
 use crate::core::number_map::NumberMap;
@@ -63,6 +71,7 @@ use crate::core::placement::Placement;
 use crate::core::policy::Policy;
 use crate::core::prefix::PrefixIndex;
 use crate::core::queue::{LaneKey, Load, Queue};
+use crate::core::sessions::Sessions;
 use crate::core::time::Tick;
 
 use job::Job;
@@ -80,21 +89,24 @@ pub struct Scheduler {
     queue: Queue,
     jobs: NumberMap<JobId, Job>,
     lengths: OutputLengths,
+    budgets: Budgets,
+    expected: Expected,
     prefixes: PrefixIndex,
+    sessions: Sessions,
     movable: BTreeSet<Movable>,
     deadlines: BTreeSet<(Tick, JobId)>,
     /// Jobs that are held for a pool's start, by when they are told to come back
     /// where that is before their deadline.
     held: BTreeSet<(Tick, JobId)>,
     starts: Starts,
-    /// What [`Fleet::turns`] was when holds were last looked at.
-    held_turns: u64,
+    /// Pools that sleep and that a job wanted since that was last looked at.
+    missed: BTreeSet<PoolId>,
     /// Lanes with a head that begins or ceases to look at all of its pools, by
     /// when.
     reseats: BTreeSet<(Tick, LaneKey)>,
     overrides: Overrides,
-    /// Replicas that left the policy, by when they lose what nobody has seen.
-    departed: BTreeSet<(Tick, ReplicaId)>,
+    /// Replicas that are about to go or have left, by when they are to be empty.
+    departing: BTreeSet<(Tick, ReplicaId)>,
     invariants: Invariants,
     /// Whether a replica was lost, or a job was put into another lane or back
     /// into one, since it was last looked for jobs that wait in vain.
@@ -118,6 +130,8 @@ impl Scheduler {
         let groups = placement.groups().iter().map(|shape| Group::new(&policy, shape, &[])).collect();
         let mut fleet = Fleet::default();
         fleet.apply(&policy, Tick::ZERO);
+        let mut budgets = Budgets::default();
+        budgets.apply(&policy.limits);
         Self {
             policy,
             placement,
@@ -126,15 +140,18 @@ impl Scheduler {
             queue: Queue::default(),
             jobs: NumberMap::default(),
             lengths: OutputLengths::default(),
+            budgets,
+            expected: Expected::default(),
             prefixes: PrefixIndex::default(),
+            sessions: Sessions::default(),
             movable: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             held: BTreeSet::new(),
             starts: Starts::default(),
-            held_turns: 0,
+            missed: BTreeSet::new(),
             reseats: BTreeSet::new(),
             overrides: Overrides::default(),
-            departed: BTreeSet::new(),
+            departing: BTreeSet::new(),
             invariants: Invariants::default(),
             look_again: false,
             fallbacks: 0,
@@ -162,7 +179,7 @@ impl Scheduler {
         self.expire_overrides(out);
         self.expire(false, out);
         self.wake_replicas(out);
-        self.clear_departed(out);
+        self.clear_departing(out);
         self.release_urgent();
         self.reseat_heads();
         match event {
@@ -175,22 +192,24 @@ impl Scheduler {
             Event::FirstToken { job } => self.first_token(job),
             Event::Finished { job, outcome } => self.finished(job, outcome, out),
             Event::ReplicaReported { replica, report } => {
-                if self.fleet.report(replica, report, now) == Some(Finding::Restarted) {
-                    self.prefixes.forget(replica);
-                }
-                if let Some(tokens) = report.kv_tokens {
-                    self.prefixes.resize(replica, tokens);
-                }
+                self.reported(replica, report, out);
+            }
+            Event::AdaptersReported { replica, slots, running } => {
+                self.fleet.report_adapters(replica, slots, &running, now);
                 self.touch_replica(replica);
             }
-            Event::ReplicaLost { replica } => self.lost(replica, Fault::Refused, out),
+            Event::ReplicaLost { replica, answers } => self.lost(replica, answers, out),
             Event::ReplicaFound { replica } => self.found(replica, out),
+            Event::Rested { replica, rested } => self.rested(replica, rested, out),
             Event::Overridden(wanted) => self.set_override(wanted, out),
             Event::Restored(lever) => self.end_override(lever),
+            Event::PeriodBegan { period, ends } => self.budgets.begin(period, ends),
+            Event::UsedBefore { rule, amount } => self.budgets.restore(rule, amount),
             Event::PolicyChanged(policy) => self.reload(policy, out),
             Event::Draining => self.draining = true,
             Event::Timer => {}
         }
+        self.hold_anew(out);
         self.serve(out);
         while self.expire(true, out) {
             self.serve(out);
@@ -199,11 +218,11 @@ impl Scheduler {
 
     /// Sends what can be sent, and refuses what waits in vain.
     fn serve(&mut self, out: &mut Vec<Action>) {
-        self.hold_anew(out);
         self.dispatch(out);
         while self.refuse_vain_waits(out) {
             self.dispatch(out);
         }
+        self.wake_wanted(out);
         self.report_starts(out);
     }
 

@@ -1,7 +1,8 @@
 //! What operators set apart from the policy: closed pools and replicas, paused
 //! and boosted tenants.
 //!
-//! A closed replica gets nothing new and finishes what streams. One that opens
+//! A closed replica gets nothing new and finishes what streams, as far as it may
+//! (`depart`). One that opens
 //! again starts slowly, since it may have been restarted in between. A paused
 //! tenant's jobs wait; those that surely cannot wait until the pause ends are
 //! refused when they come. A pause earns no priority.
@@ -31,6 +32,9 @@ impl Scheduler {
         };
         for replica in self.replicas_of(measure.lever()) {
             self.vacate(replica, why, out);
+            if self.fleet.pool_of(replica).is_some() {
+                self.expect_departure(replica);
+            }
         }
     }
 
@@ -114,6 +118,7 @@ impl Scheduler {
     fn close(&mut self, replica: ReplicaId) {
         let Some(pool) = self.fleet.pool_of(replica) else { return };
         self.fleet.close(replica, self.overrides.closed(pool, replica), self.now);
+        self.expect_no_departure(replica);
         self.look_again = true;
         self.touch_pool(pool);
     }

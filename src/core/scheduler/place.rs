@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use crate::core::fleet::Found;
+use crate::core::fleet::{Found, Wish};
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::order::Candidate;
 use crate::core::placement::Line;
@@ -14,6 +14,12 @@ use crate::core::time::Tick;
 use super::Scheduler;
 use super::job::Job;
 
+/// Jobs that leave a free replica to others, in one decision, since a busy one
+/// promises to be sooner. It can only be sooner for the first few.
+const MAX_DECLINED: usize = 4;
+/// The same for those whose session has a replica: each may have another one.
+const MAX_STAYED: usize = 16;
+
 /// Finds the best replica of some pools.
 type Finder<'a> = &'a dyn Fn(&[PoolId]) -> Option<Found>;
 
@@ -22,13 +28,13 @@ impl Scheduler {
     /// that did, where it can: if one of them breaks whatever engine it meets,
     /// it takes no other with it a second time.
     ///
-    /// An `eager` one takes what is free, even if one that is busy promises to be
-    /// sooner.
+    /// Once so many others found no place in this decision, it takes what is free,
+    /// even if one that is busy promises to be sooner.
     pub(super) fn place_for(
         &self,
         group: usize,
         chosen: &Candidate,
-        eager: bool,
+        others: usize,
     ) -> Option<(ReplicaId, Choice)> {
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
@@ -36,7 +42,8 @@ impl Scheduler {
         let last = here.last_tier(chosen.class, chosen.line);
         let shunned = self.shunned(chosen.head.job, &line.pools);
         let cached = self.prefixes.matches(&job.prefix);
-        let wish = job.wish(&cached, chosen.guest);
+        let wish = Wish { session: self.session(job), ..job.wish(&cached, chosen.guest) };
+        let eager = others >= if wish.session.is_some() { MAX_STAYED } else { MAX_DECLINED };
         let choose = |avoid: &dyn Fn(ReplicaId) -> bool| {
             let find = |pools: &[PoolId]| {
                 let found = self.fleet.find(pools, &wish, avoid)?;
@@ -47,8 +54,29 @@ impl Scheduler {
         let apart = || choose(&|id| shunned.contains(&id) || self.fleet.has_suspect(id));
         let apart = job.suspect.then(apart).flatten();
         let (replica, choice) = apart.or_else(|| choose(&|id| shunned.contains(&id)))?;
-        let prefix = choice == Choice::Only && wish.cached_at(replica) > 0;
-        Some((replica, if prefix { Choice::Prefix } else { choice }))
+        let choice = match choice {
+            Choice::Only if wish.session.is_some_and(|(own, _)| own == replica) => Choice::Session,
+            Choice::Only if wish.cached_at(replica) > 0 => Choice::Prefix,
+            other => other,
+        };
+        Some((replica, choice))
+    }
+
+    /// The replica of the job's session, and by how many nanoseconds its first
+    /// token may come later there. What the job has waited counts too, so that it
+    /// gives up its replica in time.
+    pub(super) fn session(&self, job: &Job) -> Option<(ReplicaId, u64)> {
+        let rule = self.policy.sessions.as_ref()?;
+        let replica = self.sessions.get(job.spec.session?)?;
+        let left = rule.max_delay.saturating_sub(self.now.since(job.spec.arrived));
+        Some((replica, u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// Until when the job keeps to the replica of its session.
+    fn session_until(&self, job: &Job) -> Option<Tick> {
+        let rule = self.policy.sessions.as_ref()?;
+        let until = job.spec.arrived + rule.max_delay;
+        self.sessions.get(job.spec.session?).filter(|_| self.now < until).map(|_| until)
     }
 
     /// Chooses among the tiers of a line by what `find` says of each.
@@ -115,6 +143,14 @@ impl Scheduler {
     /// The tier of a line's pools that is wanted most just now.
     pub(super) fn wanted_tier(&self, line: &Line) -> Option<usize> {
         self.offers(line).min_by(Offer::order).map(|offer| offer.tier)
+    }
+
+    /// A job that is next stays: while its session has a replica, the group has to
+    /// be looked at when the job gives that up.
+    pub(super) fn note_session(&mut self, group: usize, chosen: &Candidate) {
+        let until = self.jobs.get(&chosen.head.job).and_then(|job| self.session_until(job));
+        let first = &mut self.groups[group].session_until;
+        *first = first.iter().copied().chain(until).min();
     }
 
     /// Lanes with a head that begins or ceases to look at all of its pools.

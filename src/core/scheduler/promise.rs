@@ -42,18 +42,21 @@ impl Scheduler {
         }
     }
 
-    /// Groups whose urgent class has been idle for long enough have to be looked
-    /// at.
+    /// Groups whose urgent class has been idle for long enough, or in which a job
+    /// has waited long enough for the replica of its session, have to be looked at.
     pub(super) fn release_urgent(&mut self) {
         let now = self.now;
-        let due = |group: &Group| group.urgent_until().is_some_and(|until| until <= now);
+        let due = |group: &Group| {
+            group.urgent_until().into_iter().chain(group.session_until).any(|until| until <= now)
+        };
         let groups = self.groups.iter().enumerate();
         self.touched.extend(groups.filter(|(_, group)| due(group)).map(|(index, _)| index));
     }
 
     /// When a class that is urgent only by what it did lately makes room for
-    /// guests that wait.
+    /// guests that wait, or a job gives up the replica of its session.
     pub(super) fn next_release(&self) -> Option<Tick> {
-        self.groups.iter().filter(|group| group.waiting() > 0).filter_map(Group::urgent_until).min()
+        let groups = self.groups.iter().filter(|group| group.waiting() > 0);
+        groups.flat_map(|group| group.urgent_until().into_iter().chain(group.session_until)).min()
     }
 }

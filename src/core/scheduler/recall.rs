@@ -2,7 +2,11 @@
 //! that has stalled or is to be left, and from places that a more urgent class
 //! needs.
 //!
-//! A stream that has produced output is never taken back. A job is taken back
+//! A stream that has produced output is never taken back for others. From an
+//! engine that has stalled or is about to be cut off it is handed over to
+//! another one, where that can go on with it: only its edge knows how far it
+//! has come, so the edge is asked, and the job keeps its credit until the
+//! answer is here ([`Action::HandOver`]). A job is taken back
 //! for others at most [`MAX_PREEMPTIONS`] times, and only by a job of a more
 //! urgent class, so that no two jobs can take places from each other.
 
@@ -27,7 +31,8 @@ pub(super) type Movable = (PoolId, Reverse<usize>, Reverse<Tick>, JobId);
 
 impl Scheduler {
     /// A replica owes tokens and sends none. Where others are in service, what
-    /// its clients have seen nothing of goes to them.
+    /// its clients have seen nothing of goes to them, and so do streams that
+    /// they can go on with.
     pub(super) fn stalled(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         let pool = self.fleet.pool_of(replica);
         let Some(group) = pool.and_then(|pool| self.placement.group_of(pool)) else { return };
@@ -36,8 +41,31 @@ impl Scheduler {
             return;
         }
         self.eject(replica, Fault::Silent, out);
-        for job in self.unseen_at(replica, |job, _| self.has_others(job)) {
-            self.recall(job, Recalled::Stalled, out);
+        for id in self.jobs_at(replica, |job, _| job.is_unseen() && self.has_others(job)) {
+            let Some((lane, run)) =
+                self.jobs.get(&id).and_then(|job| Some((LaneKey::of(&job.spec), job.run()?)))
+            else {
+                continue;
+            };
+            // One that never worked would take the same jobs again and again.
+            if run.proven || self.take_retry(lane) {
+                self.recall(id, Recalled::Stalled, out);
+            }
+        }
+        self.hand_over(replica, Recalled::Stalled, out);
+    }
+
+    /// Asks for the streams of a replica that others in service can go on with.
+    pub(super) fn hand_over(&mut self, replica: ReplicaId, why: Recalled, out: &mut Vec<Action>) {
+        let movable = |job: &Job, run: &Run| {
+            let streams = job.spec.streams && run.booking.started;
+            streams && job.spec.goes_on && job.asked.is_none() && self.has_others(job)
+        };
+        for id in self.jobs_at(replica, movable) {
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.asked = Some(why);
+                out.push(Action::HandOver { job: id, replica, why });
+            }
         }
     }
 
@@ -49,9 +77,9 @@ impl Scheduler {
             return;
         }
         let now = self.now;
-        let jobs = self.unseen_at(replica, |job, run| {
+        let jobs = self.jobs_at(replica, |job, run| {
             let begun = !job.spec.streams && run.since + Duration::from_nanos(run.raw) <= now;
-            !begun && self.has_others(job)
+            job.is_unseen() && !begun && self.has_others(job)
         });
         for job in jobs {
             self.recall(job, why, out);
@@ -64,25 +92,23 @@ impl Scheduler {
         line.is_some_and(|line| self.fleet.count_up(&line.pools) > 0)
     }
 
-    /// What runs at a replica, its client has seen nothing of, and is wanted; the
-    /// oldest first.
-    fn unseen_at(&self, replica: ReplicaId, wanted: impl Fn(&Job, &Run) -> bool) -> Vec<JobId> {
-        let here = |job: &&Job| {
-            job.run().is_some_and(|run| run.replica == replica && job.is_unseen() && wanted(job, &run))
-        };
+    /// What runs at a replica and is wanted; the oldest first.
+    fn jobs_at(&self, replica: ReplicaId, wanted: impl Fn(&Job, &Run) -> bool) -> Vec<JobId> {
+        let here = |job: &&Job| job.run().is_some_and(|run| run.replica == replica && wanted(job, &run));
         let mut jobs: Vec<_> =
             self.jobs.values().filter(here).map(|job| (job.place.seq, job.spec.id)).collect();
         jobs.sort_unstable();
         jobs.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Takes back a job of a slower class for the first in the order, once that
-    /// has waited for half of its objective. Says whether it did.
+    /// Takes back a job of a slower class for the first in the order: of a spare
+    /// class at once, of another one when the first has waited for half of its
+    /// objective. Says whether it did.
     pub(super) fn preempt(&mut self, group: usize, out: &mut Vec<Action>) -> bool {
         if self.movable.is_empty() {
             return false;
         }
-        let Some(first) = self.first_of(group).filter(|first| self.is_pressed(first)) else { return false };
+        let Some(first) = self.first_of(group) else { return false };
         let pools = &self.groups[group].shape.lines[first.line].pools;
         let victims = pools.iter().filter_map(|pool| {
             let none = (*pool, Reverse(usize::MAX), Reverse(Tick::NEVER), JobId::new(0));
@@ -90,6 +116,10 @@ impl Scheduler {
             (victim.0 == *pool && victim.1.0 > first.class).then_some(victim)
         });
         let Some(victim) = victims.min_by_key(|victim| (victim.1, victim.2, victim.3)) else { return false };
+        let is_spare = self.is_spare(self.groups[group].class_id(victim.1.0));
+        if !is_spare && !self.is_pressed(&first) {
+            return false;
+        }
         self.recall(victim.3, Recalled::Preempted { by: first.head.job }, out);
         true
     }
@@ -117,7 +147,7 @@ impl Scheduler {
         match why {
             Recalled::Stalled => job.note_tried(&run),
             Recalled::Preempted { .. } => job.preemptions += 1,
-            Recalled::Drained | Recalled::SpotNotice => {}
+            Recalled::Drained | Recalled::SpotNotice | Recalled::Asleep => {}
         }
         let lane = LaneKey::of(&job.spec);
         if let Some(account) = self.account(lane) {
@@ -150,6 +180,15 @@ impl Scheduler {
                 job.movable = Some(movable);
             }
         }
+    }
+
+    /// The classes have other places in the order of service.
+    pub(super) fn note_movables_again(&mut self) {
+        self.movable.clear();
+        self.jobs.values_mut().for_each(|job| job.movable = None);
+        let unseen = self.jobs.iter().filter(|(_, job)| job.is_unseen());
+        let runs: Vec<(JobId, Run)> = unseen.filter_map(|(id, job)| Some((*id, job.run()?))).collect();
+        runs.into_iter().for_each(|(id, run)| self.note_movable(id, &run));
     }
 
     /// The job is no longer one that others may take the place of.

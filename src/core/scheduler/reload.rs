@@ -26,7 +26,9 @@ impl Scheduler {
         let departures = self.fleet.apply(&self.policy, self.now);
         self.close_all();
         self.lengths.retain(&self.policy);
+        self.change_limits();
         self.count_quotas();
+        self.note_movables_again();
 
         let orphans = self.seat_all();
         for (job, reason) in orphans {

@@ -8,6 +8,15 @@
 //! A stream that breaks after its first token takes the same way where another
 //! engine can go on from there: what it has said is then part of its prompt. It
 //! kept its first deadline, so it may wait as long again.
+//!
+//! What a replica that worked loses when it falls goes elsewhere whatever it
+//! comes to. All other tries that failed take from a budget
+//! ([`crate::core::retries`]); when it is spent, the job is refused: nothing
+//! suggests that it would fare better by waiting, and its client may know
+//! another place to go.
+//!
+//! One that made way
+//! since its replica is about to go has not failed, and its replica neither.
 
 use std::time::Duration;
 
@@ -31,7 +40,7 @@ impl Scheduler {
             self.note_left(&run);
         }
         if let Some(job) = self.jobs.remove(&id) {
-            self.settle(&job, usage);
+            self.settle(job, usage);
         }
     }
 
@@ -45,7 +54,11 @@ impl Scheduler {
             if self.jobs.get(&id).is_some_and(|job| !job.is_unseen()) {
                 self.forget_movable(id);
             }
-            self.fleet.answered(run.replica, self.now.since(run.since), run.raw, self.now);
+            let took = self.now.since(run.since);
+            match run.loads {
+                true => self.fleet.loaded(run.replica, took, run.raw),
+                false => self.fleet.answered(run.replica, took, (run.raw, run.booking.weight), self.now),
+            }
             self.note_start(&run);
             self.touch_replica(run.replica);
         }
@@ -60,11 +73,15 @@ impl Scheduler {
                 if !run.booking.started {
                     self.note_start(&run);
                 }
-                self.fleet.with_vitals(run.replica, now, |vitals, _| vitals.answered(now));
+                self.fleet.with_vitals(run.replica, now, |vitals, _| {
+                    vitals.answered(now);
+                    vitals.proved();
+                });
                 self.take_out(id);
                 if let Some(job) = self.jobs.remove(&id) {
                     self.lengths.learn(&job.spec, usage);
-                    self.settle(&job, usage);
+                    self.learn_output(&job.spec, usage);
+                    self.settle(job, usage);
                 }
             }
             Outcome::Failed { fault, usage } => self.failed(id, run, fault, usage, None, out),
@@ -85,10 +102,12 @@ impl Scheduler {
         begun: Option<u64>,
         out: &mut Vec<Action>,
     ) {
+        let asked = self.jobs.get(&id).and_then(|job| job.asked);
         self.release(id, &run);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let suspect = job.suspect;
-        let counts = fault.counts_as_attempt() || run.booking.started;
+        let made_way = begun.is_some() && fault == Fault::Draining && asked.is_some();
+        let counts = !made_way && (fault.counts_as_attempt() || run.booking.started);
         if counts {
             job.suspect = true;
             job.failures = job.failures.saturating_add(1);
@@ -99,7 +118,8 @@ impl Scheduler {
             job.interrupted(output, self.now + class.map_or(Duration::ZERO, |class| class.max_wait));
         }
         let (failures, lane) = (job.failures, LaneKey::of(&job.spec));
-        let exhausted = failures >= self.policy.retry.max_attempts.max(1);
+        let exhausted = counts && failures >= self.policy.retry.max_attempts.max(1);
+        let is_free = !counts || self.is_part_of_a_fall(&run, suspect);
 
         if !run.booking.started
             && let Some(account) = self.account(lane)
@@ -110,12 +130,14 @@ impl Scheduler {
         }
         if run.booking.started && begun.is_none() {
             if let Some(job) = self.jobs.remove(&id) {
-                self.settle(&job, usage);
+                self.settle(job, usage);
             }
         } else if let Some(reason) = self.orphaned(lane) {
             self.refuse(id, reason, usage, out);
-        } else if exhausted && counts {
+        } else if exhausted {
             self.refuse(id, RejectReason::AttemptsExhausted(fault), usage, out);
+        } else if !is_free && !self.take_retry(lane) {
+            self.refuse(id, RejectReason::RetriesSpent(fault), usage, out);
         } else {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.phase = Phase::Waiting { part: Part::Returned, since: self.now };
@@ -124,7 +146,15 @@ impl Scheduler {
             self.look_again = true;
             self.join(id);
         }
-        self.blame(&run, fault, suspect, out);
+        if !made_way {
+            self.blame(&run, fault, suspect, out);
+        }
+    }
+
+    /// Takes one retry from the budget of the lane's group.
+    pub(super) fn take_retry(&mut self, lane: LaneKey) -> bool {
+        let group = self.placement.group_of_model(lane.model).and_then(|group| self.groups.get_mut(group));
+        group.is_some_and(|group| group.retries.take(self.now, &self.policy.retry))
     }
 
     /// Refuses a job that waits.
@@ -141,7 +171,8 @@ impl Scheduler {
         let why = self.rejection(&job.spec, reason, Some(&job));
         out.push(Action::Reject { job: id, why });
         let nothing = Usage::Exact(Tokens::default());
-        self.settle(&job, if job.spec.falls_back { nothing } else { usage });
+        let usage = if job.spec.falls_back { nothing } else { usage };
+        self.settle(job, usage);
     }
 
     /// Refuses a job that was taken back and has no lane any more.
@@ -161,7 +192,10 @@ impl Scheduler {
     pub(super) fn release(&mut self, id: JobId, run: &Run) {
         self.forget_movable(id);
         self.touch_replica(run.replica);
-        let lane = self.jobs.get(&id).map(|job| LaneKey::of(&job.spec));
+        let lane = self.jobs.get_mut(&id).map(|job| {
+            job.asked = None;
+            LaneKey::of(&job.spec)
+        });
         if let Some(account) = lane.and_then(|lane| self.account(lane)) {
             self.groups[account.group].stopped(account.class, self.now.since(run.since), self.now);
         }
@@ -175,9 +209,10 @@ impl Scheduler {
     /// Replaces what the tenant was charged by what the job came to. A job of
     /// which nothing is known keeps its charge if it was at a replica, and
     /// gets it back if it waited: there it consumed nothing.
-    fn settle(&mut self, job: &Job, usage: Usage) {
+    fn settle(&mut self, mut job: Job, usage: Usage) {
         let waits = job.part().is_some();
         let known = usage.tokens().or_else(|| waits.then(Tokens::default));
+        self.settle_limits(&mut job, known);
         let (Some(charged), Some(tokens)) = (job.charged, known) else { return };
         let Some(account) = self.account(LaneKey::of(&job.spec)) else { return };
         self.recharge(account, job.spec.tenant, charged, cost(tokens.input, tokens.output));

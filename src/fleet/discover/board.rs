@@ -26,6 +26,8 @@ struct Row {
     found: Option<Arc<[Endpoint]>>,
     answered: Option<Instant>,
     trouble: Option<(String, Instant)>,
+    /// The same of what is asked for beside the endpoints.
+    beside: Option<(String, Instant)>,
 }
 
 /// How one source stands.
@@ -73,7 +75,7 @@ impl Board {
             source: row.source,
             endpoints: row.found.as_ref().map(|found| found.len()),
             age: row.answered.map(|at| at.elapsed()),
-            problem: row.trouble.as_ref().map(|(why, _)| why.clone()),
+            problem: row.trouble.as_ref().or(row.beside.as_ref()).map(|(why, _)| why.clone()),
         };
         self.rows.lock().iter().map(view).collect()
     }
@@ -97,8 +99,14 @@ impl Desk {
         token: &CancellationToken,
     ) -> Self {
         let mut rows = board.rows.lock();
-        let row = rows.entry(pool).or_insert(Row { source, found: None, answered: None, trouble: None });
-        (row.source, row.trouble) = (source, None);
+        let row = rows.entry(pool).or_insert(Row {
+            source,
+            found: None,
+            answered: None,
+            trouble: None,
+            beside: None,
+        });
+        (row.source, row.trouble, row.beside) = (source, None, None);
         Self { pool, board: Arc::clone(board), watch: Arc::clone(watch), token: token.clone() }
     }
 
@@ -150,6 +158,25 @@ impl Desk {
         });
         if let Some(first) = first {
             self.watch.source(self.pool, SourceNote::Lost { why, first });
+        }
+    }
+
+    /// What is asked for beside the endpoints cannot be asked; absent = it can
+    /// again.
+    pub(super) fn beside(&self, why: Option<&str>) {
+        let before = self.row(|row| {
+            let before = row.beside.take().map(|(_, since)| since);
+            row.beside = why.map(|why| (why.to_owned(), before.unwrap_or_else(Instant::now)));
+            before
+        });
+        match (before, why) {
+            (Some(since), Some(why)) => {
+                self.watch.source(self.pool, SourceNote::Lost { why, first: since.is_none() });
+            }
+            (Some(Some(since)), None) => {
+                self.watch.source(self.pool, SourceNote::Back { after: since.elapsed() });
+            }
+            (Some(None) | None, _) => {}
         }
     }
 

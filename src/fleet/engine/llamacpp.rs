@@ -9,7 +9,9 @@ pub(super) const ADAPTER: Adapter = Adapter {
     info: &[MODELS, Doc { path: "/props", read: read_props }],
     ready_paths: &["/health"],
     ready: Ready::Success,
+    sleep: None,
     names_bind: false,
+    adapters: None,
     read,
 };
 

@@ -16,6 +16,15 @@ pub use info::{ModelInfo, NotUnderstood, ServedName};
 
 use crate::config::settings::EngineKind;
 
+/// What an engine says of its LoRA adapters.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Loras {
+    /// How many it computes with at once, at least 1.
+    pub slots: Option<u32>,
+    /// The engine's names of those that it runs requests with.
+    pub running: Vec<String>,
+}
+
 /// One kind of engine.
 #[derive(Debug)]
 pub struct Adapter {
@@ -27,9 +36,13 @@ pub struct Adapter {
     pub ready_paths: &'static [&'static str],
     /// Which status means ready.
     pub ready: Ready,
+    /// How it is put to sleep and woken; absent = not at all.
+    pub sleep: Option<Sleep>,
     /// Whether it refuses requests for names that it does not list. Otherwise
     /// a name that is missing from its list means nothing.
     pub names_bind: bool,
+    /// Reads what a metrics answer says of LoRA adapters.
+    pub adapters: Option<fn(&str) -> Option<Loras>>,
     read: fn(&str) -> Option<Gauges>,
 }
 
@@ -59,6 +72,19 @@ pub enum Ready {
     /// Any answer but 5xx. A bare TCP connection is not enough: the kernel
     /// accepts it for a process that hangs.
     Answers,
+}
+
+/// How an engine is put to sleep and woken: POST requests without a body.
+#[derive(Debug)]
+pub struct Sleep {
+    /// Where it is put to sleep.
+    pub sleep: &'static str,
+    /// Where it is woken.
+    pub wake: &'static str,
+    /// Where it says whether it sleeps.
+    pub state: &'static str,
+    /// Reads what it says.
+    pub read: fn(&[u8]) -> Option<bool>,
 }
 
 /// A document about the engine and its models.

@@ -8,6 +8,8 @@ pub(super) const ADAPTER: Adapter = Adapter {
     info: &[MODELS],
     ready_paths: &["/v1/models"],
     ready: Ready::Answers,
+    sleep: None,
     names_bind: true,
+    adapters: None,
     read: |_| None,
 };

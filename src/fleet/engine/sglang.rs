@@ -14,7 +14,9 @@ pub(super) const ADAPTER: Adapter = Adapter {
     info: &[MODELS, Doc { path: "/server_info", read: read_server_info }],
     ready_paths: &["/ready", "/health"],
     ready: Ready::Success,
+    sleep: None,
     names_bind: false,
+    adapters: None,
     read,
 };
 

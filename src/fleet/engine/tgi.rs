@@ -11,7 +11,9 @@ pub(super) const ADAPTER: Adapter = Adapter {
     info: &[Doc { path: "/info", read: read_info }],
     ready_paths: &["/health"],
     ready: Ready::Success,
+    sleep: None,
     names_bind: false,
+    adapters: None,
     read,
 };
 

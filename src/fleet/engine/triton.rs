@@ -15,7 +15,9 @@ pub(super) const ADAPTER: Adapter = Adapter {
     info: &[MODELS],
     ready_paths: &["/v2/health/ready", "/health/ready"],
     ready: Ready::Success,
+    sleep: None,
     names_bind: true,
+    adapters: None,
     read,
 };
 

@@ -10,7 +10,9 @@ pub(super) const ADAPTER: Adapter = Adapter {
     info: &[MODELS],
     ready_paths: &["/health"],
     ready: Ready::Success,
+    sleep: None,
     names_bind: true,
+    adapters: None,
     read,
 };
 

@@ -5,17 +5,29 @@
 //! whatever the load, which cannot be told from idle.
 
 use crate::fleet::engine::gauges::{Gauges, Names, Series, gather, whole};
-use crate::fleet::engine::{Adapter, MODELS, Ready};
-use crate::fleet::promtext::Sample;
+use crate::fleet::engine::{self, Adapter, Loras, MODELS, Ready};
+use crate::fleet::promtext::{Sample, samples};
 
 pub(super) const ADAPTER: Adapter = Adapter {
     metrics_path: Some("/metrics"),
     info: &[MODELS],
     ready_paths: &["/health"],
     ready: Ready::Success,
+    sleep: Some(SLEEP),
     names_bind: true,
+    adapters: Some(read_adapters),
     read,
 };
+
+/// Level 1 keeps the weights in the host's memory. Only in development mode;
+/// elsewhere the paths are unknown.
+const SLEEP: engine::Sleep =
+    engine::Sleep { sleep: "/sleep?level=1", wake: "/wake_up", state: "/is_sleeping", read: read_state };
+
+fn read_state(body: &[u8]) -> Option<bool> {
+    let state: serde_json::Value = serde_json::from_slice(body).ok()?;
+    state.get("is_sleeping")?.as_bool()
+}
 
 const NAMES: Names = Names {
     running: &[Series::all("vllm:num_requests_running")],
@@ -38,6 +50,18 @@ fn read(text: &str) -> Option<Gauges> {
         true
     })?;
     Some(Gauges { kv_tokens: caches.tokens(), asleep: sleep.asleep(), ..gauges })
+}
+
+/// The newest row of `lora_requests_info`: its value is when it was written, and
+/// rows of the past stay. There is none before the first request with an adapter.
+fn read_adapters(text: &str) -> Option<Loras> {
+    let rows = samples(text).filter(|sample| sample.name == "vllm:lora_requests_info");
+    let newest = rows.max_by(|one, two| one.value.total_cmp(&two.value))?;
+    let label = |name| newest.label(name);
+    let slots = label("max_lora").and_then(|slots| slots.parse().ok()).filter(|slots| *slots > 0);
+    let running = label("running_lora_adapters").unwrap_or_default();
+    let names = running.split(',').map(str::trim).filter(|name| !name.is_empty());
+    Some(Loras { slots, running: names.map(str::to_owned).collect() })
 }
 
 /// Sizes of the KV caches, one row per data-parallel rank.
@@ -135,6 +159,23 @@ mod tests {
     fn reads_the_merged_view_of_two_api_servers() {
         let gauges = read(fixture!("metrics/two_api_servers"));
         assert_eq!((gauges.running, gauges.progress, gauges.asleep), (Some(0), Some(18), Some(false)));
+    }
+
+    #[test]
+    fn the_newest_row_says_which_adapters_run() {
+        let row = |running, waiting, at| {
+            format!(
+                "vllm:lora_requests_info{{max_lora=\"2\",running_lora_adapters=\"{running}\",\
+                 waiting_lora_adapters=\"{waiting}\"}} {at}\n"
+            )
+        };
+        let text = row("sql,chat", "law", "1.7951626e+09") + &row("", "", "1.7951625e+09");
+        let names = vec!["sql".to_owned(), "chat".to_owned()];
+        assert_eq!(read_adapters(&text), Some(Loras { slots: Some(2), running: names }));
+        assert_eq!(read_adapters(&row("", "", "1")), Some(Loras { slots: Some(2), running: Vec::new() }));
+        assert_eq!(read_adapters("vllm:num_requests_running 0\n"), None);
+        let odd = "vllm:lora_requests_info{max_lora=\"0\"} 1\n";
+        assert_eq!(read_adapters(odd), Some(Loras::default()));
     }
 
     #[test]

@@ -35,23 +35,25 @@ pub(super) type Answer = Result<Start, Rejection>;
 pub(super) struct Start {
     pub(super) placement: Placement,
     pub(super) dispatch: Dispatch,
-    /// Says so if the job is taken away again.
-    pub(super) recall: oneshot::Receiver<Recall>,
+    /// What the scheduler has to say of the try while it lasts.
+    pub(super) word: oneshot::Receiver<Word>,
 }
 
-/// A try that was taken away. The job waits again, or has got its next answer
-/// already.
+/// What the scheduler may say of a try, once.
 #[derive(Debug)]
-pub(super) struct Recall {
-    pub(super) why: Recalled,
-    pub(super) again: oneshot::Receiver<Answer>,
+pub(super) enum Word {
+    /// It was taken away. The job waits again, or has got its next answer
+    /// already.
+    Recalled { why: Recalled, again: oneshot::Receiver<Answer> },
+    /// Its stream is to be handed over; it owns the job until it does so.
+    HandOver(Recalled),
 }
 
 /// What is to be handed to a ticket, once the lock is released.
 #[derive(Debug)]
 pub(super) enum Letter {
     Answer(oneshot::Sender<Answer>, Answer),
-    Recall(oneshot::Sender<Recall>, Recall),
+    Word(oneshot::Sender<Word>, Word),
 }
 
 /// Letters of one step.
@@ -62,7 +64,7 @@ impl Letter {
     pub(super) fn deliver(self) {
         match self {
             Self::Answer(to, answer) => drop(to.send(answer)),
-            Self::Recall(to, recall) => drop(to.send(recall)),
+            Self::Word(to, word) => drop(to.send(word)),
         }
     }
 }
@@ -70,7 +72,11 @@ impl Letter {
 #[derive(Debug)]
 enum Desk {
     Waits(oneshot::Sender<Answer>),
-    Runs { dispatch: Dispatch, recall: oneshot::Sender<Recall> },
+    /// Nothing more is said once the word was given.
+    Runs {
+        dispatch: Dispatch,
+        word: Option<oneshot::Sender<Word>>,
+    },
 }
 
 /// The desks of all jobs that are alive.
@@ -127,15 +133,24 @@ impl Desks {
                 }
             }
             Action::Recall { job, why, .. } => {
-                if let Some(recall) = self.take_runner(job) {
+                if let Some(word) = self.take_runner(job) {
                     let again = self.wait(job);
-                    mail.push(Letter::Recall(recall, Recall { why, again }));
+                    mail.extend(word.map(|to| Letter::Word(to, Word::Recalled { why, again })));
+                }
+            }
+            Action::HandOver { job, why, .. } => {
+                if let Some(Desk::Runs { word, .. }) = self.desks.get_mut(&job) {
+                    mail.extend(word.take().map(|to| Letter::Word(to, Word::HandOver(why))));
                 }
             }
             // The ticket's owner knows: it brought the failure.
             Action::Requeue { .. } => {}
+            // Read when the job arrived.
+            Action::WouldLimit { .. } => {}
             Action::Eject { .. }
             | Action::Probe { .. }
+            | Action::Sleep { .. }
+            | Action::Wake { .. }
             | Action::Readmit { .. }
             | Action::PoolWanted { .. }
             | Action::PoolStarted { .. }
@@ -147,9 +162,9 @@ impl Desks {
     fn start(&mut self, job: JobId, placement: Placement) -> Start {
         self.dispatches += 1;
         let dispatch = Dispatch(self.dispatches);
-        let (sender, recall) = oneshot::channel();
-        self.desks.insert(job, Desk::Runs { dispatch, recall: sender });
-        Start { placement, dispatch, recall }
+        let (sender, word) = oneshot::channel();
+        self.desks.insert(job, Desk::Runs { dispatch, word: Some(sender) });
+        Start { placement, dispatch, word }
     }
 
     fn take_waiter(&mut self, job: JobId) -> Option<oneshot::Sender<Answer>> {
@@ -162,9 +177,9 @@ impl Desks {
         }
     }
 
-    fn take_runner(&mut self, job: JobId) -> Option<oneshot::Sender<Recall>> {
+    fn take_runner(&mut self, job: JobId) -> Option<Option<oneshot::Sender<Word>>> {
         match self.desks.remove(&job)? {
-            Desk::Runs { recall, .. } => Some(recall),
+            Desk::Runs { word, .. } => Some(word),
             waits @ Desk::Waits(_) => {
                 self.desks.insert(job, waits);
                 None
@@ -208,6 +223,14 @@ mod tests {
         answer.try_recv().unwrap().unwrap()
     }
 
+    /// The next wait of a try that was taken away since the engine stalled.
+    fn taken_away(mut start: Start) -> oneshot::Receiver<Answer> {
+        match start.word.try_recv() {
+            Ok(Word::Recalled { why: Recalled::Stalled, again }) => again,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn a_recalled_try_may_not_speak_even_when_the_job_runs_again_in_the_same_step() {
         let mut desks = Desks::default();
@@ -215,15 +238,14 @@ mod tests {
         step(&mut desks, [dispatch(0)]);
         let mut first = started(answer);
         assert!(desks.owns(JOB, first.dispatch));
-        assert!(first.recall.try_recv().is_err());
+        assert!(first.word.try_recv().is_err());
 
         step(&mut desks, [recall(0), dispatch(1)]);
-        assert!(!desks.owns(JOB, first.dispatch));
-        let recall = first.recall.try_recv().unwrap();
-        assert_eq!(recall.why, Recalled::Stalled);
-        let second = started(recall.again);
+        let before = first.dispatch;
+        assert!(!desks.owns(JOB, before));
+        let second = started(taken_away(first));
         assert_eq!(second.placement.replica, ReplicaId::new(1));
-        assert!(desks.owns(JOB, second.dispatch) && second.dispatch != first.dispatch);
+        assert!(desks.owns(JOB, second.dispatch) && second.dispatch != before);
     }
 
     #[test]
@@ -231,10 +253,11 @@ mod tests {
         let mut desks = Desks::default();
         let answer = desks.wait(JOB);
         step(&mut desks, [dispatch(0)]);
-        let mut first = started(answer);
+        let first = started(answer);
+        let before = first.dispatch;
         step(&mut desks, [recall(0)]);
-        let mut again = first.recall.try_recv().unwrap().again;
-        assert!(again.try_recv().is_err() && !desks.owns(JOB, first.dispatch));
+        let mut again = taken_away(first);
+        assert!(again.try_recv().is_err() && !desks.owns(JOB, before));
         step(&mut desks, [reject()]);
         assert_eq!(again.try_recv().unwrap().unwrap_err().reason, RejectReason::Draining);
         assert!(desks.desks.is_empty());
@@ -245,9 +268,27 @@ mod tests {
         let mut desks = Desks::default();
         let answer = desks.wait(JOB);
         step(&mut desks, [dispatch(0), recall(0), dispatch(0)]);
+        let first = started(answer);
+        let before = first.dispatch;
+        let second = started(taken_away(first));
+        assert!(desks.owns(JOB, second.dispatch) && !desks.owns(JOB, before));
+    }
+
+    #[test]
+    fn a_try_is_asked_once_for_its_stream_and_owns_the_job_until_then() {
+        let mut desks = Desks::default();
+        let answer = desks.wait(JOB);
+        let replica = ReplicaId::new(0);
+        let ask = |why| Action::HandOver { job: JOB, replica, why };
+        step(&mut desks, [ask(Recalled::Stalled), dispatch(0)]);
         let mut first = started(answer);
-        let second = started(first.recall.try_recv().unwrap().again);
-        assert!(desks.owns(JOB, second.dispatch) && !desks.owns(JOB, first.dispatch));
+        assert!(first.word.try_recv().is_err());
+        step(&mut desks, [ask(Recalled::Drained), ask(Recalled::Stalled)]);
+        assert!(matches!(first.word.try_recv(), Ok(Word::HandOver(Recalled::Drained))));
+        assert!(desks.owns(JOB, first.dispatch));
+        let again = desks.wait(JOB);
+        step(&mut desks, [dispatch(1)]);
+        assert_eq!(started(again).placement.replica, ReplicaId::new(1));
     }
 
     #[test]

@@ -1,15 +1,20 @@
 //! One job's ticket: what its request holds of the scheduler.
 
-use std::future::pending;
+use std::future::{Future, pending};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use crate::core::budget::Standing;
+use crate::core::budget::rule::RuleId;
 use crate::core::event::{Event, Fault, Outcome, Recalled, Rejection};
 use crate::core::ids::JobId;
 use crate::core::job::Usage;
 use crate::proxy::gate::Gate;
-use crate::proxy::gate::desks::{Answer, Dispatch, Placement, Recall, Start};
+use crate::proxy::gate::desks::{Answer, Dispatch, Placement, Start, Word};
 
 /// One job's place in the queue, then its credit at a replica. Reports the
 /// job's end exactly once, at the latest when dropped.
@@ -23,19 +28,43 @@ pub struct Ticket {
     job: JobId,
     post: Post,
     usage: Usage,
+    limits: Limits,
     live: bool,
+}
+
+/// How it stood with a job's limits when it had come. Empty where it has none.
+#[derive(Debug, Clone, Default)]
+pub struct Limits {
+    /// Each, with what the job reserved taken off.
+    pub standings: SmallVec<[Standing; 4]>,
+    /// Those in shadow mode that would have refused it.
+    pub shadowed: SmallVec<[RuleId; 1]>,
 }
 
 #[derive(Debug)]
 enum Post {
     Waits(oneshot::Receiver<Answer>),
-    Runs { dispatch: Dispatch, recall: oneshot::Receiver<Recall> },
+    /// Nothing more is to be heard where there is no receiver.
+    Runs {
+        dispatch: Dispatch,
+        word: Option<oneshot::Receiver<Word>>,
+    },
     Over,
 }
 
 impl Ticket {
-    pub(super) fn new(gate: Arc<Gate>, job: JobId, answer: oneshot::Receiver<Answer>) -> Self {
-        Self { gate, job, post: Post::Waits(answer), usage: Usage::Unknown, live: true }
+    pub(super) fn new(
+        gate: Arc<Gate>,
+        job: JobId,
+        answer: oneshot::Receiver<Answer>,
+        limits: Limits,
+    ) -> Self {
+        Self { gate, job, post: Post::Waits(answer), usage: Usage::Unknown, limits, live: true }
+    }
+
+    /// How it stood with the job's limits when it had come.
+    pub fn take_limits(&mut self) -> Limits {
+        std::mem::take(&mut self.limits)
     }
 
     /// Waits for a replica. Dropping the future keeps the ticket.
@@ -47,8 +76,8 @@ impl Ticket {
             unreachable!("a ticket waits only after admit, after a failure and after a recall");
         };
         match receiver.await {
-            Ok(Ok(Start { placement, dispatch, recall })) => {
-                self.post = Post::Runs { dispatch, recall };
+            Ok(Ok(Start { placement, dispatch, word })) => {
+                self.post = Post::Runs { dispatch, word: Some(word) };
                 Ok(placement)
             }
             Ok(Err(rejection)) => {
@@ -65,13 +94,29 @@ impl Ticket {
     /// another with `placed`. Never ends while the ticket is not at a replica.
     /// Dropping the future keeps the ticket.
     pub async fn recalled(&mut self) -> Recalled {
-        let Post::Runs { recall, .. } = &mut self.post else { return pending().await };
-        match recall.await {
-            Ok(Recall { why, again }) => {
+        let Post::Runs { word: Some(word), .. } = &mut self.post else { return pending().await };
+        match word.await {
+            Ok(Word::Recalled { why, again }) => {
                 self.post = Post::Waits(again);
                 why
             }
-            Err(_) => pending().await,
+            // A stream is handed over after its first token; nobody waits here
+            // for that. Or somebody else ended the job.
+            Ok(Word::HandOver(_)) | Err(_) => pending().await,
+        }
+    }
+
+    /// Whether another replica is to go on with the stream, and why. Says so
+    /// once; `cx` is woken when that changes.
+    pub fn poll_handed_over(&mut self, cx: &mut Context<'_>) -> Poll<Recalled> {
+        let Post::Runs { word, .. } = &mut self.post else { return Poll::Pending };
+        let Some(receiver) = word else { return Poll::Pending };
+        let Poll::Ready(said) = Pin::new(receiver).poll(cx) else { return Poll::Pending };
+        *word = None;
+        match said {
+            Ok(Word::HandOver(why)) => Poll::Ready(why),
+            // What streams is never recalled.
+            Ok(Word::Recalled { .. }) | Err(_) => Poll::Pending,
         }
     }
 

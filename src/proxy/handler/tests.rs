@@ -17,12 +17,14 @@ use tokio::time::timeout;
 
 use crate::config::load::load_str_with;
 use crate::config::secret::Machine;
+use crate::config::settings::identity::Grant;
 use crate::core::event::{Action, Placed, Recalled};
-use crate::core::ids::ReplicaId;
+use crate::core::ids::{JobId, ReplicaId};
 use crate::core::job::Prefix;
-use crate::proxy::auth::Identity;
+use crate::proxy::auth::{Doorman, Identity};
+use crate::proxy::body::AnswerBody;
 use crate::proxy::clock::Clock;
-use crate::proxy::continuation::Live;
+use crate::proxy::continuation::{Continuation, Live};
 use crate::proxy::gate::{Gate, Ticket};
 use crate::proxy::grace::Grace;
 use crate::proxy::handler::{Answered, Proxy, Unserved};
@@ -31,6 +33,7 @@ use crate::proxy::record::Record;
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
 use crate::wire::api::Api;
+use crate::wire::judge::so_far::SoFar;
 use crate::wire::prefix::Prefixes;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -42,7 +45,11 @@ const PLAIN: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n\
 
 /// A chunk with one event.
 fn event(delta: &str) -> String {
-    let event = format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{delta}}}]}}\n\n");
+    chunk(&format!("{{\"choices\":[{{\"index\":0,\"delta\":{delta}}}]}}"))
+}
+
+fn chunk(data: &str) -> String {
+    let event = format!("data: {data}\n\n");
     format!("{:x}\r\n{event}\r\n", event.len())
 }
 
@@ -58,13 +65,16 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
     Arc::new(Proxy {
         gate: Gate::new(Arc::clone(&settings.policy), Clock::start(), wishes),
         settings: Arc::new(ArcSwap::from_pointee(settings)),
+        doorman: Doorman::default(),
         upstreams: Upstreams::default(),
         bodies: Arc::default(),
         telemetry: Telemetry::for_tests(),
-        windows: Arc::new(|_, _| None),
+        meter: Arc::default(),
+        windows: Arc::new(|_, _, _| None),
         retries: Arc::default(),
         prefixes: Prefixes::default(),
         paces: Arc::default(),
+        copies: Arc::default(),
         grace: Grace::default(),
     })
 }
@@ -75,8 +85,10 @@ type Asked = (Result<Answered, Unserved>, Ticket, Record);
 fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Order, JoinHandle<Asked>) {
     let settings = proxy.settings.load_full();
     let tenant = settings.policy.tenants.iter().map(|(id, _, _)| id).next().unwrap();
-    let identity = Identity { tenant, class: None, key_id: None };
-    let body = Bytes::from(format!(r#"{{"model":"m","messages":[],"stream":{stream}}}"#));
+    let identity = Identity { tenant, key_id: None, grant: Grant::whole(tenant) };
+    let body = Bytes::from(format!(
+        r#"{{"model":"m","messages":[{{"role":"user","content":"a"}}],"stream":{stream}}}"#
+    ));
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let at = (proxy.gate.next_job_id(), proxy.gate.clock().now());
@@ -86,7 +98,7 @@ fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Order, JoinHandle<Asked>) {
     let running = tokio::spawn(async move {
         let id = HeaderValue::from_static("r");
         let mut record = Record::new(&proxy.telemetry, proxy.gate.clock(), id, Api::Chat);
-        let answered = proxy.tries(&order, &headers, None, &mut ticket, &mut record).await;
+        let answered = proxy.tries(&order, &headers, Some(&SoFar::default()), &mut ticket, &mut record).await;
         (answered, ticket, record)
     });
     (kept, running)
@@ -104,6 +116,16 @@ async fn called(listener: &TcpListener) -> TcpStream {
     let mut some = [0; 4096];
     assert!(timeout(PATIENCE, socket.read(&mut some)).await.unwrap().unwrap() > 0);
     socket
+}
+
+/// Reads until something has come.
+async fn heard(socket: &mut TcpStream, what: &str) {
+    let (mut all, mut some) = (String::new(), [0; 4096]);
+    while !all.contains(what) {
+        let read = timeout(PATIENCE, socket.read(&mut some)).await.unwrap().unwrap();
+        assert!(read > 0, "{all}");
+        all += &String::from_utf8_lossy(&some[..read]);
+    }
 }
 
 async fn hung_up(mut socket: TcpStream) {
@@ -220,6 +242,80 @@ async fn whenever_a_recall_comes_there_is_one_answer_and_nothing_stays() {
     engines.iter().for_each(JoinHandle::abort);
 }
 
+/// A stream that has given a first token, as its client gets it.
+async fn relayed(proxy: &Arc<Proxy>, first: &TcpListener) -> (JobId, TcpStream, AnswerBody) {
+    let (mut order, running) = ask(proxy, true);
+    let mut engine = called(first).await;
+    engine.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
+    let (answered, ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let Ok(Answered::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
+    let held = proxy.bodies.hold();
+    let job = order.spec.id;
+    order.spec.goes_on = true;
+    let headers = HeaderMap::new();
+    let continuation = Some(Continuation { proxy: Arc::clone(proxy), order, headers, held });
+    let live = Box::new(Live { stream, ticket, record, continuation });
+    (job, engine, AnswerBody::Stream(proxy.relay(live, whole)))
+}
+
+async fn text(body: &mut AnswerBody) -> String {
+    let frame = timeout(PATIENCE, body.frame()).await.unwrap().unwrap().unwrap();
+    String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn a_stream_that_is_asked_for_goes_on_elsewhere_while_its_engine_says_nothing() {
+    let ((first, a), (second, b)) = (listen().await, listen().await);
+    let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
+    let (job, engine, mut body) = relayed(&proxy, &first).await;
+    let mut seen = text(&mut body).await + &text(&mut body).await;
+    let frozen = hung_up(engine);
+    let rest = async {
+        tokio::task::yield_now().await;
+        proxy.gate.act([Action::HandOver { job, replica: ReplicaId::new(0), why: Recalled::Stalled }]);
+        frozen.await;
+        // How many tokens there are already, and then the rest.
+        let mut asked = timeout(PATIENCE, second.accept()).await.unwrap().unwrap().0;
+        heard(&mut asked, "add_special_tokens").await;
+        let count = "HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n{\"count\":1}";
+        asked.write_all(count.as_bytes()).await.unwrap();
+        heard(&mut asked, "continue_final_message").await;
+        let stop = r#"{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
+        let end = event(ROLE) + &event(r#"{"content":"c"}"#) + &chunk(stop) + &chunk("[DONE]") + "0\r\n\r\n";
+        asked.write_all((HEAD.to_owned() + &end).as_bytes()).await.unwrap();
+    };
+    let all = async {
+        while let Some(frame) = timeout(PATIENCE, body.frame()).await.unwrap() {
+            seen += std::str::from_utf8(&frame.unwrap().into_data().unwrap()).unwrap();
+        }
+    };
+    tokio::join!(rest, all);
+    assert!(seen.contains(r#""content":"b""#) && seen.contains(r#""content":"c""#), "{seen}");
+    assert_eq!(seen.matches(r#""role""#).count(), 1, "{seen}");
+    assert!(seen.ends_with("data: [DONE]\n\n"), "{seen}");
+    drop(body);
+    assert_eq!(proxy.gate.snapshot().jobs, 0);
+}
+
+#[tokio::test]
+async fn a_stream_that_cannot_go_on_stays_where_it_is() {
+    let ((first, a), (_second, b)) = (listen().await, listen().await);
+    let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
+    let (job, mut engine, mut body) = relayed(&proxy, &first).await;
+    text(&mut body).await;
+    text(&mut body).await;
+    let call = r#"{"tool_calls":[{"index":0,"id":"x","function":{"name":"f","arguments":"{}"}}]}"#;
+    engine.write_all(event(call).as_bytes()).await.unwrap();
+    text(&mut body).await;
+    proxy.gate.act([Action::HandOver { job, replica: ReplicaId::new(0), why: Recalled::Drained }]);
+    let (next, sent) = tokio::join!(text(&mut body), async {
+        tokio::task::yield_now().await;
+        engine.write_all(event(TOKEN).as_bytes()).await
+    });
+    assert!(next.contains("\"b\"") && sent.is_ok());
+    assert_eq!(proxy.gate.snapshot().replicas[0].running, 1);
+}
+
 #[tokio::test]
 async fn the_gaps_of_a_relayed_stream_are_counted() {
     let ((first, a), (_second, b)) = (listen().await, listen().await);
@@ -228,9 +324,9 @@ async fn the_gaps_of_a_relayed_stream_are_counted() {
     let mut engine = called(&first).await;
     engine.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
     let (answered, ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    let Ok(Answered::Stream { stream, head, whole }) = answered else { panic!("no stream") };
+    let Ok(Answered::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
     let live = Box::new(Live { stream, ticket, record, continuation: None });
-    let mut body = proxy.stream_response(live, &head, whole).into_body();
+    let mut body = AnswerBody::Stream(proxy.relay(live, whole));
     // The role and the first token, which came with the head.
     for _ in 0..2 {
         timeout(PATIENCE, body.frame()).await.unwrap().unwrap().unwrap();

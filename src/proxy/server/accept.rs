@@ -20,7 +20,8 @@ use tokio::time::sleep;
 
 use crate::config::settings::Door;
 use crate::proxy::server::state::ConnState;
-use crate::proxy::server::{BoxError, DoorEvents, Shutdown, connection};
+use crate::proxy::server::{BoxError, DoorEvents, Peer, Shutdown, connection};
+use crate::tls::{Handshakes, Source};
 
 /// Connections that the kernel keeps ready while the limit is reached.
 const BACKLOG: u32 = 1024;
@@ -44,26 +45,29 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Accepts connections and serves HTTP/1.1, HTTP/1.0 and HTTP/2 with prior
-/// knowledge on them, until `shutdown`. `make_service` is called once per
-/// connection with the client's address.
+/// Accepts connections, plain or TLS as `tls` says, and serves HTTP/1.1,
+/// HTTP/1.0 and HTTP/2 (by ALPN or with prior knowledge) on them, until
+/// `shutdown`. `make_service` is called once per connection with what is known
+/// of the client.
 ///
 /// Each connection is one task that runs its requests too; a request whose
 /// client leaves is dropped at once. Returns when every connection has ended.
 pub async fn serve<M, S, B>(
     listener: TcpListener,
     door: Door,
+    tls: Source,
     shutdown: Shutdown,
     events: Arc<dyn DoorEvents>,
     make_service: M,
 ) where
-    M: Fn(SocketAddr) -> S,
+    M: Fn(Peer) -> S + Clone + Send + Sync + 'static,
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Send + 'static,
     S::Future: Send + 'static,
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
     let free = Arc::new(Semaphore::new(door.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
+    let handshakes = Arc::new(Handshakes::new(door.max_handshakes, door.handshake_timeout));
     let door = Arc::new(door);
     let mut guests = Guests::default();
     loop {
@@ -77,10 +81,23 @@ pub async fn serve<M, S, B>(
         let state = Arc::new(ConnState::new(Arc::clone(&events)));
         let visit = Visit { _permit: permit, events: Arc::clone(&events) };
         events.accepted();
-        let serving = connection::serve(stream, make_service(peer), Arc::clone(&door), Arc::clone(&state));
+        let (config, handshakes, door) = (tls(), Arc::clone(&handshakes), Arc::clone(&door));
+        let (make_service, drain) = (make_service.clone(), shutdown.drain.clone());
+        let told = Arc::clone(&state);
         guests.welcome(state, async move {
-            let _visit = visit;
-            serving.await;
+            let visit = visit;
+            let welcome = tokio::select! {
+                biased;
+                welcome = handshakes.welcome(stream, config) => welcome,
+                () = drain.cancelled() => return,
+            };
+            match welcome {
+                Ok((stream, names)) => {
+                    let service = make_service(Peer { address: peer, names });
+                    connection::serve(stream, service, door, told).await;
+                }
+                Err(trouble) => visit.events.handshake_failed(trouble),
+            }
         });
     }
     drop(listener);

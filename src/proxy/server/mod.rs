@@ -1,4 +1,4 @@
-//! The client listener: HTTP/1.1, HTTP/1.0 and HTTP/2 with prior knowledge,
+//! The client listener: HTTP/1.1, HTTP/1.0 and HTTP/2, plain or over TLS,
 //! strict about what it lets in.
 //!
 //! hyper parses and writes the messages. In front of its HTTP/1 stands
@@ -23,8 +23,12 @@ mod state;
 mod strict_io;
 
 use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
+
+use crate::tls::{Names, Trouble};
 
 pub use accept::{listen, serve};
 pub use refusal::Refusal;
@@ -41,6 +45,15 @@ pub struct Shutdown {
     pub abort: CancellationToken,
 }
 
+/// What is known of a client before it says anything.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// What its certificate says, where it has one that is valid here.
+    pub names: Option<Arc<Names>>,
+}
+
 /// What happens at the door, for metrics and logs. Called from the
 /// connections' tasks: it must be quick.
 pub trait DoorEvents: Send + Sync + 'static {
@@ -50,6 +63,8 @@ pub trait DoorEvents: Send + Sync + 'static {
     fn closed(&self) {}
     /// A message was refused, or given up because it did not come.
     fn refused(&self, _why: Refusal) {}
+    /// A client that came was lost in the TLS handshake.
+    fn handshake_failed(&self, _why: Trouble) {}
     /// The operating system gave no connection; mostly for want of file
     /// descriptors. Accepting goes on after a pause.
     fn accept_failed(&self, _error: &io::Error) {}

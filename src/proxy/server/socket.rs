@@ -10,6 +10,8 @@ use futures_util::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
+use crate::tls::Stream;
+
 /// Bytes taken from a socket at a time when they are kept aside.
 pub(super) const READ_BYTES: usize = 8 * 1024;
 
@@ -18,6 +20,12 @@ pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
     /// True when the peer has closed its side, even while there are bytes
     /// that nobody has read yet.
     fn has_left(&self) -> bool;
+}
+
+impl Socket for Stream {
+    fn has_left(&self) -> bool {
+        self.tcp().has_left()
+    }
 }
 
 impl Socket for TcpStream {

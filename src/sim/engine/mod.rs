@@ -9,6 +9,7 @@
 //! block, the last sequence in queue order loses its blocks and is computed
 //! again later. A new sequence starts only when its whole prompt fits.
 
+mod adapters;
 mod blocks;
 mod plan;
 mod request;
@@ -26,6 +27,7 @@ pub use self::request::{
     Counters, EngineEvent, EngineOptions, EngineRequest, EventKind, Gauges, RequestId, SubmitError,
 };
 
+use self::adapters::Adapters;
 use self::blocks::BlockPool;
 use self::plan::InFlight;
 use crate::core::time::Tick;
@@ -51,6 +53,7 @@ struct Seq {
     computed: u32,
     generated: u32,
     running: bool,
+    adapter: Option<u32>,
 }
 
 impl Seq {
@@ -83,6 +86,9 @@ pub struct Engine {
     in_flight: Option<InFlight>,
     pending: Vec<EngineEvent>,
     counters: Counters,
+    adapters: Adapters,
+    /// Whether any request has come with an adapter.
+    uses_adapters: bool,
 }
 
 impl Engine {
@@ -106,6 +112,8 @@ impl Engine {
             in_flight: None,
             pending: Vec::new(),
             counters: Counters::default(),
+            adapters: Adapters::default(),
+            uses_adapters: false,
         }
     }
 
@@ -137,6 +145,7 @@ impl Engine {
             false => Arc::default(),
         };
         let priority = if self.options.priority_scheduling { request.priority } else { 0 };
+        self.uses_adapters |= request.adapter.is_some();
         let mut slots = SmallVec::new();
         for choice in 0..request.n.max(1) {
             self.arrivals += 1;
@@ -154,6 +163,7 @@ impl Engine {
                 computed: 0,
                 generated: 0,
                 running: false,
+                adapter: request.adapter,
             };
             if slot == self.slots.len() {
                 self.slots.push(Some(seq));
@@ -227,7 +237,7 @@ impl Engine {
     /// What was done since the start.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        self.counters
+        Counters { adapter_loads: self.adapters.loads, ..self.counters }
     }
 
     /// Forgets every cached prefix that no sequence uses.

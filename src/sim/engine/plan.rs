@@ -25,7 +25,7 @@ impl Engine {
         if chunks.is_empty() {
             return None;
         }
-        let end = now + self.duration(&self.load(&chunks));
+        let end = now + self.duration(&self.load(&chunks)) + self.take_loading();
         Some(InFlight { end, chunks })
     }
 
@@ -52,11 +52,18 @@ impl Engine {
         preempted
     }
 
-    /// Starts waiting sequences while slots, tokens and blocks last.
+    /// Starts waiting sequences while slots, tokens and blocks last. Those whose
+    /// adapter cannot come in now let others go first.
     fn plan_waiting(&mut self, now: Tick, budget: &mut u32, chunks: &mut Vec<(Key, u32)>) {
+        let mut from = (i64::MIN, 0, 0);
         while *budget > 0 && self.running.len() < self.max_seqs {
-            let Some(&key) = self.waiting.first() else { return };
+            let Some(&key) = self.waiting.range(from..).next() else { return };
+            if !self.may_join(key) {
+                from = (key.0, key.1, key.2 + 1);
+                continue;
+            }
             let Some(cached_tokens) = self.start(key) else { return };
+            self.use_adapter(key);
             let Some(seq) = self.slots[key.2].as_mut() else { return };
             let chunk = (seq.known() - seq.computed).min(*budget);
             *budget -= chunk;

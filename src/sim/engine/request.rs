@@ -1,5 +1,7 @@
 //! What goes into the engine model and what comes out of it.
 
+use std::time::Duration;
+
 use thiserror::Error;
 
 use crate::core::time::Tick;
@@ -23,6 +25,8 @@ pub struct EngineRequest {
     pub n: u32,
     /// With priority scheduling, the smallest goes first.
     pub priority: i64,
+    /// The LoRA adapter to compute with.
+    pub adapter: Option<u32>,
 }
 
 /// Limits that differ from the profile's, and switches.
@@ -38,6 +42,10 @@ pub struct EngineOptions {
     pub prefix_cache: bool,
     /// Order by `priority` before arrival.
     pub priority_scheduling: bool,
+    /// `--max-loras`: adapters to compute with at once; 0 is taken as 1.
+    pub max_loras: u32,
+    /// How much longer a step takes for each adapter that is loaded in it.
+    pub lora_load: Duration,
 }
 
 impl Default for EngineOptions {
@@ -48,6 +56,8 @@ impl Default for EngineOptions {
             kv_tokens: None,
             prefix_cache: true,
             priority_scheduling: false,
+            max_loras: 1,
+            lora_load: Duration::from_millis(200),
         }
     }
 }
@@ -132,4 +142,6 @@ pub struct Counters {
     pub preemptions: u64,
     /// Sequences cancelled before they finished.
     pub cancelled: u64,
+    /// Adapters that were loaded into a slot.
+    pub adapter_loads: u64,
 }

@@ -202,7 +202,7 @@ proptest::proptest! {
     ) {
         let options = EngineOptions {
             max_seqs: Some(5), max_tokens: Some(64), kv_tokens: Some(256), prefix_cache: true,
-            priority_scheduling: priority,
+            priority_scheduling: priority, ..EngineOptions::default()
         };
         let mut engine = Engine::new(Profile::tiny(), options);
         let (mut now, mut events) = (Tick::ZERO, Vec::new());
@@ -211,6 +211,7 @@ proptest::proptest! {
             let priority = (id % 3) as i64;
             engine.submit(EngineRequest {
                 id, prompt_tokens: *prompt, prefix, output_tokens: *output, n: *n, priority,
+                adapter: (family < &2).then_some(*family as u32),
             }).unwrap();
             if let Some(end) = engine.next_step(now) {
                 now = end;

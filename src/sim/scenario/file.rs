@@ -176,6 +176,8 @@ pub struct FaultRow {
     pub at: Span,
     /// How long it lasts.
     pub lasts: Span,
+    /// From one beginning to the next; absent = it befalls them once.
+    pub every: Option<Span>,
 }
 
 /// The faults.

@@ -81,6 +81,7 @@ impl<'a> Maker<'a> {
             ttft_objective: row.ttft.0,
             itl_objective: row.itl.0,
             cold_start_tolerance: None,
+            spare: false,
             demote_to: row.demote_to.as_deref().and_then(|other| {
                 let place = self.classes.iter().position(|(name, _)| name == other)?;
                 Some(ClassId::new(place as u32))
@@ -320,10 +321,15 @@ fn engine(row: &FleetRow) -> Result<ReplicaSetup, String> {
         kv_tokens: row.kv_tokens,
         prefix_cache: row.prefix_cache,
         priority_scheduling: false,
+        ..EngineOptions::default()
     };
+    if row.fault.is_some_and(|fault| fault.every.is_some_and(|every| every.0 <= fault.lasts.0)) {
+        return Err("fault.every must be longer than fault.lasts".into());
+    }
     let fault = row.fault.map(|fault| Fault {
         at: Tick::ZERO + fault.at.0,
         lasts: fault.lasts.0,
+        every: fault.every.map(|every| every.0),
         kind: match fault.kind {
             FaultName::Frozen => FaultKind::Frozen,
             FaultName::Crashed => FaultKind::Crashed,

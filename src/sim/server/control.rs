@@ -48,8 +48,13 @@ pub struct SimState {
     pub cached_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
+    /// LoRA adapters loaded into slots.
+    pub adapter_loads: u64,
     /// KV blocks in use.
     pub kv_blocks_used: u64,
+    /// Milliseconds in which it computed since its start, in its own time.
+    #[serde(default)]
+    pub busy_ms: u64,
     /// Open connections.
     pub connections: u64,
     /// Whether the port accepts connections.
@@ -169,7 +174,9 @@ impl SimControl {
             prompt_tokens: counters.prompt_tokens,
             cached_tokens: counters.cached_tokens,
             generated_tokens: counters.generated_tokens,
+            adapter_loads: counters.adapter_loads,
             kv_blocks_used: gauges.blocks_used,
+            busy_ms: u64::try_from(work.busy.as_millis()).unwrap_or(u64::MAX),
             connections: sim.connections.load(Ordering::Relaxed),
             listening: *sim.listening.borrow(),
             serving: work.phase == Phase::Serving,

@@ -47,6 +47,8 @@ pub struct VllmFlags {
     pub multimodal: bool,
     /// `VLLM_SERVER_DEV_MODE=1`: pause, sleep, abort and the like.
     pub dev_mode: bool,
+    /// How long it takes to wake.
+    pub wake_time: Duration,
     /// `--sse-keep-alive-interval`.
     pub sse_keep_alive: Option<Duration>,
     /// `--max-num-queued-reqs`: running and waiting together.
@@ -64,6 +66,7 @@ impl Default for VllmFlags {
             auto_tool_choice: false,
             multimodal: false,
             dev_mode: true,
+            wake_time: Duration::ZERO,
             sse_keep_alive: None,
             max_queued_reqs: None,
         }
@@ -147,6 +150,11 @@ impl SimOptions {
     /// Every name that requests may use.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.models.iter().chain(&self.loras).map(String::as_str)
+    }
+
+    /// The number of an adapter by its name.
+    pub(crate) fn lora(&self, name: &str) -> Option<u32> {
+        self.loras.iter().position(|lora| lora == name).and_then(|at| u32::try_from(at).ok())
     }
 
     /// The context window, cut to what the KV cache can hold.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -80,6 +81,8 @@ pub(crate) struct Work {
     pub(crate) held: Vec<EngineRequest>,
     /// Requests (not sequences) that are inside.
     pub(crate) inside: u64,
+    /// Time in steps.
+    pub(crate) busy: Duration,
     /// Counts the restarts.
     generation: u64,
 }
@@ -101,6 +104,7 @@ impl Work {
             closed: false,
             held: Vec::new(),
             inside: 0,
+            busy: Duration::ZERO,
             generation: 0,
         }
     }

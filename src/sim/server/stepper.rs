@@ -57,7 +57,9 @@ fn start_step(sim: &Sim, last_end: Option<Tick>) -> Option<Tick> {
     if work.stands_still() {
         return None;
     }
-    work.engine.next_step(start)
+    let end = work.engine.next_step(start)?;
+    work.busy += end.since(start);
+    Some(end)
 }
 
 fn book_step(work: &mut Work, end: Tick, events: &mut Vec<EngineEvent>, wakers: &mut Vec<Waker>) {

@@ -61,6 +61,7 @@ impl Gateway {
         JobSpec {
             id: JobId::new(job as u64),
             tenant: TenantId::new(arrival.tenant),
+            key: None,
             class: ClassId::new(arrival.class),
             model: ModelId::new(0),
             prompt_tokens: u64::from(arrival.prompt),
@@ -72,8 +73,10 @@ impl Gateway {
             deadline: now + arrival.patience.map_or(max_wait, |patience| patience.min(max_wait)),
             patience: arrival.patience.map_or(Tick::NEVER, |patience| now + patience),
             falls_back: false,
+            goes_on: false,
             context: u64::from(arrival.prompt) + u64::from(arrival.output),
             fit: 0,
+            session: None,
         }
     }
 
@@ -107,7 +110,7 @@ impl Gateway {
                 Event::ReplicaFound { replica: ReplicaId::from(replica) }
             }
             Input::Probed { replica, alive: false } => {
-                Event::ReplicaLost { replica: ReplicaId::from(replica) }
+                Event::ReplicaLost { replica: ReplicaId::from(replica), answers: true }
             }
             // It never polls.
             Input::Polled { .. } | Input::Wake => Event::Timer,
@@ -133,9 +136,14 @@ impl Router for Gateway {
                 }
                 Action::Recall { job, .. } => Some(Command::Recall { job: job.index() }),
                 Action::Probe { replica } => Some(Command::Probe { replica: replica.index() }),
+                // Streams that break stay broken here.
                 Action::Requeue { .. }
+                | Action::WouldLimit { .. }
+                | Action::HandOver { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
+                | Action::Sleep { .. }
+                | Action::Wake { .. }
                 | Action::PoolWanted { .. }
                 | Action::PoolStarted { .. }
                 | Action::OverrideExpired { .. } => None,

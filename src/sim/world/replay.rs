@@ -28,6 +28,7 @@ fn rules(replicas: usize) -> Policy {
         itl_objective: Duration::from_millis(50),
         cold_start_tolerance: None,
         demote_to: (rank == 0).then(|| ClassId::new(1)),
+        spare: false,
         placement: Default::default(),
     };
     let tenant = |weight| Tenant {
@@ -70,7 +71,7 @@ fn world(seed: u64, engines: usize, faulty: usize, kind: FaultKind, scrape: bool
     let mut replicas = vec![ReplicaSetup::new(profile, options); engines];
     let lasts = Duration::from_millis(700);
     if let Some(replica) = replicas.get_mut(faulty) {
-        replica.fault = Some(Fault { at: Tick::from_millis(100), lasts, kind });
+        replica.fault = Some(Fault { at: Tick::from_millis(100), lasts, every: None, kind });
     }
     let arrivals = arrivals(120, seed);
     Setup {

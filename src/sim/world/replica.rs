@@ -39,13 +39,15 @@ impl ReplicaSetup {
     }
 }
 
-/// What befalls an engine, once.
+/// What befalls an engine, once or again and again.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fault {
     /// When it begins.
     pub at: Tick,
     /// How long it lasts.
     pub lasts: Duration,
+    /// From one beginning to the next, longer than it lasts; absent = once.
+    pub every: Option<Duration>,
     /// What it is.
     pub kind: FaultKind,
 }
@@ -161,6 +163,7 @@ impl Replica {
             kv_tokens: Some(gauges.blocks_total * u64::from(BLOCK_TOKENS)),
             max_model_len: None,
             progress: Some(counters.generated_tokens + counters.prompt_tokens),
+            asleep: None,
         }
     }
 }

@@ -148,7 +148,6 @@ impl<'a> World<'a> {
         for replica in 0..engines {
             if let Some(fault) = world.replicas[replica].fault() {
                 world.plan(fault.at, Happening::FaultBegins(replica));
-                world.plan(fault.at + fault.lasts, Happening::FaultEnds(replica));
             }
             if setup.scrape.is_some() {
                 world.plan(Tick::ZERO, Happening::Scrape(replica));
@@ -273,6 +272,7 @@ impl<'a> World<'a> {
             output_tokens: arrival.output,
             n: 1,
             priority,
+            adapter: None,
         };
         self.replicas[replica].engine.submit(request).is_ok()
     }
@@ -350,8 +350,12 @@ impl<'a> World<'a> {
 
     fn fault_begins(&mut self, replica: ReplicaIndex) {
         let Some(fault) = self.replicas[replica].fault() else { return };
+        self.plan(self.now + fault.lasts, Happening::FaultEnds(replica));
+        if let Some(every) = fault.every.filter(|_| self.open > 0) {
+            self.plan(self.now + every, Happening::FaultBegins(replica));
+        }
         match fault.kind {
-            FaultKind::Frozen => self.replicas[replica].freeze(fault.at + fault.lasts),
+            FaultKind::Frozen => self.replicas[replica].freeze(self.now + fault.lasts),
             FaultKind::Crashed => {
                 self.replicas[replica].crash();
                 let there = |job: &JobIndex| self.jobs[*job].at == Some(replica);

@@ -43,6 +43,7 @@ fn gateway(setup: &Setup) -> Box<dyn Router> {
         itl_objective: Duration::from_millis(50),
         cold_start_tolerance: None,
         demote_to: None,
+        spare: false,
         placement: Default::default(),
     };
     let tenant = Tenant {

@@ -31,6 +31,7 @@ struct PoolChange<'a> {
     joined: Vec<&'a str>,
     left: Vec<&'a str>,
     draining: Vec<&'a str>,
+    spot_notice: Vec<&'a str>,
 }
 
 impl ReplicasChanged<'_> {
@@ -60,7 +61,11 @@ impl ReplicasChanged<'_> {
                 pools.entry(row.pool).or_default().joined.push(name);
             }
             if going && !(there && self.before.draining.contains(&id)) {
-                pools.entry(row.pool).or_default().draining.push(name);
+                let change = pools.entry(row.pool).or_default();
+                match self.after.spot_notices.contains(&id) {
+                    true => change.spot_notice.push(name),
+                    false => change.draining.push(name),
+                }
             }
         }
         for (id, name, row) in self.before.replicas.iter() {
@@ -75,7 +80,12 @@ impl ReplicasChanged<'_> {
 impl PoolChange<'_> {
     fn emit(&self, telemetry: &Telemetry, policy: &Policy, pool: PoolId) {
         let replicas = policy.pools.get(pool).map_or(0, |row| row.replicas.len());
-        let changes = [("joined", &self.joined), ("left", &self.left), ("draining", &self.draining)];
+        let changes = [
+            ("joined", &self.joined),
+            ("left", &self.left),
+            ("draining", &self.draining),
+            ("spot_notice", &self.spot_notice),
+        ];
         for (change, names) in changes.into_iter().filter(|(_, names)| !names.is_empty()) {
             let listed = names.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
             telemetry.log(|| {

@@ -4,19 +4,27 @@
 //! No event carries a key, prompt text or generated text.
 
 mod discovery;
+mod identity;
+mod limits;
 mod overrides;
 mod pool;
 mod process;
+mod promise;
 mod replica;
 mod request;
+mod rest;
+mod shadow;
 
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
+pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
+pub use limits::LimitMet;
 pub use overrides::{OverrideChanged, OverrideExpired};
 pub use pool::{PoolStarted, PoolWanted};
 pub use process::{
-    ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken, ServerDraining,
-    ServerStarted, ServerStopped,
+    ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken,
+    ServerDraining, ServerStarted, ServerStopped,
 };
+pub use promise::PromiseUnkept;
 pub use replica::{
     ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
 };
@@ -24,6 +32,8 @@ pub use request::{
     AuthFailed, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued,
     StreamBroken, StreamContinuation, Timings,
 };
+pub use rest::{ReplicaRested, ReplicaTurned, RestFailed, RestUnknown};
+pub use shadow::{ShadowCompared, ShadowSkipped, Side};
 
 use std::time::Duration;
 

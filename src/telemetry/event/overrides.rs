@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use serde_json::json;
 use tracing::{info, warn};
 
 use crate::telemetry::Telemetry;
@@ -11,8 +12,10 @@ use crate::telemetry::event::shorten;
 /// An operator set something apart from the policy, or took that back.
 #[derive(Debug, Clone, Copy)]
 pub struct OverrideChanged<'a> {
-    /// Who asked for it.
-    pub who: SocketAddr,
+    /// Who asked for it: `token:<id>`, `cert:<name>` or `local`.
+    pub who: &'a str,
+    /// Where they are.
+    pub from: SocketAddr,
     /// What for: `cordon`, `resume` and so on.
     pub verb: &'a str,
     /// Of what: the name of a pool, replica or tenant.
@@ -30,11 +33,23 @@ pub struct OverrideChanged<'a> {
 }
 
 impl OverrideChanged<'_> {
-    /// Writes the event; a warning, so that it is in every log.
+    /// Writes the event, into the audit file too; a warning, so that it is in
+    /// every log.
     pub fn emit(&self, telemetry: &Telemetry) {
+        telemetry.audit(json!({
+            "action": self.verb,
+            "who": self.who,
+            "from": self.from.to_string(),
+            "subject": self.subject,
+            "before": self.before,
+            "after": self.after,
+            "lasts_s": self.lasts.map(|lasts| lasts.as_secs()),
+            "reason": self.reason,
+        }));
         telemetry.log(|| {
             warn!(
-                who = %self.who,
+                who = self.who,
+                from = %self.from,
                 verb = self.verb,
                 subject = self.subject,
                 before = self.before,
@@ -58,6 +73,7 @@ pub struct OverrideExpired<'a> {
 impl OverrideExpired<'_> {
     /// Writes the event.
     pub fn emit(&self, telemetry: &Telemetry) {
+        telemetry.audit(json!({ "action": "expire", "who": "time", "subject": self.subject }));
         telemetry.log(|| info!(subject = self.subject, "override expired"));
     }
 }

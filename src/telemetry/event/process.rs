@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
 use tracing::{debug, error, info};
 
 use crate::core::policy::Policy;
@@ -77,6 +78,46 @@ impl ConfigRejected<'_> {
         status.problems = self.problems.to_vec();
         telemetry.set_config_status(status);
         telemetry.log(|| error!(problems = self.problems.join("; "), "config rejected"));
+    }
+}
+
+/// Somebody or something had the configuration read again, for the audit log.
+#[derive(Debug, Clone, Copy)]
+pub struct ConfigAudited<'a> {
+    /// Who asked for it: an operator, `signal`, or `file` for a change that
+    /// was seen.
+    pub who: &'a str,
+    /// `applied`, `unchanged` or `failed`.
+    pub outcome: &'static str,
+    /// The generation in force now.
+    pub generation: u64,
+    /// The digest of the file in force now.
+    pub digest: &'a str,
+    /// The keys of the file that are different now, without their values.
+    pub changed: &'a [&'a str],
+}
+
+impl ConfigAudited<'_> {
+    /// Writes the event, into the audit file too.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        telemetry.audit(json!({
+            "action": "reload",
+            "who": self.who,
+            "outcome": self.outcome,
+            "generation": self.generation,
+            "digest": self.digest,
+            "changed": self.changed,
+        }));
+        let changed = self.changed.join(", ");
+        telemetry.log(|| {
+            info!(
+                who = self.who,
+                outcome = self.outcome,
+                generation = self.generation,
+                changed,
+                "config read again"
+            );
+        });
     }
 }
 

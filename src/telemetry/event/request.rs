@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use tracing::{Level, debug, info, warn};
 
+use crate::core::adapters::Fit;
 use crate::core::event::{Fault, Placed, Recalled, RejectReason};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::Usage;
 use crate::core::policy::Policy;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{known, millis, pool_of, shorten};
+use crate::tokens::Source;
 
 /// One request, from its head to its last byte. Emitted exactly once for every
 /// request that got as far as a request id.
@@ -51,6 +53,9 @@ pub struct RequestFinished<'a> {
     pub outcome: RequestOutcome,
     /// The code of the error or refusal; absent for a success.
     pub reason: Option<&'static str>,
+    /// Tokens of its prompt before any engine counted them, and how they are
+    /// known; absent = it did not get so far.
+    pub prompt: Option<(u64, Source)>,
     /// What it consumed; absent = it never reached an engine.
     pub usage: Option<Usage>,
     /// Its durations.
@@ -137,6 +142,7 @@ impl RequestFinished<'_> {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "a line for each field")]
     fn log(&self, policy: &Policy) {
         let tokens = self.usage.and_then(Usage::tokens);
         let times = &self.timings;
@@ -162,6 +168,8 @@ impl RequestFinished<'_> {
                     status = self.status,
                     outcome = self.outcome.name(),
                     reason = self.reason,
+                    prompt_tokens = self.prompt.map(|(tokens, _)| tokens),
+                    prompt_source = self.prompt.map(|(_, source)| source.name()),
                     usage = usage_name(self.usage),
                     input_tokens = tokens.map(|tokens| tokens.input),
                     cached_tokens = tokens.map(|tokens| tokens.cached),
@@ -181,6 +189,7 @@ impl RequestFinished<'_> {
                     finish_reason = self.finish_reason.map(shorten),
                     turn = self.placed.map(|why| why.turn.name()),
                     choice = self.placed.map(|why| why.choice.name()),
+                    adapter = self.placed.and_then(|why| why.adapter).map(Fit::name),
                     demoted_to = self.placed.and_then(|why| known(policy.classes.name(why.demoted_to()?))),
                     behind = self.placed.map(|why| why.behind),
                     candidates = self.placed.map(|why| why.candidates),
@@ -193,10 +202,9 @@ impl RequestFinished<'_> {
                 )
             };
         }
-        if self.outcome == RequestOutcome::Failed {
-            line!(Level::WARN);
-        } else {
-            line!(Level::INFO);
+        match self.outcome {
+            RequestOutcome::Failed => line!(Level::WARN),
+            _ => line!(Level::INFO),
         }
     }
 }

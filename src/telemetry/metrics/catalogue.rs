@@ -27,6 +27,10 @@ pub(super) const USAGE_UNKNOWN: Metric = metric(
     "penstock_usage_unknown_total",
     "Requests that reached an engine and whose tokens nobody counted.",
 );
+pub(super) const PROMPT_COUNTS: Metric = metric(
+    "penstock_prompt_counts_total",
+    "Prompts by how their tokens were known before an engine had them: `estimate`, `bound` (the bytes alone show that the prompt fits), `ids`, `exact` (the model's own tokenizer), `engine` (asked).",
+);
 pub(super) const REQUEUES: Metric = metric(
     "penstock_requeues_total",
     "Requests that an engine failed before the first token and that went back to the queue.",
@@ -34,6 +38,10 @@ pub(super) const REQUEUES: Metric = metric(
 pub(super) const FALLBACKS: Metric = metric(
     "penstock_fallbacks_total",
     "Requests that went on as another model, by the two models and why the first could not serve.",
+);
+pub(super) const LIMITS_MET: Metric = metric(
+    "penstock_limits_met_total",
+    "Requests that a limit of the tenant, its key or its model refused, or in shadow mode would have.",
 );
 pub(super) const RECALLS: Metric = metric(
     "penstock_recalls_total",
@@ -49,6 +57,10 @@ pub(super) const CONTINUATIONS: Metric = metric(
 );
 pub(super) const EJECTIONS: Metric =
     metric("penstock_ejections_total", "Replicas taken out of service, by what was wrong.");
+pub(super) const REST_ORDERS: Metric = metric(
+    "penstock_rest_orders_total",
+    "Times that a replica was told to sleep or to wake, by what came of it.",
+);
 pub(super) const READMISSIONS: Metric =
     metric("penstock_readmissions_total", "Replicas taken back into service.");
 pub(super) const PROBES_FAILED: Metric =
@@ -65,22 +77,52 @@ pub(super) const POOLS_EMPTIED: Metric =
     metric("penstock_pools_emptied_total", "Times a pool lost its last replica that takes work.");
 pub(super) const SOURCE_FAILURES: Metric =
     metric("penstock_source_failures_total", "Times a pool's source of replicas could not be asked.");
+pub(super) const PROMISES_UNKEPT: Metric = metric(
+    "penstock_promises_unkept_total",
+    "Hours in which a class promised what none of its pools had ever kept, by objective.",
+);
+pub(super) const SHADOW_REQUESTS: Metric = metric(
+    "penstock_shadow_requests_total",
+    "Requests with a copy for another model, and the copies, by side and outcome.",
+);
+pub(super) const SHADOW_TOKENS: Metric = metric(
+    "penstock_shadow_output_tokens_total",
+    "Tokens that requests with a copy came to, and the copies, by side.",
+);
+pub(super) const SHADOW_SKIPPED: Metric = metric(
+    "penstock_shadow_skipped_total",
+    "Copies that were not made or not finished, by reason: they take only what nobody else needs.",
+);
 pub(super) const AUTH_FAILURES: Metric =
     metric("penstock_auth_failures_total", "Requests with no valid key, by reason.");
 pub(super) const CONNECTIONS_REFUSED: Metric =
     metric("penstock_connections_refused_total", "Client connections turned away at the door, by reason.");
+
+pub(super) const HANDSHAKES_FAILED: Metric = metric(
+    "penstock_tls_handshakes_failed_total",
+    "Connections lost in the TLS handshake, by listener and reason.",
+);
+pub(super) const ISSUER_FAILURES: Metric =
+    metric("penstock_issuer_failures_total", "Times an identity provider's keys could not be fetched.");
+pub(super) const ADMIN_REFUSALS: Metric =
+    metric("penstock_admin_refusals_total", "Requests refused at the operators' port, by reason.");
+pub(super) const AUDIT_LOST: Metric =
+    metric("penstock_audit_lost_total", "Lines that the audit file could not take; the log has them.");
 
 pub(super) const COUNTERS: &[Metric] = &[
     REQUESTS,
     REJECTIONS,
     TOKENS,
     USAGE_UNKNOWN,
+    PROMPT_COUNTS,
     REQUEUES,
     FALLBACKS,
+    LIMITS_MET,
     RECALLS,
     STREAMS_BROKEN,
     CONTINUATIONS,
     EJECTIONS,
+    REST_ORDERS,
     READMISSIONS,
     PROBES_FAILED,
     SCRAPES_FAILED,
@@ -88,12 +130,25 @@ pub(super) const COUNTERS: &[Metric] = &[
     REPLICA_CHANGES,
     POOLS_EMPTIED,
     SOURCE_FAILURES,
+    PROMISES_UNKEPT,
+    SHADOW_REQUESTS,
+    SHADOW_TOKENS,
+    SHADOW_SKIPPED,
     AUTH_FAILURES,
     CONNECTIONS_REFUSED,
+    HANDSHAKES_FAILED,
+    ISSUER_FAILURES,
+    ADMIN_REFUSALS,
+    AUDIT_LOST,
 ];
 
 // Gauges that change by events.
 pub(super) const OPEN_CONNECTIONS: Metric = metric("penstock_open_connections", "Open client connections.");
+
+pub(super) const CERTIFICATE_ENDS: Metric = metric(
+    "penstock_tls_certificate_ends_timestamp_seconds",
+    "Unix time at which the listener's certificate ends.",
+);
 
 // Histograms.
 pub(super) const QUEUE_WAIT: Metric =
@@ -112,6 +167,14 @@ pub(super) const INTER_TOKEN_MAX: Metric = metric(
 );
 pub(super) const REQUEST_DURATION: Metric =
     metric("penstock_request_duration_seconds", "Time from a request's head to the end of its answer.");
+pub(super) const SHADOW_FIRST_TOKEN: Metric = metric(
+    "penstock_shadow_first_token_seconds",
+    "Time from an engine to the first token of requests with a copy and of the copies, by side.",
+);
+pub(super) const SHADOW_DURATION: Metric = metric(
+    "penstock_shadow_duration_seconds",
+    "Time from an engine to the end of requests with a copy and of the copies, by side.",
+);
 pub(super) const GEN_AI_DURATION: Metric =
     metric("gen_ai_server_request_duration_seconds", "Time from a request's head to its last byte or token.");
 pub(super) const GEN_AI_FIRST_TOKEN: Metric = metric(
@@ -122,6 +185,14 @@ pub(super) const GEN_AI_PER_TOKEN: Metric = metric(
     "gen_ai_server_time_per_output_token_seconds",
     "Time per output token after the first one of successful responses.",
 );
+
+/// Around 150 ms for the first token.
+const FIRST_TOKEN_BUCKETS: &[f64] = &[
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0,
+    10.0, 30.0, 60.0, 120.0, 300.0,
+];
+const DURATION_BUCKETS: &[f64] =
+    &[0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0];
 
 /// Histograms with their buckets. Ours are dense where objectives lie: around
 /// 150 ms for the first token, from 20 to 60 ms between tokens. Those of the
@@ -134,13 +205,8 @@ pub(super) const HISTOGRAMS: &[(Metric, &[f64])] = &[
             120.0, 300.0, 600.0,
         ],
     ),
-    (
-        FIRST_TOKEN,
-        &[
-            0.01, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.5,
-            5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
-        ],
-    ),
+    (FIRST_TOKEN, FIRST_TOKEN_BUCKETS),
+    (SHADOW_FIRST_TOKEN, FIRST_TOKEN_BUCKETS),
     (
         INTER_TOKEN,
         &[
@@ -149,10 +215,8 @@ pub(super) const HISTOGRAMS: &[(Metric, &[f64])] = &[
         ],
     ),
     (INTER_TOKEN_MAX, &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]),
-    (
-        REQUEST_DURATION,
-        &[0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0],
-    ),
+    (REQUEST_DURATION, DURATION_BUCKETS),
+    (SHADOW_DURATION, DURATION_BUCKETS),
     (
         GEN_AI_DURATION,
         &[0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92],
@@ -182,6 +246,10 @@ pub(super) const POOL_WAITING: Metric =
 pub(super) const COLD_START: Metric = metric(
     "penstock_cold_start_seconds",
     "Time from the first request held for a pool without replicas to its first token, smoothed; no sample before the first.",
+);
+pub(super) const WAKE: Metric = metric(
+    "penstock_wake_seconds",
+    "Time that replicas of the pool take to wake, smoothed; no sample before the first.",
 );
 pub(super) const REPLICA_RUNNING: Metric =
     metric("penstock_replica_running", "Sequences that the ledger books on the replica.");

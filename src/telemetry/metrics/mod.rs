@@ -6,6 +6,7 @@ mod catalogue;
 mod labels;
 mod scrape;
 mod series;
+mod shadow;
 
 use std::fmt;
 
@@ -15,7 +16,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, 
 use crate::core::ids::PoolId;
 use crate::core::policy::Policy;
 use crate::telemetry::ConfigStatus;
-use crate::telemetry::event::RequestFinished;
+use crate::telemetry::event::{RequestFinished, Side};
 use crate::telemetry::metrics::catalogue::Metric;
 use crate::telemetry::metrics::scrape::SeenQueues;
 use crate::telemetry::metrics::series::{GenAiCache, RequestCache};
@@ -48,6 +49,8 @@ impl Metrics {
         }
         let open = catalogue::OPEN_CONNECTIONS;
         recorder.describe_gauge(open.name.into(), None, open.help.into());
+        let ends = catalogue::CERTIFICATE_ENDS;
+        recorder.describe_gauge(ends.name.into(), None, ends.help.into());
         let open_connections = recorder.register_gauge(&open.name.into(), &METADATA);
         Self {
             handle: recorder.handle(),
@@ -88,6 +91,17 @@ impl Metrics {
         counter(&self.recorder, &catalogue::FALLBACKS, labels).increment(1);
     }
 
+    pub(super) fn limit_met(&self, tenant: &str, [scope, unit, period]: [&'static str; 3], shadow: bool) {
+        let labels = vec![
+            Label::new("tenant", tenant.to_owned()),
+            Label::from_static_parts("scope", scope),
+            Label::from_static_parts("unit", unit),
+            Label::from_static_parts("period", period),
+            Label::from_static_parts("shadow", if shadow { "true" } else { "false" }),
+        ];
+        counter(&self.recorder, &catalogue::LIMITS_MET, labels).increment(1);
+    }
+
     pub(super) fn recalled(&self, policy: &Policy, pool: Option<PoolId>, reason: &'static str) {
         self.of_pool(&catalogue::RECALLS, policy, pool, Some(("reason", reason)));
     }
@@ -102,6 +116,19 @@ impl Metrics {
 
     pub(super) fn ejected(&self, policy: &Policy, pool: Option<PoolId>, fault: &'static str) {
         self.of_pool(&catalogue::EJECTIONS, policy, pool, Some(("fault", fault)));
+    }
+
+    pub(super) fn rested(
+        &self,
+        policy: &Policy,
+        pool: Option<PoolId>,
+        order: &'static str,
+        outcome: &'static str,
+    ) {
+        let pool = Label::new("pool", labels::pool(policy, pool).to_owned());
+        let order = Label::from_static_parts("order", order);
+        let outcome = Label::from_static_parts("outcome", outcome);
+        counter(&self.recorder, &catalogue::REST_ORDERS, vec![order, outcome, pool]).increment(1);
     }
 
     pub(super) fn readmitted(&self, policy: &Policy, pool: Option<PoolId>) {
@@ -134,9 +161,60 @@ impl Metrics {
         self.of_pool(&catalogue::SOURCE_FAILURES, policy, Some(pool), None);
     }
 
+    pub(super) fn promise_unkept(&self, class: &str, model: &str, objective: &'static str) {
+        let labels = vec![
+            Label::new("class", class.to_owned()),
+            Label::new("model", model.to_owned()),
+            Label::from_static_parts("objective", objective),
+        ];
+        counter(&self.recorder, &catalogue::PROMISES_UNKEPT, labels).increment(1);
+    }
+
+    pub(super) fn shadow_skipped(&self, model: &str, to: &str, reason: &'static str) {
+        let labels = shadow::labels(model, to, ("reason", reason));
+        counter(&self.recorder, &catalogue::SHADOW_SKIPPED, labels).increment(1);
+    }
+
+    pub(super) fn shadow_compared(&self, model: &str, to: &str, sides: [&Side; 2]) {
+        for (name, side) in Side::NAMES.into_iter().zip(sides) {
+            shadow::record(&self.recorder, &shadow::labels(model, to, ("side", name)), side);
+        }
+    }
+
     pub(super) fn auth_failed(&self, reason: &'static str) {
         let labels = vec![Label::from_static_parts("reason", reason)];
         counter(&self.recorder, &catalogue::AUTH_FAILURES, labels).increment(1);
+    }
+
+    pub(super) fn handshake_failed(&self, listener: &'static str, reason: &'static str) {
+        let label = Label::from_static_parts;
+        let labels = vec![label("listener", listener), label("reason", reason)];
+        counter(&self.recorder, &catalogue::HANDSHAKES_FAILED, labels).increment(1);
+    }
+
+    pub(super) fn certificate_ends(&self, listener: &'static str, unix_seconds: f64) {
+        let labels = vec![Label::from_static_parts("listener", listener)];
+        let key = labels::key(catalogue::CERTIFICATE_ENDS.name, labels);
+        self.recorder.register_gauge(&key, &METADATA).set(unix_seconds);
+    }
+
+    pub(super) fn issuer_failed(&self) {
+        counter(&self.recorder, &catalogue::ISSUER_FAILURES, Vec::new()).increment(1);
+    }
+
+    pub(super) fn admin_refused(&self, reason: &'static str) {
+        let labels = vec![Label::from_static_parts("reason", reason)];
+        counter(&self.recorder, &catalogue::ADMIN_REFUSALS, labels).increment(1);
+    }
+
+    pub(super) fn audit_lost(&self) -> Counter {
+        counter(&self.recorder, &catalogue::AUDIT_LOST, Vec::new())
+    }
+
+    /// What is counted by events alone.
+    #[cfg(test)]
+    pub(super) fn render_events(&self) -> String {
+        self.handle.render()
     }
 
     pub(super) fn connection_refused(&self, reason: &'static str) {

@@ -20,16 +20,6 @@ use crate::telemetry::{ConfigStatus, log, wall};
 /// Queues that keep a row while they are empty.
 const MAX_QUEUES: usize = 10_000;
 
-const STATES: [ReplicaState; 7] = [
-    ReplicaState::Serving,
-    ReplicaState::SlowStart,
-    ReplicaState::Busy,
-    ReplicaState::Cordoned,
-    ReplicaState::Draining,
-    ReplicaState::Ejected,
-    ReplicaState::Removed,
-];
-
 /// What the rest of the process knows at the moment of a scrape.
 #[derive(Debug, Clone, Copy)]
 pub struct Scrape<'a> {
@@ -166,6 +156,12 @@ fn write_pools(out: &mut Exposition<'_>, policy: &Policy, pools: &[PoolView]) {
             out.sample(&catalogue::COLD_START, &[label(view)], time.as_secs_f64());
         }
     }
+    out.family(&catalogue::WAKE, "gauge");
+    for view in pools {
+        if let Some(time) = view.wake {
+            out.sample(&catalogue::WAKE, &[label(view)], time.as_secs_f64());
+        }
+    }
 }
 
 fn write_ledgers(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaView]) {
@@ -187,7 +183,7 @@ fn write_ledgers(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaV
     out.family(&catalogue::REPLICA_STATE, "gauge");
     for view in replicas {
         let Some([pool, replica]) = replica_labels(policy, view.replica) else { continue };
-        for state in STATES {
+        for state in ReplicaState::ALL {
             let labels = [pool, replica, ("state", state.name())];
             out.sample(&catalogue::REPLICA_STATE, &labels, u8::from(state == view.state));
         }
@@ -355,8 +351,14 @@ mod tests {
 
     #[test]
     fn pools_show_their_state_and_the_starts_that_were_measured() {
-        let view =
-            |pool, state, cold_start| PoolView { pool: PoolId::new(pool), state, waiting: 7, cold_start };
+        let view = |pool, state, cold_start| PoolView {
+            pool: PoolId::new(pool),
+            state,
+            waiting: 7,
+            cold_start,
+            wake: cold_start,
+            best: Default::default(),
+        };
         let starting = view(0, PoolState::Starting, Some(Duration::from_millis(90_500)));
         let snapshot = Snapshot { pools: vec![starting], ..Snapshot::default() };
         let telemetry = telemetry(1);
@@ -367,6 +369,7 @@ mod tests {
         assert_eq!(of("pool_state", r#",state="starting""#), 1.0);
         assert_eq!(of("pool_state", r#",state="cold""#), 0.0);
         assert_eq!((of("pool_waiting", ""), of("cold_start_seconds", "")), (7.0, 90.5));
+        assert_eq!(of("wake_seconds", ""), 90.5);
 
         let snapshot = Snapshot { pools: vec![view(0, PoolState::Cold, None)], ..snapshot };
         let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[] });

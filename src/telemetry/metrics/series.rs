@@ -15,6 +15,7 @@ use crate::telemetry::event::{RequestFinished, RequestOutcome};
 use crate::telemetry::metrics::catalogue::{self, Metric};
 use crate::telemetry::metrics::labels::{self, Owner};
 use crate::telemetry::metrics::{METADATA, counter};
+use crate::tokens::Source;
 
 /// Owners with series of their own. With more, the series of further tenants
 /// are kept under `other`.
@@ -53,6 +54,8 @@ struct RequestSeries {
     exact: OnceLock<TokenCounters>,
     partial: OnceLock<TokenCounters>,
     unknown: OnceLock<Counter>,
+    /// By source.
+    counted: [OnceLock<Counter>; 5],
 }
 
 /// The counters of one way to end; few, for reasons are this program's text.
@@ -91,12 +94,14 @@ impl RequestSeries {
             exact: OnceLock::new(),
             partial: OnceLock::new(),
             unknown: OnceLock::new(),
+            counted: Default::default(),
         }
     }
 
     fn record(&self, recorder: &PrometheusRecorder, event: &RequestFinished<'_>) {
         self.count_end(recorder, event);
         self.count_usage(recorder, event.usage);
+        self.count_source(recorder, event.prompt.map(|(_, source)| source));
         let times = &event.timings;
         for (handle, metric, sample) in [
             (&self.queue_wait, &catalogue::QUEUE_WAIT, times.queue),
@@ -151,6 +156,18 @@ impl RequestSeries {
                     .get_or_init(|| counter(recorder, &catalogue::USAGE_UNKNOWN, labels()))
                     .increment(1);
             }
+        }
+    }
+
+    fn count_source(&self, recorder: &PrometheusRecorder, source: Option<Source>) {
+        let Some(source) = source else { return };
+        let labels = || {
+            let mut labels = self.only(&["model"]);
+            labels.push(Label::from_static_parts("source", source.name()));
+            labels
+        };
+        if let Some(place) = self.counted.get(source as usize) {
+            place.get_or_init(|| counter(recorder, &catalogue::PROMPT_COUNTS, labels())).increment(1);
         }
     }
 
@@ -247,6 +264,6 @@ fn per_token(event: &RequestFinished<'_>) -> Option<Duration> {
     event.timings.total.checked_sub(event.timings.first_token?)?.checked_div(after_first)
 }
 
-fn histogram(recorder: &PrometheusRecorder, metric: &Metric, labels: Vec<Label>) -> Histogram {
+pub(super) fn histogram(recorder: &PrometheusRecorder, metric: &Metric, labels: Vec<Label>) -> Histogram {
     recorder.register_histogram(&labels::key(metric.name, labels), &METADATA)
 }

@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 
 use super::reply::{End, Reply};
 use super::setup::{MODEL, Rig, Setup, chat, engine};
+use crate::client::Call;
 use crate::rig::until;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -188,6 +189,85 @@ async fn a_silent_engine_is_left() {
     }
     assert_eq!(seen(&rig.post(CHAT, &chat(TOKENS, true)).await), whole);
     rig.settled().await;
+}
+
+/// An engine that freezes keeps its connections; its streams go on elsewhere
+/// long before their own patience ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_streams_of_an_engine_that_freezes_go_on_within_seconds() {
+    // Streams that would take a minute at this pace, if nobody moved them.
+    let engines = || vec![slow(), slow()];
+    let rig = Arc::new(rig(engines(), "").await);
+    let body = |number: u32| {
+        let mut body = chat(TOKENS, true);
+        body["messages"][0]["content"] = format!("tell me of {number}").into();
+        body["temperature"] = 0.into();
+        body["stream_options"] = json!({"include_usage": true});
+        body
+    };
+    // Engines that have never answered are given time to warm up.
+    for number in 0..2 {
+        rig.post(CHAT, &body(number)).await;
+    }
+    let mut streams = JoinSet::new();
+    for number in 0..12 {
+        let rig = Arc::clone(&rig);
+        streams.spawn(async move { (number, rig.post(CHAT, &body(number)).await) });
+    }
+    until("all have a token", || {
+        let replicas = rig.snapshot().replicas;
+        replicas.iter().map(|replica| replica.running).sum::<u32>() == 12
+            && replicas.iter().all(|replica| replica.prefill_tokens == 0)
+    })
+    .await;
+    rig.engine(0).add(FaultKind::Freeze).unwrap();
+    let begun = tokio::time::Instant::now();
+    let mut texts = Vec::new();
+    while let Some(stream) = streams.join_next().await {
+        let (number, reply) = stream.unwrap();
+        texts.push((number, seen(&reply)));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    rig.settled().await;
+    assert!(rig.metric("penstock_continuations_total").await >= 1.0);
+    assert!(rig.log("stream continuation").iter().all(|line| line["fault"] == "silent"));
+    assert_eq!(rig.metric("penstock_streams_broken_total").await, 0.0);
+    rig.engine(0).clear();
+    for (number, moved) in texts {
+        assert_eq!(moved, seen(&rig.post(CHAT, &body(number)).await), "{number}");
+    }
+}
+
+/// A stream of a replica whose machine will be taken away does not wait for that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_leaves_a_replica_whose_time_is_over() {
+    let slow = SimOptions { speed: 0.02, ..slow() };
+    let rig = Arc::new(rig(vec![slow.clone(), slow], "health: {drain: 300ms, slow_start: 1ms}\n").await);
+    let whole = seen(&rig.post(CHAT, &chat(TOKENS, true)).await);
+    let streams: Vec<_> = (0..4)
+        .map(|_| {
+            let rig = Arc::clone(&rig);
+            tokio::spawn(async move { rig.post(CHAT, &chat(TOKENS, true)).await })
+        })
+        .collect();
+    until("all have a token", || {
+        let replicas = rig.snapshot().replicas;
+        replicas.iter().map(|replica| replica.running).sum::<u32>() == 4
+            && replicas.iter().all(|replica| replica.running > 0 && replica.prefill_tokens == 0)
+    })
+    .await;
+    let ask = json!({"name": rig.replica(0)});
+    let path = "/admin/v1/replicas/spot-notice";
+    Call::post(path, &ask).send(rig.gateway.admin_address()).await.ok();
+    until("it is empty", || rig.snapshot().replicas[0].running == 0).await;
+    rig.engine(0).terminate(Terminate::KillServer);
+    for stream in streams {
+        assert_eq!(seen(&stream.await.unwrap()), whole);
+    }
+    rig.settled().await;
+    let moved = rig.log("stream continuation");
+    assert!(!moved.is_empty() && moved.iter().all(|line| line["fault"] == "draining"), "{moved:?}");
+    assert_eq!(rig.log("replica ejected").len(), 0, "nobody is blamed");
 }
 
 /// What cannot be continued ends as it always did.

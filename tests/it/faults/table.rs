@@ -48,7 +48,8 @@ pub(super) enum Effect {
 
 const RESET: Effect = Effect::Ejects(&["reset"]);
 const SILENT: Effect = Effect::Ejects(&["silent"]);
-const MALFORMED: Effect = Effect::Fails(&["malformed"]);
+/// Three in a row eject.
+const MALFORMED: Effect = Effect::Either(&["malformed"]);
 const ABORTED: Effect = Effect::Ejects(&["aborted"]);
 const DRAINING: Effect = Effect::Ejects(&["draining"]);
 const BUSY: Effect = Effect::Fails(&["busy"]);

@@ -207,3 +207,46 @@ async fn jobs_go_back_to_a_replaced_engine_when_the_other_one_is_full() {
     assert_eq!((reply.status, reply.end), (200, End::Whole), "{}", reply.text());
     assert_eq!(rig.line_of(reply.request_id()).await["attempts"], 2);
 }
+
+/// Engines that answer their health checks and fail all that they get: most
+/// clients are told to come back, and the engines are left alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fleet_that_fails_everything_is_not_stormed() {
+    const REQUESTS: u64 = 80;
+    let rig = Rig::start(Setup {
+        retry: "budget_floor: 10".into(),
+        yaml: "health: {probe_min: 20ms, probe_max: 50ms, slow_start: 1ms}\n".into(),
+        ..Setup::default()
+    });
+    let rig = Arc::new(rig.await);
+    for engine in 0..2 {
+        rig.engine(engine).add(FaultKind::Status { status: 500, retry_after: None, message: None }).unwrap();
+    }
+    let mut jobs = JoinSet::new();
+    for job in 0..REQUESTS {
+        let rig = Arc::clone(&rig);
+        jobs.spawn(async move { rig.post("/v1/chat/completions", &chat(4, job % 2 == 0)).await });
+    }
+    let mut told = 0;
+    while let Some(reply) = jobs.join_next().await {
+        let reply = reply.unwrap();
+        if reply.status == 503 {
+            told += 1;
+            assert_eq!(reply.json()["error"]["code"], "slow_down");
+            assert!(reply.header("retry-after").is_some());
+        } else {
+            assert_eq!(reply.status, 502, "{}", reply.text());
+        }
+    }
+    let tries: u64 = (0..2).map(|engine| u64::from(rig.engine(engine).faults()[0].shown)).sum();
+    // A share of the requests, what is always allowed in twenty seconds, and
+    // once what two engines hold.
+    assert!(tries <= REQUESTS + (REQUESTS / 5).max(30) + 16, "{tries}");
+    assert!(told > REQUESTS / 2, "{told}");
+    let spent = |line: &&serde_json::Value| line["reason"] == "retries_spent";
+    assert_eq!(rig.log("request finished").iter().filter(spent).count(), told as usize);
+    assert_eq!(rig.metric("penstock_rejections_total").await, told as f64);
+    rig.settled().await;
+    (0..2).for_each(|engine| rig.engine(engine).clear());
+    assert_eq!(rig.post("/v1/chat/completions", &chat(4, false)).await.status, 200);
+}

@@ -101,8 +101,14 @@ fn faults_of_limits() {
             "requests.class_header: `Authorization` means something else",
         ),
         (with("requests: {class_header: 'a b'}"), "requests.class_header: \"a b\" is not a header name"),
+        (with("routing: {session: {body: []}}"), "routing.session: nothing names a session"),
+        (with("routing: {session: {header: Host}}"), "routing.session.header: `Host` means something else"),
+        (with("routing: {session: {max_delay: 0s}}"), "routing.session.max_delay: must not be zero"),
+        (with("routing: {session: {max_sessions: 0}}"), "routing.session.max_sessions: 0 is out of range"),
         (with("queue: {requests: 0}"), "queue.requests: must not be zero"),
         (with("retry: {max_attempts: 0}"), "retry.max_attempts: 0 is out of range"),
+        (with("retry: {budget: -0.1}"), "retry.budget: -0.1 is out of range"),
+        (with("retry: {budget: 21}"), "retry.budget: 21 is out of range"),
         (with("health: {probe_min: 5s}"), "health.probe_max: 1s is shorter than probe_min (5s)"),
     ]);
 }
@@ -175,6 +181,18 @@ fn faults_of_models_and_pools() {
         (with("  x: {engine: vllm, replicas: [http://x:1]}"), "pools.x.models: names no model"),
         (with("  x: {engine: vllm, models: [y]}"), "pools.x.replicas: names no replica"),
         (with("  x: {engine: vllm, models: [y], cold_start: 0s}"), "pools.x.cold_start: must not be zero"),
+        (
+            with("  x: {engine: tgi, models: [y], replicas: [http://h:1], sleep: {}}"),
+            "pools.x.sleep: tgi is never put to sleep",
+        ),
+        (
+            with("  x: {engine: vllm, models: [y], replicas: [http://h:1], sleep: {after_idle: 900ms}}"),
+            "pools.x.sleep.after_idle: is too short",
+        ),
+        (
+            with("  x: {engine: vllm, models: [y], replicas: [http://h:1], sleep: {wake_timeout: 0s}}"),
+            "pools.x.sleep.wake_timeout: must not be zero",
+        ),
         (
             with("  x: {engine: vllm, models: [y, y], replicas: [http://x:1]}"),
             "pools.x.models[1]: `y` is listed twice",
@@ -306,6 +324,8 @@ fn sources_of_replicas_are_checked() {
         ("{kubernetes: {service: s, selector: a=b}}", "names no Service, or two"),
         ("{kubernetes: {service: s, namespace: A_B}}", "kubernetes.namespace"),
         ("{kubernetes: {service: s, port: 0}}", "kubernetes.port"),
+        ("{kubernetes: {service: s, nodes: {taints: []}}}", "names nothing that gives notice"),
+        ("{kubernetes: {service: s, nodes: {conditions: ['']}}}", "nodes.conditions[0]: is empty"),
         ("{kubernetes: {service: s, server: 'https://h'}}", "namespace: is missing"),
         ("{kubernetes: {service: s, namespace: n, server: h}}", "kubernetes.server"),
     ] {

@@ -15,7 +15,7 @@ const GOING: ReplicaId = ReplicaId::new(0);
 /// a moment ago, with nothing to do.
 fn one_stream_one_prompt() -> World {
     let mut world = World::new(policy(&[&[4, 4]], &[&[0]]));
-    world.event(Event::ReplicaLost { replica: ReplicaId::new(1) });
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(1), answers: true });
     assert_eq!(sent(&world.arrive(spec(1))), [(1, 0)]);
     world.event(Event::FirstToken { job: JobId::new(1) });
     assert_eq!(sent(&world.arrive(spec(2))), [(2, 0)]);

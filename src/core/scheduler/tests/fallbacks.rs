@@ -20,7 +20,7 @@ fn as_other(spec: JobSpec) -> JobSpec {
 }
 
 fn lose(world: &mut World, replica: u32) -> Vec<(u64, RejectReason)> {
-    let actions = world.event(Event::ReplicaLost { replica: ReplicaId::new(replica) });
+    let actions = world.event(Event::ReplicaLost { replica: ReplicaId::new(replica), answers: true });
     rejected(&actions).into_iter().map(|(job, why)| (job, why.reason)).collect()
 }
 

@@ -144,7 +144,7 @@ fn old_streams_do_not_eject_what_came_back() {
 #[test]
 fn it_comes_back_slowly() {
     let mut world = World::new(policy(&[&[16]], &[&[0]]));
-    world.event(Event::ReplicaLost { replica: ReplicaId::new(0) });
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(0), answers: true });
     for id in 0..16 {
         world.arrive(spec(id));
     }
@@ -168,7 +168,7 @@ fn scrapes_neither_eject_nor_admit() {
     let mut world = World::new(policy(&[&[4]], &[&[0]]));
     let report = Event::ReplicaReported { replica: ReplicaId::new(0), report: Default::default() };
     assert_eq!(world.event(report.clone()), []);
-    world.event(Event::ReplicaLost { replica: ReplicaId::new(0) });
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(0), answers: true });
     assert_eq!(world.event(report), []);
     assert_eq!(world.state(0), Some(ReplicaState::Ejected));
 }
@@ -178,7 +178,7 @@ fn unknown_replicas_are_ignored() {
     let mut world = World::new(policy(&[&[1]], &[&[0]]));
     for index in [5, u32::MAX] {
         let replica = ReplicaId::new(index);
-        assert_eq!(world.event(Event::ReplicaLost { replica }), []);
+        assert_eq!(world.event(Event::ReplicaLost { replica, answers: true }), []);
         assert_eq!(world.event(Event::ReplicaFound { replica }), []);
         assert_eq!(world.event(Event::ReplicaReported { replica, report: Default::default() }), []);
     }
@@ -201,7 +201,7 @@ fn with_the_last_untried_replica_gone_a_tried_one_will_do() {
     world.arrive(spec(1));
     world.arrive(spec(2));
     assert_eq!(sent(&world.fail(1, Fault::Malformed)), [], "it waits for the other one");
-    let actions = world.event(Event::ReplicaLost { replica: ReplicaId::new(1) });
+    let actions = world.event(Event::ReplicaLost { replica: ReplicaId::new(1), answers: true });
     assert_eq!((ejected(&actions), sent(&actions)), (vec![1], vec![(1, 0)]));
 }
 
@@ -209,9 +209,9 @@ fn with_the_last_untried_replica_gone_a_tried_one_will_do() {
 fn a_failed_probe_is_followed_by_a_later_one() {
     let mut world = World::new(policy(&[&[1]], &[&[0]]));
     let replica = ReplicaId::new(0);
-    world.event(Event::ReplicaLost { replica });
+    world.event(Event::ReplicaLost { replica, answers: true });
     assert_eq!(world.at(200), [Action::Probe { replica }]);
-    assert_eq!(world.event(Event::ReplicaLost { replica }), []);
+    assert_eq!(world.event(Event::ReplicaLost { replica, answers: true }), []);
     assert_eq!(world.at(599), []);
     assert_eq!(world.at(600), [Action::Probe { replica }]);
 }

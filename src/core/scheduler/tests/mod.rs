@@ -1,12 +1,15 @@
 //! A small world to drive the scheduler in.
 
+mod affinity;
 mod basics;
 mod cold;
 mod demotion;
 mod departures;
 mod displacement;
+mod edge;
 mod fallbacks;
 mod faults;
+mod handovers;
 mod interruptions;
 mod overrides;
 mod placing;
@@ -14,9 +17,11 @@ mod properties;
 mod quotas;
 mod recalls;
 mod reloads;
+mod rests;
 mod scale;
 mod shares;
 mod shedding;
+mod spare;
 mod storm;
 mod worlds;
 
@@ -42,6 +47,7 @@ fn class(rank: u32, min_share: f64) -> Class {
         itl_objective: Duration::from_millis(50),
         cold_start_tolerance: None,
         demote_to: None,
+        spare: false,
         placement: Default::default(),
     }
 }
@@ -92,6 +98,7 @@ fn spec(id: u64) -> JobSpec {
     JobSpec {
         id: JobId::new(id),
         tenant: TenantId::new(0),
+        key: None,
         class: ClassId::new(0),
         model: ModelId::new(0),
         prompt_tokens: 10,
@@ -103,8 +110,10 @@ fn spec(id: u64) -> JobSpec {
         deadline: Tick::from_millis(60_000),
         patience: Tick::NEVER,
         falls_back: false,
+        goes_on: false,
         context: 0,
         fit: 0,
+        session: None,
     }
 }
 
@@ -203,6 +212,15 @@ fn ejected(actions: &[Action]) -> Vec<u32> {
 fn recalled(actions: &[Action]) -> Vec<(u64, u32, Recalled)> {
     let row = |action: &Action| match action {
         Action::Recall { job, replica, why } => Some((job.index() as u64, replica.index() as u32, *why)),
+        _ => None,
+    };
+    actions.iter().filter_map(row).collect()
+}
+
+/// `(job, replica)` of the streams that are to be handed over, with the reasons.
+fn handed_over(actions: &[Action]) -> Vec<(u64, u32, Recalled)> {
+    let row = |action: &Action| match action {
+        Action::HandOver { job, replica, why } => Some((job.index() as u64, replica.index() as u32, *why)),
         _ => None,
     };
     actions.iter().filter_map(row).collect()

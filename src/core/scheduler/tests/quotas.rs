@@ -212,7 +212,7 @@ fn a_parked_tenant_comes_back_by_its_own_end_or_by_capacity() {
     let larger = Replica { pool: PoolId::new(0), max_seqs: Some(4), kv_tokens: None };
     next.replicas.insert("p0/r0", larger);
     assert_eq!(sent(&world.event(Event::PolicyChanged(Arc::new(next)))).len(), 1, "three of six");
-    world.event(Event::ReplicaLost { replica: ReplicaId::new(0) });
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(0), answers: true });
     assert_eq!(sent(&world.done(1)), [], "one of two is less than it has");
 }
 

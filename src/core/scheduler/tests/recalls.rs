@@ -18,7 +18,7 @@ fn paced(world: &mut World, replica: u32) -> Vec<Action> {
 /// Two jobs at replica 0, of which the first streams; replica 1 is empty.
 fn two_at_one() -> World {
     let mut world = World::new(policy(&[&[4], &[4]], &[&[0, 1]]));
-    world.event(Event::ReplicaLost { replica: ReplicaId::new(1) });
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(1), answers: true });
     assert_eq!(sent(&world.arrive(spec(1))), [(1, 0)]);
     world.at(20);
     world.event(Event::FirstToken { job: JobId::new(1) });

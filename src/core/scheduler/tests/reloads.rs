@@ -92,7 +92,7 @@ fn counters_survive_a_reload() {
 #[test]
 fn an_ejected_replica_that_leaves_is_not_probed() {
     let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
-    world.event(Event::ReplicaLost { replica: ReplicaId::new(0) });
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(0), answers: true });
     reload(&mut world, |next| next.replicas = without(&next.replicas, ReplicaId::new(0)));
     assert_eq!(world.scheduler.next_deadline(), None);
     assert_eq!(world.at(10_000), []);
@@ -102,7 +102,7 @@ fn an_ejected_replica_that_leaves_is_not_probed() {
 fn a_replica_that_was_taken_out_and_put_back_starts_anew() {
     let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
     world.arrive(spec(0));
-    world.event(Event::ReplicaLost { replica: ReplicaId::new(0) });
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(0), answers: true });
     reload(&mut world, |next| next.replicas = without(&next.replicas, ReplicaId::new(0)));
     reload(&mut world, |next| {
         let row = Replica { pool: PoolId::new(0), max_seqs: Some(2), kv_tokens: None };

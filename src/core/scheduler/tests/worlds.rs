@@ -6,13 +6,17 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof};
 
+use crate::core::budget::rule::{Period, Rule, RuleId, Scope, Unit};
 use crate::core::event::{Fault, Pace, Report};
-use crate::core::ids::{ClassId, PoolId, ReplicaId, TenantId};
+use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::{Tokens, Usage};
 use crate::core::overrides::{Closed, Lever, Measure};
 use crate::core::placement;
 use crate::core::placement::rules::Supply;
-use crate::core::policy::{Bounds, Class, Health, Model, Policy, Pool, Quota, Replica, Retry, Tenant};
+use crate::core::policy::{
+    Bounds, Class, Health, Model, Policy, Pool, Quota, Replica, Retry, StickySessions, Tenant,
+};
+use crate::core::rest::{Rested, Sleep};
 use crate::core::scheduler::tests::{class, tenant, used};
 use crate::core::table::Table;
 
@@ -43,7 +47,49 @@ pub(super) struct Rules {
     /// Milliseconds: what pools are expected to take to start, what classes
     /// tolerate of it.
     pub(super) starts: [Option<u64>; 2],
+    /// Milliseconds of idle time, and how many stay awake.
+    pub(super) sleep: Option<(u64, u32)>,
     pub(super) places: Places,
+    pub(super) limits: Vec<Rule>,
+    pub(super) affinity: Affinity,
+}
+
+/// Adapters and sessions; absent = none.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Affinity {
+    /// For each pool those of its models that are adapters, one bit each.
+    adapters: Vec<u8>,
+    slots: Option<u32>,
+    /// Milliseconds.
+    load: Option<u64>,
+    /// Milliseconds and sessions.
+    sessions: Option<(u64, usize)>,
+}
+
+impl Affinity {
+    fn sessions(&self) -> Option<StickySessions> {
+        let (millis, bound) = self.sessions?;
+        Some(StickySessions { max_delay: Duration::from_millis(millis), bound })
+    }
+
+    fn row(&self, pool: usize) -> Pool {
+        Pool {
+            adapters: models_of(self.adapters.get(pool).copied().unwrap_or(0)),
+            adapter_slots: self.slots,
+            adapter_load: self.load.map(Duration::from_millis),
+            ..Pool::default()
+        }
+    }
+}
+
+fn affinity() -> impl Strategy<Value = Affinity> {
+    let rows = (
+        vec(0u8..8, 0..4),
+        prop::option::weighted(0.8, 1u32..3),
+        prop::option::weighted(0.9, 0u64..500),
+        prop::option::of((0u64..2000, 1usize..5)),
+    );
+    rows.prop_map(|(adapters, slots, load, sessions)| Affinity { adapters, slots, load, sessions })
 }
 
 /// What pools are, and where classes and tenants may go; absent = as usual.
@@ -65,6 +111,23 @@ fn quota() -> impl Strategy<Value = [u8; 3]> {
     [part(), part(), part()]
 }
 
+fn limits() -> impl Strategy<Value = Vec<Rule>> {
+    let scope = prop_oneof![
+        (0u32..4).prop_map(|tenant| Scope::Tenant(TenantId::new(tenant))),
+        (0u32..4, 0u32..3)
+            .prop_map(|(tenant, model)| Scope::Model(TenantId::new(tenant), ModelId::new(model))),
+    ];
+    let units = [Unit::Requests, Unit::InputTokens, Unit::OutputTokens, Unit::Tokens];
+    let periods = [Period::Now, Period::Minute, Period::Day];
+    let id =
+        (scope, prop::sample::select(units.to_vec()), prop::sample::select(periods.to_vec()), any::<bool>());
+    let rule = (id, 0u64..2_000).prop_map(|((scope, unit, period, shadow), amount)| Rule {
+        id: RuleId { scope, unit, period, shadow },
+        amount,
+    });
+    prop_oneof![2 => Just(Vec::new()), 1 => vec(rule, 0..6)]
+}
+
 /// Any policy.
 pub(super) fn rules() -> impl Strategy<Value = Rules> {
     let replica = prop::option::weighted(0.8, (prop::option::of(1u32..5), prop::option::of(30u64..300)));
@@ -80,8 +143,10 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
             0u32..2,
             prop_oneof![2 => Just(0u16), 1 => 0u16..512],
             [prop::option::of(0u64..2000), prop::option::of(0u64..2000)],
+            prop::option::of((1u64..1500, 0u32..2)),
         ),
-        prop_oneof![Just(Places::default()), places()],
+        (prop_oneof![Just(Places::default()), places()], prop_oneof![Just(Affinity::default()), affinity()]),
+        limits(),
     )
         .prop_map(
             |(
@@ -89,8 +154,9 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
                 tenants,
                 replicas,
                 models,
-                (bound, attempts, slow_start, buffer, draining, starts),
-                places,
+                (bound, attempts, slow_start, buffer, draining, starts, sleep),
+                (places, affinity),
+                limits,
             )| Rules {
                 classes,
                 tenants,
@@ -102,7 +168,10 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
                 slow_start,
                 buffer,
                 starts,
+                sleep,
                 places,
+                limits,
+                affinity,
             },
         )
 }
@@ -115,6 +184,11 @@ fn table<I: Copy + From<usize> + Into<usize>, T>() -> Table<I, T> {
     table
 }
 
+fn sleep((idle, keep_awake): (u64, u32)) -> Sleep {
+    let (after_idle, wake_timeout) = (Duration::from_millis(idle), Duration::from_secs(2));
+    Sleep { after_idle, keep_awake, wake_timeout }
+}
+
 /// The policy that the rules describe.
 pub(super) fn build(rules: &Rules) -> Arc<Policy> {
     let mut policy = Policy {
@@ -124,10 +198,14 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         models: table(),
         pools: table(),
         replicas: table(),
+        keys: table(),
+        limits: rules.limits.clone(),
         draining: (0..9usize).filter(|bit| rules.draining & (1 << bit) != 0).map(ReplicaId::from).collect(),
+        spot_notices: Default::default(),
         bounds: Bounds { requests: rules.bound, ..Bounds::default() },
-        retry: Retry { max_attempts: rules.attempts },
+        retry: Retry { max_attempts: rules.attempts, ..Retry::default() },
         health: Health { slow_start: Duration::from_millis(rules.slow_start), ..Health::default() },
+        sessions: rules.affinity.sessions(),
     };
     let [cold_start, tolerance] = rules.starts.map(|millis| millis.map(Duration::from_millis));
     for (index, row) in rules.classes.iter().enumerate() {
@@ -140,6 +218,37 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
             policy.classes.insert(NAMES[index], row);
         }
     }
+    put_tenants(rules, &mut policy);
+    for (pool, members) in rules.replicas.iter().enumerate() {
+        let supply = rules.places.supplies.get(pool).copied().unwrap_or_default();
+        let mut replicas = Vec::new();
+        for (index, row) in members.iter().enumerate() {
+            if let Some((max_seqs, kv_tokens)) = row {
+                let row = Replica { pool: PoolId::from(pool), max_seqs: *max_seqs, kv_tokens: *kv_tokens };
+                replicas.push(policy.replicas.insert(NAMES[pool * 3 + index], row));
+            }
+        }
+        let sleep = rules.sleep.map(sleep);
+        let row = Pool {
+            replicas,
+            engine_buffer: rules.buffer,
+            cold_start,
+            sleep,
+            supply,
+            ..rules.affinity.row(pool)
+        };
+        policy.pools.insert(NAMES[pool], row);
+    }
+    for (index, mask) in rules.models.iter().enumerate() {
+        if let Some(mask) = mask {
+            let pools = (0..3usize).filter(|pool| mask & (1 << pool) != 0).map(PoolId::from).collect();
+            policy.models.insert(NAMES[index], Model { pools, max_model_len: None });
+        }
+    }
+    Arc::new(policy)
+}
+
+fn put_tenants(rules: &Rules, policy: &mut Policy) {
     for (index, row) in rules.tenants.iter().enumerate() {
         if let Some((weight, requests, quota)) = row {
             let bounds = Bounds { requests: *requests, ..Bounds::default() };
@@ -152,25 +261,11 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
             policy.tenants.insert(NAMES[index], row);
         }
     }
-    for (pool, members) in rules.replicas.iter().enumerate() {
-        let supply = rules.places.supplies.get(pool).copied().unwrap_or_default();
-        let mut replicas = Vec::new();
-        for (index, row) in members.iter().enumerate() {
-            if let Some((max_seqs, kv_tokens)) = row {
-                let row = Replica { pool: PoolId::from(pool), max_seqs: *max_seqs, kv_tokens: *kv_tokens };
-                replicas.push(policy.replicas.insert(NAMES[pool * 3 + index], row));
-            }
-        }
-        let row = Pool { replicas, engine_buffer: rules.buffer, cold_start, supply, ..Pool::default() };
-        policy.pools.insert(NAMES[pool], row);
-    }
-    for (index, mask) in rules.models.iter().enumerate() {
-        if let Some(mask) = mask {
-            let pools = (0..3usize).filter(|pool| mask & (1 << pool) != 0).map(PoolId::from).collect();
-            policy.models.insert(NAMES[index], Model { pools, max_model_len: None });
-        }
-    }
-    Arc::new(policy)
+}
+
+/// The models of a mask.
+pub(super) fn models_of<T: FromIterator<ModelId>>(mask: u8) -> T {
+    (0..3usize).filter(|model| mask & (1 << model) != 0).map(ModelId::from).collect()
 }
 
 #[derive(Debug, Clone)]
@@ -191,8 +286,12 @@ pub(super) enum Op {
     Left(usize),
     Pass(u64),
     Report(u32, Report),
+    /// A replica's slots and the adapters that it runs, one bit each.
+    Adapters(u32, Option<u32>, u8),
     Paced(u32, Pace),
     Answer(bool),
+    /// To the first order that waits; absent = it is followed.
+    Rest(Option<Rested>),
     Lost(u32),
     Stray(u64),
     Reload(usize),
@@ -227,16 +326,28 @@ fn fault() -> impl Strategy<Value = Fault> {
 }
 
 fn report() -> impl Strategy<Value = Report> {
-    let count = || prop::option::of(0u64..8);
-    (count(), count(), prop::option::of(0u32..6), prop::option::of(20u64..300)).prop_map(
-        |(running, waiting, slots, kv_tokens)| Report {
+    let count = || prop_oneof![2 => Just(Some(0)), 3 => prop::option::of(0u64..8)];
+    let asleep = prop::option::weighted(0.3, any::<bool>());
+    (count(), count(), prop::option::of(0u32..6), prop::option::of(20u64..300), asleep).prop_map(
+        |(running, waiting, slots, kv_tokens, asleep)| Report {
             running,
             waiting,
             slots,
             kv_tokens,
+            asleep,
             ..Report::default()
         },
     )
+}
+
+fn rested() -> impl Strategy<Value = Option<Rested>> {
+    prop_oneof![
+        4 => Just(None),
+        1 => Just(Some(Rested::Failed)),
+        1 => Just(Some(Rested::Unable)),
+        1 => Just(Some(Rested::Awake)),
+        1 => Just(Some(Rested::Asleep)),
+    ]
 }
 
 fn pace() -> impl Strategy<Value = Pace> {
@@ -277,8 +388,11 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         3 => (0usize..64).prop_map(Op::Left),
         8 => (0u64..1500).prop_map(Op::Pass),
         3 => (0u32..9, report()).prop_map(|(replica, report)| Op::Report(replica, report)),
+        2 => (0u32..9, prop::option::of(1u32..4), 0u8..8)
+            .prop_map(|(replica, slots, running)| Op::Adapters(replica, slots, running)),
         4 => (0u32..9, pace()).prop_map(|(replica, pace)| Op::Paced(replica, pace)),
         8 => any::<bool>().prop_map(Op::Answer),
+        4 => rested().prop_map(Op::Rest),
         1 => (0u32..9).prop_map(Op::Lost),
         1 => (0u64..100).prop_map(Op::Stray),
         1 => (0usize..3).prop_map(Op::Reload),

@@ -11,8 +11,8 @@ use serde::Deserialize;
 use tokio::task::spawn_blocking;
 
 use crate::config::discover::Kubernetes;
-use crate::fleet::discover::kubernetes::slices::Slice;
-use crate::fleet::tls;
+use crate::fleet::discover::kubernetes::follow::Object;
+use crate::tls;
 
 /// The namespace that the program runs in, as Kubernetes tells every pod.
 const NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
@@ -83,12 +83,22 @@ impl Trouble {
     }
 }
 
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Resource {
+    /// The EndpointSlices of a Service.
+    Slices,
+    /// All Nodes.
+    Nodes,
+}
+
 /// One page of a list.
 #[derive(Deserialize)]
-pub(super) struct Page {
+#[serde(bound = "T: serde::de::DeserializeOwned")]
+pub(super) struct Page<T> {
     pub(super) metadata: PageMetadata,
     #[serde(default)]
-    pub(super) items: Vec<Slice>,
+    pub(super) items: Vec<T>,
 }
 
 #[derive(Deserialize)]
@@ -104,20 +114,19 @@ pub(super) struct PageMetadata {
 pub(super) struct Api {
     client: Client,
     url: String,
-    selector: String,
+    /// Absent = all.
+    selector: Option<String>,
     token_file: Option<PathBuf>,
 }
 
 impl Api {
-    pub(super) async fn new(rules: &Kubernetes) -> Result<Self, Trouble> {
-        let server = rules.server.as_ref().ok_or(Trouble::NoServer)?;
-        let namespace = match &rules.namespace {
-            Some(namespace) => namespace.clone(),
-            None => text(PathBuf::from(NAMESPACE)).await?,
+    pub(super) async fn new(rules: &Kubernetes, resource: Resource) -> Result<Self, Trouble> {
+        let server = rules.server.as_ref().ok_or(Trouble::NoServer)?.to_string();
+        let path = match resource {
+            Resource::Slices => slices_path(rules).await?,
+            Resource::Nodes => "/api/v1/nodes".to_owned(),
         };
-        let server = server.to_string();
-        let server = server.trim_end_matches('/');
-        let url = format!("{server}/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices");
+        let url = format!("{}{path}", server.trim_end_matches('/'));
         tls::install_provider();
         let mut builder = Client::builder()
             .no_proxy()
@@ -139,12 +148,13 @@ impl Api {
             builder = builder.tls_certs_only([]);
         }
         let client = builder.build().map_err(|_| Trouble::NoCertificates("the system".to_owned()))?;
-        let (selector, token_file) = (rules.selector.clone(), rules.token_file.clone());
+        let selector = (resource == Resource::Slices).then(|| rules.selector.clone());
+        let token_file = rules.token_file.clone();
         Ok(Self { client, url, selector, token_file })
     }
 
     /// One page of the list; the first one, or the one after `after`.
-    pub(super) async fn list(&self, after: Option<&str>) -> Result<Page, Trouble> {
+    pub(super) async fn list<T: Object>(&self, after: Option<&str>) -> Result<Page<T>, Trouble> {
         let query = [("limit", PAGE), ("continue", after.unwrap_or_default())];
         let query = if after.is_some() { &query[..] } else { &query[..1] };
         let asked = async {
@@ -156,8 +166,7 @@ impl Api {
                 }
                 body.extend_from_slice(&chunk);
             }
-            serde_json::from_slice(&body)
-                .map_err(|_| Trouble::NotUnderstood("the list is no EndpointSliceList"))
+            serde_json::from_slice(&body).map_err(|_| Trouble::NotUnderstood(T::NO_LIST))
         };
         let late = Err(Trouble::Unreachable("no whole list in time"));
         tokio::time::timeout(LIST_TIMEOUT, asked).await.unwrap_or(late)
@@ -177,9 +186,11 @@ impl Api {
     }
 
     async fn send(&self, query: &[(&str, &str)]) -> Result<Response, Trouble> {
-        let mut url = format!("{}?labelSelector={}", self.url, encoded(&self.selector));
-        for (key, value) in query {
-            url += &format!("&{key}={}", encoded(value));
+        let mut url = self.url.clone();
+        let selector = self.selector.as_deref().map(|selector| ("labelSelector", selector));
+        for (at, (key, value)) in selector.into_iter().chain(query.iter().copied()).enumerate() {
+            let sign = if at == 0 { '?' } else { '&' };
+            url += &format!("{sign}{key}={}", encoded(value));
         }
         let request = self.authorized(self.client.get(url)).await?;
         let answer = request.send().await.map_err(|error| {
@@ -199,6 +210,14 @@ impl Api {
             None => request,
         })
     }
+}
+
+async fn slices_path(rules: &Kubernetes) -> Result<String, Trouble> {
+    let namespace = match &rules.namespace {
+        Some(namespace) => namespace.clone(),
+        None => text(PathBuf::from(NAMESPACE)).await?,
+    };
+    Ok(format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"))
 }
 
 /// The text of a small file, without the white space around it.

@@ -6,6 +6,8 @@ use serde::Deserialize;
 
 use crate::config::discover::{Endpoint, Kubernetes, Port};
 use crate::fleet::discover::kubernetes::api::Trouble;
+use crate::fleet::discover::kubernetes::follow::{Metadata, Object};
+use crate::fleet::discover::kubernetes::nodes::Doomed;
 
 /// One `discovery.k8s.io/v1` EndpointSlice, as much of it as is used. What
 /// may be absent may also be `null`.
@@ -20,12 +22,6 @@ pub(super) struct Slice {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Metadata {
-    name: String,
-    resource_version: String,
-}
-
-#[derive(Debug, Clone, Deserialize)]
 struct SliceEndpoint {
     #[serde(default)]
     addresses: Vec<String>,
@@ -33,6 +29,8 @@ struct SliceEndpoint {
     conditions: Option<Conditions>,
     #[serde(default)]
     zone: Option<String>,
+    #[serde(default)]
+    node_name: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
@@ -55,11 +53,15 @@ struct SlicePort {
 #[derive(Debug, Default)]
 pub(super) struct Slices(BTreeMap<String, Slice>);
 
-impl Slice {
-    pub(super) fn version(&self) -> &str {
-        &self.metadata.resource_version
-    }
+impl Object for Slice {
+    const NO_LIST: &'static str = "the list is no EndpointSliceList";
 
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+}
+
+impl Slice {
     fn port(&self, wanted: Option<&Port>) -> Option<u16> {
         let ports = self.ports.as_deref().unwrap_or_default().iter();
         let mut tcp = ports.filter(|port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP"));
@@ -84,7 +86,7 @@ impl Slices {
     }
 
     /// The endpoints that take work, and those that are about to go.
-    pub(super) fn endpoints(&self, rules: &Kubernetes) -> Result<Vec<Endpoint>, Trouble> {
+    pub(super) fn endpoints(&self, rules: &Kubernetes, doomed: &Doomed) -> Result<Vec<Endpoint>, Trouble> {
         let mut all = Vec::new();
         for slice in self.0.values() {
             let endpoints = slice.endpoints.as_deref().unwrap_or_default();
@@ -92,7 +94,7 @@ impl Slices {
                 continue;
             }
             let Some(port) = slice.port(rules.port.as_ref()) else { return Err(no_port(rules)) };
-            all.extend(endpoints.iter().filter_map(|endpoint| endpoint.resolve(port, rules)));
+            all.extend(endpoints.iter().filter_map(|endpoint| endpoint.resolve(port, rules, doomed)));
         }
         Ok(all)
     }
@@ -101,14 +103,16 @@ impl Slices {
 impl SliceEndpoint {
     /// Ready or about to go; of several addresses only the first has a meaning.
     /// What is not known to be unready is ready.
-    fn resolve(&self, port: u16, rules: &Kubernetes) -> Option<Endpoint> {
+    fn resolve(&self, port: u16, rules: &Kubernetes, doomed: &Doomed) -> Option<Endpoint> {
         let conditions = self.conditions.unwrap_or_default();
-        let draining = conditions.terminating.unwrap_or(false);
-        if !draining && !conditions.ready.unwrap_or(true) {
+        let terminating = conditions.terminating.unwrap_or(false);
+        if !terminating && !conditions.ready.unwrap_or(true) {
             return None;
         }
+        let spot_notice = self.node_name.as_ref().is_some_and(|name| doomed.has(name));
+        let draining = terminating || spot_notice;
         let endpoint = rules.form.endpoint(self.addresses.first()?, port)?;
-        Some(Endpoint { zone: self.zone.as_deref().map(Into::into), draining, ..endpoint })
+        Some(Endpoint { zone: self.zone.as_deref().map(Into::into), draining, spot_notice, ..endpoint })
     }
 }
 
@@ -131,7 +135,7 @@ mod tests {
         for slice in slices {
             all.put(serde_json::from_value(slice.clone()).unwrap());
         }
-        let found = all.endpoints(&Kubernetes { port, ..rules("http://127.0.0.1:1") })?;
+        let found = all.endpoints(&Kubernetes { port, ..rules("http://127.0.0.1:1") }, &Doomed::default())?;
         let text = |endpoint: Endpoint| {
             let going = if endpoint.draining { "-" } else { "" };
             let zone = endpoint.zone.map(|zone| format!(" in {zone}")).unwrap_or_default();

@@ -2,14 +2,18 @@
 //! loopback. The test answers every request itself, byte by byte where that
 //! matters.
 
+mod notices;
+mod secured;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
 
 use super::{Pauses, run_with};
 use crate::config::discover::Kubernetes;
@@ -24,6 +28,7 @@ pub(super) fn rules(server: &str) -> Kubernetes {
         port: None,
         form: FORM,
         resync: Duration::from_secs(600),
+        nodes: None,
         server: Some(server.parse().unwrap()),
         token_file: None,
         ca_file: None,
@@ -63,10 +68,15 @@ fn status(code: u16) -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "so it is"})
 }
 
+/// A plain connection, or one with TLS.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
 /// One request, to be answered by the test.
 struct Asked {
     head: String,
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
 }
 
 impl Asked {
@@ -75,6 +85,10 @@ impl Asked {
         let target = self.head.split(' ').nth(1)?;
         let mut pairs = target.split_once('?')?.1.split('&').filter_map(|pair| pair.split_once('='));
         pairs.find(|(name, _)| *name == key).map(|(_, value)| value)
+    }
+
+    fn is_about_nodes(&self) -> bool {
+        self.head.starts_with("GET /api/v1/nodes?")
     }
 
     fn is_watch(&self) -> bool {
@@ -86,6 +100,8 @@ impl Asked {
         let head =
             format!("HTTP/1.1 {code} X\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
         self.stream.write_all((head + &body).as_bytes()).await.unwrap();
+        self.stream.flush().await.unwrap();
+        let _closed = self.stream.shutdown().await;
     }
 
     /// The head of a watch; the lines follow.
@@ -93,12 +109,14 @@ impl Asked {
         assert!(self.is_watch(), "{}", self.head);
         let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n";
         self.stream.write_all(head).await.unwrap();
+        self.stream.flush().await.unwrap();
         self
     }
 
     async fn chunk(&mut self, text: &str) {
         let chunk = format!("{:x}\r\n{text}\r\n", text.len());
         self.stream.write_all(chunk.as_bytes()).await.unwrap();
+        self.stream.flush().await.unwrap();
     }
 
     async fn event(&mut self, kind: &str, object: &Value) {
@@ -107,6 +125,8 @@ impl Asked {
 
     async fn end(mut self) {
         self.stream.write_all(b"0\r\n\r\n").await.unwrap();
+        self.stream.flush().await.unwrap();
+        let _closed = self.stream.shutdown().await;
     }
 }
 
@@ -118,18 +138,33 @@ struct Cluster {
 
 impl Cluster {
     async fn start(adapt: impl FnOnce(&mut Kubernetes)) -> Self {
+        Self::start_with(None, adapt).await
+    }
+
+    async fn start_with(tls: Option<TlsAcceptor>, adapt: impl FnOnce(&mut Kubernetes)) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut rules = rules(&format!("http://{}", listener.local_addr().unwrap()));
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let mut rules = rules(&format!("{scheme}://{}", listener.local_addr().unwrap()));
         adapt(&mut rules);
         let (sender, asked) = mpsc::channel(16);
         tokio::spawn(async move {
-            while let Ok((mut stream, _)) = listener.accept().await {
+            while let Ok((stream, _)) = listener.accept().await {
+                let mut stream: Box<dyn Stream> = match &tls {
+                    None => Box::new(stream),
+                    Some(tls) => match tls.accept(stream).await {
+                        Ok(stream) => Box::new(stream),
+                        Err(_) => continue,
+                    },
+                };
                 let mut head = Vec::new();
                 while !head.ends_with(b"\r\n\r\n") {
                     let Ok(byte) = stream.read_u8().await else { break };
                     head.push(byte);
                 }
                 let head = String::from_utf8(head).unwrap();
+                if head.is_empty() {
+                    continue;
+                }
                 if sender.send(Asked { head, stream }).await.is_err() {
                     return;
                 }
@@ -138,7 +173,7 @@ impl Cluster {
         let office = Arc::new(Office::new());
         let asking = Arc::clone(&office);
         tokio::spawn(async move {
-            let quick = Pauses::new(Duration::from_millis(1), Duration::from_millis(20));
+            let quick = || Pauses::new(Duration::from_millis(1), Duration::from_millis(20));
             run_with(&rules, &asking.desk, quick).await;
         });
         Self { office, asked }

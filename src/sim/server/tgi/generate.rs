@@ -98,6 +98,7 @@ pub(super) fn start(
         output_tokens: tokens,
         n: 1,
         priority: 0,
+        adapter: None,
     };
     let ticket = sim.submit(&id.to_string().into(), vec![Part { request, stops }])?;
     let job = Job::new(ticket, call.late.take(), Arc::clone(&call.conn));

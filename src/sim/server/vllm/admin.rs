@@ -52,7 +52,8 @@ pub(super) fn sleep(call: &Call) -> Response<SimBody> {
     reply::value(200, &ordered!({"status": "sleeping", "level": level}))
 }
 
-pub(super) fn wake_up(call: &Call) -> Response<SimBody> {
+pub(super) async fn wake_up(call: &Call) -> Response<SimBody> {
+    tokio::time::sleep(call.sim.options.vllm.wake_time).await;
     call.sim.work.lock().asleep = false;
     go_on(&call.sim);
     reply::value(200, &ordered!({"status": "awake", "tags": ()}))

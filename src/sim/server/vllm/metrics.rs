@@ -34,6 +34,7 @@ pub(super) fn answer(call: &Call) -> Response<SimBody> {
         page.histograms(&work.stats);
     }
     page.info(&view);
+    page.adapters(call);
     let text = without_missing(call, page.out);
     if frozen.is_some() {
         *sim.last_metrics.lock() = Some(text.clone());
@@ -185,6 +186,31 @@ impl Page<'_> {
         }
         self.sample(&format!("{name}_count"), "", below as f64);
         self.sample(&format!("{name}_sum"), "", histogram.sum);
+    }
+
+    /// Nothing before the first request with an adapter, as in the real page.
+    fn adapters(&mut self, call: &Call) {
+        let options = &call.sim.options;
+        let (loads, running, waiting) = {
+            let engine = &call.sim.work.lock().engine;
+            (engine.counters().adapter_loads, engine.running_adapters(), engine.waiting_adapters())
+        };
+        if loads == 0 && waiting.is_empty() {
+            return;
+        }
+        let names = |ids: &[u32]| {
+            let names = ids.iter().filter_map(|id| options.loras.get(*id as usize)).map(String::as_str);
+            names.collect::<Vec<_>>().join(",")
+        };
+        self.head("lora_requests_info", "gauge", "Running stats on lora requests.");
+        let _ = writeln!(
+            self.out,
+            "vllm:lora_requests_info{{max_lora=\"{}\",running_lora_adapters=\"{}\",waiting_lora_adapters=\"{}\"}} {:?}",
+            options.engine.max_loras.max(1),
+            names(&running),
+            names(&waiting),
+            call.sim.unix() as f64,
+        );
     }
 
     fn info(&mut self, view: &View) {

@@ -103,8 +103,10 @@ async fn dispatch(call: Call) -> Answer {
     if is_work(&call.path) {
         return work(call).await;
     }
-    if call.path == "/pause" {
-        return Ok(admin::pause(&call).await);
+    match call.path.as_str() {
+        "/pause" => return Ok(admin::pause(&call).await),
+        "/wake_up" => return Ok(admin::wake_up(&call).await),
+        _ => {}
     }
     if call.path.starts_with("/v1/responses/") {
         return responses::stored(&call);
@@ -189,7 +191,6 @@ fn meta(call: &Call) -> Response<SimBody> {
         "/abort_requests" => admin::abort(call),
         "/resume" => admin::resume(call),
         "/sleep" => admin::sleep(call),
-        "/wake_up" => admin::wake_up(call),
         "/reset_prefix_cache" => admin::reset_prefix_cache(call),
         _ => reply::empty(200),
     }

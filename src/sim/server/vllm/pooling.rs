@@ -83,7 +83,14 @@ fn start(call: &mut Call, route: Route) -> Result<(Pooled, Job), ApiError> {
         session::check_length(prompt, sim.options.window())?;
         let (id, prefix) = (sim.fresh_id(), prompt.blocks(text::hash(&model)));
         let prompt_tokens = prompt.tokens;
-        let request = EngineRequest { id, prompt_tokens, prefix, n: 1, ..EngineRequest::default() };
+        let request = EngineRequest {
+            id,
+            prompt_tokens,
+            prefix,
+            n: 1,
+            adapter: sim.options.lora(&model),
+            ..EngineRequest::default()
+        };
         parts.push(Part { request, stops: true });
     }
     let ticket = sim.submit(&id, parts)?;

@@ -120,6 +120,7 @@ pub(super) fn start(
             output_tokens: tokens,
             n,
             priority: params.priority,
+            adapter: options.lora(&params.model),
         };
         parts.push(Part { request, stops });
     }

@@ -10,15 +10,15 @@ use penstock::sim::rng::Rng;
 
 /// What is filled in.
 #[derive(Debug)]
-pub(super) struct Values<'a> {
-    pub(super) listen: &'a str,
-    pub(super) admin: &'a str,
-    pub(super) engines: &'a BTreeMap<String, Vec<String>>,
-    pub(super) keys: &'a BTreeMap<String, NewKey>,
+pub(crate) struct Values<'a> {
+    pub(crate) listen: &'a str,
+    pub(crate) admin: &'a str,
+    pub(crate) engines: &'a BTreeMap<String, Vec<String>>,
+    pub(crate) keys: &'a BTreeMap<String, NewKey>,
 }
 
 /// A key for each tenant. They open nothing but the gateways of this run.
-pub(super) fn keys_for(tenants: &[String]) -> BTreeMap<String, NewKey> {
+pub(crate) fn keys_for(tenants: &[String]) -> BTreeMap<String, NewKey> {
     let make = |(number, name): (usize, &String)| {
         let mut rng = Rng::new(number as u64);
         let mut bytes = [0; keys::RANDOM_BYTES];
@@ -29,7 +29,7 @@ pub(super) fn keys_for(tenants: &[String]) -> BTreeMap<String, NewKey> {
 }
 
 /// Fills the places in.
-pub(super) fn fill(template: &str, values: &Values<'_>) -> Result<String> {
+pub(crate) fn fill(template: &str, values: &Values<'_>) -> Result<String> {
     let mut text = String::new();
     let mut rest = template;
     while let Some((before, after)) = rest.split_once("{{") {

@@ -1,9 +1,11 @@
-//! A process that a comparison started, and ends.
+//! A process that this one started, and ends.
 
 use std::fs::File;
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child as Process, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -19,7 +21,7 @@ const TAIL: usize = 2000;
 
 /// A running process; dropping it kills it and waits for its end.
 #[derive(Debug)]
-pub(super) struct Child {
+pub(crate) struct Child {
     name: String,
     process: Process,
     log: PathBuf,
@@ -27,7 +29,7 @@ pub(super) struct Child {
 
 impl Child {
     /// Starts one of our own servers and waits until it listens.
-    pub(super) async fn serve(name: &str, command: &mut Command, folder: &Path) -> Result<(Self, Ready)> {
+    pub(crate) async fn serve(name: &str, command: &mut Command, folder: &Path) -> Result<(Self, Ready)> {
         let file = folder.join(format!("{name}.json"));
         // One of an earlier run would be taken for ours.
         let _ = std::fs::remove_file(&file);
@@ -40,7 +42,7 @@ impl Child {
     /// Starts a program. What it prints goes to `<name>.log` in the folder. It
     /// is in a process group of its own, so that a Ctrl-C meant for us does not
     /// reach it, and its standard input ends when we do.
-    pub(super) fn start(name: &str, command: &mut Command, folder: &Path) -> Result<Self> {
+    pub(crate) fn start(name: &str, command: &mut Command, folder: &Path) -> Result<Self> {
         let log = folder.join(format!("{name}.log"));
         let file = File::create(&log).with_context(|| format!("write {}", log.display()))?;
         let program = command.get_program().to_string_lossy().into_owned();
@@ -55,7 +57,7 @@ impl Child {
     }
 
     /// Its process id.
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.process.id()
     }
 
@@ -73,7 +75,7 @@ impl Child {
     }
 
     /// Fails when it has ended.
-    pub(super) fn alive(&mut self) -> Result<()> {
+    pub(crate) fn alive(&mut self) -> Result<()> {
         match self.process.try_wait().with_context(|| format!("watch {}", self.name))? {
             Some(status) => bail!("{} ended ({status}){}", self.name, self.said()),
             None => Ok(()),
@@ -97,6 +99,40 @@ impl Drop for Child {
         // It may have ended by itself; then there is nothing to do.
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+/// An address that was free just now.
+pub(crate) fn free_port() -> Result<String> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("no port is free")?;
+    Ok(listener.local_addr()?.to_string())
+}
+
+/// The folder of the runs, removed at the end unless it is to be kept.
+#[derive(Debug)]
+pub(crate) struct Work {
+    pub(crate) path: PathBuf,
+    kept: bool,
+}
+
+impl Work {
+    /// Makes it, unless it is `keep` and there already.
+    pub(crate) fn make(what: &str, keep: Option<&Path>) -> Result<Self> {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let own = || std::env::temp_dir().join(format!("penstock-{what}-{}-{number}", std::process::id()));
+        let path = keep.map_or_else(own, Path::to_owned);
+        std::fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+        Ok(Self { path, kept: keep.is_some() })
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if !self.kept {
+            // What is left behind in the temporary folder does no harm.
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
     }
 }
 

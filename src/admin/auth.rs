@@ -1,0 +1,221 @@
+//! Who is at the operators' port, and what they may do.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::admin::{AdminState, routes};
+use crate::config::keys::{self, KeyError};
+use crate::config::settings::identity::{Operators, Role};
+use crate::core::throttle::{Rate, Throttle};
+use crate::core::time::Tick;
+use crate::telemetry::event::AdminRefused;
+use crate::telemetry::wall;
+use crate::tls::{Names, site};
+use crate::wire::headers;
+
+/// Failed attempts that an address may make.
+const FAILURES: Rate = Rate { burst: 10, per_minute: 10 };
+
+/// What is asked of nobody.
+const OPEN: [&str; 4] = ["/", "/livez", "/readyz", "/healthz"];
+const METRICS: &str = "/metrics";
+
+const FIX: &str = "penstock's commands take it from --token-file or PENSTOCK_ADMIN_TOKEN, others send it as \
+                   `Authorization: Bearer <token>`";
+
+/// Somebody who may be here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Operator {
+    /// `token:<id>`, `cert:<name>`, or `local` where nothing is asked for.
+    pub(super) who: Arc<str>,
+    /// Where they are.
+    pub(super) from: SocketAddr,
+    /// What they may do.
+    role: Role,
+}
+
+impl Operator {
+    /// Somebody of whom nothing was asked.
+    pub(super) fn local(from: SocketAddr) -> Self {
+        Self { who: "local".into(), from, role: Role::Operate }
+    }
+}
+
+/// What the checks of all requests share.
+#[derive(Debug, Clone)]
+pub(super) struct Guard {
+    state: Arc<AdminState>,
+    failures: Arc<Mutex<Throttle>>,
+    started: Instant,
+}
+
+impl Guard {
+    pub(super) fn new(state: &Arc<AdminState>, started: Instant) -> Self {
+        Self { state: Arc::clone(state), failures: Arc::default(), started }
+    }
+}
+
+/// Why somebody may not be here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Refusal {
+    Missing,
+    Wrong(KeyError),
+    Certificate,
+}
+
+/// Lets a request pass, with the [`Operator`] who makes it, or answers it.
+pub(super) async fn check(
+    State(guard): State<Guard>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let settings = (guard.state.settings)();
+    let operators = &settings.listeners.operators;
+    let path = request.uri().path();
+    let is_open = OPEN.contains(&path) || (operators.open_metrics && path == METRICS);
+    if is_open {
+        request.extensions_mut().insert(Operator::local(from));
+        return next.run(request).await;
+    }
+    let names = request.extensions().get::<Arc<Names>>();
+    match identify(operators, request.headers(), names.map(|names| &**names), from) {
+        Ok(operator) if operator.role >= needed(request.method()) => {
+            request.extensions_mut().insert(operator);
+            next.run(request).await
+        }
+        Ok(operator) => {
+            AdminRefused { from, reason: "role" }.emit(&guard.state.telemetry);
+            let message = format!("{} may only look; this needs the role `operate`", operator.who);
+            routes::problem(StatusCode::FORBIDDEN, &message)
+        }
+        Err(refusal) => refuse(&guard, from, refusal),
+    }
+}
+
+/// What a request takes.
+fn needed(method: &Method) -> Role {
+    if matches!(*method, Method::GET | Method::HEAD) { Role::Read } else { Role::Operate }
+}
+
+fn identify(
+    operators: &Operators,
+    headers: &HeaderMap,
+    names: Option<&Names>,
+    from: SocketAddr,
+) -> Result<Operator, Refusal> {
+    if !operators.are_known() {
+        return Ok(Operator::local(from));
+    }
+    if let Some(text) = headers::credentials(headers) {
+        let token = keys::verify(&operators.tokens, text, wall::now).map_err(Refusal::Wrong)?;
+        let id = keys::parse(text).map_or("", |parts| parts.id);
+        return Ok(Operator { who: format!("token:{id}").into(), from, role: token.role });
+    }
+    let named = || names?.iter().find_map(|name| Some((name, *operators.certs.get(name)?)));
+    if let Some((name, role)) = named() {
+        return Ok(Operator { who: format!("cert:{name}").into(), from, role });
+    }
+    if operators.loopback && from.ip().to_canonical().is_loopback() {
+        return Ok(Operator::local(from));
+    }
+    Err(if names.is_some() { Refusal::Certificate } else { Refusal::Missing })
+}
+
+fn refuse(guard: &Guard, from: SocketAddr, refusal: Refusal) -> Response {
+    let (reason, message) = match refusal {
+        Refusal::Missing => ("missing", format!("this port asks for a token; {FIX}")),
+        Refusal::Wrong(KeyError::Expired) => ("expired", "the token has expired".to_owned()),
+        Refusal::Wrong(_) => ("wrong", format!("the token is not one of `admin.auth.tokens`; {FIX}")),
+        Refusal::Certificate => {
+            ("certificate", "the certificate is not one of `admin.auth.client_certs`".to_owned())
+        }
+    };
+    let now = Tick::ZERO + guard.started.elapsed();
+    let heard = match refusal {
+        Refusal::Wrong(_) => guard.failures.lock().failed(site(from.ip()), now, FAILURES),
+        Refusal::Missing | Refusal::Certificate => Ok(()),
+    };
+    if let Err(wait) = heard {
+        AdminRefused { from, reason: "throttled" }.emit(&guard.state.telemetry);
+        let mut answer =
+            routes::problem(StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens from this address");
+        let seconds = wait.as_secs() + 1;
+        answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        return answer;
+    }
+    AdminRefused { from, reason }.emit(&guard.state.telemetry);
+    let mut answer = routes::problem(StatusCode::UNAUTHORIZED, &message);
+    answer.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::config::keys::NewKey;
+    use crate::config::settings::identity::TokenEntry;
+
+    const FAR: &str = "10.0.0.9:1";
+    const NEAR: &str = "127.0.0.1:1";
+
+    fn operators(keys: &[(&NewKey, Role)]) -> Operators {
+        let entry = |(key, role): &(&NewKey, Role)| {
+            let entry = TokenEntry { digest: keys::digest(&key.text), role: *role, expires: None };
+            (key.id.clone(), entry)
+        };
+        let tokens: HashMap<_, _> = keys.iter().map(entry).collect();
+        Operators { tokens, loopback: true, ..Operators::default() }
+    }
+
+    fn asks(operators: &Operators, token: Option<&str>, from: &str) -> Result<(String, Role), Refusal> {
+        let mut headers = HeaderMap::new();
+        if let Some(token) = token {
+            headers.insert(header::AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
+        }
+        identify(operators, &headers, None, from.parse().unwrap())
+            .map(|operator| (operator.who.to_string(), operator.role))
+    }
+
+    #[test]
+    fn a_token_tells_who_it_is_and_what_they_may_do() {
+        let (read, operate) = (keys::new(&[1; 40]), keys::new(&[2; 40]));
+        let mut known = operators(&[(&read, Role::Read), (&operate, Role::Operate)]);
+        let who = |key: &NewKey| format!("token:{}", key.id);
+        assert_eq!(asks(&known, Some(&read.text), FAR), Ok((who(&read), Role::Read)));
+        assert_eq!(asks(&known, Some(&operate.text), FAR), Ok((who(&operate), Role::Operate)));
+        assert_eq!(asks(&known, Some(&read.text), NEAR), Ok((who(&read), Role::Read)), "not more than it");
+        assert_eq!(asks(&known, None, FAR), Err(Refusal::Missing));
+        let other = keys::new(&[3; 40]);
+        for from in [FAR, NEAR] {
+            assert_eq!(asks(&known, Some(&other.text), from), Err(Refusal::Wrong(KeyError::Unknown)));
+        }
+        for from in [NEAR, "[::1]:9", "[::ffff:127.0.0.1]:9"] {
+            assert_eq!(asks(&known, None, from), Ok(("local".to_owned(), Role::Operate)));
+        }
+        known.loopback = false;
+        assert_eq!(asks(&known, None, NEAR), Err(Refusal::Missing));
+        known.tokens.get_mut(&read.id).unwrap().expires = Some(std::time::SystemTime::UNIX_EPOCH);
+        assert_eq!(asks(&known, Some(&read.text), FAR), Err(Refusal::Wrong(KeyError::Expired)));
+        assert_eq!(asks(&operators(&[]), Some("x"), FAR), Ok(("local".to_owned(), Role::Operate)));
+    }
+
+    #[test]
+    fn only_a_look_needs_no_more_than_the_role_read() {
+        assert_eq!(needed(&Method::GET), Role::Read);
+        assert_eq!(needed(&Method::HEAD), Role::Read);
+        for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
+            assert_eq!(needed(&method), Role::Operate);
+        }
+        assert!(Role::Operate > Role::Read);
+    }
+}

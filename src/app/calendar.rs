@@ -1,0 +1,80 @@
+//! Tells the scheduler when days and months begin, in UTC. The wall clock may
+//! jump, so it is looked at every minute.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, ToSpan as _, Zoned};
+
+use crate::core::budget::rule::Period;
+use crate::core::event::Event;
+use crate::proxy::gate::Gate;
+use crate::telemetry::wall;
+
+/// The longest time between two looks at the clock.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// The day under way, by its first moment and that of the next, and the month.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Today {
+    date: Date,
+    /// Seconds since 1970.
+    now: i64,
+}
+
+impl Today {
+    fn at(now: SystemTime) -> Self {
+        let now = Timestamp::try_from(now).unwrap_or(Timestamp::UNIX_EPOCH);
+        Self { date: Zoned::new(now, TimeZone::UTC).date(), now: now.as_second() }
+    }
+
+    fn month(&self) -> (i16, i8) {
+        (self.date.year(), self.date.month())
+    }
+
+    /// How long until the period is over; at most a day or a month.
+    fn left(&self, period: Period) -> Duration {
+        let next = match period {
+            Period::Month => self.date.first_of_month().checked_add(1.month()),
+            Period::Now | Period::Minute | Period::Day => self.date.checked_add(1.day()),
+        };
+        let next = next.ok().and_then(|date| date.to_zoned(TimeZone::UTC).ok());
+        let left = next.map_or(0, |next| next.timestamp().as_second() - self.now);
+        Duration::from_secs(u64::try_from(left).unwrap_or(0))
+    }
+}
+
+/// Runs until dropped.
+pub(super) async fn follow(gate: Arc<Gate>) {
+    let mut before: Option<Today> = None;
+    loop {
+        let today = Today::at(wall::now());
+        let new_day = before.is_none_or(|before| before.date != today.date);
+        let new_month = before.is_none_or(|before| before.month() != today.month());
+        for (period, new) in [(Period::Day, new_day), (Period::Month, new_month)] {
+            if new {
+                gate.event(Event::PeriodBegan { period, ends: gate.clock().now() + today.left(period) });
+            }
+        }
+        before = Some(today);
+        tokio::time::sleep(today.left(Period::Day).clamp(Duration::from_secs(1), LOOK)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_and_months_end_at_midnight() {
+        let at = |text: &str| Today::at(text.parse::<Timestamp>().unwrap().into());
+        let leap = at("2028-02-28T23:59:50Z");
+        assert_eq!(leap.left(Period::Day), Duration::from_secs(10));
+        assert_eq!(leap.left(Period::Month), Duration::from_secs(86_410));
+        let year = at("2026-12-31T00:00:00Z");
+        assert_eq!(year.left(Period::Day), Duration::from_secs(86_400));
+        assert_eq!((year.left(Period::Month), year.month()), (Duration::from_secs(86_400), (2026, 12)));
+    }
+}

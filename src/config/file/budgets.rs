@@ -1,0 +1,83 @@
+//! What tenants, their keys and their models may use: `limits`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What may be used; absent = as much as there is. What a request is expected
+/// to use is reserved when it comes, and settled by what it used when it ends.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// At the same time: by requests that wait or run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub concurrent: Option<Concurrent>,
+    /// In any 60 seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub per_minute: Option<Amounts>,
+    /// In a day, from midnight to midnight in UTC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub per_day: Option<Amounts>,
+    /// In a calendar month in UTC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub per_month: Option<Amounts>,
+    /// Limits that refuse nothing: what they would refuse is logged and
+    /// counted in `penstock_limits_met_total`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<Shadow>,
+}
+
+/// Limits that are tried out.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Shadow {
+    /// As in `limits`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub concurrent: Option<Concurrent>,
+    /// As in `limits`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub per_minute: Option<Amounts>,
+    /// As in `limits`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub per_day: Option<Amounts>,
+    /// As in `limits`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub per_month: Option<Amounts>,
+}
+
+/// What may be held at the same time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Concurrent {
+    /// Requests that wait or run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests: Option<u64>,
+    /// Their tokens: prompts, and the output that is expected of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
+}
+
+/// How much of what may be used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Amounts {
+    /// Requests, refused ones not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests: Option<u64>,
+    /// Tokens of prompts and answers together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
+    /// Tokens of prompts, cached ones included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_tokens: Option<u64>,
+    /// Tokens of answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<u64>,
+}
+
+impl Limits {
+    /// Whether nothing is limited.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}

@@ -1,0 +1,27 @@
+//! When idle replicas sleep: `pools.*.sleep`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::config::units::Span;
+
+/// Puts idle replicas to sleep, which gives the memory of their accelerators
+/// to others, and wakes them when requests need them. For vLLM with
+/// `--enable-sleep-mode`, with `VLLM_SERVER_DEV_MODE=1` in its environment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sleep {
+    /// How long a replica has no work before it sleeps, and stays awake after
+    /// it woke.
+    pub after_idle: Span,
+    /// Replicas of the pool that stay awake in any case.
+    pub keep_awake: u32,
+    /// How long a wake may take until it counts as failed.
+    pub wake_timeout: Span,
+}
+
+impl Default for Sleep {
+    fn default() -> Self {
+        Self { after_idle: Span::secs(600), keep_awake: 1, wake_timeout: Span::secs(60) }
+    }
+}

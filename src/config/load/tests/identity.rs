@@ -1,0 +1,193 @@
+//! Credentials and certificates in the file.
+
+use std::io;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
+
+use crate::config::diff::diff;
+use crate::config::keys;
+use crate::config::load::{Loaded, Outcome, load_str_with};
+use crate::config::secret::SecretSource;
+use crate::config::settings::identity::{Auth, Credentials, Role};
+use crate::core::ids::{ClassId, TenantId};
+
+/// Two certificates with their keys.
+struct Files {
+    /// What stands in `a.crt` and `a.key`.
+    first: usize,
+}
+
+impl SecretSource for Files {
+    fn env(&self, _: &str) -> Option<String> {
+        None
+    }
+
+    fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
+        static MADE: OnceLock<[[String; 2]; 2]> = OnceLock::new();
+        let made = MADE.get_or_init(|| {
+            [(); 2].map(|()| {
+                let made = rcgen::generate_simple_self_signed(["a.test".to_owned()]).unwrap();
+                [made.cert.pem(), made.signing_key.serialize_pem()]
+            })
+        });
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let text = match name {
+            "a.crt" => &made[self.first][0],
+            "a.key" => &made[self.first][1],
+            "b.key" => &made[1 - self.first][1],
+            "text" => "secret-text",
+            _ => return Err(io::ErrorKind::NotFound.into()),
+        };
+        Ok(text.as_bytes().to_vec())
+    }
+}
+
+fn key(id: &str, more: &str) -> String {
+    format!("{{id: {id}, digest: '{}'{more}}}", keys::digest_text(&keys::digest(id)))
+}
+
+/// A file with such sections, and keys of the tenant `a`.
+fn load(sections: &str, keys: &str, tenant: &str) -> Outcome {
+    let text = format!(
+        "version: 1\n{sections}\ntenants:\n  a: {{classes: [standard, batch], models: [m], keys: [{keys}]{tenant}}}\n\
+         pools: {{p: {{engine: openai, models: [m, n], replicas: ['http://p:1']}}}}\n"
+    );
+    load_str_with(&text, "p", Path::new("/"), None, &Files { first: 0 })
+}
+
+fn known(outcome: Outcome) -> (Loaded, std::sync::Arc<Credentials>) {
+    let loaded = outcome.into_result().unwrap_or_else(|report| panic!("{report}"));
+    let Auth::Known(known) = loaded.settings.edge.auth.clone() else { panic!("no credentials") };
+    (loaded, known)
+}
+
+#[test]
+fn what_credentials_leave_their_tenant_is_what_the_file_says() {
+    let keys = [
+        key("aaaaaaaa", ", classes: [batch], class: batch, expires: 1970-01-02"),
+        key("bbbbbbbb", ", models: [m]"),
+    ];
+    let sections = "server: {tls: {cert: a.crt, key: a.key, client_ca: a.crt, min_version: '1.3'}}
+admin: {auth: {tokens: [{id: cccccccc, digest: 'blake3:0000000000000000000000000000000000000000000000000000000000000000', role: operate}]}}
+auth: {oidc: [{issuer: 'https://id.test', audience: [x], class_claim: c, tenants: {one: a}}], failures: {burst: 3}}";
+    let (loaded, known) =
+        known(load(sections, &keys.join(", "), ", client_certs: [{dns: A.Test}, {uri: 'spiffe://x'}]"));
+    let first = &known.keys["aaaaaaaa"];
+    let batch = loaded.settings.policy.classes.id("batch").unwrap();
+    assert_eq!((first.grant.tenant, first.grant.class), (TenantId::new(0), Some(batch)));
+    assert!(first.grant.allows_class(batch) && !first.grant.allows_class(ClassId::new(0)));
+    assert_eq!(first.expires, Some(SystemTime::UNIX_EPOCH + Duration::from_secs(86_400)));
+    assert_eq!(known.keys["bbbbbbbb"].grant.models.as_ref().unwrap().len(), 1);
+    assert!(known.certs.contains_key("dns:a.test") && known.certs.contains_key("uri:spiffe://x"));
+    let issuer = &known.issuers[0];
+    assert_eq!(issuer.tenants.values, [("one".to_owned(), TenantId::new(0))]);
+    assert_eq!(issuer.classes.as_ref().unwrap().values.len(), 3);
+    assert_eq!((known.failures.burst, known.failures.per_minute), (3, 30));
+    let listeners = &loaded.settings.listeners;
+    assert_eq!(listeners.operators.tokens["cccccccc"].role, Role::Operate);
+    let tls = listeners.clients.as_ref().unwrap();
+    assert_eq!(tls.config.alpn_protocols, [b"h2".to_vec(), b"http/1.1".to_vec()]);
+    assert!(listeners.admin.is_none());
+}
+
+#[test]
+fn a_new_certificate_in_the_same_file_is_a_change_without_a_value() {
+    let text = "version: 1\nauth: {mode: off}\nserver: {tls: {cert: a.crt, key: a.key}}\n\
+                pools: {p: {engine: openai, models: [m], replicas: ['http://p:1']}}\n";
+    let load = |first| {
+        let outcome = load_str_with(text, "p", Path::new("/"), None, &Files { first });
+        outcome.into_result().unwrap_or_else(|report| panic!("{report}"))
+    };
+    let changes: Vec<String> = diff(&load(0), &load(1)).iter().map(ToString::to_string).collect();
+    assert_eq!(changes, ["~ server.tls: the secret has a new value"]);
+    assert_eq!(diff(&load(0), &load(0)), []);
+}
+
+#[test]
+fn what_is_wrong_is_said_with_what_to_do_and_without_the_secret() {
+    let good = key("aaaaaaaa", "");
+    let oidc = |more: &str| format!("auth: {{oidc: [{{issuer: 'https://id.test', audience: [x], {more}}}]}}");
+    let tls = |files: &str| format!("server: {{tls: {{{files}}}}}");
+    let cases: [(String, &str, &str, &str, &str); 22] = [
+        (tls("cert: none.crt, key: a.key"), &good, "", "server.tls.cert", "cannot be read"),
+        (tls("cert: text, key: a.key"), &good, "", "server.tls.cert", "holds no certificate"),
+        (tls("cert: a.crt, key: text"), &good, "", "server.tls.key", "holds no private key"),
+        (tls("cert: a.crt, key: b.key"), &good, "", "server.tls.key", "is not that of the certificate"),
+        (
+            tls("cert: a.crt, key: a.key, client_ca: text"),
+            &good,
+            "",
+            "server.tls.client_ca",
+            "no certificate",
+        ),
+        (
+            tls("cert: a.crt, key: a.key, require_client_cert: true"),
+            &good,
+            "",
+            "require_client_cert",
+            "of whom",
+        ),
+        (
+            tls("cert: a.crt, key: a.key, min_version: '1.1'"),
+            &good,
+            "",
+            "min_version",
+            "write '1.2' or '1.3'",
+        ),
+        (tls("key: a.key"), &good, "", "server.tls.cert", "is missing"),
+        (String::new(), &good, ", client_certs: [{dns: x}]", "client_certs", "server.tls.client_ca"),
+        (
+            String::new(),
+            &good,
+            ", client_certs: [{dns: x, uri: y}]",
+            "client_certs[0]",
+            "one of `dns`, `uri`",
+        ),
+        (oidc("algorithms: [HS256]"), &good, "", "algorithms[0]", "HS256"),
+        (oidc("algorithms: [none]"), &good, "", "algorithms[0]", "none"),
+        (oidc("jwks_url: 'http://id.test/keys'"), &good, "", "jwks_url", "in the clear"),
+        (oidc("leeway: 1h"), &good, "", "leeway", "5m or less"),
+        (oidc("max_token: 1MiB"), &good, "", "max_token", "256B to 64KiB"),
+        (oidc("tenants: {x: nobody}"), &good, "", "tenants.x", "no tenant `nobody`"),
+        (oidc("tenant_claim: a..b"), &good, "", "tenant_claim", "no claim"),
+        ("auth: {oidc: [{audience: []}]}".into(), &good, "", "issuer", "is missing"),
+        ("auth: {failures: {burst: 0}}".into(), &good, "", "failures.burst", "1 or more"),
+        ("audit: {file: a, keep: 5000}".into(), &good, "", "audit.keep", "0 to 1000"),
+        ("audit: {file: /no/such/folder/a}".into(), &good, "", "audit.file", "is not there"),
+        ("admin: {auth: {client_certs: [{dns: x}]}}".into(), &good, "", "admin.auth", "admin.tls.client_ca"),
+    ];
+    for (sections, keys, tenant, field, said) in cases {
+        let outcome = load(&sections, keys, tenant);
+        let report = outcome.report.to_string();
+        assert!(outcome.loaded.is_none(), "{sections}{tenant}");
+        assert!(report.contains(field) && report.contains(said), "{sections}{tenant}: {report}");
+        assert!(!report.contains("secret-text") && !report.contains("BEGIN"), "{report}");
+    }
+}
+
+#[test]
+fn a_key_has_no_more_than_its_tenant_and_is_nobody_elses() {
+    for (more, said) in [
+        (", classes: [interactive]", "the tenant may not use `interactive`"),
+        (", classes: [batch], class: standard", "is not in its own `classes`"),
+        (", models: [n]", "the tenant may not use `n`"),
+        (", classes: []", "allows no class"),
+        (", expires: soon", "write a day"),
+    ] {
+        let report = load("", &key("aaaaaaaa", more), "").report.to_string();
+        assert!(report.contains(said), "{more}: {report}");
+    }
+    let good = key("aaaaaaaa", "");
+    let twice = format!("admin: {{auth: {{tokens: [{good}]}}}}");
+    assert!(
+        load(&twice, &good, "").report.to_string().contains("already"),
+        "a tenant's key is no operator's"
+    );
+}
+
+#[test]
+fn a_version_of_tls_may_stand_without_quotes() {
+    let text = "server: {tls: {cert: a.crt, key: a.key, min_version: 1.3}}";
+    assert!(load(text, &key("aaaaaaaa", ""), "").loaded.is_some());
+}

@@ -1,0 +1,100 @@
+//! A file's promises against what the pools of a running gateway have shown.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::config::field::Field;
+use crate::config::load::load_file;
+use crate::config::problem::{Problem, Severity};
+use crate::config::report::Report;
+use crate::config::yaml;
+use crate::core::best::Best;
+use crate::core::policy::Policy;
+use crate::core::unkept::{Aim, Unkept, unkept};
+
+/// Checks a file as `penstock check` does, and warns about objectives that no
+/// pool has ever kept, by what `best` knows of each pool's name.
+#[must_use]
+pub fn check_file_against(path: &Path, best: &dyn Fn(&str) -> Option<Best>) -> Report {
+    let mut outcome = load_file(path, None);
+    if let Some(loaded) = &outcome.loaded {
+        let policy = &loaded.settings.policy;
+        let found = unkept(policy, |pool| best(policy.pools.name(pool)));
+        let problems = found.iter().map(|row| problem(row, policy, best, &outcome.report));
+        let problems: Vec<Problem> = problems.collect();
+        outcome.report.problems.extend(problems);
+        outcome.report.problems.sort_by_key(|problem| (problem.line, problem.column));
+    }
+    outcome.report
+}
+
+fn problem(row: &Unkept, policy: &Policy, best: &dyn Fn(&str) -> Option<Best>, report: &Report) -> Problem {
+    let (class, pool) = (policy.classes.name(row.class), policy.pools.name(row.pool));
+    let field = Field::top("classes").key(class).key(row.aim.name());
+    let mark = yaml::parse(report.text()).ok().map(|tree| tree.locate(&field));
+    let read = best(pool).filter(|_| row.aim == Aim::FirstToken);
+    let read =
+        read.map(|best| format!(", which reads {} prompt tokens a second at best", best.read_per_second));
+    let message = format!(
+        "{} is promised, and no pool of `{}` has ever kept it: the shortest {} of {} is {}, at the pool `{pool}`{}",
+        millis(row.promised),
+        policy.models.name(row.model),
+        row.aim.words(),
+        row.samples,
+        millis(row.shown),
+        read.unwrap_or_default(),
+    );
+    let hint = format!("write more than {}, or let the class use faster pools", millis(row.shown));
+    Problem {
+        severity: Severity::Warning,
+        line: mark.map(|mark| mark.line),
+        column: mark.map(|mark| mark.column),
+        path: field.to_string(),
+        message,
+        hint: Some(hint),
+    }
+}
+
+fn millis(time: Duration) -> String {
+    let millis = time.as_secs_f64() * 1e3;
+    if millis < 10.0 { format!("{millis:.1}ms") } else { format!("{millis:.0}ms") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "version: 1
+auth: {mode: off}
+classes:
+  fast: {ttft: 100ms, itl: 5ms}
+pools:
+  p: {engine: openai, models: [m], replicas: ['http://127.0.0.1:8001']}
+";
+
+    #[test]
+    fn what_is_promised_is_held_against_what_was_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("p.yaml");
+        std::fs::write(&path, FILE).unwrap();
+        let ms = |millis| Some(Duration::from_millis(millis));
+        let shown = Best {
+            first_token: ms(180),
+            first_tokens: 1_200,
+            gap: ms(4),
+            gaps: 90_000,
+            read_per_second: 21_000,
+        };
+        let best = |name: &str| (name == "p").then_some(shown);
+        let report = check_file_against(&path, &best);
+        let [problem] = &report.problems[..] else { panic!("{report}") };
+        assert_eq!(
+            problem.to_string(),
+            "warning at 4:16: classes.fast.ttft: 100ms is promised, and no pool of `m` has ever kept it: the shortest \
+             first token of 1200 is 180ms, at the pool `p`, which reads 21000 prompt tokens a second at best \
+             (write more than 180ms, or let the class use faster pools)"
+        );
+        assert_eq!(report.exit_code(), 0);
+        assert!(check_file_against(&path, &|_| None).problems.is_empty());
+    }
+}

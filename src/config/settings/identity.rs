@@ -1,0 +1,220 @@
+//! Who may come in, at each listener, and what they may do.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::core::ids::{ClassId, KeyId, ModelId, TenantId};
+
+/// Who may come in.
+#[derive(Debug, Clone)]
+pub enum Auth {
+    /// Everybody on loopback, as this tenant.
+    Off(TenantId),
+    /// Holders of a credential.
+    Known(Arc<Credentials>),
+}
+
+/// Everything that opens the door.
+#[derive(Debug, Default)]
+pub struct Credentials {
+    /// The generation of the file that they stand in: tells them from those of
+    /// another one.
+    pub epoch: u64,
+    /// API keys by their public id.
+    pub keys: HashMap<String, KeyEntry>,
+    /// Certificates by subject alternative name: `dns:`, `uri:` or `email:`
+    /// and the name.
+    pub certs: HashMap<String, Grant>,
+    /// Identity providers.
+    pub issuers: Vec<Arc<Issuer>>,
+    /// How many failed attempts an address may make.
+    pub failures: Failures,
+}
+
+/// What a credential stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// Whose work it is.
+    pub tenant: TenantId,
+    /// The class of requests that ask for none; absent = the tenant's.
+    pub class: Option<ClassId>,
+    /// The classes it may use, of the tenant's; absent = all of those.
+    pub classes: Option<Arc<BTreeSet<ClassId>>>,
+    /// The models it may use, of the tenant's; absent = all of those.
+    pub models: Option<Arc<BTreeSet<ModelId>>>,
+    /// Its number among the credentials that have limits of their own.
+    pub limited: Option<KeyId>,
+}
+
+impl Grant {
+    /// All that the tenant may do.
+    #[must_use]
+    pub const fn whole(tenant: TenantId) -> Self {
+        Self { tenant, class: None, classes: None, models: None, limited: None }
+    }
+
+    /// Whether it leaves the tenant the class.
+    #[must_use]
+    pub fn allows_class(&self, class: ClassId) -> bool {
+        self.classes.as_ref().is_none_or(|classes| classes.contains(&class))
+    }
+
+    /// Whether it leaves the tenant the model.
+    #[must_use]
+    pub fn allows_model(&self, model: ModelId) -> bool {
+        self.models.as_ref().is_none_or(|models| models.contains(&model))
+    }
+}
+
+/// One API key.
+#[derive(Debug, Clone)]
+pub struct KeyEntry {
+    /// BLAKE3 of the whole key text.
+    pub digest: [u8; 32],
+    /// What it stands for.
+    pub grant: Grant,
+    /// From when on it is not taken any more; absent = never.
+    pub expires: Option<SystemTime>,
+}
+
+/// An identity provider.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Issuer {
+    /// Where its keys come from.
+    pub source: KeySource,
+    /// The audiences, one of which a token must name.
+    pub audience: Vec<String>,
+    /// The claim that says whose work it is, and what its values mean, the
+    /// first one first.
+    pub tenants: ClaimRule<TenantId>,
+    /// The claim with the classes that a token may use; absent = all of its
+    /// tenant's.
+    pub classes: Option<ClaimRule<ClassId>>,
+    /// The claim with the models that a token may use; absent = all of its
+    /// tenant's.
+    pub models: Option<ClaimRule<ModelId>>,
+    /// How tokens may be signed, in the names of RFC 7518.
+    pub algorithms: Vec<&'static str>,
+    /// How far its clock may be off.
+    pub leeway: Duration,
+    /// Bytes of the longest token.
+    pub max_token: usize,
+}
+
+/// Where a provider's public keys come from.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct KeySource {
+    /// The provider's name for itself.
+    pub issuer: String,
+    /// Where its keys are; absent = where its discovery document says.
+    pub jwks_url: Option<String>,
+    /// The authorities (PEM) of its certificate; absent = those of the system.
+    pub ca: Option<Arc<[u8]>>,
+}
+
+/// A claim, and what its values mean.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimRule<T> {
+    /// The claim's name; with dots it is inside others.
+    pub claim: String,
+    /// Values with their meaning, in the order of the file.
+    pub values: Vec<(String, T)>,
+}
+
+/// How many failed attempts an address may make.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Failures {
+    /// So many at once, at least 1.
+    pub burst: u32,
+    /// So many more in each minute; 0 = no limit at all.
+    pub per_minute: u32,
+}
+
+/// The listeners' certificates, and who may use the operators' one.
+#[derive(Debug, Clone, Default)]
+pub struct Listeners {
+    /// TLS of the client listener; absent = none.
+    pub clients: Option<ListenerTls>,
+    /// TLS of the operators' listener; absent = none.
+    pub admin: Option<ListenerTls>,
+    /// Who may do what at the operators' listener.
+    pub operators: Arc<Operators>,
+}
+
+/// TLS of one listener, ready for handshakes.
+#[derive(Clone)]
+pub struct ListenerTls {
+    /// What handshakes are made with.
+    pub config: Arc<rustls::ServerConfig>,
+    /// When the certificate ends.
+    pub ends: SystemTime,
+    /// Hash of everything that it was made from; tells two apart.
+    pub digest: [u8; 32],
+}
+
+impl fmt::Debug for ListenerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ListenerTls").field("ends", &self.ends).finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for ListenerTls {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest == other.digest
+    }
+}
+
+/// Who may do what at the operators' listener.
+#[derive(Debug, Default)]
+pub struct Operators {
+    /// Tokens by their public id.
+    pub tokens: HashMap<String, TokenEntry>,
+    /// Certificates by subject alternative name.
+    pub certs: HashMap<String, Role>,
+    /// Whether those on this machine need no credential.
+    pub loopback: bool,
+    /// Whether `/metrics` needs no credential.
+    pub open_metrics: bool,
+}
+
+impl Operators {
+    /// Whether a credential can be asked for at all.
+    #[must_use]
+    pub fn are_known(&self) -> bool {
+        !(self.tokens.is_empty() && self.certs.is_empty())
+    }
+}
+
+/// An operator's token.
+#[derive(Debug, Clone)]
+pub struct TokenEntry {
+    /// BLAKE3 of the whole token.
+    pub digest: [u8; 32],
+    /// What its holder may do.
+    pub role: Role,
+    /// From when on it is not taken any more; absent = never.
+    pub expires: Option<SystemTime>,
+}
+
+/// What an operator may do; each role may do what the ones before it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Look.
+    Read,
+    /// Change things.
+    Operate,
+}
+
+/// The audit file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Bytes at which a new one is begun.
+    pub max_bytes: u64,
+    /// Old files that are kept.
+    pub keep: u32,
+}

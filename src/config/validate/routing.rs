@@ -1,0 +1,33 @@
+//! `routing`: what a session is.
+
+use crate::config::field::Field;
+use crate::config::file::routing::{Routing, Session};
+use crate::config::settings::SessionKey;
+use crate::config::validate::findings::Findings;
+use crate::config::validate::limits;
+use crate::core::policy::StickySessions;
+
+const MAX_SESSIONS: u32 = 10_000_000;
+
+/// What names a session, and what the core makes of it.
+pub(super) fn validate(
+    routing: &Routing,
+    findings: &mut Findings<'_>,
+) -> (Option<SessionKey>, Option<StickySessions>) {
+    let Some(Session { header, body, max_delay, max_sessions }) = &routing.session else {
+        return (None, None);
+    };
+    let field = Field::top("routing").key("session");
+    if header.is_none() && body.is_empty() {
+        let hint = "write `header: x-session-id`, or `body: [prompt_cache_key, user]`";
+        findings.error(&field, "nothing names a session", hint);
+    }
+    let header = header.as_deref().map(|name| limits::header(name, &field.key("header"), findings));
+    if !(1..=MAX_SESSIONS).contains(max_sessions) {
+        let message = format!("{max_sessions} is out of range");
+        findings.error(&field.key("max_sessions"), message, format!("write 1 to {MAX_SESSIONS}"));
+    }
+    let max_delay = limits::positive(*max_delay, &field.key("max_delay"), findings);
+    let rule = StickySessions { max_delay, bound: *max_sessions as usize };
+    (Some(SessionKey { header, body: body.clone() }), Some(rule))
+}

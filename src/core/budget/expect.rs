@@ -1,0 +1,136 @@
+//! How much output to reserve for a job: what nearly all jobs like it stayed
+//! below.
+//!
+//! A mean would be passed by every second job, the asked maximum is rarely
+//! used and would keep others out.
+
+use crate::core::ids::{ClassId, ModelId, TenantId};
+use crate::core::job::JobSpec;
+use crate::core::number_map::NumberMap;
+use crate::core::policy::Policy;
+
+/// Of so many jobs, one may use more.
+const ONE_IN: u32 = 20;
+/// Jobs after which the own lengths are relied on.
+const FEW: u32 = 20;
+/// Jobs that are remembered; then each counts half.
+const MEMORY: u32 = 512;
+/// Buckets: two for each doubling.
+const BUCKETS: usize = 64;
+
+/// Output lengths of one kind of job, by size.
+#[derive(Debug, Clone)]
+struct Lengths {
+    counts: [u16; BUCKETS],
+    total: u32,
+}
+
+impl Default for Lengths {
+    fn default() -> Self {
+        Self { counts: [0; BUCKETS], total: 0 }
+    }
+}
+
+/// The bucket of a length: `2 log2`, the upper half of a doubling apart.
+const fn bucket(length: u64) -> usize {
+    if length < 2 {
+        return 0;
+    }
+    let power = length.ilog2();
+    let upper = (length >> (power - 1)) & 1;
+    let bucket = (power as u64 * 2 + upper) as usize;
+    if bucket < BUCKETS { bucket } else { BUCKETS - 1 }
+}
+
+/// The largest length in a bucket.
+const fn upper_end(bucket: usize) -> u64 {
+    if bucket < 2 {
+        return 1;
+    }
+    let power = bucket / 2;
+    if bucket.is_multiple_of(2) { (3 << (power - 1)) - 1 } else { (2 << power) - 1 }
+}
+
+impl Lengths {
+    fn add(&mut self, length: u64) {
+        let count = &mut self.counts[bucket(length)];
+        *count = count.saturating_add(1);
+        self.total += 1;
+        if self.total >= MEMORY {
+            self.counts.iter_mut().for_each(|count| *count /= 2);
+            self.total = self.counts.iter().map(|count| u32::from(*count)).sum();
+        }
+    }
+
+    /// The length that at most one job in [`ONE_IN`] passes.
+    fn most(&self) -> u64 {
+        let mut above = self.total / ONE_IN;
+        for (bucket, count) in self.counts.iter().enumerate().rev() {
+            match above.checked_sub(u32::from(*count)) {
+                Some(left) => above = left,
+                None => return upper_end(bucket),
+            }
+        }
+        0
+    }
+}
+
+/// Learned output lengths, by model, tenant and class.
+#[derive(Debug, Clone, Default)]
+pub struct Expected {
+    kinds: NumberMap<(ModelId, TenantId, ClassId), Lengths>,
+    models: NumberMap<ModelId, Lengths>,
+}
+
+impl Expected {
+    /// Output tokens to reserve for a job, over all its sequences; never more
+    /// than it may generate. By its model, tenant and class once there are
+    /// enough samples, else by its model, else by what it asks for.
+    #[must_use]
+    pub fn output(&self, spec: &JobSpec) -> u64 {
+        let own = self.kinds.get(&(spec.model, spec.tenant, spec.class));
+        let known = [own, self.models.get(&spec.model)].into_iter().flatten().find(|kind| kind.total >= FEW);
+        let each = known.map_or(u64::MAX, Lengths::most);
+        each.saturating_mul(u64::from(spec.sequences)).min(spec.max_output_tokens)
+    }
+
+    /// Learns from a job's output.
+    pub fn learn(&mut self, spec: &JobSpec, output: u64) {
+        let each = output / u64::from(spec.sequences.max(1));
+        self.kinds.entry((spec.model, spec.tenant, spec.class)).or_default().add(each);
+        self.models.entry(spec.model).or_default().add(each);
+    }
+
+    /// Forgets what is no longer in the policy.
+    pub fn retain(&mut self, policy: &Policy) {
+        self.models.retain(|model, _| policy.models.get(*model).is_some());
+        self.kinds.retain(|(model, tenant, class), _| {
+            policy.models.get(*model).is_some()
+                && policy.tenants.get(*tenant).is_some()
+                && policy.classes.get(*class).is_some()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_cover_every_length() {
+        for length in (0..5_000).chain([u64::MAX, 1 << 40]) {
+            let bucket = bucket(length);
+            assert!(length <= upper_end(bucket) || bucket == BUCKETS - 1, "{length}");
+            assert!(bucket == 0 || length > upper_end(bucket - 1), "{length}");
+        }
+    }
+
+    #[test]
+    fn nearly_all_stay_below() {
+        let mut lengths = Lengths::default();
+        (0..10_000_u64).for_each(|job| lengths.add(if job % 25 == 0 { 4_000 } else { 100 + job % 20 }));
+        assert_eq!(lengths.most(), 127);
+        (0..200).for_each(|_| lengths.add(4_000));
+        assert_eq!(lengths.most(), 4_095, "what has become usual is learned");
+    }
+}

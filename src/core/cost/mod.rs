@@ -1,0 +1,3 @@
+//! What work costs: replicas' time by who used it, and its price.
+
+pub mod meter;

@@ -1,0 +1,267 @@
+//! Adapters and sessions.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::{prop_assert, proptest};
+
+use super::{World, placed, policy, reload, sent, spec};
+use crate::core::adapters::Fit;
+use crate::core::event::{Action, Event, Fault, Outcome};
+use crate::core::ids::{JobId, ModelId, PoolId, ReplicaId};
+use crate::core::job::{JobSpec, Usage};
+use crate::core::overrides::{Closed, Lever, Measure, Override};
+use crate::core::placement::place::Choice;
+use crate::core::policy::{Policy, Pool, StickySessions};
+use crate::core::time::Tick;
+
+/// One pool of so many replicas; the base model 0 and five adapters.
+fn adapters(replicas: &[u32], slots: u32, load: u64) -> Policy {
+    let mut policy = policy(&[replicas], &[&[0][..]; 6]);
+    let row = policy.pools.get(PoolId::new(0)).unwrap().clone();
+    let row = Pool {
+        adapters: (1..6).map(ModelId::new).collect(),
+        adapter_slots: Some(slots),
+        adapter_load: Some(Duration::from_millis(load)),
+        ..row
+    };
+    policy.pools.insert("p0", row);
+    policy
+}
+
+fn with(id: u64, model: u32) -> JobSpec {
+    JobSpec { model: ModelId::new(model), ..spec(id) }
+}
+
+/// Where it goes, and how its adapter stands there.
+fn goes(world: &mut World, spec: JobSpec) -> (u32, Option<Fit>) {
+    let actions = world.arrive(spec);
+    (sent(&actions)[0].1, placed(&actions).adapter)
+}
+
+#[test]
+fn an_adapter_goes_where_it_is_then_where_there_is_room_then_where_it_evicts() {
+    let mut world = World::new(adapters(&[8, 8], 2, 100));
+    let (first, fit) = goes(&mut world, with(1, 1));
+    assert_eq!(fit, Some(Fit::Room));
+    world.done(1);
+    assert_eq!(goes(&mut world, with(2, 1)), (first, Some(Fit::Loaded)), "though the other's turn is next");
+    world.done(2);
+    assert_eq!(goes(&mut world, spec(3)), (1 - first, None), "the base model needs none");
+    world.done(3);
+    for (id, model) in [(4, 2), (5, 3), (6, 4)] {
+        assert_eq!(goes(&mut world, with(id, model)).1, Some(Fit::Room));
+        world.done(id);
+    }
+    let (_, fit) = goes(&mut world, with(7, 5));
+    assert_eq!(fit, Some(Fit::Evicts));
+}
+
+#[test]
+fn a_loaded_adapter_is_worth_what_a_load_costs_and_no_more() {
+    let mut world = World::new(adapters(&[90, 90], 2, 20));
+    let (first, _) = goes(&mut world, with(1, 1));
+    world.event(Event::FirstToken { job: JobId::new(1) });
+    let mut there = 0;
+    for id in 2..60 {
+        let (replica, fit) = goes(&mut world, JobSpec { prompt_tokens: 400, ..with(id, 1) });
+        if replica != first {
+            assert_eq!(fit, Some(Fit::Room));
+            break;
+        }
+        there += 1;
+    }
+    assert!((1..5).contains(&there), "20 ms are about 900 tokens: {there}");
+}
+
+/// How often others go before a job whose adapter finds no slot, when they come so
+/// many milliseconds apart.
+fn passes(apart: u64) -> u64 {
+    let mut world = World::new(adapters(&[8, 8], 1, 10));
+    for (id, model) in [(1, 1), (2, 2)] {
+        goes(&mut world, with(id, model));
+        world.event(Event::FirstToken { job: JobId::new(id) });
+    }
+    assert_eq!(sent(&world.arrive(with(3, 3))), [], "both run others");
+    let mut running = [(1, 1), (2, 2)];
+    for next in 4..200 {
+        world.now = Tick::from_millis(apart * next);
+        let (old, model) = running[next as usize % 2];
+        let mut actions = world.arrive(with(next, model));
+        actions.extend(world.event(Event::FirstToken { job: JobId::new(next) }));
+        actions.extend(world.done(old));
+        if sent(&actions).iter().any(|(job, _)| *job == 3) {
+            return next - 4;
+        }
+        running[next as usize % 2] = (next, model);
+    }
+    panic!("it starves");
+}
+
+#[test]
+fn an_adapter_waits_for_a_slot_and_does_not_starve() {
+    assert!((30..40).contains(&passes(1)), "passed over as often as any large job: {}", passes(1));
+    assert!((2..8).contains(&passes(100)), "for half of its objective: {}", passes(100));
+    assert!(passes(2_000) < 3, "at once when it is late: {}", passes(2_000));
+}
+
+#[test]
+fn engines_say_what_they_have_and_a_restart_forgets() {
+    let mut world = World::new(adapters(&[8, 8], 2, 100));
+    reload(&mut world, |next| {
+        let row = next.pools.get(PoolId::new(0)).unwrap().clone();
+        next.pools.insert("p0", Pool { adapter_slots: None, ..row });
+    });
+    let replica = ReplicaId::new(1);
+    world.event(Event::AdaptersReported { replica, slots: Some(1), running: vec![ModelId::new(4)] });
+    assert_eq!(goes(&mut world, with(1, 4)), (1, Some(Fit::Loaded)));
+    world.fail(1, Fault::Refused);
+    assert_eq!(sent(&world.event(Event::ReplicaFound { replica })), []);
+    world.done(1);
+    assert_eq!(goes(&mut world, with(2, 4)).1, Some(Fit::Loaded), "at the one that it was moved to");
+}
+
+#[test]
+fn loads_are_measured_and_teach_nothing_of_speed() {
+    let mut policy = adapters(&[8], 1, 0);
+    let row = policy.pools.get(PoolId::new(0)).unwrap().clone();
+    policy.pools.insert("p0", Pool { adapter_load: None, ..row });
+    let mut world = World::new(policy);
+    let mut now = 0;
+    for id in 1..9 {
+        goes(&mut world, with(id, 1 + (id % 2) as u32));
+        now += 700;
+        world.at(now);
+        world.event(Event::FirstToken { job: JobId::new(id) });
+        world.done(id);
+    }
+    let why = placed(&world.arrive(with(9, 2)));
+    assert_eq!(why.adapter, Some(Fit::Evicts));
+    assert!((600..720).contains(&why.expected.as_millis()), "{:?}", why.expected);
+    let view = &world.scheduler.snapshot(world.now).replicas[0];
+    assert!((view.speed_factor - 1.0).abs() < 1e-9, "{}", view.speed_factor);
+}
+
+/// Two replicas and sessions that may come 100 ms later for their own.
+fn sticky(replicas: &[u32]) -> Policy {
+    let rule = StickySessions { max_delay: Duration::from_millis(100), bound: 3 };
+    Policy { sessions: Some(rule), ..policy(&[replicas], &[&[0]]) }
+}
+
+fn of_session(id: u64, session: u64) -> JobSpec {
+    JobSpec { session: Some(session), arrived: Tick::NEVER, ..spec(id) }
+}
+
+#[test]
+fn a_session_keeps_to_its_replica() {
+    let mut world = World::new(sticky(&[8, 8, 8]));
+    let mut own = BTreeMap::new();
+    for id in 0..30 {
+        let session = id % 3;
+        let actions = world.arrive(of_session(id, session));
+        let (replica, why) = (sent(&actions)[0].1, placed(&actions));
+        let before = own.insert(session, replica);
+        assert_eq!(why.choice, if before.is_some() { Choice::Session } else { Choice::Only });
+        assert!(before.is_none_or(|before| before == replica));
+        world.done(id);
+    }
+    for id in 100..104 {
+        world.arrive(of_session(id, id));
+        world.done(id);
+    }
+    assert_eq!(placed(&world.arrive(of_session(200, 0))).choice, Choice::Only, "it was forgotten");
+}
+
+#[test]
+fn a_session_moves_when_its_replica_is_full_gone_draining_or_too_late() {
+    let mut world = World::new(sticky(&[3, 3]));
+    let at = |world: &mut World, id| sent(&world.arrive(of_session(id, 7)))[0].1;
+    let first = at(&mut world, 1);
+    for id in 2..4 {
+        world.event(Event::FirstToken { job: JobId::new(id - 1) });
+        assert_eq!(at(&mut world, id), first);
+    }
+    world.event(Event::FirstToken { job: JobId::new(3) });
+    let second = at(&mut world, 4);
+    assert_ne!(second, first, "full");
+    for id in 1..5 {
+        world.done(id);
+    }
+    assert_eq!(at(&mut world, 5), second, "it has moved");
+    world.done(5);
+    let lever = Measure::CloseReplica(ReplicaId::new(second), Closed::Drained);
+    world.event(Event::Overridden(Override { measure: lever, until: Tick::NEVER, reason: "".into() }));
+    assert_eq!(at(&mut world, 6), first, "draining");
+    world.done(6);
+    world.event(Event::Restored(Lever::Replica(ReplicaId::new(second))));
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(first), answers: false });
+    assert_eq!(at(&mut world, 7), second, "out of service");
+    world.done(7);
+    world.at(60_000);
+    world.event(Event::ReplicaFound { replica: ReplicaId::new(first) });
+    world.at(120_000);
+    let long = JobSpec { prompt_tokens: 20_000, deadline: Tick::NEVER, ..of_session(8, 7) };
+    assert_eq!(sent(&world.arrive(long)), [(8, second)]);
+    let next = JobSpec { deadline: Tick::NEVER, ..of_session(9, 7) };
+    assert_eq!(sent(&world.arrive(next)), [(9, first)], "too late: it reads a long prompt");
+}
+
+#[test]
+fn sessions_that_are_off_cost_nothing_and_change_nothing() {
+    let mut world = World::new(policy(&[&[8, 8]], &[&[0]]));
+    for id in 0..4 {
+        let actions = world.arrive(of_session(id, 7));
+        assert_eq!((sent(&actions)[0].1, placed(&actions).choice), ((id % 2) as u32, Choice::Only));
+        world.done(id);
+    }
+    assert!(world.scheduler.sessions.is_empty());
+}
+
+proptest! {
+    /// Whatever comes, no replica runs more adapters at once than it has slots,
+    /// and everything is served.
+    #[test]
+    fn no_replica_runs_more_adapters_than_it_has_slots(
+        slots in 1u32..4,
+        jobs in vec((0u32..6, 0usize..8, 1u64..200), 1..80),
+    ) {
+        let mut world = World::new(adapters(&[4, 3], slots, 50));
+        let mut at: BTreeMap<u64, (u32, u32)> = BTreeMap::new();
+        let mut models = BTreeMap::new();
+        let mut waiting = 0i64;
+        let note = |actions: &[Action], at: &mut BTreeMap<u64, (u32, u32)>, models: &BTreeMap<u64, u32>| {
+            for (job, replica) in sent(actions) {
+                at.insert(job, (replica, models[&job]));
+            }
+            sent(actions).len() as i64
+        };
+        let most = |at: &BTreeMap<u64, (u32, u32)>| {
+            let of = |replica| {
+                let here = at.values().filter(|(other, model)| *other == replica && *model > 0);
+                here.map(|(_, model)| model).collect::<std::collections::BTreeSet<_>>().len()
+            };
+            of(0).max(of(1))
+        };
+        for (id, (model, ends, millis)) in (0u64..).zip(jobs) {
+            models.insert(id, model);
+            world.now += Duration::from_millis(millis % 7);
+            let actions = world.arrive(JobSpec { deadline: Tick::NEVER, ..with(id, model) });
+            waiting += 1 - note(&actions, &mut at, &models);
+            prop_assert!(most(&at) <= slots as usize);
+            for _ in 0..ends {
+                let Some((&job, _)) = at.iter().next() else { break };
+                at.remove(&job);
+                let actions = world.finish(job, Outcome::Done(Usage::Unknown));
+                waiting -= note(&actions, &mut at, &models);
+                prop_assert!(most(&at) <= slots as usize);
+            }
+        }
+        while let Some((&job, _)) = at.iter().next() {
+            at.remove(&job);
+            let actions = world.finish(job, Outcome::Done(Usage::Unknown));
+            waiting -= note(&actions, &mut at, &models);
+        }
+        prop_assert!(waiting == 0 && world.scheduler.jobs() == 0, "{waiting} wait for ever");
+    }
+}

@@ -1,0 +1,387 @@
+//! An edge that believes nothing: it does what the scheduler asks, and checks it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::event::{Action, Event, Fault, Outcome, Placed, Recalled, RejectReason};
+use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::job::{JobSpec, Prefix, Usage};
+use crate::core::overrides::{Lever, Measure, Override};
+use crate::core::policy::Policy;
+use crate::core::rest::Rested;
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::tests::used;
+use crate::core::scheduler::tests::worlds::{Op, Rules, build, models_of};
+use crate::core::time::Tick;
+
+/// What the edge knows of a job.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Seen {
+    at: Option<ReplicaId>,
+    started: bool,
+    /// It was asked to hand over its stream, in this try.
+    asked: Option<Recalled>,
+    pub(super) tried: BTreeSet<ReplicaId>,
+    /// Its replica came back while it ran there.
+    outlived: bool,
+    ends: u32,
+}
+
+/// An edge that believes nothing.
+pub(super) struct Edge {
+    pub(super) scheduler: Scheduler,
+    policies: Vec<Arc<Policy>>,
+    policy: Arc<Policy>,
+    pub(super) now: Tick,
+    specs: BTreeMap<JobId, JobSpec>,
+    pub(super) jobs: BTreeMap<JobId, Seen>,
+    out_of_service: BTreeSet<ReplicaId>,
+    probes: BTreeMap<ReplicaId, Tick>,
+    /// Orders to sleep or to wake, since when they wait for their answer.
+    orders: BTreeMap<ReplicaId, (Tick, Rested)>,
+    /// What operators have closed or paused, and until when.
+    barred: BTreeMap<Lever, Tick>,
+    pub(super) log: Vec<(Tick, Action)>,
+}
+
+impl Edge {
+    pub(super) fn new(policies: &[Rules]) -> Self {
+        let policies: Vec<_> = policies.iter().map(build).collect();
+        Self {
+            scheduler: Scheduler::new(Arc::clone(&policies[0])),
+            policy: Arc::clone(&policies[0]),
+            policies,
+            now: Tick::ZERO,
+            specs: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            out_of_service: BTreeSet::new(),
+            probes: BTreeMap::new(),
+            orders: BTreeMap::new(),
+            barred: BTreeMap::new(),
+            log: Vec::new(),
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        let mut out = Vec::new();
+        self.scheduler.handle(self.now, event, &mut out);
+        for action in out {
+            self.obey(&action);
+            self.log.push((self.now, action));
+        }
+        assert_eq!(self.scheduler.audit(), [], "after {:?}", self.log.last());
+        assert!(self.scheduler.next_deadline().is_none_or(|at| at > self.now), "something is overdue");
+        let waiting = self.jobs.values().filter(|seen| seen.ends == 0 && seen.at.is_none()).count();
+        assert_eq!(self.scheduler.waiting().requests, waiting as u64);
+        if let Some((id, seen)) = self.jobs.iter().find(|(_, seen)| seen.ends == 0) {
+            assert_eq!(self.scheduler.explain(*id, self.now).is_some(), seen.at.is_none());
+        }
+        let live = self.jobs.values().filter(|seen| seen.ends == 0).count();
+        assert_eq!(self.scheduler.jobs(), live);
+    }
+
+    fn dispatched(&mut self, job: JobId, replica: ReplicaId, why: &Placed) {
+        let spec = self.specs[&job];
+        let pool = self.policy.replicas.get(replica).expect("a replica of the policy").pool;
+        let model = self.policy.models.get(spec.model).expect("a model of the policy");
+        assert!(model.pools.contains(&pool));
+        self.check_rules(&spec, why.class, pool);
+        assert!(!self.out_of_service.contains(&replica));
+        assert!(!self.policy.draining.contains(&replica));
+        assert!(!self.awaits(replica), "it sleeps");
+        for lever in [Lever::Pool(pool), Lever::Replica(replica), Lever::Pause(spec.tenant)] {
+            assert!(self.barred.get(&lever).is_none_or(|until| *until <= self.now), "{lever:?}");
+        }
+        let room = why.running + spec.sequences.max(1) <= why.limit || why.running == 0;
+        assert!(room, "beyond its credit: {why:?}");
+        assert!(why.candidates >= 1);
+        assert!(why.attempt > 1 || self.now <= spec.patience, "its client is gone");
+        let asked = why.demoted_from.unwrap_or(why.class);
+        assert_eq!(asked, spec.class);
+        let rank = |class| self.policy.classes.get(class).map(|row| (row.rank, class));
+        let later = self.policies.len() > 1 || rank(asked) < rank(why.class);
+        assert!(why.demoted_from.is_none() || later, "{why:?}");
+        let seen = self.jobs.get_mut(&job).expect("a job that arrived");
+        assert!(seen.ends == 0 && seen.at.is_none());
+        seen.at = Some(replica);
+        (seen.outlived, seen.asked) = (false, None);
+    }
+
+    fn obey(&mut self, action: &Action) {
+        match *action {
+            Action::Dispatch { job, replica, why } => self.dispatched(job, replica, &why),
+            Action::Reject { job, why } => {
+                let vain = why.reason == RejectReason::NoReplica;
+                assert!(!vain || self.specs[&job].falls_back, "no other model may serve it");
+                let seen = self.jobs.get_mut(&job).expect("a job that arrived");
+                seen.ends += 1;
+                assert_eq!(seen.ends, 1);
+                seen.at = None;
+            }
+            Action::Requeue { job, replica, why } => {
+                let seen = self.jobs.get_mut(&job).expect("a job that arrived");
+                assert_eq!(seen.at.take(), Some(replica));
+                let made_way = seen.asked.is_some() && why == Fault::Draining && seen.started;
+                if (why.counts_as_attempt() || seen.started) && !seen.outlived && !made_way {
+                    seen.tried.insert(replica);
+                }
+                seen.started = false;
+            }
+            Action::Recall { job, replica, .. } => {
+                let seen = self.jobs.get_mut(&job).expect("a job that arrived");
+                assert_eq!(seen.at.take(), Some(replica));
+            }
+            Action::HandOver { job, replica, why } => {
+                let seen = self.jobs.get_mut(&job).expect("a job that arrived");
+                assert!(self.specs[&job].goes_on && seen.started && seen.at == Some(replica));
+                assert_eq!(seen.asked.replace(why), None, "asked once for each try");
+                assert!(self.scheduler.snapshot(self.now).replicas.len() > 1, "there is nobody else");
+            }
+            Action::Eject { replica, .. } => assert!(self.out_of_service.insert(replica)),
+            Action::Readmit { replica, .. } => {
+                assert!(self.out_of_service.remove(&replica));
+                self.probes.remove(&replica);
+                for seen in self.jobs.values_mut() {
+                    seen.tried.remove(&replica);
+                    seen.outlived |= seen.at == Some(replica);
+                }
+            }
+            Action::WouldLimit { rule, .. } => assert!(rule.shadow),
+            Action::PoolWanted { .. } | Action::PoolStarted { .. } => {}
+            Action::Sleep { replica } => self.ordered(replica, Rested::Asleep),
+            Action::Wake { replica, .. } => self.ordered(replica, Rested::Awake),
+            Action::OverrideExpired { lever } => {
+                assert!(
+                    self.scheduler
+                        .snapshot(self.now)
+                        .overrides
+                        .iter()
+                        .all(|row| row.measure.lever() != lever)
+                );
+            }
+            Action::Probe { replica } => {
+                assert!(self.out_of_service.contains(&replica));
+                let before = self.probes.insert(replica, self.now);
+                let lost = |at| self.now.since(at) >= Duration::from_secs(10);
+                assert!(before.is_none_or(lost), "one probe at a time");
+            }
+        }
+    }
+
+    fn ordered(&mut self, replica: ReplicaId, order: Rested) {
+        assert!(!self.out_of_service.contains(&replica));
+        assert!(order == Rested::Awake || self.jobs.values().all(|seen| seen.at != Some(replica)));
+        assert!(!self.awaits(replica), "one order at a time");
+        self.orders.insert(replica, (self.now, order));
+    }
+
+    /// Whether an order waits for its answer, and not for too long.
+    fn awaits(&self, replica: ReplicaId) -> bool {
+        self.orders.get(&replica).is_some_and(|(at, _)| self.now.since(*at) < Duration::from_secs(12))
+    }
+
+    /// The pool is one that class and tenant may both use, by the policy in
+    /// force.
+    fn check_rules(&self, spec: &JobSpec, class: ClassId, pool: PoolId) {
+        let supply = self.policy.pools.get(pool).expect("a pool of the policy").supply;
+        let class = self.policy.classes.get(class).expect("a class of the policy");
+        let tenant = self.policy.tenants.get(spec.tenant).expect("a tenant of the policy");
+        assert!(class.placement.allow(pool, &supply), "{:?} forbids {supply:?}", class.placement);
+        assert!(tenant.placement.allow(pool, &supply), "{:?} forbids {supply:?}", tenant.placement);
+    }
+
+    fn running(&self, which: usize) -> Option<JobId> {
+        let jobs: Vec<_> =
+            self.jobs.iter().filter(|(_, seen)| seen.at.is_some()).map(|(id, _)| *id).collect();
+        (!jobs.is_empty()).then(|| jobs[which % jobs.len()])
+    }
+
+    fn end(&mut self, job: JobId) {
+        let seen = self.jobs.get_mut(&job).expect("a job that arrived");
+        (seen.at, seen.ends) = (None, seen.ends + 1);
+    }
+
+    /// Lets time pass, with every timer on the way.
+    fn pass(&mut self, millis: u64) {
+        let goal = self.now + Duration::from_millis(millis);
+        while let Some(next) = self.scheduler.next_deadline().filter(|at| *at <= goal) {
+            self.now = next;
+            self.event(Event::Timer);
+        }
+        self.now = goal;
+    }
+
+    fn arrive(&mut self, spec: JobSpec) {
+        self.specs.insert(spec.id, spec);
+        self.jobs.insert(spec.id, Seen::default());
+        self.event(Event::Arrived(spec, Prefix::default()));
+    }
+
+    fn fail(&mut self, which: usize, fault: Fault) {
+        let Some(job) = self.running(which) else { return };
+        if self.jobs[&job].started {
+            self.end(job);
+        }
+        self.event(Event::Finished { job, outcome: Outcome::Failed { fault, usage: Usage::Unknown } });
+    }
+
+    /// A stream breaks off after its first token and may go on elsewhere.
+    fn interrupt(&mut self, which: usize, fault: Fault, output: u64) {
+        if let Some(job) = self.running(which).filter(|job| self.jobs[job].started) {
+            let fault = self.jobs[&job].asked.map_or(fault, Recalled::fault);
+            let outcome = Outcome::Interrupted { fault, usage: Usage::Unknown, output };
+            self.event(Event::Finished { job, outcome });
+        }
+    }
+
+    fn leave(&mut self, which: usize) {
+        let live: Vec<_> = self.jobs.iter().filter(|(_, seen)| seen.ends == 0).map(|(id, _)| *id).collect();
+        if !live.is_empty() {
+            let job = live[which % live.len()];
+            self.end(job);
+            self.event(Event::Left { job, usage: Usage::Unknown });
+        }
+    }
+
+    fn reload(&mut self, which: usize) {
+        self.policy = Arc::clone(&self.policies[which % self.policies.len()]);
+        let present = |id: &ReplicaId| {
+            self.policy.replicas.get(*id).is_some_and(|row| self.policy.pools.get(row.pool).is_some())
+        };
+        self.out_of_service.retain(present);
+        self.probes.retain(|id, _| present(id));
+        self.orders.retain(|id, _| present(id));
+        self.event(Event::PolicyChanged(Arc::clone(&self.policy)));
+    }
+
+    fn set(&mut self, measure: Measure, millis: Option<u64>) {
+        let until = millis.map_or(Tick::NEVER, |millis| self.now + Duration::from_millis(millis));
+        if until > self.now && !matches!(measure.lever(), Lever::Boost(_)) {
+            self.barred.insert(measure.lever(), until);
+        }
+        self.event(Event::Overridden(Override { measure, until, reason: "any".into() }));
+    }
+
+    fn stray(&mut self, job: JobId) {
+        self.event(Event::FirstToken { job });
+        self.event(Event::Finished { job, outcome: Outcome::Done(Usage::Unknown) });
+        self.event(Event::Left { job, usage: Usage::Unknown });
+    }
+
+    fn adapters(&mut self, replica: ReplicaId, slots: Option<u32>, running: u8) {
+        self.event(Event::AdaptersReported { replica, slots, running: models_of(running) });
+    }
+
+    fn answer(&mut self, found: bool) {
+        let Some((&replica, _)) = self.probes.first_key_value() else { return };
+        self.probes.remove(&replica);
+        let event = if found {
+            Event::ReplicaFound { replica }
+        } else {
+            Event::ReplicaLost { replica, answers: true }
+        };
+        self.event(event);
+    }
+
+    fn rest(&mut self, rested: Option<Rested>) {
+        let Some((&replica, &(_, order))) = self.orders.first_key_value() else { return };
+        self.orders.remove(&replica);
+        self.event(Event::Rested { replica, rested: rested.unwrap_or(order) });
+    }
+
+    fn start(&mut self, which: usize) {
+        if let Some(job) = self.running(which) {
+            self.jobs.get_mut(&job).expect("a job").started = true;
+            self.event(Event::FirstToken { job });
+        }
+    }
+
+    pub(super) fn apply(&mut self, op: &Op) {
+        match *op {
+            Op::Arrive { tenant, class, model, prompt, output, sequences, patience } => {
+                let id = JobId::new(1000 + self.jobs.len() as u64);
+                self.arrive(JobSpec {
+                    id,
+                    tenant: TenantId::new(tenant),
+                    key: None,
+                    class: ClassId::new(class),
+                    model: ModelId::new(model),
+                    prompt_tokens: prompt,
+                    max_output_tokens: output,
+                    sequences,
+                    bytes: 4 * prompt,
+                    streams: true,
+                    arrived: Tick::NEVER,
+                    deadline: self.now + Duration::from_millis(patience),
+                    patience: match patience % 3 {
+                        0 => Tick::NEVER,
+                        more => self.now + Duration::from_millis(patience + 300 * more),
+                    },
+                    falls_back: prompt % 2 == 0,
+                    goes_on: prompt % 3 > 0,
+                    context: prompt + output,
+                    fit: 0,
+                    session: (output % 2 == 0).then_some(prompt % 7),
+                });
+            }
+            Op::FirstToken(which) => self.start(which),
+            Op::Done(which, usage) => {
+                if let Some(job) = self.running(which) {
+                    self.end(job);
+                    self.event(Event::Finished { job, outcome: Outcome::Done(usage) });
+                }
+            }
+            Op::Fail(which, fault) => self.fail(which, fault),
+            Op::Interrupt(which, fault, output) => self.interrupt(which, fault, output),
+            Op::Left(which) => self.leave(which),
+            Op::Pass(millis) => self.pass(millis),
+            Op::Report(replica, report) => {
+                self.event(Event::ReplicaReported { replica: ReplicaId::new(replica), report });
+            }
+            Op::Adapters(replica, slots, running) => self.adapters(ReplicaId::new(replica), slots, running),
+            Op::Paced(replica, pace) => self.event(Event::Paced { replica: ReplicaId::new(replica), pace }),
+            Op::Answer(found) => self.answer(found),
+            Op::Rest(rested) => self.rest(rested),
+            Op::Lost(replica) => {
+                self.probes.remove(&ReplicaId::new(replica));
+                self.event(Event::ReplicaLost { replica: ReplicaId::new(replica), answers: true });
+            }
+            Op::Stray(number) => self.stray(JobId::new(number)),
+            Op::Reload(which) => self.reload(which),
+            Op::Override(measure, millis) => self.set(measure, millis),
+            Op::Restore(lever) => {
+                self.barred.remove(&lever);
+                self.event(Event::Restored(lever));
+            }
+            Op::Drain => self.event(Event::Draining),
+        }
+    }
+
+    /// Everything answers until nothing is left.
+    pub(super) fn run_out(&mut self) {
+        for _ in 0..2_000 {
+            if self.scheduler.jobs() == 0 {
+                break;
+            }
+            while !self.probes.is_empty() {
+                self.answer(true);
+            }
+            while !self.orders.is_empty() {
+                self.rest(None);
+            }
+            if let Some(job) = self.running(0) {
+                self.end(job);
+                self.event(Event::Finished { job, outcome: Outcome::Done(used(5, 5)) });
+            } else {
+                self.pass(100);
+            }
+        }
+        assert!(self.jobs.values().all(|seen| seen.ends == 1), "each job ends exactly once");
+        let picture = self.scheduler.snapshot(self.now);
+        assert_eq!((picture.jobs, picture.queues.len(), picture.broken_invariants), (0, 0, 0));
+        for view in picture.replicas {
+            assert_eq!((view.running, view.prefill_tokens, view.kv_tokens), (0, 0, 0));
+        }
+    }
+}

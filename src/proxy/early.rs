@@ -1,0 +1,177 @@
+//! The head of a stream before there is anything to stream: for requests that
+//! are held for a pool that has to start, where their class allows it.
+//!
+//! The client gets 200 and signs of life, so that neither it nor a proxy before
+//! it gives up. Everything behind the head is as ever: the request waits, is
+//! tried, and tried again. A failure then comes as an error event, after which
+//! the connection is cut: an SDK takes a stream that ends properly for whole.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use std::{fmt, mem};
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, Response, StatusCode};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
+
+use crate::core::event::Fault;
+use crate::core::ids::JobId;
+use crate::proxy::body::AnswerBody;
+use crate::proxy::continuation::Live;
+use crate::proxy::handler::{Answered, Proxy, Served, Taken};
+use crate::proxy::record::Record;
+use crate::proxy::respond::{SERVING_MODEL, answer_headers, note_error, stream_response};
+use crate::telemetry::event::RequestOutcome;
+use crate::wire::api::{Api, Dialect};
+use crate::wire::error::ApiError;
+
+/// How often it is looked whether a request has come to be held.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A sign of life: a comment, which every SSE decoder skips.
+const COMMENT: &[u8] = b": waiting for a replica\n\n";
+/// The same in the words of the Messages API.
+const PING: &[u8] = b"event: ping\ndata: {\"type\": \"ping\"}\n\n";
+
+/// A request on its way to its answer.
+pub(super) type Serving = Pin<Box<dyn Future<Output = Served> + Send>>;
+
+/// What a head needs that comes before its answer.
+#[derive(Debug)]
+pub(super) struct Early {
+    job: JobId,
+    headers: HeaderMap,
+    dialect: Dialect,
+    /// Between two signs of life.
+    every: Duration,
+    sent: Arc<AtomicBool>,
+}
+
+impl Proxy {
+    /// What it takes for an early head, if the request may have one.
+    pub(super) fn early_head(&self, taken: &Taken, record: &mut Record) -> Option<Early> {
+        let Taken { settings, order, .. } = taken;
+        let streams = order.peek.stream
+            && matches!(order.api, Api::Chat | Api::Completions | Api::Responses | Api::Messages);
+        if !streams || !settings.edge.early_heads.contains(&order.spec.class) {
+            return None;
+        }
+        let sent = Arc::<AtomicBool>::default();
+        record.early_head = Some(Arc::clone(&sent));
+        let mut engine = HeaderMap::new();
+        engine.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+        let mut headers = answer_headers(&engine, record);
+        // Another model may serve in the end.
+        headers.remove(SERVING_MODEL);
+        let (job, dialect) = (order.spec.id, order.api.dialect());
+        Some(Early { job, headers, dialect, every: settings.edge.requests.keepalive, sent })
+    }
+
+    /// Waits for the answer, or for the request to be held.
+    pub(super) async fn respond_early(
+        self: &Arc<Self>,
+        mut serving: Serving,
+        early: Early,
+    ) -> Response<AnswerBody> {
+        let mut patience = Duration::ZERO;
+        loop {
+            tokio::select! {
+                biased;
+                served = &mut serving => return self.respond(served),
+                () = sleep(patience) => patience = LOOK_EVERY,
+            }
+            if self.gate.is_held(early.job) {
+                break;
+            }
+        }
+        early.sent.store(true, Ordering::Relaxed);
+        let sign = if early.dialect == Dialect::Anthropic { PING } else { COMMENT };
+        let mut beats = interval_at(Instant::now(), early.every);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let held = HeldStream { proxy: Arc::clone(self), serving, beats, sign };
+        stream_response(early.headers, AnswerBody::Held(Box::new(held)))
+    }
+}
+
+/// The body behind an early head, until there is an answer.
+pub struct HeldStream {
+    proxy: Arc<Proxy>,
+    serving: Serving,
+    beats: Interval,
+    sign: &'static [u8],
+}
+
+/// What comes next of it.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// A sign of life.
+    Sign(Bytes),
+    /// The body of the answer.
+    Answer(AnswerBody),
+}
+
+impl HeldStream {
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+        if let Poll::Ready(served) = self.serving.as_mut().poll(cx) {
+            return Poll::Ready(Next::Answer(self.answer(served)));
+        }
+        self.beats.poll_tick(cx).map(|_| Next::Sign(Bytes::from_static(self.sign)))
+    }
+
+    fn answer(&self, served: Served) -> AnswerBody {
+        let Served { answered, mut record } = served;
+        record.status = StatusCode::OK.as_u16();
+        let error = match answered {
+            Ok((Answered::Stream { stream, whole, .. }, ticket, continuation)) => {
+                let live = Box::new(Live { stream, ticket, record, continuation });
+                return AnswerBody::Stream(self.proxy.relay(live, whole));
+            }
+            // The engine did not stream what it was asked to stream.
+            Ok((Answered::Whole { .. }, ..)) => {
+                record.ended(RequestOutcome::Failed, Fault::Malformed.name());
+                ApiError::broken_stream(Fault::Malformed)
+            }
+            Err(error) => error,
+        };
+        note_error(&error, &mut record);
+        AnswerBody::Failed(Failure::Event(error.sse_event(record.api.dialect())))
+    }
+}
+
+impl fmt::Debug for HeldStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldStream").finish_non_exhaustive()
+    }
+}
+
+/// The end of a stream that came to nothing.
+#[derive(Debug)]
+pub enum Failure {
+    /// The error event is to be told.
+    Event(Bytes),
+    /// The transport gets one turn to flush it.
+    Flush,
+    /// The connection is cut.
+    Cut,
+}
+
+impl Failure {
+    /// The event, then a turn of waiting, then nothing.
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        match mem::replace(self, Self::Cut) {
+            Self::Event(bytes) => {
+                *self = Self::Flush;
+                Poll::Ready(Some(bytes))
+            }
+            Self::Flush => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Self::Cut => Poll::Ready(None),
+        }
+    }
+}

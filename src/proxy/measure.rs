@@ -1,0 +1,325 @@
+//! How long a prompt is, and what becomes of one that does not fit: before the
+//! queue, against the windows of the pools that the request could go to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dashmap::DashMap;
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, Method};
+use serde::Deserialize;
+use smallvec::SmallVec;
+use tokio::time::timeout;
+
+use crate::config::settings::{EngineKind, ModelEdge, Settings};
+use crate::core::event::RejectReason;
+use crate::core::ids::{ModelId, PoolId, ReplicaId};
+use crate::core::placement::rules;
+use crate::core::time::Tick;
+use crate::proxy::attempt::{bearer, whole_body};
+use crate::proxy::handler::Proxy;
+use crate::proxy::order::Order;
+use crate::proxy::record::Record;
+use crate::proxy::upstream::Call;
+use crate::proxy::window;
+use crate::telemetry::wall;
+use crate::tokens::Source;
+use crate::tokens::counter::{Counted, Form, Uncounted};
+use crate::tokens::desk::{self, Desk};
+use crate::tokens::estimate::exact;
+use crate::tokens::ratio::Ratios;
+use crate::wire::api::Api;
+use crate::wire::error::ApiError;
+use crate::wire::headers;
+use crate::wire::splice::{Edits, edit};
+
+/// How long the engines' word on their windows is good for.
+const WINDOWS_AGE: Duration = Duration::from_secs(1);
+/// How long an engine may take to count a prompt.
+const ENGINE_PATIENCE: Duration = Duration::from_millis(500);
+/// The longest count of an engine that is read, in bytes: it lists the tokens.
+const MAX_COUNT_BYTES: u64 = 16 << 20;
+/// Engines that are asked, one after another.
+const ENGINES_ASKED: usize = 2;
+/// How far estimates are trusted: those that fit with this much to spare are
+/// not worth a question.
+const DOUBT: f64 = 1.5;
+/// Tokens that a chat template may add, where it is not known.
+const FRAME: u64 = 512;
+
+/// What counts prompts, and what is remembered of it.
+#[derive(Debug, Default)]
+pub struct Meter {
+    /// The threads that count.
+    pub desk: Desk,
+    /// What estimates are off by.
+    pub ratios: Ratios,
+    windows: DashMap<ModelId, (Tick, PoolWindows)>,
+}
+
+/// The windows that engines report, by pool.
+type PoolWindows = Arc<SmallVec<[(PoolId, Option<u32>); 4]>>;
+
+/// The tokens of a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Measured {
+    /// Of the longest of its prompts.
+    longest: u64,
+    /// Of all of them.
+    all: u64,
+    source: Source,
+}
+
+impl Meter {
+    /// The key of what is learned for a model and tenant.
+    pub(super) fn pair(order: &Order) -> (u32, u32) {
+        let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
+        (number(order.spec.model.index()), number(order.spec.tenant.index()))
+    }
+}
+
+impl Proxy {
+    /// Counts the prompt as exactly as its context window asks for, and lowers
+    /// the asked output to what is left of the window, or refuses the request.
+    ///
+    /// # Errors
+    /// The prompt is too long, alone or with the asked output; or the request
+    /// wants its prompt cut, which its model does not allow.
+    pub(super) async fn measure(
+        &self,
+        settings: &Settings,
+        order: &mut Order,
+        client: &HeaderMap,
+        record: &mut Record,
+    ) -> Result<(), ApiError> {
+        let model = order.spec.model;
+        let usual = ModelEdge::default();
+        let edge = settings.edge.models.get(&model).unwrap_or(&usual);
+        if order.peek.truncate.is_some() && !edge.truncates && order.api.generates() {
+            let fix = "is not allowed for this model: shorten the prompt yourself.";
+            return Err(ApiError::invalid_field("truncate_prompt_tokens", fix));
+        }
+        let window = self.window(settings, order);
+        let measured = self.measured(settings, order, edge, window, client).await;
+        let spec = &mut order.spec;
+        spec.prompt_tokens = measured.all;
+        record.counted(measured.all, measured.source);
+        if measured.source == Source::Estimate || measured.source == Source::Bound {
+            record.learn_from = Some((Arc::clone(&self.meter), Meter::pair(order), order.estimated));
+        }
+        order.peek.lowered = None;
+        let lowered = match window.filter(|_| measured.source.is_sure()) {
+            Some(window) => {
+                let alone = window::counts_output(settings, model);
+                fit(order, edge.rejects, alone, (window, measured))?
+            }
+            None => None,
+        };
+        order.peek.lowered = lowered;
+        record.lowered = lowered;
+        let asked = order.peek.max_output_tokens.map_or(0, |asked| asked.min(lowered.unwrap_or(u64::MAX)));
+        order.spec.context = measured.longest.saturating_add(asked);
+        if let Some(lowered) = lowered {
+            let most = lowered.saturating_mul(u64::from(order.peek.sequences()));
+            order.spec.max_output_tokens = order.spec.max_output_tokens.min(most);
+        }
+        Ok(())
+    }
+
+    /// Makes the request one for the next model that may serve it and whose
+    /// window it fits, if that may help after such a refusal.
+    pub(super) async fn falls_back(
+        &self,
+        settings: &Settings,
+        order: &mut Order,
+        why: RejectReason,
+        client: &HeaderMap,
+        record: &mut Record,
+    ) -> bool {
+        while order.falls_back(why, record.clock.now()) {
+            if self.measure(settings, order, client, record).await.is_ok() {
+                record.fell_back(order.spec.model, why);
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn measured(
+        &self,
+        settings: &Settings,
+        order: &Order,
+        edge: &ModelEdge,
+        window: Option<u32>,
+        client: &HeaderMap,
+    ) -> Measured {
+        let Order { api, body, peek, .. } = order;
+        if let Some(ids) = exact(peek.prompt_pieces(body)) {
+            return Measured { longest: ids, all: ids, source: Source::Ids };
+        }
+        let all = self.meter.ratios.apply(Meter::pair(order), order.estimated);
+        let longest = all / u64::from(peek.prompts.max(1));
+        let estimated = |source| Measured { longest, all, source };
+        let form = match api {
+            Api::Chat => Form::Chat,
+            Api::Completions => Form::Text,
+            _ => return estimated(Source::Estimate),
+        };
+        let Some(window) = window.map(u64::from) else { return estimated(Source::Estimate) };
+        let asked = peek.max_output_tokens.unwrap_or(1).max(1);
+        let bytes = body.len() as u64;
+        let most = edge.counter.as_ref().map_or(bytes + FRAME + 3 * peek.tool_bytes(), |counter| {
+            counter.at_most(bytes, peek.tool_bytes())
+        });
+        if most.saturating_add(asked) <= window {
+            return estimated(Source::Bound);
+        }
+        if let Some(counter) = &edge.counter {
+            let order = desk::Order {
+                counter: Arc::clone(counter),
+                form,
+                body: body.clone(),
+                media: edge.media,
+                now: wall::unix_seconds(wall::now()) as i64,
+            };
+            match self.meter.desk.count(order).await {
+                Ok(Counted { longest, all }) => return Measured { longest, all, source: Source::Exact },
+                Err(Uncounted::Unsure(why)) => tracing::debug!(%why, "prompt not counted here"),
+                Err(Uncounted::Stopped) => {}
+            }
+        }
+        let is_near = (longest as f64 * DOUBT) as u64 + asked + FRAME > window;
+        let counted = if is_near { self.count_at_engine(settings, order, client).await } else { None };
+        counted.map_or(estimated(Source::Estimate), |count| Measured {
+            longest: count,
+            all: count,
+            source: Source::Engine,
+        })
+    }
+
+    /// The largest window among the pools that the request could go to; `None`
+    /// where some window is not known.
+    fn window(&self, settings: &Settings, order: &Order) -> Option<u32> {
+        let policy = &settings.policy;
+        let spec = &order.spec;
+        let model = policy.models.get(spec.model)?;
+        let (class, tenant) = (policy.classes.get(spec.class)?, policy.tenants.get(spec.tenant)?);
+        let reported = self.reported(settings, spec.model);
+        let said = |pool| reported.iter().find(|(id, _)| *id == pool).and_then(|(_, window)| *window);
+        let pools = model.pools.iter().filter_map(|id| Some((*id, policy.pools.get(*id)?.supply)));
+        let mut allowed = pools
+            .filter(|(id, supply)| class.placement.allow(*id, supply) && tenant.placement.allow(*id, supply));
+        let most = allowed.try_fold(0, |most: u32, (id, supply)| {
+            let smaller = rules::window(model, &supply).into_iter().chain(said(id)).min()?;
+            Some(most.max(smaller))
+        });
+        most.filter(|most| *most > 0)
+    }
+
+    fn reported(&self, settings: &Settings, model: ModelId) -> PoolWindows {
+        let now = self.gate.clock().now();
+        let windows = &self.meter.windows;
+        if let Some(known) = windows.get(&model)
+            && now.since(known.0) < WINDOWS_AGE
+        {
+            return Arc::clone(&known.1);
+        }
+        let pools = settings.policy.models.get(model).map(|row| row.pools.as_slice()).unwrap_or_default();
+        let said = pools.iter().map(|pool| (*pool, (self.windows)(settings, model, *pool))).collect();
+        let said: PoolWindows = Arc::new(said);
+        windows.insert(model, (now, Arc::clone(&said)));
+        said
+    }
+
+    /// The prompt's tokens by the word of an engine that would serve it.
+    async fn count_at_engine(&self, settings: &Settings, order: &Order, client: &HeaderMap) -> Option<u64> {
+        let asking = async {
+            for replica in self.engines(settings, order) {
+                if let Some(count) = self.ask_engine(settings, order, replica, client).await {
+                    return Some(count);
+                }
+            }
+            None
+        };
+        timeout(ENGINE_PATIENCE, asking).await.ok().flatten()
+    }
+
+    /// Some engines that can be asked, another one first each time.
+    fn engines(&self, settings: &Settings, order: &Order) -> SmallVec<[ReplicaId; ENGINES_ASKED]> {
+        let pools = settings.policy.models.get(order.spec.model).map(|row| row.pools.as_slice());
+        let is_vllm = |pool: &PoolId| {
+            settings.edge.pools.get(*pool).is_some_and(|pool| pool.engine == EngineKind::Vllm)
+        };
+        let replicas: SmallVec<[ReplicaId; 16]> = pools
+            .unwrap_or_default()
+            .iter()
+            .filter(|pool| is_vllm(pool))
+            .filter_map(|pool| settings.policy.pools.get(*pool))
+            .flat_map(|pool| pool.replicas.iter().copied())
+            .filter(|replica| !settings.policy.draining.contains(replica))
+            .collect();
+        let first = order.spec.id.index() % replicas.len().max(1);
+        replicas.iter().cycle().skip(first).take(replicas.len().min(ENGINES_ASKED)).copied().collect()
+    }
+
+    async fn ask_engine(
+        &self,
+        settings: &Settings,
+        order: &Order,
+        replica: ReplicaId,
+        client: &HeaderMap,
+    ) -> Option<u64> {
+        #[derive(Deserialize)]
+        struct Answer {
+            count: u64,
+        }
+        let at = settings.edge.replicas.get(replica)?;
+        let pool = settings.edge.pools.get(at.pool)?;
+        let name = pool.model_names.get(&order.spec.model)?;
+        // It does not read the other fields, and knows one prompt at a time.
+        let edits = Edits { model: Some(name), ..Edits::default() };
+        let body = (order.peek.prompts == 1).then(|| edit(&order.body, &order.peek, &edits))?;
+        let mut headers = headers::upstream_headers(client);
+        headers.extend(bearer(pool).map(|bearer| (AUTHORIZATION, bearer)));
+        let call = Call { method: Method::POST, path: "/tokenize", headers: &headers, body };
+        let sent = self.upstreams.replica(replica, at).send(&call, &settings.edge.upstream).await.ok()?;
+        if !sent.exchange.head.status.is_success() {
+            return None;
+        }
+        let answer = whole_body(sent.exchange, MAX_COUNT_BYTES).await.ok()?;
+        serde_json::from_slice(&answer).ok().map(|Answer { count }| count)
+    }
+}
+
+/// The output that a sure count leaves, where that is less than was asked for.
+/// `rejects`: then it is refused; `alone`: also where what was asked for is more
+/// than the window by itself.
+fn fit(
+    order: &Order,
+    rejects: bool,
+    alone: bool,
+    (window, measured): (u32, Measured),
+) -> Result<Option<u64>, ApiError> {
+    let Order { api, peek, body, .. } = order;
+    if !matches!(api, Api::Chat | Api::Completions) {
+        return Ok(None);
+    }
+    let all = u64::from(window);
+    let prompt = match peek.truncate {
+        None => measured.longest,
+        Some(cut) => {
+            let asked = peek.max_output_tokens.unwrap_or(1).max(1);
+            measured.longest.min(u64::try_from(cut).unwrap_or_else(|_| all.saturating_sub(asked)))
+        }
+    };
+    if prompt >= all {
+        return Err(ApiError::context_too_long(window, prompt, None, api.prompt_field()));
+    }
+    let left = all - prompt;
+    match peek.max_output_tokens.filter(|asked| *asked > left) {
+        Some(asked) if rejects || (alone && asked > all) => {
+            Err(ApiError::context_too_long(window, prompt, Some(asked), peek.output_field(body)))
+        }
+        over => Ok(over.map(|_| left)),
+    }
+}

@@ -1,0 +1,79 @@
+//! LoRA adapters: an engine computes with a few at a time and loads others when
+//! it starts a request with them, as vLLM does with `--max-loras`.
+
+use std::time::Duration;
+
+use super::{Engine, Key};
+
+/// The adapters that are in slots.
+#[derive(Debug, Default)]
+pub(super) struct Adapters {
+    /// The one that was used longest ago first.
+    held: Vec<u32>,
+    /// What the loads of the step that is being planned take.
+    loading: Duration,
+    pub(super) loads: u64,
+}
+
+impl Engine {
+    /// Whether the sequence can start beside those that run: its adapter is one of
+    /// theirs, or they do not take all slots.
+    pub(super) fn may_join(&self, key: Key) -> bool {
+        let Some(adapter) = self.adapter_of(key) else { return true };
+        let running = self.running_adapters();
+        running.contains(&adapter) || running.len() < self.options.max_loras.max(1) as usize
+    }
+
+    /// Puts the adapter of a sequence that starts into a slot, which takes its time
+    /// if it is not there.
+    pub(super) fn use_adapter(&mut self, key: Key) {
+        let Some(adapter) = self.adapter_of(key) else { return };
+        let running = self.running_adapters();
+        let held = &mut self.adapters.held;
+        let known = held.iter().position(|other| *other == adapter);
+        match known {
+            Some(at) => drop(held.remove(at)),
+            None => {
+                self.adapters.loads += 1;
+                self.adapters.loading += self.options.lora_load;
+                if held.len() >= self.options.max_loras.max(1) as usize
+                    && let Some(idle) = held.iter().position(|other| !running.contains(other))
+                {
+                    held.remove(idle);
+                }
+            }
+        }
+        self.adapters.held.push(adapter);
+    }
+
+    /// How much longer the planned step takes for its loads.
+    pub(super) fn take_loading(&mut self) -> Duration {
+        std::mem::take(&mut self.adapters.loading)
+    }
+
+    /// The adapters of running sequences, each once.
+    #[must_use]
+    pub fn running_adapters(&self) -> Vec<u32> {
+        self.adapters_among(self.running.iter())
+    }
+
+    /// The adapters of waiting sequences, each once.
+    #[must_use]
+    pub fn waiting_adapters(&self) -> Vec<u32> {
+        self.adapters_among(self.waiting.iter())
+    }
+
+    fn adapters_among<'a>(&self, keys: impl Iterator<Item = &'a Key>) -> Vec<u32> {
+        if !self.uses_adapters {
+            return Vec::new();
+        }
+        let mut found: Vec<u32> = keys.filter_map(|key| self.adapter_of(*key)).collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    fn adapter_of(&self, key: Key) -> Option<u32> {
+        self.slots[key.2].as_ref()?.adapter
+    }
+}

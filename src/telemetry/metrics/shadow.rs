@@ -1,0 +1,34 @@
+//! The series of requests with a copy, and of the copies. Few requests have
+//! one, so no handle is kept.
+
+use metrics::Label;
+use metrics_exporter_prometheus::PrometheusRecorder;
+
+use crate::telemetry::event::Side;
+use crate::telemetry::metrics::series::histogram;
+use crate::telemetry::metrics::{catalogue, counter};
+
+pub(super) fn labels(model: &str, to: &str, (key, value): (&'static str, &'static str)) -> Vec<Label> {
+    vec![
+        Label::new("model", model.to_owned()),
+        Label::new("to", to.to_owned()),
+        Label::from_static_parts(key, value),
+    ]
+}
+
+/// Counts one side under its labels.
+pub(super) fn record(recorder: &PrometheusRecorder, labels: &[Label], side: &Side) {
+    let outcome = Label::from_static_parts("outcome", side.outcome.name());
+    let with_outcome = labels.iter().cloned().chain([outcome]).collect();
+    counter(recorder, &catalogue::SHADOW_REQUESTS, with_outcome).increment(1);
+    if let Some(tokens) = side.output_tokens {
+        counter(recorder, &catalogue::SHADOW_TOKENS, labels.to_vec()).increment(tokens);
+    }
+    for (metric, sample) in
+        [(&catalogue::SHADOW_FIRST_TOKEN, side.first_token), (&catalogue::SHADOW_DURATION, Some(side.total))]
+    {
+        if let Some(sample) = sample {
+            histogram(recorder, metric, labels.to_vec()).record(sample);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What estimates are off by, learned from what engines counted: for each model
+//! and tenant, since languages and templates differ.
+
+use dashmap::DashMap;
+
+/// Pairs that are remembered. Those beyond are estimated as before.
+const MAX_PAIRS: usize = 4096;
+/// Estimates after which one counts half as much.
+const HALF_LIFE: f64 = 50.0;
+/// An engine may count other things than text: what is further off says
+/// nothing of text.
+const RANGE: (f64, f64) = (0.25, 4.0);
+
+/// The ratios of counted to estimated tokens.
+#[derive(Debug, Default)]
+pub struct Ratios {
+    known: DashMap<(u32, u32), Ratio>,
+}
+
+/// Sums that fade, so that long prompts count for more and old ones for less.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ratio {
+    counted: f64,
+    estimated: f64,
+}
+
+impl Ratio {
+    fn factor(self) -> f64 {
+        // Some tokens that say nothing: the first prompt does not decide alone.
+        let doubt = 50.0;
+        ((self.counted + doubt) / (self.estimated + doubt)).clamp(RANGE.0, RANGE.1)
+    }
+
+    fn learn(&mut self, estimated: u64, counted: u64) {
+        let keep = 0.5_f64.powf(1.0 / HALF_LIFE);
+        self.counted = self.counted * keep + counted as f64;
+        self.estimated = self.estimated * keep + estimated as f64;
+    }
+}
+
+impl Ratios {
+    /// The estimate with what is known of the pair. At least 1, unless the
+    /// estimate is 0.
+    #[must_use]
+    pub fn apply(&self, pair: (u32, u32), estimated: u64) -> u64 {
+        let ratio = self.known.get(&pair).map_or(1.0, |ratio| ratio.factor());
+        ((estimated as f64 * ratio).round() as u64).max(estimated.min(1))
+    }
+
+    /// An engine counted a prompt that was estimated, before any ratio.
+    pub fn learn(&self, pair: (u32, u32), estimated: u64, counted: u64) {
+        if estimated == 0 || counted == 0 {
+            return;
+        }
+        let ratio = counted as f64 / estimated as f64;
+        if !(RANGE.0 / 2.0..=RANGE.1 * 2.0).contains(&ratio) {
+            return;
+        }
+        if self.known.len() < MAX_PAIRS || self.known.contains_key(&pair) {
+            self.known.entry(pair).or_default().learn(estimated, counted);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn it_learns_and_forgets() {
+        let ratios = Ratios::default();
+        assert_eq!(ratios.apply((1, 1), 100), 100);
+        for _ in 0..20 {
+            ratios.learn((1, 1), 1000, 1500);
+        }
+        assert!((148..=150).contains(&ratios.apply((1, 1), 100)));
+        assert_eq!(ratios.apply((1, 2), 100), 100, "another tenant's texts are others");
+        for _ in 0..400 {
+            ratios.learn((1, 1), 1000, 800);
+        }
+        assert!((80..=82).contains(&ratios.apply((1, 1), 100)));
+        assert_eq!((ratios.apply((1, 1), 0), ratios.apply((1, 1), 1)), (0, 1));
+    }
+
+    #[test]
+    fn what_is_far_off_says_nothing() {
+        let ratios = Ratios::default();
+        ratios.learn((1, 1), 100, 100_000);
+        ratios.learn((1, 1), 100, 0);
+        assert_eq!(ratios.apply((1, 1), 100), 100);
+    }
+
+    proptest! {
+        #[test]
+        fn the_table_is_bounded_and_the_ratio_clamped(rows in prop::collection::vec((0_u32..90, 0_u32..90, 1_u64..100_000, 1_u64..100_000), 1..200)) {
+            let ratios = Ratios::default();
+            for (model, tenant, estimated, counted) in rows {
+                ratios.learn((model, tenant), estimated, counted);
+                let applied = ratios.apply((model, tenant), 1000);
+                prop_assert!((250..=4000).contains(&applied));
+            }
+            prop_assert!(ratios.known.len() <= MAX_PAIRS);
+        }
+    }
+}

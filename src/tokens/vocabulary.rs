@@ -1,0 +1,198 @@
+//! A model's tokenizer: how many tokens a text has, and how many it can have.
+
+use std::fmt;
+use std::hash::BuildHasher;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use memchr::memmem;
+use serde::Deserialize;
+use serde_json::Value;
+use tokenizers::pipeline::{EncodeOptions, Override, PipelineTokenizer};
+
+use crate::tokens::memory::Memory;
+
+/// Bytes of the largest `tokenizer.json` that is read.
+pub(super) const MAX_FILE_BYTES: u64 = 256 << 20;
+/// Texts below this are counted in one go: to remember them costs more.
+const MIN_PART_BYTES: usize = 256;
+
+/// A tokenizer.
+pub(super) struct Vocabulary {
+    tokenizer: PipelineTokenizer,
+    /// The most tokens that a byte of text can become.
+    pub(super) per_byte: u64,
+    /// Where a text may be cut without a change of its tokens: before these.
+    cuts: Vec<memmem::Finder<'static>>,
+    memory: Memory,
+}
+
+impl fmt::Debug for Vocabulary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { per_byte, cuts, .. } = self;
+        f.debug_struct("Vocabulary")
+            .field("per_byte", per_byte)
+            .field("cuts", &cuts.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The parts of `tokenizer.json` that the bounds are read from.
+#[derive(Deserialize)]
+struct File {
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+}
+
+#[derive(Deserialize)]
+#[serde(default)]
+struct Added {
+    content: String,
+    single_word: bool,
+    lstrip: bool,
+    normalized: bool,
+    special: bool,
+}
+
+impl Default for Added {
+    fn default() -> Self {
+        Self { content: String::new(), single_word: false, lstrip: false, normalized: true, special: false }
+    }
+}
+
+impl Vocabulary {
+    /// Reads a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
+        let bytes = super::files::read(path, MAX_FILE_BYTES)?;
+        let text = std::str::from_utf8(&bytes).map_err(|error| error.to_string())?;
+        let file: File =
+            serde_json::from_str(text).map_err(|error| format!("it is not a tokenizer: {error}"))?;
+        let canonical = tokenizers::canonicalize_str(text).map_err(|error| error.to_string())?;
+        let tokenizer = tokenizers::from_json(&canonical).map_err(|error| error.to_string())?;
+        let cuts = cuts(&file.added_tokens);
+        Ok(Self { tokenizer, per_byte: per_byte(&file), cuts, memory: Memory::default() })
+    }
+
+    /// The tokens of `text`, as part of a prompt; with what the tokenizer adds
+    /// around a prompt where `alone`. Absent when nobody waits any more.
+    ///
+    /// # Errors
+    /// What the tokenizer says.
+    pub(super) fn count(&self, text: &str, alone: bool, stop: &AtomicBool) -> Result<Option<u64>, String> {
+        if alone {
+            return self.encode(text, true).map(Some);
+        }
+        let mut total = 0;
+        for part in self.parts(text) {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            total += if part.len() < MIN_PART_BYTES {
+                self.encode(part, false)?
+            } else {
+                let key = self.memory.hasher().hash_one((part, part.as_ptr() == text.as_ptr()));
+                match self.memory.get(key, part.len()) {
+                    Some(known) => known,
+                    None => self.memory.put(key, part.len(), self.encode(part, false)?),
+                }
+            };
+        }
+        Ok(Some(total))
+    }
+
+    #[cfg(test)]
+    pub(super) fn forget_cuts(&mut self) {
+        self.cuts.clear();
+    }
+
+    fn encode(&self, text: &str, add_special_tokens: bool) -> Result<u64, String> {
+        let options = EncodeOptions {
+            add_special_tokens,
+            padding: Override::Off,
+            truncation: Override::Off,
+            ..EncodeOptions::default()
+        };
+        let mut out = Vec::with_capacity(text.len() / 3);
+        self.tokenizer.encode_into(text, &options, &mut out).map_err(|error| error.to_string())?;
+        Ok(out.len() as u64)
+    }
+
+    /// The text cut before its special tokens.
+    fn parts<'a>(&self, text: &'a str) -> Vec<&'a str> {
+        let mut at: Vec<usize> =
+            self.cuts.iter().flat_map(|cut| cut.find_iter(text.as_bytes())).filter(|at| *at > 0).collect();
+        at.sort_unstable();
+        at.push(text.len());
+        let mut from = 0;
+        let mut parts = Vec::with_capacity(at.len());
+        for to in at {
+            // Some short ones in one go.
+            if to - from >= MIN_PART_BYTES || to == text.len() {
+                parts.extend(text.get(from..to));
+                from = to;
+            }
+        }
+        parts
+    }
+}
+
+/// Special tokens that are found wherever they stand, and that no other one
+/// overlaps: what stands before and after them is read for itself.
+fn cuts(added: &[Added]) -> Vec<memmem::Finder<'static>> {
+    let overlaps = |one: &str, two: &str| {
+        two.contains(one) || (1..one.len()).any(|at| one.get(..at).is_some_and(|start| two.ends_with(start)))
+    };
+    let is_plain = |one: &&Added| one.special && !one.lstrip && !one.single_word && !one.normalized;
+    let alone = |one: &&Added| {
+        added.iter().all(|other| other.content == one.content || !overlaps(&one.content, &other.content))
+    };
+    let long = |one: &&Added| one.content.len() > 2;
+    // The first ones are those that templates use; all others are rare.
+    let found = added.iter().filter(is_plain).filter(long).filter(alone).take(MAX_CUTS);
+    found.map(|one| memmem::Finder::new(one.content.as_bytes()).into_owned()).collect()
+}
+
+/// Kinds of special tokens that are looked for.
+const MAX_CUTS: usize = 16;
+
+/// The most tokens that a byte of text can become. A token of a byte-level
+/// vocabulary has at least one byte of the normal form; others fall back to
+/// bytes, or to one token for what they do not know. So it is how much longer a
+/// normal form can get, in UTF-8: 3 times for the canonical forms (Unicode
+/// Standard Annex 15), 11 times for those of compatibility (U+FDFA).
+fn per_byte(file: &File) -> u64 {
+    let mut kinds = Vec::new();
+    collect_kinds(&file.normalizer, &mut kinds);
+    collect_kinds(&file.pre_tokenizer, &mut kinds);
+    let has = |names: &[&str]| kinds.iter().any(|kind| names.contains(&kind.as_str()));
+    match () {
+        () if has(&["NFKC", "NFKD", "Nmt", "Precompiled"]) => 11,
+        () if kinds
+            .iter()
+            .all(|kind| matches!(kind.as_str(), "ByteLevel" | "Split" | "Sequence" | "Digits")) =>
+        {
+            1
+        }
+        () => 3,
+    }
+}
+
+fn collect_kinds(value: &Value, out: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            out.extend(fields.get("type").and_then(Value::as_str).map(str::to_owned));
+            for inner in ["normalizers", "pretokenizers"] {
+                fields.get(inner).into_iter().for_each(|list| collect_kinds(list, out));
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| collect_kinds(item, out)),
+        _ => {}
+    }
+}
