@@ -4,8 +4,10 @@
 
 pub mod adapters;
 pub mod admission;
+pub mod ages;
 pub mod backlog;
 pub mod best;
+pub mod bits;
 pub mod board;
 pub mod budget;
 pub mod cold;

@@ -1,5 +1,7 @@
 //! The heads of all lanes of a group, in the order of service.
 
+mod heads;
+
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,79 +9,22 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::core::backlog::Backlogs;
-use crate::core::board::{Board, Entry, Rank, Size};
+use crate::core::bits::Bits;
+use crate::core::board::{Board, Size};
 use crate::core::estimate::DrainRate;
 use crate::core::fairness::{Counters, Guarantee};
-use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
-use crate::core::placement::GroupShape;
+use crate::core::ids::{ClassId, PoolId, TenantId};
+use crate::core::placement::{self, GroupShape};
 use crate::core::policy::Policy;
-use crate::core::queue::{LaneKey, Part, Place};
+use crate::core::queue::Part;
 use crate::core::quota::{Quotas, Standing};
 use crate::core::reserve::Reserve;
 use crate::core::retries::RetryBudget;
 use crate::core::time::Tick;
 
-/// Order within a class and line: who has less than its guarantee first, then
-/// the least counter, then by place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct HeadKey {
-    /// How the tenant stands to its quota.
-    pub standing: Standing,
-    /// The tenant's virtual counter; 0 for returned jobs, which have paid.
-    pub counter: u128,
-    /// The job's place in its lane.
-    pub place: Place,
-    /// The counter again. A floor of keys has the least one here, whoever has
-    /// it, for the tenants to come.
-    least: u128,
-}
+pub use self::heads::{Candidate, Head, HeadEntry, HeadKey, Hold, Opening, Promised, Room, Rooms, Seat};
 
-impl HeadKey {
-    /// The key of a head.
-    #[must_use]
-    pub const fn new(standing: Standing, counter: u128, place: Place) -> Self {
-        Self { standing, counter, place, least: counter }
-    }
-}
-
-impl Rank for HeadKey {
-    type Query = ();
-    type Cost = Self;
-
-    fn cost(&self, (): ()) -> Self {
-        *self
-    }
-
-    fn floor(self, other: Self) -> Self {
-        let first = if other < self { other } else { self };
-        Self { least: self.least.min(other.least), ..first }
-    }
-}
-
-/// The head of a part of a lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Head {
-    /// The job.
-    pub job: JobId,
-    /// Its lane.
-    pub lane: LaneKey,
-    /// Its part of the lane.
-    pub part: Part,
-}
-
-/// A head with its place on a board.
-pub type HeadEntry = Entry<HeadKey, Head>;
-
-/// What waits in one class for one set of pools.
-#[derive(Debug, Clone, Default)]
-struct Line {
-    parts: [Board<HeadKey, Head>; 2],
-    waiting: u64,
-    /// The largest counter with which a tenant was served here.
-    served: u128,
-    /// The tier of pools that the last job went to.
-    tier: Option<usize>,
-}
+use self::heads::{Line, board};
 
 /// How long a class stays urgent after its last job.
 const LINGER: Duration = Duration::from_secs(5);
@@ -103,15 +48,17 @@ pub struct ClassOrder {
     /// Whether it may use each of the group's pools.
     reach: Vec<bool>,
     lines: Vec<Line>,
+    /// Lines with heads, by the number of the board.
+    busy: [Vec<usize>; 4],
+    /// Its jobs that wait.
+    waiting: u64,
+    /// Those of them that may use each of the group's pools.
+    waits_for: Vec<u64>,
 }
 
 impl ClassOrder {
-    fn waiting(&self) -> u64 {
-        self.lines.iter().map(|line| line.waiting).sum()
-    }
-
-    fn waits_in(&self, lines: &[usize]) -> bool {
-        lines.iter().any(|line| self.lines[*line].waiting > 0)
+    fn waits_for(&self, place: Option<usize>) -> u64 {
+        place.map_or(0, |place| self.waits_for[place])
     }
 
     fn is_active(&self, now: Tick) -> bool {
@@ -119,46 +66,15 @@ impl ClassOrder {
     }
 }
 
-/// A replica that is kept free for a job that needs more room than it has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hold {
-    /// The replica.
-    pub replica: ReplicaId,
-    /// Its pool.
-    pub pool: PoolId,
-    /// The job.
-    pub job: JobId,
-}
-
-/// Who may go next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Candidate {
-    /// Its class, by place in the order of service.
-    pub class: usize,
-    /// Its line.
-    pub line: usize,
-    /// Its head.
-    pub head: Head,
-    /// Its place in its lane.
-    pub place: Place,
-    /// What it needs.
-    pub need: Size,
-    /// Whether its class goes first because it is owed its share.
-    pub guaranteed: bool,
-    /// Whether a more urgent class uses the replicas.
-    pub guest: bool,
-    /// How its tenant stands to its quota.
-    pub standing: Standing,
-}
-
-/// What the pools of a line can take at most, of guests or of others.
-pub type Room<'a> = &'a dyn Fn(&[PoolId], bool) -> Option<Size>;
-
 /// One group: its classes in the order of service, and what is held.
 #[derive(Debug, Clone, Default)]
 pub struct Group {
     /// Its pools and lines.
     pub shape: GroupShape,
+    /// The pools as a set.
+    pub pools: Bits,
+    /// Those of each line as a set, and by their places in the group.
+    reaches: Vec<(Bits, Vec<usize>)>,
     classes: Vec<ClassOrder>,
     /// Dispatched jobs per second.
     pub drain: DrainRate,
@@ -169,8 +85,11 @@ pub struct Group {
     /// What each tenant may hold.
     pub quotas: Quotas,
     urgent: Option<usize>,
-    /// When a job that waits for the pools it wants most looks at others.
-    pub spill_at: Option<Tick>,
+    /// When the first of the jobs that were next, and stayed for the replica of
+    /// their session, gives that up.
+    pub session_until: Option<Tick>,
+    /// From what its pools' promises were worked out last.
+    pub promised: Option<Promised>,
 }
 
 impl Group {
@@ -201,9 +120,30 @@ impl Group {
             let own = shape.reach.get(&id);
             let reach = shape.pools.iter().map(|pool| own.is_some_and(|own| own.contains(pool))).collect();
             let backlogs = backlogs.unwrap_or_default();
-            ClassOrder { id, min_share, counters, backlogs, guarantee, running, seen, reserve, reach, lines }
+            let (busy, waiting, waits_for) = (Default::default(), 0, vec![0; shape.pools.len()]);
+            ClassOrder {
+                id,
+                min_share,
+                counters,
+                backlogs,
+                guarantee,
+                running,
+                seen,
+                reserve,
+                reach,
+                lines,
+                busy,
+                waiting,
+                waits_for,
+            }
         });
+        let reach = |line: &placement::Line| {
+            let places = line.pools.iter().filter_map(|pool| shape.pools.binary_search(pool).ok());
+            (line.pools.iter().map(|pool| pool.index()).collect(), places.collect())
+        };
         Self {
+            pools: shape.pools.iter().map(|pool| pool.index()).collect(),
+            reaches: shape.lines.iter().map(reach).collect(),
             shape: shape.clone(),
             classes: classes.collect(),
             drain: donor.map(|donor| donor.drain).unwrap_or_default(),
@@ -211,7 +151,8 @@ impl Group {
             holds: Vec::new(),
             quotas: Quotas::new(policy),
             urgent: None,
-            spill_at: None,
+            session_until: None,
+            promised: None,
         }
     }
 
@@ -253,20 +194,28 @@ impl Group {
     /// Jobs that wait in the group.
     #[must_use]
     pub fn waiting(&self) -> u64 {
-        self.classes.iter().map(ClassOrder::waiting).sum()
+        self.classes.iter().map(|class| class.waiting).sum()
     }
 
     /// Jobs that wait for replicas of the pool.
     #[must_use]
     pub fn waiting_for(&self, pool: PoolId) -> u64 {
-        let lines = self.lines_with(pool);
-        self.classes.iter().flat_map(|class| lines.iter().map(|line| class.lines[*line].waiting)).sum()
+        let place = self.place_of(pool);
+        self.classes.iter().map(|class| class.waits_for(place)).sum()
+    }
+
+    /// The place of a pool among those of the group.
+    fn place_of(&self, pool: PoolId) -> Option<usize> {
+        self.shape.pools.binary_search(&pool).ok()
     }
 
     /// A tenant's job joined a line.
     pub fn joined(&mut self, class: usize, line: usize, tenant: TenantId, now: Tick) {
-        self.classes[class].lines[line].waiting += 1;
-        self.classes[class].backlogs.joined(tenant, now);
+        let class = &mut self.classes[class];
+        class.lines[line].waiting += 1;
+        class.waiting += 1;
+        self.reaches[line].1.iter().for_each(|place| class.waits_for[*place] += 1);
+        class.backlogs.joined(tenant, now);
     }
 
     /// A tenant's job left a line. False when the line had none.
@@ -275,7 +224,9 @@ impl Group {
         class.backlogs.left(tenant, now);
         let Some(rest) = class.lines[line].waiting.checked_sub(1) else { return false };
         class.lines[line].waiting = rest;
-        if class.waiting() == 0 {
+        class.waiting -= 1;
+        self.reaches[line].1.iter().for_each(|place| class.waits_for[*place] -= 1);
+        if class.waiting == 0 {
             class.guarantee.forget();
         }
         true
@@ -287,26 +238,53 @@ impl Group {
     pub fn lift(&mut self, class: usize, line: usize, tenant: TenantId) -> bool {
         let class = &mut self.classes[class];
         let line = &class.lines[line];
-        let floor = line.parts[Part::Fresh as usize].least_key().map_or(line.served, |key| key.least);
+        let fresh = [false, true].map(|bound| line.boards[board(Part::Fresh, bound)].least_key());
+        let floor = fresh.into_iter().flatten().map(|key| key.least).min().unwrap_or(line.served);
         class.counters.lift(tenant, floor)
     }
 
-    /// Sets, moves or clears a head; returns its slot.
+    /// Sets, moves or clears a head; returns its seat.
     pub fn put(
+        &mut self,
+        (class, line, part): (usize, usize, Part),
+        seat: Option<Seat>,
+        bound: bool,
+        entry: Option<HeadEntry>,
+    ) -> Option<Seat> {
+        if let Some(before) = seat.filter(|before| before.bound != bound) {
+            self.set(class, line, board(part, before.bound), Some(before.slot), None);
+        }
+        let slot = seat.filter(|seat| seat.bound == bound).map(|seat| seat.slot);
+        self.set(class, line, board(part, bound), slot, entry).map(|slot| Seat { bound, slot })
+    }
+
+    fn set(
         &mut self,
         class: usize,
         line: usize,
-        part: Part,
+        board: usize,
         slot: Option<usize>,
         entry: Option<HeadEntry>,
     ) -> Option<usize> {
-        self.classes[class].lines[line].parts[part as usize].put(slot, entry)
+        if slot.is_none() && entry.is_none() {
+            return None;
+        }
+        let class = &mut self.classes[class];
+        let heads = &mut class.lines[line].boards[board];
+        let was_empty = heads.is_empty();
+        let slot = heads.put(slot, entry);
+        match (was_empty, heads.is_empty()) {
+            (true, false) => class.busy[board].push(line),
+            (false, true) => class.busy[board].retain(|busy| *busy != line),
+            _ => {}
+        }
+        slot
     }
 
     /// A head as it stands on its board.
     #[must_use]
-    pub fn get(&self, class: usize, line: usize, part: Part, slot: usize) -> Option<&HeadEntry> {
-        self.classes[class].lines[line].parts[part as usize].get(slot)
+    pub fn get(&self, class: usize, line: usize, part: Part, seat: Seat) -> Option<&HeadEntry> {
+        self.classes[class].lines[line].boards[board(part, seat.bound)].get(seat.slot)
     }
 
     /// The first in the order of service among the heads that fit into the
@@ -315,31 +293,78 @@ impl Group {
     /// jobs by age, then the tenant with the least counter.
     pub fn first(&self, room: Room<'_>, skip: &dyn Fn(&Head) -> bool) -> Option<Candidate> {
         self.turns().into_iter().find_map(|(class, guaranteed)| {
-            let lines = &self.classes[class].lines;
             let guest = self.is_guest(class) && !guaranteed;
             Part::ALL.into_iter().find_map(|part| {
-                let firsts = lines.iter().zip(&self.shape.lines).enumerate();
-                let firsts = firsts.filter_map(|(index, (line, shape))| {
-                    let board = &line.parts[part as usize];
-                    let room = room(&shape.pools, guest).filter(|_| !board.is_empty())?;
-                    Some((self.first_allowed(board, room, skip)?, index))
-                });
-                let (entry, line) = firsts.min_by_key(|(entry, _)| entry.key)?;
+                let (entry, line) = self.first_in(class, part, guest, room, skip)?;
                 let (head, need, HeadKey { place, standing, .. }) = (entry.value, entry.size, entry.key);
                 Some(Candidate { class, line, head, place, need, guaranteed, guest, standing })
             })
         })
     }
 
+    /// The first of a class and part, with its line. A line none of whose heads
+    /// would go before what was found is not searched.
+    fn first_in(
+        &self,
+        place: usize,
+        part: Part,
+        guest: bool,
+        room: Room<'_>,
+        skip: &dyn Fn(&Head) -> bool,
+    ) -> Option<(HeadEntry, usize)> {
+        let class = &self.classes[place];
+        let mut best: Option<(HeadEntry, usize)> = None;
+        for bound in [false, true] {
+            let board = board(part, bound);
+            for line in class.busy[board].iter().copied() {
+                let Some(size) = self.room_of((place, line, part), bound, guest, room) else { continue };
+                let heads = &class.lines[line].boards[board];
+                let goes_before = |key: &HeadKey| best.as_ref().is_none_or(|(found, _)| *key < found.key);
+                if heads.least_key().is_some_and(|key| goes_before(&key))
+                    && let Some(entry) =
+                        self.first_allowed(heads, size, skip).filter(|one| goes_before(&one.key))
+                {
+                    best = Some((entry, line));
+                }
+            }
+        }
+        best
+    }
+
+    /// What the pools of a line can take at most, of those of its heads that are
+    /// bound or of the others.
+    fn room_of(&self, at: (usize, usize, Part), bound: bool, guest: bool, room: Room<'_>) -> Option<Size> {
+        let line = at.1;
+        let rooms = match room {
+            Room::Anywhere => return Some(Size::MAX),
+            Room::Where(has) => return has(&self.shape.lines[line].pools).then_some(Size::MAX),
+            Room::In(rooms) => rooms,
+        };
+        let reach = &self.reaches[line].0;
+        let mut here = (rooms.openings)(guest).iter().filter(|(pool, _)| reach.has(pool.index())).peekable();
+        here.peek()?;
+        if (rooms.closed)(at) {
+            return None;
+        }
+        let wanted = if bound { Some((rooms.wanted)(line)?) } else { None };
+        let tier = wanted.map(|wanted| &self.shape.lines[line].tiers[wanted].pools);
+        let here = here.filter(|(pool, _)| tier.is_none_or(|tier| tier.contains(pool)));
+        here.map(|(_, size)| *size).reduce(Size::most)
+    }
+
     /// Whether a head that may go is the first in the order of all that wait for
     /// the pool, whether they fit or not.
     #[must_use]
     pub fn leads(&self, chosen: &Candidate, pool: PoolId) -> bool {
-        let lines = self.lines_with(pool);
         let parts = self.turns().into_iter().flat_map(|(class, _)| Part::ALL.map(|part| (class, part)));
         let mut firsts = parts.filter_map(|(class, part)| {
-            let boards = lines.iter().map(|line| &self.classes[class].lines[*line].parts[part as usize]);
-            boards.filter_map(Board::least_key).min()
+            let class = &self.classes[class];
+            let heads = [false, true].into_iter().flat_map(|bound| {
+                let board = board(part, bound);
+                let lines = class.busy[board].iter().filter(|line| self.reaches[**line].0.has(pool.index()));
+                lines.filter_map(move |line| class.lines[*line].boards[board].least_key())
+            });
+            heads.min()
         });
         firsts.next().is_some_and(|key| key.place.seq == chosen.place.seq)
     }
@@ -394,11 +419,18 @@ impl Group {
     /// The most urgent class that waits, runs or did so a moment ago.
     pub fn find_urgent(&mut self, now: Tick) -> Option<usize> {
         for class in &mut self.classes {
-            if class.running > 0 || class.waiting() > 0 {
+            if class.running > 0 || class.waiting > 0 {
                 class.seen = Some(now);
             }
         }
         self.classes.iter().position(|class| class.is_active(now))
+    }
+
+    /// The classes that wait, run or did so a moment ago.
+    #[must_use]
+    pub fn active(&self, now: Tick) -> Bits {
+        let classes = self.classes.iter().enumerate();
+        classes.filter(|(_, class)| class.is_active(now)).map(|(place, _)| place).collect()
     }
 
     /// Each pool with the most urgent class that waits, runs or did so a moment
@@ -421,7 +453,7 @@ impl Group {
     #[must_use]
     pub fn urgent_until(&self) -> Option<Tick> {
         let class = &self.classes[self.urgent?];
-        let idle = class.running == 0 && class.waiting() == 0;
+        let idle = class.running == 0 && class.waiting == 0;
         class.seen.filter(|_| idle).map(|seen| seen + LINGER)
     }
 
@@ -449,26 +481,19 @@ impl Group {
         self.urgent = urgent;
     }
 
-    /// The lines that the pool belongs to.
-    #[must_use]
-    pub fn lines_with(&self, pool: PoolId) -> SmallVec<[usize; 8]> {
-        let lines = self.shape.lines.iter().enumerate();
-        lines.filter(|(_, shape)| shape.pools.contains(&pool)).map(|(line, _)| line).collect()
-    }
-
     /// Whether a class before this one waits for the pool.
     #[must_use]
     pub fn overtaken(&self, class: usize, pool: PoolId) -> bool {
-        let lines = self.lines_with(pool);
-        self.classes[..class].iter().any(|before| before.waits_in(&lines))
+        let place = self.place_of(pool);
+        self.classes[..class].iter().any(|before| before.waits_for(place) > 0)
     }
 
     /// Books work of a candidate that goes to the pool, before it leaves its
     /// line.
     pub fn account(&mut self, chosen: &Candidate, pool: PoolId, cost: u64) {
-        let lines = self.lines_with(pool);
+        let place = self.place_of(pool);
         for (index, class) in self.classes.iter_mut().enumerate() {
-            if class.waits_in(&lines) {
+            if class.waits_for(place) > 0 {
                 class.guarantee.accrue(cost, class.min_share);
             }
             if index == chosen.class {
@@ -508,6 +533,6 @@ impl Group {
     #[cfg(test)]
     pub(crate) fn visits(&self) -> u64 {
         let lines = self.classes.iter().flat_map(|class| &class.lines);
-        lines.flat_map(|line| &line.parts).map(|board| board.visits.get()).sum()
+        lines.flat_map(|line| &line.boards).map(|board| board.visits.get()).sum()
     }
 }

@@ -7,10 +7,12 @@ use std::ops::{AddAssign, Bound, SubAssign};
 
 use smallvec::SmallVec;
 
+use crate::core::ages::Ages;
 use crate::core::board::{self, Board, Rank, Size};
 use crate::core::ids::{ClassId, JobId, ModelId, TenantId};
 use crate::core::job::JobSpec;
 use crate::core::number_map::NumberMap;
+use crate::core::order::Seat;
 use crate::core::time::Tick;
 
 /// The most jobs of a lane that are counted to find out how many go before one.
@@ -106,11 +108,15 @@ impl SubAssign for Load {
 #[derive(Debug, Clone, Default)]
 pub struct Lane {
     parts: [BTreeSet<(Place, JobId)>; 2],
+    /// The fresh ones by age.
+    ages: Ages,
     load: Load,
     /// How many of its jobs are late.
     late: u64,
     /// Where the two heads stand on the boards of their group.
-    pub(crate) slots: [Option<usize>; 2],
+    pub(crate) seats: [Option<Seat>; 2],
+    /// When one of them has to be seated anew.
+    pub(crate) reseat_at: Option<Tick>,
 }
 
 impl Lane {
@@ -125,10 +131,10 @@ impl Lane {
         self.parts.iter().flatten().map(|(_, job)| *job)
     }
 
-    /// The one that arrived first; looks at them all.
+    /// When the fresh one arrived that arrived first.
     #[must_use]
-    pub fn oldest(&self) -> Option<JobId> {
-        self.parts.iter().flatten().min_by_key(|(place, job)| (place.seq, *job)).map(|(_, job)| *job)
+    pub fn oldest(&self) -> Option<Tick> {
+        self.ages.oldest()
     }
 
     /// The fresh one whose turn would come last, with its place.
@@ -214,6 +220,9 @@ impl Queue {
         });
         if lane.parts[part as usize].insert((place, spec.id)) {
             lane.late += u64::from(place.late);
+            if part == Part::Fresh {
+                lane.ages.push(place.seq, spec.arrived);
+            }
             let load = Load::of(spec);
             lane.load += load;
             self.total += load;
@@ -231,6 +240,9 @@ impl Queue {
             return false;
         }
         lane.late -= u64::from(place.late);
+        if part == Part::Fresh {
+            lane.ages.remove(place.seq);
+        }
         let load = Load::of(spec);
         lane.load -= load;
         self.total -= load;
@@ -273,6 +285,11 @@ impl Queue {
     /// The lane, to note where its heads stand.
     pub fn lane_mut(&mut self, key: LaneKey) -> Option<&mut Lane> {
         self.lanes.get_mut(&key)
+    }
+
+    /// Every lane, in no order.
+    pub fn unsorted(&self) -> impl Iterator<Item = (&LaneKey, &Lane)> {
+        self.lanes.iter()
     }
 
     /// Every lane, in the order of the keys; sorts them.
@@ -367,7 +384,7 @@ mod tests {
             sequences: 1,
             bytes: 100,
             streams: true,
-            arrived: Tick::NEVER,
+            arrived: Tick::from_millis(id),
             deadline: Tick::NEVER,
             patience: Tick::NEVER,
             falls_back: false,
@@ -393,7 +410,7 @@ mod tests {
         let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
         assert_eq!(lane.head(Part::Fresh), Some(JobId::new(1)));
         assert_eq!(lane.head(Part::Returned), Some(JobId::new(8)));
-        assert_eq!(lane.oldest(), Some(JobId::new(1)));
+        assert_eq!(lane.oldest(), Some(Tick::from_millis(1)));
         assert_eq!(lane.jobs().count(), 5);
     }
 
@@ -407,7 +424,7 @@ mod tests {
         let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
         assert_eq!(lane.jobs().map(JobId::index).collect::<Vec<_>>(), [3, 2, 1]);
         let last = lane.last().map(|(_, job)| job);
-        assert_eq!((lane.oldest(), last), (Some(JobId::new(1)), Some(JobId::new(1))));
+        assert_eq!((lane.oldest(), last), (Some(Tick::from_millis(1)), Some(JobId::new(1))));
     }
 
     #[test]

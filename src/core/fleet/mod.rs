@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::core::best::Best;
+use crate::core::bits::Bits;
 use crate::core::board::Entry;
 use crate::core::event::{Pace, Report};
 use crate::core::foreign::{Finding, Own};
@@ -57,6 +58,10 @@ pub struct Fleet {
     rules: Health,
     nodes: Vec<Option<Node>>,
     pools: Vec<PoolState>,
+    /// Pools with credit, of any kind.
+    open: Bits,
+    /// How often a replica came into service or went out of it.
+    turns: u64,
     wakes: BTreeSet<(Tick, ReplicaId)>,
     chosen: u64,
     /// Replicas that have each adapter loaded.
@@ -87,6 +92,7 @@ impl Fleet {
         let mut departures = Departures::default();
         self.rules = policy.health;
         self.renew_pools(policy);
+        self.open = Bits::default();
         self.can_wake = 0;
         if self.nodes.len() < policy.replicas.capacity() {
             self.nodes.resize(policy.replicas.capacity(), None);
@@ -177,6 +183,12 @@ impl Fleet {
     #[must_use]
     pub fn count_up(&self, pools: &[PoolId]) -> u64 {
         self.pools(pools).map(|pool| u64::from(pool.up)).sum()
+    }
+
+    /// How often a replica came into service or went out of it.
+    #[must_use]
+    pub const fn turns(&self) -> u64 {
+        self.turns
     }
 
     /// Whether the policy gives the pool no replica but those that are about to go.
@@ -441,6 +453,7 @@ impl Fleet {
                 let entry = room.map(|room| Entry { key, size: room.complement(), value: id });
                 *slot = board.put(*slot, entry);
             }
+            self.open.set(node.pool.index(), !pool.free.is_empty() || !pool.guests.is_empty());
             let reads = node.ledger.guest_prefill > 0;
             pool.guest_readers = pool.guest_readers + u32::from(reads) - u32::from(node.reads_guest);
             node.reads_guest = reads;
@@ -448,6 +461,7 @@ impl Fleet {
             let patience = node.patience(pool);
             node.watch.arm(now, node.ledger.streams > 0, patience);
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
+            self.turns += u64::from(up != node.up);
             self.fell_empty |= node.up && pool.up == 0;
             let capacity = if up { node.limit(pool, now, &rules) } else { 0 };
             pool.capacity = pool.capacity + u64::from(capacity) - u64::from(node.capacity);

@@ -1,6 +1,7 @@
 //! Which replica can take a job.
 
 use crate::core::adapters::Fit;
+use crate::core::bits::Bits;
 use crate::core::board::{Board, Rank, Size};
 use crate::core::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::predict::{self, Outlook};
@@ -69,12 +70,14 @@ pub struct Found {
 }
 
 impl Fleet {
-    /// The largest free credit in each respect over the pools; `None` when no
-    /// replica has any.
-    #[must_use]
-    pub fn room(&self, pools: &[PoolId], guest: bool) -> Option<Size> {
-        let pools = self.pools(pools).filter(|pool| pool.is_open(guest) && !pool.board(guest).is_empty());
-        pools.map(|pool| pool.board(guest).least_size().complement()).reduce(Size::most)
+    /// Those of the pools that have a replica with free credit, each with the
+    /// largest in each respect.
+    pub fn openings(&self, pools: &Bits, guest: bool) -> impl Iterator<Item = (PoolId, Size)> {
+        self.open.common(pools).filter_map(move |index| {
+            let pool = self.pools.get(index).filter(|pool| pool.is_open(guest))?;
+            let board = pool.board(guest);
+            (!board.is_empty()).then(|| (PoolId::from(index), board.least_size().complement()))
+        })
     }
 
     /// The replica that can take the job and promises its first token soonest.

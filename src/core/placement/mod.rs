@@ -26,6 +26,14 @@ pub struct Line {
     pub otherwise: Otherwise,
 }
 
+impl Line {
+    /// Whether its jobs may wait for the pools that they want most.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.otherwise == Otherwise::Wait && self.tiers.len() > 1
+    }
+}
+
 /// Where the jobs of a lane stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {

@@ -7,6 +7,7 @@
 //! is clearly cheaper.
 
 use crate::core::placement::rules::Otherwise;
+use crate::core::time::Tick;
 
 /// The part of the objective within which a pool must promise the first token
 /// to win work back.
@@ -51,6 +52,19 @@ pub enum Decision {
     Soonest,
     /// It waits for the tier that it wants most.
     Wait,
+}
+
+/// Whether a job that waits for the pools that it wants most looks at no others
+/// just now, and when that changes. It does from half of its objective on,
+/// where they keep the rest of it: once it is late, none can.
+#[must_use]
+pub fn bound(arrived: Tick, goal: Tick, now: Tick) -> (bool, Option<Tick>) {
+    let half = goal.before(goal.since(arrived) / 2);
+    match now {
+        _ if now < half => (true, Some(half)),
+        _ if now < goal => (false, Some(goal)),
+        _ => (true, None),
+    }
 }
 
 /// Why a job went to its pool.

@@ -11,6 +11,7 @@ use crate::core::ids::{ClassId, JobId, TenantId};
 use crate::core::invariant::InvariantId;
 use crate::core::job::{JobSpec, Prefix};
 use crate::core::order::{Head, HeadEntry, HeadKey};
+use crate::core::placement::place;
 use crate::core::queue::{LaneKey, Part};
 use crate::core::quota::Standing;
 
@@ -197,6 +198,7 @@ impl Scheduler {
         }
         self.queue.push(&spec, part, place, self.weight(spec.tenant));
         self.groups[spot.group].joined(spot.class, spot.line, spec.tenant, self.now);
+        self.fallbacks += u64::from(spec.falls_back);
         self.deadlines.insert((spec.deadline, id));
         self.hold_if_cold(id);
         self.refresh_lane(LaneKey::of(&spec));
@@ -219,6 +221,7 @@ impl Scheduler {
         let key = LaneKey::of(&spec);
         let mut whole = self.queue.remove(&spec, part, place);
         whole &= self.deadlines.remove(&(spec.deadline, id));
+        self.fallbacks = self.fallbacks.saturating_sub(u64::from(spec.falls_back));
         if let Some(spot) = self.spot(key) {
             whole &= self.groups[spot.group].left(spot.class, spot.line, spec.tenant, self.now);
             self.touched.insert(spot.group);
@@ -264,21 +267,36 @@ impl Scheduler {
     pub(super) fn refresh_lane(&mut self, key: LaneKey) {
         let Some(spot) = self.spot(key) else { return };
         let standing = self.standing(spot.group, key.tenant);
+        let objective = self.policy.classes.get(key.class).map(|class| class.ttft_objective);
         let group = &mut self.groups[spot.group];
+        let waits = group.shape.lines[spot.line].waits();
         let Some(lane) = self.queue.lane_mut(key) else { return };
+        let mut reseat_at = None;
         for part in Part::ALL {
             let head = lane.head(part).filter(|_| standing != Standing::Parked);
             let job = head.and_then(|id| self.jobs.get_mut(&id));
+            let mut bound = false;
             let entry: Option<HeadEntry> = job.map(|job| {
                 job.output = self.lengths.expect(&job.spec);
                 job.reach = self.prefixes.matches(&job.prefix).first().map_or(0, |(_, tokens)| *tokens);
+                if waits {
+                    let goal = job.spec.arrived + objective.unwrap_or_default();
+                    let until;
+                    (bound, until) = place::bound(job.spec.arrived, goal, self.now);
+                    reseat_at = reseat_at.into_iter().chain(until).min();
+                }
                 let counter = if part == Part::Fresh { group.counter(spot.class, key.tenant) } else { 0 };
                 let value = Head { job: job.spec.id, lane: key, part };
                 let key = HeadKey::new(standing, counter, job.place_in(part));
                 Entry { key, size: job.need(), value }
             });
-            let slot = &mut lane.slots[part as usize];
-            *slot = group.put(spot.class, spot.line, part, *slot, entry);
+            let seat = &mut lane.seats[part as usize];
+            *seat = group.put((spot.class, spot.line, part), *seat, bound, entry);
+        }
+        if lane.reseat_at != reseat_at {
+            let before = std::mem::replace(&mut lane.reseat_at, reseat_at);
+            before.iter().for_each(|at| _ = self.reseats.remove(&(*at, key)));
+            self.reseats.extend(reseat_at.map(|at| (at, key)));
         }
     }
 }

@@ -81,7 +81,9 @@ impl Scheduler {
             let Some(spot) = self.spot(key) else { return false };
             *tallies[spot.group].entry((key.class, spot.line)).or_insert(0) += lane.load().requests;
         }
+        let fallbacks = self.waiting_jobs().filter(|(_, job)| job.spec.falls_back).count() as u64;
         found == lanes
+            && fallbacks == self.fallbacks
             && total == self.queue.total()
             && self.groups.iter().zip(tallies).all(|(group, tally)| group.tally() == tally)
     }
@@ -89,16 +91,20 @@ impl Scheduler {
     fn heads_are_ranked(&self) -> bool {
         self.queue.lanes().all(|(key, lane)| {
             Part::ALL.into_iter().all(|part| {
-                let (Some(spot), slot) = (self.spot(key), lane.slots[part as usize]) else { return false };
+                let (Some(spot), seat) = (self.spot(key), lane.seats[part as usize]) else { return false };
                 let group = &self.groups[spot.group];
-                let found = slot.and_then(|slot| group.get(spot.class, spot.line, part, slot));
+                let found = seat.and_then(|seat| group.get(spot.class, spot.line, part, seat));
                 let standing = self.standing(spot.group, key.tenant);
                 if standing == Standing::Parked {
-                    return slot.is_none();
+                    return seat.is_none();
                 }
                 let head = lane.head(part).and_then(|id| self.jobs.get(&id));
                 let paid = part == Part::Returned;
                 let counter = if paid { 0 } else { group.counter(spot.class, key.tenant) };
+                let line = &group.shape.lines[spot.line];
+                if head.is_some_and(|job| seat.map(|seat| seat.bound) != Some(self.is_bound(job, line))) {
+                    return false;
+                }
                 found.map(|entry| (entry.value.job, entry.key.standing, entry.key.counter, entry.size))
                     == head.map(|job| (job.spec.id, standing, counter, job.need()))
             })

@@ -10,6 +10,7 @@
 //! held at a time, and it is let go when the job goes elsewhere or leaves. The
 //! same is done for a job whose adapter finds no slot for half of its objective.
 
+use std::cell::OnceCell;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -20,7 +21,7 @@ use crate::core::event::{Action, Placed, Turn};
 use crate::core::fairness::cost;
 use crate::core::ids::{JobId, ModelId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
-use crate::core::order::{Candidate, Head, Hold};
+use crate::core::order::{Candidate, Head, Hold, Opening, Room, Rooms};
 use crate::core::placement::place::Choice;
 use crate::core::queue::{LaneKey, Part};
 use crate::core::quota::Standing;
@@ -31,6 +32,10 @@ use super::job::{Phase, Run};
 
 /// How often others may go before the first in the order.
 pub(super) const MAX_PASSED: u32 = 32;
+
+/// Heads of one class and line that find no place in one decision, before the
+/// others of the line are left for the next one.
+const MAX_TRIES: usize = 32;
 
 /// Lines and the adapters that no replica of theirs can take in, each with the
 /// first job that it keeps waiting.
@@ -56,7 +61,7 @@ impl Scheduler {
         while let Some(group) = self.touched.pop_first() {
             self.keep_promise(group);
             self.keep_quotas(group);
-            self.groups[group].spill_at = None;
+            self.groups[group].session_until = None;
             let mut made_room = false;
             loop {
                 let Some(pick) = self.pick_held(group).or_else(|| self.pick(group)) else {
@@ -89,26 +94,39 @@ impl Scheduler {
         }
         let mut passed: Vec<JobId> = Vec::new();
         let mut blocked: Blocked = SmallVec::new();
+        let mut tries: SmallVec<[((usize, usize, Part), usize); 4]> = SmallVec::new();
+        let openings: [OnceCell<_>; 2] = Default::default();
         loop {
-            let room = |pools: &[PoolId], guest| self.fleet.room(pools, guest);
+            let here = &self.groups[group];
+            let find = |guest| self.fleet.openings(&here.pools, guest).collect::<SmallVec<[Opening; 4]>>();
+            let rooms = Rooms {
+                openings: &|guest| openings[usize::from(guest)].get_or_init(|| find(guest)),
+                wanted: &|line| self.wanted_tier(&here.shape.lines[line]),
+                closed: &|at| tries.iter().any(|(tried, times)| *tried == at && *times >= MAX_TRIES),
+            };
             let skip = |head: &Head| passed.contains(&head.job) || self.is_blocked(head, &blocked);
-            let Some(chosen) = self.groups[group].first(&room, &skip) else {
+            let Some(chosen) = here.first(Room::In(rooms), &skip) else {
                 self.hold_for_shut_out(group, &blocked);
                 return None;
             };
             if self.falls_behind(&chosen.head) {
                 continue;
             }
-            let place = self.place_for(group, &chosen);
+            let place = self.place_for(group, &chosen, passed.len());
             match place.and_then(|(replica, choice)| Some((replica, choice, self.fleet.pool_of(replica)?))) {
                 Some((replica, choice, pool)) => {
                     let cached = self.cached(chosen.head.job, replica);
                     return Some(Pick { chosen, replica, pool, choice, held: false, cached });
                 }
                 None => {
-                    self.note_spill(group, &chosen);
+                    self.note_session(group, &chosen);
                     blocked.extend(self.blocked_by(group, &chosen));
                     passed.push(chosen.head.job);
+                    let at = (chosen.class, chosen.line, chosen.head.part);
+                    match tries.iter_mut().find(|(tried, _)| *tried == at) {
+                        Some((_, times)) => *times += 1,
+                        None => tries.push((at, 1)),
+                    }
                 }
             }
         }
@@ -219,7 +237,7 @@ impl Scheduler {
 
     /// The first in the order of the group, whether it fits or not.
     pub(super) fn first_of(&self, group: usize) -> Option<Candidate> {
-        self.groups[group].first(&|_, _| Some(Size::MAX), &|_| false)
+        self.groups[group].first(Room::Anywhere, &|_| false)
     }
 
     /// The first in the order among all that wait for the pool, whether it
@@ -229,8 +247,13 @@ impl Scheduler {
         if here.leads(&pick.chosen, pick.pool) {
             return None;
         }
-        let room = |pools: &[PoolId], _| pools.contains(&pick.pool).then_some(Size::MAX);
-        let first = here.first(&room, &|_| false)?.head.job;
+        let openings = [(pick.pool, Size::MAX)];
+        let rooms = Rooms {
+            openings: &|_| &openings,
+            wanted: &|line| self.wanted_tier(&here.shape.lines[line]),
+            closed: &|_| false,
+        };
+        let first = here.first(Room::In(rooms), &|_| false)?.head.job;
         (first != pick.chosen.head.job).then_some(first)
     }
 

@@ -17,7 +17,7 @@ impl Scheduler {
     /// Refuses the jobs that wait in vain since the last replica of their model
     /// was lost. Says whether there were any.
     pub(super) fn refuse_vain_waits(&mut self, out: &mut Vec<Action>) -> bool {
-        if !std::mem::take(&mut self.look_again) {
+        if !std::mem::take(&mut self.look_again) || self.fallbacks == 0 || self.all_up() {
             return false;
         }
         let down = self.queue.lanes().filter(|(lane, _)| self.is_down(*lane));
@@ -27,6 +27,11 @@ impl Scheduler {
             self.reject(*id, RejectReason::NoReplica, out);
         }
         !jobs.is_empty()
+    }
+
+    /// Whether every pool has a replica in service.
+    fn all_up(&self) -> bool {
+        self.policy.pools.iter().all(|(pool, ..)| self.fleet.count_up(&[pool]) > 0)
     }
 
     /// Whether nothing is in service for the lane, and nothing is starting for

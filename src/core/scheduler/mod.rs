@@ -70,7 +70,7 @@ use crate::core::overrides::Overrides;
 use crate::core::placement::Placement;
 use crate::core::policy::Policy;
 use crate::core::prefix::PrefixIndex;
-use crate::core::queue::{Load, Queue};
+use crate::core::queue::{LaneKey, Load, Queue};
 use crate::core::sessions::Sessions;
 use crate::core::time::Tick;
 
@@ -101,6 +101,9 @@ pub struct Scheduler {
     starts: Starts,
     /// Pools that sleep and that a job wanted since that was last looked at.
     missed: BTreeSet<PoolId>,
+    /// Lanes with a head that begins or ceases to look at all of its pools, by
+    /// when.
+    reseats: BTreeSet<(Tick, LaneKey)>,
     overrides: Overrides,
     /// Replicas that are about to go or have left, by when they are to be empty.
     departing: BTreeSet<(Tick, ReplicaId)>,
@@ -108,6 +111,8 @@ pub struct Scheduler {
     /// Whether a replica was lost, or a job was put into another lane or back
     /// into one, since it was last looked for jobs that wait in vain.
     look_again: bool,
+    /// Jobs that wait and that another model may serve.
+    fallbacks: u64,
     /// Groups in which something changed since they were last looked at.
     touched: BTreeSet<usize>,
     /// Number of the last arrival.
@@ -144,10 +149,12 @@ impl Scheduler {
             held: BTreeSet::new(),
             starts: Starts::default(),
             missed: BTreeSet::new(),
+            reseats: BTreeSet::new(),
             overrides: Overrides::default(),
             departing: BTreeSet::new(),
             invariants: Invariants::default(),
             look_again: false,
+            fallbacks: 0,
             touched: BTreeSet::new(),
             arrivals: 0,
             now: Tick::ZERO,
@@ -174,6 +181,7 @@ impl Scheduler {
         self.wake_replicas(out);
         self.clear_departing(out);
         self.release_urgent();
+        self.reseat_heads();
         match event {
             Event::Arrived(spec, prefix) => self.arrived(spec, prefix, out),
             Event::Paced { replica, pace } => {

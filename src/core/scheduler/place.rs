@@ -7,13 +7,18 @@ use crate::core::fleet::{Found, Wish};
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::order::Candidate;
 use crate::core::placement::Line;
-use crate::core::placement::place::{Choice, Decision, Offer, Terms, place};
-use crate::core::placement::rules::Otherwise;
+use crate::core::placement::place::{Choice, Decision, Offer, Terms, bound, place};
 use crate::core::queue::LaneKey;
 use crate::core::time::Tick;
 
 use super::Scheduler;
 use super::job::Job;
+
+/// Jobs that leave a free replica to others, in one decision, since a busy one
+/// promises to be sooner. It can only be sooner for the first few.
+const MAX_DECLINED: usize = 4;
+/// The same for those whose session has a replica: each may have another one.
+const MAX_STAYED: usize = 16;
 
 /// Finds the best replica of some pools.
 type Finder<'a> = &'a dyn Fn(&[PoolId]) -> Option<Found>;
@@ -22,7 +27,15 @@ impl Scheduler {
     /// Where the job goes now. One that failed before keeps away from others
     /// that did, where it can: if one of them breaks whatever engine it meets,
     /// it takes no other with it a second time.
-    pub(super) fn place_for(&self, group: usize, chosen: &Candidate) -> Option<(ReplicaId, Choice)> {
+    ///
+    /// Once so many others found no place in this decision, it takes what is free,
+    /// even if one that is busy promises to be sooner.
+    pub(super) fn place_for(
+        &self,
+        group: usize,
+        chosen: &Candidate,
+        others: usize,
+    ) -> Option<(ReplicaId, Choice)> {
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
         let line = &here.shape.lines[chosen.line];
@@ -30,8 +43,13 @@ impl Scheduler {
         let shunned = self.shunned(chosen.head.job, &line.pools);
         let cached = self.prefixes.matches(&job.prefix);
         let wish = Wish { session: self.session(job), ..job.wish(&cached, chosen.guest) };
+        let eager = others >= if wish.session.is_some() { MAX_STAYED } else { MAX_DECLINED };
         let choose = |avoid: &dyn Fn(ReplicaId) -> bool| {
-            self.choose(job, line, last, &|pools| self.fleet.find(pools, &wish, avoid))
+            let find = |pools: &[PoolId]| {
+                let found = self.fleet.find(pools, &wish, avoid)?;
+                Some(Found { waits: found.waits && !eager, ..found })
+            };
+            self.choose(job, line, last, &find)
         };
         let apart = || choose(&|id| shunned.contains(&id) || self.fleet.has_suspect(id));
         let apart = job.suspect.then(apart).flatten();
@@ -80,7 +98,7 @@ impl Scheduler {
         let (offers, found): (SmallVec<[Offer; 8]>, SmallVec<[Option<Found>; 8]>) = found.unzip();
         let goal = self.goal(job);
         let left = u64::try_from(goal.since(self.now).as_nanos()).unwrap_or(u64::MAX);
-        let patient = self.patient_until(job, line).is_some();
+        let patient = self.is_patient(job, line);
         match place(&offers, &Terms { left, patient, otherwise: line.otherwise, last }) {
             Decision::Go(tier, choice) => {
                 let at = offers.iter().position(|offer| offer.tier == tier)?;
@@ -112,31 +130,47 @@ impl Scheduler {
         job.spec.arrived + objective.unwrap_or_default()
     }
 
-    /// How long a job waits for the pools that it wants most and looks at no
-    /// others; `None` when it does not.
-    fn patient_until(&self, job: &Job, line: &Line) -> Option<Tick> {
-        let goal = self.goal(job);
-        let half = goal.before(goal.since(job.spec.arrived) / 2);
-        (line.otherwise == Otherwise::Wait && line.tiers.len() > 1 && self.now < half).then_some(half)
+    /// Whether the job waits for the pools that it wants most, with time to.
+    fn is_patient(&self, job: &Job, line: &Line) -> bool {
+        line.waits() && matches!(bound(job.spec.arrived, self.goal(job), self.now), (true, Some(_)))
     }
 
-    /// A job that is next stays: if it has patience, or its session a replica,
-    /// the group has to be looked at when that ends.
-    pub(super) fn note_spill(&mut self, group: usize, chosen: &Candidate) {
-        let line = &self.groups[group].shape.lines[chosen.line];
-        let until = self.jobs.get(&chosen.head.job).and_then(|job| self.patient_until(job, line));
-        let session = self.jobs.get(&chosen.head.job).and_then(|job| self.session_until(job));
-        let spill_at = &mut self.groups[group].spill_at;
-        *spill_at = spill_at.iter().copied().chain(until).chain(session).min();
+    /// Whether it looks only at the pools that it wants most just now.
+    pub(super) fn is_bound(&self, job: &Job, line: &Line) -> bool {
+        line.waits() && bound(job.spec.arrived, self.goal(job), self.now).0
+    }
+
+    /// The tier of a line's pools that is wanted most just now.
+    pub(super) fn wanted_tier(&self, line: &Line) -> Option<usize> {
+        self.offers(line).min_by(Offer::order).map(|offer| offer.tier)
+    }
+
+    /// A job that is next stays: while its session has a replica, the group has to
+    /// be looked at when the job gives that up.
+    pub(super) fn note_session(&mut self, group: usize, chosen: &Candidate) {
+        let until = self.jobs.get(&chosen.head.job).and_then(|job| self.session_until(job));
+        let first = &mut self.groups[group].session_until;
+        *first = first.iter().copied().chain(until).min();
+    }
+
+    /// Lanes with a head that begins or ceases to look at all of its pools.
+    pub(super) fn reseat_heads(&mut self) {
+        while let Some((_, key)) = self.reseats.first().copied().filter(|(at, _)| *at <= self.now) {
+            self.reseats.pop_first();
+            if let Some(lane) = self.queue.lane_mut(key) {
+                lane.reseat_at = None;
+            }
+            self.refresh_lane(key);
+            self.touched.extend(self.placement.group_of_model(key.model));
+        }
     }
 
     /// Whether the job, of those that may use the pool, looks at it by now.
     pub(super) fn would_take(&self, id: JobId, pool: PoolId) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
         self.placement.line(LaneKey::of(&job.spec)).is_some_and(|line| {
-            let wanted = self.offers(line).min_by(Offer::order);
-            self.patient_until(job, line).is_none()
-                || wanted.is_none_or(|offer| line.tiers[offer.tier].pools.contains(&pool))
+            let wanted = self.wanted_tier(line);
+            !self.is_patient(job, line) || wanted.is_none_or(|tier| line.tiers[tier].pools.contains(&pool))
         })
     }
 }

@@ -7,7 +7,7 @@
 use smallvec::SmallVec;
 
 use crate::core::fleet::Promise;
-use crate::core::order::Group;
+use crate::core::order::{Group, Promised};
 use crate::core::time::Tick;
 
 use super::Scheduler;
@@ -21,6 +21,11 @@ impl Scheduler {
         let urgent = here.find_urgent(now);
         let reserve = urgent.map_or(0, |class| here.reserve(class, now));
         here.set_urgent(urgent);
+        let promised = Promised { active: here.active(now), reserve, turns: self.fleet.turns() };
+        if here.promised.as_ref() == Some(&promised) {
+            return;
+        }
+        here.promised = Some(promised);
         let pools: SmallVec<[_; 8]> = here.hosts(now).collect();
         let hosted = pools.iter().filter(|(_, host)| *host == urgent).map(|(pool, _)| *pool);
         let up = self.fleet.count_up(&hosted.collect::<SmallVec<[_; 8]>>()).max(1);
@@ -38,22 +43,20 @@ impl Scheduler {
     }
 
     /// Groups whose urgent class has been idle for long enough, or in which a job
-    /// has waited long enough for the pools it wants most, have to be looked at.
+    /// has waited long enough for the replica of its session, have to be looked at.
     pub(super) fn release_urgent(&mut self) {
         let now = self.now;
-        let due =
-            |group: &Group| group.urgent_until().into_iter().chain(group.spill_at).any(|until| until <= now);
+        let due = |group: &Group| {
+            group.urgent_until().into_iter().chain(group.session_until).any(|until| until <= now)
+        };
         let groups = self.groups.iter().enumerate();
         self.touched.extend(groups.filter(|(_, group)| due(group)).map(|(index, _)| index));
     }
 
     /// When a class that is urgent only by what it did lately makes room for
-    /// guests that wait, or a job looks at pools that it wants less.
+    /// guests that wait, or a job gives up the replica of its session.
     pub(super) fn next_release(&self) -> Option<Tick> {
-        self.groups
-            .iter()
-            .filter(|group| group.waiting() > 0)
-            .flat_map(|group| group.urgent_until().into_iter().chain(group.spill_at))
-            .min()
+        let groups = self.groups.iter().filter(|group| group.waiting() > 0);
+        groups.flat_map(|group| group.urgent_until().into_iter().chain(group.session_until)).min()
     }
 }

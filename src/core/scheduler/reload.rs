@@ -64,11 +64,12 @@ impl Scheduler {
     /// have none.
     fn seat_all(&mut self) -> Vec<(JobId, RejectReason)> {
         self.refit();
+        self.reseats.clear();
         let keys: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
         let mut orphans = Vec::new();
         for key in keys {
             let Some(lane) = self.queue.lane_mut(key) else { continue };
-            lane.slots = [None; 2];
+            (lane.seats, lane.reseat_at) = ([None; 2], None);
             let waiting = lane.load().requests;
             if let Some(spot) = self.spot(key) {
                 for _ in 0..waiting {

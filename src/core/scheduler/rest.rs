@@ -11,10 +11,10 @@
 
 use std::time::Duration;
 
-use crate::core::board::Size;
 use crate::core::event::{Action, Fault, Recalled, Report};
 use crate::core::foreign::Finding;
-use crate::core::ids::{PoolId, ReplicaId};
+use crate::core::ids::ReplicaId;
+use crate::core::order::Room;
 use crate::core::rest::{Due, Rested, Turn};
 
 use super::Scheduler;
@@ -71,8 +71,8 @@ impl Scheduler {
         if !self.fleet.has_sleepers() || self.groups[group].waiting() == 0 {
             return;
         }
-        let room = |pools: &[PoolId], _| self.fleet.can_wake(pools).then_some(Size::MAX);
-        let Some(first) = self.groups[group].first(&room, &|_| false) else { return };
+        let room = Room::Where(&|pools| self.fleet.can_wake(pools));
+        let Some(first) = self.groups[group].first(room, &|_| false) else { return };
         let Some(job) = self.jobs.get(&first.head.job) else { return };
         let pools = self.groups[group].shape.lines[first.line].pools.clone();
         let soon = self.fleet.count_up(&pools) > 0 && job.queued(self.now) < PATIENCE;

@@ -1,5 +1,6 @@
 //! A picture of the scheduler.
 
+use crate::core::queue::Part;
 use crate::core::snapshot::{QueueView, Snapshot};
 use crate::core::time::Tick;
 
@@ -10,20 +11,24 @@ impl Scheduler {
     #[must_use]
     pub fn snapshot(&self, now: Tick) -> Snapshot {
         let now = self.now.max(now);
-        let queues = self.queue.lanes().map(|(key, lane)| {
+        let queues = self.queue.unsorted().map(|(key, lane)| {
             let load = lane.load();
-            let oldest = lane.oldest().and_then(|id| self.jobs.get(&id));
-            QueueView {
+            let returned = lane.head(Part::Returned).and_then(|id| self.jobs.get(&id));
+            let ages = [lane.oldest().map(|arrived| now.since(arrived)), returned.map(|job| job.queued(now))];
+            let row = QueueView {
                 tenant: key.tenant,
                 class: key.class,
                 model: key.model,
                 waiting: load.requests,
                 bytes: u64::try_from(load.bytes).unwrap_or(u64::MAX),
                 tokens: u64::try_from(load.tokens).unwrap_or(u64::MAX),
-                oldest: oldest.map(|job| job.queued(now)).unwrap_or_default(),
-            }
+                oldest: ages.into_iter().flatten().max().unwrap_or_default(),
+            };
+            (*key, row)
         });
-        let queues = queues.collect();
+        let mut queues: Vec<_> = queues.collect();
+        queues.sort_unstable_by_key(|(key, _)| *key);
+        let queues = queues.into_iter().map(|(_, row)| row).collect();
         let replicas: Vec<_> = self.fleet.views(now).collect();
         Snapshot {
             queues,
