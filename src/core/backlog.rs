@@ -19,6 +19,8 @@ struct Row {
 #[derive(Debug, Clone, Default)]
 pub struct Backlogs {
     rows: NumberMap<TenantId, Row>,
+    /// No replica is in service.
+    halted: bool,
 }
 
 impl Backlogs {
@@ -27,7 +29,7 @@ impl Backlogs {
         let row = self.rows.entry(tenant).or_default();
         if row.waiting == 0 {
             row.since = now;
-            row.drain.busy(now, true);
+            row.drain.busy(now, !self.halted);
         }
         row.waiting += 1;
     }
@@ -62,11 +64,21 @@ impl Backlogs {
         self.rows.get(&tenant)?.drain.while_waiting(now)
     }
 
+    /// Whether no replica is in service from now on. How long that lasts is not
+    /// known, and how fast jobs go otherwise is not forgotten meanwhile.
+    pub fn halt(&mut self, halted: bool, now: Tick) {
+        if self.halted != halted {
+            self.halted = halted;
+            let waiting = self.rows.values_mut().filter(|row| row.waiting > 0);
+            waiting.for_each(|row| row.drain.busy(now, !halted));
+        }
+    }
+
     /// Forgets how fast a tenant's jobs went.
     pub fn restart(&mut self, tenant: TenantId, now: Tick) {
         if let Some(row) = self.rows.get_mut(&tenant) {
             *row = Row { since: now, drain: DrainRate::default(), ..*row };
-            row.drain.busy(now, row.waiting > 0);
+            row.drain.busy(now, row.waiting > 0 && !self.halted);
         }
     }
 
@@ -81,7 +93,7 @@ impl Backlogs {
     pub fn emptied(&self, keep: impl Fn(TenantId) -> bool) -> Self {
         let rows = self.rows.iter().filter(|(tenant, _)| keep(**tenant));
         let empty = |row: &Row| Row { waiting: 0, drain: row.drain.stopped(), ..*row };
-        Self { rows: rows.map(|(tenant, row)| (*tenant, empty(row))).collect() }
+        Self { rows: rows.map(|(tenant, row)| (*tenant, empty(row))).collect(), halted: false }
     }
 }
 
@@ -126,6 +138,19 @@ mod tests {
         let next = rows.emptied(|_| true);
         assert_eq!(next.per_second(TENANT, at(200_000)), Some(rate), "nothing waits there yet");
         assert_eq!(rows.emptied(|_| false).per_second(TENANT, at(90_000)), None);
+    }
+
+    #[test]
+    fn an_outage_is_not_a_slow_queue() {
+        let mut rows = Backlogs::default();
+        ten(&mut rows, 0);
+        let rate = rows.per_second(TENANT, at(1_000));
+        rows.joined(TENANT, at(1_000));
+        rows.halt(true, at(1_000));
+        (0..5).for_each(|_| rows.joined(TENANT, at(2_000)));
+        assert_eq!(rows.per_second(TENANT, at(61_000)), rate);
+        rows.halt(false, at(61_000));
+        assert!(rows.per_second(TENANT, at(62_000)) < rate, "what waits now could go");
     }
 
     #[test]

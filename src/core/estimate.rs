@@ -119,7 +119,7 @@ pub struct DrainRate {
     drained: f64,
     /// Seconds of waiting within the memory.
     waited: f64,
-    /// Jobs that ended a wait, since the start.
+    /// Jobs that ended a wait and did not come back, since the start.
     seen: u32,
     waiting: bool,
     last: Tick,
@@ -173,7 +173,7 @@ impl DrainRate {
         self.all.add(now, jobs);
         if self.waiting {
             self.drained = (self.drained + jobs).max(0.0);
-            self.seen = self.seen.saturating_add(u32::from(jobs > 0.0));
+            self.seen = if jobs > 0.0 { self.seen.saturating_add(1) } else { self.seen.saturating_sub(1) };
         }
     }
 

@@ -185,6 +185,11 @@ impl Group {
         self.classes.iter_mut().for_each(|class| class.backlogs.restart(tenant, now));
     }
 
+    /// Whether none of its pools has a replica in service from now on.
+    pub fn halt(&mut self, halted: bool, now: Tick) {
+        self.classes.iter_mut().for_each(|class| class.backlogs.halt(halted, now));
+    }
+
     /// Forgets how fast jobs went.
     pub fn restart_drains(&mut self, now: Tick) {
         self.drain = DrainRate::default();

@@ -146,17 +146,19 @@ impl Vitals {
         true
     }
 
-    /// It said that it can take no more for now. Said again after a pause, the
-    /// next pause is twice as long.
+    /// It said that it can take no more for now, and perhaps for how long. Said
+    /// again after a pause, the next pause is twice as long.
     pub fn busy(&mut self, now: Tick, retry_after: Option<Duration>, rules: &Health) {
-        let first = rules.busy_backoff.max(MIN_PAUSE);
-        let pause = match self.busy {
-            Some(busy) if busy.until > now => busy.pause,
-            Some(busy) => busy.pause.saturating_mul(2).min(MAX_BUSY_PAUSE.max(first)),
-            None => first,
+        let bounded = |pause: Duration| pause.clamp(MIN_PAUSE, MAX_BUSY);
+        let first = bounded(retry_after.filter(|asked| !asked.is_zero()).unwrap_or(rules.busy_backoff));
+        let (pause, until) = match self.busy {
+            Some(busy) if busy.until > now => (busy.pause, busy.until.max(now + first)),
+            Some(busy) => {
+                let longer = busy.pause.saturating_mul(2).min(MAX_BUSY_PAUSE).max(first);
+                (longer, now + longer)
+            }
+            None => (first, now + first),
         };
-        let asked = retry_after.filter(|asked| !asked.is_zero()).unwrap_or(pause);
-        let until = (now + asked.clamp(MIN_PAUSE, MAX_BUSY)).max(self.busy.map_or(now, |busy| busy.until));
         self.busy = Some(Busy { until, pause, trial: None });
     }
 

@@ -72,6 +72,8 @@ pub struct Fleet {
     fell_dormant: bool,
     /// A pool has lost its last replica in service since that was last asked.
     fell_empty: bool,
+    /// A pool has got its first one.
+    rose: bool,
 }
 
 /// What a report shows beside the report.
@@ -463,6 +465,7 @@ impl Fleet {
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
             self.turns += u64::from(up != node.up);
             self.fell_empty |= node.up && pool.up == 0;
+            self.rose |= up && !node.up && pool.up == 1;
             let capacity = if up { node.limit(pool, now, &rules) } else { 0 };
             pool.capacity = pool.capacity + u64::from(capacity) - u64::from(node.capacity);
             node.capacity = capacity;

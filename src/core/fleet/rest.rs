@@ -32,6 +32,12 @@ impl Fleet {
         std::mem::replace(&mut self.fell_empty, false)
     }
 
+    /// Whether a pool has got its first replica in service since this was last
+    /// asked.
+    pub const fn rose(&mut self) -> bool {
+        std::mem::replace(&mut self.rose, false)
+    }
+
     /// Whether there is a replica that sleeps and can be woken.
     #[must_use]
     pub const fn has_sleepers(&self) -> bool {

@@ -209,7 +209,7 @@ impl Scheduler {
             Event::Draining => self.draining = true,
             Event::Timer => {}
         }
-        self.hold_anew(out);
+        self.follow_pools(out);
         self.serve(out);
         while self.expire(true, out) {
             self.serve(out);

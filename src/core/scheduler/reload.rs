@@ -24,6 +24,7 @@ impl Scheduler {
         self.placement = placement;
         self.groups = groups;
         let departures = self.fleet.apply(&self.policy, self.now);
+        self.find_halted();
         self.close_all();
         self.lengths.retain(&self.policy);
         self.change_limits();

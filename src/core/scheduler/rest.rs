@@ -100,12 +100,25 @@ impl Scheduler {
         }
     }
 
-    /// Holds what waits for pools that have just gone to sleep, and what has
-    /// joined those that start while a replica of theirs was there for a moment.
-    pub(super) fn hold_anew(&mut self, out: &mut Vec<Action>) {
+    /// Follows pools that lost their last replica in service or got their first:
+    /// what waits for those that have just gone to sleep is held, and so is what
+    /// has joined those that start while a replica of theirs was there for a
+    /// moment.
+    pub(super) fn follow_pools(&mut self, out: &mut Vec<Action>) {
         let (dormant, empty) = (self.fleet.fell_dormant(), self.fleet.fell_empty());
+        if empty | self.fleet.rose() {
+            self.find_halted();
+        }
         if dormant || (empty && self.starts.any()) {
             self.hold_again(out);
+        }
+    }
+
+    /// Marks the groups none of whose pools has a replica in service.
+    pub(super) fn find_halted(&mut self) {
+        for group in &mut self.groups {
+            let halted = self.fleet.count_up(&group.shape.pools) == 0;
+            group.halt(halted, self.now);
         }
     }
 

@@ -205,3 +205,45 @@ fn a_replica_that_has_given_nothing_since_it_came_back_does_not_fall_again() {
     assert!(refused[0].1.retry_after.is_some());
     assert_eq!(rejected(&world.fail(jobs[2], Fault::Refused)), [], "the engine did nothing for it");
 }
+
+/// One engine that answers 20 jobs a second, and 15 come until the outage ends.
+/// All have half a minute.
+#[test]
+fn an_outage_shorter_than_the_patience_costs_nobody_an_answer() {
+    let mut scheduler = Scheduler::new(Arc::new(policy(&[&[1]], &[&[0]])));
+    let (mut running, mut out) = (None, Vec::new());
+    let mut probes: Vec<ReplicaId> = Vec::new();
+    let (mut came, mut served) = (0, 0);
+    for millis in (0..60_000_u64).step_by(5) {
+        let now = Tick::from_millis(millis);
+        let down = (20_000..35_000).contains(&millis);
+        if millis % 65 == 0 && millis < 35_000 {
+            came += 1;
+            let job = JobSpec { arrived: now, deadline: now + Duration::from_secs(30), ..spec(came) };
+            scheduler.handle(now, Event::Arrived(job, Prefix::default()), &mut out);
+        }
+        if scheduler.next_deadline().is_some_and(|at| at <= now) {
+            scheduler.handle(now, Event::Timer, &mut out);
+        }
+        let asked = std::mem::take(&mut probes).into_iter();
+        asked.for_each(|replica| scheduler.handle(now, Event::ReplicaFound { replica }, &mut out));
+        if let Some((job, _)) = running.take_if(|(_, ends)| down || *ends <= millis) {
+            if down {
+                let outcome = Outcome::Failed { fault: BUSY, usage: Usage::Unknown };
+                scheduler.handle(now, Event::Finished { job, outcome }, &mut out);
+            } else {
+                answer(&mut scheduler, now, job, &mut out);
+                served += 1;
+            }
+        }
+        for action in out.drain(..) {
+            match action {
+                Action::Dispatch { job, .. } => running = Some((job, millis + 50)),
+                Action::Reject { why, .. } => panic!("{why:?} at {millis} ms"),
+                Action::Probe { replica } => probes.push(replica),
+                _ => {}
+            }
+        }
+    }
+    assert_eq!((served, scheduler.jobs()), (came, 0));
+}
