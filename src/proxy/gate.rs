@@ -11,10 +11,11 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-pub use self::desks::Placement;
+pub use self::desks::{Bills, Placement};
 pub use self::ticket::{Limits, Ticket};
 
 use self::desks::{Answer, Desks, Dispatch, Letter, Mail};
+use crate::core::cost::bill::Idle;
 use crate::core::budget::Standing;
 use crate::core::event::{Action, Event, Rejection};
 use crate::core::ids::JobId;
@@ -42,6 +43,7 @@ struct Inner {
     scheduler: Scheduler,
     desks: Desks,
     actions: Vec<Action>,
+    leftover: Leftover,
     timer: Option<Tick>,
 }
 
@@ -65,6 +67,7 @@ impl Gate {
                 scheduler: Scheduler::new(policy),
                 desks: Desks::default(),
                 actions: Vec::new(),
+                leftover: Leftover::default(),
                 timer: None,
             }),
             clock,
@@ -91,13 +94,14 @@ impl Gate {
     /// the scheduler does not know it yet.
     #[must_use]
     pub fn admit(self: &Arc<Self>, spec: JobSpec, prefix: Prefix, policy: &Arc<Policy>) -> Ticket {
-        let (answer, limits) = self.locked(|inner, now| {
+        let (answer, bills, limits) = self.locked(|inner, now| {
             let answer = inner.desks.wait(spec.id);
+            let bills = inner.desks.bills(spec.id);
             inner.follow(policy, now);
             inner.handle(now, Event::Arrived(spec, prefix));
-            (answer, inner.limits_of(&spec, now))
+            (answer, bills, inner.limits_of(&spec, now))
         });
-        Ticket::new(Arc::clone(self), spec.id, answer, limits)
+        Ticket::new(Arc::clone(self), spec.id, answer, (limits, bills))
     }
 
     /// Brings a policy into force unless it is, or a later one.
@@ -108,11 +112,25 @@ impl Gate {
     /// Tells the scheduler what happened.
     pub fn event(&self, event: Event) {
         self.locked(|inner, now| {
-            if let Event::Left { job, .. } = &event {
-                inner.desks.close(*job);
-            }
+            let Event::Left { job, .. } = event else { return inner.handle(now, event) };
+            // Nothing is said to it any more, but what it came to is kept for
+            // whoever tells of it.
+            inner.desks.leave(job);
             inner.handle(now, event);
+            inner.apply();
+            inner.desks.close(job);
         });
+    }
+
+    /// The time in which replicas ran nothing since this was last asked, by
+    /// pool.
+    #[must_use]
+    pub fn take_idle(&self) -> Vec<Idle> {
+        self.locked(|inner, now| {
+            inner.handle(now, Event::IdleAsked);
+            let idle = inner.actions.extract_if(.., |action| matches!(action, Action::Idled(_)));
+            idle.filter_map(|action| if let Action::Idled(idle) = action { Some(idle) } else { None }).collect()
+        })
     }
 
     /// Whether a request that arrived now could wait.
@@ -187,26 +205,19 @@ impl Gate {
     }
 
     /// Passes on an event of a try, unless the job has been taken away from
-    /// it; whether it was passed on.
+    /// it, by what was due before; whether it was passed on.
     fn report(&self, job: JobId, dispatch: Dispatch, event: Event) -> bool {
-        self.locked(|inner, now| {
-            let owns = inner.desks.owns(job, dispatch);
-            if owns {
-                inner.handle(now, event);
-            }
-            owns
-        })
+        self.locked(|inner, now| inner.report(now, job, dispatch, event))
     }
 
     /// The same for the event that ends the job.
     fn finish(&self, job: JobId, dispatch: Dispatch, event: Event) -> bool {
         self.locked(|inner, now| {
-            let owns = inner.desks.owns(job, dispatch);
-            if owns {
+            let finished = inner.report(now, job, dispatch, event);
+            if finished {
                 inner.desks.close(job);
-                inner.handle(now, event);
             }
-            owns
+            finished
         })
     }
 
@@ -267,11 +278,27 @@ impl Inner {
         }
     }
 
-    fn leftover(&mut self) -> Leftover {
-        let mut leftover = Leftover::default();
-        for action in self.actions.drain(..) {
-            leftover.replica_actions.extend(self.desks.apply(action, &mut leftover.mail));
+    /// Hands in an event of a try, if the job is still there when it is its
+    /// turn; whether it was.
+    fn report(&mut self, now: Tick, job: JobId, dispatch: Dispatch, event: Event) -> bool {
+        if !self.desks.owns(job, dispatch) {
+            return false;
         }
+        self.handle(now, event);
+        self.apply();
+        self.desks.owns(job, dispatch)
+    }
+
+    /// Does what the scheduler wants done.
+    fn apply(&mut self) {
+        for action in self.actions.drain(..) {
+            self.leftover.replica_actions.extend(self.desks.apply(action, &mut self.leftover.mail));
+        }
+    }
+
+    fn leftover(&mut self) -> Leftover {
+        self.apply();
+        let mut leftover = std::mem::take(&mut self.leftover);
         let timer = self.scheduler.next_deadline();
         leftover.timer_moved_up = timer.is_some_and(|new| self.timer.is_none_or(|old| new < old));
         self.timer = timer;
