@@ -91,6 +91,7 @@ pub(super) fn settings() -> Settings {
             },
             drain_grace: seconds(30),
             audit: None,
+            usage: None,
             telemetry: TelemetrySettings {
                 log_format: LogFormat::Json,
                 log_level: "info".into(),

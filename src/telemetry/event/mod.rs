@@ -14,6 +14,7 @@ mod replica;
 mod request;
 mod rest;
 mod shadow;
+mod usage;
 
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
 pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
@@ -34,6 +35,10 @@ pub use request::{
 };
 pub use rest::{ReplicaRested, ReplicaTurned, RestFailed, RestUnknown};
 pub use shadow::{ShadowCompared, ShadowSkipped, Side};
+pub use usage::{
+    UsageDatabaseFound, UsageDatabaseLost, UsageDropping, UsageJournalBack, UsageJournalLost,
+    UsageLinesBroken, UsageRowsDropped,
+};
 
 use std::time::Duration;
 

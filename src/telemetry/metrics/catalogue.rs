@@ -109,6 +109,15 @@ pub(super) const ADMIN_REFUSALS: Metric =
 pub(super) const AUDIT_LOST: Metric =
     metric("penstock_audit_lost_total", "Lines that the audit file could not take; the log has them.");
 
+pub(super) const USAGE_ROWS: Metric =
+    metric("penstock_usage_rows_total", "Usage rows written to the journal.");
+pub(super) const USAGE_DROPPED: Metric = metric(
+    "penstock_usage_rows_dropped_total",
+    "Usage rows that are gone, by reason: `queue` (the disk did not keep up), `unread` (deleted before the database read them).",
+);
+pub(super) const USAGE_DATABASE_ROWS: Metric =
+    metric("penstock_usage_database_rows_total", "Usage rows that the database has taken.");
+
 pub(super) const COUNTERS: &[Metric] = &[
     REQUESTS,
     REJECTIONS,
@@ -140,6 +149,9 @@ pub(super) const COUNTERS: &[Metric] = &[
     ISSUER_FAILURES,
     ADMIN_REFUSALS,
     AUDIT_LOST,
+    USAGE_ROWS,
+    USAGE_DROPPED,
+    USAGE_DATABASE_ROWS,
 ];
 
 // Gauges that change by events.
@@ -149,6 +161,15 @@ pub(super) const CERTIFICATE_ENDS: Metric = metric(
     "penstock_tls_certificate_ends_timestamp_seconds",
     "Unix time at which the listener's certificate ends.",
 );
+
+pub(super) const USAGE_UNREAD: Metric =
+    metric("penstock_usage_unread_bytes", "Bytes of the usage journal that the database has not read yet.");
+
+pub(super) const USAGE_DATABASE_UP: Metric =
+    metric("penstock_usage_database_up", "1 while the usage database takes rows, else 0.");
+
+pub(super) const GAUGES: &[Metric] =
+    &[OPEN_CONNECTIONS, CERTIFICATE_ENDS, USAGE_UNREAD, USAGE_DATABASE_UP];
 
 // Histograms.
 pub(super) const QUEUE_WAIT: Metric =

@@ -7,6 +7,7 @@ mod labels;
 mod scrape;
 mod series;
 mod shadow;
+mod usage;
 
 use std::fmt;
 
@@ -22,6 +23,7 @@ use crate::telemetry::metrics::scrape::SeenQueues;
 use crate::telemetry::metrics::series::{GenAiCache, RequestCache};
 
 pub use crate::telemetry::metrics::scrape::{EngineView, Scrape};
+pub use crate::telemetry::metrics::usage::UsageMeters;
 
 /// The `Content-Type` of [`crate::telemetry::Telemetry::render`]'s text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -47,10 +49,10 @@ impl Metrics {
         for (metric, _) in catalogue::HISTOGRAMS {
             recorder.describe_histogram(metric.name.into(), None, metric.help.into());
         }
+        for metric in catalogue::GAUGES {
+            recorder.describe_gauge(metric.name.into(), None, metric.help.into());
+        }
         let open = catalogue::OPEN_CONNECTIONS;
-        recorder.describe_gauge(open.name.into(), None, open.help.into());
-        let ends = catalogue::CERTIFICATE_ENDS;
-        recorder.describe_gauge(ends.name.into(), None, ends.help.into());
         let open_connections = recorder.register_gauge(&open.name.into(), &METADATA);
         Self {
             handle: recorder.handle(),
