@@ -15,8 +15,8 @@ pub use self::desks::{Bills, Placement};
 pub use self::ticket::{Limits, Ticket};
 
 use self::desks::{Answer, Desks, Dispatch, Letter, Mail};
-use crate::core::cost::bill::Idle;
 use crate::core::budget::Standing;
+use crate::core::cost::bill::Idle;
 use crate::core::event::{Action, Event, Rejection};
 use crate::core::ids::JobId;
 use crate::core::job::{JobSpec, Prefix, Usage};
@@ -129,7 +129,8 @@ impl Gate {
         self.locked(|inner, now| {
             inner.handle(now, Event::IdleAsked);
             let idle = inner.actions.extract_if(.., |action| matches!(action, Action::Idled(_)));
-            idle.filter_map(|action| if let Action::Idled(idle) = action { Some(idle) } else { None }).collect()
+            idle.filter_map(|action| if let Action::Idled(idle) = action { Some(idle) } else { None })
+                .collect()
         })
     }
 

@@ -183,7 +183,11 @@ impl Folder {
     /// Bytes between a cursor and the end.
     pub(super) fn unread(&self, from: Cursor) -> io::Result<u64> {
         let later = self.segments()?.into_iter().filter(|segment| segment.number >= from.segment);
-        Ok(later.map(|segment| segment.len - if segment.number == from.segment { from.offset.min(segment.len) } else { 0 }).sum())
+        Ok(later
+            .map(|segment| {
+                segment.len - if segment.number == from.segment { from.offset.min(segment.len) } else { 0 }
+            })
+            .sum())
     }
 
     /// Lines of a segment after a cursor.
@@ -282,7 +286,9 @@ mod tests {
 
     #[test]
     fn a_torn_line_is_cut_off() {
-        for (text, left) in [(line(1) + "{\"ti", line(1)), ("{\"t".to_owned(), String::new()), (line(1), line(1))] {
+        for (text, left) in
+            [(line(1) + "{\"ti", line(1)), ("{\"t".to_owned(), String::new()), (line(1), line(1))]
+        {
             let (_temp, folder) = folder(&[(1, text)]);
             folder.mend(folder.segments().unwrap()[0]).unwrap();
             assert_eq!(fs::read_to_string(folder.file(1)).unwrap(), left);

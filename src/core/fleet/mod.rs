@@ -482,8 +482,7 @@ impl Fleet {
         }
         node.up = up;
         let presence = node.presence(now, &rules);
-        if let Some(account) =
-            self.accounts.get_mut(node.pool.index()).filter(|_| node.accounted != presence)
+        if let Some(account) = self.accounts.get_mut(node.pool.index()).filter(|_| node.accounted != presence)
         {
             account.recount(now, node.accounted, presence);
             node.accounted = presence;

@@ -13,8 +13,8 @@ use crate::core::budget::rule::RuleId;
 use crate::core::event::{Event, Fault, Outcome, Recalled, Rejection};
 use crate::core::ids::JobId;
 use crate::core::job::Usage;
-use crate::proxy::gate::{Bills, Gate};
 use crate::proxy::gate::desks::{Answer, Dispatch, Placement, Start, Word};
+use crate::proxy::gate::{Bills, Gate};
 
 /// One job's place in the queue, then its credit at a replica. Reports the
 /// job's end exactly once, at the latest when dropped.

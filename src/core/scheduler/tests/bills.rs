@@ -87,9 +87,9 @@ fn what_was_done_for_nobody_is_said() {
     let at = |wanted: fn(&Action) -> bool| actions.iter().position(wanted);
     let recall = at(|action| matches!(action, Action::Recall { why: Recalled::Drained, .. }));
     let waste = Some(Waste { tokens: 10, why: WastedBy::Recall });
-    let billed = actions.iter().position(
-        |action| matches!(action, Action::Settled { bill, .. } if bill.waste == waste),
-    );
+    let billed = actions
+        .iter()
+        .position(|action| matches!(action, Action::Settled { bill, .. } if bill.waste == waste));
     assert!(billed.is_some() && billed < recall, "the bill goes before: {actions:?}");
 }
 
@@ -140,7 +140,8 @@ fn adds_up(edge: &mut Edge, prices: &[f64]) {
         *settled.entry((*tenant, Unit::Money)).or_default() += bill.money;
     }
     for standing in edge.scheduler.limits(edge.now) {
-        let RuleId { scope: Scope::Tenant(tenant), unit, period: Period::Month, .. } = standing.rule.id else {
+        let RuleId { scope: Scope::Tenant(tenant), unit, period: Period::Month, .. } = standing.rule.id
+        else {
             continue;
         };
         let used = standing.rule.amount - standing.left;
