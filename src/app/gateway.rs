@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use crate::admin::{self, AdminHandle, AdminState, AdminTls};
 use crate::app::calendar;
 use crate::app::hooks::{self, DoorWatch, Followers, ToScheduler, ToTelemetry};
-use crate::app::{promises, signals};
+use crate::app::{idle, promises, signals};
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Listeners;
 use crate::config::watch::{ReloadAsks, ReloadHandle, Reloader, channel};
@@ -113,6 +113,9 @@ fn scheduler_tasks(proxy: &Arc<Proxy>) -> JoinSet<()> {
     tasks.spawn(Arc::clone(&proxy.paces).sample(gate()));
     tasks.spawn(calendar::follow(gate()));
     tasks.spawn(gate().run_timer());
+    if proxy.journal.is_some() {
+        tasks.spawn(idle::follow(Arc::clone(proxy)));
+    }
     tasks.spawn(promises::watch(Arc::clone(proxy)));
     tasks
 }
@@ -250,6 +253,7 @@ impl Gateway {
             abort.cancel();
             let _ended = timeout(GOODBYE, serving).await;
         }
+        idle::write(&self.proxy);
         self.sources.stop().await;
         self.fleet.stop().await;
         ServerStopped { cut_off }.emit(telemetry);

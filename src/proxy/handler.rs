@@ -168,6 +168,7 @@ impl Proxy {
         id: HeaderValue,
     ) -> Response<AnswerBody> {
         let mut record = Record::new(&self.telemetry, self.gate.clock(), id, api);
+        record.journal.clone_from(&self.journal);
         let taken = tokio::select! {
             biased;
             taken = Box::pin(self.take(api, request, peer, &mut record)) => taken,
@@ -309,7 +310,7 @@ impl Proxy {
             let Order { spec, peek, body, .. } = &*order;
             let prefix = self.prefixes.of(spec.model, peek, body, spec.prompt_tokens);
             let mut ticket = self.gate.admit(*spec, prefix, &settings.policy);
-            record.limited(ticket.take_limits());
+            record.admitted(&mut ticket);
             drop(settings);
             let nothing = can_go_on.then(SoFar::default);
             match self.tries(order, headers, nothing.as_ref(), &mut ticket, record).await {

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use crate::core::cost::account::Times;
 use crate::core::cost::bill::{Bill, Waste, WastedBy};
 use crate::core::event::Action;
 use crate::core::ids::{JobId, PoolId};
 use crate::core::job::Usage;
-use crate::core::time::Tick;
 
 use super::Scheduler;
 use super::job::{Job, Run};
@@ -32,9 +30,9 @@ impl Scheduler {
     }
 
     /// How long the pool's replicas were there and worked, since the start.
-    #[must_use]
-    pub fn times(&self, pool: PoolId, now: Tick) -> Times {
-        self.fleet.times(pool, self.now.max(now))
+    #[cfg(test)]
+    pub(crate) fn times(&self, pool: PoolId) -> crate::core::cost::account::Times {
+        self.fleet.times(pool, self.now)
     }
 
     /// Whether what replicas share out is what their jobs have a part in.

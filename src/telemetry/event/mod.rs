@@ -3,6 +3,7 @@
 //!
 //! No event carries a key, prompt text or generated text.
 
+mod cost;
 mod discovery;
 mod identity;
 mod limits;
@@ -16,6 +17,7 @@ mod rest;
 mod shadow;
 mod usage;
 
+pub use cost::StayBilled;
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
 pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
 pub use limits::LimitMet;

@@ -43,6 +43,22 @@ pub(super) const LIMITS_MET: Metric = metric(
     "penstock_limits_met_total",
     "Requests that a limit of the tenant, its key or its model refused, or in shadow mode would have.",
 );
+pub(super) const GPU_SECONDS: Metric = metric(
+    "penstock_gpu_seconds_total",
+    "Replicas' time that requests took, each step shared by its tokens; of one replica, whatever accelerators it has.",
+);
+pub(super) const COST: Metric = metric(
+    "penstock_cost_total",
+    "What that time costs at the price of its pool, in the currency of the configuration.",
+);
+pub(super) const REPLICA_SECONDS: Metric = metric(
+    "penstock_replica_seconds_total",
+    "Time that the replicas of a pool were there, awake and not gone, by whether they had work of ours.",
+);
+pub(super) const WASTED_TOKENS: Metric = metric(
+    "penstock_wasted_tokens_total",
+    "Tokens that engines read or wrote for nobody, by reason; where nobody counted, the part of the prompt that was not cached.",
+);
 pub(super) const RECALLS: Metric = metric(
     "penstock_recalls_total",
     "Requests that were taken away from a replica before their client saw anything, by reason.",
@@ -127,6 +143,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     REQUEUES,
     FALLBACKS,
     LIMITS_MET,
+    WASTED_TOKENS,
     RECALLS,
     STREAMS_BROKEN,
     CONTINUATIONS,

@@ -3,6 +3,7 @@
 //! ledgers, reports) is read when a scrape asks for it.
 
 mod catalogue;
+mod cost;
 mod labels;
 mod scrape;
 mod series;
@@ -19,6 +20,7 @@ use crate::core::policy::Policy;
 use crate::telemetry::ConfigStatus;
 use crate::telemetry::event::{RequestFinished, Side};
 use crate::telemetry::metrics::catalogue::Metric;
+use crate::telemetry::metrics::cost::Costs;
 use crate::telemetry::metrics::scrape::SeenQueues;
 use crate::telemetry::metrics::series::{GenAiCache, RequestCache};
 
@@ -37,6 +39,7 @@ pub(super) struct Metrics {
     requests: RequestCache,
     gen_ai: GenAiCache,
     open_connections: Gauge,
+    costs: Costs,
     seen_queues: SeenQueues,
 }
 
@@ -60,6 +63,7 @@ impl Metrics {
             requests: RequestCache::default(),
             gen_ai: GenAiCache::default(),
             open_connections,
+            costs: Costs::default(),
             seen_queues: SeenQueues::default(),
         }
     }
@@ -74,6 +78,7 @@ impl Metrics {
 
     pub(super) fn render(&self, policy: &Policy, config: &ConfigStatus, scrape: &Scrape<'_>) -> String {
         let mut text = self.handle.render();
+        self.costs.write(policy, &mut text);
         scrape.write(policy, config, &self.seen_queues, &mut text);
         text
     }

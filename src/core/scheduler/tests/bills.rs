@@ -151,7 +151,7 @@ fn adds_up(edge: &mut Edge, prices: &[f64]) {
         let pool = PoolId::from(pool);
         let here = || edge.bills.iter().map(|(_, bill)| bill).filter(|bill| bill.pool == pool);
         let idle = || edge.idle.iter().filter(|idle| idle.pool == pool);
-        let times = edge.scheduler.times(pool, edge.now);
+        let times = edge.scheduler.times(pool);
         assert_eq!(here().map(|bill| bill.time).sum::<Duration>(), times.busy, "each moment is billed once");
         assert_eq!(idle().map(|idle| idle.time).sum::<Duration>(), times.present - times.busy);
         let money = here().map(|bill| bill.money).sum::<u64>() + idle().map(|idle| idle.money).sum::<u64>();
