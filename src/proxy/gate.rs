@@ -377,6 +377,55 @@ pools:
         assert_eq!(gate.snapshot().jobs, 0);
     }
 
+    /// Whatever ends a stay, its bill is there as soon as the ticket is gone, and
+    /// only once.
+    #[tokio::test(start_paused = true)]
+    async fn bills_are_complete_when_the_ticket_is_gone() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let pass = || tokio::time::advance(Duration::from_millis(10));
+        let told = |bills: &Bills| -> Vec<u128> {
+            bills.take().into_iter().map(|bill| bill.time.as_millis()).collect()
+        };
+        // It leaves while it runs, with or without its first token.
+        for begins in [false, true] {
+            let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+            let bills = ticket.bills();
+            ticket.placed().await.unwrap();
+            pass().await;
+            assert!(!begins || ticket.first_token());
+            assert_eq!(told(&bills), []);
+            drop(ticket);
+            assert_eq!(told(&bills), [10]);
+        }
+        // A retry takes its place: somebody else ends it.
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let bills = ticket.bills();
+        ticket.placed().await.unwrap();
+        let waits = admit(&gate, &settings, Duration::from_secs(60));
+        let waited = waits.bills();
+        drop(waits);
+        pass().await;
+        gate.event(Event::Left { job: ticket.job(), usage: Usage::Unknown });
+        drop(ticket);
+        assert_eq!((told(&bills), told(&waited)), (vec![10], vec![]));
+        // It fails, and is given up while it waits again.
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let bills = ticket.bills();
+        ticket.placed().await.unwrap();
+        pass().await;
+        assert!(ticket.failed_unseen(Fault::Refused, Usage::Unknown));
+        gate.refuse_waiting(Rejection {
+            reason: RejectReason::Draining,
+            queued: Duration::ZERO,
+            retry_after: None,
+        });
+        assert!(ticket.placed().await.is_err());
+        drop(ticket);
+        assert_eq!(told(&bills), [10]);
+        assert!(gate.inner.lock().desks.is_empty(), "no desk outlives its job");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_deadline_ends_the_wait() {
         let settings = settings(ONE_SLOT, None);

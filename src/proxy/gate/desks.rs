@@ -121,6 +121,12 @@ impl Desks {
         receiver
     }
 
+    /// Whether there is no job.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.desks.is_empty()
+    }
+
     /// Where the job's bills are put.
     pub(super) fn bills(&self, job: JobId) -> Arc<Bills> {
         self.desks.get(&job).map(|desk| Arc::clone(&desk.bills)).unwrap_or_default()

@@ -68,6 +68,12 @@ impl Ticket {
         std::mem::take(&mut self.limits)
     }
 
+    /// The job's id.
+    #[cfg(test)]
+    pub(super) const fn job(&self) -> JobId {
+        self.job
+    }
+
     /// What the job's stays at replicas come to; complete once the ticket is
     /// gone.
     #[must_use]

@@ -91,8 +91,7 @@ mod tests {
         let telemetry = telemetry(1);
         let waste = Some(Waste { tokens: 7, why: WastedBy::ClientGone });
         let (time, money) = (Duration::from_millis(250), 1_500_000);
-        let bill =
-            Bill { pool: PoolId::new(0), replica: ReplicaId::new(0), time, price: None, money, waste };
+        let bill = Bill { pool: PoolId::new(0), replica: ReplicaId::new(0), time, price: None, money, waste };
         for tenant in [Some(TenantId::new(0)), Some(TenantId::new(0)), Some(TenantId::new(77)), None] {
             StayBilled { tenant, bill: &bill }.emit(&telemetry);
         }
