@@ -333,8 +333,13 @@ impl Record {
         RequestRecalled { request_id, replica, why, attempt: self.attempts }.emit(&self.telemetry);
     }
 
-    /// What its end means for its status and for its copy.
+    /// What its end means for its status, for its retries and for its copy.
     fn conclude(&mut self, now: Tick) {
+        if matches!(self.outcome, RequestOutcome::Rejected | RequestOutcome::Failed)
+            && let Some(seat) = &mut self.seat
+        {
+            seat.refused();
+        }
         if self.early_head.as_ref().is_some_and(|sent| sent.load(Ordering::Relaxed)) {
             self.status = 200;
         }
@@ -353,6 +358,27 @@ impl Record {
             total: self.engine.unwrap_or(now.since(sent)),
             output_tokens: self.usage.and_then(Usage::tokens).map(|tokens| tokens.output),
         })
+    }
+
+    /// Its durations, now that it is over.
+    fn timings(&self, now: Tick) -> Timings {
+        let output = self.usage.and_then(Usage::tokens).map(|tokens| tokens.output);
+        Timings {
+            queue: self.place.map(|place| place.why.queued),
+            connect: self.connect,
+            first_token: self.first_token.map(|at| at.since(self.started)),
+            total: now.since(self.started),
+            gap_mean: self.gaps.mean(output),
+            gap_max: self.gaps.last.map(|_| self.gaps.longest),
+        }
+    }
+
+    /// Tells what it cost to metrics and to the journal.
+    fn write_down(&self, event: &RequestFinished<'_>, bills: &[Bill]) {
+        bills.iter().for_each(|bill| StayBilled { tenant: event.tenant, bill }.emit(&self.telemetry));
+        if let Some(journal) = &self.journal {
+            rows::of(self, event, bills).for_each(|row| journal.record(row));
+        }
     }
 
     /// What its stays came to, in their order.
@@ -409,20 +435,7 @@ impl Drop for Record {
         self.learn();
         let now = self.clock.now();
         self.conclude(now);
-        let output = self.usage.and_then(Usage::tokens).map(|tokens| tokens.output);
-        let timings = Timings {
-            queue: self.place.map(|place| place.why.queued),
-            connect: self.connect,
-            first_token: self.first_token.map(|at| at.since(self.started)),
-            total: now.since(self.started),
-            gap_mean: self.gaps.mean(output),
-            gap_max: self.gaps.last.map(|_| self.gaps.longest),
-        };
-        if matches!(self.outcome, RequestOutcome::Rejected | RequestOutcome::Failed)
-            && let Some(seat) = &mut self.seat
-        {
-            seat.refused();
-        }
+        let timings = self.timings(now);
         let trace_id = self.trace.as_ref().and_then(RequestTrace::trace_id);
         let text = |id: &'_ HeaderValue| id.to_str().unwrap_or_default().to_owned();
         let replaces = self.replaces.as_ref().map(text);
@@ -462,10 +475,7 @@ impl Drop for Record {
             finish_reason: None,
         };
         event.emit(&self.telemetry);
-        bills.iter().for_each(|bill| StayBilled { tenant: event.tenant, bill }.emit(&self.telemetry));
-        if let Some(journal) = &self.journal {
-            rows::of(self, &event, &bills).for_each(|row| journal.record(row));
-        }
+        self.write_down(&event, &bills);
         let (outcome, reason, status) = (self.outcome, self.reason, self.status);
         self.tell(|teller| teller.ended(End { outcome, reason, status, total: timings.total }));
         let trace = self.trace.take();

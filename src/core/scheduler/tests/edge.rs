@@ -75,6 +75,7 @@ impl Edge {
         let mut out = Vec::new();
         self.scheduler.handle(self.now, event, &mut out);
         for action in out {
+            self.account(&action);
             self.obey(&action);
             self.log.push((self.now, action));
         }
@@ -119,11 +120,25 @@ impl Edge {
         (seen.outlived, seen.asked) = (false, None);
     }
 
+    /// Each stay has one bill, before anything is said of its end.
+    fn account(&mut self, action: &Action) {
+        match *action {
+            Action::Settled { job, bill } => {
+                assert_eq!(self.stays.remove(&job), Some(bill.replica), "billed twice, or for nothing");
+                self.bills.push((self.specs[&job].tenant, bill));
+            }
+            Action::Idled(idle) => self.idle.push(idle),
+            Action::Reject { job, .. } | Action::Requeue { job, .. } | Action::Recall { job, .. } => {
+                assert!(!self.stays.contains_key(&job), "its stay is billed first");
+            }
+            _ => {}
+        }
+    }
+
     fn obey(&mut self, action: &Action) {
         match *action {
             Action::Dispatch { job, replica, why } => self.dispatched(job, replica, &why),
             Action::Reject { job, why } => {
-                assert!(!self.stays.contains_key(&job), "its stay is billed first");
                 let vain = why.reason == RejectReason::NoReplica;
                 assert!(!vain || self.specs[&job].falls_back, "no other model may serve it");
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
@@ -132,7 +147,6 @@ impl Edge {
                 seen.at = None;
             }
             Action::Requeue { job, replica, why } => {
-                assert!(!self.stays.contains_key(&job), "its stay is billed first");
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert_eq!(seen.at.take(), Some(replica));
                 let made_way = seen.asked.is_some() && why == Fault::Draining && seen.started;
@@ -142,7 +156,6 @@ impl Edge {
                 seen.started = false;
             }
             Action::Recall { job, replica, .. } => {
-                assert!(!self.stays.contains_key(&job), "its stay is billed first");
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert_eq!(seen.at.take(), Some(replica));
             }
@@ -161,11 +174,7 @@ impl Edge {
                     seen.outlived |= seen.at == Some(replica);
                 }
             }
-            Action::Settled { job, bill } => {
-                assert_eq!(self.stays.remove(&job), Some(bill.replica), "billed twice, or for nothing");
-                self.bills.push((self.specs[&job].tenant, bill));
-            }
-            Action::Idled(idle) => self.idle.push(idle),
+            Action::Settled { .. } | Action::Idled(_) => {}
             Action::WouldLimit { rule, .. } => assert!(rule.shadow),
             Action::PoolWanted { .. } | Action::PoolStarted { .. } => {}
             Action::Sleep { replica } => self.ordered(replica, Rested::Asleep),
