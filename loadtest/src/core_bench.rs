@@ -185,7 +185,12 @@ impl World {
 
     /// The job that was sent by the last event, if one was.
     fn sent(&mut self) -> Option<JobId> {
-        let Some(Action::Dispatch { job, .. }) = self.actions.pop() else { return None };
+        let job = |action| match action {
+            Action::Dispatch { job, .. } => Some(job),
+            _ => None,
+        };
+        // Bills come with it.
+        let job = self.actions.drain(..).filter_map(job).next_back()?;
         self.running.push_back(job);
         Some(job)
     }
