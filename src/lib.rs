@@ -1,8 +1,8 @@
 //! Penstock: an inference gateway and queue-aware request router.
 //!
 //! `ARCHITECTURE.md` has the map. Arrows between the modules point downwards
-//! only: `app` → `{proxy, fleet, admin, sim}` → `{config, wire, tokens,
-//! tls, telemetry}` → `core`.
+//! only: `app` → `{proxy, fleet, admin, sim}` → `usage` → `{config, wire,
+//! tls, telemetry}` → `tokens` → `core`.
 
 pub mod admin;
 pub mod app;
@@ -15,4 +15,5 @@ pub mod sim;
 pub mod telemetry;
 pub mod tls;
 pub mod tokens;
+pub mod usage;
 pub mod wire;

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 /// The modules of one layer may use those of the layers after it, and
 /// themselves.
-const LAYERS: [&[&str]; 5] = [
+const LAYERS: [&[&str]; 6] = [
     &["main", "cli", "app"],
     &["proxy", "fleet", "scale", "admin", "sim"],
+    &["usage"],
     &["config", "wire", "tls", "telemetry"],
     &["tokens"],
     &["core"],
@@ -287,6 +288,8 @@ mod can_fail {
             ("wire/sse.rs", "use crate::config::settings::Settings;"),
             ("proxy/a.rs", "use crate::{core::ids::JobId, fleet::handle::Fleet};"),
             ("proxy/a.rs", "use crate::{\n    core::{ids::JobId, job},\n    sim::world,\n};"),
+            ("usage/a.rs", "use crate::proxy::gate::Gate;"),
+            ("telemetry/a.rs", "use crate::usage::Journal;"),
             ("unknown/a.rs", ""),
         ];
         for (path, text) in wrong {
@@ -295,6 +298,8 @@ mod can_fail {
         let right = [
             ("proxy/a.rs", "use crate::{core::ids::JobId, wire::error::Wire, proxy::gate};"),
             ("app.rs", "use crate::fleet::handle::Fleet;\nuse crate::cli::Args;"),
+            ("proxy/a.rs", "use crate::usage::row::Row;"),
+            ("usage/a.rs", "use crate::config::settings::usage::UsageSettings;"),
             ("main.rs", "fn main() { penstock::app::run(); }"),
             ("core/a.rs", "use crate::core::ids::JobId;\n// use crate::proxy::x;\n"),
             ("core/a.rs", "fn f() {}\n#[cfg(test)]\nmod tests { use crate::sim::world; }"),

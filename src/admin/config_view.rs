@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::admin::report::{self, BoundsRow};
 use crate::config::settings::identity::{Auth, Grant, ListenerTls, Listeners, Role};
+use crate::config::settings::usage::Database;
 use crate::config::settings::{
     Edge, EngineKind, LogFormat, PoolEdge, SessionField, SessionKey, Settings, Site, Startup,
 };
@@ -74,7 +75,7 @@ fn session_view(key: &SessionKey, policy: &Policy) -> Value {
 }
 
 fn startup_view(startup: &Startup) -> Value {
-    let Startup { listen, admin, door, drain_grace, audit, telemetry } = startup;
+    let Startup { listen, admin, door, drain_grace, audit, usage, telemetry } = startup;
     json!({
         "listen": listen.to_string(),
         "admin": admin.to_string(),
@@ -89,6 +90,14 @@ fn startup_view(startup: &Startup) -> Value {
             "max_handshakes": door.max_handshakes,
         },
         "audit": audit.as_ref().map(|audit| audit.path.display().to_string()),
+        "usage": usage.as_ref().map(|usage| json!({
+            "folder": usage.folder.display().to_string(),
+            "database": usage.database.as_ref().map_or("none", Database::name),
+            "segment_bytes": usage.segment_bytes,
+            "segment_age": secs(usage.segment_age),
+            "keep_bytes": usage.keep_bytes,
+            "queue": usage.queue,
+        })),
         "telemetry": {
             "log_format": match telemetry.log_format {
                 LogFormat::Json => "json",

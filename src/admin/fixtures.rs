@@ -91,6 +91,7 @@ pub(super) fn settings() -> Settings {
             },
             drain_grace: seconds(30),
             audit: None,
+            usage: None,
             telemetry: TelemetrySettings {
                 log_format: LogFormat::Json,
                 log_level: "info".into(),
@@ -122,6 +123,7 @@ pub(super) fn snapshot() -> Snapshot {
             cold_start: Some(Duration::from_millis(41_500)),
             wake: Some(Duration::from_millis(3500)),
             best: Default::default(),
+            times: Default::default(),
         }],
         replicas: vec![ReplicaView {
             replica: ReplicaId::new(0),

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use crate::admin::{self, AdminHandle, AdminState, AdminTls};
 use crate::app::calendar;
 use crate::app::hooks::{self, DoorWatch, Followers, ToScheduler, ToTelemetry};
-use crate::app::{promises, signals};
+use crate::app::{idle, promises, signals};
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Listeners;
 use crate::config::watch::{ReloadAsks, ReloadHandle, Reloader, channel};
@@ -36,6 +36,7 @@ use crate::telemetry::event::{
 };
 use crate::telemetry::{Telemetry, TelemetryError};
 use crate::tls::Handshakes;
+use crate::usage::{Usage, UsageError};
 use crate::wire::prefix::Prefixes;
 
 /// Wishes of the scheduler that may wait to be fulfilled.
@@ -77,6 +78,9 @@ pub enum StartError {
     /// The audit file has nobody to write it.
     #[error("no thread for the audit file: {0}")]
     Audit(#[source] io::Error),
+    /// The usage journal cannot be written.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
     /// TLS to engines is not available.
     #[error(transparent)]
     Tls(#[from] NoTls),
@@ -104,6 +108,7 @@ pub struct Gateway {
     shutdown: Shutdown,
     serving: JoinHandle<()>,
     background: JoinSet<()>,
+    usage: Option<Usage>,
 }
 
 /// What the scheduler needs beside events: time, days, and what streams show.
@@ -113,6 +118,9 @@ fn scheduler_tasks(proxy: &Arc<Proxy>) -> JoinSet<()> {
     tasks.spawn(Arc::clone(&proxy.paces).sample(gate()));
     tasks.spawn(calendar::follow(gate()));
     tasks.spawn(gate().run_timer());
+    if proxy.journal.is_some() {
+        tasks.spawn(idle::follow(Arc::clone(proxy)));
+    }
     tasks.spawn(promises::watch(Arc::clone(proxy)));
     tasks
 }
@@ -125,6 +133,7 @@ impl Gateway {
     pub async fn start(reloader: Reloader, telemetry: Telemetry) -> Result<Self, StartError> {
         let settings = reloader.current();
         let now = settings.load_full();
+        let usage = now.startup.usage.as_ref().map(|usage| Usage::start(usage, &telemetry)).transpose()?;
         let (wishes, wished) = mpsc::channel(REPLICA_ACTIONS);
         let gate = Gate::new(Arc::clone(&now.policy), Clock::start(), wishes);
         let watch: Arc<dyn Watch> = Arc::new(ToTelemetry(telemetry.clone()));
@@ -146,6 +155,7 @@ impl Gateway {
             paces: Arc::default(),
             copies: Arc::default(),
             grace: Grace::default(),
+            journal: usage.as_ref().map(|usage| usage.journal().clone()),
         });
         prepare_identity(&proxy, &now)?;
         let (reload, asks) = channel();
@@ -173,7 +183,7 @@ impl Gateway {
         background.spawn(follow_file(reloader, asks, followers));
         background.spawn(close_idle(Arc::clone(&proxy)));
         background.spawn(signals::reload_at(hang_up, reload.clone()));
-        Ok(Self { address, admin, proxy, fleet, sources, reload, shutdown, serving, background })
+        Ok(Self { address, admin, proxy, fleet, sources, reload, shutdown, serving, background, usage })
     }
 
     /// Where clients connect.
@@ -250,14 +260,18 @@ impl Gateway {
             abort.cancel();
             let _ended = timeout(GOODBYE, serving).await;
         }
+        idle::write(&self.proxy);
         self.sources.stop().await;
         self.fleet.stop().await;
         ServerStopped { cut_off }.emit(telemetry);
-        let admin = self.admin;
+        let (admin, usage) = (self.admin, self.usage);
         let audited = telemetry.clone();
         let _stopped = spawn_blocking(move || {
             admin.stop();
             audited.flush_audit(GOODBYE);
+            if let Some(usage) = usage {
+                usage.journal().flush(GOODBYE);
+            }
         })
         .await;
         telemetry.shutdown(GOODBYE).await;

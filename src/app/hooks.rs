@@ -183,6 +183,8 @@ pub(super) async fn carry_out(
             | Action::Reject { .. }
             | Action::Requeue { .. }
             | Action::WouldLimit { .. }
+            | Action::Settled { .. }
+            | Action::Idled(_)
             | Action::Recall { .. }
             | Action::HandOver { .. } => {}
         }

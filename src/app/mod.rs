@@ -7,6 +7,7 @@ mod count;
 mod demo;
 mod gateway;
 mod hooks;
+mod idle;
 mod load;
 mod operate;
 mod promises;

@@ -13,6 +13,7 @@ pub mod routing;
 pub mod server;
 pub mod sleep;
 pub mod tenants;
+pub mod usage;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,7 @@ use crate::config::file::pools::{Model, Pool};
 use crate::config::file::routing::Routing;
 use crate::config::file::server::{Server, Telemetry};
 use crate::config::file::tenants::{Access, Class, Tenant, builtin_classes};
+use crate::config::file::usage::Usage;
 use crate::config::named::Named;
 
 /// Configuration of Penstock.
@@ -42,6 +44,8 @@ pub struct File {
     pub admin: Admin,
     /// What is written down of operators and of the configuration.
     pub audit: Audit,
+    /// What requests used and cost.
+    pub usage: Usage,
     /// Who may come in.
     pub auth: Access,
     /// Limits of one request.
@@ -81,6 +85,7 @@ impl Default for File {
             telemetry: Telemetry::default(),
             admin: Admin::default(),
             audit: Audit::default(),
+            usage: Usage::default(),
             auth: Access::default(),
             requests: Requests::default(),
             upstream: Upstream::default(),

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::config::file::File;
 
 /// Sections that take effect only at a start.
-pub(super) const RESTART_SECTIONS: [&str; 3] = ["audit", "server", "telemetry"];
+pub(super) const RESTART_SECTIONS: [&str; 4] = ["audit", "server", "telemetry", "usage"];
 /// What takes effect at once in one of those.
 pub(super) const HOT_FIELDS: [[&str; 2]; 1] = [["server", "tls"]];
 
@@ -68,6 +68,10 @@ pub(super) fn replica(schema: &mut Schema) {
 
 pub(super) fn shadow(schema: &mut Schema) {
     require(schema, &["to"]);
+}
+
+pub(super) fn postgres(schema: &mut Schema) {
+    require(schema, &["url"]);
 }
 
 pub(super) fn dns(schema: &mut Schema) {

@@ -3,6 +3,7 @@
 pub mod identity;
 pub mod names;
 pub mod shadows;
+pub mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -17,6 +18,7 @@ use crate::config::secret::Secret;
 use crate::config::settings::identity::{AuditFile, Auth, Listeners};
 use crate::config::settings::names::Names;
 use crate::config::settings::shadows::Shadows;
+use crate::config::settings::usage::UsageSettings;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
 use crate::core::policy::Policy;
 use crate::core::table::Table;
@@ -51,6 +53,8 @@ pub struct Startup {
     pub drain_grace: Duration,
     /// Where the audit log goes beside the log; absent = nowhere.
     pub audit: Option<AuditFile>,
+    /// Where it is written down what requests used; absent = nowhere.
+    pub usage: Option<UsageSettings>,
     /// Logs and traces.
     pub telemetry: TelemetrySettings,
 }

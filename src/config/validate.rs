@@ -11,6 +11,7 @@ mod credentials;
 mod discover;
 mod fallbacks;
 mod findings;
+mod journal;
 mod limits;
 mod models;
 mod names;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::core::adapters::Fit;
 use crate::core::budget::Exceeded;
 use crate::core::budget::rule::{Period, RuleId};
+use crate::core::cost::bill::{Bill, Idle};
 use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::overrides::{Lever, Override};
@@ -104,6 +105,9 @@ pub enum Event {
         /// In its unit.
         amount: u64,
     },
+    /// It is time to say for how long replicas had nothing to do. Answered by
+    /// `Idled`.
+    IdleAsked,
     /// New rules are in force.
     PolicyChanged(Arc<Policy>),
     /// No new work is taken; what waits or runs may end. Sent once, at the
@@ -278,6 +282,16 @@ pub enum Action {
         /// Why.
         why: Recalled,
     },
+    /// A stay of the job at a replica is over, and this is what it came to. One
+    /// for each `Dispatch`, before whatever else is said of the stay's end.
+    Settled {
+        /// The job.
+        job: JobId,
+        /// The stay's bill.
+        bill: Bill,
+    },
+    /// Replicas of a pool had nothing to do.
+    Idled(Idle),
     /// The replica gets no work until a probe succeeds.
     Eject {
         /// The replica.

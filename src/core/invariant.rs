@@ -26,6 +26,9 @@ pub enum InvariantId {
     HoldJustified,
     /// What is reserved of limits is what unfinished jobs hold.
     LimitsBalanced,
+    /// A replica's time is shared among the jobs that run there, and its pool
+    /// counts it as busy while there are any.
+    TimeShared,
     /// No job waits for a model that is down while another may serve it.
     NoVainWait,
     /// A replica is closed to new work as the operators' overrides say.
@@ -47,6 +50,7 @@ impl InvariantId {
             Self::QuotasBalanced => "quotas_balanced",
             Self::HoldJustified => "hold_justified",
             Self::LimitsBalanced => "limits_balanced",
+            Self::TimeShared => "time_shared",
             Self::NoVainWait => "no_vain_wait",
             Self::OverridesFollowed => "overrides_followed",
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::core::adapters::Fit;
 use crate::core::best::Best;
+use crate::core::cost::account::Times;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::overrides::Measure;
 
@@ -61,6 +62,8 @@ pub struct PoolView {
     pub wake: Option<Duration>,
     /// The best that it has shown in the last one to two hours.
     pub best: Best,
+    /// How long its replicas were there and had work, since the start.
+    pub times: Times,
 }
 
 /// Whether a pool can be used.

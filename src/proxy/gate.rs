@@ -11,11 +11,12 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-pub use self::desks::Placement;
+pub use self::desks::{Bills, Placement};
 pub use self::ticket::{Limits, Ticket};
 
 use self::desks::{Answer, Desks, Dispatch, Letter, Mail};
 use crate::core::budget::Standing;
+use crate::core::cost::bill::Idle;
 use crate::core::event::{Action, Event, Rejection};
 use crate::core::ids::JobId;
 use crate::core::job::{JobSpec, Prefix, Usage};
@@ -42,6 +43,7 @@ struct Inner {
     scheduler: Scheduler,
     desks: Desks,
     actions: Vec<Action>,
+    leftover: Leftover,
     timer: Option<Tick>,
 }
 
@@ -65,6 +67,7 @@ impl Gate {
                 scheduler: Scheduler::new(policy),
                 desks: Desks::default(),
                 actions: Vec::new(),
+                leftover: Leftover::default(),
                 timer: None,
             }),
             clock,
@@ -91,13 +94,14 @@ impl Gate {
     /// the scheduler does not know it yet.
     #[must_use]
     pub fn admit(self: &Arc<Self>, spec: JobSpec, prefix: Prefix, policy: &Arc<Policy>) -> Ticket {
-        let (answer, limits) = self.locked(|inner, now| {
+        let (answer, bills, limits) = self.locked(|inner, now| {
             let answer = inner.desks.wait(spec.id);
+            let bills = inner.desks.bills(spec.id);
             inner.follow(policy, now);
             inner.handle(now, Event::Arrived(spec, prefix));
-            (answer, inner.limits_of(&spec, now))
+            (answer, bills, inner.limits_of(&spec, now))
         });
-        Ticket::new(Arc::clone(self), spec.id, answer, limits)
+        Ticket::new(Arc::clone(self), spec.id, answer, (limits, bills))
     }
 
     /// Brings a policy into force unless it is, or a later one.
@@ -108,11 +112,26 @@ impl Gate {
     /// Tells the scheduler what happened.
     pub fn event(&self, event: Event) {
         self.locked(|inner, now| {
-            if let Event::Left { job, .. } = &event {
-                inner.desks.close(*job);
-            }
+            let Event::Left { job, .. } = event else { return inner.handle(now, event) };
+            // Nothing is said to it any more, but what it came to is kept for
+            // whoever tells of it.
+            inner.desks.leave(job);
             inner.handle(now, event);
+            inner.apply();
+            inner.desks.close(job);
         });
+    }
+
+    /// The time in which replicas ran nothing since this was last asked, by
+    /// pool.
+    #[must_use]
+    pub fn take_idle(&self) -> Vec<Idle> {
+        self.locked(|inner, now| {
+            inner.handle(now, Event::IdleAsked);
+            let idle = inner.actions.extract_if(.., |action| matches!(action, Action::Idled(_)));
+            idle.filter_map(|action| if let Action::Idled(idle) = action { Some(idle) } else { None })
+                .collect()
+        })
     }
 
     /// Whether a request that arrived now could wait.
@@ -187,26 +206,19 @@ impl Gate {
     }
 
     /// Passes on an event of a try, unless the job has been taken away from
-    /// it; whether it was passed on.
+    /// it, by what was due before; whether it was passed on.
     fn report(&self, job: JobId, dispatch: Dispatch, event: Event) -> bool {
-        self.locked(|inner, now| {
-            let owns = inner.desks.owns(job, dispatch);
-            if owns {
-                inner.handle(now, event);
-            }
-            owns
-        })
+        self.locked(|inner, now| inner.report(now, job, dispatch, event))
     }
 
     /// The same for the event that ends the job.
     fn finish(&self, job: JobId, dispatch: Dispatch, event: Event) -> bool {
         self.locked(|inner, now| {
-            let owns = inner.desks.owns(job, dispatch);
-            if owns {
+            let finished = inner.report(now, job, dispatch, event);
+            if finished {
                 inner.desks.close(job);
-                inner.handle(now, event);
             }
-            owns
+            finished
         })
     }
 
@@ -267,11 +279,27 @@ impl Inner {
         }
     }
 
-    fn leftover(&mut self) -> Leftover {
-        let mut leftover = Leftover::default();
-        for action in self.actions.drain(..) {
-            leftover.replica_actions.extend(self.desks.apply(action, &mut leftover.mail));
+    /// Hands in an event of a try, if the job is still there when it is its
+    /// turn; whether it was.
+    fn report(&mut self, now: Tick, job: JobId, dispatch: Dispatch, event: Event) -> bool {
+        if !self.desks.owns(job, dispatch) {
+            return false;
         }
+        self.handle(now, event);
+        self.apply();
+        self.desks.owns(job, dispatch)
+    }
+
+    /// Does what the scheduler wants done.
+    fn apply(&mut self) {
+        for action in self.actions.drain(..) {
+            self.leftover.replica_actions.extend(self.desks.apply(action, &mut self.leftover.mail));
+        }
+    }
+
+    fn leftover(&mut self) -> Leftover {
+        self.apply();
+        let mut leftover = std::mem::take(&mut self.leftover);
         let timer = self.scheduler.next_deadline();
         leftover.timer_moved_up = timer.is_some_and(|new| self.timer.is_none_or(|old| new < old));
         self.timer = timer;
@@ -347,6 +375,55 @@ pools:
         assert!(second.finish(Outcome::Done(Usage::Unknown)));
         drop(second);
         assert_eq!(gate.snapshot().jobs, 0);
+    }
+
+    /// Whatever ends a stay, its bill is there as soon as the ticket is gone, and
+    /// only once.
+    #[tokio::test(start_paused = true)]
+    async fn bills_are_complete_when_the_ticket_is_gone() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let pass = || tokio::time::advance(Duration::from_millis(10));
+        let told = |bills: &Bills| -> Vec<u128> {
+            bills.take().into_iter().map(|bill| bill.time.as_millis()).collect()
+        };
+        // It leaves while it runs, with or without its first token.
+        for begins in [false, true] {
+            let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+            let bills = ticket.bills();
+            ticket.placed().await.unwrap();
+            pass().await;
+            assert!(!begins || ticket.first_token());
+            assert_eq!(told(&bills), []);
+            drop(ticket);
+            assert_eq!(told(&bills), [10]);
+        }
+        // A retry takes its place: somebody else ends it.
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let bills = ticket.bills();
+        ticket.placed().await.unwrap();
+        let waits = admit(&gate, &settings, Duration::from_secs(60));
+        let waited = waits.bills();
+        drop(waits);
+        pass().await;
+        gate.event(Event::Left { job: ticket.job(), usage: Usage::Unknown });
+        drop(ticket);
+        assert_eq!((told(&bills), told(&waited)), (vec![10], vec![]));
+        // It fails, and is given up while it waits again.
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let bills = ticket.bills();
+        ticket.placed().await.unwrap();
+        pass().await;
+        assert!(ticket.failed_unseen(Fault::Refused, Usage::Unknown));
+        gate.refuse_waiting(Rejection {
+            reason: RejectReason::Draining,
+            queued: Duration::ZERO,
+            retry_after: None,
+        });
+        assert!(ticket.placed().await.is_err());
+        drop(ticket);
+        assert_eq!(told(&bills), [10]);
+        assert!(gate.inner.lock().desks.is_empty(), "no desk outlives its job");
     }
 
     #[tokio::test(start_paused = true)]

@@ -39,6 +39,7 @@ use crate::telemetry::stories::Story;
 use crate::telemetry::trace::{Phase, TraceStart};
 use crate::telemetry::wall;
 use crate::tokens::Source;
+use crate::usage::Journal;
 use crate::wire::api::{Api, Dialect};
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
@@ -76,6 +77,8 @@ pub struct Proxy {
     pub copies: Arc<Flights>,
     /// How far the shutdown has come.
     pub grace: Grace,
+    /// Where it is written down what requests used; absent = nowhere.
+    pub journal: Option<Journal>,
 }
 
 impl fmt::Debug for Proxy {
@@ -168,6 +171,7 @@ impl Proxy {
         id: HeaderValue,
     ) -> Response<AnswerBody> {
         let mut record = Record::new(&self.telemetry, self.gate.clock(), id, api);
+        record.journal.clone_from(&self.journal);
         let taken = tokio::select! {
             biased;
             taken = Box::pin(self.take(api, request, peer, &mut record)) => taken,
@@ -309,7 +313,7 @@ impl Proxy {
             let Order { spec, peek, body, .. } = &*order;
             let prefix = self.prefixes.of(spec.model, peek, body, spec.prompt_tokens);
             let mut ticket = self.gate.admit(*spec, prefix, &settings.policy);
-            record.limited(ticket.take_limits());
+            record.admitted(&mut ticket);
             drop(settings);
             let nothing = can_go_on.then(SoFar::default);
             match self.tries(order, headers, nothing.as_ref(), &mut ticket, record).await {

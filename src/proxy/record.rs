@@ -7,34 +7,44 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::core::budget::rule::RuleId;
+use crate::core::cost::bill::Bill;
 use crate::core::event::{Fault, Placed, Recalled, RejectReason};
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
 use crate::core::job::{Tokens, Usage};
 use crate::core::time::Tick;
 use crate::proxy::auth::Identity;
 use crate::proxy::clock::Clock;
-use crate::proxy::gate::Limits;
+use crate::proxy::gate::{Bills, Limits, Ticket};
 use crate::proxy::measure::Meter;
 use crate::proxy::retries::{Notice, Seat};
 use crate::proxy::shadow::Half;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
     LimitMet, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, Side,
-    StreamContinuation, Timings,
+    StayBilled, StreamContinuation, Timings,
 };
 use crate::telemetry::stories::{Back, End, Teller, TryStory};
 use crate::telemetry::trace::RequestTrace;
 use crate::tokens::Source;
+use crate::usage::Journal;
 use crate::wire::api::Api;
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
 use http::HeaderValue;
+use smallvec::SmallVec;
+
+mod rows;
 
 /// Emitted once, when dropped.
 #[derive(Debug)]
 pub(super) struct Record {
     /// Where it goes.
     pub(super) telemetry: Telemetry,
+    /// Where it is written down what it used; absent = nowhere.
+    pub(super) journal: Option<Journal>,
+    /// What its stays at replicas came to, for each time that it was admitted.
+    /// Complete once its tickets are gone, so it outlives them.
+    pub(super) bills: SmallVec<[Arc<Bills>; 1]>,
     /// The id that the client gave or got.
     pub(super) request_id: HeaderValue,
     /// The time that all its moments are told in.
@@ -167,6 +177,8 @@ impl Record {
     pub(super) fn new(telemetry: &Telemetry, clock: Clock, request_id: HeaderValue, api: Api) -> Self {
         Self {
             telemetry: telemetry.clone(),
+            journal: None,
+            bills: SmallVec::new(),
             request_id,
             clock,
             started: clock.now(),
@@ -203,8 +215,10 @@ impl Record {
         }
     }
 
-    /// It has been admitted, or refused by one of these limits.
-    pub(super) fn limited(&mut self, limits: Limits) {
+    /// It has been admitted with this ticket, or refused by a limit.
+    pub(super) fn admitted(&mut self, ticket: &mut Ticket) {
+        self.bills.push(ticket.bills());
+        let limits = ticket.take_limits();
         limits.shadowed.iter().for_each(|rule| self.met(*rule));
         self.limits = limits;
     }
@@ -319,8 +333,13 @@ impl Record {
         RequestRecalled { request_id, replica, why, attempt: self.attempts }.emit(&self.telemetry);
     }
 
-    /// What its end means for its status and for its copy.
+    /// What its end means for its status, for its retries and for its copy.
     fn conclude(&mut self, now: Tick) {
+        if matches!(self.outcome, RequestOutcome::Rejected | RequestOutcome::Failed)
+            && let Some(seat) = &mut self.seat
+        {
+            seat.refused();
+        }
         if self.early_head.as_ref().is_some_and(|sent| sent.load(Ordering::Relaxed)) {
             self.status = 200;
         }
@@ -339,6 +358,32 @@ impl Record {
             total: self.engine.unwrap_or(now.since(sent)),
             output_tokens: self.usage.and_then(Usage::tokens).map(|tokens| tokens.output),
         })
+    }
+
+    /// Its durations, now that it is over.
+    fn timings(&self, now: Tick) -> Timings {
+        let output = self.usage.and_then(Usage::tokens).map(|tokens| tokens.output);
+        Timings {
+            queue: self.place.map(|place| place.why.queued),
+            connect: self.connect,
+            first_token: self.first_token.map(|at| at.since(self.started)),
+            total: now.since(self.started),
+            gap_mean: self.gaps.mean(output),
+            gap_max: self.gaps.last.map(|_| self.gaps.longest),
+        }
+    }
+
+    /// Tells what it cost to metrics and to the journal.
+    fn write_down(&self, event: &RequestFinished<'_>, bills: &[Bill]) {
+        bills.iter().for_each(|bill| StayBilled { tenant: event.tenant, bill }.emit(&self.telemetry));
+        if let Some(journal) = &self.journal {
+            rows::of(self, event, bills).for_each(|row| journal.record(row));
+        }
+    }
+
+    /// What its stays came to, in their order.
+    fn take_bills(&self) -> SmallVec<[Bill; 1]> {
+        self.bills.iter().flat_map(|bills| bills.take()).collect()
     }
 
     fn age(&self) -> Duration {
@@ -390,24 +435,12 @@ impl Drop for Record {
         self.learn();
         let now = self.clock.now();
         self.conclude(now);
-        let output = self.usage.and_then(Usage::tokens).map(|tokens| tokens.output);
-        let timings = Timings {
-            queue: self.place.map(|place| place.why.queued),
-            connect: self.connect,
-            first_token: self.first_token.map(|at| at.since(self.started)),
-            total: now.since(self.started),
-            gap_mean: self.gaps.mean(output),
-            gap_max: self.gaps.last.map(|_| self.gaps.longest),
-        };
-        if matches!(self.outcome, RequestOutcome::Rejected | RequestOutcome::Failed)
-            && let Some(seat) = &mut self.seat
-        {
-            seat.refused();
-        }
+        let timings = self.timings(now);
         let trace_id = self.trace.as_ref().and_then(RequestTrace::trace_id);
         let text = |id: &'_ HeaderValue| id.to_str().unwrap_or_default().to_owned();
         let replaces = self.replaces.as_ref().map(text);
         let replaced_by = self.notice().and_then(|notice| notice.replaced_by()).map(text);
+        let bills = self.take_bills();
         let event = RequestFinished {
             request_id: self.request_id.to_str().unwrap_or_default(),
             trace_id: trace_id.as_deref(),
@@ -429,6 +462,8 @@ impl Drop for Record {
             reason: self.reason,
             prompt: self.prompt,
             usage: Some(self.usage.unwrap_or(Usage::Exact(Tokens::default()))),
+            gpu: (!bills.is_empty()).then(|| bills.iter().map(|bill| bill.time).sum()),
+            cost: rows::cost(&bills),
             timings,
             attempts: self.attempts,
             continued: self.continued,
@@ -440,6 +475,7 @@ impl Drop for Record {
             finish_reason: None,
         };
         event.emit(&self.telemetry);
+        self.write_down(&event, &bills);
         let (outcome, reason, status) = (self.outcome, self.reason, self.status);
         self.tell(|teller| teller.ended(End { outcome, reason, status, total: timings.total }));
         let trace = self.trace.take();

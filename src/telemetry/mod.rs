@@ -25,7 +25,7 @@ use crate::config::settings::identity::AuditFile;
 use crate::core::policy::Policy;
 use crate::telemetry::audit::Audit;
 use crate::telemetry::log::Capture;
-use crate::telemetry::metrics::{Metrics, Scrape};
+use crate::telemetry::metrics::{Metrics, Scrape, UsageMeters};
 use crate::telemetry::stories::Stories;
 use crate::telemetry::trace::Tracer;
 
@@ -129,6 +129,12 @@ impl Telemetry {
     /// How many client connections are open.
     pub fn open_connections(&self) -> ::metrics::Gauge {
         self.0.metrics.open_connections().clone()
+    }
+
+    /// What the usage journal counts.
+    #[must_use]
+    pub fn usage_meters(&self) -> UsageMeters {
+        self.0.metrics.usage_meters()
     }
 
     /// All metrics in Prometheus text format 0.0.4.

@@ -41,8 +41,8 @@ fn amount(unit: Unit, amount: u64) -> String {
         Unit::InputTokens => format!("{amount} input tokens"),
         Unit::OutputTokens => format!("{amount} output tokens"),
         Unit::Tokens => format!("{amount} tokens"),
-        Unit::GpuTime => format!("{:.3} GPU seconds", amount as f64 / 1e6),
-        Unit::Money => format!("{:.6} of money", amount as f64 / 1e6),
+        Unit::GpuTime => format!("{:.3} GPU seconds", amount as f64 / 1e9),
+        Unit::Money => format!("{:.6} of money", amount as f64 / 1e9),
     }
 }
 
@@ -147,7 +147,7 @@ mod tests {
     fn nobody_is_told_to_try_again_in_vain() {
         let spent = refusal(&exceeded(Unit::Money, Period::Month, Some(Duration::from_secs(86_400))));
         assert_eq!((spent.kind(), spent.should_retry()), (Kind::QuotaSpent, false));
-        assert!(spent.message().contains("0.000100 of money a month"), "{}", spent.message());
+        assert!(spent.message().contains("0.000000 of money a month"), "{}", spent.message());
         let never = refusal(&exceeded(Unit::InputTokens, Period::Minute, None));
         assert_eq!((never.code(), never.should_retry()), ("insufficient_quota", false));
     }

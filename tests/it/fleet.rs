@@ -315,6 +315,7 @@ fn startup() -> Startup {
         },
         drain_grace: Duration::from_secs(1),
         audit: None,
+        usage: None,
         telemetry: TelemetrySettings {
             log_format: LogFormat::Text,
             log_level: "info".to_owned(),

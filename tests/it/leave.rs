@@ -352,6 +352,10 @@ async fn two_thousand_clients_leave_and_nothing_stays() {
     let jobs = lines.iter().filter(|line| line["class"].is_string()).count();
     assert_eq!(rig.gateway.proxy().gate.next_job_id().index() - 1, jobs);
     assert_eq!(rig.metric("penstock_requests_total").await as usize, lines.len());
+    // Each moment in which the engine had work is on some request's bill.
+    let busy: f64 = rig.snapshot().pools.iter().map(|pool| pool.times.busy.as_secs_f64()).sum();
+    let billed = rig.metric("penstock_gpu_seconds_total").await;
+    assert!(busy > 0.0 && (busy - billed).abs() < 1e-6, "{busy} s of work, {billed} s on bills");
 
     assert_eq!(rig.snapshot().broken_invariants, 0);
     assert_eq!(panics.load(Ordering::SeqCst), 0);

@@ -1,6 +1,7 @@
 //! In-process integration tests.
 
 mod affinity;
+mod bills;
 mod client;
 mod cold;
 mod discovery;

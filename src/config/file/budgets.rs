@@ -16,10 +16,10 @@ pub struct Limits {
     pub per_minute: Option<Amounts>,
     /// In a day, from midnight to midnight in UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub per_day: Option<Amounts>,
+    pub per_day: Option<Quotas>,
     /// In a calendar month in UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub per_month: Option<Amounts>,
+    pub per_month: Option<Quotas>,
     /// Limits that refuse nothing: what they would refuse is logged and
     /// counted in `penstock_limits_met_total`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,10 +38,10 @@ pub struct Shadow {
     pub per_minute: Option<Amounts>,
     /// As in `limits`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub per_day: Option<Amounts>,
+    pub per_day: Option<Quotas>,
     /// As in `limits`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub per_month: Option<Amounts>,
+    pub per_month: Option<Quotas>,
 }
 
 /// What may be held at the same time.
@@ -72,6 +72,39 @@ pub struct Amounts {
     /// Tokens of answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_tokens: Option<u64>,
+}
+
+/// How much of what may be used in a day or a month.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Quotas {
+    /// Requests, refused ones not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests: Option<u64>,
+    /// Tokens of prompts and answers together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
+    /// Tokens of prompts, cached ones included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_tokens: Option<u64>,
+    /// Tokens of answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<u64>,
+    /// Seconds of replicas' time: of each step of an engine the part that a
+    /// request's tokens have in it. Tries that failed count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.001, max = 1e9))]
+    pub gpu_seconds: Option<f64>,
+    /// What that time costs at the `price` of its pool, in the same currency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.000001, max = 1e9))]
+    pub money: Option<f64>,
+}
+
+impl From<Amounts> for Quotas {
+    fn from(Amounts { requests, tokens, input_tokens, output_tokens }: Amounts) -> Self {
+        Self { requests, tokens, input_tokens, output_tokens, gpu_seconds: None, money: None }
+    }
 }
 
 impl Limits {

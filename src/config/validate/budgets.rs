@@ -1,7 +1,7 @@
 //! `limits` of tenants, of their keys and of their models.
 
 use crate::config::field::Field;
-use crate::config::file::budgets::{Amounts, Concurrent, Limits};
+use crate::config::file::budgets::{Amounts, Concurrent, Limits, Quotas};
 use crate::config::file::tenants::Key;
 use crate::config::settings::Settings;
 use crate::config::validate::findings::Findings;
@@ -40,8 +40,10 @@ fn rules(limits: &Limits, scope: Scope, field: &Field, rules: &mut Vec<Rule>, fi
     let mut add = |shadow, field: &Field, periods: Periods<'_>| {
         for (period, key, amounts) in periods.each() {
             for (unit, amount) in amounts {
-                let Some(amount) = amount else { continue };
                 let field = field.key(key).key(unit.name());
+                let Some(amount) = amount.and_then(|amount| whole(amount, unit, &field, findings)) else {
+                    continue;
+                };
                 if amount == 0 {
                     let hint = "write how much is allowed; to keep a tenant out, take its keys away";
                     findings.error(&field, "a limit of 0 would refuse everything", hint);
@@ -63,35 +65,68 @@ fn rules(limits: &Limits, scope: Scope, field: &Field, rules: &mut Vec<Rule>, fi
     }
 }
 
+/// The amount in the unit of the core.
+fn whole(amount: Amount, unit: Unit, field: &Field, findings: &mut Findings<'_>) -> Option<u64> {
+    let units = match amount {
+        Amount::Count(count) => return Some(count),
+        Amount::Parts(units) => units,
+    };
+    if !(0.0..=MAX_PARTS).contains(&units) {
+        let hint = format!("write a number from 0 to {MAX_PARTS}");
+        findings.error(field, format!("{units} is not an amount of {}", unit.name()), &hint);
+        return None;
+    }
+    Some((units * PARTS).round() as u64)
+}
+
+/// Parts of a second, and of the currency, that limits are counted in.
+const PARTS: f64 = 1e9;
+/// The largest limit in seconds or in units of the currency.
+const MAX_PARTS: f64 = 1e9;
+
+/// An amount as written.
+#[derive(Debug, Clone, Copy)]
+enum Amount {
+    /// Of what there are whole numbers of.
+    Count(u64),
+    /// In seconds, or in units of the currency.
+    Parts(f64),
+}
+
 struct Periods<'a> {
     concurrent: &'a Option<Concurrent>,
     per_minute: &'a Option<Amounts>,
-    per_day: &'a Option<Amounts>,
-    per_month: &'a Option<Amounts>,
+    per_day: &'a Option<Quotas>,
+    per_month: &'a Option<Quotas>,
 }
 
-type Row = (Period, &'static str, Vec<(Unit, Option<u64>)>);
+type Row = (Period, &'static str, Vec<(Unit, Option<Amount>)>);
 
 impl Periods<'_> {
     fn each(&self) -> impl Iterator<Item = Row> {
-        let held =
-            self.concurrent.map(|held| vec![(Unit::Requests, held.requests), (Unit::Tokens, held.tokens)]);
-        let used = |amounts: &Option<Amounts>| amounts.map(units);
+        let held = self.concurrent.map(|held| {
+            let count = |amount: Option<u64>| amount.map(Amount::Count);
+            vec![(Unit::Requests, count(held.requests)), (Unit::Tokens, count(held.tokens))]
+        });
         let rows = [
             (Period::Now, held),
-            (Period::Minute, used(self.per_minute)),
-            (Period::Day, used(self.per_day)),
-            (Period::Month, used(self.per_month)),
+            (Period::Minute, self.per_minute.map(|amounts| units(amounts.into()))),
+            (Period::Day, self.per_day.map(units)),
+            (Period::Month, self.per_month.map(units)),
         ];
         rows.into_iter().filter_map(|(period, amounts)| Some((period, period.name(), amounts?)))
     }
 }
 
-fn units(amounts: Amounts) -> Vec<(Unit, Option<u64>)> {
+fn units(amounts: Quotas) -> Vec<(Unit, Option<Amount>)> {
+    let count = |amount: Option<u64>| amount.map(Amount::Count);
+    let parts = |amount: Option<f64>| amount.map(Amount::Parts);
     vec![
-        (Unit::Requests, amounts.requests),
-        (Unit::Tokens, amounts.tokens),
-        (Unit::InputTokens, amounts.input_tokens),
-        (Unit::OutputTokens, amounts.output_tokens),
+        (Unit::Requests, count(amounts.requests)),
+        (Unit::Tokens, count(amounts.tokens)),
+        (Unit::InputTokens, count(amounts.input_tokens)),
+        (Unit::OutputTokens, count(amounts.output_tokens)),
+        (Unit::GpuTime, parts(amounts.gpu_seconds)),
+        (Unit::Money, parts(amounts.money)),
     ]
 }

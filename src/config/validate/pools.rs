@@ -274,7 +274,7 @@ fn sizes(max_seqs: Option<u32>, kv_tokens: Option<u64>, field: &Field, findings:
     limits::at_least_one(kv_tokens.unwrap_or(1), &field.key("kv_tokens"), findings);
 }
 
-fn secret(
+pub(super) fn secret(
     key: &SecretRef,
     field: &Field,
     secrets: &mut Reader<'_>,

@@ -15,7 +15,7 @@ use crate::config::settings::identity::AuditFile;
 use crate::config::settings::{Door, LogFormat, Startup, TelemetrySettings};
 use crate::config::units::Span;
 use crate::config::validate::findings::Findings;
-use crate::config::validate::{limits, url};
+use crate::config::validate::{journal, limits, url};
 
 /// hyper reads no head into less than this.
 const MIN_HEAD_BYTES: u64 = 8 << 10;
@@ -24,7 +24,7 @@ const MAX_HEAD_BYTES: u64 = 1 << 20;
 const MIN_AUDIT_BYTES: u64 = 4 << 10;
 const MAX_AUDIT_FILES: u32 = 1000;
 
-pub(super) fn validate(file: &File, secrets: &Reader<'_>, findings: &mut Findings<'_>) -> Startup {
+pub(super) fn validate(file: &File, secrets: &mut Reader<'_>, findings: &mut Findings<'_>) -> Startup {
     let server = &file.server;
     let section = Field::top("server");
     let mut timeout =
@@ -53,6 +53,7 @@ pub(super) fn validate(file: &File, secrets: &Reader<'_>, findings: &mut Finding
         door,
         drain_grace: server.drain_grace.0,
         audit: audit(&file.audit, secrets, findings),
+        usage: journal::validate(&file.usage, secrets, findings),
         telemetry: telemetry_settings(&file.telemetry, findings),
     }
 }

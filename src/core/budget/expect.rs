@@ -1,5 +1,5 @@
-//! How much output to reserve for a job: what nearly all jobs like it stayed
-//! below.
+//! How much output, replicas' time and money to reserve for a job: what nearly
+//! all jobs like it stayed below.
 //!
 //! A mean would be passed by every second job, the asked maximum is rarely
 //! used and would keep others out.
@@ -16,9 +16,9 @@ const FEW: u32 = 20;
 /// Jobs that are remembered; then each counts half.
 const MEMORY: u32 = 512;
 /// Buckets: two for each doubling.
-const BUCKETS: usize = 64;
+const BUCKETS: usize = 96;
 
-/// Output lengths of one kind of job, by size.
+/// Output lengths of one kind of job, by size; or what else is reserved of it.
 #[derive(Debug, Clone)]
 struct Lengths {
     counts: [u16; BUCKETS],
@@ -75,11 +75,43 @@ impl Lengths {
     }
 }
 
-/// Learned output lengths, by model, tenant and class.
+/// What was learned of one unit, by model, tenant and class.
+#[derive(Debug, Clone, Default)]
+struct Kinds {
+    own: NumberMap<(ModelId, TenantId, ClassId), Lengths>,
+    models: NumberMap<ModelId, Lengths>,
+}
+
+impl Kinds {
+    /// What at most one such job in [`ONE_IN`] passes: by its model, tenant and
+    /// class once there are enough samples, else by its model.
+    fn most(&self, spec: &JobSpec) -> Option<u64> {
+        let own = self.own.get(&(spec.model, spec.tenant, spec.class));
+        let known = [own, self.models.get(&spec.model)].into_iter().flatten().find(|kind| kind.total >= FEW);
+        known.map(Lengths::most)
+    }
+
+    fn learn(&mut self, spec: &JobSpec, amount: u64) {
+        self.own.entry((spec.model, spec.tenant, spec.class)).or_default().add(amount);
+        self.models.entry(spec.model).or_default().add(amount);
+    }
+
+    fn retain(&mut self, policy: &Policy) {
+        self.models.retain(|model, _| policy.models.get(*model).is_some());
+        self.own.retain(|(model, tenant, class), _| {
+            policy.models.get(*model).is_some()
+                && policy.tenants.get(*tenant).is_some()
+                && policy.classes.get(*class).is_some()
+        });
+    }
+}
+
+/// What jobs used, by model, tenant and class.
 #[derive(Debug, Clone, Default)]
 pub struct Expected {
-    kinds: NumberMap<(ModelId, TenantId, ClassId), Lengths>,
-    models: NumberMap<ModelId, Lengths>,
+    output: Kinds,
+    gpu: Kinds,
+    money: Kinds,
 }
 
 impl Expected {
@@ -88,27 +120,31 @@ impl Expected {
     /// enough samples, else by its model, else by what it asks for.
     #[must_use]
     pub fn output(&self, spec: &JobSpec) -> u64 {
-        let own = self.kinds.get(&(spec.model, spec.tenant, spec.class));
-        let known = [own, self.models.get(&spec.model)].into_iter().flatten().find(|kind| kind.total >= FEW);
-        let each = known.map_or(u64::MAX, Lengths::most);
+        let each = self.output.most(spec).unwrap_or(u64::MAX);
         each.saturating_mul(u64::from(spec.sequences)).min(spec.max_output_tokens)
     }
 
     /// Learns from a job's output.
     pub fn learn(&mut self, spec: &JobSpec, output: u64) {
-        let each = output / u64::from(spec.sequences.max(1));
-        self.kinds.entry((spec.model, spec.tenant, spec.class)).or_default().add(each);
-        self.models.entry(spec.model).or_default().add(each);
+        self.output.learn(spec, output / u64::from(spec.sequences.max(1)));
+    }
+
+    /// Nanoseconds of a replica's time to reserve for a job, and what they cost
+    /// in 1e-9 of the currency; absent before enough such jobs were seen.
+    #[must_use]
+    pub fn spent(&self, spec: &JobSpec) -> (Option<u64>, Option<u64>) {
+        (self.gpu.most(spec), self.money.most(spec))
+    }
+
+    /// Learns from what a job's stays at replicas came to.
+    pub fn learn_spent(&mut self, spec: &JobSpec, (gpu, money): (Option<u64>, Option<u64>)) {
+        gpu.into_iter().for_each(|gpu| self.gpu.learn(spec, gpu));
+        money.into_iter().for_each(|money| self.money.learn(spec, money));
     }
 
     /// Forgets what is no longer in the policy.
     pub fn retain(&mut self, policy: &Policy) {
-        self.models.retain(|model, _| policy.models.get(*model).is_some());
-        self.kinds.retain(|(model, tenant, class), _| {
-            policy.models.get(*model).is_some()
-                && policy.tenants.get(*tenant).is_some()
-                && policy.classes.get(*class).is_some()
-        });
+        [&mut self.output, &mut self.gpu, &mut self.money].into_iter().for_each(|kinds| kinds.retain(policy));
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::core::budget::account::{Account, Share};
-use crate::core::budget::rule::{Amounts, Period, Rule, RuleId, Scope, Unit};
+use crate::core::budget::rule::{Amounts, Period, Rule, RuleId, Scope, Unit, Used};
 use crate::core::ids::{KeyId, ModelId, TenantId};
 use crate::core::number_map::NumberMap;
 use crate::core::time::Tick;
@@ -111,6 +111,8 @@ pub struct Granted {
 #[derive(Debug, Clone)]
 pub struct Budgets {
     entries: NumberMap<RuleId, Entry>,
+    /// Which units are limited, for anybody.
+    counted: [bool; Unit::ALL.len()],
     /// The rules of each scope, in their order.
     of: NumberMap<Scope, SmallVec<[RuleId; 2]>>,
     /// When the day and the month end.
@@ -128,7 +130,13 @@ struct Entry {
 
 impl Default for Budgets {
     fn default() -> Self {
-        Self { entries: NumberMap::default(), of: NumberMap::default(), ends: [Tick::NEVER; 2], opened: 0 }
+        Self {
+            entries: NumberMap::default(),
+            counted: [false; Unit::ALL.len()],
+            of: NumberMap::default(),
+            ends: [Tick::NEVER; 2],
+            opened: 0,
+        }
     }
 }
 
@@ -137,6 +145,7 @@ impl Budgets {
     /// also when the amount changes.
     pub fn apply(&mut self, rules: &[Rule]) {
         self.of.clear();
+        self.counted = Unit::ALL.map(|unit| rules.iter().any(|rule| rule.id.unit == unit));
         let mut before = std::mem::take(&mut self.entries);
         for rule in rules {
             let entry = before.remove(&rule.id).unwrap_or_else(|| {
@@ -153,6 +162,12 @@ impl Budgets {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Whether anybody's use of the unit is limited.
+    #[must_use]
+    pub const fn counts(&self, unit: Unit) -> bool {
+        self.counted[unit as usize]
     }
 
     /// Reserves what a job is expected to use. What is only a guess is never
@@ -193,8 +208,8 @@ impl Budgets {
 
     /// Settles what a job has reserved by what it used; by what it reserved
     /// where that is not known.
-    pub fn settle(&mut self, hold: Hold, used: Option<&Amounts>, now: Tick) {
-        self.settle_each(hold, now, |part| used.map_or(part.share.amount, |used| used.of(part.rule.unit)));
+    pub fn settle(&mut self, hold: Hold, used: &Used, now: Tick) {
+        self.settle_each(hold, now, |part| used.of(part.rule.unit).unwrap_or(part.share.amount));
     }
 
     /// Gives back all that a job has reserved, its request included: it never

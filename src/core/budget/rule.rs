@@ -36,9 +36,9 @@ pub enum Unit {
     OutputTokens,
     /// Both.
     Tokens,
-    /// Microseconds of a replica's time.
+    /// Nanoseconds of a replica's time.
     GpuTime,
-    /// Millionths of the currency that pools' prices are in.
+    /// 1e-9 of the currency that pools' prices are in.
     Money,
 }
 
@@ -55,7 +55,7 @@ impl Unit {
             Self::InputTokens => "input_tokens",
             Self::OutputTokens => "output_tokens",
             Self::Tokens => "tokens",
-            Self::GpuTime => "gpu_time",
+            Self::GpuTime => "gpu_seconds",
             Self::Money => "money",
         }
     }
@@ -116,10 +116,32 @@ pub struct Amounts {
     pub input: u64,
     /// Generated tokens.
     pub output: u64,
-    /// Microseconds of a replica's time.
+    /// Nanoseconds of a replica's time.
     pub gpu: u64,
-    /// Millionths of the currency.
+    /// 1e-9 of the currency.
     pub money: u64,
+}
+
+/// What a job used, as far as it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Used {
+    /// Of each unit.
+    pub amounts: Amounts,
+    /// Whether anybody counted the tokens; what is not known stays as it was
+    /// reserved.
+    pub tokens_known: bool,
+}
+
+impl Used {
+    /// How much of it the unit counts, if that is known.
+    #[must_use]
+    pub fn of(&self, unit: Unit) -> Option<u64> {
+        let known = match unit {
+            Unit::InputTokens | Unit::OutputTokens | Unit::Tokens => self.tokens_known,
+            Unit::Requests | Unit::GpuTime | Unit::Money => true,
+        };
+        known.then(|| self.amounts.of(unit))
+    }
 }
 
 impl Amounts {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::{Strategy, prop, prop_assert, proptest};
 
-use super::rule::{Amounts, Period, Rule, RuleId, Scope, Unit};
+use super::rule::{Amounts, Period, Rule, RuleId, Scope, Unit, Used};
 use super::{Budgets, Exceeded, Granted, Hold, Payer};
 use crate::core::ids::{KeyId, ModelId, TenantId};
 use crate::core::time::Tick;
@@ -31,6 +31,10 @@ const fn tokens(input: u64, output: u64) -> Amounts {
     Amounts { input, output, gpu: 0, money: 0 }
 }
 
+const fn used_by(amounts: Amounts) -> Used {
+    Used { amounts, tokens_known: true }
+}
+
 fn used(budgets: &Budgets, id: RuleId) -> u64 {
     budgets.entries[&id].account.used()
 }
@@ -50,7 +54,7 @@ fn five_calls_at_once_do_not_pass_a_limit_together() {
 fn a_guess_that_is_larger_than_the_limit_does_not_refuse_for_ever() {
     let mut budgets = budgets(&[rule(Unit::Tokens, Period::Minute, 60)]);
     let Granted { hold, .. } = budgets.reserve(&PAYER, &tokens(5, 100_000), NOW).unwrap();
-    budgets.settle(hold, Some(&tokens(5, 20)), NOW);
+    budgets.settle(hold, &used_by(tokens(5, 20)), NOW);
     assert_eq!(used(&budgets, id(Unit::Tokens, Period::Minute)), 25);
     let refused = budgets.reserve(&PAYER, &tokens(61, 0), NOW).unwrap_err();
     assert_eq!((refused.retry_after, refused.asked), (None, 61), "this prompt never fits");
@@ -98,7 +102,7 @@ fn all_scopes_count_and_the_one_that_takes_longest_is_told() {
     let other = Payer { key: None, model: ModelId::new(9), ..PAYER };
     let refused = budgets.reserve(&other, &tokens(1, 1), NOW).unwrap_err();
     assert_eq!(refused.rule, id(Unit::Requests, Period::Now));
-    budgets.settle(granted.hold, Some(&tokens(1, 1)), NOW);
+    budgets.settle(granted.hold, &used_by(tokens(1, 1)), NOW);
     assert!(budgets.reserve(&other, &tokens(1, 1), NOW).is_ok());
     let stranger = Payer { tenant: TenantId::new(7), key: None, model: ModelId::new(2) };
     assert!((0..100).all(|_| budgets.reserve(&stranger, &tokens(1, 1), NOW).unwrap().hold.is_empty()));
@@ -130,7 +134,7 @@ fn unknown_use_counts_as_reserved_and_a_job_without_an_engine_as_nothing() {
         budgets(&[rule(Unit::Tokens, Period::Day, 1_000), rule(Unit::Requests, Period::Day, 9)]);
     let hold = |budgets: &mut Budgets| budgets.reserve(&PAYER, &tokens(50, 50), NOW).unwrap().hold;
     let unknown = hold(&mut budgets);
-    budgets.settle(unknown, None, NOW);
+    budgets.settle(unknown, &Used::default(), NOW);
     assert_eq!(used(&budgets, day), 100);
     let waited = hold(&mut budgets);
     budgets.give_back(waited, NOW);
@@ -146,7 +150,7 @@ fn what_runs_over_midnight_counts_in_the_new_day() {
     assert!(budgets.reserve(&PAYER, &tokens(100, 100), NOW).is_err());
     budgets.begin(Period::Day, NOW + Duration::from_secs(86_400));
     assert_eq!(used(&budgets, day), 200);
-    budgets.settle(hold, Some(&tokens(100, 20)), NOW);
+    budgets.settle(hold, &used_by(tokens(100, 20)), NOW);
     assert_eq!(used(&budgets, day), 120);
 }
 
@@ -157,14 +161,14 @@ fn a_reload_keeps_what_was_used() {
     let first = budgets.reserve(&PAYER, &tokens(80, 0), NOW).unwrap().hold;
     budgets.apply(&[rule(Unit::Tokens, Period::Minute, 50), rule(Unit::Requests, Period::Now, 5)]);
     assert!(budgets.reserve(&PAYER, &tokens(1, 0), NOW).is_err());
-    budgets.settle(first, Some(&tokens(20, 0)), NOW);
+    budgets.settle(first, &used_by(tokens(20, 0)), NOW);
     assert_eq!(used(&budgets, minute), 20);
     let second = budgets.reserve(&PAYER, &tokens(30, 0), NOW).unwrap().hold;
     budgets.apply(&[]);
     assert!(budgets.is_empty());
     budgets.apply(&[rule(Unit::Requests, Period::Now, 5)]);
     let third = budgets.reserve(&PAYER, &tokens(1, 0), NOW).unwrap().hold;
-    budgets.settle(second, None, NOW);
+    budgets.settle(second, &Used::default(), NOW);
     assert_eq!(used(&budgets, id(Unit::Requests, Period::Now)), 1, "the closed account is not this one");
     assert!(budgets.agree([&third].into_iter()));
 }
@@ -212,8 +216,8 @@ proptest! {
                 let (hold, wanted) = running.swap_remove(which);
                 let half = Amounts { output: wanted.output / 2, gpu: wanted.gpu / 2, ..wanted };
                 match end {
-                    1 => budgets.settle(hold, Some(&half), now),
-                    2 => budgets.settle(hold, None, now),
+                    1 => budgets.settle(hold, &used_by(half), now),
+                    2 => budgets.settle(hold, &Used::default(), now),
                     _ => budgets.give_back(hold, now),
                 }
             }

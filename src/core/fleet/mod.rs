@@ -1,6 +1,7 @@
 //! The ledger of every replica, its state, and what it can still take.
 
 mod adapters;
+mod cost;
 mod node;
 mod pool;
 mod rest;
@@ -12,6 +13,8 @@ use std::time::Duration;
 use crate::core::best::Best;
 use crate::core::bits::Bits;
 use crate::core::board::Entry;
+use crate::core::cost::account::{Account, Presence};
+use crate::core::cost::meter::{Stay, writing};
 use crate::core::event::{Pace, Report};
 use crate::core::foreign::{Finding, Own};
 use crate::core::ids::{ModelId, PoolId, ReplicaId};
@@ -62,6 +65,8 @@ pub struct Fleet {
     open: Bits,
     /// How often a replica came into service or went out of it.
     turns: u64,
+    /// By pool, those that are no longer in the policy included.
+    accounts: Vec<Account>,
     wakes: BTreeSet<(Tick, ReplicaId)>,
     chosen: u64,
     /// Replicas that have each adapter loaded.
@@ -95,6 +100,7 @@ impl Fleet {
         self.rules = policy.health;
         self.renew_pools(policy);
         self.open = Bits::default();
+        self.renew_accounts(policy, now);
         self.can_wake = 0;
         if self.nodes.len() < policy.replicas.capacity() {
             self.nodes.resize(policy.replicas.capacity(), None);
@@ -119,6 +125,10 @@ impl Fleet {
                 let leaving = policy.draining.contains(&id);
                 if leaving && !node.leaving {
                     departures.draining.push(id);
+                }
+                if node.pool != row.pool {
+                    let before = std::mem::take(&mut node.accounted);
+                    self.accounts[node.pool.index()].recount(now, before, Presence::default());
                 }
                 (node.present, node.leaving, node.pool) = (true, leaving, row.pool);
                 (node.configured_seqs, node.configured_kv) = (row.max_seqs, row.kv_tokens);
@@ -234,12 +244,13 @@ impl Fleet {
         self.node(id)?.closed
     }
 
-    /// Books a job that goes there.
-    pub fn book(&mut self, id: ReplicaId, booking: &Booking, now: Tick) {
+    /// Books a job that goes there, where it has this weight in the replica's
+    /// time.
+    pub fn book(&mut self, id: ReplicaId, booking: &Booking, weight: u64, now: Tick) -> Stay {
         self.chosen += 1;
         let chosen = self.chosen;
         self.take_adapter(id, booking);
-        self.change(id, now, |node| {
+        let stay = self.change(id, now, |node| {
             if node.ledger.streams == 0 {
                 node.watch.sign(now);
             }
@@ -247,12 +258,18 @@ impl Fleet {
             node.vitals.sent(now);
             node.sent += u64::from(booking.seqs);
             node.last_chosen = chosen;
+            node.meter.enter(now, weight)
         });
+        stay.unwrap_or_default()
     }
 
     /// The job's first token came. False when its booking is not there.
-    pub fn start(&mut self, id: ReplicaId, booking: &mut Booking, now: Tick) -> bool {
+    pub fn start(&mut self, id: ReplicaId, booking: &mut Booking, stay: &mut Stay, now: Tick) -> bool {
         let whole = self.change(id, now, |node| {
+            // The weight of a plain answer is that of its whole stay.
+            if booking.streams {
+                node.meter.reweigh(now, stay, writing(booking.seqs));
+            }
             let whole = node.ledger.take(booking);
             node.watch.sign(now);
             node.vitals.answered(now);
@@ -266,10 +283,13 @@ impl Fleet {
         whole.unwrap_or(false)
     }
 
-    /// The job is gone from there. False when its booking is not there.
-    pub fn release(&mut self, id: ReplicaId, booking: &Booking, now: Tick) -> bool {
+    /// The job is gone from there; with its part of the replica's time. False
+    /// when its booking is not there.
+    pub fn release(&mut self, id: ReplicaId, booking: &Booking, stay: &Stay, now: Tick) -> (bool, Duration) {
         let slots = self.give_back_adapter(id, booking);
-        self.change(id, now, |node| node.ledger.take(booking)).unwrap_or(false) && slots
+        let gone = self.change(id, now, |node| (node.ledger.take(booking), node.meter.leave(now, stay)));
+        let (whole, time) = gone.unwrap_or_default();
+        (whole && slots, time)
     }
 
     /// The replica's health, to change it; `None` when it is unknown or no
@@ -478,6 +498,12 @@ impl Fleet {
             self.fell_dormant |= pool.is_dormant() && !dormant;
         }
         node.up = up;
+        let presence = node.presence(now, &rules);
+        if let Some(account) = self.accounts.get_mut(node.pool.index()).filter(|_| node.accounted != presence)
+        {
+            account.recount(now, node.accounted, presence);
+            node.accounted = presence;
+        }
         let wake = node.next_wake(now, &rules);
         if node.wake != wake {
             if let Some(before) = node.wake {

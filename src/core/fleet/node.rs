@@ -5,6 +5,8 @@ use std::time::Duration;
 use crate::core::adapters::{Fit, Slots};
 use crate::core::best::Stretch;
 use crate::core::board::Size;
+use crate::core::cost::account::Presence;
+use crate::core::cost::meter::Meter;
 use crate::core::event::Report;
 use crate::core::foreign::Foreign;
 use crate::core::ids::{ModelId, PoolId, ReplicaId};
@@ -76,6 +78,9 @@ pub(super) struct Node {
     pub(super) configured_seqs: Option<u32>,
     pub(super) configured_kv: Option<u64>,
     pub(super) ledger: Ledger,
+    pub(super) meter: Meter,
+    /// What its pool's account counts it as.
+    pub(super) accounted: Presence,
     pub(super) adapters: Slots,
     pub(super) vitals: Vitals,
     /// How an operator has closed it to new work.
@@ -121,6 +126,8 @@ impl Node {
             configured_seqs: None,
             configured_kv: None,
             ledger: Ledger::default(),
+            meter: Meter::default(),
+            accounted: Presence::default(),
             adapters: Slots::default(),
             vitals: Vitals::default(),
             closed: None,
@@ -169,6 +176,16 @@ impl Node {
             can_wake: state == ReplicaState::Asleep && self.rest.can_wake() && pool.sleep.is_some(),
             waking: if state == ReplicaState::Waking { self.full(pool) } else { 0 },
         }
+    }
+
+    /// What it counts as in its pool's time.
+    pub(super) fn presence(&self, now: Tick, rules: &Health) -> Presence {
+        let busy = self.ledger.jobs > 0;
+        let away = matches!(
+            self.state(now, rules),
+            ReplicaState::Asleep | ReplicaState::Gone | ReplicaState::Removed
+        );
+        Presence { present: busy || !away, busy }
     }
 
     pub(super) fn is_up(&self, now: Tick, rules: &Health) -> bool {

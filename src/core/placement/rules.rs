@@ -65,12 +65,28 @@ impl Price {
     /// The highest price, in units of the currency.
     pub const MAX: f64 = 1e6;
     const PARTS: f64 = 1e6;
+    /// Nanoseconds at a millionth of the currency for an hour that make up 1e-9 of
+    /// the currency.
+    pub const UNIT: u128 = 3_600_000_000;
 
     /// A price in units of the currency; `None` unless it is from 0 to
     /// [`Price::MAX`].
     #[must_use]
     pub fn new(units: f64) -> Option<Self> {
         (0.0..=Self::MAX).contains(&units).then(|| Self((units * Self::PARTS).round() as u64))
+    }
+
+    /// In millionths of the currency.
+    #[must_use]
+    pub const fn millionths(self) -> u64 {
+        self.0
+    }
+
+    /// What so many nanoseconds of a replica cost, in 1e-9 of the currency.
+    #[must_use]
+    pub fn of(self, nanos: u64) -> u64 {
+        let cost = u128::from(nanos) * u128::from(self.0) / Self::UNIT;
+        u64::try_from(cost).unwrap_or(u64::MAX)
     }
 
     /// In units of the currency.

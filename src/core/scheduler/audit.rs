@@ -25,6 +25,7 @@ impl Scheduler {
             (InvariantId::ReplicaWatched, self.fleet.timers_agree(self.now)),
             (InvariantId::NoIdleCredit, !self.credit_is_idle()),
             (InvariantId::QuotasBalanced, self.quotas_agree()),
+            (InvariantId::TimeShared, self.shares_agree()),
             (InvariantId::LimitsBalanced, self.budgets.agree(self.jobs.values().map(|job| &job.hold))),
             (InvariantId::HoldJustified, self.holds_are_justified()),
             (InvariantId::NoVainWait, !self.jobs.keys().any(|id| self.waits_in_vain(*id))),

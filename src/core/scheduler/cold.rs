@@ -189,7 +189,7 @@ impl Scheduler {
     }
 
     /// One row for each pool.
-    pub(super) fn pool_views(&self, replicas: &[ReplicaView]) -> Vec<PoolView> {
+    pub(super) fn pool_views(&self, replicas: &[ReplicaView], now: Tick) -> Vec<PoolView> {
         let leaves = |view: &&ReplicaView| view.running > 0 && !self.fleet.is_up(view.replica);
         let left = replicas.iter().filter(leaves).filter_map(|view| self.fleet.pool_of(view.replica));
         let left: BTreeSet<PoolId> = left.collect();
@@ -200,6 +200,7 @@ impl Scheduler {
             cold_start: self.starts.measured(pool),
             wake: self.starts.wake(pool),
             best: self.fleet.best(pool),
+            times: self.fleet.times(pool, now),
         };
         self.policy.pools.iter().map(|(pool, ..)| view(pool)).collect()
     }

@@ -315,7 +315,8 @@ impl Scheduler {
         let job = self.jobs.get(&id)?;
         let adapter = why.adapter.map(|_| job.spec.model);
         let booking = Booking { adapter, ..job.booking(pick.cached, pick.chosen.guest) };
-        let (spec, unpaid) = (job.spec, job.charged.is_none());
+        let uncached = booking.prompt.saturating_sub(pick.cached);
+        let (spec, unpaid, share) = (job.spec, job.charged.is_none(), job.share(uncached));
         let price = cost(spec.prompt_tokens, job.output);
 
         let cached = [(pick.replica, pick.cached)];
@@ -333,7 +334,7 @@ impl Scheduler {
             self.refresh_lane(lane);
         }
         self.queue.drop_empty(lane);
-        self.fleet.book(pick.replica, &booking, now);
+        let stay = self.fleet.book(pick.replica, &booking, share, now);
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
         self.groups[group].drain.note(now);
@@ -352,7 +353,7 @@ impl Scheduler {
             }
             let loads = why.adapter.is_some_and(Fit::loads);
             let proven = self.fleet.is_proven(replica);
-            let run = Run { replica, epoch, booking, since: now, proven, raw, loads };
+            let run = Run { replica, epoch, booking, stay, uncached, since: now, proven, raw, loads };
             job.phase = Phase::Running(run);
             self.note_movable(id, &run);
         }

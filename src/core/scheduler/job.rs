@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use crate::core::board::Size;
 use crate::core::budget::Hold;
+use crate::core::cost::meter::{self, Stay};
 use crate::core::event::Recalled;
 use crate::core::fleet::Wish;
 use crate::core::ids::{ClassId, ReplicaId};
@@ -51,6 +52,9 @@ pub(super) struct Job {
     pub(super) charged: Option<u64>,
     /// What it has reserved of its limits.
     pub(super) hold: Hold,
+    /// What its stays at replicas came to so far: their time in nanoseconds, and
+    /// what that costs in 1e-9 of the currency.
+    pub(super) spent: (u64, u64),
     /// How often it was dispatched.
     pub(super) tries: u32,
     /// How many tries failed in a way that counts.
@@ -87,6 +91,10 @@ pub(super) struct Run {
     /// The replica's epoch when it was sent.
     pub(super) epoch: u32,
     pub(super) booking: Booking,
+    /// Its part in the replica's time.
+    pub(super) stay: Stay,
+    /// Prompt tokens that the replica was not taken to have.
+    pub(super) uncached: u64,
     /// When it was sent.
     pub(super) since: Tick,
     /// Whether the replica had answered before; see [`Vitals::is_proven`].
@@ -124,6 +132,7 @@ impl Job {
             begun: 0,
             charged: None,
             hold: Hold::default(),
+            spent: (0, 0),
             tries: 0,
             failures: 0,
             suspect: false,
@@ -147,6 +156,15 @@ impl Job {
             guest,
             streams: self.spec.streams,
             adapter: None,
+        }
+    }
+
+    /// Its weight in the time of a replica that has to read so much of its
+    /// prompt, until its first token.
+    pub(super) fn share(&self, uncached: u64) -> u64 {
+        match self.spec.streams {
+            true => meter::reading(uncached),
+            false => meter::unseen(uncached, self.output_left(), self.spec.sequences),
         }
     }
 

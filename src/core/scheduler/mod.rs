@@ -13,6 +13,7 @@
 //! * large jobs among small ones: `dispatch`;
 //! * what a fault does to the job and to the replica: `settle`, `health`;
 //! * what tenants and keys may use: [`crate::core::budget`], `spend`;
+//! * what jobs cost: [`crate::core::cost`], `charge`;
 //! * what may wait: [`crate::core::admission`]; in which class: `demote`;
 //!   who makes room: `displace`;
 //! * jobs that need not wait for a model that is down: `fallback`;
@@ -27,6 +28,7 @@
 
 mod arrive;
 mod audit;
+mod charge;
 mod cold;
 mod demote;
 mod depart;
@@ -188,7 +190,7 @@ impl Scheduler {
                 self.fleet.pace(replica, &pace, now);
                 self.touch_replica(replica);
             }
-            Event::Left { job, usage } => self.left(job, usage),
+            Event::Left { job, usage } => self.left(job, usage, out),
             Event::FirstToken { job } => self.first_token(job),
             Event::Finished { job, outcome } => self.finished(job, outcome, out),
             Event::ReplicaReported { replica, report } => {
@@ -205,6 +207,7 @@ impl Scheduler {
             Event::Restored(lever) => self.end_override(lever),
             Event::PeriodBegan { period, ends } => self.budgets.begin(period, ends),
             Event::UsedBefore { rule, amount } => self.budgets.restore(rule, amount),
+            Event::IdleAsked => out.extend(self.fleet.take_idle(now).map(Action::Idled)),
             Event::PolicyChanged(policy) => self.reload(policy, out),
             Event::Draining => self.draining = true,
             Event::Timer => {}

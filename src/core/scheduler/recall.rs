@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crate::core::event::{Action, Fault, Recalled};
 use crate::core::ids::{JobId, PoolId, ReplicaId};
+use crate::core::job::Usage;
 use crate::core::order::Candidate;
 use crate::core::queue::{LaneKey, Part};
 use crate::core::time::Tick;
@@ -139,7 +140,7 @@ impl Scheduler {
     /// wait as long as a new one, within its client's patience.
     fn recall(&mut self, id: JobId, why: Recalled, out: &mut Vec<Action>) {
         let Some(run) = self.jobs.get(&id).and_then(Job::run) else { return };
-        self.release(id, &run);
+        self.release(id, &run, Some((why.into(), Usage::Unknown)), out);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let max_wait = self.policy.classes.get(job.spec.class).map_or(Duration::ZERO, |class| class.max_wait);
         job.spec.deadline = job.spec.deadline.max((self.now + max_wait).min(job.spec.patience));

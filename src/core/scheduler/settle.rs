@@ -20,6 +20,7 @@
 
 use std::time::Duration;
 
+use crate::core::cost::bill::WastedBy;
 use crate::core::event::{Action, Fault, Outcome, RejectReason};
 use crate::core::fairness::cost;
 use crate::core::ids::{JobId, TenantId};
@@ -33,11 +34,14 @@ use super::job::{Job, Phase, Run};
 
 impl Scheduler {
     /// The client is gone: everything the job holds is free at once.
-    pub(super) fn left(&mut self, id: JobId, usage: Usage) {
-        let run = self.jobs.get(&id).and_then(Job::run);
-        self.take_out(id);
-        if let Some(run) = run {
-            self.note_left(&run);
+    pub(super) fn left(&mut self, id: JobId, usage: Usage, out: &mut Vec<Action>) {
+        match self.jobs.get(&id).map(|job| job.phase) {
+            Some(Phase::Waiting { .. }) => self.leave(id),
+            Some(Phase::Running(run)) => {
+                self.release(id, &run, Some((WastedBy::ClientGone, usage)), out);
+                self.note_left(&run);
+            }
+            None => {}
         }
         if let Some(job) = self.jobs.remove(&id) {
             self.settle(job, usage);
@@ -48,7 +52,7 @@ impl Scheduler {
     pub(super) fn first_token(&mut self, id: JobId) {
         let Some(Phase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase) else { return };
         if !run.booking.started {
-            let whole = self.fleet.start(run.replica, &mut run.booking, self.now);
+            let whole = self.fleet.start(run.replica, &mut run.booking, &mut run.stay, self.now);
             self.invariants.check(InvariantId::LedgerBalanced, whole);
             let run = *run;
             if self.jobs.get(&id).is_some_and(|job| !job.is_unseen()) {
@@ -77,10 +81,10 @@ impl Scheduler {
                     vitals.answered(now);
                     vitals.proved();
                 });
-                self.take_out(id);
+                self.release(id, &run, None, out);
                 if let Some(job) = self.jobs.remove(&id) {
                     self.lengths.learn(&job.spec, usage);
-                    self.learn_output(&job.spec, usage);
+                    self.learn_use(&job, usage);
                     self.settle(job, usage);
                 }
             }
@@ -103,7 +107,13 @@ impl Scheduler {
         out: &mut Vec<Action>,
     ) {
         let asked = self.jobs.get(&id).and_then(|job| job.asked);
-        self.release(id, &run);
+        let why = match begun {
+            Some(_) => WastedBy::Interrupted,
+            None if run.booking.started => WastedBy::Broken,
+            None => WastedBy::Retry,
+        };
+        let wasted = (run.booking.started || fault.counts_as_attempt()).then_some((why, usage));
+        self.release(id, &run, wasted, out);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let suspect = job.suspect;
         let made_way = begun.is_some() && fault == Fault::Draining && asked.is_some();
@@ -162,7 +172,7 @@ impl Scheduler {
         let Some(job) = self.jobs.get(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(job));
         out.push(Action::Reject { job: id, why });
-        self.left(id, Usage::Unknown);
+        self.left(id, Usage::Unknown, out);
     }
 
     /// Refuses a job whose try has been released.
@@ -180,16 +190,15 @@ impl Scheduler {
         self.refuse(id, reason, Usage::Unknown, out);
     }
 
-    /// Takes a job out of its lane or from its replica.
-    fn take_out(&mut self, id: JobId) {
-        match self.jobs.get(&id).map(|job| job.phase) {
-            Some(Phase::Waiting { .. }) => self.leave(id),
-            Some(Phase::Running(run)) => self.release(id, &run),
-            None => {}
-        }
-    }
-
-    pub(super) fn release(&mut self, id: JobId, run: &Run) {
+    /// Ends a job's stay at a replica. `wasted` says why it was for nothing, if
+    /// it was, and what is known of what it consumed.
+    pub(super) fn release(
+        &mut self,
+        id: JobId,
+        run: &Run,
+        wasted: Option<(WastedBy, Usage)>,
+        out: &mut Vec<Action>,
+    ) {
         self.forget_movable(id);
         self.touch_replica(run.replica);
         let lane = self.jobs.get_mut(&id).map(|job| {
@@ -199,8 +208,12 @@ impl Scheduler {
         if let Some(account) = lane.and_then(|lane| self.account(lane)) {
             self.groups[account.group].stopped(account.class, self.now.since(run.since), self.now);
         }
-        let whole = self.fleet.release(run.replica, &run.booking, self.now);
+        let pool = self.fleet.pool_of(run.replica);
+        let (whole, time) = self.fleet.release(run.replica, &run.booking, &run.stay, self.now);
         self.invariants.check(InvariantId::LedgerBalanced, whole);
+        if let Some(pool) = pool {
+            self.bill(id, (pool, run), time, wasted, out);
+        }
         if let Some(lane) = lane {
             self.give_back_quota(lane, run.booking.seqs);
         }

@@ -3,10 +3,13 @@
 
 use smallvec::SmallVec;
 
-use crate::core::budget::rule::Amounts;
+use crate::core::budget::rule::{Amounts, Unit, Used};
 use crate::core::budget::{Exceeded, Hold, Payer, Standing};
 use crate::core::event::Action;
 use crate::core::job::{JobSpec, Tokens, Usage};
+use crate::core::placement::rules::Price;
+use crate::core::predict;
+use crate::core::routing::Ledger;
 use crate::core::time::Tick;
 
 use super::Scheduler;
@@ -23,24 +26,53 @@ impl Scheduler {
             return Ok(Hold::default());
         }
         let output = self.expected.output(spec);
-        let wanted = Amounts { input: spec.prompt_tokens, output, gpu: 0, money: 0 };
+        let (gpu, money) = self.expect_spent(spec, output);
+        let wanted = Amounts { input: spec.prompt_tokens, output, gpu, money };
         let granted = self.budgets.reserve(&payer(spec), &wanted, self.now)?;
         let would = granted.shadowed.into_iter().map(|rule| Action::WouldLimit { job: spec.id, rule });
         out.extend(would);
         Ok(granted.hold)
     }
 
-    /// Learns from a whole answer how much output to reserve.
-    pub(super) fn learn_output(&mut self, spec: &JobSpec, usage: Usage) {
+    /// Nanoseconds of a replica's time that the job is expected to take, and what
+    /// they cost, as far as somebody's are limited. As long as nobody knows, what
+    /// it would take if it had a replica to itself, at the highest price of those
+    /// that may serve it.
+    fn expect_spent(&self, spec: &JobSpec, output: u64) -> (u64, u64) {
+        let [gpu, money] = [Unit::GpuTime, Unit::Money].map(|unit| self.budgets.counts(unit));
+        if !gpu && !money {
+            return (0, 0);
+        }
+        let (known, priced) = self.expected.spent(spec);
+        let pools = self.policy.models.get(spec.model).map_or(&[][..], |model| &model.pools);
+        let alone = || {
+            let per_token = self.fleet.per_token(pools);
+            let steps = output / u64::from(spec.sequences.max(1));
+            let slow = per_token / predict::outlook(&Ledger::default()).per_token as f64;
+            let writes = predict::decode_step(&Ledger::default()).saturating_mul(steps) as f64 * slow;
+            (predict::weight(spec.prompt_tokens, 0) as f64 * per_token + writes) as u64
+        };
+        let time = known.unwrap_or_else(alone);
+        let prices = pools.iter().filter_map(|pool| self.policy.pools.get(*pool)?.supply.price);
+        let at_most = |price: Option<Price>| price.map_or(0, |price| price.of(time));
+        (time, priced.unwrap_or_else(|| at_most(prices.max())))
+    }
+
+    /// Learns from a whole answer how much to reserve.
+    pub(super) fn learn_use(&mut self, job: &Job, usage: Usage) {
         if !self.budgets.is_empty()
             && let Usage::Exact(tokens) = usage
         {
-            self.expected.learn(spec, tokens.output);
+            self.expected.learn(&job.spec, tokens.output);
+            let (gpu, money) = job.spent;
+            let [times, prices] = [Unit::GpuTime, Unit::Money].map(|unit| self.budgets.counts(unit));
+            let learned = ((times || prices).then_some(gpu), prices.then_some(money));
+            self.expected.learn_spent(&job.spec, learned);
         }
     }
 
-    /// Settles what the job has reserved by what it used, as far as that is
-    /// known. One that was never at an engine gives all of it back.
+    /// Settles what the job has reserved by what it used: tokens as far as they
+    /// are known, time and money by its bills, of tries that failed too. One that was never at an engine gives all of it back.
     pub(super) fn settle_limits(&mut self, job: &mut Job, used: Option<Tokens>) {
         let hold = std::mem::take(&mut job.hold);
         if hold.is_empty() {
@@ -49,9 +81,9 @@ impl Scheduler {
         if job.tries == 0 {
             return self.budgets.give_back(hold, self.now);
         }
-        let used =
-            used.map(|tokens| Amounts { input: tokens.input, output: tokens.output, gpu: 0, money: 0 });
-        self.budgets.settle(hold, used.as_ref(), self.now);
+        let Tokens { input, output, .. } = used.unwrap_or_default();
+        let amounts = Amounts { input, output, gpu: job.spent.0, money: job.spent.1 };
+        self.budgets.settle(hold, &Used { amounts, tokens_known: used.is_some() }, self.now);
     }
 
     /// New limits are in force.

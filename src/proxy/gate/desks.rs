@@ -7,10 +7,13 @@
 //! has a number for that reason, and only the present one is listened to.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use crate::core::cost::bill::Bill;
 use crate::core::event::{Action, Placed, Recalled, Rejection};
 use crate::core::ids::{JobId, ReplicaId};
 
@@ -69,14 +72,38 @@ impl Letter {
     }
 }
 
+/// What a job's stays at replicas came to, in their order. Complete once its
+/// ticket is gone.
+#[derive(Debug, Default)]
+pub struct Bills(Mutex<SmallVec<[Bill; 1]>>);
+
+impl Bills {
+    /// Takes them out.
+    pub fn take(&self) -> SmallVec<[Bill; 1]> {
+        std::mem::take(&mut self.0.lock())
+    }
+
+    fn add(&self, bill: Bill) {
+        self.0.lock().push(bill);
+    }
+}
+
 #[derive(Debug)]
-enum Desk {
+struct Desk {
+    post: Post,
+    bills: Arc<Bills>,
+}
+
+#[derive(Debug)]
+enum Post {
     Waits(oneshot::Sender<Answer>),
     /// Nothing more is said once the word was given.
     Runs {
         dispatch: Dispatch,
         word: Option<oneshot::Sender<Word>>,
     },
+    /// Nobody is there any more; only its last bill is waited for.
+    Left,
 }
 
 /// The desks of all jobs that are alive.
@@ -90,8 +117,33 @@ impl Desks {
     /// The job waits from now on, for the first time or again.
     pub(super) fn wait(&mut self, job: JobId) -> oneshot::Receiver<Answer> {
         let (sender, receiver) = oneshot::channel();
-        self.desks.insert(job, Desk::Waits(sender));
+        self.put(job, Post::Waits(sender));
         receiver
+    }
+
+    /// Whether there is no job.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.desks.is_empty()
+    }
+
+    /// Where the job's bills are put.
+    pub(super) fn bills(&self, job: JobId) -> Arc<Bills> {
+        self.desks.get(&job).map(|desk| Arc::clone(&desk.bills)).unwrap_or_default()
+    }
+
+    /// The job is about to be over, and hears nothing any more.
+    pub(super) fn leave(&mut self, job: JobId) {
+        if let Some(desk) = self.desks.get_mut(&job) {
+            desk.post = Post::Left;
+        }
+    }
+
+    fn put(&mut self, job: JobId, post: Post) {
+        match self.desks.get_mut(&job) {
+            Some(desk) => desk.post = post,
+            None => drop(self.desks.insert(job, Desk { post, bills: Arc::default() })),
+        }
     }
 
     /// The job is over.
@@ -101,17 +153,18 @@ impl Desks {
 
     /// Whether the job is still where `dispatch` sent it.
     pub(super) fn owns(&self, job: JobId, dispatch: Dispatch) -> bool {
-        matches!(self.desks.get(&job), Some(Desk::Runs { dispatch: present, .. }) if *present == dispatch)
+        let post = self.desks.get(&job).map(|desk| &desk.post);
+        matches!(post, Some(Post::Runs { dispatch: present, .. }) if *present == dispatch)
     }
 
     /// Takes out everybody who waits.
     pub(super) fn take_waiting(&mut self) -> Vec<(JobId, oneshot::Sender<Answer>)> {
-        let waits = |_: &JobId, desk: &mut Desk| matches!(desk, Desk::Waits(_));
+        let waits = |_: &JobId, desk: &mut Desk| matches!(desk.post, Post::Waits(_));
         let taken = self.desks.extract_if(waits);
         taken
-            .filter_map(|(job, desk)| match desk {
-                Desk::Waits(sender) => Some((job, sender)),
-                Desk::Runs { .. } => None,
+            .filter_map(|(job, desk)| match desk.post {
+                Post::Waits(sender) => Some((job, sender)),
+                Post::Runs { .. } | Post::Left => None,
             })
             .collect()
     }
@@ -129,6 +182,7 @@ impl Desks {
             }
             Action::Reject { job, why } => {
                 if let Some(waiter) = self.take_waiter(job) {
+                    self.close(job);
                     mail.push(Letter::Answer(waiter, Err(why)));
                 }
             }
@@ -139,8 +193,13 @@ impl Desks {
                 }
             }
             Action::HandOver { job, why, .. } => {
-                if let Some(Desk::Runs { word, .. }) = self.desks.get_mut(&job) {
+                if let Some(Desk { post: Post::Runs { word, .. }, .. }) = self.desks.get_mut(&job) {
                     mail.extend(word.take().map(|to| Letter::Word(to, Word::HandOver(why))));
+                }
+            }
+            Action::Settled { job, bill } => {
+                if let Some(desk) = self.desks.get(&job) {
+                    desk.bills.add(bill);
                 }
             }
             // The ticket's owner knows: it brought the failure.
@@ -154,6 +213,7 @@ impl Desks {
             | Action::Readmit { .. }
             | Action::PoolWanted { .. }
             | Action::PoolStarted { .. }
+            | Action::Idled(_)
             | Action::OverrideExpired { .. } => return Some(action),
         }
         None
@@ -163,28 +223,33 @@ impl Desks {
         self.dispatches += 1;
         let dispatch = Dispatch(self.dispatches);
         let (sender, word) = oneshot::channel();
-        self.desks.insert(job, Desk::Runs { dispatch, word: Some(sender) });
+        self.put(job, Post::Runs { dispatch, word: Some(sender) });
         Start { placement, dispatch, word }
     }
 
     fn take_waiter(&mut self, job: JobId) -> Option<oneshot::Sender<Answer>> {
-        match self.desks.remove(&job)? {
-            Desk::Waits(sender) => Some(sender),
-            runs @ Desk::Runs { .. } => {
-                self.desks.insert(job, runs);
+        match self.take_post(job)? {
+            Post::Waits(sender) => Some(sender),
+            other => {
+                self.put(job, other);
                 None
             }
         }
     }
 
     fn take_runner(&mut self, job: JobId) -> Option<Option<oneshot::Sender<Word>>> {
-        match self.desks.remove(&job)? {
-            Desk::Runs { word, .. } => Some(word),
-            waits @ Desk::Waits(_) => {
-                self.desks.insert(job, waits);
+        match self.take_post(job)? {
+            Post::Runs { word, .. } => Some(word),
+            other => {
+                self.put(job, other);
                 None
             }
         }
+    }
+
+    /// Takes a job's post, to put another in its place.
+    fn take_post(&mut self, job: JobId) -> Option<Post> {
+        self.desks.get_mut(&job).map(|desk| std::mem::replace(&mut desk.post, Post::Left))
     }
 }
 

@@ -13,8 +13,8 @@ use crate::core::budget::rule::RuleId;
 use crate::core::event::{Event, Fault, Outcome, Recalled, Rejection};
 use crate::core::ids::JobId;
 use crate::core::job::Usage;
-use crate::proxy::gate::Gate;
 use crate::proxy::gate::desks::{Answer, Dispatch, Placement, Start, Word};
+use crate::proxy::gate::{Bills, Gate};
 
 /// One job's place in the queue, then its credit at a replica. Reports the
 /// job's end exactly once, at the latest when dropped.
@@ -29,6 +29,7 @@ pub struct Ticket {
     post: Post,
     usage: Usage,
     limits: Limits,
+    bills: Arc<Bills>,
     live: bool,
 }
 
@@ -57,14 +58,27 @@ impl Ticket {
         gate: Arc<Gate>,
         job: JobId,
         answer: oneshot::Receiver<Answer>,
-        limits: Limits,
+        (limits, bills): (Limits, Arc<Bills>),
     ) -> Self {
-        Self { gate, job, post: Post::Waits(answer), usage: Usage::Unknown, limits, live: true }
+        Self { gate, job, post: Post::Waits(answer), usage: Usage::Unknown, limits, bills, live: true }
     }
 
     /// How it stood with the job's limits when it had come.
     pub fn take_limits(&mut self) -> Limits {
         std::mem::take(&mut self.limits)
+    }
+
+    /// The job's id.
+    #[cfg(test)]
+    pub(super) const fn job(&self) -> JobId {
+        self.job
+    }
+
+    /// What the job's stays at replicas come to; complete once the ticket is
+    /// gone.
+    #[must_use]
+    pub fn bills(&self) -> Arc<Bills> {
+        Arc::clone(&self.bills)
     }
 
     /// Waits for a replica. Dropping the future keeps the ticket.

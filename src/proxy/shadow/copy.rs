@@ -50,7 +50,9 @@ impl Copy {
                 return ShadowSkipped { reason, ..skipped }.emit(&proxy.telemetry);
             }
         };
-        let mut record = record(&proxy, &order, request_id, half);
+        // The record is told of the ticket's end, so it goes after it.
+        let (mut record, mut ticket) = (record(&proxy, &order, request_id, half), ticket);
+        record.bills.push(ticket.bills());
         let dropped = tokio::select! {
             biased;
             () = proxy.grace.began() => Some(RejectReason::Draining.name()),
@@ -66,6 +68,7 @@ impl Copy {
 
 fn record(proxy: &Proxy, order: &Order, request_id: HeaderValue, half: Half) -> Record {
     let mut record = Record::new(&proxy.telemetry, proxy.gate.clock(), request_id, order.api);
+    record.journal.clone_from(&proxy.journal);
     record.identity =
         Some(Identity { tenant: order.spec.tenant, key_id: None, grant: Grant::whole(order.spec.tenant) });
     record.class = Some(order.spec.class);

@@ -139,6 +139,8 @@ impl Router for Gateway {
                 // Streams that break stay broken here.
                 Action::Requeue { .. }
                 | Action::WouldLimit { .. }
+                | Action::Settled { .. }
+                | Action::Idled(_)
                 | Action::HandOver { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }

@@ -3,6 +3,7 @@
 //!
 //! No event carries a key, prompt text or generated text.
 
+mod cost;
 mod discovery;
 mod identity;
 mod limits;
@@ -14,7 +15,9 @@ mod replica;
 mod request;
 mod rest;
 mod shadow;
+mod usage;
 
+pub use cost::StayBilled;
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
 pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
 pub use limits::LimitMet;
@@ -34,6 +37,10 @@ pub use request::{
 };
 pub use rest::{ReplicaRested, ReplicaTurned, RestFailed, RestUnknown};
 pub use shadow::{ShadowCompared, ShadowSkipped, Side};
+pub use usage::{
+    UsageDatabaseFound, UsageDatabaseLost, UsageDropping, UsageJournalBack, UsageJournalLost,
+    UsageLinesBroken, UsageRowsDropped,
+};
 
 use std::time::Duration;
 

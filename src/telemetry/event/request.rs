@@ -58,6 +58,11 @@ pub struct RequestFinished<'a> {
     pub prompt: Option<(u64, Source)>,
     /// What it consumed; absent = it never reached an engine.
     pub usage: Option<Usage>,
+    /// Its part of replicas' time, over all its stays; absent = it had none.
+    pub gpu: Option<Duration>,
+    /// What that costs, in the currency of the configuration; absent = its pools
+    /// have no price.
+    pub cost: Option<f64>,
     /// Its durations.
     pub timings: Timings,
     /// Engines it was sent to.
@@ -174,6 +179,8 @@ impl RequestFinished<'_> {
                     input_tokens = tokens.map(|tokens| tokens.input),
                     cached_tokens = tokens.map(|tokens| tokens.cached),
                     output_tokens = tokens.map(|tokens| tokens.output),
+                    gpu_ms = self.gpu.map(millis),
+                    cost = self.cost,
                     queue_ms = times.queue.map(millis),
                     connect_ms = times.connect.map(millis),
                     ttft_ms = times.first_token.map(millis),

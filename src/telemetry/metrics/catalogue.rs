@@ -43,6 +43,22 @@ pub(super) const LIMITS_MET: Metric = metric(
     "penstock_limits_met_total",
     "Requests that a limit of the tenant, its key or its model refused, or in shadow mode would have.",
 );
+pub(super) const GPU_SECONDS: Metric = metric(
+    "penstock_gpu_seconds_total",
+    "Replicas' time that requests took, each step shared by its tokens; of one replica, whatever accelerators it has.",
+);
+pub(super) const COST: Metric = metric(
+    "penstock_cost_total",
+    "What that time costs at the price of its pool, in the currency of the configuration.",
+);
+pub(super) const REPLICA_SECONDS: Metric = metric(
+    "penstock_replica_seconds_total",
+    "Time that the replicas of a pool were there, awake and not gone, by whether they had work of ours.",
+);
+pub(super) const WASTED_TOKENS: Metric = metric(
+    "penstock_wasted_tokens_total",
+    "Tokens that engines read or wrote for nobody, by reason; where nobody counted, the part of the prompt that was not cached.",
+);
 pub(super) const RECALLS: Metric = metric(
     "penstock_recalls_total",
     "Requests that were taken away from a replica before their client saw anything, by reason.",
@@ -109,6 +125,15 @@ pub(super) const ADMIN_REFUSALS: Metric =
 pub(super) const AUDIT_LOST: Metric =
     metric("penstock_audit_lost_total", "Lines that the audit file could not take; the log has them.");
 
+pub(super) const USAGE_ROWS: Metric =
+    metric("penstock_usage_rows_total", "Usage rows written to the journal.");
+pub(super) const USAGE_DROPPED: Metric = metric(
+    "penstock_usage_rows_dropped_total",
+    "Usage rows that are gone, by reason: `queue` (the disk did not keep up), `unread` (deleted before the database read them).",
+);
+pub(super) const USAGE_DATABASE_ROWS: Metric =
+    metric("penstock_usage_database_rows_total", "Usage rows that the database has taken.");
+
 pub(super) const COUNTERS: &[Metric] = &[
     REQUESTS,
     REJECTIONS,
@@ -118,6 +143,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     REQUEUES,
     FALLBACKS,
     LIMITS_MET,
+    WASTED_TOKENS,
     RECALLS,
     STREAMS_BROKEN,
     CONTINUATIONS,
@@ -140,6 +166,9 @@ pub(super) const COUNTERS: &[Metric] = &[
     ISSUER_FAILURES,
     ADMIN_REFUSALS,
     AUDIT_LOST,
+    USAGE_ROWS,
+    USAGE_DROPPED,
+    USAGE_DATABASE_ROWS,
 ];
 
 // Gauges that change by events.
@@ -149,6 +178,14 @@ pub(super) const CERTIFICATE_ENDS: Metric = metric(
     "penstock_tls_certificate_ends_timestamp_seconds",
     "Unix time at which the listener's certificate ends.",
 );
+
+pub(super) const USAGE_UNREAD: Metric =
+    metric("penstock_usage_unread_bytes", "Bytes of the usage journal that the database has not read yet.");
+
+pub(super) const USAGE_DATABASE_UP: Metric =
+    metric("penstock_usage_database_up", "1 while the usage database takes rows, else 0.");
+
+pub(super) const GAUGES: &[Metric] = &[OPEN_CONNECTIONS, CERTIFICATE_ENDS, USAGE_UNREAD, USAGE_DATABASE_UP];
 
 // Histograms.
 pub(super) const QUEUE_WAIT: Metric =

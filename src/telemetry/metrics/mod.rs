@@ -3,10 +3,12 @@
 //! ledgers, reports) is read when a scrape asks for it.
 
 mod catalogue;
+mod cost;
 mod labels;
 mod scrape;
 mod series;
 mod shadow;
+mod usage;
 
 use std::fmt;
 
@@ -18,10 +20,12 @@ use crate::core::policy::Policy;
 use crate::telemetry::ConfigStatus;
 use crate::telemetry::event::{RequestFinished, Side};
 use crate::telemetry::metrics::catalogue::Metric;
+use crate::telemetry::metrics::cost::Costs;
 use crate::telemetry::metrics::scrape::SeenQueues;
 use crate::telemetry::metrics::series::{GenAiCache, RequestCache};
 
 pub use crate::telemetry::metrics::scrape::{EngineView, Scrape};
+pub use crate::telemetry::metrics::usage::UsageMeters;
 
 /// The `Content-Type` of [`crate::telemetry::Telemetry::render`]'s text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -35,6 +39,7 @@ pub(super) struct Metrics {
     requests: RequestCache,
     gen_ai: GenAiCache,
     open_connections: Gauge,
+    costs: Costs,
     seen_queues: SeenQueues,
 }
 
@@ -47,10 +52,10 @@ impl Metrics {
         for (metric, _) in catalogue::HISTOGRAMS {
             recorder.describe_histogram(metric.name.into(), None, metric.help.into());
         }
+        for metric in catalogue::GAUGES {
+            recorder.describe_gauge(metric.name.into(), None, metric.help.into());
+        }
         let open = catalogue::OPEN_CONNECTIONS;
-        recorder.describe_gauge(open.name.into(), None, open.help.into());
-        let ends = catalogue::CERTIFICATE_ENDS;
-        recorder.describe_gauge(ends.name.into(), None, ends.help.into());
         let open_connections = recorder.register_gauge(&open.name.into(), &METADATA);
         Self {
             handle: recorder.handle(),
@@ -58,6 +63,7 @@ impl Metrics {
             requests: RequestCache::default(),
             gen_ai: GenAiCache::default(),
             open_connections,
+            costs: Costs::default(),
             seen_queues: SeenQueues::default(),
         }
     }
@@ -72,6 +78,7 @@ impl Metrics {
 
     pub(super) fn render(&self, policy: &Policy, config: &ConfigStatus, scrape: &Scrape<'_>) -> String {
         let mut text = self.handle.render();
+        self.costs.write(policy, &mut text);
         scrape.write(policy, config, &self.seen_queues, &mut text);
         text
     }

@@ -162,6 +162,13 @@ fn write_pools(out: &mut Exposition<'_>, policy: &Policy, pools: &[PoolView]) {
             out.sample(&catalogue::WAKE, &[label(view)], time.as_secs_f64());
         }
     }
+    out.family(&catalogue::REPLICA_SECONDS, "counter");
+    for view in pools {
+        let idle = view.times.present.saturating_sub(view.times.busy);
+        for (name, time) in [("busy", view.times.busy), ("idle", idle)] {
+            out.sample(&catalogue::REPLICA_SECONDS, &[label(view), ("use", name)], time.as_secs_f64());
+        }
+    }
 }
 
 fn write_ledgers(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaView]) {
@@ -222,15 +229,15 @@ fn write_process(out: &mut Exposition<'_>, config: &ConfigStatus) {
 }
 
 /// Text in Prometheus exposition format 0.0.4.
-struct Exposition<'a>(&'a mut String);
+pub(super) struct Exposition<'a>(pub(super) &'a mut String);
 
 impl Exposition<'_> {
-    fn family(&mut self, metric: &Metric, kind: &str) {
+    pub(super) fn family(&mut self, metric: &Metric, kind: &str) {
         let Metric { name, help } = metric;
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    fn sample(&mut self, metric: &Metric, labels: &[(&str, &str)], value: impl Display) {
+    pub(super) fn sample(&mut self, metric: &Metric, labels: &[(&str, &str)], value: impl Display) {
         self.0.push_str(metric.name);
         for (index, (label, text)) in labels.iter().enumerate() {
             self.0.push_str(if index == 0 { "{" } else { "," });
@@ -258,6 +265,7 @@ impl Exposition<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::cost::account::Times;
     use crate::core::ids::PoolId;
     use crate::core::overrides::Closed;
     use crate::core::snapshot::{OverrideView, QueueView};
@@ -358,6 +366,7 @@ mod tests {
             cold_start,
             wake: cold_start,
             best: Default::default(),
+            times: Times { present: Duration::from_secs(90), busy: Duration::from_millis(2_500) },
         };
         let starting = view(0, PoolState::Starting, Some(Duration::from_millis(90_500)));
         let snapshot = Snapshot { pools: vec![starting], ..Snapshot::default() };
@@ -370,6 +379,8 @@ mod tests {
         assert_eq!(of("pool_state", r#",state="cold""#), 0.0);
         assert_eq!((of("pool_waiting", ""), of("cold_start_seconds", "")), (7.0, 90.5));
         assert_eq!(of("wake_seconds", ""), 90.5);
+        assert_eq!(of("replica_seconds_total", r#",use="busy""#), 2.5);
+        assert_eq!(of("replica_seconds_total", r#",use="idle""#), 87.5);
 
         let snapshot = Snapshot { pools: vec![view(0, PoolState::Cold, None)], ..snapshot };
         let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[] });

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::cost::bill::{Bill, Idle};
 use crate::core::event::{Action, Event, Fault, Outcome, Placed, Recalled, RejectReason};
 use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::{JobSpec, Prefix, Usage};
@@ -42,6 +43,10 @@ pub(super) struct Edge {
     orders: BTreeMap<ReplicaId, (Tick, Rested)>,
     /// What operators have closed or paused, and until when.
     barred: BTreeMap<Lever, Tick>,
+    /// Stays that have begun and not been billed.
+    stays: BTreeMap<JobId, ReplicaId>,
+    pub(super) bills: Vec<(TenantId, Bill)>,
+    pub(super) idle: Vec<Idle>,
     pub(super) log: Vec<(Tick, Action)>,
 }
 
@@ -59,6 +64,9 @@ impl Edge {
             probes: BTreeMap::new(),
             orders: BTreeMap::new(),
             barred: BTreeMap::new(),
+            stays: BTreeMap::new(),
+            bills: Vec::new(),
+            idle: Vec::new(),
             log: Vec::new(),
         }
     }
@@ -67,6 +75,7 @@ impl Edge {
         let mut out = Vec::new();
         self.scheduler.handle(self.now, event, &mut out);
         for action in out {
+            self.account(&action);
             self.obey(&action);
             self.log.push((self.now, action));
         }
@@ -77,6 +86,8 @@ impl Edge {
         if let Some((id, seen)) = self.jobs.iter().find(|(_, seen)| seen.ends == 0) {
             assert_eq!(self.scheduler.explain(*id, self.now).is_some(), seen.at.is_none());
         }
+        let billed = |job: &JobId| self.jobs[job].at.is_some() && self.jobs[job].ends == 0;
+        assert!(self.stays.keys().all(billed), "a stay is over and has no bill");
         let live = self.jobs.values().filter(|seen| seen.ends == 0).count();
         assert_eq!(self.scheduler.jobs(), live);
     }
@@ -104,8 +115,24 @@ impl Edge {
         assert!(why.demoted_from.is_none() || later, "{why:?}");
         let seen = self.jobs.get_mut(&job).expect("a job that arrived");
         assert!(seen.ends == 0 && seen.at.is_none());
+        assert_eq!(self.stays.insert(job, replica), None, "two stays at once");
         seen.at = Some(replica);
         (seen.outlived, seen.asked) = (false, None);
+    }
+
+    /// Each stay has one bill, before anything is said of its end.
+    fn account(&mut self, action: &Action) {
+        match *action {
+            Action::Settled { job, bill } => {
+                assert_eq!(self.stays.remove(&job), Some(bill.replica), "billed twice, or for nothing");
+                self.bills.push((self.specs[&job].tenant, bill));
+            }
+            Action::Idled(idle) => self.idle.push(idle),
+            Action::Reject { job, .. } | Action::Requeue { job, .. } | Action::Recall { job, .. } => {
+                assert!(!self.stays.contains_key(&job), "its stay is billed first");
+            }
+            _ => {}
+        }
     }
 
     fn obey(&mut self, action: &Action) {
@@ -147,6 +174,7 @@ impl Edge {
                     seen.outlived |= seen.at == Some(replica);
                 }
             }
+            Action::Settled { .. } | Action::Idled(_) => {}
             Action::WouldLimit { rule, .. } => assert!(rule.shadow),
             Action::PoolWanted { .. } | Action::PoolStarted { .. } => {}
             Action::Sleep { replica } => self.ordered(replica, Rested::Asleep),
@@ -189,6 +217,11 @@ impl Edge {
         let tenant = self.policy.tenants.get(spec.tenant).expect("a tenant of the policy");
         assert!(class.placement.allow(pool, &supply), "{:?} forbids {supply:?}", class.placement);
         assert!(tenant.placement.allow(pool, &supply), "{:?} forbids {supply:?}", tenant.placement);
+    }
+
+    /// Asks for how long replicas had nothing to do.
+    pub(super) fn ask_idle(&mut self) {
+        self.event(Event::IdleAsked);
     }
 
     fn running(&self, which: usize) -> Option<JobId> {

@@ -2,6 +2,7 @@
 
 mod affinity;
 mod basics;
+mod bills;
 mod cold;
 mod demotion;
 mod departures;
@@ -29,6 +30,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::cost::bill::Bill;
 use crate::core::event::{Action, Event, Fault, Outcome, Placed, Recalled, Rejection};
 use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::job::{JobSpec, Prefix, Tokens, Usage};
@@ -128,15 +130,30 @@ fn used(input: u64, output: u64) -> Usage {
 struct World {
     scheduler: Scheduler,
     now: Tick,
+    /// What stays came to, with their jobs.
+    bills: Vec<(u64, Bill)>,
 }
 
 impl World {
     fn new(policy: Policy) -> Self {
-        Self { scheduler: Scheduler::new(Arc::new(policy)), now: Tick::ZERO }
+        Self { scheduler: Scheduler::new(Arc::new(policy)), now: Tick::ZERO, bills: Vec::new() }
     }
 
-    /// Hands in an event; the state must be sound afterwards.
+    /// Hands in an event; the state must be sound afterwards. Bills are put
+    /// aside.
     fn event(&mut self, event: Event) -> Vec<Action> {
+        let mut out = self.whole_event(event);
+        let bills = out.extract_if(.., |action| matches!(action, Action::Settled { .. }));
+        let row = |action| match action {
+            Action::Settled { job, bill } => Some((job.index() as u64, bill)),
+            _ => None,
+        };
+        self.bills.extend(bills.filter_map(row));
+        out
+    }
+
+    /// The same with all actions in their order.
+    fn whole_event(&mut self, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
         self.scheduler.handle(self.now, event, &mut out);
         assert_eq!(self.scheduler.audit(), []);

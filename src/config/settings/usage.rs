@@ -1,0 +1,56 @@
+//! Where it is written down what requests used.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::secret::Secret;
+
+/// The usage journal and its database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsageSettings {
+    /// Where the journal's segments are.
+    pub folder: PathBuf,
+    /// What the journal is copied to; absent = nothing.
+    pub database: Option<Database>,
+    /// Bytes at which a new segment is begun.
+    pub segment_bytes: u64,
+    /// The age at which a new segment is begun.
+    pub segment_age: Duration,
+    /// Bytes of all segments; the oldest goes first.
+    pub keep_bytes: u64,
+    /// Rows that may wait for the disk.
+    pub queue: usize,
+}
+
+/// A database of usage rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Database {
+    /// SQLite in this file.
+    Sqlite(PathBuf),
+    /// PostgreSQL.
+    Postgres(Postgres),
+}
+
+impl Database {
+    /// A short stable name for logs and metric labels.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Sqlite(_) => "sqlite",
+            Self::Postgres(_) => "postgres",
+        }
+    }
+}
+
+/// Where PostgreSQL is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Postgres {
+    /// Its address, with the password.
+    pub url: Secret,
+    /// The file that the address stands in, which may be another one by the
+    /// next connection.
+    pub url_file: Option<PathBuf>,
+    /// The authorities (PEM) of its certificate; absent = those of the system.
+    pub ca: Option<Arc<[u8]>>,
+}

@@ -1,0 +1,229 @@
+//! What stays come to: by example, and that it adds up.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
+
+use crate::core::budget::rule::{Period, Rule, RuleId, Scope, Unit};
+use crate::core::cost::bill::{Bill, Waste, WastedBy};
+use crate::core::event::{Action, Event, Fault, Recalled};
+use crate::core::ids::{JobId, PoolId, ReplicaId, TenantId};
+use crate::core::job::{JobSpec, Usage};
+use crate::core::overrides::{Closed, Measure, Override};
+use crate::core::placement::rules::{Price, Supply};
+use crate::core::policy::{Policy, Pool};
+use crate::core::scheduler::tests::edge::Edge;
+use crate::core::scheduler::tests::worlds::{Rules, op, rules};
+use crate::core::scheduler::tests::{World, policy, sent, spec, used};
+use crate::core::time::Tick;
+
+const HOUR: u64 = 3_600_000;
+
+/// The bill of the stay that ended last.
+fn bill(world: &World) -> Bill {
+    world.bills.last().unwrap().1
+}
+
+fn waste(world: &World) -> Option<(u64, WastedBy)> {
+    bill(world).waste.map(|waste: Waste| (waste.tokens, waste.why))
+}
+
+/// Replicas of one pool that cost 3.6 an hour: a microunit a millisecond.
+fn priced(replicas: &[u32]) -> Policy {
+    let mut policy = policy(&[replicas], &[&[0]]);
+    let pool = PoolId::new(0);
+    let supply = Supply { price: Price::new(3.6), ..Supply::default() };
+    let row = Pool { supply, ..policy.pools.get(pool).unwrap().clone() };
+    policy.pools.insert("p0", row);
+    policy
+}
+
+#[test]
+fn a_stream_is_billed_for_its_part_of_each_step() {
+    let mut world = World::new(priced(&[4]));
+    world.arrive(JobSpec { prompt_tokens: 99, ..spec(1) });
+    world.now = Tick::from_millis(100);
+    world.event(Event::FirstToken { job: JobId::new(1) });
+    world.arrive(JobSpec { prompt_tokens: 99, ..spec(2) });
+    world.now = Tick::from_millis(200);
+    world.event(Event::FirstToken { job: JobId::new(2) });
+    world.now = Tick::from_millis(300);
+    world.done(1);
+    // Alone, beside a prompt of 99 tokens, beside another stream.
+    let first = bill(&world);
+    let nearly = Duration::from_millis(100 + 1 + 50) - first.time;
+    assert!(nearly <= Duration::from_nanos(1), "{nearly:?}");
+    world.done(2);
+    let second = bill(&world);
+    assert_eq!(first.time + second.time, Duration::from_millis(300));
+    assert_eq!(first.money + second.money, 300_000);
+    assert_eq!((second.waste, second.price), (None, Price::new(3.6)));
+}
+
+#[test]
+fn what_was_done_for_nobody_is_said() {
+    let mut world = World::new(priced(&[1, 1]));
+    world.arrive(spec(1));
+    world.fail(1, Fault::Reset);
+    assert_eq!(waste(&world), Some((10, WastedBy::Retry)));
+    world.event(Event::Left { job: JobId::new(1), usage: used(10, 7) });
+    assert_eq!(waste(&world), Some((17, WastedBy::ClientGone)));
+
+    let mut world = World::new(priced(&[1, 1]));
+    world.arrive(spec(1));
+    world.fail(1, Fault::Refused);
+    assert_eq!(waste(&world), None, "it never came there");
+    world.event(Event::FirstToken { job: JobId::new(1) });
+    world.interrupt(1, Fault::Reset, 4);
+    assert_eq!(waste(&world), Some((10, WastedBy::Interrupted)));
+
+    let mut world = World::new(priced(&[1, 1]));
+    let there = sent(&world.arrive(spec(1)))[0].1;
+    let measure = Measure::CloseReplica(ReplicaId::new(there), Closed::Drained);
+    let set = Override { measure, until: Tick::NEVER, reason: "any".into() };
+    let actions = world.whole_event(Event::Overridden(set));
+    let at = |wanted: fn(&Action) -> bool| actions.iter().position(wanted);
+    let recall = at(|action| matches!(action, Action::Recall { why: Recalled::Drained, .. }));
+    let waste = Some(Waste { tokens: 10, why: WastedBy::Recall });
+    let billed = actions
+        .iter()
+        .position(|action| matches!(action, Action::Settled { bill, .. } if bill.waste == waste));
+    assert!(billed.is_some() && billed < recall, "the bill goes before: {actions:?}");
+}
+
+#[test]
+fn what_nobody_used_is_told_once() {
+    let mut world = World::new(priced(&[1, 1]));
+    world.now = Tick::from_millis(HOUR);
+    world.arrive(JobSpec { deadline: Tick::NEVER, ..spec(1) });
+    world.now = Tick::from_millis(2 * HOUR);
+    let mut idle = || -> Vec<(Duration, u64)> {
+        let actions = world.event(Event::IdleAsked);
+        let row = |action: &Action| match action {
+            Action::Idled(idle) => Some((idle.time, idle.money)),
+            _ => None,
+        };
+        actions.iter().filter_map(row).collect()
+    };
+    assert_eq!(idle(), [(Duration::from_secs(3 * 3_600), 10_800_000_000)], "one of two worked for an hour");
+    assert_eq!(idle(), [], "nothing since");
+}
+
+/// A limit that counts what each tenant is billed, and refuses nothing.
+fn tally(unit: Unit, tenant: u32) -> Rule {
+    let scope = Scope::Tenant(TenantId::new(tenant));
+    Rule { id: RuleId { scope, unit, period: Period::Month, shadow: true }, amount: u64::MAX / 2 }
+}
+
+fn with_tally(mut rules: Rules, prices: &[f64]) -> Rules {
+    for tenant in 0..5 {
+        rules.limits.extend([Unit::GpuTime, Unit::Money].map(|unit| tally(unit, tenant)));
+    }
+    let supply = |(pool, price): (usize, &f64)| Supply {
+        price: Price::new(*price),
+        ..rules.places.supplies.get(pool).copied().unwrap_or_default()
+    };
+    rules.places.supplies = prices.iter().enumerate().map(supply).collect();
+    rules
+}
+
+/// What was billed, and what stayed idle, is what the replicas' time costs; and
+/// what was billed is what was settled.
+fn adds_up(edge: &mut Edge, prices: &[f64]) {
+    edge.ask_idle();
+    let mut settled: BTreeMap<(TenantId, Unit), u64> = BTreeMap::new();
+    for (tenant, bill) in &edge.bills {
+        let nanos = u64::try_from(bill.time.as_nanos()).unwrap();
+        *settled.entry((*tenant, Unit::GpuTime)).or_default() += nanos;
+        *settled.entry((*tenant, Unit::Money)).or_default() += bill.money;
+    }
+    for standing in edge.scheduler.limits(edge.now) {
+        let RuleId { scope: Scope::Tenant(tenant), unit, period: Period::Month, .. } = standing.rule.id
+        else {
+            continue;
+        };
+        let used = standing.rule.amount - standing.left;
+        assert_eq!(used, settled.get(&(tenant, unit)).copied().unwrap_or(0), "{tenant:?} {unit:?}");
+    }
+    for (pool, price) in prices.iter().enumerate() {
+        let pool = PoolId::from(pool);
+        let here = || edge.bills.iter().map(|(_, bill)| bill).filter(|bill| bill.pool == pool);
+        let idle = || edge.idle.iter().filter(|idle| idle.pool == pool);
+        let times = edge.scheduler.times(pool);
+        assert_eq!(here().map(|bill| bill.time).sum::<Duration>(), times.busy, "each moment is billed once");
+        assert_eq!(idle().map(|idle| idle.time).sum::<Duration>(), times.present - times.busy);
+        let money = here().map(|bill| bill.money).sum::<u64>() + idle().map(|idle| idle.money).sum::<u64>();
+        let present = u64::try_from(times.present.as_nanos()).unwrap();
+        assert_eq!(money, Price::new(*price).unwrap().of(present), "the fleet's hours at their rate");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    /// Whatever happens: cancels, retries, continuations, recalls, preemptions,
+    /// reloads, replicas that come and go.
+    #[test]
+    fn every_moment_is_billed_once_or_idle(
+        worlds in vec(rules(), 1..4),
+        prices in vec(0.0..20.0_f64, 3),
+        ops in vec(op(), 1..160),
+    ) {
+        let worlds: Vec<Rules> = worlds.into_iter().map(|rules| with_tally(rules, &prices)).collect();
+        let mut edge = Edge::new(&worlds);
+        for (index, op) in ops.iter().enumerate() {
+            edge.apply(op);
+            if index % 7 == 0 {
+                edge.ask_idle();
+            }
+        }
+        edge.run_out();
+        adds_up(&mut edge, &prices);
+    }
+
+    /// Nobody passes a limit on time by more than what was reserved.
+    #[test]
+    fn time_is_refused_when_it_is_spent(tokens in 1_u64..2_000, wait in 1_u64..5_000) {
+        let mut rules = priced(&[8]);
+        rules.limits = vec![Rule {
+            id: RuleId { scope: Scope::Tenant(TenantId::new(0)), unit: Unit::GpuTime, period: Period::Day, shadow: false },
+            amount: 10_000_000_000,
+        }];
+        let mut world = World::new(rules);
+        let mut spent = Duration::ZERO;
+        for id in 0..60 {
+            let job = JobSpec { prompt_tokens: tokens, deadline: Tick::NEVER, ..spec(id) };
+            let actions = world.arrive(job);
+            if sent(&actions).is_empty() {
+                break;
+            }
+            world.now += Duration::from_millis(wait);
+            world.done(id);
+            spent += bill(&world).time;
+        }
+        let limit = Duration::from_secs(10);
+        let least = limit.saturating_sub(Duration::from_millis(2 * wait + 1_000));
+        prop_assert!(spent >= least || spent >= Duration::from_millis(59 * wait), "{spent:?}");
+        prop_assert!(spent <= limit + Duration::from_millis(wait), "{spent:?}");
+        prop_assert_eq!(world.scheduler.jobs(), 0);
+    }
+}
+
+/// A limit on money counts tries that failed, too, and what nobody counted.
+#[test]
+fn failed_tries_are_paid_for() {
+    let mut rules = priced(&[1, 1]);
+    let scope = Scope::Tenant(TenantId::new(0));
+    let id = RuleId { scope, unit: Unit::Money, period: Period::Day, shadow: false };
+    rules.limits = vec![Rule { id, amount: 1_000_000_000 }];
+    let mut world = World::new(rules);
+    world.arrive(spec(1));
+    world.now = Tick::from_millis(40);
+    world.fail(1, Fault::Reset);
+    world.now = Tick::from_millis(100);
+    world.event(Event::Left { job: JobId::new(1), usage: Usage::Unknown });
+    let standing = world.scheduler.limits(world.now)[0];
+    assert_eq!(standing.rule.amount - standing.left, 100_000, "100 ms at 3.6 an hour");
+}

@@ -1,0 +1,107 @@
+//! What requests cost. Sums of fractions, which the counters of the recorder
+//! cannot hold: they count whole numbers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dashmap::DashMap;
+use metrics::Label;
+
+use crate::core::cost::bill::Bill;
+use crate::core::ids::{PoolId, TenantId};
+use crate::core::policy::Policy;
+use crate::telemetry::event::known;
+use crate::telemetry::metrics::catalogue::{self, Metric};
+use crate::telemetry::metrics::scrape::Exposition;
+use crate::telemetry::metrics::series::MAX_OWNERS;
+use crate::telemetry::metrics::{Metrics, counter, labels};
+
+type Payer = (Option<TenantId>, Option<PoolId>);
+
+/// The sums of each tenant at each pool.
+#[derive(Debug, Default)]
+pub(super) struct Costs(DashMap<Payer, Arc<Sums>>);
+
+#[derive(Debug, Default)]
+struct Sums {
+    nanos: AtomicU64,
+    /// In 1e-9 of the currency.
+    money: AtomicU64,
+}
+
+impl Costs {
+    fn add(&self, policy: &Policy, tenant: Option<TenantId>, bill: &Bill) {
+        let tenant = tenant.filter(|id| known(policy.tenants.name(*id)).is_some());
+        let pool = Some(bill.pool).filter(|id| known(policy.pools.name(*id)).is_some());
+        let sums = self.sums((tenant, pool));
+        let nanos = u64::try_from(bill.time.as_nanos()).unwrap_or(u64::MAX);
+        sums.nanos.fetch_add(nanos, Ordering::Relaxed);
+        sums.money.fetch_add(bill.money, Ordering::Relaxed);
+    }
+
+    fn sums(&self, payer: Payer) -> Arc<Sums> {
+        if let Some(sums) = self.0.get(&payer) {
+            return Arc::clone(&sums);
+        }
+        let payer = if self.0.len() < MAX_OWNERS { payer } else { (None, payer.1) };
+        Arc::clone(&self.0.entry(payer).or_default())
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "Prometheus values are doubles")]
+    pub(super) fn write(&self, policy: &Policy, text: &mut String) {
+        type Read = fn(&Sums) -> &AtomicU64;
+        let mut rows: Vec<_> = self.0.iter().map(|row| (*row.key(), Arc::clone(row.value()))).collect();
+        rows.sort_unstable_by_key(|(payer, _)| *payer);
+        let mut out = Exposition(text);
+        let families: [(&Metric, Read); 2] =
+            [(&catalogue::GPU_SECONDS, |sums| &sums.nanos), (&catalogue::COST, |sums| &sums.money)];
+        for (metric, read) in families {
+            out.family(metric, "counter");
+            for ((tenant, pool), sums) in &rows {
+                let (tenant, pool) = (labels::tenant(policy, *tenant), labels::pool(policy, *pool));
+                let value = read(sums).load(Ordering::Relaxed) as f64 / 1e9;
+                out.sample(metric, &[("tenant", tenant), ("pool", pool)], value);
+            }
+        }
+    }
+}
+
+impl Metrics {
+    /// Counts what a stay at a replica came to.
+    pub(in crate::telemetry) fn billed(&self, policy: &Policy, tenant: Option<TenantId>, bill: &Bill) {
+        self.costs.add(policy, tenant, bill);
+        if let Some(waste) = bill.waste.filter(|waste| waste.tokens > 0) {
+            let reason = vec![Label::from_static_parts("reason", waste.why.name())];
+            counter(&self.recorder, &catalogue::WASTED_TOKENS, reason).increment(waste.tokens);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::core::cost::bill::{Bill, Waste, WastedBy};
+    use crate::core::ids::{PoolId, ReplicaId, TenantId};
+    use crate::telemetry::event::StayBilled;
+    use crate::telemetry::fixtures::{render, samples, telemetry};
+
+    #[test]
+    fn parts_of_a_second_and_of_the_currency_add_up() {
+        let telemetry = telemetry(1);
+        let waste = Some(Waste { tokens: 7, why: WastedBy::ClientGone });
+        let (time, money) = (Duration::from_millis(250), 1_500_000);
+        let bill = Bill { pool: PoolId::new(0), replica: ReplicaId::new(0), time, price: None, money, waste };
+        for tenant in [Some(TenantId::new(0)), Some(TenantId::new(0)), Some(TenantId::new(77)), None] {
+            StayBilled { tenant, bill: &bill }.emit(&telemetry);
+        }
+        let text = render(&telemetry);
+        let samples = samples(&text);
+        let of = |name: &str, tenant: &str| {
+            samples[&*format!(r#"penstock_{name}_total{{tenant="{tenant}",pool="a100"}}"#)]
+        };
+        assert_eq!((of("gpu_seconds", "team-0"), of("gpu_seconds", "other")), (0.5, 0.5));
+        assert_eq!((of("cost", "team-0"), of("cost", "other")), (0.003, 0.003));
+        assert_eq!(samples[r#"penstock_wasted_tokens_total{reason="client_gone"}"#], 28.0);
+    }
+}
