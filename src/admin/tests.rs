@@ -60,6 +60,7 @@ fn world(report: ReloadReport) -> World {
         engines: Arc::new(move || vec![engine.clone()]),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
+        bill: None,
         ready: Arc::new(move || if ready.load(Ordering::Relaxed) { Err("draining") } else { Ok(()) }),
         telemetry: telemetry.clone(),
     };

@@ -13,9 +13,9 @@ use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{Instant, timeout};
 
 use crate::admin::{self, AdminHandle, AdminState, AdminTls};
-use crate::app::calendar;
+use crate::app::calendar::{self, Today};
 use crate::app::hooks::{self, DoorWatch, Followers, ToScheduler, ToTelemetry};
-use crate::app::{promises, signals};
+use crate::app::{promises, signals, usage};
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Listeners;
 use crate::config::watch::{ReloadAsks, ReloadHandle, Reloader, channel};
@@ -36,6 +36,7 @@ use crate::telemetry::event::{
 };
 use crate::telemetry::{Telemetry, TelemetryError};
 use crate::tls::Handshakes;
+use crate::usage::{Usage, UsageError};
 use crate::wire::prefix::Prefixes;
 
 /// Wishes of the scheduler that may wait to be fulfilled.
@@ -77,6 +78,9 @@ pub enum StartError {
     /// The audit file has nobody to write it.
     #[error("no thread for the audit file: {0}")]
     Audit(#[source] io::Error),
+    /// The usage journal cannot be written.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
     /// TLS to engines is not available.
     #[error(transparent)]
     Tls(#[from] NoTls),
@@ -104,14 +108,15 @@ pub struct Gateway {
     shutdown: Shutdown,
     serving: JoinHandle<()>,
     background: JoinSet<()>,
+    usage: Option<Usage>,
 }
 
 /// What the scheduler needs beside events: time, days, and what streams show.
-fn scheduler_tasks(proxy: &Arc<Proxy>) -> JoinSet<()> {
+fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
     let gate = || Arc::clone(&proxy.gate);
     let mut tasks = JoinSet::new();
     tasks.spawn(Arc::clone(&proxy.paces).sample(gate()));
-    tasks.spawn(calendar::follow(gate()));
+    tasks.spawn(calendar::follow(gate(), today));
     tasks.spawn(gate().run_timer());
     tasks.spawn(promises::watch(Arc::clone(proxy)));
     tasks
@@ -125,6 +130,8 @@ impl Gateway {
     pub async fn start(reloader: Reloader, telemetry: Telemetry) -> Result<Self, StartError> {
         let settings = reloader.current();
         let now = settings.load_full();
+        let mut usage =
+            now.startup.usage.as_ref().map(|usage| Usage::start(usage, &telemetry)).transpose()?;
         let (wishes, wished) = mpsc::channel(REPLICA_ACTIONS);
         let gate = Gate::new(Arc::clone(&now.policy), Clock::start(), wishes);
         let watch: Arc<dyn Watch> = Arc::new(ToTelemetry(telemetry.clone()));
@@ -146,8 +153,13 @@ impl Gateway {
             paces: Arc::default(),
             copies: Arc::default(),
             grace: Grace::default(),
+            journal: usage.as_ref().map(|usage| usage.journal().clone()),
         });
         prepare_identity(&proxy, &now)?;
+        let today = calendar::begin(&proxy.gate);
+        if let Some(usage) = &mut usage {
+            usage::follow(usage, &proxy.gate, &now.policy, today.begins_ms())?;
+        }
         let (reload, asks) = channel();
         let listen =
             |address| server::listen(address).map_err(|problem| StartError::Listen { address, problem });
@@ -164,7 +176,7 @@ impl Gateway {
         ServerStarted { listen: address, admin: admin.addr() }.emit(&telemetry);
         let shutdown = Shutdown::default();
         let serving = serve_clients(listener, &now, &proxy, &shutdown);
-        let mut background = scheduler_tasks(&proxy);
+        let mut background = scheduler_tasks(&proxy, today);
         background.spawn(telemetry.clone().upkeep());
         background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));
         let followers = Followers::new(&proxy, &fleet, &sources);
@@ -173,7 +185,7 @@ impl Gateway {
         background.spawn(follow_file(reloader, asks, followers));
         background.spawn(close_idle(Arc::clone(&proxy)));
         background.spawn(signals::reload_at(hang_up, reload.clone()));
-        Ok(Self { address, admin, proxy, fleet, sources, reload, shutdown, serving, background })
+        Ok(Self { address, admin, proxy, fleet, sources, reload, shutdown, serving, background, usage })
     }
 
     /// Where clients connect.
@@ -253,11 +265,14 @@ impl Gateway {
         self.sources.stop().await;
         self.fleet.stop().await;
         ServerStopped { cut_off }.emit(telemetry);
-        let admin = self.admin;
+        let (admin, usage) = (self.admin, self.usage);
         let audited = telemetry.clone();
         let _stopped = spawn_blocking(move || {
             admin.stop();
             audited.flush_audit(GOODBYE);
+            if let Some(usage) = usage {
+                usage.stop(GOODBYE);
+            }
         })
         .await;
         telemetry.shutdown(GOODBYE).await;
@@ -318,6 +333,7 @@ fn start_admin(
         engines: Arc::new(move || hooks::engine_views(&view)),
         operate: Arc::new(move |wish| operated.operate(|now| hooks::event_of(wish, now))),
         explain: Arc::new(move |job| explained.explain(job)),
+        bill: settings.startup.usage.clone().map(usage::bills),
         ready: Arc::new(move || if grace.is_draining() { Err("draining") } else { Ok(()) }),
         telemetry: proxy.telemetry.clone(),
     };

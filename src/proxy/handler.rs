@@ -39,6 +39,7 @@ use crate::telemetry::stories::Story;
 use crate::telemetry::trace::{Phase, TraceStart};
 use crate::telemetry::wall;
 use crate::tokens::Source;
+use crate::usage::Journal;
 use crate::wire::api::{Api, Dialect};
 use crate::wire::catalogue::Kind;
 use crate::wire::error::ApiError;
@@ -76,6 +77,8 @@ pub struct Proxy {
     pub copies: Arc<Flights>,
     /// How far the shutdown has come.
     pub grace: Grace,
+    /// Where it is written down what requests used; absent = nowhere.
+    pub journal: Option<Journal>,
 }
 
 impl fmt::Debug for Proxy {

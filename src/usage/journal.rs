@@ -85,6 +85,13 @@ impl Journal {
         }
     }
 
+    /// Writes what is waiting, for at most `limit`; what the disk does not take is
+    /// lost and told. Blocks.
+    pub(super) fn close(&self, limit: Duration) {
+        self.flush(limit);
+        self.0.shared.closing.store(true, Ordering::Relaxed);
+    }
+
     /// Waits until every row so far is written, for at most `limit`; says
     /// whether they are. Blocks.
     pub fn flush(&self, limit: Duration) -> bool {

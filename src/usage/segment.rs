@@ -179,11 +179,14 @@ impl Folder {
         Ok(())
     }
 
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the database"))]
     /// Bytes between a cursor and the end.
     pub(super) fn unread(&self, from: Cursor) -> io::Result<u64> {
         let later = self.segments()?.into_iter().filter(|segment| segment.number >= from.segment);
-        Ok(later.map(|segment| segment.len - if segment.number == from.segment { from.offset.min(segment.len) } else { 0 }).sum())
+        Ok(later
+            .map(|segment| {
+                segment.len - if segment.number == from.segment { from.offset.min(segment.len) } else { 0 }
+            })
+            .sum())
     }
 
     /// Lines of a segment after a cursor.
@@ -204,12 +207,14 @@ impl Folder {
     }
 }
 
-/// Calls `take` with every row that a journal has after a cursor. Returns how many
-/// lines are no rows.
-pub(super) fn each_after(path: &Path, from: Cursor, mut take: impl FnMut(&Row)) -> io::Result<u64> {
-    let folder = Folder::new(path);
-    let Some(last) = folder.segments()?.last().copied() else { return Ok(0) };
-    let end = Cursor { segment: last.number, offset: last.len };
+/// Calls `take` with every row between two places. Returns how many lines are no
+/// rows.
+pub(super) fn each_between(
+    folder: &Folder,
+    from: Cursor,
+    end: Cursor,
+    mut take: impl FnMut(&Row),
+) -> io::Result<u64> {
     let (mut cursor, mut broken) = (from, 0);
     loop {
         let batch = folder.read(cursor, end)?;
@@ -228,7 +233,9 @@ pub(super) fn each_after(path: &Path, from: Cursor, mut take: impl FnMut(&Row)) 
 /// # Errors
 /// The folder or one of its files cannot be read.
 pub fn each_row(folder: &Path, take: impl FnMut(&Row)) -> io::Result<u64> {
-    each_after(folder, Cursor::default(), take)
+    let folder = Folder::new(folder);
+    let Some(last) = folder.segments()?.last().copied() else { return Ok(0) };
+    each_between(&folder, Cursor::default(), Cursor { segment: last.number, offset: last.len }, take)
 }
 
 #[cfg(test)]
@@ -282,7 +289,9 @@ mod tests {
 
     #[test]
     fn a_torn_line_is_cut_off() {
-        for (text, left) in [(line(1) + "{\"ti", line(1)), ("{\"t".to_owned(), String::new()), (line(1), line(1))] {
+        for (text, left) in
+            [(line(1) + "{\"ti", line(1)), ("{\"t".to_owned(), String::new()), (line(1), line(1))]
+        {
             let (_temp, folder) = folder(&[(1, text)]);
             folder.mend(folder.segments().unwrap()[0]).unwrap();
             assert_eq!(fs::read_to_string(folder.file(1)).unwrap(), left);

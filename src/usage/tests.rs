@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::settings::usage::UsageSettings;
-use crate::telemetry::fixtures;
 use crate::telemetry::Telemetry;
+use crate::telemetry::fixtures;
 use crate::usage::journal::Journal;
 use crate::usage::row::tests::row;
 use crate::usage::segment::{Cursor, Folder, each_row};
@@ -136,7 +136,9 @@ fn a_disk_that_takes_nothing_holds_up_nobody_and_is_told_once() {
     let found = times(&folder);
     assert_eq!((found.len() as f64, found.last()), (2_001.0 - dropped, Some(&3_000)));
     let log = telemetry.captured_log();
-    for text in ["journal cannot be written", "rows are dropped", "journal is written again", "usage rows lost"] {
+    for text in
+        ["journal cannot be written", "rows are dropped", "journal is written again", "usage rows lost"]
+    {
         assert_eq!(log.matches(text).count(), 1, "{text}: {log}");
     }
 }

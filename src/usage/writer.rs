@@ -132,6 +132,7 @@ impl Writer {
             };
             let flushes = drain(notes, first, BATCH, |row| self.take(row));
             if !self.write_until_done() {
+                self.give_up(notes);
                 return;
             }
             if !flushes.is_empty() {
@@ -165,9 +166,6 @@ impl Writer {
                 UsageJournalLost { folder, error: &error }.emit(&self.telemetry);
             }
             if self.shared.closing.load(Ordering::Relaxed) {
-                self.meters.dropped_queue.increment(self.pending_rows);
-                let rows = self.pending_rows;
-                UsageRowsDropped { rows, reason: "shutdown" }.emit(&self.telemetry);
                 return false;
             }
             std::thread::sleep(RETRY);
@@ -176,6 +174,15 @@ impl Writer {
             UsageJournalBack { folder: self.folder.path() }.emit(&self.telemetry);
         }
         true
+    }
+
+    /// Counts what nobody will write any more.
+    fn give_up(&self, notes: &Receiver<Note>) {
+        let queued = notes.try_iter().filter(|note| matches!(note, Note::Row(_))).count();
+        let dropped = self.shared.dropped.swap(0, Ordering::Relaxed);
+        self.meters.dropped_queue.increment(self.pending_rows + queued as u64);
+        let rows = self.pending_rows + queued as u64 + dropped;
+        UsageRowsDropped { rows, reason: "shutdown" }.emit(&self.telemetry);
     }
 
     fn write(&mut self) -> io::Result<()> {

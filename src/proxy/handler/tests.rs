@@ -76,6 +76,7 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
         paces: Arc::default(),
         copies: Arc::default(),
         grace: Grace::default(),
+        journal: None,
     })
 }
 
