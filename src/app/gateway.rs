@@ -158,7 +158,7 @@ impl Gateway {
         prepare_identity(&proxy, &now)?;
         let today = calendar::begin(&proxy.gate);
         if let Some(usage) = &mut usage {
-            usage::follow(usage, &proxy.gate, &now.policy, today.begins_ms())?;
+            usage::follow(usage, &proxy.gate, &now.policy, today.begins_ms(), &telemetry)?;
         }
         let (reload, asks) = channel();
         let listen =

@@ -15,7 +15,8 @@ use crate::core::budget::rule::{Period, Rule, RuleId, Scope, Unit};
 use crate::core::event::Event;
 use crate::core::policy::Policy;
 use crate::proxy::gate::Gate;
-use crate::telemetry::wall;
+use crate::telemetry::event::UsageCounted;
+use crate::telemetry::{Telemetry, wall};
 use crate::usage::bill::{self, Query, Source, Sums, ask, text};
 use crate::usage::{Before, Usage, UsageError};
 
@@ -34,16 +35,20 @@ pub(super) fn follow(
     gate: &Arc<Gate>,
     policy: &Arc<Policy>,
     begins_ms: [i64; 2],
+    telemetry: &Telemetry,
 ) -> Result<(), UsageError> {
     let lasting = |rule: &Rule| PERIODS.contains(&rule.id.period);
     let any = policy.limits.iter().any(lasting);
     let moments = if any { begins_ms.to_vec() } else { Vec::new() };
-    let (gate, policy) = (Arc::clone(gate), Arc::clone(policy));
+    let (gate, policy, telemetry) = (Arc::clone(gate), Arc::clone(policy), telemetry.clone());
     usage.follow(moments, move |found| {
         for (period, before) in PERIODS.into_iter().zip(found) {
-            for (rule, amount) in used(&policy, period, &before) {
+            let used = used(&policy, period, &before);
+            let (limits, partial) = (used.len(), before.partial);
+            for (rule, amount) in used {
                 gate.event(Event::UsedBefore { rule, amount });
             }
+            UsageCounted { period: period.name(), limits, partial }.emit(&telemetry);
         }
     })
 }

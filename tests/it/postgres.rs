@@ -92,7 +92,14 @@ impl Cluster {
                     program("postgres")
                         .arg("-D")
                         .arg(data)
-                        .args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-c", "unix_socket_directories="])
+                        .args([
+                            "-h",
+                            "127.0.0.1",
+                            "-p",
+                            &self.port.to_string(),
+                            "-c",
+                            "unix_socket_directories=",
+                        ])
                         .stdin(Stdio::null())
                         .stdout(Stdio::null())
                         .stderr(Stdio::null())

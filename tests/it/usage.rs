@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use penstock::config::secret::Secret;
 use penstock::config::settings::usage::{Database, Postgres, UsageSettings};
-use penstock::telemetry::Telemetry;
+use penstock::telemetry::{Telemetry, wall};
 use penstock::usage::bill::{Bill, Dimension, Query, Share, Source, Sums, make, text};
 use penstock::usage::row::{Kind, Row};
 use penstock::usage::{Before, Usage};
 
+use crate::client::Call;
 use crate::postgres::Cluster;
-use crate::rig::PATIENCE;
+use crate::rig::{PATIENCE, Rig, RigOptions, TENANT, chat, until};
 
 /// Its presence in the current folder makes [`child_writes_until_it_is_killed`]
 /// do so.
@@ -231,7 +232,9 @@ fn before(settings: &UsageSettings) -> (u64, bool) {
     let (told, heard) = std::sync::mpsc::channel();
     let mut usage = Usage::start(settings, &Telemetry::for_tests()).unwrap();
     usage.journal().record(row(1_000));
-    usage.follow(vec![1_800_000_000_000 + 500], move |before: Vec<Before>| told.send(before).unwrap()).unwrap();
+    usage
+        .follow(vec![1_800_000_000_000 + 500], move |before: Vec<Before>| told.send(before).unwrap())
+        .unwrap();
     let [found] = &heard.recv_timeout(PATIENCE).unwrap()[..] else { panic!("one moment was asked") };
     let requests = found.used.iter().map(|used| used.sums.requests + used.sums.tries).sum();
     let partial = found.partial;
@@ -291,7 +294,8 @@ fn penstock_usage_prints_the_bill() {
     for source in [&[][..], &["--journal", "usage"], &["--sqlite", "usage/usage.db"]] {
         assert_eq!(run(source), (Some(0), text::table(&expected), String::new()), "{source:?}");
         let csv = run(&[source, &["--format", "csv", "--by", "day,tenant"]].concat()).1;
-        let tokens: u64 = csv.lines().skip(1).map(|line| line.split(',').nth(5).unwrap().parse::<u64>().unwrap()).sum();
+        let tokens: u64 =
+            csv.lines().skip(1).map(|line| line.split(',').nth(5).unwrap().parse::<u64>().unwrap()).sum();
         assert_eq!(tokens, sum(300).input_tokens, "{csv}");
     }
     let (code, _, said) = run(&["--by", "colour"]);
@@ -300,4 +304,38 @@ fn penstock_usage_prints_the_bill() {
     assert!(code == Some(1) && said.contains("none.db"), "{said}");
     let (code, _, said) = run(&["--config", "none.yaml"]);
     assert!(code == Some(1) && said.contains("--journal need no configuration"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quota_goes_on_where_it_was_before_the_restart() {
+    let temp = tempfile::tempdir().unwrap();
+    let folder = temp.path().join("usage");
+    let now_ms = (wall::unix_seconds(wall::now()) * 1e3) as i64;
+    tokio::task::block_in_place(|| {
+        let usage = Usage::start(&settings(folder.clone(), None), &Telemetry::for_tests()).unwrap();
+        for number in 0..3 {
+            usage.journal().record(Row {
+                time_ms: now_ms,
+                kind: Kind::Request,
+                tenant: TENANT.into(),
+                ..row(number)
+            });
+        }
+        usage.stop(PATIENCE);
+    });
+    let rig = Rig::start(RigOptions {
+        tenants: vec![(TENANT, "limits: {per_month: {requests: 4}}")],
+        more: format!("usage: {{folder: {}}}\n", folder.display()),
+        ..RigOptions::default()
+    })
+    .await;
+    until("what was used is counted", || {
+        rig.telemetry.captured_log().matches("usage before the start counted").count() == 2
+    })
+    .await;
+    let ask = || Call::post("/v1/chat/completions", &chat(1, false)).key(rig.key(TENANT)).send(rig.address());
+    assert_eq!(ask().await.status, 200);
+    let refused = ask().await;
+    assert_eq!((refused.status, refused.code().as_str()), (429, "insufficient_quota"));
+    rig.gateway.drain().await;
 }

@@ -8,7 +8,8 @@ use crate::config::load::{Outcome, load_str_with};
 use crate::config::secret::SecretSource;
 use crate::config::settings::usage::{Database, UsageSettings};
 
-const SMALL: &str = "version: 1\nauth: {mode: off}\npools: {p: {engine: vllm, models: [m], replicas: [http://a:1]}}\n";
+const SMALL: &str =
+    "version: 1\nauth: {mode: off}\npools: {p: {engine: vllm, models: [m], replicas: [http://a:1]}}\n";
 
 struct World;
 
@@ -23,7 +24,9 @@ impl SecretSource for World {
 
     fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
         let known = path.ends_with("url");
-        known.then(|| b"host=db user=gate password=secret-text\n".to_vec()).ok_or(io::ErrorKind::NotFound.into())
+        known
+            .then(|| b"host=db user=gate password=secret-text\n".to_vec())
+            .ok_or(io::ErrorKind::NotFound.into())
     }
 }
 
@@ -69,17 +72,34 @@ fn mistakes_are_told_with_their_field() {
         ("{folder: x, queue: 1}", "usage.queue", "16 to 1000000"),
         ("{folder: x, database: mysql}", "usage.database", "mysql"),
         ("{folder: x, database: postgres}", "usage.postgres", "is missing"),
-        ("{folder: x, database: postgres, postgres: {url: {env: NONE}}}", "usage.postgres.url.env", "is not set"),
-        ("{folder: x, database: postgres, postgres: {url: {env: WRONG}}}", "usage.postgres.url", "no address"),
-        ("{folder: x, database: postgres, postgres: {url: 'postgres://a:secret-text@b'}}", "usage.postgres.url", "must not stand"),
-        ("{folder: x, database: postgres, postgres: {url: {env: URL}, ca_file: none}}", "ca_file", "cannot be read"),
+        (
+            "{folder: x, database: postgres, postgres: {url: {env: NONE}}}",
+            "usage.postgres.url.env",
+            "is not set",
+        ),
+        (
+            "{folder: x, database: postgres, postgres: {url: {env: WRONG}}}",
+            "usage.postgres.url",
+            "no address",
+        ),
+        (
+            "{folder: x, database: postgres, postgres: {url: 'postgres://a:secret-text@b'}}",
+            "usage.postgres.url",
+            "must not stand",
+        ),
+        (
+            "{folder: x, database: postgres, postgres: {url: {env: URL}, ca_file: none}}",
+            "ca_file",
+            "cannot be read",
+        ),
     ];
     for (text, field, said) in cases {
         let outcome = load(text);
         let report = outcome.report.to_string();
         assert!(outcome.loaded.is_none(), "{text}");
         assert!(report.contains(field) && report.contains(said), "{text}: {report}");
-        let shown = report.lines().filter(|line| !line.contains('|')).any(|line| line.contains("secret-text"));
+        let shown =
+            report.lines().filter(|line| !line.contains('|')).any(|line| line.contains("secret-text"));
         assert!(!shown, "{report}");
     }
     let report = load("{folder: x, postgres: {url: {env: URL}}}").report.to_string();
