@@ -23,12 +23,13 @@ pub use crate::usage::segment::each_row;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::config::settings::usage::UsageSettings;
 use crate::telemetry::Telemetry;
 use crate::usage::segment::{Cursor, Folder};
-use crate::usage::sink::{Feeding, Sink};
+use crate::usage::sink::{Feeding, Sink, wait_for};
 use crate::usage::store::Store;
 use crate::usage::writer::Ends;
 
@@ -53,6 +54,7 @@ pub enum UsageError {
 pub struct Usage {
     settings: UsageSettings,
     journal: Journal,
+    writing: JoinHandle<()>,
     /// The journal's name.
     id: String,
     ends: Arc<Ends>,
@@ -69,12 +71,12 @@ impl Usage {
     /// The folder cannot be used, or another process writes there.
     pub fn start(settings: &UsageSettings, telemetry: &Telemetry) -> Result<Self, UsageError> {
         let ends = Arc::new(Ends::default());
-        let journal = Journal::start(settings, Arc::clone(&ends), telemetry)?;
+        let (journal, writing) = Journal::start(settings, Arc::clone(&ends), telemetry)?;
         let (telemetry, settings) = (telemetry.clone(), settings.clone());
         let wrong = |problem| UsageError::Folder { folder: settings.folder.clone(), problem };
         let id = Folder::new(&settings.folder).id().map_err(wrong)?;
         let begin = *ends.written.lock();
-        Ok(Self { settings, journal, id, ends, begin, telemetry, feeding: None })
+        Ok(Self { settings, journal, writing, id, ends, begin, telemetry, feeding: None })
     }
 
     /// Where rows go.
@@ -116,6 +118,7 @@ impl Usage {
     /// `limit`. Blocks.
     pub fn stop(self, limit: Duration) {
         self.journal.close(limit);
+        wait_for(&self.writing, limit);
         if let Some(feeding) = self.feeding {
             feeding.stop(limit);
         }

@@ -40,13 +40,18 @@ impl Feeding {
     /// Ends it after another look at the journal, or after `limit`.
     pub(super) fn stop(self, limit: Duration) {
         let _ended = self.stop.try_send(());
-        let pause = Duration::from_millis(10);
-        for _ in 0..limit.as_millis() / pause.as_millis() {
-            if self.thread.is_finished() {
-                return;
-            }
-            std::thread::sleep(pause);
+        wait_for(&self.thread, limit);
+    }
+}
+
+/// Waits until a thread has ended, for at most `limit`.
+pub(super) fn wait_for(thread: &JoinHandle<()>, limit: Duration) {
+    let pause = Duration::from_millis(10);
+    for _ in 0..limit.as_millis() / pause.as_millis() {
+        if thread.is_finished() {
+            return;
         }
+        std::thread::sleep(pause);
     }
 }
 

@@ -121,11 +121,11 @@ impl Writer {
         loop {
             let first = match notes.recv_timeout(SYNC_AFTER) {
                 Ok(note) => note,
-                Err(RecvTimeoutError::Timeout) => {
+                Err(RecvTimeoutError::Timeout) if !self.shared.closing.load(Ordering::Relaxed) => {
                     self.sync();
                     continue;
                 }
-                Err(RecvTimeoutError::Disconnected) => {
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     self.sync();
                     return;
                 }
@@ -142,6 +142,11 @@ impl Writer {
                 let _gone = done.try_send(());
             }
             self.shared.caught_up(&self.telemetry);
+            if self.shared.closing.load(Ordering::Relaxed) {
+                self.sync();
+                self.give_up(notes);
+                return;
+            }
         }
     }
 
@@ -182,7 +187,9 @@ impl Writer {
         let dropped = self.shared.dropped.swap(0, Ordering::Relaxed);
         self.meters.dropped_queue.increment(self.pending_rows + queued as u64);
         let rows = self.pending_rows + queued as u64 + dropped;
-        UsageRowsDropped { rows, reason: "shutdown" }.emit(&self.telemetry);
+        if rows > 0 {
+            UsageRowsDropped { rows, reason: "shutdown" }.emit(&self.telemetry);
+        }
     }
 
     fn write(&mut self) -> io::Result<()> {
