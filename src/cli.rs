@@ -1,6 +1,7 @@
 //! The command line: what can be said, and how it is explained.
 
 pub mod operate;
+pub mod usage;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::cli::operate::{ExplainArgs, PoolsCommand, ReplicasCommand, StatusArgs, TenantsCommand};
+use crate::cli::usage::UsageArgs;
 use crate::config::units::Span;
 
 /// Inference gateway and queue-aware request router.
@@ -93,6 +95,20 @@ pub enum Command {
     /// List tenants; pause them, or give them a larger share for a time.
     #[command(subcommand)]
     Tenants(TenantsCommand),
+    /// Say who used what, and what it cost.
+    ///
+    /// Reads what a gateway with `usage.folder` has written down: a line for each
+    /// value of --by, and all of them together. GPU hours are replicas' time; a
+    /// request's part of a busy replica is shared out by --share. Time in which
+    /// replicas ran nothing is `unallocated`, so that the bill adds up to the
+    /// replicas' hours times their prices. Costs are in the currency of the pools'
+    /// prices, and 0 where there are none. CSV and JSON are exact.
+    ///
+    /// Exit code 1: the database or journal cannot be read.
+    #[command(
+        after_help = "Examples:\n  penstock usage\n  penstock usage --by tenant,model --since 7d\n  penstock usage --by day,pool --since 2026-11-01 --until 2026-12-01 --format csv > november.csv\n  penstock usage --journal usage --by key --share tokens\n  penstock usage --format json"
+    )]
+    Usage(UsageArgs),
     /// Count the prompt tokens of requests with a model's own tokenizer.
     ///
     /// Reads bodies of /v1/chat/completions or /v1/completions, one JSON object

@@ -167,6 +167,7 @@ pub(super) fn bare_state(telemetry: &Telemetry) -> AdminState {
         engines: Arc::new(Vec::new),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
+        bill: None,
         ready: Arc::new(|| Ok(())),
         telemetry: telemetry.clone(),
     }

@@ -10,6 +10,7 @@ mod overview;
 mod report;
 mod routes;
 mod server;
+mod usage;
 
 use std::fmt;
 use std::future::Future;
@@ -22,6 +23,7 @@ use crate::core::ids::JobId;
 use crate::core::snapshot::{Changed, Snapshot, WaitingView};
 use crate::telemetry::Telemetry;
 use crate::telemetry::metrics::EngineView;
+use crate::usage::bill::{Bill, Query};
 
 pub use crate::admin::operate::Wish;
 pub use crate::admin::routes::router;
@@ -29,6 +31,10 @@ pub use crate::admin::server::{AdminHandle, AdminTls, spawn};
 
 /// A reload that goes on; `None` when the process is going down.
 pub type Reloading = Pin<Box<dyn Future<Output = Option<ReloadReport>> + Send>>;
+
+/// Makes a bill beside the admin thread, or says why there is none.
+pub type Billing =
+    Arc<dyn Fn(Query) -> Pin<Box<dyn Future<Output = Result<Bill, String>> + Send>> + Send + Sync>;
 
 /// What the admin routes ask the rest of the process. Every closure is called
 /// on the admin thread and must be quick; a reload reads files elsewhere.
@@ -47,6 +53,8 @@ pub struct AdminState {
     pub operate: Arc<dyn Fn(Wish) -> Changed + Send + Sync>,
     /// Why a job waits; `None` when it does not.
     pub explain: Arc<dyn Fn(JobId) -> Option<WaitingView> + Send + Sync>,
+    /// Who used what; absent where nothing is written down.
+    pub bill: Option<Billing>,
     /// Whether new requests are taken; if not, why: `starting`, `draining`.
     pub ready: Arc<dyn Fn() -> Result<(), &'static str> + Send + Sync>,
     /// Metrics and the state of the configuration.

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::admin::auth::{self, Guard, Operator};
 use crate::admin::operate::{self, Refusal, VERBS, Verb};
+use crate::admin::usage::Bills;
 use crate::admin::{AdminState, config_view, explain, overview, report};
 use crate::config::watch::ReloadOutcome;
 use crate::telemetry::metrics::{CONTENT_TYPE, Scrape};
@@ -39,6 +40,7 @@ GET  /admin/v1/replicas   ledger and engine report of each replica
 GET  /admin/v1/tenants    tenants with their weights, classes, limits and what waits
 GET  /admin/v1/overrides  what operators have set apart from the file
 GET  /admin/v1/requests/{id}  why a recent request went where it went, or why it waits
+GET  /admin/v1/usage      who used what, and what it cost: ?by=tenant,model&since=7d&until=...&share=steps
 GET  /admin/v1/config     the configuration in force, without secrets
 POST /admin/v1/reload     read the configuration again
 
@@ -55,11 +57,12 @@ POST /admin/v1/tenants/   pause, boost (with \"by\": 4), resume
 struct Admin {
     state: Arc<AdminState>,
     started: Instant,
+    bills: Arc<Bills>,
 }
 
 /// The admin routes. The uptime counts from this call.
 pub fn router(state: AdminState) -> Router {
-    let admin = Admin { state: Arc::new(state), started: Instant::now() };
+    let admin = Admin { state: Arc::new(state), started: Instant::now(), bills: Arc::default() };
     let guard = Guard::new(&admin.state, admin.started);
     let verbs = VERBS.into_iter().fold(Router::new(), |router, (path, verb)| {
         router.route(path, post(move |state, who, headers, body| act(verb, state, who, headers, body)))
@@ -77,6 +80,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/admin/v1/pools", get(pools))
         .route("/admin/v1/overrides", get(overrides))
         .route("/admin/v1/requests/{id}", get(request))
+        .route("/admin/v1/usage", get(usage))
         .route("/admin/v1/config", get(config))
         .route("/admin/v1/reload", post(reload))
         .fallback(not_found)
@@ -156,6 +160,13 @@ async fn act(
 ) -> Response {
     match operate::act(&admin.state, verb, &who, &headers, &body) {
         Ok(outcome) => Json(outcome).into_response(),
+        Err(Refusal(status, message)) => problem(status, &message),
+    }
+}
+
+async fn usage(State(admin): State<Admin>, uri: Uri) -> Response {
+    match admin.bills.make(admin.state.bill.as_ref(), uri.query().unwrap_or_default()).await {
+        Ok(bill) => Json(bill).into_response(),
         Err(Refusal(status, message)) => problem(status, &message),
     }
 }

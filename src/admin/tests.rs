@@ -25,6 +25,7 @@ use crate::telemetry::event::ConfigRejected;
 use crate::telemetry::fixtures;
 use crate::telemetry::metrics::EngineView;
 use crate::tls::Handshakes;
+use crate::usage::bill::{Bill, Sums};
 
 const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9);
 
@@ -60,6 +61,10 @@ fn world(report: ReloadReport) -> World {
         engines: Arc::new(move || vec![engine.clone()]),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
+        bill: Some(Arc::new(|query| {
+            let total = Sums { requests: 7, ..Sums::default() };
+            Box::pin(std::future::ready(Ok(Bill { by: query.by, lines: Vec::new(), total })))
+        })),
         ready: Arc::new(move || if ready.load(Ordering::Relaxed) { Err("draining") } else { Ok(()) }),
         telemetry: telemetry.clone(),
     };
@@ -243,6 +248,22 @@ async fn a_reload_that_hangs_is_answered_and_goes_on() {
     assert!(!over.load(Ordering::Relaxed));
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert!(over.load(Ordering::Relaxed));
+}
+
+#[tokio::test]
+async fn a_bill_is_made_as_it_was_asked_for() {
+    let world = world(unchanged());
+    let (status, _, body) = call(&world, "GET", "/admin/v1/usage?by=tenant,day&since=7d&share=tokens").await;
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(
+        (status, &body["by"], &body["total"]["requests"]),
+        (StatusCode::OK, &json!(["tenant", "day"]), &json!(7))
+    );
+    let (status, _, body) = call(&world, "GET", "/admin/v1/usage?by=colour").await;
+    assert!(status == StatusCode::BAD_REQUEST && body.contains("there are: tenant"), "{body}");
+    let nothing = router(bare_state(&world.telemetry));
+    let (status, _, body) = call(&World { router: nothing, ..world }, "GET", "/admin/v1/usage").await;
+    assert!(status == StatusCode::NOT_FOUND && body.contains("usage.folder"), "{body}");
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_secs(60);
 
 /// The day under way, by its first moment and that of the next, and the month.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Today {
+pub(super) struct Today {
     date: Date,
     /// Seconds since 1970.
     now: i64,
@@ -28,6 +28,12 @@ impl Today {
     fn at(now: SystemTime) -> Self {
         let now = Timestamp::try_from(now).unwrap_or(Timestamp::UNIX_EPOCH);
         Self { date: Zoned::new(now, TimeZone::UTC).date(), now: now.as_second() }
+    }
+
+    /// When the day and the month began, in milliseconds since 1970.
+    pub(super) fn begins_ms(&self) -> [i64; 2] {
+        let begin = |date: Date| date.to_zoned(TimeZone::UTC).map_or(0, |at| at.timestamp().as_millisecond());
+        [begin(self.date), begin(self.date.first_of_month())]
     }
 
     fn month(&self) -> (i16, i8) {
@@ -46,20 +52,28 @@ impl Today {
     }
 }
 
-/// Runs until dropped.
-pub(super) async fn follow(gate: Arc<Gate>) {
-    let mut before: Option<Today> = None;
+/// Tells the scheduler the day and month that are under way.
+pub(super) fn begin(gate: &Gate) -> Today {
+    let today = Today::at(wall::now());
+    tell(gate, &today, [true, true]);
+    today
+}
+
+/// Runs until dropped; `before` is what the scheduler knows.
+pub(super) async fn follow(gate: Arc<Gate>, mut before: Today) {
     loop {
+        tokio::time::sleep(before.left(Period::Day).clamp(Duration::from_secs(1), LOOK)).await;
         let today = Today::at(wall::now());
-        let new_day = before.is_none_or(|before| before.date != today.date);
-        let new_month = before.is_none_or(|before| before.month() != today.month());
-        for (period, new) in [(Period::Day, new_day), (Period::Month, new_month)] {
-            if new {
-                gate.event(Event::PeriodBegan { period, ends: gate.clock().now() + today.left(period) });
-            }
+        tell(&gate, &today, [before.date != today.date, before.month() != today.month()]);
+        before = today;
+    }
+}
+
+fn tell(gate: &Gate, today: &Today, new: [bool; 2]) {
+    for (period, new) in [Period::Day, Period::Month].into_iter().zip(new) {
+        if new {
+            gate.event(Event::PeriodBegan { period, ends: gate.clock().now() + today.left(period) });
         }
-        before = Some(today);
-        tokio::time::sleep(today.left(Period::Day).clamp(Duration::from_secs(1), LOOK)).await;
     }
 }
 
@@ -73,6 +87,7 @@ mod tests {
         let leap = at("2028-02-28T23:59:50Z");
         assert_eq!(leap.left(Period::Day), Duration::from_secs(10));
         assert_eq!(leap.left(Period::Month), Duration::from_secs(86_410));
+        assert_eq!(leap.begins_ms(), [1_835_308_800_000, 1_832_976_000_000]);
         let year = at("2026-12-31T00:00:00Z");
         assert_eq!(year.left(Period::Day), Duration::from_secs(86_400));
         assert_eq!((year.left(Period::Month), year.month()), (Duration::from_secs(86_400), (2026, 12)));

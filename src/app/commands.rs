@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use clap::CommandFactory as _;
 
 use crate::app::gateway::{self, Gateway};
-use crate::app::{count, demo, operate, signals, simulate};
+use crate::app::{count, demo, operate, signals, simulate, usage};
 use crate::cli::{
     CheckArgs, Cli, Command, DemoArgs, DialectArg, Format, KeysCommand, ServeArgs, SimEngineArgs,
 };
@@ -37,6 +37,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Pools(command) => print_from(operate::pools(command)),
         Command::Replicas(command) => print_from(operate::replicas(command)),
         Command::Tenants(command) => print_from(operate::tenants(command)),
+        Command::Usage(args) => usage::run(&args).and_then(|text| print(&text)),
         Command::Count(args) => count::run(&args, |text| print(text).map(drop)),
         Command::Keys(command) => keys(&command),
         Command::SimEngine(args) => in_runtime(sim_engine(args)),

@@ -13,9 +13,9 @@ use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{Instant, timeout};
 
 use crate::admin::{self, AdminHandle, AdminState, AdminTls};
-use crate::app::calendar;
+use crate::app::calendar::{self, Today};
 use crate::app::hooks::{self, DoorWatch, Followers, ToScheduler, ToTelemetry};
-use crate::app::{idle, promises, signals};
+use crate::app::{idle, promises, signals, usage};
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Listeners;
 use crate::config::watch::{ReloadAsks, ReloadHandle, Reloader, channel};
@@ -112,11 +112,11 @@ pub struct Gateway {
 }
 
 /// What the scheduler needs beside events: time, days, and what streams show.
-fn scheduler_tasks(proxy: &Arc<Proxy>) -> JoinSet<()> {
+fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
     let gate = || Arc::clone(&proxy.gate);
     let mut tasks = JoinSet::new();
     tasks.spawn(Arc::clone(&proxy.paces).sample(gate()));
-    tasks.spawn(calendar::follow(gate()));
+    tasks.spawn(calendar::follow(gate(), today));
     tasks.spawn(gate().run_timer());
     if proxy.journal.is_some() {
         tasks.spawn(idle::follow(Arc::clone(proxy)));
@@ -133,7 +133,8 @@ impl Gateway {
     pub async fn start(reloader: Reloader, telemetry: Telemetry) -> Result<Self, StartError> {
         let settings = reloader.current();
         let now = settings.load_full();
-        let usage = now.startup.usage.as_ref().map(|usage| Usage::start(usage, &telemetry)).transpose()?;
+        let mut usage =
+            now.startup.usage.as_ref().map(|usage| Usage::start(usage, &telemetry)).transpose()?;
         let (wishes, wished) = mpsc::channel(REPLICA_ACTIONS);
         let gate = Gate::new(Arc::clone(&now.policy), Clock::start(), wishes);
         let watch: Arc<dyn Watch> = Arc::new(ToTelemetry(telemetry.clone()));
@@ -158,6 +159,10 @@ impl Gateway {
             journal: usage.as_ref().map(|usage| usage.journal().clone()),
         });
         prepare_identity(&proxy, &now)?;
+        let today = calendar::begin(&proxy.gate);
+        if let Some(usage) = &mut usage {
+            usage::follow(usage, &proxy.gate, &now.policy, today.begins_ms(), &telemetry)?;
+        }
         let (reload, asks) = channel();
         let listen =
             |address| server::listen(address).map_err(|problem| StartError::Listen { address, problem });
@@ -174,7 +179,7 @@ impl Gateway {
         ServerStarted { listen: address, admin: admin.addr() }.emit(&telemetry);
         let shutdown = Shutdown::default();
         let serving = serve_clients(listener, &now, &proxy, &shutdown);
-        let mut background = scheduler_tasks(&proxy);
+        let mut background = scheduler_tasks(&proxy, today);
         background.spawn(telemetry.clone().upkeep());
         background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));
         let followers = Followers::new(&proxy, &fleet, &sources);
@@ -270,7 +275,7 @@ impl Gateway {
             admin.stop();
             audited.flush_audit(GOODBYE);
             if let Some(usage) = usage {
-                usage.journal().flush(GOODBYE);
+                usage.stop(GOODBYE);
             }
         })
         .await;
@@ -332,6 +337,7 @@ fn start_admin(
         engines: Arc::new(move || hooks::engine_views(&view)),
         operate: Arc::new(move |wish| operated.operate(|now| hooks::event_of(wish, now))),
         explain: Arc::new(move |job| explained.explain(job)),
+        bill: settings.startup.usage.clone().map(usage::bills),
         ready: Arc::new(move || if grace.is_draining() { Err("draining") } else { Ok(()) }),
         telemetry: proxy.telemetry.clone(),
     };

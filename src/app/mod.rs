@@ -13,6 +13,7 @@ mod operate;
 mod promises;
 mod signals;
 mod simulate;
+mod usage;
 
 pub use self::commands::run;
 pub use self::gateway::{Gateway, StartError};

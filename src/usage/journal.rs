@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::config::settings::usage::UsageSettings;
@@ -16,6 +17,7 @@ use crate::usage::segment::Folder;
 use crate::usage::writer::{Ends, Writer};
 
 /// What the writer is told.
+#[expect(clippy::large_enum_variant, reason = "nearly all are rows, and a box for each would cost more")]
 pub(super) enum Note {
     Row(Row),
     /// Answered when all rows before it are written.
@@ -52,7 +54,8 @@ impl Drop for Inner {
 }
 
 impl Journal {
-    /// Starts to write to the folder, which is made where it is missing.
+    /// Starts to write to the folder, which is made where it is missing, on the
+    /// thread that is returned.
     ///
     /// # Errors
     /// The folder cannot be used, or another process writes there.
@@ -60,16 +63,16 @@ impl Journal {
         settings: &UsageSettings,
         ends: Arc<Ends>,
         telemetry: &Telemetry,
-    ) -> Result<Self, UsageError> {
+    ) -> Result<(Self, JoinHandle<()>), UsageError> {
         let wrong = |problem| UsageError::Folder { folder: settings.folder.clone(), problem };
         let folder = Folder::new(&settings.folder);
         let writer = Writer::open(folder, settings, ends, telemetry).map_err(wrong)?;
         let shared = Arc::clone(&writer.shared);
         let (notes, taken) = sync_channel(settings.queue);
         let thread = std::thread::Builder::new().name("usage".into());
-        thread.spawn(move || writer.run(&taken)).map_err(UsageError::Thread)?;
+        let thread = thread.spawn(move || writer.run(&taken)).map_err(UsageError::Thread)?;
         let meters = telemetry.usage_meters();
-        Ok(Self(Arc::new(Inner { notes, shared, meters, telemetry: telemetry.clone() })))
+        Ok((Self(Arc::new(Inner { notes, shared, meters, telemetry: telemetry.clone() })), thread))
     }
 
     /// Writes a row down. Never waits: while the disk does not keep up and the
@@ -83,6 +86,16 @@ impl Journal {
         if !self.0.shared.dropping.swap(true, Ordering::Relaxed) {
             UsageDropping.emit(&self.0.telemetry);
         }
+    }
+
+    /// Writes what is waiting, for at most `limit`; what the disk does not take is
+    /// lost and told. Blocks.
+    pub(super) fn close(&self, limit: Duration) {
+        self.flush(limit);
+        self.0.shared.closing.store(true, Ordering::Relaxed);
+        // Wakes the writer, who ends.
+        let (nobody, _waits) = sync_channel(1);
+        let _full = self.0.notes.try_send(Note::Flush(nobody));
     }
 
     /// Waits until every row so far is written, for at most `limit`; says

@@ -179,7 +179,6 @@ impl Folder {
         Ok(())
     }
 
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the database"))]
     /// Bytes between a cursor and the end.
     pub(super) fn unread(&self, from: Cursor) -> io::Result<u64> {
         let later = self.segments()?.into_iter().filter(|segment| segment.number >= from.segment);
@@ -208,12 +207,14 @@ impl Folder {
     }
 }
 
-/// Calls `take` with every row that a journal has after a cursor. Returns how many
-/// lines are no rows.
-pub(super) fn each_after(path: &Path, from: Cursor, mut take: impl FnMut(&Row)) -> io::Result<u64> {
-    let folder = Folder::new(path);
-    let Some(last) = folder.segments()?.last().copied() else { return Ok(0) };
-    let end = Cursor { segment: last.number, offset: last.len };
+/// Calls `take` with every row between two places. Returns how many lines are no
+/// rows.
+pub(super) fn each_between(
+    folder: &Folder,
+    from: Cursor,
+    end: Cursor,
+    mut take: impl FnMut(&Row),
+) -> io::Result<u64> {
     let (mut cursor, mut broken) = (from, 0);
     loop {
         let batch = folder.read(cursor, end)?;
@@ -232,7 +233,9 @@ pub(super) fn each_after(path: &Path, from: Cursor, mut take: impl FnMut(&Row)) 
 /// # Errors
 /// The folder or one of its files cannot be read.
 pub fn each_row(folder: &Path, take: impl FnMut(&Row)) -> io::Result<u64> {
-    each_after(folder, Cursor::default(), take)
+    let folder = Folder::new(folder);
+    let Some(last) = folder.segments()?.last().copied() else { return Ok(0) };
+    each_between(&folder, Cursor::default(), Cursor { segment: last.number, offset: last.len }, take)
 }
 
 #[cfg(test)]

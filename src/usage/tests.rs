@@ -29,7 +29,7 @@ pub(super) fn settings(folder: &Path) -> UsageSettings {
 
 fn start(settings: &UsageSettings) -> (Journal, Arc<Ends>, Telemetry) {
     let (ends, telemetry) = (Arc::new(Ends::default()), Telemetry::for_tests());
-    let journal = Journal::start(settings, Arc::clone(&ends), &telemetry).unwrap();
+    let (journal, _) = Journal::start(settings, Arc::clone(&ends), &telemetry).unwrap();
     (journal, ends, telemetry)
 }
 

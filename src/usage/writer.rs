@@ -121,17 +121,18 @@ impl Writer {
         loop {
             let first = match notes.recv_timeout(SYNC_AFTER) {
                 Ok(note) => note,
-                Err(RecvTimeoutError::Timeout) => {
+                Err(RecvTimeoutError::Timeout) if !self.shared.closing.load(Ordering::Relaxed) => {
                     self.sync();
                     continue;
                 }
-                Err(RecvTimeoutError::Disconnected) => {
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     self.sync();
                     return;
                 }
             };
             let flushes = drain(notes, first, BATCH, |row| self.take(row));
             if !self.write_until_done() {
+                self.give_up(notes);
                 return;
             }
             if !flushes.is_empty() {
@@ -141,6 +142,11 @@ impl Writer {
                 let _gone = done.try_send(());
             }
             self.shared.caught_up(&self.telemetry);
+            if self.shared.closing.load(Ordering::Relaxed) {
+                self.sync();
+                self.give_up(notes);
+                return;
+            }
         }
     }
 
@@ -165,9 +171,6 @@ impl Writer {
                 UsageJournalLost { folder, error: &error }.emit(&self.telemetry);
             }
             if self.shared.closing.load(Ordering::Relaxed) {
-                self.meters.dropped_queue.increment(self.pending_rows);
-                let rows = self.pending_rows;
-                UsageRowsDropped { rows, reason: "shutdown" }.emit(&self.telemetry);
                 return false;
             }
             std::thread::sleep(RETRY);
@@ -176,6 +179,17 @@ impl Writer {
             UsageJournalBack { folder: self.folder.path() }.emit(&self.telemetry);
         }
         true
+    }
+
+    /// Counts what nobody will write any more.
+    fn give_up(&self, notes: &Receiver<Note>) {
+        let queued = notes.try_iter().filter(|note| matches!(note, Note::Row(_))).count();
+        let dropped = self.shared.dropped.swap(0, Ordering::Relaxed);
+        self.meters.dropped_queue.increment(self.pending_rows + queued as u64);
+        let rows = self.pending_rows + queued as u64 + dropped;
+        if rows > 0 {
+            UsageRowsDropped { rows, reason: "shutdown" }.emit(&self.telemetry);
+        }
     }
 
     fn write(&mut self) -> io::Result<()> {

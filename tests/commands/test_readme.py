@@ -116,6 +116,7 @@ SHOWN = {
     "tenants resume": r"^research: as the file says; before: (pause|boost x4)$",
     "penstock explain": r"(?s)^request hello-1: finished, success, status 200.*try 1 to qwen/.*rule +alone",
     "keys hash": r"^- \{id: \w{8}, digest: \"blake3:[0-9a-f]{64}\"\}$",
+    "penstock usage": r"(?s)REQUESTS|requests",
     "penstock --help": r"Usage: penstock <COMMAND>",
     "azure-load.yaml": r"^0\.7 +penstock +\d+",
     "burst.yaml": r"^1 +penstock max_seqs=16 +400",
@@ -148,7 +149,7 @@ def test_readme_file_is_valid(tmp_path):
 
 
 def asks_a_gateway(command):
-    asks = command.split()[1] in ("status", "explain", "pools", "replicas", "tenants")
+    asks = command.split()[1] in ("status", "explain", "pools", "replicas", "tenants", "usage")
     return asks or "--against" in command
 
 
@@ -197,6 +198,8 @@ def test_help_example(command, tmp_path, start):
         key = key_of(tmp_path)
         gateway = start("penstock serve", cwd=tmp_path)
         gateway.wait_for(READY["serve"])
+        if "usage" in asked:
+            gateway.wait_for("usage database takes rows")
         if "explain" in asked:
             remember(server["listen"], key)
         done = run(asked, cwd=tmp_path, PENSTOCK_ADMIN=server["admin"])

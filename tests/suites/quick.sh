@@ -6,6 +6,15 @@ counted() { # NAME COMMAND...: one test, by its exit code
   if "$@"; then echo "ok: $name"; echo "counts: 1 passed, 0 failed, 0 skipped"
   else echo "FAILED: $name"; echo "counts: 0 passed, 1 failed, 0 skipped"; fi
 }
+die() { echo "quick: $1" >&2; echo "counts: 0 passed, 1 failed, 0 skipped"; exit 1; }
+
+# The usage database is tested with the real one.
+has_postgres() { command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; }
+if ! has_postgres; then
+  sudo=$([ "$(id -u)" -eq 0 ] || echo sudo)
+  { $sudo apt-get update -q && $sudo apt-get install -yq --no-install-recommends postgresql; } >/dev/null 2>&1
+  has_postgres || die "needs PostgreSQL: apt-get install postgresql"
+fi
 counted format cargo fmt --all --check
 counted clippy cargo clippy --workspace --all-targets --quiet -- -D warnings
 counted docs env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet --document-private-items

@@ -5,6 +5,7 @@ mod identity;
 mod names;
 mod places;
 mod shadows;
+mod usage;
 
 use std::io;
 use std::path::Path;

@@ -38,7 +38,7 @@ pub use request::{
 pub use rest::{ReplicaRested, ReplicaTurned, RestFailed, RestUnknown};
 pub use shadow::{ShadowCompared, ShadowSkipped, Side};
 pub use usage::{
-    UsageDatabaseFound, UsageDatabaseLost, UsageDropping, UsageJournalBack, UsageJournalLost,
+    UsageCounted, UsageDatabaseFound, UsageDatabaseLost, UsageDropping, UsageJournalBack, UsageJournalLost,
     UsageLinesBroken, UsageRowsDropped,
 };
 

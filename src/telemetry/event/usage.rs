@@ -106,6 +106,26 @@ impl UsageDatabaseFound {
     }
 }
 
+/// The quotas of a day or month go on where they were before the start.
+#[derive(Debug, Clone, Copy)]
+pub struct UsageCounted {
+    /// `per_day` or `per_month`.
+    pub period: &'static str,
+    /// Limits of which something was used.
+    pub limits: usize,
+    /// The database is away or there is none, so only what the journal still
+    /// holds is known.
+    pub partial: bool,
+}
+
+impl UsageCounted {
+    /// Writes the event.
+    pub fn emit(self, telemetry: &Telemetry) {
+        let Self { period, limits, partial } = self;
+        telemetry.log(|| info!(period, limits, journal_only = partial, "usage before the start counted"));
+    }
+}
+
 /// Lines of the journal are no rows: somebody else wrote them, or the disk
 /// is broken. They are passed over.
 #[derive(Debug, Clone, Copy)]

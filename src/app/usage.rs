@@ -1,0 +1,200 @@
+//! The usage journal in the gateway, and `penstock usage`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use tokio::task::spawn_blocking;
+
+use crate::admin::Billing;
+use crate::cli::usage::{BillFormat, UsageArgs};
+use crate::config::load;
+use crate::config::secret::{Machine, Secret, SecretSource as _};
+use crate::config::settings::usage::{Database, Postgres, UsageSettings};
+use crate::core::budget::rule::{Period, Rule, RuleId, Scope, Unit};
+use crate::core::event::Event;
+use crate::core::policy::Policy;
+use crate::proxy::gate::Gate;
+use crate::telemetry::event::UsageCounted;
+use crate::telemetry::{Telemetry, wall};
+use crate::usage::bill::{self, Query, Source, Sums, ask, text};
+use crate::usage::{Before, Usage, UsageError};
+
+/// The periods whose limits go on over a restart, with their limits.
+const PERIODS: [Period; 2] = [Period::Day, Period::Month];
+
+/// Milliseconds since 1970.
+pub(super) fn now_ms() -> i64 {
+    (wall::unix_seconds(wall::now()) * 1e3) as i64
+}
+
+/// Starts to feed the database, and tells the scheduler what was used of the
+/// limits of this day and month before the start. Both must have begun there.
+pub(super) fn follow(
+    usage: &mut Usage,
+    gate: &Arc<Gate>,
+    policy: &Arc<Policy>,
+    begins_ms: [i64; 2],
+    telemetry: &Telemetry,
+) -> Result<(), UsageError> {
+    let lasting = |rule: &Rule| PERIODS.contains(&rule.id.period);
+    let any = policy.limits.iter().any(lasting);
+    let moments = if any { begins_ms.to_vec() } else { Vec::new() };
+    let (gate, policy, telemetry) = (Arc::clone(gate), Arc::clone(policy), telemetry.clone());
+    usage.follow(moments, move |found| {
+        for (period, before) in PERIODS.into_iter().zip(found) {
+            let used = used(&policy, period, &before);
+            let (limits, partial) = (used.len(), before.partial);
+            for (rule, amount) in used {
+                gate.event(Event::UsedBefore { rule, amount });
+            }
+            UsageCounted { period: period.name(), limits, partial }.emit(&telemetry);
+        }
+    })
+}
+
+/// How much of each limit of a period was used.
+fn used(policy: &Policy, period: Period, before: &Before) -> Vec<(RuleId, u64)> {
+    let rules = policy.limits.iter().map(|rule| rule.id).filter(|id| id.period == period);
+    let amounts = rules.map(|id| {
+        let mut sums = Sums::default();
+        for used in &before.used {
+            let is_of = match id.scope {
+                Scope::Tenant(tenant) => policy.tenants.name(tenant) == used.tenant,
+                Scope::Key(key) => policy.keys.name(key) == used.key,
+                Scope::Model(tenant, model) => {
+                    policy.tenants.name(tenant) == used.tenant && policy.models.name(model) == used.model
+                }
+            };
+            if is_of {
+                sums.add(&used.sums);
+            }
+        }
+        (id, amount(id.unit, &sums))
+    });
+    amounts.filter(|(_, amount)| *amount > 0).collect()
+}
+
+fn amount(unit: Unit, sums: &Sums) -> u64 {
+    let thousandth = |amount: u128| u64::try_from(amount / 1_000).unwrap_or(u64::MAX);
+    match unit {
+        Unit::Requests => sums.requests,
+        Unit::InputTokens => sums.input_tokens,
+        Unit::OutputTokens => sums.output_tokens,
+        Unit::Tokens => sums.input_tokens.saturating_add(sums.output_tokens),
+        Unit::GpuTime => thousandth(sums.gpu_ns),
+        Unit::Money => thousandth(sums.money_nano),
+    }
+}
+
+/// Makes bills for operators, one at a time, on a thread of their own.
+pub(super) fn bills(settings: UsageSettings) -> Billing {
+    let source = settings.database.map_or(Source::Journal(settings.folder), Source::Database);
+    Arc::new(move |query| {
+        let source = source.clone();
+        Box::pin(async move {
+            let made = spawn_blocking(move || bill::make(&query, &source)).await;
+            made.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+        })
+    })
+}
+
+/// `penstock usage`: what to print.
+pub(super) fn run(args: &UsageArgs) -> anyhow::Result<String> {
+    let now_ms = now_ms();
+    let moment = |text: &Option<String>, flag: &str| {
+        let moment = text.as_deref().map(|text| ask::moment(text, now_ms));
+        moment.transpose().map_err(|message| anyhow::anyhow!("{flag}: {message}"))
+    };
+    let mut query = Query {
+        since_ms: moment(&args.since, "--since")?,
+        until_ms: moment(&args.until, "--until")?,
+        share: args.share.into(),
+        ..Query::default()
+    };
+    for dimension in &args.by {
+        if !query.by.contains(dimension) {
+            query.by.push(*dimension);
+        }
+    }
+    let bill = bill::make(&query, &source(args)?)?;
+    Ok(match args.format {
+        BillFormat::Table => text::table(&bill),
+        BillFormat::Csv => text::csv(&bill),
+        BillFormat::Json => format!("{:#}\n", text::json(&bill)),
+    })
+}
+
+fn source(args: &UsageArgs) -> anyhow::Result<Source> {
+    if let Some(folder) = &args.journal {
+        return Ok(Source::Journal(folder.clone()));
+    }
+    if let Some(file) = &args.sqlite {
+        return Ok(Source::Database(Database::Sqlite(file.clone())));
+    }
+    if let Some(name) = &args.postgres {
+        let url = Machine.env(name).with_context(|| {
+            format!("the environment variable {name} is not set: --postgres takes its name, not the address")
+        })?;
+        let url = Secret::new(url.trim());
+        return Ok(Source::Database(Database::Postgres(Postgres { url, url_file: None, ca: None })));
+    }
+    of_file(&args.config)
+}
+
+/// Where the rows are that a gateway of this file writes.
+fn of_file(path: &Path) -> anyhow::Result<Source> {
+    let hint = "; --sqlite, --postgres and --journal need no configuration";
+    let loaded = load::load_file(path, None).into_result().map_err(|report| {
+        anyhow::anyhow!("{report}the configuration {} cannot be used{hint}", path.display())
+    })?;
+    let Some(usage) = loaded.settings.startup.usage else {
+        bail!("{} has no `usage.folder`, so nothing is written down{hint}", path.display());
+    };
+    Ok(match usage.database {
+        // Nothing was copied yet.
+        Some(Database::Sqlite(file)) if !file.exists() => Source::Journal(usage.folder),
+        Some(database) => Source::Database(database),
+        None => Source::Journal(usage.folder),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::load::load_str;
+    use crate::usage::Used;
+
+    #[test]
+    fn what_was_used_before_is_told_limit_by_limit() {
+        let text = "
+version: 1
+auth: {mode: off}
+tenants:
+  red:
+    limits: {per_day: {tokens: 1000, requests: 50}, per_minute: {tokens: 10}}
+    model_limits: {m: {per_day: {output_tokens: 400}}}
+    keys:
+      - {id: k7m2qa4x, digest: \"blake3:2334fa4031df5cb85fc694e62f932e47745540d71ba4bdc0961446812496d37b\", limits: {per_month: {input_tokens: 9}}}
+pools: {p: {engine: vllm, models: [m, n], replicas: [http://a:1]}}
+";
+        let loaded = load_str(text, "p", Path::new("/"), None).into_result();
+        let policy = loaded.unwrap_or_else(|report| panic!("{report}")).settings.policy;
+        let one = |tenant: &str, key: &str, model: &str| Used {
+            tenant: tenant.into(),
+            key: key.into(),
+            model: model.into(),
+            sums: Sums { requests: 1, input_tokens: 10, output_tokens: 3, ..Sums::default() },
+        };
+        let used_by = [one("red", "k7m2qa4x", "m"), one("red", "", "n"), one("blue", "x", "m")];
+        let before = Before { used: used_by.to_vec(), partial: false };
+        let mut day: Vec<_> =
+            used(&policy, Period::Day, &before).into_iter().map(|(id, sum)| (id.unit.name(), sum)).collect();
+        day.sort_unstable();
+        assert_eq!(day, [("output_tokens", 3), ("requests", 2), ("tokens", 26)]);
+        let month = used(&policy, Period::Month, &before);
+        assert_eq!((month.len(), month[0].1), (1, 10));
+    }
+}

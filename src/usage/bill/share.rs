@@ -1,0 +1,45 @@
+//! Busy time shared by plain tokens.
+
+use std::collections::BTreeMap;
+
+use crate::usage::bill::{Cells, Sums};
+use crate::usage::row::Kind;
+
+/// What a pool had on a day.
+#[derive(Default)]
+struct Day {
+    busy_ns: u128,
+    money_nano: u128,
+    tokens: u128,
+    /// Tokens of the cells so far.
+    passed: u128,
+}
+
+fn tokens(sums: &Sums) -> u128 {
+    u128::from(sums.input_tokens) + u128::from(sums.output_tokens)
+}
+
+/// Gives each cell its part of what its pool was busy on its day; the last two
+/// entries of a key are these. The parts are whole and their sum is exact. A day
+/// without a token stays as it is.
+pub(super) fn by_tokens(cells: &mut Cells) {
+    let mut days: BTreeMap<Vec<String>, Day> = BTreeMap::new();
+    let place = |key: &[String]| key[key.len().saturating_sub(2)..].to_vec();
+    for ((key, kind), sums) in &*cells {
+        if *kind != Kind::Idle {
+            let day = days.entry(place(key)).or_default();
+            day.busy_ns += sums.gpu_ns;
+            day.money_nano += sums.money_nano;
+            day.tokens += tokens(sums);
+        }
+    }
+    for ((key, kind), sums) in cells {
+        let Some(day) = days.get_mut(&place(key)).filter(|day| *kind != Kind::Idle && day.tokens > 0) else {
+            continue;
+        };
+        let next = day.passed + tokens(sums);
+        let part = |all: u128| all * next / day.tokens - all * day.passed / day.tokens;
+        (sums.gpu_ns, sums.money_nano) = (part(day.busy_ns), part(day.money_nano));
+        day.passed = next;
+    }
+}

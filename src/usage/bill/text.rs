@@ -1,0 +1,166 @@
+//! The bill as a table, as CSV and as JSON.
+
+use std::fmt::Write as _;
+
+use jiff::ToSpan as _;
+use jiff::civil::date;
+use serde_json::{Map, Value, json};
+
+use crate::usage::bill::{Bill, Dimension, NANO, Sums};
+
+/// Who idle time is for.
+const UNALLOCATED: &str = "unallocated";
+/// What stands for nobody in a table.
+const NONE: &str = "-";
+const HOUR_NS: u128 = 3_600 * NANO;
+
+/// Columns of amounts in CSV and JSON: numbers, and exact decimals.
+type Amounts = [(&'static str, String); 9];
+
+fn amounts(sums: &Sums) -> Amounts {
+    [
+        ("requests", sums.requests.to_string()),
+        ("tries", sums.tries.to_string()),
+        ("input_tokens", sums.input_tokens.to_string()),
+        ("cached_tokens", sums.cached_tokens.to_string()),
+        ("output_tokens", sums.output_tokens.to_string()),
+        ("wasted_tokens", sums.wasted_tokens.to_string()),
+        ("queue_seconds", decimal(u128::from(sums.queue_us) * 1_000)),
+        ("gpu_seconds", decimal(sums.gpu_ns)),
+        ("cost", decimal(sums.money_nano)),
+    ]
+}
+
+/// Billionths as a decimal, all nine places.
+fn decimal(nano: u128) -> String {
+    format!("{}.{:09}", nano / NANO, nano % NANO)
+}
+
+/// So many `unit`s with four places, rounded.
+fn rounded(amount: u128, unit: u128) -> String {
+    let parts = (amount * 10_000 + unit / 2) / unit;
+    format!("{}.{:04}", parts / 10_000, parts % 10_000)
+}
+
+/// A number of days since 1970 as a date.
+pub(super) fn day(number: &str) -> String {
+    let day = number.parse::<i32>().ok().and_then(|days| date(1970, 1, 1).checked_add(days.days()).ok());
+    day.map_or_else(|| number.to_owned(), |day| day.to_string())
+}
+
+/// What stands in a table before a line's amounts.
+fn labels(bill: &Bill, key: &[String], unallocated: bool) -> Vec<String> {
+    if bill.by.is_empty() {
+        return vec![if unallocated { UNALLOCATED } else { "used" }.to_owned()];
+    }
+    let of_nobody = |dimension: &Dimension| !matches!(dimension, Dimension::Pool | Dimension::Day);
+    let label = |(dimension, value): (&Dimension, &String)| match value.as_str() {
+        "" if unallocated && of_nobody(dimension) => UNALLOCATED.to_owned(),
+        "" => NONE.to_owned(),
+        value => value.to_owned(),
+    };
+    let mut labels: Vec<String> = bill.by.iter().zip(key).map(label).collect();
+    if unallocated
+        && !bill.by.iter().any(of_nobody)
+        && let Some(last) = labels.last_mut()
+    {
+        *last = format!("{last} ({UNALLOCATED})");
+    }
+    labels
+}
+
+/// For people: aligned columns and a total.
+#[must_use]
+pub fn table(bill: &Bill) -> String {
+    let mut rows: Vec<Vec<String>> = Vec::with_capacity(bill.lines.len() + 2);
+    let head = ["REQUESTS", "INPUT", "CACHED", "OUTPUT", "WASTED", "GPU HOURS", "COST"];
+    let mut keys: Vec<String> = bill.by.iter().map(|dimension| dimension.name().to_uppercase()).collect();
+    if keys.is_empty() {
+        keys.push(String::new());
+    }
+    rows.push(keys.into_iter().chain(head.map(str::to_owned)).collect());
+    let shown = |sums: &Sums| {
+        [
+            sums.requests.to_string(),
+            sums.input_tokens.to_string(),
+            sums.cached_tokens.to_string(),
+            sums.output_tokens.to_string(),
+            sums.wasted_tokens.to_string(),
+            rounded(sums.gpu_ns, HOUR_NS),
+            rounded(sums.money_nano, NANO),
+        ]
+    };
+    for line in &bill.lines {
+        rows.push(labels(bill, &line.key, line.unallocated).into_iter().chain(shown(&line.sums)).collect());
+    }
+    let total = std::iter::once("total".to_owned()).chain(std::iter::repeat(String::new()));
+    rows.push(total.take(bill.by.len().max(1)).chain(shown(&bill.total)).collect());
+    align(&rows, bill.by.len().max(1))
+}
+
+/// Columns as wide as their widest entry; the first ones to the left.
+fn align(rows: &[Vec<String>], left: usize) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |at: usize| rows.iter().filter_map(|row| row.get(at)).map(|text| text.chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|at| width(at).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let _infallible =
+                if at < left { write!(line, "{cell:<width$}  ") } else { write!(line, "{cell:>width$}  ") };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// For spreadsheets (RFC 4180): no total, since it would be summed again.
+#[must_use]
+pub fn csv(bill: &Bill) -> String {
+    let amount_names = amounts(&Sums::default()).map(|(name, _)| name);
+    let keys = bill.by.iter().map(|dimension| dimension.name());
+    let mut text = keys.chain(["kind"]).chain(amount_names).collect::<Vec<_>>().join(",") + "\r\n";
+    for line in &bill.lines {
+        let kind = if line.unallocated { UNALLOCATED } else { "used" };
+        let numbers = amounts(&line.sums).map(|(_, number)| number);
+        let fields = line.key.iter().map(|value| quoted(value)).chain([kind.to_owned()]).chain(numbers);
+        text += &(fields.collect::<Vec<_>>().join(",") + "\r\n");
+    }
+    text
+}
+
+fn quoted(text: &str) -> String {
+    // A spreadsheet would run what begins like a formula.
+    let formula = text.starts_with(['=', '+', '-', '@']);
+    let text = if formula { format!("'{text}") } else { text.to_owned() };
+    let plain = !text.contains(['"', ',', '\r', '\n']);
+    if plain { text } else { format!("\"{}\"", text.replace('"', "\"\"")) }
+}
+
+/// For programs. Times and costs are texts, since they are exact and a reader's
+/// numbers may not be.
+#[must_use]
+pub fn json(bill: &Bill) -> Value {
+    let lines = bill.lines.iter().map(|line| {
+        let mut row = Map::new();
+        for (dimension, value) in bill.by.iter().zip(&line.key) {
+            let value = if value.is_empty() { Value::Null } else { json!(value) };
+            row.insert(dimension.name().to_owned(), value);
+        }
+        row.insert("unallocated".to_owned(), line.unallocated.into());
+        row.extend(numbers(&line.sums));
+        Value::Object(row)
+    });
+    let by: Vec<&str> = bill.by.iter().map(|dimension| dimension.name()).collect();
+    json!({ "by": by, "lines": lines.collect::<Vec<_>>(), "total": Value::Object(numbers(&bill.total)) })
+}
+
+fn numbers(sums: &Sums) -> Map<String, Value> {
+    let exact = |name: &str, text: String| match text.parse::<u64>() {
+        Ok(number) => (name.to_owned(), json!(number)),
+        Err(_) => (name.to_owned(), json!(text)),
+    };
+    amounts(sums).into_iter().map(|(name, text)| exact(name, text)).collect()
+}

@@ -1,0 +1,163 @@
+//! Feeds a database from the journal, on a thread of its own.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::config::settings::usage::Database;
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::{UsageDatabaseFound, UsageDatabaseLost, UsageLinesBroken};
+use crate::telemetry::metrics::UsageMeters;
+use crate::usage::segment::{Cursor, Folder};
+use crate::usage::store::{Access, Problem, Store, open};
+use crate::usage::writer::Ends;
+
+/// How often the journal is looked at.
+const LOOK: Duration = Duration::from_millis(250);
+/// Pauses between two tries of a database that is away: doubling.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LAST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What the thread works with.
+pub(super) struct Sink {
+    pub(super) database: Database,
+    pub(super) folder: Folder,
+    /// The journal's name.
+    pub(super) id: String,
+    pub(super) ends: Arc<Ends>,
+    pub(super) telemetry: Telemetry,
+}
+
+/// The running thread.
+#[derive(Debug)]
+pub(super) struct Feeding {
+    stop: SyncSender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Feeding {
+    /// Ends it after another look at the journal, or after `limit`.
+    pub(super) fn stop(self, limit: Duration) {
+        let _ended = self.stop.try_send(());
+        wait_for(&self.thread, limit);
+    }
+}
+
+/// Waits until a thread has ended, for at most `limit`.
+pub(super) fn wait_for(thread: &JoinHandle<()>, limit: Duration) {
+    let pause = Duration::from_millis(10);
+    for _ in 0..limit.as_millis() / pause.as_millis() {
+        if thread.is_finished() {
+            return;
+        }
+        std::thread::sleep(pause);
+    }
+}
+
+impl Sink {
+    /// Starts the thread. `first` is called once, with the database before
+    /// anything is added to it, or without one that is away.
+    pub(super) fn start(
+        self,
+        first: impl FnOnce(Option<(&mut dyn Store, Cursor)>) + Send + 'static,
+    ) -> std::io::Result<Feeding> {
+        let (stop, stopped) = sync_channel(1);
+        let thread = std::thread::Builder::new().name("usage-database".into());
+        let thread = thread.spawn(move || self.run(&stopped, first))?;
+        Ok(Feeding { stop, thread })
+    }
+
+    fn run(self, stopped: &Receiver<()>, first: impl FnOnce(Option<(&mut dyn Store, Cursor)>)) {
+        let meters = self.telemetry.usage_meters();
+        let mut first = Some(first);
+        let (mut pause, mut told) = (FIRST_PAUSE, false);
+        loop {
+            let lost = match self.connect() {
+                Ok((mut store, cursor)) => {
+                    if let Some(first) = first.take() {
+                        first(Some((&mut *store, cursor)));
+                    }
+                    told = false;
+                    let fed = self.feed(&mut *store, cursor, &meters, stopped);
+                    if *self.ends.read.lock() != Some(cursor) {
+                        pause = FIRST_PAUSE;
+                    }
+                    match fed {
+                        Ok(()) => return,
+                        Err(problem) => problem,
+                    }
+                }
+                Err(problem) => {
+                    if let Some(first) = first.take() {
+                        first(None);
+                    }
+                    problem
+                }
+            };
+            if !std::mem::replace(&mut told, true) {
+                let database = self.database.name();
+                UsageDatabaseLost { database, problem: &lost.0 }.emit(&self.telemetry);
+            }
+            self.measure(&meters);
+            match stopped.recv_timeout(pause) {
+                Err(RecvTimeoutError::Timeout) => pause = (2 * pause).min(LAST_PAUSE),
+                _ => return,
+            }
+        }
+    }
+
+    fn connect(&self) -> Result<(Box<dyn Store>, Cursor), Problem> {
+        let mut store = open(&self.database, Access::Write)?;
+        let cursor = store.cursor(&self.id)?;
+        // Somebody emptied the folder, and the numbers began anew.
+        let beyond = cursor.segment > self.ends.written.lock().segment;
+        let cursor = if beyond { Cursor::default() } else { cursor };
+        *self.ends.read.lock() = Some(cursor);
+        let unread = self.folder.unread(cursor).unwrap_or(0);
+        UsageDatabaseFound { database: self.database.name(), unread }.emit(&self.telemetry);
+        Ok((store, cursor))
+    }
+
+    /// Copies until the database fails or somebody says stop, and then what is
+    /// left.
+    fn feed(
+        &self,
+        store: &mut dyn Store,
+        mut cursor: Cursor,
+        meters: &UsageMeters,
+        stopped: &Receiver<()>,
+    ) -> Result<(), Problem> {
+        let mut last = false;
+        loop {
+            let end = *self.ends.written.lock();
+            let unreadable = |error| Problem(format!("the journal cannot be read: {error}"));
+            let batch = self.folder.read(cursor, end).map_err(unreadable)?;
+            if batch.until > cursor {
+                if batch.broken > 0 {
+                    let (lines, segment) = (batch.broken, batch.until.segment);
+                    UsageLinesBroken { lines, segment }.emit(&self.telemetry);
+                }
+                if !batch.rows.is_empty() {
+                    store.append(&self.id, &batch.rows, batch.until)?;
+                    meters.stored.increment(batch.rows.len() as u64);
+                }
+                cursor = batch.until;
+                *self.ends.read.lock() = Some(cursor);
+                self.measure(meters);
+                continue;
+            }
+            if last {
+                return Ok(());
+            }
+            last = !matches!(stopped.recv_timeout(LOOK), Err(RecvTimeoutError::Timeout));
+        }
+    }
+
+    fn measure(&self, meters: &UsageMeters) {
+        let read = (*self.ends.read.lock()).unwrap_or_default();
+        if let Ok(unread) = self.folder.unread(read) {
+            meters.unread.set(unread as f64);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Databases of usage rows. Both have the same tables and are asked the same
+//! questions.
+
+mod postgres;
+mod secure;
+mod sqlite;
+
+use crate::config::settings::usage::Database;
+use crate::usage::row::Row;
+use crate::usage::segment::Cursor;
+
+/// What is wrong with a database, in words, without secrets.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Problem(pub(super) String);
+
+/// The tables, version by version. A released one never changes; the next one is
+/// added.
+const MIGRATIONS: [&str; 1] = ["
+    CREATE TABLE penstock_usage (
+        journal TEXT NOT NULL,
+        time_ms BIGINT NOT NULL,
+        kind TEXT NOT NULL,
+        request_id TEXT NOT NULL,
+        tenant TEXT NOT NULL,
+        key_id TEXT NOT NULL,
+        class TEXT NOT NULL,
+        model TEXT NOT NULL,
+        pool TEXT NOT NULL,
+        replica TEXT NOT NULL,
+        api TEXT NOT NULL,
+        status INTEGER NOT NULL,
+        outcome TEXT NOT NULL,
+        usage TEXT NOT NULL,
+        input_tokens BIGINT NOT NULL,
+        cached_tokens BIGINT NOT NULL,
+        output_tokens BIGINT NOT NULL,
+        wasted_tokens BIGINT NOT NULL,
+        wasted_by TEXT NOT NULL,
+        queue_us BIGINT NOT NULL,
+        gpu_ns BIGINT NOT NULL,
+        price_per_hour DOUBLE PRECISION NOT NULL,
+        money_nano BIGINT NOT NULL,
+        attempts BIGINT NOT NULL
+    );
+    CREATE INDEX penstock_usage_time ON penstock_usage (time_ms);
+    CREATE TABLE penstock_usage_cursor (
+        journal TEXT PRIMARY KEY,
+        segment BIGINT NOT NULL,
+        byte_offset BIGINT NOT NULL
+    );
+"];
+
+/// Where the version of the tables stands.
+const VERSION_TABLE: &str = "CREATE TABLE IF NOT EXISTS penstock_usage_schema (version INTEGER NOT NULL)";
+const VERSION: &str = "SELECT COALESCE(MAX(version), 0) FROM penstock_usage_schema";
+
+const COLUMNS: [&str; 24] = [
+    "journal",
+    "time_ms",
+    "kind",
+    "request_id",
+    "tenant",
+    "key_id",
+    "class",
+    "model",
+    "pool",
+    "replica",
+    "api",
+    "status",
+    "outcome",
+    "usage",
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "wasted_tokens",
+    "wasted_by",
+    "queue_us",
+    "gpu_ns",
+    "price_per_hour",
+    "money_nano",
+    "attempts",
+];
+
+/// A column's value.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Value<'a> {
+    Text(&'a str),
+    Whole(i64),
+    Real(f64),
+}
+
+/// A row in the order of [`COLUMNS`].
+fn values<'a>(journal: &'a str, row: &'a Row) -> [Value<'a>; COLUMNS.len()] {
+    let whole = |number: u64| Value::Whole(i64::try_from(number).unwrap_or(i64::MAX));
+    [
+        Value::Text(journal),
+        Value::Whole(row.time_ms),
+        Value::Text(row.kind.name()),
+        Value::Text(&row.request_id),
+        Value::Text(&row.tenant),
+        Value::Text(&row.key),
+        Value::Text(&row.class),
+        Value::Text(&row.model),
+        Value::Text(&row.pool),
+        Value::Text(&row.replica),
+        Value::Text(row.api),
+        whole(row.status.into()),
+        Value::Text(row.outcome),
+        Value::Text(row.usage),
+        whole(row.input_tokens),
+        whole(row.cached_tokens),
+        whole(row.output_tokens),
+        whole(row.wasted_tokens),
+        Value::Text(row.wasted_by),
+        whole(row.queue_us),
+        whole(row.gpu_ns),
+        Value::Real(row.price_per_hour),
+        whole(row.money_nano),
+        whole(row.attempts.into()),
+    ]
+}
+
+/// One line of an answer: texts first, then whole numbers.
+pub(super) type Line = (Vec<String>, Vec<i64>);
+
+/// An open database.
+pub(super) trait Store: Send {
+    /// Where to go on with a journal; the start where it is not known.
+    fn cursor(&mut self, journal: &str) -> Result<Cursor, Problem>;
+
+    /// Adds rows and moves the cursor: both or neither.
+    fn append(&mut self, journal: &str, rows: &[Row], until: Cursor) -> Result<(), Problem>;
+
+    /// Asks for lines of `texts` texts and `wholes` whole numbers.
+    fn lines(&mut self, sql: &str, texts: usize, wholes: usize) -> Result<Vec<Line>, Problem>;
+}
+
+/// Why a database is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// To add rows; the tables are made or brought up to date.
+    Write,
+    /// To ask.
+    Read,
+}
+
+/// Opens a database; that may take some seconds.
+pub(super) fn open(database: &Database, access: Access) -> Result<Box<dyn Store>, Problem> {
+    Ok(match database {
+        Database::Sqlite(path) => Box::new(sqlite::Sqlite::open(path, access)?),
+        Database::Postgres(settings) => Box::new(postgres::Postgres::open(settings, access)?),
+    })
+}
+
+/// The migrations that tables of a version need.
+fn migrations_after(version: i64) -> Result<&'static [&'static str], Problem> {
+    let done = usize::try_from(version).unwrap_or(usize::MAX);
+    MIGRATIONS.get(done..).ok_or_else(|| {
+        let known = MIGRATIONS.len();
+        Problem(format!(
+            "its tables have version {version}, and this program knows versions up to {known}: use a newer one"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::usage::row::tests::row;
+
+    #[test]
+    fn every_column_has_its_value() {
+        let row = row(5, "red");
+        let values = values("j", &row);
+        let value = |name: &str| values[COLUMNS.iter().position(|column| *column == name).unwrap()];
+        let json = serde_json::to_value(&row).unwrap();
+        for (name, expected) in json.as_object().unwrap() {
+            let column = if name == "key" { "key_id" } else { name };
+            let found: serde_json::Value = match value(column) {
+                Value::Text(text) => text.into(),
+                Value::Whole(number) => number.into(),
+                Value::Real(number) => number.into(),
+            };
+            assert_eq!(*expected, found, "{name}");
+        }
+        let created = COLUMNS.iter().all(|column| MIGRATIONS[0].contains(&format!("        {column} ")));
+        assert!(created);
+    }
+
+    #[test]
+    fn tables_of_a_newer_program_are_left_alone() {
+        assert_eq!(migrations_after(0).unwrap().len(), MIGRATIONS.len());
+        assert_eq!(migrations_after(MIGRATIONS.len() as i64).unwrap().len(), 0);
+        assert!(migrations_after(99).unwrap_err().to_string().contains("version 99"));
+    }
+}

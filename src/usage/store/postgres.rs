@@ -1,0 +1,154 @@
+//! PostgreSQL. The client blocks, so it is used on threads of its own.
+
+use std::error::Error as _;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::time::Duration;
+
+use postgres::{Client, Config, IsolationLevel};
+
+use crate::config::settings::usage::Postgres as Settings;
+use crate::usage::row::Row;
+use crate::usage::segment::Cursor;
+use crate::usage::store::secure::Secure;
+use crate::usage::store::{
+    Access, COLUMNS, Line, Problem, Store, VERSION, VERSION_TABLE, Value, migrations_after, values,
+};
+
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long a server may say nothing that owes an answer.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Keeps two gateways from making the tables at once: any number that is always
+/// the same.
+const MIGRATION_LOCK: i64 = 0x70_656e_7374_6f63;
+
+/// A connection.
+pub(super) struct Postgres(Client);
+
+impl From<postgres::Error> for Problem {
+    /// What the server says, or else what the connection does.
+    fn from(error: postgres::Error) -> Self {
+        if let Some(said) = error.as_db_error() {
+            return Self(format!("{} ({})", said.message(), said.code().code()));
+        }
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            let _infallible = write!(text, ": {error}");
+            cause = error.source();
+        }
+        Self(text)
+    }
+}
+
+impl Postgres {
+    pub(super) fn open(settings: &Settings, access: Access) -> Result<Self, Problem> {
+        let mut config = config(settings)?;
+        config.application_name("penstock").connect_timeout(CONNECT).tcp_user_timeout(SILENCE);
+        let mut client = config.connect(Secure::new(settings.ca.as_deref())?)?;
+        client.batch_execute("SET statement_timeout = '60s'")?;
+        if access == Access::Write {
+            migrate(&mut client)?;
+        }
+        Ok(Self(client))
+    }
+}
+
+/// The address as its file says it now.
+fn config(settings: &Settings) -> Result<Config, Problem> {
+    let again = settings.url_file.as_ref().and_then(|path| fs::read_to_string(path).ok());
+    let url = again.as_deref().map_or(settings.url.expose(), str::trim);
+    // What is wrong with it may be its password.
+    url.parse()
+        .map_err(|_| Problem("its address is none: postgres://user:password@host:5432/database".into()))
+}
+
+fn migrate(client: &mut Client) -> Result<(), Problem> {
+    let mut all = client.transaction()?;
+    all.execute("SELECT pg_advisory_xact_lock($1)", &[&MIGRATION_LOCK])?;
+    all.batch_execute(VERSION_TABLE)?;
+    let version: i32 = all.query_one(VERSION, &[])?.get(0);
+    for (step, sql) in (version + 1..).zip(migrations_after(version.into())?) {
+        all.batch_execute(sql)?;
+        all.execute("INSERT INTO penstock_usage_schema VALUES ($1)", &[&step])?;
+    }
+    Ok(all.commit()?)
+}
+
+impl Store for Postgres {
+    fn cursor(&mut self, journal: &str) -> Result<Cursor, Problem> {
+        let sql = "SELECT segment, byte_offset FROM penstock_usage_cursor WHERE journal = $1";
+        let found = self.0.query_opt(sql, &[&journal])?;
+        let number = |row: &postgres::Row, at| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
+        Ok(found
+            .map_or_else(Cursor::default, |row| Cursor { segment: number(&row, 0), offset: number(&row, 1) }))
+    }
+
+    fn append(&mut self, journal: &str, rows: &[Row], until: Cursor) -> Result<(), Problem> {
+        let mut text = String::new();
+        rows.iter().for_each(|row| copy_line(&values(journal, row), &mut text));
+        let mut all = self.0.transaction()?;
+        let mut copy = all.copy_in(&format!("COPY penstock_usage ({}) FROM STDIN", COLUMNS.join(", ")))?;
+        copy.write_all(text.as_bytes()).map_err(|error| Problem(error.to_string()))?;
+        copy.finish()?;
+        let place = [until.segment, until.offset].map(|number| i64::try_from(number).unwrap_or(i64::MAX));
+        all.execute(
+            "INSERT INTO penstock_usage_cursor VALUES ($1, $2, $3)
+             ON CONFLICT (journal) DO UPDATE SET segment = $2, byte_offset = $3",
+            &[&journal, &place[0], &place[1]],
+        )?;
+        Ok(all.commit()?)
+    }
+
+    fn lines(&mut self, sql: &str, texts: usize, wholes: usize) -> Result<Vec<Line>, Problem> {
+        let transaction =
+            self.0.build_transaction().isolation_level(IsolationLevel::RepeatableRead).read_only(true);
+        let mut asked = transaction.start()?;
+        let lines = asked.query(sql, &[])?.into_iter().map(|row| -> Result<Line, postgres::Error> {
+            let names = (0..texts).map(|at| row.try_get(at)).collect::<Result<_, _>>()?;
+            let numbers = (texts..texts + wholes).map(|at| row.try_get(at)).collect::<Result<_, _>>()?;
+            Ok((names, numbers))
+        });
+        Ok(lines.collect::<Result<_, _>>()?)
+    }
+}
+
+/// A line of the text form of COPY: tabs between the values, backslashes before
+/// what would end one. PostgreSQL has no NUL in texts.
+fn copy_line(values: &[Value<'_>], text: &mut String) {
+    for (at, value) in values.iter().enumerate() {
+        if at > 0 {
+            text.push('\t');
+        }
+        match value {
+            Value::Whole(number) => {
+                let _infallible = write!(text, "{number}");
+            }
+            Value::Real(number) => {
+                let _infallible = write!(text, "{number}");
+            }
+            Value::Text(value) => value.chars().for_each(|char| match char {
+                '\\' => text.push_str("\\\\"),
+                '\n' => text.push_str("\\n"),
+                '\r' => text.push_str("\\r"),
+                '\t' => text.push_str("\\t"),
+                '\0' => {}
+                other => text.push(other),
+            }),
+        }
+    }
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_cannot_leave_their_column() {
+        let mut text = String::new();
+        copy_line(&[Value::Text("a\tb\\N\nc\0"), Value::Whole(-1), Value::Real(0.5)], &mut text);
+        assert_eq!(text, "a\\tb\\\\N\\nc\t-1\t0.5\n");
+    }
+}

@@ -1,0 +1,109 @@
+//! SQLite, in a file beside the journal.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _, ToSql, params_from_iter, types::ToSqlOutput};
+
+use crate::usage::row::Row;
+use crate::usage::segment::Cursor;
+use crate::usage::store::{
+    Access, COLUMNS, Line, Problem, Store, VERSION, VERSION_TABLE, Value, migrations_after, values,
+};
+
+/// How long another connection may hold the file.
+const BUSY: Duration = Duration::from_secs(5);
+
+/// An open file.
+pub(super) struct Sqlite(Connection);
+
+impl From<rusqlite::Error> for Problem {
+    fn from(error: rusqlite::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl ToSql for Value<'_> {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        match self {
+            Self::Text(text) => text.to_sql(),
+            Self::Whole(number) => number.to_sql(),
+            Self::Real(number) => number.to_sql(),
+        }
+    }
+}
+
+impl Sqlite {
+    pub(super) fn open(path: &Path, access: Access) -> Result<Self, Problem> {
+        let flags = match access {
+            Access::Write => OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE,
+            Access::Read => OpenFlags::SQLITE_OPEN_READ_ONLY,
+        };
+        let file = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX);
+        let mut connection =
+            file.map_err(|error| Problem(format!("cannot open {}: {error}", path.display())))?;
+        connection.busy_timeout(BUSY)?;
+        if access == Access::Write {
+            // What a power cut takes with `normal`, cursor and rows alike, is read
+            // from the journal again.
+            connection.pragma_update(None, "journal_mode", "wal")?;
+            connection.pragma_update(None, "synchronous", "normal")?;
+            migrate(&mut connection)?;
+        }
+        Ok(Self(connection))
+    }
+}
+
+fn migrate(connection: &mut Connection) -> Result<(), Problem> {
+    let all = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    all.execute_batch(VERSION_TABLE)?;
+    let version: i64 = all.query_row(VERSION, (), |row| row.get(0))?;
+    for (step, sql) in (version + 1..).zip(migrations_after(version)?) {
+        all.execute_batch(sql)?;
+        all.execute("INSERT INTO penstock_usage_schema VALUES (?1)", [step])?;
+    }
+    Ok(all.commit()?)
+}
+
+impl Store for Sqlite {
+    fn cursor(&mut self, journal: &str) -> Result<Cursor, Problem> {
+        let sql = "SELECT segment, byte_offset FROM penstock_usage_cursor WHERE journal = ?1";
+        let found = self.0.query_row(sql, [journal], |row| {
+            Ok(Cursor { segment: unsigned(row.get(0)?), offset: unsigned(row.get(1)?) })
+        });
+        Ok(found.optional()?.unwrap_or_default())
+    }
+
+    fn append(&mut self, journal: &str, rows: &[Row], until: Cursor) -> Result<(), Problem> {
+        let all = self.0.transaction()?;
+        {
+            let places = vec!["?"; COLUMNS.len()].join(", ");
+            let sql = format!("INSERT INTO penstock_usage ({}) VALUES ({places})", COLUMNS.join(", "));
+            let mut insert = all.prepare(&sql)?;
+            for row in rows {
+                insert.execute(params_from_iter(values(journal, row)))?;
+            }
+        }
+        let place = [until.segment, until.offset].map(|number| i64::try_from(number).unwrap_or(i64::MAX));
+        all.execute(
+            "INSERT INTO penstock_usage_cursor VALUES (?1, ?2, ?3)
+             ON CONFLICT (journal) DO UPDATE SET segment = ?2, byte_offset = ?3",
+            (journal, place[0], place[1]),
+        )?;
+        Ok(all.commit()?)
+    }
+
+    fn lines(&mut self, sql: &str, texts: usize, wholes: usize) -> Result<Vec<Line>, Problem> {
+        let mut asked = self.0.prepare(sql)?;
+        let lines = asked.query_map((), |row| {
+            let names = (0..texts).map(|at| row.get(at)).collect::<Result<_, _>>()?;
+            let numbers = (texts..texts + wholes).map(|at| row.get(at)).collect::<Result<_, _>>()?;
+            Ok((names, numbers))
+        })?;
+        Ok(lines.collect::<Result<_, _>>()?)
+    }
+}
+
+fn unsigned(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}
