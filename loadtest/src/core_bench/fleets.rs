@@ -14,7 +14,7 @@ use super::CoreBenchArgs;
 const POOLS_OF_MODEL: u32 = 6;
 
 /// The policy of the world.
-pub fn policy(args: &CoreBenchArgs) -> Policy {
+pub(super) fn policy(args: &CoreBenchArgs) -> Policy {
     let mut policy = Policy::default();
     let mixed = args.pools > 1;
     let names = ["interactive", "standard", "batch"];
