@@ -133,9 +133,11 @@ def test_admin_answers_while_it_serves(start, tmp_path):
     (tmp_path / "penstock.yaml").write_text(
         "version: 1\nauth: {mode: off}\n"
         f"server: {{listen: {listen}, admin: {admin}}}\n"
+        "usage: {folder: usage}\n"
         "pools: {p: {engine: vllm, models: [m], replicas: [http://127.0.0.1:9]}}\n"
     )
     gateway = start("penstock serve", cwd=tmp_path)
+    gateway.wait_for("usage database takes rows")
     gateway.wait_for("server started")
     index = get(f"http://{admin}/")
     routes = re.findall(r"^(GET|POST) +(/\S*)", index, re.M)

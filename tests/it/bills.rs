@@ -1,5 +1,4 @@
 //! What requests cost: in the log, in the usage journal, and as limits.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use penstock::sim::faults::FaultKind;
 use penstock::sim::server::SimOptions;

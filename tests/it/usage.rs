@@ -273,8 +273,7 @@ fn penstock_usage_prints_the_bill() {
     let temp = tempfile::tempdir().unwrap();
     let folder = temp.path().join("usage");
     let database = Database::Sqlite(folder.join("usage.db"));
-    let mut usage =
-        Usage::start(&settings(folder.clone(), Some(database.clone())), &Telemetry::for_tests()).unwrap();
+    let mut usage = Usage::start(&settings(folder, Some(database.clone())), &Telemetry::for_tests()).unwrap();
     usage.follow(Vec::new(), |_| {}).unwrap();
     (0..300).for_each(|number| usage.journal().record(row(number)));
     usage.stop(PATIENCE);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use proptest::prelude::*;
+use proptest::prelude::{prop, prop_assert_eq, proptest};
 
 use crate::config::settings::usage::Database;
 use crate::usage::bill::{Bill, Dimension, Query, Share, Source, Sums, make, text};
