@@ -76,14 +76,14 @@ fn used(policy: &Policy, period: Period, before: &Before) -> Vec<(RuleId, u64)> 
 }
 
 fn amount(unit: Unit, sums: &Sums) -> u64 {
-    let thousandth = |amount: u128| u64::try_from(amount / 1_000).unwrap_or(u64::MAX);
+    let bounded = |amount: u128| u64::try_from(amount).unwrap_or(u64::MAX);
     match unit {
         Unit::Requests => sums.requests,
         Unit::InputTokens => sums.input_tokens,
         Unit::OutputTokens => sums.output_tokens,
         Unit::Tokens => sums.input_tokens.saturating_add(sums.output_tokens),
-        Unit::GpuTime => thousandth(sums.gpu_ns),
-        Unit::Money => thousandth(sums.money_nano),
+        Unit::GpuTime => bounded(sums.gpu_ns),
+        Unit::Money => bounded(sums.money_nano),
     }
 }
 
