@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use crate::cli::operate::{ExplainArgs, PoolsCommand, ReplicasCommand, StatusArgs, TenantsCommand};
+use crate::cli::operate::{
+    AccessArgs, ExplainArgs, PoolsCommand, ReplicasCommand, StatusArgs, TenantsCommand,
+};
 use crate::config::units::Span;
 
 /// Inference gateway and queue-aware request router.
@@ -175,6 +177,9 @@ pub struct CheckArgs {
     /// its pools has ever kept.
     #[arg(long, value_name = "URL")]
     pub against: Option<String>,
+    /// How to get in there.
+    #[command(flatten)]
+    pub access: AccessArgs,
 }
 
 /// How a result is printed.
