@@ -388,6 +388,9 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         self.learn();
+        if let (Some(usage), Some((counted, _))) = (&mut self.usage, self.prompt) {
+            *usage = usage.with_prompt(counted);
+        }
         let now = self.clock.now();
         self.conclude(now);
         let output = self.usage.and_then(Usage::tokens).map(|tokens| tokens.output);
