@@ -13,6 +13,8 @@ use crate::core::policy::Policy;
 const ONE_IN: u32 = 20;
 /// Jobs after which the own lengths are relied on.
 const FEW: u32 = 20;
+/// The shortest answer that the first ones are taken for, in tokens.
+const USUAL: u64 = 256;
 /// Jobs that are remembered; then each counts half.
 const MEMORY: u32 = 512;
 /// Buckets: two for each doubling.
@@ -73,6 +75,13 @@ impl Lengths {
         }
         0
     }
+
+    /// A cautious guess from a few: the largest of them, the more often the fewer
+    /// they are. Absent where there is none.
+    fn guess(&self) -> Option<u64> {
+        let largest = self.counts.iter().rposition(|count| *count > 0).map(upper_end)?;
+        Some(largest.max(USUAL).saturating_mul(u64::from(1 + FEW / self.total.max(1))))
+    }
 }
 
 /// Learned output lengths, by model, tenant and class.
@@ -85,12 +94,14 @@ pub struct Expected {
 impl Expected {
     /// Output tokens to reserve for a job, over all its sequences; never more
     /// than it may generate. By its model, tenant and class once there are
-    /// enough samples, else by its model, else by what it asks for.
+    /// enough samples, else by its model, of which a few are enough for a
+    /// cautious guess, else by what it asks for.
     #[must_use]
     pub fn output(&self, spec: &JobSpec) -> u64 {
         let own = self.kinds.get(&(spec.model, spec.tenant, spec.class));
-        let known = [own, self.models.get(&spec.model)].into_iter().flatten().find(|kind| kind.total >= FEW);
-        let each = known.map_or(u64::MAX, Lengths::most);
+        let model = self.models.get(&spec.model);
+        let known = [own, model].into_iter().flatten().find(|kind| kind.total >= FEW).map(Lengths::most);
+        let each = known.or_else(|| model?.guess()).unwrap_or(u64::MAX);
         each.saturating_mul(u64::from(spec.sequences)).min(spec.max_output_tokens)
     }
 
@@ -123,6 +134,19 @@ mod tests {
             assert!(length <= upper_end(bucket) || bucket == BUCKETS - 1, "{length}");
             assert!(bucket == 0 || length > upper_end(bucket - 1), "{length}");
         }
+    }
+
+    #[test]
+    fn the_first_few_make_room_step_by_step() {
+        let mut lengths = Lengths::default();
+        assert_eq!(lengths.guess(), None);
+        let guesses: Vec<u64> = [1, 100, 500, 100, 100]
+            .map(|length| {
+                lengths.add(length);
+                lengths.guess().unwrap_or_default()
+            })
+            .into();
+        assert_eq!(guesses, [256 * 21, 256 * 11, 511 * 7, 511 * 6, 511 * 5]);
     }
 
     #[test]
