@@ -3,6 +3,7 @@
 mod affinity;
 mod client;
 mod cold;
+mod crowd;
 mod discovery;
 mod door;
 mod drain;
@@ -20,6 +21,7 @@ mod names;
 mod oidc;
 mod operate;
 mod operators;
+mod pitfalls;
 mod pki;
 mod process;
 mod promises;
