@@ -321,6 +321,9 @@ impl Record {
 
     /// What its end means for its status and for its copy.
     fn conclude(&mut self, now: Tick) {
+        if let (Some(usage), Some((counted, _))) = (&mut self.usage, self.prompt) {
+            *usage = usage.with_prompt(counted);
+        }
         if self.early_head.as_ref().is_some_and(|sent| sent.load(Ordering::Relaxed)) {
             self.status = 200;
         }
@@ -388,9 +391,6 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         self.learn();
-        if let (Some(usage), Some((counted, _))) = (&mut self.usage, self.prompt) {
-            *usage = usage.with_prompt(counted);
-        }
         let now = self.clock.now();
         self.conclude(now);
         let output = self.usage.and_then(Usage::tokens).map(|tokens| tokens.output);
