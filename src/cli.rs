@@ -9,7 +9,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use crate::cli::operate::{ExplainArgs, PoolsCommand, ReplicasCommand, StatusArgs, TenantsCommand};
+use crate::cli::operate::{
+    AccessArgs, ExplainArgs, PoolsCommand, ReplicasCommand, StatusArgs, TenantsCommand,
+};
 use crate::cli::usage::UsageArgs;
 use crate::config::units::Span;
 
@@ -191,6 +193,9 @@ pub struct CheckArgs {
     /// its pools has ever kept.
     #[arg(long, value_name = "URL")]
     pub against: Option<String>,
+    /// How to get in there.
+    #[command(flatten)]
+    pub access: AccessArgs,
 }
 
 /// How a result is printed.

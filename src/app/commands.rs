@@ -3,11 +3,12 @@
 use std::io::{self, Read as _, Write as _};
 use std::process::ExitCode;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::CommandFactory as _;
 
 use crate::app::gateway::{self, Gateway};
 use crate::app::{count, demo, operate, signals, simulate, usage};
+use crate::cli::operate::AccessArgs;
 use crate::cli::{
     CheckArgs, Cli, Command, DemoArgs, DialectArg, Format, KeysCommand, ServeArgs, SimEngineArgs,
 };
@@ -120,10 +121,13 @@ fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
 
 fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let report = match &args.against {
+        None if args.access != AccessArgs::default() => {
+            bail!("--token-file, --ca, --cert and --key are for a gateway: --against says which")
+        }
         None => load::check_file(&args.config),
         Some(gateway) => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let bests = runtime.block_on(operate::bests(gateway))?;
+            let bests = runtime.block_on(operate::bests(gateway, &args.access))?;
             check_file_against(&args.config, &|pool| bests.get(pool).copied())
         }
     };

@@ -11,6 +11,17 @@ pub struct AdminArgs {
     /// `PENSTOCK_ADMIN`, or else `http://127.0.0.1:8081`.
     #[arg(long, value_name = "URL")]
     pub admin: Option<String>,
+    /// How to get in there.
+    #[command(flatten)]
+    pub access: AccessArgs,
+    /// Print the gateway's answer as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What opens a gateway's admin port.
+#[derive(Debug, Clone, Args, Default, PartialEq, Eq)]
+pub struct AccessArgs {
     /// A file with the operator's token; absent = the environment variable
     /// `PENSTOCK_ADMIN_TOKEN`.
     #[arg(long, value_name = "FILE")]
@@ -25,9 +36,6 @@ pub struct AdminArgs {
     /// The private key of `--cert` (PEM).
     #[arg(long, value_name = "FILE", requires = "cert")]
     pub key: Option<PathBuf>,
-    /// Print the gateway's answer as JSON.
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// What an override is of, for how long, and why.

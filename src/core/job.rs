@@ -83,7 +83,8 @@ pub struct Tokens {
 pub enum Usage {
     /// The engine's own count.
     Exact(Tokens),
-    /// A lower bound, from a stream that ended early.
+    /// From a stream that ended early: a lower bound of its output. An engine
+    /// that has not said how long the prompt is has it as 0.
     Partial(Tokens),
     /// Nothing is known; never to be read as zero.
     #[default]
@@ -97,6 +98,16 @@ impl Usage {
         match self {
             Self::Exact(tokens) | Self::Partial(tokens) => Some(tokens),
             Self::Unknown => None,
+        }
+    }
+
+    /// With the prompt as it was counted before, where a stream ended before its
+    /// engine said how long it is: whoever leaves early has had it read.
+    #[must_use]
+    pub fn with_prompt(self, counted: u64) -> Self {
+        match self {
+            Self::Partial(tokens) if tokens.input == 0 => Self::Partial(Tokens { input: counted, ..tokens }),
+            _ => self,
         }
     }
 }

@@ -335,6 +335,9 @@ impl Record {
 
     /// What its end means for its status, for its retries and for its copy.
     fn conclude(&mut self, now: Tick) {
+        if let (Some(usage), Some((counted, _))) = (&mut self.usage, self.prompt) {
+            *usage = usage.with_prompt(counted);
+        }
         if matches!(self.outcome, RequestOutcome::Rejected | RequestOutcome::Failed)
             && let Some(seat) = &mut self.seat
         {

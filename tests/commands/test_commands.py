@@ -3,6 +3,7 @@
 import http.server
 import json
 import re
+import ssl
 import subprocess
 import threading
 
@@ -125,6 +126,42 @@ def test_check_holds_promises_against_what_a_gateway_measured(tmp_path):
     (nobody,) = free_ports(1)
     lost = run(f"penstock check good.yaml --against http://{nobody}", cwd=tmp_path)
     assert lost.returncode == 1 and "no gateway answers at" in lost.stderr
+
+
+class Guarded(Measured):
+    """One that asks for an operator's token."""
+
+    def do_GET(self):
+        if self.headers["authorization"] != "Bearer right":
+            self.send_error(401)
+        else:
+            super().do_GET()
+
+
+def test_check_gets_into_a_guarded_admin_port(tmp_path):
+    files = ROOT / "tests" / "fixtures" / "tls"
+    (tmp_path / "good.yaml").write_text(ONE.replace("vllm", "openai"))
+    (tmp_path / "token").write_text("right\n")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files / "server.crt", files / "server.key")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        check = f"penstock check good.yaml --against https://127.0.0.1:{server.server_address[1]}"
+        good, stranger, nobody = (
+            run(f"{check} {options}", cwd=tmp_path)
+            for options in (
+                f"--ca {files}/ca.crt --token-file token",
+                f"--ca {files}/other.crt --token-file token",
+                f"--ca {files}/ca.crt",
+            )
+        )
+        server.shutdown()
+    assert (good.returncode, good.stdout) == (0, "good.yaml is valid\n"), good.stderr
+    assert stranger.returncode == 1 and "--ca names its certificate's authorities" in stranger.stderr
+    assert nobody.returncode == 1 and "401" in nobody.stderr
+    lone = run("penstock check good.yaml --token-file token", cwd=tmp_path)
+    assert lone.returncode == 1 and "--against says which" in lone.stderr
 
 
 @pytest.mark.parametrize("name", ["fields", "syntax", "references"])

@@ -29,7 +29,7 @@ async fn start(dialect: Dialect, pool: &'static str, engine_model: &str) -> (Rig
 
 /// A body for each call of vLLM; `x_unknown` is a field that nobody knows, in
 /// a form that a parser would write differently.
-fn bodies(model: &str) -> Vec<(&'static str, String)> {
+pub(crate) fn bodies(model: &str) -> Vec<(&'static str, String)> {
     let unknown = r#""x_unknown" : [1.0, "\u00fc"]"#;
     let user = r#""messages":[{"role":"user","content":"how high is the water?"}]"#;
     [

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import pathlib
 import time
 import uuid
 
@@ -10,6 +11,9 @@ import openai
 import pytest
 
 from fleet import Engine, Gateway, free_port, until
+from issuer import Issuer
+
+TOKENIZER = pathlib.Path(__file__).parents[1] / "fixtures" / "tokenizers" / "byte-level"
 
 CLASS = {"ttft": "5s", "itl": "100ms"}
 CLASSES = {
@@ -17,12 +21,22 @@ CLASSES = {
     "hasty": {"rank": 1, "max_wait": "300ms", **CLASS},
     "batch": {"rank": 2, "max_wait": "1h", **CLASS},
 }
+LIMITS = {
+    "spent": {"per_day": {"requests": 1}},
+    "minute": {"per_minute": {"requests": 2, "tokens": 10000}},
+    "short": {"per_minute": {"input_tokens": 20}},
+    "held": {"concurrent": {"requests": 1}},
+}
 TENANTS = {
     "team": {},
     "tight": {"queue": {"requests": 1}},
     "limited": {"models": ["fast"], "classes": ["standard"]},
     "hasty": {"default_class": "hasty"},
+    "expired": {"key": {"expires": "2001-01-31"}},
+    # Some for each SDK, since what is used up stays so.
+    **{f"{name}-{sdk}": {"limits": limits} for sdk in ["python", "node"] for name, limits in LIMITS.items()},
 }
+BUSY = ["openai", "async", "anthropic", "node", "held", "held-node"]
 # Model, and the engines that serve it. `brittle` is for faults. The `busy`
 # ones run one sequence, slowly; each test that fills a queue has its own, so
 # that it knows all that was ever dispatched there.
@@ -30,7 +44,7 @@ FLEET = {
     "fast": [{}, {}],
     "brittle": [{}, {}],
     "text": [{"dialect": "tgi"}],
-    **{f"busy-{name}": [{"profile": "l4-8b", "max_seqs": 1}] for name in ["openai", "async", "anthropic", "node"]},
+    **{f"busy-{name}": [{"profile": "l4-8b", "max_seqs": 1}] for name in BUSY},
 }
 
 
@@ -60,18 +74,33 @@ def fleet(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def gateway(fleet, tmp_path_factory):
+def issuer():
+    running = Issuer()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def gateway(fleet, issuer, tmp_path_factory):
     nowhere = {"engine": "vllm", "models": ["nowhere"], "replicas": [f"http://127.0.0.1:{free_port()}"]}
     running = Gateway(
         tmp_path_factory.mktemp("gateway"),
         TENANTS,
         {**fleet.pools, "nowhere": nowhere},
-        models={"fast": {"aliases": ["gpt-4o"]}},
+        models={"fast": {"aliases": ["gpt-4o"], "tokenizer": str(TOKENIZER)}},
+        auth={
+            "oidc": [
+                {"issuer": issuer.url, "audience": ["penstock"], "tenant_claim": "team"},
+                {"issuer": "http://127.0.0.1:1", "audience": ["penstock"]},
+            ],
+            "failures": {"per_minute": 0},
+        },
         classes=CLASSES,
         requests={"max_body": "256KiB"},
         retry={"max_attempts": 2},
         upstream={"stream_idle_timeout": "1s"},
     )
+    running.keys.update(issuer.tokens)
     yield running
     broken = running.metric("penstock_broken_invariants")
     running.stop()

@@ -77,7 +77,7 @@ class Gateway:
         config = {
             "version": 1,
             "server": {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin}", "drain_grace": "20s"},
-            "tenants": {name: {**tenant, "keys": [self.new_key(name)]} for name, tenant in tenants.items()},
+            "tenants": {name: self.tenant(name, **tenant) for name, tenant in tenants.items()},
             "pools": pools,
             **settings,
         }
@@ -89,6 +89,10 @@ class Gateway:
             [BINARY, "serve", "--config", str(path)], stderr=self.log_path.open("w"), stdout=subprocess.DEVNULL
         )
         until(self.is_ready, "the gateway is ready")
+
+    def tenant(self, name, key=None, **lines):
+        """A tenant with a key; `key` has more lines of the key."""
+        return {**lines, "keys": [{**self.new_key(name), **(key or {})}]}
 
     def new_key(self, tenant):
         made = subprocess.run([BINARY, "keys", "new"], capture_output=True, text=True, check=True).stdout

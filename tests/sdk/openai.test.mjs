@@ -215,6 +215,75 @@ test("engines that all fail", async () => {
   assert.equal(line.attempts, 2);
 });
 
+test("a quota that is spent is not asked again", async () => {
+  const [recorder, id] = [new Recorder(), marker()];
+  await client("spent-node").chat.completions.create(CHAT);
+  const call = recorded(recorder, "spent-node").chat.completions.create(CHAT, { headers: { "x-request-id": id } });
+  await assert.rejects(call, (error) => {
+    assert.ok(error instanceof openai.RateLimitError);
+    assert.deepEqual([error.status, error.code, error.type], [429, "insufficient_quota", "insufficient_quota"]);
+    assert.match(error.message, /The limit of your tenant is 1 request a day: 0 requests left/);
+    assert.equal(error.requestID, id);
+    return true;
+  });
+  recorder.assertFinal(429);
+  const [line] = await logged(id, 1);
+  assert.deepEqual([line.reason, line.attempts], ["quota_spent", 0]);
+});
+
+test("a minute's limit says when to come back", async () => {
+  const api = client("minute-node", { maxRetries: 0 });
+  for (const left of ["1", "0"]) {
+    const { response } = await api.chat.completions.create(CHAT).withResponse();
+    assert.equal(response.headers.get("x-ratelimit-remaining-requests"), left);
+    assert.equal(response.headers.get("x-ratelimit-limit-tokens"), "10000");
+  }
+  await until(async () => (await metric("penstock_replica_running", { pool: "fast" })) === 0, "both are settled");
+  await assert.rejects(api.chat.completions.create(CHAT), (error) => {
+    assert.ok(error instanceof openai.RateLimitError);
+    assert.equal(error.code, "rate_limit_exceeded");
+    const told = Number(error.headers.get("retry-after-ms"));
+    assert.ok(told > 45_000 && told <= 60_000, String(told));
+    assert.match(error.message, /is 2 requests a minute: 0 requests left/);
+    return true;
+  });
+});
+
+test("a place that is taken is asked for again when told", async () => {
+  const ask = { ...CHAT, model: "busy-held-node", ignore_eos: true };
+  const recorder = new Recorder();
+  const stream = await client("held-node").chat.completions.create({ ...ask, max_tokens: 3000, stream: true });
+  await stream[Symbol.asyncIterator]().next();
+  await assert.rejects(recorded(recorder, "held-node").chat.completions.create(ask), (error) => {
+    assert.ok(error instanceof openai.RateLimitError);
+    assert.equal(error.code, "rate_limit_exceeded");
+    assert.match(error.message, /1 request at a time/);
+    return true;
+  });
+  recorder.assertRetried(429);
+  stream.controller.abort();
+});
+
+for (const name of ["expired", "token_expired", "token_audience", "token_signature", "token_none", "token_confused", "token_too_long"]) {
+  test(`a credential that does not hold: ${name}`, async () => {
+    const recorder = new Recorder();
+    await assert.rejects(recorded(recorder, name).chat.completions.create(CHAT), (error) => {
+      assert.ok(error instanceof openai.AuthenticationError);
+      assert.equal(error.code, "invalid_api_key");
+      assert.equal(error.message.includes("expired"), name.endsWith("expired"));
+      return true;
+    });
+    recorder.assertFinal(401);
+  });
+}
+
+test("a token that holds", async () => {
+  const id = marker();
+  await client("right").chat.completions.create(CHAT, { headers: { "x-request-id": id } });
+  const [line] = await logged(id, 1);
+  assert.equal(line.tenant, "team");
+});
+
 for (const kind of ["cut", "error_event", "engine_dead", "abort", "no_finish", "malformed_chunk", "silent"]) {
   for (const call of ["chat", "responses"]) {
     test(`a ${call} stream that breaks raises: ${kind}`, async () => {

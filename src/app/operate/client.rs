@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use reqwest::{Certificate, Client, Identity, RequestBuilder};
 use serde_json::Value;
 
-use crate::cli::operate::AdminArgs;
+use crate::cli::operate::{AccessArgs, AdminArgs};
 use crate::config::secret::{Machine, Secret, SecretSource as _};
 use crate::tls;
 
@@ -37,19 +37,20 @@ impl AdminClient {
         let base = base.trim_end_matches('/');
         let base = if base.contains("://") { base.to_owned() } else { format!("http://{base}") };
         let mut http = Client::builder().timeout(TIMEOUT).no_proxy();
-        if let Some(path) = &args.ca {
+        let access = &args.access;
+        if let Some(path) = &access.ca {
             let certs = Certificate::from_pem_bundle(&read(path)?);
             http =
                 http.tls_certs_only(certs.with_context(|| format!("no certificate in {}", path.display()))?);
         }
-        if let Some((cert, key)) = args.cert.as_ref().zip(args.key.as_ref()) {
+        if let Some((cert, key)) = access.cert.as_ref().zip(access.key.as_ref()) {
             let pem = [read(key)?, b"\n".to_vec(), read(cert)?].concat();
             let identity = Identity::from_pem(&pem);
             http =
                 http.identity(identity.context("--cert and --key are not a certificate and its key (PEM)")?);
         }
         let http = http.build().context("cannot set up TLS")?;
-        Ok(Self { base, http, token: token(args)? })
+        Ok(Self { base, http, token: token(access)? })
     }
 
     /// # Errors
@@ -99,7 +100,7 @@ impl AdminClient {
 
 /// The operator's token. It stands in no argument, which everybody on the
 /// machine can see.
-fn token(args: &AdminArgs) -> anyhow::Result<Option<Secret>> {
+fn token(args: &AccessArgs) -> anyhow::Result<Option<Secret>> {
     let text = match &args.token_file {
         Some(path) => {
             let text = String::from_utf8(read(path)?);

@@ -11,8 +11,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::cli::operate::{
-    AdminArgs, BoostArgs, ExplainArgs, NameArgs, OverrideArgs, PoolsCommand, ReplicasCommand, StatusArgs,
-    TenantsCommand,
+    AccessArgs, AdminArgs, BoostArgs, ExplainArgs, NameArgs, OverrideArgs, PoolsCommand, ReplicasCommand,
+    StatusArgs, TenantsCommand,
 };
 
 use crate::core::best::Best;
@@ -58,8 +58,8 @@ pub(super) async fn tenants(command: TenantsCommand) -> anyhow::Result<String> {
 }
 
 /// The best that each pool of a running gateway has shown, by name.
-pub(super) async fn bests(admin: &str) -> anyhow::Result<HashMap<String, Best>> {
-    let args = AdminArgs { admin: Some(admin.to_owned()), ..AdminArgs::default() };
+pub(super) async fn bests(admin: &str, access: &AccessArgs) -> anyhow::Result<HashMap<String, Best>> {
+    let args = AdminArgs { admin: Some(admin.to_owned()), access: access.clone(), json: false };
     let answer = AdminClient::new(&args)?.get("pools").await?;
     let time = |value: &Value| Duration::try_from_secs_f64(value.as_f64()?).ok();
     let row = |row: &Value| {

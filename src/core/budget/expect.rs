@@ -13,6 +13,8 @@ use crate::core::policy::Policy;
 const ONE_IN: u32 = 20;
 /// Jobs after which the own lengths are relied on.
 const FEW: u32 = 20;
+/// The shortest answer that the first ones are taken for, in tokens.
+const USUAL: u64 = 256;
 /// Jobs that are remembered; then each counts half.
 const MEMORY: u32 = 512;
 /// Buckets: two for each doubling.
@@ -73,6 +75,13 @@ impl Lengths {
         }
         0
     }
+
+    /// A cautious guess from a few: the largest of them, the more often the fewer
+    /// they are. Absent where there is none.
+    fn guess(&self) -> Option<u64> {
+        let largest = self.counts.iter().rposition(|count| *count > 0).map(upper_end)?;
+        Some(largest.max(USUAL).saturating_mul(u64::from(1 + FEW / self.total.max(1))))
+    }
 }
 
 /// What was learned of one unit, by model, tenant and class.
@@ -117,10 +126,12 @@ pub struct Expected {
 impl Expected {
     /// Output tokens to reserve for a job, over all its sequences; never more
     /// than it may generate. By its model, tenant and class once there are
-    /// enough samples, else by its model, else by what it asks for.
+    /// enough samples, else by its model, of which a few are enough for a
+    /// cautious guess, else by what it asks for.
     #[must_use]
     pub fn output(&self, spec: &JobSpec) -> u64 {
-        let each = self.output.most(spec).unwrap_or(u64::MAX);
+        let guess = || self.output.models.get(&spec.model)?.guess();
+        let each = self.output.most(spec).or_else(guess).unwrap_or(u64::MAX);
         each.saturating_mul(u64::from(spec.sequences)).min(spec.max_output_tokens)
     }
 
@@ -159,6 +170,19 @@ mod tests {
             assert!(length <= upper_end(bucket) || bucket == BUCKETS - 1, "{length}");
             assert!(bucket == 0 || length > upper_end(bucket - 1), "{length}");
         }
+    }
+
+    #[test]
+    fn the_first_few_make_room_step_by_step() {
+        let mut lengths = Lengths::default();
+        assert_eq!(lengths.guess(), None);
+        let guesses: Vec<u64> = [1, 100, 500, 100, 100]
+            .map(|length| {
+                lengths.add(length);
+                lengths.guess().unwrap_or_default()
+            })
+            .into();
+        assert_eq!(guesses, [256 * 21, 256 * 11, 511 * 7, 511 * 6, 511 * 5]);
     }
 
     #[test]

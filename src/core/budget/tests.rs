@@ -47,6 +47,11 @@ fn five_calls_at_once_do_not_pass_a_limit_together() {
     assert_eq!(granted, 1);
     let refused = calls[4].clone().unwrap_err();
     assert_eq!((refused.limit, refused.asked, refused.left), (100, 100, 0));
+    // Those that run may use less; what is used is free in a minute.
+    assert_eq!(refused.retry_after, Some(Duration::from_secs(1)));
+    let hold = calls.into_iter().flatten().next().unwrap().hold;
+    budgets.settle(hold, Some(&tokens(10, 90)), NOW);
+    let refused = budgets.reserve(&PAYER, &tokens(10, 123), NOW).unwrap_err();
     assert_eq!(refused.retry_after, Some(Duration::from_millis(60_250)));
 }
 

@@ -16,6 +16,8 @@ const SLOT: u64 = 250_000_000;
 /// Slots after which what was booked in one has left the window: a minute,
 /// and the slot itself, of which nobody knows in which part it was booked.
 const KEPT: u64 = 241;
+/// The shortest wait for those that run.
+const SOON: Duration = Duration::from_secs(1);
 /// Debts are forgiven beyond so many times the limit, so that one mistake does
 /// not lock anybody out for hours.
 const MAX_DEBT: u64 = 10;
@@ -27,6 +29,37 @@ pub struct Window {
     slots: VecDeque<(u64, u64)>,
     sum: u64,
     debt: u64,
+    /// Of it what is reserved by jobs that run.
+    held: u64,
+    usual: Usual,
+}
+
+/// What has become of reservations, the latest ones counting most.
+#[derive(Debug, Clone, Copy, Default)]
+struct Usual {
+    /// Slots until they are settled, eight times.
+    slots: u64,
+    /// The part of them that is used, in 1/256, eight times.
+    part: u64,
+    is_known: bool,
+}
+
+impl Usual {
+    const fn learn(&mut self, slots: u64, booked: u64, actual: u64) {
+        let used = if actual < booked { actual } else { booked };
+        let part = (used as u128 * 256 / (if booked == 0 { 1 } else { booked }) as u128) as u64;
+        if self.is_known {
+            self.slots = self.slots - self.slots / 8 + slots;
+            self.part = self.part - self.part / 8 + part;
+        } else {
+            *self = Self { slots: slots * 8, part: part * 8, is_known: true };
+        }
+    }
+
+    /// What is likely to be left of a reservation.
+    const fn left_of(&self, held: u64) -> u64 {
+        (held as u128 * (self.part / 8) as u128 / 256) as u64
+    }
 }
 
 const fn slot_of(now: Tick) -> u64 {
@@ -60,6 +93,7 @@ impl Window {
     pub fn book(&mut self, now: Tick, amount: u64) -> u64 {
         let slot = slot_of(now);
         self.put(slot, amount);
+        self.held = self.held.saturating_add(amount);
         slot
     }
 
@@ -67,6 +101,8 @@ impl Window {
     /// back while it is in the window; what is more counts from now on.
     pub fn correct(&mut self, now: Tick, limit: u64, (slot, booked): (u64, u64), actual: u64) {
         self.advance(now, limit);
+        self.held = self.held.saturating_sub(booked);
+        self.usual.learn(slot_of(now).saturating_sub(slot), booked, actual);
         if actual > booked {
             let most = limit.saturating_mul(MAX_DEBT).max(1);
             self.debt = self.debt.saturating_add(actual - booked).min(most);
@@ -80,9 +116,21 @@ impl Window {
     }
 
     /// How long until so much more can be booked; zero when it can now. More
-    /// than the limit never can: then as if it were the limit.
+    /// than the limit never can: then as if it were the limit. Where it is likely
+    /// to fit once those that run are settled, as long as that usually takes.
     #[must_use]
     pub fn wait(&self, now: Tick, limit: u64, amount: u64) -> Duration {
+        let at_the_latest = self.until_it_leaves(now, limit, amount);
+        let settled = self.used().saturating_sub(self.held);
+        let likely = settled.saturating_add(self.usual.left_of(self.held));
+        if self.held == 0 || likely.saturating_add(amount.min(limit)) > limit {
+            return at_the_latest;
+        }
+        let usually = Duration::from_nanos((self.usual.slots / 8).saturating_mul(SLOT));
+        at_the_latest.min(usually.max(SOON))
+    }
+
+    fn until_it_leaves(&self, now: Tick, limit: u64, amount: u64) -> Duration {
         let mut needed = self.used().saturating_add(amount.min(limit)).saturating_sub(limit);
         let mut last = slot_of(now);
         if needed == 0 {
@@ -133,8 +181,10 @@ mod tests {
     #[test]
     fn what_was_booked_leaves_after_a_minute() {
         let mut window = Window::default();
-        window.book(secs(10), 60);
-        window.book(secs(20), 40);
+        for (at, amount) in [(secs(10), 60), (secs(20), 40)] {
+            let slot = window.book(at, amount);
+            window.correct(at, 100, (slot, amount), amount);
+        }
         assert_eq!(window.wait(secs(30), 100, 50), Duration::from_millis(40_250));
         assert_eq!(window.wait(secs(30), 100, 61), Duration::from_millis(50_250));
         window.advance(secs(70), 100);
@@ -180,6 +230,26 @@ mod tests {
         window.correct(secs(0), 0, (slot, 0), 5);
         window.advance(secs(100), 0);
         assert!(window.wait(secs(100), 0, 1) > Duration::ZERO);
+    }
+
+    #[test]
+    fn what_is_only_reserved_is_waited_for_as_long_as_it_usually_takes() {
+        let mut window = Window::default();
+        let first = window.book(secs(0), 100);
+        assert_eq!(window.wait(secs(0), 100, 50), SOON, "nobody knows how long it takes");
+        window.correct(secs(5), 100, (first, 100), 10);
+        let second = window.book(secs(5), 90);
+        assert_eq!(window.wait(secs(5), 100, 50), Duration::from_secs(5));
+        window.correct(secs(10), 100, (second, 90), 90);
+        assert_eq!(window.wait(secs(10), 100, 50), Duration::from_millis(55_250), "it is used");
+        // A limit that all use up: their reservations will not come back.
+        let mut window = Window::default();
+        for _ in 0..20 {
+            let slot = window.book(secs(0), 3);
+            window.correct(secs(1), 100, (slot, 3), 3);
+        }
+        window.book(secs(2), 40);
+        assert_eq!(window.wait(secs(2), 100, 10), Duration::from_millis(58_250));
     }
 
     proptest! {

@@ -224,6 +224,7 @@ impl Scheduler {
     /// gets it back if it waited: there it consumed nothing.
     fn settle(&mut self, mut job: Job, usage: Usage) {
         let waits = job.part().is_some();
+        let usage = usage.with_prompt(job.spec.prompt_tokens);
         let known = usage.tokens().or_else(|| waits.then(Tokens::default));
         self.settle_limits(&mut job, known);
         let (Some(charged), Some(tokens)) = (job.charged, known) else { return };
