@@ -46,6 +46,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
         "sessions": edge.session.as_ref().map(|key| session_view(key, policy)),
         "requests": {
             "max_body_bytes": edge.requests.max_body_bytes,
+            "max_ejected": f64::from(policy.health.max_ejected_permille) / 1000.0,
             "max_total_body_bytes": edge.requests.max_total_body_bytes,
             "max_answer_bytes": edge.requests.max_answer_bytes,
             "class_header": edge.requests.class_header,
@@ -217,6 +218,7 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
         "replicas": replicas,
     })
 }
+        "scales_to_zero": policy.pools.get(id).is_some_and(|pool| pool.scales_to_zero),
 
 fn sleep_view(sleep: Sleep) -> Value {
     json!({

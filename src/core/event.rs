@@ -166,6 +166,13 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Whether a replica that has it is there and answers, though badly: what it
+    /// was asked may be to blame, or what all replicas depend on.
+    #[must_use]
+    pub const fn answers(self) -> bool {
+        matches!(self, Self::ServerError | Self::Aborted | Self::ErrorEvent | Self::Malformed)
+    }
+
     /// A short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -283,6 +290,21 @@ pub enum Action {
         /// The replica.
         replica: ReplicaId,
         /// Why.
+        why: Fault,
+    },
+    /// The replica is to blame for a fault, but too many of its pool are out of
+    /// service already: it only pauses for a moment.
+    Spare {
+        /// The replica.
+        replica: ReplicaId,
+        /// What was wrong.
+        why: Fault,
+    },
+    /// The last replica of the pool that was in service was ejected.
+    PoolDown {
+        /// The pool.
+        pool: PoolId,
+        /// What was wrong with that replica.
         why: Fault,
     },
     /// Ask the replica whether it is there; answer with `ReplicaFound` or

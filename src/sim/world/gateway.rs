@@ -141,6 +141,8 @@ impl Router for Gateway {
                 | Action::WouldLimit { .. }
                 | Action::HandOver { .. }
                 | Action::Eject { .. }
+                | Action::Spare { .. }
+                | Action::PoolDown { .. }
                 | Action::Readmit { .. }
                 | Action::Sleep { .. }
                 | Action::Wake { .. }
