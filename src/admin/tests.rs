@@ -186,6 +186,13 @@ async fn the_config_is_shown_whole_without_its_secrets() {
     assert_eq!(config["models"]["llama"]["aliases"], json!(["gpt-4o"]));
     assert_eq!(config["queue"], json!({ "requests": 500, "bytes": null, "tokens": null }));
     let pool = &config["pools"]["a100"];
+    assert_eq!(config["models"]["llama"]["prompt_source"], "engine", "vLLM counts");
+    assert_eq!(config["splits"], json!({ "both": { "targets": { "llama": 3 }, "fallbacks": ["llama"] } }));
+    let tenant = &config["tenants"]["team-1"];
+    assert_eq!(
+        (&tenant["model_map"], &tenant["allow_fallback"], &tenant["placement"]["otherwise"]),
+        (&json!({ "mine": "gpt-4o" }), &json!(true), &Value::Null)
+    );
     assert_eq!((&pool["engine"], &pool["api_key"]), (&json!("vllm"), &json!("set")));
     assert_eq!(pool["models"], json!({ "llama": "meta/llama" }));
     assert_eq!(pool["replicas"][0]["url"], "http://10.0.0.1:8000/");
