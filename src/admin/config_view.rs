@@ -46,12 +46,12 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "probe_max": secs(policy.health.probe_max),
             "slow_start": secs(policy.health.slow_start),
             "busy_backoff": secs(policy.health.busy_backoff),
+            "max_ejected": f64::from(policy.health.max_ejected_permille) / 1000.0,
             "drain": secs(policy.health.drain),
         },
         "sessions": edge.session.as_ref().map(|key| session_view(key, policy)),
         "requests": {
             "max_body_bytes": edge.requests.max_body_bytes,
-            "max_ejected": f64::from(policy.health.max_ejected_permille) / 1000.0,
             "max_total_body_bytes": edge.requests.max_total_body_bytes,
             "max_answer_bytes": edge.requests.max_answer_bytes,
             "class_header": edge.requests.class_header,
@@ -218,6 +218,7 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
         "scrape_interval": pool_edge.map(|pool| secs(pool.scrape_interval)),
         "engine_buffer": policy.pools.get(id).map(|pool| pool.engine_buffer),
         "cold_start": policy.pools.get(id).and_then(|pool| pool.cold_start).map(secs),
+        "scales_to_zero": policy.pools.get(id).is_some_and(|pool| pool.scales_to_zero),
         "sleep": policy.pools.get(id).and_then(|pool| pool.sleep).map(sleep_view),
         "supply": policy.pools.get(id).map(|pool| supply_view(&pool.supply)),
         "site": pool_edge.map(|pool| site_view(&pool.site)),
@@ -225,7 +226,6 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
         "replicas": replicas,
     })
 }
-        "scales_to_zero": policy.pools.get(id).is_some_and(|pool| pool.scales_to_zero),
 
 fn sleep_view(sleep: Sleep) -> Value {
     json!({

@@ -168,6 +168,8 @@ pub(super) fn bare_state(telemetry: &Telemetry) -> AdminState {
         settings: Arc::new(move || Arc::clone(&settings)),
         reload: Arc::new(|_| Box::pin(std::future::ready(Some(unchanged())))),
         engines: Arc::new(Vec::new),
+        sources: Arc::new(Vec::new),
+        limits: Arc::new(Vec::new),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
         ready: Arc::new(|| Ok(())),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-use crate::admin::Wish;
+use crate::admin::{SourceView, Wish};
 use crate::config::merge::Found;
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Listeners;
@@ -275,6 +275,19 @@ impl Followers {
             ReplicasChanged { before: &before.policy, after: &after.policy }.emit(&self.proxy.telemetry);
         }
     }
+}
+
+/// The sources of replicas as the admin side shows them.
+pub(super) fn source_views(sources: &Sources) -> Vec<SourceView> {
+    let rows = sources.views().into_iter();
+    rows.map(|view| SourceView {
+        pool: view.pool,
+        source: view.source,
+        endpoints: view.endpoints,
+        age: view.age,
+        problem: view.problem,
+    })
+    .collect()
 }
 
 /// What the engines say of themselves, for metrics and the admin API.

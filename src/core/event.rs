@@ -360,6 +360,15 @@ pub enum Action {
     },
 }
 
+/// A pool that a job wanted more than the one that it went to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PassedOver {
+    /// The pool; one of them, where several are wanted as much.
+    pub pool: PoolId,
+    /// It had no room. Else its first token would have come too late.
+    pub busy: bool,
+}
+
 /// Why a job went where it went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placed {
@@ -385,6 +394,8 @@ pub struct Placed {
     pub turn: Turn,
     /// Why to that pool.
     pub choice: Choice,
+    /// A pool that is cheaper, or that rules want more.
+    pub passed_over: Option<PassedOver>,
     /// How its model stood to the replica, if it is an adapter there.
     pub adapter: Option<Fit>,
     /// The class it is served in.
@@ -408,6 +419,7 @@ impl Placed {
         limit: 1,
         turn: Turn::Alone,
         choice: Choice::Only,
+        passed_over: None,
         adapter: None,
         class: ClassId::new(0),
         demoted_from: None,
