@@ -1,22 +1,25 @@
 //! The configuration in force as JSON, without its secrets: keys appear by
 //! their public id, engine keys and URL credentials not at all.
 
+mod names;
+
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::admin::report::{self, BoundsRow};
+use crate::admin::report::BoundsRow;
 use crate::config::settings::identity::{Auth, Grant, ListenerTls, Listeners, Role};
 use crate::config::settings::usage::Database;
 use crate::config::settings::{
     Edge, EngineKind, LogFormat, PoolEdge, SessionField, SessionKey, Settings, Site, Startup,
 };
-use crate::core::ids::PoolId;
+use crate::core::ids::{PoolId, TenantId};
 use crate::core::placement::rules::{Capacity, Otherwise, Price, Rules, Supply};
-use crate::core::policy::{Class, Policy};
+use crate::core::policy::{Class, Policy, Tenant};
 use crate::core::rest::Sleep;
-use crate::core::snapshot::Snapshot;
 use crate::telemetry::wall::unix_seconds;
+
+pub(super) use self::names::amount;
 
 /// `GET /admin/v1/config`. Times are in seconds.
 pub(super) fn effective(settings: &Settings) -> Value {
@@ -28,8 +31,10 @@ pub(super) fn effective(settings: &Settings) -> Value {
         "listeners": listeners_view(listeners),
         "auth": auth(&edge.auth, policy),
         "classes": by_name(policy.classes.iter().map(|(_, name, class)| (name, class_view(class, policy)))),
-        "tenants": report::tenants(&Snapshot::default(), policy),
-        "models": models(edge, policy),
+        "tenants": by_name(policy.tenants.iter().map(|(id, name, row)| (name, tenant_view(id, row, edge, policy)))),
+        "key_limits": names::key_limits(policy),
+        "models": names::models(edge, policy),
+        "splits": names::splits(edge, policy),
         "pools": by_name(policy.pools.iter().map(|(id, name, _)| (name, pool_view(id, edge, policy)))),
         "queue": BoundsRow::new(policy.bounds),
         "retry": {
@@ -42,6 +47,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "probe_max": secs(policy.health.probe_max),
             "slow_start": secs(policy.health.slow_start),
             "busy_backoff": secs(policy.health.busy_backoff),
+            "max_ejected": f64::from(policy.health.max_ejected_permille) / 1000.0,
             "drain": secs(policy.health.drain),
         },
         "sessions": edge.session.as_ref().map(|key| session_view(key, policy)),
@@ -180,14 +186,16 @@ fn class_view(class: &Class, policy: &Policy) -> Value {
     })
 }
 
-fn models(edge: &Edge, policy: &Policy) -> Value {
-    by_name(policy.models.iter().map(|(id, name, model)| {
-        let named = edge.names.models.iter().filter(|(alias, of)| **of == id && *alias != name);
-        let mut aliases: Vec<&str> = named.map(|(alias, _)| &**alias).collect();
-        aliases.sort_unstable();
-        let pools: Vec<&str> = model.pools.iter().map(|pool| policy.pools.name(*pool)).collect();
-        (name, json!({ "pools": pools, "max_model_len": model.max_model_len, "aliases": aliases }))
-    }))
+fn tenant_view(id: TenantId, row: &Tenant, edge: &Edge, policy: &Policy) -> Value {
+    let models = row.models.as_ref();
+    let mut view = names::tenant(id, row, edge, policy);
+    view["weight"] = json!(row.weight);
+    view["default_class"] = json!(policy.classes.name(row.default_class));
+    view["classes"] = row.classes.iter().map(|id| policy.classes.name(*id)).collect();
+    view["models"] =
+        json!(models.map(|ids| ids.iter().map(|id| policy.models.name(*id)).collect::<Vec<_>>()));
+    view["bounds"] = json!(BoundsRow::new(row.bounds));
+    view
 }
 
 fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
@@ -219,6 +227,7 @@ fn pool_view(id: PoolId, edge: &Edge, policy: &Policy) -> Value {
         "scrape_interval": pool_edge.map(|pool| secs(pool.scrape_interval)),
         "engine_buffer": policy.pools.get(id).map(|pool| pool.engine_buffer),
         "cold_start": policy.pools.get(id).and_then(|pool| pool.cold_start).map(secs),
+        "scales_to_zero": policy.pools.get(id).is_some_and(|pool| pool.scales_to_zero),
         "sleep": policy.pools.get(id).and_then(|pool| pool.sleep).map(sleep_view),
         "supply": policy.pools.get(id).map(|pool| supply_view(&pool.supply)),
         "site": pool_edge.map(|pool| site_view(&pool.site)),

@@ -63,6 +63,10 @@ fn one_try(attempt: &TryStory, policy: &Policy) -> Value {
 fn decision(why: &Placed, policy: &Policy) -> Value {
     json!({
         "turn": why.turn.name(),
+        "choice": why.choice.name(),
+        "passed_over": why.passed_over.map(|over| {
+            json!({ "pool": policy.pools.name(over.pool), "why": if over.busy { "busy" } else { "too_late" } })
+        }),
         "class": policy.classes.name(why.class),
         "demoted_from": why.demoted_from.map(|class| policy.classes.name(class)),
         "attempt": why.attempt,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::admin::AdminState;
 use crate::config::secret::Secret;
 use crate::config::settings::identity::{Auth, Credentials, Grant, KeyEntry, Listeners};
-use crate::config::settings::names::Names;
+use crate::config::settings::names::{Names, Split, TenantNames};
 use crate::config::settings::{
     Door, Edge, EngineKind, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings, Startup,
     TelemetrySettings, UpstreamLimits,
@@ -43,11 +43,16 @@ fn edge(policy: &Policy) -> Edge {
     let grant = Grant { class: Some(ClassId::new(0)), ..Grant::whole(TenantId::new(0)) };
     let key = KeyEntry { digest: KEY_DIGEST, grant, expires: None };
     let keys = HashMap::from([("pk_1".to_owned(), key)]);
+    let split = Split { targets: vec![(ModelId::new(0), 3)], fallbacks: vec![ModelId::new(0)] };
+    let own =
+        TenantNames { map: HashMap::from([("mine".to_owned(), "gpt-4o".to_owned())]), allow_fallback: true };
     Edge {
         models: Default::default(),
         auth: Auth::Known(Arc::new(Credentials { keys, ..Credentials::default() })),
         names: Names {
             models: ["llama", "gpt-4o"].map(|name| (name.to_owned(), ModelId::new(0))).into(),
+            splits: HashMap::from([("both".to_owned(), split)]),
+            tenants: [(TenantId::new(1), own)].into(),
             ..Names::default()
         },
         pools,
@@ -165,6 +170,8 @@ pub(super) fn bare_state(telemetry: &Telemetry) -> AdminState {
         settings: Arc::new(move || Arc::clone(&settings)),
         reload: Arc::new(|_| Box::pin(std::future::ready(Some(unchanged())))),
         engines: Arc::new(Vec::new),
+        sources: Arc::new(Vec::new),
+        limits: Arc::new(Vec::new),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
         bill: None,

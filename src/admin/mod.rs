@@ -10,6 +10,7 @@ mod overview;
 mod report;
 mod routes;
 mod server;
+mod standing;
 mod usage;
 
 use std::fmt;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 
 use crate::config::settings::Settings;
 use crate::config::watch::ReloadReport;
+use crate::core::budget::Standing;
 use crate::core::ids::JobId;
 use crate::core::snapshot::{Changed, Snapshot, WaitingView};
 use crate::telemetry::Telemetry;
@@ -28,6 +30,7 @@ use crate::usage::bill::{Bill, Query};
 pub use crate::admin::operate::Wish;
 pub use crate::admin::routes::router;
 pub use crate::admin::server::{AdminHandle, AdminTls, spawn};
+pub use crate::admin::standing::SourceView;
 
 /// A reload that goes on; `None` when the process is going down.
 pub type Reloading = Pin<Box<dyn Future<Output = Option<ReloadReport>> + Send>>;
@@ -49,6 +52,10 @@ pub struct AdminState {
     pub reload: Arc<dyn Fn(Arc<str>) -> Reloading + Send + Sync>,
     /// The engines' own views, as last read.
     pub engines: Arc<dyn Fn() -> Vec<EngineView> + Send + Sync>,
+    /// How the sources of replicas stand.
+    pub sources: Arc<dyn Fn() -> Vec<SourceView> + Send + Sync>,
+    /// How it stands with all limits.
+    pub limits: Arc<dyn Fn() -> Vec<Standing> + Send + Sync>,
     /// Puts an operator's wish in force.
     pub operate: Arc<dyn Fn(Wish) -> Changed + Send + Sync>,
     /// Why a job waits; `None` when it does not.

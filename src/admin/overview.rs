@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::admin::standing::{self, SourceRow, SourceView};
 use crate::core::best::Best;
 use crate::core::ids::{ClassId, PoolId, TenantId};
 use crate::core::overrides::{Lever, Measure};
@@ -71,6 +72,8 @@ pub(super) struct PoolRow {
     in_service: usize,
     running: u64,
     limit: u64,
+    /// Where more of them come from than the file lists.
+    source: Option<SourceRow>,
 }
 
 /// The best that a pool has shown lately, with the number of samples; `null` =
@@ -125,7 +128,7 @@ pub(super) fn unkept_promises(snapshot: &Snapshot, policy: &Policy) -> Vec<Unkep
 }
 
 /// The pools with what runs there.
-pub(super) fn pools(snapshot: &Snapshot, policy: &Policy) -> Vec<PoolRow> {
+pub(super) fn pools(snapshot: &Snapshot, sources: &[SourceView], policy: &Policy) -> Vec<PoolRow> {
     let row = |id: PoolId, name: &str| {
         let levers = [Lever::Pool(id)];
         let replicas = replicas_under(&levers, policy, snapshot);
@@ -146,6 +149,7 @@ pub(super) fn pools(snapshot: &Snapshot, policy: &Policy) -> Vec<PoolRow> {
             in_service: in_service(id, policy, snapshot),
             running: sum(|view| view.running),
             limit: sum(|view| view.limit),
+            source: standing::source(id, sources),
         }
     };
     policy.pools.iter().map(|(id, name, _)| row(id, name)).collect()

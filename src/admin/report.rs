@@ -5,7 +5,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::admin::overview::{self, ClassRow, OverrideRow, PoolRow, Standing, UnkeptRow};
+use crate::admin::AdminState;
+use crate::admin::overview::{self, ClassRow, OverrideRow, PoolRow, UnkeptRow};
+use crate::admin::standing::{self, LimitRow, SourceView};
+use crate::config::settings::Settings;
+use crate::core::budget::Standing;
 use crate::core::ids::TenantId;
 use crate::core::policy::{Bounds, Policy, Tenant};
 use crate::core::snapshot::{ReplicaView, Snapshot};
@@ -46,15 +50,37 @@ struct LastReload {
     problems: Vec<String>,
 }
 
+/// What the parts of the process know at one moment.
+#[derive(Debug)]
+pub(super) struct Known {
+    snapshot: Snapshot,
+    engines: Vec<EngineView>,
+    sources: Vec<SourceView>,
+    limits: Vec<Standing>,
+}
+
+impl Known {
+    /// Asks them.
+    pub(super) fn by(state: &AdminState) -> Self {
+        Self {
+            snapshot: (state.snapshot)(),
+            engines: (state.engines)(),
+            sources: (state.sources)(),
+            limits: (state.limits)(),
+        }
+    }
+}
+
 impl Status {
     pub(super) fn new(
         uptime: Duration,
         ready: Result<(), &'static str>,
-        snapshot: &Snapshot,
-        engines: &[EngineView],
-        policy: &Policy,
+        known: &Known,
+        settings: &Settings,
         config: &ConfigStatus,
     ) -> Self {
+        let policy = &settings.policy;
+        let Known { snapshot, engines, sources, limits } = known;
         Self {
             version: env!("CARGO_PKG_VERSION"),
             uptime_seconds: uptime.as_secs_f64(),
@@ -73,10 +99,10 @@ impl Status {
                     problems: config.problems.clone(),
                 },
             },
-            pools: overview::pools(snapshot, policy),
+            pools: overview::pools(snapshot, sources, policy),
             replicas: replicas(snapshot, engines, policy),
             classes: overview::classes(snapshot, policy),
-            tenants: tenants(snapshot, policy),
+            tenants: tenants(snapshot, limits, settings),
             overrides: overview::overrides(snapshot, policy),
             unkept_promises: overview::unkept_promises(snapshot, policy),
         }
@@ -180,8 +206,9 @@ pub(super) struct TenantRow {
     classes: Vec<String>,
     models: Option<Vec<String>>,
     bounds: BoundsRow,
+    limits: Vec<LimitRow>,
     #[serde(flatten)]
-    standing: Standing,
+    standing: overview::Standing,
 }
 
 /// Queue bounds; `null` = unbounded.
@@ -200,7 +227,8 @@ impl BoundsRow {
 }
 
 /// The tenants and what they may do; nothing about their keys.
-pub(super) fn tenants(snapshot: &Snapshot, policy: &Policy) -> Vec<TenantRow> {
+pub(super) fn tenants(snapshot: &Snapshot, limits: &[Standing], settings: &Settings) -> Vec<TenantRow> {
+    let policy = &settings.policy;
     let row = |id: TenantId, name: &str, tenant: &Tenant| TenantRow {
         tenant: name.to_owned(),
         weight: tenant.weight,
@@ -211,6 +239,7 @@ pub(super) fn tenants(snapshot: &Snapshot, policy: &Policy) -> Vec<TenantRow> {
             .as_ref()
             .map(|models| models.iter().map(|id| policy.models.name(*id).to_owned()).collect()),
         bounds: BoundsRow::new(tenant.bounds),
+        limits: standing::limits(id, limits, settings),
         standing: overview::standing(id, snapshot, policy),
     };
     policy.tenants.iter().map(|(id, name, tenant)| row(id, name, tenant)).collect()

@@ -35,9 +35,9 @@ GET  /readyz              200 while new requests are taken, else 503 with the re
 GET  /healthz             the same as /readyz
 GET  /admin/v1/status     everything of one screen: configuration, pools, replicas, classes, tenants, overrides
 GET  /admin/v1/queues     what waits, by tenant, class and model
-GET  /admin/v1/pools      pools with what runs there
+GET  /admin/v1/pools      pools with what runs there, and how their sources of replicas stand
 GET  /admin/v1/replicas   ledger and engine report of each replica
-GET  /admin/v1/tenants    tenants with their weights, classes, limits and what waits
+GET  /admin/v1/tenants    tenants with their weights, classes, limits, what is left of them and what waits
 GET  /admin/v1/overrides  what operators have set apart from the file
 GET  /admin/v1/requests/{id}  why a recent request went where it went, or why it waits
 GET  /admin/v1/usage      who used what, and what it cost: ?by=tenant,model&since=7d&until=...&share=steps
@@ -107,10 +107,9 @@ async fn ready(State(admin): State<Admin>) -> (StatusCode, String) {
 async fn status(State(admin): State<Admin>) -> impl IntoResponse {
     let ready = (admin.state.ready)();
     let config = admin.state.telemetry.config_status();
-    let (settings, engines) = ((admin.state.settings)(), (admin.state.engines)());
-    let snapshot = (admin.state.snapshot)();
+    let settings = (admin.state.settings)();
     let uptime = admin.started.elapsed();
-    Json(report::Status::new(uptime, ready, &snapshot, &engines, &settings.policy, &config))
+    Json(report::Status::new(uptime, ready, &report::Known::by(&admin.state), &settings, &config))
 }
 
 async fn queues(State(admin): State<Admin>) -> impl IntoResponse {
@@ -126,12 +125,14 @@ async fn replicas(State(admin): State<Admin>) -> impl IntoResponse {
 
 async fn tenants(State(admin): State<Admin>) -> impl IntoResponse {
     let settings = (admin.state.settings)();
-    Json(json!({ "tenants": report::tenants(&(admin.state.snapshot)(), &settings.policy) }))
+    Json(json!({ "tenants": report::tenants(&(admin.state.snapshot)(), &(admin.state.limits)(), &settings) }))
 }
 
 async fn pools(State(admin): State<Admin>) -> impl IntoResponse {
     let settings = (admin.state.settings)();
-    Json(json!({ "pools": overview::pools(&(admin.state.snapshot)(), &settings.policy) }))
+    Json(
+        json!({ "pools": overview::pools(&(admin.state.snapshot)(), &(admin.state.sources)(), &settings.policy) }),
+    )
 }
 
 async fn overrides(State(admin): State<Admin>) -> impl IntoResponse {

@@ -59,6 +59,8 @@ fn world(report: ReloadReport) -> World {
         settings: Arc::new(move || Arc::clone(&settings)),
         reload: Arc::new(move |_| Box::pin(std::future::ready(Some(report.clone())))),
         engines: Arc::new(move || vec![engine.clone()]),
+        sources: Arc::new(Vec::new),
+        limits: Arc::new(Vec::new),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
         bill: Some(Arc::new(|query| {
@@ -176,7 +178,7 @@ async fn queues_replicas_and_tenants_are_named_rows() {
     let tenants = json_of(&world, "/admin/v1/tenants").await;
     let row = json!({
         "tenant": "team-1", "weight": 1.0, "default_class": "interactive", "classes": ["interactive"],
-        "models": null, "bounds": { "requests": null, "bytes": null, "tokens": null },
+        "models": null, "bounds": { "requests": null, "bytes": null, "tokens": null }, "limits": [],
         "waiting": 3, "oldest_seconds": 2.5, "overrides": [],
     });
     assert_eq!(tenants["tenants"][1], row);
@@ -189,6 +191,13 @@ async fn the_config_is_shown_whole_without_its_secrets() {
     let key = &config["auth"]["keys"]["pk_1"];
     assert_eq!((&key["tenant"], &key["class"]), (&json!("team-0"), &json!("interactive")));
     assert_eq!(config["models"]["llama"]["aliases"], json!(["gpt-4o"]));
+    assert_eq!(config["models"]["llama"]["prompt_source"], "engine", "vLLM counts");
+    assert_eq!(config["splits"], json!({ "both": { "targets": { "llama": 3 }, "fallbacks": ["llama"] } }));
+    let tenant = &config["tenants"]["team-1"];
+    assert_eq!(
+        (&tenant["model_map"], &tenant["allow_fallback"], &tenant["placement"]["otherwise"]),
+        (&json!({ "mine": "gpt-4o" }), &json!(true), &Value::Null)
+    );
     assert_eq!(config["queue"], json!({ "requests": 500, "bytes": null, "tokens": null }));
     let pool = &config["pools"]["a100"];
     assert_eq!((&pool["engine"], &pool["api_key"]), (&json!("vllm"), &json!("set")));

@@ -170,7 +170,7 @@ impl Gateway {
         let address = listener
             .local_addr()
             .map_err(|problem| StartError::Listen { address: now.startup.listen, problem })?;
-        let admin = start_admin(&now, &proxy, &fleet, &reload)?;
+        let admin = start_admin(&now, &proxy, (&fleet, &sources), &reload)?;
 
         // Before anybody can know that the process is there: until then a
         // SIGHUP ends it.
@@ -321,12 +321,13 @@ fn serve_clients(
 fn start_admin(
     settings: &Settings,
     proxy: &Arc<Proxy>,
-    fleet: &Fleet,
+    (fleet, sources): (&Fleet, &Sources),
     reload: &ReloadHandle,
 ) -> Result<AdminHandle, StartError> {
     let (gate, rules, grace) = (Arc::clone(&proxy.gate), Arc::clone(&proxy.settings), proxy.grace.clone());
     let (view, reload) = (fleet.view(), reload.clone());
-    let (operated, explained) = (Arc::clone(&gate), Arc::clone(&gate));
+    let (operated, explained, limited) = (Arc::clone(&gate), Arc::clone(&gate), Arc::clone(&gate));
+    let sources = sources.clone();
     let state = AdminState {
         snapshot: Arc::new(move || gate.snapshot()),
         settings: Arc::new(move || rules.load_full()),
@@ -335,6 +336,8 @@ fn start_admin(
             Box::pin(async move { reload.reload(who).await })
         }),
         engines: Arc::new(move || hooks::engine_views(&view)),
+        sources: Arc::new(move || hooks::source_views(&sources)),
+        limits: Arc::new(move || limited.limits()),
         operate: Arc::new(move |wish| operated.operate(|now| hooks::event_of(wish, now))),
         explain: Arc::new(move |job| explained.explain(job)),
         bill: settings.startup.usage.clone().map(usage::bills),

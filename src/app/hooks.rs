@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-use crate::admin::Wish;
+use crate::admin::{SourceView, Wish};
 use crate::config::merge::Found;
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Listeners;
@@ -26,9 +26,10 @@ use crate::proxy::server::{DoorEvents, Refusal};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
     CertificateLoaded, ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused,
-    HandshakeFailed, ModelMismatch, OverrideExpired, PoolStarted, PoolWanted, ProbeFailed, ReplicaEjected,
-    ReplicaReadmitted, ReplicaRested, ReplicaTurned, ReplicasChanged, RestFailed, RestUnknown, ScrapeFailed,
-    ScrapeRecovered, SourceBack, SourceEmpty, SourceLost, SourceTooLarge,
+    HandshakeFailed, ModelMismatch, OverrideExpired, PoolDown, PoolStarted, PoolWanted, ProbeFailed,
+    ReplicaEjected, ReplicaReadmitted, ReplicaRested, ReplicaSpared, ReplicaTurned, ReplicasChanged,
+    RestFailed, RestUnknown, ScrapeFailed, ScrapeRecovered, SourceBack, SourceEmpty, SourceLost,
+    SourceTooLarge,
 };
 use crate::telemetry::metrics::EngineView;
 use crate::tls;
@@ -172,6 +173,8 @@ pub(super) async fn carry_out(
                 }
             }
             Action::Eject { replica, why } => ReplicaEjected { replica, fault: why }.emit(&telemetry),
+            Action::Spare { replica, why } => ReplicaSpared { replica, fault: why }.emit(&telemetry),
+            Action::PoolDown { pool, why } => PoolDown { pool, fault: why }.emit(&telemetry),
             Action::Readmit { replica, after } => ReplicaReadmitted { replica, after }.emit(&telemetry),
             Action::PoolWanted { pool, expected } => PoolWanted { pool, expected }.emit(&telemetry),
             Action::PoolStarted { pool, took } => PoolStarted { pool, took }.emit(&telemetry),
@@ -274,6 +277,19 @@ impl Followers {
             ReplicasChanged { before: &before.policy, after: &after.policy }.emit(&self.proxy.telemetry);
         }
     }
+}
+
+/// The sources of replicas as the admin side shows them.
+pub(super) fn source_views(sources: &Sources) -> Vec<SourceView> {
+    let rows = sources.views().into_iter();
+    rows.map(|view| SourceView {
+        pool: view.pool,
+        source: view.source,
+        endpoints: view.endpoints,
+        age: view.age,
+        problem: view.problem,
+    })
+    .collect()
 }
 
 /// What the engines say of themselves, for metrics and the admin API.

@@ -119,7 +119,7 @@ pub enum ReplicasCommand {
 /// `penstock tenants`
 #[derive(Debug, Subcommand)]
 pub enum TenantsCommand {
-    /// List the tenants with what waits for them.
+    /// List the tenants with what waits for them and what is left of their limits.
     #[command(after_help = "Example:\n  penstock tenants list")]
     List(AdminArgs),
     /// Send none of a tenant's requests to a replica.

@@ -63,7 +63,7 @@ mod tests {
     /// Numbers in order, mostly, and some that leave or come late.
     fn steps() -> impl Strategy<Value = Vec<(u64, bool)>> {
         let ordered = (0u64..4, 0u8..10);
-        vec(prop_oneof![4 => ordered.clone(), 1 => (0u64..200, 0u8..10)], 0..400).prop_map(|rows| {
+        vec(prop_oneof![4 => ordered, 1 => (0u64..200, 0u8..10)], 0..400).prop_map(|rows| {
             let mut next = 0;
             let number = |by: u64| {
                 next += by;

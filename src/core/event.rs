@@ -170,6 +170,13 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Whether a replica that has it is there and answers, though badly: what it
+    /// was asked may be to blame, or what all replicas depend on.
+    #[must_use]
+    pub const fn answers(self) -> bool {
+        matches!(self, Self::ServerError | Self::Aborted | Self::ErrorEvent | Self::Malformed)
+    }
+
     /// A short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -299,6 +306,21 @@ pub enum Action {
         /// Why.
         why: Fault,
     },
+    /// The replica is to blame for a fault, but too many of its pool are out of
+    /// service already: it only pauses for a moment.
+    Spare {
+        /// The replica.
+        replica: ReplicaId,
+        /// What was wrong.
+        why: Fault,
+    },
+    /// The last replica of the pool that was in service was ejected.
+    PoolDown {
+        /// The pool.
+        pool: PoolId,
+        /// What was wrong with that replica.
+        why: Fault,
+    },
     /// Ask the replica whether it is there; answer with `ReplicaFound` or
     /// `ReplicaLost`.
     Probe {
@@ -352,6 +374,15 @@ pub enum Action {
     },
 }
 
+/// A pool that a job wanted more than the one that it went to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PassedOver {
+    /// The pool; one of them, where several are wanted as much.
+    pub pool: PoolId,
+    /// It had no room. Else its first token would have come too late.
+    pub busy: bool,
+}
+
 /// Why a job went where it went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placed {
@@ -377,6 +408,8 @@ pub struct Placed {
     pub turn: Turn,
     /// Why to that pool.
     pub choice: Choice,
+    /// A pool that is cheaper, or that rules want more.
+    pub passed_over: Option<PassedOver>,
     /// How its model stood to the replica, if it is an adapter there.
     pub adapter: Option<Fit>,
     /// The class it is served in.
@@ -400,6 +433,7 @@ impl Placed {
         limit: 1,
         turn: Turn::Alone,
         choice: Choice::Only,
+        passed_over: None,
         adapter: None,
         class: ClassId::new(0),
         demoted_from: None,

@@ -135,6 +135,9 @@ pub struct Pool {
     /// How long it is expected to take from the first job that waits for it to
     /// its first token when it has no replica; absent = unknown until measured.
     pub cold_start: Option<Duration>,
+    /// Whether its replicas are addresses that stay while nothing runs there: when
+    /// none of them answers, it has no replica and has to start.
+    pub scales_to_zero: bool,
     /// When its replicas sleep; absent = never by the gateway's doing.
     pub sleep: Option<Sleep>,
     /// What it is, as far as rules ask.
@@ -220,6 +223,9 @@ pub struct Health {
     /// How long a replica that said "busy" without a time gets no new work;
     /// twice as long each time that it says so again, up to a second.
     pub busy_backoff: Duration,
+    /// Thousandths of a pool's replicas that may be out of service when one more
+    /// is ejected that answers, but badly. One always may.
+    pub max_ejected_permille: u32,
     /// How long requests without a first token may stay at a replica that left
     /// the policy, and streams that can go on elsewhere at one that left or is
     /// drained; then they go to others.
@@ -233,6 +239,7 @@ impl Default for Health {
             probe_max: Duration::from_secs(1),
             slow_start: Duration::from_secs(5),
             busy_backoff: Duration::from_millis(250),
+            max_ejected_permille: 500,
             drain: Duration::from_secs(30),
         }
     }

@@ -249,8 +249,13 @@ pub enum Obstacle {
     NoReplica,
     /// None of those in service has room for it.
     NoRoom,
-    /// Others go before it, or a replica that is busy now promises to be
-    /// sooner than one that is free.
+    /// Its rules let it wait for the pools that it wants most, which are busy;
+    /// others have room.
+    Rule,
+    /// A replica that is busy now, or has its session, promises to be sooner than
+    /// one that is free.
+    Sooner,
+    /// Others go before it.
     Turn,
 }
 
@@ -264,6 +269,8 @@ impl Obstacle {
             Self::Starting => "pool_is_starting",
             Self::NoReplica => "no_replica_in_service",
             Self::NoRoom => "no_room",
+            Self::Rule => "waits_for_wanted_pools",
+            Self::Sooner => "waits_for_sooner_replica",
             Self::Turn => "not_its_turn",
         }
     }

@@ -108,9 +108,20 @@ impl Vitals {
         self.out.is_some()
     }
 
+    /// Whether it is ejected and nothing answers there.
+    #[must_use]
+    pub const fn is_silent(&self) -> bool {
+        matches!(self.out, Some(Out { silent_since: Some(_), .. }))
+    }
+
     /// A token or a whole answer came from it.
     pub fn proved(&mut self) {
         (self.unproven, self.garbled) = (false, 0);
+    }
+
+    /// What it gave before says nothing of what it will give.
+    pub const fn doubt(&mut self) {
+        self.unproven = true;
     }
 
     /// It sent what is no protocol; whether it has done so too often by now.

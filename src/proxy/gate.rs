@@ -450,6 +450,8 @@ pools:
         assert!(ticket.failed_unseen(Fault::Refused, Usage::Unknown));
         let eject = Action::Eject { replica: placement.replica, why: Fault::Refused };
         assert_eq!(wished.recv().await, Some(eject));
+        let last = wished.recv().await;
+        assert!(matches!(last, Some(Action::PoolDown { why: Fault::Refused, .. })), "{last:?}");
         assert_eq!(wished.recv().await, Some(Action::Probe { replica: placement.replica }));
         gate.event(Event::ReplicaFound { replica: placement.replica });
         assert_eq!(ticket.placed().await.unwrap().why.attempt, 2);

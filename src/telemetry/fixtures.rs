@@ -102,6 +102,7 @@ pub(crate) fn success() -> RequestFinished<'static> {
             limit: 16,
             turn: Turn::Fair,
             choice: Choice::Only,
+            passed_over: None,
             class: ClassId::new(0),
             demoted_from: None,
         }),

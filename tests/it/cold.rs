@@ -106,3 +106,26 @@ async fn who_cannot_wait_for_a_start_is_told_when_to_come_back() {
     assert!(rig.finished().iter().all(|line| line["reason"] == "cold_start"), "{:?}", rig.finished());
     rig.emptied_within(Duration::from_secs(5)).await;
 }
+
+#[tokio::test]
+async fn an_address_behind_which_nothing_runs_is_a_start_too() {
+    let engines = start_fleet(vec![SimOptions::default()]).await.unwrap();
+    let urls = [engines[0].url()];
+    let text = file(&urls, "3m", "9m").replace("cold_start:", "scales_to_zero: true\n    cold_start:");
+    let hurried = text.replace("tolerance: 9m", "tolerance: 1ms");
+    let rig = Rig::with_file(&hurried, engines, [TENANT]).await;
+    rig.engine(0).add(FaultKind::Refuse).unwrap();
+    let answer = rig.post(CHAT, &chat(1, true)).await;
+    assert_eq!((answer.status, answer.code().as_str()), (503, "slow_down"), "{answer:?}");
+    assert_eq!(state(&rig), PoolState::Cold, "nobody waits for it");
+
+    apply(&rig, &text).await;
+    let held: Vec<_> = (0..8).map(|_| begin(&rig, 3)).collect();
+    until("all are held", || rig.waiting() == 8 && state(&rig) == PoolState::Starting).await;
+    rig.engine(0).clear();
+    for answer in held {
+        assert!(soon("a held request", answer).await.unwrap().is_done());
+    }
+    assert_eq!(state(&rig), PoolState::Ready);
+    assert!(rig.metric("penstock_cold_start_seconds").await > 0.0, "it was measured");
+}

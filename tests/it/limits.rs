@@ -181,3 +181,22 @@ async fn whoever_leaves_gives_back_what_is_held_at_a_time() {
     until("nothing is held", || rig.left() == 12).await;
     rig.emptied_within(Duration::from_secs(5)).await;
 }
+
+#[tokio::test]
+async fn operators_see_limits_with_what_is_left_of_them() {
+    let rig = limited("limits: {per_minute: {requests: 5}}").await;
+    assert!(rig.ask(&chat(1, true)).await.is_done());
+    let rows = rig.admin(Method::GET, "/admin/v1/tenants").await.ok().json();
+    let mut rows = rows["tenants"].as_array().unwrap().iter();
+    let limit = &rows.find(|row| row["tenant"] == TENANT).unwrap()["limits"][0];
+    assert_eq!(
+        (&limit["unit"], &limit["period"], &limit["amount"], &limit["left"]),
+        (&json!("requests"), &json!("per_minute"), &json!(5), &json!(4))
+    );
+    let config = rig.admin(Method::GET, "/admin/v1/config").await.ok().json();
+    let told = json!([{
+        "scope": "tenant", "of": TENANT, "unit": "requests", "period": "per_minute", "amount": 5,
+        "shadow": false,
+    }]);
+    assert_eq!(config["tenants"][TENANT]["limits"], told);
+}

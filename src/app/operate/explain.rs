@@ -55,6 +55,7 @@ fn one_try(attempt: &Value) -> String {
         time(&attempt["sent_after"]),
         turn(why),
     );
+    text += &pool(why);
     let _infallible = writeln!(
         text,
         "  replica    soonest first token of {} with room: expected in {}, {} of the prompt's tokens in its cache",
@@ -105,6 +106,30 @@ fn turn(why: &Value) -> String {
     format!("{}: {words}", plain(&why["turn"]))
 }
 
+/// Why to that pool, and which other one was wanted more.
+fn pool(why: &Value) -> String {
+    let words = match why["choice"].as_str().unwrap_or_default() {
+        "session" => "its session was there before",
+        "prefix" => "the start of its prompt is in the replica's cache",
+        "wanted" => "of those that keep the objective, the one wanted most",
+        "spilled" => "those wanted more could not take it in time",
+        "kept" => "another one is wanted more, but not by enough to change",
+        "fastest" => "none keeps the objective, and this one is soonest",
+        "waited" => "none keeps the objective, and it waited for this one",
+        "held" => "a replica was kept free for it, which others had passed",
+        _ => return String::new(),
+    };
+    let over = &why["passed_over"];
+    let over = match over["why"].as_str() {
+        Some("busy") => format!("; {} is cheaper or preferred, but was busy", plain(&over["pool"])),
+        Some(_) => {
+            format!("; {} is cheaper or preferred, but would have been too late", plain(&over["pool"]))
+        }
+        None => String::new(),
+    };
+    format!("  pool       {}: {words}{over}\n", plain(&why["choice"]))
+}
+
 fn waiting(waiting: &Value) -> String {
     let words = match waiting["obstacle"].as_str().unwrap_or_default() {
         "tenant_paused" => "an operator has paused its tenant; `penstock tenants resume` ends that",
@@ -113,7 +138,12 @@ fn waiting(waiting: &Value) -> String {
             "no replica that serves its model is in service; see `penstock replicas list`"
         }
         "no_room" => "no replica that serves its model has room",
-        _ => "others go first, or a busy replica will be sooner than a free one",
+        "pool_is_starting" => "the pools that serve its model have to start first",
+        "waits_for_wanted_pools" => {
+            "by its rules it waits for the pools that it wants most, which are busy; others have room"
+        }
+        "waits_for_sooner_replica" => "a replica that is busy now will be sooner than one that is free",
+        _ => "there is room, and others go first",
     };
     let mut text = format!(
         "\nwaits for {}, and may for {} more: {words}\n  {} ahead of it in its own lane, {} wait in all\n\n",

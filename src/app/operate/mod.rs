@@ -50,7 +50,7 @@ pub(super) async fn replicas(command: ReplicasCommand) -> anyhow::Result<String>
 /// `penstock tenants`; the text to print.
 pub(super) async fn tenants(command: TenantsCommand) -> anyhow::Result<String> {
     match command {
-        TenantsCommand::List(args) => list(&args, "tenants", status::tenants).await,
+        TenantsCommand::List(args) => list(&args, "tenants", status::tenants_in_full).await,
         TenantsCommand::Pause(args) => set("tenants/pause", &args, None).await,
         TenantsCommand::Resume(args) => end("tenants/resume", &args).await,
         TenantsCommand::Boost(BoostArgs { by, what }) => set("tenants/boost", &what, Some(by)).await,

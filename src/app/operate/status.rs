@@ -73,9 +73,58 @@ pub(super) fn pools(list: &Value) -> String {
             format!("{}/{}", row["in_service"], row["replicas"]),
             format!("{}/{}", row["running"], row["limit"]),
             plain(&row["models"]),
+            source(&row["source"]),
         ]
     });
-    table(&["POOL", "STATE", "IN SERVICE", "RUNNING", "MODELS"], &rows)
+    let mut text = table(&["POOL", "STATE", "IN SERVICE", "RUNNING", "MODELS", "SOURCE"], &rows);
+    for row in list.as_array().into_iter().flatten() {
+        if let Some(problem) = row["source"]["problem"].as_str() {
+            let _infallible =
+                writeln!(text, "{} cannot be asked for replicas: {problem}", plain(&row["pool"]));
+        }
+    }
+    text
+}
+
+/// Where a pool's replicas come from, and how long ago that was last heard.
+fn source(source: &Value) -> String {
+    let Some(kind) = source["kind"].as_str() else { return "file".to_owned() };
+    let trouble = if source["problem"].is_null() { "" } else { ", lost" };
+    match source["age_seconds"].as_f64() {
+        Some(age) => format!("{kind}, {} ago{trouble}", span(age)),
+        None => format!("{kind}, no answer yet{trouble}"),
+    }
+}
+
+/// The limits of tenants, with what is left of each.
+pub(super) fn limits(list: &Value) -> String {
+    let of_tenant = |row: &Value| {
+        let tenant = plain(&row["tenant"]);
+        rows(&row["limits"], |limit| {
+            let of = limit["of"].as_str().map(|of| format!(" of {} {of}", plain(&limit["scope"])));
+            let shadow = if limit["shadow"] == true { ", shadow" } else { "" };
+            vec![
+                tenant.clone(),
+                format!(
+                    "{} {}{}{shadow}",
+                    plain(&limit["unit"]),
+                    plain(&limit["period"]),
+                    of.unwrap_or_default()
+                ),
+                format!("{} of {}", limit["left"], limit["amount"]),
+                time(&limit["whole_in_seconds"]),
+            ]
+        })
+    };
+    let rows: Vec<_> = list.as_array().into_iter().flatten().flat_map(of_tenant).collect();
+    if rows.is_empty() { String::new() } else { table(&["TENANT", "LIMIT", "LEFT", "WHOLE IN"], &rows) }
+}
+
+/// The tenants and their limits.
+pub(super) fn tenants_in_full(list: &Value) -> String {
+    let limits = limits(list);
+    let gap = if limits.is_empty() { "" } else { "\n" };
+    tenants(list) + gap + &limits
 }
 
 /// The replicas.
@@ -174,6 +223,29 @@ mod tests {
             "class fast: ttft 100 ms is promised for m, and no pool has kept it; the best of 1200 is 180 ms at p\n"
         );
         assert_eq!(unkept(&Value::Null), "");
+    }
+
+    #[test]
+    fn sources_say_when_they_were_last_heard_and_what_is_wrong() {
+        let row = |source: Value| json!({ "pool": "p", "state": "ready", "source": source });
+        let lost = json!({ "kind": "dns", "endpoints": 2, "age_seconds": 12.0, "problem": "timed out" });
+        let new = json!({ "kind": "kubernetes", "age_seconds": null, "problem": null });
+        let text = pools(&json!([row(Value::Null), row(lost), row(new)]));
+        let ends: Vec<&str> = text.lines().map(|line| line.rsplit("  ").next().unwrap()).collect();
+        assert_eq!(ends[1..4], ["file", "dns, 12.0 s ago, lost", "kubernetes, no answer yet"], "{text}");
+        assert_eq!(ends[4], "p cannot be asked for replicas: timed out");
+    }
+
+    #[test]
+    fn limits_say_what_is_left_of_them() {
+        let limit = json!({
+            "scope": "model", "of": "m", "unit": "requests", "period": "per_minute", "amount": 60, "left": 12,
+            "whole_in_seconds": 48.0, "shadow": true,
+        });
+        let text = limits(&json!([{ "tenant": "t", "limits": [limit] }]));
+        let line = text.lines().nth(1).unwrap();
+        assert_eq!(line, "t       requests per_minute of model m, shadow  12 of 60  48.0 s");
+        assert_eq!(limits(&json!([{ "tenant": "t", "limits": [] }])), "");
     }
 
     #[test]

@@ -129,6 +129,12 @@ pub struct Health {
     pub slow_start: Span,
     /// How long a replica that said "busy" without a time gets no new work.
     pub busy_backoff: Span,
+    /// Largest share of a pool's replicas, 0 to 1, that may be out of service when
+    /// one more is ejected that answers, but badly (5xx, broken answers). One
+    /// always may, and so may those that refuse or drop connections or fall
+    /// silent.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub max_ejected: f64,
     /// How long requests without a first token may stay at a replica that is
     /// no longer listed, and streams that can go on elsewhere at one that is
     /// drained or no longer listed; then they go to others.
@@ -143,6 +149,7 @@ impl Default for Health {
             probe_max: Span(core.probe_max),
             slow_start: Span(core.slow_start),
             busy_backoff: Span(core.busy_backoff),
+            max_ejected: f64::from(core.max_ejected_permille) / 1000.0,
             drain: Span(core.drain),
         }
     }

@@ -162,6 +162,10 @@ pub struct Pool {
     /// what was measured counts. With it `replicas` may be empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold_start: Option<Span>,
+    /// Whether its `replicas` are addresses that stay while nothing runs there, such
+    /// as a Service that something else scales to zero: when none of them answers,
+    /// the pool has to start and requests are held for it.
+    pub scales_to_zero: bool,
     /// When its idle replicas sleep; absent = the gateway puts none to sleep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sleep: Option<Sleep>,
@@ -226,6 +230,7 @@ impl Default for Pool {
             replicas: Vec::new(),
             discover: None,
             cold_start: None,
+            scales_to_zero: false,
             sleep: None,
             max_seqs: None,
             kv_tokens: None,

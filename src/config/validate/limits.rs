@@ -155,12 +155,21 @@ pub(super) fn health(health: &Health, findings: &mut Findings<'_>) -> policy::He
         let message = format!("{} is shorter than probe_min ({})", health.probe_max, health.probe_min);
         findings.error(&section.key("probe_max"), message, "write probe_min or more");
     }
+    if !(0.0..=1.0).contains(&health.max_ejected) {
+        let message = format!("{} is out of range", health.max_ejected);
+        findings.error(
+            &section.key("max_ejected"),
+            message,
+            "write a share of a pool's replicas such as 0.5",
+        );
+    }
     let mut time = |key: &str, span: Span| positive(span, &section.key(key), findings);
     policy::Health {
         probe_min: time("probe_min", health.probe_min),
         probe_max: time("probe_max", health.probe_max),
         slow_start: health.slow_start.0,
         busy_backoff: time("busy_backoff", health.busy_backoff),
+        max_ejected_permille: (health.max_ejected * 1000.0).round() as u32,
         drain: health.drain.0,
     }
 }

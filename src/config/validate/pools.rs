@@ -118,6 +118,7 @@ impl Served {
             engine_buffer,
             engine_priority,
             cold_start,
+            scales_to_zero: pool.scales_to_zero,
             sleep,
             supply,
             adapters: adapters.clone(),
@@ -203,6 +204,10 @@ impl Served {
             let hint = "list base URLs such as http://10.0.0.5:8000, say where to `discover` them, or how long a \
                         `cold_start` takes";
             findings.error(&list, "names no replica", hint);
+        }
+        if pool.scales_to_zero && (pool.replicas.is_empty() || pool.discover.is_some()) {
+            let hint = "take it away: a pool with no replica listed or found has to start anyway";
+            findings.error(&field.key("scales_to_zero"), "is for `replicas` whose addresses stay", hint);
         }
         if pool.replicas.len() + listed.len() > MAX_REPLICAS {
             let message = format!("names more than {MAX_REPLICAS} replicas");

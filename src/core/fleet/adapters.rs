@@ -24,6 +24,7 @@ impl Fleet {
         for (id, _, row) in policy.pools.iter() {
             let pool = &mut self.pools[id.index()];
             (pool.buffer, pool.sleep) = (row.engine_buffer, row.sleep);
+            pool.starts = row.scales_to_zero;
             pool.adapters.clone_from(&row.adapters);
             pool.load = before.get(id.index()).map(|pool| pool.load).unwrap_or_default();
             pool.load.configured = row.adapter_load;

@@ -3,6 +3,7 @@
 mod adapters;
 mod cost;
 mod node;
+mod outage;
 mod pool;
 mod rest;
 mod search;
@@ -73,7 +74,7 @@ pub struct Fleet {
     holders: NumberMap<ModelId, Vec<ReplicaId>>,
     /// Replicas that sleep and can be woken.
     can_wake: u32,
-    /// A pool has gone to sleep since that was last asked.
+    /// A pool has gone to sleep or was scaled to zero since that was last asked.
     fell_dormant: bool,
     /// A pool has lost its last replica in service since that was last asked.
     fell_empty: bool,
@@ -479,7 +480,7 @@ impl Fleet {
             let reads = node.ledger.guest_prefill > 0;
             pool.guest_readers = pool.guest_readers + u32::from(reads) - u32::from(node.reads_guest);
             node.reads_guest = reads;
-            let dormant = pool.is_dormant();
+            let dormant = pool.is_dormant() || pool.is_away();
             let patience = node.patience(pool);
             node.watch.arm(now, node.ledger.streams > 0, patience);
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
@@ -495,7 +496,7 @@ impl Fleet {
             node.counted = node.count(pool, now, &rules);
             pool.recount(before, node.counted);
             self.can_wake = self.can_wake + u32::from(node.counted.can_wake) - u32::from(before.can_wake);
-            self.fell_dormant |= pool.is_dormant() && !dormant;
+            self.fell_dormant |= (pool.is_dormant() || pool.is_away()) && !dormant;
         }
         node.up = up;
         let presence = node.presence(now, &rules);

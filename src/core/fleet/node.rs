@@ -60,6 +60,10 @@ impl Rooms {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counted {
     pub(super) busy: bool,
+    /// It is ejected.
+    pub(super) out: bool,
+    /// Nothing answers there, or it is about to go.
+    pub(super) away: bool,
     /// It sleeps or wakes.
     pub(super) sleeps: bool,
     /// It sleeps and can be woken.
@@ -172,6 +176,8 @@ impl Node {
         let state = self.state(now, rules);
         Counted {
             busy: state == ReplicaState::Busy,
+            out: self.vitals.is_out(),
+            away: self.leaving || self.vitals.is_silent(),
             sleeps: matches!(state, ReplicaState::Asleep | ReplicaState::Waking),
             can_wake: state == ReplicaState::Asleep && self.rest.can_wake() && pool.sleep.is_some(),
             waking: if state == ReplicaState::Waking { self.full(pool) } else { 0 },

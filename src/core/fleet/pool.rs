@@ -51,6 +51,12 @@ pub(super) struct PoolState {
     pub(super) sleep: Option<Sleep>,
     /// Replicas that said they are busy.
     pub(super) busy: u32,
+    /// Replicas that are ejected.
+    pub(super) out: u32,
+    /// Replicas at which nothing answers, or that are about to go.
+    pub(super) away: u32,
+    /// Whether nothing answers at its addresses while it is scaled to zero.
+    pub(super) starts: bool,
     /// Replicas that sleep or wake.
     pub(super) sleepers: u32,
     /// Those that can be woken.
@@ -79,9 +85,16 @@ impl PoolState {
         self.up == 0 && self.busy == 0 && self.sleepers > 0
     }
 
+    /// Whether it is scaled to zero.
+    pub(super) fn is_away(&self) -> bool {
+        self.starts && self.up == 0 && self.away as usize == self.members.len()
+    }
+
     /// Counts a replica anew.
     pub(super) fn recount(&mut self, before: Counted, after: Counted) {
         self.busy = self.busy + u32::from(after.busy) - u32::from(before.busy);
+        self.out = self.out + u32::from(after.out) - u32::from(before.out);
+        self.away = self.away + u32::from(after.away) - u32::from(before.away);
         self.sleepers = self.sleepers + u32::from(after.sleeps) - u32::from(before.sleeps);
         self.can_wake = self.can_wake + u32::from(after.can_wake) - u32::from(before.can_wake);
         self.waking = self.waking + u64::from(after.waking) - u64::from(before.waking);

@@ -21,7 +21,8 @@ impl Fleet {
         self.pools.get(pool.index()).is_some_and(super::pool::PoolState::is_dormant)
     }
 
-    /// Whether a pool has become dormant since this was last asked.
+    /// Whether a pool has become dormant or was scaled to zero since this was last
+    /// asked.
     pub const fn fell_dormant(&mut self) -> bool {
         std::mem::replace(&mut self.fell_dormant, false)
     }

@@ -1,8 +1,9 @@
 //! Jobs that are held for pools that have to start.
 //!
 //! A pool is cold when the policy gives it no replica, and stays so until one is
-//! in service: one that only fails is not cold. One whose replicas sleep is like
-//! a cold one that starts when they are woken. A job all of whose pools are
+//! in service: one that only fails is not cold, unless the policy says that its
+//! addresses stay while it is scaled to zero, and nothing answers at any. One
+//! whose replicas sleep is like a cold one that starts when they are woken. A job all of whose pools are
 //! cold is held as long as its class tolerates, counted from when it is held,
 //! and never beyond its deadline. It is told at once when what is known of its
 //! pools' starts is longer than that.
@@ -213,7 +214,7 @@ impl Scheduler {
             PoolState::Ready
         } else if self.fleet.is_dormant(pool) {
             PoolState::Asleep
-        } else if !self.fleet.is_vacant(pool) {
+        } else if !self.fleet.is_vacant(pool) && !self.fleet.is_away(pool) {
             PoolState::Down
         } else if busy {
             PoolState::Draining
@@ -249,7 +250,10 @@ impl Scheduler {
 
     fn is_cold(&self, pool: PoolId) -> bool {
         self.fleet.count_up(&[pool]) == 0
-            && (self.fleet.is_vacant(pool) || self.fleet.is_dormant(pool) || self.starts.is_running(pool))
+            && (self.fleet.is_vacant(pool)
+                || self.fleet.is_dormant(pool)
+                || self.fleet.is_away(pool)
+                || self.starts.is_running(pool))
     }
 
     /// Whether a pool of the lane is on its way to its first token.

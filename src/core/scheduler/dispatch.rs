@@ -41,6 +41,9 @@ const MAX_TRIES: usize = 32;
 /// first job that it keeps waiting.
 type Blocked = SmallVec<[(usize, ModelId, JobId); 4]>;
 
+/// Heads that found no place in one decision, by class, line and part.
+type Tries = SmallVec<[((usize, usize, Part), usize); 4]>;
+
 /// A job and where it goes.
 #[derive(Debug, Clone, Copy)]
 struct Pick {
@@ -94,7 +97,7 @@ impl Scheduler {
         }
         let mut passed: Vec<JobId> = Vec::new();
         let mut blocked: Blocked = SmallVec::new();
-        let mut tries: SmallVec<[((usize, usize, Part), usize); 4]> = SmallVec::new();
+        let mut tries: Tries = SmallVec::new();
         let openings: [OnceCell<_>; 2] = Default::default();
         loop {
             let here = &self.groups[group];
@@ -396,6 +399,7 @@ impl Scheduler {
             limit: standing.limit,
             turn,
             choice: pick.choice,
+            passed_over: self.passed_over(&here.shape.lines[chosen.line], pick.pool, &wish),
             adapter: self.fleet.adapter_fit(pick.replica, wish.model),
             class: job.spec.class,
             demoted_from: job.demoted_from,

@@ -3,12 +3,14 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
+use crate::core::fleet::Wish;
 use crate::core::ids::{JobId, PoolId};
 use crate::core::queue::{LaneKey, Part};
 use crate::core::snapshot::{Choice, Obstacle, WaitingView};
 use crate::core::time::Tick;
 
 use super::Scheduler;
+use super::arrive::Spot;
 use super::job::Job;
 
 /// Replicas that are listed at most.
@@ -42,7 +44,7 @@ impl Scheduler {
         } else if !replicas.iter().any(|choice| choice.fits) {
             Obstacle::NoRoom
         } else {
-            Obstacle::Turn
+            self.obstacle_at_free(job, spot)
         };
         let replicas_in_all = replicas.len();
         replicas.truncate(MAX_CHOICES);
@@ -57,6 +59,22 @@ impl Scheduler {
             replicas_in_all,
             replicas,
         })
+    }
+
+    /// What keeps a job from replicas that have room for it.
+    fn obstacle_at_free(&self, job: &Job, spot: Spot) -> Obstacle {
+        let here = &self.groups[spot.group];
+        let line = &here.shape.lines[spot.line];
+        let shunned = self.shunned(job.spec.id, &line.pools);
+        let cached = self.prefixes.matches(&job.prefix);
+        let wish = Wish { session: self.session(job), ..job.wish(&cached, here.is_guest(spot.class)) };
+        let find = |pools: &[PoolId]| self.fleet.find(pools, &wish, &|id| shunned.contains(&id));
+        let last = here.last_tier(spot.class, spot.line);
+        if self.choose(job, line, last, &find).is_some() {
+            return Obstacle::Turn;
+        }
+        let wanted = self.wanted_tier(line).and_then(|tier| find(&line.tiers[tier].pools));
+        if self.is_bound(job, line) && wanted.is_none() { Obstacle::Rule } else { Obstacle::Sooner }
     }
 
     fn choices(&self, job: &Job, pools: &[PoolId], guest: bool, now: Tick) -> Vec<Choice> {

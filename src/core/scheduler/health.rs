@@ -10,6 +10,10 @@
 //! * a fault of a stream that began before the replica's last return says
 //!   nothing about what came back.
 //!
+//! One that answers, however badly, stays when too many of its pool are out
+//! already: it pauses like a busy one, and is tried with one job at a time. What
+//! fails everywhere is rarely the replicas' doing.
+//!
 //! Streams of an ejected replica go on.
 
 use crate::core::event::{Action, Fault};
@@ -27,6 +31,11 @@ impl Scheduler {
             self.touch_replica(run.replica);
             return;
         }
+        let fallen = self.fleet.has_fallen(run.replica, run.epoch);
+        let stays = fault.answers() && !fallen && !self.fleet.may_eject(run.replica);
+        if stays && self.fleet.is_tried(run.replica) {
+            return self.pause(run.replica);
+        }
         let garbled = fault == Fault::Malformed && !suspect;
         let too_often = self.fleet.with_vitals(run.replica, now, |vitals, _| {
             vitals.answered(now);
@@ -34,9 +43,29 @@ impl Scheduler {
         });
         let its_own = matches!(fault, Fault::Refused | Fault::Draining) || !suspect;
         let ejects = (fault.ejects() && its_own) || too_often == Some(true);
-        if ejects && !self.fleet.has_fallen(run.replica, run.epoch) {
-            self.eject(run.replica, fault, out);
+        if !ejects || fallen {
+            return;
         }
+        if stays {
+            self.pause(run.replica);
+            out.push(Action::Spare { replica: run.replica, why: fault });
+            return;
+        }
+        self.eject(run.replica, fault, out);
+        if fault == Fault::Refused {
+            self.fleet.with_vitals(run.replica, now, |vitals, _| vitals.heard(now, false));
+        }
+    }
+
+    /// It gets no work for a moment, then one job. Until that goes well, what fails
+    /// there takes from the budget of retries.
+    fn pause(&mut self, replica: ReplicaId) {
+        let now = self.now;
+        self.fleet.with_vitals(replica, now, |vitals, rules| {
+            vitals.busy(now, None, rules);
+            vitals.doubt();
+        });
+        self.touch_replica(replica);
     }
 
     /// Whether a fault belongs to the fall of a replica that worked: all that it
@@ -84,10 +113,14 @@ impl Scheduler {
 
     pub(super) fn eject(&mut self, replica: ReplicaId, why: Fault, out: &mut Vec<Action>) {
         let now = self.now;
+        let pool = self.fleet.pool_of(replica).filter(|pool| self.fleet.is_served(*pool));
         if self.fleet.with_vitals(replica, now, |vitals, rules| vitals.eject(now, rules)) == Some(true) {
             self.prefixes.forget(replica);
             self.fleet.forget_adapters(replica, now);
             out.push(Action::Eject { replica, why });
+            out.extend(
+                pool.filter(|pool| !self.fleet.is_served(*pool)).map(|pool| Action::PoolDown { pool, why }),
+            );
             self.look_again = true;
             self.touch_replica(replica);
         }

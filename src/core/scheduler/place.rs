@@ -3,6 +3,7 @@
 
 use smallvec::SmallVec;
 
+use crate::core::event::PassedOver;
 use crate::core::fleet::{Found, Wish};
 use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::order::Candidate;
@@ -143,6 +144,16 @@ impl Scheduler {
     /// The tier of a line's pools that is wanted most just now.
     pub(super) fn wanted_tier(&self, line: &Line) -> Option<usize> {
         self.offers(line).min_by(Offer::order).map(|offer| offer.tier)
+    }
+
+    /// The pool that the job wanted more than the one that it goes to.
+    pub(super) fn passed_over(&self, line: &Line, taken: PoolId, wish: &Wish<'_>) -> Option<PassedOver> {
+        if line.tiers.len() == 1 {
+            return None;
+        }
+        let wanted = &line.tiers[self.wanted_tier(line)?].pools;
+        let pool = wanted.first().copied().filter(|_| !wanted.contains(&taken))?;
+        Some(PassedOver { pool, busy: self.fleet.count_fitting(wanted, wish) == 0 })
     }
 
     /// A job that is next stays: while its session has a replica, the group has to

@@ -207,6 +207,8 @@ impl Desks {
             // Read when the job arrived.
             Action::WouldLimit { .. } => {}
             Action::Eject { .. }
+            | Action::Spare { .. }
+            | Action::PoolDown { .. }
             | Action::Probe { .. }
             | Action::Sleep { .. }
             | Action::Wake { .. }

@@ -143,6 +143,8 @@ impl Router for Gateway {
                 | Action::Idled(_)
                 | Action::HandOver { .. }
                 | Action::Eject { .. }
+                | Action::Spare { .. }
+                | Action::PoolDown { .. }
                 | Action::Readmit { .. }
                 | Action::Sleep { .. }
                 | Action::Wake { .. }

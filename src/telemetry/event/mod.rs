@@ -22,14 +22,15 @@ pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, Source
 pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
 pub use limits::LimitMet;
 pub use overrides::{OverrideChanged, OverrideExpired};
-pub use pool::{PoolStarted, PoolWanted};
+pub use pool::{PoolDown, PoolStarted, PoolWanted};
 pub use process::{
     ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken,
     ServerDraining, ServerStarted, ServerStopped,
 };
 pub use promise::PromiseUnkept;
 pub use replica::{
-    ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed, ScrapeRecovered,
+    ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ReplicaSpared, ScrapeFailed,
+    ScrapeRecovered,
 };
 pub use request::{
     AuthFailed, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued,

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use tracing::info;
+use tracing::{info, warn};
 
+use crate::core::event::Fault;
 use crate::core::ids::PoolId;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::millis;
@@ -23,6 +24,25 @@ impl PoolWanted {
         let policy = telemetry.policy();
         let (pool, expected_ms) = (policy.pools.name(self.pool), self.expected.map(millis));
         telemetry.log(|| info!(pool, expected_ms, "requests are held until the pool starts"));
+    }
+}
+
+/// The last replica of a pool that was in service was ejected.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolDown {
+    /// The pool.
+    pub pool: PoolId,
+    /// What was wrong with that replica.
+    pub fault: Fault,
+}
+
+impl PoolDown {
+    /// Writes and counts the event.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let policy = telemetry.policy();
+        let (pool, fault) = (policy.pools.name(self.pool), self.fault.name());
+        telemetry.log(|| warn!(pool, fault, "pool is down: its last replica in service was ejected"));
+        telemetry.metrics().pool_emptied(&policy, self.pool);
     }
 }
 

@@ -28,6 +28,26 @@ impl ReplicaEjected {
     }
 }
 
+/// The replica is to blame for a fault, but too many of its pool are out of
+/// service already: it only pauses.
+#[derive(Debug, Clone, Copy)]
+pub struct ReplicaSpared {
+    /// The replica.
+    pub replica: ReplicaId,
+    /// What was wrong.
+    pub fault: Fault,
+}
+
+impl ReplicaSpared {
+    /// Writes and counts the event.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let policy = telemetry.policy();
+        let (replica, fault) = (policy.replicas.name(self.replica), self.fault.name());
+        telemetry.log(|| warn!(replica, fault, "replica not ejected: too many of its pool are out"));
+        telemetry.metrics().spared(&policy, pool_of(&policy, self.replica), fault);
+    }
+}
+
 /// The replica gets work again.
 #[derive(Debug, Clone, Copy)]
 pub struct ReplicaReadmitted {

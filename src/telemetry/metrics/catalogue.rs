@@ -73,6 +73,10 @@ pub(super) const CONTINUATIONS: Metric = metric(
 );
 pub(super) const EJECTIONS: Metric =
     metric("penstock_ejections_total", "Replicas taken out of service, by what was wrong.");
+pub(super) const EJECTIONS_SPARED: Metric = metric(
+    "penstock_ejections_spared_total",
+    "Replicas that failed and stayed in service, since too many of their pool were out already, by what was wrong.",
+);
 pub(super) const REST_ORDERS: Metric = metric(
     "penstock_rest_orders_total",
     "Times that a replica was told to sleep or to wake, by what came of it.",
@@ -89,8 +93,10 @@ pub(super) const REPLICA_CHANGES: Metric = metric(
     "penstock_replica_changes_total",
     "Replicas that joined or left a pool, or are about to go, by reload or discovery.",
 );
-pub(super) const POOLS_EMPTIED: Metric =
-    metric("penstock_pools_emptied_total", "Times a pool lost its last replica that takes work.");
+pub(super) const POOLS_EMPTIED: Metric = metric(
+    "penstock_pools_emptied_total",
+    "Times a pool lost its last replica that takes work: it left, or was ejected.",
+);
 pub(super) const SOURCE_FAILURES: Metric =
     metric("penstock_source_failures_total", "Times a pool's source of replicas could not be asked.");
 pub(super) const PROMISES_UNKEPT: Metric = metric(
@@ -148,6 +154,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     STREAMS_BROKEN,
     CONTINUATIONS,
     EJECTIONS,
+    EJECTIONS_SPARED,
     REST_ORDERS,
     READMISSIONS,
     PROBES_FAILED,

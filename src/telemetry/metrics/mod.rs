@@ -125,6 +125,10 @@ impl Metrics {
         self.of_pool(&catalogue::EJECTIONS, policy, pool, Some(("fault", fault)));
     }
 
+    pub(super) fn spared(&self, policy: &Policy, pool: Option<PoolId>, fault: &'static str) {
+        self.of_pool(&catalogue::EJECTIONS_SPARED, policy, pool, Some(("fault", fault)));
+    }
+
     pub(super) fn rested(
         &self,
         policy: &Policy,

@@ -110,6 +110,7 @@ fn faults_of_limits() {
         (with("retry: {budget: -0.1}"), "retry.budget: -0.1 is out of range"),
         (with("retry: {budget: 21}"), "retry.budget: 21 is out of range"),
         (with("health: {probe_min: 5s}"), "health.probe_max: 1s is shorter than probe_min (5s)"),
+        (with("health: {max_ejected: 1.5}"), "health.max_ejected: 1.5 is out of range"),
     ]);
 }
 
@@ -181,6 +182,10 @@ fn faults_of_models_and_pools() {
         (with("  x: {engine: vllm, replicas: [http://x:1]}"), "pools.x.models: names no model"),
         (with("  x: {engine: vllm, models: [y]}"), "pools.x.replicas: names no replica"),
         (with("  x: {engine: vllm, models: [y], cold_start: 0s}"), "pools.x.cold_start: must not be zero"),
+        (
+            with("  x: {engine: vllm, models: [y], cold_start: 1m, scales_to_zero: true}"),
+            "pools.x.scales_to_zero: is for `replicas` whose addresses stay",
+        ),
         (
             with("  x: {engine: tgi, models: [y], replicas: [http://h:1], sleep: {}}"),
             "pools.x.sleep: tgi is never put to sleep",

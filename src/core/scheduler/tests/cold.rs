@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::core::admission::MAX_RETRY_AFTER;
 use crate::core::event::{Action, Event, Fault, RejectReason};
-use crate::core::ids::{ClassId, JobId, PoolId};
+use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId};
 use crate::core::job::JobSpec;
 use crate::core::policy::{Class, Policy, Pool};
 use crate::core::scheduler::tests::{World, policy, rejected, sent, spec};
@@ -36,6 +36,14 @@ fn pool_of(limits: &[u32], tolerance: Option<u64>) -> Policy {
 fn expect_start(policy: &mut Policy, seconds: Option<u64>) {
     let row = policy.pools.get(PoolId::new(0)).unwrap().clone();
     policy.pools.insert("p0", Pool { cold_start: seconds.map(Duration::from_secs), ..row });
+}
+
+/// The same at an address that stays while nothing runs there.
+fn scaled(tolerance: Option<u64>) -> Policy {
+    let mut policy = pool_of(&[16], tolerance);
+    let row = policy.pools.get(PoolId::new(0)).unwrap().clone();
+    policy.pools.insert("p0", Pool { scales_to_zero: true, ..row });
+    policy
 }
 
 /// A job that may wait for an hour from `now` seconds on.
@@ -275,4 +283,55 @@ fn what_joins_a_starting_pool_whose_replica_goes_again_is_held_too() {
     world.arrive(patient(2, 0));
     world.fail(1, Fault::Busy { retry_after: None });
     assert_eq!(world.scheduler.audit(), []);
+}
+
+#[test]
+fn a_static_address_that_is_scaled_to_zero_is_a_start_and_not_a_failure() {
+    let mut world = World::new(scaled(Some(600)));
+    world.arrive(JobSpec { falls_back: true, ..patient(1, 0) });
+    let actions = world.fail(1, Fault::Refused);
+    let wanted = Action::PoolWanted { pool: PoolId::new(0), expected: Some(Duration::from_secs(180)) };
+    assert!(actions.contains(&wanted) && rejected(&actions).is_empty(), "{actions:?}");
+    assert_eq!(view(&world).state, PoolState::Starting);
+    assert_eq!(world.scheduler.explain(JobId::new(1), world.now).unwrap().obstacle, Obstacle::Starting);
+    for id in 2..20 {
+        assert_eq!(world.arrive(patient(id, 0)), [], "held like the first");
+    }
+    for second in 1..60 {
+        let probes = world.at(second * 1000);
+        assert_eq!(rejected(&probes), []);
+        world.event(Event::ReplicaLost { replica: ReplicaId::new(0), answers: false });
+    }
+    world.at(60_000);
+    let actions = world.event(Event::ReplicaFound { replica: ReplicaId::new(0) });
+    let first: Vec<u64> = sent(&actions).into_iter().map(|(job, _)| job).collect();
+    assert_eq!(first, [1, 2], "an eighth of the limit");
+    world.at(61_000);
+    let actions = first_token(&mut world, 1);
+    assert!(actions.contains(&Action::PoolStarted { pool: PoolId::new(0), took: Duration::from_secs(61) }));
+    let running: Vec<u64> = (0..20).filter(|id| *id > 0 && !waits(&world, *id)).collect();
+    let (most, all) = serve(&mut world, running, 61);
+    assert!(most <= 16 && all == 19, "{most} at once, {all} in all");
+}
+
+#[test]
+fn who_cannot_wait_for_such_a_start_is_told_at_once() {
+    let mut world = World::new(scaled(Some(60)));
+    world.arrive(patient(1, 0));
+    let told = rejected(&world.fail(1, Fault::Refused));
+    assert_eq!(told.len(), 1);
+    assert_eq!(told[0].1.reason, RejectReason::ColdStart);
+    assert!(told[0].1.retry_after.is_some_and(|after| after >= Duration::from_secs(180)), "{told:?}");
+    assert_eq!(view(&world).state, PoolState::Cold, "nobody waits");
+}
+
+#[test]
+fn what_answers_badly_is_down_and_not_scaled_to_zero() {
+    let mut world = World::new(scaled(Some(600)));
+    world.arrive(patient(1, 0));
+    world.fail(1, Fault::ServerError);
+    assert_eq!(view(&world).state, PoolState::Down, "something is there");
+    world.at(200);
+    world.event(Event::ReplicaLost { replica: ReplicaId::new(0), answers: false });
+    assert_eq!(view(&world).state, PoolState::Starting, "nothing is there any more");
 }

@@ -177,6 +177,8 @@ impl Edge {
             Action::Settled { .. } | Action::Idled(_) => {}
             Action::WouldLimit { rule, .. } => assert!(rule.shadow),
             Action::PoolWanted { .. } | Action::PoolStarted { .. } => {}
+            Action::Spare { replica, .. } => assert!(!self.out_of_service.contains(&replica)),
+            Action::PoolDown { why, .. } => assert!(why.ejects() || why == Fault::Malformed),
             Action::Sleep { replica } => self.ordered(replica, Rested::Asleep),
             Action::Wake { replica, .. } => self.ordered(replica, Rested::Awake),
             Action::OverrideExpired { lever } => {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::core::admission::{MAX_RETRY_AFTER, spread};
 use crate::core::event::{Action, Event, Fault, RejectReason, Turn};
-use crate::core::ids::{JobId, ReplicaId};
+use crate::core::ids::{JobId, PoolId, ReplicaId};
 use crate::core::job::JobSpec;
 use crate::core::scheduler::tests::{World, ejected, placed, policy, rejected, sent, spec};
 use crate::core::snapshot::ReplicaState;
@@ -271,4 +271,47 @@ fn those_that_failed_together_do_not_meet_again() {
         world.arrive(spec(id));
         assert_eq!(sent(&world.fail(id, Fault::Malformed)).len(), 1);
     }
+}
+
+/// Six jobs, one at each of six replicas.
+fn spread_out() -> World {
+    let mut world = World::new(policy(&[&[1, 1, 1, 1, 1, 1]], &[&[0]]));
+    (0..6).for_each(|id| _ = world.arrive(spec(id)));
+    world
+}
+
+#[test]
+fn replicas_that_answer_badly_leave_no_more_than_their_share_of_a_pool() {
+    let mut world = spread_out();
+    let mut out: Vec<Action> = (0..6).flat_map(|id| world.fail(id, Fault::ServerError)).collect();
+    assert_eq!(ejected(&out).len(), 3, "half of six");
+    let spared = out.iter().filter(|action| matches!(action, Action::Spare { .. })).count();
+    assert_eq!(spared, 3);
+    let states: Vec<_> = (0..6).filter_map(|id| world.state(id)).collect();
+    assert_eq!(states.iter().filter(|state| **state == ReplicaState::Busy).count(), 3, "{states:?}");
+    assert!(!out.iter().any(|action| matches!(action, Action::PoolDown { .. })), "it is still served");
+    out = world.at(250);
+    assert_eq!(sent(&out).len(), 3, "one job tries each of those that only paused");
+}
+
+#[test]
+fn replicas_that_do_not_answer_leave_whatever_their_share() {
+    for fault in [Fault::Refused, Fault::Reset, Fault::Draining] {
+        let mut world = spread_out();
+        let out: Vec<Action> = (0..6).flat_map(|id| world.fail(id, fault)).collect();
+        assert_eq!(ejected(&out).len(), 6, "{fault:?}");
+        let down = Action::PoolDown { pool: PoolId::new(0), why: fault };
+        assert_eq!(out.iter().filter(|action| **action == down).count(), 1, "{fault:?}: said once");
+    }
+}
+
+#[test]
+fn one_replica_may_always_be_ejected_and_that_it_was_the_last_is_said() {
+    let mut rules = policy(&[&[1]], &[&[0]]);
+    rules.health.max_ejected_permille = 0;
+    let mut world = World::new(rules);
+    world.arrive(spec(1));
+    let out = world.fail(1, Fault::ServerError);
+    assert_eq!(ejected(&out), [0]);
+    assert!(out.contains(&Action::PoolDown { pool: PoolId::new(0), why: Fault::ServerError }));
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::core::event::Event;
+use crate::core::event::{Event, PassedOver};
 use crate::core::ids::{ClassId, JobId, ModelId, PoolId};
 use crate::core::job::JobSpec;
 use crate::core::placement::place::Choice;
 use crate::core::placement::rules::{Isolation, Otherwise, Price, Rules, Supply};
 use crate::core::policy::{Class, Policy, Pool};
 use crate::core::scheduler::tests::{World, class, placed, policy, rejected, sent, spec};
+use crate::core::snapshot::Obstacle;
 use crate::core::time::Tick;
 
 const SECOND: ClassId = ClassId::new(1);
@@ -47,10 +48,12 @@ fn only(pools: &[u32]) -> Rules {
 fn the_cheapest_fills_first_and_what_does_not_fit_spills() {
     let mut world = World::new(two_prices());
     let mut went = Vec::new();
+    let busy = PassedOver { pool: PoolId::new(1), busy: true };
     for id in 1..=4 {
         let actions = world.arrive(spec(id));
         world.event(Event::FirstToken { job: JobId::new(id) });
         went.push((sent(&actions)[0].1, placed(&actions).choice));
+        assert_eq!(placed(&actions).passed_over, (id > 2).then_some(busy), "{id}");
     }
     let (wanted, spilled) = ((1, Choice::Wanted), (0, Choice::Spilled));
     assert_eq!(went, [wanted, wanted, spilled, spilled]);
@@ -81,6 +84,8 @@ fn who_waits_takes_the_dearer_one_from_half_of_the_objective_on() {
     let arrived = |id| JobSpec { arrived: Tick::ZERO, ..spec(id) };
     assert_eq!(world.arrive(arrived(3)), [], "the dear one is free, and it waits");
     assert_eq!(world.scheduler.next_deadline(), Some(Tick::from_millis(500)));
+    let why = world.scheduler.explain(JobId::new(3), world.now).expect("it waits");
+    assert_eq!(why.obstacle, Obstacle::Rule);
     assert_eq!(world.at(499), []);
     let actions = world.at(500);
     assert_eq!((sent(&actions), placed(&actions).choice), (vec![(3, 0)], Choice::Spilled));

@@ -1,0 +1,123 @@
+//! What clients may call the models, what serves in their place, and what tenants
+//! may use.
+
+use serde_json::{Value, json};
+
+use crate::config::settings::names::Split;
+use crate::config::settings::{Edge, EngineKind, ModelEdge};
+use crate::core::budget::rule::{Rule, RuleId, Scope, Unit};
+use crate::core::ids::{ModelId, TenantId};
+use crate::core::policy::{Model, Policy, Tenant};
+use crate::tokens::Source;
+
+use super::{by_name, rules_view};
+
+/// Microseconds in a second, and millionths in one of a currency.
+const MILLION: f64 = 1e6;
+
+/// The models with their aliases, fallbacks and copies.
+pub(super) fn models(edge: &Edge, policy: &Policy) -> Value {
+    by_name(policy.models.iter().map(|(id, name, model)| {
+        let named = edge.names.models.iter().filter(|(alias, of)| **of == id && *alias != name);
+        let mut aliases: Vec<&str> = named.map(|(alias, _)| &**alias).collect();
+        aliases.sort_unstable();
+        let pools: Vec<&str> = model.pools.iter().map(|pool| policy.pools.name(*pool)).collect();
+        let fallbacks = edge.names.fallbacks.get(&id).map_or(&[][..], Vec::as_slice);
+        let shadow = edge.shadows.as_ref().and_then(|shadows| shadows.rules.get(&id));
+        let row = json!({
+            "pools": pools,
+            "max_model_len": model.max_model_len,
+            "aliases": aliases,
+            "fallbacks": listed(fallbacks, policy),
+            "shadow": shadow.map(|shadow| json!({
+                "to": policy.models.name(shadow.to),
+                "share": shadow.share,
+                "max_in_flight": shadow.max_in_flight,
+            })),
+            "prompt_source": source(model, edge.models.get(&id), edge).name(),
+            "context": edge.models.get(&id).map(context),
+        });
+        (name, row)
+    }))
+}
+
+/// How the tokens of a prompt are known that comes near the window.
+fn source(model: &Model, own: Option<&ModelEdge>, edge: &Edge) -> Source {
+    let counts = own.is_some_and(|own| own.counter.is_some());
+    let mut engines = model.pools.iter().filter_map(|pool| edge.pools.get(*pool)).map(|pool| pool.engine);
+    match counts {
+        true => Source::Exact,
+        false if engines.any(|engine| engine == EngineKind::Vllm) => Source::Engine,
+        false => Source::Estimate,
+    }
+}
+
+fn context(model: &ModelEdge) -> Value {
+    json!({
+        "policy": if model.rejects { "reject" } else { "clamp" },
+        "truncate": if model.truncates { "allow" } else { "refuse" },
+        "media_tokens": { "image": model.media.image, "audio": model.media.audio },
+    })
+}
+
+/// Names whose requests are shared out.
+pub(super) fn splits(edge: &Edge, policy: &Policy) -> Value {
+    let row = |split: &Split| {
+        let targets = split.targets.iter().map(|(model, weight)| (policy.models.name(*model), json!(weight)));
+        json!({ "targets": by_name(targets), "fallbacks": listed(&split.fallbacks, policy) })
+    };
+    by_name(edge.names.splits.iter().map(|(name, split)| (name.as_str(), row(split))))
+}
+
+/// What a tenant may do beyond what `GET /admin/v1/tenants` shows.
+pub(super) fn tenant(id: TenantId, row: &Tenant, edge: &Edge, policy: &Policy) -> Value {
+    let own = edge.names.tenants.get(&id);
+    let map = own.into_iter().flat_map(|own| &own.map);
+    let of = |rule: &&Rule| match rule.id.scope {
+        Scope::Tenant(tenant) | Scope::Model(tenant, _) => tenant == id,
+        Scope::Key(_) => false,
+    };
+    json!({
+        "placement": rules_view(&row.placement, policy),
+        "model_map": by_name(map.map(|(name, to)| (name.as_str(), json!(to)))),
+        "allow_fallback": own.is_some_and(|own| own.allow_fallback),
+        "quota": { "guarantee": row.quota.guarantee, "borrow": row.quota.borrow, "lend": row.quota.lend },
+        "limits": policy.limits.iter().filter(of).map(|rule| limit(rule, policy)).collect::<Vec<_>>(),
+    })
+}
+
+/// The limits of keys, by their public ids.
+pub(super) fn key_limits(policy: &Policy) -> Vec<Value> {
+    let keys = policy.limits.iter().filter(|rule| matches!(rule.id.scope, Scope::Key(_)));
+    keys.map(|rule| limit(rule, policy)).collect()
+}
+
+/// A limit: of whom, of what, over which time, how much.
+fn limit(rule: &Rule, policy: &Policy) -> Value {
+    let RuleId { scope, unit, period, shadow } = rule.id;
+    let of = match scope {
+        Scope::Tenant(tenant) => policy.tenants.name(tenant),
+        Scope::Key(key) => policy.keys.name(key),
+        Scope::Model(_, model) => policy.models.name(model),
+    };
+    json!({
+        "scope": scope.name(),
+        "of": of,
+        "unit": unit.name(),
+        "period": period.name(),
+        "amount": amount(unit, rule.amount),
+        "shadow": shadow,
+    })
+}
+
+/// An amount in the unit of the file: GPU time in seconds, money in the currency.
+pub(in crate::admin) fn amount(unit: Unit, amount: u64) -> Value {
+    match unit {
+        Unit::GpuTime | Unit::Money => json!(amount as f64 / MILLION),
+        Unit::Requests | Unit::InputTokens | Unit::OutputTokens | Unit::Tokens => json!(amount),
+    }
+}
+
+fn listed<'a>(models: &[ModelId], policy: &'a Policy) -> Vec<&'a str> {
+    models.iter().map(|model| policy.models.name(*model)).collect()
+}

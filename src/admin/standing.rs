@@ -1,0 +1,99 @@
+//! How pools' sources of replicas and tenants' limits stand, in rows.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::admin::config_view::amount;
+use crate::config::settings::Settings;
+use crate::config::settings::identity::Auth;
+use crate::core::budget::Standing;
+use crate::core::budget::rule::{RuleId, Scope};
+use crate::core::ids::{PoolId, TenantId};
+
+/// How the source of a pool's replicas stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceView {
+    /// The pool that it is of.
+    pub pool: PoolId,
+    /// What kind of source it is.
+    pub source: &'static str,
+    /// How many endpoints it named last; absent while it has never answered.
+    pub endpoints: Option<usize>,
+    /// Time since its last answer.
+    pub age: Option<Duration>,
+    /// Why it cannot be asked just now.
+    pub problem: Option<String>,
+}
+
+/// Where more of a pool's replicas come from than the file lists.
+#[derive(Debug, Serialize)]
+pub(super) struct SourceRow {
+    kind: &'static str,
+    endpoints: Option<usize>,
+    age_seconds: Option<f64>,
+    problem: Option<String>,
+}
+
+/// The source of a pool, if it has one.
+pub(super) fn source(pool: PoolId, sources: &[SourceView]) -> Option<SourceRow> {
+    let view = sources.iter().find(|view| view.pool == pool)?;
+    Some(SourceRow {
+        kind: view.source,
+        endpoints: view.endpoints,
+        age_seconds: view.age.map(|age| age.as_secs_f64()),
+        problem: view.problem.clone(),
+    })
+}
+
+/// A limit, and what is left of it.
+#[derive(Debug, Serialize)]
+pub(super) struct LimitRow {
+    scope: &'static str,
+    /// The model or the key that it is for; `null` = all of the tenant's.
+    of: Option<String>,
+    unit: &'static str,
+    period: &'static str,
+    amount: Value,
+    left: Value,
+    whole_in_seconds: f64,
+    shadow: bool,
+}
+
+/// A tenant's limits: its own, those of its models, and those of its keys.
+pub(super) fn limits(tenant: TenantId, standings: &[Standing], settings: &Settings) -> Vec<LimitRow> {
+    let ours = |row: &&Standing| owner(row.rule.id.scope, settings) == Some(tenant);
+    let row = |standing: &Standing| {
+        let RuleId { scope, unit, period, shadow } = standing.rule.id;
+        let of = match scope {
+            Scope::Tenant(_) => None,
+            Scope::Key(key) => Some(settings.policy.keys.name(key).to_owned()),
+            Scope::Model(_, model) => Some(settings.policy.models.name(model).to_owned()),
+        };
+        LimitRow {
+            scope: scope.name(),
+            of,
+            unit: unit.name(),
+            period: period.name(),
+            amount: amount(unit, standing.rule.amount),
+            left: amount(unit, standing.left),
+            whole_in_seconds: standing.reset.as_secs_f64(),
+            shadow,
+        }
+    };
+    standings.iter().filter(ours).map(row).collect()
+}
+
+/// Whose limit it is.
+fn owner(scope: Scope, settings: &Settings) -> Option<TenantId> {
+    match (scope, &settings.edge.auth) {
+        (Scope::Tenant(tenant) | Scope::Model(tenant, _), _) => Some(tenant),
+        (Scope::Key(key), Auth::Known(known)) => {
+            let name = settings.policy.keys.name(key);
+            let grant = known.keys.get(name).map(|key| &key.grant).or_else(|| known.certs.get(name))?;
+            Some(grant.tenant)
+        }
+        (Scope::Key(_), Auth::Off(_)) => None,
+    }
+}
