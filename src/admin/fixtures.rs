@@ -8,6 +8,7 @@ use crate::admin::AdminState;
 use crate::config::secret::Secret;
 use crate::config::settings::identity::{Auth, Credentials, Grant, KeyEntry, Listeners};
 use crate::config::settings::names::Names;
+use crate::config::settings::scale::Scale;
 use crate::config::settings::{
     Door, Edge, EngineKind, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings, Startup,
     TelemetrySettings, UpstreamLimits,
@@ -75,8 +76,10 @@ fn edge(policy: &Policy) -> Edge {
 pub(super) fn settings() -> Settings {
     let policy = Policy { bounds: Bounds { requests: 500, ..Bounds::default() }, ..fixtures::policy(2) };
     let seconds = Duration::from_secs;
+    let scale = Scale { listen: None, max_streams: 9, names: None, stale_after: seconds(8) };
     Settings {
         digest: "d1".into(),
+        scale,
         startup: Startup {
             listen: "0.0.0.0:8080".parse().unwrap(),
             admin: "127.0.0.1:9090".parse().unwrap(),
@@ -163,6 +166,7 @@ pub(super) fn bare_state(telemetry: &Telemetry) -> AdminState {
         settings: Arc::new(move || Arc::clone(&settings)),
         reload: Arc::new(|_| Box::pin(std::future::ready(Some(unchanged())))),
         engines: Arc::new(Vec::new),
+        needs: Arc::new(Vec::new),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
         ready: Arc::new(|| Ok(())),

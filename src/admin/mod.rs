@@ -19,6 +19,7 @@ use std::sync::Arc;
 use crate::config::settings::Settings;
 use crate::config::watch::ReloadReport;
 use crate::core::ids::JobId;
+use crate::core::need::Need;
 use crate::core::snapshot::{Changed, Snapshot, WaitingView};
 use crate::telemetry::Telemetry;
 use crate::telemetry::metrics::EngineView;
@@ -43,6 +44,8 @@ pub struct AdminState {
     pub reload: Arc<dyn Fn(Arc<str>) -> Reloading + Send + Sync>,
     /// The engines' own views, as last read.
     pub engines: Arc<dyn Fn() -> Vec<EngineView> + Send + Sync>,
+    /// What pools need, as scalers are told it.
+    pub needs: Arc<dyn Fn() -> Vec<Need> + Send + Sync>,
     /// Puts an operator's wish in force.
     pub operate: Arc<dyn Fn(Wish) -> Changed + Send + Sync>,
     /// Why a job waits; `None` when it does not.

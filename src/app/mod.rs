@@ -7,9 +7,11 @@ mod count;
 mod demo;
 mod gateway;
 mod hooks;
+mod keda;
 mod load;
 mod operate;
 mod promises;
+mod scale;
 mod signals;
 mod simulate;
 

@@ -10,6 +10,7 @@ pub mod limits;
 pub mod placement;
 pub mod pools;
 pub mod routing;
+pub mod scale;
 pub mod server;
 pub mod sleep;
 pub mod tenants;
@@ -21,6 +22,7 @@ use crate::config::file::identity::{Admin, Audit};
 use crate::config::file::limits::{Health, Queue, Requests, Retry, Upstream};
 use crate::config::file::pools::{Model, Pool};
 use crate::config::file::routing::Routing;
+use crate::config::file::scale::Scale;
 use crate::config::file::server::{Server, Telemetry};
 use crate::config::file::tenants::{Access, Class, Tenant, builtin_classes};
 use crate::config::named::Named;
@@ -42,6 +44,8 @@ pub struct File {
     pub admin: Admin,
     /// What is written down of operators and of the configuration.
     pub audit: Audit,
+    /// How the scale signal is told.
+    pub scale: Scale,
     /// Who may come in.
     pub auth: Access,
     /// Limits of one request.
@@ -81,6 +85,7 @@ impl Default for File {
             telemetry: Telemetry::default(),
             admin: Admin::default(),
             audit: Audit::default(),
+            scale: Scale::default(),
             auth: Access::default(),
             requests: Requests::default(),
             upstream: Upstream::default(),

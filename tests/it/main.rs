@@ -12,6 +12,7 @@ mod faults;
 mod fleet;
 mod habits;
 mod habits_calls;
+mod keda;
 mod keys;
 mod kubernetes;
 mod leave;

@@ -13,6 +13,7 @@ mod promise;
 mod replica;
 mod request;
 mod rest;
+mod scale;
 mod shadow;
 
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
@@ -33,6 +34,7 @@ pub use request::{
     StreamBroken, StreamContinuation, Timings,
 };
 pub use rest::{ReplicaRested, ReplicaTurned, RestFailed, RestUnknown};
+pub use scale::{DesiredChanged, ScalerAnswered, ScalerAsked, ScalerKeyUnknown};
 pub use shadow::{ShadowCompared, ShadowSkipped, Side};
 
 use std::time::Duration;
