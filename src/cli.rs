@@ -109,7 +109,7 @@ pub enum Command {
     /// Numbers come from the configuration, and with --against from what a
     /// running gateway has measured.
     #[command(
-        after_help = "Examples:\n  penstock keda llama --config penstock.yaml\n  penstock keda llama --target llama-vllm --namespace ml --max 8 | kubectl apply -f -"
+        after_help = "Examples:\n  penstock keda qwen --max 8\n  penstock keda qwen --target qwen-vllm --namespace models --service penstock.models.svc"
     )]
     Keda(KedaArgs),
     /// Make API keys, and the digests that the configuration stores.

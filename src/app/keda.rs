@@ -18,12 +18,15 @@ const FAILURES: u32 = 3;
 const HPA_SYNC: u32 = 15;
 /// Seconds for each replica that goes, and for which the highest number holds.
 const DOWN: u32 = 60;
+/// The port where the file names none.
+const USUAL_PORT: u16 = 8082;
 /// The longest name of an object.
 const MAX_NAME: usize = 63;
 
 /// What the manifests say that is not in the arguments.
 struct Facts {
-    port: u16,
+    /// The scaler's port, where the file has one.
+    port: Option<u16>,
     tls: bool,
     client_cert: bool,
     /// How long a start takes, and whether that was measured.
@@ -34,8 +37,8 @@ struct Facts {
 /// starts took.
 ///
 /// # Errors
-/// The configuration is broken or has no such pool or no scaler, or the
-/// arguments contradict each other.
+/// The configuration is broken or has no such pool, or the arguments contradict
+/// each other.
 pub(super) fn manifests(args: &KedaArgs, measured: Option<Duration>) -> anyhow::Result<String> {
     let loaded = match load::load_file(&args.config, None).into_result() {
         Ok(loaded) => loaded,
@@ -48,7 +51,7 @@ pub(super) fn manifests(args: &KedaArgs, measured: Option<Duration>) -> anyhow::
     };
     ensure!(args.max >= 1 && args.max >= args.min, "--max must be at least 1 and at least --min");
     let configured = pool.cold_start.map(|span| (span.0, false));
-    let facts = facts(file, measured.map(|time| (time, true)).or(configured), args)?;
+    let facts = facts(file, measured.map(|time| (time, true)).or(configured));
     let mut text = scaled_object(args, &facts);
     if facts.tls {
         text += &trigger_authentication(args, &facts);
@@ -56,13 +59,11 @@ pub(super) fn manifests(args: &KedaArgs, measured: Option<Duration>) -> anyhow::
     Ok(text)
 }
 
-fn facts(file: &File, start: Option<(Duration, bool)>, args: &KedaArgs) -> anyhow::Result<Facts> {
-    let Some(listen) = file.scale.listen else {
-        bail!("{} has no `scale.listen`; KEDA needs a port to ask", args.config.display());
-    };
+fn facts(file: &File, start: Option<(Duration, bool)>) -> Facts {
     let tls = file.scale.tls.as_ref();
     let client_cert = tls.is_some_and(|tls| tls.client_ca.is_some());
-    Ok(Facts { port: listen.0.port(), tls: tls.is_some(), client_cert, start })
+    let port = file.scale.listen.map(|address| address.0.port());
+    Facts { port, tls: tls.is_some(), client_cert, start }
 }
 
 fn scaled_object(args: &KedaArgs, facts: &Facts) -> String {
@@ -71,8 +72,14 @@ fn scaled_object(args: &KedaArgs, facts: &Facts) -> String {
     let warm = (*min).max(1);
     let name = object_name(&args.pool);
     let target = args.target.as_ref().map_or_else(|| name.clone(), |target| quoted(target));
-    let mut text =
-        String::from("# Made by `penstock keda`.\napiVersion: keda.sh/v1alpha1\nkind: ScaledObject\n");
+    let mut text = String::from("# Made by `penstock keda`.\n");
+    if facts.port.is_none() {
+        let _infallible = writeln!(
+            text,
+            "# The configuration has no scaler yet: it needs `scale: {{listen: \"0.0.0.0:{USUAL_PORT}\"}}`."
+        );
+    }
+    text += "apiVersion: keda.sh/v1alpha1\nkind: ScaledObject\n";
     let _infallible = write!(
         text,
         "metadata:
@@ -148,7 +155,7 @@ fn behavior(max: u32, facts: &Facts) -> String {
 
 fn trigger(args: &KedaArgs, facts: &Facts) -> String {
     let KedaArgs { min, max, .. } = args;
-    let address = quoted(&format!("{}:{}", args.service, facts.port));
+    let address = quoted(&format!("{}:{}", args.service, facts.port.unwrap_or(USUAL_PORT)));
     let mut text = format!(
         "  triggers:
     # One trigger for each pool: the HPA takes the largest of several and never

@@ -1,11 +1,5 @@
 //! The code that `proto/externalscaler.proto` stands for.
-#![expect(
-    unreachable_pub,
-    clippy::wildcard_imports,
-    clippy::all,
-    clippy::pedantic,
-    reason = "generated; its comments are in the contract"
-)]
+#![expect(unreachable_pub, clippy::pedantic, reason = "generated; its comments are in the contract")]
 
 include!("../../proto/generated/server.rs");
 

@@ -47,6 +47,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// One may wait for the scheduler while the other answers.
 const THREADS: usize = 2;
 
+/// Whether a client whose certificate has such names may stay; `None` = it
+/// showed none.
+pub type Allows = Box<dyn Fn(Option<&Names>) -> bool + Send + Sync>;
+
 /// Where the scaler listens, and who may come in.
 pub struct ScaleListener {
     /// The address.
@@ -55,8 +59,8 @@ pub struct ScaleListener {
     pub tls: Source,
     /// Bounds of the handshakes.
     pub handshakes: Handshakes,
-    /// Whether a client of such a certificate may stay.
-    pub allows: Box<dyn Fn(Option<&Names>) -> bool + Send + Sync>,
+    /// Who may stay.
+    pub allows: Allows,
     /// Told of each connection that is lost at the door, and why.
     pub failed: Box<dyn Fn(&'static str) + Send + Sync>,
 }

@@ -44,8 +44,6 @@ fn generate(out: &Path) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test may panic")]
-
     use super::{generate, root};
 
     #[test]

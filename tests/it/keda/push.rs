@@ -97,8 +97,9 @@ async fn while_it_drains_the_numbers_go_on_and_new_streams_end_after_their_first
     let urls: Vec<String> = engines.iter().map(SimHandle::url).collect();
     let rig = rig(engines, &urls, "").await;
     let keda = Keda::of(&rig).await;
-    rig.engine(0).add(penstock::sim::faults::FaultKind::Slow { factor: 200.0 }).unwrap();
-    let running = begin(&rig);
+    rig.engine(0).add(penstock::sim::faults::FaultKind::Slow { factor: 50.0 }).unwrap();
+    let call = Call::post(CHAT, &chat(200, true)).key(rig.key(TENANT)).send(rig.address());
+    let running = tokio::spawn(call);
     until("it runs", || rig.snapshot().replicas[0].running == 1).await;
     keda.wants(1).await;
     let control = rig.engine(0);
@@ -132,7 +133,7 @@ async fn a_pool_that_leaves_the_file_ends_its_streams_as_not_found() {
         + "scale: {listen: \"127.0.0.1:0\"}\ntenants:\n"
         + &tenant_lines(TENANT, "")
         + "pools:\n"
-        + &pool_lines("main", "engine: vllm\nmodels: [sim]", &[]);
+        + &pool_lines("main", "engine: vllm\nmodels: [sim]\nmax_seqs: 4\ncold_start: 3m", &[]);
     apply(&rig, &text).await;
     assert_eq!(soon("the end", stream.message()).await.unwrap_err().code(), Code::NotFound);
     assert_eq!(soon("the end", specs.message()).await.unwrap_err().code(), Code::NotFound);

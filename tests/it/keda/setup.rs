@@ -31,7 +31,11 @@ pub(crate) fn file(urls: &[String], scale: &str) -> String {
         + &tenant_lines(TENANT, "")
         + "pools:\n"
         + &pool_lines("main", pool, urls)
-        + &pool_lines("other", "engine: vllm\nmodels: [sim-b]", &["http://127.0.0.1:9".to_owned()])
+        + &pool_lines(
+            "other",
+            "engine: vllm\nmodels: [sim-b]\nmax_seqs: 4",
+            &["http://127.0.0.1:9".to_owned()],
+        )
         + "classes:\n  standard: {rank: 0, max_wait: 10m, cold_start_tolerance: 9m}\n"
 }
 
