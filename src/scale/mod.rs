@@ -16,4 +16,4 @@ pub use crate::scale::answer::METRIC;
 pub use crate::scale::board::{Board, View};
 pub use crate::scale::follow::{Feed, follow};
 pub use crate::scale::json::router;
-pub use crate::scale::server::{ScaleHandle, ScaleListener, start};
+pub use crate::scale::server::{Allows, ScaleHandle, ScaleListener, start};

@@ -23,7 +23,7 @@ async fn a_trigger_has_one_metric_with_the_target_one_and_one_value() {
     let keda = Keda::of(&rig).await;
     let spec = wire::MetricSpec { metric_name: METRIC.into(), target_size: 1, target_size_float: 1.0 };
     for keys in [MAIN, &[("model", "sim")]] {
-        assert_eq!(keda.specs(keys).await.unwrap(), [spec.clone()]);
+        assert_eq!(keda.specs(keys).await.unwrap(), std::slice::from_ref(&spec));
     }
     assert!(!keda.is_active(MAIN).await.unwrap());
     let value = |value: u32| wire::MetricValue {

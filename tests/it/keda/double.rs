@@ -1,6 +1,5 @@
 //! KEDA and the HPA as they count, against the gateway's numbers: which numbers
 //! of replicas can be reached at all, and a pool that goes to zero and back.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
 

@@ -52,7 +52,9 @@ fn check(path: &str, value: &Value, fields: &BTreeMap<&str, Vec<&str>>) {
             assert!(value.as_object().unwrap().values().all(Value::is_string), "{path}: {value}");
         }
         Value::Object(map) => {
-            map.iter().for_each(|(key, value)| check(&format!("{path}.{key}"), value, fields))
+            for (key, value) in map {
+                check(&format!("{path}.{key}"), value, fields);
+            }
         }
         Value::Array(list) => list.iter().for_each(|value| check(&format!("{path}[]"), value, fields)),
         _ => {}

@@ -14,7 +14,7 @@ use crate::rig::{Rig, TENANT, head, pool_lines, soon, tenant_lines};
 use self::wire::external_scaler_client::ExternalScalerClient;
 
 /// The client's side of the contract.
-#[expect(unreachable_pub, clippy::all, reason = "generated")]
+#[expect(unreachable_pub, reason = "generated")]
 pub(crate) mod wire {
     include!("../../../proto/generated/client.rs");
 }

@@ -1,5 +1,4 @@
 //! The same numbers over HTTP, and as metrics.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use http::Method;
 use penstock::sim::server::SimOptions;
