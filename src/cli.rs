@@ -119,6 +119,17 @@ pub enum Command {
     /// with an engine's /tokenize shows whether the files are the engine's.
     #[command(after_help = "Example:\n  penstock count --tokenizer /models/llama requests.jsonl")]
     Count(CountArgs),
+    /// Print the manifests that let KEDA scale a pool.
+    ///
+    /// A ScaledObject that asks this gateway's external scaler (`scale.listen`)
+    /// for the number of replicas, with the reasons for each value as comments,
+    /// and a TriggerAuthentication where the scaler asks for a certificate.
+    /// Numbers come from the configuration, and with --against from what a
+    /// running gateway has measured.
+    #[command(
+        after_help = "Examples:\n  penstock keda qwen --max 8\n  penstock keda qwen --target qwen-vllm --namespace models --service penstock.models.svc"
+    )]
+    Keda(KedaArgs),
     /// Make API keys, and the digests that the configuration stores.
     #[command(subcommand)]
     Keys(KeysCommand),
@@ -175,6 +186,9 @@ pub struct DemoArgs {
     /// Where operators and Prometheus connect; port 0 takes a free one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081")]
     pub admin: SocketAddr,
+    /// Where KEDA connects; port 0 takes a free one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8082")]
+    pub scale: SocketAddr,
     /// Send traffic of every tenant in every class it may use.
     #[arg(long)]
     pub load: bool,
@@ -218,6 +232,45 @@ pub struct CountArgs {
     /// The requests; standard input when absent.
     #[arg(value_name = "FILE")]
     pub requests: Option<PathBuf>,
+}
+
+/// `penstock keda`
+#[derive(Debug, Args)]
+pub struct KedaArgs {
+    /// The pool.
+    #[arg(value_name = "POOL")]
+    pub pool: String,
+    /// The configuration file.
+    #[arg(short, long, value_name = "FILE", default_value = "penstock.yaml")]
+    pub config: PathBuf,
+    /// The Deployment that runs the pool's replicas; absent = the pool's name.
+    #[arg(long, value_name = "NAME")]
+    pub target: Option<String>,
+    /// What the target is, such as StatefulSet.
+    #[arg(long, value_name = "KIND", default_value = "Deployment")]
+    pub kind: String,
+    /// The target's namespace; absent = none is written.
+    #[arg(long, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// Host of the gateway's Service, as KEDA reaches it.
+    #[arg(long, value_name = "HOST", default_value = "penstock.default.svc")]
+    pub service: String,
+    /// Replicas that stay in any case; 0 = the pool may go to zero.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub min: u32,
+    /// The most replicas that there may be.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub max: u32,
+    /// How long the last replica stays after the last work.
+    #[arg(long, value_name = "TIME", default_value = "5m")]
+    pub keep_last: Span,
+    /// The Secret with ca.crt, tls.crt and tls.key for KEDA, where the scaler
+    /// asks for a certificate.
+    #[arg(long, value_name = "NAME", default_value = "penstock-keda-client")]
+    pub secret: String,
+    /// The admin address of a running gateway: say how long starts took there.
+    #[arg(long, value_name = "URL")]
+    pub against: Option<String>,
 }
 
 /// `penstock keys`

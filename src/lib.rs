@@ -11,6 +11,7 @@ pub mod config;
 pub mod core;
 pub mod fleet;
 pub mod proxy;
+pub mod scale;
 pub mod sim;
 pub mod telemetry;
 pub mod tls;

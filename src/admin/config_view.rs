@@ -23,12 +23,18 @@ pub(super) use self::names::amount;
 
 /// `GET /admin/v1/config`. Times are in seconds.
 pub(super) fn effective(settings: &Settings) -> Value {
-    let Settings { digest, startup, listeners, edge, policy } = settings;
+    let Settings { digest, startup, listeners, scale, edge, policy } = settings;
     json!({
         "digest": digest,
         "generation": policy.generation,
         "startup": startup_view(startup),
         "listeners": listeners_view(listeners),
+        "scale": {
+            "listen": scale.listen.map(|address| address.to_string()),
+            "client_certs": scale.names,
+            "stale_after": secs(scale.stale_after),
+            "max_streams": scale.max_streams,
+        },
         "auth": auth(&edge.auth, policy),
         "classes": by_name(policy.classes.iter().map(|(_, name, class)| (name, class_view(class, policy)))),
         "tenants": by_name(policy.tenants.iter().map(|(id, name, row)| (name, tenant_view(id, row, edge, policy)))),
@@ -167,6 +173,7 @@ fn listeners_view(listeners: &Listeners) -> Value {
     json!({
         "client_tls": tls(&listeners.clients),
         "admin_tls": tls(&listeners.admin),
+        "scale_tls": tls(&listeners.scale),
         "admin_tokens": by_name(tokens),
         "admin_client_certs": by_name(certs),
         "admin_loopback": operators.loopback,

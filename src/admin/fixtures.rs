@@ -8,6 +8,7 @@ use crate::admin::AdminState;
 use crate::config::secret::Secret;
 use crate::config::settings::identity::{Auth, Credentials, Grant, KeyEntry, Listeners};
 use crate::config::settings::names::{Names, Split, TenantNames};
+use crate::config::settings::scale::Scale;
 use crate::config::settings::{
     Door, Edge, EngineKind, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings, Startup,
     TelemetrySettings, UpstreamLimits,
@@ -80,8 +81,10 @@ fn edge(policy: &Policy) -> Edge {
 pub(super) fn settings() -> Settings {
     let policy = Policy { bounds: Bounds { requests: 500, ..Bounds::default() }, ..fixtures::policy(2) };
     let seconds = Duration::from_secs;
+    let scale = Scale { listen: None, max_streams: 9, names: None, stale_after: seconds(8) };
     Settings {
         digest: "d1".into(),
+        scale,
         startup: Startup {
             listen: "0.0.0.0:8080".parse().unwrap(),
             admin: "127.0.0.1:9090".parse().unwrap(),
@@ -172,6 +175,7 @@ pub(super) fn bare_state(telemetry: &Telemetry) -> AdminState {
         engines: Arc::new(Vec::new),
         sources: Arc::new(Vec::new),
         limits: Arc::new(Vec::new),
+        needs: Arc::new(Vec::new),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
         bill: None,

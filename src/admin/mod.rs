@@ -22,6 +22,7 @@ use crate::config::settings::Settings;
 use crate::config::watch::ReloadReport;
 use crate::core::budget::Standing;
 use crate::core::ids::JobId;
+use crate::core::need::Need;
 use crate::core::snapshot::{Changed, Snapshot, WaitingView};
 use crate::telemetry::Telemetry;
 use crate::telemetry::metrics::EngineView;
@@ -56,6 +57,8 @@ pub struct AdminState {
     pub sources: Arc<dyn Fn() -> Vec<SourceView> + Send + Sync>,
     /// How it stands with all limits.
     pub limits: Arc<dyn Fn() -> Vec<Standing> + Send + Sync>,
+    /// What pools need, as scalers are told it.
+    pub needs: Arc<dyn Fn() -> Vec<Need> + Send + Sync>,
     /// Puts an operator's wish in force.
     pub operate: Arc<dyn Fn(Wish) -> Changed + Send + Sync>,
     /// Why a job waits; `None` when it does not.

@@ -39,6 +39,8 @@ GET  /admin/v1/pools      pools with what runs there, and how their sources of r
 GET  /admin/v1/replicas   ledger and engine report of each replica
 GET  /admin/v1/tenants    tenants with their weights, classes, limits, what is left of them and what waits
 GET  /admin/v1/overrides  what operators have set apart from the file
+GET  /scale/v1/pools      what each pool needs, as scalers are told it
+GET  /scale/v1/{pool}     the same of one, for KEDA's metrics-api; takes a trigger's keys as its query
 GET  /admin/v1/requests/{id}  why a recent request went where it went, or why it waits
 GET  /admin/v1/usage      who used what, and what it cost: ?by=tenant,model&since=7d&until=...&share=steps
 GET  /admin/v1/config     the configuration in force, without secrets
@@ -60,8 +62,9 @@ struct Admin {
     bills: Arc<Bills>,
 }
 
-/// The admin routes. The uptime counts from this call.
-pub fn router(state: AdminState) -> Router {
+/// The admin routes, and `more` behind the same credentials. The uptime counts
+/// from this call.
+pub fn router(state: AdminState, more: Router) -> Router {
     let admin = Admin { state: Arc::new(state), started: Instant::now(), bills: Arc::default() };
     let guard = Guard::new(&admin.state, admin.started);
     let verbs = VERBS.into_iter().fold(Router::new(), |router, (path, verb)| {
@@ -83,17 +86,20 @@ pub fn router(state: AdminState) -> Router {
         .route("/admin/v1/usage", get(usage))
         .route("/admin/v1/config", get(config))
         .route("/admin/v1/reload", post(reload))
+        .with_state(admin)
+        .merge(more)
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn_with_state(guard, auth::check))
-        .with_state(admin)
 }
 
 /// One format whatever is asked for: every Prometheus reads text 0.0.4.
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
     let (snapshot, engines) = ((admin.state.snapshot)(), (admin.state.engines)());
-    let text = admin.state.telemetry.render(&Scrape { snapshot: &snapshot, engines: &engines });
+    let needs = (admin.state.needs)();
+    let scrape = Scrape { snapshot: &snapshot, engines: &engines, needs: &needs };
+    let text = admin.state.telemetry.render(&scrape);
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text)
 }
 

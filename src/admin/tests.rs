@@ -61,6 +61,7 @@ fn world(report: ReloadReport) -> World {
         engines: Arc::new(move || vec![engine.clone()]),
         sources: Arc::new(Vec::new),
         limits: Arc::new(Vec::new),
+        needs: Arc::new(Vec::new),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
         bill: Some(Arc::new(|query| {
@@ -70,7 +71,7 @@ fn world(report: ReloadReport) -> World {
         ready: Arc::new(move || if ready.load(Ordering::Relaxed) { Err("draining") } else { Ok(()) }),
         telemetry: telemetry.clone(),
     };
-    World { router: router(state), draining, telemetry }
+    World { router: router(state, Router::new()), draining, telemetry }
 }
 
 async fn call(world: &World, method: &str, path: &str) -> (StatusCode, HeaderMap, String) {
@@ -250,7 +251,7 @@ async fn a_reload_that_hangs_is_answered_and_goes_on() {
             Some(unchanged())
         })
     });
-    world.router = router(state);
+    world.router = router(state, Router::new());
     let (status, _, body) = call(&world, "POST", "/admin/v1/reload").await;
     assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
     assert!(body.contains("/admin/v1/status"), "{body}");
@@ -270,7 +271,7 @@ async fn a_bill_is_made_as_it_was_asked_for() {
     );
     let (status, _, body) = call(&world, "GET", "/admin/v1/usage?by=colour").await;
     assert!(status == StatusCode::BAD_REQUEST && body.contains("there are: tenant"), "{body}");
-    let nothing = router(bare_state(&world.telemetry));
+    let nothing = router(bare_state(&world.telemetry), Router::new());
     let (status, _, body) = call(&World { router: nothing, ..world }, "GET", "/admin/v1/usage").await;
     assert!(status == StatusCode::NOT_FOUND && body.contains("usage.folder"), "{body}");
 }
@@ -331,7 +332,7 @@ async fn the_listener_answers_while_the_callers_runtime_is_blocked() {
 #[test]
 fn a_taken_address_is_an_error() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let router = router(bare_state(&Telemetry::for_tests()));
+    let router = router(bare_state(&Telemetry::for_tests()), Router::new());
     let problem = spawn(taken.local_addr().unwrap(), router, no_tls()).unwrap_err();
     assert_eq!(problem.kind(), std::io::ErrorKind::AddrInUse);
 }

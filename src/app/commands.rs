@@ -7,10 +7,10 @@ use anyhow::{Context as _, bail};
 use clap::CommandFactory as _;
 
 use crate::app::gateway::{self, Gateway};
-use crate::app::{count, demo, operate, signals, simulate, usage};
+use crate::app::{count, demo, keda, operate, signals, simulate, usage};
 use crate::cli::operate::AccessArgs;
 use crate::cli::{
-    CheckArgs, Cli, Command, DemoArgs, DialectArg, Format, KeysCommand, ServeArgs, SimEngineArgs,
+    CheckArgs, Cli, Command, DemoArgs, DialectArg, Format, KedaArgs, KeysCommand, ServeArgs, SimEngineArgs,
 };
 use crate::config::measured::check_file_against;
 use crate::config::problem::Severity;
@@ -40,6 +40,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Tenants(command) => print_from(operate::tenants(command)),
         Command::Usage(args) => usage::run(&args).and_then(|text| print(&text)),
         Command::Count(args) => count::run(&args, |text| print(text).map(drop)),
+        Command::Keda(args) => keda(&args),
         Command::Keys(command) => keys(&command),
         Command::SimEngine(args) => in_runtime(sim_engine(args)),
         Command::Simulate(args) => simulate::run(&args).and_then(|(text, code)| print(&text).map(|_| code)),
@@ -156,6 +157,18 @@ fn summary(report: &Report) -> String {
         (_, 0) => format!("{gap}{name} has {}\n", counted(errors, "error")),
         _ => format!("{gap}{name} has {} and {}\n", counted(errors, "error"), counted(warnings, "warning")),
     }
+}
+
+/// `penstock keda`.
+fn keda(args: &KedaArgs) -> anyhow::Result<ExitCode> {
+    let measured = match &args.against {
+        Some(gateway) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(operate::cold_start(gateway, &args.pool))?
+        }
+        None => None,
+    };
+    print(&keda::manifests(args, measured)?)
 }
 
 fn keys(command: &KeysCommand) -> anyhow::Result<ExitCode> {

@@ -80,7 +80,7 @@ pub(super) async fn run(args: DemoArgs) -> anyhow::Result<()> {
     let telemetry = Telemetry::new(&reloader.current().load().startup.telemetry)?;
     let gateway = Gateway::start(reloader, telemetry)
         .await
-        .context("the demo cannot start (--listen and --admin choose other addresses)")?;
+        .context("the demo cannot start (--listen, --admin and --scale choose other addresses)")?;
 
     println!("{}", greeting(&gateway, &tenants, &path));
     let traffic = args.load.then(|| load::start(gateway.address(), MODEL, clients(&tenants)));
@@ -142,8 +142,8 @@ async fn start_fleet() -> anyhow::Result<(Vec<SimHandle>, String)> {
 fn config(args: &DemoArgs, tenants: &[DemoTenant], pools: &str) -> String {
     let mut text = format!(
         "# The demo's configuration. Edit it while the demo runs: it is watched.\nversion: 1\n\
-         server: {{listen: \"{}\", admin: \"{}\"}}\ntenants:\n",
-        args.listen, args.admin
+         server: {{listen: \"{}\", admin: \"{}\"}}\nscale: {{listen: \"{}\"}}\ntenants:\n",
+        args.listen, args.admin, args.scale
     );
     for DemoTenant { name, weight, classes, key } in tenants {
         let (default, classes) = (classes[0], classes.join(", "));
@@ -160,6 +160,7 @@ fn config(args: &DemoArgs, tenants: &[DemoTenant], pools: &str) -> String {
 fn greeting(gateway: &Gateway, tenants: &[DemoTenant], config: &Path) -> String {
     let base = format!("http://{}/v1", gateway.address());
     let admin = gateway.admin_address();
+    let scale = gateway.scale_address().map_or_else(String::new, |address| address.to_string());
     let replicas: usize = POOLS.iter().map(|pool| pool.replicas).sum();
     let mut keys = String::new();
     for DemoTenant { name, weight, classes, key } in tenants {
@@ -172,6 +173,7 @@ fn greeting(gateway: &Gateway, tenants: &[DemoTenant], config: &Path) -> String 
 
 base URL  {base}
 admin     http://{admin}  (/metrics, /admin/v1/queues, /admin/v1/replicas)
+scaler    {scale}  (KEDA's external scaler, gRPC)  pool={}
 config    {}  (edit it: changes take effect at once)
 
 tenants   (the first class is the one it gets unasked)
@@ -184,6 +186,7 @@ with Python (pip install openai):
 
 Ctrl-C drains and ends.",
         POOLS.len(),
+        POOLS[0].name,
         config.display(),
     )
 }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use crate::admin::{self, AdminHandle, AdminState, AdminTls};
 use crate::app::calendar::{self, Today};
 use crate::app::hooks::{self, DoorWatch, Followers, ToScheduler, ToTelemetry};
-use crate::app::{idle, promises, signals, usage};
+use crate::app::{idle, promises, scale, signals, usage};
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Listeners;
 use crate::config::watch::{ReloadAsks, ReloadHandle, Reloader, channel};
@@ -31,6 +31,7 @@ use crate::proxy::grace::Grace;
 use crate::proxy::handler::Proxy;
 use crate::proxy::server::{self, Shutdown};
 use crate::proxy::upstream::Upstreams;
+use crate::scale::{Board, ScaleHandle};
 use crate::telemetry::event::{
     ConfigReloaded, HandshakeFailed, ServerDraining, ServerStarted, ServerStopped,
 };
@@ -69,6 +70,17 @@ pub enum StartError {
         /// What the operating system says.
         problem: io::Error,
     },
+    /// The scaler's address cannot be had.
+    #[error("cannot listen on {address} (scale.listen): {problem}{}", next_step(problem))]
+    Scale {
+        /// The address.
+        address: SocketAddr,
+        /// What the operating system says.
+        problem: io::Error,
+    },
+    /// The scale signal has nobody to keep it.
+    #[error("no thread for the scale signal: {0}")]
+    ScaleThread(#[source] io::Error),
     /// Traces cannot be sent.
     #[error(transparent)]
     Telemetry(#[from] TelemetryError),
@@ -101,6 +113,7 @@ pub(super) fn next_step(error: &io::Error) -> &'static str {
 pub struct Gateway {
     address: SocketAddr,
     admin: AdminHandle,
+    scale: ScaleHandle,
     proxy: Arc<Proxy>,
     fleet: Fleet,
     sources: Sources,
@@ -170,13 +183,15 @@ impl Gateway {
         let address = listener
             .local_addr()
             .map_err(|problem| StartError::Listen { address: now.startup.listen, problem })?;
-        let admin = start_admin(&now, &proxy, (&fleet, &sources), &reload)?;
+        let board = Board::new(Arc::clone(&proxy.settings), proxy.telemetry.clone());
+        let admin = start_admin(&now, &proxy, (&fleet, &sources), &reload, &board)?;
+        let scale = scale::start(&now, &proxy, board)?;
 
         // Before anybody can know that the process is there: until then a
         // SIGHUP ends it.
         let hang_up = signals::hang_up().map_err(StartError::Signals)?;
         ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[] }.emit(&telemetry);
-        ServerStarted { listen: address, admin: admin.addr() }.emit(&telemetry);
+        ServerStarted { listen: address, admin: admin.addr(), scale: scale.address() }.emit(&telemetry);
         let shutdown = Shutdown::default();
         let serving = serve_clients(listener, &now, &proxy, &shutdown);
         let mut background = scheduler_tasks(&proxy, today);
@@ -188,7 +203,7 @@ impl Gateway {
         background.spawn(follow_file(reloader, asks, followers));
         background.spawn(close_idle(Arc::clone(&proxy)));
         background.spawn(signals::reload_at(hang_up, reload.clone()));
-        Ok(Self { address, admin, proxy, fleet, sources, reload, shutdown, serving, background, usage })
+        Ok(Self { address, admin, scale, proxy, fleet, sources, reload, shutdown, serving, background, usage })
     }
 
     /// Where clients connect.
@@ -201,6 +216,12 @@ impl Gateway {
     #[must_use]
     pub const fn admin_address(&self) -> SocketAddr {
         self.admin.addr()
+    }
+
+    /// Where KEDA connects, if anywhere.
+    #[must_use]
+    pub const fn scale_address(&self) -> Option<SocketAddr> {
+        self.scale.address()
     }
 
     /// The request path, for tests that look inside.
@@ -241,6 +262,7 @@ impl Gateway {
         let Proxy { gate, grace, telemetry, settings, .. } = &*self.proxy;
         let allowed = settings.load().startup.drain_grace;
         grace.begin_drain();
+        self.scale.drain();
         gate.event(Event::Draining);
         ServerDraining { jobs: gate.snapshot().jobs, grace: allowed }.emit(telemetry);
         let deadline = Instant::now() + allowed;
@@ -265,6 +287,7 @@ impl Gateway {
             abort.cancel();
             let _ended = timeout(GOODBYE, serving).await;
         }
+        self.scale.stop().await;
         idle::write(&self.proxy);
         self.sources.stop().await;
         self.fleet.stop().await;
@@ -323,11 +346,13 @@ fn start_admin(
     proxy: &Arc<Proxy>,
     (fleet, sources): (&Fleet, &Sources),
     reload: &ReloadHandle,
+    board: &Arc<Board>,
 ) -> Result<AdminHandle, StartError> {
     let (gate, rules, grace) = (Arc::clone(&proxy.gate), Arc::clone(&proxy.settings), proxy.grace.clone());
     let (view, reload) = (fleet.view(), reload.clone());
     let (operated, explained, limited) = (Arc::clone(&gate), Arc::clone(&gate), Arc::clone(&gate));
     let sources = sources.clone();
+    let needs = Arc::clone(board);
     let state = AdminState {
         snapshot: Arc::new(move || gate.snapshot()),
         settings: Arc::new(move || rules.load_full()),
@@ -338,6 +363,7 @@ fn start_admin(
         engines: Arc::new(move || hooks::engine_views(&view)),
         sources: Arc::new(move || hooks::source_views(&sources)),
         limits: Arc::new(move || limited.limits()),
+        needs: Arc::new(move || needs.view().needs().collect()),
         operate: Arc::new(move |wish| operated.operate(|now| hooks::event_of(wish, now))),
         explain: Arc::new(move |job| explained.explain(job)),
         bill: settings.startup.usage.clone().map(usage::bills),
@@ -353,7 +379,8 @@ fn start_admin(
             HandshakeFailed { listener: "admin", reason: why.label() }.emit(&telemetry);
         }),
     };
-    admin::spawn(address, admin::router(state), tls).map_err(|problem| StartError::Admin { address, problem })
+    let router = admin::router(state, crate::scale::router(Arc::clone(board)));
+    admin::spawn(address, router, tls).map_err(|problem| StartError::Admin { address, problem })
 }
 
 async fn follow_file(reloader: Arc<Reloader>, asks: ReloadAsks, followers: Followers) {

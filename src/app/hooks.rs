@@ -145,9 +145,19 @@ pub(super) fn admin_tls(settings: &Arc<ArcSwap<Settings>>) -> tls::Source {
     Arc::new(move || settings.load().listeners.admin.as_ref().map(|tls| Arc::clone(&tls.config)))
 }
 
+/// What the scaler's listener makes handshakes with.
+pub(super) fn scale_tls(settings: &Arc<ArcSwap<Settings>>) -> tls::Source {
+    let settings = Arc::clone(settings);
+    Arc::new(move || settings.load().listeners.scale.as_ref().map(|tls| Arc::clone(&tls.config)))
+}
+
 /// Says which listeners have another certificate than before.
 pub(super) fn certificates_loaded(before: &Listeners, after: &Listeners, telemetry: &Telemetry) {
-    let pairs = [("clients", &before.clients, &after.clients), ("admin", &before.admin, &after.admin)];
+    let pairs = [
+        ("clients", &before.clients, &after.clients),
+        ("admin", &before.admin, &after.admin),
+        ("scale", &before.scale, &after.scale),
+    ];
     for (listener, before, after) in pairs {
         if let Some(tls) = after.as_ref().filter(|_| before != after) {
             CertificateLoaded { listener, ends: tls.ends }.emit(telemetry);

@@ -113,7 +113,12 @@ fn certificates(before: &Loaded, after: &Loaded) -> Vec<Change> {
     let clients =
         |loaded: &Loaded| (loaded.file.server.tls.clone(), loaded.settings.listeners.clients.clone());
     let admin = |loaded: &Loaded| (loaded.file.admin.tls.clone(), loaded.settings.listeners.admin.clone());
-    let listeners = [("server", clients(before), clients(after)), ("admin", admin(before), admin(after))];
+    let scale = |loaded: &Loaded| (loaded.file.scale.tls.clone(), loaded.settings.listeners.scale.clone());
+    let listeners = [
+        ("server", clients(before), clients(after)),
+        ("admin", admin(before), admin(after)),
+        ("scale", scale(before), scale(after)),
+    ];
     let digest = |tls: &Option<ListenerTls>| tls.as_ref().map(|tls| tls.digest);
     let others =
         listeners.into_iter().filter(|(_, (was, old), (is, new))| was == is && digest(old) != digest(new));

@@ -10,6 +10,7 @@ pub mod limits;
 pub mod placement;
 pub mod pools;
 pub mod routing;
+pub mod scale;
 pub mod server;
 pub mod sleep;
 pub mod tenants;
@@ -22,6 +23,7 @@ use crate::config::file::identity::{Admin, Audit};
 use crate::config::file::limits::{Health, Queue, Requests, Retry, Upstream};
 use crate::config::file::pools::{Model, Pool};
 use crate::config::file::routing::Routing;
+use crate::config::file::scale::Scale;
 use crate::config::file::server::{Server, Telemetry};
 use crate::config::file::tenants::{Access, Class, Tenant, builtin_classes};
 use crate::config::file::usage::Usage;
@@ -46,6 +48,8 @@ pub struct File {
     pub audit: Audit,
     /// What requests used and cost.
     pub usage: Usage,
+    /// How the scale signal is told.
+    pub scale: Scale,
     /// Who may come in.
     pub auth: Access,
     /// Limits of one request.
@@ -86,6 +90,7 @@ impl Default for File {
             admin: Admin::default(),
             audit: Audit::default(),
             usage: Usage::default(),
+            scale: Scale::default(),
             auth: Access::default(),
             requests: Requests::default(),
             upstream: Upstream::default(),

@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 use crate::config::file::File;
 
 /// Sections that take effect only at a start.
-pub(super) const RESTART_SECTIONS: [&str; 4] = ["audit", "server", "telemetry", "usage"];
+pub(super) const RESTART_SECTIONS: [&str; 5] = ["audit", "scale", "server", "telemetry", "usage"];
 /// What takes effect at once in one of those.
-pub(super) const HOT_FIELDS: [[&str; 2]; 1] = [["server", "tls"]];
+pub(super) const HOT_FIELDS: [[&str; 2]; 4] =
+    [["server", "tls"], ["scale", "tls"], ["scale", "client_certs"], ["scale", "stale_after"]];
 
 /// Marks a field that takes effect only at a start.
 const RESTART: &str = "x-penstock-restart";

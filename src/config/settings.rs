@@ -2,6 +2,7 @@
 
 pub mod identity;
 pub mod names;
+pub mod scale;
 pub mod shadows;
 pub mod usage;
 
@@ -17,6 +18,7 @@ pub use crate::config::file::routing::SessionField;
 use crate::config::secret::Secret;
 use crate::config::settings::identity::{AuditFile, Auth, Listeners};
 use crate::config::settings::names::Names;
+use crate::config::settings::scale::Scale;
 use crate::config::settings::shadows::Shadows;
 use crate::config::settings::usage::UsageSettings;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
@@ -34,6 +36,8 @@ pub struct Settings {
     /// The listeners' certificates and operators; takes effect with the next
     /// connection or request there.
     pub listeners: Listeners,
+    /// How the scale signal is told.
+    pub scale: Scale,
     /// What the edges need; takes effect with the next request.
     pub edge: Arc<Edge>,
     /// What the core decides by; takes effect at once.

@@ -19,6 +19,7 @@ mod oidc;
 mod placement;
 mod pools;
 mod routing;
+mod scale;
 mod shadows;
 mod sleep;
 mod startup;
@@ -54,6 +55,7 @@ pub(super) fn validate(
 ) -> Settings {
     limits::version(file.version, findings);
     let startup = startup::validate(file, secrets, findings);
+    let scale = scale::validate(file, findings);
     let mut ring = Ring::default();
     let listeners = listeners(file, &mut ring, secrets, findings);
     let mut classes = classes::validate(&file.classes, previous.map(|old| &old.policy.classes), findings);
@@ -102,7 +104,7 @@ pub(super) fn validate(
         sessions,
     };
     usage::validate(file, &policy, findings);
-    Settings { digest, startup, listeners, edge: Arc::new(edge), policy: Arc::new(policy) }
+    Settings { digest, startup, listeners, scale, edge: Arc::new(edge), policy: Arc::new(policy) }
 }
 
 fn listeners(
@@ -115,6 +117,7 @@ fn listeners(
     Listeners {
         clients: tls::validate(file.server.tls.as_ref(), tls::CLIENTS, "server", secrets, findings),
         admin: tls::validate(file.admin.tls.as_ref(), tls::OPERATORS, "admin", secrets, findings),
+        scale: tls::validate(file.scale.tls.as_ref(), tls::SCALER, "scale", secrets, findings),
         operators: Arc::new(ring.operators(&file.admin.auth, has_ca, findings)),
     }
 }

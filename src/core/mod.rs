@@ -21,6 +21,7 @@ pub mod ids;
 pub mod invariant;
 pub mod job;
 pub mod limits;
+pub mod need;
 pub mod number_map;
 pub mod order;
 pub mod overrides;

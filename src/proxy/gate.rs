@@ -5,7 +5,7 @@ mod desks;
 mod ticket;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -20,6 +20,7 @@ use crate::core::cost::bill::Idle;
 use crate::core::event::{Action, Event, Rejection};
 use crate::core::ids::JobId;
 use crate::core::job::{JobSpec, Prefix, Usage};
+use crate::core::need::Need;
 use crate::core::policy::Policy;
 use crate::core::scheduler::Scheduler;
 use crate::core::snapshot::{Changed, Snapshot, WaitingView};
@@ -33,6 +34,9 @@ pub struct Gate {
     clock: Clock,
     next_job: AtomicU64,
     timer_changed: Notify,
+    /// Whether somebody waits for the next arrival.
+    awaited: AtomicBool,
+    arrival: Notify,
     replica_actions: mpsc::Sender<Action>,
 }
 
@@ -73,6 +77,8 @@ impl Gate {
             clock,
             next_job: AtomicU64::new(1),
             timer_changed: Notify::new(),
+            awaited: AtomicBool::new(false),
+            arrival: Notify::new(),
             replica_actions,
         })
     }
@@ -101,7 +107,20 @@ impl Gate {
             inner.handle(now, Event::Arrived(spec, prefix));
             (answer, bills, inner.limits_of(&spec, now))
         });
+        if self.awaited.load(Ordering::Relaxed) && self.awaited.swap(false, Ordering::Relaxed) {
+            self.arrival.notify_one();
+        }
         Ticket::new(Arc::clone(self), spec.id, answer, (limits, bills))
+    }
+
+    /// From now on an arrival counts for [`Self::next_arrival`].
+    pub fn expect_arrival(&self) {
+        self.awaited.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits for the first arrival since one was expected; for one waiter.
+    pub async fn next_arrival(&self) {
+        self.arrival.notified().await;
     }
 
     /// Brings a policy into force unless it is, or a later one.
@@ -145,6 +164,12 @@ impl Gate {
     pub fn snapshot(&self) -> Snapshot {
         let now = self.clock.now();
         self.inner.lock().scheduler.snapshot(now)
+    }
+
+    /// What every pool needs now.
+    #[must_use]
+    pub fn needs(&self) -> Vec<Need> {
+        self.inner.lock().scheduler.needs()
     }
 
     /// How it stands with all limits, in a fixed order.

@@ -112,7 +112,7 @@ pub(crate) fn success() -> RequestFinished<'static> {
 }
 
 pub(crate) fn render(telemetry: &Telemetry) -> String {
-    telemetry.render(&Scrape { snapshot: &Snapshot::default(), engines: &[] })
+    telemetry.render(&Scrape { snapshot: &Snapshot::default(), engines: &[], needs: &[] })
 }
 
 /// Samples by name with labels, as written.

@@ -17,7 +17,14 @@ BIN_DIR = ROOT / "target" / "release"
 BIN = BIN_DIR / "penstock"
 
 #: The addresses that the README and the help texts use.
-PORTS = ("127.0.0.1:8080", "127.0.0.1:8081", "127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002")
+PORTS = (
+    "127.0.0.1:8080",
+    "127.0.0.1:8081",
+    "127.0.0.1:8082",
+    "127.0.0.1:8000",
+    "127.0.0.1:8001",
+    "127.0.0.1:8002",
+)
 
 
 def environment(**more):

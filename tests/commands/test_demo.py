@@ -12,9 +12,9 @@ DEMO = "cargo run --release -- demo"
 
 def begin(start, flags=""):
     places = elsewhere()
-    listen, admin = places["127.0.0.1:8080"], places["127.0.0.1:8081"]
-    usual = listen == "127.0.0.1:8080" and admin == "127.0.0.1:8081"
-    command = DEMO + flags + ("" if usual else f" --listen {listen} --admin {admin}")
+    listen, admin, scale = (places[f"127.0.0.1:{port}"] for port in (8080, 8081, 8082))
+    usual = (listen, admin, scale) == ("127.0.0.1:8080", "127.0.0.1:8081", "127.0.0.1:8082")
+    command = DEMO + flags + ("" if usual else f" --listen {listen} --admin {admin} --scale {scale}")
     demo = start(command)
     demo.wait_for(r"^Ctrl-C drains and ends\.", 600)
     return demo, f"http://{admin}"
@@ -52,6 +52,11 @@ def test_printed_lines_work(start):
 
     assert total(admin, "penstock_requests_total", outcome="success", tenant="chat") == 2
     config = next(line.split()[1] for line in demo.lines if line.startswith("config"))
+    scaler = next(line for line in demo.lines if line.startswith("scaler"))
+    pool = re.search(r"pool=(\S+)", scaler).group(1)
+    assert json.loads(get(f"{admin}/scale/v1/{pool}"))["pool"] == pool
+    manifest = run(f"penstock keda {pool} --config {config}")
+    assert f":{scaler.split()[1].rsplit(':')[-1]}" in manifest.stdout, manifest.stderr
     check = run(f"penstock check {config}")
     assert check.returncode == 0, check.stdout
     assert demo.stop(signal.SIGINT) == 0

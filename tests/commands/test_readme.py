@@ -56,6 +56,7 @@ class Reader:
         name = next(name for name in READY if f" {name}" in command)
         if name == "demo":
             command += f" --listen {self.places['127.0.0.1:8080']} --admin {self.places['127.0.0.1:8081']}"
+            command += f" --scale {self.places['127.0.0.1:8082']}"
         started = Running(command, cwd=folder, KEY=self.key)
         self.running.append(started)
         started.wait_for(READY[name], 600)
@@ -103,6 +104,8 @@ SHOWN = {
     "/metrics": r'penstock_requests_total\{.*outcome="success".*\} 1',
     "/admin/v1/replicas": r'"replicas":\[\{',
     "/admin/v1/queues": r'"queues":',
+    "/scale/v1/pools": r'"pool":"qwen"',
+    "penstock keda": r"(?s)kind: ScaledObject.*type: external-push",
     "penstock status": r"(?s)^POOL +STATE.*^qwen/\S+ +serving .*^no overrides are in force$",
     "pools list": r"^qwen +ready +2/2 ",
     "replicas list": r"^qwen/\S+ +serving +\d+/256 ",

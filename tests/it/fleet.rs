@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use penstock::config::secret::Secret;
 use penstock::config::settings::identity::{Auth, Listeners};
 use penstock::config::settings::names::Names;
+use penstock::config::settings::scale::Scale;
 use penstock::config::settings::{
     Door, Edge, EngineKind, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings, Startup,
     TelemetrySettings, UpstreamLimits,
@@ -264,8 +265,10 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
     }
     let all = (0..rows.len()).map(PoolId::from).collect();
     policy.models.insert("public", Model { pools: all, max_model_len: None });
+    let stale_after = Duration::from_secs(10);
     Settings {
         digest: String::new(),
+        scale: Scale { listen: None, max_streams: 1, names: None, stale_after },
         startup: startup(),
         listeners: Listeners::default(),
         edge: Arc::new(edge(pools, replicas)),

@@ -14,6 +14,7 @@ mod faults;
 mod fleet;
 mod habits;
 mod habits_calls;
+mod keda;
 mod keys;
 mod kubernetes;
 mod leave;

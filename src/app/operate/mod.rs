@@ -77,6 +77,15 @@ pub(super) async fn bests(admin: &str, access: &AccessArgs) -> anyhow::Result<Ha
     Ok(answer["pools"].as_array().into_iter().flatten().filter_map(row).collect())
 }
 
+/// How long starts of a running gateway's pool took; `None` before the first.
+pub(super) async fn cold_start(admin: &str, pool: &str) -> anyhow::Result<Option<Duration>> {
+    let args = AdminArgs { admin: Some(admin.to_owned()), ..AdminArgs::default() };
+    let answer = AdminClient::new(&args)?.get("pools").await?;
+    let row = answer["pools"].as_array().into_iter().flatten().find(|row| row["pool"] == pool);
+    let seconds = row.and_then(|row| row["cold_start_seconds"].as_f64());
+    Ok(seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
+}
+
 /// `penstock explain`; the text to print.
 pub(super) async fn explain(args: ExplainArgs) -> anyhow::Result<String> {
     let path = format!("requests/{}", as_path_part(&args.request_id));

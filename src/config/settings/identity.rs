@@ -140,6 +140,8 @@ pub struct Listeners {
     pub clients: Option<ListenerTls>,
     /// TLS of the operators' listener; absent = none.
     pub admin: Option<ListenerTls>,
+    /// TLS of the scaler's listener; absent = none.
+    pub scale: Option<ListenerTls>,
     /// Who may do what at the operators' listener.
     pub operators: Arc<Operators>,
 }

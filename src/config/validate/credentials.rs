@@ -111,7 +111,7 @@ impl Ring {
     }
 
     /// The one name of a certificate, in the form in which it is looked up.
-    fn name(
+    pub(super) fn name(
         &mut self,
         [dns, uri, email]: [&Option<String>; 3],
         field: &Field,

@@ -96,7 +96,7 @@ fn listeners(server: &Server, auth: &AdminAuth, section: &Field, findings: &mut 
 }
 
 /// Whether both cannot be bound; port 0 is any free port.
-fn collide(a: SocketAddr, b: SocketAddr) -> bool {
+pub(super) fn collide(a: SocketAddr, b: SocketAddr) -> bool {
     let same_host = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
     a.port() != 0 && a.port() == b.port() && same_host
 }

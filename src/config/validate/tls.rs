@@ -1,4 +1,4 @@
-//! `server.tls` and `admin.tls`: from files to what handshakes are made with.
+//! `server.tls`, `admin.tls` and `scale.tls`: from files to what handshakes are made with.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -22,6 +22,7 @@ const PATHS: &str = "paths start at this file's folder";
 /// What a listener speaks, the best first.
 pub(super) const CLIENTS: &[&[u8]] = &[b"h2", b"http/1.1"];
 pub(super) const OPERATORS: &[&[u8]] = &[b"http/1.1"];
+pub(super) const SCALER: &[&[u8]] = &[b"h2"];
 
 /// Reads the files of a listener; `alpn` names what it speaks.
 pub(super) fn validate(

@@ -50,7 +50,7 @@ fn five_calls_at_once_do_not_pass_a_limit_together() {
     // Those that run may use less; what is used is free in a minute.
     assert_eq!(refused.retry_after, Some(Duration::from_secs(1)));
     let hold = calls.into_iter().flatten().next().unwrap().hold;
-    budgets.settle(hold, Some(&tokens(10, 90)), NOW);
+    budgets.settle(hold, &used_by(tokens(10, 90)), NOW);
     let refused = budgets.reserve(&PAYER, &tokens(10, 123), NOW).unwrap_err();
     assert_eq!(refused.retry_after, Some(Duration::from_millis(60_250)));
 }

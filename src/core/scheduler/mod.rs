@@ -38,6 +38,7 @@ mod explain;
 mod fallback;
 mod health;
 mod job;
+mod need;
 mod overrides;
 mod place;
 mod promise;

@@ -11,7 +11,7 @@ use crate::telemetry::{Telemetry, wall};
 /// A listener has a new certificate, the first one included.
 #[derive(Debug, Clone, Copy)]
 pub struct CertificateLoaded {
-    /// `clients` or `admin`.
+    /// `clients`, `admin` or `scale`.
     pub listener: &'static str,
     /// When it ends.
     pub ends: SystemTime,
@@ -36,7 +36,7 @@ impl CertificateLoaded {
 /// A client was lost in the TLS handshake.
 #[derive(Debug, Clone, Copy)]
 pub struct HandshakeFailed {
-    /// `clients` or `admin`.
+    /// `clients`, `admin` or `scale`.
     pub listener: &'static str,
     /// Why, as a stable code.
     pub reason: &'static str,

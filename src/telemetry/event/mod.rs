@@ -14,6 +14,7 @@ mod promise;
 mod replica;
 mod request;
 mod rest;
+mod scale;
 mod shadow;
 mod usage;
 
@@ -37,6 +38,7 @@ pub use request::{
     StreamBroken, StreamContinuation, Timings,
 };
 pub use rest::{ReplicaRested, ReplicaTurned, RestFailed, RestUnknown};
+pub use scale::{DesiredChanged, ScalerAnswered, ScalerAsked, ScalerKeyUnknown};
 pub use shadow::{ShadowCompared, ShadowSkipped, Side};
 pub use usage::{
     UsageCounted, UsageDatabaseFound, UsageDatabaseLost, UsageDropping, UsageJournalBack, UsageJournalLost,

@@ -143,6 +143,8 @@ pub struct ServerStarted {
     pub listen: SocketAddr,
     /// Where operators connect.
     pub admin: SocketAddr,
+    /// Where KEDA connects, if anywhere.
+    pub scale: Option<SocketAddr>,
 }
 
 impl ServerStarted {
@@ -150,7 +152,8 @@ impl ServerStarted {
     pub fn emit(&self, telemetry: &Telemetry) {
         let version = env!("CARGO_PKG_VERSION");
         telemetry.log(|| {
-            info!(version, listen = %self.listen, admin = %self.admin, "server started");
+            let scale = self.scale.map(|address| address.to_string());
+            info!(version, listen = %self.listen, admin = %self.admin, scale, "server started");
         });
     }
 }
@@ -224,7 +227,7 @@ mod tests {
         assert_eq!((&line["digest"], &line["restart_needed"]), (&json!("d2"), &json!("listen, admin")));
 
         let (listen, admin) = ("0.0.0.0:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap());
-        ServerStarted { listen, admin }.emit(&telemetry);
+        ServerStarted { listen, admin, scale: None }.emit(&telemetry);
         let line = last_line(&telemetry);
         assert_eq!((&line["listen"], &line["admin"]), (&json!("0.0.0.0:1"), &json!("127.0.0.1:2")));
 

@@ -139,6 +139,12 @@ pub(super) const USAGE_DROPPED: Metric = metric(
 );
 pub(super) const USAGE_DATABASE_ROWS: Metric =
     metric("penstock_usage_database_rows_total", "Usage rows that the database has taken.");
+pub(super) const SCALER_CALLS: Metric =
+    metric("penstock_scaler_calls_total", "Calls of the external scaler, by method and how they ended.");
+pub(super) const SCALER_CLAMPED: Metric = metric(
+    "penstock_scaler_clamped_total",
+    "Answers of the external scaler that minReplicas or maxReplicas of the trigger changed.",
+);
 
 pub(super) const COUNTERS: &[Metric] = &[
     REQUESTS,
@@ -176,6 +182,8 @@ pub(super) const COUNTERS: &[Metric] = &[
     USAGE_ROWS,
     USAGE_DROPPED,
     USAGE_DATABASE_ROWS,
+    SCALER_CALLS,
+    SCALER_CLAMPED,
 ];
 
 // Gauges that change by events.
@@ -287,6 +295,19 @@ pub(super) const POOL_STATE: Metric =
     metric("penstock_pool_state", "1 for the state that the pool is in, 0 for the others.");
 pub(super) const POOL_WAITING: Metric =
     metric("penstock_pool_waiting", "Waiting requests that may go to the pool.");
+pub(super) const DESIRED: Metric = metric(
+    "penstock_desired_replicas",
+    "Replicas that demand needs in the pool, in all; not a number when that is not known.",
+);
+pub(super) const DESIRED_REASON: Metric =
+    metric("penstock_desired_reason", "1, with where the pool's desired number of replicas comes from.");
+pub(super) const POOL_READY: Metric =
+    metric("penstock_pool_ready_replicas", "Replicas of the pool that are in service.");
+pub(super) const POOL_IN_FLIGHT: Metric = metric("penstock_pool_in_flight", "Requests that run in the pool.");
+pub(super) const POOL_QUEUED_TOKENS: Metric = metric(
+    "penstock_pool_queued_tokens",
+    "Tokens (prompt and asked output) of waiting requests that may go to the pool.",
+);
 pub(super) const COLD_START: Metric = metric(
     "penstock_cold_start_seconds",
     "Time from the first request held for a pool without replicas to its first token, smoothed; no sample before the first.",

@@ -5,6 +5,7 @@
 mod catalogue;
 mod cost;
 mod labels;
+mod scale;
 mod scrape;
 mod series;
 mod shadow;
@@ -216,6 +217,17 @@ impl Metrics {
     pub(super) fn admin_refused(&self, reason: &'static str) {
         let labels = vec![Label::from_static_parts("reason", reason)];
         counter(&self.recorder, &catalogue::ADMIN_REFUSALS, labels).increment(1);
+    }
+
+    pub(super) fn scaler_asked(&self, method: &'static str, code: &'static str) {
+        let label = Label::from_static_parts;
+        let labels = vec![label("code", code), label("method", method)];
+        counter(&self.recorder, &catalogue::SCALER_CALLS, labels).increment(1);
+    }
+
+    pub(super) fn scaler_clamped(&self, pool: &str) {
+        let labels = vec![Label::new("pool", pool.to_owned())];
+        counter(&self.recorder, &catalogue::SCALER_CLAMPED, labels).increment(1);
     }
 
     pub(super) fn audit_lost(&self) -> Counter {

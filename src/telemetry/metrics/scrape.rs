@@ -9,12 +9,14 @@ use parking_lot::Mutex;
 
 use crate::core::event::Report;
 use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
+use crate::core::need::Need;
 use crate::core::overrides::Measure;
 use crate::core::policy::Policy;
 use crate::core::snapshot::{PoolState, PoolView, ReplicaState, ReplicaView, Snapshot};
 use crate::telemetry::event::known;
 use crate::telemetry::metrics::catalogue::{self, Metric};
 use crate::telemetry::metrics::labels::{self, OTHER};
+use crate::telemetry::metrics::scale;
 use crate::telemetry::{ConfigStatus, log, wall};
 
 /// Queues that keep a row while they are empty.
@@ -27,6 +29,8 @@ pub struct Scrape<'a> {
     pub snapshot: &'a Snapshot,
     /// The engines' own views.
     pub engines: &'a [EngineView],
+    /// What pools need.
+    pub needs: &'a [Need],
 }
 
 /// An engine's own view of itself, as last read.
@@ -94,6 +98,7 @@ impl Scrape<'_> {
         out.plain(&catalogue::BROKEN_INVARIANTS, "gauge", self.snapshot.broken_invariants);
         write_overrides(&mut out, self.snapshot);
         write_pools(&mut out, policy, &self.snapshot.pools);
+        scale::write(&mut out, policy, self.needs);
         write_ledgers(&mut out, policy, &self.snapshot.replicas);
         write_engines(&mut out, policy, self.engines);
         write_process(&mut out, config);
@@ -317,7 +322,7 @@ mod tests {
         };
         let full =
             Snapshot { queues: vec![row(0, 4), row(1, 5), row(77, 2), row(78, 3)], ..Snapshot::default() };
-        let text = telemetry.render(&Scrape { snapshot: &full, engines: &[] });
+        let text = telemetry.render(&Scrape { snapshot: &full, engines: &[], needs: &[] });
         let key = |name: &str, tenant: &str| {
             format!(r#"penstock_queue_{name}{{tenant="{tenant}",class="interactive",model="llama"}}"#)
         };
@@ -351,7 +356,7 @@ mod tests {
             Measure::Boost(TenantId::new(1), 2.0),
         ];
         let snapshot = Snapshot { overrides: measures.map(view).to_vec(), ..Snapshot::default() };
-        let text = telemetry(1).render(&Scrape { snapshot: &snapshot, engines: &[] });
+        let text = telemetry(1).render(&Scrape { snapshot: &snapshot, engines: &[], needs: &[] });
         let counts =
             Measure::NAMES.map(|kind| samples(&text)[&*format!(r#"penstock_overrides{{kind="{kind}"}}"#)]);
         assert_eq!(counts, [1.0, 1.0, 1.0, 1.0, 2.0]);
@@ -371,7 +376,7 @@ mod tests {
         let starting = view(0, PoolState::Starting, Some(Duration::from_millis(90_500)));
         let snapshot = Snapshot { pools: vec![starting], ..Snapshot::default() };
         let telemetry = telemetry(1);
-        let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[] });
+        let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[], needs: &[] });
         let pool = telemetry.policy().pools.name(PoolId::new(0)).to_owned();
         let of =
             |name: &str, more: &str| samples(&text)[&*format!(r#"penstock_{name}{{pool="{pool}"{more}}}"#)];
@@ -383,7 +388,7 @@ mod tests {
         assert_eq!(of("replica_seconds_total", r#",use="idle""#), 87.5);
 
         let snapshot = Snapshot { pools: vec![view(0, PoolState::Cold, None)], ..snapshot };
-        let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[] });
+        let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[], needs: &[] });
         assert!(!text.contains("penstock_cold_start_seconds{"), "nothing was measured");
     }
 
@@ -414,7 +419,7 @@ mod tests {
             age: Some(Duration::from_millis(750)),
             problem: None,
         };
-        let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[engine] });
+        let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[engine], needs: &[] });
         let samples = samples(&text);
         let of = |name: &str, more: &str| {
             samples

@@ -1,0 +1,61 @@
+//! The scale signal: `scale`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::config::file::identity::Tls;
+use crate::config::file::server::Address;
+use crate::config::units::Span;
+
+/// KEDA's external scaler (gRPC): tells how many replicas each pool needs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::restart)]
+pub struct Scale {
+    /// Where KEDA connects: an IP address and a port. Absent = no scaler; the
+    /// numbers are on the admin port in any case.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<Address>,
+    /// TLS of `listen`; absent = none. KEDA shows a certificate where a
+    /// TriggerAuthentication gives it one, and has no other credential.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<Tls>,
+    /// Certificates that may connect, by a subject alternative name; absent =
+    /// all that `tls.client_ca` has signed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub client_certs: Vec<ScalerCert>,
+    /// Age at which what is known of the pools is not told any more: KEDA and
+    /// the HPA then hold what they have.
+    pub stale_after: Span,
+    /// Streams of `external-push` triggers that may be open at once.
+    #[schemars(range(min = 1, max = 10000))]
+    pub max_streams: u32,
+}
+
+impl Default for Scale {
+    fn default() -> Self {
+        Self {
+            listen: None,
+            tls: None,
+            client_certs: Vec::new(),
+            stale_after: Span::secs(10),
+            max_streams: 1000,
+        }
+    }
+}
+
+/// A certificate that may ask the scaler: exactly one of `dns`, `uri` and
+/// `email`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScalerCert {
+    /// A DNS name, such as `keda-operator.keda.svc`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dns: Option<String>,
+    /// A URI, such as `spiffe://example.com/ns/keda/sa/keda-operator`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uri: Option<String>,
+    /// An e-mail address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub email: Option<String>,
+}

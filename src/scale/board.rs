@@ -1,0 +1,132 @@
+//! What is known of all pools at one moment, and who may look at it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
+
+use crate::config::settings::Settings;
+use crate::core::need::Need;
+use crate::scale::ask::{Ask, Refusal};
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::ScalerKeyUnknown;
+
+/// Keys whose first use is remembered.
+const MAX_ODD: usize = 100;
+
+/// One pool at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Row {
+    /// What it needs.
+    pub(super) need: Need,
+    /// When it was last seen to have work.
+    pub(super) last_busy: Option<Instant>,
+}
+
+/// All pools at one moment.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// The moment.
+    pub(super) as_of: Instant,
+    /// Pools by name.
+    pub(super) pools: BTreeMap<String, Row>,
+}
+
+impl View {
+    /// What every pool needs.
+    pub fn needs(&self) -> impl Iterator<Item = Need> {
+        self.pools.values().map(|row| row.need)
+    }
+}
+
+/// Why a pool's row cannot be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Blank {
+    /// The pool came into the file a moment ago.
+    New,
+    /// What is known is so old.
+    Stale(Duration),
+}
+
+/// What is known, and what all who tell it have in common.
+#[derive(Debug)]
+pub struct Board {
+    view: watch::Sender<Arc<View>>,
+    settings: Arc<ArcSwap<Settings>>,
+    pub(super) telemetry: Telemetry,
+    /// Whether streams are to end, well.
+    ending: watch::Sender<bool>,
+    /// Streams that may still be opened.
+    pub(super) streams: Arc<Semaphore>,
+    odd: Mutex<BTreeSet<String>>,
+}
+
+impl Board {
+    /// A board on which nothing stands yet.
+    #[must_use]
+    pub fn new(settings: Arc<ArcSwap<Settings>>, telemetry: Telemetry) -> Arc<Self> {
+        let max = settings.load().scale.max_streams;
+        let nothing = View { as_of: Instant::now(), pools: BTreeMap::new() };
+        Arc::new(Self {
+            view: watch::Sender::new(Arc::new(nothing)),
+            settings,
+            telemetry,
+            ending: watch::Sender::new(false),
+            streams: Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS))),
+            odd: Mutex::default(),
+        })
+    }
+
+    /// What is known now.
+    #[must_use]
+    pub fn view(&self) -> Arc<View> {
+        Arc::clone(&self.view.borrow())
+    }
+
+    pub(super) fn publish(&self, view: View) {
+        self.view.send_replace(Arc::new(view));
+    }
+
+    pub(super) fn follow(&self) -> watch::Receiver<Arc<View>> {
+        self.view.subscribe()
+    }
+
+    /// Ends all streams well, those opened from now on after their first word.
+    pub fn end_streams(&self) {
+        self.ending.send_replace(true);
+    }
+
+    pub(super) fn ending(&self) -> watch::Receiver<bool> {
+        self.ending.subscribe()
+    }
+
+    pub(super) fn settings(&self) -> Arc<Settings> {
+        self.settings.load_full()
+    }
+
+    /// Reads what a trigger asks for; says once of each key that it is unknown.
+    pub(super) fn ask<'a>(&self, keys: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Ask, Refusal> {
+        let ask = Ask::read(keys, &self.settings.load().policy)?;
+        for key in &ask.odd {
+            let mut odd = self.odd.lock();
+            if odd.len() < MAX_ODD && odd.insert(key.clone()) {
+                ScalerKeyUnknown { key }.emit(&self.telemetry);
+            }
+        }
+        Ok(ask)
+    }
+
+    /// The pool's row, unless it says nothing of this moment.
+    pub(super) fn row(&self, pool: &str, now: Instant) -> Result<Row, Blank> {
+        let (view, limit) = (self.view(), self.settings.load().scale.stale_after);
+        let age = now.saturating_duration_since(view.as_of);
+        if age > limit {
+            return Err(Blank::Stale(age));
+        }
+        view.pools.get(pool).copied().ok_or(Blank::New)
+    }
+}

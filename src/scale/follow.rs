@@ -1,0 +1,66 @@
+//! Keeps the board up to date: now and then, and at once when a request comes
+//! while a pool is idle.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::core::need::Need;
+use crate::scale::board::{Board, Row, View};
+use crate::telemetry::event::DesiredChanged;
+
+/// How often it is looked without a reason.
+const TICK: Duration = Duration::from_millis(250);
+/// Time between two looks at least.
+const GAP: Duration = Duration::from_millis(20);
+/// A look takes at most this part of the time: 1 / 50.
+const SHARE: u32 = 50;
+
+/// Where the needs of pools come from.
+pub trait Feed: Send + Sync {
+    /// What every pool needs now, each with its name.
+    fn needs(&self) -> Vec<(String, Need)>;
+    /// From now on an arrival counts for [`Self::arrival`].
+    fn expect_arrival(&self);
+    /// Waits for the next arrival since it was expected.
+    fn arrival(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+}
+
+/// Keeps the board up to date until dropped.
+pub async fn follow(feed: Arc<dyn Feed>, board: Arc<Board>) {
+    loop {
+        let began = Instant::now();
+        // Before the look, so that nobody comes unseen between the two.
+        feed.expect_arrival();
+        let has_idle = look(&*feed, &board);
+        sleep(GAP.max(began.elapsed() * SHARE)).await;
+        if has_idle {
+            let _in_time = timeout(TICK, feed.arrival()).await;
+        } else {
+            sleep(TICK).await;
+        }
+    }
+}
+
+/// Puts what is so now on the board; whether a pool is idle.
+pub(super) fn look(feed: &dyn Feed, board: &Board) -> bool {
+    let (now, before) = (Instant::now(), board.view());
+    let mut pools = BTreeMap::new();
+    for (name, need) in feed.needs() {
+        let old = before.pools.get(&name);
+        let last_busy = if need.is_busy() { Some(now) } else { old.and_then(|row| row.last_busy) };
+        let was = old.and_then(|row| row.need.desired);
+        if let (Some(to), false) = (need.desired, need.desired == was) {
+            let (pool, reason) = (&*name, need.reason);
+            DesiredChanged { pool, from: was, to, reason, ready: need.ready }.emit(&board.telemetry);
+        }
+        pools.insert(name, Row { need, last_busy });
+    }
+    let has_idle = pools.values().any(|row| !row.need.is_busy());
+    board.publish(View { as_of: now, pools });
+    has_idle
+}

@@ -1,0 +1,80 @@
+//! The same numbers over HTTP, for KEDA's `metrics-api` trigger and for
+//! people: one pool or all, under the admin port's credentials.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::scale::answer::answer;
+use crate::scale::ask::{Ask, Mode, Refusal};
+use crate::scale::board::{Blank, Board, Row};
+
+/// `GET /scale/v1/pools` and `GET /scale/v1/{pool}`, which takes the keys of a
+/// trigger as its query. A pool that is called `pools` is at
+/// `/scale/v1/pools/pools`.
+pub fn router(board: Arc<Board>) -> Router {
+    Router::new()
+        .route("/scale/v1/pools", get(all))
+        .route("/scale/v1/pools/{pool}", get(one))
+        .route("/scale/v1/{pool}", get(one))
+        .with_state(board)
+}
+
+async fn all(State(board): State<Arc<Board>>) -> Json<Value> {
+    let (now, view) = (Instant::now(), board.view());
+    let rows = view.pools.iter().filter_map(|(name, row)| {
+        let ask = board.ask([("pool", &**name)]).ok()?;
+        Some(picture(&ask, row, now))
+    });
+    let age = now.saturating_duration_since(view.as_of).as_secs_f64();
+    Json(json!({ "pools": rows.collect::<Vec<_>>(), "age_seconds": age }))
+}
+
+async fn one(State(board): State<Arc<Board>>, Path(pool): Path<String>, uri: Uri) -> Response {
+    let query = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+    let keys = query.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    let ask = match board.ask(keys.filter(|(key, _)| *key != "pool").chain([("pool", &*pool)])) {
+        Ok(ask) => ask,
+        Err(Refusal::Unknown(message)) => return problem(StatusCode::NOT_FOUND, &message),
+        Err(Refusal::Wrong(message)) => return problem(StatusCode::BAD_REQUEST, &message),
+    };
+    let now = Instant::now();
+    let message = match board.row(&ask.pool, now) {
+        Ok(row) if answer(&ask, &row, now).value.is_some() => {
+            return Json(picture(&ask, &row, now)).into_response();
+        }
+        Ok(_) | Err(Blank::New) => "what the pool needs is not known yet".to_owned(),
+        Err(Blank::Stale(age)) => format!("what is known is {} s old (scale.stale_after)", age.as_secs()),
+    };
+    problem(StatusCode::SERVICE_UNAVAILABLE, &message)
+}
+
+fn picture(ask: &Ask, row: &Row, now: Instant) -> Value {
+    let (told, need) = (answer(ask, row, now), row.need);
+    let mut picture = json!({
+        "pool": ask.pool,
+        "desired": answer(&Ask { mode: Mode::Desired, ..ask.clone() }, row, now).value,
+        "active": told.active,
+        "reason": told.reason.to_string(),
+        "ready": need.ready,
+        "queued": need.queued,
+        "queued_tokens": need.queued_tokens,
+        "inflight": need.in_flight,
+        "cold_start_seconds": need.cold_start.map(|time| time.as_secs_f64()),
+        "idle_seconds": row.last_busy.map(|last| now.saturating_duration_since(last).as_secs_f64()),
+    });
+    if ask.mode != Mode::Desired {
+        picture["value"] = json!(told.value);
+    }
+    picture
+}
+
+fn problem(status: StatusCode, message: &str) -> Response {
+    (status, Json(json!({ "error": { "message": message } }))).into_response()
+}

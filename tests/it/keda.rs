@@ -1,0 +1,9 @@
+//! KEDA's external scaler, call by call, by a plain gRPC client.
+
+mod contract;
+mod double;
+mod manifests;
+mod overload;
+mod push;
+mod setup;
+mod twin;
