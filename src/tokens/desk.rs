@@ -14,6 +14,10 @@ use crate::tokens::counter::{Counted, Form, MediaCosts, TokenCounter, Uncounted}
 
 /// Threads that count.
 const THREADS: usize = 2;
+/// How far they stand behind the threads that serve requests, which would else
+/// wait for the end of their time slices where cores are few.
+#[cfg(target_os = "linux")]
+const NICENESS: i32 = 10;
 /// Requests that may wait for them; those beyond are estimated.
 const WAITING: usize = 64;
 
@@ -95,6 +99,10 @@ impl Desk {
 }
 
 fn work(receiver: &Mutex<Receiver<Job>>) {
+    // On Linux that is this thread alone. Where it is not allowed, a count is as
+    // urgent as all else.
+    #[cfg(target_os = "linux")]
+    let _as_urgent = rustix::process::setpriority_process(None, NICENESS);
     loop {
         let next = receiver.lock().recv();
         let Ok(Job { order, stop, reply }) = next else { return };

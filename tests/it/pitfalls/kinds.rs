@@ -1,5 +1,4 @@
 //! Every limit that the file can have refuses, and says whose it is.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fmt::Write as _;
 

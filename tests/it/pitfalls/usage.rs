@@ -127,24 +127,7 @@ async fn whoever_leaves_pays_for_what_was_done() {
     );
     assert!(line["prompt_tokens"].as_u64() > Some(0), "{line}");
 
-    // Before the first token, and before the end of a plain answer: nobody
-    // knows, so it stays as it was reserved.
-    for (id, body) in [("unseen", asked.clone()), ("plain", chat(100, false))] {
-        let till = Till::open(&rig);
-        if id == "unseen" {
-            rig.engine(0)
-                .add(Fault::from(FaultKind::Silent { after_tokens: 0, before_head: true }).times(1))
-                .unwrap();
-        }
-        let client = begin(&rig, id, &body, 1.0).await;
-        until("it runs", || rig.snapshot().replicas[0].running == 1).await;
-        let reserved = till.before - rig.left();
-        assert!(reserved > 100, "{id}: {reserved}");
-        client.reset();
-        assert_eq!(till.charged().await, reserved, "{id}");
-        let line = rig.line_of(id).await;
-        assert_eq!((&line["outcome"], &line["usage"]), (&"client_gone".into(), &"unknown".into()), "{line}");
-    }
+    unknown_stays_reserved(&rig, &asked).await;
 
     // After the end: what the engine said.
     let till = Till::open(&rig);
@@ -153,6 +136,27 @@ async fn whoever_leaves_pays_for_what_was_done() {
     done.reset();
     assert_eq!(till.charged().await, prompt + 3);
     assert_eq!(rig.line_of("done").await["usage"], "exact");
+}
+
+/// Before the first token, and before the end of a plain answer, nobody knows
+/// what was used.
+async fn unknown_stays_reserved(rig: &Rig, asked: &Value) {
+    for (id, body) in [("unseen", asked.clone()), ("plain", chat(100, false))] {
+        let till = Till::open(rig);
+        if id == "unseen" {
+            rig.engine(0)
+                .add(Fault::from(FaultKind::Silent { after_tokens: 0, before_head: true }).times(1))
+                .unwrap();
+        }
+        let client = begin(rig, id, &body, 1.0).await;
+        until("it runs", || rig.snapshot().replicas[0].running == 1).await;
+        let reserved = till.before - rig.left();
+        assert!(reserved > 100, "{id}: {reserved}");
+        client.reset();
+        assert_eq!(till.charged().await, reserved, "{id}");
+        let line = rig.line_of(id).await;
+        assert_eq!((&line["outcome"], &line["usage"]), (&"client_gone".into(), &"unknown".into()), "{line}");
+    }
 }
 
 /// An engine that says `answer` to every POST, one byte at a time.
