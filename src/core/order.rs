@@ -1,9 +1,9 @@
 //! The heads of all lanes of a group, in the order of service.
 
+mod count;
 mod heads;
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -524,20 +524,5 @@ impl Group {
         let owed = |(class, owed): &(usize, bool)| owed.then(|| self.classes[*class].guarantee.owed());
         turns.sort_by(|a, b| owed(b).partial_cmp(&owed(a)).unwrap_or(Ordering::Equal));
         turns
-    }
-
-    /// Waiting jobs by class and line, to compare with the queue.
-    pub fn tally(&self) -> BTreeMap<(ClassId, usize), u64> {
-        let classes = self.classes.iter();
-        let lines =
-            classes.flat_map(|class| class.lines.iter().enumerate().map(|(i, line)| (class.id, i, line)));
-        lines.filter(|(_, _, line)| line.waiting > 0).map(|(id, i, line)| ((id, i), line.waiting)).collect()
-    }
-
-    /// Nodes of search trees that were looked at.
-    #[cfg(test)]
-    pub(crate) fn visits(&self) -> u64 {
-        let lines = self.classes.iter().flat_map(|class| &class.lines);
-        lines.flat_map(|line| &line.boards).map(|board| board.visits.get()).sum()
     }
 }

@@ -1,0 +1,24 @@
+//! What waits in a group, counted for the audit.
+
+use std::collections::BTreeMap;
+
+use crate::core::ids::ClassId;
+
+use super::Group;
+
+impl Group {
+    /// Waiting jobs by class and line, to compare with the queue.
+    pub fn tally(&self) -> BTreeMap<(ClassId, usize), u64> {
+        let classes = self.classes.iter();
+        let lines =
+            classes.flat_map(|class| class.lines.iter().enumerate().map(|(i, line)| (class.id, i, line)));
+        lines.filter(|(_, _, line)| line.waiting > 0).map(|(id, i, line)| ((id, i), line.waiting)).collect()
+    }
+
+    /// Nodes of search trees that were looked at.
+    #[cfg(test)]
+    pub(crate) fn visits(&self) -> u64 {
+        let lines = self.classes.iter().flat_map(|class| &class.lines);
+        lines.flat_map(|line| &line.boards).map(|board| board.visits.get()).sum()
+    }
+}
