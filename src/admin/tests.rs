@@ -71,7 +71,8 @@ fn world(report: ReloadReport) -> World {
         ready: Arc::new(move || if ready.load(Ordering::Relaxed) { Err("draining") } else { Ok(()) }),
         telemetry: telemetry.clone(),
     };
-    World { router: router(state, Router::new()), draining, telemetry }
+    let more = Router::new().route("/scale/v1/pools", axum::routing::get(async || "{}"));
+    World { router: router(state, more), draining, telemetry }
 }
 
 async fn call(world: &World, method: &str, path: &str) -> (StatusCode, HeaderMap, String) {

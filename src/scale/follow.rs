@@ -15,9 +15,10 @@ use crate::telemetry::event::DesiredChanged;
 
 /// How often it is looked without a reason.
 const TICK: Duration = Duration::from_millis(250);
-/// Time between two looks at least.
+/// Time between two looks at least, and where looks take long.
 const GAP: Duration = Duration::from_millis(20);
-/// A look takes at most this part of the time: 1 / 50.
+const LONG_GAP: Duration = Duration::from_millis(40);
+/// A look takes at most this part of the time, 1 / 50, up to the longer gap.
 const SHARE: u32 = 50;
 
 /// Where the needs of pools come from.
@@ -37,7 +38,7 @@ pub async fn follow(feed: Arc<dyn Feed>, board: Arc<Board>) {
         // Before the look, so that nobody comes unseen between the two.
         feed.expect_arrival();
         let has_idle = look(&*feed, &board);
-        sleep(GAP.max(began.elapsed() * SHARE)).await;
+        sleep((began.elapsed() * SHARE).clamp(GAP, LONG_GAP)).await;
         if has_idle {
             let _in_time = timeout(TICK, feed.arrival()).await;
         } else {

@@ -64,7 +64,9 @@ async fn a_data_path_that_stands_still_does_not_stop_the_scaler() {
 
 /// Polls as KEDA does; says when it begins.
 async fn tell_when(told: &std::sync::mpsc::Sender<()>, keda: &Keda) -> Vec<Duration> {
-    keda.specs(MAIN).await.unwrap();
+    while !keda.is_active(MAIN).await.unwrap() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     told.send(()).unwrap();
     let mut times = Vec::new();
     for _ in 0..200 {
