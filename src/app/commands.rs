@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use clap::CommandFactory as _;
 
 use crate::app::gateway::{self, Gateway};
-use crate::app::{count, demo, keda, operate, signals, simulate, usage};
+use crate::app::{count, demo, keda, operate, signals, simulate, start, usage};
 use crate::cli::operate::AccessArgs;
 use crate::cli::{
     CheckArgs, Cli, Command, DemoArgs, DialectArg, Format, KedaArgs, KeysCommand, ServeArgs, SimEngineArgs,
@@ -224,9 +224,9 @@ async fn sim_engine(args: SimEngineArgs) -> anyhow::Result<()> {
     options.engine.max_seqs = args.max_seqs.or(options.engine.max_seqs);
     let mut shutdown = signals::Shutdown::listen()?;
     let listen = args.listen;
-    let engine = SimServer::start(options).await.map_err(|error| {
-        anyhow::anyhow!("cannot listen on {listen}: {error}{}", gateway::next_step(&error))
-    })?;
+    let engine = SimServer::start(options)
+        .await
+        .map_err(|error| anyhow::anyhow!("cannot listen on {listen}: {error}{}", start::next_step(&error)))?;
     print(&format!("simulated engine on http://{}\n", engine.addr))?;
     shutdown.asked().await;
     engine.stop().await;

@@ -1,11 +1,11 @@
 //! A running gateway: how it comes up, and how it goes down.
 
-use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use hyper::service::service_fn;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -15,13 +15,13 @@ use tokio::time::{Instant, timeout};
 use crate::admin::{self, AdminHandle, AdminState, AdminTls};
 use crate::app::calendar::{self, Today};
 use crate::app::hooks::{self, DoorWatch, Followers, ToScheduler, ToTelemetry};
+use crate::app::start::StartError;
 use crate::app::{idle, promises, scale, signals, usage};
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Listeners;
 use crate::config::watch::{ReloadAsks, ReloadHandle, Reloader, channel};
 use crate::core::event::{Event, RejectReason, Rejection};
 use crate::fleet::discover::Sources;
-use crate::fleet::fetch::NoTls;
 use crate::fleet::handle::{Fleet, Timing};
 use crate::fleet::hooks::Watch;
 use crate::proxy::auth::Doorman;
@@ -32,12 +32,12 @@ use crate::proxy::handler::Proxy;
 use crate::proxy::server::{self, Shutdown};
 use crate::proxy::upstream::Upstreams;
 use crate::scale::{Board, ScaleHandle};
+use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
     ConfigReloaded, HandshakeFailed, ServerDraining, ServerStarted, ServerStopped,
 };
-use crate::telemetry::{Telemetry, TelemetryError};
 use crate::tls::Handshakes;
-use crate::usage::{Usage, UsageError};
+use crate::usage::{Journal, Usage};
 use crate::wire::prefix::Prefixes;
 
 /// Wishes of the scheduler that may wait to be fulfilled.
@@ -50,63 +50,6 @@ const GOODBYE: Duration = Duration::from_secs(5);
 
 /// How often unused connections to engines are looked at.
 const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(1);
-
-/// Why a gateway did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The client address cannot be had.
-    #[error("cannot listen on {address} (server.listen): {problem}{}", next_step(problem))]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// What the operating system says.
-        problem: io::Error,
-    },
-    /// The admin address cannot be had.
-    #[error("cannot listen on {address} (server.admin): {problem}{}", next_step(problem))]
-    Admin {
-        /// The address.
-        address: SocketAddr,
-        /// What the operating system says.
-        problem: io::Error,
-    },
-    /// The scaler's address cannot be had.
-    #[error("cannot listen on {address} (scale.listen): {problem}{}", next_step(problem))]
-    Scale {
-        /// The address.
-        address: SocketAddr,
-        /// What the operating system says.
-        problem: io::Error,
-    },
-    /// The scale signal has nobody to keep it.
-    #[error("no thread for the scale signal: {0}")]
-    ScaleThread(#[source] io::Error),
-    /// Traces cannot be sent.
-    #[error(transparent)]
-    Telemetry(#[from] TelemetryError),
-    /// SIGHUP cannot be listened to.
-    #[error("no handler for SIGHUP: {0}")]
-    Signals(#[source] io::Error),
-    /// The audit file has nobody to write it.
-    #[error("no thread for the audit file: {0}")]
-    Audit(#[source] io::Error),
-    /// The usage journal cannot be written.
-    #[error(transparent)]
-    Usage(#[from] UsageError),
-    /// TLS to engines is not available.
-    #[error(transparent)]
-    Tls(#[from] NoTls),
-}
-
-/// What to do about an address that cannot be had.
-pub(super) fn next_step(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => "; another program listens there: stop it, or choose another address",
-        io::ErrorKind::AddrNotAvailable => "; this machine does not have that address",
-        io::ErrorKind::PermissionDenied => "; ports below 1024 need a privilege: choose a higher one",
-        _ => "",
-    }
-}
 
 /// A running gateway.
 #[derive(Debug)]
@@ -138,6 +81,41 @@ fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
     tasks
 }
 
+/// The request path, with nothing in it yet.
+fn make_proxy(
+    gate: Arc<Gate>,
+    settings: Arc<ArcSwap<Settings>>,
+    fleet: &Fleet,
+    telemetry: &Telemetry,
+    journal: Option<Journal>,
+) -> Proxy {
+    let view = fleet.view();
+    Proxy {
+        gate,
+        settings,
+        doorman: Doorman::default(),
+        upstreams: Upstreams::default(),
+        bodies: Arc::default(),
+        telemetry: telemetry.clone(),
+        meter: Arc::default(),
+        windows: Arc::new(move |settings, model, pool| view.window(settings, model, pool)),
+        retries: Arc::default(),
+        prefixes: Prefixes::default(),
+        paces: Arc::default(),
+        copies: Arc::default(),
+        grace: Grace::default(),
+        journal,
+    }
+}
+
+/// Where clients connect. The port is chosen now if it is 0.
+fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
+    let failed = |problem| StartError::Listen { address, problem };
+    let listener = server::listen(address).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
 impl Gateway {
     /// Starts a gateway under the reloader's settings, inside a tokio runtime.
     ///
@@ -154,35 +132,15 @@ impl Gateway {
         let sink = Arc::new(ToScheduler(Arc::clone(&gate)));
         let fleet = Fleet::start(Arc::clone(&settings), sink, Arc::clone(&watch), Timing::default())?;
         let sources = Sources::start(Arc::clone(&settings), watch);
-        let view = fleet.view();
-        let proxy = Arc::new(Proxy {
-            gate,
-            settings,
-            doorman: Doorman::default(),
-            upstreams: Upstreams::default(),
-            bodies: Arc::default(),
-            telemetry: telemetry.clone(),
-            meter: Arc::default(),
-            windows: Arc::new(move |settings, model, pool| view.window(settings, model, pool)),
-            retries: Arc::default(),
-            prefixes: Prefixes::default(),
-            paces: Arc::default(),
-            copies: Arc::default(),
-            grace: Grace::default(),
-            journal: usage.as_ref().map(|usage| usage.journal().clone()),
-        });
+        let journal = usage.as_ref().map(|usage| usage.journal().clone());
+        let proxy = Arc::new(make_proxy(gate, settings, &fleet, &telemetry, journal));
         prepare_identity(&proxy, &now)?;
         let today = calendar::begin(&proxy.gate);
         if let Some(usage) = &mut usage {
             usage::follow(usage, &proxy.gate, &now.policy, today.begins_ms(), &telemetry)?;
         }
         let (reload, asks) = channel();
-        let listen =
-            |address| server::listen(address).map_err(|problem| StartError::Listen { address, problem });
-        let listener = listen(now.startup.listen)?;
-        let address = listener
-            .local_addr()
-            .map_err(|problem| StartError::Listen { address: now.startup.listen, problem })?;
+        let (listener, address) = listen(now.startup.listen)?;
         let board = Board::new(Arc::clone(&proxy.settings), proxy.telemetry.clone());
         let admin = start_admin(&now, &proxy, (&fleet, &sources), &reload, &board)?;
         let scale = scale::start(&now, &proxy, board)?;
@@ -197,13 +155,25 @@ impl Gateway {
         let mut background = scheduler_tasks(&proxy, today);
         background.spawn(telemetry.clone().upkeep());
         background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));
+        background.spawn(close_idle(Arc::clone(&proxy)));
+        background.spawn(signals::reload_at(hang_up, reload.clone()));
         let followers = Followers::new(&proxy, &fleet, &sources);
         let reloader = Arc::new(reloader);
         background.spawn(follow_sources(Arc::clone(&reloader), followers.clone()));
         background.spawn(follow_file(reloader, asks, followers));
-        background.spawn(close_idle(Arc::clone(&proxy)));
-        background.spawn(signals::reload_at(hang_up, reload.clone()));
-        Ok(Self { address, admin, scale, proxy, fleet, sources, reload, shutdown, serving, background, usage })
+        Ok(Self {
+            address,
+            admin,
+            scale,
+            proxy,
+            fleet,
+            sources,
+            reload,
+            shutdown,
+            serving,
+            background,
+            usage,
+        })
     }
 
     /// Where clients connect.

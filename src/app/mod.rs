@@ -15,7 +15,9 @@ mod promises;
 mod scale;
 mod signals;
 mod simulate;
+mod start;
 mod usage;
 
 pub use self::commands::run;
-pub use self::gateway::{Gateway, StartError};
+pub use self::gateway::Gateway;
+pub use self::start::StartError;

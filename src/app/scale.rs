@@ -5,8 +5,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::app::gateway::StartError;
 use crate::app::hooks;
+use crate::app::start::StartError;
 use crate::config::settings::Settings;
 use crate::core::need::Need;
 use crate::proxy::handler::Proxy;

@@ -182,13 +182,8 @@ impl Edge {
             Action::Sleep { replica } => self.ordered(replica, Rested::Asleep),
             Action::Wake { replica, .. } => self.ordered(replica, Rested::Awake),
             Action::OverrideExpired { lever } => {
-                assert!(
-                    self.scheduler
-                        .snapshot(self.now)
-                        .overrides
-                        .iter()
-                        .all(|row| row.measure.lever() != lever)
-                );
+                let overrides = self.scheduler.snapshot(self.now).overrides;
+                assert!(overrides.iter().all(|row| row.measure.lever() != lever));
             }
             Action::Probe { replica } => {
                 assert!(self.out_of_service.contains(&replica));
