@@ -4,7 +4,7 @@
 //! request brings: a running job ends, which sends the next one; that one's
 //! first token comes; a new job arrives and waits.
 //!
-//! With several pools the world is a mixed one (see [`fleets`]): a place that is
+//! With several pools the world is a mixed one (`core_bench/fleets`): a place that is
 //! free may suit no job, or several go at once.
 
 mod fleets;
