@@ -59,7 +59,9 @@ async fn a_broken_promise_is_told() {
 async fn a_storm_leaves_nothing_behind() {
     let report = run("--storm --duration 12 --engines 3", "").await;
     assert_eq!((report.total.other_texts, report.leftovers.len()), (0, 0), "{}", report.text());
+    let preempted = report.gateway.recalls as u64;
     let storm = report.storm.expect("a storm");
     assert!(storm.attempts > 0 && storm.requests > 0, "{storm}");
-    assert!(storm.all_attempts as f64 <= 1.2 * storm.all_requests as f64, "{storm}");
+    let tries = storm.all_attempts - preempted;
+    assert!(tries as f64 <= 1.2 * storm.all_requests as f64, "{storm}; {preempted} recalls");
 }

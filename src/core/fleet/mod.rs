@@ -24,7 +24,7 @@ use crate::core::overrides::Closed;
 use crate::core::policy::{Health, Policy};
 use crate::core::predict::{self, Outlook};
 use crate::core::routing::{Booking, Ledger};
-use crate::core::snapshot::{ReplicaState, ReplicaView, SAMPLE_PROMPT};
+use crate::core::snapshot::{ReplicaView, SAMPLE_PROMPT};
 use crate::core::time::Tick;
 use crate::core::vitals::Vitals;
 
@@ -163,59 +163,6 @@ impl Fleet {
     #[must_use]
     pub fn epoch(&self, id: ReplicaId) -> Option<u32> {
         self.node(id).map(|node| node.vitals.epoch())
-    }
-
-    /// Whether the replica has answered since it joined or came back.
-    #[must_use]
-    pub fn is_proven(&self, id: ReplicaId) -> bool {
-        self.node(id).is_some_and(|node| node.vitals.is_proven())
-    }
-
-    /// Whether the replica is no longer what it was in that epoch: ejected, come
-    /// back since, or gone.
-    #[must_use]
-    pub fn has_fallen(&self, id: ReplicaId, epoch: u32) -> bool {
-        let stands = |node: &&Node| node.present && !node.vitals.is_out() && node.vitals.epoch() == epoch;
-        self.node(id).filter(stands).is_none()
-    }
-
-    /// Whether a job runs there that failed elsewhere and has not got its first
-    /// token yet.
-    #[must_use]
-    pub fn has_suspect(&self, id: ReplicaId) -> bool {
-        self.node(id).is_some_and(|node| node.ledger.suspects > 0)
-    }
-
-    /// Whether the replica may get work, credit left or not.
-    #[must_use]
-    pub fn is_up(&self, id: ReplicaId) -> bool {
-        self.node(id).is_some_and(|node| node.up)
-    }
-
-    /// How many replicas of the pools may get work.
-    #[must_use]
-    pub fn count_up(&self, pools: &[PoolId]) -> u64 {
-        self.pools(pools).map(|pool| u64::from(pool.up)).sum()
-    }
-
-    /// How often a replica came into service or went out of it.
-    #[must_use]
-    pub const fn turns(&self) -> u64 {
-        self.turns
-    }
-
-    /// Whether the policy gives the pool no replica but those that are about to go.
-    #[must_use]
-    pub fn is_vacant(&self, pool: PoolId) -> bool {
-        let members = self.pools.get(pool.index()).map(|pool| &*pool.members);
-        members.unwrap_or_default().iter().filter_map(|id| self.node(*id)).all(|node| node.leaving)
-    }
-
-    /// Whether no replica of the pools is in service, not even a busy one.
-    #[must_use]
-    pub fn is_down(&self, pools: &[PoolId], now: Tick) -> bool {
-        let mut members = self.pools(pools).flat_map(|pool| &pool.members).filter_map(|id| self.node(*id));
-        self.count_up(pools) == 0 && members.all(|node| node.state(now, &self.rules) != ReplicaState::Busy)
     }
 
     /// Sequences that the replicas of the pools that may get work can have.
