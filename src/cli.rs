@@ -108,7 +108,7 @@ pub enum Command {
     ///
     /// Exit code 1: the database or journal cannot be read.
     #[command(
-        after_help = "Examples:\n  penstock usage\n  penstock usage --by tenant,model --since 7d\n  penstock usage --by day,pool --since 2026-11-01 --until 2026-12-01 --format csv > november.csv\n  penstock usage --journal usage --by key --share tokens\n  penstock usage --format json"
+        after_help = "Examples:\n  penstock usage\n  penstock usage --by tenant,model --since 7d\n  penstock usage --by day,pool --since 2026-11-01 --format csv > november.csv\n  penstock usage --journal usage --by key --share tokens\n  penstock usage --format json"
     )]
     Usage(UsageArgs),
     /// Count the prompt tokens of requests with a model's own tokenizer.
@@ -127,7 +127,7 @@ pub enum Command {
     /// Numbers come from the configuration, and with --against from what a
     /// running gateway has measured.
     #[command(
-        after_help = "Examples:\n  penstock keda qwen --max 8\n  penstock keda qwen --target qwen-vllm --namespace models --service penstock.models.svc"
+        after_help = "Examples:\n  penstock keda qwen --max 8\n  penstock keda qwen --target qwen-vllm --service penstock.models.svc"
     )]
     Keda(KedaArgs),
     /// Make API keys, and the digests that the configuration stores.

@@ -113,5 +113,5 @@ def test_busy_port_is_named(start):
     second = run(f"penstock demo --listen 127.0.0.1:0 --admin {taken}")
     assert second.returncode == 1
     assert f"cannot listen on {taken}" in second.stderr
-    assert "--listen and --admin choose other addresses" in second.stderr
+    assert "--listen, --admin and --scale choose other addresses" in second.stderr
     assert demo.stop() == 0

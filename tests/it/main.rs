@@ -38,3 +38,4 @@ mod tap;
 mod tls;
 mod tokens;
 mod usage;
+mod usage_served;

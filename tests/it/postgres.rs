@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::pki::Leaf;
 use crate::rig::PATIENCE;
 
 const PAUSE: Duration = Duration::from_millis(50);
@@ -19,6 +20,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct Cluster {
     folder: TempDir,
     port: u16,
+    sealed: bool,
     server: Option<Child>,
 }
 
@@ -54,6 +56,11 @@ fn run(command: &mut Command) {
 
 impl Cluster {
     pub(crate) fn start() -> Self {
+        Self::start_with(None)
+    }
+
+    /// One that can do TLS, if it has a certificate.
+    pub(crate) fn start_with(leaf: Option<&Leaf>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
         let data = folder.path().join("data");
@@ -62,8 +69,18 @@ impl Cluster {
             run(Command::new("chown").arg("postgres:postgres").arg(&data));
         }
         run(program("initdb").args(["-A", "trust", "-U", "penstock", "-E", "UTF8", "-N", "-D"]).arg(&data));
+        if let Some(leaf) = leaf {
+            leaf.put(&data, "server");
+            let files = ["server.crt", "server.key"].map(|name| data.join(name));
+            for file in &files {
+                fs::set_permissions(file, Permissions::from_mode(0o600)).unwrap();
+            }
+            if is_root() {
+                run(Command::new("chown").arg("postgres:postgres").args(&files));
+            }
+        }
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut cluster = Self { folder, port, server: None };
+        let mut cluster = Self { folder, port, sealed: leaf.is_some(), server: None };
         cluster.restart();
         cluster
     }
@@ -99,6 +116,8 @@ impl Cluster {
                             &self.port.to_string(),
                             "-c",
                             "unix_socket_directories=",
+                            "-c",
+                            if self.sealed { "ssl=on" } else { "ssl=off" },
                         ])
                         .stdin(Stdio::null())
                         .stdout(Stdio::null())
