@@ -19,21 +19,21 @@ const CLIENTS: usize = 16;
 
 /// The section of a gateway that writes its usage there.
 fn section(folder: &tempfile::TempDir, url: &str, ca: Option<&str>) -> String {
+    let place = |name: &str| folder.path().join(name).display().to_string();
+    put(&folder.path().join("db.url"), url);
     let ca = ca.map(|pem| {
-        let path = folder.path().join("db.crt");
-        put(&path, pem);
-        format!(", ca_file: {}", path.display())
+        put(&folder.path().join("db.crt"), pem);
+        format!(", ca_file: {}", place("db.crt"))
     });
-    let ca = ca.unwrap_or_default();
-    let folder = folder.path().join("usage");
-    format!(
-        "usage: {{folder: {}, database: postgres, postgres: {{url: \"{url}\"{ca}}}}}\n",
-        folder.display()
-    )
+    let (url, ca) = (place("db.url"), ca.unwrap_or_default());
+    let database = format!("database: postgres, postgres: {{url: {{file: {url}}}{ca}}}");
+    format!("usage: {{folder: {}, {database}}}\n", place("usage"))
 }
 
 fn rows(cluster: &Cluster) -> Option<i64> {
-    block_in_place(|| cluster.ask("SELECT COUNT(DISTINCT request_id) FROM penstock_usage WHERE kind = 'request'"))
+    block_in_place(|| {
+        cluster.ask("SELECT COUNT(DISTINCT request_id) FROM penstock_usage WHERE kind = 'request'")
+    })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
