@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::sim::plan::demand::Stretch;
 use crate::sim::plan::setting::{MOST_REPLICAS, Setting};
 use crate::sim::world::gateway::Gateway;
-use crate::sim::world::record::{Goal, Record, Summary};
+use crate::sim::world::record::{Goal, Record, Summary, quantile};
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{Setup, run};
 
@@ -166,7 +166,7 @@ pub struct Found {
 fn median_gap(records: &[Record]) -> f64 {
     let served = records.iter().filter(|record| record.served() && record.output > 1);
     let mut gaps: Vec<f64> = served.map(|record| record.itl.as_secs_f64() * 1e3).collect();
-    crate::sim::world::record::quantile(&mut gaps, 0.5)
+    quantile(&mut gaps, 0.5)
 }
 
 /// How long all but a thousandth of a class's first tokens took, milliseconds.
@@ -174,7 +174,7 @@ fn longest(records: &[Record], class: usize) -> f64 {
     let of_class = records.iter().filter(|record| record.class as usize == class && record.served());
     let mut times: Vec<f64> =
         of_class.filter_map(|record| record.ttft).map(|ttft| ttft.as_secs_f64() * 1e3).collect();
-    crate::sim::world::record::quantile(&mut times, 0.999)
+    quantile(&mut times, 0.999)
 }
 
 /// Does the work for every item, some at once, and keeps their order.

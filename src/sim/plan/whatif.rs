@@ -62,7 +62,7 @@ fn row(
             let place = pool_of(lab, pool.as_deref())?.unwrap_or(chosen);
             let mut more = fleet.to_vec();
             more[place] += 1;
-            let name = format!("one replica more in {}", lab.setting.pools[place].name);
+            let name = format!("+1 replica {}", lab.setting.pools[place].name);
             Ok(run(lab, trace, &more, name))
         }
         WhatIf::Class(text) => {
