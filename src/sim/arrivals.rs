@@ -204,7 +204,7 @@ impl Conversations {
         calls.truncate(MAX_CALLS);
         let first = calls.first().map_or(Duration::ZERO, |call| call.at);
         calls.iter_mut().for_each(|call| call.at -= first);
-        Trace { calls, tenants: Vec::new(), prefix_block: CONVERSATION_BLOCK }
+        Trace { calls, prefix_block: CONVERSATION_BLOCK, ..Trace::default() }
     }
 
     fn conversation(&self, start: f64, rng: &mut Rng, calls: &mut Vec<Call>) {

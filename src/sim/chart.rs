@@ -249,7 +249,10 @@ impl Chart {
             match series.marks {
                 Marks::Dots => dot(index, f64::midpoint(left, end), y, out),
                 Marks::Both | Marks::Line => {
-                    push(out, format_args!("<line x1=\"{left}\" x2=\"{end}\" y1=\"{y}\" y2=\"{y}\" {stroke}/>"));
+                    push(
+                        out,
+                        format_args!("<line x1=\"{left}\" x2=\"{end}\" y1=\"{y}\" y2=\"{y}\" {stroke}/>"),
+                    );
                 }
             }
             push(out, format_args!("<text class=\"t\" x=\"{text}\" y=\"{under}\">{name}</text>\n"));

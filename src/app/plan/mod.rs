@@ -30,7 +30,8 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<String> {
     let source = source::read(args, settings.as_ref(), &setting)?;
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let progress = progress(args.quiet);
-    let lab = Lab { setting: &setting, threads: args.threads.map_or(cores, usize::from), progress: &progress };
+    let lab =
+        Lab { setting: &setting, threads: args.threads.map_or(cores, usize::from), progress: &progress };
     let asked = Asked { name: source.name, what_if: what_if(args), notes: source.notes };
     // Before the work, so that a wrong path does not cost it.
     if let Some(path) = &args.html {

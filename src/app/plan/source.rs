@@ -30,11 +30,7 @@ pub(super) struct Read {
 }
 
 /// Reads the source; the trace's classes are places in the setting's.
-pub(super) fn read(
-    args: &PlanArgs,
-    settings: Option<&Settings>,
-    setting: &Setting,
-) -> anyhow::Result<Read> {
+pub(super) fn read(args: &PlanArgs, settings: Option<&Settings>, setting: &Setting) -> anyhow::Result<Read> {
     let mut read = match &args.source {
         Some(path) => {
             let names = args.columns.clone().unwrap_or_default();
@@ -96,7 +92,9 @@ fn of_log(args: &PlanArgs, source: &Source, setting: &Setting) -> anyhow::Result
         "A usage log tells when requests ended and how long they waited; when they came is worked out with the speed of an idle replica. Requests that were refused are not in it.".to_owned(),
     ];
     if trace.calls.len() >= MAX_CALLS {
-        notes.push(format!("Only the first {MAX_CALLS} requests were read: choose less with --since and --until."));
+        notes.push(format!(
+            "Only the first {MAX_CALLS} requests were read: choose less with --since and --until."
+        ));
     }
     let name = match source {
         Source::Journal(folder) => format!("usage journal in {}", folder.display()),
@@ -174,10 +172,13 @@ fn classes(read: &mut Read, args: &PlanArgs, setting: &Setting) -> anyhow::Resul
     if read.trace.classes.is_empty() {
         read.trace.calls.iter_mut().for_each(|call| call.class = first as u32);
         let name = &setting.classes[first].0;
-        read.notes.push(format!("The source does not tell classes: all are taken as {name} (--mix says otherwise)."));
+        read.notes.push(format!(
+            "The source does not tell classes: all are taken as {name} (--mix says otherwise)."
+        ));
         return Ok(());
     }
-    let place = |name: &std::sync::Arc<str>| match &**name {
+    let place = |name: &std::sync::Arc<str>| {
+        match &**name {
         "" => Ok(first as u32),
         name => find(name).map(|place| place as u32).with_context(|| {
             format!(
@@ -185,6 +186,7 @@ fn classes(read: &mut Read, args: &PlanArgs, setting: &Setting) -> anyhow::Resul
                 names()
             )
         }),
+    }
     };
     let places = read.trace.classes.iter().map(place).collect::<anyhow::Result<Vec<u32>>>()?;
     for call in &mut read.trace.calls {

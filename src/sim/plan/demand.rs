@@ -117,7 +117,8 @@ mod tests {
     use crate::sim::trace::Call;
 
     fn trace(at: &[u64]) -> Trace {
-        let call = |at: &u64| Call { at: Duration::from_secs(*at), prompt: 10, output: 10, ..Call::default() };
+        let call =
+            |at: &u64| Call { at: Duration::from_secs(*at), prompt: 10, output: 10, ..Call::default() };
         Trace { calls: at.iter().map(call).collect(), ..Trace::default() }
     }
 

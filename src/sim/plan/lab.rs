@@ -17,6 +17,10 @@ use crate::sim::world::record::{Goal, Record, Summary, quantile};
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{Setup, run};
 
+/// Fleets that a search tries at a time. Not the number of cores: what is found
+/// must not depend on the machine.
+const AT_ONCE: usize = 2;
+
 /// What came of one fleet.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Tried {
@@ -133,7 +137,7 @@ impl<'a> Lab<'a> {
     pub fn smallest(&self, stretch: &Stretch, pool: usize, guess: usize, most: usize) -> Found {
         let mut tried = BTreeMap::new();
         let what = format!("smallest fleet of {}", self.setting.pools[pool].name);
-        let smallest = smallest(guess, most.min(MOST_REPLICAS), self.threads, |counts| {
+        let smallest = smallest(guess, most.min(MOST_REPLICAS), AT_ONCE, |counts| {
             let fleets: Vec<Vec<usize>> = counts.iter().map(|count| self.only(pool, *count)).collect();
             let results = self.run_all(stretch, &fleets, &what);
             let keeps = results.iter().map(|result| self.keeps(result)).collect();

@@ -7,8 +7,8 @@ use crate::sim::plan::fleets::{Followed, follow};
 use crate::sim::plan::lab::{Found, Lab, Tried, in_parallel};
 use crate::sim::plan::measure::{self, Service};
 use crate::sim::plan::report::{
-    Advice, ClassRow, Concurrency, FleetRow, Measured, Percentiles, PoolRow, Promise, Report, Residency, SettingRow,
-    SourceRow, Tolerance, Window,
+    Advice, ClassRow, Concurrency, FleetRow, Measured, Percentiles, PoolRow, Promise, Report, Residency,
+    SettingRow, SourceRow, Tolerance, Window,
 };
 use crate::sim::plan::setting::{MOST_REPLICAS, Setting};
 use crate::sim::plan::whatif::{self, WhatIf};
@@ -189,7 +189,8 @@ fn keepable(stretch: &Stretch, setting: &Setting) -> Result<f64, String> {
 /// other places of the source on; where it does not hold, a larger one.
 fn choose(lab: &Lab<'_>, work: &Work) -> Chosen {
     let seconds = work.part.span().as_secs_f64().max(1.0);
-    let offset = work.trace.calls.partition_point(|call| call.at.as_secs_f64() < work.source.simulated_from_s);
+    let offset =
+        work.trace.calls.partition_point(|call| call.at.as_secs_f64() < work.source.simulated_from_s);
     let sum: f64 = work.amounts[offset..].iter().take(work.part.calls.len()).sum();
     let guess = (sum / seconds / 0.6).ceil().clamp(1.0, MOST_REPLICAS as f64) as usize;
     let most = (8 * guess + 16).min(MOST_REPLICAS);
@@ -297,9 +298,7 @@ fn measured(
 /// How the recommended fleet serves, from its simulation.
 fn service(setting: &Setting, chosen: &Chosen, stretch: &Stretch) -> Service {
     let pool = &setting.pools[chosen.pool];
-    let alone = |arrival: &Arrival| {
-        pool.alone(arrival.prompt, arrival.output).ttft.as_secs_f64() * 1e3
-    };
+    let alone = |arrival: &Arrival| pool.alone(arrival.prompt, arrival.output).ttft.as_secs_f64() * 1e3;
     let mut alone: Vec<f64> = stretch.arrivals.iter().map(alone).collect();
     let alone = quantile(&mut alone, 0.5);
     Service {
@@ -330,7 +329,11 @@ fn advice(
     };
     let pool = |found: &Found| PoolRow {
         pool: setting.pools[found.pool].name.clone(),
-        replicas: if found.pool == chosen.pool && chosen.kept { Some(chosen.maximum) } else { found.smallest },
+        replicas: if found.pool == chosen.pool && chosen.kept {
+            Some(chosen.maximum)
+        } else {
+            found.smallest
+        },
         cost_per_hour: found.smallest.map(|count| {
             let count = if found.pool == chosen.pool { chosen.maximum } else { count };
             setting.pools[found.pool].price * count as f64
@@ -396,7 +399,8 @@ fn burst_ceiling(
 /// The next number that people would write.
 fn round_up(seconds: f64) -> f64 {
     const STEPS: [f64; 17] = [
-        0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 3_600.0,
+        0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0,
+        3_600.0,
     ];
     STEPS.into_iter().find(|step| *step >= seconds).unwrap_or(seconds)
 }

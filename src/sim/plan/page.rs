@@ -69,14 +69,18 @@ pub fn html(report: &Report) -> String {
 /// The numbers that one looks for first.
 fn tiles(report: &Report, out: &mut String) {
     let (advice, fleets) = (&report.advice, &report.fleets);
-    let cost = |name: &str| fleets.iter().find(|fleet| fleet.name == name).map_or(0.0, |row| row.cost_per_hour);
+    let cost =
+        |name: &str| fleets.iter().find(|fleet| fleet.name == name).map_or(0.0, |row| row.cost_per_hour);
     let (fixed, follows) = (cost("fixed peak"), cost("recommended"));
     let saved = if fixed > 0.0 { 1.0 - follows / fixed } else { 0.0 };
     let tile = |value: String, what: &str| format!("<div><b>{value}</b>{what}</div>");
     let least = report.promise.least();
     let tiles = [
         tile(format!("{}\u{2013}{}", advice.floor, advice.maximum), "replicas, floor to maximum"),
-        tile(format!("{least:.3}"), if report.promise.holds { "kept, simulated again" } else { "kept: less than promised" }),
+        tile(
+            format!("{least:.3}"),
+            if report.promise.holds { "kept, simulated again" } else { "kept: less than promised" },
+        ),
         tile(text::money(follows), "an hour, following demand"),
         tile(text::money(fixed), &format!("an hour at a fixed peak ({:+.0} %)", -100.0 * saved)),
     ];
@@ -203,7 +207,8 @@ fn burst_map(report: &Report) -> (Chart, String) {
         log_y: true,
         series,
     };
-    let caption = "Left of the line a surge is over before a replica has started: only warm replicas carry it.";
+    let caption =
+        "Left of the line a surge is over before a replica has started: only warm replicas carry it.";
     (chart, caption.to_owned())
 }
 
@@ -220,7 +225,8 @@ fn first_token(report: &Report) -> (Chart, String) {
     };
     let mut series = vec![line("p99", |run| run.ttft_p99_ms), line("p50", |run| run.ttft_p50_ms)];
     let goals = report.measured.classes.iter();
-    series.extend(goals.map(|class| flat(&format!("{} objective", class.name), from, to, class.ttft_s * 1e3)));
+    series
+        .extend(goals.map(|class| flat(&format!("{} objective", class.name), from, to, class.ttft_s * 1e3)));
     let chart = Chart {
         title: "Time to the first token, by replicas".to_owned(),
         x_label: format!("replicas of {}", report.setting.pool),

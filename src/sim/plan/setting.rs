@@ -117,7 +117,8 @@ impl Setting {
     /// The objectives of each class.
     #[must_use]
     pub fn goals(&self) -> Vec<Goal> {
-        let goal = |(_, class): &(String, Class)| Goal { ttft: class.ttft_objective, itl: class.itl_objective };
+        let goal =
+            |(_, class): &(String, Class)| Goal { ttft: class.ttft_objective, itl: class.itl_objective };
         self.classes.iter().map(goal).collect()
     }
 
@@ -162,9 +163,10 @@ impl Setting {
         let unknown = format!("`{text}`: there is no class `{name}`; there are: {}", names());
         let class = self.classes.iter_mut().find(|(known, _)| known == name).map(|(_, class)| class);
         let class = class.ok_or(unknown)?;
-        let span: Span = value.trim().parse().map_err(|what: String| {
-            format!("`{text}`: {}", what.lines().collect::<Vec<_>>().join("; "))
-        })?;
+        let span: Span = value
+            .trim()
+            .parse()
+            .map_err(|what: String| format!("`{text}`: {}", what.lines().collect::<Vec<_>>().join("; ")))?;
         if span.0.is_zero() {
             return Err(format!("`{text}`: must be longer than 0"));
         }
@@ -234,7 +236,14 @@ mod tests {
 
     #[test]
     fn wrong_rates_are_answered_with_the_form() {
-        for text in ["", "read=1", "read=fast,gap=1ms", "read=9,gap=0s", "read=9,gap=1ms,x=1", "read=9,gap=1ms,seqs=0"] {
+        for text in [
+            "",
+            "read=1",
+            "read=fast,gap=1ms",
+            "read=9,gap=0s",
+            "read=9,gap=1ms,x=1",
+            "read=9,gap=1ms,seqs=0",
+        ] {
             assert!(measured(text).unwrap_err().contains("read=21000,gap=8ms"), "{text}");
         }
     }

@@ -43,10 +43,7 @@ fn burst(report: &Report) -> String {
     let bursts = &report.measured.bursts;
     let start = time(report.setting.start_s);
     if bursts.surges.is_empty() {
-        return format!(
-            "Neither: no ten seconds bring {} times the work of the time before.",
-            HIGH
-        );
+        return format!("Neither: no ten seconds bring {} times the work of the time before.", HIGH);
     }
     let worth = match bursts.bursts_per_hour {
         0.0 => "None lasts longer: there is nothing that starting replicas could answer.".to_owned(),
@@ -89,8 +86,16 @@ fn patience(report: &Report) -> String {
             false => format!("less than a replica needs to start ({start}), so what it needs must be warm"),
         };
         let name = &row.name;
-        format!("{name} ({} of the tokens): up to {}, {start}.{enough}", percent(row.tokens), time(row.max_wait_s))
+        format!(
+            "{name} ({} of the tokens): up to {}, {start}.{enough}",
+            percent(row.tokens),
+            time(row.max_wait_s)
+        )
     };
     let classes: Vec<String> = report.measured.classes.iter().map(class).collect();
-    format!("{} of the tokens can wait for a replica to start. {}", percent(report.advice.patient), classes.join(" "))
+    format!(
+        "{} of the tokens can wait for a replica to start. {}",
+        percent(report.advice.patient),
+        classes.join(" ")
+    )
 }

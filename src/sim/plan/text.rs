@@ -93,7 +93,12 @@ pub(super) fn advice(report: &Report) -> Vec<(&'static str, String)> {
             "concurrency bands",
             format!(
                 "p50 {}, p90 {}, p99 {} requests; {}, {}, {} replicas",
-                bands.p50, bands.p90, bands.p99, advice.replicas.p50, advice.replicas.p90, advice.replicas.p99
+                bands.p50,
+                bands.p90,
+                bands.p99,
+                advice.replicas.p50,
+                advice.replicas.p90,
+                advice.replicas.p99
             ),
         ),
         ("queue tolerance", tolerance.collect::<Vec<_>>().join(", ")),
@@ -115,7 +120,9 @@ fn mix(report: &Report) -> String {
         ),
     };
     let other = |row: &PoolRow| match (row.replicas, row.cost_per_hour) {
-        (Some(replicas), Some(cost)) => format!("; {} alone: {replicas} at {} an hour", row.pool, money(cost)),
+        (Some(replicas), Some(cost)) => {
+            format!("; {} alone: {replicas} at {} an hour", row.pool, money(cost))
+        }
         _ => format!("; {} alone keeps no more than {:.3}", row.pool, row.kept),
     };
     let others: String = advice.pools.iter().filter(|row| row.pool != *pool).map(other).collect();
@@ -139,14 +146,19 @@ pub(super) fn measured(report: &Report) -> Vec<(&'static str, String)> {
     });
     let class = |row: &ClassRow| {
         let within = row.waited_within.map_or(String::new(), |part| format!(", kept by {}", percent(part)));
-        format!("{} {} (first token {}, gap {}){within}", row.name, time(row.max_wait_s), time(row.ttft_s), time(row.itl_s))
+        format!(
+            "{} {} (first token {}, gap {}){within}",
+            row.name,
+            time(row.max_wait_s),
+            time(row.ttft_s),
+            time(row.itl_s)
+        )
     };
     let mix = |row: &ClassRow| {
         format!("{} {} of requests, {} of tokens", row.name, percent(row.requests), percent(row.tokens))
     };
-    let each = |line: &dyn Fn(&ClassRow) -> String| {
-        measured.classes.iter().map(line).collect::<Vec<_>>().join("; ")
-    };
+    let each =
+        |line: &dyn Fn(&ClassRow) -> String| measured.classes.iter().map(line).collect::<Vec<_>>().join("; ");
     vec![
         (
             "concurrency",
@@ -244,12 +256,8 @@ pub(super) fn fleets(rows: &[FleetRow]) -> Vec<Vec<String>> {
 pub(super) fn what_if(report: &Report) -> Vec<Vec<String>> {
     let heading = ["", "replicas", "cost/h", "kept", "p50", "p99", "goodput", "refused", "idle"];
     let row = |name: &str, run: &Tried| {
-        let first = [
-            name.to_owned(),
-            run.replicas.to_string(),
-            money(run.cost_per_hour),
-            format!("{:.3}", run.kept),
-        ];
+        let first =
+            [name.to_owned(), run.replicas.to_string(), money(run.cost_per_hour), format!("{:.3}", run.kept)];
         first.into_iter().chain(figures(run)).collect::<Vec<_>>()
     };
     let base = report.fleets.iter().find_map(|fleet| Some(row(&fleet.name, fleet.run.as_ref()?)));

@@ -107,7 +107,6 @@ pub fn check(lab: &Lab<'_>, asked: &[WhatIf]) -> Result<(), String> {
     Ok(())
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;

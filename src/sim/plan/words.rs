@@ -91,10 +91,7 @@ mod tests {
     fn numbers_are_as_long_as_they_are_worth() {
         assert_eq!([0, 999, 1_000, 9_683_001].map(count), ["0", "999", "1,000", "9,683,001"]);
         let times = [0.0, 0.0004, 0.045, 1.0, 2.44, 59.7, 60.0, 185.0, 14_400.0, 90_000.0].map(time);
-        assert_eq!(
-            times,
-            ["0s", "<1ms", "45ms", "1s", "2.4s", "1m", "1m", "3m 5s", "4h 0m", "1d 1h"]
-        );
+        assert_eq!(times, ["0s", "<1ms", "45ms", "1s", "2.4s", "1m", "1m", "3m 5s", "4h 0m", "1d 1h"]);
         assert_eq!([0.004, 0.42, 5.52, 23.04, 1155.3].map(number), ["0.00", "0.4", "5.5", "23", "1,155"]);
         assert_eq!([0.0, 0.004, 0.42, 0.995, 1.0].map(percent), ["0 %", "0.4 %", "42 %", "99.5 %", "100 %"]);
         assert_eq!([of(1, "replica"), of(2, "replica")], ["1 replica", "2 replicas"]);
