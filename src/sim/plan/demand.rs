@@ -81,10 +81,9 @@ impl Stretch {
 pub fn busiest(trace: &Trace, work: &[f64], budget: Budget) -> Range<usize> {
     let calls = &trace.calls;
     let mut best = (f64::NEG_INFINITY, 0..calls.len());
-    let (mut first, mut output, mut sum) = (0, 0u64, 0.0);
+    let (mut first, mut output, mut sum, mut full) = (0, 0u64, 0.0, false);
     for (index, call) in calls.iter().enumerate() {
         (output, sum) = (output + u64::from(call.output), sum + work[index]);
-        let mut full = false;
         while first < index && (index + 1 - first > budget.requests || output > budget.output) {
             (output, sum) = (output - u64::from(calls[first].output), sum - work[first]);
             first += 1;

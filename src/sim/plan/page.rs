@@ -72,7 +72,6 @@ fn tiles(report: &Report, out: &mut String) {
     let cost =
         |name: &str| fleets.iter().find(|fleet| fleet.name == name).map_or(0.0, |row| row.cost_per_hour);
     let (fixed, follows) = (cost("fixed peak"), cost("recommended"));
-    let saved = if fixed > 0.0 { 1.0 - follows / fixed } else { 0.0 };
     let tile = |value: String, what: &str| format!("<div><b>{value}</b>{what}</div>");
     let least = report.promise.least();
     let tiles = [
@@ -81,10 +80,19 @@ fn tiles(report: &Report, out: &mut String) {
             format!("{least:.3}"),
             if report.promise.holds { "kept, simulated again" } else { "kept: less than promised" },
         ),
-        tile(text::money(follows), "an hour, following demand"),
-        tile(text::money(fixed), &format!("an hour at a fixed peak ({:+.0} %)", -100.0 * saved)),
+        tile(text::money(follows), &format!("an hour, following demand ({})", against(follows, fixed))),
+        tile(text::money(fixed), "an hour at a fixed peak"),
     ];
     push(out, format_args!("<div class=\"tiles\">{}</div>\n", tiles.concat()));
+}
+
+/// A cost against another one, in words.
+fn against(cost: f64, other: f64) -> String {
+    match (100.0 * (cost / other.max(f64::MIN_POSITIVE) - 1.0)).round() {
+        less if less < 0.0 => format!("{:.0} % less", -less),
+        more if more > 0.0 => format!("{more:.0} % more"),
+        _ => "the same".to_owned(),
+    }
 }
 
 fn pairs(rows: &[(&'static str, String)], out: &mut String) {
@@ -167,9 +175,9 @@ fn need(report: &Report) -> (Chart, String) {
         report.need.iter().flat_map(ends).collect()
     };
     let series = vec![
+        flat("fixed peak", 0.0, end, report.advice.maximum as f64),
         Series { name: "recommended".to_owned(), points: steps(|window| window.has), marks: Marks::Line },
         Series { name: "needed".to_owned(), points: steps(|window| window.needs), marks: Marks::Line },
-        flat("fixed peak", 0.0, end, report.advice.maximum as f64),
     ];
     let chart = Chart {
         title: "Replicas over time".to_owned(),
@@ -238,32 +246,34 @@ fn first_token(report: &Report) -> (Chart, String) {
 }
 
 fn cost(report: &Report) -> (Chart, String) {
-    let line = |name: &str, of: fn(&Tried) -> f64| Series {
-        name: name.to_owned(),
-        points: report.by_replicas.iter().map(|run| point(run.cost_per_hour, of(run))).collect(),
-        marks: Marks::Both,
-    };
+    // A share of nothing has no place on a logarithmic axis.
+    let missed = |kept: f64| (1.0 - kept).max(1e-4);
     let ends = (report.by_replicas.first(), report.by_replicas.last());
     let (from, to) = match ends {
         (Some(first), Some(last)) => (first.cost_per_hour, last.cost_per_hour),
         _ => (0.0, 1.0),
     };
-    let mut series =
-        vec![line("kept, fixed fleet", |run| run.kept), flat("promised", from, to, report.setting.keep)];
+    let fixed = report.by_replicas.iter().map(|run| point(run.cost_per_hour, missed(run.kept)));
+    let mut series = vec![
+        Series { name: "fixed fleets".to_owned(), points: fixed.collect(), marks: Marks::Both },
+        flat("promised", from, to, missed(report.setting.keep)),
+    ];
     let follows = report.fleets.iter().find(|fleet| fleet.name == "recommended");
     series.extend(follows.map(|fleet| Series {
         name: "recommended".to_owned(),
-        points: vec![point(fleet.cost_per_hour, fleet.kept)],
+        points: vec![point(fleet.cost_per_hour, missed(fleet.kept))],
         marks: Marks::Dots,
     }));
     let chart = Chart {
-        title: "What a fleet keeps, by its cost".to_owned(),
+        title: "Requests outside their objectives, by what a fleet costs".to_owned(),
         x_label: "cost an hour".to_owned(),
-        y_label: "share kept".to_owned(),
+        y_label: "share missed".to_owned(),
+        log_y: true,
         series,
-        ..Chart::default()
     };
-    (chart, "Fixed fleets of rising size; the dot is the one that follows demand.".to_owned())
+    let caption = "Of the requests that an idle replica serves in time; below 0.0001 counts as that. \
+                   The dot is the fleet that follows demand.";
+    (chart, caption.to_owned())
 }
 
 fn escaped(text: &str) -> String {

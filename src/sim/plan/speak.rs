@@ -63,7 +63,7 @@ fn resident(report: &Report) -> String {
     let (duration, residency) = (&report.measured.duration_s, &report.measured.residency);
     let from = if report.measured.duration_from_source { "the source" } else { "the simulated replicas" };
     format!(
-        "A request is in service for {} (half of them), {} (all but a tenth), {} (all but a hundredth), by {from}. {} that are always there are idle but hot for {} of their time, and {} of their hours are more than demand needs.",
+        "A request is in service for {} (half of them), {} (all but a tenth), {} (all but a hundredth), by {from}. A fixed fleet of {} is idle but hot for {} of its time, and {} of its hours are more than demand needs.",
         time(duration.p50),
         time(duration.p90),
         time(duration.p99),

@@ -242,7 +242,7 @@ pub(super) fn fleets(rows: &[FleetRow]) -> Vec<Vec<String>> {
     let heading = ["fleet", "replicas", "cost/h", "kept", "p50", "p99", "goodput", "refused", "idle"];
     let row = |row: &FleetRow| {
         let replicas = match row.replicas {
-            (low, high) if low == high && row.run.is_some() => low.to_string(),
+            (low, high) if low == high => low.to_string(),
             (low, high) => format!("{low}-{high} (mean {:.1})", row.mean),
         };
         let first = [row.name.clone(), replicas, money(row.cost_per_hour), format!("{:.3}", row.kept)];

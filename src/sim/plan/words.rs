@@ -41,6 +41,7 @@ fn trimmed(number: String, unit: &str) -> String {
 pub fn number(value: f64) -> String {
     match value {
         _ if !value.is_finite() => "-".to_owned(),
+        _ if value.abs() < 1e-9 => "0".to_owned(),
         _ if value >= 99.95 => count(value.round() as u64),
         _ if value >= 9.995 => trimmed(format!("{value:.1}"), ""),
         _ => trimmed(format!("{value:.1}").replace("0.0", &format!("{value:.2}")), ""),
@@ -50,7 +51,8 @@ pub fn number(value: f64) -> String {
 /// A share as a percentage.
 #[must_use]
 pub fn percent(share: f64) -> String {
-    match share * 100.0 {
+    // Nothing is no less than nothing.
+    match share * 100.0 + 0.0 {
         whole if whole > 0.0 && whole < 1.0 => format!("{whole:.1} %"),
         whole if whole > 99.0 && whole < 100.0 => format!("{whole:.1} %"),
         whole => format!("{whole:.0} %"),
@@ -92,8 +94,11 @@ mod tests {
         assert_eq!([0, 999, 1_000, 9_683_001].map(count), ["0", "999", "1,000", "9,683,001"]);
         let times = [0.0, 0.0004, 0.045, 1.0, 2.44, 59.7, 60.0, 185.0, 14_400.0, 90_000.0].map(time);
         assert_eq!(times, ["0s", "<1ms", "45ms", "1s", "2.4s", "1m", "1m", "3m 5s", "4h 0m", "1d 1h"]);
-        assert_eq!([0.004, 0.42, 5.52, 23.04, 1155.3].map(number), ["0.00", "0.4", "5.5", "23", "1,155"]);
-        assert_eq!([0.0, 0.004, 0.42, 0.995, 1.0].map(percent), ["0 %", "0.4 %", "42 %", "99.5 %", "100 %"]);
+        assert_eq!(
+            [-0.0, 0.004, 0.42, 5.52, 23.04, 1155.3].map(number),
+            ["0", "0.00", "0.4", "5.5", "23", "1,155"]
+        );
+        assert_eq!([-0.0, 0.004, 0.42, 0.995, 1.0].map(percent), ["0 %", "0.4 %", "42 %", "99.5 %", "100 %"]);
         assert_eq!([of(1, "replica"), of(2, "replica")], ["1 replica", "2 replicas"]);
     }
 
