@@ -182,7 +182,7 @@ pub enum Command {
     ///
     /// Exit code 1: the source or the setting cannot be used.
     #[command(after_help = plan::EXAMPLES)]
-    Plan(PlanArgs),
+    Plan(Box<PlanArgs>),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:\n  penstock completion bash > /etc/bash_completion.d/penstock")]
     Completion {

@@ -137,7 +137,7 @@ impl Levels {
     pub fn floor(&self, window: Duration) -> f64 {
         let mut means: Vec<f64> = self.bins(window).iter().map(|bin| bin.mean).collect();
         // The last stretch may be much shorter than the others.
-        if means.len() > 1 && self.end.as_nanos() % window.as_nanos().max(1) != 0 {
+        if means.len() > 1 && !self.end.as_nanos().is_multiple_of(window.as_nanos().max(1)) {
             means.pop();
         }
         means.sort_unstable_by(f64::total_cmp);

@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(busiest(&trace, &work, budget(8, 1_000)), 0..8);
         assert_eq!(busiest(&trace, &work, budget(4, 1_000)), 2..6);
         assert_eq!(busiest(&trace, &work, budget(8, 40)), 2..6, "answers count, too");
-        let mut heavy = work.clone();
+        let mut heavy = work;
         heavy[7] = 100.0;
         assert_eq!(busiest(&trace, &heavy, budget(4, 1_000)), 4..8);
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::sim::plan::concurrency::Levels;
 use crate::sim::plan::demand::{Stretch, WHOLE, busiest};
 use crate::sim::plan::fleets::{Followed, follow};
 use crate::sim::plan::lab::{Found, Lab, Tried, in_parallel};
@@ -12,7 +13,7 @@ use crate::sim::plan::report::{
 };
 use crate::sim::plan::setting::{MOST_REPLICAS, Setting};
 use crate::sim::plan::whatif::{self, WhatIf};
-use crate::sim::plan::{concurrency, speak, words};
+use crate::sim::plan::{speak, words};
 use crate::sim::trace::Trace;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::record::quantile;
@@ -79,8 +80,10 @@ pub fn plan(mut trace: Trace, lab: &Lab<'_>, asked: Asked) -> Result<Report, Str
     let today = today(lab.setting);
     let base = today.clone().unwrap_or_else(|| lab.only(chosen.pool, chosen.maximum));
     let what_if = whatif::rows(lab, &asked.what_if, &work.part, &base, chosen.pool)?;
-    let (measured, levels) = measured(lab.setting, &work, &chosen, &followed);
+    let (mut measured, levels) = measured(lab.setting, &work, &chosen, &followed);
     let pool = &lab.setting.pools[chosen.pool];
+    let advice = advice(lab.setting, &measured, &chosen, &followed, &levels, measure::bin(&work.trace));
+    measured.bursts.surges.truncate(measure::LISTED);
     let mut report = Report {
         setting: SettingRow {
             pool: pool.name.clone(),
@@ -90,7 +93,7 @@ pub fn plan(mut trace: Trace, lab: &Lab<'_>, asked: Asked) -> Result<Report, Str
             keep: lab.setting.keep,
             keepable,
         },
-        advice: advice(lab.setting, &measured, &chosen, &followed, &levels),
+        advice,
         fleets: fleets(lab, &work.stretch, &chosen, &followed, today.as_deref()),
         over_time: levels.bins((work.trace.span() / POINTS).max(Duration::from_secs(1))),
         source: work.source,
@@ -263,12 +266,7 @@ fn today(setting: &Setting) -> Option<Vec<usize>> {
     fleet.iter().any(|count| *count > 0).then_some(fleet)
 }
 
-fn measured(
-    setting: &Setting,
-    work: &Work,
-    chosen: &Chosen,
-    followed: &Followed,
-) -> (Measured, concurrency::Levels) {
+fn measured(setting: &Setting, work: &Work, chosen: &Chosen, followed: &Followed) -> (Measured, Levels) {
     let trace = &work.trace;
     let service = service(setting, chosen, &work.stretch);
     let seconds: Vec<f64> =
@@ -312,10 +310,11 @@ fn advice(
     measured: &Measured,
     chosen: &Chosen,
     followed: &Followed,
-    levels: &concurrency::Levels,
+    levels: &Levels,
+    bin: Duration,
 ) -> Advice {
     let floor = followed.windows.iter().map(|window| window.has).min().unwrap_or(1);
-    let (burst_requests, burst_replicas) = burst_ceiling(setting, measured, followed, levels);
+    let (burst_requests, burst_replicas) = burst_ceiling(setting, measured, followed, levels, bin);
     let above: f64 =
         followed.windows.iter().map(|window| (window.has - floor) as f64 * window.lasts_s).sum::<f64>();
     let enough = |class: &ClassRow| {
@@ -376,24 +375,34 @@ fn burst_ceiling(
     setting: &Setting,
     measured: &Measured,
     followed: &Followed,
-    levels: &concurrency::Levels,
+    levels: &Levels,
+    bin: Duration,
 ) -> (u64, usize) {
-    let noise: Vec<(f64, f64)> = measured
-        .bursts
-        .surges
-        .iter()
-        .filter(|surge| surge.is_noise(setting.start))
-        // Its last requests are in service after it.
-        .map(|surge| (surge.at_s, surge.at_s + surge.lasts_s + measured.duration_s.p90))
-        .collect();
+    let surges = measured.bursts.surges.iter().filter(|surge| surge.is_noise(setting.start));
+    // Its last requests are in service after it.
+    let after = measured.duration_s.p90;
+    let noise = apart(surges.map(|surge| (surge.at_s, surge.at_s + surge.lasts_s + after)).collect());
     let in_noise = |at: f64, lasts: f64| {
-        noise.is_empty() || noise.iter().any(|(from, to)| at < *to && at + lasts > *from)
+        let next = noise.partition_point(|(_, to)| *to <= at);
+        noise.is_empty() || noise.get(next).is_some_and(|(from, _)| at + lasts > *from)
     };
-    let bin = measure::BIN;
     let bins = levels.bins(bin);
     let requests = bins.iter().filter(|row| in_noise(row.at_s, bin.as_secs_f64())).map(|row| row.high).max();
     let windows = followed.windows.iter().filter(|window| in_noise(window.at_s, window.lasts_s));
     (requests.unwrap_or(0), windows.map(|window| window.needs).max().unwrap_or(0))
+}
+
+/// The stretches in order, those that touch put together.
+fn apart(mut stretches: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    stretches.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    let mut apart: Vec<(f64, f64)> = Vec::new();
+    for (from, to) in stretches {
+        match apart.last_mut() {
+            Some(last) if from <= last.1 => last.1 = last.1.max(to),
+            _ => apart.push((from, to)),
+        }
+    }
+    apart
 }
 
 /// The next number that people would write.
@@ -434,4 +443,28 @@ fn fleets(
     };
     let peak = fixed("fixed peak", chosen.run.clone());
     today.into_iter().chain([peak, recommended]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stretches_that_touch_are_one() {
+        assert_eq!(apart(vec![(5.0, 6.0), (0.0, 3.0), (1.0, 2.0), (3.0, 4.0)]), [(0.0, 4.0), (5.0, 6.0)]);
+        assert_eq!(apart(Vec::new()), []);
+    }
+
+    #[test]
+    fn shares_over_time_count_windows_by_their_length() {
+        let window = |has, lasts_s| Window { has, lasts_s, ..Window::default() };
+        let bands = over_time(&[window(9, 10.0), window(1, 60.0), window(3, 30.0)]);
+        assert_eq!(bands, Percentiles { p50: 1.0, p90: 3.0, p99: 9.0 });
+        assert_eq!(over_time(&[]), Percentiles::default());
+    }
+
+    #[test]
+    fn tolerances_are_numbers_that_people_write() {
+        assert_eq!([0.03, 0.7, 2.1, 61.0, 9_999.0].map(round_up), [0.1, 1.0, 3.0, 120.0, 9_999.0]);
+    }
 }

@@ -10,17 +10,25 @@ use crate::sim::trace::{Call, Trace};
 use crate::sim::world::record::quantile;
 
 /// Length of the bins of work and tokens.
-pub const BIN: Duration = Duration::from_secs(10);
+const BIN: Duration = Duration::from_secs(10);
+/// The most of them: a longer source has longer ones.
+const MOST_BINS: u32 = 1_000_000;
 /// The shortest time that shows what is sustained.
 const SUSTAINED: Duration = Duration::from_secs(60);
 /// Surges that a report lists.
-const LISTED: usize = 500;
+pub const LISTED: usize = 500;
 
 /// How long demand has to be there to be sustained: a minute, or as long as a
 /// replica needs to start.
 #[must_use]
 pub fn sustained(start: Duration) -> Duration {
     start.max(SUSTAINED)
+}
+
+/// How long the bins of a source are in which its work is counted.
+#[must_use]
+pub fn bin(trace: &Trace) -> Duration {
+    BIN.max(trace.span() / MOST_BINS)
 }
 
 /// The percentiles of the samples; 0 without any.
@@ -76,9 +84,10 @@ pub fn queue(trace: &Trace) -> Option<Queue> {
     Some(Queue { depth, wait_s: percentiles(known().map(|(_, waited)| waited.as_secs_f64()).collect()) })
 }
 
-/// Sums of an amount of each call in bins of [`BIN`]; the last may be shorter.
+/// Sums of an amount of each call, bin by bin; the last may be shorter.
 fn binned(trace: &Trace, amount: impl Fn(usize, &Call) -> f64) -> Vec<f64> {
-    let place = |at: Duration| (at.as_nanos() / BIN.as_nanos()) as usize;
+    let width = bin(trace).as_nanos();
+    let place = |at: Duration| (at.as_nanos() / width) as usize;
     let mut bins = vec![0.0; place(trace.span()) + 1];
     for (index, call) in trace.calls.iter().enumerate() {
         bins[place(call.at)] += amount(index, call);
@@ -86,11 +95,12 @@ fn binned(trace: &Trace, amount: impl Fn(usize, &Call) -> f64) -> Vec<f64> {
     bins
 }
 
-/// Surges of work, in replica-seconds for each call.
+/// Surges of work, in replica-seconds for each call; all of them, the highest
+/// first.
 #[must_use]
 pub fn bursts(trace: &Trace, work: &[f64], start: Duration) -> Bursts {
     let bins = binned(trace, |index, _| work[index]);
-    let mut found = surges(&bins, BIN.as_secs_f64(), sustained(start));
+    let mut found = surges(&bins, bin(trace).as_secs_f64(), sustained(start));
     found.sort_by(|a, b| b.height.total_cmp(&a.height));
     let hours = (end(trace).as_secs_f64() / 3_600.0).max(1e-9);
     let of = |what: fn(&Surge) -> f64| percentiles(found.iter().map(what).collect());
@@ -100,7 +110,7 @@ pub fn bursts(trace: &Trace, work: &[f64], start: Duration) -> Bursts {
         bursts_per_hour: (found.len() - noise) as f64 / hours,
         height: of(|surge| surge.height),
         length_s: of(|surge| surge.lasts_s),
-        surges: found.into_iter().take(LISTED).collect(),
+        surges: found,
     }
 }
 
@@ -114,7 +124,7 @@ pub fn tokens(trace: &Trace) -> Tokens {
         // It is shorter than the others.
         bins.pop();
     }
-    let all = percentiles(bins.iter().map(|bin| bin / BIN.as_secs_f64().min(span)).collect());
+    let all = percentiles(bins.iter().map(|sum| sum / bin(trace).as_secs_f64().min(span)).collect());
     Tokens { input: sum(|call| call.prompt) / span, output: sum(|call| call.output) / span, all }
 }
 

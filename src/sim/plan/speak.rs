@@ -43,7 +43,7 @@ fn burst(report: &Report) -> String {
     let bursts = &report.measured.bursts;
     let start = time(report.setting.start_s);
     if bursts.surges.is_empty() {
-        return format!("Neither: no ten seconds bring {} times the work of the time before.", HIGH);
+        return format!("Neither: no ten seconds bring {HIGH} times the work of the time before.");
     }
     let worth = match bursts.bursts_per_hour {
         0.0 => "None lasts longer: there is nothing that starting replicas could answer.".to_owned(),

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::sim::plan::lab::Tried;
-use crate::sim::plan::report::{ClassRow, FleetRow, PoolRow, Report};
+use crate::sim::plan::report::{Bursts, ClassRow, FleetRow, Percentiles, PoolRow, Report};
 use crate::sim::plan::words::{count, number, of, percent, time, wrapped};
 
 const WIDTH: usize = 80;
@@ -132,90 +132,75 @@ fn mix(report: &Report) -> String {
 /// What was measured as names with values.
 pub(super) fn measured(report: &Report) -> Vec<(&'static str, String)> {
     let measured = &report.measured;
-    let (bands, bursts, tokens) = (&measured.concurrency.bands, &measured.bursts, &measured.tokens);
-    let queue = measured.queue.as_ref().map_or("not in the source".to_owned(), |queue| {
-        format!(
-            "depth p50 {}, p90 {}, p99 {}; wait p50 {}, p90 {}, p99 {}",
-            queue.depth.p50,
-            queue.depth.p90,
-            queue.depth.p99,
-            time(queue.wait_s.p50),
-            time(queue.wait_s.p90),
-            time(queue.wait_s.p99),
-        )
-    });
-    let class = |row: &ClassRow| {
-        let within = row.waited_within.map_or(String::new(), |part| format!(", kept by {}", percent(part)));
-        format!(
-            "{} {} (first token {}, gap {}){within}",
-            row.name,
-            time(row.max_wait_s),
-            time(row.ttft_s),
-            time(row.itl_s)
-        )
+    let (bands, residency, tokens) = (&measured.concurrency.bands, &measured.residency, &measured.tokens);
+    let each = |line: fn(&ClassRow) -> String| -> String {
+        measured.classes.iter().map(line).collect::<Vec<_>>().join("; ")
     };
-    let mix = |row: &ClassRow| {
-        format!("{} {} of requests, {} of tokens", row.name, percent(row.requests), percent(row.tokens))
-    };
-    let each =
-        |line: &dyn Fn(&ClassRow) -> String| measured.classes.iter().map(line).collect::<Vec<_>>().join("; ");
+    let concurrency = format!(
+        "floor {}, mean {}, p50 {}, p90 {}, p99 {}, top {}",
+        number(measured.concurrency.floor),
+        number(bands.mean),
+        bands.p50,
+        bands.p90,
+        bands.p99,
+        bands.most
+    );
+    let hot =
+        format!("{} idle but hot, of {} fixed", percent(residency.idle), of(residency.replicas, "replica"));
+    let rates = format!(
+        "in {}, out {}; both {}",
+        number(tokens.input),
+        number(tokens.output),
+        parts(&tokens.all, number)
+    );
     vec![
-        (
-            "concurrency",
-            format!(
-                "floor {}, mean {}, p50 {}, p90 {}, p99 {}, top {}",
-                number(measured.concurrency.floor),
-                number(bands.mean),
-                bands.p50,
-                bands.p90,
-                bands.p99,
-                bands.most
-            ),
-        ),
-        ("queue", queue),
-        (
-            "bursts",
-            format!(
-                "{} an hour, and {} an hour of noise; height p50 x{}, p99 x{}; length p50 {}, p99 {}",
-                number(bursts.bursts_per_hour),
-                number(bursts.noise_per_hour),
-                number(bursts.height.p50),
-                number(bursts.height.p99),
-                time(bursts.length_s.p50),
-                time(bursts.length_s.p99),
-            ),
-        ),
-        ("latency tolerance", each(&class)),
-        ("class mix", each(&mix)),
-        (
-            "residency",
-            format!(
-                "{} idle but hot, of {} fixed",
-                percent(measured.residency.idle),
-                of(measured.residency.replicas, "replica")
-            ),
-        ),
-        (
-            "duration",
-            format!(
-                "p50 {}, p90 {}, p99 {} in service",
-                time(measured.duration_s.p50),
-                time(measured.duration_s.p90),
-                time(measured.duration_s.p99)
-            ),
-        ),
-        (
-            "tokens a second",
-            format!(
-                "in {}, out {}; both p50 {}, p90 {}, p99 {}",
-                number(tokens.input),
-                number(tokens.output),
-                number(tokens.all.p50),
-                number(tokens.all.p90),
-                number(tokens.all.p99),
-            ),
-        ),
+        ("concurrency", concurrency),
+        ("queue", queue(report)),
+        ("bursts", bursts(&measured.bursts)),
+        ("latency tolerance", each(tolerance)),
+        ("class mix", each(share)),
+        ("residency", hot),
+        ("duration", format!("{} in service", parts(&measured.duration_s, time))),
+        ("tokens a second", rates),
     ]
+}
+
+fn parts(of: &Percentiles, say: fn(f64) -> String) -> String {
+    format!("p50 {}, p90 {}, p99 {}", say(of.p50), say(of.p90), say(of.p99))
+}
+
+fn queue(report: &Report) -> String {
+    let Some(queue) = &report.measured.queue else { return "not in the source".to_owned() };
+    let depth = &queue.depth;
+    format!(
+        "depth p50 {}, p90 {}, p99 {}; wait {}",
+        depth.p50,
+        depth.p90,
+        depth.p99,
+        parts(&queue.wait_s, time)
+    )
+}
+
+fn bursts(bursts: &Bursts) -> String {
+    format!(
+        "{} an hour, and {} an hour of noise; height p50 x{}, p99 x{}; length p50 {}, p99 {}",
+        number(bursts.bursts_per_hour),
+        number(bursts.noise_per_hour),
+        number(bursts.height.p50),
+        number(bursts.height.p99),
+        time(bursts.length_s.p50),
+        time(bursts.length_s.p99),
+    )
+}
+
+fn tolerance(row: &ClassRow) -> String {
+    let within = row.waited_within.map_or(String::new(), |part| format!(", kept by {}", percent(part)));
+    let (wait, first, gap) = (time(row.max_wait_s), time(row.ttft_s), time(row.itl_s));
+    format!("{} {wait} (first token {first}, gap {gap}){within}", row.name)
+}
+
+fn share(row: &ClassRow) -> String {
+    format!("{} {} of requests, {} of tokens", row.name, percent(row.requests), percent(row.tokens))
 }
 
 /// Money with cents where they count.

@@ -23,7 +23,7 @@ pub fn time(seconds: f64) -> String {
         _ if seconds <= 0.0 => "0s".to_owned(),
         _ if seconds < 0.001 => "<1ms".to_owned(),
         _ if seconds < 0.9995 => format!("{:.0}ms", seconds * 1e3),
-        _ if seconds < 9.95 => trimmed(format!("{seconds:.1}"), "s"),
+        _ if seconds < 9.95 => trimmed(&format!("{seconds:.1}"), "s"),
         _ if whole < 60 => format!("{whole}s"),
         _ if whole < 3_600 && whole.is_multiple_of(60) => format!("{}m", whole / 60),
         _ if whole < 3_600 => format!("{}m {}s", whole / 60, whole % 60),
@@ -32,8 +32,8 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-fn trimmed(number: String, unit: &str) -> String {
-    format!("{}{unit}", number.strip_suffix(".0").unwrap_or(&number))
+fn trimmed(number: &str, unit: &str) -> String {
+    format!("{}{unit}", number.strip_suffix(".0").unwrap_or(number))
 }
 
 /// A number with as many digits as it is worth: `0.42`, `5.5`, `1,155`.
@@ -43,8 +43,8 @@ pub fn number(value: f64) -> String {
         _ if !value.is_finite() => "-".to_owned(),
         _ if value.abs() < 1e-9 => "0".to_owned(),
         _ if value >= 99.95 => count(value.round() as u64),
-        _ if value >= 9.995 => trimmed(format!("{value:.1}"), ""),
-        _ => trimmed(format!("{value:.1}").replace("0.0", &format!("{value:.2}")), ""),
+        _ if value >= 9.995 => trimmed(&format!("{value:.1}"), ""),
+        _ => trimmed(&format!("{value:.1}").replace("0.0", &format!("{value:.2}")), ""),
     }
 }
 

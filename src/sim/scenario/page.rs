@@ -50,7 +50,7 @@ fn drawing(rows: &[&Row], figure: &str, heading: &str, log_y: bool) -> Option<Dr
         match series.iter_mut().find(|line| line.name == row.design) {
             Some(line) => line.points.push(point),
             None => {
-                series.push(Series { name: row.design.clone(), points: vec![point], ..Series::default() })
+                series.push(Series { name: row.design.clone(), points: vec![point], ..Series::default() });
             }
         }
     }
