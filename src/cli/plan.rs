@@ -12,14 +12,17 @@ use crate::sim::trace::Names;
 /// What stands under the help of `penstock plan`.
 pub const EXAMPLES: &str = "Examples:
   penstock plan loadtest/traces/azure2023_conv.csv.gz
-  penstock plan loadtest/traces/azure2023_code.csv.gz --start 4m --html plan.html
-  penstock plan loadtest/traces/azure2023_conv.csv.gz --traffic x1.5 --add-replica
-  penstock plan loadtest/traces/azure2023_conv.csv.gz --class interactive.max_wait=5s --json
+  penstock plan loadtest/traces/azure2023_code.csv.gz --html plan.html
+  penstock plan loadtest/traces/azure2023_code.csv.gz --traffic x1.5 --json
 
-A table needs three columns, in any order, known by many names: the time (t_s, timestamp,
-time_ms; seconds, or dates like 2026-11-16T18:15:46Z), the prompt's tokens (in_tokens,
-prompt_tokens) and the answer's (out_tokens, completion_tokens). It may have tenant, class,
-wait_s and duration_s. Other names: --columns time=created,input=size,output=made.";
+More what-ifs: --class interactive.max_wait=5s, --add-replica. Each may be
+given more than once, and each stands alone beside the fleet as it is.
+
+A table needs three columns, in any order, known by many names: the time (t_s,
+timestamp, time_ms; seconds, or dates like 2026-11-16T18:15:46Z), the prompt's
+tokens (in_tokens, prompt_tokens) and the answer's (out_tokens,
+completion_tokens). It may have tenant, class, wait_s and duration_s. Other
+names: --columns time=created,input=size,output=made.";
 
 /// `penstock plan`
 #[derive(Debug, Args)]
@@ -84,10 +87,10 @@ pub struct PlanArgs {
     /// interactive=0.8,batch=0.2; absent = all are interactive.
     #[arg(long, value_name = "SHARES")]
     pub mix: Option<String>,
-    /// The objective for the first token of the first class.
+    /// The objective for the first token, of the class interactive or else the first one.
     #[arg(long, value_name = "TIME")]
     pub ttft: Option<Span>,
-    /// The objective for the time between two tokens of the first class.
+    /// The objective for the time between two tokens, of the same class.
     #[arg(long, value_name = "TIME")]
     pub itl: Option<Span>,
     /// What if there were one replica more, in this pool or the chosen one?

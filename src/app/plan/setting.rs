@@ -16,6 +16,8 @@ use crate::sim::profile::Profile;
 
 /// A start that nothing tells: pulling an image and loading weights.
 const USUAL_START: Duration = Duration::from_secs(180);
+/// The class of what comes without one, where there is one of that name.
+const USUAL_CLASS: &str = "interactive";
 /// The name of a pool's speed that was measured.
 const MEASURED: &str = "measured";
 /// A configuration for its built-in classes.
@@ -42,7 +44,9 @@ pub(super) fn of(args: &PlanArgs, settings: Option<&Settings>) -> anyhow::Result
         placement: Rules::default(),
         ..class.clone()
     };
-    let classes = classes.into_iter().map(|(_, name, row)| (name.to_owned(), class(row))).collect();
+    let mut classes: Vec<(String, Class)> =
+        classes.into_iter().map(|(_, name, row)| (name.to_owned(), class(row))).collect();
+    objectives(args, &mut classes)?;
     let pools = match settings {
         Some(_) => of_config(args, &policy)?,
         None => of_profiles(args)?,
@@ -50,6 +54,27 @@ pub(super) fn of(args: &PlanArgs, settings: Option<&Settings>) -> anyhow::Result
     let known = policy.pools.iter().filter_map(|(_, _, pool)| pool.cold_start).max();
     let start = args.start.map(|span| span.0).or(known).unwrap_or(USUAL_START);
     Ok(Setting { classes, pools, start, keep: args.keep })
+}
+
+/// The place of the class that is taken where nothing tells.
+pub(super) fn usual_class(classes: &[(String, Class)]) -> usize {
+    classes.iter().position(|(name, _)| name == USUAL_CLASS).unwrap_or(0)
+}
+
+/// Sets what the command line says of the usual class.
+fn objectives(args: &PlanArgs, classes: &mut [(String, Class)]) -> anyhow::Result<()> {
+    let place = usual_class(classes);
+    let Some((_, class)) = classes.get_mut(place) else { bail!("the configuration has no class") };
+    for (flag, asked, objective) in
+        [("--ttft", args.ttft, &mut class.ttft_objective), ("--itl", args.itl, &mut class.itl_objective)]
+    {
+        match asked {
+            Some(span) if span.0.is_zero() => bail!("{flag}: must be longer than 0"),
+            Some(span) => *objective = span.0,
+            None => {}
+        }
+    }
+    Ok(())
 }
 
 fn plain() -> anyhow::Result<Policy> {

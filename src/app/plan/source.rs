@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
+use crate::app::plan::setting::usual_class;
 use crate::app::usage::{self, now_ms};
 use crate::cli::plan::PlanArgs;
 use crate::config::secret::{Machine, Secret, SecretSource as _};
@@ -15,8 +16,6 @@ use crate::usage::bill::Source;
 use crate::usage::bill::ask::moment;
 use crate::usage::past::{Past, each_request};
 
-/// The class of what comes without one.
-const USUAL_CLASS: &str = "interactive";
 /// Draws the classes of a mix.
 const SEED: u64 = 1;
 
@@ -146,7 +145,7 @@ fn place(names: &mut Vec<std::sync::Arc<str>>, name: &str) -> u32 {
 fn classes(read: &mut Read, args: &PlanArgs, setting: &Setting) -> anyhow::Result<()> {
     let names = || setting.classes.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let find = |name: &str| setting.classes.iter().position(|(known, _)| known == name);
-    let first = find(USUAL_CLASS).unwrap_or(0);
+    let first = usual_class(&setting.classes);
     if let Some(mix) = &args.mix {
         if !read.trace.classes.is_empty() {
             bail!("--mix: the source tells the classes itself: {}", read.trace.classes.join(", "));
