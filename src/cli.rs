@@ -1,6 +1,7 @@
 //! The command line: what can be said, and how it is explained.
 
 pub mod operate;
+pub mod plan;
 pub mod usage;
 
 use std::net::SocketAddr;
@@ -12,6 +13,7 @@ use clap_complete::Shell;
 use crate::cli::operate::{
     AccessArgs, ExplainArgs, PoolsCommand, ReplicasCommand, StatusArgs, TenantsCommand,
 };
+use crate::cli::plan::PlanArgs;
 use crate::cli::usage::UsageArgs;
 use crate::config::units::Span;
 
@@ -161,6 +163,26 @@ pub enum Command {
         after_help = "Examples:\n  penstock simulate loadtest/scenarios/azure-load.yaml --html out\n  penstock simulate loadtest/scenarios/faults.yaml --case frozen --seeds 1\n  penstock simulate --trace loadtest/traces/azure2023_conv.csv.gz --load 15\n  penstock simulate --list-designs"
     )]
     Simulate(SimulateArgs),
+    /// Say how many replicas a demand needs, and what they cost.
+    ///
+    /// Reads a trace, any table with times and tokens, or a usage log. Measures
+    /// concurrency, queues, bursts, patience, residency, durations and tokens, and
+    /// puts fleets through the simulated world with the scheduler of this program
+    /// until the smallest is found that keeps the classes' objectives: as a fixed
+    /// fleet, and window by window. The one that is recommended is simulated
+    /// again from other places of the source, and the report says what it kept.
+    ///
+    /// Four questions are answered by name: the real concurrency floor; burst or
+    /// noise; how long work stays resident; what can wait, and how long. What-ifs
+    /// (--add-replica, --class, --traffic) stand beside the fleet as it is.
+    ///
+    /// Very long sources are measured in full and simulated where they are busiest;
+    /// the report says so. The same command gives the same figures on every
+    /// machine. Speeds are models: see --profile and --rates.
+    ///
+    /// Exit code 1: the source or the setting cannot be used.
+    #[command(after_help = plan::EXAMPLES)]
+    Plan(Box<PlanArgs>),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:\n  penstock completion bash > /etc/bash_completion.d/penstock")]
     Completion {

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use clap::CommandFactory as _;
 
 use crate::app::gateway::{self, Gateway};
-use crate::app::{count, demo, keda, operate, signals, simulate, start, usage};
+use crate::app::{count, demo, keda, operate, plan, signals, simulate, start, usage};
 use crate::cli::operate::AccessArgs;
 use crate::cli::{
     CheckArgs, Cli, Command, DemoArgs, DialectArg, Format, KedaArgs, KeysCommand, ServeArgs, SimEngineArgs,
@@ -44,6 +44,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Keys(command) => keys(&command),
         Command::SimEngine(args) => in_runtime(sim_engine(args)),
         Command::Simulate(args) => simulate::run(&args).and_then(|(text, code)| print(&text).map(|_| code)),
+        Command::Plan(args) => plan::run(&args).and_then(|text| print(&text)),
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "penstock", &mut script);

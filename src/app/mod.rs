@@ -11,6 +11,7 @@ mod idle;
 mod keda;
 mod load;
 mod operate;
+mod plan;
 mod promises;
 mod scale;
 mod signals;

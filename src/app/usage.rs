@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use tokio::task::spawn_blocking;
 
 use crate::admin::Billing;
 use crate::cli::usage::{BillFormat, UsageArgs};
 use crate::config::load;
 use crate::config::secret::{Machine, Secret, SecretSource as _};
+use crate::config::settings::Settings;
 use crate::config::settings::usage::{Database, Postgres, UsageSettings};
 use crate::core::budget::rule::{Period, Rule, RuleId, Scope, Unit};
 use crate::core::event::Event;
@@ -148,10 +149,14 @@ fn of_file(path: &Path) -> anyhow::Result<Source> {
     let loaded = load::load_file(path, None).into_result().map_err(|report| {
         anyhow::anyhow!("{report}the configuration {} cannot be used{hint}", path.display())
     })?;
-    let Some(usage) = loaded.settings.startup.usage else {
-        bail!("{} has no `usage.folder`, so nothing is written down{hint}", path.display());
-    };
-    Ok(match usage.database {
+    let missing = || format!("{} has no `usage.folder`, so nothing is written down{hint}", path.display());
+    of_settings(&loaded.settings).with_context(missing)
+}
+
+/// Where the rows are that a gateway with these settings writes; absent = nowhere.
+pub(super) fn of_settings(settings: &Settings) -> Option<Source> {
+    let usage = settings.startup.usage.clone()?;
+    Some(match usage.database {
         // Nothing was copied yet.
         Some(Database::Sqlite(file)) if !file.exists() => Source::Journal(usage.folder),
         Some(database) => Source::Database(database),

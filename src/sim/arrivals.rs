@@ -115,7 +115,7 @@ impl Synthetic {
                 at = self.after(at, &mut times);
             }
             let (prompt, output) = self.sizes.draw(&mut sizes);
-            Call { at: clamped(at), tenant: 0, prompt, output, prefix: Arc::default() }
+            Call { at: clamped(at), prompt, output, ..Call::default() }
         };
         Trace { calls: (0..self.count.min(MAX_CALLS)).map(call).collect(), ..Trace::default() }
     }
@@ -204,7 +204,7 @@ impl Conversations {
         calls.truncate(MAX_CALLS);
         let first = calls.first().map_or(Duration::ZERO, |call| call.at);
         calls.iter_mut().for_each(|call| call.at -= first);
-        Trace { calls, tenants: Vec::new(), prefix_block: CONVERSATION_BLOCK }
+        Trace { calls, prefix_block: CONVERSATION_BLOCK, ..Trace::default() }
     }
 
     fn conversation(&self, start: f64, rng: &mut Rng, calls: &mut Vec<Call>) {
@@ -218,7 +218,7 @@ impl Conversations {
             let output = self.output.draw(rng);
             if (0.0..=self.span.as_secs_f64()).contains(&at) {
                 let prefix = self.prefix(system, own, prompt);
-                calls.push(Call { at: clamped(at), tenant: 0, prompt, output, prefix });
+                calls.push(Call { at: clamped(at), prompt, output, prefix, ..Call::default() });
             }
             at += self.pause.as_secs_f64() * (0.75 + 0.5 * rng.unit());
         }

@@ -25,6 +25,20 @@ pub struct Series {
     pub name: String,
     /// Its points, from left to right.
     pub points: Vec<Point>,
+    /// How they are drawn.
+    pub marks: Marks,
+}
+
+/// How points are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Marks {
+    /// A line with a dot at every point.
+    #[default]
+    Both,
+    /// Only the line: for many points.
+    Line,
+    /// Only the dots: for points that have nothing between them.
+    Dots,
 }
 
 /// One point and the range around it.
@@ -132,7 +146,7 @@ impl Chart {
             Some((x, y)) => {
                 self.frame(&x, &across(&kept, &x), &y, &mut out);
                 for (index, points) in &kept {
-                    line(*index, points, &x, &y, &mut out);
+                    line(*index, points, self.series[*index].marks, &x, &y, &mut out);
                 }
                 self.legend(&mut out);
             }
@@ -232,7 +246,15 @@ impl Chart {
             let y = TOP + 8.0 + 19.0 * index as f64;
             let (end, text, under) = (left + 26.0, left + 33.0, y + 4.0);
             let (stroke, name) = (stroke(index), escaped(&series.name));
-            push(out, format_args!("<line x1=\"{left}\" x2=\"{end}\" y1=\"{y}\" y2=\"{y}\" {stroke}/>"));
+            match series.marks {
+                Marks::Dots => dot(index, f64::midpoint(left, end), y, out),
+                Marks::Both | Marks::Line => {
+                    push(
+                        out,
+                        format_args!("<line x1=\"{left}\" x2=\"{end}\" y1=\"{y}\" y2=\"{y}\" {stroke}/>"),
+                    );
+                }
+            }
             push(out, format_args!("<text class=\"t\" x=\"{text}\" y=\"{under}\">{name}</text>\n"));
         }
     }
@@ -259,7 +281,12 @@ fn stroke(index: usize) -> String {
     format!("stroke=\"{colour}\" stroke-width=\"2\" stroke-dasharray=\"{dash}\"")
 }
 
-fn line(index: usize, points: &[Point], x: &Axis, y: &Axis, out: &mut String) {
+fn dot(index: usize, x: f64, y: f64, out: &mut String) {
+    let colour = COLOURS[index % COLOURS.len()];
+    push(out, format_args!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>"));
+}
+
+fn line(index: usize, points: &[Point], marks: Marks, x: &Axis, y: &Axis, out: &mut String) {
     if points.is_empty() {
         return;
     }
@@ -274,11 +301,12 @@ fn line(index: usize, points: &[Point], x: &Axis, y: &Axis, out: &mut String) {
         let band = path(&mut above.chain(below));
         push(out, format_args!("<polygon points=\"{band}\" fill=\"{colour}\" opacity=\"0.15\"/>\n"));
     }
-    let along = path(&mut points.iter().map(|point| (point.x, point.y)));
-    push(out, format_args!("<polyline points=\"{along}\" fill=\"none\" {}/>\n", stroke(index)));
-    for point in points {
-        let (right, up) = (x.place(point.x), y.place(point.y));
-        push(out, format_args!("<circle cx=\"{right:.1}\" cy=\"{up:.1}\" r=\"3\" fill=\"{colour}\"/>"));
+    if marks != Marks::Dots {
+        let along = path(&mut points.iter().map(|point| (point.x, point.y)));
+        push(out, format_args!("<polyline points=\"{along}\" fill=\"none\" {}/>\n", stroke(index)));
+    }
+    if marks != Marks::Line {
+        points.iter().for_each(|point| dot(index, x.place(point.x), y.place(point.y), out));
     }
     out.push('\n');
 }
@@ -294,6 +322,7 @@ mod tests {
                 .map(|x| f64::from(x) / 10.0)
                 .map(|x| Point { x, y: height * x, low: height * x * 0.8, high: height * x * 1.3 })
                 .collect(),
+            marks: Marks::Both,
         };
         Chart {
             title: "p99 & more".to_owned(),
@@ -336,6 +365,21 @@ mod tests {
         assert!(Chart::default().svg().ends_with("</svg>\n"));
         chart.series[0].points = vec![Point { x: 3.0, y: 5.0, low: 5.0, high: 5.0 }];
         assert!(chart.svg().contains("<circle"), "one point is a chart too");
+    }
+
+    #[test]
+    fn dots_and_lines_can_stand_alone() {
+        let mut chart = chart();
+        chart.series.truncate(1);
+        let count = |chart: &Chart| {
+            let svg = chart.svg();
+            (svg.matches("<polyline").count(), svg.matches("<circle").count())
+        };
+        assert_eq!(count(&chart), (1, 7));
+        chart.series[0].marks = Marks::Line;
+        assert_eq!(count(&chart), (1, 0));
+        chart.series[0].marks = Marks::Dots;
+        assert_eq!(count(&chart), (0, 8), "one of them in the legend");
     }
 
     #[test]

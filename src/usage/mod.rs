@@ -10,6 +10,7 @@
 mod before;
 pub mod bill;
 mod journal;
+pub mod past;
 pub mod row;
 mod segment;
 mod sink;

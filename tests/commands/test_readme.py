@@ -122,6 +122,7 @@ SHOWN = {
     "penstock usage": r"(?s)REQUESTS|requests",
     "penstock --help": r"Usage: penstock <COMMAND>",
     "azure-load.yaml": r"^0\.7 +penstock +\d+",
+    "-- plan": r"(?s)^RECOMMENDED$.*^  kept +\d\.\d{3} of requests within objective.*^ +traffic x1\.5 ",
     "burst.yaml": r"^1 +penstock max_seqs=16 +400",
 }
 

@@ -1,6 +1,5 @@
 //! A gateway whose usage goes to PostgreSQL: clients notice nothing when it is
 //! killed, no row is lost, and the way there may be TLS.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -103,7 +103,8 @@ fn chart(
             let Spread { median, low, high } = Spread::of(curves.iter().map(|curve| curve[place].1))?;
             Some(Point { x: curves[0][place].0, y: median, low, high })
         };
-        Series { name: contestant.name.clone(), points: (0..length).filter_map(point).collect() }
+        let points = (0..length).filter_map(point).collect();
+        Series { name: contestant.name.clone(), points, ..Series::default() }
     });
     Chart {
         title: title.to_owned(),

@@ -49,7 +49,9 @@ fn drawing(rows: &[&Row], figure: &str, heading: &str, log_y: bool) -> Option<Dr
         let point = Point { x: row.load, y: spread.median, low: spread.low, high: spread.high };
         match series.iter_mut().find(|line| line.name == row.design) {
             Some(line) => line.points.push(point),
-            None => series.push(Series { name: row.design.clone(), points: vec![point] }),
+            None => {
+                series.push(Series { name: row.design.clone(), points: vec![point], ..Series::default() });
+            }
         }
     }
     let group = if first.group == "all" { "" } else { &first.group };

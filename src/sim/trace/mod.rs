@@ -2,23 +2,28 @@
 //! what their prompts have in common. No text.
 
 mod read;
+mod table;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::read::{MAX_CALLS, MAX_PROMPT, TraceError, TraceErrorKind};
+pub use self::table::Names;
 
 use crate::sim::rng::Rng;
 
 /// One call of a trace.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Call {
     /// When it came, from the start of the trace.
     pub at: Duration,
     /// Who made it: a place in [`Trace::tenants`].
     pub tenant: u32,
+    /// Its latency class: a place in [`Trace::classes`].
+    pub class: u32,
     /// Prompt tokens, at least 1.
     pub prompt: u32,
     /// Generated tokens, at least 1.
@@ -26,6 +31,10 @@ pub struct Call {
     /// One hash for each whole block of [`Trace::prefix_block`] prompt tokens;
     /// each covers everything before it too. Empty = nothing is known.
     pub prefix: Arc<[u64]>,
+    /// How long it waited before an engine had it; absent = not known.
+    pub waited: Option<Duration>,
+    /// From its arrival to its end; absent = not known.
+    pub took: Option<Duration>,
 }
 
 /// Calls in order of time.
@@ -35,11 +44,37 @@ pub struct Trace {
     pub calls: Vec<Call>,
     /// Names of the tenants; empty when the trace does not tell.
     pub tenants: Vec<Arc<str>>,
+    /// Names of the classes; empty when the trace does not tell.
+    pub classes: Vec<Arc<str>>,
     /// Tokens of one hash in [`Call::prefix`]; 0 when there are none.
     pub prefix_block: u32,
+    /// Lines that were left out because they had no prompt: no engine ever had
+    /// them.
+    pub left_out: u64,
 }
 
 impl Trace {
+    /// Puts the calls in order of time, the first at 0.
+    pub fn settle(&mut self) {
+        self.calls.sort_by_key(|call| call.at);
+        let start = self.calls.first().map_or(Duration::ZERO, |call| call.at);
+        self.calls.iter_mut().for_each(|call| call.at -= start);
+    }
+
+    /// These of its calls, the first at 0.
+    #[must_use]
+    pub fn part(&self, range: Range<usize>) -> Self {
+        let mut part = Self {
+            calls: self.calls.get(range).unwrap_or_default().to_vec(),
+            tenants: self.tenants.clone(),
+            classes: self.classes.clone(),
+            prefix_block: self.prefix_block,
+            left_out: 0,
+        };
+        part.settle();
+        part
+    }
+
     /// Calls per second over the whole trace; 0 with fewer than two calls or
     /// no time between them.
     #[must_use]
@@ -87,7 +122,8 @@ impl Trace {
         }
     }
 
-    fn stretch(&mut self, factor: f64) {
+    /// Multiplies every gap by this.
+    pub fn stretch(&mut self, factor: f64) {
         for call in &mut self.calls {
             let nanos = call.at.as_nanos() as f64 * factor;
             call.at = Duration::from_nanos(nanos.round() as u64);
@@ -97,8 +133,7 @@ impl Trace {
     /// Drops calls with longer prompts; the first that is left is at 0.
     pub fn take_shorter(&mut self, longest: u32) {
         self.calls.retain(|call| call.prompt <= longest);
-        let start = self.calls.first().map_or(Duration::ZERO, |call| call.at);
-        self.calls.iter_mut().for_each(|call| call.at -= start);
+        self.settle();
     }
 
     /// Keeps the first `count` calls.

@@ -1,7 +1,6 @@
 //! Reads traces: comma-separated tables with a header line, and the Mooncake
 //! JSON lines, both plain or gzip.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -12,6 +11,7 @@ use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 use thiserror::Error;
 
+use super::table::{self, Names};
 use super::{Call, Trace};
 
 /// Calls that a trace may have.
@@ -50,13 +50,28 @@ pub enum TraceErrorKind {
     #[error("there are no calls in it")]
     Empty,
     /// A needed column is not in the header.
-    #[error("the header has no column `{0}`; it needs t_s, in_tokens and out_tokens, and may have tenant")]
-    NoColumn(&'static str),
+    #[error("the header has no column `{column}` (or {others}); it has: {found}")]
+    NoColumn {
+        /// Its name in our own traces.
+        column: &'static str,
+        /// Other names that would do.
+        others: String,
+        /// What is there, cut short.
+        found: String,
+    },
+    /// A column that was named is not in the header.
+    #[error("the header has no column `{column}`; it has: {found}")]
+    NotThere {
+        /// The name.
+        column: String,
+        /// What is there, cut short.
+        found: String,
+    },
     /// A field is missing or is not what it should be.
     #[error("column `{column}`: {what}, found `{found}`")]
     Field {
         /// Which.
-        column: &'static str,
+        column: String,
         /// What it should be.
         what: &'static str,
         /// What is there, cut short.
@@ -68,6 +83,9 @@ pub enum TraceErrorKind {
     /// One line is too long.
     #[error("the line is longer than {MAX_LINE} bytes")]
     LongLine,
+    /// From the first call to the last is longer than any plan.
+    #[error("its calls lie more than ten years apart: are the times all in one unit?")]
+    TooWide,
     /// Too many calls.
     #[error("more than {MAX_CALLS} calls; cut it")]
     TooLong,
@@ -80,6 +98,14 @@ impl Trace {
     /// # Errors
     /// With the file, the line and the column that is wrong.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
+        Self::read_with(path, &Names::default())
+    }
+
+    /// Reads a file whose table has columns of these names.
+    ///
+    /// # Errors
+    /// With the file, the line and the column that is wrong.
+    pub fn read_with(path: &Path, names: &Names) -> Result<Self, TraceError> {
         let failed = |line, kind| TraceError { path: path.to_owned(), line, kind };
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         let (stem, packed) = name.strip_suffix(".gz").map_or((&*name, false), |stem| (stem, true));
@@ -90,15 +116,16 @@ impl Trace {
         let file = File::open(path).map_err(|error| failed(None, error.into()))?;
         let plain = BufReader::new(file);
         let mut lines = Lines { line: 0, buffer: String::new(), source: plain_or_packed(plain, packed) };
-        let read = if csv { csv_calls(&mut lines) } else { mooncake_calls(&mut lines) };
+        let read = if csv { table::calls(&mut lines, names) } else { mooncake_calls(&mut lines) };
         let mut trace = read.map_err(|kind| failed(Some(lines.line), kind))?;
         if trace.calls.is_empty() {
             return Err(failed(None, TraceErrorKind::Empty));
         }
-        trace.calls.sort_by_key(|call| call.at);
-        let start = trace.calls[0].at;
-        trace.calls.iter_mut().for_each(|call| call.at -= start);
-        Ok(trace)
+        trace.settle();
+        match trace.span().as_secs_f64() {
+            span if span > MAX_SECONDS => Err(failed(None, TraceErrorKind::TooWide)),
+            _ => Ok(trace),
+        }
     }
 }
 
@@ -107,7 +134,7 @@ fn plain_or_packed(plain: BufReader<File>, packed: bool) -> Box<dyn BufRead> {
 }
 
 /// Lines with their number, none longer than [`MAX_LINE`].
-struct Lines {
+pub(super) struct Lines {
     line: u64,
     buffer: String,
     source: Box<dyn BufRead>,
@@ -115,7 +142,7 @@ struct Lines {
 
 impl Lines {
     /// The next line that is not blank.
-    fn next(&mut self) -> Result<Option<&str>, TraceErrorKind> {
+    pub(super) fn next(&mut self) -> Result<Option<&str>, TraceErrorKind> {
         loop {
             self.buffer.clear();
             self.line += 1;
@@ -134,57 +161,7 @@ impl Lines {
     }
 }
 
-/// Where the columns of a table are.
-struct Columns {
-    time: usize,
-    input: usize,
-    output: usize,
-    tenant: Option<usize>,
-}
-
-impl Columns {
-    fn of(header: &str) -> Result<Self, TraceErrorKind> {
-        let header = header.trim_start_matches('\u{feff}');
-        let place = |name: &str| header.split(',').position(|column| column.trim() == name);
-        let needed = |name| place(name).ok_or(TraceErrorKind::NoColumn(name));
-        Ok(Self {
-            time: needed("t_s")?,
-            input: needed("in_tokens")?,
-            output: needed("out_tokens")?,
-            tenant: place("tenant"),
-        })
-    }
-}
-
-fn csv_calls(lines: &mut Lines) -> Result<Trace, TraceErrorKind> {
-    let header = lines.next()?.ok_or(TraceErrorKind::Empty)?;
-    let columns = Columns::of(header)?;
-    let mut trace = Trace::default();
-    let mut known: HashMap<String, u32> = HashMap::new();
-    while let Some(line) = lines.next()? {
-        let fields: Vec<&str> = line.split(',').map(str::trim).collect();
-        let field = |place: usize| fields.get(place).copied().unwrap_or_default();
-        let tenant = match columns.tenant.map(field) {
-            None => 0,
-            Some("") => return Err(wrong("tenant", "must name a tenant", "")),
-            Some(name) => *known.entry(name.to_owned()).or_insert_with(|| {
-                trace.tenants.push(Arc::from(name));
-                trace.tenants.len() as u32 - 1
-            }),
-        };
-        let call = Call {
-            at: seconds(field(columns.time))?,
-            tenant,
-            prompt: tokens("in_tokens", field(columns.input))?,
-            output: tokens("out_tokens", field(columns.output))?,
-            prefix: Arc::default(),
-        };
-        push(&mut trace, call)?;
-    }
-    Ok(trace)
-}
-
-fn push(trace: &mut Trace, call: Call) -> Result<(), TraceErrorKind> {
+pub(super) fn push(trace: &mut Trace, call: Call) -> Result<(), TraceErrorKind> {
     if trace.calls.len() >= MAX_CALLS {
         return Err(TraceErrorKind::TooLong);
     }
@@ -192,24 +169,12 @@ fn push(trace: &mut Trace, call: Call) -> Result<(), TraceErrorKind> {
     Ok(())
 }
 
-fn seconds(text: &str) -> Result<Duration, TraceErrorKind> {
-    match text.parse::<f64>() {
-        Ok(value) if (0.0..=MAX_SECONDS).contains(&value) => Ok(Duration::from_secs_f64(value)),
-        _ => Err(wrong("t_s", "must be seconds, at least 0", text)),
-    }
-}
-
-fn tokens(column: &'static str, text: &str) -> Result<u32, TraceErrorKind> {
-    let count = text.parse().ok().and_then(checked_tokens);
-    count.ok_or_else(|| wrong(column, "must be a number of tokens, at least 1", text))
-}
-
-fn checked_tokens(count: u64) -> Option<u32> {
+pub(super) fn checked_tokens(count: u64) -> Option<u32> {
     u32::try_from(count).ok().filter(|count| (1..=MAX_PROMPT).contains(count))
 }
 
-fn wrong(column: &'static str, what: &'static str, found: &str) -> TraceErrorKind {
-    TraceErrorKind::Field { column, what, found: found.chars().take(40).collect() }
+pub(super) fn wrong(column: &str, what: &'static str, found: &str) -> TraceErrorKind {
+    TraceErrorKind::Field { column: column.to_owned(), what, found: found.chars().take(40).collect() }
 }
 
 /// One line of a Mooncake trace.
@@ -240,10 +205,10 @@ fn mooncake_calls(lines: &mut Lines) -> Result<Trace, TraceErrorKind> {
         let whole = (prompt / MOONCAKE_BLOCK) as usize;
         let call = Call {
             at: Duration::from_secs_f64(read.timestamp / 1e3),
-            tenant: 0,
             prompt,
             output: count("output_length", read.output_length)?,
             prefix: chain(read.hash_ids.get(..whole).unwrap_or(&read.hash_ids)),
+            ..Call::default()
         };
         push(&mut trace, call)?;
     }

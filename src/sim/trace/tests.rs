@@ -79,9 +79,9 @@ fn errors_name_line_and_column_and_say_what_is_needed() {
         ("x.csv", head, ": there are no calls in it"),
         ("x.csv", &format!("{head}0,5,5\n1,-3,5\n"), ":3: column `in_tokens`: must be a number of tokens"),
         ("x.csv", &format!("{head}0,5\n"), ":2: column `out_tokens`: must be"),
-        ("x.csv", &format!("{head}nan,5,5\n"), ":2: column `t_s`: must be seconds"),
+        ("x.csv", &format!("{head}nan,5,5\n"), ":2: column `t_s`: must be a time: seconds"),
         ("x.csv", &format!("{head}0,5,99999999999\n"), ":2: column `out_tokens`"),
-        ("x.csv", "t_s,tenant,in_tokens,out_tokens\n0,,1,1\n", ":2: column `tenant`: must name a tenant"),
+        ("x.csv", "t_s,tenant,in_tokens,out_tokens\n0,,1,1\n", ":2: column `tenant`: must have a name"),
         ("x.jsonl", "{\"timestamp\": 0}\n", ":1: not a call: missing field `input_length`"),
         (
             "x.jsonl",

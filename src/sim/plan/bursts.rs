@@ -1,0 +1,116 @@
+//! Surges of work, and which of them a scaler can answer.
+//!
+//! Work comes in bins of equal length. A surge begins with a bin that brings
+//! [`HIGH`] times the mean of the bins before it, as many as there are in the slow
+//! window (a minute, or the start time of a replica if that is longer); it ends
+//! with two bins in a row below that, or when it has become the new level: after
+//! three slow windows. What is over before a replica has started is noise to a
+//! scaler: only what is warm already can carry it.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// Times of the level before that make a surge.
+pub const HIGH: f64 = 1.5;
+/// Slow windows after which a surge is the new level.
+const NEW_LEVEL: usize = 3;
+
+/// A surge.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Surge {
+    /// When it begins, in seconds.
+    pub at_s: f64,
+    /// How long it lasts, in seconds.
+    pub lasts_s: f64,
+    /// Its highest bin over the level before it.
+    pub height: f64,
+}
+
+impl Surge {
+    /// Whether it is over before a replica has started.
+    #[must_use]
+    pub fn is_noise(&self, start: Duration) -> bool {
+        self.lasts_s < start.as_secs_f64()
+    }
+}
+
+/// The surges in `work`, bin by bin of so many seconds.
+#[must_use]
+pub fn surges(work: &[f64], bin_s: f64, slow: Duration) -> Vec<Surge> {
+    let window = ((slow.as_secs_f64() / bin_s).ceil() as usize).max(2);
+    let overall = work.iter().sum::<f64>() / work.len().max(1) as f64;
+    let mut sum = 0.0;
+    let mut sums = vec![0.0];
+    sums.extend(work.iter().map(|amount| {
+        sum += amount;
+        sum
+    }));
+    // After silence any work would be a surge; then it is held against the mean
+    // of all.
+    let before = |bin: usize| match bin.saturating_sub(window) {
+        _ if bin < window => overall,
+        from => Some((sums[bin] - sums[from]) / window as f64).filter(|mean| *mean > 0.0).unwrap_or(overall),
+    };
+    let mut found = Vec::new();
+    let mut bin = 0;
+    while bin < work.len() {
+        let level = before(bin);
+        let high = |bin: usize| work.get(bin).is_some_and(|amount| *amount > 0.0 && *amount >= HIGH * level);
+        if !high(bin) {
+            bin += 1;
+            continue;
+        }
+        let mut end = bin + 1;
+        while end - bin < NEW_LEVEL * window && (high(end) || high(end + 1)) {
+            end += 1;
+        }
+        let top = work[bin..end.min(work.len())].iter().copied().fold(0.0, f64::max);
+        found.push(Surge {
+            at_s: bin as f64 * bin_s,
+            lasts_s: (end - bin) as f64 * bin_s,
+            height: top / level.max(f64::MIN_POSITIVE),
+        });
+        bin = end;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn with(bins: std::ops::Range<usize>, height: f64) -> Vec<f64> {
+        (0..120).map(|bin| if bins.contains(&bin) { height } else { 1.0 }).collect()
+    }
+
+    #[test]
+    fn what_is_over_before_a_replica_has_started_is_noise() {
+        let start = Duration::from_secs(180);
+        let short = surges(&with(30..34, 3.0), 10.0, start);
+        assert_eq!(short, [Surge { at_s: 300.0, lasts_s: 40.0, height: 3.0 }]);
+        assert!(short[0].is_noise(start) && !short[0].is_noise(Duration::from_secs(40)));
+        let long = surges(&with(30..50, 2.0), 10.0, start);
+        assert_eq!((long.len(), long[0].lasts_s), (1, 200.0));
+        assert!(!long[0].is_noise(start));
+    }
+
+    #[test]
+    fn steady_work_and_small_waves_are_no_surge() {
+        assert_eq!(surges(&[2.0; 100], 10.0, MINUTE), []);
+        assert_eq!(surges(&with(30..34, 1.4), 10.0, MINUTE), []);
+        assert_eq!(surges(&[], 10.0, MINUTE), []);
+        assert_eq!(surges(&[0.0; 20], 10.0, MINUTE), []);
+    }
+
+    #[test]
+    fn a_gap_of_one_bin_does_not_end_it_and_a_new_level_does() {
+        let mut work = with(30..34, 3.0);
+        work[32] = 1.0;
+        assert_eq!(surges(&work, 10.0, MINUTE).len(), 1);
+        let risen = surges(&with(30..120, 3.0), 10.0, MINUTE);
+        assert_eq!((risen.len(), risen[0].lasts_s), (1, 180.0), "{risen:?}");
+    }
+}

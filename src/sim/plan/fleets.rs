@@ -1,0 +1,154 @@
+//! What the fleet has to be at each time: the smallest one for every window, and
+//! what comes of following it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::sim::plan::demand::{Stretch, WINDOW, busiest, windows};
+use crate::sim::plan::lab::{Lab, Tried, in_parallel, smallest};
+use crate::sim::plan::report::Window;
+use crate::sim::trace::Trace;
+
+/// The most windows that a source is cut into.
+const MOST_WINDOWS: u32 = 24;
+/// The shortest window. A fleet that follows demand falls no faster than start
+/// times justify.
+const SHORTEST: Duration = Duration::from_secs(120);
+
+/// Need over time.
+#[derive(Debug, Clone, Default)]
+pub struct Followed {
+    /// Window by window.
+    pub windows: Vec<Window>,
+    /// Requests that count, and how many were within their objectives.
+    pub counted: (u64, u64),
+    /// Replica-hours, those in which replicas start among them.
+    pub hours: f64,
+}
+
+/// How wide a window is: two start times, and no more than 24 of them.
+#[must_use]
+pub fn width(span: Duration, start: Duration) -> Duration {
+    (span / MOST_WINDOWS).max(2 * start).max(SHORTEST)
+}
+
+impl Followed {
+    /// The mean number of replicas over the time.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
+        self.hours * 3_600.0 / self.windows.iter().map(|window| window.lasts_s).sum::<f64>().max(1e-9)
+    }
+
+    /// Replicas that nine of ten windows need at least.
+    #[must_use]
+    pub fn floor(&self) -> usize {
+        let mut needs: Vec<usize> = self.windows.iter().map(|window| window.needs).collect();
+        needs.sort_unstable();
+        needs.get(needs.len() / 10).copied().unwrap_or(0)
+    }
+
+    /// Counts what each window has: not less than `floor`, what it needs or the
+    /// one before it needed. Those that are added are paid for while they start.
+    fn follow(&mut self, floor: usize, start: Duration) {
+        let (mut before, mut had, mut seconds) = (0, None, 0.0);
+        for window in &mut self.windows {
+            window.has = window.needs.max(before).max(floor);
+            let added = window.has.saturating_sub(had.unwrap_or(window.has));
+            seconds += window.has as f64 * window.lasts_s + added as f64 * start.as_secs_f64();
+            (before, had) = (window.needs, Some(window.has));
+        }
+        self.hours = seconds / 3_600.0;
+    }
+}
+
+/// Finds the smallest fleet of a pool, up to `most`, for each window of the
+/// trace. A long window is simulated where it is busiest.
+#[must_use]
+pub fn follow(lab: &Lab<'_>, trace: &Trace, work: &[f64], pool: usize, most: usize) -> Followed {
+    let start = lab.setting.start;
+    let width = width(trace.span(), start);
+    let ranges = windows(trace, width);
+    let all: f64 = work.iter().sum::<f64>() / trace.span().as_secs_f64().max(1.0);
+    let needs = in_parallel(lab.threads, &ranges, |range| {
+        if range.is_empty() {
+            return (0, (0, 0));
+        }
+        let own = trace.part(range.clone());
+        let part = own.part(busiest(&own, &work[range.clone()], WINDOW));
+        let stretch = Stretch::of(&part);
+        let here = work[range.clone()].iter().sum::<f64>() / width.as_secs_f64();
+        let guess = (most as f64 * 0.7 * here / all.max(1e-9)).ceil() as usize;
+        need(lab, &stretch, pool, guess, most)
+    });
+    let mut followed = Followed::default();
+    for (index, (needs, (counted, kept))) in needs.into_iter().enumerate() {
+        let at_s = width.as_secs_f64() * index as f64;
+        let lasts_s = (trace.span().as_secs_f64() - at_s).clamp(1e-3, width.as_secs_f64());
+        followed.windows.push(Window { at_s, lasts_s, needs, has: needs });
+        followed.counted.0 += counted;
+        followed.counted.1 += kept;
+    }
+    let patient = lab.setting.classes.iter().all(|(_, class)| class.max_wait >= start);
+    // Nobody waits for the first replica who cannot.
+    let floor = if patient { followed.floor() } else { followed.floor().max(1) };
+    followed.follow(floor, start);
+    followed
+}
+
+/// The smallest fleet for a stretch, and of how many requests how many it kept.
+fn need(lab: &Lab<'_>, stretch: &Stretch, pool: usize, guess: usize, most: usize) -> (usize, (u64, u64)) {
+    let mut tried: BTreeMap<usize, Tried> = BTreeMap::new();
+    let found = smallest(guess.min(most), most, 1, |counts| {
+        let mut keeps = Vec::new();
+        for count in counts {
+            let result = lab.run(stretch, &lab.only(pool, *count), "windows");
+            // Without a request that can be kept any fleet will do.
+            keeps.push(lab.keeps(&result) || result.counted.0 == 0);
+            tried.insert(*count, result);
+        }
+        keeps
+    });
+    let needs = found.unwrap_or(most);
+    (needs, tried.get(&needs).map_or((0, 0), |result| result.counted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn followed(needs: &[usize]) -> Followed {
+        let window = |(index, needs): (usize, &usize)| Window {
+            at_s: 600.0 * index as f64,
+            lasts_s: 600.0,
+            needs: *needs,
+            has: 0,
+        };
+        Followed { windows: needs.iter().enumerate().map(window).collect(), ..Followed::default() }
+    }
+
+    #[test]
+    fn a_fall_is_followed_a_window_later_and_a_start_is_paid_for() {
+        let mut followed = followed(&[2, 2, 5, 2, 2, 2]);
+        followed.follow(2, Duration::from_secs(300));
+        let has: Vec<usize> = followed.windows.iter().map(|window| window.has).collect();
+        assert_eq!(has, [2, 2, 5, 5, 2, 2]);
+        // 18 windows of ten minutes, and three starts of five minutes.
+        assert!((followed.hours - (18.0 / 6.0 + 3.0 / 12.0)).abs() < 1e-9, "{}", followed.hours);
+        assert!((followed.mean() - 3.25).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_floor_is_what_the_quiet_windows_need() {
+        assert_eq!(followed(&[9, 1, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]).floor(), 4, "one of twelve is less");
+        assert_eq!(followed(&[9, 1, 4]).floor(), 1);
+        assert_eq!(followed(&[]).floor(), 0);
+    }
+
+    #[test]
+    fn windows_are_no_shorter_than_two_starts_and_no_more_than_24() {
+        let secs = Duration::from_secs;
+        assert_eq!(width(secs(1_800), secs(180)), secs(360));
+        assert_eq!(width(secs(86_400), secs(180)), secs(3_600));
+        assert_eq!(width(secs(600), secs(10)), secs(120));
+    }
+}

@@ -1,0 +1,470 @@
+//! Makes a report: measures, looks for fleets, checks what it promises.
+
+use std::time::Duration;
+
+use crate::sim::plan::concurrency::Levels;
+use crate::sim::plan::demand::{Stretch, WHOLE, busiest};
+use crate::sim::plan::fleets::{Followed, follow};
+use crate::sim::plan::lab::{Found, Lab, Tried, in_parallel};
+use crate::sim::plan::measure::{self, Service};
+use crate::sim::plan::report::{
+    Advice, ClassRow, Concurrency, FleetRow, Measured, Percentiles, PoolRow, Promise, Report, Residency,
+    SettingRow, SourceRow, Tolerance, Window,
+};
+use crate::sim::plan::setting::{MOST_REPLICAS, Setting};
+use crate::sim::plan::whatif::{self, WhatIf};
+use crate::sim::plan::{speak, words};
+use crate::sim::trace::Trace;
+use crate::sim::world::arrival::Arrival;
+use crate::sim::world::record::quantile;
+
+/// Other places of the source from which the maximum is checked.
+const OTHER_STARTS: u64 = 2;
+/// Points of the chart over time.
+const POINTS: u32 = 200;
+/// Fleets of the charts over replicas.
+const SIZES: usize = 9;
+
+/// What is asked.
+#[derive(Debug, Clone, Default)]
+pub struct Asked {
+    /// What the source is called.
+    pub name: String,
+    /// Changes to try.
+    pub what_if: Vec<WhatIf>,
+    /// What the reader should know of the source.
+    pub notes: Vec<String>,
+}
+
+/// The demand and what is simulated of it.
+struct Work {
+    trace: Trace,
+    /// Replica-seconds of each call.
+    amounts: Vec<f64>,
+    part: Trace,
+    stretch: Stretch,
+    source: SourceRow,
+}
+
+/// The fleet that keeps the promise.
+struct Chosen {
+    pool: usize,
+    maximum: usize,
+    kept: bool,
+    promise: Promise,
+    run: Tried,
+    found: Vec<Found>,
+}
+
+/// Makes the report. The trace's classes are places in the setting's.
+///
+/// # Errors
+/// Nothing can be planned for, in a sentence.
+pub fn plan(mut trace: Trace, lab: &Lab<'_>, asked: Asked) -> Result<Report, String> {
+    whatif::check(lab, &asked.what_if)?;
+    let mut notes = asked.notes;
+    leave_out(&mut trace, lab.setting, &mut notes)?;
+    let work = work(trace, lab.setting, asked.name, &mut notes);
+    let keepable = keepable(&work.stretch, lab.setting)?;
+    let chosen = choose(lab, &work);
+    if !chosen.kept {
+        notes.push(format!(
+            "No fleet that was tried keeps {} of what an idle replica serves in time; what follows is for the best of them.",
+            words::percent(lab.setting.keep)
+        ));
+    }
+    // Windows are held to what the whole can keep.
+    let held = Setting { keep: lab.setting.keep.min(chosen.run.kept), ..lab.setting.clone() };
+    let followed = follow(&lab.with(&held), &work.trace, &work.amounts, chosen.pool, chosen.maximum);
+    let sized = by_replicas(lab, &work.stretch, &chosen);
+    let today = today(lab.setting);
+    let base = today.clone().unwrap_or_else(|| lab.only(chosen.pool, chosen.maximum));
+    let what_if = whatif::rows(lab, &asked.what_if, &work.part, &base, chosen.pool)?;
+    let (mut measured, levels) = measured(lab.setting, &work, &chosen, &followed);
+    let pool = &lab.setting.pools[chosen.pool];
+    let advice = advice(lab.setting, &measured, &chosen, &followed, &levels, measure::bin(&work.trace));
+    measured.bursts.surges.truncate(measure::LISTED);
+    let mut report = Report {
+        setting: SettingRow {
+            pool: pool.name.clone(),
+            profile: pool.speed.clone(),
+            price_per_hour: pool.price,
+            start_s: lab.setting.start.as_secs_f64(),
+            keep: lab.setting.keep,
+            keepable,
+        },
+        advice,
+        fleets: fleets(lab, &work.stretch, &chosen, &followed, today.as_deref()),
+        over_time: levels.bins((work.trace.span() / POINTS).max(Duration::from_secs(1))),
+        source: work.source,
+        measured,
+        promise: chosen.promise,
+        what_if,
+        answers: Vec::new(),
+        by_replicas: sized,
+        need: followed.windows,
+        notes,
+    };
+    report.answers = speak::answers(&report);
+    Ok(report)
+}
+
+/// Requests that no replica can hold.
+fn leave_out(trace: &mut Trace, setting: &Setting, notes: &mut Vec<String>) -> Result<(), String> {
+    if trace.left_out > 0 {
+        let count = words::count(trace.left_out);
+        notes.push(format!("{count} requests without a prompt are left out."));
+    }
+    let most = setting.pools.iter().map(|pool| pool.holds()).max().unwrap_or(0);
+    let before = trace.calls.len();
+    trace.calls.retain(|call| u64::from(call.prompt) + u64::from(call.output) <= most);
+    trace.settle();
+    let gone = before - trace.calls.len();
+    if trace.calls.is_empty() {
+        return Err(format!(
+            "no request fits into a replica, which holds {} tokens; choose another --profile",
+            words::count(most)
+        ));
+    }
+    if gone > 0 {
+        let (gone, most) = (words::count(gone as u64), words::count(most));
+        notes.push(format!("{gone} requests are left out: a replica holds only {most} tokens."));
+    }
+    Ok(())
+}
+
+fn work(trace: Trace, setting: &Setting, name: String, notes: &mut Vec<String>) -> Work {
+    let goals = setting.goals();
+    let amounts: Vec<f64> = trace
+        .calls
+        .iter()
+        .map(|call| {
+            let gap = goals.get(call.class as usize).map_or(Duration::from_millis(50), |goal| goal.itl);
+            setting.pools[0].work(call.prompt, call.output, gap)
+        })
+        .collect();
+    let range = busiest(&trace, &amounts, WHOLE);
+    let part = trace.part(range.clone());
+    let from = trace.calls[range.start].at.as_secs_f64();
+    if part.calls.len() < trace.calls.len() {
+        notes.push(format!(
+            "Fixed fleets are simulated over the busiest stretch that is not too long: {} of {} requests, {} from {} on. Windows of time are simulated where they are busiest. Everything else is measured over all.",
+            words::count(part.calls.len() as u64),
+            words::count(trace.calls.len() as u64),
+            words::time(part.span().as_secs_f64()),
+            words::time(from),
+        ));
+    }
+    let source = SourceRow {
+        name,
+        requests: trace.calls.len() as u64,
+        span_s: trace.span().as_secs_f64(),
+        rate: trace.rate(),
+        simulated: part.calls.len() as u64,
+        simulated_from_s: from,
+        simulated_span_s: part.span().as_secs_f64(),
+    };
+    Work { amounts, stretch: Stretch::of(&part), part, trace, source }
+}
+
+/// The part of the requests that an idle replica serves within their objectives.
+fn keepable(stretch: &Stretch, setting: &Setting) -> Result<f64, String> {
+    let can = stretch.keepable(setting);
+    let count = can.iter().filter(|can| **can).count();
+    if count > 0 {
+        return Ok(count as f64 / can.len() as f64);
+    }
+    let (pool, first) = (&setting.pools[0], &stretch.arrivals[0]);
+    let (name, class) = &setting.classes[(first.class as usize).min(setting.classes.len() - 1)];
+    let alone = pool.alone(first.prompt, first.output);
+    Err(format!(
+        "no request can be within its objectives, whatever the fleet: an idle replica of {} takes {} to the first token of {} and {} between tokens, and {name} asks for {} and {}; choose a faster --profile or longer --ttft and --itl",
+        pool.speed,
+        words::time(alone.ttft.as_secs_f64()),
+        words::of(first.prompt as usize, "prompt token"),
+        words::time(alone.itl.as_secs_f64()),
+        words::time(class.ttft_objective.as_secs_f64()),
+        words::time(class.itl_objective.as_secs_f64()),
+    ))
+}
+
+/// Finds the smallest fleet of each pool, takes the cheapest, and checks it from
+/// other places of the source on; where it does not hold, a larger one.
+fn choose(lab: &Lab<'_>, work: &Work) -> Chosen {
+    let seconds = work.part.span().as_secs_f64().max(1.0);
+    let offset =
+        work.trace.calls.partition_point(|call| call.at.as_secs_f64() < work.source.simulated_from_s);
+    let sum: f64 = work.amounts[offset..].iter().take(work.part.calls.len()).sum();
+    let guess = (sum / seconds / 0.6).ceil().clamp(1.0, MOST_REPLICAS as f64) as usize;
+    let most = (8 * guess + 16).min(MOST_REPLICAS);
+    let pools = 0..lab.setting.pools.len();
+    let found: Vec<Found> = pools.map(|pool| lab.smallest(&work.stretch, pool, guess, most)).collect();
+    let cost = |found: &Found, count: usize| lab.setting.pools[found.pool].price * count as f64;
+    let best_of = |found: &Found| found.tried.values().map(|tried| tried.kept).fold(0.0, f64::max);
+    let fits = found.iter().filter_map(|found| Some((found, found.smallest?)));
+    let cheapest = fits.min_by(|a, b| cost(a.0, a.1).total_cmp(&cost(b.0, b.1)).then(a.1.cmp(&b.1)));
+    let (pool, mut maximum, kept) = match cheapest {
+        Some((found, count)) => (found.pool, count, true),
+        None => {
+            let best = found.iter().max_by(|a, b| best_of(a).total_cmp(&best_of(b)));
+            let near = |found: &Found| {
+                let best = best_of(found);
+                let close = found.tried.iter().find(|(_, tried)| tried.kept >= best - 0.005);
+                (found.pool, close.map_or(1, |(count, _)| *count), false)
+            };
+            best.map_or((0, 1, false), near)
+        }
+    };
+    let ends = (maximum + maximum.div_ceil(4).max(2)).min(MOST_REPLICAS);
+    let (promise, run) = loop {
+        let (promise, run) = check(lab, work, &lab.only(pool, maximum));
+        if promise.holds || !kept || maximum >= ends {
+            break (promise, run);
+        }
+        maximum += 1;
+    };
+    let kept = kept && promise.holds;
+    Chosen { pool, maximum, kept, promise, run, found }
+}
+
+/// Runs a fleet from several places of the source on.
+fn check(lab: &Lab<'_>, work: &Work, fleet: &[usize]) -> (Promise, Tried) {
+    let starts: Vec<Stretch> = (0..=OTHER_STARTS)
+        .map(|seed| {
+            let mut part = work.part.clone();
+            part.rotate(seed);
+            part.settle();
+            Stretch::of(&part)
+        })
+        .collect();
+    let mut runs = in_parallel(lab.threads, &starts, |start| lab.run(start, fleet, "check"));
+    let kept: Vec<f64> = runs.iter().map(|run| run.kept).collect();
+    let holds = runs.iter().all(|run| lab.keeps(run));
+    (Promise { keep: lab.setting.keep, kept, holds }, runs.swap_remove(0))
+}
+
+/// Fleets of the chosen pool around the maximum, by their size.
+fn by_replicas(lab: &Lab<'_>, stretch: &Stretch, chosen: &Chosen) -> Vec<Tried> {
+    let mut tried = chosen.found[chosen.pool].tried.clone();
+    tried.insert(chosen.maximum, chosen.run.clone());
+    let (from, to) = ((chosen.maximum / 2).max(1), chosen.maximum + chosen.maximum.div_ceil(2).max(2));
+    tried.retain(|count, _| (from..=to).contains(count));
+    let step = (to - from).div_ceil(SIZES - 1).max(1);
+    let wanted: Vec<Vec<usize>> = (from..=to)
+        .step_by(step)
+        .filter(|count| !tried.contains_key(count))
+        .map(|count| lab.only(chosen.pool, count))
+        .collect();
+    let runs = lab.run_all(stretch, &wanted, "fleets by size");
+    tried.extend(runs.into_iter().map(|run| (run.replicas, run)));
+    tried.into_values().collect()
+}
+
+/// The fleet that is there now, where that is known.
+fn today(setting: &Setting) -> Option<Vec<usize>> {
+    let fleet: Vec<usize> = setting.pools.iter().map(|pool| pool.today.unwrap_or(0)).collect();
+    fleet.iter().any(|count| *count > 0).then_some(fleet)
+}
+
+fn measured(setting: &Setting, work: &Work, chosen: &Chosen, followed: &Followed) -> (Measured, Levels) {
+    let trace = &work.trace;
+    let service = service(setting, chosen, &work.stretch);
+    let seconds: Vec<f64> =
+        trace.calls.iter().map(|call| service.seconds(setting, chosen.pool, call)).collect();
+    let levels = measure::in_service(trace, &seconds);
+    let hours = trace.span().as_secs_f64().max(1.0) / 3_600.0 * chosen.maximum as f64;
+    let measured = Measured {
+        concurrency: Concurrency {
+            floor: levels.floor(measure::sustained(setting.start)),
+            bands: levels.bands(),
+        },
+        queue: measure::queue(trace),
+        bursts: measure::bursts(trace, &work.amounts, setting.start),
+        classes: measure::classes(trace, setting),
+        residency: Residency {
+            replicas: chosen.maximum,
+            idle: chosen.run.idle,
+            unneeded: (1.0 - followed.hours / hours).max(0.0),
+        },
+        duration_from_source: trace.calls.iter().all(|call| call.took.is_some()),
+        duration_s: measure::percentiles(seconds),
+        tokens: measure::tokens(trace),
+    };
+    (measured, levels)
+}
+
+/// How the recommended fleet serves, from its simulation.
+fn service(setting: &Setting, chosen: &Chosen, stretch: &Stretch) -> Service {
+    let pool = &setting.pools[chosen.pool];
+    let alone = |arrival: &Arrival| pool.alone(arrival.prompt, arrival.output).ttft.as_secs_f64() * 1e3;
+    let mut alone: Vec<f64> = stretch.arrivals.iter().map(alone).collect();
+    let alone = quantile(&mut alone, 0.5);
+    Service {
+        slowness: (chosen.run.ttft_p50_ms / alone.max(1e-6)).clamp(1.0, 100.0),
+        gap: chosen.run.itl_p50_ms / 1e3,
+    }
+}
+
+fn advice(
+    setting: &Setting,
+    measured: &Measured,
+    chosen: &Chosen,
+    followed: &Followed,
+    levels: &Levels,
+    bin: Duration,
+) -> Advice {
+    let floor = followed.windows.iter().map(|window| window.has).min().unwrap_or(1);
+    let (burst_requests, burst_replicas) = burst_ceiling(setting, measured, followed, levels, bin);
+    let above: f64 =
+        followed.windows.iter().map(|window| (window.has - floor) as f64 * window.lasts_s).sum::<f64>();
+    let enough = |class: &ClassRow| {
+        let place = setting.classes.iter().position(|(name, _)| *name == class.name);
+        let longest = place.and_then(|place| chosen.run.longest_ms.get(place)).copied().unwrap_or(0.0);
+        Tolerance {
+            class: class.name.clone(),
+            now_s: class.max_wait_s,
+            enough_s: round_up(class.ttft_s.max(longest / 1e3)).min(class.max_wait_s),
+        }
+    };
+    let pool = |found: &Found| PoolRow {
+        pool: setting.pools[found.pool].name.clone(),
+        replicas: if found.pool == chosen.pool && chosen.kept {
+            Some(chosen.maximum)
+        } else {
+            found.smallest
+        },
+        cost_per_hour: found.smallest.map(|count| {
+            let count = if found.pool == chosen.pool { chosen.maximum } else { count };
+            setting.pools[found.pool].price * count as f64
+        }),
+        kept: found.tried.values().map(|tried| tried.kept).fold(0.0, f64::max),
+    };
+    Advice {
+        kept: chosen.kept,
+        floor,
+        maximum: chosen.maximum,
+        burst_requests,
+        burst_replicas,
+        replicas: over_time(&followed.windows),
+        tolerance: measured.classes.iter().map(enough).collect(),
+        pools: chosen.found.iter().map(pool).collect(),
+        elastic: above / (followed.hours * 3_600.0).max(1e-9),
+        patient: measured.classes.iter().filter(|class| class.waits_for_a_start).map(|row| row.tokens).sum(),
+    }
+}
+
+/// The percentiles of the fleet's size, each window by its length.
+fn over_time(windows: &[Window]) -> Percentiles {
+    let mut sizes: Vec<(usize, f64)> = windows.iter().map(|window| (window.has, window.lasts_s)).collect();
+    sizes.sort_unstable_by_key(|(has, _)| *has);
+    let all: f64 = sizes.iter().map(|(_, lasts)| lasts).sum();
+    let part = |part: f64| {
+        let mut left = all * part;
+        let found = sizes.iter().find(|(_, lasts)| {
+            left -= lasts;
+            left <= 1e-9
+        });
+        found.or(sizes.last()).map_or(0.0, |(has, _)| *has as f64)
+    };
+    Percentiles { p50: part(0.5), p90: part(0.9), p99: part(0.99) }
+}
+
+/// Requests in service at the top of surges that no scaler can answer, and the
+/// replicas that the windows with such a surge need. Without a surge: of all.
+fn burst_ceiling(
+    setting: &Setting,
+    measured: &Measured,
+    followed: &Followed,
+    levels: &Levels,
+    bin: Duration,
+) -> (u64, usize) {
+    let surges = measured.bursts.surges.iter().filter(|surge| surge.is_noise(setting.start));
+    // Its last requests are in service after it.
+    let after = measured.duration_s.p90;
+    let noise = apart(surges.map(|surge| (surge.at_s, surge.at_s + surge.lasts_s + after)).collect());
+    let in_noise = |at: f64, lasts: f64| {
+        let next = noise.partition_point(|(_, to)| *to <= at);
+        noise.is_empty() || noise.get(next).is_some_and(|(from, _)| at + lasts > *from)
+    };
+    let bins = levels.bins(bin);
+    let requests = bins.iter().filter(|row| in_noise(row.at_s, bin.as_secs_f64())).map(|row| row.high).max();
+    let windows = followed.windows.iter().filter(|window| in_noise(window.at_s, window.lasts_s));
+    (requests.unwrap_or(0), windows.map(|window| window.needs).max().unwrap_or(0))
+}
+
+/// The stretches in order, those that touch put together.
+fn apart(mut stretches: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    stretches.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    let mut apart: Vec<(f64, f64)> = Vec::new();
+    for (from, to) in stretches {
+        match apart.last_mut() {
+            Some(last) if from <= last.1 => last.1 = last.1.max(to),
+            _ => apart.push((from, to)),
+        }
+    }
+    apart
+}
+
+/// The next number that people would write.
+fn round_up(seconds: f64) -> f64 {
+    const STEPS: [f64; 17] = [
+        0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0,
+        3_600.0,
+    ];
+    STEPS.into_iter().find(|step| *step >= seconds).unwrap_or(seconds)
+}
+
+fn fleets(
+    lab: &Lab<'_>,
+    stretch: &Stretch,
+    chosen: &Chosen,
+    followed: &Followed,
+    today: Option<&[usize]>,
+) -> Vec<FleetRow> {
+    let fixed = |name: &str, run: Tried| FleetRow {
+        name: name.to_owned(),
+        replicas: (run.replicas, run.replicas),
+        mean: run.replicas as f64,
+        cost_per_hour: run.cost_per_hour,
+        kept: run.kept,
+        run: Some(run),
+    };
+    let today = today.map(|fleet| fixed("today", lab.run(stretch, fleet, "today")));
+    let least = followed.windows.iter().map(|window| window.has).min().unwrap_or(0);
+    let most = followed.windows.iter().map(|window| window.has).max().unwrap_or(0);
+    let (counted, kept) = followed.counted;
+    let recommended = FleetRow {
+        name: "recommended".to_owned(),
+        replicas: (least, most),
+        mean: followed.mean(),
+        cost_per_hour: followed.mean() * lab.setting.pools[chosen.pool].price,
+        kept: kept as f64 / counted.max(1) as f64,
+        run: None,
+    };
+    let peak = fixed("fixed peak", chosen.run.clone());
+    today.into_iter().chain([peak, recommended]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stretches_that_touch_are_one() {
+        assert_eq!(apart(vec![(5.0, 6.0), (0.0, 3.0), (1.0, 2.0), (3.0, 4.0)]), [(0.0, 4.0), (5.0, 6.0)]);
+        assert_eq!(apart(Vec::new()), []);
+    }
+
+    #[test]
+    fn shares_over_time_count_windows_by_their_length() {
+        let window = |has, lasts_s| Window { has, lasts_s, ..Window::default() };
+        let bands = over_time(&[window(9, 10.0), window(1, 60.0), window(3, 30.0)]);
+        assert_eq!(bands, Percentiles { p50: 1.0, p90: 3.0, p99: 9.0 });
+        assert_eq!(over_time(&[]), Percentiles::default());
+    }
+
+    #[test]
+    fn tolerances_are_numbers_that_people_write() {
+        assert_eq!([0.03, 0.7, 2.1, 61.0, 9_999.0].map(round_up), [0.1, 1.0, 3.0, 120.0, 9_999.0]);
+    }
+}

@@ -1,0 +1,122 @@
+//! What would be otherwise: one thing changed, the rest as it is.
+
+use std::str::FromStr;
+
+use crate::sim::plan::demand::Stretch;
+use crate::sim::plan::lab::Lab;
+use crate::sim::plan::report::WhatIfRow;
+use crate::sim::trace::Trace;
+
+/// A change.
+#[derive(Debug, Clone, PartialEq)]
+pub enum WhatIf {
+    /// One replica more, of this pool; absent = of the chosen one.
+    AddReplica(Option<String>),
+    /// A class's time, as written `interactive.max_wait=5s`.
+    Class(String),
+    /// So many times the traffic: gaps are shorter, bursts keep their shape.
+    Traffic(Times),
+}
+
+/// A factor, as written `x1.5` or `1.5`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Times(pub f64);
+
+impl FromStr for Times {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = text.trim().trim_start_matches('x').parse::<f64>().ok();
+        let times = number.filter(|times| (0.01..=100.0).contains(times)).map(Self);
+        times.ok_or_else(|| format!("`{text}`: write it like x1.5, from x0.01 to x100"))
+    }
+}
+
+/// Runs each change against the fleet.
+///
+/// # Errors
+/// A sentence that says which pool or class there is not.
+pub fn rows(
+    lab: &Lab<'_>,
+    asked: &[WhatIf],
+    trace: &Trace,
+    fleet: &[usize],
+    chosen: usize,
+) -> Result<Vec<WhatIfRow>, String> {
+    asked.iter().map(|what_if| row(lab, what_if, trace, fleet, chosen)).collect()
+}
+
+fn row(
+    lab: &Lab<'_>,
+    what_if: &WhatIf,
+    trace: &Trace,
+    fleet: &[usize],
+    chosen: usize,
+) -> Result<WhatIfRow, String> {
+    let run = |lab: &Lab<'_>, trace: &Trace, fleet: &[usize], name: String| {
+        let run = lab.run(&Stretch::of(trace), fleet, "what if");
+        WhatIfRow { name, run }
+    };
+    match what_if {
+        WhatIf::AddReplica(pool) => {
+            let place = pool_of(lab, pool.as_deref())?.unwrap_or(chosen);
+            let mut more = fleet.to_vec();
+            more[place] += 1;
+            let name = format!("+1 replica {}", lab.setting.pools[place].name);
+            Ok(run(lab, trace, &more, name))
+        }
+        WhatIf::Class(text) => {
+            let mut setting = lab.setting.clone();
+            setting.set_class(text).map_err(|what| format!("--class: {what}"))?;
+            Ok(run(&lab.with(&setting), trace, fleet, text.clone()))
+        }
+        WhatIf::Traffic(Times(times)) => {
+            let mut more = trace.clone();
+            more.stretch(1.0 / times);
+            Ok(run(lab, &more, fleet, format!("traffic x{times}")))
+        }
+    }
+}
+
+/// The place of a pool by its name.
+///
+/// # Errors
+/// A sentence that names those that there are.
+pub fn pool_of(lab: &Lab<'_>, name: Option<&str>) -> Result<Option<usize>, String> {
+    let Some(name) = name else { return Ok(None) };
+    let pools = &lab.setting.pools;
+    let names = || pools.iter().map(|pool| pool.name.as_str()).collect::<Vec<_>>().join(", ");
+    let place = pools.iter().position(|pool| pool.name == name);
+    place.map(Some).ok_or_else(|| format!("--add-replica: there is no pool `{name}`; there are: {}", names()))
+}
+
+/// Whether the changes can be made at all; asked before the work.
+///
+/// # Errors
+/// A sentence that says which pool or class there is not.
+pub fn check(lab: &Lab<'_>, asked: &[WhatIf]) -> Result<(), String> {
+    for what_if in asked {
+        match what_if {
+            WhatIf::AddReplica(pool) => pool_of(lab, pool.as_deref()).map(drop)?,
+            WhatIf::Class(text) => {
+                lab.setting.clone().set_class(text).map_err(|what| format!("--class: {what}"))?;
+            }
+            WhatIf::Traffic(_) => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn factors_are_read_with_and_without_the_x() {
+        assert_eq!("x1.5".parse(), Ok(Times(1.5)));
+        assert_eq!("2".parse(), Ok(Times(2.0)));
+        for text in ["", "x", "x0", "-1", "x1000", "1,5"] {
+            assert!(text.parse::<Times>().unwrap_err().contains("x1.5"), "{text}");
+        }
+    }
+}

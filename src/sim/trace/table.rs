@@ -1,0 +1,269 @@
+//! Traces as comma-separated tables: which column is which, by its name.
+
+use std::collections::HashMap;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+
+use super::read::{Lines, TraceErrorKind, checked_tokens, push, wrong};
+use super::{Call, Trace};
+
+/// The latest time, in seconds since any origin: the year 2286 since 1970.
+const LATEST: f64 = 1e10;
+/// Characters of a header that an error shows.
+const SHOWN: usize = 200;
+
+/// What a column holds, and the names by which it is known. The first is that
+/// of our own traces. Letters only: `ContextTokens` and `context_tokens` are one.
+const TIME: &[&str] = &["t_s", "time", "timestamp", "arrival", "arrived_at", "arrival_time", "start_time"];
+const INPUT: &[&str] = &[
+    "in_tokens",
+    "input_tokens",
+    "prompt_tokens",
+    "context_tokens",
+    "request_tokens",
+    "input_length",
+    "input",
+    "prompt",
+];
+const OUTPUT: &[&str] = &[
+    "out_tokens",
+    "output_tokens",
+    "completion_tokens",
+    "generated_tokens",
+    "response_tokens",
+    "output_length",
+    "output",
+    "completion",
+];
+const TENANT: &[&str] = &["tenant"];
+const CLASS: &[&str] = &["class", "latency_class"];
+const WAIT: &[&str] = &["wait", "waited", "queue", "queue_time"];
+const TOOK: &[&str] = &["duration", "took", "latency", "e2e"];
+
+/// The names of a table's columns where they are not the usual ones.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Names(Vec<(&'static str, String)>);
+
+impl FromStr for Names {
+    type Err = String;
+
+    /// Reads `time=created,input=prompt_size`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        const KNOWN: [&str; 7] = ["time", "input", "output", "tenant", "class", "wait", "duration"];
+        let pair = |pair: &str| {
+            let (what, name) = pair.split_once('=').unwrap_or((pair, ""));
+            let known = KNOWN.into_iter().find(|known| *known == what.trim());
+            match (known, name.trim()) {
+                (Some(known), name) if !name.is_empty() => Ok((known, name.to_owned())),
+                (Some(known), _) => Err(format!("`{pair}`: write it like {known}=NAME")),
+                (None, _) => Err(format!("`{pair}`: there are: {}", KNOWN.join(", "))),
+            }
+        };
+        text.split(',').map(pair).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// A column of the table.
+#[derive(Debug)]
+struct Column {
+    place: usize,
+    /// As the header has it.
+    name: String,
+    /// Seconds that one unit of it stands for.
+    unit: f64,
+}
+
+struct Columns {
+    time: Column,
+    input: Column,
+    output: Column,
+    tenant: Option<Column>,
+    class: Option<Column>,
+    wait: Option<Column>,
+    took: Option<Column>,
+}
+
+fn bare(name: &str) -> String {
+    name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase()
+}
+
+/// The endings of names that tell a unit of time, and what it is in seconds.
+const UNITS: [(&str, f64); 4] = [("_ms", 1e-3), ("_us", 1e-6), ("_ns", 1e-9), ("_s", 1.0)];
+
+/// A name without its unit, and the unit.
+fn unit(name: &str) -> (&str, f64) {
+    let cut = UNITS.iter().find_map(|(ending, unit)| Some((name.strip_suffix(ending)?, *unit)));
+    cut.unwrap_or((name, 1.0))
+}
+
+impl Columns {
+    fn of(header: &str, names: &Names) -> Result<Self, TraceErrorKind> {
+        let header = fields(header.trim_start_matches('\u{feff}'));
+        let found = || header.join(", ").chars().take(SHOWN).collect::<String>();
+        let optional = |what: &str, known: &[&str]| -> Result<Option<Column>, TraceErrorKind> {
+            if let Some((_, wanted)) = names.0.iter().find(|(of, _)| *of == what) {
+                let place = header.iter().position(|name| name == wanted);
+                let missing = || TraceErrorKind::NotThere { column: wanted.clone(), found: found() };
+                let place = place.ok_or_else(missing)?;
+                return Ok(Some(Column { place, name: wanted.clone(), unit: unit(wanted).1 }));
+            }
+            // The best known name first, with its unit or without.
+            let place = known.iter().find_map(|known| {
+                header.iter().position(|name| {
+                    let lower = name.to_ascii_lowercase();
+                    bare(&lower) == bare(known) || bare(unit(&lower).0) == bare(unit(known).0)
+                })
+            });
+            Ok(place.map(|place| {
+                let name = header[place].clone();
+                let unit = unit(&name.to_ascii_lowercase()).1;
+                Column { place, name, unit }
+            }))
+        };
+        let needed = |what: &str, known: &'static [&'static str]| {
+            let missing = || TraceErrorKind::NoColumn {
+                column: known[0],
+                others: known[1..].join(", "),
+                found: found(),
+            };
+            optional(what, known)?.ok_or_else(missing)
+        };
+        Ok(Self {
+            time: needed("time", TIME)?,
+            input: needed("input", INPUT)?,
+            output: needed("output", OUTPUT)?,
+            tenant: optional("tenant", TENANT)?,
+            class: optional("class", CLASS)?,
+            wait: optional("wait", WAIT)?,
+            took: optional("duration", TOOK)?,
+        })
+    }
+}
+
+/// The fields of a line; one in quotes may have commas.
+fn fields(line: &str) -> Vec<String> {
+    if !line.contains('"') {
+        return line.split(',').map(|field| field.trim().to_owned()).collect();
+    }
+    let (mut fields, mut field, mut quoted) = (Vec::new(), String::new(), false);
+    for letter in line.chars() {
+        match letter {
+            '"' => quoted = !quoted,
+            ',' if !quoted => fields.push(std::mem::take(&mut field).trim().to_owned()),
+            _ => field.push(letter),
+        }
+    }
+    fields.push(field.trim().to_owned());
+    fields
+}
+
+/// Names by their numbers, in the order in which they come.
+#[derive(Default)]
+struct Known {
+    numbers: HashMap<String, u32>,
+    names: Vec<Arc<str>>,
+}
+
+impl Known {
+    fn number(&mut self, column: Option<&Column>, row: &[String]) -> Result<u32, TraceErrorKind> {
+        let Some(column) = column else { return Ok(0) };
+        let name = text(column, row);
+        if name.is_empty() {
+            return Err(wrong(&column.name, "must have a name", ""));
+        }
+        if let Some(number) = self.numbers.get(name) {
+            return Ok(*number);
+        }
+        let number = self.names.len() as u32;
+        self.names.push(name.into());
+        self.numbers.insert(name.to_owned(), number);
+        Ok(number)
+    }
+}
+
+/// Reads the whole table.
+pub(super) fn calls(lines: &mut Lines, names: &Names) -> Result<Trace, TraceErrorKind> {
+    let columns = Columns::of(lines.next()?.ok_or(TraceErrorKind::Empty)?, names)?;
+    let mut trace = Trace::default();
+    let (mut tenants, mut classes) = (Known::default(), Known::default());
+    while let Some(line) = lines.next()? {
+        let row = fields(line);
+        let at = moment(&columns.time, &row)?;
+        let Some(prompt) = tokens(&columns.input, &row)? else {
+            trace.left_out += 1;
+            continue;
+        };
+        let call = Call {
+            at,
+            tenant: tenants.number(columns.tenant.as_ref(), &row)?,
+            class: classes.number(columns.class.as_ref(), &row)?,
+            prompt,
+            // What an engine reads and answers without generating ends with a
+            // step, too.
+            output: tokens(&columns.output, &row)?.unwrap_or(1),
+            prefix: Arc::default(),
+            waited: columns.wait.as_ref().map(|column| length(column, &row)).transpose()?.flatten(),
+            took: columns.took.as_ref().map(|column| length(column, &row)).transpose()?.flatten(),
+        };
+        push(&mut trace, call)?;
+    }
+    (trace.tenants, trace.classes) = (tenants.names, classes.names);
+    Ok(trace)
+}
+
+fn text<'a>(column: &Column, row: &'a [String]) -> &'a str {
+    row.get(column.place).map(String::as_str).unwrap_or_default()
+}
+
+/// A number of a unit of time, or a date with a time.
+fn moment(column: &Column, row: &[String]) -> Result<Duration, TraceErrorKind> {
+    const WHAT: &str = "must be a time: seconds, at least 0, or like 2026-11-16T18:15:46Z \
+                        (a name that ends in _ms or _us says the unit)";
+    let text = text(column, row);
+    let dated = || {
+        let zoned = text.parse::<Timestamp>().ok();
+        let plain = || text.parse::<DateTime>().ok()?.to_zoned(TimeZone::UTC).ok();
+        let micros = zoned.or_else(|| plain().map(|time| time.timestamp()))?.as_microsecond();
+        Some(Duration::from_micros(u64::try_from(micros).ok()?))
+    };
+    let counted = |count: f64| match count * column.unit {
+        seconds if (0.0..=LATEST).contains(&seconds) => Some(Duration::from_secs_f64(seconds)),
+        _ => None,
+    };
+    let time = match text.parse::<f64>() {
+        Ok(count) => counted(count),
+        Err(_) => dated(),
+    };
+    time.ok_or_else(|| wrong(&column.name, WHAT, text))
+}
+
+/// A length of time; empty = not known.
+fn length(column: &Column, row: &[String]) -> Result<Option<Duration>, TraceErrorKind> {
+    match text(column, row) {
+        "" => Ok(None),
+        text => match text.parse::<f64>() {
+            Ok(count) if (0.0..=LATEST).contains(&(count * column.unit)) => {
+                Ok(Some(Duration::from_secs_f64(count * column.unit)))
+            }
+            _ => Err(wrong(&column.name, "must be a time, at least 0", text)),
+        },
+    }
+}
+
+/// A number of tokens; none where it is 0.
+fn tokens(column: &Column, row: &[String]) -> Result<Option<u32>, TraceErrorKind> {
+    let text = text(column, row);
+    // Some tools write whole numbers with a point.
+    let whole = text.parse::<u64>().ok();
+    let count = whole.or_else(|| text.strip_suffix(".0")?.parse().ok());
+    match count {
+        Some(0) => Ok(None),
+        Some(count) if checked_tokens(count).is_some() => Ok(checked_tokens(count)),
+        _ => Err(wrong(&column.name, "must be a number of tokens", text)),
+    }
+}

@@ -1,0 +1,151 @@
+//! What was asked for in the past, request by request.
+
+use std::sync::Arc;
+
+use crate::usage::bill::{BillError, Source};
+use crate::usage::row::{Kind, Row};
+use crate::usage::segment::each_row;
+use crate::usage::store::{Access, Store, open};
+
+/// Rows that are asked for at a time.
+const PAGE: usize = 50_000;
+
+/// One request that came to a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Past {
+    /// When it ended, in milliseconds since 1970.
+    pub ended_ms: i64,
+    /// Whose it was.
+    pub tenant: Arc<str>,
+    /// The class that it was served in.
+    pub class: Arc<str>,
+    /// Prompt tokens; 0 = unknown.
+    pub input_tokens: u64,
+    /// Generated tokens.
+    pub output_tokens: u64,
+    /// Time in the queue, in microseconds.
+    pub queue_us: u64,
+}
+
+/// Hands over the requests that ended from `since_ms` on and before `until_ms`,
+/// of one model or of all, at most `most` of them. Those that never came to a
+/// replica are not among them: nothing is known of their sizes. Blocks.
+///
+/// # Errors
+/// The source does not answer.
+pub fn each_request(
+    source: &Source,
+    (since_ms, until_ms): (i64, i64),
+    model: Option<&str>,
+    most: usize,
+    mut take: impl FnMut(Past),
+) -> Result<(), BillError> {
+    match source {
+        Source::Journal(folder) => {
+            let mut count = 0;
+            each_row(folder, |row| {
+                let wanted = row.kind == Kind::Request
+                    && !row.pool.is_empty()
+                    && (since_ms..until_ms).contains(&row.time_ms)
+                    && model.is_none_or(|model| model == &*row.model);
+                if wanted && count < most {
+                    count += 1;
+                    take(of_row(row));
+                }
+            })?;
+            Ok(())
+        }
+        Source::Database(database) => {
+            from_store(&mut *open(database, Access::Read)?, (since_ms, until_ms), model, most, take)
+        }
+    }
+}
+
+fn of_row(row: &Row) -> Past {
+    Past {
+        ended_ms: row.time_ms,
+        tenant: Arc::clone(&row.tenant),
+        class: Arc::clone(&row.class),
+        input_tokens: row.input_tokens,
+        output_tokens: row.output_tokens,
+        queue_us: row.queue_us,
+    }
+}
+
+/// Page by page, by time.
+fn from_store(
+    store: &mut dyn Store,
+    (since_ms, until_ms): (i64, i64),
+    model: Option<&str>,
+    most: usize,
+    mut take: impl FnMut(Past),
+) -> Result<(), BillError> {
+    let model = model.map_or(String::new(), |model| format!(" AND model = '{}'", model.replace('\'', "''")));
+    let mut read = 0;
+    while read < most {
+        let page = PAGE.min(most - read);
+        let sql = format!(
+            "SELECT tenant, class, time_ms, input_tokens, output_tokens, queue_us FROM penstock_usage \
+             WHERE kind = 'request' AND pool <> '' AND time_ms >= {since_ms} AND time_ms < {until_ms}{model} \
+             ORDER BY time_ms, journal, request_id LIMIT {page} OFFSET {read}"
+        );
+        let lines = store.lines(&sql, 2, 4)?;
+        let count = lines.len();
+        for (names, numbers) in lines {
+            let number = |place: usize| numbers.get(place).copied().unwrap_or(0);
+            let unsigned = |place: usize| u64::try_from(number(place)).unwrap_or(0);
+            let name = |place: usize| names.get(place).map_or_else(|| "".into(), |name| name.as_str().into());
+            take(Past {
+                ended_ms: number(0),
+                tenant: name(0),
+                class: name(1),
+                input_tokens: unsigned(1),
+                output_tokens: unsigned(2),
+                queue_us: unsigned(3),
+            });
+        }
+        read += count;
+        if count < page {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+    use crate::config::settings::usage::Database;
+    use crate::usage::row::tests::row;
+    use crate::usage::segment::Cursor;
+
+    #[test]
+    fn journal_and_database_tell_the_same_requests() {
+        let folder = tempfile::tempdir().unwrap();
+        let idle = Row { kind: Kind::Idle, ..row(12, "") };
+        let refused = Row { pool: "".into(), ..row(13, "red") };
+        let other = Row { model: "o'ther".into(), ..row(14, "blue") };
+        let rows = [row(5, "red"), row(11, "blue"), idle, refused, other, row(20, "red")];
+        let mut file = std::fs::File::create(folder.path().join("usage-00000001.jsonl")).unwrap();
+        for row in &rows {
+            writeln!(file, "{}", serde_json::to_string(row).unwrap()).unwrap();
+        }
+        let database = Database::Sqlite(folder.path().join("usage.sqlite"));
+        let mut store = open(&database, Access::Write).unwrap();
+        store.append("j", &rows, Cursor { segment: 1, offset: 9 }).unwrap();
+        drop(store);
+        for source in [Source::Journal(folder.path().to_owned()), Source::Database(database)] {
+            let read = |span, model, most| {
+                let mut ended = Vec::new();
+                each_request(&source, span, model, most, |past| ended.push(past.ended_ms)).unwrap();
+                ended
+            };
+            assert_eq!(read((0, 100), None, 9), [5, 11, 14, 20], "{source:?}");
+            assert_eq!(read((11, 20), None, 9), [11, 14]);
+            assert_eq!(read((0, 100), Some("o'ther"), 9), [14]);
+            assert_eq!(read((0, 100), None, 2), [5, 11]);
+        }
+    }
+}
