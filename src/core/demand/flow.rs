@@ -11,9 +11,6 @@ use super::spread::{SLOT, Spread};
 const FAST: usize = 2;
 /// The shortest slow window, in slots.
 const SLOW: usize = 12;
-/// Slots that a mean is taken over at least, however short demand has been
-/// watched.
-const FEWEST: usize = 6;
 /// The most by which a rise is followed into the future, as a part of what is.
 const MOST_AHEAD: f64 = 0.25;
 /// Standard deviations by which a rise must stand out of the noise of
@@ -52,11 +49,11 @@ impl Flow {
         self.offered.mean(0, FAST)
     }
 
-    /// Work per second in the last `window`, at least a minute, or as long as
-    /// demand has been watched.
+    /// Work per second in the last `window`, at least a minute. What came before
+    /// demand was watched counts as nothing.
     #[must_use]
-    pub fn slow(&self, window: Duration, watched: Duration) -> f64 {
-        self.offered.mean(0, slots(window).min(slots_of(watched).max(FEWEST)))
+    pub fn slow(&self, window: Duration) -> f64 {
+        self.offered.mean(0, slots(window))
     }
 
     /// By how much more is to be expected at the end of `ahead`, where what was
@@ -113,8 +110,7 @@ mod tests {
     fn a_burst_counts_by_its_part_of_the_window() {
         let flow = flow(40, |_| 100);
         assert_eq!(flow.fast(), 200.0);
-        assert!((flow.slow(secs(180), DAY) - 200.0 * 40.0 / 180.0).abs() < 0.5);
-        assert_eq!(flow.slow(secs(180), secs(40)), 200.0, "no more than that was watched");
+        assert!((flow.slow(secs(180)) - 200.0 * 40.0 / 180.0).abs() < 0.5);
         assert_eq!(flow.each(), 2.0);
     }
 
@@ -122,8 +118,8 @@ mod tests {
     fn a_rise_is_followed_and_noise_is_not() {
         let steady = flow(360, |second| 10 + second % 3);
         assert_eq!(steady.rise(secs(180), secs(200), DAY), 0.0);
-        let ramp = flow(360, |second| 50 + second / 12);
-        let (slow, rise) = (ramp.slow(secs(180), DAY), ramp.rise(secs(180), secs(180), DAY));
+        let ramp = flow(360, |second| 100 + second / 12);
+        let (slow, rise) = (ramp.slow(secs(180)), ramp.rise(secs(180), secs(180), DAY));
         // It grows by a twelfth of a job a second, of 2 units: 270 s ahead of the
         // window's middle.
         assert!((rise - 2.0 * 270.0 / 12.0).abs() < 3.0, "{rise}");
