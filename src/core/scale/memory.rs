@@ -83,7 +83,7 @@ impl Memory {
                 self.regret = Some(now);
                 self.stretch = (self.stretch.max(1) * 2).min(MOST_STRETCH);
             }
-            (self.number, self.from) = (up, up);
+            (self.number, self.from, self.fell) = (up, up, None);
         } else if peak < self.number && self.fell.is_none_or(|fell| now.since(fell) >= pause) {
             self.from = self.from.max(self.number);
             self.number = peak.max(self.number - (self.number / STEP).max(1));
