@@ -206,7 +206,9 @@ impl Scheduler {
             LaneKey::of(&job.spec)
         });
         if let Some(account) = lane.and_then(|lane| self.account(lane)) {
-            self.groups[account.group].stopped(account.class, self.now.since(run.since), self.now);
+            let stay = self.now.since(run.since);
+            self.groups[account.group].stopped(account.class, stay, self.now);
+            self.demand.ended(account.group, account.class, stay);
         }
         let pool = self.fleet.pool_of(run.replica);
         let (whole, time) = self.fleet.release(run.replica, &run.booking, &run.stay, self.now);
