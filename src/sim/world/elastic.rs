@@ -2,6 +2,7 @@
 //! engines and routers.
 
 use std::cmp::Reverse;
+use std::time::Duration;
 
 use crate::core::time::Tick;
 use crate::sim::world::autoscale::policy::ScalePolicy;
@@ -10,6 +11,9 @@ use crate::sim::world::autoscale::slots::Slots;
 use crate::sim::world::autoscale::{Scaled, Scaling, hpa, kpa};
 use crate::sim::world::router::{Input, Member, ReplicaIndex};
 use crate::sim::world::run::{Happening, Setup, World};
+
+/// How often the gateway works out its number.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// What comes up for an autoscaler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,6 +24,8 @@ pub(super) enum Beat {
     Sync,
     /// Knative's autoscaler looks.
     Sample,
+    /// The gateway looks at its own number, as its scaler keeps it up to date.
+    Look,
     /// The start of a replica, ordered as the so many-th, is over.
     Ready(ReplicaIndex, u64),
 }
@@ -52,14 +58,17 @@ impl World<'_> {
     /// beside the poll, never with it.
     pub(super) fn begin_scaling(&mut self) {
         let Some(elastic) = &self.elastic else { return };
-        let poll = elastic.scaling.poll;
-        match elastic.scaling.policy {
+        let (policy, poll) = (elastic.scaling.policy, elastic.scaling.poll);
+        match policy {
             ScalePolicy::Fixed(_) => {}
             ScalePolicy::Kpa(_) => self.plan(Tick::ZERO + kpa::SAMPLE, Happening::Beat(Beat::Sample)),
             _ => {
                 self.plan(Tick::ZERO + poll, Happening::Beat(Beat::Poll));
                 self.plan(Tick::ZERO + hpa::SYNC / 2, Happening::Beat(Beat::Sync));
             }
+        }
+        if policy == ScalePolicy::Need {
+            self.plan(Tick::ZERO + LOOK, Happening::Beat(Beat::Look));
         }
         self.tell_members();
     }
@@ -76,6 +85,7 @@ impl World<'_> {
             Beat::Poll => elastic.scaling.poll,
             Beat::Sync => hpa::SYNC,
             Beat::Sample => kpa::SAMPLE,
+            Beat::Look => LOOK,
             Beat::Ready(replica, order) => return self.ready(replica, order),
         };
         self.plan(self.now + again, Happening::Beat(beat));
@@ -100,6 +110,7 @@ impl World<'_> {
         let count = match beat {
             Beat::Sync => elastic.scaler.sync(now, current, &seen),
             Beat::Sample => elastic.scaler.sample(now, current, &seen),
+            Beat::Look => current,
             Beat::Poll | Beat::Ready(..) => elastic.scaler.poll(now, current, &seen),
         };
         let change = elastic.slots.order(now, count);

@@ -181,8 +181,8 @@ impl Router for Gateway {
         self.scheduler.next_deadline()
     }
 
-    fn needs(&mut self, _now: Tick) -> Vec<Need> {
-        self.scheduler.needs()
+    fn needs(&mut self, now: Tick) -> Vec<Need> {
+        self.scheduler.needs(now)
     }
 
     fn faults(&self) -> u64 {
