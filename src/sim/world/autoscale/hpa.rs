@@ -279,4 +279,40 @@ mod tests {
         assert_eq!(hpa.sync(Tick::ZERO, 0, 5.0, 1.0), 0);
         assert_eq!(hpa.sync(Tick::from_millis(15_000), 3, 0.0, 1.0), 1);
     }
+
+    /// Requests at 100 a second, pods that serve 10 a second each after a start
+    /// of 180 s, and what this HPA makes of a metric in 15 minutes: the most
+    /// pods and the pod-hours.
+    fn fluid(target: f64, metric: impl Fn(f64) -> f64) -> (u32, f64) {
+        let (mut hpa, mut backlog, mut hours) = (Hpa::new(1, u32::MAX, None), 0.0_f64, 0.0);
+        let mut orders = vec![(0_u64, 1_u32)];
+        let (mut count, mut peak) = (1, 1);
+        for second in 0..900_u64 {
+            let ordered = |before: u64| orders.iter().rev().find(|(at, _)| *at <= before).map(|(_, n)| *n);
+            // What was there at the start is ready; no more than are ordered are.
+            let ready = ordered(second.saturating_sub(180)).unwrap_or(1).min(count);
+            backlog = (backlog + 100.0 - 10.0 * f64::from(ready)).max(0.0);
+            if second.is_multiple_of(15) {
+                let now = Tick::from_millis(second * 1_000);
+                count = hpa.sync(now, count, metric(backlog), target);
+                peak = peak.max(count);
+                orders.push((second, count));
+            }
+            hours += f64::from(count) / 3_600.0;
+        }
+        (peak, hours)
+    }
+
+    /// The worked example behind the gateway's signal: what waits for slow starts
+    /// orders more of them at each sync; work over time does not.
+    #[test]
+    fn queue_depth_cascades_while_pods_start_and_a_total_does_not() {
+        let (queue, queue_hours) = fluid(10.0, |backlog| backlog);
+        assert!((1_200..=2_500).contains(&queue), "{queue} pods, {queue_hours} h");
+        assert!((150.0..=450.0).contains(&queue_hours), "{queue} pods, {queue_hours} h");
+        let drained = |backlog: f64| ((100.0 + backlog / 120.0) / 10.0).ceil();
+        let (total, total_hours) = fluid(1.0, drained);
+        assert!((10..=30).contains(&total), "{total} pods, {total_hours} h");
+        assert!(total_hours < 6.0, "{total} pods, {total_hours} h");
+    }
 }

@@ -8,6 +8,8 @@ pub mod kpa;
 pub mod policy;
 pub(super) mod scaler;
 pub(super) mod slots;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
