@@ -285,12 +285,12 @@ mod tests {
     /// pods and the pod-hours.
     fn fluid(target: f64, metric: impl Fn(f64) -> f64) -> (u32, f64) {
         let (mut hpa, mut backlog, mut hours) = (Hpa::new(1, u32::MAX, None), 0.0_f64, 0.0);
-        let mut orders = vec![(0_u64, 1_u32)];
+        let mut orders: Vec<(u64, u32)> = Vec::new();
         let (mut count, mut peak) = (1, 1);
         for second in 0..900_u64 {
             let ordered = |before: u64| orders.iter().rev().find(|(at, _)| *at <= before).map(|(_, n)| *n);
             // What was there at the start is ready; no more than are ordered are.
-            let ready = ordered(second.saturating_sub(180)).unwrap_or(1).min(count);
+            let ready = second.checked_sub(180).and_then(ordered).unwrap_or(1).min(count);
             backlog = (backlog + 100.0 - 10.0 * f64::from(ready)).max(0.0);
             if second.is_multiple_of(15) {
                 let now = Tick::from_millis(second * 1_000);

@@ -123,9 +123,9 @@ mod tests {
         decisions(&mut kpa, 0, &[7.0; 60], 1);
         let up = decisions(&mut kpa, 60, &[70.0; 10], 1);
         assert_eq!(up.last(), Some(&10), "{up:?}");
-        let held = decisions(&mut kpa, 70, &[7.0; 56], 10);
+        let held = decisions(&mut kpa, 70, &[7.0; 50], 10);
         assert!(held.iter().all(|count| *count == 10), "{held:?}");
-        let after = decisions(&mut kpa, 126, &[7.0; 80], 10);
+        let after = decisions(&mut kpa, 120, &[7.0; 80], 10);
         assert_eq!(after.last(), Some(&1), "{after:?}");
         assert!(after.windows(2).all(|pair| pair[1] >= pair[0] / 2), "{after:?}");
     }
