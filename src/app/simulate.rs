@@ -109,6 +109,7 @@ fn with_flags(mut scenario: Scenario, args: &SimulateArgs) -> anyhow::Result<Sce
         gateways: args.gateways,
         scrape: args.scrape,
         horizon: None,
+        scale: None,
     };
     if !args.case.is_empty() {
         let unknown = args.case.iter().find(|name| scenario.cases.get(name).is_none());
@@ -179,7 +180,8 @@ fn progress(plan: &Plan, trial: Trial, done: usize, of: usize, quiet: bool) {
     }
     let case = &plan.cases[trial.case];
     let (load, design) = (case.loads[trial.load], &case.designs[trial.design]);
-    let line = format!("[{done}/{of}] {} load {load} {design} seed {}", case.name, trial.seed);
+    let policy = case.policies().get(trial.policy).map(|policy| format!(" {policy}")).unwrap_or_default();
+    let line = format!("[{done}/{of}] {} load {load} {design}{policy} seed {}", case.name, trial.seed);
     if io::stderr().is_terminal() {
         eprint!("\r\x1b[K{line}{}", if done == of { "\r\x1b[K" } else { "" });
     } else if done == of || done.is_multiple_of(25) {

@@ -19,7 +19,7 @@ pub const FEW_DRAINED: u32 = 5;
 const MEMORY: f64 = 30.0;
 
 /// A plain mean of the first samples, an exponential one later.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Mean {
     pub(crate) value: f64,
     pub(crate) samples: u32,

@@ -47,6 +47,12 @@ impl PaceLimit {
         self.mean
     }
 
+    /// The mean that it keeps to under an objective, in nanoseconds.
+    #[must_use]
+    pub fn aim(&self, objective: Duration) -> f64 {
+        objective.as_nanos() as f64 * AIM
+    }
+
     /// Learns from what streams showed. `running` are the sequences there,
     /// `cap` what the limit may grow to.
     pub fn learn(&mut self, pace: &Pace, running: u32, objective: Duration, cap: u32) {
@@ -56,7 +62,7 @@ impl PaceLimit {
         let now = pace.total.as_nanos() as f64 / pace.gaps as f64;
         let mean = self.mean.map_or(now, |mean| mean + (now - mean) * NEWEST);
         self.mean = Some(mean);
-        let aim = objective.as_nanos() as f64 * AIM;
+        let aim = self.aim(objective);
         let running = f64::from(running).max(1.0);
         if mean > aim {
             self.limit = self.limit.min((running * (aim / mean).max(DEEPEST_CUT)).max(1.0));

@@ -138,6 +138,10 @@ pub struct Pool {
     /// Whether its replicas are addresses that stay while nothing runs there: when
     /// none of them answers, it has no replica and has to start.
     pub scales_to_zero: bool,
+    /// The least and the most replicas that the scale signal asks for.
+    pub min_replicas: u32,
+    /// Absent = no bound.
+    pub max_replicas: Option<u32>,
     /// When its replicas sleep; absent = never by the gateway's doing.
     pub sleep: Option<Sleep>,
     /// What it is, as far as rules ask.

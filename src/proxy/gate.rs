@@ -169,7 +169,8 @@ impl Gate {
     /// What every pool needs now.
     #[must_use]
     pub fn needs(&self) -> Vec<Need> {
-        self.inner.lock().scheduler.needs()
+        let now = self.clock.now();
+        self.inner.lock().scheduler.needs(now)
     }
 
     /// How it stands with all limits, in a fixed order.

@@ -166,6 +166,13 @@ pub struct Pool {
     /// as a Service that something else scales to zero: when none of them answers,
     /// the pool has to start and requests are held for it.
     pub scales_to_zero: bool,
+    /// Replicas that the scale signal asks for at least, whatever is asked of them.
+    pub min_replicas: u32,
+    /// The most that it asks for; absent = as many as are needed. What needs more
+    /// goes to the next pool that may serve it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_replicas: Option<u32>,
     /// When its idle replicas sleep; absent = the gateway puts none to sleep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sleep: Option<Sleep>,
@@ -231,6 +238,8 @@ impl Default for Pool {
             discover: None,
             cold_start: None,
             scales_to_zero: false,
+            min_replicas: 0,
+            max_replicas: None,
             sleep: None,
             max_seqs: None,
             kv_tokens: None,

@@ -93,6 +93,7 @@ impl Served {
         let row = Replica { pool: id, max_seqs: pool.max_seqs, kv_tokens: pool.kv_tokens };
         let discover = source.map(|source| Discovery { source, row });
         sizes(pool.max_seqs, pool.kv_tokens, field, findings);
+        bounds(pool, field, findings);
         if pool.scrape_interval.0.as_millis() < MIN_SCRAPE_MILLIS {
             findings.error(&field.key("scrape_interval"), "is too short", "write 100ms or more");
         }
@@ -119,6 +120,8 @@ impl Served {
             engine_priority,
             cold_start,
             scales_to_zero: pool.scales_to_zero,
+            min_replicas: pool.min_replicas,
+            max_replicas: pool.max_replicas,
             sleep,
             supply,
             adapters: adapters.clone(),
@@ -271,6 +274,15 @@ fn listed<'a>(models: &'a ServedModels, field: &Field) -> Vec<(&'a str, Option<&
 fn own_name(own: Option<&str>, field: &Field, findings: &mut Findings<'_>) {
     if own == Some("") {
         findings.error(field, "the engine's name is empty", "write the name, or list the model alone");
+    }
+}
+
+/// The bounds of what the scale signal asks for.
+fn bounds(pool: &Written, field: &Field, findings: &mut Findings<'_>) {
+    let Some(most) = pool.max_replicas else { return };
+    if most < pool.min_replicas.max(1) {
+        let message = format!("is less than {}", if most == 0 { "one" } else { "min_replicas" });
+        findings.error(&field.key("max_replicas"), message, "write a larger number, or take it away");
     }
 }
 

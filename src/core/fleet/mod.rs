@@ -7,6 +7,7 @@ mod outage;
 mod pool;
 mod rest;
 mod search;
+mod used;
 
 use std::collections::BTreeSet;
 use std::time::Duration;

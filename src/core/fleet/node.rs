@@ -224,7 +224,7 @@ impl Node {
     }
 
     /// Its KV tokens; no bound where nothing is known of them.
-    fn kv(&self) -> u64 {
+    pub(super) fn kv(&self) -> u64 {
         let reported = self.report.and_then(|(_, report)| report.kv_tokens);
         self.configured_kv.or(reported).unwrap_or(u64::MAX)
     }
@@ -277,9 +277,14 @@ impl Node {
         if self.ledger.prefill == 0 {
             return u64::MAX;
         }
+        self.prefill_at_once(pool).saturating_sub(self.ledger.prefill)
+    }
+
+    /// Weight of prompts that it may read at once.
+    pub(super) fn prefill_at_once(&self, pool: &PoolState) -> u64 {
         let objective = u64::try_from(pool.promise.ttft.as_nanos()).unwrap_or(u64::MAX);
         let in_time = predict::weight_in((objective as f64 * READING_TIME / self.factor(pool)) as u64);
-        in_time.min(STEP_WEIGHT).saturating_sub(self.ledger.prefill)
+        in_time.min(STEP_WEIGHT)
     }
 
     /// What its predicted times are multiplied by.

@@ -63,10 +63,12 @@ impl Scheduler {
         let mut job = Job::new(spec, prefix, self.arrivals, self.now);
         job.hold = hold;
         self.give_place(&mut job);
-        let tenant = job.spec.tenant;
+        self.weigh(&mut job);
+        let (tenant, work) = (job.spec.tenant, job.work);
         self.jobs.insert(id, job);
         if let Some(spot) = self.spot(LaneKey::of(&spec)) {
             self.groups[spot.group].arrived(spot.class, spec.sequences, self.now);
+            self.note_offered(&spec, spot, work);
         }
         self.join(id);
         self.dispatch(out);

@@ -340,6 +340,8 @@ impl Scheduler {
         let stay = self.fleet.book(pick.replica, &booking, share, now);
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
+        let at = (group, pick.chosen.class, pick.chosen.line);
+        self.note_taken(id, at, pick.pool, why.queued, why.attempt > 1);
         self.groups[group].drain.note(now);
         if why.attempt == 1 {
             self.groups[group].retries.tried(now);

@@ -45,6 +45,8 @@ pub(super) struct Job {
     /// The output expected of it in all, as of when it got to the head of its
     /// lane.
     pub(super) output: u64,
+    /// What it is to the scale signal, as of when it came.
+    pub(super) work: f64,
     /// Output tokens that its client has from engines that broke off. The next
     /// one reads them as part of the prompt.
     pub(super) begun: u64,
@@ -129,6 +131,7 @@ impl Job {
             phase: Phase::Waiting { part: Part::Fresh, since: spec.arrived },
             waited: Duration::ZERO,
             output: 0,
+            work: 0.0,
             begun: 0,
             charged: None,
             hold: Hold::default(),

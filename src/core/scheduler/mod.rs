@@ -20,7 +20,9 @@
 //! * jobs that take only what nobody else needs: `spare`;
 //! * what operators set apart from the policy: `overrides`;
 //! * jobs whose pools have to start first: [`crate::core::cold`], `cold`;
-//! * replicas that sleep: [`crate::core::rest`], `rest`.
+//! * replicas that sleep: [`crate::core::rest`], `rest`;
+//! * how many replicas are needed: [`crate::core::demand`],
+//!   [`crate::core::scale`], `need`.
 //!
 //! A decision costs O(classes × routes of the group) root look-ups plus
 //! O(log) searches; it does not grow with tenants, replicas or waiting jobs.
@@ -30,6 +32,7 @@ mod arrive;
 mod audit;
 mod charge;
 mod cold;
+mod demand;
 mod demote;
 mod depart;
 mod dispatch;
@@ -55,13 +58,14 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::core::admission::has_space;
 use crate::core::budget::Budgets;
 use crate::core::budget::expect::Expected;
 use crate::core::cold::Starts;
+use crate::core::demand::Demand;
 use crate::core::estimate::OutputLengths;
 use crate::core::event::{Action, Event};
 use crate::core::fleet::Fleet;
@@ -74,6 +78,7 @@ use crate::core::placement::Placement;
 use crate::core::policy::Policy;
 use crate::core::prefix::PrefixIndex;
 use crate::core::queue::{LaneKey, Load, Queue};
+use crate::core::scale::memory::Memory;
 use crate::core::sessions::Sessions;
 use crate::core::time::Tick;
 
@@ -102,6 +107,9 @@ pub struct Scheduler {
     /// where that is before their deadline.
     held: BTreeSet<(Tick, JobId)>,
     starts: Starts,
+    demand: Demand,
+    /// The scale signal's number for each pool.
+    numbers: BTreeMap<PoolId, Memory>,
     /// Pools that sleep and that a job wanted since that was last looked at.
     missed: BTreeSet<PoolId>,
     /// Lanes with a head that begins or ceases to look at all of its pools, by
@@ -135,7 +143,7 @@ impl Scheduler {
         fleet.apply(&policy, Tick::ZERO);
         let mut budgets = Budgets::default();
         budgets.apply(&policy.limits);
-        Self {
+        let mut scheduler = Self {
             policy,
             placement,
             groups,
@@ -151,6 +159,8 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             held: BTreeSet::new(),
             starts: Starts::default(),
+            demand: Demand::default(),
+            numbers: BTreeMap::new(),
             missed: BTreeSet::new(),
             reseats: BTreeSet::new(),
             overrides: Overrides::default(),
@@ -162,7 +172,9 @@ impl Scheduler {
             arrivals: 0,
             now: Tick::ZERO,
             draining: false,
-        }
+        };
+        scheduler.count_demand();
+        scheduler
     }
 
     /// Takes note of an event and appends what is to be done about it.

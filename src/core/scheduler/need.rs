@@ -1,51 +1,145 @@
 //! What pools need.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::core::ids::PoolId;
 use crate::core::need::Need;
+use crate::core::placement::rules::Capacity;
+use crate::core::policy::Pool;
+use crate::core::scale::memory::whole;
+use crate::core::scale::share::{LineView, Part, share};
+use crate::core::scale::{DEFAULT_START, PoolView, Reason, hold, window};
+use crate::core::time::Tick;
 
 use super::Scheduler;
 
 impl Scheduler {
-    /// One row for each pool of the policy.
-    #[must_use]
-    pub fn needs(&self) -> Vec<Need> {
-        let mut tokens: BTreeMap<PoolId, u64> = BTreeMap::new();
-        for (key, lane) in self.queue.lanes() {
-            let load = u64::try_from(lane.load().tokens).unwrap_or(u64::MAX);
-            for pool in self.placement.line(key).map(|line| &*line.pools).unwrap_or_default() {
-                let sum = tokens.entry(*pool).or_default();
-                *sum = sum.saturating_add(load);
+    /// One row for each pool of the policy. Asked twice at the same instant, it
+    /// says the same.
+    pub fn needs(&mut self, now: Tick) -> Vec<Need> {
+        let now = self.now.max(now);
+        let watched = self.demand.advance(now);
+        let waits = self.look_at_lanes(now);
+        let running = self.running();
+        let views = self.look_at_pools(now);
+        let mut needs = Vec::new();
+        for group in 0..self.groups.len() {
+            let here = |view: &&PoolView| self.placement.group_of(view.pool) == Some(group);
+            let pools: Vec<PoolView> = views.iter().filter(here).copied().collect();
+            let lines = self.asked_of(group, &pools, &waits, watched);
+            let parts = share(&lines, &pools);
+            for (view, part) in pools.iter().zip(parts) {
+                let counted = Need {
+                    pool: view.pool,
+                    desired: None,
+                    reason: Reason::Idle.name(),
+                    keep: false,
+                    ready: view.ready,
+                    queued: waiting_at(&lines, &pools, view, &part),
+                    queued_tokens: waits.tokens.get(&view.pool).copied().unwrap_or_default(),
+                    in_flight: running.get(&view.pool).copied().unwrap_or_default(),
+                    cold_start: self.starts.measured(view.pool),
+                };
+                needs.push(self.decide(counted, view, &part, watched, now));
             }
         }
+        let alone = |view: &&PoolView| self.placement.group_of(view.pool).is_none();
+        needs.extend(views.iter().filter(alone).map(|view| unused(view, &running)));
+        needs.sort_by_key(|need| need.pool);
+        needs
+    }
+
+    /// Jobs that run in each pool.
+    fn running(&self) -> BTreeMap<PoolId, u64> {
         let mut running: BTreeMap<PoolId, u64> = BTreeMap::new();
-        for (replica, ledger) in self.fleet.ledgers() {
+        for (replica, ledger) in self.fleet.ledgers().filter(|(_, ledger)| ledger.jobs > 0) {
             if let Some(pool) = self.fleet.pool_of(replica) {
                 *running.entry(pool).or_default() += u64::from(ledger.jobs);
             }
         }
-        let of = |rows: &BTreeMap<PoolId, u64>, pool| rows.get(&pool).copied().unwrap_or_default();
-        let need = |pool: PoolId| {
-            let ready = u32::try_from(self.fleet.count_up(&[pool])).unwrap_or(u32::MAX);
-            let (queued, in_flight) = (self.waiting_for(pool), of(&running, pool));
-            let (desired, reason) = match (queued > 0 || in_flight > 0, ready) {
-                (false, _) => (0, "idle"),
-                (true, 0) => (1, "start"),
-                (true, ready) => (ready, "hold"),
-            };
-            Need {
-                pool,
-                desired: Some(desired),
-                reason,
-                keep: false,
-                ready,
-                queued,
-                queued_tokens: of(&tokens, pool),
-                in_flight,
-                cold_start: self.starts.measured(pool),
-            }
+        running
+    }
+
+    /// Takes note of how much of each pool is in use.
+    fn look_at_pools(&mut self, now: Tick) -> Vec<PoolView> {
+        let pools: Vec<PoolId> = self.policy.pools.iter().map(|(id, ..)| id).collect();
+        let look = |id: PoolId| {
+            let contended = self.waiting_for(id) > 0;
+            self.demand.look(id, self.fleet.used(id, contended), now);
+            let row = self.policy.pools.get(id)?;
+            let start = self.starts.measured(id).or(row.cold_start).unwrap_or(DEFAULT_START);
+            let ready = u32::try_from(self.fleet.count_up(&[id])).unwrap_or(u32::MAX);
+            let may_be_taken = row.supply.capacity == Capacity::Spot;
+            let memory = self.numbers.entry(id).or_default();
+            let short = memory.is_short(ready, start, may_be_taken, now);
+            let cost = self.demand.pool(id).and_then(|pool| pool.cost());
+            Some(PoolView { pool: id, cost, start, ready, max: row.max_replicas, short })
         };
-        self.policy.pools.iter().map(|(pool, ..)| need(pool)).collect()
+        pools.into_iter().filter_map(look).collect()
+    }
+
+    /// The pool's number.
+    fn decide(&mut self, counted: Need, view: &PoolView, part: &Part, watched: Duration, now: Tick) -> Need {
+        let Some(row) = self.policy.pools.get(view.pool) else { return counted };
+        let memory = self.numbers.entry(view.pool).or_default();
+        if part.hopeless > 0.0 {
+            memory.hopeless(part.replicas + part.hopeless, window(view.start), now);
+        }
+        let bursts = memory.floor(part.replicas, now);
+        let least = least(&counted, view, part, (row, bursts));
+        let (number, kept) = memory.settle(part.replicas, least.0, hold(view.start), view.start, now);
+        // Until a whole window was seen, what is there is not known to be too much.
+        let held = if watched < window(view.start) { number.max(view.ready) } else { number };
+        let bounded = held.min(row.max_replicas.unwrap_or(u32::MAX).max(row.min_replicas));
+        let reason = match () {
+            () if bounded < held => Reason::Clamp,
+            () if held > number => Reason::HoldRestart,
+            () if kept => Reason::Hold,
+            () if number > whole(part.replicas) || number == 0 => least.1,
+            () => part.reason,
+        };
+        let keep = bursts > 0 || row.min_replicas > 0;
+        Need { desired: Some(bounded), reason: reason.name(), keep, ..counted }
+    }
+}
+
+/// The least that the pool must have, whatever is asked for, and why.
+fn least(counted: &Need, view: &PoolView, part: &Part, (row, bursts): (&Pool, u32)) -> (u32, Reason) {
+    let busy = match view.ready {
+        0 if counted.queued > 0 => (1, Reason::Start),
+        ready if part.unknown => (ready.max(1), Reason::Sustained),
+        _ => (u32::from(counted.is_busy()), Reason::Sustained),
+    };
+    let floor = (row.min_replicas.max(bursts), Reason::Floor);
+    let most = if floor.0 > busy.0 { floor } else { busy };
+    Some(most).filter(|(least, _)| *least > 0).unwrap_or_default()
+}
+
+/// Jobs that wait for the pool: those of lines that it serves or is to serve.
+/// Where no pool of a line does, they wait for the one wanted most.
+fn waiting_at(lines: &[LineView], pools: &[PoolView], view: &PoolView, part: &Part) -> u64 {
+    let is_up = |id: &PoolId| pools.iter().any(|pool| pool.pool == *id && pool.ready > 0);
+    let waits = |line: &&LineView| {
+        let first = line.order.first() == Some(&view.pool) && !line.order.iter().any(is_up);
+        let serves = view.ready > 0 || part.replicas > 0.0 || part.unknown;
+        line.order.contains(&view.pool) && (first || serves)
+    };
+    lines.iter().filter(waits).map(|line| line.waiting).sum()
+}
+
+/// A pool that no model uses.
+fn unused(view: &PoolView, running: &BTreeMap<PoolId, u64>) -> Need {
+    let in_flight = running.get(&view.pool).copied().unwrap_or_default();
+    Need {
+        pool: view.pool,
+        desired: Some(u32::from(in_flight > 0)),
+        reason: Reason::Idle.name(),
+        keep: false,
+        ready: view.ready,
+        queued: 0,
+        queued_tokens: 0,
+        in_flight,
+        cold_start: None,
     }
 }

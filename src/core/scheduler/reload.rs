@@ -24,6 +24,8 @@ impl Scheduler {
         self.placement = placement;
         self.groups = groups;
         let departures = self.fleet.apply(&self.policy, self.now);
+        self.count_demand();
+        self.numbers.retain(|pool, _| self.policy.pools.get(*pool).is_some());
         self.find_halted();
         self.close_all();
         self.lengths.retain(&self.policy);

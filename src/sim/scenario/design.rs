@@ -100,10 +100,11 @@ impl Design {
         }
     }
 
-    /// A router of this design.
+    /// A router of this design. `initial` engines are there at first where they
+    /// come and go.
     #[must_use]
-    pub fn router(&self, facts: &Facts, seed: u64) -> Box<dyn Router> {
-        let inner = self.plain(facts, seed);
+    pub fn router(&self, facts: &Facts, initial: Option<usize>, seed: u64) -> Box<dyn Router> {
+        let inner = self.plain(facts, initial, seed);
         if !self.shed || self.is_penstock() {
             return inner;
         }
@@ -111,11 +112,17 @@ impl Design {
         Box::new(Shedding::new(inner, facts.profiles.clone(), deadlines))
     }
 
-    fn plain(&self, facts: &Facts, seed: u64) -> Box<dyn Router> {
+    fn plain(&self, facts: &Facts, initial: Option<usize>, seed: u64) -> Box<dyn Router> {
         let count = facts.profiles.len();
         let tenants = || facts.policy.tenants.iter().map(|(_, _, tenant)| tenant.weight).collect();
         match self.name {
-            "penstock" => Box::new(Gateway::new(self.limited(&facts.policy))),
+            "penstock" => {
+                let policy = self.limited(&facts.policy);
+                Box::new(match initial {
+                    Some(initial) => Gateway::elastic(policy, initial),
+                    None => Gateway::new(policy),
+                })
+            }
             "random" => at_once(count, Random::new(seed)),
             "weighted-round-robin" => at_once(count, RoundRobin::new(facts.weights.clone(), 0)),
             "least-request" => at_once(count, LeastRequest::default()),

@@ -24,7 +24,7 @@ const fn column(name: &'static str, title: &'static str, digits: usize, dull: Op
 }
 
 /// Every figure. Times in milliseconds unless the name says otherwise.
-pub const COLUMNS: [Column; 17] = [
+pub const COLUMNS: [Column; 20] = [
     column("offered", "offered", 0, None),
     column("ttft_p50_ms", "p50", 0, None),
     column("ttft_p99_ms", "p99", 0, None),
@@ -40,6 +40,9 @@ pub const COLUMNS: [Column; 17] = [
     column("jain", "jain", 3, Some(0.0)),
     column("worst_share", "least share", 3, Some(0.0)),
     column("cost_per_1000", "cost", 3, Some(0.0)),
+    column("replica_hours", "replica h", 2, Some(0.0)),
+    column("peak_replicas", "peak", 0, Some(0.0)),
+    column("turns_per_hour", "turns/h", 1, Some(0.0)),
     column("engine_waiting", "waiting", 0, None),
     column("broken_invariants", "broken", 0, Some(0.0)),
 ];
@@ -89,6 +92,7 @@ impl Frame<'_> {
         let retried = records.iter().filter(|record| record.sends > 1).count();
         let window = Window::of(records);
         let received = records.iter().fold(0.0, |sum, record| sum + window.service(record));
+        let scaled = self.outcome.scaled.as_ref();
         let (jain, worst) = if self.shares { self.fairness(records, &window) } else { (0.0, 0.0) };
         [
             summary.offered as f64,
@@ -106,6 +110,9 @@ impl Frame<'_> {
             jain,
             worst,
             self.cost,
+            scaled.map_or(0.0, |scaled| scaled.replica_hours),
+            scaled.map_or(0.0, |scaled| f64::from(scaled.peak)),
+            scaled.map_or(0.0, |scaled| scaled.turns_per_hour),
             self.outcome.most_waiting.iter().copied().max().unwrap_or(0) as f64,
             self.outcome.faults as f64,
         ]

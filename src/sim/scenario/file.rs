@@ -7,6 +7,7 @@ use serde::Deserialize;
 use crate::config::file::placement::{Capacity, Otherwise};
 use crate::config::named::Named;
 use crate::config::units::Span;
+use crate::sim::scenario::scale::ScaleRow;
 
 /// An experiment: designs, compared in one or more worlds.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -114,6 +115,8 @@ pub struct Shape {
     pub late: Option<bool>,
     /// The end of the world, whatever is open then; absent = when all is done.
     pub horizon: Option<Span>,
+    /// Replicas that come and go; absent = all are always there.
+    pub scale: Option<ScaleRow>,
 }
 
 impl Shape {
@@ -131,6 +134,10 @@ impl Shape {
             scrape: own.scrape.or(base.scrape),
             late: own.late.or(base.late),
             horizon: own.horizon.or(base.horizon),
+            scale: match (own.scale, base.scale) {
+                (Some(own), Some(base)) => Some(own.over(base)),
+                (own, base) => own.or(base),
+            },
         }
     }
 }

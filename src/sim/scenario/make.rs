@@ -18,6 +18,7 @@ use crate::sim::scenario::design::{Design, Facts};
 use crate::sim::scenario::file;
 use crate::sim::scenario::file::{ClassRow, FaultName, FleetRow, PatternName, Scenario, Shape};
 use crate::sim::scenario::plan::Case;
+use crate::sim::scenario::scale::Scale;
 use crate::sim::scenario::traffic::{Owner, Rate, Source, Stream};
 use crate::sim::trace::Trace;
 use crate::sim::world::gateway::{Rack, policy};
@@ -121,9 +122,12 @@ impl<'a> Maker<'a> {
     fn plain_case(&mut self, name: &str, shape: &Shape) -> Result<Case, String> {
         let usual = vec![FleetRow { profile: "h100-8b".to_owned(), count: Some(8), ..FleetRow::default() }];
         let (mut replicas, mut weights, mut racks) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, row) in shape.fleet.as_ref().unwrap_or(&usual).iter().enumerate() {
+        let fleet = shape.fleet.as_ref().unwrap_or(&usual);
+        let scale = shape.scale.as_ref().map(|row| Scale::new(row, shape)).transpose()?;
+        for (index, row) in fleet.iter().enumerate() {
             let setup = engine(row).map_err(|what| format!("fleet[{index}].{what}"))?;
-            let count = row.count.unwrap_or(1).min(MAX_ENGINES) as usize;
+            let count = scale.as_ref().map_or(row.count.unwrap_or(1), |scale| scale.places);
+            let count = count.min(MAX_ENGINES) as usize;
             racks.push(rack(row, &setup, count).map_err(|what| format!("fleet[{index}].{what}"))?);
             replicas.resize(replicas.len() + count, setup);
             weights.resize(replicas.len(), positive("fleet.weight", row.weight.unwrap_or(1.0))?);
@@ -146,11 +150,16 @@ impl<'a> Maker<'a> {
         let names =
             shape.designs.clone().unwrap_or_else(|| vec!["penstock".to_owned(), "least-request".to_owned()]);
         let designs: Result<Vec<Design>, String> = names.iter().map(|name| name.parse()).collect();
+        let designs = designs.map_err(|what| format!("designs: {what}"))?;
+        if let Some(scale) = &scale {
+            scale.check(&designs)?;
+        }
         let profiles = replicas.iter().map(|setup: &ReplicaSetup| setup.profile).collect();
         Ok(Case {
             name: name.to_owned(),
             loads,
-            designs: designs.map_err(|what| format!("designs: {what}"))?,
+            designs,
+            scale,
             capacity: positive("capacity", shape.capacity.unwrap_or(1.0))?,
             streams,
             gateways: shape.gateways.unwrap_or(1).max(1),

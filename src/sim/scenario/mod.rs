@@ -8,6 +8,7 @@ mod make;
 pub mod page;
 pub mod plan;
 pub mod report;
+pub mod scale;
 #[cfg(test)]
 mod tests;
 mod traffic;

@@ -46,12 +46,11 @@ fn drawing(rows: &[&Row], figure: &str, heading: &str, log_y: bool) -> Option<Dr
     let mut series: Vec<Series> = Vec::new();
     for row in rows {
         let spread = row.figures[column];
+        let name = [&*row.design, &*row.policy].join(" ").trim_end().to_owned();
         let point = Point { x: row.load, y: spread.median, low: spread.low, high: spread.high };
-        match series.iter_mut().find(|line| line.name == row.design) {
+        match series.iter_mut().find(|line| line.name == name) {
             Some(line) => line.points.push(point),
-            None => {
-                series.push(Series { name: row.design.clone(), points: vec![point], ..Series::default() });
-            }
+            None => series.push(Series { name, points: vec![point], ..Series::default() }),
         }
     }
     let group = if first.group == "all" { "" } else { &first.group };

@@ -8,7 +8,9 @@ use crate::sim::scenario::design::{Design, Facts};
 use crate::sim::scenario::figures::{Figures, Frame, cost_per_thousand};
 use crate::sim::scenario::file::{By, Scenario};
 use crate::sim::scenario::make::Maker;
+use crate::sim::scenario::scale::Scale;
 use crate::sim::scenario::traffic::{Stream, arrivals};
+use crate::sim::world::autoscale::policy::ScalePolicy;
 use crate::sim::world::gateway::Rack;
 use crate::sim::world::record::{Goal, Record};
 use crate::sim::world::replica::ReplicaSetup;
@@ -51,6 +53,8 @@ pub struct Case {
     pub(super) scrape: Option<Duration>,
     pub(super) late: bool,
     pub(super) horizon: Option<Duration>,
+    /// Absent = all replicas are always there.
+    pub(super) scale: Option<Scale>,
     pub(super) facts: Facts,
 }
 
@@ -63,6 +67,8 @@ pub struct Trial {
     pub load: usize,
     /// Which design.
     pub design: usize,
+    /// Which of [`Case::policies`].
+    pub policy: usize,
     /// Which seed, from 0.
     pub seed: u64,
 }
@@ -87,6 +93,9 @@ impl Plan {
             case.facts.policy = maker.policy(&case.racks)?;
             for design in &case.designs {
                 design.check(&case.facts.policy)?;
+            }
+            if let Some(scale) = &case.scale {
+                scale.tell(&mut case.facts.policy);
             }
         }
         let warmup = scenario.warmup.unwrap_or(USUAL_WARMUP);
@@ -114,8 +123,9 @@ impl Plan {
         let mut trials = Vec::new();
         for (index, case) in self.cases.iter().enumerate() {
             for load in 0..case.loads.len() {
-                for design in 0..case.designs.len() {
-                    trials.extend((0..self.seeds).map(|seed| Trial { case: index, load, design, seed }));
+                for (design, policy) in case.arms() {
+                    let trial = |seed| Trial { case: index, load, design, policy, seed };
+                    trials.extend((0..self.seeds).map(trial));
                 }
             }
         }
@@ -155,6 +165,18 @@ impl Plan {
 }
 
 impl Case {
+    /// The policies by which replicas come and go; empty = they do not.
+    #[must_use]
+    pub fn policies(&self) -> &[ScalePolicy] {
+        self.scale.as_ref().map_or(&[], |scale| &scale.policies)
+    }
+
+    /// Each design with each policy.
+    fn arms(&self) -> impl Iterator<Item = (usize, usize)> {
+        let policies = self.policies().len().max(1);
+        (0..self.designs.len()).flat_map(move |design| (0..policies).map(move |policy| (design, policy)))
+    }
+
     /// Runs one trial of this case.
     #[must_use]
     pub fn run(&self, trial: Trial) -> Outcome {
@@ -169,9 +191,12 @@ impl Case {
             scrape: design.scrape().or(self.scrape),
             late: self.late,
             horizon: self.horizon,
+            scaling: self.scale.as_ref().map(|scale| scale.scaling(trial.policy, trial.seed)),
         };
+        let initial = setup.scaling.as_ref().map(|scaling| scaling.initial as usize);
         let seeds = (0..u64::from(self.gateways)).map(|index| trial.seed * 64 + index);
-        let mut routers: Vec<Box<dyn Router>> = seeds.map(|seed| design.router(&self.facts, seed)).collect();
+        let router = |seed| design.router(&self.facts, initial, seed);
+        let mut routers: Vec<Box<dyn Router>> = seeds.map(router).collect();
         run(&setup, &mut routers)
     }
 }

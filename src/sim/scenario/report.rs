@@ -19,6 +19,8 @@ pub struct Row {
     pub load: f64,
     /// The design.
     pub design: String,
+    /// The policy by which replicas come and go; empty when they do not.
+    pub policy: String,
     /// The group.
     pub group: String,
     /// One for each of [`COLUMNS`].
@@ -52,6 +54,7 @@ impl Report {
                     case: case.name.clone(),
                     load: case.loads[trial.load],
                     design: case.designs[trial.design].to_string(),
+                    policy: case.policies().get(trial.policy).map(ToString::to_string).unwrap_or_default(),
                     group: group.to_owned(),
                     figures: (0..COLUMNS.len()).map(spread).collect(),
                 });
@@ -68,8 +71,8 @@ impl Report {
             let figures: Map<String, Value> =
                 named.map(|(column, spread)| (column.name.to_owned(), json!(spread))).collect();
             json!({
-                "case": row.case, "load": row.load, "design": row.design, "group": row.group,
-                "figures": figures,
+                "case": row.case, "load": row.load, "design": row.design, "policy": row.policy,
+                "group": row.group, "figures": figures,
             })
         };
         Value::Array(self.rows.iter().map(row).collect())
@@ -114,6 +117,10 @@ impl Report {
         self.rows.iter().any(|row| !row.case.is_empty())
     }
 
+    fn has_policies(&self) -> bool {
+        self.rows.iter().any(|row| !row.policy.is_empty())
+    }
+
     fn has_groups(&self) -> bool {
         self.rows.iter().any(|row| row.group != "all")
     }
@@ -130,6 +137,9 @@ impl Report {
         if self.has_cases() {
             heading.insert(0, "case".to_owned());
         }
+        if self.has_policies() {
+            heading.push("policy".to_owned());
+        }
         if self.has_groups() {
             heading.push("group".to_owned());
         }
@@ -138,6 +148,9 @@ impl Report {
             let mut cells = vec![format!("{}", row.load), row.design.clone()];
             if self.has_cases() {
                 cells.insert(0, row.case.clone());
+            }
+            if self.has_policies() {
+                cells.push(row.policy.clone());
             }
             if self.has_groups() {
                 cells.push(row.group.clone());
@@ -174,6 +187,7 @@ mod tests {
             case: String::new(),
             load: 0.7,
             design: "penstock".to_owned(),
+            policy: String::new(),
             group: "all".to_owned(),
             figures: figures(cut),
         };

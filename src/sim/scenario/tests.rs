@@ -67,6 +67,26 @@ fn mistakes_name_the_field() {
         ("classes: {a: {ttft: 1s, itl: 1s, demote_to: a}}", "classes.a.demote_to: `a` is not another class"),
         ("{warmup: 2, world: {traffic: [{pattern: poisson}]}}", "warmup: must be from 0 to 0.9"),
         ("cases: {a: {traffic: [{pattern: poisson}], capacity: 0}}", "cases.a: capacity: must be"),
+        ("world: {traffic: [{pattern: poisson}], scale: {}}", "scale.policies: needs one, such as n"),
+        ("world: {scale: {policies: [best]}}", "scale.policies: no policy is called `best`; there are: n"),
+        ("world: {fleet: [{count: 2}], scale: {policies: [n]}}", "fleet: with scale it is one row without"),
+        ("world: {gateways: 2, scale: {policies: [n]}}", "gateways: with scale there is one"),
+        ("world: {scale: {policies: [n], max: 0}}", "scale.max: must be from 1 to 2000"),
+        ("world: {scale: {policies: [n], min: 3, initial: 2}}", "scale.min: min, initial and max must be"),
+        ("world: {scale: {policies: [n], spread: 2}}", "scale.spread: must be from 0 to 1"),
+        ("world: {scale: {policies: [n], poll: 1ms}}", "scale.poll: must be at least 1 s"),
+        (
+            "world: {scale: {policies: [n], behavior: {up: {tolerance: -1}}}}",
+            "scale.behavior.up.tolerance: must be",
+        ),
+        (
+            "world: {traffic: [{pattern: poisson}], designs: [random], scale: {policies: [n]}}",
+            "scale.policies: `random` has no n: only penstock says it",
+        ),
+        (
+            "world: {traffic: [{pattern: poisson}], designs: [random], scale: {policies: [queue=1], min: 0}}",
+            "scale.min: must be at least 1: `random` holds no requests",
+        ),
     ];
     for (text, expected) in cases {
         let error = plan(text).unwrap_err();
@@ -166,4 +186,36 @@ world:
     assert_eq!(parts, of(&figures[0], "offered"));
     assert!(of(&figures[1], "offered") > 50.0, "the largest one");
     assert!((0.5..=1.0).contains(&of(&figures[0], "jain")), "{figures:?}");
+}
+
+/// Two loads for each of four policies, in a small world.
+#[test]
+fn policies_are_rows_beside_designs() {
+    let (plan, runs) = run("
+seeds: 1
+warmup: 0
+world:
+  fleet: [{profile: h100-8b, max_seqs: 8}]
+  loads: [2, 20]
+  traffic: [{pattern: poisson, count: 400}]
+  designs: [least-request, penstock]
+  scale: {policies: [queue=4, fixed=3], start: 5s, max: 10}
+");
+    assert_eq!(runs.len(), 8);
+    let report = Report::new(&plan, &runs);
+    let policies: Vec<&str> = report.rows.iter().map(|row| row.policy.as_str()).collect();
+    assert_eq!(policies[..4], ["queue=4", "fixed=3", "queue=4", "fixed=3"]);
+    let table = report.table();
+    let heading: Vec<&str> = table.split_whitespace().take(3).collect();
+    assert_eq!(heading, ["load", "design", "policy"]);
+    assert_eq!(report.json()[1]["policy"], "fixed=3");
+    for (trial, groups) in &runs {
+        let figures = &groups[0];
+        assert_eq!(of(figures, "lost"), 0.0);
+        let (peak, hours) = (of(figures, "peak_replicas"), of(figures, "replica_hours"));
+        assert!((1.0..=10.0).contains(&peak) && hours > 0.0, "{figures:?}");
+        if trial.policy == 1 {
+            assert_eq!((peak, of(figures, "turns_per_hour")), (3.0, 0.0));
+        }
+    }
 }

@@ -10,10 +10,12 @@ use crate::core::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
 use crate::core::job::{JobSpec, Prefix, Tokens, Usage};
 use crate::core::placement::rules::Supply;
 use crate::core::policy::{Class, Model, Policy, Pool, Replica, Tenant};
+use crate::core::need::Need;
 use crate::core::scheduler::Scheduler;
+use crate::core::table::Table;
 use crate::core::time::Tick;
 use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
-use crate::sim::world::router::{Command, Input, JobIndex, Router};
+use crate::sim::world::router::{Command, Input, JobIndex, Member, Router};
 
 /// A gateway of the world.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub struct Gateway {
     sizes: Vec<(u32, u32)>,
     actions: Vec<Action>,
     log: Option<Log>,
+    /// Where replicas come and go: with all that can be there.
+    whole: Option<Policy>,
 }
 
 /// What a scheduler heard and what it wanted, from its first event on.
@@ -41,7 +45,24 @@ impl Gateway {
             sizes: Vec::new(),
             actions: Vec::new(),
             log: None,
+            whole: None,
         }
+    }
+
+    /// A gateway under the policy, of whose replicas only the first so many are
+    /// there at first; [`Input::Members`] tells of the others.
+    #[must_use]
+    pub fn elastic(policy: Policy, initial: usize) -> Self {
+        let members: Vec<Member> = (0..policy.replicas.capacity())
+            .map(|index| if index < initial { Member::Serving } else { Member::Absent })
+            .collect();
+        Self { whole: Some(policy.clone()), ..Self::new(with_members(&policy, &members, policy.generation)) }
+    }
+
+    fn joined(&self, members: &[Member]) -> Event {
+        let Some(whole) = &self.whole else { return Event::Timer };
+        let generation = self.scheduler.policy().generation + 1;
+        Event::PolicyChanged(Arc::new(with_members(whole, members, generation)))
     }
 
     /// Writes everything down. Memory grows with every event.
@@ -112,6 +133,7 @@ impl Gateway {
             Input::Probed { replica, alive: false } => {
                 Event::ReplicaLost { replica: ReplicaId::from(replica), answers: true }
             }
+            Input::Members { members } => self.joined(members),
             // It never polls.
             Input::Polled { .. } | Input::Wake => Event::Timer,
         }
@@ -159,9 +181,31 @@ impl Router for Gateway {
         self.scheduler.next_deadline()
     }
 
+    fn needs(&mut self, now: Tick) -> Vec<Need> {
+        self.scheduler.needs(now)
+    }
+
     fn faults(&self) -> u64 {
         self.scheduler.broken_invariants()
     }
+}
+
+/// The policy with those of its replicas that are there, as discovery makes it:
+/// the ids stay the same.
+fn with_members(whole: &Policy, members: &[Member], generation: u64) -> Policy {
+    let mut policy = Policy { generation, replicas: Table::successor(&whole.replicas), ..whole.clone() };
+    let is_there = |id: &ReplicaId| members.get(id.index()).is_some_and(|member| *member != Member::Absent);
+    for (id, name, row) in whole.replicas.iter().filter(|(id, ..)| is_there(id)) {
+        policy.replicas.insert(name, row.clone());
+        if members[id.index()] == Member::Leaving {
+            policy.draining.insert(id);
+        }
+    }
+    for (_, name, row) in whole.pools.iter() {
+        let replicas = row.replicas.iter().copied().filter(is_there).collect();
+        policy.pools.insert(name, Pool { replicas, ..row.clone() });
+    }
+    policy
 }
 
 /// Replicas that are alike, of which nothing is configured but what their pool

@@ -4,7 +4,10 @@
 //! the others.
 
 pub mod arrival;
+pub mod autoscale;
 pub mod baseline;
+mod elastic;
+mod engines;
 pub mod gateway;
 pub mod record;
 #[cfg(test)]

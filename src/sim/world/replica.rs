@@ -105,13 +105,18 @@ impl Replica {
         }
     }
 
-    /// Everything it had is gone.
-    pub(super) fn crash(&mut self) {
+    /// Everything it had is gone, and it is as new.
+    pub(super) fn renew(&mut self) {
         let mut engine = Engine::new(self.setup.profile, self.setup.options);
         engine.set_pace(self.setup.slowness);
         self.engine = engine;
         self.latencies.clear();
-        (self.step, self.crashed) = (None, true);
+        (self.step, self.crashed) = (None, false);
+    }
+
+    pub(super) fn crash(&mut self) {
+        self.renew();
+        self.crashed = true;
     }
 
     /// Starts a step if none is in flight; says when it ends if it is new.

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use crate::core::event::{Pace, Report};
+use crate::core::need::Need;
 use crate::core::time::Tick;
 use crate::sim::world::arrival::Arrival;
 
@@ -75,8 +76,24 @@ pub enum Input<'a> {
         /// What it said.
         load: Option<Load>,
     },
+    /// Replicas came or went: what each of the world's engines is now.
+    Members {
+        /// By number.
+        members: &'a [Member],
+    },
     /// The moment asked for with [`Router::next_wake`].
     Wake,
+}
+
+/// What an engine is to a router where engines come and go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Member {
+    /// It is not there.
+    Absent,
+    /// It takes work.
+    Serving,
+    /// It takes no new work, and goes when what it has is done.
+    Leaving,
 }
 
 /// What an engine made for it says of itself when a router polls it.
@@ -133,6 +150,11 @@ pub trait Router: Send + Debug {
     /// When it wants [`Input::Wake`] next.
     fn next_wake(&self) -> Option<Tick> {
         None
+    }
+
+    /// What each of its pools needs now; empty where it has no word on that.
+    fn needs(&mut self, _now: Tick) -> Vec<Need> {
+        Vec::new()
     }
 
     /// What broke inside it; 0 in a healthy run.

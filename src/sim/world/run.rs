@@ -9,10 +9,12 @@ use smallvec::SmallVec;
 
 use crate::core::event::Pace;
 use crate::core::time::Tick;
-use crate::sim::engine::{EngineEvent, EngineRequest, EventKind};
+use crate::sim::engine::{EngineEvent, EngineRequest};
 use crate::sim::world::arrival::Arrival;
+use crate::sim::world::autoscale::{Scaled, Scaling};
+use crate::sim::world::elastic::{Beat, Elastic};
 use crate::sim::world::record::Record;
-use crate::sim::world::replica::{FaultKind, Replica, ReplicaSetup};
+use crate::sim::world::replica::{Replica, ReplicaSetup};
 use crate::sim::world::router::{Command, Input, JobIndex, ReplicaIndex, Router};
 
 /// How often routers are told the pace of streams.
@@ -34,6 +36,8 @@ pub struct Setup {
     pub late: bool,
     /// The world ends here whatever is still open.
     pub horizon: Option<Duration>,
+    /// How engines come and go; absent = all are there from the beginning.
+    pub scaling: Option<Scaling>,
 }
 
 /// What came of a run.
@@ -49,48 +53,56 @@ pub struct Outcome {
     pub faults: u64,
     /// When the last thing happened.
     pub ended: Tick,
+    /// What replicas that come and go came to; absent = they do not.
+    pub scaled: Option<Scaled>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Happening {
+pub(super) enum Happening {
     Arrival(JobIndex),
     StepEnd(ReplicaIndex),
     FaultBegins(ReplicaIndex),
     FaultEnds(ReplicaIndex),
     Scrape(ReplicaIndex),
     PaceDue,
+    Beat(Beat),
     Wake(usize),
 }
 
 /// Where a request is.
 #[derive(Debug, Clone, Copy, Default)]
-struct Job {
-    gateway: u8,
-    at: Option<ReplicaIndex>,
-    first: Option<Tick>,
-    last: Tick,
-    tokens: u32,
-    cached: u32,
+pub(super) struct Job {
+    pub(super) gateway: u8,
+    pub(super) at: Option<ReplicaIndex>,
+    pub(super) first: Option<Tick>,
+    pub(super) last: Tick,
+    pub(super) tokens: u32,
+    pub(super) cached: u32,
     /// When it was given to its engine, and how many were there before it.
-    sent: (Tick, u64),
+    pub(super) sent: (Tick, u64),
 }
 
-struct World<'a> {
-    setup: &'a Setup,
-    routers: &'a mut [Box<dyn Router>],
-    replicas: Vec<Replica>,
-    jobs: Vec<Job>,
-    records: Vec<Record>,
+pub(super) struct World<'a> {
+    pub(super) setup: &'a Setup,
+    pub(super) routers: &'a mut [Box<dyn Router>],
+    pub(super) replicas: Vec<Replica>,
+    pub(super) jobs: Vec<Job>,
+    pub(super) records: Vec<Record>,
     /// Per router and replica.
-    paces: Vec<Pace>,
-    heap: BinaryHeap<Reverse<(Tick, u64, Happening)>>,
+    pub(super) paces: Vec<Pace>,
+    pub(super) heap: BinaryHeap<Reverse<(Tick, u64, Happening)>>,
     sequence: u64,
     /// The wake that each router has in the heap.
     wakes: Vec<Option<Tick>>,
     commands: Vec<Command>,
-    events: Vec<EngineEvent>,
-    open: usize,
-    now: Tick,
+    pub(super) events: Vec<EngineEvent>,
+    /// Requests that have not ended, those to come included.
+    pub(super) open: usize,
+    /// Requests that have come.
+    pub(super) come: usize,
+    pub(super) now: Tick,
+    /// Absent = all engines are always there.
+    pub(super) elastic: Option<Elastic>,
 }
 
 /// Runs the world until every request has ended.
@@ -110,6 +122,7 @@ pub fn run(setup: &Setup, routers: &mut [Box<dyn Router>]) -> Outcome {
         busy: world.replicas.iter().map(|replica| replica.busy).collect(),
         ended: world.now,
         records: world.records,
+        scaled: world.elastic.map(|elastic| elastic.settle(world.now)),
     }
 }
 
@@ -139,8 +152,11 @@ impl<'a> World<'a> {
             commands: Vec::new(),
             events: Vec::new(),
             open: setup.arrivals.len(),
+            come: 0,
             now: Tick::ZERO,
+            elastic: setup.scaling.as_ref().map(|scaling| Elastic::new(scaling, setup)),
         };
+        world.begin_scaling();
         if let Some(first) = setup.arrivals.first() {
             world.plan(first.at, Happening::Arrival(0));
         }
@@ -156,7 +172,7 @@ impl<'a> World<'a> {
         world
     }
 
-    fn plan(&mut self, at: Tick, happening: Happening) {
+    pub(super) fn plan(&mut self, at: Tick, happening: Happening) {
         self.sequence += 1;
         self.heap.push(Reverse((at, self.sequence, happening)));
     }
@@ -168,7 +184,9 @@ impl<'a> World<'a> {
                     self.plan(next.at.max(self.now), Happening::Arrival(job + 1));
                 }
                 let arrival = &self.setup.arrivals[job];
+                self.come = job + 1;
                 self.tell(usize::from(self.jobs[job].gateway), Input::Arrived { job, arrival });
+                self.knock();
             }
             Happening::StepEnd(replica) => self.step_ended(replica),
             Happening::FaultBegins(replica) => self.fault_begins(replica),
@@ -178,6 +196,7 @@ impl<'a> World<'a> {
             }
             Happening::Scrape(replica) => self.scrape(replica),
             Happening::PaceDue => self.tell_paces(),
+            Happening::Beat(beat) => self.beat(beat),
             Happening::Wake(gateway) => {
                 if self.wakes[gateway].is_some_and(|at| at <= self.now) {
                     self.wakes[gateway] = None;
@@ -188,7 +207,7 @@ impl<'a> World<'a> {
     }
 
     /// Tells a router and does what it wants.
-    fn tell(&mut self, gateway: usize, input: Input<'_>) {
+    pub(super) fn tell(&mut self, gateway: usize, input: Input<'_>) {
         let mut commands = std::mem::take(&mut self.commands);
         let mut touched: SmallVec<[ReplicaIndex; 4]> = SmallVec::new();
         self.routers[gateway].handle(self.now, input, &mut commands);
@@ -224,7 +243,7 @@ impl<'a> World<'a> {
         match command {
             Command::Send { job, replica, priority } => {
                 self.records[job].sends += 1;
-                if self.replicas[replica].crashed {
+                if !self.answers(replica) {
                     return Some(Input::Failed { job, replica, refused: true });
                 }
                 if !self.submit(job, replica, priority) {
@@ -254,7 +273,7 @@ impl<'a> World<'a> {
                 None
             }
             Command::Probe { replica } => {
-                Some(Input::Probed { replica, alive: !self.replicas[replica].crashed })
+                Some(Input::Probed { replica, alive: self.answers(replica) })
             }
             Command::Poll { replica } => {
                 let engine = &self.replicas[replica];
@@ -275,130 +294,5 @@ impl<'a> World<'a> {
             adapter: None,
         };
         self.replicas[replica].engine.submit(request).is_ok()
-    }
-
-    fn start(&mut self, replica: ReplicaIndex) {
-        if let Some(end) = self.replicas[replica].start_step(self.now) {
-            self.plan(end, Happening::StepEnd(replica));
-        }
-    }
-
-    fn step_ended(&mut self, replica: ReplicaIndex) {
-        match self.replicas[replica].step {
-            Some(end) if end > self.now => return self.plan(end, Happening::StepEnd(replica)),
-            Some(_) => {}
-            None => return,
-        }
-        let mut events = std::mem::take(&mut self.events);
-        self.replicas[replica].finish_step(self.now, &mut events);
-        if self.setup.late {
-            self.start(replica);
-        }
-        for event in events.drain(..) {
-            self.engine_event(replica, &event);
-        }
-        self.events = events;
-        self.start(replica);
-    }
-
-    fn engine_event(&mut self, replica: ReplicaIndex, event: &EngineEvent) {
-        let job = event.request as JobIndex;
-        let now = self.now;
-        let state = &mut self.jobs[job];
-        if state.at != Some(replica) {
-            return;
-        }
-        let gateway = usize::from(state.gateway);
-        let whole = match event.kind {
-            EventKind::Scheduled { cached_tokens } => {
-                state.cached = if state.tokens == 0 { cached_tokens } else { state.cached };
-                return;
-            }
-            EventKind::Preempted => return,
-            EventKind::Computed => true,
-            EventKind::Token { last } => last,
-        };
-        state.tokens += 1;
-        let gap = now.since(state.last);
-        state.last = now;
-        if state.first.is_none() {
-            state.first = Some(now);
-            self.replicas[replica].shown(state.sent.1, now.since(state.sent.0));
-            self.records[job].ttft = Some(now.since(self.setup.arrivals[job].at));
-            self.tell(gateway, Input::FirstToken { job, replica });
-        } else if self.setup.arrivals[job].streams {
-            let pace = &mut self.paces[gateway * self.setup.replicas.len() + replica];
-            pace.gaps += 1;
-            pace.total += gap;
-        }
-        if whole && self.jobs[job].at == Some(replica) {
-            self.finish(job, replica);
-        }
-    }
-
-    fn finish(&mut self, job: JobIndex, replica: ReplicaIndex) {
-        let state = self.jobs[job];
-        let record = &mut self.records[job];
-        let gaps = state.tokens.saturating_sub(1).max(1);
-        record.itl = state.last.since(state.first.unwrap_or(state.last)) / gaps;
-        record.cached = state.cached;
-        record.ended = Some(self.now);
-        self.jobs[job].at = None;
-        self.open -= 1;
-        self.tell(usize::from(state.gateway), Input::Finished { job, replica, cached: state.cached });
-    }
-
-    fn fault_begins(&mut self, replica: ReplicaIndex) {
-        let Some(fault) = self.replicas[replica].fault() else { return };
-        self.plan(self.now + fault.lasts, Happening::FaultEnds(replica));
-        if let Some(every) = fault.every.filter(|_| self.open > 0) {
-            self.plan(self.now + every, Happening::FaultBegins(replica));
-        }
-        match fault.kind {
-            FaultKind::Frozen => self.replicas[replica].freeze(self.now + fault.lasts),
-            FaultKind::Crashed => {
-                self.replicas[replica].crash();
-                let there = |job: &JobIndex| self.jobs[*job].at == Some(replica);
-                for job in (0..self.jobs.len()).filter(there).collect::<Vec<_>>() {
-                    self.break_off(job, replica);
-                }
-            }
-        }
-    }
-
-    /// A job's engine died under it. After the first token it is cut.
-    fn break_off(&mut self, job: JobIndex, replica: ReplicaIndex) {
-        let gateway = self.jobs[job].gateway;
-        self.jobs[job].at = None;
-        if self.jobs[job].first.is_some() {
-            self.records[job].cut = true;
-            self.open -= 1;
-        } else {
-            self.jobs[job] = Job { gateway, ..Job::default() };
-        }
-        self.tell(usize::from(gateway), Input::Failed { job, replica, refused: false });
-    }
-
-    fn scrape(&mut self, replica: ReplicaIndex) {
-        let Some(period) = self.setup.scrape else { return };
-        self.plan(self.now + period, Happening::Scrape(replica));
-        if self.replicas[replica].crashed {
-            return;
-        }
-        let report = self.replicas[replica].report();
-        for gateway in 0..self.routers.len() {
-            self.tell(gateway, Input::Reported { replica, report });
-        }
-    }
-
-    fn tell_paces(&mut self) {
-        self.plan(self.now + PACE_PERIOD, Happening::PaceDue);
-        let engines = self.setup.replicas.len();
-        for index in 0..self.paces.len() {
-            let pace = std::mem::take(&mut self.paces[index]);
-            if pace.gaps > 0 {
-                self.tell(index / engines, Input::Paced { replica: index % engines, pace });
-            }
-        }
     }
 }

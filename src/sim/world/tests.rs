@@ -31,6 +31,7 @@ fn setup(count: u64, gap: u64) -> Setup {
         scrape: None,
         late: false,
         horizon: None,
+        scaling: None,
     }
 }
 

@@ -183,6 +183,10 @@ fn faults_of_models_and_pools() {
         (with("  x: {engine: vllm, models: [y]}"), "pools.x.replicas: names no replica"),
         (with("  x: {engine: vllm, models: [y], cold_start: 0s}"), "pools.x.cold_start: must not be zero"),
         (
+            with("  x: {engine: vllm, models: [y], cold_start: 1m, min_replicas: 3, max_replicas: 2}"),
+            "pools.x.max_replicas: is less than min_replicas",
+        ),
+        (
             with("  x: {engine: vllm, models: [y], cold_start: 1m, scales_to_zero: true}"),
             "pools.x.scales_to_zero: is for `replicas` whose addresses stay",
         ),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::core::event::Report;
 use crate::core::time::Tick;
 use crate::sim::world::arrival::Arrival;
-use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
+use crate::sim::world::router::{Input, JobIndex, Member, ReplicaIndex};
 
 /// Time without work for an engine that failed a request.
 pub const PAUSE: Duration = Duration::from_secs(5);
@@ -43,6 +43,8 @@ pub struct Engine {
     pub since_report: i64,
     /// No work before then.
     pub(super) paused: Option<Tick>,
+    /// It is not there, or about to go.
+    pub(super) away: bool,
 }
 
 /// What became of a failed request.
@@ -72,13 +74,14 @@ impl Flights {
         Self { engines: vec![Engine::default(); replicas], jobs: HashMap::new(), open: Vec::new() }
     }
 
-    /// The engines that may get work now; all of them when none may.
+    /// The engines that may get work now; all that are there when none may.
     pub fn open(&mut self, now: Tick) -> &[ReplicaIndex] {
         self.open.clear();
-        let able = |engine: &Engine| engine.paused.is_none_or(|until| until <= now);
-        self.open.extend((0..self.engines.len()).filter(|index| able(&self.engines[*index])));
+        let there = |index: &ReplicaIndex| !self.engines[*index].away;
+        let able = |index: &ReplicaIndex| self.engines[*index].paused.is_none_or(|until| until <= now);
+        self.open.extend((0..self.engines.len()).filter(there).filter(able));
         if self.open.is_empty() {
-            self.open.extend(0..self.engines.len());
+            self.open.extend((0..self.engines.len()).filter(there));
         }
         &self.open
     }
@@ -108,6 +111,14 @@ impl Flights {
             Input::Reported { replica, report } => {
                 let engine = &mut self.engines[*replica];
                 (engine.report, engine.since_report) = (Some(*report), 0);
+            }
+            Input::Members { members } => {
+                for (engine, member) in self.engines.iter_mut().zip(*members) {
+                    engine.away = *member != Member::Serving;
+                    if *member == Member::Absent {
+                        engine.report = None;
+                    }
+                }
             }
             _ => {}
         }

@@ -1,0 +1,214 @@
+//! What a pool needed before, so that its number does not fall too soon, swing,
+//! or wait for replicas that do not come.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::core::time::Tick;
+
+/// How much less a replica must be used before one is given up, as a part of
+/// the use that is aimed at.
+const SLACK: f64 = 0.94;
+/// The part of the replicas that goes in one step down, 1 / 4, at least one.
+const STEP: u32 = 4;
+/// The part of a start between two steps, 1 / 6.
+const PAUSE: u32 = 6;
+/// The shortest time between two steps.
+const MIN_PAUSE: Duration = Duration::from_secs(15);
+/// How much longer than usual the number is kept at most after it fell and had
+/// to rise again.
+const MOST_STRETCH: u32 = 4;
+/// How long a pool that lost replicas counts as short at least.
+const SHORTAGE: Duration = Duration::from_secs(600);
+/// What is added to twice the time of a start before a pool counts as short.
+const GRACE: Duration = Duration::from_secs(30);
+/// Hopeless bursts within [`RECENT`] that make a floor.
+const OFTEN: usize = 2;
+/// Hopeless bursts that are remembered.
+const BURSTS: usize = 8;
+/// How long.
+const RECENT: Duration = Duration::from_secs(3600);
+/// The most that bursts may raise the floor to, in what is needed without them.
+const MOST_FLOOR: f64 = 3.0;
+
+/// One pool's number and what it remembers.
+#[derive(Debug, Clone, Default)]
+pub struct Memory {
+    number: u32,
+    /// The most that was needed from each moment on until now, falling.
+    peaks: VecDeque<(Tick, u32)>,
+    /// When it last went down, from where, and when it last rose soon after
+    /// that.
+    fell: Option<Tick>,
+    from: u32,
+    regret: Option<Tick>,
+    stretch: u32,
+    /// Replicas in service as of the last look, since when there are too few
+    /// without any coming, and when some were lost.
+    ready: u32,
+    lacking: Option<Tick>,
+    lost: Option<Tick>,
+    /// Hopeless bursts: when each was last seen, and how many replicas would have
+    /// met it.
+    bursts: VecDeque<(Tick, f64)>,
+}
+
+/// Whole replicas that do the work of so many.
+#[must_use]
+pub fn whole(replicas: f64) -> u32 {
+    (replicas - 1e-9).ceil().max(0.0) as u32
+}
+
+impl Memory {
+    /// The number from now on, where `replicas` are needed, at least `floor`, and
+    /// the most that was needed is kept for `hold`; whether it is kept. A start
+    /// takes `start`.
+    pub fn settle(&mut self, replicas: f64, floor: u32, hold: Duration, start: Duration, now: Tick) -> (u32, bool) {
+        let (up, low) = (whole(replicas).max(floor), whole(replicas / SLACK).max(floor));
+        let hold = self.hold(hold, now);
+        while self.peaks.back().is_some_and(|(_, peak)| *peak <= low) {
+            self.peaks.pop_back();
+        }
+        self.peaks.push_back((now, low));
+        while self.peaks.front().is_some_and(|(at, _)| now.since(*at) > hold) && self.peaks.len() > 1 {
+            self.peaks.pop_front();
+        }
+        let peak = self.peaks.front().map_or(low, |(_, peak)| *peak);
+        let pause = (start / PAUSE).max(MIN_PAUSE);
+        if up > self.number {
+            // A fall of a little that did not last was for nothing; one far down was
+            // for a load that went and came back.
+            let little = self.from - self.number <= (self.from / 5).max(1);
+            if little && self.fell.is_some_and(|fell| now.since(fell) < hold * 2) {
+                self.regret = Some(now);
+                self.stretch = (self.stretch.max(1) * 2).min(MOST_STRETCH);
+            }
+            (self.number, self.from, self.fell) = (up, up, None);
+        } else if peak < self.number && self.fell.is_none_or(|fell| now.since(fell) >= pause) {
+            self.from = self.from.max(self.number);
+            self.number = peak.max(self.number - (self.number / STEP).max(1));
+            self.fell = Some(now);
+        }
+        (self.number, self.number > up)
+    }
+
+    /// How long the most that was needed is kept: longer for a while after it was
+    /// given up too soon.
+    fn hold(&mut self, usual: Duration, now: Tick) -> Duration {
+        let over = self.regret.is_none_or(|regret| now.since(regret) > usual * MOST_STRETCH * 2);
+        if over {
+            self.stretch = 1;
+        }
+        usual * self.stretch.max(1)
+    }
+
+    /// Whether replicas that the pool should have do not come: some are missing
+    /// for longer than two starts, or were taken away where they may be.
+    pub fn is_short(&mut self, ready: u32, start: Duration, may_be_taken: bool, now: Tick) -> bool {
+        let before = std::mem::replace(&mut self.ready, ready);
+        if ready < before && before <= self.number && may_be_taken {
+            self.lost = Some(now);
+        }
+        if ready >= self.number {
+            (self.lacking, self.lost) = (None, None);
+            return false;
+        }
+        if ready > before {
+            self.lacking = Some(now);
+        }
+        let lacking = now.since(*self.lacking.get_or_insert(now)) > start * 2 + GRACE;
+        lacking || self.lost.is_some_and(|lost| now.since(lost) < SHORTAGE.max(start * 2))
+    }
+
+    /// What came could not wait for a start, and so many replicas would have met
+    /// it.
+    pub fn hopeless(&mut self, replicas: f64, apart: Duration, now: Tick) {
+        match self.bursts.back_mut().filter(|(last, _)| now.since(*last) < apart) {
+            Some(burst) => *burst = (now, burst.1.max(replicas)),
+            None => {
+                self.bursts.push_back((now, replicas));
+                if self.bursts.len() > BURSTS {
+                    self.bursts.pop_front();
+                }
+            }
+        }
+    }
+
+    /// Replicas to keep for bursts that come again and again; `usual` are needed
+    /// without them.
+    pub fn floor(&mut self, usual: f64, now: Tick) -> u32 {
+        self.bursts.retain(|(last, _)| now.since(*last) < RECENT);
+        if self.bursts.len() < OFTEN {
+            return 0;
+        }
+        let mut heights: Vec<f64> = self.bursts.iter().map(|(_, height)| *height).collect();
+        heights.sort_by(f64::total_cmp);
+        whole(heights[heights.len() / 2].min(usual.max(1.0) * MOST_FLOOR))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Duration = Duration::from_secs(60);
+    const HOLD: Duration = Duration::from_secs(300);
+
+    fn at(seconds: u64) -> Tick {
+        Tick::from_millis(seconds * 1000)
+    }
+
+    fn number(memory: &mut Memory, replicas: f64, second: u64) -> u32 {
+        memory.settle(replicas, 0, HOLD, START, at(second)).0
+    }
+
+    #[test]
+    fn it_rises_at_once_and_falls_after_the_hold_in_steps() {
+        let mut memory = Memory::default();
+        assert_eq!(number(&mut memory, 11.2, 0), 12);
+        assert_eq!(number(&mut memory, 2.0, 300), 12);
+        assert_eq!(number(&mut memory, 2.0, 301), 9, "a quarter less");
+        assert_eq!(number(&mut memory, 2.0, 301), 9, "asked twice");
+        assert_eq!(number(&mut memory, 2.0, 316), 7);
+        let last = (317..500).map(|second| number(&mut memory, 2.0, second)).last();
+        assert_eq!(last, Some(3), "2 would leave no slack");
+        assert_eq!(number(&mut memory, 0.0, 900), 2);
+        assert_eq!((number(&mut memory, 0.0, 950), number(&mut memory, 0.0, 990)), (1, 0));
+    }
+
+    #[test]
+    fn what_was_given_up_too_soon_is_kept_longer_the_next_time() {
+        let mut memory = Memory::default();
+        number(&mut memory, 5.0, 0);
+        assert_eq!((number(&mut memory, 3.6, 1), number(&mut memory, 3.6, 302)), (6 - 1, 4));
+        assert_eq!(number(&mut memory, 4.5, 400), 5);
+        number(&mut memory, 3.6, 401);
+        assert_eq!(number(&mut memory, 3.6, 750), 5, "twice as long");
+        assert_eq!(number(&mut memory, 3.6, 1002), 4);
+    }
+
+    #[test]
+    fn replicas_that_do_not_come_or_go_away_make_it_short() {
+        let mut memory = Memory::default();
+        number(&mut memory, 4.0, 0);
+        assert!(!memory.is_short(1, START, false, at(0)) && !memory.is_short(1, START, false, at(150)));
+        assert!(memory.is_short(1, START, false, at(151)));
+        assert!(!memory.is_short(2, START, false, at(160)), "one came");
+        assert!(!memory.is_short(4, START, true, at(170)));
+        assert!(memory.is_short(3, START, true, at(180)), "it was taken away");
+        assert!(!memory.is_short(4, START, true, at(190)));
+        assert!(!memory.is_short(3, START, false, at(200)), "it fell, and will come back");
+    }
+
+    #[test]
+    fn bursts_that_come_again_raise_the_floor() {
+        let mut memory = Memory::default();
+        memory.hopeless(8.0, START, at(0));
+        memory.hopeless(9.0, START, at(30));
+        assert_eq!(memory.floor(4.0, at(40)), 0, "one is none");
+        memory.hopeless(7.0, START, at(600));
+        assert_eq!(memory.floor(4.0, at(700)), 9);
+        assert_eq!(memory.floor(1.0, at(700)), 3, "never more than three times what is needed without them");
+        assert_eq!(memory.floor(4.0, at(4500)), 0);
+    }
+}

@@ -1,0 +1,193 @@
+//! What the classes of one line ask for, as one number.
+//!
+//! With λ for the work that arrives each second, μ for what a replica does in
+//! one, S for how long a start takes, and for each class its tolerance D, what
+//! waits W, and for how long the oldest has waited, A:
+//!
+//! * *sustained*: λ over a window of S, at a use of four fifths;
+//! * *noise*: what waits will have gone within D as it is: nothing more;
+//! * *burst*: else, where D > S: (λ over ten seconds + W/max(D − S, A))/μ. What
+//!   is older than D − S will be refused before a replica comes. Never much more
+//!   than what arrived over the window would need, spread over it: a burst that
+//!   is short against S has passed when they come;
+//! * *hopeless*: where D ≤ S no start can save what waits: only what is sustained
+//!   counts, and bursts that come again raise the floor ([`super::memory`]);
+//! * *patient*: classes with D far above S need W/((D − A)/2 − S), and whatever
+//!   the others leave free.
+
+use std::time::Duration;
+
+use super::Reason;
+
+/// The use of a replica that is aimed at.
+const TARGET: f64 = 0.8;
+/// The same with work that may wait.
+const PATIENT_TARGET: f64 = 0.95;
+/// How much longer than a start work must be able to wait to count as patient.
+pub const PATIENCE: Duration = Duration::from_secs(600);
+/// Time over which a backlog is drained at least, in seconds.
+const MIN_DRAIN: f64 = 30.0;
+/// The same of patient work.
+const MIN_PATIENT_DRAIN: f64 = 60.0;
+/// How much more than what is sustained a burst may come to.
+const MOST_BURST: f64 = 1.5;
+
+/// What one class asks for in one line.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Want {
+    /// How long its jobs can wait.
+    pub tolerance: Duration,
+    /// Work per second over the slow window.
+    pub slow: f64,
+    /// What comes to that by the time that a replica has started.
+    pub rise: f64,
+    /// Work per second over the fast window.
+    pub fast: f64,
+    /// Work that waits.
+    pub backlog: f64,
+    /// How long the oldest has waited.
+    pub oldest: Duration,
+}
+
+/// What a line asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Asked {
+    /// Work per second that replicas have to be able to do, headroom included.
+    pub work: f64,
+    /// What that is mostly for.
+    pub reason: Reason,
+    /// What arrives each second and cannot wait for a start, beyond what is
+    /// sustained; 0 unless some will be refused.
+    pub hopeless: f64,
+}
+
+/// Whether work that can wait so long is patient where a start takes so long.
+#[must_use]
+pub fn is_patient(tolerance: Duration, start: Duration) -> bool {
+    tolerance >= start.saturating_add(PATIENCE)
+}
+
+/// What the classes ask for, given in the order of service. `capacity` is what
+/// the replicas in service do in a second.
+#[must_use]
+pub fn asked(wants: &[Want], start: Duration, capacity: f64) -> Asked {
+    let patient = |want: &&Want| is_patient(want.tolerance, start);
+    let urgent = || wants.iter().filter(|want| !patient(want));
+    let sustained: f64 = urgent().map(|want| want.slow + want.rise).sum();
+    let fast: f64 = urgent().map(|want| want.fast).sum();
+    let start_s = start.as_secs_f64();
+
+    let (mut before, mut drain, mut hopeless) = (0.0, 0.0, false);
+    for want in urgent().filter(|want| want.backlog > 0.0) {
+        before += want.backlog;
+        let (tolerance, age) = (want.tolerance.as_secs_f64(), want.oldest.as_secs_f64());
+        if before <= (capacity - fast).max(0.0) * tolerance {
+            continue;
+        }
+        match tolerance > start_s {
+            true => drain += want.backlog / (tolerance - start_s).max(age).max(MIN_DRAIN),
+            false => hopeless = true,
+        }
+    }
+    let later: f64 = wants.iter().filter(patient).map(|want| patient_rate(want, start_s)).sum();
+
+    let burst = if drain > 0.0 { (fast + drain).min(MOST_BURST * sustained / TARGET) } else { 0.0 };
+    let options = [
+        (sustained / TARGET, Reason::Sustained),
+        (burst, Reason::Burst),
+        ((sustained + later) / PATIENT_TARGET, Reason::Deadline),
+    ];
+    let most = options.into_iter().max_by(|one, two| one.0.total_cmp(&two.0).then(two.1.cmp(&one.1)));
+    let (work, reason) = most.filter(|(work, _)| *work > 0.0).unwrap_or_default();
+    let hopeless = if hopeless { (fast - sustained).max(0.0) } else { 0.0 };
+    Asked { work, reason, hopeless }
+}
+
+/// Work per second that gets patient work done in half of the time that it has.
+fn patient_rate(want: &Want, start: f64) -> f64 {
+    let left = want.tolerance.saturating_sub(want.oldest).as_secs_f64();
+    want.backlog / (left / 2.0 - start).max(MIN_PATIENT_DRAIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{prop_assert, proptest};
+
+    use super::*;
+
+    const START: Duration = Duration::from_secs(180);
+
+    fn secs(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// A class that asks for a hundred units a second; a replica does ten.
+    fn hundred(tolerance: u64) -> Want {
+        Want { tolerance: secs(tolerance), slow: 100.0, fast: 100.0, ..Want::default() }
+    }
+
+    #[test]
+    fn what_is_sustained_is_met_with_headroom() {
+        let asked = asked(&[hundred(30)], START, 200.0);
+        assert_eq!((asked.work, asked.reason, asked.hopeless), (125.0, Reason::Sustained, 0.0));
+    }
+
+    #[test]
+    fn a_backlog_that_goes_in_time_is_noise() {
+        let want = Want { backlog: 2900.0, ..hundred(300) };
+        assert_eq!(asked(&[want], START, 110.0).reason, Reason::Sustained);
+        let want = Want { backlog: 3100.0, ..want };
+        assert_eq!(asked(&[want], START, 110.0).reason, Reason::Burst);
+    }
+
+    #[test]
+    fn a_backlog_is_drained_between_the_start_and_what_is_tolerated() {
+        let want = Want { backlog: 6000.0, oldest: secs(60), ..hundred(300) };
+        assert_eq!(asked(&[want], START, 10.0).work, 150.0, "100 + 6000 / (300 - 180)");
+        let old = Want { oldest: secs(240), ..want };
+        assert_eq!(asked(&[old], START, 10.0).work, 125.0, "those older than 120 s are refused before");
+        let much = Want { backlog: 60_000.0, ..want };
+        assert_eq!(asked(&[much], START, 10.0).work, 187.5, "1.5 times what is sustained");
+    }
+
+    #[test]
+    fn a_hopeless_burst_orders_only_what_is_sustained() {
+        let want = Want { slow: 22.0, fast: 100.0, backlog: 3000.0, ..hundred(30) };
+        let asked = asked(&[want], START, 10.0);
+        assert_eq!((asked.work, asked.reason, asked.hopeless), (27.5, Reason::Sustained, 78.0));
+    }
+
+    #[test]
+    fn patient_work_is_done_by_half_of_its_time() {
+        let want = Want { backlog: 16_200.0, ..hundred(3600) };
+        let patient = asked(&[want], START, 10.0);
+        assert!((patient.work - 10.0 / 0.95).abs() < 1e-9, "16 200 / (1800 - 180)");
+        assert_eq!(patient.reason, Reason::Deadline);
+        let fresh = Want { backlog: 0.0, ..want };
+        assert_eq!(asked(&[fresh], START, 10.0), Asked::default(), "what runs in room that is there needs no more");
+        let beside = asked(&[hundred(30), want], START, 10.0);
+        assert_eq!((beside.work, beside.reason), (125.0, Reason::Sustained), "it fits into the headroom");
+    }
+
+    proptest! {
+        #[test]
+        fn more_is_never_less(
+            slow in 0.0f64..1e4, fast in 0.0f64..1e4, backlog in 0.0f64..1e7, tolerance in 1u64..10_000,
+            start in 1u64..600, capacity in 0.0f64..1e4, more in 0.0f64..1e4,
+        ) {
+            let want = Want { tolerance: secs(tolerance), slow, fast, backlog, ..Want::default() };
+            let work = |want: Want| asked(&[want], secs(start), capacity).work;
+            let least = work(want);
+            let larger = [
+                Want { slow: slow + more, ..want },
+                Want { fast: fast + more, ..want },
+                Want { backlog: backlog + more, ..want },
+            ];
+            for one in larger {
+                prop_assert!(work(one) >= least);
+            }
+            let most = slow * MOST_BURST / TARGET + backlog / MIN_PATIENT_DRAIN / PATIENT_TARGET;
+            prop_assert!(least <= most + 1e-6);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What arrives, what is taken and what waits, as the scale signal counts it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::core::demand::At;
+use crate::core::demand::state::State;
+use crate::core::demand::work::work;
+use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId};
+use crate::core::job::JobSpec;
+use crate::core::policy::Policy;
+use crate::core::scale::share::LineView;
+use crate::core::scale::want::{Want, asked};
+use crate::core::scale::{PoolView, window};
+use crate::core::time::Tick;
+
+use super::Scheduler;
+use super::arrive::Spot;
+use super::job::Job;
+
+/// What the lanes show of what waits.
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    /// Tokens, prompts and asked output, by pool that may serve them.
+    pub(super) tokens: BTreeMap<PoolId, u64>,
+    /// How long the oldest job of a class has waited in a line.
+    oldest: BTreeMap<At, Duration>,
+}
+
+impl Scheduler {
+    /// The work that a job is expected to be.
+    pub(super) fn weigh(&self, job: &mut Job) {
+        job.work = work(job.spec.prompt_tokens, self.lengths.expect(&job.spec));
+    }
+
+    /// A job of so much work arrived.
+    pub(super) fn note_offered(&mut self, spec: &JobSpec, spot: Spot, work: f64) {
+        self.demand.book.enter(spec);
+        self.demand.offered((spot.group, spot.class, spot.line), work, self.now);
+    }
+
+    /// A job that waited so long goes to a replica of the pool; `again` if it was
+    /// at one before.
+    pub(super) fn note_taken(&mut self, id: JobId, at: At, pool: PoolId, waited: Duration, again: bool) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        self.demand.taken(at, pool, job.work, again, self.now);
+        self.demand.book.sent(&job.spec, pool);
+        if !again {
+            let class = self.policy.classes.get(job.spec.class);
+            let in_time = class.is_none_or(|class| waited <= class.ttft_objective);
+            self.demand.book.began(&job.spec, pool, waited, in_time);
+        }
+    }
+
+    /// A job's stay at a replica ended.
+    pub(super) fn note_stay(&mut self, id: JobId, replica: ReplicaId, stay: Duration) {
+        if let (Some(job), Some(pool)) = (self.jobs.get(&id), self.fleet.pool_of(replica)) {
+            self.demand.book.stayed(&job.spec, pool, stay);
+        }
+    }
+
+    /// The demand that was seen, to be kept over a restart.
+    #[must_use]
+    pub fn demand_state(&self) -> State {
+        let mut state = self.demand.save(&self.policy);
+        for kept in &mut state.pools {
+            let start = self.policy.pools.id(&kept.name).and_then(|id| self.starts.measured(id));
+            kept.start = start.map(|start| start.as_secs_f64());
+        }
+        state
+    }
+
+    /// Takes over the demand that was seen before a restart, as far as the policy
+    /// has what it is of. False when it is of another version, and nothing was
+    /// taken over.
+    pub fn restore_demand(&mut self, state: &State) -> bool {
+        let taken = self.demand.restore(&self.policy, state);
+        for kept in state.pools.iter().filter(|_| taken) {
+            let start = kept.start.and_then(|start| Duration::try_from_secs_f64(start).ok());
+            if let (Some(id), Some(start)) = (self.policy.pools.id(&kept.name), start) {
+                self.starts.restore(id, start);
+            }
+        }
+        taken
+    }
+
+    /// Rows of the demand for the policy in force.
+    pub(super) fn count_demand(&mut self) {
+        let classes: Vec<Vec<ClassId>> = self.groups.iter().map(|group| group.class_ids().collect()).collect();
+        self.demand.apply(self.placement.groups(), &classes, self.policy.pools.capacity());
+        let Policy { models, pools, classes, tenants, .. } = &*self.policy;
+        let book = &mut self.demand.book;
+        book.resize(models.capacity(), pools.capacity(), classes.capacity(), tenants.capacity());
+    }
+
+    /// Looks at all lanes, once.
+    pub(super) fn look_at_lanes(&self, now: Tick) -> Waits {
+        let mut waits = Waits::default();
+        for (key, lane) in self.queue.lanes() {
+            let Some(spot) = self.spot(key) else { continue };
+            let load = u64::try_from(lane.load().tokens).unwrap_or(u64::MAX);
+            for pool in &self.groups[spot.group].shape.lines[spot.line].pools {
+                let sum = waits.tokens.entry(*pool).or_default();
+                *sum = sum.saturating_add(load);
+            }
+            let age = lane.oldest().map_or(Duration::ZERO, |oldest| now.since(oldest));
+            let oldest = waits.oldest.entry((spot.group, spot.class, spot.line)).or_default();
+            *oldest = age.max(*oldest);
+        }
+        waits
+    }
+
+    /// What each line of a group asks for, of the pools given.
+    pub(super) fn asked_of(
+        &self,
+        group: usize,
+        pools: &[PoolView],
+        waits: &Waits,
+        watched: Duration,
+    ) -> Vec<LineView> {
+        let view = |id: &PoolId| pools.iter().find(|pool| pool.pool == *id);
+        let lines = self.groups[group].shape.lines.iter().enumerate().map(|(line, row)| {
+            let order: Vec<PoolId> = row.tiers.iter().flat_map(|tier| &tier.pools).copied().collect();
+            let views = || order.iter().filter_map(view);
+            let first = views().find(|pool| !pool.short).or_else(|| views().next());
+            let start = first.map_or(Duration::ZERO, |pool| pool.start);
+            let known = views().find_map(|pool| pool.cost);
+            let ready: u32 = views().map(|pool| pool.ready).sum();
+            let speed = |pool: &PoolView| pool.cost.or(known).map_or(0.0, |cost| f64::from(pool.ready) / cost);
+            let capacity = views().map(speed).sum();
+            let wants = self.wants((group, line), (start, ready), waits, watched);
+            LineView { waiting: self.groups[group].waits_in(line), asked: asked(&wants, start, capacity), order }
+        });
+        lines.collect()
+    }
+
+    /// What each class asks for in the line, in the order of service.
+    fn wants(
+        &self,
+        (group, line): (usize, usize),
+        (start, ready): (Duration, u32),
+        waits: &Waits,
+        watched: Duration,
+    ) -> Vec<Want> {
+        let here = &self.groups[group];
+        let window = window(start);
+        let want = |(class, id): (usize, ClassId)| {
+            let at = (group, class, line);
+            let row = self.policy.classes.get(id).filter(|row| !row.spare)?;
+            let flow = self.demand.flow(at)?;
+            let held = row.cold_start_tolerance.filter(|_| ready == 0);
+            Some(Want {
+                tolerance: held.unwrap_or(row.max_wait).min(row.max_wait),
+                slow: flow.slow(window),
+                rise: flow.rise(window, start, watched),
+                fast: flow.fast(),
+                backlog: here.waiting_in(class, line) as f64 * flow.each(),
+                oldest: waits.oldest.get(&at).copied().unwrap_or_default(),
+            })
+        };
+        here.class_ids().enumerate().filter_map(want).collect()
+    }
+}

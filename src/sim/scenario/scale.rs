@@ -1,0 +1,207 @@
+//! Replicas that come and go, as a scenario writes it.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::config::units::Span;
+use crate::core::policy::{Policy, Pool};
+use crate::sim::scenario::design::Design;
+use crate::sim::scenario::file::Shape;
+use crate::sim::world::autoscale::Scaling;
+use crate::sim::world::autoscale::hpa::{Behavior, Direction};
+use crate::sim::world::autoscale::policy::ScalePolicy;
+
+/// Replicas of one world at most.
+const MAX_REPLICAS: u32 = 2_000;
+
+/// A world's `scale`; what is absent comes from that of `world` or has its usual
+/// value.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScaleRow {
+    /// What is compared, such as `n` or `queue=10`; needed.
+    pub policies: Option<Vec<String>>,
+    /// From the order of a replica to its first request; absent = 60 s.
+    pub start: Option<Span>,
+    /// Starts differ by up to this part of it, `0.0..=1.0`; absent = 0.
+    pub spread: Option<f64>,
+    /// Replicas that are always there; absent = 1.
+    pub min: Option<u32>,
+    /// The most that are ordered; absent = 100.
+    pub max: Option<u32>,
+    /// Those that are there from the beginning; absent = `min`.
+    pub initial: Option<u32>,
+    /// Time between two polls of KEDA; absent = 10 s.
+    pub poll: Option<Span>,
+    /// From the last activity to no replica; absent = 300 s.
+    pub cooldown: Option<Span>,
+    /// What the HPA's `behavior` says; absent = for `n` what `penstock keda`
+    /// writes, for others nothing.
+    pub behavior: Option<BehaviorRow>,
+}
+
+/// A `behavior` of the HPA.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BehaviorRow {
+    /// More replicas.
+    pub up: DirectionRow,
+    /// Fewer.
+    pub down: DirectionRow,
+}
+
+/// One direction. What is absent is as Kubernetes fills it in; where `pods` or
+/// `percent` is written, only that counts.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DirectionRow {
+    /// Proposals that differ by no more than this part are none; absent = 0.1.
+    pub tolerance: Option<f64>,
+    /// The stabilization window; absent = 0 up and 300 s down.
+    pub window: Option<Span>,
+    /// At most so many replicas in a period.
+    pub pods: Option<u32>,
+    /// At most this part of them, in per cent.
+    pub percent: Option<f64>,
+    /// The period; absent = 15 s.
+    pub period: Option<Span>,
+}
+
+impl ScaleRow {
+    /// This, with what it does not say taken from `base`.
+    #[must_use]
+    pub fn over(self, base: Self) -> Self {
+        Self {
+            policies: self.policies.or(base.policies),
+            start: self.start.or(base.start),
+            spread: self.spread.or(base.spread),
+            min: self.min.or(base.min),
+            max: self.max.or(base.max),
+            initial: self.initial.or(base.initial),
+            poll: self.poll.or(base.poll),
+            cooldown: self.cooldown.or(base.cooldown),
+            behavior: self.behavior.or(base.behavior),
+        }
+    }
+}
+
+impl DirectionRow {
+    fn over(self, usual: Direction, field: &str) -> Result<Direction, String> {
+        let mut direction = usual;
+        direction.tolerance = part(&format!("{field}.tolerance"), self.tolerance, usual.tolerance)?;
+        direction.window = self.window.map_or(usual.window, |span| span.0);
+        direction.steps.period = self.period.map_or(usual.steps.period, |span| span.0);
+        if self.pods.is_some() || self.percent.is_some() {
+            (direction.steps.pods, direction.steps.percent) = (self.pods, self.percent);
+        }
+        if self.percent.is_some_and(|percent| !percent.is_finite() || percent < 0.0) {
+            return Err(format!("{field}.percent: must be at least 0"));
+        }
+        Ok(direction)
+    }
+}
+
+fn part(field: &str, value: Option<f64>, usual: f64) -> Result<f64, String> {
+    let value = value.unwrap_or(usual);
+    if (0.0..=1.0).contains(&value) { Ok(value) } else { Err(format!("{field}: must be from 0 to 1")) }
+}
+
+/// A world's replicas that come and go, checked.
+#[derive(Debug, Clone)]
+pub(super) struct Scale {
+    pub(super) policies: Vec<ScalePolicy>,
+    /// Engines of the world: the most that any policy orders, and room for as
+    /// many that leave.
+    pub(super) places: u32,
+    /// Whatever the policy.
+    usual: Scaling,
+}
+
+impl Scale {
+    pub(super) fn new(row: &ScaleRow, shape: &Shape) -> Result<Self, String> {
+        let texts = row.policies.as_deref().unwrap_or_default();
+        let policies: Result<Vec<ScalePolicy>, String> = texts.iter().map(|text| text.parse()).collect();
+        let policies = policies.map_err(|what| format!("scale.policies: {what}"))?;
+        let first = policies.first().copied();
+        let policy = first.ok_or("scale.policies: needs one, such as n or queue=10")?;
+        if shape.fleet.as_ref().is_some_and(|rows| rows.len() != 1 || rows[0].count.is_some()) {
+            return Err("fleet: with scale it is one row without count".to_owned());
+        }
+        if shape.gateways.is_some_and(|count| count > 1) {
+            return Err("gateways: with scale there is one".to_owned());
+        }
+        let (min, max) = (row.min.unwrap_or(1), row.max.unwrap_or(100));
+        let initial = row.initial.unwrap_or(min);
+        if !(1..=MAX_REPLICAS).contains(&max) {
+            return Err(format!("scale.max: must be from 1 to {MAX_REPLICAS}"));
+        }
+        if min > max || !(min..=max).contains(&initial) {
+            return Err("scale.min: min, initial and max must be in this order".to_owned());
+        }
+        let poll = row.poll.map_or(Duration::from_secs(10), |span| span.0);
+        if poll < Duration::from_secs(1) {
+            return Err("scale.poll: must be at least 1 s".to_owned());
+        }
+        let fixed = policies.iter().map(|policy| if let ScalePolicy::Fixed(count) = policy { *count } else { 0 });
+        Ok(Self {
+            places: fixed.max().unwrap_or(0).max(2 * max).min(2 * MAX_REPLICAS),
+            usual: Scaling {
+                policy,
+                start: row.start.map_or(Duration::from_secs(60), |span| span.0),
+                spread: part("scale.spread", row.spread, 0.0)?,
+                min,
+                max,
+                initial,
+                poll,
+                cooldown: row.cooldown.map_or(Duration::from_secs(300), |span| span.0),
+                behavior: row.behavior.map(behavior).transpose()?,
+                seed: 0,
+            },
+            policies,
+        })
+    }
+
+    /// Whether these designs can live with it.
+    ///
+    /// # Errors
+    /// One has no number of its own for `n`, or cannot hold requests while
+    /// nothing is there.
+    pub(super) fn check(&self, designs: &[Design]) -> Result<(), String> {
+        let Some(other) = designs.iter().find(|design| !design.is_penstock()) else { return Ok(()) };
+        if self.policies.contains(&ScalePolicy::Need) {
+            return Err(format!("scale.policies: `{other}` has no n: only penstock says it"));
+        }
+        if self.usual.min == 0 {
+            return Err(format!("scale.min: must be at least 1: `{other}` holds no requests for a start"));
+        }
+        Ok(())
+    }
+
+    /// Tells the gateway how long its pools take to start, as its operator would.
+    pub(super) fn tell(&self, policy: &mut Policy) {
+        let rows: Vec<(String, Pool)> =
+            policy.pools.iter().map(|(_, name, row)| (name.to_owned(), row.clone())).collect();
+        for (name, row) in rows {
+            policy.pools.insert(&name, Pool { cold_start: Some(self.usual.start), ..row });
+        }
+    }
+
+    /// One policy at work.
+    pub(super) fn scaling(&self, policy: usize, seed: u64) -> Scaling {
+        let policy = self.policies.get(policy).copied().unwrap_or(self.usual.policy);
+        let mut scaling = Scaling { policy, seed, ..self.usual.clone() };
+        if let ScalePolicy::Fixed(count) = policy {
+            (scaling.min, scaling.max, scaling.initial) = (count, count, count);
+        }
+        scaling
+    }
+}
+
+fn behavior(row: BehaviorRow) -> Result<Behavior, String> {
+    let usual = Behavior::default();
+    Ok(Behavior {
+        up: row.up.over(usual.up, "scale.behavior.up")?,
+        down: row.down.over(usual.down, "scale.behavior.down")?,
+    })
+}

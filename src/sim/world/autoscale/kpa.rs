@@ -1,0 +1,141 @@
+//! Knative's autoscaler: the mean concurrency of a stable and of a panic window
+//! (`pkg/autoscaler/scaling/autoscaler.go`).
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::core::time::Tick;
+
+/// Time between two samples of the concurrency.
+pub const SAMPLE: Duration = Duration::from_secs(1);
+/// Samples for each decision.
+const SAMPLES: u64 = 2;
+/// The window of usual decisions.
+const STABLE: Duration = Duration::from_secs(60);
+/// The window that finds bursts.
+const PANIC: Duration = Duration::from_secs(6);
+/// Panic begins where that many times the ready replicas are needed.
+const THRESHOLD: f64 = 2.0;
+/// Part of a replica's concurrency that is aimed at.
+const TARGET: f64 = 0.7;
+/// At most so many times the ready replicas in one decision.
+const FASTEST_UP: f64 = 1_000.0;
+/// At least the ready replicas over this in one decision.
+const FASTEST_DOWN: f64 = 2.0;
+/// From the decision for none to none.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// One autoscaler.
+#[derive(Debug, Clone)]
+pub struct Kpa {
+    target: f64,
+    samples: VecDeque<(Tick, f64)>,
+    taken: u64,
+    /// When the panic threshold was last passed.
+    panicked: Option<Tick>,
+    /// The most that was wanted in this panic.
+    most: u32,
+    /// Since when nothing is needed.
+    idle: Option<Tick>,
+}
+
+impl Kpa {
+    /// For replicas that run `concurrency` requests each; more than 0.
+    #[must_use]
+    pub fn new(concurrency: f64) -> Self {
+        let target = (concurrency * TARGET).max(f64::MIN_POSITIVE);
+        Self { target, samples: VecDeque::new(), taken: 0, panicked: None, most: 0, idle: None }
+    }
+
+    /// Takes a sample of the requests that are there, waiting ones included;
+    /// every other time it decides how many replicas there are to be.
+    pub fn sample(&mut self, now: Tick, concurrency: f64, ready: u32) -> Option<u32> {
+        self.samples.push_back((now, concurrency));
+        while self.samples.front().is_some_and(|(at, _)| now.since(*at) >= STABLE) {
+            self.samples.pop_front();
+        }
+        self.taken += 1;
+        self.taken.is_multiple_of(SAMPLES).then(|| self.decide(now, ready))
+    }
+
+    fn decide(&mut self, now: Tick, ready: u32) -> u32 {
+        let there = f64::from(ready.max(1));
+        let wanted = |window| (self.mean(now, window) / self.target).ceil();
+        let (stable, panic) = (wanted(STABLE), wanted(PANIC));
+        let (least, most) = ((there / FASTEST_DOWN).floor(), (FASTEST_UP * there).ceil());
+        let paced = |count: f64| count.clamp(least, most) as u32;
+        if panic / there >= THRESHOLD {
+            self.panicked = Some(now);
+        } else if self.panicked.is_some_and(|at| now.since(at) > STABLE) {
+            (self.panicked, self.most) = (None, 0);
+        }
+        if self.panicked.is_some() {
+            self.most = self.most.max(paced(stable)).max(paced(panic));
+            return self.graced(now, self.most);
+        }
+        self.graced(now, paced(stable))
+    }
+
+    fn graced(&mut self, now: Tick, count: u32) -> u32 {
+        if count > 0 {
+            self.idle = None;
+            return count;
+        }
+        let since = *self.idle.get_or_insert(now);
+        u32::from(now.since(since) < GRACE)
+    }
+
+    fn mean(&self, now: Tick, window: Duration) -> f64 {
+        let recent = self.samples.iter().filter(|(at, _)| now.since(*at) < window);
+        let (sum, count) = recent.fold((0.0, 0.0), |(sum, count), (_, sample)| (sum + sample, count + 1.0));
+        sum / f64::max(count, 1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was decided at each second with these concurrencies, all that is
+    /// ordered being ready at once.
+    fn decisions(kpa: &mut Kpa, from: u64, loads: &[f64], mut ready: u32) -> Vec<u32> {
+        let mut decided = Vec::new();
+        for (second, load) in loads.iter().enumerate() {
+            let now = Tick::from_millis((from + second as u64) * 1_000);
+            if let Some(count) = kpa.sample(now, *load, ready) {
+                decided.push(count);
+                ready = count;
+            }
+        }
+        decided
+    }
+
+    #[test]
+    fn a_steady_load_gets_its_number() {
+        let mut kpa = Kpa::new(10.0);
+        let decided = decisions(&mut kpa, 0, &[35.0; 60], 5);
+        assert!(decided.iter().all(|count| *count == 5), "{decided:?}");
+    }
+
+    #[test]
+    fn a_panic_goes_up_at_once_and_down_only_after_a_stable_window() {
+        let mut kpa = Kpa::new(10.0);
+        decisions(&mut kpa, 0, &[7.0; 60], 1);
+        let up = decisions(&mut kpa, 60, &[70.0; 10], 1);
+        assert_eq!(up.last(), Some(&10), "{up:?}");
+        let held = decisions(&mut kpa, 70, &[7.0; 50], 10);
+        assert!(held.iter().all(|count| *count == 10), "{held:?}");
+        let after = decisions(&mut kpa, 120, &[7.0; 80], 10);
+        assert_eq!(after.last(), Some(&1), "{after:?}");
+        assert!(after.windows(2).all(|pair| pair[1] >= pair[0] / 2), "{after:?}");
+    }
+
+    #[test]
+    fn nothing_for_a_window_and_a_grace_is_none() {
+        let mut kpa = Kpa::new(10.0);
+        decisions(&mut kpa, 0, &[7.0; 10], 1);
+        let idle = decisions(&mut kpa, 10, &[0.0; 120], 1);
+        let first = idle.iter().position(|count| *count == 0).unwrap();
+        assert!((40..=48).contains(&first), "after {} s", 2 * first);
+    }
+}

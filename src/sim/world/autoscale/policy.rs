@@ -1,0 +1,89 @@
+//! Who says how many replicas there are to be.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A policy as scenarios write it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ScalePolicy {
+    /// `n`: the router's own number through KEDA and the HPA: target 1, value N.
+    Need,
+    /// `queue=10`: as many as bring the requests that wait to so many for each.
+    Queue(f64),
+    /// `concurrency=16`: the same of all requests, running ones included.
+    Concurrency(f64),
+    /// `kpa=16`: Knative's windows over replicas that run so many at once.
+    Kpa(f64),
+    /// `fixed=12`: always so many.
+    Fixed(u32),
+}
+
+/// What fits where none of them is written.
+const FORMS: &str = "there are: n, queue=10, concurrency=16, kpa=16, fixed=12";
+
+impl ScalePolicy {
+    /// Whether the first request for a pool without replicas starts one at once,
+    /// before the next poll: by a push, or because it goes through an activator.
+    #[must_use]
+    pub fn is_pushed(self) -> bool {
+        matches!(self, Self::Need | Self::Kpa(_))
+    }
+}
+
+impl fmt::Display for ScalePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Need => f.write_str("n"),
+            Self::Queue(target) => write!(f, "queue={target}"),
+            Self::Concurrency(target) => write!(f, "concurrency={target}"),
+            Self::Kpa(target) => write!(f, "kpa={target}"),
+            Self::Fixed(count) => write!(f, "fixed={count}"),
+        }
+    }
+}
+
+impl FromStr for ScalePolicy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("no policy is called `{text}`; {FORMS}");
+        let Some((name, value)) = text.split_once('=') else {
+            return if text == "n" { Ok(Self::Need) } else { Err(wrong()) };
+        };
+        let number = value.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.001);
+        let number = number.ok_or_else(|| format!("`{text}`: `{value}` must be a number greater than 0"));
+        match name {
+            "queue" => Ok(Self::Queue(number?)),
+            "concurrency" => Ok(Self::Concurrency(number?)),
+            "kpa" => Ok(Self::Kpa(number?)),
+            "fixed" => match value.parse() {
+                Ok(count) if count > 0 => Ok(Self::Fixed(count)),
+                _ => Err(format!("`{text}`: must be at least 1")),
+            },
+            _ => Err(wrong()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_policy_reads_and_prints_itself() {
+        for text in ["n", "queue=10", "concurrency=16.5", "kpa=8", "fixed=12"] {
+            assert_eq!(text.parse::<ScalePolicy>().unwrap().to_string(), text);
+        }
+        for (text, expected) in [
+            ("best", "there are: n, queue=10"),
+            ("n=3", "no policy is called `n=3`"),
+            ("queue", "no policy is called `queue`"),
+            ("queue=0", "must be a number greater than 0"),
+            ("kpa=many", "`many` must be a number"),
+            ("fixed=2.5", "must be at least 1"),
+        ] {
+            let error = text.parse::<ScalePolicy>().unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

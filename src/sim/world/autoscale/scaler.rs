@@ -1,0 +1,93 @@
+//! What stands between a policy and the number of replicas.
+
+use crate::core::need::Need;
+use crate::core::time::Tick;
+use crate::sim::world::autoscale::Scaling;
+use crate::sim::world::autoscale::hpa::{Behavior, Hpa};
+use crate::sim::world::autoscale::keda::Keda;
+use crate::sim::world::autoscale::kpa::Kpa;
+use crate::sim::world::autoscale::policy::ScalePolicy;
+
+/// What can be seen of a world.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::sim::world) struct Seen {
+    /// Requests that wait, at the router or in an engine.
+    pub(in crate::sim::world) queued: usize,
+    /// Requests that an engine computes.
+    pub(in crate::sim::world) running: usize,
+    /// Replicas that are ready.
+    pub(in crate::sim::world) ready: u32,
+    /// What the router says; absent = it says nothing.
+    pub(in crate::sim::world) need: Option<Need>,
+}
+
+impl Seen {
+    fn open(&self) -> f64 {
+        (self.queued + self.running) as f64
+    }
+}
+
+/// One autoscaler at work.
+#[derive(Debug)]
+pub(in crate::sim::world) struct Scaler {
+    policy: ScalePolicy,
+    keda: Keda,
+    hpa: Hpa,
+    kpa: Kpa,
+    min: u32,
+    max: u32,
+}
+
+impl Scaler {
+    pub(in crate::sim::world) fn new(scaling: &Scaling) -> Self {
+        let usual = match scaling.policy {
+            ScalePolicy::Need => Some(Behavior::exact(scaling.max)),
+            _ => None,
+        };
+        let concurrency = if let ScalePolicy::Kpa(target) = scaling.policy { target } else { 1.0 };
+        Self {
+            policy: scaling.policy,
+            keda: Keda::new(scaling.min, scaling.cooldown),
+            hpa: Hpa::new(scaling.min, scaling.max, scaling.behavior.or(usual)),
+            kpa: Kpa::new(concurrency),
+            min: scaling.min,
+            max: scaling.max,
+        }
+    }
+
+    /// The metric and its target; absent = there is none, and all hold still.
+    fn metric(&self, seen: &Seen) -> Option<(f64, f64)> {
+        match self.policy {
+            ScalePolicy::Need => Some((f64::from(seen.need?.desired?), 1.0)),
+            ScalePolicy::Queue(target) => Some((seen.queued as f64, target)),
+            ScalePolicy::Concurrency(target) => Some((seen.open(), target)),
+            ScalePolicy::Kpa(_) | ScalePolicy::Fixed(_) => None,
+        }
+    }
+
+    /// KEDA's poll, or its push: how many there are to be instead of `current`.
+    pub(in crate::sim::world) fn poll(&mut self, now: Tick, current: u32, seen: &Seen) -> u32 {
+        let active = match self.policy {
+            ScalePolicy::Need => match seen.need {
+                Some(need) => need.is_busy() || need.keep || need.desired.is_none(),
+                None => return current,
+            },
+            ScalePolicy::Queue(_) => seen.queued > 0,
+            ScalePolicy::Concurrency(_) => seen.queued + seen.running > 0,
+            ScalePolicy::Kpa(_) => return current.max(u32::from(seen.queued > 0)),
+            ScalePolicy::Fixed(_) => return current,
+        };
+        self.keda.poll(now, current, active)
+    }
+
+    /// The HPA's sync.
+    pub(in crate::sim::world) fn sync(&mut self, now: Tick, current: u32, seen: &Seen) -> u32 {
+        self.metric(seen).map_or(current, |(value, target)| self.hpa.sync(now, current, value, target))
+    }
+
+    /// A sample for Knative's autoscaler.
+    pub(in crate::sim::world) fn sample(&mut self, now: Tick, current: u32, seen: &Seen) -> u32 {
+        let decided = self.kpa.sample(now, seen.open(), seen.ready);
+        decided.map_or(current, |count| count.clamp(self.min, self.max))
+    }
+}

@@ -1,0 +1,274 @@
+//! The places in which replicas are, or are not.
+
+use std::time::Duration;
+
+use crate::core::time::Tick;
+use crate::sim::rng::Rng;
+use crate::sim::world::autoscale::{Scaled, Scaling};
+use crate::sim::world::router::{Member, ReplicaIndex};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Slot {
+    Off,
+    /// Ordered as the so many-th.
+    Starting(u64),
+    /// Ready as the so many-th.
+    Serving(u64),
+    Leaving,
+}
+
+/// What an order brought about.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(in crate::sim::world) struct Change {
+    /// Replicas that start, the number of their order, and when they are ready.
+    pub(in crate::sim::world) starts: Vec<(ReplicaIndex, u64, Tick)>,
+    /// Replicas that get no new work.
+    pub(in crate::sim::world) leaves: Vec<ReplicaIndex>,
+}
+
+/// All places, and the account of what was in them.
+#[derive(Debug)]
+pub(in crate::sim::world) struct Slots {
+    slots: Vec<Slot>,
+    start: Duration,
+    spread: f64,
+    rng: Rng,
+    /// Orders and moments of being ready so far.
+    turn: u64,
+    wanted: u32,
+    account: Account,
+}
+
+#[derive(Debug)]
+struct Account {
+    /// Nothing counts after it.
+    until: Tick,
+    since: Tick,
+    replica_seconds: f64,
+    /// Whether the last order went up.
+    up: Option<bool>,
+    turns: u32,
+    told: Scaled,
+}
+
+impl Slots {
+    /// The first so many are ready; what comes after `until` is not counted.
+    pub(in crate::sim::world) fn new(scaling: &Scaling, places: usize, until: Tick) -> Self {
+        let initial = scaling.initial.min(places as u32);
+        let slot = |index: usize| if index < initial as usize { Slot::Serving(0) } else { Slot::Off };
+        let first = vec![(Tick::ZERO, initial)];
+        let told = Scaled { peak: initial, orders: first.clone(), ready: first, ..Scaled::default() };
+        Self {
+            slots: (0..places).map(slot).collect(),
+            start: scaling.start,
+            spread: scaling.spread,
+            rng: Rng::new(scaling.seed),
+            turn: 0,
+            wanted: initial,
+            account: Account {
+                until,
+                since: Tick::ZERO,
+                replica_seconds: 0.0,
+                up: None,
+                turns: 0,
+                told,
+            },
+        }
+    }
+
+    /// Replicas that are ordered: ready or starting, and not leaving.
+    pub(in crate::sim::world) fn wanted(&self) -> u32 {
+        self.wanted
+    }
+
+    /// Replicas that are ready.
+    pub(in crate::sim::world) fn ready(&self) -> u32 {
+        self.slots.iter().filter(|slot| matches!(slot, Slot::Serving(_))).count() as u32
+    }
+
+    /// Whether anything can be there that computes.
+    pub(in crate::sim::world) fn is_there(&self, replica: ReplicaIndex) -> bool {
+        matches!(self.slots[replica], Slot::Serving(_) | Slot::Leaving)
+    }
+
+    /// What a router hears of its fleet.
+    pub(in crate::sim::world) fn members(&self) -> Vec<Member> {
+        let member = |slot: &Slot| match slot {
+            Slot::Off | Slot::Starting(_) => Member::Absent,
+            Slot::Serving(_) => Member::Serving,
+            Slot::Leaving => Member::Leaving,
+        };
+        self.slots.iter().map(member).collect()
+    }
+
+    /// There are to be so many. Of those that are too many the ones that start
+    /// go first, the last ordered before the others, then those that are ready,
+    /// the newest first.
+    pub(in crate::sim::world) fn order(&mut self, now: Tick, count: u32) -> Change {
+        let mut change = Change::default();
+        if count == self.wanted {
+            return change;
+        }
+        self.pass(now);
+        let before = self.wanted;
+        while self.wanted < count
+            && let Some(place) = self.slots.iter().position(|slot| *slot == Slot::Off)
+        {
+            self.turn += 1;
+            self.slots[place] = Slot::Starting(self.turn);
+            change.starts.push((place, self.turn, now + self.time_to_start()));
+            self.wanted += 1;
+        }
+        while self.wanted > count
+            && let Some(place) = self.dearest()
+        {
+            let serves = matches!(self.slots[place], Slot::Serving(_));
+            self.slots[place] = if serves { Slot::Leaving } else { Slot::Off };
+            change.leaves.extend(serves.then_some(place));
+            self.wanted -= 1;
+        }
+        self.note_order(now, before);
+        if !change.leaves.is_empty() {
+            self.note_ready(now);
+        }
+        change
+    }
+
+    /// Who goes next.
+    fn dearest(&self) -> Option<ReplicaIndex> {
+        let rank = |place: &usize| match self.slots[*place] {
+            Slot::Starting(turn) => Some((1, turn, *place)),
+            Slot::Serving(turn) => Some((0, turn, *place)),
+            Slot::Off | Slot::Leaving => None,
+        };
+        (0..self.slots.len()).filter_map(|place| rank(&place)).max().map(|(_, _, place)| place)
+    }
+
+    fn time_to_start(&mut self) -> Duration {
+        let around = 2.0 * self.rng.unit() - 1.0;
+        self.start.mul_f64((1.0 + self.spread * around).max(0.0))
+    }
+
+    /// The start of that order is over. Says whether the replica is there now:
+    /// the order may have been taken back.
+    pub(in crate::sim::world) fn started(&mut self, now: Tick, replica: ReplicaIndex, order: u64) -> bool {
+        if self.slots[replica] != Slot::Starting(order) {
+            return false;
+        }
+        self.turn += 1;
+        self.slots[replica] = Slot::Serving(self.turn);
+        self.note_ready(now);
+        true
+    }
+
+    /// Whether the replica leaves.
+    pub(in crate::sim::world) fn is_leaving(&self, replica: ReplicaIndex) -> bool {
+        self.slots[replica] == Slot::Leaving
+    }
+
+    /// The last stream of one that leaves has ended.
+    pub(in crate::sim::world) fn left(&mut self, now: Tick, replica: ReplicaIndex) {
+        self.pass(now);
+        self.slots[replica] = Slot::Off;
+    }
+
+    /// What came of it all.
+    pub(in crate::sim::world) fn settle(mut self, now: Tick) -> Scaled {
+        self.pass(now);
+        let hours = self.account.until.since(Tick::ZERO).as_secs_f64() / 3_600.0;
+        Scaled {
+            replica_hours: self.account.replica_seconds / 3_600.0,
+            turns_per_hour: f64::from(self.account.turns) / hours.max(f64::MIN_POSITIVE),
+            ..self.account.told
+        }
+    }
+
+    /// Counts what was there until now.
+    fn pass(&mut self, now: Tick) {
+        let there = self.slots.iter().filter(|slot| **slot != Slot::Off).count();
+        let now = now.min(self.account.until);
+        self.account.replica_seconds += there as f64 * now.since(self.account.since).as_secs_f64();
+        self.account.since = self.account.since.max(now);
+    }
+
+    fn note_order(&mut self, now: Tick, before: u32) {
+        let account = &mut self.account;
+        if self.wanted == before || now > account.until {
+            return;
+        }
+        let up = self.wanted > before;
+        account.turns += u32::from(account.up.is_some_and(|last| last != up));
+        account.up = Some(up);
+        account.told.peak = account.told.peak.max(self.wanted);
+        account.told.orders.push((now, self.wanted));
+    }
+
+    fn note_ready(&mut self, now: Tick) {
+        let ready = self.ready();
+        self.account.told.ready.push((now, ready));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::world::autoscale::policy::ScalePolicy;
+
+    fn slots(initial: u32, spread: f64) -> Slots {
+        let scaling = Scaling {
+            policy: ScalePolicy::Queue(10.0),
+            start: Duration::from_secs(60),
+            spread,
+            min: 0,
+            max: 8,
+            initial,
+            poll: Duration::from_secs(10),
+            cooldown: Duration::from_secs(300),
+            behavior: None,
+            seed: 7,
+        };
+        Slots::new(&scaling, 8, at(3_600))
+    }
+
+    fn at(seconds: u64) -> Tick {
+        Tick::from_millis(seconds * 1_000)
+    }
+
+    #[test]
+    fn what_starts_goes_before_what_serves_and_the_newest_first() {
+        let mut slots = slots(2, 0.0);
+        let change = slots.order(at(0), 4);
+        assert_eq!(change.starts, [(2, 1, at(60)), (3, 2, at(60))]);
+        assert!(slots.started(at(60), 2, 1));
+        assert_eq!((slots.ready(), slots.wanted()), (3, 4));
+        assert_eq!(slots.order(at(61), 3), Change::default(), "the start of place 3 is called off");
+        assert!(!slots.started(at(62), 3, 2));
+        assert_eq!(slots.order(at(70), 1).leaves, [2, 1]);
+        assert!(slots.is_leaving(2) && slots.is_there(2));
+        assert_eq!(slots.members()[..4], [Member::Serving, Member::Leaving, Member::Leaving, Member::Absent]);
+        assert_eq!(slots.order(at(80), 2).starts[0].0, 3, "one that leaves is not called back");
+    }
+
+    #[test]
+    fn replicas_count_from_the_order_to_their_last_stream() {
+        let mut slots = slots(1, 0.0);
+        slots.order(at(0), 2);
+        slots.started(at(60), 1, 1);
+        slots.order(at(1_800), 1);
+        slots.left(at(2_700), 1);
+        let told = slots.settle(at(9_999));
+        assert_eq!(told.replica_hours, 1.75, "one hour and three quarters; nothing after the last arrival");
+        assert_eq!((told.peak, told.turns_per_hour), (2, 1.0));
+        assert_eq!(told.orders, [(at(0), 1), (at(0), 2), (at(1_800), 1)]);
+        assert_eq!(told.ready, [(at(0), 1), (at(60), 2), (at(1_800), 1)]);
+    }
+
+    #[test]
+    fn starts_differ_as_much_as_they_may() {
+        let mut slots = slots(0, 0.5);
+        let times: Vec<u64> =
+            slots.order(at(0), 8).starts.iter().map(|(_, _, at)| at.as_nanos() / 1_000_000).collect();
+        assert!(times.iter().all(|time| (30_000..=90_000).contains(time)), "{times:?}");
+        assert!(times.iter().any(|time| *time < 55_000) && times.iter().any(|time| *time > 65_000));
+    }
+}

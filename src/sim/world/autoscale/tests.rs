@@ -1,0 +1,188 @@
+//! Worlds whose replicas come and go.
+
+use std::time::Duration;
+
+use crate::core::ids::ClassId;
+use crate::core::policy::{Bounds, Class, Quota, Tenant};
+use crate::core::time::Tick;
+use crate::sim::engine::EngineOptions;
+use crate::sim::profile::Profile;
+use crate::sim::world::arrival::Arrival;
+use crate::sim::world::autoscale::policy::ScalePolicy;
+use crate::sim::world::autoscale::{Scaled, Scaling};
+use crate::sim::world::baseline::at_once::AtOnce;
+use crate::sim::world::baseline::held::{Cap, Fifo, Held};
+use crate::sim::world::baseline::least_request::LeastRequest;
+use crate::sim::world::gateway::{Gateway, Rack, policy};
+use crate::sim::world::replica::ReplicaSetup;
+use crate::sim::world::router::Router;
+use crate::sim::world::run::{Outcome, Setup, run};
+
+const PLACES: usize = 40;
+const START: Duration = Duration::from_secs(60);
+
+fn scaling(policy: &str) -> Scaling {
+    Scaling {
+        policy: policy.parse().unwrap(),
+        start: START,
+        spread: 0.0,
+        min: 1,
+        max: 20,
+        initial: 1,
+        poll: Duration::from_secs(10),
+        cooldown: Duration::from_secs(120),
+        behavior: None,
+        seed: 3,
+    }
+}
+
+/// Requests of these seconds, each second with so many, on engines that can run
+/// four at once: a request takes about 5 s, so that each replica serves 0.8 a
+/// second.
+fn setup(scaling: Scaling, seconds: impl Iterator<Item = u64>, each: u64) -> Setup {
+    let profile = Profile::named("a10-8b").unwrap();
+    let options = EngineOptions { max_seqs: Some(4), ..EngineOptions::default() };
+    let arrival = |second: u64, index: u64| Arrival {
+        at: Tick::from_millis(second * 1_000 + index * 1_000 / each),
+        prompt: 200,
+        output: 120,
+        ..Arrival::default()
+    };
+    Setup {
+        replicas: vec![ReplicaSetup::new(profile, options); PLACES],
+        arrivals: seconds.flat_map(|second| (0..each).map(move |index| arrival(second, index))).collect(),
+        gateways: Vec::new(),
+        scrape: None,
+        late: false,
+        horizon: None,
+        scaling: Some(scaling),
+    }
+}
+
+fn gateway(initial: u32) -> Box<dyn Router> {
+    let class = Class {
+        rank: 0,
+        min_share: 0.0,
+        max_wait: Duration::from_secs(600),
+        ttft_objective: Duration::from_secs(10),
+        itl_objective: Duration::from_millis(100),
+        cold_start_tolerance: None,
+        demote_to: None,
+        spare: false,
+        placement: Default::default(),
+    };
+    let tenant = Tenant {
+        weight: 1.0,
+        default_class: ClassId::new(0),
+        classes: [ClassId::new(0)].into(),
+        models: None,
+        bounds: Bounds::default(),
+        quota: Quota::default(),
+        placement: Default::default(),
+    };
+    Box::new(Gateway::elastic(policy(&[Rack::plain(PLACES)], &[class], &[tenant]), initial as usize))
+}
+
+fn penstock(setup: &Setup) -> (Outcome, Scaled) {
+    let initial = setup.scaling.as_ref().unwrap().initial;
+    ended(run(setup, &mut [gateway(initial)]))
+}
+
+fn ended(outcome: Outcome) -> (Outcome, Scaled) {
+    let scaled = outcome.scaled.clone().unwrap();
+    assert!(outcome.records.iter().all(|record| record.served()), "something was lost");
+    assert_eq!(outcome.faults, 0);
+    (outcome, scaled)
+}
+
+#[test]
+fn a_replica_is_ready_when_its_start_is_over() {
+    let setup = setup(scaling("queue=2"), 0..120, 3);
+    let (_, scaled) = penstock(&setup);
+    let first = scaled.orders[1];
+    assert!(first.1 > 1, "{scaled:?}");
+    let ready = scaled.ready.iter().find(|(_, count)| *count > 1).unwrap();
+    assert_eq!(ready.0, first.0 + START);
+    assert!(ready.1 <= first.1);
+}
+
+#[test]
+fn what_is_ordered_serves() {
+    let alone = setup(scaling("fixed=1"), 0..300, 2);
+    let grown = setup(Scaling { initial: 3, ..scaling("queue=2") }, 0..300, 2);
+    let wait = |setup: &Setup| {
+        let (outcome, _) = penstock(setup);
+        outcome.records.iter().filter_map(|record| record.ttft).max().unwrap()
+    };
+    let (alone, grown) = (wait(&alone), wait(&grown));
+    assert!(grown < alone / 4, "{grown:?} {alone:?}");
+}
+
+#[test]
+fn a_removed_replica_ends_its_streams_and_gets_no_new_ones() {
+    // Two waves, with next to nothing between them: replicas go while they run.
+    let waves = (0..240).chain((240..1_200).step_by(12)).chain(1_200..1_400);
+    for text in ["queue=1", "concurrency=3", "kpa=4", "n"] {
+        let setup = setup(Scaling { initial: 4, min: 1, ..scaling(text) }, waves.clone(), 3);
+        let (outcome, scaled) = penstock(&setup);
+        let counts: Vec<u32> = scaled.orders.iter().map(|(_, count)| *count).collect();
+        assert!(counts.windows(2).any(|pair| pair[1] < pair[0]), "{text}: {counts:?}");
+        assert!(outcome.records.iter().all(|record| !record.cut), "{text}");
+        assert!(counts.iter().all(|count| (1..=20).contains(count)), "{text}: {counts:?}");
+    }
+}
+
+#[test]
+fn other_designs_lose_nothing_either() {
+    let waves = (0..120).chain((120..900).step_by(12)).chain(900..1_000);
+    let setup = setup(Scaling { initial: 2, ..scaling("concurrency=3") }, waves, 3);
+    let cap = Cap { requests: 4, prefill: u64::MAX };
+    let routers: [Box<dyn Router>; 2] = [
+        Box::new(AtOnce::new(PLACES, LeastRequest::default())),
+        Box::new(Held::new(PLACES, cap, Fifo::default())),
+    ];
+    for router in routers {
+        let (outcome, scaled) = ended(run(&setup, &mut [router]));
+        assert!(scaled.peak > 2 && scaled.turns_per_hour > 0.0, "{scaled:?}");
+        assert!(outcome.records.iter().all(|record| record.sends == 1));
+    }
+}
+
+#[test]
+fn to_zero_only_after_the_cooldown_and_back_at_once() {
+    let zero = Scaling { min: 0, initial: 1, ..scaling("n") };
+    let setup = setup(zero, (0..60).chain(1_500..1_530), 1);
+    let (outcome, scaled) = penstock(&setup);
+    let second = 60;
+    let last = outcome.records[..second].iter().filter_map(|record| record.ended).max().unwrap();
+    let none = scaled.orders.iter().find(|(_, count)| *count == 0).unwrap().0;
+    assert!(none >= last + Duration::from_secs(110), "{none:?} after {last:?}");
+    assert!(none <= last + Duration::from_secs(900), "{none:?} after {last:?}");
+    let back = scaled.orders.iter().find(|(at, count)| *at > none && *count > 0).unwrap();
+    let next = outcome.records[second];
+    assert_eq!(*back, (next.arrived, 1), "the push, to one");
+    let waited = next.ttft.unwrap();
+    assert!((START..START * 2).contains(&waited), "{waited:?}");
+}
+
+#[test]
+fn a_fixed_fleet_counts_its_hours_and_does_not_move() {
+    let fixed = Scaling { min: 5, max: 5, initial: 5, ..scaling("fixed=5") };
+    assert_eq!(fixed.policy, ScalePolicy::Fixed(5));
+    let (_, scaled) = penstock(&setup(fixed, 0..361, 1));
+    assert!((scaled.replica_hours - 0.5).abs() < 1e-3, "{scaled:?}");
+    assert_eq!((scaled.peak, scaled.turns_per_hour, scaled.orders.len()), (5, 0.0, 1));
+}
+
+#[test]
+fn the_same_seed_brings_the_same_world() {
+    for text in ["n", "queue=2", "kpa=4"] {
+        let of = |seed| {
+            let setup = setup(Scaling { spread: 0.4, seed, ..scaling(text) }, 0..200, 3);
+            let (outcome, scaled) = penstock(&setup);
+            (outcome.records, scaled)
+        };
+        assert_eq!(of(1), of(1), "{text}");
+        assert_ne!(of(1).1.ready, of(2).1.ready, "{text}: starts differ");
+    }
+}
