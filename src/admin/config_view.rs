@@ -34,6 +34,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "client_certs": scale.names,
             "stale_after": secs(scale.stale_after),
             "max_streams": scale.max_streams,
+            "state_file": scale.state_file,
         },
         "auth": auth(&edge.auth, policy),
         "classes": by_name(policy.classes.iter().map(|(_, name, class)| (name, class_view(class, policy)))),

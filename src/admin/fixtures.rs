@@ -14,6 +14,7 @@ use crate::config::settings::{
     TelemetrySettings, UpstreamLimits,
 };
 use crate::config::watch::{ReloadOutcome, ReloadReport};
+use crate::core::demand::state::State;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::policy::{Bounds, Policy};
 use crate::core::snapshot::{Changed, PoolState, PoolView, QueueView, ReplicaState, ReplicaView, Snapshot};
@@ -81,7 +82,7 @@ fn edge(policy: &Policy) -> Edge {
 pub(super) fn settings() -> Settings {
     let policy = Policy { bounds: Bounds { requests: 500, ..Bounds::default() }, ..fixtures::policy(2) };
     let seconds = Duration::from_secs;
-    let scale = Scale { listen: None, max_streams: 9, names: None, stale_after: seconds(8) };
+    let scale = Scale { listen: None, max_streams: 9, names: None, state_file: None, stale_after: seconds(8) };
     Settings {
         digest: "d1".into(),
         scale,
@@ -176,6 +177,7 @@ pub(super) fn bare_state(telemetry: &Telemetry) -> AdminState {
         sources: Arc::new(Vec::new),
         limits: Arc::new(Vec::new),
         needs: Arc::new(Vec::new),
+        demand: Arc::new(State::default),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
         bill: None,

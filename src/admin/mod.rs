@@ -21,6 +21,7 @@ use std::sync::Arc;
 use crate::config::settings::Settings;
 use crate::config::watch::ReloadReport;
 use crate::core::budget::Standing;
+use crate::core::demand::state::State;
 use crate::core::ids::JobId;
 use crate::core::need::Need;
 use crate::core::snapshot::{Changed, Snapshot, WaitingView};
@@ -59,6 +60,8 @@ pub struct AdminState {
     pub limits: Arc<dyn Fn() -> Vec<Standing> + Send + Sync>,
     /// What pools need, as scalers are told it.
     pub needs: Arc<dyn Fn() -> Vec<Need> + Send + Sync>,
+    /// The demand that was seen.
+    pub demand: Arc<dyn Fn() -> State + Send + Sync>,
     /// Puts an operator's wish in force.
     pub operate: Arc<dyn Fn(Wish) -> Changed + Send + Sync>,
     /// Why a job waits; `None` when it does not.

@@ -41,6 +41,7 @@ GET  /admin/v1/tenants    tenants with their weights, classes, limits, what is l
 GET  /admin/v1/overrides  what operators have set apart from the file
 GET  /scale/v1/pools      what each pool needs, as scalers are told it
 GET  /scale/v1/{pool}     the same of one, for KEDA's metrics-api; takes a trigger's keys as its query
+GET  /admin/v1/demand     the demand that was seen, of models, pools, classes and tenants
 GET  /admin/v1/requests/{id}  why a recent request went where it went, or why it waits
 GET  /admin/v1/usage      who used what, and what it cost: ?by=tenant,model&since=7d&until=...&share=steps
 GET  /admin/v1/config     the configuration in force, without secrets
@@ -84,6 +85,7 @@ pub fn router(state: AdminState, more: Router) -> Router {
         .route("/admin/v1/overrides", get(overrides))
         .route("/admin/v1/requests/{id}", get(request))
         .route("/admin/v1/usage", get(usage))
+        .route("/admin/v1/demand", get(demand))
         .route("/admin/v1/config", get(config))
         .route("/admin/v1/reload", post(reload))
         .with_state(admin)
@@ -176,6 +178,10 @@ async fn usage(State(admin): State<Admin>, uri: Uri) -> Response {
         Ok(bill) => Json(bill).into_response(),
         Err(Refusal(status, message)) => problem(status, &message),
     }
+}
+
+async fn demand(State(admin): State<Admin>) -> impl IntoResponse {
+    Json((admin.state.demand)())
 }
 
 async fn config(State(admin): State<Admin>) -> impl IntoResponse {

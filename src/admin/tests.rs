@@ -18,6 +18,7 @@ use crate::admin::fixtures::{KEY_DIGEST, bare_state, settings, snapshot, unchang
 use crate::admin::{AdminState, AdminTls, router, spawn};
 use crate::config::problem::Problem;
 use crate::config::watch::{ReloadOutcome, ReloadReport};
+use crate::core::demand::state::State;
 use crate::core::event::Report;
 use crate::core::ids::ReplicaId;
 use crate::telemetry::Telemetry;
@@ -62,6 +63,7 @@ fn world(report: ReloadReport) -> World {
         sources: Arc::new(Vec::new),
         limits: Arc::new(Vec::new),
         needs: Arc::new(Vec::new),
+        demand: Arc::new(State::default),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
         bill: Some(Arc::new(|query| {

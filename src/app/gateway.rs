@@ -16,7 +16,7 @@ use crate::admin::{self, AdminHandle, AdminState, AdminTls};
 use crate::app::calendar::{self, Today};
 use crate::app::hooks::{self, DoorWatch, Followers, ToScheduler, ToTelemetry};
 use crate::app::start::StartError;
-use crate::app::{idle, promises, scale, signals, usage};
+use crate::app::{demand, idle, promises, scale, signals, usage};
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Listeners;
 use crate::config::watch::{ReloadAsks, ReloadHandle, Reloader, channel};
@@ -65,6 +65,8 @@ pub struct Gateway {
     serving: JoinHandle<()>,
     background: JoinSet<()>,
     usage: Option<Usage>,
+    /// Keeps the demand that was seen.
+    state_file: Option<PathBuf>,
 }
 
 /// What the scheduler needs beside events: time, days, and what streams show.
@@ -78,6 +80,9 @@ fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
         tasks.spawn(idle::follow(Arc::clone(proxy)));
     }
     tasks.spawn(promises::watch(Arc::clone(proxy)));
+    if let Some(path) = &proxy.settings.load().scale.state_file {
+        tasks.spawn(demand::follow(path.clone(), gate(), proxy.telemetry.clone()));
+    }
     tasks
 }
 
@@ -135,6 +140,9 @@ impl Gateway {
         let journal = usage.as_ref().map(|usage| usage.journal().clone());
         let proxy = Arc::new(make_proxy(gate, settings, &fleet, &telemetry, journal));
         prepare_identity(&proxy, &now)?;
+        if let Some(path) = &now.scale.state_file {
+            demand::restore(path, &proxy.gate, &telemetry);
+        }
         let today = calendar::begin(&proxy.gate);
         if let Some(usage) = &mut usage {
             usage::follow(usage, &proxy.gate, &now.policy, today.begins_ms(), &telemetry)?;
@@ -173,6 +181,7 @@ impl Gateway {
             serving,
             background,
             usage,
+            state_file: now.scale.state_file.clone(),
         })
     }
 
@@ -262,9 +271,13 @@ impl Gateway {
         self.sources.stop().await;
         self.fleet.stop().await;
         ServerStopped { cut_off }.emit(telemetry);
-        let (admin, usage) = (self.admin, self.usage);
+        let (admin, usage, state_file) = (self.admin, self.usage, self.state_file);
+        let gate = Arc::clone(gate);
         let audited = telemetry.clone();
         let _stopped = spawn_blocking(move || {
+            if let Some(path) = state_file {
+                demand::save(&path, &gate, &audited);
+            }
             admin.stop();
             audited.flush_audit(GOODBYE);
             if let Some(usage) = usage {
@@ -320,7 +333,7 @@ fn start_admin(
 ) -> Result<AdminHandle, StartError> {
     let (gate, rules, grace) = (Arc::clone(&proxy.gate), Arc::clone(&proxy.settings), proxy.grace.clone());
     let (view, reload) = (fleet.view(), reload.clone());
-    let (operated, explained, limited) = (Arc::clone(&gate), Arc::clone(&gate), Arc::clone(&gate));
+    let [operated, explained, limited, seen] = std::array::from_fn(|_| Arc::clone(&gate));
     let sources = sources.clone();
     let needs = Arc::clone(board);
     let state = AdminState {
@@ -334,6 +347,7 @@ fn start_admin(
         sources: Arc::new(move || hooks::source_views(&sources)),
         limits: Arc::new(move || limited.limits()),
         needs: Arc::new(move || needs.view().needs().collect()),
+        demand: Arc::new(move || seen.demand()),
         operate: Arc::new(move |wish| operated.operate(|now| hooks::event_of(wish, now))),
         explain: Arc::new(move |job| explained.explain(job)),
         bill: settings.startup.usage.clone().map(usage::bills),

@@ -7,6 +7,7 @@ mod count;
 mod demo;
 mod gateway;
 mod hooks;
+mod demand;
 mod idle;
 mod keda;
 mod load;

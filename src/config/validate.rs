@@ -55,7 +55,7 @@ pub(super) fn validate(
 ) -> Settings {
     limits::version(file.version, findings);
     let startup = startup::validate(file, secrets, findings);
-    let scale = scale::validate(file, findings);
+    let scale = scale::validate(file, secrets, findings);
     let mut ring = Ring::default();
     let listeners = listeners(file, &mut ring, secrets, findings);
     let mut classes = classes::validate(&file.classes, previous.map(|old| &old.policy.classes), findings);

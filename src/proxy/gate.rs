@@ -17,6 +17,7 @@ pub use self::ticket::{Limits, Ticket};
 use self::desks::{Answer, Desks, Dispatch, Letter, Mail};
 use crate::core::budget::Standing;
 use crate::core::cost::bill::Idle;
+use crate::core::demand::state::State;
 use crate::core::event::{Action, Event, Rejection};
 use crate::core::ids::JobId;
 use crate::core::job::{JobSpec, Prefix, Usage};
@@ -171,6 +172,18 @@ impl Gate {
     pub fn needs(&self) -> Vec<Need> {
         let now = self.clock.now();
         self.inner.lock().scheduler.needs(now)
+    }
+
+    /// The demand that was seen, to be kept over a restart.
+    #[must_use]
+    pub fn demand(&self) -> State {
+        self.inner.lock().scheduler.demand_state()
+    }
+
+    /// Takes over the demand that was seen before a restart. False when it is of
+    /// another version.
+    pub fn restore_demand(&self, state: &State) -> bool {
+        self.inner.lock().scheduler.restore_demand(state)
     }
 
     /// How it stands with all limits, in a fixed order.

@@ -5,6 +5,7 @@ mod bills;
 mod client;
 mod cold;
 mod crowd;
+mod demand;
 mod discovery;
 mod door;
 mod drain;

@@ -30,6 +30,12 @@ pub struct Scale {
     /// Streams of `external-push` triggers that may be open at once.
     #[schemars(range(min = 1, max = 10000))]
     pub max_streams: u32,
+    /// A file that keeps the demand that was seen over a restart: how fast
+    /// replicas are, how long they take to start, and the profiles of
+    /// `GET /admin/v1/demand`. Written once a minute and at the end. Absent = a
+    /// start knows nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_file: Option<String>,
 }
 
 impl Default for Scale {
@@ -40,6 +46,7 @@ impl Default for Scale {
             client_certs: Vec::new(),
             stale_after: Span::secs(10),
             max_streams: 1000,
+            state_file: None,
         }
     }
 }

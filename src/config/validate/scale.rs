@@ -1,9 +1,11 @@
 //! `scale`.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use crate::config::field::Field;
 use crate::config::file::File;
+use crate::config::secret::Reader;
 use crate::config::settings::scale::Scale;
 use crate::config::validate::credentials::Ring;
 use crate::config::validate::findings::Findings;
@@ -12,7 +14,7 @@ use crate::config::validate::{limits, startup};
 /// Streams that a gateway has memory for without a thought.
 const MAX_STREAMS: u32 = 10_000;
 
-pub(super) fn validate(file: &File, findings: &mut Findings<'_>) -> Scale {
+pub(super) fn validate(file: &File, secrets: &Reader<'_>, findings: &mut Findings<'_>) -> Scale {
     let (scale, section) = (&file.scale, Field::top("scale"));
     let listen = scale.listen.map(|address| address.0);
     if let Some(address) = listen {
@@ -41,8 +43,14 @@ pub(super) fn validate(file: &File, findings: &mut Findings<'_>) -> Scale {
         listen,
         max_streams: usize::try_from(scale.max_streams).unwrap_or(usize::MAX),
         names: names(file, &section.key("client_certs"), findings),
+        state_file: state_file(file, secrets, &section.key("state_file"), findings),
         stale_after: limits::positive(scale.stale_after, &section.key("stale_after"), findings),
     }
+}
+
+fn state_file(file: &File, secrets: &Reader<'_>, field: &Field, findings: &mut Findings<'_>) -> Option<PathBuf> {
+    let path = file.scale.state_file.as_deref()?;
+    startup::writable(path, secrets, field, findings)
 }
 
 fn names(file: &File, field: &Field, findings: &mut Findings<'_>) -> Option<BTreeSet<String>> {

@@ -1,6 +1,7 @@
 //! `server` and `telemetry`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tracing_subscriber::EnvFilter;
@@ -69,15 +70,25 @@ fn audit(audit: &Audit, secrets: &Reader<'_>, findings: &mut Findings<'_>) -> Op
     if audit.keep > MAX_AUDIT_FILES {
         findings.error(&section.key("keep"), format!("{} is too many", audit.keep), "write 0 to 1000");
     }
-    let path = audit.file.as_deref()?;
+    let path = writable(audit.file.as_deref()?, secrets, &section.key("file"), findings)?;
+    Some(AuditFile { path, max_bytes: audit.max_size.0, keep: audit.keep })
+}
+
+/// The whole path of a file to write to; an error when it cannot be one.
+pub(super) fn writable(
+    path: &str,
+    secrets: &Reader<'_>,
+    field: &Field,
+    findings: &mut Findings<'_>,
+) -> Option<PathBuf> {
     let full = secrets.path(path);
     if path.is_empty() || full.is_dir() {
-        findings.error(&section.key("file"), format!("{path:?} is no file"), "name a file to add lines to");
+        findings.error(field, format!("{path:?} is no file"), "name a file to write to");
     } else if !folder(&full).is_dir() {
         let message = format!("the folder of {path:?} is not there");
-        findings.error(&section.key("file"), message, "make it, or name a file elsewhere");
+        findings.error(field, message, "make it, or name a file elsewhere");
     }
-    Some(AuditFile { path: full, max_bytes: audit.max_size.0, keep: audit.keep })
+    Some(full)
 }
 
 fn listeners(server: &Server, auth: &AdminAuth, section: &Field, findings: &mut Findings<'_>) {

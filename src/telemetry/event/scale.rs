@@ -1,5 +1,7 @@
 //! The scale signal: what it says, and who asked.
 
+use std::path::Path;
+
 use tracing::{debug, info, warn};
 
 use crate::telemetry::Telemetry;
@@ -147,5 +149,40 @@ mod tests {
             |code| samples[&*format!(r#"penstock_scaler_calls_total{{code="{code}",method="GetMetrics"}}"#)];
         assert_eq!([calls("ok"), calls("not_found")], [1.0, 1.0]);
         assert_eq!(samples[r#"penstock_scaler_clamped_total{pool="h100"}"#], 1.0);
+    }
+}
+
+/// The demand that the last process has seen was taken over.
+#[derive(Debug, Clone, Copy)]
+pub struct DemandRestored<'a> {
+    /// From where.
+    pub path: &'a Path,
+    /// Its profiles.
+    pub rows: usize,
+}
+
+impl DemandRestored<'_> {
+    /// Writes the event.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let Self { path, rows } = self;
+        telemetry.log(|| info!(path = %path.display(), rows, "demand restored"));
+    }
+}
+
+/// The demand that was seen could not be read or written; the gateway goes on
+/// without.
+#[derive(Debug, Clone, Copy)]
+pub struct DemandNotKept<'a> {
+    /// The file.
+    pub path: &'a Path,
+    /// Why.
+    pub reason: &'a str,
+}
+
+impl DemandNotKept<'_> {
+    /// Writes the event.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let Self { path, reason } = self;
+        telemetry.log(|| warn!(path = %path.display(), reason, "demand not kept"));
     }
 }
