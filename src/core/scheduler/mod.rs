@@ -55,7 +55,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::core::admission::has_space;
@@ -96,7 +96,7 @@ pub struct Scheduler {
     expected: Expected,
     prefixes: PrefixIndex,
     sessions: Sessions,
-    movable: BTreeSet<Movable>,
+    movable: BTreeMap<PoolId, BTreeSet<Movable>>,
     deadlines: BTreeSet<(Tick, JobId)>,
     /// Jobs that are held for a pool's start, by when they are told to come back
     /// where that is before their deadline.
@@ -147,7 +147,7 @@ impl Scheduler {
             expected: Expected::default(),
             prefixes: PrefixIndex::default(),
             sessions: Sessions::default(),
-            movable: BTreeSet::new(),
+            movable: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             held: BTreeSet::new(),
             starts: Starts::default(),
