@@ -8,7 +8,7 @@ const WORD: usize = u64::BITS as usize;
 /// A set of small numbers. Takes as many words as its largest number needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Bits {
-    words: SmallVec<[u64; 2]>,
+    words: SmallVec<[u64; 4]>,
 }
 
 impl Bits {
@@ -32,6 +32,12 @@ impl Bits {
     #[must_use]
     pub fn has(&self, number: usize) -> bool {
         self.words.get(number / WORD).is_some_and(|word| word >> (number % WORD) & 1 == 1)
+    }
+
+    /// Puts all numbers of another set in.
+    pub fn join(&mut self, other: &Self) {
+        self.words.resize(self.words.len().max(other.words.len()), 0);
+        self.words.iter_mut().zip(&other.words).for_each(|(own, other)| *own |= other);
     }
 
     /// The numbers that are in both, ascending.
@@ -78,6 +84,10 @@ mod tests {
                 prop_assert_eq!(bits[which].has(number), is_in);
             }
             let [one, two] = bits;
+            let mut joined = one.clone();
+            joined.join(&two);
+            let union: Vec<usize> = plain[0].union(&plain[1]).copied().collect();
+            prop_assert_eq!(joined.common(&joined).collect::<Vec<_>>(), union);
             let common: Vec<usize> = plain[0].intersection(&plain[1]).copied().collect();
             prop_assert_eq!(one.common(&two).collect::<Vec<_>>(), common);
             prop_assert_eq!(plain[0].iter().copied().collect::<Bits>().common(&one).count(), plain[0].len());

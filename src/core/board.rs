@@ -178,6 +178,13 @@ impl<K: Rank, V: Copy> Board<K, V> {
         }
     }
 
+    /// Changes the key of the entry in a slot.
+    pub fn rekey(&mut self, slot: usize, change: impl FnOnce(K) -> K) {
+        if let Some(entry) = self.entries.get(slot).copied().flatten() {
+            self.write(slot, Some(Entry { key: change(entry.key), ..entry }));
+        }
+    }
+
     /// The entry in a slot.
     #[must_use]
     pub fn get(&self, slot: usize) -> Option<&Entry<K, V>> {

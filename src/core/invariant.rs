@@ -9,8 +9,8 @@ pub enum InvariantId {
     LedgerBalanced,
     /// Each waiting job is in exactly one lane, and the totals are theirs.
     QueueConsistent,
-    /// The head of each lane stands in the order with its tenant's counter and
-    /// its own size.
+    /// The head of each lane stands in the order with its tenant's counter, which
+    /// moves it, and its own size.
     HeadsRanked,
     /// Each waiting job has its deadline in the timer, and the end of its hold if
     /// it waits for a pool to start; no other has.
@@ -20,7 +20,7 @@ pub enum InvariantId {
     /// No replica has credit that the head of a lane could use.
     NoIdleCredit,
     /// A tenant with a quota holds what its running jobs have, and a pool's
-    /// capacity is that of its replicas in service.
+    /// capacity and what it shows are those of its replicas in service.
     QuotasBalanced,
     /// A replica is held only for a waiting job that does not fit yet.
     HoldJustified,

@@ -2,6 +2,8 @@
 
 mod count;
 mod heads;
+mod search;
+mod seats;
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -10,21 +12,23 @@ use smallvec::SmallVec;
 
 use crate::core::backlog::Backlogs;
 use crate::core::bits::Bits;
-use crate::core::board::{Board, Size};
 use crate::core::estimate::DrainRate;
 use crate::core::fairness::{Counters, Guarantee};
 use crate::core::ids::{ClassId, PoolId, TenantId};
 use crate::core::placement::{self, GroupShape};
 use crate::core::policy::Policy;
 use crate::core::queue::Part;
-use crate::core::quota::{Quotas, Standing};
+use crate::core::quota::Quotas;
 use crate::core::reserve::Reserve;
 use crate::core::retries::RetryBudget;
 use crate::core::time::Tick;
 
-pub use self::heads::{Candidate, Head, HeadEntry, HeadKey, Hold, Opening, Promised, Room, Rooms, Seat};
+pub use self::heads::{
+    Candidate, Head, HeadEntry, HeadKey, Hold, Opening, Openings, Promised, Room, Rooms, Seat,
+};
 
 use self::heads::{Line, board};
+use self::seats::Chairs;
 
 /// How long a class stays urgent after its last job.
 const LINGER: Duration = Duration::from_secs(5);
@@ -49,7 +53,9 @@ pub struct ClassOrder {
     reach: Vec<bool>,
     lines: Vec<Line>,
     /// Lines with heads, by the number of the board.
-    busy: [Vec<usize>; 4],
+    busy: [Bits; 4],
+    /// What a payment moves.
+    chairs: Chairs,
     /// Its jobs that wait.
     waiting: u64,
     /// Those of them that may use each of the group's pools.
@@ -75,6 +81,8 @@ pub struct Group {
     pub pools: Bits,
     /// Those of each line as a set, and by their places in the group.
     reaches: Vec<(Bits, Vec<usize>)>,
+    /// The lines that reach each of the pools.
+    lines_at: Vec<Bits>,
     classes: Vec<ClassOrder>,
     /// Dispatched jobs per second.
     pub drain: DrainRate,
@@ -121,6 +129,7 @@ impl Group {
             let reach = shape.pools.iter().map(|pool| own.is_some_and(|own| own.contains(pool))).collect();
             let backlogs = backlogs.unwrap_or_default();
             let (busy, waiting, waits_for) = (Default::default(), 0, vec![0; shape.pools.len()]);
+            let chairs = Chairs::default();
             ClassOrder {
                 id,
                 min_share,
@@ -133,6 +142,7 @@ impl Group {
                 reach,
                 lines,
                 busy,
+                chairs,
                 waiting,
                 waits_for,
             }
@@ -141,9 +151,15 @@ impl Group {
             let places = line.pools.iter().filter_map(|pool| shape.pools.binary_search(pool).ok());
             (line.pools.iter().map(|pool| pool.index()).collect(), places.collect())
         };
+        let reaches: Vec<(Bits, Vec<usize>)> = shape.lines.iter().map(reach).collect();
+        let lines_at = |place: usize| {
+            let lines = reaches.iter().enumerate().filter(|(_, reach)| reach.1.contains(&place));
+            lines.map(|(line, _)| line).collect()
+        };
         Self {
             pools: shape.pools.iter().map(|pool| pool.index()).collect(),
-            reaches: shape.lines.iter().map(reach).collect(),
+            lines_at: (0..shape.pools.len()).map(lines_at).collect(),
+            reaches,
             shape: shape.clone(),
             classes: classes.collect(),
             drain: donor.map(|donor| donor.drain).unwrap_or_default(),
@@ -246,150 +262,6 @@ impl Group {
         let fresh = [false, true].map(|bound| line.boards[board(Part::Fresh, bound)].least_key());
         let floor = fresh.into_iter().flatten().map(|key| key.least).min().unwrap_or(line.served);
         class.counters.lift(tenant, floor)
-    }
-
-    /// Sets, moves or clears a head; returns its seat.
-    pub fn put(
-        &mut self,
-        (class, line, part): (usize, usize, Part),
-        seat: Option<Seat>,
-        bound: bool,
-        entry: Option<HeadEntry>,
-    ) -> Option<Seat> {
-        if let Some(before) = seat.filter(|before| before.bound != bound) {
-            self.set(class, line, board(part, before.bound), Some(before.slot), None);
-        }
-        let slot = seat.filter(|seat| seat.bound == bound).map(|seat| seat.slot);
-        self.set(class, line, board(part, bound), slot, entry).map(|slot| Seat { bound, slot })
-    }
-
-    fn set(
-        &mut self,
-        class: usize,
-        line: usize,
-        board: usize,
-        slot: Option<usize>,
-        entry: Option<HeadEntry>,
-    ) -> Option<usize> {
-        if slot.is_none() && entry.is_none() {
-            return None;
-        }
-        let class = &mut self.classes[class];
-        let heads = &mut class.lines[line].boards[board];
-        let was_empty = heads.is_empty();
-        let slot = heads.put(slot, entry);
-        match (was_empty, heads.is_empty()) {
-            (true, false) => class.busy[board].push(line),
-            (false, true) => class.busy[board].retain(|busy| *busy != line),
-            _ => {}
-        }
-        slot
-    }
-
-    /// A head as it stands on its board.
-    #[must_use]
-    pub fn get(&self, class: usize, line: usize, part: Part, seat: Seat) -> Option<&HeadEntry> {
-        self.classes[class].lines[line].boards[board(part, seat.bound)].get(seat.slot)
-    }
-
-    /// The first in the order of service among the heads that fit into the
-    /// room of their line and are not to be skipped: classes that are owed
-    /// their share, most owed first; then by rank. Within a class returned
-    /// jobs by age, then the tenant with the least counter.
-    pub fn first(&self, room: Room<'_>, skip: &dyn Fn(&Head) -> bool) -> Option<Candidate> {
-        self.turns().into_iter().find_map(|(class, guaranteed)| {
-            let guest = self.is_guest(class) && !guaranteed;
-            Part::ALL.into_iter().find_map(|part| {
-                let (entry, line) = self.first_in(class, part, guest, room, skip)?;
-                let (head, need, HeadKey { place, standing, .. }) = (entry.value, entry.size, entry.key);
-                Some(Candidate { class, line, head, place, need, guaranteed, guest, standing })
-            })
-        })
-    }
-
-    /// The first of a class and part, with its line. A line none of whose heads
-    /// would go before what was found is not searched.
-    fn first_in(
-        &self,
-        place: usize,
-        part: Part,
-        guest: bool,
-        room: Room<'_>,
-        skip: &dyn Fn(&Head) -> bool,
-    ) -> Option<(HeadEntry, usize)> {
-        let class = &self.classes[place];
-        let mut best: Option<(HeadEntry, usize)> = None;
-        for bound in [false, true] {
-            let board = board(part, bound);
-            for line in class.busy[board].iter().copied() {
-                let Some(size) = self.room_of((place, line, part), bound, guest, room) else { continue };
-                let heads = &class.lines[line].boards[board];
-                let goes_before = |key: &HeadKey| best.as_ref().is_none_or(|(found, _)| *key < found.key);
-                if heads.least_key().is_some_and(|key| goes_before(&key))
-                    && let Some(entry) =
-                        self.first_allowed(heads, size, skip).filter(|one| goes_before(&one.key))
-                {
-                    best = Some((entry, line));
-                }
-            }
-        }
-        best
-    }
-
-    /// What the pools of a line can take at most, of those of its heads that are
-    /// bound or of the others.
-    fn room_of(&self, at: (usize, usize, Part), bound: bool, guest: bool, room: Room<'_>) -> Option<Size> {
-        let line = at.1;
-        let rooms = match room {
-            Room::Anywhere => return Some(Size::MAX),
-            Room::Where(has) => return has(&self.shape.lines[line].pools).then_some(Size::MAX),
-            Room::In(rooms) => rooms,
-        };
-        let reach = &self.reaches[line].0;
-        let mut here = (rooms.openings)(guest).iter().filter(|(pool, _)| reach.has(pool.index())).peekable();
-        here.peek()?;
-        if (rooms.closed)(at) {
-            return None;
-        }
-        let wanted = if bound { Some((rooms.wanted)(line)?) } else { None };
-        let tier = wanted.map(|wanted| &self.shape.lines[line].tiers[wanted].pools);
-        let here = here.filter(|(pool, _)| tier.is_none_or(|tier| tier.contains(pool)));
-        here.map(|(_, size)| *size).reduce(Size::most)
-    }
-
-    /// Whether a head that may go is the first in the order of all that wait for
-    /// the pool, whether they fit or not.
-    #[must_use]
-    pub fn leads(&self, chosen: &Candidate, pool: PoolId) -> bool {
-        let parts = self.turns().into_iter().flat_map(|(class, _)| Part::ALL.map(|part| (class, part)));
-        let mut firsts = parts.filter_map(|(class, part)| {
-            let class = &self.classes[class];
-            let heads = [false, true].into_iter().flat_map(|bound| {
-                let board = board(part, bound);
-                let lines = class.busy[board].iter().filter(|line| self.reaches[**line].0.has(pool.index()));
-                lines.filter_map(move |line| class.lines[*line].boards[board].least_key())
-            });
-            heads.min()
-        });
-        firsts.next().is_some_and(|key| key.place.seq == chosen.place.seq)
-    }
-
-    /// The first on a board that fits and that the quotas let go. Who borrows
-    /// comes after all others, so when it may not, only one with fewer
-    /// sequences is left to look for.
-    fn first_allowed(
-        &self,
-        board: &Board<HeadKey, Head>,
-        room: Size,
-        skip: &dyn Fn(&Head) -> bool,
-    ) -> Option<HeadEntry> {
-        let (_, entry) = board.first((), room, skip)?;
-        let spare = self.quotas.spare();
-        if entry.key.standing == Standing::Guaranteed || entry.size.seqs <= spare {
-            return Some(entry);
-        }
-        let (_, entry) = board.first((), Size { seqs: room.seqs.min(spare), ..room }, skip)?;
-        Some(entry)
     }
 
     /// The ids of the classes, in the order of service.

@@ -301,8 +301,13 @@ impl Queue {
 
     /// A tenant's lanes of a class.
     pub fn lanes_of(&self, class: ClassId, tenant: TenantId) -> impl Iterator<Item = (LaneKey, &Lane)> {
+        self.with_lanes(self.keys_of(class, tenant))
+    }
+
+    /// The same without a look at the lanes.
+    pub fn keys_of(&self, class: ClassId, tenant: TenantId) -> impl Iterator<Item = LaneKey> {
         let models = self.models.get(&(class, tenant)).into_iter().flatten();
-        self.with_lanes(models.map(move |(model, fit)| LaneKey { class, tenant, model: *model, fit: *fit }))
+        models.map(move |(model, fit)| LaneKey { class, tenant, model: *model, fit: *fit })
     }
 
     fn with_lanes(&self, keys: impl IntoIterator<Item = LaneKey>) -> impl Iterator<Item = (LaneKey, &Lane)> {

@@ -29,6 +29,7 @@ impl Fleet {
             pool.load = before.get(id.index()).map(|pool| pool.load).unwrap_or_default();
             pool.load.configured = row.adapter_load;
         }
+        self.shown = self.pools.iter().map(PoolState::shown).collect();
     }
 
     /// What a new policy says of the adapters of a replica.

@@ -33,7 +33,7 @@ pub use self::pool::Promise;
 pub use self::search::{Found, Wish};
 
 use self::node::{Counted, Node};
-use self::pool::PoolState;
+use self::pool::{PoolState, Shown};
 
 /// What is known of a replica at the moment it is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +63,7 @@ pub struct Fleet {
     rules: Health,
     nodes: Vec<Option<Node>>,
     pools: Vec<PoolState>,
+    shown: Vec<Shown>,
     /// Pools with credit, of any kind.
     open: Bits,
     /// How often a replica came into service or went out of it.
@@ -232,6 +233,16 @@ impl Fleet {
         whole.unwrap_or(false)
     }
 
+    /// Its engine was done with a job, which shows that it works. What is derived
+    /// of the replica follows when the job is released.
+    pub fn proved(&mut self, id: ReplicaId, now: Tick) {
+        let node = self.nodes.get_mut(id.index()).and_then(Option::as_mut);
+        if let Some(node) = node.filter(|node| node.present) {
+            node.vitals.answered(now);
+            node.vitals.proved();
+        }
+    }
+
     /// The job is gone from there; with its part of the replica's time. False
     /// when its booking is not there.
     pub fn release(&mut self, id: ReplicaId, booking: &Booking, stay: &Stay, now: Tick) -> (bool, Duration) {
@@ -296,7 +307,7 @@ impl Fleet {
     /// the fastest of the pools.
     #[must_use]
     pub fn per_token(&self, pools: &[PoolId]) -> f64 {
-        let each = self.pools(pools).map(|pool| pool.speeds.median());
+        let each = self.shown(pools).map(|pool| pool.slowness);
         let fastest = each.min_by(f64::total_cmp).unwrap_or(1.0);
         predict::outlook(&Ledger::default()).slowed(fastest).per_token as f64
     }
@@ -402,6 +413,16 @@ impl Fleet {
         pools.iter().filter_map(|pool| self.pools.get(pool.index()))
     }
 
+    fn shown<'a>(&'a self, pools: &'a [PoolId]) -> impl Iterator<Item = &'a Shown> {
+        pools.iter().filter_map(|pool| self.shown.get(pool.index()))
+    }
+
+    /// Whether each pool shows what it is.
+    #[must_use]
+    pub fn shows_truly(&self) -> bool {
+        self.pools.iter().map(PoolState::shown).eq(self.shown.iter().copied())
+    }
+
     fn change<T>(&mut self, id: ReplicaId, now: Tick, act: impl FnOnce(&mut Node) -> T) -> Option<T> {
         let result = act(self.nodes.get_mut(id.index())?.as_mut()?);
         self.refresh(id, now);
@@ -445,6 +466,7 @@ impl Fleet {
             pool.recount(before, node.counted);
             self.can_wake = self.can_wake + u32::from(node.counted.can_wake) - u32::from(before.can_wake);
             self.fell_dormant |= (pool.is_dormant() || pool.is_away()) && !dormant;
+            self.shown[node.pool.index()] = pool.shown();
         }
         node.up = up;
         let presence = node.presence(now, &rules);

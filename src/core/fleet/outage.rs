@@ -39,7 +39,7 @@ impl Fleet {
     /// How many replicas of the pools may get work.
     #[must_use]
     pub fn count_up(&self, pools: &[PoolId]) -> u64 {
-        self.pools(pools).map(|pool| u64::from(pool.up)).sum()
+        self.shown(pools).map(|pool| u64::from(pool.up)).sum()
     }
 
     /// How often a replica came into service or went out of it.

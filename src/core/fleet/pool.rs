@@ -75,6 +75,16 @@ pub(super) struct PoolState {
     pub(super) bests: Bests,
 }
 
+/// What those ask of every pool that choose between pools. It stands apart, by
+/// pool and close together: a decision reads it of all pools of several lines.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Shown {
+    /// Replicas in service.
+    pub(super) up: u32,
+    /// See [`Speeds::median`].
+    pub(super) slowness: f64,
+}
+
 /// A pool may read guests' prompts at one replica of so many at the same time:
 /// the urgent class finds others that read its prompts at once.
 const GUEST_READERS: u32 = 2;
@@ -88,6 +98,11 @@ impl PoolState {
     /// Whether it is scaled to zero.
     pub(super) fn is_away(&self) -> bool {
         self.starts && self.up == 0 && self.away as usize == self.members.len()
+    }
+
+    /// What it shows to those who choose.
+    pub(super) const fn shown(&self) -> Shown {
+        Shown { up: self.up, slowness: self.speeds.median() }
     }
 
     /// Counts a replica anew.

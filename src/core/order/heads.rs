@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use smallvec::SmallVec;
+
 use crate::core::bits::Bits;
 use crate::core::board::{Board, Entry, Rank, Size};
 use crate::core::ids::{JobId, PoolId, ReplicaId};
@@ -107,6 +109,13 @@ pub struct Candidate {
 /// A pool that can take something, and the most that it can in each respect.
 pub type Opening = (PoolId, Size);
 
+/// All of these, and the lines that reach one of them at least.
+#[derive(Debug, Clone, Default)]
+pub struct Openings {
+    pub(super) pools: SmallVec<[Opening; 4]>,
+    pub(super) lines: Bits,
+}
+
 /// Where there is room.
 #[derive(Clone, Copy)]
 pub enum Room<'a> {
@@ -122,11 +131,21 @@ pub enum Room<'a> {
 #[derive(Clone, Copy)]
 pub struct Rooms<'a> {
     /// The pools, by whether a guest asks.
-    pub openings: &'a dyn Fn(bool) -> &'a [Opening],
+    pub openings: &'a dyn Fn(bool) -> &'a Openings,
     /// The tier of a line's pools that is wanted most just now.
     pub wanted: &'a dyn Fn(usize) -> Option<usize>,
     /// Whether nobody of this class, line and part is to be looked at.
     pub closed: &'a dyn Fn((usize, usize, Part)) -> bool,
+}
+
+impl<'a> Room<'a> {
+    /// The lines for which there may be room, where not all have to be looked at.
+    pub(super) fn lines(&self, guest: bool) -> Option<&'a Bits> {
+        match self {
+            Self::Anywhere | Self::Where(_) => None,
+            Self::In(rooms) => Some(&(rooms.openings)(guest).lines),
+        }
+    }
 }
 
 impl fmt::Debug for Room<'_> {

@@ -24,7 +24,7 @@ use super::job::Job;
 const SHORT_FIRST: f64 = 10.0;
 
 /// Where the accounts of a lane are: group, class by place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Account {
     pub(super) group: usize,
     pub(super) class: usize,
@@ -195,7 +195,7 @@ impl Scheduler {
         if !self.waits_in(spot, spec.class, spec.tenant) {
             let lifted = self.groups[spot.group].lift(spot.class, spot.line, spec.tenant);
             if lifted {
-                self.refresh_tenant(spot.group, spec.class, spec.tenant);
+                self.follow_payment(Account { group: spot.group, class: spot.class }, LaneKey::of(&spec));
             }
         }
         self.queue.push(&spec, part, place, self.weight(spec.tenant));
@@ -249,23 +249,33 @@ impl Scheduler {
 
     /// Whether fresh jobs of the tenant wait in the line already.
     fn waits_in(&self, spot: Spot, class: ClassId, tenant: TenantId) -> bool {
-        let mut lanes = self.queue.lanes_of(class, tenant);
-        lanes.any(|(key, lane)| lane.head(Part::Fresh).is_some() && self.spot(key) == Some(spot))
+        let mut here = self.queue.keys_of(class, tenant).filter(|key| self.spot(*key) == Some(spot));
+        here.any(|key| self.queue.lane(key).is_some_and(|lane| lane.head(Part::Fresh).is_some()))
     }
 
-    /// Brings the places of a tenant's lanes up to date after its counter
-    /// moved.
+    /// Brings the places of a tenant's lanes up to date after its counter moved
+    /// by what happened in one of them. There, and in those of the same model,
+    /// more may be known of the output to come: their heads are priced anew.
+    pub(super) fn follow_payment(&mut self, account: Account, lane: LaneKey) {
+        self.groups[account.group].follow_counter(account.class, lane.tenant);
+        let alike = self.queue.keys_of(lane.class, lane.tenant).filter(|key| key.model == lane.model);
+        for key in alike.collect::<SmallVec<[LaneKey; 2]>>() {
+            self.refresh_lane(key);
+        }
+    }
+
+    /// Brings the places of a tenant's lanes of a class up to date after its
+    /// standing changed.
     pub(super) fn refresh_tenant(&mut self, group: usize, class: ClassId, tenant: TenantId) {
-        let lanes = self.queue.lanes_of(class, tenant).map(|(key, _)| key);
         let here = |key: &LaneKey| self.placement.group_of_model(key.model) == Some(group);
-        for key in lanes.filter(here).collect::<SmallVec<[LaneKey; 8]>>() {
+        for key in self.queue.keys_of(class, tenant).filter(here).collect::<SmallVec<[LaneKey; 8]>>() {
             self.refresh_lane(key);
         }
     }
 
     /// Brings the places of a lane's two heads up to date; a lane whose tenant is
-    /// parked has none. This is when a head
-    /// is priced: with what is known now of the output it will have.
+    /// parked has none. This is when a head is priced: with what is known now of
+    /// the output it will have.
     pub(super) fn refresh_lane(&mut self, key: LaneKey) {
         let Some(spot) = self.spot(key) else { return };
         let standing = self.standing(spot.group, key.tenant);

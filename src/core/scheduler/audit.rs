@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::fleet::{Found, Wish};
-use crate::core::ids::{JobId, ModelId, PoolId, ReplicaId};
+use crate::core::ids::{JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::invariant::InvariantId;
 use crate::core::queue::{LaneKey, Load, Part};
 use crate::core::quota::Standing;
 use crate::core::routing::Ledger;
 
 use super::Scheduler;
+use super::arrive::Account;
 use super::job::Job;
 
 impl Scheduler {
@@ -20,11 +21,11 @@ impl Scheduler {
         let checks = [
             (InvariantId::LedgerBalanced, self.ledgers_balance()),
             (InvariantId::QueueConsistent, self.queue_agrees()),
-            (InvariantId::HeadsRanked, self.heads_are_ranked()),
+            (InvariantId::HeadsRanked, self.heads_are_ranked() && self.heads_follow()),
             (InvariantId::DeadlineWatched, self.deadlines_agree() && self.holds_agree()),
             (InvariantId::ReplicaWatched, self.fleet.timers_agree(self.now)),
             (InvariantId::NoIdleCredit, !self.credit_is_idle()),
-            (InvariantId::QuotasBalanced, self.quotas_agree()),
+            (InvariantId::QuotasBalanced, self.quotas_agree() && self.fleet.shows_truly()),
             (InvariantId::TimeShared, self.shares_agree()),
             (InvariantId::LimitsBalanced, self.budgets.agree(self.jobs.values().map(|job| &job.hold))),
             (InvariantId::HoldJustified, self.holds_are_justified()),
@@ -109,6 +110,20 @@ impl Scheduler {
                 found.map(|entry| (entry.value.job, entry.key.standing, entry.key.counter, entry.size))
                     == head.map(|job| (job.spec.id, standing, counter, job.need()))
             })
+        })
+    }
+
+    /// Whether each tenant's counter moves all of its fresh heads, and no others.
+    fn heads_follow(&self) -> bool {
+        let mut heads: BTreeMap<(Account, TenantId), usize> = BTreeMap::new();
+        for (key, lane) in self.queue.lanes() {
+            if let Some(account) = self.account(key) {
+                let seated = usize::from(lane.seats[Part::Fresh as usize].is_some());
+                *heads.entry((account, key.tenant)).or_default() += seated;
+            }
+        }
+        heads.into_iter().all(|((account, tenant), heads)| {
+            self.groups[account.group].followers(account.class, tenant) == heads
         })
     }
 

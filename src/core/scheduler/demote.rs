@@ -56,7 +56,7 @@ impl Scheduler {
         self.demand.book.moved(before.class, class);
         let paid = self.jobs.insert(id, job).and_then(|job| job.charged);
         if let (Some(paid), Some(account)) = (paid, self.account(LaneKey::of(&before))) {
-            self.recharge(account, before.tenant, paid, 0);
+            self.recharge(account, LaneKey::of(&before), paid, 0);
         }
         self.join(id);
         self.look_again = true;

@@ -11,6 +11,7 @@
 //! same is done for a job whose adapter finds no slot for half of its objective.
 
 use std::cell::OnceCell;
+use std::iter;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -21,13 +22,14 @@ use crate::core::event::{Action, Placed, Turn};
 use crate::core::fairness::cost;
 use crate::core::ids::{JobId, ModelId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
-use crate::core::order::{Candidate, Head, Hold, Opening, Room, Rooms};
+use crate::core::order::{Candidate, Head, Hold, Room, Rooms};
 use crate::core::placement::place::Choice;
 use crate::core::queue::{LaneKey, Part};
 use crate::core::quota::Standing;
 use crate::core::routing::Booking;
 
 use super::Scheduler;
+use super::arrive::Account;
 use super::job::{Phase, Run};
 
 /// How often others may go before the first in the order.
@@ -101,7 +103,7 @@ impl Scheduler {
         let openings: [OnceCell<_>; 2] = Default::default();
         loop {
             let here = &self.groups[group];
-            let find = |guest| self.fleet.openings(&here.pools, guest).collect::<SmallVec<[Opening; 4]>>();
+            let find = |guest| here.openings(self.fleet.openings(&here.pools, guest));
             let rooms = Rooms {
                 openings: &|guest| openings[usize::from(guest)].get_or_init(|| find(guest)),
                 wanted: &|line| self.wanted_tier(&here.shape.lines[line]),
@@ -250,7 +252,7 @@ impl Scheduler {
         if here.leads(&pick.chosen, pick.pool) {
             return None;
         }
-        let openings = [(pick.pool, Size::MAX)];
+        let openings = here.openings(iter::once((pick.pool, Size::MAX)));
         let rooms = Rooms {
             openings: &|_| &openings,
             wanted: &|line| self.wanted_tier(&here.shape.lines[line]),
@@ -332,7 +334,7 @@ impl Scheduler {
         if unpaid {
             let weight = self.weight(spec.tenant);
             self.groups[group].class_mut(pick.chosen.class).counters.charge(spec.tenant, weight, price);
-            self.refresh_tenant(group, spec.class, spec.tenant);
+            self.follow_payment(Account { group, class: pick.chosen.class }, lane);
         } else {
             self.refresh_lane(lane);
         }

@@ -9,7 +9,7 @@ use crate::core::budget::Hold;
 use crate::core::cost::meter::{self, Stay};
 use crate::core::event::Recalled;
 use crate::core::fleet::Wish;
-use crate::core::ids::{ClassId, ReplicaId};
+use crate::core::ids::{ClassId, PoolId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix};
 use crate::core::predict;
 use crate::core::queue::{Part, Place};
@@ -67,8 +67,8 @@ pub(super) struct Job {
     pub(super) tried: SmallVec<[(ReplicaId, u32); 2]>,
     /// How often it lost its place to others.
     pub(super) preemptions: u32,
-    /// Where it stands among the jobs that may lose their place.
-    pub(super) movable: Option<Movable>,
+    /// The pool where it may lose its place, and its turn there.
+    pub(super) movable: Option<(PoolId, Movable)>,
     /// How often another went before it while it was first in the order.
     pub(super) passed: u32,
     /// Until when it is held for a pool that has to start, if it was.

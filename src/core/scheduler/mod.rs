@@ -101,7 +101,7 @@ pub struct Scheduler {
     expected: Expected,
     prefixes: PrefixIndex,
     sessions: Sessions,
-    movable: BTreeSet<Movable>,
+    movable: BTreeMap<PoolId, BTreeSet<Movable>>,
     deadlines: BTreeSet<(Tick, JobId)>,
     /// Jobs that are held for a pool's start, by when they are told to come back
     /// where that is before their deadline.
@@ -155,7 +155,7 @@ impl Scheduler {
             expected: Expected::default(),
             prefixes: PrefixIndex::default(),
             sessions: Sessions::default(),
-            movable: BTreeSet::new(),
+            movable: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             held: BTreeSet::new(),
             starts: Starts::default(),

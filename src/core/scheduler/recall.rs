@@ -11,10 +11,11 @@
 //! urgent class, so that no two jobs can take places from each other.
 
 use std::cmp::Reverse;
+use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use crate::core::event::{Action, Fault, Recalled};
-use crate::core::ids::{JobId, PoolId, ReplicaId};
+use crate::core::ids::{JobId, ReplicaId};
 use crate::core::job::Usage;
 use crate::core::order::Candidate;
 use crate::core::queue::{LaneKey, Part};
@@ -26,9 +27,9 @@ use super::job::{Job, Phase, Run};
 /// How often a job may lose its place to others.
 pub(super) const MAX_PREEMPTIONS: u32 = 2;
 
-/// A running job that may be taken back for a more urgent one: those of the
-/// slowest class first, of these the one that was sent last.
-pub(super) type Movable = (PoolId, Reverse<usize>, Reverse<Tick>, JobId);
+/// A running job of a pool that may be taken back for a more urgent one: those
+/// of the slowest class first, of these the one that was sent last.
+pub(super) type Movable = (Reverse<usize>, Reverse<Tick>, JobId);
 
 impl Scheduler {
     /// A replica owes tokens and sends none. Where others are in service, what
@@ -111,17 +112,15 @@ impl Scheduler {
         }
         let Some(first) = self.first_of(group) else { return false };
         let pools = &self.groups[group].shape.lines[first.line].pools;
-        let victims = pools.iter().filter_map(|pool| {
-            let none = (*pool, Reverse(usize::MAX), Reverse(Tick::NEVER), JobId::new(0));
-            let victim = *self.movable.range(none..).next()?;
-            (victim.0 == *pool && victim.1.0 > first.class).then_some(victim)
-        });
-        let Some(victim) = victims.min_by_key(|victim| (victim.1, victim.2, victim.3)) else { return false };
-        let is_spare = self.is_spare(self.groups[group].class_id(victim.1.0));
+        let next = pools.iter().filter_map(|pool| self.movable.get(pool)?.first().copied());
+        let Some((class, _, job)) = next.filter(|(class, ..)| class.0 > first.class).min() else {
+            return false;
+        };
+        let is_spare = self.is_spare(self.groups[group].class_id(class.0));
         if !is_spare && !self.is_pressed(&first) {
             return false;
         }
-        self.recall(victim.3, Recalled::Preempted { by: first.head.job }, out);
+        self.recall(job, Recalled::Preempted { by: first.head.job }, out);
         true
     }
 
@@ -175,10 +174,10 @@ impl Scheduler {
             return;
         };
         if account.class > 0 {
-            let movable = (pool, Reverse(account.class), Reverse(run.since), id);
-            self.movable.insert(movable);
+            let movable = (Reverse(account.class), Reverse(run.since), id);
+            self.movable.entry(pool).or_default().insert(movable);
             if let Some(job) = self.jobs.get_mut(&id) {
-                job.movable = Some(movable);
+                job.movable = Some((pool, movable));
             }
         }
     }
@@ -194,8 +193,13 @@ impl Scheduler {
 
     /// The job is no longer one that others may take the place of.
     pub(super) fn forget_movable(&mut self, id: JobId) {
-        if let Some(movable) = self.jobs.get_mut(&id).and_then(|job| job.movable.take()) {
-            self.movable.remove(&movable);
+        if let Some((pool, movable)) = self.jobs.get_mut(&id).and_then(|job| job.movable.take())
+            && let Entry::Occupied(mut here) = self.movable.entry(pool)
+        {
+            here.get_mut().remove(&movable);
+            if here.get().is_empty() {
+                here.remove();
+            }
         }
     }
 }

@@ -73,14 +73,10 @@ impl Scheduler {
         let Some(run) = self.jobs.get(&id).and_then(Job::run) else { return };
         match outcome {
             Outcome::Done(usage) => {
-                let now = self.now;
                 if !run.booking.started {
                     self.note_start(&run);
                 }
-                self.fleet.with_vitals(run.replica, now, |vitals, _| {
-                    vitals.answered(now);
-                    vitals.proved();
-                });
+                self.fleet.proved(run.replica, self.now);
                 self.release(id, &run, None, out);
                 if let Some(job) = self.jobs.remove(&id) {
                     self.lengths.learn(&job.spec, usage);
@@ -235,16 +231,15 @@ impl Scheduler {
         self.settle_limits(&mut job, known);
         let (Some(charged), Some(tokens)) = (job.charged, known) else { return };
         let Some(account) = self.account(LaneKey::of(&job.spec)) else { return };
-        self.recharge(account, job.spec.tenant, charged, cost(tokens.input, tokens.output));
+        self.recharge(account, LaneKey::of(&job.spec), charged, cost(tokens.input, tokens.output));
     }
 
-    /// Replaces a charge of the tenant in the class by another one.
-    pub(super) fn recharge(&mut self, account: Account, tenant: TenantId, charged: u64, cost: u64) {
-        let weight = self.weight(tenant);
+    /// Replaces a charge of the lane's tenant in the class by another one.
+    pub(super) fn recharge(&mut self, account: Account, lane: LaneKey, charged: u64, cost: u64) {
+        let weight = self.weight(lane.tenant);
         let class = self.groups[account.group].class_mut(account.class);
-        class.counters.correct(tenant, weight, charged, cost);
-        let id = class.id;
-        self.refresh_tenant(account.group, id, tenant);
+        class.counters.correct(lane.tenant, weight, charged, cost);
+        self.follow_payment(account, lane);
         self.touched.insert(account.group);
     }
 
