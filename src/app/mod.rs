@@ -4,10 +4,10 @@
 mod calendar;
 mod commands;
 mod count;
+mod demand;
 mod demo;
 mod gateway;
 mod hooks;
-mod demand;
 mod idle;
 mod keda;
 mod load;

@@ -63,6 +63,31 @@ pub struct ClassOrder {
 }
 
 impl ClassOrder {
+    /// A class that goes on with the accounts of `old`, if there is one.
+    fn new(id: ClassId, min_share: f64, old: Option<&Self>, policy: &Policy, shape: &GroupShape) -> Self {
+        let is_known = |tenant: TenantId| policy.tenants.get(tenant).is_some();
+        let mut counters = old.map(|old| old.counters.clone()).unwrap_or_default();
+        counters.retain(is_known);
+        let served = old.and_then(|old| old.lines.iter().map(|line| line.served).max()).unwrap_or(0);
+        let own = shape.reach.get(&id);
+        Self {
+            id,
+            min_share,
+            counters,
+            backlogs: old.map(|old| old.backlogs.emptied(is_known)).unwrap_or_default(),
+            guarantee: old.map(|old| old.guarantee).unwrap_or_default(),
+            running: old.map_or(0, |old| old.running),
+            seen: old.and_then(|old| old.seen),
+            reserve: old.map(|old| old.reserve).unwrap_or_default(),
+            reach: shape.pools.iter().map(|pool| own.is_some_and(|own| own.contains(pool))).collect(),
+            lines: vec![Line { served, ..Line::default() }; shape.lines.len()],
+            busy: Default::default(),
+            chairs: Chairs::default(),
+            waiting: 0,
+            waits_for: vec![0; shape.pools.len()],
+        }
+    }
+
     fn waits_for(&self, place: Option<usize>) -> u64 {
         place.map_or(0, |place| self.waits_for[place])
     }
@@ -116,36 +141,7 @@ impl Group {
         rows.sort_unstable_by_key(|(rank, id, _)| (*rank, *id));
         let classes = rows.into_iter().map(|(_, id, min_share)| {
             let old = donor.and_then(|donor| donor.classes.iter().find(|class| class.id == id));
-            let mut counters = old.map(|old| old.counters.clone()).unwrap_or_default();
-            counters.retain(|tenant| policy.tenants.get(tenant).is_some());
-            let backlogs = old.map(|old| old.backlogs.emptied(|tenant| policy.tenants.get(tenant).is_some()));
-            let served = old.and_then(|old| old.lines.iter().map(|line| line.served).max()).unwrap_or(0);
-            let line = Line { served, ..Line::default() };
-            let guarantee = old.map(|old| old.guarantee).unwrap_or_default();
-            let (running, seen) = old.map_or((0, None), |old| (old.running, old.seen));
-            let reserve = old.map(|old| old.reserve).unwrap_or_default();
-            let lines = vec![line; shape.lines.len()];
-            let own = shape.reach.get(&id);
-            let reach = shape.pools.iter().map(|pool| own.is_some_and(|own| own.contains(pool))).collect();
-            let backlogs = backlogs.unwrap_or_default();
-            let (busy, waiting, waits_for) = (Default::default(), 0, vec![0; shape.pools.len()]);
-            let chairs = Chairs::default();
-            ClassOrder {
-                id,
-                min_share,
-                counters,
-                backlogs,
-                guarantee,
-                running,
-                seen,
-                reserve,
-                reach,
-                lines,
-                busy,
-                chairs,
-                waiting,
-                waits_for,
-            }
+            ClassOrder::new(id, min_share, old, policy, shape)
         });
         let reach = |line: &placement::Line| {
             let places = line.pools.iter().filter_map(|pool| shape.pools.binary_search(pool).ok());

@@ -52,7 +52,8 @@ async fn what_was_seen_before_a_restart_is_known_after_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_that_cannot_be_read_is_said_and_written_anew() {
-    let cases = [("{\"version\":", "EOF"), ("{\"version\": 99, \"pools\": [], \"rows\": []}", "version is 99")];
+    let cases =
+        [("{\"version\":", "EOF"), ("{\"version\": 99, \"pools\": [], \"rows\": []}", "version is 99")];
     for (text, why) in cases {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("demand.json");

@@ -48,7 +48,12 @@ pub(super) fn validate(file: &File, secrets: &Reader<'_>, findings: &mut Finding
     }
 }
 
-fn state_file(file: &File, secrets: &Reader<'_>, field: &Field, findings: &mut Findings<'_>) -> Option<PathBuf> {
+fn state_file(
+    file: &File,
+    secrets: &Reader<'_>,
+    field: &Field,
+    findings: &mut Findings<'_>,
+) -> Option<PathBuf> {
     let path = file.scale.state_file.as_deref()?;
     startup::writable(path, secrets, field, findings)
 }

@@ -85,6 +85,7 @@ impl<'a> Lab<'a> {
             gateways: Vec::new(),
             scrape: None,
             late: true,
+            scaling: None,
             horizon: None,
         };
         let mut routers: Vec<Box<dyn Router>> = vec![Box::new(Gateway::new(self.setting.policy(fleet)))];

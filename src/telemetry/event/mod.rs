@@ -38,7 +38,9 @@ pub use request::{
     StreamBroken, StreamContinuation, Timings,
 };
 pub use rest::{ReplicaRested, ReplicaTurned, RestFailed, RestUnknown};
-pub use scale::{DemandNotKept, DemandRestored, DesiredChanged, ScalerAnswered, ScalerAsked, ScalerKeyUnknown};
+pub use scale::{
+    DemandNotKept, DemandRestored, DesiredChanged, ScalerAnswered, ScalerAsked, ScalerKeyUnknown,
+};
 pub use shadow::{ShadowCompared, ShadowSkipped, Side};
 pub use usage::{
     UsageCounted, UsageDatabaseFound, UsageDatabaseLost, UsageDropping, UsageJournalBack, UsageJournalLost,

@@ -59,10 +59,13 @@ struct Farm {
 
 fn farm(replicas: usize, start: u64, max_wait: u64, rate: fn(f64) -> f64) -> Farm {
     let mut rules = policy(&[&vec![EACH as u32; replicas]], &[&[0]]);
-    rules.pools.insert("p0", Pool {
-        cold_start: Some(Duration::from_secs(start)),
-        ..rules.pools.get(PoolId::new(0)).unwrap().clone()
-    });
+    rules.pools.insert(
+        "p0",
+        Pool {
+            cold_start: Some(Duration::from_secs(start)),
+            ..rules.pools.get(PoolId::new(0)).unwrap().clone()
+        },
+    );
     let ids: Vec<_> = rules.classes.iter().map(|(_, name, row)| (name.to_owned(), row.clone())).collect();
     for (name, row) in ids {
         rules.classes.insert(&name, Class { max_wait: Duration::from_secs(max_wait), ..row });
@@ -148,7 +151,7 @@ impl Farm {
         let old = Arc::clone(self.scheduler.policy());
         let busy: BTreeSet<ReplicaId> = self.on.values().copied().collect();
         let have: Vec<ReplicaId> = old.replicas.iter().map(|(id, ..)| id).collect();
-        let mut keep = have.clone();
+        let mut keep = have;
         keep.sort_by_key(|id| !busy.contains(id));
         keep.truncate(replicas as usize);
         let mut next = Policy { generation: old.generation + 1, ..(*old).clone() };
@@ -236,12 +239,13 @@ impl Farm {
 
     /// What it said and when, for a test that fails.
     fn story(&self) -> String {
-        let word = |(at, desired, reason, ready): &(f64, u32, &str, u32)| format!("{at:.0}s {desired} {reason} ({ready})");
+        let word = |(at, desired, reason, ready): &(f64, u32, &str, u32)| {
+            format!("{at:.0}s {desired} {reason} ({ready})")
+        };
         let told: Vec<String> = self.log.iter().map(word).collect();
         format!("{} of {} refused, {} late; {}", self.refused, self.arrived, self.late, told.join(", "))
     }
 }
-
 
 #[test]
 fn a_step_of_load_gets_what_it_needs_and_no_cascade() {
@@ -260,7 +264,8 @@ fn a_step_of_load_gets_what_it_needs_and_no_cascade() {
 #[test]
 fn a_burst_that_is_short_against_a_start_is_not_taken_for_a_load() {
     for (max_wait, most) in [(30, 4), (300, 6)] {
-        let mut farm = farm(1, 180, max_wait, |second| if (600.0..640.0).contains(&second) { 20.0 } else { 0.4 });
+        let mut farm =
+            farm(1, 180, max_wait, |second| if (600.0..640.0).contains(&second) { 20.0 } else { 0.4 });
         farm.run(2000);
         assert!(farm.peak() <= most, "{}", farm.story());
         assert_eq!(farm.log.last().unwrap().1, 1, "{}", farm.story());
@@ -352,7 +357,10 @@ fn what_was_seen_survives_a_restart() {
     let back: State = serde_json::from_str(&text).unwrap();
     assert_eq!(back, state);
     let cost = state.pools[0].cost.unwrap();
-    assert!((0.8..1.2).contains(&(cost * 2.0 * work(10, 10))), "half a second of a replica for a job: {cost}");
+    assert!(
+        (0.8..1.2).contains(&(cost * 2.0 * work(10, 10))),
+        "half a second of a replica for a job: {cost}"
+    );
     let class = state.rows.iter().find(|row| row.kind == Kind::Class && row.name == "first").unwrap();
     assert!((class.seen.band(0.5) - 3.0).abs() < 0.5, "{:?}", class.seen.minutes);
 
