@@ -130,6 +130,11 @@ impl Starts {
         true
     }
 
+    /// Takes over how long starts took before a restart.
+    pub fn restore(&mut self, pool: PoolId, took: Duration) {
+        self.rows.entry(pool).or_default().measured.get_or_insert(took.min(MAX_START));
+    }
+
     /// How long starts of the pool took, the newer the heavier; `None` before
     /// the first.
     #[must_use]

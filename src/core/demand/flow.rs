@@ -11,14 +11,13 @@ use super::spread::{SLOT, Spread};
 const FAST: usize = 2;
 /// The shortest slow window, in slots.
 const SLOW: usize = 12;
-/// Slots that a mean is taken over at least, however short demand has been
-/// watched.
-const FEWEST: usize = 6;
+/// Slots of each of the two windows that show a trend, five minutes.
+const TREND: usize = 60;
 /// The most by which a rise is followed into the future, as a part of what is.
 const MOST_AHEAD: f64 = 0.25;
 /// Standard deviations by which a rise must stand out of the noise of
 /// independent arrivals.
-const DEVIATIONS: f64 = 3.0;
+const DEVIATIONS: f64 = 4.0;
 
 /// Work that was asked for, served or not.
 #[derive(Debug, Clone, Default)]
@@ -52,31 +51,31 @@ impl Flow {
         self.offered.mean(0, FAST)
     }
 
-    /// Work per second in the last `window`, at least a minute, or as long as
-    /// demand has been watched.
+    /// Work per second in the last `window`, at least a minute. What came before
+    /// demand was watched counts as nothing.
     #[must_use]
-    pub fn slow(&self, window: Duration, watched: Duration) -> f64 {
-        self.offered.mean(0, slots(window).min(slots_of(watched).max(FEWEST)))
+    pub fn slow(&self, window: Duration) -> f64 {
+        self.offered.mean(0, slots(window))
     }
 
-    /// By how much more is to be expected at the end of `ahead`, where what was
-    /// asked for in the last window rises out of the noise against the one
-    /// before it.
+    /// By how much more than in the slow window is to be expected at the end of
+    /// `ahead`, where what was asked for in the last minutes rises out of the noise
+    /// against as many before them.
     #[must_use]
     pub fn rise(&self, window: Duration, ahead: Duration, watched: Duration) -> f64 {
-        let count = slots(window);
-        if slots_of(watched) < 2 * count || self.each.value <= 0.0 {
+        if slots_of(watched) < 2 * TREND || self.each.value <= 0.0 {
             return 0.0;
         }
-        let (now, before) = (self.offered.mean(0, count), self.offered.mean(count, count));
-        let seconds = count as f64 * SLOT;
+        let (now, before) = (self.offered.mean(0, TREND), self.offered.mean(TREND, TREND));
+        let seconds = TREND as f64 * SLOT;
         let jobs = |rate: f64| rate * seconds / self.each.value;
         if jobs(now) - jobs(before) < DEVIATIONS * (jobs(now) + jobs(before)).sqrt() {
             return 0.0;
         }
         // The mean of a window is what was half a window ago.
         let slope = (now - before) / seconds;
-        (slope * (seconds / 2.0 + ahead.as_secs_f64())).min(now * MOST_AHEAD)
+        let ahead = slots(window) as f64 * SLOT / 2.0 + ahead.as_secs_f64();
+        (slope * ahead).min(self.slow(window) * MOST_AHEAD)
     }
 }
 
@@ -113,21 +112,20 @@ mod tests {
     fn a_burst_counts_by_its_part_of_the_window() {
         let flow = flow(40, |_| 100);
         assert_eq!(flow.fast(), 200.0);
-        assert!((flow.slow(secs(180), DAY) - 200.0 * 40.0 / 180.0).abs() < 0.5);
-        assert_eq!(flow.slow(secs(180), secs(40)), 200.0, "no more than that was watched");
+        assert!((flow.slow(secs(180)) - 200.0 * 40.0 / 180.0).abs() < 0.5);
         assert_eq!(flow.each(), 2.0);
     }
 
     #[test]
     fn a_rise_is_followed_and_noise_is_not() {
-        let steady = flow(360, |second| 10 + second % 3);
+        let steady = flow(700, |second| 10 + second % 3);
         assert_eq!(steady.rise(secs(180), secs(200), DAY), 0.0);
-        let ramp = flow(360, |second| 50 + second / 12);
-        let (slow, rise) = (ramp.slow(secs(180), DAY), ramp.rise(secs(180), secs(180), DAY));
+        let ramp = flow(700, |second| 100 + second / 12);
+        let (slow, rise) = (ramp.slow(secs(180)), ramp.rise(secs(180), secs(180), DAY));
         // It grows by a twelfth of a job a second, of 2 units: 270 s ahead of the
         // window's middle.
         assert!((rise - 2.0 * 270.0 / 12.0).abs() < 3.0, "{rise}");
         assert!(rise <= slow / 4.0);
-        assert_eq!(ramp.rise(secs(180), secs(180), secs(300)), 0.0, "there is no window before");
+        assert_eq!(ramp.rise(secs(180), secs(180), secs(500)), 0.0, "there is no window before");
     }
 }

@@ -1,10 +1,15 @@
 //! What is asked for, measured: work per class and line as it arrives, and what
-//! the replicas of each pool are used by it. All of it is bounded by the
-//! policy: a row for each class of each line, and one for each pool.
+//! the replicas of each pool are used by it; [`crate::core::scale`] makes numbers
+//! of that. For reports, what it looks like by model, pool, class and tenant
+//! ([`book`]). All of it is bounded by the policy.
 
+pub mod book;
 pub mod flow;
+pub mod hist;
+pub mod profile;
 pub mod rate;
 pub mod spread;
+pub mod state;
 pub mod work;
 
 use std::time::Duration;
@@ -14,6 +19,7 @@ use crate::core::ids::{ClassId, PoolId};
 use crate::core::placement::{GroupShape, Line};
 use crate::core::time::Tick;
 
+use self::book::Book;
 use self::flow::Flow;
 use self::rate::Use;
 
@@ -45,6 +51,8 @@ impl Part {
 pub struct Demand {
     parts: Vec<Part>,
     pools: Vec<Use>,
+    /// What all of it looks like, for reports.
+    pub book: Book,
     since: Option<Tick>,
 }
 
@@ -118,6 +126,7 @@ impl Demand {
     /// Brings all rows up to `now`; how long demand has been watched.
     pub fn advance(&mut self, now: Tick) -> Duration {
         self.parts.iter_mut().flat_map(|part| &mut part.flows).for_each(|flow| flow.advance(now));
+        self.book.look(now);
         now.since(*self.since.get_or_insert(now))
     }
 

@@ -9,8 +9,8 @@ use crate::core::time::Tick;
 /// How much less a replica must be used before one is given up, as a part of
 /// the use that is aimed at.
 const SLACK: f64 = 0.94;
-/// The part of the replicas that goes in one step down, 1 / 8, at least one.
-const STEP: u32 = 8;
+/// The part of the replicas that goes in one step down, 1 / 4, at least one.
+const STEP: u32 = 4;
 /// The part of a start between two steps, 1 / 6.
 const PAUSE: u32 = 6;
 /// The shortest time between two steps.
@@ -37,8 +37,10 @@ pub struct Memory {
     number: u32,
     /// The most that was needed from each moment on until now, falling.
     peaks: VecDeque<(Tick, u32)>,
-    /// When it last went down, and when it last rose soon after that.
+    /// When it last went down, from where, and when it last rose soon after
+    /// that.
     fell: Option<Tick>,
+    from: u32,
     regret: Option<Tick>,
     stretch: u32,
     /// Replicas in service as of the last look, since when there are too few
@@ -74,12 +76,16 @@ impl Memory {
         let peak = self.peaks.front().map_or(low, |(_, peak)| *peak);
         let pause = (start / PAUSE).max(MIN_PAUSE);
         if up > self.number {
-            if self.fell.is_some_and(|fell| now.since(fell) < hold * 2) {
+            // A fall of a little that did not last was for nothing; one far down was
+            // for a load that went and came back.
+            let little = self.from - self.number <= (self.from / 5).max(1);
+            if little && self.fell.is_some_and(|fell| now.since(fell) < hold * 2) {
                 self.regret = Some(now);
                 self.stretch = (self.stretch.max(1) * 2).min(MOST_STRETCH);
             }
-            self.number = up;
+            (self.number, self.from, self.fell) = (up, up, None);
         } else if peak < self.number && self.fell.is_none_or(|fell| now.since(fell) >= pause) {
+            self.from = self.from.max(self.number);
             self.number = peak.max(self.number - (self.number / STEP).max(1));
             self.fell = Some(now);
         }
@@ -138,5 +144,71 @@ impl Memory {
         let mut heights: Vec<f64> = self.bursts.iter().map(|(_, height)| *height).collect();
         heights.sort_by(f64::total_cmp);
         whole(heights[heights.len() / 2].min(usual.max(1.0) * MOST_FLOOR))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Duration = Duration::from_secs(60);
+    const HOLD: Duration = Duration::from_secs(300);
+
+    fn at(seconds: u64) -> Tick {
+        Tick::from_millis(seconds * 1000)
+    }
+
+    fn number(memory: &mut Memory, replicas: f64, second: u64) -> u32 {
+        memory.settle(replicas, 0, HOLD, START, at(second)).0
+    }
+
+    #[test]
+    fn it_rises_at_once_and_falls_after_the_hold_in_steps() {
+        let mut memory = Memory::default();
+        assert_eq!(number(&mut memory, 11.2, 0), 12);
+        assert_eq!(number(&mut memory, 2.0, 300), 12);
+        assert_eq!(number(&mut memory, 2.0, 301), 9, "a quarter less");
+        assert_eq!(number(&mut memory, 2.0, 301), 9, "asked twice");
+        assert_eq!(number(&mut memory, 2.0, 316), 7);
+        let last = (317..500).map(|second| number(&mut memory, 2.0, second)).last();
+        assert_eq!(last, Some(3), "2 would leave no slack");
+        assert_eq!(number(&mut memory, 0.0, 900), 2);
+        assert_eq!((number(&mut memory, 0.0, 950), number(&mut memory, 0.0, 990)), (1, 0));
+    }
+
+    #[test]
+    fn what_was_given_up_too_soon_is_kept_longer_the_next_time() {
+        let mut memory = Memory::default();
+        number(&mut memory, 5.0, 0);
+        assert_eq!((number(&mut memory, 3.6, 1), number(&mut memory, 3.6, 302)), (6 - 1, 4));
+        assert_eq!(number(&mut memory, 4.5, 400), 5);
+        number(&mut memory, 3.6, 401);
+        assert_eq!(number(&mut memory, 3.6, 750), 5, "twice as long");
+        assert_eq!(number(&mut memory, 3.6, 1002), 4);
+    }
+
+    #[test]
+    fn replicas_that_do_not_come_or_go_away_make_it_short() {
+        let mut memory = Memory::default();
+        number(&mut memory, 4.0, 0);
+        assert!(!memory.is_short(1, START, false, at(0)) && !memory.is_short(1, START, false, at(150)));
+        assert!(memory.is_short(1, START, false, at(151)));
+        assert!(!memory.is_short(2, START, false, at(160)), "one came");
+        assert!(!memory.is_short(4, START, true, at(170)));
+        assert!(memory.is_short(3, START, true, at(180)), "it was taken away");
+        assert!(!memory.is_short(4, START, true, at(190)));
+        assert!(!memory.is_short(3, START, false, at(200)), "it fell, and will come back");
+    }
+
+    #[test]
+    fn bursts_that_come_again_raise_the_floor() {
+        let mut memory = Memory::default();
+        memory.hopeless(8.0, START, at(0));
+        memory.hopeless(9.0, START, at(30));
+        assert_eq!(memory.floor(4.0, at(40)), 0, "one is none");
+        memory.hopeless(7.0, START, at(600));
+        assert_eq!(memory.floor(4.0, at(700)), 9);
+        assert_eq!(memory.floor(1.0, at(700)), 3, "never more than three times what is needed without them");
+        assert_eq!(memory.floor(4.0, at(4500)), 0);
     }
 }

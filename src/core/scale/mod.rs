@@ -10,9 +10,6 @@ pub mod memory;
 pub mod share;
 pub mod want;
 
-#[cfg(test)]
-mod tests;
-
 use std::time::Duration;
 
 use crate::core::ids::PoolId;

@@ -91,3 +91,60 @@ impl Part {
         self.replicas += replicas;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const A: PoolId = PoolId::new(0);
+    const B: PoolId = PoolId::new(1);
+
+    fn pool(id: PoolId, cost: Option<f64>) -> PoolView {
+        PoolView { pool: id, cost, start: Duration::from_secs(60), ready: 1, max: None, short: false }
+    }
+
+    fn line(order: &[PoolId], work: f64) -> LineView {
+        let asked = Asked { work, reason: Reason::Sustained, hopeless: 0.0 };
+        LineView { order: order.to_vec(), asked, waiting: 0 }
+    }
+
+    fn replicas(lines: &[LineView], pools: &[PoolView]) -> Vec<f64> {
+        share(lines, pools).iter().map(|part| part.replicas).collect()
+    }
+
+    #[test]
+    fn the_pool_wanted_most_gets_all_that_it_may_have() {
+        let (a, b) = (pool(A, Some(0.1)), pool(B, Some(0.05)));
+        let lines = [line(&[A, B], 50.0)];
+        assert_eq!(replicas(&lines, &[a, b]), [5.0, 0.0]);
+        let small = PoolView { max: Some(3), ..a };
+        assert_eq!(replicas(&lines, &[small, b]), [3.0, 1.0], "20 units at twice the speed");
+        let both = [small, PoolView { max: Some(1), ..b }];
+        assert_eq!(replicas(&[line(&[A, B], 90.0)], &both), [3.0, 3.0], "more than there may be is told");
+    }
+
+    #[test]
+    fn lines_without_a_choice_go_first() {
+        let pools = [PoolView { max: Some(3), ..pool(A, Some(0.1)) }, pool(B, Some(0.1))];
+        assert_eq!(replicas(&[line(&[A, B], 20.0), line(&[A], 20.0)], &pools), [3.0, 1.0]);
+    }
+
+    #[test]
+    fn what_a_short_pool_lacks_is_made_up_for() {
+        let spot = PoolView { ready: 2, short: true, ..pool(A, Some(0.1)) };
+        let lines = [line(&[A, B], 50.0)];
+        assert_eq!(replicas(&lines, &[spot, pool(B, Some(0.1))]), [5.0, 3.0], "and it goes on asking");
+    }
+
+    #[test]
+    fn what_was_never_measured_is_unknown_or_like_its_neighbour() {
+        let lines = [line(&[A, B], 50.0)];
+        let parts = share(&lines, &[pool(A, None), pool(B, None)]);
+        assert_eq!((parts[0].unknown, parts[1].unknown), (true, false));
+        assert_eq!(replicas(&lines, &[pool(A, None), pool(B, Some(0.1))]), [5.0, 0.0]);
+        let short = PoolView { short: true, ready: 0, ..pool(A, None) };
+        assert!(share(&lines, &[short, pool(B, None)])[1].unknown);
+    }
+}

@@ -108,3 +108,86 @@ fn patient_rate(want: &Want, start: f64) -> f64 {
     let left = want.tolerance.saturating_sub(want.oldest).as_secs_f64();
     want.backlog / (left / 2.0 - start).max(MIN_PATIENT_DRAIN)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{prop_assert, proptest};
+
+    use super::*;
+
+    const START: Duration = Duration::from_secs(180);
+
+    fn secs(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// A class that asks for a hundred units a second; a replica does ten.
+    fn hundred(tolerance: u64) -> Want {
+        Want { tolerance: secs(tolerance), slow: 100.0, fast: 100.0, ..Want::default() }
+    }
+
+    #[test]
+    fn what_is_sustained_is_met_with_headroom() {
+        let asked = asked(&[hundred(30)], START, 200.0);
+        assert_eq!((asked.work, asked.reason, asked.hopeless), (125.0, Reason::Sustained, 0.0));
+    }
+
+    #[test]
+    fn a_backlog_that_goes_in_time_is_noise() {
+        let want = Want { backlog: 2900.0, ..hundred(300) };
+        assert_eq!(asked(&[want], START, 110.0).reason, Reason::Sustained);
+        let want = Want { backlog: 3100.0, ..want };
+        assert_eq!(asked(&[want], START, 110.0).reason, Reason::Burst);
+    }
+
+    #[test]
+    fn a_backlog_is_drained_between_the_start_and_what_is_tolerated() {
+        let want = Want { backlog: 6000.0, oldest: secs(60), ..hundred(300) };
+        assert_eq!(asked(&[want], START, 10.0).work, 150.0, "100 + 6000 / (300 - 180)");
+        let old = Want { oldest: secs(240), ..want };
+        assert_eq!(asked(&[old], START, 10.0).work, 125.0, "those older than 120 s are refused before");
+        let much = Want { backlog: 60_000.0, ..want };
+        assert_eq!(asked(&[much], START, 10.0).work, 187.5, "1.5 times what is sustained");
+    }
+
+    #[test]
+    fn a_hopeless_burst_orders_only_what_is_sustained() {
+        let want = Want { slow: 22.0, fast: 100.0, backlog: 3000.0, ..hundred(30) };
+        let asked = asked(&[want], START, 10.0);
+        assert_eq!((asked.work, asked.reason, asked.hopeless), (27.5, Reason::Sustained, 78.0));
+    }
+
+    #[test]
+    fn patient_work_is_done_by_half_of_its_time() {
+        let want = Want { backlog: 16_200.0, ..hundred(3600) };
+        let patient = asked(&[want], START, 10.0);
+        assert!((patient.work - 10.0 / 0.95).abs() < 1e-9, "16 200 / (1800 - 180)");
+        assert_eq!(patient.reason, Reason::Deadline);
+        let fresh = Want { backlog: 0.0, ..want };
+        assert_eq!(asked(&[fresh], START, 10.0), Asked::default(), "what runs in room that is there needs no more");
+        let beside = asked(&[hundred(30), want], START, 10.0);
+        assert_eq!((beside.work, beside.reason), (125.0, Reason::Sustained), "it fits into the headroom");
+    }
+
+    proptest! {
+        #[test]
+        fn more_is_never_less(
+            slow in 0.0f64..1e4, fast in 0.0f64..1e4, backlog in 0.0f64..1e7, tolerance in 1u64..10_000,
+            start in 1u64..600, capacity in 0.0f64..1e4, more in 0.0f64..1e4,
+        ) {
+            let want = Want { tolerance: secs(tolerance), slow, fast, backlog, ..Want::default() };
+            let work = |want: Want| asked(&[want], secs(start), capacity).work;
+            let least = work(want);
+            let larger = [
+                Want { slow: slow + more, ..want },
+                Want { fast: fast + more, ..want },
+                Want { backlog: backlog + more, ..want },
+            ];
+            for one in larger {
+                prop_assert!(work(one) >= least);
+            }
+            let most = slow * MOST_BURST / TARGET + backlog / MIN_PATIENT_DRAIN / PATIENT_TARGET;
+            prop_assert!(least <= most + 1e-6);
+        }
+    }
+}

@@ -68,7 +68,7 @@ impl Scheduler {
         self.jobs.insert(id, job);
         if let Some(spot) = self.spot(LaneKey::of(&spec)) {
             self.groups[spot.group].arrived(spot.class, spec.sequences, self.now);
-            self.note_offered(spot, work);
+            self.note_offered(&spec, spot, work);
         }
         self.join(id);
         self.dispatch(out);

@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::core::demand::At;
+use crate::core::demand::state::State;
 use crate::core::demand::work::work;
-use crate::core::ids::{ClassId, JobId, PoolId};
+use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId};
+use crate::core::job::JobSpec;
+use crate::core::policy::Policy;
 use crate::core::scale::share::LineView;
 use crate::core::scale::want::{Want, asked};
 use crate::core::scale::{PoolView, window};
@@ -31,21 +34,63 @@ impl Scheduler {
     }
 
     /// A job of so much work arrived.
-    pub(super) fn note_offered(&mut self, spot: Spot, work: f64) {
+    pub(super) fn note_offered(&mut self, spec: &JobSpec, spot: Spot, work: f64) {
+        self.demand.book.enter(spec);
         self.demand.offered((spot.group, spot.class, spot.line), work, self.now);
     }
 
-    /// A job goes to a replica of the pool; `again` if it was at one before.
-    pub(super) fn note_taken(&mut self, id: JobId, at: At, pool: PoolId, again: bool) {
-        if let Some(job) = self.jobs.get(&id) {
-            self.demand.taken(at, pool, job.work, again, self.now);
+    /// A job that waited so long goes to a replica of the pool; `again` if it was
+    /// at one before.
+    pub(super) fn note_taken(&mut self, id: JobId, at: At, pool: PoolId, waited: Duration, again: bool) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        self.demand.taken(at, pool, job.work, again, self.now);
+        self.demand.book.sent(&job.spec, pool);
+        if !again {
+            let class = self.policy.classes.get(job.spec.class);
+            let in_time = class.is_none_or(|class| waited <= class.ttft_objective);
+            self.demand.book.began(&job.spec, pool, waited, in_time);
         }
+    }
+
+    /// A job's stay at a replica ended.
+    pub(super) fn note_stay(&mut self, id: JobId, replica: ReplicaId, stay: Duration) {
+        if let (Some(job), Some(pool)) = (self.jobs.get(&id), self.fleet.pool_of(replica)) {
+            self.demand.book.stayed(&job.spec, pool, stay);
+        }
+    }
+
+    /// The demand that was seen, to be kept over a restart.
+    #[must_use]
+    pub fn demand_state(&self) -> State {
+        let mut state = self.demand.save(&self.policy);
+        for kept in &mut state.pools {
+            let start = self.policy.pools.id(&kept.name).and_then(|id| self.starts.measured(id));
+            kept.start = start.map(|start| start.as_secs_f64());
+        }
+        state
+    }
+
+    /// Takes over the demand that was seen before a restart, as far as the policy
+    /// has what it is of. False when it is of another version, and nothing was
+    /// taken over.
+    pub fn restore_demand(&mut self, state: &State) -> bool {
+        let taken = self.demand.restore(&self.policy, state);
+        for kept in state.pools.iter().filter(|_| taken) {
+            let start = kept.start.and_then(|start| Duration::try_from_secs_f64(start).ok());
+            if let (Some(id), Some(start)) = (self.policy.pools.id(&kept.name), start) {
+                self.starts.restore(id, start);
+            }
+        }
+        taken
     }
 
     /// Rows of the demand for the policy in force.
     pub(super) fn count_demand(&mut self) {
         let classes: Vec<Vec<ClassId>> = self.groups.iter().map(|group| group.class_ids().collect()).collect();
         self.demand.apply(self.placement.groups(), &classes, self.policy.pools.capacity());
+        let Policy { models, pools, classes, tenants, .. } = &*self.policy;
+        let book = &mut self.demand.book;
+        book.resize(models.capacity(), pools.capacity(), classes.capacity(), tenants.capacity());
     }
 
     /// Looks at all lanes, once.
@@ -106,7 +151,7 @@ impl Scheduler {
             let held = row.cold_start_tolerance.filter(|_| ready == 0);
             Some(Want {
                 tolerance: held.unwrap_or(row.max_wait).min(row.max_wait),
-                slow: flow.slow(window, watched),
+                slow: flow.slow(window),
                 rise: flow.rise(window, start, watched),
                 fast: flow.fast(),
                 backlog: here.waiting_in(class, line) as f64 * flow.each(),

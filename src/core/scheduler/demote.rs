@@ -53,6 +53,7 @@ impl Scheduler {
         };
         job.place.late = false;
         self.give_place(&mut job);
+        self.demand.book.moved(before.class, class);
         let paid = self.jobs.insert(id, job).and_then(|job| job.charged);
         if let (Some(paid), Some(account)) = (paid, self.account(LaneKey::of(&before))) {
             self.recharge(account, before.tenant, paid, 0);

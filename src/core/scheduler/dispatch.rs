@@ -340,7 +340,8 @@ impl Scheduler {
         let stay = self.fleet.book(pick.replica, &booking, share, now);
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
-        self.note_taken(id, (group, pick.chosen.class, pick.chosen.line), pick.pool, why.attempt > 1);
+        let at = (group, pick.chosen.class, pick.chosen.line);
+        self.note_taken(id, at, pick.pool, why.queued, why.attempt > 1);
         self.groups[group].drain.note(now);
         if why.attempt == 1 {
             self.groups[group].retries.tried(now);

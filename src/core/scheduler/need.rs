@@ -7,6 +7,7 @@ use crate::core::ids::PoolId;
 use crate::core::need::Need;
 use crate::core::placement::rules::Capacity;
 use crate::core::policy::Pool;
+use crate::core::scale::memory::whole;
 use crate::core::scale::share::{LineView, Part, share};
 use crate::core::scale::{DEFAULT_START, PoolView, Reason, hold, window};
 use crate::core::time::Tick;
@@ -86,13 +87,16 @@ impl Scheduler {
             memory.hopeless(part.replicas + part.hopeless, window(view.start), now);
         }
         let bursts = memory.floor(part.replicas, now);
-        let least = least(&counted, view, part, (row, bursts), watched);
+        let least = least(&counted, view, part, (row, bursts));
         let (number, kept) = memory.settle(part.replicas, least.0, hold(view.start), view.start, now);
-        let bounded = number.min(row.max_replicas.unwrap_or(u32::MAX).max(row.min_replicas));
+        // Until a whole window was seen, what is there is not known to be too much.
+        let held = if watched < window(view.start) { number.max(view.ready) } else { number };
+        let bounded = held.min(row.max_replicas.unwrap_or(u32::MAX).max(row.min_replicas));
         let reason = match () {
-            () if bounded < number => Reason::Clamp,
+            () if bounded < held => Reason::Clamp,
+            () if held > number => Reason::HoldRestart,
             () if kept => Reason::Hold,
-            () if number > 0 && f64::from(number) >= part.replicas + 1.0 || part.replicas <= 0.0 => least.1,
+            () if number > whole(part.replicas) || number == 0 => least.1,
             () => part.reason,
         };
         let keep = bursts > 0 || row.min_replicas > 0;
@@ -101,26 +105,15 @@ impl Scheduler {
 }
 
 /// The least that the pool must have, whatever is asked for, and why.
-fn least(
-    counted: &Need,
-    view: &PoolView,
-    part: &Part,
-    (row, bursts): (&Pool, u32),
-    watched: Duration,
-) -> (u32, Reason) {
-    let young = watched < window(view.start);
+fn least(counted: &Need, view: &PoolView, part: &Part, (row, bursts): (&Pool, u32)) -> (u32, Reason) {
     let busy = match view.ready {
         0 if counted.queued > 0 => (1, Reason::Start),
         ready if part.unknown => (ready.max(1), Reason::Sustained),
         _ => (u32::from(counted.is_busy()), Reason::Sustained),
     };
-    let floors = [
-        busy,
-        (row.min_replicas.max(bursts), Reason::Floor),
-        (if young { view.ready } else { 0 }, Reason::HoldRestart),
-    ];
-    let most = floors.into_iter().rev().max_by_key(|(floor, _)| *floor);
-    most.filter(|(floor, _)| *floor > 0).unwrap_or_default()
+    let floor = (row.min_replicas.max(bursts), Reason::Floor);
+    let most = if floor.0 > busy.0 { floor } else { busy };
+    Some(most).filter(|(least, _)| *least > 0).unwrap_or_default()
 }
 
 /// Jobs that wait for the pool: those of lines that it serves or is to serve.

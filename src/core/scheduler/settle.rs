@@ -171,6 +171,7 @@ impl Scheduler {
     pub(super) fn reject(&mut self, id: JobId, reason: RejectReason, out: &mut Vec<Action>) {
         let Some(job) = self.jobs.get(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(job));
+        self.demand.book.refused(&job.spec);
         out.push(Action::Reject { job: id, why });
         self.left(id, Usage::Unknown, out);
     }
@@ -179,6 +180,7 @@ impl Scheduler {
     fn refuse(&mut self, id: JobId, reason: RejectReason, usage: Usage, out: &mut Vec<Action>) {
         let Some(job) = self.jobs.remove(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(&job));
+        self.demand.book.refused(&job.spec);
         out.push(Action::Reject { job: id, why });
         let nothing = Usage::Exact(Tokens::default());
         let usage = if job.spec.falls_back { nothing } else { usage };
@@ -209,6 +211,7 @@ impl Scheduler {
             let stay = self.now.since(run.since);
             self.groups[account.group].stopped(account.class, stay, self.now);
             self.demand.ended(account.group, account.class, stay);
+            self.note_stay(id, run.replica, stay);
         }
         let pool = self.fleet.pool_of(run.replica);
         let (whole, time) = self.fleet.release(run.replica, &run.booking, &run.stay, self.now);
@@ -226,6 +229,7 @@ impl Scheduler {
     /// gets it back if it waited: there it consumed nothing.
     fn settle(&mut self, mut job: Job, usage: Usage) {
         let waits = job.part().is_some();
+        self.demand.book.leave(&job.spec, usage.tokens().map_or(0, |tokens| tokens.output));
         let usage = usage.with_prompt(job.spec.prompt_tokens);
         let known = usage.tokens().or_else(|| waits.then(Tokens::default));
         self.settle_limits(&mut job, known);

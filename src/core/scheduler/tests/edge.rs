@@ -386,6 +386,19 @@ impl Edge {
             }
             Op::Drain => self.event(Event::Draining),
         }
+        self.check_needs();
+    }
+
+    /// No pool may go to zero that has work, and asking changes nothing.
+    fn check_needs(&mut self) {
+        let needs = self.scheduler.needs(self.now);
+        assert_eq!(needs, self.scheduler.needs(self.now));
+        assert_eq!(needs.len(), self.policy.pools.iter().count());
+        for need in &needs {
+            assert!(!need.is_busy() || need.desired >= Some(1), "{need:?}");
+        }
+        let queued = needs.iter().any(|need| need.queued > 0);
+        assert_eq!(queued, self.scheduler.waiting().requests > 0, "{needs:?}");
     }
 
     /// Everything answers until nothing is left.

@@ -12,6 +12,7 @@ mod fallbacks;
 mod faults;
 mod handovers;
 mod interruptions;
+mod needs;
 mod overrides;
 mod placing;
 mod properties;

@@ -1,0 +1,109 @@
+//! What is worth keeping over a restart, by name.
+
+use serde::{Deserialize, Serialize};
+
+use crate::core::policy::Policy;
+
+use super::Demand;
+use super::book::Of;
+use super::profile::Kept;
+
+/// The version of [`State`] that this program writes and reads.
+pub const VERSION: u32 = 1;
+
+/// The demand that was seen, to save and to restore.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// See [`VERSION`]; another one is not restored.
+    pub version: u32,
+    /// What is known of each pool's replicas.
+    pub pools: Vec<PoolState>,
+    /// The profiles.
+    pub rows: Vec<Row>,
+}
+
+/// What is known of a pool's replicas.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PoolState {
+    /// The pool.
+    pub name: String,
+    /// Seconds of a replica for a unit of work; absent before it was measured.
+    pub cost: Option<f64>,
+    /// Seconds that its starts took as of late; absent before the first.
+    pub start: Option<f64>,
+}
+
+/// What a row is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A model.
+    Model,
+    /// A pool.
+    Pool,
+    /// A class.
+    Class,
+    /// A tenant.
+    Tenant,
+}
+
+/// One profile.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What it is of.
+    pub kind: Kind,
+    /// Its name.
+    pub name: String,
+    /// What was seen.
+    pub seen: Kept,
+}
+
+/// Names and places of all rows that the policy has.
+fn rows(policy: &Policy) -> impl Iterator<Item = (Kind, &str, Of)> {
+    let models = policy.models.iter().map(|(id, name, _)| (Kind::Model, name, Of::Model(id)));
+    let pools = policy.pools.iter().map(|(id, name, _)| (Kind::Pool, name, Of::Pool(id)));
+    let classes = policy.classes.iter().map(|(id, name, _)| (Kind::Class, name, Of::Class(id)));
+    let tenants = policy.tenants.iter().map(|(id, name, _)| (Kind::Tenant, name, Of::Tenant(id)));
+    models.chain(pools).chain(classes).chain(tenants)
+}
+
+impl Demand {
+    /// What is worth keeping. How long starts take is for the caller to add.
+    #[must_use]
+    pub fn save(&self, policy: &Policy) -> State {
+        let pool = |(id, name, _): (_, &str, _)| PoolState {
+            name: name.to_owned(),
+            cost: self.pool(id).and_then(|pool| pool.cost()),
+            start: None,
+        };
+        let row = |(kind, name, of): (Kind, &str, Of)| {
+            let seen = self.book.row(of)?.seen.clone();
+            (seen.watched > 0.0).then(|| Row { kind, name: name.to_owned(), seen })
+        };
+        State {
+            version: VERSION,
+            pools: policy.pools.iter().map(pool).collect(),
+            rows: rows(policy).filter_map(row).collect(),
+        }
+    }
+
+    /// Takes over what was kept, as far as the policy has it; false when it is of
+    /// another version, and nothing was taken over.
+    pub fn restore(&mut self, policy: &Policy, state: &State) -> bool {
+        if state.version != VERSION {
+            return false;
+        }
+        for kept in &state.pools {
+            let own = policy.pools.id(&kept.name).and_then(|id| self.pools.get_mut(id.index()));
+            let cost = kept.cost.filter(|cost| cost.is_finite() && *cost > 0.0);
+            own.into_iter().for_each(|own| own.restore(cost));
+        }
+        for (kind, name, of) in rows(policy) {
+            let kept = state.rows.iter().find(|row| row.kind == kind && row.name == name);
+            if let (Some(kept), Some(own)) = (kept, self.book.row_mut(of)) {
+                own.seen = kept.seen.clone();
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,363 @@
+//! What pools need, under loads whose need is known: each replica serves two
+//! jobs at once, each for a second.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::demand::state::{Kind, State};
+use crate::core::demand::work::work;
+use crate::core::event::{Action, Event, Outcome};
+use crate::core::ids::{JobId, PoolId, ReplicaId};
+use crate::core::job::{JobSpec, Prefix};
+use crate::core::need::Need;
+use crate::core::policy::{Class, Policy, Pool, Replica};
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::tests::{policy, spec, used};
+use crate::core::table::Table;
+use crate::core::time::Tick;
+
+const SECOND: u64 = 1_000_000_000;
+/// Jobs that a replica serves in a second.
+const EACH: f64 = 2.0;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Next {
+    Ends(JobId),
+    Arrives,
+    Looks,
+    Ready,
+}
+
+/// A pool whose replicas start and stop as it says it needs them.
+struct Farm {
+    scheduler: Scheduler,
+    now: Tick,
+    heap: BinaryHeap<Reverse<(Tick, Next)>>,
+    /// Replicas that there are and that are starting.
+    ready: u32,
+    starting: u32,
+    start: u64,
+    /// Jobs per second at an instant in seconds.
+    rate: fn(f64) -> f64,
+    /// A state of the random numbers between arrivals; 0 = evenly spaced.
+    noise: u64,
+    arrived: u64,
+    on: BTreeMap<JobId, ReplicaId>,
+    /// Whether replicas follow what is said.
+    follows: bool,
+    /// Jobs that are not told to end.
+    stuck: BTreeSet<JobId>,
+    refused: u64,
+    late: u64,
+    /// Seconds, what it said and why, and what there was.
+    log: Vec<(f64, u32, &'static str, u32)>,
+    /// Replica seconds.
+    held: f64,
+}
+
+fn farm(replicas: usize, start: u64, max_wait: u64, rate: fn(f64) -> f64) -> Farm {
+    let mut rules = policy(&[&vec![EACH as u32; replicas]], &[&[0]]);
+    rules.pools.insert("p0", Pool {
+        cold_start: Some(Duration::from_secs(start)),
+        ..rules.pools.get(PoolId::new(0)).unwrap().clone()
+    });
+    let ids: Vec<_> = rules.classes.iter().map(|(_, name, row)| (name.to_owned(), row.clone())).collect();
+    for (name, row) in ids {
+        rules.classes.insert(&name, Class { max_wait: Duration::from_secs(max_wait), ..row });
+    }
+    let heap = [(Tick::ZERO, Next::Looks), (Tick::ZERO, Next::Arrives)].map(Reverse);
+    Farm {
+        scheduler: Scheduler::new(Arc::new(rules)),
+        now: Tick::ZERO,
+        heap: heap.into_iter().collect(),
+        ready: replicas as u32,
+        starting: 0,
+        start,
+        rate,
+        noise: 0,
+        arrived: 0,
+        on: BTreeMap::new(),
+        follows: true,
+        stuck: BTreeSet::new(),
+        refused: 0,
+        late: 0,
+        log: Vec::new(),
+        held: 0.0,
+    }
+}
+
+impl Farm {
+    fn need(&mut self) -> Need {
+        let one = self.scheduler.needs(self.now);
+        assert_eq!(one, self.scheduler.needs(self.now), "asked twice");
+        let need = one[0];
+        assert!(!need.is_busy() || need.desired >= Some(1), "{need:?}");
+        need
+    }
+
+    fn event(&mut self, event: Event) {
+        let mut out = Vec::new();
+        self.scheduler.handle(self.now, event, &mut out);
+        for action in out {
+            match action {
+                Action::Dispatch { job, replica, why } => {
+                    self.on.insert(job, replica);
+                    self.late += u64::from(why.queued > Duration::from_secs(5));
+                    self.plan(SECOND, Next::Ends(job));
+                }
+                Action::Reject { .. } => self.refused += 1,
+                _ => {}
+            }
+        }
+    }
+
+    fn plan(&mut self, after: u64, next: Next) {
+        self.heap.push(Reverse((self.now + Duration::from_nanos(after), next)));
+    }
+
+    fn gap(&mut self) -> u64 {
+        let rate = (self.rate)(self.now.as_nanos() as f64 / SECOND as f64);
+        if rate <= 0.0 {
+            return SECOND;
+        }
+        let mut gap = SECOND as f64 / rate;
+        if self.noise != 0 {
+            self.noise = self.noise.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+            let unit = ((self.noise >> 11) as f64 / (1u64 << 53) as f64).max(1e-9);
+            gap *= -unit.ln();
+        }
+        gap as u64
+    }
+
+    fn arrive(&mut self) {
+        if (self.rate)(self.now.as_nanos() as f64 / SECOND as f64) > 0.0 {
+            self.arrived += 1;
+            let max_wait = self.scheduler.policy().classes.iter().next().unwrap().2.max_wait;
+            let id = JobId::new(self.arrived);
+            let spec = JobSpec { id, arrived: self.now, deadline: self.now + max_wait, ..spec(1) };
+            self.event(Event::Arrived(spec, Prefix::default()));
+        }
+        let gap = self.gap();
+        self.plan(gap, Next::Arrives);
+    }
+
+    /// Replicas come and go with a new policy, idle ones first.
+    fn resize(&mut self, replicas: u32) {
+        let old = Arc::clone(self.scheduler.policy());
+        let busy: BTreeSet<ReplicaId> = self.on.values().copied().collect();
+        let have: Vec<ReplicaId> = old.replicas.iter().map(|(id, ..)| id).collect();
+        let mut keep = have.clone();
+        keep.sort_by_key(|id| !busy.contains(id));
+        keep.truncate(replicas as usize);
+        let mut next = Policy { generation: old.generation + 1, ..(*old).clone() };
+        next.replicas = Table::successor(&old.replicas);
+        let mut ids = Vec::new();
+        for (id, name, row) in old.replicas.iter().filter(|(id, ..)| keep.contains(id)) {
+            assert_eq!(next.replicas.insert(name, row.clone()), id);
+            ids.push(id);
+        }
+        while ids.len() < replicas as usize {
+            let row = Replica { pool: PoolId::new(0), max_seqs: Some(EACH as u32), kv_tokens: None };
+            self.arrived += 1;
+            ids.push(next.replicas.insert(&format!("p0/n{}", self.arrived), row));
+        }
+        let pool = Pool { replicas: ids, ..old.pools.get(PoolId::new(0)).unwrap().clone() };
+        next.pools.insert("p0", pool);
+        self.ready = replicas;
+        self.event(Event::PolicyChanged(Arc::new(next)));
+    }
+
+    fn look(&mut self) {
+        let need = self.need();
+        let desired = need.desired.unwrap();
+        let second = self.now.as_nanos() as f64 / SECOND as f64;
+        self.held += f64::from(self.ready + self.starting);
+        if self.log.last().is_none_or(|(_, last, ..)| *last != desired) {
+            self.log.push((second, desired, need.reason, self.ready));
+        }
+        // As often as a horizontal autoscaler looks.
+        if self.follows && (second as u64).is_multiple_of(15) {
+            for _ in self.ready + self.starting..desired {
+                self.starting += 1;
+                self.plan(self.start * SECOND, Next::Ready);
+            }
+            if desired < self.ready {
+                self.resize(desired);
+            }
+        }
+        self.plan(SECOND, Next::Looks);
+    }
+
+    fn run(&mut self, seconds: u64) {
+        let end = self.now + Duration::from_secs(seconds);
+        while let Some(Reverse((at, next))) = self.heap.pop() {
+            while let Some(due) = self.scheduler.next_deadline().filter(|due| *due < at.min(end)) {
+                self.now = self.now.max(due);
+                self.event(Event::Timer);
+            }
+            if at > end {
+                self.heap.push(Reverse((at, next)));
+                break;
+            }
+            self.now = at;
+            match next {
+                Next::Ends(job) if self.stuck.contains(&job) => {}
+                Next::Ends(job) => {
+                    self.on.remove(&job);
+                    self.event(Event::FirstToken { job });
+                    self.event(Event::Finished { job, outcome: Outcome::Done(used(10, 10)) });
+                }
+                Next::Arrives => self.arrive(),
+                Next::Looks => self.look(),
+                Next::Ready => {
+                    self.starting -= 1;
+                    self.resize(self.ready + 1);
+                }
+            }
+        }
+        self.now = end;
+    }
+
+    fn peak(&self) -> u32 {
+        self.log.iter().map(|(_, desired, ..)| *desired).max().unwrap()
+    }
+
+    fn turns(&self) -> usize {
+        let ways: Vec<bool> = self.log.windows(2).map(|pair| pair[1].1 > pair[0].1).collect();
+        ways.windows(2).filter(|pair| pair[0] != pair[1]).count()
+    }
+
+    /// Replica seconds, with those that start.
+    fn seconds(&self) -> f64 {
+        self.held
+    }
+
+    /// What it said and when, for a test that fails.
+    fn story(&self) -> String {
+        let word = |(at, desired, reason, ready): &(f64, u32, &str, u32)| format!("{at:.0}s {desired} {reason} ({ready})");
+        let told: Vec<String> = self.log.iter().map(word).collect();
+        format!("{} of {} refused, {} late; {}", self.refused, self.arrived, self.late, told.join(", "))
+    }
+}
+
+
+#[test]
+fn a_step_of_load_gets_what_it_needs_and_no_cascade() {
+    // Ten replicas are needed from now on, and there is one.
+    let mut patient = farm(1, 180, 300, |_| 20.0);
+    patient.run(900);
+    assert!((13..=24).contains(&patient.peak()), "{}", patient.story());
+    assert_eq!(patient.refused, 0, "{}", patient.story());
+    let mut urgent = farm(1, 180, 30, |_| 20.0);
+    urgent.run(900);
+    assert!((13..=15).contains(&urgent.peak()), "{}", urgent.story());
+    let last = urgent.log.last().unwrap();
+    assert!(last.3 >= 10, "{}", urgent.story());
+}
+
+#[test]
+fn a_burst_that_is_short_against_a_start_is_not_taken_for_a_load() {
+    for (max_wait, most) in [(30, 4), (300, 6)] {
+        let mut farm = farm(1, 180, max_wait, |second| if (600.0..640.0).contains(&second) { 20.0 } else { 0.4 });
+        farm.run(2000);
+        assert!(farm.peak() <= most, "{}", farm.story());
+        assert_eq!(farm.log.last().unwrap().1, 1, "{}", farm.story());
+    }
+}
+
+#[test]
+fn a_ramp_is_followed() {
+    let mut farm = farm(2, 180, 30, |second| 3.0 + second / 180.0);
+    farm.noise = 3;
+    farm.run(3600);
+    // 23 jobs a second in the end: 11.5 replicas, 14.4 with headroom.
+    assert!((13..=18).contains(&farm.peak()), "{}", farm.story());
+    assert!(farm.refused * 1000 < farm.arrived && farm.late * 100 < farm.arrived, "{}", farm.story());
+}
+
+#[test]
+fn steady_demand_does_not_flap() {
+    for rate in [|_| 1.7, |_| 3.1, |_| 4.8, |_| 9.7] as [fn(f64) -> f64; 4] {
+        let mut farm = farm(1, 60, 30, rate);
+        farm.noise = 7;
+        farm.run(2 * 3600);
+        let need = rate(0.0) / EACH;
+        assert!(farm.turns() <= 4, "{}", farm.story());
+        assert!(farm.seconds() / 7200.0 < need * 1.25 + 1.3, "{}", farm.story());
+        assert!(farm.refused == 0, "{}", farm.story());
+    }
+}
+
+#[test]
+fn a_load_that_comes_and_goes_is_let_go_in_between() {
+    let mut farm = farm(2, 60, 120, |second| if second % 1800.0 < 600.0 { 20.0 } else { 1.0 });
+    farm.noise = 5;
+    farm.run(2 * 3600);
+    let peak = f64::from(farm.peak());
+    assert!(farm.seconds() < 0.75 * peak * 7200.0, "{}", farm.story());
+    assert!(farm.refused * 50 < farm.arrived, "{}", farm.story());
+}
+
+#[test]
+fn an_idle_pool_goes_to_zero_and_not_under_a_stream() {
+    let mut farm = farm(1, 60, 60, |second| if second < 10.0 { 1.0 } else { 0.0 });
+    farm.stuck.insert(JobId::new(3));
+    farm.run(3600);
+    assert_eq!(farm.log.last().unwrap().1, 1, "{}", farm.story());
+    farm.on.remove(&JobId::new(3));
+    farm.event(Event::Left { job: JobId::new(3), usage: used(1, 1) });
+    assert_eq!(farm.need().desired, Some(1), "for a while");
+    farm.run(400);
+    let need = farm.need();
+    assert_eq!((need.desired, need.reason, farm.ready), (Some(0), "idle", 0), "{}", farm.story());
+    farm.rate = |_| 1.0;
+    farm.run(3);
+    let need = farm.need();
+    assert_eq!((need.desired, need.reason, need.ready), (Some(1), "start", 0));
+}
+
+#[test]
+fn after_a_restart_what_is_there_is_kept_until_a_window_has_passed() {
+    let mut farm = farm(6, 90, 30, |_| 2.0);
+    farm.follows = false;
+    farm.run(89);
+    assert!(farm.log.iter().all(|(_, desired, ..)| *desired >= 6), "{}", farm.story());
+    assert_eq!(farm.need().reason, "hold_restart");
+    farm.run(3);
+    assert_eq!(farm.need().desired, Some(2), "{}", farm.story());
+}
+
+#[test]
+fn bounds_of_the_file_hold() {
+    let mut farm = farm(1, 60, 30, |_| 20.0);
+    let mut rules = (**farm.scheduler.policy()).clone();
+    let row = rules.pools.get(PoolId::new(0)).unwrap().clone();
+    rules.pools.insert("p0", Pool { min_replicas: 2, max_replicas: Some(4), ..row });
+    farm.event(Event::PolicyChanged(Arc::new(rules)));
+    let need = farm.need();
+    assert_eq!((need.desired, need.reason, need.keep), (Some(2), "floor", true));
+    farm.run(200);
+    let need = farm.need();
+    assert_eq!((need.desired, need.reason), (Some(4), "clamp"), "{}", farm.story());
+}
+
+#[test]
+fn what_was_seen_survives_a_restart() {
+    let mut farm = farm(2, 60, 30, |_| 3.0);
+    farm.run(600);
+    let state = farm.scheduler.demand_state();
+    let text = serde_json::to_string(&state).unwrap();
+    let back: State = serde_json::from_str(&text).unwrap();
+    assert_eq!(back, state);
+    let cost = state.pools[0].cost.unwrap();
+    assert!((0.8..1.2).contains(&(cost * 2.0 * work(10, 10))), "half a second of a replica for a job: {cost}");
+    let class = state.rows.iter().find(|row| row.kind == Kind::Class && row.name == "first").unwrap();
+    assert!((class.seen.band(0.5) - 3.0).abs() < 0.5, "{:?}", class.seen.minutes);
+
+    let mut next = Scheduler::new(Arc::clone(farm.scheduler.policy()));
+    assert!(!next.restore_demand(&State { version: 0, ..State::default() }));
+    assert!(next.restore_demand(&back));
+    assert_eq!(next.demand_state(), state);
+}
