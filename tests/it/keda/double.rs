@@ -55,7 +55,7 @@ async fn a_pool_goes_to_zero_and_back_with_nothing_lost() {
         {
             break;
         }
-        now = now + SYNC;
+        now += SYNC;
         sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(requests.len(), 6);
