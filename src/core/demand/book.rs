@@ -41,7 +41,8 @@ pub enum Of {
 impl Book {
     /// Rows for so many of each.
     pub fn resize(&mut self, models: usize, pools: usize, classes: usize, tenants: usize) {
-        let grow = |rows: &mut Vec<Profile>, count: usize| rows.resize_with(count.max(rows.len()), Profile::default);
+        let grow =
+            |rows: &mut Vec<Profile>, count: usize| rows.resize_with(count.max(rows.len()), Profile::default);
         grow(&mut self.models, models);
         grow(&mut self.pools, pools);
         grow(&mut self.classes, classes);

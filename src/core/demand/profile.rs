@@ -207,7 +207,9 @@ impl Kept {
     #[must_use]
     pub fn tokens_per_second(&self) -> (f64, f64) {
         let seconds = self.minutes.len().max(1) as f64 * 60.0;
-        let sum = |of: fn(&Minute) -> u64| self.minutes.iter().map(of).fold(0, u64::saturating_add) as f64 / seconds;
+        let sum = |of: fn(&Minute) -> u64| {
+            self.minutes.iter().map(of).fold(0, u64::saturating_add) as f64 / seconds
+        };
         (sum(|minute| minute.input), sum(|minute| minute.output))
     }
 }

@@ -13,7 +13,8 @@ impl Fleet {
     #[must_use]
     pub fn used(&self, pool: PoolId, contended: bool) -> f64 {
         let Some(state) = self.pools.get(pool.index()) else { return 0.0 };
-        let members = state.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.ledger.jobs > 0);
+        let members =
+            state.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.ledger.jobs > 0);
         members.map(|node| if contended && node.rooms.own.is_none() { 1.0 } else { node.used(state) }).sum()
     }
 }

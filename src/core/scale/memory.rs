@@ -63,7 +63,14 @@ impl Memory {
     /// The number from now on, where `replicas` are needed, at least `floor`, and
     /// the most that was needed is kept for `hold`; whether it is kept. A start
     /// takes `start`.
-    pub fn settle(&mut self, replicas: f64, floor: u32, hold: Duration, start: Duration, now: Tick) -> (u32, bool) {
+    pub fn settle(
+        &mut self,
+        replicas: f64,
+        floor: u32,
+        hold: Duration,
+        start: Duration,
+        now: Tick,
+    ) -> (u32, bool) {
         let (up, low) = (whole(replicas).max(floor), whole(replicas / SLACK).max(floor));
         let hold = self.hold(hold, now);
         while self.peaks.back().is_some_and(|(_, peak)| *peak <= low) {

@@ -164,7 +164,11 @@ mod tests {
         assert!((patient.work - 10.0 / 0.95).abs() < 1e-9, "16 200 / (1800 - 180)");
         assert_eq!(patient.reason, Reason::Deadline);
         let fresh = Want { backlog: 0.0, ..want };
-        assert_eq!(asked(&[fresh], START, 10.0), Asked::default(), "what runs in room that is there needs no more");
+        assert_eq!(
+            asked(&[fresh], START, 10.0),
+            Asked::default(),
+            "what runs in room that is there needs no more"
+        );
         let beside = asked(&[hundred(30), want], START, 10.0);
         assert_eq!((beside.work, beside.reason), (125.0, Reason::Sustained), "it fits into the headroom");
     }

@@ -86,7 +86,8 @@ impl Scheduler {
 
     /// Rows of the demand for the policy in force.
     pub(super) fn count_demand(&mut self) {
-        let classes: Vec<Vec<ClassId>> = self.groups.iter().map(|group| group.class_ids().collect()).collect();
+        let classes: Vec<Vec<ClassId>> =
+            self.groups.iter().map(|group| group.class_ids().collect()).collect();
         self.demand.apply(self.placement.groups(), &classes, self.policy.pools.capacity());
         let Policy { models, pools, classes, tenants, .. } = &*self.policy;
         let book = &mut self.demand.book;
@@ -126,10 +127,15 @@ impl Scheduler {
             let start = first.map_or(Duration::ZERO, |pool| pool.start);
             let known = views().find_map(|pool| pool.cost);
             let ready: u32 = views().map(|pool| pool.ready).sum();
-            let speed = |pool: &PoolView| pool.cost.or(known).map_or(0.0, |cost| f64::from(pool.ready) / cost);
+            let speed =
+                |pool: &PoolView| pool.cost.or(known).map_or(0.0, |cost| f64::from(pool.ready) / cost);
             let capacity = views().map(speed).sum();
             let wants = self.wants((group, line), (start, ready), waits, watched);
-            LineView { waiting: self.groups[group].waits_in(line), asked: asked(&wants, start, capacity), order }
+            LineView {
+                waiting: self.groups[group].waits_in(line),
+                asked: asked(&wants, start, capacity),
+                order,
+            }
         });
         lines.collect()
     }
