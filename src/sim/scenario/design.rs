@@ -119,7 +119,7 @@ impl Design {
             "penstock" => {
                 let policy = self.limited(&facts.policy);
                 Box::new(match initial {
-                    Some(initial) => Gateway::elastic(policy, initial),
+                    Some(initial) => Gateway::elastic(&policy, initial),
                     None => Gateway::new(policy),
                 })
             }

@@ -143,7 +143,8 @@ impl Scale {
         if poll < Duration::from_secs(1) {
             return Err("scale.poll: must be at least 1 s".to_owned());
         }
-        let fixed = policies.iter().map(|policy| if let ScalePolicy::Fixed(count) = policy { *count } else { 0 });
+        let fixed =
+            policies.iter().map(|policy| if let ScalePolicy::Fixed(count) = policy { *count } else { 0 });
         Ok(Self {
             places: fixed.max().unwrap_or(0).max(2 * max).min(2 * MAX_REPLICAS),
             usual: Scaling {

@@ -95,9 +95,7 @@ impl World<'_> {
     /// A request came. Where there is no replica, some autoscalers hear of it at
     /// once.
     pub(super) fn knock(&mut self) {
-        let is_heard = |elastic: &Elastic| {
-            elastic.slots.wanted() == 0 && elastic.scaling.policy.is_pushed()
-        };
+        let is_heard = |elastic: &Elastic| elastic.slots.wanted() == 0 && elastic.scaling.policy.is_pushed();
         if self.elastic.as_ref().is_some_and(is_heard) {
             self.scale(Beat::Poll);
         }

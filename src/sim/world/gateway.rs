@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 use crate::core::event::{Action, Event, Fault, Outcome};
 use crate::core::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
 use crate::core::job::{JobSpec, Prefix, Tokens, Usage};
+use crate::core::need::Need;
 use crate::core::placement::rules::Supply;
 use crate::core::policy::{Class, Model, Policy, Pool, Replica, Tenant};
-use crate::core::need::Need;
 use crate::core::scheduler::Scheduler;
 use crate::core::table::Table;
 use crate::core::time::Tick;
@@ -52,11 +52,11 @@ impl Gateway {
     /// A gateway under the policy, of whose replicas only the first so many are
     /// there at first; [`Input::Members`] tells of the others.
     #[must_use]
-    pub fn elastic(policy: Policy, initial: usize) -> Self {
+    pub fn elastic(policy: &Policy, initial: usize) -> Self {
         let members: Vec<Member> = (0..policy.replicas.capacity())
             .map(|index| if index < initial { Member::Serving } else { Member::Absent })
             .collect();
-        Self { whole: Some(policy.clone()), ..Self::new(with_members(&policy, &members, policy.generation)) }
+        Self { whole: Some(policy.clone()), ..Self::new(with_members(policy, &members, policy.generation)) }
     }
 
     fn joined(&self, members: &[Member]) -> Event {

@@ -272,9 +272,7 @@ impl<'a> World<'a> {
                 self.records[job].recalls += 1;
                 None
             }
-            Command::Probe { replica } => {
-                Some(Input::Probed { replica, alive: self.answers(replica) })
-            }
+            Command::Probe { replica } => Some(Input::Probed { replica, alive: self.answers(replica) }),
             Command::Poll { replica } => {
                 let engine = &self.replicas[replica];
                 Some(Input::Polled { replica, load: (!engine.crashed).then(|| engine.load()) })

@@ -65,14 +65,7 @@ impl Slots {
             rng: Rng::new(scaling.seed),
             turn: 0,
             wanted: initial,
-            account: Account {
-                until,
-                since: Tick::ZERO,
-                replica_seconds: 0.0,
-                up: None,
-                turns: 0,
-                told,
-            },
+            account: Account { until, since: Tick::ZERO, replica_seconds: 0.0, up: None, turns: 0, told },
         }
     }
 

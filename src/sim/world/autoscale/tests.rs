@@ -18,6 +18,7 @@ use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{Outcome, Setup, run};
 
+/// Twice the usual `max`.
 const PLACES: usize = 40;
 const START: Duration = Duration::from_secs(60);
 
@@ -59,7 +60,7 @@ fn setup(scaling: Scaling, seconds: impl Iterator<Item = u64>, each: u64) -> Set
     }
 }
 
-fn gateway(initial: u32) -> Box<dyn Router> {
+fn gateway(places: usize, initial: u32) -> Box<dyn Router> {
     let class = Class {
         rank: 0,
         min_share: 0.0,
@@ -80,12 +81,12 @@ fn gateway(initial: u32) -> Box<dyn Router> {
         quota: Quota::default(),
         placement: Default::default(),
     };
-    Box::new(Gateway::elastic(policy(&[Rack::plain(PLACES)], &[class], &[tenant]), initial as usize))
+    Box::new(Gateway::elastic(&policy(&[Rack::plain(places)], &[class], &[tenant]), initial as usize))
 }
 
 fn penstock(setup: &Setup) -> (Outcome, Scaled) {
     let initial = setup.scaling.as_ref().unwrap().initial;
-    ended(run(setup, &mut [gateway(initial)]))
+    ended(run(setup, &mut [gateway(setup.replicas.len(), initial)]))
 }
 
 fn ended(outcome: Outcome) -> (Outcome, Scaled) {
@@ -185,4 +186,27 @@ fn the_same_seed_brings_the_same_world() {
         assert_eq!(of(1), of(1), "{text}");
         assert_ne!(of(1).1.ready, of(2).1.ready, "{text}: starts differ");
     }
+}
+
+/// The small version of `loadtest/scenarios/scale.yaml`: one request a second,
+/// and 40 s of fifteen more, where a start takes 180 s and requests can wait 600.
+#[test]
+fn a_burst_shorter_than_a_start_orders_a_few_replicas_and_not_a_crowd() {
+    let burst = |text: &str| {
+        let slow = Scaling { start: Duration::from_secs(180), max: 200, initial: 2, ..scaling(text) };
+        let mut setup = setup(slow, 0..1_500, 1);
+        let more = self::setup(scaling(text), 300..340, 15).arrivals;
+        setup.arrivals.extend(more);
+        setup.arrivals.sort_by_key(|arrival| arrival.at);
+        setup.replicas = vec![setup.replicas[0].clone(); 400];
+        penstock(&setup).1
+    };
+    // What the burst leaves is done in 600 s by two replicas more than the one
+    // and a quarter that all the rest needs.
+    let needed = 4;
+    let (own, queue) = (burst("n"), burst("queue=10"));
+    assert!(own.peak <= 3 * needed, "{own:?}");
+    assert!(queue.peak >= 10 * needed, "{queue:?}");
+    assert!(own.replica_hours < queue.replica_hours / 2.0, "{own:?} {queue:?}");
+    assert!(own.turns_per_hour <= 6.0, "one wave in 25 minutes: {own:?}");
 }
