@@ -21,7 +21,7 @@ use crate::core::time::Tick;
 
 use self::book::Book;
 use self::flow::Flow;
-use self::rate::Use;
+use self::rate::{Use, Used};
 
 /// The longest stay at a replica that counts, in seconds.
 const MAX_STAY: f64 = 3600.0;
@@ -117,7 +117,7 @@ impl Demand {
     }
 
     /// So many replicas' worth of the pool is in use now.
-    pub fn look(&mut self, pool: PoolId, used: f64, now: Tick) {
+    pub fn look(&mut self, pool: PoolId, used: Used, now: Tick) {
         if let Some(own) = self.pools.get_mut(pool.index()) {
             own.look(now, used);
         }

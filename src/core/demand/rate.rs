@@ -1,7 +1,7 @@
 //! What a pool's replicas are used, and from that what one of them can do.
 //!
-//! How full each replica is, is looked at now and then, and the work that was
-//! sent there is known. The two together give the time of a replica that a unit
+//! How full each replica is, in each of the ways in which it can be full, is
+//! looked at now and then, and the work that was sent there is known. The two together give the time of a replica that a unit
 //! of work takes. Both are counted for the same work over the same time, so
 //! whatever is wrong about the unit, such as prompts that are cached or outputs
 //! that are longer than expected, drops out where the same unit is used for
@@ -18,20 +18,28 @@ const MEMORY: f64 = 600.0;
 /// Replica seconds of use before the measure is believed.
 const EVIDENCE: f64 = 1.0;
 
+/// Ways in which a replica can be full.
+pub const WAYS: usize = 4;
+
+/// Replicas in use in each of the ways, as numbers between whole ones: 1.5 = one
+/// full and one half full, or three half full. A replica is full in one way at
+/// one moment and in another at the next, so only the mean over a while says
+/// which of them is the scarce one.
+pub type Used = [f64; WAYS];
+
 /// How much of a pool is used, by slots.
 #[derive(Debug, Clone, Default)]
 pub struct Use {
     /// What was sent there.
     pub taken: Spread,
-    /// Replicas in use by slot, as a number between them: 1.5 = one full and one
-    /// half full.
+    /// Replicas in use by slot, in the way in which most were.
     past: Vec<f64>,
     slot: u64,
     last: Option<Tick>,
     /// Replica seconds in the slot under way, and the seconds looked at.
-    sum: f64,
+    sum: Used,
     seen: f64,
-    used: f64,
+    used: Used,
     work: f64,
     cost: Option<f64>,
 }
@@ -39,14 +47,14 @@ pub struct Use {
 impl Use {
     /// So many replicas' worth is in use. Looked at twice in the same instant, the
     /// second look changes nothing.
-    pub fn look(&mut self, now: Tick, used: f64) {
+    pub fn look(&mut self, now: Tick, used: Used) {
         if self.past.is_empty() {
             self.past = vec![0.0; PAST];
             self.slot = slot(now);
         }
         self.turn(now);
         let passed = self.last.map_or(Duration::ZERO, |last| now.since(last)).as_secs_f64().min(SLOT);
-        self.sum += used * passed;
+        self.sum.iter_mut().zip(used).for_each(|(sum, used)| *sum += used * passed);
         self.seen += passed;
         self.last = Some(now);
     }
@@ -79,19 +87,20 @@ impl Use {
         }
         self.taken.advance(now);
         let gone = target - self.slot;
-        let used = if self.seen > 0.0 { self.sum / self.seen } else { 0.0 };
+        let used = self.sum.map(|sum| if self.seen > 0.0 { sum / self.seen } else { 0.0 });
         let kept = (-(gone as f64) * SLOT / MEMORY).exp();
         let work = usize::try_from(gone).map_or(0.0, |gone| self.taken.back(gone));
-        self.used = self.used * kept + used * SLOT;
+        self.used.iter_mut().zip(used).for_each(|(sum, used)| *sum = *sum * kept + used * SLOT);
         self.work = self.work * kept + work;
-        if self.used > EVIDENCE && self.work > 0.0 {
-            self.cost = Some(self.used / self.work);
+        let most = |used: Used| used.into_iter().fold(0.0, f64::max);
+        if most(self.used) > EVIDENCE && self.work > 0.0 {
+            self.cost = Some(most(self.used) / self.work);
         }
         for back in 0..gone.min(PAST as u64) {
             let at = (self.slot + back) as usize % PAST;
-            self.past[at] = if back == 0 { used } else { 0.0 };
+            self.past[at] = if back == 0 { most(used) } else { 0.0 };
         }
-        (self.slot, self.sum, self.seen) = (target, 0.0, 0.0);
+        (self.slot, self.sum, self.seen) = (target, Used::default(), 0.0);
     }
 }
 
@@ -107,7 +116,7 @@ mod tests {
     fn use_and_work_give_the_time_of_a_unit() {
         let mut own = Use::default();
         for step in 0..2_400_u64 {
-            own.look(at(step * 250), 3.0);
+            own.look(at(step * 250), [3.0, 1.0, 0.0, 2.0]);
             // 20 jobs a second of 150 units each: 1 ms of a replica for each unit.
             (0..5).for_each(|_| own.taken.add(at(step * 250), 150.0, Duration::from_secs(10)));
         }
@@ -117,15 +126,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_full_by_turns_in_two_ways_is_half_full_in_each() {
+        let mut own = Use::default();
+        for step in 0..2_400_u64 {
+            let first = step % 2 == 0;
+            own.look(at(step * 250), [f64::from(u8::from(first)), f64::from(u8::from(!first)), 0.1, 0.1]);
+            own.taken.add(at(step * 250), 100.0, Duration::ZERO);
+        }
+        assert!((own.mean(12) - 0.5).abs() < 0.01);
+    }
+
+    #[test]
     fn an_idle_pool_keeps_what_it_has_shown() {
         let mut own = Use::default();
         for step in 0..400 {
-            own.look(at(step * 250), 0.5);
+            own.look(at(step * 250), [0.5; WAYS]);
             own.taken.add(at(step * 250), 100.0, Duration::ZERO);
         }
         let cost = own.cost();
         for step in 0..10_000 {
-            own.look(at(100_000 + step * 1000), 0.0);
+            own.look(at(100_000 + step * 1000), Used::default());
         }
         let later = own.cost().unwrap();
         assert!((later / cost.unwrap() - 1.0).abs() < 0.1, "{cost:?} {later}");

@@ -1,5 +1,6 @@
 //! How much of its replicas a pool uses.
 
+use crate::core::demand::rate::{Used, WAYS};
 use crate::core::ids::PoolId;
 
 use super::Fleet;
@@ -7,32 +8,35 @@ use super::node::Node;
 use super::pool::PoolState;
 
 impl Fleet {
-    /// How many replicas' worth of the pool is in use just now, each counted by
-    /// what it is fullest in. One that can take nothing more counts as full when
-    /// jobs wait for the pool.
+    /// How many replicas' worth of the pool is in use just now, in each of the ways
+    /// in which one can be full. One that can take nothing more counts as full in
+    /// all of them when jobs wait for the pool.
     #[must_use]
-    pub fn used(&self, pool: PoolId, contended: bool) -> f64 {
-        let Some(state) = self.pools.get(pool.index()) else { return 0.0 };
-        let members =
-            state.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.ledger.jobs > 0);
-        members.map(|node| if contended && node.rooms.own.is_none() { 1.0 } else { node.used(state) }).sum()
+    pub fn used(&self, pool: PoolId, contended: bool) -> Used {
+        let mut sum = Used::default();
+        let Some(state) = self.pools.get(pool.index()) else { return sum };
+        for node in state.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.ledger.jobs > 0) {
+            let full = contended && node.rooms.own.is_none();
+            let parts = if full { [1.0; WAYS] } else { node.used(state) };
+            sum.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part.min(1.0));
+        }
+        sum
     }
 }
 
 impl Node {
-    /// The part of it that is in use, `0.0..=1.0`: of its sequences, of its KV
-    /// cache, of the prompts that it can read at once, and of the time between
-    /// tokens that lies between the best that was seen and what is promised.
-    fn used(&self, pool: &PoolState) -> f64 {
+    /// The part of it that is in use: of its sequences, of its KV cache, of the
+    /// prompts that it can read at once, and of the time between tokens that lies
+    /// between the best that was seen and what is promised.
+    fn used(&self, pool: &PoolState) -> Used {
         let seqs = self.full(pool).saturating_sub(self.others).max(1).min(self.pace.seqs().max(1));
         let part = |of: u64, whole: u64| of as f64 / whole.max(1) as f64;
-        let parts = [
+        [
             part(u64::from(self.ledger.seqs), u64::from(seqs)),
             part(self.ledger.kv, self.kv()),
             part(self.ledger.prefill, self.prefill_at_once(pool)),
             self.used_pace(pool),
-        ];
-        parts.into_iter().fold(0.0, f64::max).min(1.0)
+        ]
     }
 
     fn used_pace(&self, pool: &PoolState) -> f64 {
