@@ -78,7 +78,7 @@ impl Demand {
         };
         let row = |(kind, name, of): (Kind, &str, Of)| {
             let seen = self.book.row(of)?.seen.clone();
-            (seen.watched > 0.0).then(|| Row { kind, name: name.to_owned(), seen })
+            (seen != Kept::default()).then(|| Row { kind, name: name.to_owned(), seen })
         };
         State {
             version: VERSION,

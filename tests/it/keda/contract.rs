@@ -31,7 +31,8 @@ async fn a_trigger_has_one_metric_with_the_target_one_and_one_value() {
         metric_value: value.into(),
         metric_value_float: value.into(),
     };
-    assert_eq!(keda.values(MAIN, METRIC).await.unwrap(), [value(0)]);
+    // What is there after a start is kept until a window was seen.
+    assert_eq!(keda.values(MAIN, METRIC).await.unwrap(), [value(1)]);
     let bounded = [("pool", "main"), ("minReplicas", "2"), ("maxReplicas", "5")];
     assert_eq!(keda.values(&bounded, METRIC).await.unwrap(), [value(2)]);
     assert_eq!(rig.metric("penstock_scaler_clamped_total").await, 1.0);
@@ -204,14 +205,14 @@ async fn a_pool_that_runs_something_is_active_and_wants_a_replica() {
             .send(rig.address()),
     );
     until("it runs", || rig.snapshot().replicas[0].running == 1).await;
-    keda.wants(1).await;
-    assert!(keda.is_active(MAIN).await.unwrap());
+    keda.becomes(true).await;
+    assert_eq!(keda.desired().await, 1);
     let running = keda.values(&[("pool", "main"), ("mode", "inflight"), ("target", "8")], "in-flight").await;
     assert_eq!(running.unwrap()[0].metric_value_float, 1.0);
     rig.engine(0).clear();
     assert!(soon("the stream", stream).await.unwrap().is_done());
-    keda.wants(0).await;
-    assert!(!keda.is_active(MAIN).await.unwrap());
+    keda.becomes(false).await;
+    assert_eq!(keda.desired().await, 1, "the gateway has only just begun to watch");
     assert!(
         keda.is_active(&[("pool", "main"), ("keepLast", "300")]).await.unwrap(),
         "its last work is not long ago"

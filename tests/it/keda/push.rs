@@ -101,7 +101,7 @@ async fn while_it_drains_the_numbers_go_on_and_new_streams_end_after_their_first
     let call = Call::post(CHAT, &chat(200, true)).key(rig.key(TENANT)).send(rig.address());
     let running = tokio::spawn(call);
     until("it runs", || rig.snapshot().replicas[0].running == 1).await;
-    keda.wants(1).await;
+    keda.becomes(true).await;
     let control = rig.engine(0);
     let Rig { gateway, engines: _engines, .. } = rig;
     let drained = tokio::spawn(gateway.drain());

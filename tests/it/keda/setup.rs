@@ -103,6 +103,16 @@ impl Keda {
         u64::try_from(values[0].metric_value).unwrap()
     }
 
+    /// Waits until the pool `main` is active, or is not.
+    pub(crate) async fn becomes(&self, active: bool) {
+        let reached = async {
+            while self.is_active(&[("pool", "main")]).await.unwrap() != active {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon(&format!("active: {active}"), reached).await;
+    }
+
     /// Waits until the pool `main` wants so many.
     pub(crate) async fn wants(&self, replicas: u64) {
         let reached = async {
