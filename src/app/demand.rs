@@ -50,7 +50,11 @@ pub(super) fn save(path: &Path, gate: &Gate, telemetry: &Telemetry) {
     }
 }
 
-fn read(path: &Path) -> io::Result<Option<State>> {
+/// What was written; `None` where nothing was.
+///
+/// # Errors
+/// The file cannot be read, is far too large, or is something else.
+pub(super) fn read(path: &Path) -> io::Result<Option<State>> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

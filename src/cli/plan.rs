@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::cli::operate::AccessArgs;
 use crate::config::units::Span;
 use crate::sim::plan::whatif::Times;
 use crate::sim::trace::Names;
@@ -14,6 +15,9 @@ pub const EXAMPLES: &str = "Examples:
   penstock plan loadtest/traces/azure2023_conv.csv.gz
   penstock plan loadtest/traces/azure2023_code.csv.gz --html plan.html
   penstock plan loadtest/traces/azure2023_code.csv.gz --traffic x1.5 --json
+
+From what a gateway has seen: --live asks a running one, --state reads the file
+that it keeps as scale.state_file. Both remember the last four hours by minute.
 
 More what-ifs: --class interactive.max_wait=5s, --add-replica. Each may be
 given more than once, and each stands alone beside the fleet as it is.
@@ -43,14 +47,30 @@ pub struct PlanArgs {
     /// Read the usage database whose address is in this environment variable.
     #[arg(long, value_name = "VARIABLE", conflicts_with_all = ["source", "journal", "sqlite"])]
     pub postgres: Option<String>,
+    /// Plan from what the running gateway has seen; without an address, the one in
+    /// the environment variable `PENSTOCK_ADMIN`, or else `http://127.0.0.1:8081`.
+    #[arg(
+        long,
+        value_name = "URL",
+        num_args = 0..=1,
+        default_missing_value = "",
+        conflicts_with_all = ["source", "journal", "sqlite", "postgres"]
+    )]
+    pub live: Option<String>,
+    /// How to get in at the gateway's admin port.
+    #[command(flatten)]
+    pub access: AccessArgs,
+    /// Plan from a gateway's `scale.state_file`.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["source", "journal", "sqlite", "postgres", "live"])]
+    pub state: Option<PathBuf>,
     /// Of a usage log, what ended from then on: a day, a time with its zone, or an age such
     /// as 7d.
-    #[arg(long, value_name = "TIME", conflicts_with = "source")]
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["source", "live", "state"])]
     pub since: Option<String>,
     /// Of a usage log, what ended before then.
-    #[arg(long, value_name = "TIME", conflicts_with = "source")]
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["source", "live", "state"])]
     pub until: Option<String>,
-    /// Of a usage log, only this model's requests.
+    /// Of a usage log or of what a gateway has seen, only this model's requests.
     #[arg(long, value_name = "NAME", conflicts_with = "source")]
     pub model: Option<String>,
     /// Classes, pools, prices and start times come from this configuration; without another

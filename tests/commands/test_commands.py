@@ -370,6 +370,8 @@ def test_plan_says_what_is_wrong(tmp_path):
     (tmp_path / "bad.csv").write_text("t_s,in_tokens,out_tokens\n0,5,5\n1,many,5\n")
     (tmp_path / "gold.csv").write_text("t_s,class,in_tokens,out_tokens\n0,gold,5,5\n")
     (tmp_path / "good.csv").write_text("t_s,in_tokens,out_tokens\n0,5,5\n1,5,5\n")
+    (tmp_path / "old.json").write_text('{"version": 99, "pools": [], "rows": []}')
+    (tmp_path / "new.json").write_text('{"version": 1, "pools": [], "rows": []}')
     (tmp_path / "penstock.yaml").write_text(ONE)
     for command, said in {
         "": "nothing to plan from",
@@ -388,6 +390,11 @@ def test_plan_says_what_is_wrong(tmp_path):
         "--config penstock.yaml": "has no `usage.folder`",
         "--config none.yaml": "none.yaml",
         "--journal none": "none is not a folder",
+        "--state none.json": "there is no none.json; a gateway with `scale.state_file` writes it",
+        "--state bad.csv": "--state: cannot read bad.csv",
+        "--state old.json": "old.json is of version 99",
+        "--state new.json": "no whole minute of demand yet",
+        "--live http://127.0.0.1:9": "no gateway answers at http://127.0.0.1:9",
         "good.csv --config penstock.yaml --pool q": "there is no pool `q`",
     }.items():
         done = run(f"penstock plan {command}", cwd=tmp_path)
@@ -422,3 +429,40 @@ def test_plan_reads_what_a_gateway_wrote_down(tmp_path):
     assert report["source"]["requests"] == 400 and report["measured"]["queue"]["wait_s"]["p50"] == 0.02
     nobody = run("penstock plan --journal usage --model n", cwd=tmp_path)
     assert nobody.returncode == 1 and "no request of the model `n`" in nobody.stderr
+
+
+def seen(counts):
+    return {"counts": [counts.get(bucket, 0) for bucket in range(61)]}
+
+
+def test_plan_reads_what_a_gateway_has_seen(tmp_path, start):
+    minutes = [{"level": 4, "peak": 9, "arrived": 60, "refused": 0, "input": 24_000, "output": 1_800}] * 30
+    row = {
+        "minutes": minutes, "levels": seen({5: 1_800}), "prompts": seen({18: 900, 20: 900}),
+        "outputs": seen({10: 1_800}), "waits": seen({9: 1_800}), "stays": seen({17: 1_800}),
+        "bursts": [{"height": 9.0, "usual": 1.0, "length": 20.0}], "watched": 1_800, "kept": 1_800, "missed": 0,
+    }
+    rows = [
+        {"kind": kind, "name": name, "seen": row} for kind, name in (("class", "interactive"), ("model", "m"))
+    ]
+    state = {"version": 1, "pools": [{"name": "p", "cost": 0.001, "start": 75.0}], "rows": rows}
+    (tmp_path / "demand.json").write_text(json.dumps(state))
+    listen, admin = list(elsewhere().values())[:2]
+    more = f"server: {{listen: {listen}, admin: {admin}}}\nscale: {{state_file: demand.json}}\n"
+    (tmp_path / "penstock.yaml").write_text(ONE + more)
+    gateway = start("penstock serve", cwd=tmp_path)
+    gateway.wait_for("server started")
+    reports = []
+    for source in ("--state demand.json", f"--live http://{admin}", "--state demand.json --model m"):
+        done = run(f"penstock plan {source} --json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        reports.append(json.loads(done.stdout))
+        measured = reports[-1]["measured"]
+        assert reports[-1]["source"]["requests"] == 1_800 and reports[-1]["setting"]["start_s"] == 75
+        assert 0.9 < measured["tokens"]["input"] / 400 < 1.1 and reports[-1]["promise"]["holds"]
+        assert 16 < measured["queue"]["wait_s"]["p50"] * 1e3 < 24
+        assert any("1 burst of more than twice" in note for note in reports[-1]["notes"])
+    assert reports[0]["advice"] == reports[1]["advice"]
+    other = run("penstock plan --state demand.json --model n", cwd=tmp_path)
+    assert other.returncode == 1 and "nothing was seen of `n`, but of: m" in other.stderr
+    assert gateway.stop() == 0

@@ -36,6 +36,11 @@ pub(super) async fn pools(command: PoolsCommand) -> anyhow::Result<String> {
     }
 }
 
+/// The demand that a gateway has seen.
+pub(super) async fn demand(admin: &AdminArgs) -> anyhow::Result<Value> {
+    AdminClient::new(admin)?.get("demand").await
+}
+
 /// `penstock replicas`; the text to print.
 pub(super) async fn replicas(command: ReplicasCommand) -> anyhow::Result<String> {
     match command {

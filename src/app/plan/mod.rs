@@ -1,5 +1,6 @@
 //! `penstock plan`: reads the source and the setting, and prints the report.
 
+mod seen;
 mod setting;
 mod source;
 
@@ -26,8 +27,9 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<String> {
         bail!("--keep: must be from 0.5 to 1, such as 0.99");
     }
     let settings = args.config.as_deref().map(setting::load).transpose()?;
-    let setting = setting::of(args, settings.as_ref())?;
-    let source = source::read(args, settings.as_ref(), &setting)?;
+    let seen = seen::ask(args)?;
+    let setting = setting::of(args, settings.as_ref(), seen.as_ref())?;
+    let source = source::read(args, settings.as_ref(), &setting, seen.as_ref())?;
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let progress = progress(args.quiet);
     let lab =

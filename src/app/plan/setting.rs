@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
+use crate::app::plan::seen::Seen;
 use crate::cli::plan::PlanArgs;
 use crate::config::load;
 use crate::config::settings::Settings;
@@ -32,7 +33,11 @@ pub(super) fn load(path: &Path) -> anyhow::Result<Settings> {
 }
 
 /// The setting.
-pub(super) fn of(args: &PlanArgs, settings: Option<&Settings>) -> anyhow::Result<Setting> {
+pub(super) fn of(
+    args: &PlanArgs,
+    settings: Option<&Settings>,
+    seen: Option<&Seen>,
+) -> anyhow::Result<Setting> {
     let policy = match settings {
         Some(settings) => Policy::clone(&settings.policy),
         None => plain()?,
@@ -52,7 +57,8 @@ pub(super) fn of(args: &PlanArgs, settings: Option<&Settings>) -> anyhow::Result
         None => of_profiles(args)?,
     };
     let known = policy.pools.iter().filter_map(|(_, _, pool)| pool.cold_start).max();
-    let start = args.start.map(|span| span.0).or(known).unwrap_or(USUAL_START);
+    let measured = seen.and_then(|seen| seen.start(&args.pool));
+    let start = args.start.map(|span| span.0).or(measured).or(known).unwrap_or(USUAL_START);
     Ok(Setting { classes, pools, start, keep: args.keep })
 }
 

@@ -1,9 +1,10 @@
-//! Where demand is told: a table, or a usage log.
+//! Where demand is told: a table, a usage log, or what a gateway has seen.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
+use crate::app::plan::seen::Seen;
 use crate::app::plan::setting::usual_class;
 use crate::app::usage::{self, now_ms};
 use crate::cli::plan::PlanArgs;
@@ -29,15 +30,21 @@ pub(super) struct Read {
 }
 
 /// Reads the source; the trace's classes are places in the setting's.
-pub(super) fn read(args: &PlanArgs, settings: Option<&Settings>, setting: &Setting) -> anyhow::Result<Read> {
-    let mut read = match &args.source {
-        Some(path) => {
+pub(super) fn read(
+    args: &PlanArgs,
+    settings: Option<&Settings>,
+    setting: &Setting,
+    seen: Option<&Seen>,
+) -> anyhow::Result<Read> {
+    let mut read = match (&args.source, seen) {
+        (Some(path), _) => {
             let names = args.columns.clone().unwrap_or_default();
             let trace = Trace::read_with(path, &names)?;
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             Read { trace, name, notes: Vec::new() }
         }
-        None => of_log(args, &log(args, settings)?, setting)?,
+        (None, Some(seen)) => seen.read(args.model.as_deref())?,
+        (None, None) => of_log(args, &log(args, settings)?, setting)?,
     };
     classes(&mut read, args, setting)?;
     Ok(read)
@@ -63,7 +70,7 @@ fn log(args: &PlanArgs, settings: Option<&Settings>) -> anyhow::Result<Source> {
     }
     let Some(settings) = settings else {
         bail!(
-            "nothing to plan from: name a trace or table (penstock plan FILE), a usage log (--journal, --sqlite, --postgres), or a configuration with `usage.folder` (--config)"
+            "nothing to plan from: name a trace or table (penstock plan FILE), a usage log (--journal, --sqlite, --postgres), what a gateway has seen (--live, --state), or a configuration with `usage.folder` (--config)"
         );
     };
     usage::of_settings(settings).context(

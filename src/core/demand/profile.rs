@@ -59,6 +59,12 @@ pub struct Kept {
     pub minutes: VecDeque<Minute>,
     /// How much was there at once over the days, by the second.
     pub levels: Hist,
+    /// Prompts of jobs that came, in tokens.
+    #[serde(default)]
+    pub prompts: Hist,
+    /// What was served to those that ended, in tokens.
+    #[serde(default)]
+    pub outputs: Hist,
     /// Waits in milliseconds.
     pub waits: Hist,
     /// Stays at a replica in milliseconds.
@@ -97,12 +103,18 @@ impl Profile {
         self.now.arrived += 1;
         self.now.input = self.now.input.saturating_add(prompt);
         self.slot_arrived += 1.0;
+        if prompt > 0 {
+            self.seen.prompts.add(prompt as f64, 1.0);
+        }
     }
 
     /// One that was there is no more; so many tokens were served to it.
     pub fn leave(&mut self, output: u64) {
         self.level = self.level.saturating_sub(1);
         self.now.output = self.now.output.saturating_add(output);
+        if output > 0 {
+            self.seen.outputs.add(output as f64, 1.0);
+        }
     }
 
     /// A job began to run after such a wait.
@@ -159,9 +171,10 @@ impl Profile {
             self.seen.minutes.pop_front();
         }
         let kept = (-self.since / LONG).exp();
-        for hist in [&mut self.seen.levels, &mut self.seen.waits, &mut self.seen.stays] {
-            hist.fade(kept);
-        }
+        let seen = &mut self.seen;
+        let hists =
+            [&mut seen.levels, &mut seen.prompts, &mut seen.outputs, &mut seen.waits, &mut seen.stays];
+        hists.into_iter().for_each(|hist| hist.fade(kept));
         for sum in [&mut self.seen.watched, &mut self.seen.kept, &mut self.seen.missed] {
             *sum *= kept;
         }

@@ -17,6 +17,7 @@ pub mod make;
 pub mod measure;
 pub mod page;
 pub mod report;
+pub mod seen;
 pub mod setting;
 pub mod speak;
 pub mod text;
