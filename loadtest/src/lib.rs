@@ -20,6 +20,7 @@ pub mod proxy;
 pub mod replay;
 pub mod report;
 pub mod run;
+pub mod scaler;
 pub mod signal;
 pub mod sse;
 pub mod streams;

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use penstock_loadtest::{
     abandon, chaos, compare, core_bench, count_bench, engine, engines, key_bench, process, proxy, replay,
-    run, streams,
+    run, scaler, streams,
 };
 
 /// Load generator and measuring tools for an OpenAI-compatible gateway.
@@ -49,6 +49,8 @@ enum Command {
     KeyBench(key_bench::KeyBenchArgs),
     /// What it costs to count a long prompt with a model's tokenizer.
     CountBench(count_bench::CountBenchArgs),
+    /// Poll a gateway's scaler as KEDA does, and report how long each call took.
+    Scaler(scaler::ScalerArgs),
     /// Print the CPU time and memory of processes.
     Cpu(process::CpuArgs),
 }
@@ -69,6 +71,7 @@ fn main() -> Result<()> {
             Command::CoreBench(args) => core_bench::command(&args),
             Command::KeyBench(args) => key_bench::command(&args),
             Command::CountBench(args) => count_bench::command(&args),
+            Command::Scaler(args) => scaler::command(&args).await,
             Command::Cpu(args) => process::command(&args).await,
         }
     })
