@@ -65,6 +65,19 @@ pub struct Report {
     pub decision: Option<Decision>,
 }
 
+impl Report {
+    /// Whether somebody waits for what it says beyond the one before.
+    #[must_use]
+    pub fn is_news_after(&self, before: &Self) -> bool {
+        let told = |report: &Self| report.decision.as_ref().map(|told| (told.by, told.numbers.clone()));
+        let state = |report: &Self| (report.from, report.draining, report.leaving, report.blind);
+        let busy: BTreeSet<&str> = before.outlook.busy().collect();
+        state(before) != state(self)
+            || self.outlook.busy().any(|pool| !busy.contains(pool))
+            || told(before) != told(self)
+    }
+}
+
 /// Numbers of pools.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Decision {
@@ -114,6 +127,8 @@ pub struct Sight {
     pub decider: Option<Name>,
     /// How many there are.
     pub count: Count,
+    /// Whether this gateway hears too few of them to decide.
+    pub blind: bool,
 }
 
 /// Gateways.
@@ -214,7 +229,7 @@ impl Peers {
         let others = if lost.is_empty() { live } else { self.bridge(&live, &sum(&is_lost), &lost) };
         self.last.clone_from(&others);
         self.lost = lost;
-        Sight { others, role, decider, count }
+        Sight { others, role, decider, count, blind }
     }
 
     fn bridge(&mut self, live: &Outlook, lost: &Outlook, names: &BTreeSet<Name>) -> Outlook {

@@ -1,6 +1,5 @@
 //! One place at which a gateway should be, and the last word from there.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::core::time::Tick;
@@ -61,7 +60,7 @@ impl Seat {
         if is_old {
             return Heard::Old;
         }
-        let news = last.is_none_or(|last| is_news(&last.report, &report));
+        let news = last.is_none_or(|last| report.is_news_after(&last.report));
         (self.own, self.left) = (false, report.leaving);
         self.last = Some(Word { report, at: now });
         if news { Heard::News } else { Heard::Usual }
@@ -90,14 +89,4 @@ impl Seat {
     pub(super) fn is_late(&self, now: Tick) -> bool {
         self.since.is_none_or(|since| now.since(since) > SILENT)
     }
-}
-
-/// Whether somebody waits for what the report says.
-fn is_news(before: &Report, after: &Report) -> bool {
-    let told = |report: &Report| report.decision.as_ref().map(|told| told.numbers.clone());
-    let busy: BTreeSet<&str> = before.outlook.busy().collect();
-    let state = |report: &Report| (report.from, report.draining, report.leaving, report.blind);
-    state(before) != state(after)
-        || after.outlook.busy().any(|pool| !busy.contains(pool))
-        || told(before) != told(after)
 }
