@@ -83,7 +83,7 @@ pub(super) fn settings() -> Settings {
     let policy = Policy { bounds: Bounds { requests: 500, ..Bounds::default() }, ..fixtures::policy(2) };
     let seconds = Duration::from_secs;
     let scale =
-        Scale { listen: None, max_streams: 9, names: None, state_file: None, stale_after: seconds(8) };
+        Scale { listen: None, max_streams: 9, names: None, state_file: None, peers: None, stale_after: seconds(8) };
     Settings {
         digest: "d1".into(),
         scale,

@@ -151,7 +151,8 @@ impl Gateway {
         let (listener, address) = listen(now.startup.listen)?;
         let board = Board::new(Arc::clone(&proxy.settings), proxy.telemetry.clone());
         let admin = start_admin(&now, &proxy, (&fleet, &sources), &reload, &board)?;
-        let scale = scale::start(&now, &proxy, board)?;
+        let mut background = scheduler_tasks(&proxy, today);
+        let scale = scale::start(&now, &proxy, board, &mut background)?;
 
         // Before anybody can know that the process is there: until then a
         // SIGHUP ends it.
@@ -160,7 +161,6 @@ impl Gateway {
         ServerStarted { listen: address, admin: admin.addr(), scale: scale.address() }.emit(&telemetry);
         let shutdown = Shutdown::default();
         let serving = serve_clients(listener, &now, &proxy, &shutdown);
-        let mut background = scheduler_tasks(&proxy, today);
         background.spawn(telemetry.clone().upkeep());
         background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));
         background.spawn(close_idle(Arc::clone(&proxy)));

@@ -2,27 +2,53 @@
 //! to KEDA and to the admin port.
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use crate::app::hooks;
 use crate::app::start::StartError;
 use crate::config::settings::Settings;
+use crate::config::settings::scale::{Place, Places};
 use crate::core::need::Need;
+use crate::core::scale::outlook::{Others, Outlook};
+use crate::fleet::discover::addresses;
 use crate::proxy::handler::Proxy;
-use crate::scale::{self, Board, Feed, ScaleHandle, ScaleListener};
+use crate::scale::{self, Board, Feed, PeerRules, ScaleHandle, ScaleListener};
 use crate::telemetry::event::HandshakeFailed;
 use crate::tls::{Handshakes, Names};
 
 /// The gate as the board sees it.
 struct FromGate(Arc<Proxy>);
 
-impl Feed for FromGate {
-    fn needs(&self) -> Vec<(String, Need)> {
-        let needs = self.0.gate.needs();
+impl FromGate {
+    fn named(&self, needs: Vec<Need>) -> Vec<(String, Need)> {
         let policy = &self.0.settings.load().policy;
         let named = needs.into_iter().filter(|need| policy.pools.get(need.pool).is_some());
         named.map(|need| (policy.pools.name(need.pool).to_owned(), need)).collect()
+    }
+}
+
+impl Feed for FromGate {
+    fn needs(&self) -> Vec<(String, Need)> {
+        let needs = self.0.gate.needs();
+        self.named(needs)
+    }
+
+    fn needs_with(&self, others: &Others) -> Vec<(String, Need)> {
+        let needs = self.0.gate.needs_with(others);
+        self.named(needs)
+    }
+
+    fn outlook(&self) -> Outlook {
+        self.0.gate.outlook()
+    }
+
+    fn is_draining(&self) -> bool {
+        self.0.grace.is_draining()
     }
 
     fn expect_arrival(&self) {
@@ -42,6 +68,7 @@ pub(super) fn start(
     now: &Settings,
     proxy: &Arc<Proxy>,
     board: Arc<Board>,
+    tasks: &mut JoinSet<()>,
 ) -> Result<ScaleHandle, StartError> {
     let listener = now.scale.listen.map(|address| {
         let (door, rules, telemetry) =
@@ -55,10 +82,39 @@ pub(super) fn start(
         }
     });
     let address = listener.as_ref().map(|listener| listener.address);
-    scale::start(board, Arc::new(FromGate(Arc::clone(proxy))), listener).map_err(|problem| match address {
+    let feed = Arc::new(FromGate(Arc::clone(proxy)));
+    scale::start(board, feed, listener, peers(now, proxy, tasks)).map_err(|problem| match address {
         Some(address) => StartError::Scale { address, problem },
         None => StartError::ScaleThread(problem),
     })
+}
+
+/// Where the other gateways are, and what connections to them are made with.
+fn peers(now: &Settings, proxy: &Arc<Proxy>, tasks: &mut JoinSet<()>) -> Option<PeerRules> {
+    let peers = now.scale.peers.as_ref()?;
+    let places = match &peers.places {
+        Places::Listed(places) => watch::Sender::new(Some(places.clone())).subscribe(),
+        Places::Named(dns) => {
+            let (found, places) = watch::channel(None);
+            let certified = peers.tls.as_ref().map(|_| dns.name.trim_end_matches('.').to_owned());
+            let dns = dns.clone();
+            tasks.spawn(async move {
+                let place = |(host, port): (IpAddr, u16)| Place {
+                    host: host.to_string(),
+                    port,
+                    certified: certified.clone(),
+                };
+                let tell = |found_now: Vec<(IpAddr, u16)>| {
+                    found.send_replace(Some(found_now.into_iter().map(place).collect()));
+                };
+                addresses::follow(&dns, tell).await;
+            });
+            places
+        }
+    };
+    let settings = Arc::clone(&proxy.settings);
+    let tls = move || Some(Arc::clone(&settings.load().scale.peers.as_ref()?.tls.as_ref()?.config));
+    Some(PeerRules { places, tls: Box::new(tls) })
 }
 
 fn is_allowed(settings: &Settings, names: Option<&Names>) -> bool {

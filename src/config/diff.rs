@@ -122,7 +122,16 @@ fn certificates(before: &Loaded, after: &Loaded) -> Vec<Change> {
     let digest = |tls: &Option<ListenerTls>| tls.as_ref().map(|tls| tls.digest);
     let others =
         listeners.into_iter().filter(|(_, (was, old), (is, new))| was == is && digest(old) != digest(new));
-    others.map(|(section, ..)| change(&Field::top(section).key("tls"), None, None)).collect()
+    let mut changes: Vec<Change> =
+        others.map(|(section, ..)| change(&Field::top(section).key("tls"), None, None)).collect();
+    let written = |loaded: &Loaded| loaded.file.scale.peers.clone();
+    let made = |loaded: &Loaded| loaded.settings.scale.peers.as_ref().and_then(|peers| peers.tls.clone());
+    if written(before) == written(after) && made(before) != made(after) {
+        // Only where they are takes a restart.
+        let change = change(&Field::top("scale").key("peers"), None, None);
+        changes.push(Change { needs_restart: false, ..change });
+    }
+    changes
 }
 
 /// Pools whose replicas stand in the same file as before, which has others

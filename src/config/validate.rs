@@ -16,6 +16,7 @@ mod limits;
 mod models;
 mod names;
 mod oidc;
+mod peers;
 mod placement;
 mod pools;
 mod routing;

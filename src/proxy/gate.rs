@@ -22,6 +22,7 @@ use crate::core::event::{Action, Event, Rejection};
 use crate::core::ids::JobId;
 use crate::core::job::{JobSpec, Prefix, Usage};
 use crate::core::need::Need;
+use crate::core::scale::outlook::{Others, Outlook};
 use crate::core::policy::Policy;
 use crate::core::scheduler::Scheduler;
 use crate::core::snapshot::{Changed, Snapshot, WaitingView};
@@ -172,6 +173,20 @@ impl Gate {
     pub fn needs(&self) -> Vec<Need> {
         let now = self.clock.now();
         self.inner.lock().scheduler.needs(now)
+    }
+
+    /// What every pool needs now, by what other gateways see, too.
+    #[must_use]
+    pub fn needs_with(&self, others: &Others) -> Vec<Need> {
+        let now = self.clock.now();
+        self.inner.lock().scheduler.needs_with(now, others)
+    }
+
+    /// What this gateway sees of the demand.
+    #[must_use]
+    pub fn outlook(&self) -> Outlook {
+        let now = self.clock.now();
+        self.inner.lock().scheduler.outlook(now)
     }
 
     /// The demand that was seen, to be kept over a restart.

@@ -9,7 +9,6 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
-use crate::scale::answer::answer;
 use crate::scale::ask::Ask;
 use crate::scale::board::{Board, View};
 use crate::scale::proto::{GetMetricSpecResponse, IsActiveResponse};
@@ -59,8 +58,7 @@ impl Watcher {
             return Word::Gone;
         }
         // What is not known is not said; the last word holds.
-        let Ok(row) = self.board.row(&self.ask.pool, now) else { return Word::Wait(None) };
-        let active = answer(&self.ask, &row, now).active;
+        let Ok((active, row)) = self.board.activity(&self.ask, now) else { return Word::Wait(None) };
         match self.said {
             Some((said, at)) if said == active => {
                 let again = (active && row.need.ready == 0).then(|| at + AGAIN);

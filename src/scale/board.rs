@@ -1,6 +1,7 @@
 //! What is known of all pools at one moment, and who may look at it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,9 @@ use tokio::time::Instant;
 
 use crate::config::settings::Settings;
 use crate::core::need::Need;
+use crate::scale::answer::answer;
 use crate::scale::ask::{Ask, Refusal};
+use crate::scale::peers::{Exchange, Fleet};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::ScalerKeyUnknown;
 
@@ -34,6 +37,8 @@ pub struct View {
     pub(super) as_of: Instant,
     /// Pools by name.
     pub(super) pools: BTreeMap<String, Row>,
+    /// How it stands with other gateways, where there may be any.
+    pub(super) fleet: Option<Fleet>,
 }
 
 impl View {
@@ -50,6 +55,20 @@ pub(super) enum Blank {
     New,
     /// What is known is so old.
     Stale(Duration),
+    /// Too many of the gateways are silent.
+    Alone { silent: usize, known: usize },
+}
+
+impl fmt::Display for Blank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::New => f.write_str("what the pool needs is not known yet"),
+            Self::Stale(age) => write!(f, "what is known is {} s old (scale.stale_after)", age.as_secs()),
+            Self::Alone { silent, known } => {
+                write!(f, "{silent} of {known} gateways cannot be heard (scale.peers)")
+            }
+        }
+    }
 }
 
 /// What is known, and what all who tell it have in common.
@@ -63,14 +82,18 @@ pub struct Board {
     /// Streams that may still be opened.
     pub(super) streams: Arc<Semaphore>,
     odd: Mutex<BTreeSet<String>>,
+    /// The other gateways, where there may be any.
+    pub(super) exchange: Option<Arc<Exchange>>,
 }
 
 impl Board {
     /// A board on which nothing stands yet.
     #[must_use]
     pub fn new(settings: Arc<ArcSwap<Settings>>, telemetry: Telemetry) -> Arc<Self> {
-        let max = settings.load().scale.max_streams;
-        let nothing = View { as_of: Instant::now(), pools: BTreeMap::new() };
+        let now = settings.load_full();
+        let (max, has_peers) = (now.scale.max_streams, now.scale.peers.is_some());
+        let nothing = View { as_of: Instant::now(), pools: BTreeMap::new(), fleet: None };
+        let exchange = has_peers.then(|| Exchange::new(telemetry.clone()));
         Arc::new(Self {
             view: watch::Sender::new(Arc::new(nothing)),
             settings,
@@ -78,6 +101,7 @@ impl Board {
             ending: watch::Sender::new(false),
             streams: Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS))),
             odd: Mutex::default(),
+            exchange,
         })
     }
 
@@ -128,5 +152,22 @@ impl Board {
             return Err(Blank::Stale(age));
         }
         view.pools.get(pool).copied().ok_or(Blank::New)
+    }
+
+    /// Whether the pool is active. That it is needs one gateway that says so; that
+    /// it is not needs most of them.
+    pub(super) fn activity(&self, ask: &Ask, now: Instant) -> Result<(bool, Row), Blank> {
+        let row = self.row(&ask.pool, now)?;
+        let active = answer(ask, &row, now).active;
+        match self.is_alone() {
+            Some(alone) if !active => Err(alone),
+            _ => Ok((active, row)),
+        }
+    }
+
+    /// Why nothing is known of what all gateways need, if so.
+    pub(super) fn is_alone(&self) -> Option<Blank> {
+        let fleet = self.view().fleet.filter(|fleet| fleet.blind)?;
+        Some(Blank::Alone { silent: fleet.count.silent, known: fleet.count.known })
     }
 }

@@ -1,5 +1,5 @@
 //! Keeps the board up to date: now and then, and at once when a request comes
-//! while a pool is idle.
+//! while a pool is idle, here or at another gateway.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::core::need::Need;
+use crate::core::scale::outlook::{Others, Outlook};
 use crate::scale::board::{Board, Row, View};
 use crate::telemetry::event::DesiredChanged;
 
@@ -25,6 +26,12 @@ const SHARE: u32 = 50;
 pub trait Feed: Send + Sync {
     /// What every pool needs now, each with its name.
     fn needs(&self) -> Vec<(String, Need)>;
+    /// The same by what other gateways see, too.
+    fn needs_with(&self, others: &Others) -> Vec<(String, Need)>;
+    /// What this gateway sees of the demand.
+    fn outlook(&self) -> Outlook;
+    /// Whether it takes nothing new.
+    fn is_draining(&self) -> bool;
     /// From now on an arrival counts for [`Self::arrival`].
     fn expect_arrival(&self);
     /// Waits for the next arrival since it was expected.
@@ -39,11 +46,22 @@ pub async fn follow(feed: Arc<dyn Feed>, board: Arc<Board>) {
         feed.expect_arrival();
         let has_idle = look(&*feed, &board);
         sleep((began.elapsed() * SHARE).clamp(GAP, LONG_GAP)).await;
-        if has_idle {
-            let _in_time = timeout(TICK, feed.arrival()).await;
-        } else {
-            sleep(TICK).await;
-        }
+        let arrival = async {
+            if has_idle { feed.arrival().await } else { std::future::pending().await }
+        };
+        let news = async {
+            match &board.exchange {
+                Some(exchange) => exchange.news().await,
+                None => std::future::pending().await,
+            }
+        };
+        let either = async {
+            tokio::select! {
+                () = arrival => {}
+                () = news => {}
+            }
+        };
+        let _in_time = timeout(TICK, either).await;
     }
 }
 
@@ -51,7 +69,14 @@ pub async fn follow(feed: Arc<dyn Feed>, board: Arc<Board>) {
 pub(super) fn look(feed: &dyn Feed, board: &Board) -> bool {
     let (now, before) = (Instant::now(), board.view());
     let mut pools = BTreeMap::new();
-    for (name, need) in feed.needs() {
+    let (needs, fleet) = match &board.exchange {
+        None => (feed.needs(), None),
+        Some(exchange) => {
+            let (needs, fleet) = exchange.look(feed, now);
+            (needs, Some(fleet))
+        }
+    };
+    for (name, need) in needs {
         let old = before.pools.get(&name);
         let last_busy = if need.is_busy() { Some(now) } else { old.and_then(|row| row.last_busy) };
         let was = old.and_then(|row| row.need.desired);
@@ -62,6 +87,6 @@ pub(super) fn look(feed: &dyn Feed, board: &Board) -> bool {
         pools.insert(name, Row { need, last_busy });
     }
     let has_idle = pools.values().any(|row| !row.need.is_busy());
-    board.publish(View { as_of: now, pools });
+    board.publish(View { as_of: now, pools, fleet });
     has_idle
 }

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::scale::answer::answer;
 use crate::scale::ask::{Ask, Mode, Refusal};
 use crate::scale::board::{Blank, Board, Row};
+use crate::scale::peers::shown;
 
 /// `GET /scale/v1/pools` and `GET /scale/v1/{pool}`, which takes the keys of a
 /// trigger as its query. A pool that is called `pools` is at
@@ -33,7 +34,18 @@ async fn all(State(board): State<Arc<Board>>) -> Json<Value> {
         Some(picture(&ask, row, now))
     });
     let age = now.saturating_duration_since(view.as_of).as_secs_f64();
-    Json(json!({ "pools": rows.collect::<Vec<_>>(), "age_seconds": age }))
+    let mut picture = json!({ "pools": rows.collect::<Vec<_>>(), "age_seconds": age });
+    if let Some(fleet) = &view.fleet {
+        picture["gateways"] = json!({
+            "id": shown(fleet.me),
+            "decider": fleet.decider.map(shown),
+            "known": fleet.count.known,
+            "live": fleet.count.live + 1,
+            "replayed": fleet.count.replayed,
+            "silent": fleet.count.silent,
+        });
+    }
+    Json(picture)
 }
 
 async fn one(State(board): State<Arc<Board>>, Path(pool): Path<String>, uri: Uri) -> Response {
@@ -45,14 +57,14 @@ async fn one(State(board): State<Arc<Board>>, Path(pool): Path<String>, uri: Uri
         Err(Refusal::Wrong(message)) => return problem(StatusCode::BAD_REQUEST, &message),
     };
     let now = Instant::now();
-    let message = match board.row(&ask.pool, now) {
-        Ok(row) if answer(&ask, &row, now).value.is_some() => {
+    let blank = match (board.row(&ask.pool, now), board.is_alone()) {
+        (Err(blank), _) | (Ok(_), Some(blank)) => blank,
+        (Ok(row), None) if answer(&ask, &row, now).value.is_some() => {
             return Json(picture(&ask, &row, now)).into_response();
         }
-        Ok(_) | Err(Blank::New) => "what the pool needs is not known yet".to_owned(),
-        Err(Blank::Stale(age)) => format!("what is known is {} s old (scale.stale_after)", age.as_secs()),
+        (Ok(_), None) => Blank::New,
     };
-    problem(StatusCode::SERVICE_UNAVAILABLE, &message)
+    problem(StatusCode::SERVICE_UNAVAILABLE, &blank.to_string())
 }
 
 fn picture(ask: &Ask, row: &Row, now: Instant) -> Value {

@@ -37,7 +37,10 @@ impl Scaler {
     fn answer(&self, ask: &Ask) -> Result<Answer, Status> {
         let now = Instant::now();
         let row = self.0.row(&ask.pool, now).map_err(blank)?;
-        Ok(answer(ask, &row, now))
+        match self.0.is_alone() {
+            Some(alone) => Err(blank(alone)),
+            None => Ok(answer(ask, &row, now)),
+        }
     }
 
     fn spec(&self, of: &ScaledObjectRef) -> Result<GetMetricSpecResponse, Status> {
@@ -45,8 +48,9 @@ impl Scaler {
     }
 
     fn active(&self, of: &ScaledObjectRef) -> Result<IsActiveResponse, Status> {
-        let told = self.answer(&self.ask(of)?)?;
-        Ok(IsActiveResponse { result: told.active })
+        let ask = self.ask(of)?;
+        let (result, _) = self.0.activity(&ask, Instant::now()).map_err(blank)?;
+        Ok(IsActiveResponse { result })
     }
 
     fn metrics(&self, request: &GetMetricsRequest) -> Result<GetMetricsResponse, Status> {
@@ -58,9 +62,7 @@ impl Scaler {
             return Err(Status::invalid_argument(format!("the metric of this trigger is called {name}")));
         }
         let told = self.answer(&ask)?;
-        let Some(value) = told.value else {
-            return Err(Status::unavailable("what the pool needs is not known yet"));
-        };
+        let Some(value) = told.value else { return Err(blank(Blank::New)) };
         self.log(&ask, of, told, value);
         #[expect(clippy::cast_precision_loss, reason = "the contract's type")]
         let metric_value_float = value as f64;
@@ -167,10 +169,7 @@ fn status_of(refusal: Refusal) -> Status {
 }
 
 fn blank(blank: Blank) -> Status {
-    Status::unavailable(match blank {
-        Blank::New => "nothing is known of the pool yet".to_owned(),
-        Blank::Stale(age) => format!("what is known is {} s old (scale.stale_after)", age.as_secs()),
-    })
+    Status::unavailable(blank.to_string())
 }
 
 /// The code's name, for metrics.

@@ -19,16 +19,18 @@ use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 
+use crate::core::scale::peers::MOST;
 use crate::scale::board::Board;
 use crate::scale::follow::{Feed, follow, look};
+use crate::scale::peers::{self, PeerRules};
 use crate::scale::proto::DESCRIPTORS;
 use crate::scale::proto::external_scaler_server::{ExternalScalerServer, SERVICE_NAME};
 use crate::scale::rpc::Scaler;
 use crate::tls::{Handshakes, Names, Source, Trouble};
 
 /// Open connections; KEDA has one from its operator and one from its metrics
-/// adapter.
-const MAX_CONNECTIONS: usize = 64;
+/// adapter, and each of the other gateways has one.
+const MAX_CONNECTIONS: usize = 64 + MOST;
 /// Streams of a connection beside those that stay open.
 const MORE_STREAMS: usize = 256;
 /// Bytes of one request: its metadata.
@@ -89,7 +91,7 @@ impl fmt::Debug for ScaleHandle {
 }
 
 /// Starts to keep the board up to date, and to tell of it if there is a
-/// listener.
+/// listener; `others` are the gateways that serve the same demand.
 ///
 /// # Errors
 /// The address cannot be had, or there is no thread.
@@ -97,6 +99,7 @@ pub fn start(
     board: Arc<Board>,
     feed: Arc<dyn Feed>,
     listener: Option<ScaleListener>,
+    others: Option<PeerRules>,
 ) -> io::Result<ScaleHandle> {
     let threads = if listener.is_some() { THREADS } else { 1 };
     let runtime =
@@ -126,6 +129,9 @@ pub fn start(
         };
         runtime.spawn(Arc::new(door).serve(socket));
     }
+    if let (Some(exchange), Some(rules)) = (&board.exchange, others) {
+        runtime.spawn(peers::listen(Arc::clone(exchange), rules));
+    }
     runtime.spawn(follow(feed, Arc::clone(&board)));
     Ok(ScaleHandle { address, board, health, stop, connections, runtime: Some(runtime) })
 }
@@ -141,8 +147,11 @@ fn routes(
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let routes = Routes::new(scaler)
-        .add_service(health)
+    let mut routes = Routes::new(scaler).add_service(health);
+    if let Some(exchange) = &board.exchange {
+        routes = routes.add_service(peers::service(exchange));
+    }
+    let routes = routes
         .add_service(reflection().build_v1().map_err(io::Error::other)?)
         .add_service(reflection().build_v1alpha().map_err(io::Error::other)?);
     Ok(routes.prepare().into_axum_router())
@@ -172,6 +181,9 @@ impl ScaleHandle {
     /// waits for that.
     pub async fn stop(mut self) {
         self.board.end_streams();
+        if let Some(exchange) = &self.board.exchange {
+            exchange.leave();
+        }
         self.stop.send_replace(true);
         let all = u32::try_from(MAX_CONNECTIONS).unwrap_or(u32::MAX);
         let _in_time = tokio::time::timeout(LAST_ANSWER, self.connections.acquire_many(all)).await;

@@ -4,6 +4,7 @@ mod contract;
 mod double;
 mod manifests;
 mod overload;
+mod peers;
 mod push;
 mod setup;
 mod twin;

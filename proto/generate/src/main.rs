@@ -1,44 +1,63 @@
-//! Makes `proto/generated` from `proto/externalscaler.proto`: the server's side
-//! and the descriptors for the gateway, the client's side for tests.
+//! Makes `proto/generated` from the contracts in `proto`: of the scaler's the
+//! server's side and the descriptors for the gateway, the client's side for
+//! tests; of the gateways' own both sides.
 
 use std::path::Path;
 
 use prost::Message as _;
 
-const NAME: &str = "externalscaler";
-const FIRST_LINE: &str = "// Made by `cargo run -p penstock-proto` from proto/externalscaler.proto.\n";
+/// KEDA's contract.
+const SCALER: &str = "externalscaler";
+/// What gateways tell each other.
+const GATEWAYS: &str = "gateways";
 
 fn main() -> anyhow::Result<()> {
     generate(&root().join("generated"))
 }
 
-/// The folder with the contract.
+/// The folder with the contracts.
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
 fn generate(out: &Path) -> anyhow::Result<()> {
-    let mut files = protox::compile([format!("{NAME}.proto")], [root()])?;
+    let scaler = compile(SCALER)?;
+    std::fs::write(out.join("externalscaler.bin"), scaler.encode_to_vec())?;
+    write(scaler.clone(), SCALER, SCALER, (true, false), &out.join("server.rs"))?;
+    write(scaler, SCALER, SCALER, (false, true), &out.join("client.rs"))?;
+    write(compile(GATEWAYS)?, GATEWAYS, "penstock.scale.v1", (true, true), &out.join("gateways.rs"))
+}
+
+fn compile(name: &str) -> anyhow::Result<prost_types::FileDescriptorSet> {
+    let mut files = protox::compile([format!("{name}.proto")], [root()])?;
     for file in &mut files.file {
         // Comments are for who reads the contract.
         file.source_code_info = None;
     }
-    std::fs::write(out.join("externalscaler.bin"), files.encode_to_vec())?;
-    for (side, server) in [("server", true), ("client", false)] {
-        let folder = out.join(side);
-        std::fs::create_dir_all(&folder)?;
-        tonic_prost_build::configure()
-            .build_server(server)
-            .build_client(!server)
-            .build_transport(false)
-            .emit_rerun_if_changed(false)
-            .out_dir(&folder)
-            .compile_fds(files.clone())?;
-        let made = folder.join(format!("{NAME}.rs"));
-        let text = std::fs::read_to_string(&made)?;
-        std::fs::write(out.join(format!("{side}.rs")), format!("{FIRST_LINE}{text}"))?;
-        std::fs::remove_dir_all(&folder)?;
-    }
+    Ok(files)
+}
+
+/// Writes the server's and the client's side, as asked for.
+fn write(
+    files: prost_types::FileDescriptorSet,
+    name: &str,
+    package: &str,
+    (server, client): (bool, bool),
+    to: &Path,
+) -> anyhow::Result<()> {
+    let folder = to.with_extension("new");
+    std::fs::create_dir_all(&folder)?;
+    tonic_prost_build::configure()
+        .build_server(server)
+        .build_client(client)
+        .build_transport(false)
+        .emit_rerun_if_changed(false)
+        .out_dir(&folder)
+        .compile_fds(files)?;
+    let text = std::fs::read_to_string(folder.join(format!("{package}.rs")))?;
+    let first = format!("// Made by `cargo run -p penstock-proto` from proto/{name}.proto.\n");
+    std::fs::write(to, first + &text)?;
+    std::fs::remove_dir_all(&folder)?;
     Ok(())
 }
 
@@ -50,7 +69,7 @@ mod tests {
     fn what_is_committed_is_fresh() {
         let made = tempfile::tempdir().unwrap();
         generate(made.path()).unwrap();
-        for name in ["server.rs", "client.rs", "externalscaler.bin"] {
+        for name in ["server.rs", "client.rs", "gateways.rs", "externalscaler.bin"] {
             let (new, old) = (made.path().join(name), root().join("generated").join(name));
             assert_eq!(
                 std::fs::read(new).unwrap(),

@@ -36,6 +36,10 @@ pub struct Scale {
     /// start knows nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_file: Option<String>,
+    /// The other gateways behind the same Service: together they name one
+    /// number. Absent = this one serves all of the demand.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peers: Option<Peers>,
 }
 
 impl Default for Scale {
@@ -47,8 +51,49 @@ impl Default for Scale {
             stale_after: Span::secs(10),
             max_streams: 1000,
             state_file: None,
+            peers: None,
         }
     }
+}
+
+/// Where the scalers (`scale.listen`) of all gateways are: exactly one of
+/// `urls` and `dns`. This gateway may be among them; it knows itself.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Peers {
+    /// Their URLs, such as `https://penstock-0.penstock:8082`; at most 64.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub urls: Vec<String>,
+    /// Their addresses by DNS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dns: Option<PeersDns>,
+    /// A PEM file with the authorities of their certificates; with it, `dns`
+    /// means TLS, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca: Option<String>,
+    /// A PEM file with the certificate that this gateway shows them. Where they
+    /// have `client_certs`, one of its names must be among those.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cert: Option<String>,
+    /// The PEM file with its key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+}
+
+/// Addresses of gateways.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct PeersDns {
+    /// The name, such as that of a headless Service. With TLS it must be one of
+    /// their certificates' names.
+    pub name: String,
+    /// Port of their scalers.
+    #[schemars(range(min = 1))]
+    pub port: u16,
+    /// DNS servers such as `10.96.0.10:53`; empty = those of
+    /// `/etc/resolv.conf`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub servers: Vec<String>,
 }
 
 /// A certificate that may ask the scaler: exactly one of `dns`, `uri` and

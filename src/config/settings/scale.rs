@@ -1,9 +1,13 @@
 //! The scale signal.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+
+use crate::config::discover::Dns;
 
 /// How the scale signal is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,4 +24,67 @@ pub struct Scale {
     pub state_file: Option<PathBuf>,
     /// Age at which what is known is not told any more.
     pub stale_after: Duration,
+    /// The other gateways that serve the same demand; absent = none.
+    pub peers: Option<Peers>,
 }
+
+/// The other gateways.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peers {
+    /// Where they are. Takes effect only at a start.
+    pub places: Places,
+    /// What connections to them are made with; absent = no TLS.
+    pub tls: Option<PeerTls>,
+}
+
+/// Where gateways are, this one perhaps among them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Places {
+    /// Here.
+    Listed(BTreeSet<Place>),
+    /// Where a name leads to.
+    Named(Dns),
+}
+
+/// Where a gateway's scaler is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// A name or an address, IPv6 without brackets.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// The name that its certificate must have; absent = no TLS.
+    pub certified: Option<String>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
+/// TLS towards the other gateways.
+#[derive(Clone)]
+pub struct PeerTls {
+    /// What handshakes are made with.
+    pub config: Arc<rustls::ClientConfig>,
+    /// Hash of everything that it was made from; tells two apart.
+    pub digest: [u8; 32],
+}
+
+impl fmt::Debug for PeerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerTls").finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for PeerTls {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest == other.digest
+    }
+}
+
+impl Eq for PeerTls {}

@@ -54,9 +54,7 @@ pub(super) fn validate(
 }
 
 fn dns(written: &Dns, field: &Field, findings: &mut Findings<'_>) -> Option<discover::Dns> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    let named = !written.name.is_empty() && written.name.len() <= MAX_NAME;
-    if !named || !written.name.chars().all(fits) || written.name.contains("..") {
+    if !is_name(&written.name) {
         findings.error(
             &field.key("name"),
             format!("{:?} is no name", written.name),
@@ -77,15 +75,7 @@ fn dns(written: &Dns, field: &Field, findings: &mut Findings<'_>) -> Option<disc
             format!("{} is shorter than min_refresh ({})", written.max_refresh, written.min_refresh);
         findings.error(&field.key("max_refresh"), message, "write min_refresh or more");
     }
-    let servers = written.servers.iter().enumerate().filter_map(|(at, text)| {
-        let parsed: Option<SocketAddr> = text.parse().ok();
-        if parsed.is_none() {
-            let message = format!("{text:?} is no address");
-            findings.error(&field.key("servers").index(at), message, "write it like 10.96.0.10:53");
-        }
-        parsed
-    });
-    let servers = servers.collect();
+    let servers = servers(&written.servers, field, findings);
     metrics_port(written.metrics_port, field, findings);
     Some(discover::Dns {
         name: written.name.clone(),
@@ -97,6 +87,25 @@ fn dns(written: &Dns, field: &Field, findings: &mut Findings<'_>) -> Option<disc
         empty_grace: written.empty_grace.0,
         servers,
     })
+}
+
+/// Whether it may be a name in DNS.
+pub(super) fn is_name(name: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    !name.is_empty() && name.len() <= MAX_NAME && name.chars().all(fits) && !name.contains("..")
+}
+
+/// The DNS servers of a section.
+pub(super) fn servers(written: &[String], field: &Field, findings: &mut Findings<'_>) -> Vec<SocketAddr> {
+    let servers = written.iter().enumerate().filter_map(|(at, text)| {
+        let parsed: Option<SocketAddr> = text.parse().ok();
+        if parsed.is_none() {
+            let message = format!("{text:?} is no address");
+            findings.error(&field.key("servers").index(at), message, "write it like 10.96.0.10:53");
+        }
+        parsed
+    });
+    servers.collect()
 }
 
 /// The replicas in a file of their own.

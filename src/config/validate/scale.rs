@@ -9,12 +9,12 @@ use crate::config::secret::Reader;
 use crate::config::settings::scale::Scale;
 use crate::config::validate::credentials::Ring;
 use crate::config::validate::findings::Findings;
-use crate::config::validate::{limits, startup};
+use crate::config::validate::{limits, peers, startup};
 
 /// Streams that a gateway has memory for without a thought.
 const MAX_STREAMS: u32 = 10_000;
 
-pub(super) fn validate(file: &File, secrets: &Reader<'_>, findings: &mut Findings<'_>) -> Scale {
+pub(super) fn validate(file: &File, secrets: &mut Reader<'_>, findings: &mut Findings<'_>) -> Scale {
     let (scale, section) = (&file.scale, Field::top("scale"));
     let listen = scale.listen.map(|address| address.0);
     if let Some(address) = listen {
@@ -44,6 +44,7 @@ pub(super) fn validate(file: &File, secrets: &Reader<'_>, findings: &mut Finding
         max_streams: usize::try_from(scale.max_streams).unwrap_or(usize::MAX),
         names: names(file, &section.key("client_certs"), findings),
         state_file: state_file(file, secrets, &section.key("state_file"), findings),
+        peers: peers::validate(file, secrets, findings),
         stale_after: limits::positive(scale.stale_after, &section.key("stale_after"), findings),
     }
 }

@@ -101,7 +101,7 @@ impl Files<'_> {
     }
 }
 
-fn chain(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
+pub(super) fn chain(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     let chain: Vec<_> = CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().ok()?;
     (!chain.is_empty()).then_some(chain)
 }

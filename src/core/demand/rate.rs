@@ -27,6 +27,18 @@ pub const WAYS: usize = 4;
 /// which of them is the scarce one.
 pub type Used = [f64; WAYS];
 
+/// Seconds of a replica for a unit of work, where so many replica seconds were in
+/// use for so much; `None` = too little was seen.
+#[must_use]
+pub fn cost_of(used: Used, work: f64) -> Option<f64> {
+    let most = most(used);
+    (most > EVIDENCE && work > 0.0).then(|| most / work)
+}
+
+fn most(used: Used) -> f64 {
+    used.into_iter().fold(0.0, f64::max)
+}
+
 /// How much of a pool is used, by slots.
 #[derive(Debug, Clone, Default)]
 pub struct Use {
@@ -65,6 +77,13 @@ impl Use {
         self.cost
     }
 
+    /// Replica seconds in use, and the work that was sent there in the same time,
+    /// old ones less and less.
+    #[must_use]
+    pub const fn evidence(&self) -> (Used, f64) {
+        (self.used, self.work)
+    }
+
     /// Takes over what was measured before.
     pub const fn restore(&mut self, cost: Option<f64>) {
         self.cost = cost;
@@ -92,10 +111,7 @@ impl Use {
         let work = usize::try_from(gone).map_or(0.0, |gone| self.taken.back(gone));
         self.used.iter_mut().zip(used).for_each(|(sum, used)| *sum = *sum * kept + used * SLOT);
         self.work = self.work * kept + work;
-        let most = |used: Used| used.into_iter().fold(0.0, f64::max);
-        if most(self.used) > EVIDENCE && self.work > 0.0 {
-            self.cost = Some(most(self.used) / self.work);
-        }
+        self.cost = cost_of(self.used, self.work).or(self.cost);
         for back in 0..gone.min(PAST as u64) {
             let at = (self.slot + back) as usize % PAST;
             self.past[at] = if back == 0 { most(used) } else { 0.0 };

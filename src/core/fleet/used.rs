@@ -10,14 +10,19 @@ use super::pool::PoolState;
 impl Fleet {
     /// How many replicas' worth of the pool is in use just now, in each of the ways
     /// in which one can be full. One that can take nothing more counts as full in
-    /// all of them when jobs wait for the pool.
+    /// all of them when jobs wait for the pool. Where other gateways count what is
+    /// theirs (`shared`), only our part of each replica is counted.
     #[must_use]
-    pub fn used(&self, pool: PoolId, contended: bool) -> Used {
+    pub fn used(&self, pool: PoolId, contended: bool, shared: bool) -> Used {
         let mut sum = Used::default();
         let Some(state) = self.pools.get(pool.index()) else { return sum };
         for node in state.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.ledger.jobs > 0) {
             let full = contended && node.rooms.own.is_none();
-            let parts = if full { [1.0; WAYS] } else { node.used(state) };
+            let parts = match (full, shared) {
+                (true, false) => [1.0; WAYS],
+                (true, true) => [node.our_part(); WAYS],
+                (false, _) => node.used(state, shared),
+            };
             sum.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part.min(1.0));
         }
         sum
@@ -28,15 +33,26 @@ impl Node {
     /// The part of it that is in use: of its sequences, of its KV cache, of the
     /// prompts that it can read at once, and of the time between tokens that lies
     /// between the best that was seen and what is promised.
-    fn used(&self, pool: &PoolState) -> Used {
-        let seqs = self.full(pool).saturating_sub(self.others).max(1).min(self.pace.seqs().max(1));
+    fn used(&self, pool: &PoolState, shared: bool) -> Used {
+        let ours = self.full(pool).saturating_sub(self.others).max(1).min(self.pace.seqs().max(1));
+        let (seqs, paced) = if shared {
+            (ours.saturating_add(self.others), self.our_part())
+        } else {
+            (ours, 1.0)
+        };
         let part = |of: u64, whole: u64| of as f64 / whole.max(1) as f64;
         [
             part(u64::from(self.ledger.seqs), u64::from(seqs)),
             part(self.ledger.kv, self.kv()),
             part(self.ledger.prefill, self.prefill_at_once(pool)),
-            self.used_pace(pool),
+            self.used_pace(pool) * paced,
         ]
+    }
+
+    /// Our part of the sequences that run there.
+    fn our_part(&self) -> f64 {
+        let ours = f64::from(self.ledger.seqs);
+        ours / (ours + f64::from(self.others)).max(1.0)
     }
 
     fn used_pace(&self, pool: &PoolState) -> f64 {

@@ -1,6 +1,8 @@
 //! What a pool needed before, so that its number does not fall too soon, swing,
 //! or wait for replicas that do not come.
 
+mod follow;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 

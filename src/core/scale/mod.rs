@@ -4,9 +4,12 @@
 //!
 //! [`want`] makes one number of what the classes of a line ask for, [`share`]
 //! spreads it over the pools of the line, and [`memory`] keeps what comes of it
-//! from falling too soon.
+//! from falling too soon. Of several gateways one decides by the sum of what
+//! they see ([`outlook`], [`peers`]).
 
 pub mod memory;
+pub mod outlook;
+pub mod peers;
 pub mod share;
 pub mod want;
 
@@ -72,6 +75,23 @@ impl Reason {
             Self::HoldRestart => "hold_restart",
             Self::Clamp => "clamp",
         }
+    }
+
+    /// The reason of such a name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [
+            Self::Idle,
+            Self::Start,
+            Self::Sustained,
+            Self::Burst,
+            Self::Deadline,
+            Self::Floor,
+            Self::Hold,
+            Self::HoldRestart,
+            Self::Clamp,
+        ];
+        all.into_iter().find(|reason| reason.name() == name)
     }
 }
 

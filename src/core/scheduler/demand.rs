@@ -9,6 +9,7 @@ use crate::core::demand::work::work;
 use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId};
 use crate::core::job::JobSpec;
 use crate::core::policy::Policy;
+use crate::core::scale::outlook::{LinePart, Others};
 use crate::core::scale::share::LineView;
 use crate::core::scale::want::{Want, asked};
 use crate::core::scale::{PoolView, window};
@@ -17,6 +18,7 @@ use crate::core::time::Tick;
 use super::Scheduler;
 use super::arrive::Spot;
 use super::job::Job;
+use super::outlook::waiting;
 
 /// What the lanes show of what waits.
 #[derive(Debug, Default)]
@@ -24,7 +26,7 @@ pub(super) struct Waits {
     /// Tokens, prompts and asked output, by pool that may serve them.
     pub(super) tokens: BTreeMap<PoolId, u64>,
     /// How long the oldest job of a class has waited in a line.
-    oldest: BTreeMap<At, Duration>,
+    pub(super) oldest: BTreeMap<At, Duration>,
 }
 
 impl Scheduler {
@@ -116,7 +118,7 @@ impl Scheduler {
         &self,
         group: usize,
         pools: &[PoolView],
-        waits: &Waits,
+        (waits, others): (&Waits, &Others),
         watched: Duration,
     ) -> Vec<LineView> {
         let view = |id: &PoolId| pools.iter().find(|pool| pool.pool == *id);
@@ -130,9 +132,10 @@ impl Scheduler {
             let speed =
                 |pool: &PoolView| pool.cost.or(known).map_or(0.0, |cost| f64::from(pool.ready) / cost);
             let capacity = views().map(speed).sum();
-            let wants = self.wants((group, line), (start, ready), waits, watched);
+            let theirs = self.of_others((group, line), &order, others);
+            let wants = self.wants((group, line), (start, ready), (waits, &theirs), watched);
             LineView {
-                waiting: self.groups[group].waits_in(line),
+                waiting: self.groups[group].waits_in(line) + waiting(&theirs),
                 asked: asked(&wants, start, capacity),
                 order,
             }
@@ -145,7 +148,7 @@ impl Scheduler {
         &self,
         (group, line): (usize, usize),
         (start, ready): (Duration, u32),
-        waits: &Waits,
+        (waits, theirs): (&Waits, &[(ClassId, LinePart)]),
         watched: Duration,
     ) -> Vec<Want> {
         let here = &self.groups[group];
@@ -155,14 +158,16 @@ impl Scheduler {
             let row = self.policy.classes.get(id).filter(|row| !row.spare)?;
             let flow = self.demand.flow(at)?;
             let held = row.cold_start_tolerance.filter(|_| ready == 0);
-            Some(Want {
+            let mut want = Want {
                 tolerance: held.unwrap_or(row.max_wait).min(row.max_wait),
                 slow: flow.slow(window),
                 rise: flow.rise(window, start, watched),
                 fast: flow.fast(),
                 backlog: here.waiting_in(class, line) as f64 * flow.each(),
                 oldest: waits.oldest.get(&at).copied().unwrap_or_default(),
-            })
+            };
+            theirs.iter().filter(|(class, _)| *class == id).for_each(|(_, part)| part.add_to(&mut want));
+            Some(want)
         };
         here.class_ids().enumerate().filter_map(want).collect()
     }

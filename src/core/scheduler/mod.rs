@@ -22,7 +22,7 @@
 //! * jobs whose pools have to start first: [`crate::core::cold`], `cold`;
 //! * replicas that sleep: [`crate::core::rest`], `rest`;
 //! * how many replicas are needed: [`crate::core::demand`],
-//!   [`crate::core::scale`], `need`.
+//!   [`crate::core::scale`], `need`; with other gateways: `outlook`.
 //!
 //! A decision costs O(classes × routes of the group) root look-ups plus
 //! O(log) searches; it does not grow with tenants, replicas or waiting jobs.
@@ -42,6 +42,7 @@ mod fallback;
 mod health;
 mod job;
 mod need;
+mod outlook;
 mod overrides;
 mod place;
 mod promise;

@@ -8,6 +8,7 @@ use crate::core::need::Need;
 use crate::core::placement::rules::Capacity;
 use crate::core::policy::Pool;
 use crate::core::scale::memory::whole;
+use crate::core::scale::outlook::{Number, Others};
 use crate::core::scale::share::{LineView, Part, share};
 use crate::core::scale::{DEFAULT_START, PoolView, Reason, hold, window};
 use crate::core::time::Tick;
@@ -18,16 +19,23 @@ impl Scheduler {
     /// One row for each pool of the policy. Asked twice at the same instant, it
     /// says the same.
     pub fn needs(&mut self, now: Tick) -> Vec<Need> {
+        self.needs_with(now, &Others::default())
+    }
+
+    /// The same where other gateways serve the same pools: by what all of them
+    /// see together.
+    pub fn needs_with(&mut self, now: Tick, others: &Others) -> Vec<Need> {
         let now = self.now.max(now);
         let watched = self.demand.advance(now);
-        let waits = self.look_at_lanes(now);
-        let running = self.running();
-        let views = self.look_at_pools(now);
+        let mut waits = self.look_at_lanes(now);
+        let mut running = self.running();
+        self.count_others(others, &mut waits, &mut running);
+        let views = self.look_at_pools(others, now);
         let mut needs = Vec::new();
         for group in 0..self.groups.len() {
             let here = |view: &&PoolView| self.placement.group_of(view.pool) == Some(group);
             let pools: Vec<PoolView> = views.iter().filter(here).copied().collect();
-            let lines = self.asked_of(group, &pools, &waits, watched);
+            let lines = self.asked_of(group, &pools, (&waits, others), watched);
             let parts = share(&lines, &pools);
             for (view, part) in pools.iter().zip(parts) {
                 let counted = Need {
@@ -41,7 +49,8 @@ impl Scheduler {
                     in_flight: running.get(&view.pool).copied().unwrap_or_default(),
                     cold_start: self.starts.measured(view.pool),
                 };
-                needs.push(self.decide(counted, view, &part, watched, now));
+                let told = others.decided.get(self.policy.pools.name(view.pool));
+                needs.push(self.decide(counted, view, &part, (told, others.follow), (watched, now)));
             }
         }
         let alone = |view: &&PoolView| self.placement.group_of(view.pool).is_none();
@@ -51,7 +60,7 @@ impl Scheduler {
     }
 
     /// Jobs that run in each pool.
-    fn running(&self) -> BTreeMap<PoolId, u64> {
+    pub(super) fn running(&self) -> BTreeMap<PoolId, u64> {
         let mut running: BTreeMap<PoolId, u64> = BTreeMap::new();
         for (replica, ledger) in self.fleet.ledgers().filter(|(_, ledger)| ledger.jobs > 0) {
             if let Some(pool) = self.fleet.pool_of(replica) {
@@ -62,31 +71,48 @@ impl Scheduler {
     }
 
     /// Takes note of how much of each pool is in use.
-    fn look_at_pools(&mut self, now: Tick) -> Vec<PoolView> {
+    fn look_at_pools(&mut self, others: &Others, now: Tick) -> Vec<PoolView> {
         let pools: Vec<PoolId> = self.policy.pools.iter().map(|(id, ..)| id).collect();
         let look = |id: PoolId| {
             let contended = self.waiting_for(id) > 0;
-            self.demand.look(id, self.fleet.used(id, contended), now);
+            self.demand.look(id, self.fleet.used(id, contended, others.expected), now);
             let row = self.policy.pools.get(id)?;
-            let start = self.starts.measured(id).or(row.cold_start).unwrap_or(DEFAULT_START);
+            let theirs = others.sum.pools.get(self.policy.pools.name(id));
+            let measured = self.starts.measured(id).or_else(|| theirs?.start);
+            let start = measured.or(row.cold_start).unwrap_or(DEFAULT_START);
             let ready = u32::try_from(self.fleet.count_up(&[id])).unwrap_or(u32::MAX);
             let may_be_taken = row.supply.capacity == Capacity::Spot;
             let memory = self.numbers.entry(id).or_default();
             let short = memory.is_short(ready, start, may_be_taken, now);
-            let cost = self.demand.pool(id).and_then(|pool| pool.cost());
+            let own = self.demand.pool(id).and_then(|pool| pool.cost());
+            let cost = theirs.map_or(own, |theirs| self.measured(id).plus(theirs).cost());
             Some(PoolView { pool: id, cost, start, ready, max: row.max_replicas, short })
         };
         pools.into_iter().filter_map(look).collect()
     }
 
-    /// The pool's number.
-    fn decide(&mut self, counted: Need, view: &PoolView, part: &Part, watched: Duration, now: Tick) -> Need {
+    /// The pool's number: one that another gateway decided, or our own.
+    fn decide(
+        &mut self,
+        counted: Need,
+        view: &PoolView,
+        part: &Part,
+        (told, follow): (Option<&Number>, bool),
+        (watched, now): (Duration, Tick),
+    ) -> Need {
         let Some(row) = self.policy.pools.get(view.pool) else { return counted };
         let memory = self.numbers.entry(view.pool).or_default();
         if part.hopeless > 0.0 {
             memory.hopeless(part.replicas + part.hopeless, window(view.start), now);
         }
         let bursts = memory.floor(part.replicas, now);
+        if let Some(told) = told {
+            memory.follow(part.replicas, told.desired, hold(view.start), now);
+        }
+        if let Some(told) = told.filter(|_| follow) {
+            let reason = Reason::named(&told.reason).unwrap_or(part.reason);
+            return Need { desired: Some(told.desired), reason: reason.name(), keep: told.keep, ..counted };
+        }
         let least = least(&counted, view, part, (row, bursts));
         let (number, kept) = memory.settle(part.replicas, least.0, hold(view.start), view.start, now);
         // Until a whole window was seen, what is there is not known to be too much.

@@ -1,6 +1,7 @@
 //! Replicas that the file does not list: one task for each pool that has a
 //! source. What a source said last holds until it says something else.
 
+pub mod addresses;
 mod board;
 mod dns;
 #[cfg(feature = "kubernetes")]

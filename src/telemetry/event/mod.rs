@@ -39,7 +39,8 @@ pub use request::{
 };
 pub use rest::{ReplicaRested, ReplicaTurned, RestFailed, RestUnknown};
 pub use scale::{
-    DemandNotKept, DemandRestored, DesiredChanged, ScalerAnswered, ScalerAsked, ScalerKeyUnknown,
+    DeciderChanged, DemandNotKept, DemandRestored, DesiredChanged, PeerHeard, PeerLost, PeersSeen,
+    ScalerAnswered, ScalerAsked, ScalerKeyUnknown,
 };
 pub use shadow::{ShadowCompared, ShadowSkipped, Side};
 pub use usage::{

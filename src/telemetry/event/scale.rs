@@ -115,6 +115,81 @@ impl ScalerKeyUnknown<'_> {
     }
 }
 
+/// Another gateway that serves the same demand cannot be heard.
+#[derive(Debug, Clone, Copy)]
+pub struct PeerLost<'a> {
+    /// Where it should be.
+    pub place: &'a str,
+    /// What is wrong.
+    pub problem: &'a str,
+    /// Whether it was heard before this.
+    pub first: bool,
+}
+
+impl PeerLost<'_> {
+    /// Writes the event, once for a loss.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let (place, problem) = (self.place, shorten(self.problem));
+        if self.first {
+            telemetry.log(|| warn!(place, problem, "another gateway cannot be heard"));
+        } else {
+            telemetry.log(|| debug!(place, problem, "another gateway still cannot be heard"));
+        }
+    }
+}
+
+/// Another gateway is heard.
+#[derive(Debug, Clone, Copy)]
+pub struct PeerHeard<'a> {
+    /// Where.
+    pub place: &'a str,
+    /// Its id.
+    pub id: &'a str,
+}
+
+impl PeerHeard<'_> {
+    /// Writes the event.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        telemetry.log(|| info!(place = self.place, id = self.id, "another gateway is heard"));
+    }
+}
+
+/// Another gateway decides than before.
+#[derive(Debug, Clone, Copy)]
+pub struct DeciderChanged<'a> {
+    /// Its id; absent = nobody does.
+    pub id: Option<&'a str>,
+    /// Whether that is this gateway.
+    pub own: bool,
+}
+
+impl DeciderChanged<'_> {
+    /// Writes the event.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        telemetry.log(|| info!(id = self.id, own = self.own, "the gateway that decides how many replicas are needed changed"));
+    }
+}
+
+/// How many other gateways there are.
+#[derive(Debug, Clone, Copy)]
+pub struct PeersSeen {
+    /// With a young report.
+    pub live: usize,
+    /// Whose last report still counts.
+    pub replayed: usize,
+    /// That should be there and say nothing.
+    pub silent: usize,
+}
+
+impl PeersSeen {
+    /// Sets the metric.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        for (state, count) in [("live", self.live), ("replayed", self.replayed), ("silent", self.silent)] {
+            telemetry.metrics().scale_peers(state, count);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -200,7 +200,13 @@ pub(super) const USAGE_UNREAD: Metric =
 pub(super) const USAGE_DATABASE_UP: Metric =
     metric("penstock_usage_database_up", "1 while the usage database takes rows, else 0.");
 
-pub(super) const GAUGES: &[Metric] = &[OPEN_CONNECTIONS, CERTIFICATE_ENDS, USAGE_UNREAD, USAGE_DATABASE_UP];
+pub(super) const SCALE_PEERS: Metric = metric(
+    "penstock_scale_peers",
+    "Other gateways that serve the same demand, by state: live, replayed (fell silent, what they said last still counts), silent (missed).",
+);
+
+pub(super) const GAUGES: &[Metric] =
+    &[OPEN_CONNECTIONS, CERTIFICATE_ENDS, SCALE_PEERS, USAGE_UNREAD, USAGE_DATABASE_UP];
 
 // Histograms.
 pub(super) const QUEUE_WAIT: Metric =

@@ -225,6 +225,12 @@ impl Metrics {
         counter(&self.recorder, &catalogue::SCALER_CALLS, labels).increment(1);
     }
 
+    pub(super) fn scale_peers(&self, state: &'static str, count: usize) {
+        let labels = vec![Label::from_static_parts("state", state)];
+        let key = labels::key(catalogue::SCALE_PEERS.name, labels);
+        self.recorder.register_gauge(&key, &METADATA).set(count as f64);
+    }
+
     pub(super) fn scaler_clamped(&self, pool: &str) {
         let labels = vec![Label::new("pool", pool.to_owned())];
         counter(&self.recorder, &catalogue::SCALER_CLAMPED, labels).increment(1);

@@ -13,6 +13,7 @@ mod faults;
 mod handovers;
 mod interruptions;
 mod needs;
+mod outlooks;
 mod overrides;
 mod placing;
 mod properties;

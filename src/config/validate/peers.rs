@@ -1,0 +1,164 @@
+//! `scale.peers`: the other gateways.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject as _;
+
+use crate::config::discover::{Dns, Form, Records, Scheme};
+use crate::config::field::Field;
+use crate::config::file::File;
+use crate::config::file::scale::{Peers, PeersDns};
+use crate::config::secret::Reader;
+use crate::config::settings::scale::{self, PeerTls, Place, Places};
+use crate::config::validate::findings::Findings;
+use crate::config::validate::{discover, tls, url};
+use crate::core::scale::peers::MOST;
+
+/// Times between two questions.
+const REFRESH: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+/// How long the last addresses hold when there are none any more.
+const GRACE: Duration = Duration::from_secs(10);
+const PEM: &str = "name a PEM file; paths start at this file's folder";
+
+pub(super) fn validate(
+    file: &File,
+    secrets: &mut Reader<'_>,
+    findings: &mut Findings<'_>,
+) -> Option<scale::Peers> {
+    let peers = file.scale.peers.as_ref()?;
+    let field = Field::top("scale").key("peers");
+    if file.scale.listen.is_none() {
+        let hint = "set `scale.listen`, where the others ask this one, or take the section away";
+        findings.error(&field, "needs `scale.listen`", hint);
+    }
+    let tls = secured(peers, &field, secrets, findings);
+    let asks = file.scale.tls.as_ref().is_some_and(|tls| tls.require_client_cert);
+    if asks && peers.cert.is_none() {
+        let hint = "set `cert` and `key`, signed by what is `client_ca` there";
+        findings.warn(&field.key("cert"), "is missing, and gateways like this one ask for it", hint);
+    }
+    let places = match (&*peers.urls, &peers.dns) {
+        ([], Some(dns)) => named(dns, peers.ca.is_some(), &field.key("dns"), findings),
+        ([_, ..], None) => listed(peers, &field, findings),
+        _ => {
+            findings.error(&field, "names no gateways, or in two ways", "write one of `urls` and `dns`");
+            return None;
+        }
+    };
+    Some(scale::Peers { places, tls })
+}
+
+fn listed(peers: &Peers, field: &Field, findings: &mut Findings<'_>) -> Places {
+    let mut places = BTreeSet::new();
+    if peers.urls.len() > MOST {
+        let message = format!("{} gateways are too many", peers.urls.len());
+        findings.error(&field.key("urls"), message, "write at most 64");
+    }
+    for (at, text) in peers.urls.iter().enumerate() {
+        let field = field.key("urls").index(at);
+        let uri = match url::any(text) {
+            Ok(uri) if uri.path().len() > 1 => {
+                findings.error(&field, format!("{text:?} has a path"), "write it like http://10.0.0.5:8082");
+                continue;
+            }
+            Ok(uri) => uri,
+            Err((message, hint)) => {
+                findings.error(&field, message, hint);
+                continue;
+            }
+        };
+        let secure = uri.scheme_str() == Some("https");
+        if secure && peers.ca.is_none() {
+            findings.error(&field, "says https, and no authority is known", "name the authorities in `ca`");
+        }
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
+        let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
+        places.insert(Place { certified: secure.then(|| host.clone()), host, port });
+    }
+    Places::Listed(places)
+}
+
+fn named(dns: &PeersDns, secure: bool, field: &Field, findings: &mut Findings<'_>) -> Places {
+    if !discover::is_name(&dns.name) {
+        let message = format!("{:?} is no name", dns.name);
+        findings.error(&field.key("name"), message, "write it like penstock-peers.ml.svc.cluster.local");
+    }
+    if dns.port == 0 {
+        findings.error(&field.key("port"), "is missing", "write that of `scale.listen`, such as 8082");
+    }
+    let scheme = if secure { Scheme::Https } else { Scheme::Http };
+    Places::Named(Dns {
+        name: dns.name.clone(),
+        records: Records::A,
+        port: dns.port,
+        form: Form { scheme, metrics_port: None },
+        min_refresh: REFRESH[0],
+        max_refresh: REFRESH[1],
+        empty_grace: GRACE,
+        servers: discover::servers(&dns.servers, field, findings),
+    })
+}
+
+fn secured(
+    peers: &Peers,
+    field: &Field,
+    secrets: &mut Reader<'_>,
+    findings: &mut Findings<'_>,
+) -> Option<PeerTls> {
+    let missing = match (&peers.ca, &peers.cert, &peers.key) {
+        (None, Some(_), _) | (None, _, Some(_)) => Some(("ca", "name the authorities of the gateways' certificates")),
+        (_, Some(_), None) => Some(("key", "name the certificate's key")),
+        (_, None, Some(_)) => Some(("cert", "name the key's certificate")),
+        _ => None,
+    };
+    if let Some((key, hint)) = missing {
+        findings.error(&field.key(key), "is missing", hint);
+        return None;
+    }
+    let mut read = |key: &'static str, path: &Option<String>| -> Option<Option<Vec<u8>>> {
+        let Some(path) = path else { return Some(None) };
+        let found = secrets.bytes(path);
+        found.map_err(|message| findings.error(&field.key(key), message, PEM)).ok().map(Some)
+    };
+    let [ca, cert, key] = [read("ca", &peers.ca), read("cert", &peers.cert), read("key", &peers.key)];
+    let (ca, cert, key) = (ca??, cert?, key?);
+    let own = cert.as_deref().zip(key.as_deref());
+    let made = build(&ca, own, peers);
+    made.map_err(|(key, message)| findings.error(&field.key(key), message, PEM)).ok()
+}
+
+/// The key at fault, and what is wrong with it.
+type Fault = (&'static str, String);
+
+fn build(ca: &[u8], own: Option<(&[u8], &[u8])>, peers: &Peers) -> Result<PeerTls, Fault> {
+    let path = |path: &Option<String>| path.clone().unwrap_or_default();
+    let roots = tls::authorities(ca, &path(&peers.ca)).map_err(|message| ("ca", message))?;
+    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| ("ca", error.to_string()))?
+        .with_root_certificates(roots);
+    let mut config = match own {
+        None => builder.with_no_client_auth(),
+        Some((cert, key)) => {
+            let (files, keys) = (path(&peers.cert), path(&peers.key));
+            let chain = tls::chain(cert)
+                .ok_or_else(|| ("cert", format!("the file {files:?} holds no certificate")))?;
+            let key = PrivateKeyDer::from_pem_slice(key)
+                .map_err(|_| ("key", format!("the file {keys:?} holds no private key")))?;
+            let made = builder.with_client_auth_cert(chain, key);
+            made.map_err(|_| ("key", format!("the key in {keys:?} is not that of the certificate in {files:?}")))?
+        }
+    };
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let mut hash = blake3::Hasher::new();
+    let (cert, key) = own.unwrap_or_default();
+    for part in [ca, cert, key] {
+        hash.update(blake3::hash(part).as_bytes());
+    }
+    Ok(PeerTls { config: Arc::new(config), digest: *hash.finalize().as_bytes() })
+}

@@ -1,0 +1,193 @@
+//! One gateway's part of the demand, by names, so that others can count it.
+//! Pools and classes that a policy does not have are ignored: gateways may run
+//! under different files for a while.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::core::demand::rate::{Used, WAYS, cost_of};
+
+use super::want::Want;
+
+/// What a gateway sees of the demand.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Outlook {
+    /// By name.
+    pub pools: BTreeMap<String, PoolPart>,
+    /// By class and pools.
+    pub lines: BTreeMap<LineKey, LinePart>,
+}
+
+/// Which line, of which class.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct LineKey {
+    /// The class.
+    pub class: String,
+    /// The line's pools, the one wanted most first.
+    pub pools: Vec<String>,
+}
+
+/// What it sees of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PoolPart {
+    /// Jobs that run there.
+    pub in_flight: u64,
+    /// Tokens of those that wait for it.
+    pub queued_tokens: u64,
+    /// Replica seconds in use of late, in each of the ways.
+    pub used: Used,
+    /// The work that was sent there in the same time.
+    pub work: f64,
+    /// Seconds of a replica for a unit of work; `None` = not measured.
+    pub cost: Option<f64>,
+    /// How long starts took; `None` = none was seen.
+    pub start: Option<Duration>,
+}
+
+/// What it sees of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct LinePart {
+    /// Work per second over the slow window.
+    pub slow: f64,
+    /// What comes to that by the time that a replica has started.
+    pub rise: f64,
+    /// Work per second over the fast window.
+    pub fast: f64,
+    /// Work that waits.
+    pub backlog: f64,
+    /// How long the oldest has waited.
+    pub oldest: Duration,
+    /// Jobs that wait.
+    pub waiting: u64,
+}
+
+impl PoolPart {
+    /// Whether anything runs there or waits for it.
+    #[must_use]
+    pub const fn is_busy(&self) -> bool {
+        self.in_flight > 0 || self.queued_tokens > 0
+    }
+
+    /// Seconds of a replica for a unit of work, as all measured it together, or
+    /// as one of them did.
+    #[must_use]
+    pub fn cost(&self) -> Option<f64> {
+        cost_of(self.used, self.work).or(self.cost)
+    }
+
+    /// Both, each counted whole.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            in_flight: self.in_flight.saturating_add(other.in_flight),
+            queued_tokens: self.queued_tokens.saturating_add(other.queued_tokens),
+            used: std::array::from_fn::<f64, WAYS, _>(|way| self.used[way] + other.used[way]),
+            work: self.work + other.work,
+            cost: larger(self.cost, other.cost),
+            start: self.start.max(other.start),
+        }
+    }
+}
+
+impl LinePart {
+    /// Both, each counted whole.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            slow: self.slow + other.slow,
+            rise: self.rise + other.rise,
+            fast: self.fast + other.fast,
+            backlog: self.backlog + other.backlog,
+            oldest: self.oldest.max(other.oldest),
+            waiting: self.waiting.saturating_add(other.waiting),
+        }
+    }
+
+    /// Adds it to what a class wants here.
+    pub fn add_to(&self, want: &mut Want) {
+        want.slow += self.slow;
+        want.rise += self.rise;
+        want.fast += self.fast;
+        want.backlog += self.backlog;
+        want.oldest = want.oldest.max(self.oldest);
+    }
+}
+
+fn larger(one: Option<f64>, other: Option<f64>) -> Option<f64> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.max(other)),
+        (one, other) => one.or(other),
+    }
+}
+
+impl Outlook {
+    /// Counts another gateway's part, too.
+    pub fn add(&mut self, other: &Self) {
+        for (name, part) in &other.pools {
+            let own = self.pools.entry(name.clone()).or_default();
+            *own = own.plus(part);
+        }
+        for (key, part) in &other.lines {
+            let own = self.lines.entry(key.clone()).or_default();
+            *own = own.plus(part);
+        }
+    }
+
+    /// What counts while gateways are lost that last said `lost`: what `live` ones
+    /// say, and of what is lost as much as they have not taken over since all of
+    /// it came to `before`.
+    #[must_use]
+    pub fn bridged(live: &Self, lost: &Self, before: &Self) -> Self {
+        let mut both = live.clone();
+        both.add(lost);
+        for (name, part) in &mut both.pools {
+            let now = live.pools.get(name).copied().unwrap_or_default();
+            let was = before.pools.get(name).copied().unwrap_or_default();
+            part.in_flight = part.in_flight.min(was.in_flight).max(now.in_flight);
+            part.queued_tokens = part.queued_tokens.min(was.queued_tokens).max(now.queued_tokens);
+        }
+        for (key, part) in &mut both.lines {
+            let now = live.lines.get(key).copied().unwrap_or_default();
+            let was = before.lines.get(key).copied().unwrap_or_default();
+            *part = LinePart {
+                slow: part.slow.min(was.slow).max(now.slow),
+                rise: part.rise.min(was.rise).max(now.rise),
+                fast: part.fast.min(was.fast).max(now.fast),
+                backlog: part.backlog.min(was.backlog).max(now.backlog),
+                oldest: part.oldest,
+                waiting: part.waiting.min(was.waiting).max(now.waiting),
+            };
+        }
+        both
+    }
+
+    /// Names of pools where anything runs or for which anything waits.
+    pub fn busy(&self) -> impl Iterator<Item = &str> {
+        self.pools.iter().filter(|(_, part)| part.is_busy()).map(|(name, _)| &**name)
+    }
+}
+
+/// What other gateways know, for [`crate::core::scheduler::Scheduler::needs_with`].
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Others {
+    /// The sum of what they see.
+    pub sum: Outlook,
+    /// Whether there may be others, though none is known: replicas then may be
+    /// used by them, and what is used is not counted twice.
+    pub expected: bool,
+    /// The number that was decided for a pool last, by one of them.
+    pub decided: BTreeMap<String, Number>,
+    /// Whether that number is to be told; else it is only gone on from.
+    pub follow: bool,
+}
+
+/// A number that a gateway decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Number {
+    /// Replicas.
+    pub desired: u32,
+    /// Where it comes from, as a stable name.
+    pub reason: String,
+    /// Whether the pool must not go to zero, though nothing waits or runs.
+    pub keep: bool,
+}

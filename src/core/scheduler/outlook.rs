@@ -1,0 +1,128 @@
+//! What this gateway tells others of its demand, and what it takes from theirs.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::core::ids::{ClassId, PoolId};
+use crate::core::scale::outlook::{LineKey, LinePart, Others, Outlook, PoolPart};
+use crate::core::scale::{DEFAULT_START, window};
+use crate::core::time::Tick;
+
+use super::Scheduler;
+use super::demand::Waits;
+
+impl Scheduler {
+    /// What this gateway sees of the demand, for others to count.
+    pub fn outlook(&mut self, now: Tick) -> Outlook {
+        let now = self.now.max(now);
+        let watched = self.demand.advance(now);
+        let (waits, running) = (self.look_at_lanes(now), self.running());
+        let pools = self.policy.pools.iter().map(|(id, name, _)| {
+            let part = PoolPart {
+                in_flight: running.get(&id).copied().unwrap_or_default(),
+                queued_tokens: waits.tokens.get(&id).copied().unwrap_or_default(),
+                start: self.starts.measured(id),
+                ..self.measured(id)
+            };
+            (name.to_owned(), part)
+        });
+        let pools = pools.collect();
+        let mut lines: BTreeMap<LineKey, LinePart> = BTreeMap::new();
+        for group in 0..self.groups.len() {
+            self.add_lines(group, &waits, watched, &mut lines);
+        }
+        Outlook { pools, lines }
+    }
+
+    fn add_lines(
+        &self,
+        group: usize,
+        waits: &Waits,
+        watched: Duration,
+        lines: &mut BTreeMap<LineKey, LinePart>,
+    ) {
+        let here = &self.groups[group];
+        for (line, row) in here.shape.lines.iter().enumerate() {
+            let order: Vec<PoolId> = row.tiers.iter().flat_map(|tier| &tier.pools).copied().collect();
+            let start = order.first().map_or(DEFAULT_START, |id| self.start_of(*id));
+            for (class, id) in here.class_ids().enumerate() {
+                let at = (group, class, line);
+                let waiting = here.waiting_in(class, line);
+                let Some(flow) = self.demand.flow(at) else { continue };
+                let part = LinePart {
+                    slow: flow.slow(window(start)),
+                    rise: flow.rise(window(start), start, watched),
+                    fast: flow.fast(),
+                    backlog: waiting as f64 * flow.each(),
+                    oldest: waits.oldest.get(&at).copied().unwrap_or_default(),
+                    waiting,
+                };
+                if part != LinePart::default() {
+                    let sum = lines.entry(self.key_of(id, &order)).or_default();
+                    *sum = sum.plus(&part);
+                }
+            }
+        }
+    }
+
+    fn start_of(&self, pool: PoolId) -> Duration {
+        let row = self.policy.pools.get(pool);
+        let start = self.starts.measured(pool).or_else(|| row?.cold_start);
+        start.unwrap_or(DEFAULT_START)
+    }
+
+    /// What was measured here of the pool's replicas.
+    pub(super) fn measured(&self, id: PoolId) -> PoolPart {
+        let Some(own) = self.demand.pool(id) else { return PoolPart::default() };
+        let (used, work) = own.evidence();
+        PoolPart { used, work, cost: own.cost(), ..PoolPart::default() }
+    }
+
+    fn key_of(&self, class: ClassId, order: &[PoolId]) -> LineKey {
+        let pools = order.iter().map(|id| self.policy.pools.name(*id).to_owned()).collect();
+        LineKey { class: self.policy.classes.name(class).to_owned(), pools }
+    }
+
+    /// What the others see of a line, by class. Lines of a group that differ in
+    /// other ways than their pools are one to others: the first of them counts.
+    pub(super) fn of_others(
+        &self,
+        (group, line): (usize, usize),
+        order: &[PoolId],
+        others: &Others,
+    ) -> Vec<(ClassId, LinePart)> {
+        if others.sum.lines.is_empty() {
+            return Vec::new();
+        }
+        let here = &self.groups[group];
+        let same = |row: &crate::core::placement::Line| {
+            row.tiers.iter().flat_map(|tier| &tier.pools).eq(order.iter())
+        };
+        if here.shape.lines.iter().position(same) != Some(line) {
+            return Vec::new();
+        }
+        let part = |id: ClassId| Some((id, *others.sum.lines.get(&self.key_of(id, order))?));
+        here.class_ids().filter_map(part).collect()
+    }
+
+    /// Adds what waits and runs elsewhere.
+    pub(super) fn count_others(
+        &self,
+        others: &Others,
+        waits: &mut Waits,
+        running: &mut BTreeMap<PoolId, u64>,
+    ) {
+        for (name, part) in &others.sum.pools {
+            let Some(id) = self.policy.pools.id(name) else { continue };
+            let tokens = waits.tokens.entry(id).or_default();
+            *tokens = tokens.saturating_add(part.queued_tokens);
+            let jobs = running.entry(id).or_default();
+            *jobs = jobs.saturating_add(part.in_flight);
+        }
+    }
+}
+
+/// Jobs that wait in the lines.
+pub(super) fn waiting(parts: &[(ClassId, LinePart)]) -> u64 {
+    parts.iter().map(|(_, part)| part.waiting).fold(0, u64::saturating_add)
+}
