@@ -20,6 +20,9 @@ pub struct Need {
     pub ready: u32,
     /// Jobs that wait and may go there, held ones included.
     pub queued: u64,
+    /// Whether they have to be served now, or may as well be: the pool is warm or
+    /// cheap. Else they wait for their time, and are no reason to start it.
+    pub due: bool,
     /// Their tokens: prompts and asked output.
     pub queued_tokens: u64,
     /// Jobs that run there.
@@ -29,9 +32,15 @@ pub struct Need {
 }
 
 impl Need {
-    /// Whether anything waits for the pool or runs there.
+    /// Whether anything runs in the pool or waits for it, and not for its time.
     #[must_use]
     pub const fn is_busy(&self) -> bool {
-        self.queued > 0 || self.in_flight > 0
+        self.calls_for_more_than(0) || self.in_flight > 0
+    }
+
+    /// Whether more than so many jobs wait for the pool, and not for their time.
+    #[must_use]
+    pub const fn calls_for_more_than(&self, jobs: u64) -> bool {
+        self.due && self.queued > jobs
     }
 }

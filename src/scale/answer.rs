@@ -41,7 +41,7 @@ impl fmt::Display for Reason {
 pub(super) fn answer(ask: &Ask, row: &Row, now: Instant) -> Answer {
     let need = row.need;
     let kept = row.last_busy.is_some_and(|last| now.saturating_duration_since(last) < ask.keep_last);
-    let active = need.in_flight > 0 || need.queued > ask.activation || need.keep || kept;
+    let active = need.in_flight > 0 || need.calls_for_more_than(ask.activation) || need.keep || kept;
     let raw = |value, name| (Some(value), Reason { name, clamped: false });
     let (value, reason) = match ask.mode {
         Mode::Desired => {
@@ -74,6 +74,7 @@ mod tests {
             keep: false,
             ready: 1,
             queued,
+            due: true,
             queued_tokens: queued * 100,
             in_flight,
             cold_start: None,

@@ -10,7 +10,7 @@ use crate::app::operate;
 use crate::app::plan::source::Read;
 use crate::cli::operate::AdminArgs;
 use crate::cli::plan::PlanArgs;
-use crate::core::demand::state::{Kind, State, VERSION};
+use crate::core::demand::state::{Kind, PoolState, State, VERSION};
 use crate::sim::plan::seen;
 use crate::sim::plan::words;
 
@@ -70,6 +70,7 @@ impl Seen {
             "A gateway keeps what came minute by minute, and sizes, waits and times in service as histograms: the requests are drawn from these. Bursts shorter than a minute are weaker here than they were.".to_owned(),
         ];
         notes.extend(self.bursts(model));
+        notes.extend(self.state.pools.iter().filter_map(shown));
         Ok(Read { trace, name: self.name.clone(), notes })
     }
 
@@ -101,4 +102,20 @@ impl Seen {
             highest.usual,
         ))
     }
+}
+
+/// What a pool's replicas have shown.
+fn shown(pool: &PoolState) -> Option<String> {
+    let idle = pool.residency.idle().map(|idle| {
+        format!(
+            "its replicas had nothing to do for {} of the time that they were there",
+            words::percent(idle)
+        )
+    });
+    let rates = pool.read_per_second.zip(pool.gap).map(|(read, gap)| {
+        let gap = format!("{:.1}ms", gap * 1e3);
+        format!("at best they have read {} prompt tokens a second and written one each {gap} (--rates read={read},gap={gap})", words::count(read))
+    });
+    let both: Vec<String> = idle.into_iter().chain(rates).collect();
+    (!both.is_empty()).then(|| format!("Pool {}: {}.", pool.name, both.join("; ")))
 }

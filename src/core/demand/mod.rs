@@ -8,6 +8,7 @@ pub mod flow;
 pub mod hist;
 pub mod profile;
 pub mod rate;
+pub mod residency;
 pub mod spread;
 pub mod state;
 pub mod work;
@@ -22,6 +23,7 @@ use crate::core::time::Tick;
 use self::book::Book;
 use self::flow::Flow;
 use self::rate::{Use, Used};
+use self::residency::Stays;
 
 /// The longest stay at a replica that counts, in seconds.
 const MAX_STAY: f64 = 3600.0;
@@ -51,6 +53,8 @@ impl Part {
 pub struct Demand {
     parts: Vec<Part>,
     pools: Vec<Use>,
+    /// How replicas of each pool stay.
+    stays: Vec<Stays>,
     /// What all of it looks like, for reports.
     pub book: Book,
     since: Option<Tick>,
@@ -85,6 +89,7 @@ impl Demand {
         };
         self.parts = shapes.iter().zip(classes).map(part).collect();
         self.pools.resize_with(pools.max(self.pools.len()), Use::default);
+        self.stays.resize_with(pools.max(self.stays.len()), Stays::default);
     }
 
     /// A job arrived.
@@ -120,6 +125,13 @@ impl Demand {
     pub fn look(&mut self, pool: PoolId, used: Used, now: Tick) {
         if let Some(own) = self.pools.get_mut(pool.index()) {
             own.look(now, used);
+        }
+    }
+
+    /// So many replicas of the pool are in service now, and so many have a job.
+    pub fn look_at_replicas(&mut self, pool: PoolId, loaded: u32, active: u32, now: Tick) {
+        if let Some(stays) = self.stays.get_mut(pool.index()) {
+            stays.look(now, loaded, active);
         }
     }
 

@@ -7,6 +7,7 @@ use crate::core::policy::Policy;
 use super::Demand;
 use super::book::Of;
 use super::profile::Kept;
+use super::residency::Residency;
 
 /// The version of [`State`] that this program writes and reads.
 pub const VERSION: u32 = 1;
@@ -31,6 +32,16 @@ pub struct PoolState {
     pub cost: Option<f64>,
     /// Seconds that its starts took as of late; absent before the first.
     pub start: Option<f64>,
+    /// Prompt tokens a second that a replica has read at best; absent before the
+    /// first token.
+    #[serde(default)]
+    pub read_per_second: Option<u64>,
+    /// The shortest mean time between tokens, seconds; absent before it was seen.
+    #[serde(default)]
+    pub gap: Option<f64>,
+    /// For how long its replicas were there, and worked.
+    #[serde(default)]
+    pub residency: Residency,
 }
 
 /// What a row is of.
@@ -68,13 +79,15 @@ fn rows(policy: &Policy) -> impl Iterator<Item = (Kind, &str, Of)> {
 }
 
 impl Demand {
-    /// What is worth keeping. How long starts take is for the caller to add.
+    /// What is worth keeping. How long starts take and what replicas have shown is
+    /// for the caller to add.
     #[must_use]
     pub fn save(&self, policy: &Policy) -> State {
         let pool = |(id, name, _): (_, &str, _)| PoolState {
             name: name.to_owned(),
             cost: self.pool(id).and_then(|pool| pool.cost()),
-            start: None,
+            residency: self.stays.get(id.index()).map(|stays| stays.seen.whole()).unwrap_or_default(),
+            ..PoolState::default()
         };
         let row = |(kind, name, of): (Kind, &str, Of)| {
             let seen = self.book.row(of)?.seen.clone();
@@ -97,6 +110,8 @@ impl Demand {
             let own = policy.pools.id(&kept.name).and_then(|id| self.pools.get_mut(id.index()));
             let cost = kept.cost.filter(|cost| cost.is_finite() && *cost > 0.0);
             own.into_iter().for_each(|own| own.restore(cost));
+            let stays = policy.pools.id(&kept.name).and_then(|id| self.stays.get_mut(id.index()));
+            stays.into_iter().for_each(|stays| stays.seen = kept.residency);
         }
         for (kind, name, of) in rows(policy) {
             let kept = state.rows.iter().find(|row| row.kind == kind && row.name == name);

@@ -27,6 +27,14 @@ impl Fleet {
         }
         sum
     }
+
+    /// How many replicas of the pool have a job of ours.
+    #[must_use]
+    pub fn active(&self, pool: PoolId) -> u32 {
+        let members = self.pools.get(pool.index()).into_iter().flat_map(|state| &state.members);
+        let active = members.filter_map(|id| self.node(*id)).filter(|node| node.ledger.jobs > 0);
+        u32::try_from(active.count()).unwrap_or(u32::MAX)
+    }
 }
 
 impl Node {
@@ -35,11 +43,8 @@ impl Node {
     /// between the best that was seen and what is promised.
     fn used(&self, pool: &PoolState, shared: bool) -> Used {
         let ours = self.full(pool).saturating_sub(self.others).max(1).min(self.pace.seqs().max(1));
-        let (seqs, paced) = if shared {
-            (ours.saturating_add(self.others), self.our_part())
-        } else {
-            (ours, 1.0)
-        };
+        let (seqs, paced) =
+            if shared { (ours.saturating_add(self.others), self.our_part()) } else { (ours, 1.0) };
         let part = |of: u64, whole: u64| of as f64 / whole.max(1) as f64;
         [
             part(u64::from(self.ledger.seqs), u64::from(seqs)),

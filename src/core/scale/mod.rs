@@ -44,6 +44,8 @@ pub enum Reason {
     Idle,
     /// Jobs wait, and nothing is in service.
     Start,
+    /// Jobs wait that can be served in time by a start that comes later.
+    Later,
     /// What is asked for all the time.
     Sustained,
     /// What waits can be served in time by replicas that start now.
@@ -67,6 +69,7 @@ impl Reason {
         match self {
             Self::Idle => "idle",
             Self::Start => "start",
+            Self::Later => "later",
             Self::Sustained => "sustained",
             Self::Burst => "burst",
             Self::Deadline => "deadline",
@@ -83,6 +86,7 @@ impl Reason {
         let all = [
             Self::Idle,
             Self::Start,
+            Self::Later,
             Self::Sustained,
             Self::Burst,
             Self::Deadline,

@@ -30,6 +30,8 @@ pub struct Part {
     pub unknown: bool,
     /// Replicas that would have met what came and could not wait.
     pub hopeless: f64,
+    /// Some of what waits cannot wait longer for a start.
+    pub due: bool,
 }
 
 /// What each of the pools is to do, in their order. Lines with the least choice
@@ -39,6 +41,9 @@ pub struct Part {
 pub fn share(lines: &[LineView], pools: &[PoolView]) -> Vec<Part> {
     let mut parts = vec![Part::default(); pools.len()];
     let place = |id: PoolId| pools.iter().position(|pool| pool.pool == id);
+    for line in lines.iter().filter(|line| line.asked.due) {
+        line.order.iter().filter_map(|id| place(*id)).for_each(|at| parts[at].due = true);
+    }
     let mut sorted: Vec<&LineView> = lines.iter().filter(|line| line.asked.work > 0.0).collect();
     sorted.sort_by_key(|line| line.order.len());
     for line in sorted {
@@ -81,6 +86,12 @@ fn most(pool: &PoolView) -> f64 {
 }
 
 impl Part {
+    /// The same where what waits is left for later.
+    #[must_use]
+    pub fn put_off(self) -> Self {
+        Self { replicas: 0.0, unknown: false, ..self }
+    }
+
     fn add(&mut self, replicas: f64, reason: Reason) {
         if replicas <= 0.0 {
             return;
@@ -106,7 +117,7 @@ mod tests {
     }
 
     fn line(order: &[PoolId], work: f64) -> LineView {
-        let asked = Asked { work, reason: Reason::Sustained, hopeless: 0.0 };
+        let asked = Asked { work, reason: Reason::Sustained, hopeless: 0.0, due: false };
         LineView { order: order.to_vec(), asked, waiting: 0 }
     }
 

@@ -13,7 +13,8 @@
 //! * *hopeless*: where D ≤ S no start can save what waits: only what is sustained
 //!   counts, and bursts that come again raise the floor ([`super::memory`]);
 //! * *patient*: classes with D far above S need W/((D − A)/2 − S), and whatever
-//!   the others leave free.
+//!   the others leave free. They start a pool that is cold only when half of D is
+//!   over but for S.
 
 use std::time::Duration;
 
@@ -59,6 +60,8 @@ pub struct Asked {
     /// What arrives each second and cannot wait for a start, beyond what is
     /// sustained; 0 unless some will be refused.
     pub hopeless: f64,
+    /// Something waits that must not wait longer for a start.
+    pub due: bool,
 }
 
 /// Whether work that can wait so long is patient where a start takes so long.
@@ -100,7 +103,9 @@ pub fn asked(wants: &[Want], start: Duration, capacity: f64) -> Asked {
     let most = options.into_iter().max_by(|one, two| one.0.total_cmp(&two.0).then(two.1.cmp(&one.1)));
     let (work, reason) = most.filter(|(work, _)| *work > 0.0).unwrap_or_default();
     let hopeless = if hopeless { (fast - sustained).max(0.0) } else { 0.0 };
-    Asked { work, reason, hopeless }
+    let is_due = |want: &&Want| !patient(want) || want.oldest.saturating_add(start) >= want.tolerance / 2;
+    let due = wants.iter().filter(|want| want.backlog > 0.0).any(|want| is_due(&want));
+    Asked { work, reason, hopeless, due }
 }
 
 /// Work per second that gets patient work done in half of the time that it has.

@@ -66,8 +66,11 @@ impl Scheduler {
     pub fn demand_state(&self) -> State {
         let mut state = self.demand.save(&self.policy);
         for kept in &mut state.pools {
-            let start = self.policy.pools.id(&kept.name).and_then(|id| self.starts.measured(id));
-            kept.start = start.map(|start| start.as_secs_f64());
+            let Some(id) = self.policy.pools.id(&kept.name) else { continue };
+            let best = self.fleet.best(id);
+            kept.start = self.starts.measured(id).map(|start| start.as_secs_f64());
+            kept.read_per_second = Some(best.read_per_second).filter(|read| *read > 0);
+            kept.gap = best.gap.map(|gap| gap.as_secs_f64());
         }
         state
     }

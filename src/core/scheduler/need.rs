@@ -15,6 +15,9 @@ use crate::core::time::Tick;
 
 use super::Scheduler;
 
+/// The part of a replica that patient work must keep busy to be worth a start.
+const WORTH_A_START: f64 = 0.5;
+
 impl Scheduler {
     /// One row for each pool of the policy. Asked twice at the same instant, it
     /// says the same.
@@ -45,6 +48,7 @@ impl Scheduler {
                     keep: false,
                     ready: view.ready,
                     queued: waiting_at(&lines, &pools, view, &part),
+                    due: false,
                     queued_tokens: waits.tokens.get(&view.pool).copied().unwrap_or_default(),
                     in_flight: running.get(&view.pool).copied().unwrap_or_default(),
                     cold_start: self.starts.measured(view.pool),
@@ -81,6 +85,7 @@ impl Scheduler {
             let measured = self.starts.measured(id).or_else(|| theirs?.start);
             let start = measured.or(row.cold_start).unwrap_or(DEFAULT_START);
             let ready = u32::try_from(self.fleet.count_up(&[id])).unwrap_or(u32::MAX);
+            self.demand.look_at_replicas(id, ready, self.fleet.active(id), now);
             let may_be_taken = row.supply.capacity == Capacity::Spot;
             let memory = self.numbers.entry(id).or_default();
             let short = memory.is_short(ready, start, may_be_taken, now);
@@ -101,6 +106,8 @@ impl Scheduler {
         (watched, now): (Duration, Tick),
     ) -> Need {
         let Some(row) = self.policy.pools.get(view.pool) else { return counted };
+        let counted = Need { due: is_due(view, part, row), ..counted };
+        let part = &if counted.due { *part } else { part.put_off() };
         let memory = self.numbers.entry(view.pool).or_default();
         if part.hopeless > 0.0 {
             memory.hopeless(part.replicas + part.hopeless, window(view.start), now);
@@ -122,6 +129,7 @@ impl Scheduler {
             () if bounded < held => Reason::Clamp,
             () if held > number => Reason::HoldRestart,
             () if kept => Reason::Hold,
+            () if number == 0 && counted.queued > 0 => Reason::Later,
             () if number > whole(part.replicas) || number == 0 => least.1,
             () => part.reason,
         };
@@ -130,10 +138,16 @@ impl Scheduler {
     }
 }
 
+/// Whether what waits is to be served now: where that costs no start, or a cheap
+/// one, or when it cannot wait longer, or is enough to keep a replica busy.
+fn is_due(view: &PoolView, part: &Part, row: &Pool) -> bool {
+    view.ready > 0 || row.supply.capacity == Capacity::Spot || part.due || part.replicas >= WORTH_A_START
+}
+
 /// The least that the pool must have, whatever is asked for, and why.
 fn least(counted: &Need, view: &PoolView, part: &Part, (row, bursts): (&Pool, u32)) -> (u32, Reason) {
     let busy = match view.ready {
-        0 if counted.queued > 0 => (1, Reason::Start),
+        0 if counted.calls_for_more_than(0) => (1, Reason::Start),
         ready if part.unknown => (ready.max(1), Reason::Sustained),
         _ => (u32::from(counted.is_busy()), Reason::Sustained),
     };
@@ -164,6 +178,7 @@ fn unused(view: &PoolView, running: &BTreeMap<PoolId, u64>) -> Need {
         keep: false,
         ready: view.ready,
         queued: 0,
+        due: false,
         queued_tokens: 0,
         in_flight,
         cold_start: None,

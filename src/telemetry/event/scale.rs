@@ -166,7 +166,13 @@ pub struct DeciderChanged<'a> {
 impl DeciderChanged<'_> {
     /// Writes the event.
     pub fn emit(&self, telemetry: &Telemetry) {
-        telemetry.log(|| info!(id = self.id, own = self.own, "the gateway that decides how many replicas are needed changed"));
+        telemetry.log(|| {
+            info!(
+                id = self.id,
+                own = self.own,
+                "the gateway that decides how many replicas are needed changed"
+            )
+        });
     }
 }
 

@@ -48,6 +48,7 @@ mod tests {
             reason: "burst",
             keep: false,
             ready: 3,
+            due: true,
             queued: 2,
             queued_tokens: 500,
             in_flight: 4,

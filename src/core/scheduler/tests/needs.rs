@@ -323,6 +323,44 @@ fn an_idle_pool_goes_to_zero_and_not_under_a_stream() {
 }
 
 #[test]
+fn work_that_can_wait_starts_a_cold_pool_when_its_time_has_come() {
+    let come = |second: f64| if second < 10.0 || (1000.0..1003.0).contains(&second) { 1.0 } else { 0.0 };
+    let mut farm = farm(1, 60, 7200, come);
+    farm.run(990);
+    assert_eq!((farm.need().desired, farm.ready), (Some(0), 0), "{}", farm.story());
+    farm.run(60);
+    let need = farm.need();
+    assert_eq!((need.desired, need.reason, need.queued, need.due), (Some(0), "later", 3, false));
+    assert!(!need.is_busy(), "KEDA is not told of it either");
+    farm.run(3400);
+    assert_eq!((farm.ready, farm.need().queued), (0, 3), "{}", farm.story());
+    farm.run(200);
+    assert_eq!(
+        (farm.need().queued, farm.refused),
+        (0, 0),
+        "half of two hours but for the start: {}",
+        farm.story()
+    );
+}
+
+#[test]
+fn work_that_can_wait_and_keeps_a_replica_busy_is_worth_a_start() {
+    let mut farm = farm(1, 60, 7200, |second| {
+        if second < 10.0 {
+            1.0
+        } else if second < 1000.0 {
+            0.0
+        } else {
+            4.0
+        }
+    });
+    farm.run(990);
+    assert_eq!(farm.ready, 0, "{}", farm.story());
+    farm.run(1800);
+    assert!(farm.ready >= 1 && farm.refused == 0, "{}", farm.story());
+}
+
+#[test]
 fn after_a_restart_what_is_there_is_kept_until_a_window_has_passed() {
     let mut farm = farm(6, 90, 30, |_| 2.0);
     farm.follows = false;
@@ -366,5 +404,7 @@ fn what_was_seen_survives_a_restart() {
     let mut next = Scheduler::new(Arc::clone(farm.scheduler.policy()));
     assert!(!next.restore_demand(&State { version: 0, ..State::default() }));
     assert!(next.restore_demand(&back));
-    assert_eq!(next.demand_state(), state);
+    let mut again = state;
+    assert!(again.pools[0].read_per_second.take().is_some(), "what replicas have shown is of this process");
+    assert_eq!(next.demand_state(), again);
 }
