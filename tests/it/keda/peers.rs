@@ -28,7 +28,7 @@ const SEEN: &str = r#"{"version": 1, "pools": [{"name": "main", "cost": 0.5, "st
 
 /// Addresses that nobody else has just now.
 fn free(hosts: &[[u8; 4]]) -> Vec<SocketAddr> {
-    let bound: Vec<_> = hosts.iter().map(|host| TcpListener::bind((*host, 0)).unwrap()).collect();
+    let bound: Vec<_> = hosts.iter().map(|host| TcpListener::bind((std::net::IpAddr::from(*host), 0)).unwrap()).collect();
     bound.iter().map(|socket| socket.local_addr().unwrap()).collect()
 }
 
