@@ -82,8 +82,14 @@ fn edge(policy: &Policy) -> Edge {
 pub(super) fn settings() -> Settings {
     let policy = Policy { bounds: Bounds { requests: 500, ..Bounds::default() }, ..fixtures::policy(2) };
     let seconds = Duration::from_secs;
-    let scale =
-        Scale { listen: None, max_streams: 9, names: None, state_file: None, peers: None, stale_after: seconds(8) };
+    let scale = Scale {
+        listen: None,
+        max_streams: 9,
+        names: None,
+        state_file: None,
+        peers: None,
+        stale_after: seconds(8),
+    };
     Settings {
         digest: "d1".into(),
         scale,

@@ -110,11 +110,8 @@ fn peers(now: &Settings, proxy: &Arc<Proxy>, tasks: &mut JoinSet<()>) -> Option<
 /// Tells of all places whenever the name leads elsewhere.
 async fn follow(peers: Peers, dns: Dns, found: watch::Sender<Option<BTreeSet<Place>>>) {
     let certified = peers.tls.as_ref().map(|_| dns.name.trim_end_matches('.').to_owned());
-    let place = |(host, port): (IpAddr, u16)| Place {
-        host: host.to_string(),
-        port,
-        certified: certified.clone(),
-    };
+    let place =
+        |(host, port): (IpAddr, u16)| Place { host: host.to_string(), port, certified: certified.clone() };
     let tell = |addresses: Vec<(IpAddr, u16)>| {
         let all = addresses.into_iter().map(place).chain(peers.listed.iter().cloned()).collect();
         found.send_replace(Some(all));

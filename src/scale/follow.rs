@@ -46,9 +46,7 @@ pub async fn follow(feed: Arc<dyn Feed>, board: Arc<Board>) {
         feed.expect_arrival();
         let has_idle = look(&*feed, &board);
         sleep((began.elapsed() * SHARE).clamp(GAP, LONG_GAP)).await;
-        let arrival = async {
-            if has_idle { feed.arrival().await } else { std::future::pending().await }
-        };
+        let arrival = async { if has_idle { feed.arrival().await } else { std::future::pending().await } };
         let news = async {
             match &board.exchange {
                 Some(exchange) => exchange.news().await,

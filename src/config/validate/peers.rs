@@ -108,7 +108,9 @@ fn secured(
     findings: &mut Findings<'_>,
 ) -> Option<PeerTls> {
     let missing = match (&peers.ca, &peers.cert, &peers.key) {
-        (None, Some(_), _) | (None, _, Some(_)) => Some(("ca", "name the authorities of the gateways' certificates")),
+        (None, Some(_), _) | (None, _, Some(_)) => {
+            Some(("ca", "name the authorities of the gateways' certificates"))
+        }
         (_, Some(_), None) => Some(("key", "name the certificate's key")),
         (_, None, Some(_)) => Some(("cert", "name the key's certificate")),
         _ => None,
@@ -148,7 +150,9 @@ fn build(ca: &[u8], own: Option<(&[u8], &[u8])>, peers: &Peers) -> Result<PeerTl
             let key = PrivateKeyDer::from_pem_slice(key)
                 .map_err(|_| ("key", format!("the file {keys:?} holds no private key")))?;
             let made = builder.with_client_auth_cert(chain, key);
-            made.map_err(|_| ("key", format!("the key in {keys:?} is not that of the certificate in {files:?}")))?
+            made.map_err(|_| {
+                ("key", format!("the key in {keys:?} is not that of the certificate in {files:?}"))
+            })?
         }
     };
     config.alpn_protocols = vec![b"h2".to_vec()];

@@ -35,11 +35,8 @@ impl Node {
     /// between the best that was seen and what is promised.
     fn used(&self, pool: &PoolState, shared: bool) -> Used {
         let ours = self.full(pool).saturating_sub(self.others).max(1).min(self.pace.seqs().max(1));
-        let (seqs, paced) = if shared {
-            (ours.saturating_add(self.others), self.our_part())
-        } else {
-            (ours, 1.0)
-        };
+        let (seqs, paced) =
+            if shared { (ours.saturating_add(self.others), self.our_part()) } else { (ours, 1.0) };
         let part = |of: u64, whole: u64| of as f64 / whole.max(1) as f64;
         [
             part(u64::from(self.ledger.seqs), u64::from(seqs)),

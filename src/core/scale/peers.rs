@@ -253,21 +253,16 @@ impl Peers {
 
     fn count(&self, words: &BTreeMap<Name, Word>, now: Tick) -> Count {
         let listed = || self.seats.values().filter(|seat| seat.listed);
-        let heard: BTreeSet<Name> =
-            listed().filter_map(Seat::word).map(|word| word.report.from).collect();
-        let young = |name: &&Name, limit: Duration| words.get(name).is_some_and(|word| word.age(now) <= limit);
+        let heard: BTreeSet<Name> = listed().filter_map(Seat::word).map(|word| word.report.from).collect();
+        let young =
+            |name: &&Name, limit: Duration| words.get(name).is_some_and(|word| word.age(now) <= limit);
         let never = listed().filter(|seat| seat.was_never_heard());
         let (late, coming): (Vec<&Seat>, Vec<&Seat>) = never.partition(|seat| seat.is_late(now));
         let known = heard.iter().filter(|name| young(name, MISSED)).count();
         let silent = heard.iter().filter(|name| young(name, MISSED) && !young(name, SILENT)).count();
         let live = words.values().filter(|word| word.age(now) < LIVE).count();
         let replayed = words.values().filter(|word| word.age(now) <= REPLAY).count() - live;
-        Count {
-            known: 1 + known + late.len() + coming.len(),
-            live,
-            replayed,
-            silent: silent + late.len(),
-        }
+        Count { known: 1 + known + late.len() + coming.len(), live, replayed, silent: silent + late.len() }
     }
 
     fn role(&self, words: &BTreeMap<Name, Word>, blind: bool, draining: bool, now: Tick) -> Role {

@@ -108,21 +108,12 @@ impl Exchange {
             needs.iter_mut().for_each(|(_, need)| need.desired = None);
         }
         let decision = match role {
-            Role::Decides(_) => {
-                Some(Decision { by: self.me, age: Duration::ZERO, numbers: numbers(&needs) })
-            }
+            Role::Decides(_) => Some(Decision { by: self.me, age: Duration::ZERO, numbers: numbers(&needs) }),
             Role::Follows(told) => Some(told),
             Role::Waits | Role::Blind => None,
         };
-        let report = Report {
-            from: self.me,
-            sequence: 0,
-            draining,
-            leaving: false,
-            blind,
-            outlook,
-            decision,
-        };
+        let report =
+            Report { from: self.me, sequence: 0, draining, leaving: false, blind, outlook, decision };
         self.say(report, now);
         PeersSeen { live: count.live, replayed: count.replayed, silent: count.silent }.emit(&self.telemetry);
         self.note_decider(decider);

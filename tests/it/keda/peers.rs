@@ -28,7 +28,8 @@ const SEEN: &str = r#"{"version": 1, "pools": [{"name": "main", "cost": 0.5, "st
 
 /// Addresses that nobody else has just now.
 fn free(hosts: &[[u8; 4]]) -> Vec<SocketAddr> {
-    let bound: Vec<_> = hosts.iter().map(|host| TcpListener::bind((std::net::IpAddr::from(*host), 0)).unwrap()).collect();
+    let bound: Vec<_> =
+        hosts.iter().map(|host| TcpListener::bind((std::net::IpAddr::from(*host), 0)).unwrap()).collect();
     bound.iter().map(|socket| socket.local_addr().unwrap()).collect()
 }
 
@@ -126,7 +127,8 @@ async fn each_says_what_one_with_all_requests_would_say() {
     let said = polls(&all, Duration::from_secs(9)).await;
     // Who repeats may be behind for a moment: never for long, and nobody goes back.
     for at in 0..3 {
-        let own: Vec<u64> = said.iter().filter(|(_, who, _)| *who == at).map(|(.., number)| *number).collect();
+        let own: Vec<u64> =
+            said.iter().filter(|(_, who, _)| *who == at).map(|(.., number)| *number).collect();
         assert!(own.is_sorted(), "{at}: {own:?}");
     }
     let (mut most, mut since) = (0, 0.0);
@@ -134,7 +136,11 @@ async fn each_says_what_one_with_all_requests_would_say() {
         if *number > most {
             (most, since) = (*number, *second);
         }
-        assert!(*number == most || second - since < 0.5, "{at} said {number} {:.2} s after {most}", second - since);
+        assert!(
+            *number == most || second - since < 0.5,
+            "{at} said {number} {:.2} s after {most}",
+            second - since
+        );
     }
     let wanted = Keda::of(&lone).await.desired().await;
     assert!(wanted >= 4, "{wanted}");
@@ -232,11 +238,15 @@ async fn nothing_is_known_when_more_than_a_third_cannot_be_heard() {
     let places = places(4);
     // Of two that should be there one is not, nor ever was.
     let lone = gateway(places[0], &[], &urls(&[places[0], places[3]])).await;
+    let known = async {
+        while fleet(&lone).await["known"] != 2 {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("it knows itself", known).await;
     let keda = Keda::of(&lone).await;
-    let codes = [
-        keda.values(MAIN, METRIC).await.unwrap_err().code(),
-        keda.is_active(MAIN).await.unwrap_err().code(),
-    ];
+    let codes =
+        [keda.values(MAIN, METRIC).await.unwrap_err().code(), keda.is_active(MAIN).await.unwrap_err().code()];
     assert_eq!(codes, [Code::Unavailable; 2]);
     assert_eq!(keda.specs(MAIN).await.unwrap().len(), 1, "the metric is known at any time");
     let refused = lone.admin(Method::GET, "/scale/v1/main").await;
@@ -328,10 +338,8 @@ async fn a_name_leads_to_all_of_them() {
         names.say("gateways.test.", RecordType::A, Says::Records(records, 1));
     };
     say(&["127.0.0.1"]);
-    let peers = format!(
-        ", peers: {{dns: {{name: gateways.test., port: {port}, servers: ['{}']}}}}",
-        names.address
-    );
+    let peers =
+        format!(", peers: {{dns: {{name: gateways.test., port: {port}, servers: ['{}']}}}}", names.address);
     let first = gateway(place(1), &[], &peers).await;
     sees(&first, 1).await;
     say(&["127.0.0.1", "127.0.0.2"]);

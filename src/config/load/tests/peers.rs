@@ -36,7 +36,8 @@ fn places_are_read_and_may_be_written_in_both_ways() {
 
 #[test]
 fn a_new_certificate_of_theirs_counts_without_a_restart() {
-    let text = file("listen: '127.0.0.1:8082', peers: {urls: ['https://a:1'], ca: a.crt, cert: a.crt, key: a.key}");
+    let text =
+        file("listen: '127.0.0.1:8082', peers: {urls: ['https://a:1'], ca: a.crt, cert: a.crt, key: a.key}");
     let (before, after) = (load_with(&text, 0), load_with(&text, 1));
     let changes: Vec<String> = diff(&before, &after).iter().map(ToString::to_string).collect();
     assert_eq!(changes, ["~ scale.peers: the secret has a new value"]);
@@ -56,7 +57,11 @@ fn what_is_wrong_is_said_with_its_field() {
         (listen, "peers: {urls: ['http://a:1'], cert: a.crt, key: a.key}", "scale.peers.ca: is missing"),
         (listen, "peers: {urls: ['http://a:1'], ca: a.crt, cert: a.crt}", "scale.peers.key: is missing"),
         (listen, "peers: {urls: ['http://a:1'], ca: a.crt, key: a.crt}", "scale.peers.cert: is missing"),
-        (listen, "peers: {urls: ['http://a:1'], ca: none.crt}", "scale.peers.ca: the file \"none.crt\" cannot be read"),
+        (
+            listen,
+            "peers: {urls: ['http://a:1'], ca: none.crt}",
+            "scale.peers.ca: the file \"none.crt\" cannot be read",
+        ),
     ];
     for (before, peers, message) in cases {
         let found = errors(&file(&format!("{before}{peers}")));
