@@ -1,6 +1,7 @@
 //! Puts the scale signal together: from the gate to the board, from the board
 //! to KEDA and to the admin port.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -11,8 +12,9 @@ use tokio::task::JoinSet;
 
 use crate::app::hooks;
 use crate::app::start::StartError;
+use crate::config::discover::Dns;
 use crate::config::settings::Settings;
-use crate::config::settings::scale::{Place, Places};
+use crate::config::settings::scale::{Peers, Place};
 use crate::core::need::Need;
 use crate::core::scale::outlook::{Others, Outlook};
 use crate::fleet::discover::addresses;
@@ -92,29 +94,29 @@ pub(super) fn start(
 /// Where the other gateways are, and what connections to them are made with.
 fn peers(now: &Settings, proxy: &Arc<Proxy>, tasks: &mut JoinSet<()>) -> Option<PeerRules> {
     let peers = now.scale.peers.as_ref()?;
-    let places = match &peers.places {
-        Places::Listed(places) => watch::Sender::new(Some(places.clone())).subscribe(),
-        Places::Named(dns) => {
+    let places = match &peers.named {
+        None => watch::Sender::new(Some(peers.listed.clone())).subscribe(),
+        Some(dns) => {
             let (found, places) = watch::channel(None);
-            let certified = peers.tls.as_ref().map(|_| dns.name.trim_end_matches('.').to_owned());
-            let dns = dns.clone();
-            tasks.spawn(async move {
-                let place = |(host, port): (IpAddr, u16)| Place {
-                    host: host.to_string(),
-                    port,
-                    certified: certified.clone(),
-                };
-                let tell = |found_now: Vec<(IpAddr, u16)>| {
-                    found.send_replace(Some(found_now.into_iter().map(place).collect()));
-                };
-                addresses::follow(&dns, tell).await;
-            });
+            tasks.spawn(follow(peers.clone(), dns.clone(), found));
             places
         }
     };
     let settings = Arc::clone(&proxy.settings);
     let tls = move || Some(Arc::clone(&settings.load().scale.peers.as_ref()?.tls.as_ref()?.config));
     Some(PeerRules { places, tls: Box::new(tls) })
+}
+
+/// Tells of all places whenever the name leads elsewhere.
+async fn follow(peers: Peers, dns: Dns, found: watch::Sender<Option<BTreeSet<Place>>>) {
+    let certified = peers.tls.as_ref().map(|_| dns.name.trim_end_matches('.').to_owned());
+    let place =
+        |(host, port): (IpAddr, u16)| Place { host: host.to_string(), port, certified: certified.clone() };
+    let tell = |addresses: Vec<(IpAddr, u16)>| {
+        let all = addresses.into_iter().map(place).chain(peers.listed.iter().cloned()).collect();
+        found.send_replace(Some(all));
+    };
+    addresses::follow(&dns, tell).await;
 }
 
 fn is_allowed(settings: &Settings, names: Option<&Names>) -> bool {

@@ -268,7 +268,14 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
     let stale_after = Duration::from_secs(10);
     Settings {
         digest: String::new(),
-        scale: Scale { listen: None, max_streams: 1, names: None, state_file: None, stale_after },
+        scale: Scale {
+            listen: None,
+            max_streams: 1,
+            names: None,
+            state_file: None,
+            peers: None,
+            stale_after,
+        },
         startup: startup(),
         listeners: Listeners::default(),
         edge: Arc::new(edge(pools, replicas)),

@@ -56,8 +56,8 @@ impl Default for Scale {
     }
 }
 
-/// Where the scalers (`scale.listen`) of all gateways are: exactly one of
-/// `urls` and `dns`. This gateway may be among them; it knows itself.
+/// Where the scalers (`scale.listen`) of all gateways are: `urls`, `dns` or
+/// both. This gateway may be among them; it knows itself.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Peers {

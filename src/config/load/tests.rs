@@ -3,6 +3,7 @@
 mod faults;
 mod identity;
 mod names;
+mod peers;
 mod places;
 mod shadows;
 mod usage;

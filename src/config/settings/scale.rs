@@ -28,22 +28,16 @@ pub struct Scale {
     pub peers: Option<Peers>,
 }
 
-/// The other gateways.
+/// The other gateways, this one perhaps among them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peers {
-    /// Where they are. Takes effect only at a start.
-    pub places: Places,
+    /// Where some are. Takes effect only at a start.
+    pub listed: BTreeSet<Place>,
+    /// The name that leads to more of them; absent = there are no more. Takes
+    /// effect only at a start.
+    pub named: Option<Dns>,
     /// What connections to them are made with; absent = no TLS.
     pub tls: Option<PeerTls>,
-}
-
-/// Where gateways are, this one perhaps among them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Places {
-    /// Here.
-    Listed(BTreeSet<Place>),
-    /// Where a name leads to.
-    Named(Dns),
 }
 
 /// Where a gateway's scaler is.

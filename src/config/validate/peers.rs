@@ -14,7 +14,7 @@ use crate::config::field::Field;
 use crate::config::file::File;
 use crate::config::file::scale::{Peers, PeersDns};
 use crate::config::secret::Reader;
-use crate::config::settings::scale::{self, PeerTls, Place, Places};
+use crate::config::settings::scale::{self, PeerTls, Place};
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{discover, tls, url};
 use crate::core::scale::peers::MOST;
@@ -42,18 +42,15 @@ pub(super) fn validate(
         let hint = "set `cert` and `key`, signed by what is `client_ca` there";
         findings.warn(&field.key("cert"), "is missing, and gateways like this one ask for it", hint);
     }
-    let places = match (&*peers.urls, &peers.dns) {
-        ([], Some(dns)) => named(dns, peers.ca.is_some(), &field.key("dns"), findings),
-        ([_, ..], None) => listed(peers, &field, findings),
-        _ => {
-            findings.error(&field, "names no gateways, or in two ways", "write one of `urls` and `dns`");
-            return None;
-        }
-    };
-    Some(scale::Peers { places, tls })
+    if peers.urls.is_empty() && peers.dns.is_none() {
+        findings.error(&field, "names no gateways", "write `urls` or `dns`, or take the section away");
+    }
+    let listed = listed(peers, &field, findings);
+    let named = peers.dns.as_ref().map(|dns| named(dns, peers.ca.is_some(), &field.key("dns"), findings));
+    Some(scale::Peers { listed, named, tls })
 }
 
-fn listed(peers: &Peers, field: &Field, findings: &mut Findings<'_>) -> Places {
+fn listed(peers: &Peers, field: &Field, findings: &mut Findings<'_>) -> BTreeSet<Place> {
     let mut places = BTreeSet::new();
     if peers.urls.len() > MOST {
         let message = format!("{} gateways are too many", peers.urls.len());
@@ -80,10 +77,10 @@ fn listed(peers: &Peers, field: &Field, findings: &mut Findings<'_>) -> Places {
         let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
         places.insert(Place { certified: secure.then(|| host.clone()), host, port });
     }
-    Places::Listed(places)
+    places
 }
 
-fn named(dns: &PeersDns, secure: bool, field: &Field, findings: &mut Findings<'_>) -> Places {
+fn named(dns: &PeersDns, secure: bool, field: &Field, findings: &mut Findings<'_>) -> Dns {
     if !discover::is_name(&dns.name) {
         let message = format!("{:?} is no name", dns.name);
         findings.error(&field.key("name"), message, "write it like penstock-peers.ml.svc.cluster.local");
@@ -92,7 +89,7 @@ fn named(dns: &PeersDns, secure: bool, field: &Field, findings: &mut Findings<'_
         findings.error(&field.key("port"), "is missing", "write that of `scale.listen`, such as 8082");
     }
     let scheme = if secure { Scheme::Https } else { Scheme::Http };
-    Places::Named(Dns {
+    Dns {
         name: dns.name.clone(),
         records: Records::A,
         port: dns.port,
@@ -101,7 +98,7 @@ fn named(dns: &PeersDns, secure: bool, field: &Field, findings: &mut Findings<'_
         max_refresh: REFRESH[1],
         empty_grace: GRACE,
         servers: discover::servers(&dns.servers, field, findings),
-    })
+    }
 }
 
 fn secured(

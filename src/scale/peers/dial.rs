@@ -74,9 +74,10 @@ pub(in crate::scale) async fn listen(exchange: Arc<Exchange>, rules: PeerRules) 
     loop {
         let listed = places.borrow_and_update().clone();
         if let Some(listed) = listed {
+            let listed: BTreeSet<Place> = listed.into_iter().take(MOST).collect();
             exchange.list(&listed);
             running.retain(|_, task| !task.0.is_finished());
-            for place in listed.iter().take(MOST) {
+            for place in &listed {
                 running.entry(place.clone()).or_insert_with(|| {
                     let caller = Caller {
                         exchange: Arc::clone(&exchange),
@@ -175,16 +176,17 @@ impl Caller {
     }
 
     async fn connect(&self) -> Result<Channel, String> {
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.place)).map_err(causes)?;
+        let endpoint =
+            Endpoint::from_shared(format!("http://{}", self.place)).map_err(|error| causes(&error))?;
         let dial = Dial { place: self.place.clone(), tls: (self.tls)() };
-        endpoint.connect_with_connector(dial).await.map_err(causes)
+        endpoint.connect_with_connector(dial).await.map_err(|error| causes(&error))
     }
 }
 
 /// An error with what led to it: tonic's own says only that there was one.
-fn causes(error: tonic::transport::Error) -> String {
+fn causes(error: &tonic::transport::Error) -> String {
     let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
+    let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
         text = format!("{text}: {cause}");
         source = cause.source();

@@ -224,11 +224,22 @@ mod tests {
         };
         answered.emit(&telemetry);
         ScalerAnswered { clamped: false, ..answered }.emit(&telemetry);
+        PeersSeen { live: 2, replayed: 1, silent: 0 }.emit(&telemetry);
+        for first in [true, false] {
+            PeerLost { place: "10.0.0.5:8082", problem: "connection refused", first }.emit(&telemetry);
+        }
+        PeerHeard { place: "10.0.0.5:8082", id: "00ff" }.emit(&telemetry);
+        DeciderChanged { id: None, own: false }.emit(&telemetry);
+        let log = telemetry.captured_log();
+        assert_eq!(log.matches(r#""problem":"connection refused""#).count(), 1, "{log}");
+        assert!(log.contains(r#""id":"00ff""#), "{log}");
         let text = fixtures::render(&telemetry);
         let samples = fixtures::samples(&text);
         let calls =
             |code| samples[&*format!(r#"penstock_scaler_calls_total{{code="{code}",method="GetMetrics"}}"#)];
         assert_eq!([calls("ok"), calls("not_found")], [1.0, 1.0]);
+        let peers = |state| samples[&*format!(r#"penstock_scale_peers{{state="{state}"}}"#)];
+        assert_eq!([peers("live"), peers("replayed"), peers("silent")], [2.0, 1.0, 0.0]);
         assert_eq!(samples[r#"penstock_scaler_clamped_total{pool="h100"}"#], 1.0);
     }
 }

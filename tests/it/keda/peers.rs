@@ -28,7 +28,8 @@ const SEEN: &str = r#"{"version": 1, "pools": [{"name": "main", "cost": 0.5, "st
 
 /// Addresses that nobody else has just now.
 fn free(hosts: &[[u8; 4]]) -> Vec<SocketAddr> {
-    let bound: Vec<_> = hosts.iter().map(|host| TcpListener::bind((*host, 0)).unwrap()).collect();
+    let bound: Vec<_> =
+        hosts.iter().map(|host| TcpListener::bind((std::net::IpAddr::from(*host), 0)).unwrap()).collect();
     bound.iter().map(|socket| socket.local_addr().unwrap()).collect()
 }
 
@@ -237,6 +238,12 @@ async fn nothing_is_known_when_more_than_a_third_cannot_be_heard() {
     let places = places(4);
     // Of two that should be there one is not, nor ever was.
     let lone = gateway(places[0], &[], &urls(&[places[0], places[3]])).await;
+    let known = async {
+        while fleet(&lone).await["known"] != 2 {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("it knows itself", known).await;
     let keda = Keda::of(&lone).await;
     let codes =
         [keda.values(MAIN, METRIC).await.unwrap_err().code(), keda.is_active(MAIN).await.unwrap_err().code()];

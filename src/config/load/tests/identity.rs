@@ -56,6 +56,12 @@ fn load(sections: &str, keys: &str, tenant: &str) -> Outcome {
     load_str_with(&text, "p", Path::new("/"), None, &Files { first: 0 })
 }
 
+/// A file of its own, with the first or the second certificate in `a.crt`.
+pub(super) fn load_with(text: &str, first: usize) -> Loaded {
+    let outcome = load_str_with(text, "p", Path::new("/"), None, &Files { first });
+    outcome.into_result().unwrap_or_else(|report| panic!("{report}"))
+}
+
 fn known(outcome: Outcome) -> (Loaded, std::sync::Arc<Credentials>) {
     let loaded = outcome.into_result().unwrap_or_else(|report| panic!("{report}"));
     let Auth::Known(known) = loaded.settings.edge.auth.clone() else { panic!("no credentials") };

@@ -163,7 +163,7 @@ fn the_eldest_decides_and_the_next_one_takes_over() {
     assert_eq!((sight.role, sight.decider), (Role::Follows(aged), Some(name(1))));
     // It falls silent; another one repeats its word with the age that it has.
     let old = Decision { age: Duration::from_millis(3000), ..decision(1, 4) };
-    hear(&mut peers, 7, 4000, Some(old.clone()));
+    hear(&mut peers, 7, 4000, Some(old));
     assert!(matches!(peers.look(false, at(5999)).role, Role::Follows(_)));
     assert_eq!(peers.look(false, at(6000)).role, Role::Decides(None), "five seconds old");
     // The word of a younger one is gone on from, not followed.
