@@ -90,6 +90,13 @@ impl PoolPart {
 }
 
 impl LinePart {
+    /// What a class wants, of which so many jobs wait.
+    #[must_use]
+    pub const fn of(want: &Want, waiting: u64) -> Self {
+        let Want { slow, rise, fast, backlog, oldest, .. } = *want;
+        Self { slow, rise, fast, backlog, oldest, waiting }
+    }
+
     /// Both, each counted whole.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {

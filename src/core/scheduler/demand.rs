@@ -9,7 +9,7 @@ use crate::core::demand::work::work;
 use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId};
 use crate::core::job::JobSpec;
 use crate::core::policy::Policy;
-use crate::core::scale::outlook::{LinePart, Others};
+use crate::core::scale::outlook::Others;
 use crate::core::scale::share::LineView;
 use crate::core::scale::want::{Want, asked};
 use crate::core::scale::{PoolView, window};
@@ -136,7 +136,12 @@ impl Scheduler {
                 |pool: &PoolView| pool.cost.or(known).map_or(0.0, |cost| f64::from(pool.ready) / cost);
             let capacity = views().map(speed).sum();
             let theirs = self.of_others((group, line), &order, others);
-            let wants = self.wants((group, line), (start, ready), (waits, &theirs), watched);
+            let mut wants = self.wants((group, line), (start, ready), waits, watched);
+            for (class, part) in &theirs {
+                let same = wants.iter_mut().filter(|(id, _)| id == class);
+                same.for_each(|(_, want)| part.add_to(want));
+            }
+            let wants: Vec<Want> = wants.into_iter().map(|(_, want)| want).collect();
             LineView {
                 waiting: self.groups[group].waits_in(line) + waiting(&theirs),
                 asked: asked(&wants, start, capacity),
@@ -147,13 +152,13 @@ impl Scheduler {
     }
 
     /// What each class asks for in the line, in the order of service.
-    fn wants(
+    pub(super) fn wants(
         &self,
         (group, line): (usize, usize),
         (start, ready): (Duration, u32),
-        (waits, theirs): (&Waits, &[(ClassId, LinePart)]),
+        waits: &Waits,
         watched: Duration,
-    ) -> Vec<Want> {
+    ) -> Vec<(ClassId, Want)> {
         let here = &self.groups[group];
         let window = window(start);
         let want = |(class, id): (usize, ClassId)| {
@@ -161,7 +166,7 @@ impl Scheduler {
             let row = self.policy.classes.get(id).filter(|row| !row.spare)?;
             let flow = self.demand.flow(at)?;
             let held = row.cold_start_tolerance.filter(|_| ready == 0);
-            let mut want = Want {
+            let want = Want {
                 tolerance: held.unwrap_or(row.max_wait).min(row.max_wait),
                 slow: flow.slow(window),
                 rise: flow.rise(window, start, watched),
@@ -169,8 +174,7 @@ impl Scheduler {
                 backlog: here.waiting_in(class, line) as f64 * flow.each(),
                 oldest: waits.oldest.get(&at).copied().unwrap_or_default(),
             };
-            theirs.iter().filter(|(class, _)| *class == id).for_each(|(_, part)| part.add_to(&mut want));
-            Some(want)
+            Some((id, want))
         };
         here.class_ids().enumerate().filter_map(want).collect()
     }

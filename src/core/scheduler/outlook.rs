@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::core::ids::{ClassId, PoolId};
+use crate::core::scale::DEFAULT_START;
 use crate::core::scale::outlook::{LineKey, LinePart, Others, Outlook, PoolPart};
-use crate::core::scale::{DEFAULT_START, window};
 use crate::core::time::Tick;
 
 use super::Scheduler;
@@ -45,18 +45,10 @@ impl Scheduler {
         for (line, row) in here.shape.lines.iter().enumerate() {
             let order: Vec<PoolId> = row.tiers.iter().flat_map(|tier| &tier.pools).copied().collect();
             let start = order.first().map_or(DEFAULT_START, |id| self.start_of(*id));
-            for (class, id) in here.class_ids().enumerate() {
-                let at = (group, class, line);
-                let waiting = here.waiting_in(class, line);
-                let Some(flow) = self.demand.flow(at) else { continue };
-                let part = LinePart {
-                    slow: flow.slow(window(start)),
-                    rise: flow.rise(window(start), start, watched),
-                    fast: flow.fast(),
-                    backlog: waiting as f64 * flow.each(),
-                    oldest: waits.oldest.get(&at).copied().unwrap_or_default(),
-                    waiting,
-                };
+            let wants = self.wants((group, line), (start, 0), waits, watched);
+            for (id, want) in wants {
+                let class = here.class_ids().position(|other| other == id).unwrap_or_default();
+                let part = LinePart::of(&want, here.waiting_in(class, line));
                 if part != LinePart::default() {
                     let sum = lines.entry(self.key_of(id, &order)).or_default();
                     *sum = sum.plus(&part);

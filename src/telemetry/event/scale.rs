@@ -231,7 +231,7 @@ mod tests {
         PeerHeard { place: "10.0.0.5:8082", id: "00ff" }.emit(&telemetry);
         DeciderChanged { id: None, own: false }.emit(&telemetry);
         let log = telemetry.captured_log();
-        assert_eq!(log.matches(r#""problem":"connection refused""#).count(), 1, "{log}");
+        assert_eq!(log.matches(r#""message":"another gateway cannot be heard""#).count(), 1, "{log}");
         assert!(log.contains(r#""id":"00ff""#), "{log}");
         let text = fixtures::render(&telemetry);
         let samples = fixtures::samples(&text);

@@ -1,9 +1,12 @@
 //! Gateways that hear each other, or not.
 
+use std::time::Duration;
+
 use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
-use super::*;
-use crate::core::scale::outlook::{LineKey, LinePart, PoolPart};
+use super::{Decision, Heard, MOST, Name, Peers, Report, Role, Sight};
+use crate::core::scale::outlook::{LineKey, LinePart, Number, Outlook, PoolPart};
+use crate::core::time::Tick;
 
 fn at(millis: u64) -> Tick {
     Tick::from_millis(millis)
