@@ -140,6 +140,25 @@ impl Outlook {
         }
     }
 
+    /// Takes away a gateway's part that it holds.
+    pub fn remove(&mut self, own: &Self) {
+        for (name, own) in &own.pools {
+            let Some(part) = self.pools.get_mut(name) else { continue };
+            part.in_flight = part.in_flight.saturating_sub(own.in_flight);
+            part.queued_tokens = part.queued_tokens.saturating_sub(own.queued_tokens);
+            part.used.iter_mut().zip(own.used).for_each(|(part, own)| *part = (*part - own).max(0.0));
+            part.work = (part.work - own.work).max(0.0);
+        }
+        for (key, own) in &own.lines {
+            let Some(part) = self.lines.get_mut(key) else { continue };
+            part.slow = (part.slow - own.slow).max(0.0);
+            part.rise = (part.rise - own.rise).max(0.0);
+            part.fast = (part.fast - own.fast).max(0.0);
+            part.backlog = (part.backlog - own.backlog).max(0.0);
+            part.waiting = part.waiting.saturating_sub(own.waiting);
+        }
+    }
+
     /// What counts while gateways are lost that last said `lost`: what `live` ones
     /// say, and of what is lost as much as they have not taken over since all of
     /// it came to `before`.

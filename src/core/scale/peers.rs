@@ -150,7 +150,7 @@ pub struct Peers {
     me: Name,
     seats: BTreeMap<String, Seat>,
     listed: bool,
-    /// The sum of the others at the last look.
+    /// The sum of all at the last look.
     last: Outlook,
     /// Those that were lost then, and what all came to before the last of them
     /// was.
@@ -204,8 +204,9 @@ impl Peers {
         seat.hear(report, now)
     }
 
-    /// How it stands; `draining` is this gateway when it takes nothing new.
-    pub fn look(&mut self, draining: bool, now: Tick) -> Sight {
+    /// How it stands, where this gateway sees `own`; `draining` when it takes
+    /// nothing new.
+    pub fn look(&mut self, own: &Outlook, draining: bool, now: Tick) -> Sight {
         self.seats.retain(|_, seat| seat.listed || seat.counts(now));
         let words = self.words();
         let is_live = |word: &Word| word.age(now) < LIVE;
@@ -225,10 +226,15 @@ impl Peers {
         };
         let lost: BTreeSet<Name> =
             words.iter().filter(|(_, word)| is_lost(word)).map(|(name, _)| *name).collect();
-        let live = sum(&is_live);
-        let others = if lost.is_empty() { live } else { self.bridge(&live, &sum(&is_lost), &lost) };
-        self.last.clone_from(&others);
-        self.lost = lost;
+        let mut others = sum(&is_live);
+        let mut all = others.clone();
+        all.add(own);
+        if !lost.is_empty() {
+            all = self.bridge(&all, &sum(&is_lost), &lost);
+            others.clone_from(&all);
+            others.remove(own);
+        }
+        (self.last, self.lost) = (all, lost);
         Sight { others, role, decider, count, blind }
     }
 

@@ -96,7 +96,8 @@ impl Exchange {
     /// them. Tells the others what is news to them.
     pub(super) fn look(&self, feed: &dyn Feed, now: Instant) -> (Vec<(String, Need)>, Fleet) {
         let (draining, outlook) = (feed.is_draining(), feed.outlook());
-        let Sight { others, role, count, decider, blind } = self.peers.lock().look(draining, self.tick(now));
+        let Sight { others, role, count, decider, blind } =
+            self.peers.lock().look(&outlook, draining, self.tick(now));
         let follow = matches!(role, Role::Follows(_));
         let decided = match &role {
             Role::Follows(told) | Role::Decides(Some(told)) => told.numbers.clone(),

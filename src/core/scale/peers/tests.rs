@@ -53,10 +53,10 @@ fn five(others: &[u64]) -> Peers {
 #[test]
 fn what_all_see_is_summed_and_oneself_is_no_other() {
     let mut peers = five(&[1, 2]);
-    assert_eq!(peers.look(false, at(10)).role, Role::Blind, "nobody was heard yet");
+    assert_eq!(peers.look(&Outlook::default(), false, at(10)).role, Role::Blind, "nobody was heard yet");
     assert_eq!(peers.heard(&place(1), report(1, 1, 3), at(10)), Heard::News);
     assert_eq!(peers.heard(&place(2), report(2, 1, 4), at(10)), Heard::News);
-    let sight = peers.look(false, at(20));
+    let sight = peers.look(&Outlook::default(), false, at(20));
     assert_eq!((jobs(&sight.others), sight.count.known, sight.count.live), (7, 3, 2));
     assert_eq!(sight.role, Role::Waits, "1 decides, and has not yet");
     assert_eq!(peers.heard("10.9.9.9:1", report(7, 1, 4), at(20)), Heard::Old, "nobody should be there");
@@ -72,7 +72,7 @@ fn what_is_older_is_ignored_and_a_restart_counts_once() {
     // Another process at the same place, with a count of its own.
     assert_eq!(peers.heard(&place(1), report(2, 1, 2), at(100)), Heard::News);
     assert_eq!(peers.heard(&place(1), report(1, 6, 9), at(200)), Heard::Old, "the one before");
-    let sight = peers.look(false, at(300));
+    let sight = peers.look(&Outlook::default(), false, at(300));
     assert_eq!((jobs(&sight.others), sight.count.live), (2, 1));
 }
 
@@ -81,7 +81,7 @@ fn one_at_two_places_counts_once() {
     let mut peers = five(&[1, 2]);
     peers.heard(&place(1), report(1, 1, 3), at(0));
     peers.heard(&place(2), report(1, 2, 4), at(0));
-    let sight = peers.look(false, at(0));
+    let sight = peers.look(&Outlook::default(), false, at(0));
     assert_eq!((jobs(&sight.others), sight.count.known), (4, 2));
 }
 
@@ -92,7 +92,7 @@ fn who_is_lost_counts_until_others_have_taken_over() {
     peers.heard(&place(2), report(2, 1, 4), at(0));
     let others = |peers: &mut Peers, second: u64, amount: u64| {
         peers.heard(&place(2), report(2, second + 2, amount), at(second * 1000));
-        let sight = peers.look(false, at(second * 1000));
+        let sight = peers.look(&Outlook::default(), false, at(second * 1000));
         (jobs(&sight.others), sight.count.live, sight.count.replayed)
     };
     assert_eq!(others(&mut peers, 4, 4), (10, 2, 0));
@@ -105,6 +105,18 @@ fn who_is_lost_counts_until_others_have_taken_over() {
 }
 
 #[test]
+fn what_this_one_has_taken_over_counts_as_taken_over() {
+    let mut peers = five(&[1]);
+    peers.heard(&place(1), report(1, 1, 6), at(0));
+    let others = |peers: &mut Peers, second: u64, own: u64| {
+        jobs(&peers.look(&outlook(own), false, at(second * 1000)).others)
+    };
+    assert_eq!((others(&mut peers, 4, 4), others(&mut peers, 6, 4)), (6, 6));
+    assert_eq!((others(&mut peers, 8, 7), others(&mut peers, 9, 30)), (3, 0));
+    assert_eq!(others(&mut peers, 10, 1), 6, "no more than it said");
+}
+
+#[test]
 fn a_goodbye_removes_at_once_and_nobody_is_missed() {
     let mut peers = five(&[1, 2, 3]);
     for id in 1..4 {
@@ -113,7 +125,7 @@ fn a_goodbye_removes_at_once_and_nobody_is_missed() {
     let mut last = report(1, 2, 2);
     last.leaving = true;
     assert_eq!(peers.heard(&place(1), last, at(500)), Heard::News);
-    let sight = peers.look(false, at(500));
+    let sight = peers.look(&Outlook::default(), false, at(500));
     assert_eq!((jobs(&sight.others), sight.count.known, sight.count.silent), (4, 3, 0));
     assert!(peers.expects(&place(1)), "it may come back");
 }
@@ -126,7 +138,8 @@ fn more_than_a_third_in_silence_is_too_much() {
     };
     (1..3).for_each(|id| hear(&mut peers, id, 0));
     hear(&mut peers, 2, 9);
-    let blind = |peers: &mut Peers, second: u64| peers.look(false, at(second * 1000)).blind;
+    let blind =
+        |peers: &mut Peers, second: u64| peers.look(&Outlook::default(), false, at(second * 1000)).blind;
     assert!(!blind(&mut peers, 12), "one of three");
     assert!(blind(&mut peers, 20), "two of three");
     hear(&mut peers, 2, 21);
@@ -141,15 +154,18 @@ fn more_than_a_third_in_silence_is_too_much() {
 #[test]
 fn who_comes_later_has_time_to_come_up() {
     let mut peers = Peers::new(name(5));
-    assert!(peers.look(false, at(0)).blind, "nobody knows yet where others are");
+    assert!(peers.look(&Outlook::default(), false, at(0)).blind, "nobody knows yet where others are");
     peers.list(&[place(5)].into(), at(0));
-    assert!(peers.look(false, at(0)).blind, "it has not found itself yet");
+    assert!(peers.look(&Outlook::default(), false, at(0)).blind, "it has not found itself yet");
     peers.heard(&place(5), report(5, 1, 0), at(0));
-    assert_eq!(peers.look(false, at(0)).role, Role::Decides(None), "it is alone");
+    assert_eq!(peers.look(&Outlook::default(), false, at(0)).role, Role::Decides(None), "it is alone");
     peers.list(&[place(5), place(6)].into(), at(1000));
-    assert!(!peers.look(false, at(11_000)).blind && peers.look(false, at(11_001)).blind);
+    assert!(
+        !peers.look(&Outlook::default(), false, at(11_000)).blind
+            && peers.look(&Outlook::default(), false, at(11_001)).blind
+    );
     peers.list(&[place(5)].into(), at(12_000));
-    assert!(!peers.look(false, at(12_000)).blind, "it never came");
+    assert!(!peers.look(&Outlook::default(), false, at(12_000)).blind, "it never came");
 }
 
 #[test]
@@ -161,19 +177,25 @@ fn the_eldest_decides_and_the_next_one_takes_over() {
     };
     hear(&mut peers, 1, 0, Some(decision(1, 4)));
     hear(&mut peers, 7, 0, None);
-    let sight = peers.look(false, at(100));
+    let sight = peers.look(&Outlook::default(), false, at(100));
     let aged = Decision { age: Duration::from_millis(100), ..decision(1, 4) };
     assert_eq!((sight.role, sight.decider), (Role::Follows(aged), Some(name(1))));
     // It falls silent; another one repeats its word with the age that it has.
     let old = Decision { age: Duration::from_millis(3000), ..decision(1, 4) };
     hear(&mut peers, 7, 4000, Some(old));
-    assert!(matches!(peers.look(false, at(5999)).role, Role::Follows(_)));
-    assert_eq!(peers.look(false, at(6000)).role, Role::Decides(None), "five seconds old");
+    assert!(matches!(peers.look(&Outlook::default(), false, at(5999)).role, Role::Follows(_)));
+    assert_eq!(
+        peers.look(&Outlook::default(), false, at(6000)).role,
+        Role::Decides(None),
+        "five seconds old"
+    );
     // The word of a younger one is gone on from, not followed.
     hear(&mut peers, 7, 7000, Some(decision(7, 9)));
-    assert!(matches!(peers.look(false, at(7000)).role, Role::Decides(Some(told)) if told.by == name(7)));
+    assert!(
+        matches!(peers.look(&Outlook::default(), false, at(7000)).role, Role::Decides(Some(told)) if told.by == name(7))
+    );
     // Who drains hands over.
-    let told = peers.look(true, at(7000)).role;
+    let told = peers.look(&Outlook::default(), true, at(7000)).role;
     assert!(matches!(told, Role::Follows(told) if told.by == name(7)));
 }
 
@@ -185,17 +207,20 @@ fn who_drains_or_hears_too_little_does_not_decide() {
     peers.heard(&place(1), first, at(0));
     let second = Report { blind: true, ..report(2, 1, 1) };
     peers.heard(&place(2), second, at(0));
-    let sight = peers.look(false, at(100));
+    let sight = peers.look(&Outlook::default(), false, at(100));
     assert_eq!(sight.role, Role::Decides(None), "1 drains, 2 is blind");
     assert_eq!(jobs(&sight.others), 2, "but both count");
-    assert!(matches!(peers.look(true, at(100)).role, Role::Follows(told) if told.by == name(1)), "all drain");
+    assert!(
+        matches!(peers.look(&Outlook::default(), true, at(100)).role, Role::Follows(told) if told.by == name(1)),
+        "all drain"
+    );
 }
 
 #[test]
 fn places_and_pools_are_bounded() {
     let mut peers = Peers::new(name(5));
     peers.list(&(0..200).map(|id| format!("h{id}:1")).collect(), at(0));
-    assert_eq!(peers.look(false, at(0)).count.known, 1 + MOST);
+    assert_eq!(peers.look(&Outlook::default(), false, at(0)).count.known, 1 + MOST);
 }
 
 /// What happens to a set of gateways.
@@ -260,7 +285,7 @@ impl World {
         let now = at(self.now);
         for from in 0..self.processes.len() {
             let process = &mut self.processes[from];
-            let Sight { others, role, blind, .. } = process.peers.look(false, now);
+            let Sight { others, role, blind, .. } = process.peers.look(&outlook(process.sees), false, now);
             let own = (jobs(&others) + process.sees) as u32;
             let told = |told: &Decision| told.numbers["main"].desired;
             let told = match &role {
@@ -314,7 +339,7 @@ proptest! {
         for step in &steps {
             world.take(step);
             for process in &mut world.processes {
-                let sight = process.peers.look(false, at(world.now));
+                let sight = process.peers.look(&outlook(process.sees), false, at(world.now));
                 let most = sight.count.live + sight.count.replayed;
                 prop_assert!(most <= 3 && sight.count.silent < sight.count.known);
             }
@@ -329,7 +354,7 @@ proptest! {
         let deciders = world.processes.iter().filter(|one| matches!(one.role, Some(Role::Decides(_))));
         prop_assert_eq!(deciders.count(), 1);
         for process in &mut world.processes {
-            let sight = process.peers.look(false, at(world.now));
+            let sight = process.peers.look(&outlook(process.sees), false, at(world.now));
             prop_assert_eq!(jobs(&sight.others) + process.sees, all);
             prop_assert_eq!(u64::from(process.number), all);
             prop_assert_eq!((sight.count.known, sight.count.live, sight.count.silent), (4, 3, 0));

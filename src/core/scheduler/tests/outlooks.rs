@@ -10,6 +10,7 @@ use crate::core::job::{JobSpec, Prefix};
 use crate::core::need::Need;
 use crate::core::policy::{Class, Policy};
 use crate::core::scale::outlook::{Number, Others, Outlook};
+use crate::core::scale::peers::{Name, Peers, Report};
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::{policy, spec, used};
 use crate::core::time::Tick;
@@ -165,4 +166,29 @@ fn the_number_of_another_one_is_repeated_and_gone_on_from() {
     let mut odd = told;
     odd.decided.values_mut().for_each(|number| number.reason = "tide".into());
     assert_eq!(gateway.need(&odd).reason, "idle");
+}
+
+#[test]
+fn when_one_is_lost_and_the_other_gets_its_requests_the_number_stays() {
+    let (said, mut all) = halves(8, 10, 400);
+    let before = said.last().unwrap()[1].desired.unwrap();
+    let mut peers = Peers::new(Name { epoch: 1, id: 1 });
+    peers.list(&["other".to_owned()].into(), Tick::ZERO);
+    let died = all[1].now;
+    let report = Report { from: Name { epoch: 2, id: 2 }, outlook: all[2].outlook(), ..Report::default() };
+    peers.heard("other", report, died);
+    let one = &mut all[1];
+    let rate = |seen: &Outlook| seen.lines.values().map(|line| line.slow).sum::<f64>();
+    let all_of_it = rate(&one.outlook()) * 2.0;
+    peers.look(&one.outlook(), false, died);
+    for step in 1..900_u64 {
+        let now = died + Duration::from_millis(step * 100);
+        one.pass(now);
+        one.arrive();
+        let sum = peers.look(&one.outlook(), false, now).others;
+        let total = rate(&sum) + rate(&one.outlook());
+        // What came back here is not counted twice.
+        assert!(step > 300 || (total / all_of_it - 1.0).abs() < 0.05, "{step}: {total} of {all_of_it}");
+        assert_eq!(one.need(&others(sum)).desired, Some(before));
+    }
 }
