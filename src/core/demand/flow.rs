@@ -18,6 +18,10 @@ const MOST_AHEAD: f64 = 0.25;
 /// Standard deviations by which a rise must stand out of the noise of
 /// independent arrivals.
 const DEVIATIONS: f64 = 4.0;
+/// The same of a change.
+const CHANGE: f64 = 3.0;
+/// How much more work varies than the number of jobs, since they differ in size.
+const SIZES: f64 = 2.0;
 
 /// Work that was asked for, served or not.
 #[derive(Debug, Clone, Default)]
@@ -51,10 +55,24 @@ impl Flow {
         self.offered.mean(0, FAST)
     }
 
-    /// Work per second in the last `window`, at least a minute. What came before
-    /// demand was watched counts as nothing.
+    /// Work per second as it goes on: the mean of five minutes, or of the last
+    /// `window`, at least a minute, where that stands out of the noise against
+    /// them; with the deviation of five seconds from that, unknown (0) where it
+    /// stands out. What came before demand was watched counts as nothing.
     #[must_use]
-    pub fn slow(&self, window: Duration) -> f64 {
+    pub fn sustained(&self, window: Duration) -> (f64, f64) {
+        let count = slots(window);
+        let (long, short) = (self.offered.mean(0, TREND), self.slow(window));
+        let jobs = |rate: f64| rate * count as f64 * SLOT / self.each.value.max(f64::MIN_POSITIVE);
+        if (jobs(short) - jobs(long)).abs() > CHANGE * (SIZES * jobs(long) + 1.0).sqrt() {
+            return (short, 0.0);
+        }
+        let off = |back| (self.offered.back(back) / SLOT - long).powi(2);
+        let variance = (1..=TREND).map(off).sum::<f64>() / TREND as f64;
+        (long, variance.sqrt())
+    }
+
+    fn slow(&self, window: Duration) -> f64 {
         self.offered.mean(0, slots(window))
     }
 
@@ -112,7 +130,8 @@ mod tests {
     fn a_burst_counts_by_its_part_of_the_window() {
         let flow = flow(40, |_| 100);
         assert_eq!(flow.fast(), 200.0);
-        assert!((flow.slow(secs(180)) - 200.0 * 40.0 / 180.0).abs() < 0.5);
+        let (sustained, deviation) = flow.sustained(secs(180));
+        assert!((sustained - 200.0 * 40.0 / 180.0).abs() < 0.5 && deviation == 0.0);
         assert_eq!(flow.each(), 2.0);
     }
 
@@ -120,6 +139,8 @@ mod tests {
     fn a_rise_is_followed_and_noise_is_not() {
         let steady = flow(700, |second| 10 + second % 3);
         assert_eq!(steady.rise(secs(180), secs(200), DAY), 0.0);
+        let (sustained, deviation) = steady.sustained(secs(60));
+        assert!((sustained - 22.0).abs() < 0.1 && deviation < 1.0, "{sustained} {deviation}");
         let ramp = flow(700, |second| 100 + second / 12);
         let (slow, rise) = (ramp.slow(secs(180)), ramp.rise(secs(180), secs(180), DAY));
         // It grows by a twelfth of a job a second, of 2 units: 270 s ahead of the

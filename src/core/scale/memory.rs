@@ -8,7 +8,7 @@ use crate::core::time::Tick;
 
 /// How much less a replica must be used before one is given up, as a part of
 /// the use that is aimed at.
-const SLACK: f64 = 0.94;
+const SLACK: f64 = 0.92;
 /// The part of the replicas that goes in one step down, 1 / 4, at least one.
 const STEP: u32 = 4;
 /// The part of a start between two steps, 1 / 6.
@@ -23,13 +23,13 @@ const SHORTAGE: Duration = Duration::from_secs(600);
 /// What is added to twice the time of a start before a pool counts as short.
 const GRACE: Duration = Duration::from_secs(30);
 /// Hopeless bursts within [`RECENT`] that make a floor.
-const OFTEN: usize = 2;
+const OFTEN: usize = 3;
 /// Hopeless bursts that are remembered.
 const BURSTS: usize = 8;
 /// How long.
 const RECENT: Duration = Duration::from_secs(3600);
 /// The most that bursts may raise the floor to, in what is needed without them.
-const MOST_FLOOR: f64 = 3.0;
+const MOST_FLOOR: f64 = 2.0;
 
 /// One pool's number and what it remembers.
 #[derive(Debug, Clone, Default)]
@@ -37,6 +37,8 @@ pub struct Memory {
     number: u32,
     /// The most that was needed from each moment on until now, falling.
     peaks: VecDeque<(Tick, u32)>,
+    /// When jobs were last seen to have waited for long.
+    strained: Option<Tick>,
     /// When it last went down, from where, and when it last rose soon after
     /// that.
     fell: Option<Tick>,
@@ -72,7 +74,8 @@ impl Memory {
         now: Tick,
     ) -> (u32, bool) {
         let (up, low) = (whole(replicas).max(floor), whole(replicas / SLACK).max(floor));
-        let hold = self.hold(hold, now);
+        let usual = hold;
+        let hold = self.hold(usual, now);
         while self.peaks.back().is_some_and(|(_, peak)| *peak <= low) {
             self.peaks.pop_back();
         }
@@ -91,12 +94,20 @@ impl Memory {
                 self.stretch = (self.stretch.max(1) * 2).min(MOST_STRETCH);
             }
             (self.number, self.from, self.fell) = (up, up, None);
-        } else if peak < self.number && self.fell.is_none_or(|fell| now.since(fell) >= pause) {
+        } else if peak < self.number
+            && self.fell.is_none_or(|fell| now.since(fell) >= pause)
+            && self.strained.is_none_or(|strained| now.since(strained) > usual)
+        {
             self.from = self.from.max(self.number);
             self.number = peak.max(self.number - (self.number / STEP).max(1));
             self.fell = Some(now);
         }
         (self.number, self.number > up)
+    }
+
+    /// Jobs wait for long: whatever the number is, it is not too large.
+    pub const fn strain(&mut self, now: Tick) {
+        self.strained = Some(now);
     }
 
     /// How long the most that was needed is kept: longer for a while after it was
@@ -187,11 +198,20 @@ mod tests {
     fn what_was_given_up_too_soon_is_kept_longer_the_next_time() {
         let mut memory = Memory::default();
         number(&mut memory, 5.0, 0);
-        assert_eq!((number(&mut memory, 3.6, 1), number(&mut memory, 3.6, 302)), (6 - 1, 4));
+        assert_eq!((number(&mut memory, 3.6, 1), number(&mut memory, 3.6, 302)), (5, 4));
         assert_eq!(number(&mut memory, 4.5, 400), 5);
         number(&mut memory, 3.6, 401);
         assert_eq!(number(&mut memory, 3.6, 750), 5, "twice as long");
         assert_eq!(number(&mut memory, 3.6, 1002), 4);
+    }
+
+    #[test]
+    fn it_does_not_fall_while_jobs_wait_for_long() {
+        let mut memory = Memory::default();
+        number(&mut memory, 4.0, 0);
+        memory.strain(at(200));
+        assert_eq!((number(&mut memory, 1.0, 1), number(&mut memory, 1.0, 500)), (4, 4));
+        assert_eq!(number(&mut memory, 1.0, 501), 3);
     }
 
     #[test]
@@ -212,10 +232,11 @@ mod tests {
         let mut memory = Memory::default();
         memory.hopeless(8.0, START, at(0));
         memory.hopeless(9.0, START, at(30));
-        assert_eq!(memory.floor(4.0, at(40)), 0, "one is none");
         memory.hopeless(7.0, START, at(600));
-        assert_eq!(memory.floor(4.0, at(700)), 9);
-        assert_eq!(memory.floor(1.0, at(700)), 3, "never more than three times what is needed without them");
-        assert_eq!(memory.floor(4.0, at(4500)), 0);
+        assert_eq!(memory.floor(5.0, at(640)), 0, "two may be chance");
+        memory.hopeless(8.0, START, at(1200));
+        assert_eq!(memory.floor(5.0, at(1300)), 8);
+        assert_eq!(memory.floor(1.0, at(1300)), 2, "never more than twice what is needed without them");
+        assert_eq!(memory.floor(5.0, at(4300)), 0);
     }
 }

@@ -154,10 +154,12 @@ impl Scheduler {
             let at = (group, class, line);
             let row = self.policy.classes.get(id).filter(|row| !row.spare)?;
             let flow = self.demand.flow(at)?;
+            let (slow, deviation) = flow.sustained(window);
             let held = row.cold_start_tolerance.filter(|_| ready == 0);
             Some(Want {
                 tolerance: held.unwrap_or(row.max_wait).min(row.max_wait),
-                slow: flow.slow(window),
+                slow,
+                deviation,
                 rise: flow.rise(window, start, watched),
                 fast: flow.fast(),
                 backlog: here.waiting_in(class, line) as f64 * flow.each(),

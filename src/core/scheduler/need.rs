@@ -86,6 +86,9 @@ impl Scheduler {
         if part.hopeless > 0.0 {
             memory.hopeless(part.replicas + part.hopeless, window(view.start), now);
         }
+        if part.strained {
+            memory.strain(now);
+        }
         let bursts = memory.floor(part.replicas, now);
         let least = least(&counted, view, part, (row, bursts));
         let (number, kept) = memory.settle(part.replicas, least.0, hold(view.start), view.start, now);
