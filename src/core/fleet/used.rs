@@ -9,14 +9,15 @@ use super::pool::PoolState;
 
 impl Fleet {
     /// How many replicas' worth of the pool is in use just now, in each of the ways
-    /// in which one can be full. While jobs wait for the pool, those that work count
-    /// as full in all of them: what is left at them is of no use to anybody.
+    /// in which one can be full. One that can take nothing more counts as full in
+    /// all of them when jobs wait for the pool.
     #[must_use]
     pub fn used(&self, pool: PoolId, contended: bool) -> Used {
         let mut sum = Used::default();
         let Some(state) = self.pools.get(pool.index()) else { return sum };
         for node in state.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.ledger.jobs > 0) {
-            let parts = if contended { [1.0; WAYS] } else { node.used(state) };
+            let full = contended && node.rooms.own.is_none();
+            let parts = if full { [1.0; WAYS] } else { node.used(state) };
             sum.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part.min(1.0));
         }
         sum

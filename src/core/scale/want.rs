@@ -4,12 +4,13 @@
 //! one, S for how long a start takes, and for each class its tolerance D, what
 //! waits W, and for how long the oldest has waited, A:
 //!
-//! * *sustained*: λ as it goes on, with headroom for the noise in it;
+//! * *sustained*: λ as it goes on and β deviations of it, within bounds;
 //! * *noise*: what waits will have gone within D as it is: nothing more;
-//! * *burst*: else, where D > S: what was sustained and served, and
-//!   W/max(D − S, A). What is older than D − S will be refused before a replica
-//!   comes. It never counts by the rate at which it came: a burst that is short
-//!   against S has passed when replicas come, and leaves what waits;
+//! * *burst*: else, where D > S: what was sustained and served, or what is
+//!   sustained while as much still comes, and W/max(D − S, A). What is older than
+//!   D − S will be refused before a replica comes. It never counts by the rate at
+//!   which it came: a burst that is short against S has passed when replicas come,
+//!   and leaves what waits;
 //! * *hopeless*: where D ≤ S no start can save what waits: only what is sustained
 //!   counts, and bursts that come again raise the floor ([`super::memory`]);
 //! * *patient*: classes with D far above S need W/((D − A)/2 − S), and whatever
@@ -21,12 +22,12 @@ use super::{Reason, window};
 
 /// The use of a replica that is aimed at where demand is even.
 const TARGET: f64 = 0.9;
-/// The same where it has just changed, and its noise is not known.
-const CHANGED_TARGET: f64 = 0.85;
 /// The least, however much noise there is.
-const LEAST_TARGET: f64 = 0.65;
-/// Deviations of demand that there is headroom for.
-const HEADROOM: f64 = 1.25;
+const LEAST_TARGET: f64 = 0.75;
+/// Deviations of what is under way at once that there is headroom for: the β of
+/// square-root staffing (Halfin and Whitt 1981), n = a + β√a for independent jobs
+/// of a replica each. At 1 about one in five would wait.
+const HEADROOM: f64 = 1.0;
 /// The same with work that may wait.
 const PATIENT_TARGET: f64 = 0.95;
 /// How much longer than a start work must be able to wait to count as patient.
@@ -47,7 +48,7 @@ pub struct Want {
     pub tolerance: Duration,
     /// Work per second as it goes on.
     pub slow: f64,
-    /// Its deviation; 0 where it has just changed.
+    /// The standard deviation of what is under way of it at once.
     pub deviation: f64,
     /// What comes to that by the time that a replica has started.
     pub rise: f64,
@@ -104,7 +105,8 @@ pub fn asked(wants: &[Want], start: Duration, capacity: f64) -> Asked {
     }
     let later: f64 = wants.iter().filter(patient).map(|want| patient_rate(want, start_s)).sum();
 
-    let served = (sustained - waits / window(start).as_secs_f64()).max(0.0);
+    // What was sustained and served, or all of it while as much still comes.
+    let served = (sustained - waits / window(start).as_secs_f64()).max(fast.min(sustained));
     let options = [
         (with_headroom(sustained, deviation), Reason::Sustained),
         (if drain > 0.0 { served + drain } else { 0.0 }, Reason::Burst),
@@ -119,8 +121,7 @@ pub fn asked(wants: &[Want], start: Duration, capacity: f64) -> Asked {
 
 /// What replicas must be able to do to serve so much with such a deviation.
 fn with_headroom(work: f64, deviation: f64) -> f64 {
-    let target = if deviation > 0.0 { TARGET } else { CHANGED_TARGET };
-    (work / target).max(work + HEADROOM * deviation).min(work / LEAST_TARGET)
+    (work / TARGET).max(work + HEADROOM * deviation).min(work / LEAST_TARGET)
 }
 
 /// Work per second that gets patient work done in half of the time that it has.
@@ -149,9 +150,9 @@ mod tests {
     #[test]
     fn what_is_sustained_is_met_with_headroom() {
         let asked = asked(&[hundred(30)], START, 200.0);
-        assert_eq!((asked.work, asked.reason, asked.hopeless), (100.0 / 0.85, Reason::Sustained, 0.0));
+        assert_eq!((asked.work, asked.reason, asked.hopeless), (100.0 / 0.9, Reason::Sustained, 0.0));
         let noisy = |deviation| with_headroom(100.0, deviation);
-        assert_eq!((noisy(1.0), noisy(20.0), noisy(90.0)), (100.0 / 0.9, 125.0, 100.0 / 0.65));
+        assert_eq!((noisy(1.0), noisy(20.0), noisy(90.0)), (100.0 / 0.9, 120.0, 100.0 / 0.75));
     }
 
     #[test]
@@ -164,24 +165,26 @@ mod tests {
 
     #[test]
     fn a_backlog_is_drained_between_the_start_and_what_is_tolerated() {
-        let want = Want { backlog: 12_000.0, oldest: secs(60), ..hundred(300) };
+        let want = Want { backlog: 12_000.0, oldest: secs(60), fast: 10.0, ..hundred(300) };
         let work = |want: Want| asked(&[want], START, 10.0).work;
         let near = |one: f64, two: f64| (one - two).abs() < 1e-9;
         assert!(
             near(work(want), 100.0 - 12_000.0 / 180.0 + 100.0),
             "12 000 / (300 - 180), and what was served"
         );
+        let comes = Want { fast: 100.0, ..want };
+        assert!(near(work(comes), 100.0 + 100.0), "it goes on coming");
         let old = Want { oldest: secs(240), ..want };
-        assert!(near(work(old), 100.0 / 0.85), "those older than 120 s are refused before");
+        assert!(near(work(old), 100.0 / 0.9), "those older than 120 s are refused before");
         let all = Want { backlog: 18_000.0, oldest: secs(180), ..want };
-        assert!(near(work(all), 100.0 / 0.85), "all that came in three minutes waits: no more than that");
+        assert!(near(work(all), 100.0 / 0.9), "all that came in three minutes waits: no more than that");
     }
 
     #[test]
     fn a_hopeless_burst_orders_only_what_is_sustained() {
         let want = Want { slow: 22.0, fast: 100.0, backlog: 3000.0, ..hundred(30) };
         let asked = asked(&[want], START, 10.0);
-        assert_eq!((asked.work, asked.reason, asked.hopeless), (22.0 / 0.85, Reason::Sustained, 78.0));
+        assert_eq!((asked.work, asked.reason, asked.hopeless), (22.0 / 0.9, Reason::Sustained, 78.0));
     }
 
     #[test]
@@ -196,10 +199,11 @@ mod tests {
             Asked::default(),
             "what runs in room that is there needs no more"
         );
-        let beside = asked(&[hundred(30), want], START, 10.0);
+        let half = Want { backlog: 8100.0, ..want };
+        let beside = asked(&[hundred(30), half], START, 10.0);
         assert_eq!(
             (beside.work, beside.reason),
-            (100.0 / 0.85, Reason::Sustained),
+            (100.0 / 0.9, Reason::Sustained),
             "it fits into the headroom"
         );
     }
