@@ -18,7 +18,8 @@ pub struct Need {
     pub keep: bool,
     /// Replicas in service.
     pub ready: u32,
-    /// Jobs that wait and may go there, held ones included.
+    /// Jobs that wait and may go there, held ones included, those of paused tenants
+    /// not.
     pub queued: u64,
     /// Their tokens: prompts and asked output.
     pub queued_tokens: u64,
