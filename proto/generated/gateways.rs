@@ -66,6 +66,8 @@ pub struct Line {
     pub oldest_ms: u64,
     #[prost(uint64, tag = "8")]
     pub waiting: u64,
+    #[prost(double, tag = "9")]
+    pub deviation: f64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Decision {

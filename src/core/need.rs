@@ -18,7 +18,8 @@ pub struct Need {
     pub keep: bool,
     /// Replicas in service.
     pub ready: u32,
-    /// Jobs that wait and may go there, held ones included.
+    /// Jobs that wait and may go there, held ones included, those of paused tenants
+    /// not.
     pub queued: u64,
     /// Whether they have to be served now, or may as well be: the pool is warm or
     /// cheap. Else they wait for their time, and are no reason to start it.

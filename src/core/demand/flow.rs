@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::core::estimate::Mean;
 use crate::core::time::Tick;
 
-use super::spread::{SLOT, Spread};
+use super::spread::{PAST, SLOT, Spread};
 
 /// Slots of the fast window, ten seconds.
 const FAST: usize = 2;
@@ -18,25 +18,43 @@ const MOST_AHEAD: f64 = 0.25;
 /// Standard deviations by which a rise must stand out of the noise of
 /// independent arrivals.
 const DEVIATIONS: f64 = 4.0;
+/// Those by which the last window must stand out of the minutes before it.
+const CHANGE: f64 = 3.0;
+/// 1 + c², with c the coefficient of variation of a job's work: 2 where that is
+/// exponential.
+const SIZES: f64 = 2.0;
+/// Slots between two looks at what is under way, a minute: far enough for most of
+/// it to be other jobs.
+const APART: usize = 12;
+/// Standard deviations of one value in the median of the difference of two, where
+/// they are normal: 1.4826/√2.
+const MEDIAN: f64 = 1.048;
 
 /// Work that was asked for, served or not.
 #[derive(Debug, Clone, Default)]
 pub struct Flow {
     offered: Spread,
+    /// The same, at the moment at which it came.
+    came: Spread,
     /// Work of a job.
     each: Mean,
+    /// Seconds that a job is expected to last.
+    lasts: Mean,
 }
 
 impl Flow {
     /// A job arrived.
     pub fn add(&mut self, now: Tick, work: f64, lasts: Duration) {
         self.offered.add(now, work, lasts);
+        self.came.add(now, work, Duration::ZERO);
         self.each.add(work);
+        self.lasts.add(lasts.as_secs_f64());
     }
 
     /// Brings it up to `now`.
     pub fn advance(&mut self, now: Tick) {
         self.offered.advance(now);
+        self.came.advance(now);
     }
 
     /// Work of a job, as of late.
@@ -51,10 +69,35 @@ impl Flow {
         self.offered.mean(0, FAST)
     }
 
-    /// Work per second in the last `window`, at least a minute. What came before
+    /// Work per second as it goes on: the mean of five minutes, or of the last
+    /// `window` where that stands out of the noise against them. What came before
     /// demand was watched counts as nothing.
     #[must_use]
-    pub fn slow(&self, window: Duration) -> f64 {
+    pub fn sustained(&self, window: Duration) -> f64 {
+        let count = slots(window);
+        let (long, short) = (self.came.mean(0, TREND), self.came.mean(0, count));
+        let chance = SIZES * long.max(self.each.value / (TREND as f64 * SLOT)) * self.each.value
+            / (count as f64 * SLOT);
+        let noise =
+            typical(PAST - 2 * count, |at| self.came.mean(at, count) - self.came.mean(at + count, count));
+        let far = CHANGE * chance.sqrt().max(noise);
+        if (short - long).abs() > far { short } else { self.offered.mean(0, TREND) }
+    }
+
+    /// The standard deviation of the work that is under way at once, where `rate`
+    /// is its mean: what was seen of late, and no less than that of independent
+    /// arrivals, √(rate·w·(1 + c²)/h) for jobs of work w that last h.
+    #[must_use]
+    pub fn deviation(&self, rate: f64) -> f64 {
+        let lasts = self.lasts.value.max(SLOT);
+        let chance = (rate * self.each.value * SIZES / lasts).sqrt();
+        let seen = typical(PAST - APART, |at| {
+            (self.offered.back(at + 1) - self.offered.back(at + 1 + APART)) / SLOT
+        });
+        chance.max(seen)
+    }
+
+    fn slow(&self, window: Duration) -> f64 {
         self.offered.mean(0, slots(window))
     }
 
@@ -79,12 +122,22 @@ impl Flow {
     }
 }
 
+/// The standard deviation that differences of two like values let one expect,
+/// from their median: a level that changed once or a short burst hardly move it.
+fn typical(count: usize, difference: impl Fn(usize) -> f64) -> f64 {
+    let mut all = [0.0; PAST];
+    let all = &mut all[..count.min(PAST)];
+    all.iter_mut().enumerate().for_each(|(at, one)| *one = difference(at).abs());
+    let (_, median, _) = all.select_nth_unstable_by(count / 2, f64::total_cmp);
+    *median * MEDIAN
+}
+
 fn slots_of(time: Duration) -> usize {
     (time.as_secs_f64() / SLOT) as usize
 }
 
 fn slots(window: Duration) -> usize {
-    slots_of(window).clamp(SLOW, super::spread::PAST / 2)
+    slots_of(window).clamp(SLOW, PAST / 3)
 }
 
 #[cfg(test)]
@@ -112,7 +165,7 @@ mod tests {
     fn a_burst_counts_by_its_part_of_the_window() {
         let flow = flow(40, |_| 100);
         assert_eq!(flow.fast(), 200.0);
-        assert!((flow.slow(secs(180)) - 200.0 * 40.0 / 180.0).abs() < 0.5);
+        assert!((flow.sustained(secs(180)) - 200.0 * 40.0 / 180.0).abs() < 0.5);
         assert_eq!(flow.each(), 2.0);
     }
 
@@ -120,6 +173,7 @@ mod tests {
     fn a_rise_is_followed_and_noise_is_not() {
         let steady = flow(700, |second| 10 + second % 3);
         assert_eq!(steady.rise(secs(180), secs(200), DAY), 0.0);
+        assert!((steady.sustained(secs(60)) - 22.0).abs() < 0.1);
         let ramp = flow(700, |second| 100 + second / 12);
         let (slow, rise) = (ramp.slow(secs(180)), ramp.rise(secs(180), secs(180), DAY));
         // It grows by a twelfth of a job a second, of 2 units: 270 s ahead of the
@@ -127,5 +181,20 @@ mod tests {
         assert!((rise - 2.0 * 270.0 / 12.0).abs() < 3.0, "{rise}");
         assert!(rise <= slow / 4.0);
         assert_eq!(ramp.rise(secs(180), secs(180), secs(500)), 0.0, "there is no window before");
+    }
+
+    #[test]
+    fn what_always_comes_in_bursts_is_no_change_and_a_step_is_one() {
+        for end in (600..700).step_by(7) {
+            let bursty = flow(end, |second| if second % 90 < 45 { 20 } else { 0 });
+            let sustained = bursty.sustained(secs(60));
+            assert!((sustained - 20.0).abs() < 4.0, "{end}: {sustained}");
+            let deviation = bursty.deviation(sustained);
+            assert!((10.0..45.0).contains(&deviation), "{end}: {deviation}");
+        }
+        let step = flow(660, |second| if second < 600 { 5 } else { 20 });
+        assert_eq!(step.sustained(secs(60)), 40.0);
+        let even = step.deviation(10.0);
+        assert!((even - (10.0f64 * 2.0 * 2.0 / 5.0).sqrt()).abs() < 1e-9, "one step is no noise: {even}");
     }
 }

@@ -10,28 +10,25 @@ use crate::core::time::Tick;
 
 /// How much less a replica must be used before one is given up, as a part of
 /// the use that is aimed at.
-const SLACK: f64 = 0.94;
+const SLACK: f64 = 0.92;
 /// The part of the replicas that goes in one step down, 1 / 4, at least one.
 const STEP: u32 = 4;
 /// The part of a start between two steps, 1 / 6.
 const PAUSE: u32 = 6;
 /// The shortest time between two steps.
 const MIN_PAUSE: Duration = Duration::from_secs(15);
-/// How much longer than usual the number is kept at most after it fell and had
-/// to rise again.
-const MOST_STRETCH: u32 = 4;
 /// How long a pool that lost replicas counts as short at least.
 const SHORTAGE: Duration = Duration::from_secs(600);
 /// What is added to twice the time of a start before a pool counts as short.
 const GRACE: Duration = Duration::from_secs(30);
 /// Hopeless bursts within [`RECENT`] that make a floor.
-const OFTEN: usize = 2;
+const OFTEN: usize = 3;
 /// Hopeless bursts that are remembered.
 const BURSTS: usize = 8;
 /// How long.
 const RECENT: Duration = Duration::from_secs(3600);
 /// The most that bursts may raise the floor to, in what is needed without them.
-const MOST_FLOOR: f64 = 3.0;
+const MOST_FLOOR: f64 = 1.25;
 
 /// One pool's number and what it remembers.
 #[derive(Debug, Clone, Default)]
@@ -39,12 +36,10 @@ pub struct Memory {
     number: u32,
     /// The most that was needed from each moment on until now, falling.
     peaks: VecDeque<(Tick, u32)>,
-    /// When it last went down, from where, and when it last rose soon after
-    /// that.
+    /// When jobs were last seen to have waited for long.
+    strained: Option<Tick>,
+    /// When it last went down.
     fell: Option<Tick>,
-    from: u32,
-    regret: Option<Tick>,
-    stretch: u32,
     /// Replicas in service as of the last look, since when there are too few
     /// without any coming, and when some were lost.
     ready: u32,
@@ -74,7 +69,6 @@ impl Memory {
         now: Tick,
     ) -> (u32, bool) {
         let (up, low) = (whole(replicas).max(floor), whole(replicas / SLACK).max(floor));
-        let hold = self.hold(hold, now);
         while self.peaks.back().is_some_and(|(_, peak)| *peak <= low) {
             self.peaks.pop_back();
         }
@@ -85,30 +79,20 @@ impl Memory {
         let peak = self.peaks.front().map_or(low, |(_, peak)| *peak);
         let pause = (start / PAUSE).max(MIN_PAUSE);
         if up > self.number {
-            // A fall of a little that did not last was for nothing; one far down was
-            // for a load that went and came back.
-            let little = self.from - self.number <= (self.from / 5).max(1);
-            if little && self.fell.is_some_and(|fell| now.since(fell) < hold * 2) {
-                self.regret = Some(now);
-                self.stretch = (self.stretch.max(1) * 2).min(MOST_STRETCH);
-            }
-            (self.number, self.from, self.fell) = (up, up, None);
-        } else if peak < self.number && self.fell.is_none_or(|fell| now.since(fell) >= pause) {
-            self.from = self.from.max(self.number);
+            (self.number, self.fell) = (up, None);
+        } else if peak < self.number
+            && self.fell.is_none_or(|fell| now.since(fell) >= pause)
+            && self.strained.is_none_or(|strained| now.since(strained) > hold)
+        {
             self.number = peak.max(self.number - (self.number / STEP).max(1));
             self.fell = Some(now);
         }
         (self.number, self.number > up)
     }
 
-    /// How long the most that was needed is kept: longer for a while after it was
-    /// given up too soon.
-    fn hold(&mut self, usual: Duration, now: Tick) -> Duration {
-        let over = self.regret.is_none_or(|regret| now.since(regret) > usual * MOST_STRETCH * 2);
-        if over {
-            self.stretch = 1;
-        }
-        usual * self.stretch.max(1)
+    /// Jobs wait for long: whatever the number is, it is not too large.
+    pub const fn strain(&mut self, now: Tick) {
+        self.strained = Some(now);
     }
 
     /// Whether replicas that the pool should have do not come: some are missing
@@ -186,14 +170,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_up_too_soon_is_kept_longer_the_next_time() {
+    fn it_does_not_fall_while_jobs_wait_for_long() {
         let mut memory = Memory::default();
-        number(&mut memory, 5.0, 0);
-        assert_eq!((number(&mut memory, 3.6, 1), number(&mut memory, 3.6, 302)), (6 - 1, 4));
-        assert_eq!(number(&mut memory, 4.5, 400), 5);
-        number(&mut memory, 3.6, 401);
-        assert_eq!(number(&mut memory, 3.6, 750), 5, "twice as long");
-        assert_eq!(number(&mut memory, 3.6, 1002), 4);
+        number(&mut memory, 4.0, 0);
+        memory.strain(at(200));
+        assert_eq!((number(&mut memory, 1.0, 1), number(&mut memory, 1.0, 500)), (4, 4));
+        assert_eq!(number(&mut memory, 1.0, 501), 3);
     }
 
     #[test]
@@ -214,10 +196,15 @@ mod tests {
         let mut memory = Memory::default();
         memory.hopeless(8.0, START, at(0));
         memory.hopeless(9.0, START, at(30));
-        assert_eq!(memory.floor(4.0, at(40)), 0, "one is none");
         memory.hopeless(7.0, START, at(600));
-        assert_eq!(memory.floor(4.0, at(700)), 9);
-        assert_eq!(memory.floor(1.0, at(700)), 3, "never more than three times what is needed without them");
-        assert_eq!(memory.floor(4.0, at(4500)), 0);
+        assert_eq!(memory.floor(5.0, at(640)), 0, "two may be chance");
+        memory.hopeless(8.0, START, at(1200));
+        assert_eq!(memory.floor(7.0, at(1300)), 8);
+        assert_eq!(
+            memory.floor(4.0, at(1300)),
+            5,
+            "never more than a quarter over what is needed without them"
+        );
+        assert_eq!(memory.floor(5.0, at(4300)), 0);
     }
 }

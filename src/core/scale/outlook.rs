@@ -47,8 +47,10 @@ pub struct PoolPart {
 /// What it sees of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LinePart {
-    /// Work per second over the slow window.
+    /// Work per second as it goes on.
     pub slow: f64,
+    /// Its deviation.
+    pub deviation: f64,
     /// What comes to that by the time that a replica has started.
     pub rise: f64,
     /// Work per second over the fast window.
@@ -93,8 +95,8 @@ impl LinePart {
     /// What a class wants, of which so many jobs wait.
     #[must_use]
     pub const fn of(want: &Want, waiting: u64) -> Self {
-        let Want { slow, rise, fast, backlog, oldest, .. } = *want;
-        Self { slow, rise, fast, backlog, oldest, waiting }
+        let Want { slow, deviation, rise, fast, backlog, oldest, .. } = *want;
+        Self { slow, deviation, rise, fast, backlog, oldest, waiting }
     }
 
     /// Both, each counted whole.
@@ -102,6 +104,8 @@ impl LinePart {
     pub fn plus(&self, other: &Self) -> Self {
         Self {
             slow: self.slow + other.slow,
+            // What comes to one is no reason for what comes to another.
+            deviation: self.deviation.hypot(other.deviation),
             rise: self.rise + other.rise,
             fast: self.fast + other.fast,
             backlog: self.backlog + other.backlog,
@@ -113,6 +117,7 @@ impl LinePart {
     /// Adds it to what a class wants here.
     pub fn add_to(&self, want: &mut Want) {
         want.slow += self.slow;
+        want.deviation = want.deviation.hypot(self.deviation);
         want.rise += self.rise;
         want.fast += self.fast;
         want.backlog += self.backlog;
@@ -152,6 +157,7 @@ impl Outlook {
         for (key, own) in &own.lines {
             let Some(part) = self.lines.get_mut(key) else { continue };
             part.slow = (part.slow - own.slow).max(0.0);
+            part.deviation = (part.deviation.powi(2) - own.deviation.powi(2)).max(0.0).sqrt();
             part.rise = (part.rise - own.rise).max(0.0);
             part.fast = (part.fast - own.fast).max(0.0);
             part.backlog = (part.backlog - own.backlog).max(0.0);
@@ -177,6 +183,7 @@ impl Outlook {
             let was = before.lines.get(key).copied().unwrap_or_default();
             *part = LinePart {
                 slow: part.slow.min(was.slow).max(now.slow),
+                deviation: part.deviation.min(was.deviation).max(now.deviation),
                 rise: part.rise.min(was.rise).max(now.rise),
                 fast: part.fast.min(was.fast).max(now.fast),
                 backlog: part.backlog.min(was.backlog).max(now.backlog),

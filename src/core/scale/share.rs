@@ -32,6 +32,8 @@ pub struct Part {
     pub hopeless: f64,
     /// Some of what waits cannot wait longer for a start.
     pub due: bool,
+    /// Some have waited for long.
+    pub strained: bool,
 }
 
 /// What each of the pools is to do, in their order. Lines with the least choice
@@ -48,6 +50,7 @@ pub fn share(lines: &[LineView], pools: &[PoolView]) -> Vec<Part> {
     sorted.sort_by_key(|line| line.order.len());
     for line in sorted {
         let places: Vec<usize> = line.order.iter().filter_map(|id| place(*id)).collect();
+        places.iter().for_each(|at| parts[*at].strained |= line.asked.strained);
         let known = places.iter().find_map(|at| pools[*at].cost);
         let Some(known) = known else {
             let first = places.iter().find(|at| !pools[**at].short).or_else(|| places.first());
@@ -117,7 +120,7 @@ mod tests {
     }
 
     fn line(order: &[PoolId], work: f64) -> LineView {
-        let asked = Asked { work, reason: Reason::Sustained, hopeless: 0.0, due: false };
+        let asked = Asked { work, reason: Reason::Sustained, hopeless: 0.0, due: false, strained: false };
         LineView { order: order.to_vec(), asked, waiting: 0 }
     }
 

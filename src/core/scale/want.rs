@@ -4,12 +4,13 @@
 //! one, S for how long a start takes, and for each class its tolerance D, what
 //! waits W, and for how long the oldest has waited, A:
 //!
-//! * *sustained*: λ over a window of S, at a use of four fifths;
+//! * *sustained*: λ as it goes on and β deviations of it, within bounds;
 //! * *noise*: what waits will have gone within D as it is: nothing more;
-//! * *burst*: else, where D > S: (λ over ten seconds + W/max(D − S, A))/μ. What
-//!   is older than D − S will be refused before a replica comes. Never much more
-//!   than what arrived over the window would need, spread over it: a burst that
-//!   is short against S has passed when they come;
+//! * *burst*: else, where D > S: what was sustained and served, or what is
+//!   sustained while as much still comes, and W/max(D − S, A). What is older than
+//!   D − S will be refused before a replica comes. It never counts by the rate at
+//!   which it came: a burst that is short against S has passed when replicas come,
+//!   and leaves what waits;
 //! * *hopeless*: where D ≤ S no start can save what waits: only what is sustained
 //!   counts, and bursts that come again raise the floor ([`super::memory`]);
 //! * *patient*: classes with D far above S need W/((D − A)/2 − S), and whatever
@@ -18,10 +19,16 @@
 
 use std::time::Duration;
 
-use super::Reason;
+use super::{Reason, window};
 
-/// The use of a replica that is aimed at.
-const TARGET: f64 = 0.8;
+/// The use of a replica that is aimed at where demand is even.
+const TARGET: f64 = 0.9;
+/// The least, however much noise there is.
+const LEAST_TARGET: f64 = 0.75;
+/// Deviations of what is under way at once that there is headroom for: the β of
+/// square-root staffing (Halfin and Whitt 1981), n = a + β√a for independent jobs
+/// of a replica each. At 1 about one in five would wait.
+const HEADROOM: f64 = 1.0;
 /// The same with work that may wait.
 const PATIENT_TARGET: f64 = 0.95;
 /// How much longer than a start work must be able to wait to count as patient.
@@ -30,16 +37,20 @@ pub const PATIENCE: Duration = Duration::from_secs(600);
 const MIN_DRAIN: f64 = 30.0;
 /// The same of patient work.
 const MIN_PATIENT_DRAIN: f64 = 60.0;
-/// How much more than what is sustained a burst may come to.
-const MOST_BURST: f64 = 1.5;
+/// How much more than what is sustained a hopeless burst is.
+const HIGH: f64 = 2.0;
+/// Waits of more than this part of the tolerance show that there is too little.
+const STRAIN: u32 = 10;
 
 /// What one class asks for in one line.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Want {
     /// How long its jobs can wait.
     pub tolerance: Duration,
-    /// Work per second over the slow window.
+    /// Work per second as it goes on.
     pub slow: f64,
+    /// The standard deviation of what is under way of it at once.
+    pub deviation: f64,
     /// What comes to that by the time that a replica has started.
     pub rise: f64,
     /// Work per second over the fast window.
@@ -57,11 +68,13 @@ pub struct Asked {
     pub work: f64,
     /// What that is mostly for.
     pub reason: Reason,
-    /// What arrives each second and cannot wait for a start, beyond what is
-    /// sustained; 0 unless some will be refused.
+    /// What arrives each second and cannot wait for a start, where it is far more
+    /// than what is sustained; 0 unless some will be refused.
     pub hopeless: f64,
     /// Something waits that must not wait longer for a start.
     pub due: bool,
+    /// Some have waited for long.
+    pub strained: bool,
 }
 
 /// Whether work that can wait so long is patient where a start takes so long.
@@ -77,14 +90,15 @@ pub fn asked(wants: &[Want], start: Duration, capacity: f64) -> Asked {
     let patient = |want: &&Want| is_patient(want.tolerance, start);
     let urgent = || wants.iter().filter(|want| !patient(want));
     let sustained: f64 = urgent().map(|want| want.slow + want.rise).sum();
+    let deviation = urgent().map(|want| want.deviation * want.deviation).sum::<f64>().sqrt();
     let fast: f64 = urgent().map(|want| want.fast).sum();
     let start_s = start.as_secs_f64();
 
-    let (mut before, mut drain, mut hopeless) = (0.0, 0.0, false);
+    let (mut waits, mut drain, mut hopeless) = (0.0, 0.0, false);
     for want in urgent().filter(|want| want.backlog > 0.0) {
-        before += want.backlog;
+        waits += want.backlog;
         let (tolerance, age) = (want.tolerance.as_secs_f64(), want.oldest.as_secs_f64());
-        if before <= (capacity - fast).max(0.0) * tolerance {
+        if waits <= (capacity - fast).max(0.0) * tolerance {
             continue;
         }
         match tolerance > start_s {
@@ -94,18 +108,26 @@ pub fn asked(wants: &[Want], start: Duration, capacity: f64) -> Asked {
     }
     let later: f64 = wants.iter().filter(patient).map(|want| patient_rate(want, start_s)).sum();
 
-    let burst = if drain > 0.0 { (fast + drain).min(MOST_BURST * sustained / TARGET) } else { 0.0 };
+    // What was sustained and served, or all of it while as much still comes.
+    let served = (sustained - waits / window(start).as_secs_f64()).max(fast.min(sustained));
     let options = [
-        (sustained / TARGET, Reason::Sustained),
-        (burst, Reason::Burst),
+        (with_headroom(sustained, deviation), Reason::Sustained),
+        (if drain > 0.0 { served + drain } else { 0.0 }, Reason::Burst),
         ((sustained + later) / PATIENT_TARGET, Reason::Deadline),
     ];
     let most = options.into_iter().max_by(|one, two| one.0.total_cmp(&two.0).then(two.1.cmp(&one.1)));
     let (work, reason) = most.filter(|(work, _)| *work > 0.0).unwrap_or_default();
-    let hopeless = if hopeless { (fast - sustained).max(0.0) } else { 0.0 };
+    let is_high = hopeless && fast > sustained * HIGH;
+    let hopeless = if is_high { fast - sustained } else { 0.0 };
+    let strained = urgent().any(|want| want.backlog > 0.0 && want.oldest >= want.tolerance / STRAIN);
     let is_due = |want: &&Want| !patient(want) || want.oldest.saturating_add(start) >= want.tolerance / 2;
     let due = wants.iter().filter(|want| want.backlog > 0.0).any(|want| is_due(&want));
-    Asked { work, reason, hopeless, due }
+    Asked { work, reason, hopeless, due, strained }
+}
+
+/// What replicas must be able to do to serve so much with such a deviation.
+fn with_headroom(work: f64, deviation: f64) -> f64 {
+    (work / TARGET).max(work + HEADROOM * deviation).min(work / LEAST_TARGET)
 }
 
 /// Work per second that gets patient work done in half of the time that it has.
@@ -134,7 +156,9 @@ mod tests {
     #[test]
     fn what_is_sustained_is_met_with_headroom() {
         let asked = asked(&[hundred(30)], START, 200.0);
-        assert_eq!((asked.work, asked.reason, asked.hopeless), (125.0, Reason::Sustained, 0.0));
+        assert_eq!((asked.work, asked.reason, asked.hopeless), (100.0 / 0.9, Reason::Sustained, 0.0));
+        let noisy = |deviation| with_headroom(100.0, deviation);
+        assert_eq!((noisy(1.0), noisy(20.0), noisy(90.0)), (100.0 / 0.9, 120.0, 100.0 / 0.75));
     }
 
     #[test]
@@ -147,19 +171,26 @@ mod tests {
 
     #[test]
     fn a_backlog_is_drained_between_the_start_and_what_is_tolerated() {
-        let want = Want { backlog: 6000.0, oldest: secs(60), ..hundred(300) };
-        assert_eq!(asked(&[want], START, 10.0).work, 150.0, "100 + 6000 / (300 - 180)");
+        let want = Want { backlog: 12_000.0, oldest: secs(60), fast: 10.0, ..hundred(300) };
+        let work = |want: Want| asked(&[want], START, 10.0).work;
+        let near = |one: f64, two: f64| (one - two).abs() < 1e-9;
+        assert!(
+            near(work(want), 100.0 - 12_000.0 / 180.0 + 100.0),
+            "12 000 / (300 - 180), and what was served"
+        );
+        let comes = Want { fast: 100.0, ..want };
+        assert!(near(work(comes), 100.0 + 100.0), "it goes on coming");
         let old = Want { oldest: secs(240), ..want };
-        assert_eq!(asked(&[old], START, 10.0).work, 125.0, "those older than 120 s are refused before");
-        let much = Want { backlog: 60_000.0, ..want };
-        assert_eq!(asked(&[much], START, 10.0).work, 187.5, "1.5 times what is sustained");
+        assert!(near(work(old), 100.0 / 0.9), "those older than 120 s are refused before");
+        let all = Want { backlog: 18_000.0, oldest: secs(180), ..want };
+        assert!(near(work(all), 100.0 / 0.9), "all that came in three minutes waits: no more than that");
     }
 
     #[test]
     fn a_hopeless_burst_orders_only_what_is_sustained() {
         let want = Want { slow: 22.0, fast: 100.0, backlog: 3000.0, ..hundred(30) };
         let asked = asked(&[want], START, 10.0);
-        assert_eq!((asked.work, asked.reason, asked.hopeless), (27.5, Reason::Sustained, 78.0));
+        assert_eq!((asked.work, asked.reason, asked.hopeless), (22.0 / 0.9, Reason::Sustained, 78.0));
     }
 
     #[test]
@@ -174,8 +205,13 @@ mod tests {
             Asked::default(),
             "what runs in room that is there needs no more"
         );
-        let beside = asked(&[hundred(30), want], START, 10.0);
-        assert_eq!((beside.work, beside.reason), (125.0, Reason::Sustained), "it fits into the headroom");
+        let half = Want { backlog: 8100.0, ..want };
+        let beside = asked(&[hundred(30), half], START, 10.0);
+        assert_eq!(
+            (beside.work, beside.reason),
+            (100.0 / 0.9, Reason::Sustained),
+            "it fits into the headroom"
+        );
     }
 
     proptest! {
@@ -195,7 +231,7 @@ mod tests {
             for one in larger {
                 prop_assert!(work(one) >= least);
             }
-            let most = slow * MOST_BURST / TARGET + backlog / MIN_PATIENT_DRAIN / PATIENT_TARGET;
+            let most = slow / LEAST_TARGET + backlog / MIN_DRAIN / PATIENT_TARGET;
             prop_assert!(least <= most + 1e-6);
         }
     }

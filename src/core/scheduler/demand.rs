@@ -26,7 +26,18 @@ pub(super) struct Waits {
     /// Tokens, prompts and asked output, by pool that may serve them.
     pub(super) tokens: BTreeMap<PoolId, u64>,
     /// How long the oldest job of a class has waited in a line.
-    pub(super) oldest: BTreeMap<At, Duration>,
+    oldest: BTreeMap<At, Duration>,
+    /// Jobs of a class in a line whose tenants are paused: replicas are no help to
+    /// them.
+    pub(super) parked: BTreeMap<At, u64>,
+}
+
+impl Waits {
+    /// Jobs of paused tenants in a line.
+    fn parked_in(&self, group: usize, line: usize) -> u64 {
+        let here = self.parked.iter().filter(|((one, _, two), _)| (*one, *two) == (group, line));
+        here.map(|(_, jobs)| jobs).sum()
+    }
 }
 
 impl Scheduler {
@@ -104,13 +115,18 @@ impl Scheduler {
         let mut waits = Waits::default();
         for (key, lane) in self.queue.lanes() {
             let Some(spot) = self.spot(key) else { continue };
+            let at = (spot.group, spot.class, spot.line);
+            if self.overrides.paused_until(key.tenant).is_some() {
+                *waits.parked.entry(at).or_default() += lane.load().requests;
+                continue;
+            }
             let load = u64::try_from(lane.load().tokens).unwrap_or(u64::MAX);
             for pool in &self.groups[spot.group].shape.lines[spot.line].pools {
                 let sum = waits.tokens.entry(*pool).or_default();
                 *sum = sum.saturating_add(load);
             }
             let age = lane.oldest().map_or(Duration::ZERO, |oldest| now.since(oldest));
-            let oldest = waits.oldest.entry((spot.group, spot.class, spot.line)).or_default();
+            let oldest = waits.oldest.entry(at).or_default();
             *oldest = age.max(*oldest);
         }
         waits
@@ -143,7 +159,8 @@ impl Scheduler {
             }
             let wants: Vec<Want> = wants.into_iter().map(|(_, want)| want).collect();
             LineView {
-                waiting: self.groups[group].waits_in(line) + waiting(&theirs),
+                waiting: self.groups[group].waits_in(line).saturating_sub(waits.parked_in(group, line))
+                    + waiting(&theirs),
                 asked: asked(&wants, start, capacity),
                 order,
             }
@@ -165,13 +182,17 @@ impl Scheduler {
             let at = (group, class, line);
             let row = self.policy.classes.get(id).filter(|row| !row.spare)?;
             let flow = self.demand.flow(at)?;
+            let parked = waits.parked.get(&at).copied().unwrap_or_default();
+            let waiting = here.waiting_in(class, line).saturating_sub(parked);
+            let slow = flow.sustained(window);
             let held = row.cold_start_tolerance.filter(|_| ready == 0);
             let want = Want {
                 tolerance: held.unwrap_or(row.max_wait).min(row.max_wait),
-                slow: flow.slow(window),
+                slow,
+                deviation: flow.deviation(slow),
                 rise: flow.rise(window, start, watched),
                 fast: flow.fast(),
-                backlog: here.waiting_in(class, line) as f64 * flow.each(),
+                backlog: waiting as f64 * flow.each(),
                 oldest: waits.oldest.get(&at).copied().unwrap_or_default(),
             };
             Some((id, want))

@@ -112,6 +112,9 @@ impl Scheduler {
         if part.hopeless > 0.0 {
             memory.hopeless(part.replicas + part.hopeless, window(view.start), now);
         }
+        if part.strained {
+            memory.strain(now);
+        }
         let bursts = memory.floor(part.replicas, now);
         if let Some(told) = told {
             memory.follow(part.replicas, told.desired, hold(view.start), now);

@@ -48,7 +48,8 @@ impl Scheduler {
             let wants = self.wants((group, line), (start, 0), waits, watched);
             for (id, want) in wants {
                 let class = here.class_ids().position(|other| other == id).unwrap_or_default();
-                let part = LinePart::of(&want, here.waiting_in(class, line));
+                let parked = waits.parked.get(&(group, class, line)).copied().unwrap_or_default();
+                let part = LinePart::of(&want, here.waiting_in(class, line).saturating_sub(parked));
                 if part != LinePart::default() {
                     let sum = lines.entry(self.key_of(id, &order)).or_default();
                     *sum = sum.plus(&part);

@@ -54,6 +54,7 @@ pub(super) fn encode(report: &peers::Report) -> Report {
         class: key.class.clone(),
         pools: key.pools.clone(),
         slow: part.slow,
+        deviation: part.deviation,
         rise: part.rise,
         fast: part.fast,
         backlog: part.backlog,
@@ -101,6 +102,7 @@ pub(super) fn decode(sent: Report) -> Option<peers::Report> {
     let line = |line: proto::Line| {
         let part = LinePart {
             slow: amount(line.slow),
+            deviation: amount(line.deviation),
             rise: amount(line.rise),
             fast: amount(line.fast),
             backlog: amount(line.backlog),
@@ -147,6 +149,7 @@ mod tests {
         let key = LineKey { class: "standard".into(), pools: vec!["b".into(), "a".into()] };
         let line = LinePart {
             slow: 1.0,
+            deviation: 0.5,
             rise: 2.0,
             fast: 3.0,
             backlog: 4.0,

@@ -13,10 +13,10 @@ impl Memory {
     /// our own, so that who goes on from it keeps it as long.
     pub fn follow(&mut self, replicas: f64, number: u32, hold: Duration, now: Tick) {
         if number > self.number {
-            (self.from, self.fell) = (number, None);
+            self.fell = None;
             self.peaked(number, now);
         } else if number < self.number {
-            (self.from, self.fell) = (self.from.max(self.number), Some(now));
+            self.fell = Some(now);
             self.peaks.iter_mut().for_each(|(_, peak)| *peak = (*peak).min(number));
         }
         self.number = number;
