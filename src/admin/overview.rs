@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::admin::standing::{self, SourceRow, SourceView};
 use crate::core::best::Best;
 use crate::core::ids::{ClassId, PoolId, TenantId};
+use crate::core::need::Need;
 use crate::core::overrides::{Lever, Measure};
 use crate::core::policy::{Class, Policy};
 use crate::core::snapshot::{OverrideView, QueueView, ReplicaState, ReplicaView, Snapshot};
@@ -72,6 +73,10 @@ pub(super) struct PoolRow {
     in_service: usize,
     running: u64,
     limit: u64,
+    /// Replicas that demand needs in all, as scalers are told, and why; `null` = not
+    /// known.
+    desired: Option<u32>,
+    desired_reason: Option<&'static str>,
     /// Where more of them come from than the file lists.
     source: Option<SourceRow>,
 }
@@ -128,12 +133,18 @@ pub(super) fn unkept_promises(snapshot: &Snapshot, policy: &Policy) -> Vec<Unkep
 }
 
 /// The pools with what runs there.
-pub(super) fn pools(snapshot: &Snapshot, sources: &[SourceView], policy: &Policy) -> Vec<PoolRow> {
+pub(super) fn pools(
+    snapshot: &Snapshot,
+    sources: &[SourceView],
+    needs: &[Need],
+    policy: &Policy,
+) -> Vec<PoolRow> {
     let row = |id: PoolId, name: &str| {
         let levers = [Lever::Pool(id)];
         let replicas = replicas_under(&levers, policy, snapshot);
         let view = snapshot.pools.iter().find(|view| view.pool == id);
         let models = policy.models.iter().filter(|(_, _, model)| model.pools.contains(&id));
+        let need = needs.iter().find(|need| need.pool == id);
         let sum = |of: fn(&ReplicaView) -> u32| replicas.iter().map(|view| u64::from(of(view))).sum();
         PoolRow {
             pool: name.to_owned(),
@@ -149,6 +160,8 @@ pub(super) fn pools(snapshot: &Snapshot, sources: &[SourceView], policy: &Policy
             in_service: in_service(id, policy, snapshot),
             running: sum(|view| view.running),
             limit: sum(|view| view.limit),
+            desired: need.and_then(|need| need.desired),
+            desired_reason: need.map(|need| need.reason),
             source: standing::source(id, sources),
         }
     };

@@ -11,6 +11,7 @@ use crate::admin::standing::{self, LimitRow, SourceView};
 use crate::config::settings::Settings;
 use crate::core::budget::Standing;
 use crate::core::ids::TenantId;
+use crate::core::need::Need;
 use crate::core::policy::{Bounds, Policy, Tenant};
 use crate::core::snapshot::{ReplicaView, Snapshot};
 use crate::telemetry::metrics::EngineView;
@@ -56,6 +57,7 @@ pub(super) struct Known {
     snapshot: Snapshot,
     engines: Vec<EngineView>,
     sources: Vec<SourceView>,
+    needs: Vec<Need>,
     limits: Vec<Standing>,
 }
 
@@ -66,6 +68,7 @@ impl Known {
             snapshot: (state.snapshot)(),
             engines: (state.engines)(),
             sources: (state.sources)(),
+            needs: (state.needs)(),
             limits: (state.limits)(),
         }
     }
@@ -80,7 +83,7 @@ impl Status {
         config: &ConfigStatus,
     ) -> Self {
         let policy = &settings.policy;
-        let Known { snapshot, engines, sources, limits } = known;
+        let Known { snapshot, engines, sources, needs, limits } = known;
         Self {
             version: env!("CARGO_PKG_VERSION"),
             uptime_seconds: uptime.as_secs_f64(),
@@ -99,7 +102,7 @@ impl Status {
                     problems: config.problems.clone(),
                 },
             },
-            pools: overview::pools(snapshot, sources, policy),
+            pools: overview::pools(snapshot, sources, needs, policy),
             replicas: replicas(snapshot, engines, policy),
             classes: overview::classes(snapshot, policy),
             tenants: tenants(snapshot, limits, settings),

@@ -138,9 +138,9 @@ async fn tenants(State(admin): State<Admin>) -> impl IntoResponse {
 
 async fn pools(State(admin): State<Admin>) -> impl IntoResponse {
     let settings = (admin.state.settings)();
-    Json(
-        json!({ "pools": overview::pools(&(admin.state.snapshot)(), &(admin.state.sources)(), &settings.policy) }),
-    )
+    let (snapshot, sources, needs) =
+        ((admin.state.snapshot)(), (admin.state.sources)(), (admin.state.needs)());
+    Json(json!({ "pools": overview::pools(&snapshot, &sources, &needs, &settings.policy) }))
 }
 
 async fn overrides(State(admin): State<Admin>) -> impl IntoResponse {

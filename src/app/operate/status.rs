@@ -72,11 +72,12 @@ pub(super) fn pools(list: &Value) -> String {
             if row["closed"] == "none" { plain(&row["state"]) } else { plain(&row["closed"]) },
             format!("{}/{}", row["in_service"], row["replicas"]),
             format!("{}/{}", row["running"], row["limit"]),
+            needed(row),
             plain(&row["models"]),
             source(&row["source"]),
         ]
     });
-    let mut text = table(&["POOL", "STATE", "IN SERVICE", "RUNNING", "MODELS", "SOURCE"], &rows);
+    let mut text = table(&["POOL", "STATE", "IN SERVICE", "RUNNING", "NEEDED", "MODELS", "SOURCE"], &rows);
     for row in list.as_array().into_iter().flatten() {
         if let Some(problem) = row["source"]["problem"].as_str() {
             let _infallible =
@@ -84,6 +85,14 @@ pub(super) fn pools(list: &Value) -> String {
         }
     }
     text
+}
+
+/// How many replicas demand needs, and why.
+fn needed(row: &Value) -> String {
+    match row["desired"].as_u64() {
+        Some(desired) => format!("{desired} ({})", plain(&row["desired_reason"])),
+        None => "?".to_owned(),
+    }
 }
 
 /// Where a pool's replicas come from, and how long ago that was last heard.
