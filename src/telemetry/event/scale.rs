@@ -171,7 +171,7 @@ impl DeciderChanged<'_> {
                 id = self.id,
                 own = self.own,
                 "the gateway that decides how many replicas are needed changed"
-            )
+            );
         });
     }
 }
