@@ -7,17 +7,18 @@ use anyhow::{Context as _, bail};
 
 use crate::app::demand;
 use crate::app::operate;
-use crate::app::plan::source::Read;
 use crate::cli::operate::AdminArgs;
 use crate::cli::plan::PlanArgs;
 use crate::core::demand::state::{Kind, PoolState, State, VERSION};
 use crate::sim::plan::seen;
 use crate::sim::plan::words;
+use crate::sim::trace::Trace;
 
 /// The demand, and whose it is.
 pub(super) struct Seen {
     state: State,
-    name: String,
+    /// What it is called.
+    pub(super) name: String,
 }
 
 /// What the command line asks for, if it does.
@@ -60,8 +61,9 @@ impl Seen {
         Duration::try_from_secs_f64(longest).ok().filter(|start| !start.is_zero())
     }
 
-    /// The demand as calls.
-    pub(super) fn read(&self, model: Option<&str>) -> anyhow::Result<Read> {
+    /// The demand as calls, of all models or of one, and what the reader should know
+    /// of it.
+    pub(super) fn trace(&self, model: Option<&str>) -> anyhow::Result<(Trace, Vec<String>)> {
         let trace = seen::trace(&self.state, model);
         if trace.calls.is_empty() {
             bail!("{}", self.nothing(model));
@@ -71,7 +73,7 @@ impl Seen {
         ];
         notes.extend(self.bursts(model));
         notes.extend(self.state.pools.iter().filter_map(shown));
-        Ok(Read { trace, name: self.name.clone(), notes })
+        Ok((trace, notes))
     }
 
     fn nothing(&self, model: Option<&str>) -> String {

@@ -43,7 +43,10 @@ pub(super) fn read(
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             Read { trace, name, notes: Vec::new() }
         }
-        (None, Some(seen)) => seen.read(args.model.as_deref())?,
+        (None, Some(seen)) => {
+            let (trace, notes) = seen.trace(args.model.as_deref())?;
+            Read { trace, name: seen.name.clone(), notes }
+        }
         (None, None) => of_log(args, &log(args, settings)?, setting)?,
     };
     classes(&mut read, args, setting)?;
