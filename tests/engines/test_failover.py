@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-STREAMS, TOKENS = 12, 120
+STREAMS, TOKENS = 12, 360
 
 
 def own_words(engine):
