@@ -89,12 +89,7 @@ impl Seen {
 
     /// The highest of the bursts, which were seen second by second.
     fn bursts(&self, model: Option<&str>) -> Option<String> {
-        let asked = |kind, name: &str| match model {
-            Some(model) => kind == Kind::Model && name == model,
-            None => kind == Kind::Class,
-        };
-        let rows = self.state.rows.iter().filter(|row| asked(row.kind, &row.name));
-        let bursts: Vec<_> = rows.flat_map(|row| &row.seen.bursts).collect();
+        let bursts: Vec<_> = seen::rows(&self.state, model).flat_map(|row| &row.seen.bursts).collect();
         let highest = bursts.iter().max_by(|a, b| a.height.total_cmp(&b.height))?;
         Some(format!(
             "It has seen {} of more than twice what was usual; the highest came to {:.1} requests a second for {}, where {:.1} were usual.",

@@ -79,9 +79,11 @@ impl Flow {
         let chance = SIZES * long.max(self.each.value / (TREND as f64 * SLOT)) * self.each.value
             / (count as f64 * SLOT);
         let noise =
-            typical(PAST - 2 * count, |at| self.came.mean(at, count) - self.came.mean(at + count, count));
-        let far = CHANGE * chance.sqrt().max(noise);
-        if (short - long).abs() > far { short } else { self.offered.mean(0, TREND) }
+            || typical(PAST - 2 * count, |at| self.came.mean(at, count) - self.came.mean(at + count, count));
+        let stands_out = |of: f64| (short - long).abs() > CHANGE * of;
+        // The noise takes thousands of steps to find, and few windows ask for it.
+        let changed = stands_out(chance.sqrt()) && stands_out(noise());
+        if changed { short } else { self.offered.mean(0, TREND) }
     }
 
     /// The standard deviation of the work that is under way at once, where `rate`

@@ -69,13 +69,7 @@ impl Memory {
         now: Tick,
     ) -> (u32, bool) {
         let (up, low) = (whole(replicas).max(floor), whole(replicas / SLACK).max(floor));
-        while self.peaks.back().is_some_and(|(_, peak)| *peak <= low) {
-            self.peaks.pop_back();
-        }
-        self.peaks.push_back((now, low));
-        while self.peaks.front().is_some_and(|(at, _)| now.since(*at) > hold) && self.peaks.len() > 1 {
-            self.peaks.pop_front();
-        }
+        self.remember(low, hold, now);
         let peak = self.peaks.front().map_or(low, |(_, peak)| *peak);
         let pause = (start / PAUSE).max(MIN_PAUSE);
         if up > self.number {
@@ -88,6 +82,17 @@ impl Memory {
             self.fell = Some(now);
         }
         (self.number, self.number > up)
+    }
+
+    /// So many are needed now; what was needed before `hold` is forgotten.
+    fn remember(&mut self, peak: u32, hold: Duration, now: Tick) {
+        while self.peaks.back().is_some_and(|(_, last)| *last <= peak) {
+            self.peaks.pop_back();
+        }
+        self.peaks.push_back((now, peak));
+        while self.peaks.front().is_some_and(|(at, _)| now.since(*at) > hold) && self.peaks.len() > 1 {
+            self.peaks.pop_front();
+        }
     }
 
     /// Jobs wait for long: whatever the number is, it is not too large.

@@ -21,9 +21,7 @@ const SEED: u64 = 1;
 /// no classes are known.
 #[must_use]
 pub fn trace(state: &State, model: Option<&str>) -> Trace {
-    let kind = if model.is_some() { Kind::Model } else { Kind::Class };
-    let is_asked = |row: &&Row| row.kind == kind && model.is_none_or(|model| row.name == model);
-    let rows: Vec<&Row> = state.rows.iter().filter(is_asked).collect();
+    let rows: Vec<&Row> = rows(state, model).collect();
     let count = newest_that_fit(&rows);
     let mut trace = Trace::default();
     let mut rng = Rng::new(SEED);
@@ -37,6 +35,12 @@ pub fn trace(state: &State, model: Option<&str>) -> Trace {
     }
     trace.settle();
     trace
+}
+
+/// What was seen of each class, or of one model.
+pub fn rows<'a>(state: &'a State, model: Option<&'a str>) -> impl Iterator<Item = &'a Row> {
+    let kind = if model.is_some() { Kind::Model } else { Kind::Class };
+    state.rows.iter().filter(move |row| row.kind == kind && model.is_none_or(|model| row.name == model))
 }
 
 /// How many of the last minutes have no more calls than a trace may have.

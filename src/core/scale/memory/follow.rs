@@ -14,23 +14,13 @@ impl Memory {
     pub fn follow(&mut self, replicas: f64, number: u32, hold: Duration, now: Tick) {
         if number > self.number {
             self.fell = None;
-            self.peaked(number, now);
+            self.remember(number, hold, now);
         } else if number < self.number {
             self.fell = Some(now);
             self.peaks.iter_mut().for_each(|(_, peak)| *peak = (*peak).min(number));
         }
         self.number = number;
-        self.peaked(whole(replicas / SLACK).min(number), now);
-        while self.peaks.front().is_some_and(|(at, _)| now.since(*at) > hold) && self.peaks.len() > 1 {
-            self.peaks.pop_front();
-        }
-    }
-
-    fn peaked(&mut self, peak: u32, now: Tick) {
-        while self.peaks.back().is_some_and(|(_, last)| *last <= peak) {
-            self.peaks.pop_back();
-        }
-        self.peaks.push_back((now, peak));
+        self.remember(whole(replicas / SLACK).min(number), hold, now);
     }
 }
 
