@@ -200,6 +200,7 @@ impl Scheduler {
         }
         self.queue.push(&spec, part, place, self.weight(spec.tenant));
         self.groups[spot.group].joined(spot.class, spot.line, spec.tenant, self.now);
+        self.groups[spot.group].note_wide(spec.sequences);
         self.fallbacks += u64::from(spec.falls_back);
         self.deadlines.insert((spec.deadline, id));
         self.hold_if_cold(id);
@@ -226,6 +227,7 @@ impl Scheduler {
         self.fallbacks = self.fallbacks.saturating_sub(u64::from(spec.falls_back));
         if let Some(spot) = self.spot(key) {
             whole &= self.groups[spot.group].left(spot.class, spot.line, spec.tenant, self.now);
+            self.groups[spot.group].forget_wide(spec.sequences);
             self.touched.insert(spot.group);
         }
         self.invariants.check(InvariantId::QueueConsistent, whole);

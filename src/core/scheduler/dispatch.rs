@@ -326,6 +326,7 @@ impl Scheduler {
 
         let cached = [(pick.replica, pick.cached)];
         let fits = self.fleet.fits(pick.replica, &job.wish(&cached, pick.chosen.guest), true, now);
+        let lead = self.fleet.lead(pick.replica);
         let raw = self.fleet.raw_outlook(pick.replica).map_or(0, |outlook| outlook.ttft(booking.weight));
         self.invariants.check(InvariantId::CreditKept, fits);
         self.groups[group].account(&pick.chosen, pick.pool, price);
@@ -344,6 +345,11 @@ impl Scheduler {
         self.groups[group].started(pick.chosen.class);
         let at = (group, pick.chosen.class, pick.chosen.line);
         self.note_taken(id, at, pick.pool, why.queued, why.attempt > 1);
+        let late = self.policy.classes.get(spec.class).is_some_and(|class| why.queued > class.ttft_objective);
+        if late && !pick.chosen.guest {
+            let waiting = self.groups[group].waiting_for(pick.pool);
+            self.fleet.came_late(pick.pool, waiting, now);
+        }
         self.groups[group].drain.note(now);
         if why.attempt == 1 {
             self.groups[group].retries.tried(now);
@@ -360,9 +366,14 @@ impl Scheduler {
             }
             let loads = why.adapter.is_some_and(Fit::loads);
             let proven = self.fleet.is_proven(replica);
-            let run = Run { replica, epoch, booking, stay, uncached, since: now, proven, raw, loads };
+            let (mark, expected) = (self.fleet.mark(replica), why.expected);
+            let (since, read_at) = (now, None);
+            let run = Run {
+                replica, epoch, booking, stay, uncached, since, read_at, mark, proven, expected, raw, loads,
+            };
             job.phase = Phase::Running(run);
             self.note_movable(id, &run);
+            self.await_reading(id, self.read_at(expected, lead));
         }
         out.push(Action::Dispatch { job: id, replica: pick.replica, why });
         Some(())

@@ -8,7 +8,7 @@ use crate::core::board::Size;
 use crate::core::budget::Hold;
 use crate::core::cost::meter::{self, Stay};
 use crate::core::event::Recalled;
-use crate::core::fleet::Wish;
+use crate::core::fleet::{Mark, Wish};
 use crate::core::ids::{ClassId, PoolId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix};
 use crate::core::predict;
@@ -99,10 +99,16 @@ pub(super) struct Run {
     pub(super) uncached: u64,
     /// When it was sent.
     pub(super) since: Tick,
+    /// When its prompt next may count as read; see `reading`.
+    pub(super) read_at: Option<Tick>,
+    /// What the replica's prompts and steps came to when it was sent.
+    pub(super) mark: Mark,
     /// Whether the replica had answered before; see [`Vitals::is_proven`].
     ///
     /// [`Vitals::is_proven`]: crate::core::vitals::Vitals::is_proven
     pub(super) proven: bool,
+    /// Its time to the first token as predicted.
+    pub(super) expected: Duration,
     /// Nanoseconds to its first token, as predicted for a replica of speed 1.
     pub(super) raw: u64,
     /// Whether its adapter had to be loaded.
@@ -155,6 +161,7 @@ impl Job {
             weight: predict::weight(self.prompt(), cached),
             output: self.output_left(),
             started: false,
+            read: false,
             suspect: self.suspect,
             guest,
             streams: self.spec.streams,

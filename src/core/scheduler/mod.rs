@@ -47,6 +47,7 @@ mod overrides;
 mod place;
 mod promise;
 mod quotas;
+mod reading;
 mod recall;
 mod reload;
 mod rest;
@@ -104,6 +105,8 @@ pub struct Scheduler {
     sessions: Sessions,
     movable: BTreeMap<PoolId, BTreeSet<Movable>>,
     deadlines: BTreeSet<(Tick, JobId)>,
+    /// Jobs whose prompts are read, by when they may count as that.
+    reading: BTreeSet<(Tick, JobId)>,
     /// Jobs that are held for a pool's start, by when they are told to come back
     /// where that is before their deadline.
     held: BTreeSet<(Tick, JobId)>,
@@ -158,6 +161,7 @@ impl Scheduler {
             sessions: Sessions::default(),
             movable: BTreeMap::new(),
             deadlines: BTreeSet::new(),
+            reading: BTreeSet::new(),
             held: BTreeSet::new(),
             starts: Starts::default(),
             demand: Demand::default(),
@@ -194,6 +198,7 @@ impl Scheduler {
         let now = self.now;
         self.expire_overrides(out);
         self.expire(false, out);
+        self.end_readings();
         self.wake_replicas(out);
         self.clear_departing(out);
         self.release_urgent();

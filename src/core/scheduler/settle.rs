@@ -55,6 +55,7 @@ impl Scheduler {
             let whole = self.fleet.start(run.replica, &mut run.booking, &mut run.stay, self.now);
             self.invariants.check(InvariantId::LedgerBalanced, whole);
             let run = *run;
+            self.forget_reading(id);
             if self.jobs.get(&id).is_some_and(|job| !job.is_unseen()) {
                 self.forget_movable(id);
             }
@@ -74,6 +75,7 @@ impl Scheduler {
         match outcome {
             Outcome::Done(usage) => {
                 if !run.booking.started {
+                    self.learn_whole(&run, usage);
                     self.note_start(&run);
                 }
                 self.fleet.proved(run.replica, self.now);
@@ -198,6 +200,7 @@ impl Scheduler {
         out: &mut Vec<Action>,
     ) {
         self.forget_movable(id);
+        self.forget_reading(id);
         self.touch_replica(run.replica);
         let lane = self.jobs.get_mut(&id).map(|job| {
             job.asked = None;
