@@ -28,8 +28,9 @@ pub enum Event {
         /// What was consumed for it.
         usage: Usage,
     },
-    /// The job's first token was seen: its prefill is done, and it can no
-    /// longer be moved without the client noticing.
+    /// The first token of a stream was seen: its prefill is done, and it can no
+    /// longer be moved without the client noticing. Never said of plain answers,
+    /// of which nothing is seen before their end.
     FirstToken {
         /// The job.
         job: JobId,

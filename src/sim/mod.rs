@@ -6,6 +6,7 @@ pub mod arrivals;
 pub mod chart;
 pub mod engine;
 pub mod faults;
+pub mod matrix;
 pub mod plan;
 pub mod profile;
 pub mod rng;

@@ -241,6 +241,9 @@ pub struct Stream {
     pub max_output: Option<u32>,
     /// How long clients wait for the first token; absent = what the class allows.
     pub patience: Option<Span>,
+    /// Share of the requests whose answers are not streamed, `0.0..=1.0`;
+    /// absent = 0.
+    pub plain: Option<f64>,
 }
 
 /// Arrival patterns.

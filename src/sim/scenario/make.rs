@@ -39,6 +39,10 @@ fn positive(field: &str, value: f64) -> Result<f64, String> {
     if value.is_finite() && value > 0.0 { Ok(value) } else { Err(format!("{field}: must be greater than 0")) }
 }
 
+fn share(field: &str, value: f64) -> Result<f64, String> {
+    if (0.0..=1.0).contains(&value) { Ok(value) } else { Err(format!("{field}: must be from 0 to 1")) }
+}
+
 impl<'a> Maker<'a> {
     pub(super) fn new(scenario: &Scenario, folder: &'a Path) -> Result<Self, String> {
         let named = |(name, row): (&str, &ClassRow)| (name.to_owned(), row.clone());
@@ -224,6 +228,7 @@ impl<'a> Maker<'a> {
             owner,
             max_output: row.max_output.unwrap_or(4_096),
             patience: row.patience.map(|span| span.0),
+            plain: share("plain", row.plain.unwrap_or(0.0))?,
         })
     }
 

@@ -61,6 +61,7 @@ fn mistakes_name_the_field() {
             "world: {traffic: [{pattern: poisson}], fleet: [{profile: v100}]}",
             "fleet[0].profile: `v100` is not",
         ),
+        ("world: {traffic: [{pattern: poisson, plain: 2}]}", "traffic[0].plain: must be from 0 to 1"),
         ("world: {traffic: [{pattern: poisson}], fleet: []}", "fleet: must have from 1"),
         ("world: {traffic: [{pattern: poisson}], loads: [-1]}", "loads: must be greater than 0"),
         ("world: {traffic: [{pattern: poisson}], designs: [best]}", "designs: no design is called `best`"),

@@ -12,6 +12,8 @@ use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
 
 /// Requests of a made-up stream that says no number and no time.
 const USUAL_COUNT: usize = 5_000;
+/// Draws which answers are plain by another lot than the arrivals themselves.
+const PLAIN_LOT: u64 = 0x70_6C61_696E;
 
 /// Where calls come from.
 #[derive(Debug, Clone)]
@@ -55,6 +57,8 @@ pub(super) struct Stream {
     pub(super) owner: Owner,
     pub(super) max_output: u32,
     pub(super) patience: Option<Duration>,
+    /// Share of the calls whose answers are not streamed, `0.0..=1.0`.
+    pub(super) plain: f64,
 }
 
 /// All arrivals of the streams at this load.
@@ -87,7 +91,12 @@ impl Stream {
             trace.deal_tenants(&shares, own);
         }
         let block = trace.prefix_block;
-        trace.calls.iter().map(|call| self.arrival(call, block)).collect()
+        let mut lot = Rng::new(own ^ PLAIN_LOT);
+        let mut arrival = |call| {
+            let streams = self.plain == 0.0 || lot.unit() >= self.plain;
+            Arrival { streams, ..self.arrival(call, block) }
+        };
+        trace.calls.iter().map(&mut arrival).collect()
     }
 
     fn calls(&self, rate: f64, seed: u64, own: u64) -> Trace {
@@ -125,10 +134,10 @@ impl Stream {
             prompt: call.prompt,
             output: call.output,
             max_output: self.max_output.max(call.output),
-            streams: true,
             prefix: reblock(&call.prefix, block, PREFIX_BLOCK).into(),
             blocks: reblock(&call.prefix, block, BLOCK_TOKENS).into(),
             patience: self.patience,
+            ..Arrival::default()
         }
     }
 }

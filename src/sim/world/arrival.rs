@@ -22,7 +22,8 @@ pub struct Arrival {
     pub output: u32,
     /// Output tokens that the request allows.
     pub max_output: u32,
-    /// Whether its tokens go to the client as they come.
+    /// Whether its tokens go to the client as they come. Else the answer is
+    /// plain: nobody outside the engine sees anything of it before its end.
     pub streams: bool,
     /// One cumulative hash per [`PREFIX_BLOCK`] tokens of the prompt.
     pub prefix: Arc<[u64]>,

@@ -52,12 +52,15 @@ impl World<'_> {
         state.tokens += 1;
         let gap = now.since(state.last);
         state.last = now;
+        let arrival = &self.setup.arrivals[job];
         if state.first.is_none() {
             state.first = Some(now);
             self.replicas[replica].shown(state.sent.1, now.since(state.sent.0));
-            self.records[job].ttft = Some(now.since(self.setup.arrivals[job].at));
-            self.tell(gateway, Input::FirstToken { job, replica });
-        } else if self.setup.arrivals[job].streams {
+            self.records[job].ttft = Some(now.since(arrival.at));
+            if arrival.streams {
+                self.tell(gateway, Input::FirstToken { job, replica });
+            }
+        } else if arrival.streams {
             let pace = &mut self.paces[gateway * self.setup.replicas.len() + replica];
             pace.gaps += 1;
             pace.total += gap;
@@ -97,11 +100,12 @@ impl World<'_> {
         }
     }
 
-    /// A job's engine died under it. After the first token it is cut.
+    /// A job's engine died under it. A stream is cut after its first token; of
+    /// a plain answer the client has seen nothing.
     fn break_off(&mut self, job: JobIndex, replica: ReplicaIndex) {
         let gateway = self.jobs[job].gateway;
         self.jobs[job].at = None;
-        if self.jobs[job].first.is_some() {
+        if self.jobs[job].first.is_some() && self.setup.arrivals[job].streams {
             self.records[job].cut = true;
             self.open -= 1;
         } else {

@@ -19,7 +19,8 @@ pub struct Record {
     pub cached: u32,
     /// When it came.
     pub arrived: Tick,
-    /// From arrival to first token.
+    /// From arrival to the engine's first token, which the client of a plain
+    /// answer does not see.
     pub ttft: Option<Duration>,
     /// Mean time between its tokens.
     pub itl: Duration,

@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use crate::core::ids::ClassId;
-use crate::core::policy::{Bounds, Class, Quota, Tenant};
+use crate::core::event::Event;
+use crate::core::ids::{ClassId, JobId};
+use crate::core::policy::{Bounds, Class, Policy, Quota, Tenant};
 use crate::core::time::Tick;
 use crate::sim::engine::EngineOptions;
 use crate::sim::profile::Profile;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::baseline::at_once::AtOnce;
 use crate::sim::world::baseline::least_request::LeastRequest;
-use crate::sim::world::gateway::{Gateway, Rack, policy};
-use crate::sim::world::record::{Goal, Summary};
-use crate::sim::world::replica::ReplicaSetup;
+use crate::sim::world::gateway::{Gateway, Log, Rack, policy};
+use crate::sim::world::record::{Goal, Record, Summary};
+use crate::sim::world::replica::{Fault, FaultKind, ReplicaSetup};
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{Outcome, Setup, run};
 
@@ -35,7 +36,7 @@ fn setup(count: u64, gap: u64) -> Setup {
     }
 }
 
-fn gateway(setup: &Setup) -> Box<dyn Router> {
+fn rules(setup: &Setup) -> Policy {
     let class = Class {
         rank: 0,
         min_share: 0.0,
@@ -56,7 +57,11 @@ fn gateway(setup: &Setup) -> Box<dyn Router> {
         quota: Quota::default(),
         placement: Default::default(),
     };
-    Box::new(Gateway::new(policy(&[Rack::plain(setup.replicas.len())], &[class], &[tenant])))
+    policy(&[Rack::plain(setup.replicas.len())], &[class], &[tenant])
+}
+
+fn gateway(setup: &Setup) -> Box<dyn Router> {
+    Box::new(Gateway::new(rules(setup)))
 }
 
 const GOAL: Goal = Goal { ttft: Duration::from_millis(150), itl: Duration::from_millis(50) };
@@ -94,4 +99,51 @@ fn the_same_world_twice_is_the_same() {
     let first = run(&setup, &mut [gateway(&setup)]);
     let second = run(&setup, &mut [gateway(&setup)]);
     assert_eq!(first.records, second.records);
+}
+
+/// What the scheduler was told of the job, without its details.
+fn told(log: &Log, job: u64) -> Vec<&'static str> {
+    let of_job = |event: &Event| match event {
+        Event::Arrived(spec, _) => (spec.id == JobId::new(job)).then_some("arrived"),
+        Event::FirstToken { job: id } => (*id == JobId::new(job)).then_some("first token"),
+        Event::Finished { job: id, .. } => (*id == JobId::new(job)).then_some("finished"),
+        _ => None,
+    };
+    log.lock().iter().filter_map(|(_, event, _)| of_job(event)).collect()
+}
+
+#[test]
+fn of_a_plain_answer_the_scheduler_hears_only_the_end() {
+    for every in [1, 2] {
+        let mut setup = setup(40, 30);
+        setup.arrivals.iter_mut().step_by(every).for_each(|arrival| arrival.streams = false);
+        let log = Log::default();
+        let router = Box::new(Gateway::new(rules(&setup)).recorded(&log)) as Box<dyn Router>;
+        let outcome = run(&setup, &mut [router]);
+        assert_eq!(summary(&outcome).goodput, 1.0, "the record knows every first token");
+        for (job, arrival) in setup.arrivals.iter().enumerate() {
+            let whole = ["arrived", "first token", "finished"];
+            let expected = if arrival.streams { &whole[..] } else { &[whole[0], whole[2]] };
+            assert_eq!(told(&log, job as u64), expected);
+        }
+        let paced = log.lock().iter().any(|(_, event, _)| matches!(event, Event::Paced { .. }));
+        assert_eq!(paced, every == 2, "only streams have a pace");
+    }
+}
+
+#[test]
+fn a_plain_answer_that_breaks_is_asked_for_again() {
+    for (streams, cut, served) in [(true, 1, 0), (false, 0, 1)] {
+        let mut setup = setup(1, 1);
+        setup.arrivals[0] = Arrival { streams, output: 200, ..setup.arrivals[0].clone() };
+        let lasts = Duration::from_millis(500);
+        let kind = FaultKind::Crashed;
+        setup.replicas[0].fault = Some(Fault { at: Tick::from_millis(300), lasts, every: None, kind });
+        for router in [gateway(&setup), Box::new(AtOnce::new(2, LeastRequest::default())) as Box<dyn Router>]
+        {
+            let outcome = run(&setup, &mut [router]);
+            let count = |what: fn(&Record) -> bool| outcome.records.iter().filter(|r| what(r)).count();
+            assert_eq!((count(|r| r.cut), count(Record::served)), (cut, served), "{:?}", outcome.records);
+        }
+    }
 }

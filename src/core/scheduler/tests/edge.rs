@@ -321,7 +321,7 @@ impl Edge {
     }
 
     fn start(&mut self, which: usize) {
-        if let Some(job) = self.running(which) {
+        if let Some(job) = self.running(which).filter(|job| self.specs[job].streams) {
             self.jobs.get_mut(&job).expect("a job").started = true;
             self.event(Event::FirstToken { job });
         }
@@ -329,7 +329,7 @@ impl Edge {
 
     pub(super) fn apply(&mut self, op: &Op) {
         match *op {
-            Op::Arrive { tenant, class, model, prompt, output, sequences, patience } => {
+            Op::Arrive { tenant, class, model, prompt, output, sequences, patience, streams } => {
                 let id = JobId::new(1000 + self.jobs.len() as u64);
                 self.arrive(JobSpec {
                     id,
@@ -341,7 +341,7 @@ impl Edge {
                     max_output_tokens: output,
                     sequences,
                     bytes: 4 * prompt,
-                    streams: true,
+                    streams,
                     arrived: Tick::NEVER,
                     deadline: self.now + Duration::from_millis(patience),
                     patience: match patience % 3 {

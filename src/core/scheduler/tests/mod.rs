@@ -156,6 +156,10 @@ impl World {
 
     /// The same with all actions in their order.
     fn whole_event(&mut self, event: Event) -> Vec<Action> {
+        if let Event::FirstToken { job } = event {
+            let job = self.scheduler.jobs.get(&job);
+            assert!(job.is_none_or(|job| job.spec.streams), "a plain answer shows no first token");
+        }
         let mut out = Vec::new();
         self.scheduler.handle(self.now, event, &mut out);
         assert_eq!(self.scheduler.audit(), []);
