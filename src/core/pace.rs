@@ -8,7 +8,10 @@
 //! limit that falls does not overshoot while streams leave slowly.
 //!
 //! An objective that the engine cannot keep even for one sequence alone limits
-//! nothing: fewer sequences would make nobody faster and everybody wait. And
+//! nothing: fewer sequences would make nobody faster and everybody wait. It
+//! counts as out of reach when the pool has never kept it, and when the time
+//! between tokens stays above it without the part in which prompts are read and
+//! without twice what the other sequences are predicted to add. And
 //! while jobs wait longer than they were promised, the limit does not fall below
 //! where the engine makes [`ENOUGH`] of the tokens that it could make.
 
@@ -31,6 +34,9 @@ const NEWEST_MOVES: f64 = 0.005;
 const PRIOR_VARIANCE: f64 = 16.0;
 /// The least part of the predicted slope that is believed.
 const LEAST_SLOPE: f64 = 0.25;
+/// How many times as much as predicted a sequence may add to a step before an
+/// objective counts as out of reach.
+const MOST_SLOPE: f64 = 2.0;
 /// The part of the tokens per second that the engine makes at least where jobs
 /// wait too long.
 const ENOUGH: f64 = 0.85;
@@ -72,6 +78,8 @@ pub struct Conditions {
     pub step: f64,
     /// Nanoseconds that one more sequence is predicted to add to a step.
     pub slope: f64,
+    /// The part of its time in which it reads prompts, as predicted; below 1.
+    pub reading: f64,
     /// The shortest mean time between tokens that its pool has shown.
     pub best: Option<Duration>,
     /// The promised time between tokens.
@@ -133,7 +141,8 @@ impl PaceLimit {
         self.covariance += (seqs * gap - self.covariance) * NEWEST_MOVES;
         self.base.follow(seen, NEWEST_MOVES);
         let mean = *mean;
-        self.limit = self.limit_at(mean, self.slope(mean, at.slope), at);
+        let predicted = at.slope + at.reading * mean.gap / mean.seqs;
+        self.limit = self.limit_at(mean, self.slope(mean, predicted), at);
     }
 
     /// Nanoseconds that one more sequence adds. The line does not start below 0.
@@ -146,7 +155,8 @@ impl PaceLimit {
     fn limit_at(&self, mean: Point, slope: f64, at: &Conditions) -> f64 {
         let aim = self.aim(at.objective);
         let kept_once = at.best.is_some_and(|best| best.as_nanos() as f64 <= aim);
-        if mean.gap - slope * (mean.seqs - 1.0) > aim && !kept_once {
+        let alone = mean.gap * (1.0 - at.reading) - MOST_SLOPE * at.slope * (mean.seqs - 1.0);
+        if alone > aim && !kept_once {
             return f64::INFINITY;
         }
         let fits = mean.seqs + (aim - mean.gap) / slope;
@@ -168,13 +178,16 @@ mod tests {
     /// An engine whose gaps are `alone + slope * seqs` milliseconds, for so many
     /// paces at which as many sequences run as the limit lets and demand asks.
     fn run(limit: &mut PaceLimit, (alone, slope): (f64, f64), demand: u32, times: u32, wanted: Option<u32>) {
+        let mut best = None;
         for _ in 0..times {
             let running = demand.min(limit.seqs());
             let gap = Duration::from_nanos(((alone + slope * f64::from(running)) * MS) as u64);
             let pace = Pace { gaps: 10, total: gap * 10 };
+            best = best.into_iter().chain([gap]).min();
             let objective = Duration::from_millis(50);
-            let (step, slope) = (8.0 * MS, 0.2 * MS);
-            limit.learn(&pace, &Conditions { running, step, slope, best: None, objective, wanted });
+            let (step, slope) = (8.0 * MS, 0.4 * MS);
+            let at = Conditions { running, step, slope, reading: 0.0, best, objective, wanted };
+            limit.learn(&pace, &at);
         }
     }
 
@@ -182,7 +195,9 @@ mod tests {
     fn it_settles_where_the_line_meets_the_aim() {
         for (alone, slope) in [(30.0, 0.77), (10.0, 0.2), (10.0, 1.0), (20.0, 0.1)] {
             let mut limit = PaceLimit::default();
-            run(&mut limit, (alone, slope), 20, 100, None);
+            for demand in [4, 8, 12, 16, 400] {
+                run(&mut limit, (alone, slope), demand, 50, None);
+            }
             run(&mut limit, (alone, slope), 400, 3_000, None);
             let fits = (46.0 - alone) / slope;
             let near = (fits * 0.9)..(fits * 1.1);
@@ -204,7 +219,7 @@ mod tests {
         let best = Some(Duration::from_millis(40));
         let objective = Duration::from_millis(50);
         for _ in 0..100 {
-            let at = Conditions { running: 10, step: 8.0 * MS, slope: 0.2 * MS, best, objective, wanted: None };
+            let at = Conditions { running: 10, step: 8.0 * MS, slope: 0.2 * MS, reading: 0.0, best, objective, wanted: None };
             limit.learn(&pace, &at);
         }
         assert_eq!(limit.seqs(), 7, "one cut at a time");

@@ -287,6 +287,7 @@ impl Fleet {
         let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get(node.pool.index()) else { return };
         node.watch.sign(now);
+        node.reading.note(node.weights, now);
         node.pace.learn(pace, &node.conditions(pool, now));
         let (stretch, pool) = (node.stretch.add(pace), node.pool);
         if let (Some(stretch), Some(pool)) = (stretch, self.pools.get_mut(pool.index())) {

@@ -24,6 +24,7 @@ use crate::core::vitals::Vitals;
 use crate::core::watch::{Watch, patience};
 
 use super::pool::PoolState;
+use super::reading::Reading;
 
 /// Part of a replica's sequence limit that guests may fill.
 const GUEST_SEQS: f64 = 0.8;
@@ -79,6 +80,8 @@ pub(super) struct Node {
     pub(super) meter: Meter,
     /// Weight of all prompts ever sent there.
     pub(super) weights: u64,
+    /// How much of its time it spends on them.
+    pub(super) reading: Reading,
     /// What its pool's account counts it as.
     pub(super) accounted: Presence,
     pub(super) adapters: Slots,
@@ -130,6 +133,7 @@ impl Node {
             ledger: Ledger::default(),
             meter: Meter::default(),
             weights: 0,
+            reading: Reading::default(),
             accounted: Presence::default(),
             adapters: Slots::default(),
             vitals: Vitals::default(),

@@ -18,6 +18,10 @@ use super::pool::PoolState;
 const STEP_WEIGHT: u64 = 2048;
 /// The same as a part of the time promised for a first token.
 const READING_TIME: f64 = 0.4;
+/// Over which time the weight of prompts is averaged.
+const MEMORY: Duration = Duration::from_secs(3);
+/// The most of its time that a replica is taken to read prompts.
+const MOST_READING: f64 = 0.9;
 /// For how long a job that came later than promised shows that jobs wait for
 /// too long.
 const LATE: Duration = Duration::from_secs(2);
@@ -30,6 +34,28 @@ pub struct Mark {
     /// Nanoseconds of a step in which each sequence gets a token, for a replica
     /// of speed 1.
     step: u64,
+}
+
+/// Weight of the prompts that come to a replica, over time.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Reading {
+    weights: u64,
+    at: Tick,
+    /// Weight in a nanosecond.
+    rate: f64,
+}
+
+impl Reading {
+    /// So much weight has come there in all.
+    pub(super) fn note(&mut self, weights: u64, now: Tick) {
+        let passed = now.since(self.at).as_nanos() as f64;
+        if passed > 0.0 {
+            let part = (passed / MEMORY.as_nanos() as f64).min(1.0);
+            let rate = weights.wrapping_sub(self.weights) as f64 / passed;
+            self.rate += (rate - self.rate) * part;
+            (self.weights, self.at) = (weights, now);
+        }
+    }
 }
 
 impl Fleet {
@@ -148,6 +174,7 @@ impl Node {
             running: self.ledger.seqs,
             step: predict::decode_step(&self.ledger) as f64,
             slope: predict::step_per_seq(&self.ledger) * self.factor,
+            reading: (self.reading.rate * predict::time_of(1) as f64 * self.slowness()).min(MOST_READING),
             best: pool.bests.all().gap,
             objective: pool.promise.itl,
             wanted,

@@ -214,6 +214,7 @@ fn a_queue_of_nothing_still_serves() {
 fn a_deadline_ends_the_wait() {
     let mut world = World::new(policy(&[&[1]], &[&[0]]));
     world.arrive(spec(1));
+    world.event(Event::FirstToken { job: JobId::new(1) });
     world.arrive(JobSpec { deadline: Tick::from_millis(50), ..spec(2) });
     world.arrive(JobSpec { deadline: Tick::from_millis(70), ..spec(3) });
     assert_eq!(world.scheduler.next_deadline(), Some(Tick::from_millis(50)));
