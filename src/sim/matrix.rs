@@ -206,7 +206,9 @@ impl Cell {
             Kind::Plain => Requests { plain: 1.0, ..usual },
             Kind::Half => Requests { plain: 0.5, ..usual },
             Kind::Two => Requests { clients: clients / 2, n: 2, ..usual },
-            Kind::Shared => Requests { clients: clients / 2, prompt: 3000, shared: 2900, output: 100, ..usual },
+            Kind::Shared => {
+                Requests { clients: clients / 2, prompt: 3000, shared: 2900, output: 100, ..usual }
+            }
             Kind::Long => Requests { clients: clients / 4, prompt: 8000, output: 100, ..usual },
             Kind::OneToken => Requests { plain: 1.0, output: 1, ..usual },
         }
@@ -221,9 +223,13 @@ impl Cell {
         let engines = self.fleet.groups.iter().map(|group| f64::from(group.count)).sum::<f64>();
         let sequences = f64::from(requests.clients * requests.n) / engines;
         let best = |sequences: f64| {
-            self.fleet.profiles().map(|one| mean_gap_ms(&one, &requests, sequences)).fold(f64::INFINITY, f64::min)
+            self.fleet
+                .profiles()
+                .map(|one| mean_gap_ms(&one, &requests, sequences))
+                .fold(f64::INFINITY, f64::min)
         };
-        let loaded = self.fleet.profiles().map(|one| mean_gap_ms(&one, &requests, sequences)).fold(0.0, f64::max);
+        let loaded =
+            self.fleet.profiles().map(|one| mean_gap_ms(&one, &requests, sequences)).fold(0.0, f64::max);
         match self.class.itl_ms {
             _ if requests.output == 1 => Keeps::Loaded,
             objective if loaded <= objective * MARGIN => Keeps::Loaded,

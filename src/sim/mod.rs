@@ -7,6 +7,7 @@ pub mod chart;
 pub mod engine;
 pub mod faults;
 pub mod matrix;
+pub mod no_harm;
 pub mod plan;
 pub mod profile;
 pub mod rng;
