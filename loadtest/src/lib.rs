@@ -7,6 +7,7 @@ pub mod abandon;
 pub mod chaos;
 mod child;
 pub mod client;
+pub mod closed;
 pub mod compare;
 pub mod core_bench;
 pub mod count_bench;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use penstock_loadtest::{
-    abandon, chaos, compare, core_bench, count_bench, engine, engines, key_bench, process, proxy, replay,
+    abandon, chaos, closed, compare, core_bench, count_bench, engine, engines, key_bench, process, proxy, replay,
     run, scaler, streams,
 };
 
@@ -24,6 +24,8 @@ enum Command {
     Engine(engine::EngineArgs),
     /// Send load, closed loop or at a fixed rate, and report latencies.
     Run(run::RunArgs),
+    /// Closed loop of patient clients: streams, plain answers or both.
+    Closed(closed::ClosedArgs),
     /// Replay a trace, or made-up calls, in real time and report latencies.
     ///
     /// Open loop: every call is sent at its planned instant, and its times count
@@ -61,6 +63,7 @@ fn main() -> Result<()> {
         match cli.command {
             Command::Engine(args) => engine::command(&args).await,
             Command::Run(args) => run::command(&args).await,
+            Command::Closed(args) => closed::command(&args).await,
             Command::Replay(args) => replay::command(&args).await,
             Command::Compare(args) => compare::command(&args).await,
             Command::Chaos(args) => chaos::command(&args).await,
