@@ -15,6 +15,7 @@ pub mod engine;
 pub mod engines;
 pub mod key_bench;
 pub mod meter;
+pub mod no_harm;
 pub mod pace;
 pub mod process;
 pub mod proxy;

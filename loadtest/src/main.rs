@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use penstock_loadtest::{
-    abandon, chaos, closed, compare, core_bench, count_bench, engine, engines, key_bench, process, proxy, replay,
+    abandon, chaos, closed, compare, core_bench, count_bench, engine, engines, key_bench, no_harm, process, proxy, replay,
     run, scaler, streams,
 };
 
@@ -37,6 +37,8 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Break engines in every way while a gateway serves, and compare every answer.
     Chaos(chaos::ChaosArgs),
+    /// Whether a gateway costs throughput: a matrix of engines, requests and classes.
+    NoHarm(no_harm::NoHarmArgs),
     /// Run simulated engines in real time, several in one process.
     Engines(engines::EnginesArgs),
     /// Run a small reference proxy with the usual ways of balancing.
@@ -67,6 +69,7 @@ fn main() -> Result<()> {
             Command::Replay(args) => replay::command(&args).await,
             Command::Compare(args) => compare::command(&args).await,
             Command::Chaos(args) => chaos::command(&args).await,
+            Command::NoHarm(args) => no_harm::command(&args).await,
             Command::Engines(args) => engines::command(&args).await,
             Command::Proxy(args) => proxy::command(&args).await,
             Command::Streams(args) => streams::command(&args).await,
