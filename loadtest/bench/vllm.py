@@ -112,7 +112,7 @@ class Sampler(threading.Thread):
     def __init__(self, engines, admin):
         super().__init__(daemon=True)
         self.engines, self.admin, self.stopped = engines, admin, threading.Event()
-        self.gateway, self.inside, self.running = [], [], []
+        self.gateway, self.inside, self.running, self.ledger = [], [], [], []
         self.start()
 
     def run(self):
@@ -124,18 +124,20 @@ class Sampler(threading.Thread):
             if self.admin:
                 text = get(f"{self.admin}/metrics")
                 self.gateway.append(sum(numbers(text, "penstock_queue_depth").values()))
+                self.ledger += json.loads(get(f"{self.admin}/admin/v1/replicas"))["replicas"]
 
     def end(self):
         self.stopped.set()
         self.join()
         mean = lambda values: statistics.fmean(values) if values else 0.0
         some = mean([value > 0 for value in self.gateway])
-        return {
-            "running": mean(self.running),
-            "waiting inside": mean(self.inside),
-            "waiting in the gateway": mean(self.gateway),
-            "gateway's queue has some": some,
-        }
+        seen = {"running": mean(self.running), "waiting inside": mean(self.inside)}
+        if self.gateway:
+            seen |= {"waiting in the gateway": mean(self.gateway), "gateway's queue has some": some}
+        for name in ["running", "limit", "prefill_tokens", "speed_factor"]:
+            if self.ledger:
+                seen[f"ledger: {name}"] = mean([row[name] for row in self.ledger])
+        return seen
 
 
 def wait_for(url, process, log):
