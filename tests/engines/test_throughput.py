@@ -8,7 +8,7 @@ import random
 import httpx
 import pytest
 
-from conftest import SEQUENCES, until
+from conftest import SEQUENCES, Gateway, until
 
 # So long that a few prompts are more than engines read in one step.
 PROMPT, OUTPUT = 1500, 48
@@ -26,10 +26,18 @@ def prompts(engine, seed):
     return [text(200 * PROMPT // tokens) for _ in range(REQUESTS)]
 
 
+@pytest.fixture
+def gateway(engines, tmp_path):
+    """One whose replicas are at full size at once."""
+    running = Gateway(tmp_path, engines, {"health": {"slow_start": "0s"}})
+    yield running
+    assert running.stop() == 0
+
+
 def ask(url, key, prompt, stream):
     body = {"model": "tiny", "max_tokens": OUTPUT, "ignore_eos": True, "stream": stream}
     body["messages"] = [{"role": "user", "content": prompt}]
-    headers = {"authorization": f"Bearer {key}", "x-penstock-class": "standard"}
+    headers = {"authorization": f"Bearer {key}", "x-penstock-class": "batch"}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=300)
     assert answer.status_code == 200, answer.text
     return answer
