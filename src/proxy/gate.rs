@@ -115,6 +115,14 @@ impl Gate {
         Ticket::new(Arc::clone(self), spec.id, answer, (limits, bills))
     }
 
+    /// Whether a job that came now, beside `others` of its tenant that are about to
+    /// come, surely would be refused, however many tokens it has.
+    #[must_use]
+    pub fn surely_refuses(&self, spec: &JobSpec, others: u64) -> bool {
+        let now = self.clock.now();
+        self.inner.lock().scheduler.surely_refuses(spec, others, now)
+    }
+
     /// From now on an arrival counts for [`Self::next_arrival`].
     pub fn expect_arrival(&self) {
         self.awaited.store(true, Ordering::Relaxed);
