@@ -489,6 +489,20 @@ pools:
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_ticket_whose_job_somebody_else_ended_may_be_asked_again_for_a_recall() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        ticket.placed().await.unwrap();
+        gate.event(Event::Left { job: ticket.job(), usage: Usage::Unknown });
+        for _ in 0..2 {
+            let recalled = tokio::time::timeout(Duration::from_secs(1), ticket.recalled());
+            assert!(recalled.await.is_err(), "there is no word to come");
+        }
+        assert!(!ticket.first_token());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_deadline_ends_the_wait() {
         let settings = settings(ONE_SLOT, None);
         let (gate, _wished) = gate(&settings);
