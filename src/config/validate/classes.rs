@@ -57,11 +57,8 @@ fn left_out(written: &Named<Written>, builtin: &Named<Written>, findings: &mut F
     if written.is_empty() || missing.is_empty() || !findings.whole("classes") {
         return;
     }
-    let (what, hint) = match &*missing {
-        [one] => (format!("class {one}"), "add it as `name: {}` to keep it"),
-        several => (format!("classes {}", several.join(", ")), "add each as `name: {}` to keep it"),
-    };
-    let message = format!("replaces the built-in classes: there is no {what}");
+    let message = format!("replaces the built-in classes, of which it leaves out {}", missing.join(", "));
+    let hint = "add each of them as `name: {}` to keep it";
     findings.info(&Field::top("classes"), message, hint);
 }
 

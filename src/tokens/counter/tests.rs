@@ -142,7 +142,7 @@ fn why_there_is_no_count_never_quotes_the_prompt() {
     let secret = "the water is poisoned";
     for (form, body) in [
         (Form::Chat, json!({ "messages": secret })),
-        (Form::Chat, json!({ "messages": [{ "role": secret, "content": { "text": secret } }] })),
+        (Form::Chat, json!({ "messages": [{ "role": { "a": secret }, "content": secret }] })),
         (Form::Chat, json!({ "messages": [{ "role": "user", "content": [{ "type": secret }] }] })),
         (Form::Text, json!({ "prompt": { "a": secret } })),
         (Form::Text, json!({ "prompt": secret, "add_special_tokens": secret })),

@@ -235,7 +235,7 @@ fn built_in_classes_that_are_left_out_are_named() {
     };
     let some = report("standard: {}, batch: {max_wait: 5m}");
     assert!(
-        some.contains("info: classes: replaces the built-in classes: there is no class `interactive`"),
+        some.contains("info: classes: replaces the built-in classes, of which it leaves out `interactive`"),
         "{some}"
     );
     let all = report("standard: {}, batch: {}, interactive: {rank: 0}, own: {}");
