@@ -61,6 +61,8 @@ pub(super) fn effective(settings: &Settings) -> Value {
         "requests": {
             "max_body_bytes": edge.requests.max_body_bytes,
             "max_total_body_bytes": edge.requests.max_total_body_bytes,
+            "tenant_body_share": f64::from(edge.requests.tenant_body_permille) / 1000.0,
+            "min_body_rate": edge.requests.min_body_rate,
             "max_answer_bytes": edge.requests.max_answer_bytes,
             "class_header": edge.requests.class_header,
         },

@@ -62,6 +62,8 @@ fn edge(policy: &Policy) -> Edge {
         requests: RequestLimits {
             max_body_bytes: 1,
             max_total_body_bytes: 2,
+            tenant_body_permille: 500,
+            min_body_rate: 4,
             max_answer_bytes: 3,
             class_header: "x-class".into(),
             keepalive: std::time::Duration::from_secs(10),

@@ -231,6 +231,11 @@ pub struct RequestLimits {
     pub max_body_bytes: u64,
     /// Bytes of all request bodies held at once.
     pub max_total_body_bytes: u64,
+    /// Thousandths of the bytes that no other tenant holds which one tenant may
+    /// hold.
+    pub tenant_body_permille: u32,
+    /// Bytes a second that a body must come at; 0 = at any rate.
+    pub min_body_rate: u64,
     /// Bytes of one answer that is not a stream.
     pub max_answer_bytes: u64,
     /// The header by which a client may ask for a class, lower case.
@@ -238,6 +243,17 @@ pub struct RequestLimits {
     /// Time between two signs of life to a client that has only the head of its
     /// answer.
     pub keepalive: Duration,
+}
+
+impl RequestLimits {
+    /// Bytes of bodies that a tenant may hold while the others hold so many: one
+    /// body at least.
+    #[must_use]
+    pub const fn most_of_tenant(&self, others: u64) -> u64 {
+        let free = self.max_total_body_bytes.saturating_sub(others);
+        let share = free as u128 * self.tenant_body_permille as u128 / 1000;
+        if share > self.max_body_bytes as u128 { share as u64 } else { self.max_body_bytes }
+    }
 }
 
 /// Engine-side time limits.

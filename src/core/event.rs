@@ -554,6 +554,11 @@ pub enum RejectReason {
     NoReplica,
     /// It takes only what nobody else needs, and there is none of that now.
     NoRoom,
+    /// It asks for more sequences than any replica of the model runs at once.
+    TooManySequences {
+        /// So many the largest one runs.
+        most: u32,
+    },
     /// No pool serves the model (any more).
     NoPool,
     /// The tenant or class is no longer in the policy.
@@ -582,6 +587,7 @@ impl RejectReason {
             Self::Paused => "tenant_paused",
             Self::NoReplica => "no_replica",
             Self::NoRoom => "no_room",
+            Self::TooManySequences { .. } => "too_many_sequences",
             Self::NoPool => "no_pool",
             Self::Withdrawn => "withdrawn",
             Self::AttemptsExhausted(_) => "attempts_exhausted",

@@ -12,6 +12,7 @@ use crate::core::event::Fault;
 use crate::core::job::Usage;
 use crate::proxy::continuation::counted;
 use crate::proxy::gather::Gathered;
+use crate::proxy::handler::NOTHING;
 use crate::proxy::order::Order;
 use crate::proxy::record::{Place, Record};
 use crate::proxy::stream::{EngineStream, Step};
@@ -22,7 +23,7 @@ use crate::wire::headers::X_REQUEST_ID;
 use crate::wire::judge::answer::{Answer, judge_answer};
 use crate::wire::judge::refusal::EngineError;
 use crate::wire::judge::so_far::SoFar;
-use crate::wire::judge::stream::StreamJudge;
+use crate::wire::judge::stream::{StreamJudge, UsageShown};
 use crate::wire::splice::{Begun, Edits, Spliced, edit};
 
 /// Bytes that may be held back before the first token; a stream that says
@@ -35,9 +36,16 @@ pub(super) enum Attempt {
     /// A stream whose first token is here; with its usage when it is whole.
     Stream { stream: Box<EngineStream>, head: HeaderMap, whole: Option<Usage> },
     /// A whole answer.
-    Answer { status: StatusCode, head: HeaderMap, body: Spliced, usage: Usage },
-    /// The engine refuses the request for a reason that is the client's.
-    Refused(ApiError),
+    Answer {
+        status: StatusCode,
+        head: HeaderMap,
+        body: Spliced,
+        usage: Usage,
+        finish_reason: Option<&'static str>,
+    },
+    /// The request gets no answer for a reason that is the client's: the engine
+    /// refuses it, having consumed nothing, or answers more than is taken.
+    Refused(ApiError, Usage),
     /// The engine failed, having consumed this; the client has seen nothing.
     Failed(Fault, Usage),
 }
@@ -46,7 +54,7 @@ impl Attempt {
     fn of_error(error: EngineError, usage: Usage) -> Self {
         match error {
             EngineError::Fault(fault) => Self::Failed(fault, usage),
-            EngineError::Client(error) => Self::Refused(error),
+            EngineError::Client(error) => Self::Refused(error, NOTHING),
         }
     }
 
@@ -117,7 +125,9 @@ impl Tries<'_> {
             trace.phase(phase, clock.tick(begun), clock.now());
         }
         match attempt.unwrap_or(Attempt::failed(Fault::Silent)) {
-            Attempt::Refused(error) => Attempt::Refused(self.in_public_words(settings, pool, error)),
+            Attempt::Refused(error, usage) => {
+                Attempt::Refused(self.in_public_words(settings, pool, error), usage)
+            }
             other => other,
         }
     }
@@ -143,11 +153,18 @@ impl Tries<'_> {
         let head = exchange.head.headers.clone();
         let body = match whole_body(exchange, max_answer_bytes).await {
             Ok(body) => body,
-            Err(fault) => return Attempt::failed(fault),
+            Err(Cut::BrokenOff) => return Attempt::failed(Fault::Reset),
+            // Every engine would answer as much, after as much work.
+            Err(Cut::TooLarge) => {
+                let error = ApiError::answer_too_large(self.order.api, max_answer_bytes);
+                return Attempt::Refused(error, Usage::Unknown);
+            }
         };
         match judge_answer(self.order.api, status, &head, &body, shown_model.as_deref()) {
-            Answer::Success { body, usage } => Attempt::Answer { status, head, body, usage },
-            Answer::ClientError(error) => Attempt::Refused(error),
+            Answer::Success { body, usage, finish_reason } => {
+                Attempt::Answer { status, head, body, usage, finish_reason }
+            }
+            Answer::ClientError(error) => Attempt::Refused(error, NOTHING),
             Answer::Fault { fault, usage } => Attempt::Failed(fault, usage),
         }
     }
@@ -157,8 +174,13 @@ impl Tries<'_> {
         // These engines answer with one choice whatever `n` asks for.
         let ignores_n = matches!(engine, EngineKind::Llamacpp | EngineKind::Tgi);
         let choices = if ignores_n { 1 } else { peek.choices() };
-        let strip_usage = self.order.api.has_stream_options() && !peek.include_usage;
-        let judge = StreamJudge::new(self.order.api, choices, shown_model, strip_usage);
+        let usage_shown = match (peek.include_usage, peek.continuous_usage) {
+            _ if !self.order.api.has_stream_options() => UsageShown::Always,
+            (true, true) => UsageShown::Always,
+            (true, false) => UsageShown::AtEnd,
+            (false, _) => UsageShown::Never,
+        };
+        let judge = StreamJudge::new(self.order.api, choices, shown_model, usage_shown);
         match so_far {
             Some(so_far) => judge.going_on(so_far),
             None => judge,
@@ -249,13 +271,23 @@ fn is_event_stream(exchange: &Exchange) -> bool {
         && content_type.is_some_and(|value| value.starts_with("text/event-stream"))
 }
 
-/// Reads an answer whole; one that comes in one piece is not copied.
-pub(super) async fn whole_body(mut exchange: Exchange, limit: u64) -> Result<Bytes, Fault> {
+/// Why an answer is not there whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cut {
+    /// The engine's connection broke.
+    BrokenOff,
+    /// It is longer than the limit.
+    TooLarge,
+}
+
+/// Reads an answer of at most `limit` bytes whole; one that comes in one piece is
+/// not copied.
+pub(super) async fn whole_body(mut exchange: Exchange, limit: u64) -> Result<Bytes, Cut> {
     let mut gathered = Gathered::default();
     while let Some(data) = exchange.data().await {
-        let data = data.map_err(|_| Fault::Reset)?;
+        let data = data.map_err(|_| Cut::BrokenOff)?;
         if (gathered.len() + data.len()) as u64 > limit {
-            return Err(Fault::Malformed);
+            return Err(Cut::TooLarge);
         }
         gathered.push(data);
     }

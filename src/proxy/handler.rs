@@ -205,7 +205,8 @@ impl Proxy {
             return Err(ApiError::from(RejectReason::Draining));
         }
         let patience = settings.startup.door.body_timeout;
-        let read = intake::read(body, &settings.edge.requests, patience, &self.bodies).await;
+        let held = self.bodies.hold(identity.tenant);
+        let read = intake::read(body, &settings.edge.requests, patience, held).await;
         let (body, held) = read.map_err(|unread| not_read(unread, record))?;
         let now = record.clock.now();
         let at = (self.gate.next_job_id(), now);
@@ -313,6 +314,7 @@ impl Proxy {
             let Order { spec, peek, body, .. } = &*order;
             let prefix = self.prefixes.of(spec.model, peek, body, spec.prompt_tokens);
             let mut ticket = self.gate.admit(*spec, prefix, &settings.policy);
+            order.asking = None;
             record.admitted(&mut ticket);
             drop(settings);
             let nothing = can_go_on.then(SoFar::default);
@@ -322,7 +324,10 @@ impl Proxy {
                 Err(Unserved::Rejected(why)) => {
                     settings = self.settings.load_full();
                     if !self.falls_back(&settings, order, why.reason, headers, record).await {
-                        return Err(reject(why, record));
+                        return Err(match why.reason {
+                            RejectReason::TooManySequences { most } => order.peek.too_many_sequences(most),
+                            _ => reject(why, record),
+                        });
                     }
                 }
             }
@@ -369,13 +374,18 @@ impl Proxy {
                     record.token_came();
                     return Ok(Answered::Stream { stream, head, whole });
                 }
-                Ok(Attempt::Answer { status, head, body, usage }) if ticket.finish(Outcome::Done(usage)) => {
+                Ok(Attempt::Answer { status, head, body, usage, finish_reason })
+                    if ticket.finish(Outcome::Done(usage)) =>
+                {
+                    record.finish_reason = finish_reason;
                     record.engine = Some(record.clock.now().since(sent));
                     record.succeeded(usage);
                     return Ok(Answered::Whole { status, head, body });
                 }
-                Ok(Attempt::Refused(error)) if ticket.finish(Outcome::Done(before.unwrap_or(NOTHING))) => {
-                    record.usage = Some(before.unwrap_or(NOTHING));
+                Ok(Attempt::Refused(error, usage))
+                    if ticket.finish(Outcome::Done(before.unwrap_or(usage))) =>
+                {
+                    record.usage = Some(before.unwrap_or(usage));
                     return Err(Unserved::Refused(error));
                 }
                 Ok(Attempt::Failed(fault, usage))

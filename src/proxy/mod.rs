@@ -27,4 +27,5 @@ mod relay;
 mod respond;
 mod session;
 mod stream;
+mod tokenize;
 mod window;

@@ -13,6 +13,7 @@ use crate::core::policy::Tenant;
 use crate::core::time::Tick;
 use crate::proxy::auth::Identity;
 use crate::proxy::candidates::{self, Candidates};
+use crate::proxy::tokenize::Asking;
 use crate::proxy::window;
 use crate::tokens::estimate::estimate;
 use crate::wire::api::Api;
@@ -48,6 +49,9 @@ pub(super) struct Order {
     pub(super) estimated: u64,
     /// What the scheduler needs to know.
     pub(super) spec: JobSpec,
+    /// Held from the question to an engine how long its prompt is until it is
+    /// admitted.
+    pub(super) asking: Option<Asking>,
 }
 
 impl Order {
@@ -111,7 +115,7 @@ pub(super) fn read(
         fit: 0,
         session: None,
     };
-    Ok(Order { api, body, peek, candidates, estimated, spec })
+    Ok(Order { api, body, peek, candidates, estimated, spec, asking: None })
 }
 
 fn max_output_tokens(peek: &Peek) -> u64 {

@@ -163,6 +163,7 @@ impl Proxy {
             candidates,
             estimated: order.estimated,
             spec,
+            asking: None,
         }
     }
 }

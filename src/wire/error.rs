@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::core::admission::MIN_RETRY_AFTER;
 use crate::core::event::{BoundKind, Fault, RejectReason, Rejection};
-use crate::wire::api::Dialect;
+use crate::wire::api::{Api, Dialect};
 use crate::wire::catalogue::Kind;
 use crate::wire::limits;
 use crate::wire::route::Hint;
@@ -115,6 +115,23 @@ impl ApiError {
     #[must_use]
     pub fn body_too_large(limit: u64) -> Self {
         Self::new(Kind::BodyTooLarge, format!("The request body is longer than the limit of {limit} bytes."))
+    }
+
+    /// An engine's answer of more than `limit` bytes, with what makes it smaller.
+    #[must_use]
+    pub fn answer_too_large(api: Api, limit: u64) -> Self {
+        let (fix, field) = match api {
+            Api::Embeddings => (
+                "Ask for fewer inputs at once, or for `\"encoding_format\": \"base64\"`, which takes about a third.",
+                Some("input"),
+            ),
+            api if api.can_stream() => ("Ask for a stream (`\"stream\": true`), or for less output.", None),
+            _ => ("Send fewer inputs at once.", None),
+        };
+        let message =
+            format!("The engine's answer is longer than the {limit} bytes that this gateway takes. {fix}");
+        let error = Self::new(Kind::AnswerTooLarge, message);
+        field.map_or(error.clone(), |field| error.with_param(field))
     }
 
     /// A prompt, alone or with the asked output, that is longer than the
@@ -345,6 +362,10 @@ impl From<RejectReason> for ApiError {
                 Self::new(Kind::UpstreamFailed, "No engine for the model is in service.")
             }
             RejectReason::NoRoom => Self::new(Kind::QueueFull, "There is no spare room for the request."),
+            RejectReason::TooManySequences { most } => Self::new(
+                Kind::InvalidRequest,
+                format!("The model answers at most {most} prompts or choices at once."),
+            ),
             RejectReason::NoPool => {
                 Self::new(Kind::ModelNotFound, "The model is not served here any more.").with_param("model")
             }

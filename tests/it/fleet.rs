@@ -293,6 +293,8 @@ fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>)
         requests: RequestLimits {
             max_body_bytes: 1,
             max_total_body_bytes: 1,
+            tenant_body_permille: 500,
+            min_body_rate: 0,
             max_answer_bytes: 1,
             class_header: String::new(),
             keepalive: std::time::Duration::from_secs(10),

@@ -14,6 +14,13 @@ pub struct Requests {
     pub max_body: Size,
     /// Bytes of all request bodies held at once.
     pub max_total_body: Size,
+    /// How much of the bytes of `max_total_body` that no other tenant holds one
+    /// tenant may hold, above 0 and up to 1. One body always fits.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub tenant_body_share: f64,
+    /// Bytes a second that a request body must come at on average, beyond
+    /// `server.body_timeout`; 0 = any rate.
+    pub min_body_rate: Size,
     /// Bytes of one answer that is not a stream.
     pub max_answer: Size,
     /// The header by which a client may ask for a latency class.
@@ -28,6 +35,8 @@ impl Default for Requests {
         Self {
             max_body: Size(32 << 20),
             max_total_body: Size(1 << 30),
+            tenant_body_share: 0.5,
+            min_body_rate: Size(1 << 10),
             max_answer: Size(64 << 20),
             class_header: "x-penstock-class".to_owned(),
             keepalive: Span::secs(10),

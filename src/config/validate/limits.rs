@@ -81,6 +81,11 @@ pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findin
     let max_body_bytes = bytes("max_body", requests.max_body);
     let max_total_body_bytes = bytes("max_total_body", requests.max_total_body);
     let max_answer_bytes = bytes("max_answer", requests.max_answer);
+    let share = requests.tenant_body_share;
+    if !(share > 0.0 && share <= 1.0) {
+        let hint = "write a share above 0 and up to 1, such as 0.5";
+        findings.error(&section.key("tenant_body_share"), format!("{share} is out of range"), hint);
+    }
     if max_body_bytes > max_total_body_bytes {
         let message = format!("{} is more than all bodies together may have", requests.max_body);
         let hint = format!("max_total_body is {}", requests.max_total_body);
@@ -93,7 +98,15 @@ pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findin
     }
     let class_header = header(&requests.class_header, &section.key("class_header"), findings);
     let keepalive = positive(requests.keepalive, &section.key("keepalive"), findings);
-    RequestLimits { max_body_bytes, max_total_body_bytes, max_answer_bytes, class_header, keepalive }
+    RequestLimits {
+        max_body_bytes,
+        max_total_body_bytes,
+        tenant_body_permille: (share * 1000.0).ceil() as u32,
+        min_body_rate: requests.min_body_rate.0,
+        max_answer_bytes,
+        class_header,
+        keepalive,
+    }
 }
 
 /// The name of a header that means nothing else, in lower case.

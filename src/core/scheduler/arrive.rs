@@ -16,7 +16,7 @@ use crate::core::queue::{LaneKey, Part};
 use crate::core::quota::Standing;
 
 use super::Scheduler;
-use super::job::Job;
+use super::job::{self, Job};
 
 /// How much later than its neighbours' a job's turn comes, in times that its
 /// prompt takes to read. Short prompts go first, and a long one waits so much
@@ -46,7 +46,8 @@ impl Scheduler {
         if self.jobs.contains_key(&id) {
             return;
         }
-        if let Some(reason) = self.unwelcome(&spec).or_else(|| self.finds_no_room(&spec)) {
+        let spec = job::bounded(spec, self.now);
+        if let Some(reason) = self.unwelcome(&spec) {
             out.push(Action::Reject { job: id, why: self.rejection(&spec, reason, None) });
             return;
         }
@@ -60,7 +61,7 @@ impl Scheduler {
         };
         self.arrivals += 1;
         let spec = JobSpec { fit: self.placement.fit(spec.model, spec.context), ..spec };
-        let mut job = Job::new(spec, prefix, self.arrivals, self.now);
+        let mut job = Job::new(spec, prefix, self.arrivals);
         job.hold = hold;
         self.give_place(&mut job);
         self.weigh(&mut job);
@@ -139,25 +140,6 @@ impl Scheduler {
         job.late_after = goal.before(Duration::from_nanos(own as u64));
     }
 
-    /// Why a job of this kind cannot be taken at all.
-    fn unwelcome(&self, spec: &JobSpec) -> Option<RejectReason> {
-        if self.draining {
-            return Some(RejectReason::Draining);
-        }
-        let late = spec.deadline < self.now;
-        self.orphaned(LaneKey::of(spec)).or_else(|| late.then_some(RejectReason::DeadlineExceeded))
-    }
-
-    /// Why jobs of this lane cannot be served under the policy in force.
-    pub(super) fn orphaned(&self, lane: LaneKey) -> Option<RejectReason> {
-        let known =
-            self.policy.tenants.get(lane.tenant).is_some() && self.policy.classes.get(lane.class).is_some();
-        if !known {
-            return Some(RejectReason::Withdrawn);
-        }
-        self.placement.route(lane).is_none().then_some(RejectReason::NoPool)
-    }
-
     /// The words for a refusal. `job` is absent when it never waited.
     pub(super) fn rejection(&self, spec: &JobSpec, reason: RejectReason, job: Option<&Job>) -> Rejection {
         let queued = job.map(|job| job.queued(self.now)).unwrap_or_default();
@@ -167,14 +149,19 @@ impl Scheduler {
             return Rejection { reason, queued, retry_after };
         }
         let key = LaneKey::of(spec);
-        let known =
-            !matches!(reason, RejectReason::NoPool | RejectReason::Withdrawn | RejectReason::Draining);
+        let known = !matches!(
+            reason,
+            RejectReason::NoPool
+                | RejectReason::Withdrawn
+                | RejectReason::Draining
+                | RejectReason::TooManySequences { .. }
+        );
         if let Some(wait) = self.retry_after_start(key, spec.id).filter(|_| known) {
             return Rejection { reason, queued, retry_after: Some(wait) };
         }
         let group = self.placement.group_of_model(spec.model).and_then(|group| self.groups.get(group));
         let retry_after = match reason {
-            RejectReason::NoPool | RejectReason::Withdrawn => None,
+            RejectReason::NoPool | RejectReason::Withdrawn | RejectReason::TooManySequences { .. } => None,
             RejectReason::Draining => Some(admission::MIN_RETRY_AFTER),
             RejectReason::Unmeetable => {
                 let waiting = self.queue.lane(key).map_or(0, |lane| lane.load().requests);

@@ -115,17 +115,22 @@ pub(super) struct Run {
     pub(super) loads: bool,
 }
 
+/// What the edge says of a request, with every number one that can be counted
+/// with.
+pub(super) fn bounded(spec: JobSpec, now: Tick) -> JobSpec {
+    JobSpec {
+        prompt_tokens: spec.prompt_tokens.min(MAX_COUNT),
+        max_output_tokens: spec.max_output_tokens.min(MAX_COUNT),
+        sequences: spec.sequences.clamp(1, MAX_SEQUENCES),
+        bytes: spec.bytes.min(MAX_COUNT),
+        arrived: spec.arrived.min(now),
+        ..spec
+    }
+}
+
 impl Job {
-    /// A job that begins to wait.
-    pub(super) fn new(spec: JobSpec, prefix: Prefix, seq: u64, now: Tick) -> Self {
-        let spec = JobSpec {
-            prompt_tokens: spec.prompt_tokens.min(MAX_COUNT),
-            max_output_tokens: spec.max_output_tokens.min(MAX_COUNT),
-            sequences: spec.sequences.clamp(1, MAX_SEQUENCES),
-            bytes: spec.bytes.min(MAX_COUNT),
-            arrived: spec.arrived.min(now),
-            ..spec
-        };
+    /// A job that begins to wait. Its spec is [`bounded`].
+    pub(super) fn new(spec: JobSpec, prefix: Prefix, seq: u64) -> Self {
         Self {
             spec,
             place: Place { seq, ..Place::default() },

@@ -37,6 +37,7 @@ mod demote;
 mod depart;
 mod dispatch;
 mod displace;
+mod entry;
 mod explain;
 mod fallback;
 mod health;

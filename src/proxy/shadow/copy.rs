@@ -12,7 +12,7 @@ use crate::core::job::Usage;
 use crate::proxy::attempt::{Attempt, Tries};
 use crate::proxy::auth::Identity;
 use crate::proxy::gate::{Placement, Ticket};
-use crate::proxy::handler::{NOTHING, Proxy, place};
+use crate::proxy::handler::{Proxy, place};
 use crate::proxy::order::Order;
 use crate::proxy::record::Record;
 use crate::proxy::shadow::Half;
@@ -107,7 +107,9 @@ async fn answer(
             record.engine = Some(record.clock.now().since(record.sent_at.unwrap_or(record.started)));
             record.succeeded(usage);
         }
-        Attempt::Refused(error) if ticket.finish(Outcome::Done(NOTHING)) => refused(&error, NOTHING, record),
+        Attempt::Refused(error, usage) if ticket.finish(Outcome::Done(usage)) => {
+            refused(&error, usage, record);
+        }
         Attempt::Failed(fault, usage) if ticket.failed_unseen(fault, usage) => {
             failed(fault, usage, record);
         }

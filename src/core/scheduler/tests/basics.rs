@@ -144,9 +144,11 @@ fn a_hold_ends_when_its_job_leaves() {
 
 #[test]
 fn a_job_larger_than_a_replica_runs_alone() {
-    let mut world = World::new(policy(&[&[2]], &[&[0]]));
+    let mut rules = policy(&[&[2]], &[&[0]]);
+    rules.replicas.insert("p0/r0", Replica { pool: PoolId::new(0), max_seqs: Some(2), kv_tokens: Some(30) });
+    let mut world = World::new(rules);
     world.arrive(spec(1));
-    assert_eq!(world.arrive(JobSpec { sequences: 5, ..spec(2) }), []);
+    assert_eq!(world.arrive(JobSpec { prompt_tokens: 100, ..spec(2) }), []);
     assert_eq!(sent(&world.done(1)), [(2, 0)]);
     assert_eq!(world.arrive(spec(3)), []);
     assert_eq!(sent(&world.done(2)), [(3, 0)]);

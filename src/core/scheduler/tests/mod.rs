@@ -8,6 +8,7 @@ mod demotion;
 mod departures;
 mod displacement;
 mod edge;
+mod entries;
 mod fallbacks;
 mod faults;
 mod handovers;
