@@ -104,6 +104,9 @@ pub struct Scheduler {
     sessions: Sessions,
     movable: BTreeMap<PoolId, BTreeSet<Movable>>,
     deadlines: BTreeSet<(Tick, JobId)>,
+    /// Jobs that wait and came before anybody knew how fast jobs go, by when they
+    /// are looked at again.
+    unjudged: BTreeSet<(Tick, JobId)>,
     /// Jobs that are held for a pool's start, by when they are told to come back
     /// where that is before their deadline.
     held: BTreeSet<(Tick, JobId)>,
@@ -158,6 +161,7 @@ impl Scheduler {
             sessions: Sessions::default(),
             movable: BTreeMap::new(),
             deadlines: BTreeSet::new(),
+            unjudged: BTreeSet::new(),
             held: BTreeSet::new(),
             starts: Starts::default(),
             demand: Demand::default(),
@@ -194,6 +198,7 @@ impl Scheduler {
         let now = self.now;
         self.expire_overrides(out);
         self.expire(false, out);
+        self.judge(out);
         self.wake_replicas(out);
         self.clear_departing(out);
         self.release_urgent();

@@ -258,7 +258,8 @@ impl<'a> World<'a> {
                 None
             }
             Command::Refuse { job, .. } => {
-                self.records[job].refused = true;
+                let record = &mut self.records[job];
+                (record.refused, record.told) = (true, Some(self.now.since(record.arrived)));
                 self.open -= 1;
                 None
             }
