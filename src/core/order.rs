@@ -190,6 +190,12 @@ impl Group {
         self.classes[class].counters.get(tenant)
     }
 
+    /// What waits in a class, and how fast it goes.
+    #[must_use]
+    pub fn backlogs(&self, class: usize) -> &Backlogs {
+        &self.classes[class].backlogs
+    }
+
     /// Jobs per second that go of a tenant's in a class while some wait; `None`
     /// before it is known.
     #[must_use]

@@ -1,5 +1,6 @@
-//! How much of its replicas a pool uses.
+//! How much of its replicas a pool uses, and what they are.
 
+use crate::core::best::Usual;
 use crate::core::demand::rate::{Used, WAYS};
 use crate::core::ids::PoolId;
 use crate::core::limits::most_seqs;
@@ -27,6 +28,24 @@ impl Fleet {
             sum.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part.min(1.0));
         }
         sum
+    }
+
+    /// What the pool usually shows.
+    #[must_use]
+    pub fn usual(&self, pool: PoolId) -> Usual {
+        self.pools.get(pool.index()).map_or_else(Usual::default, |pool| pool.bests.usual())
+    }
+
+    /// Replicas of the pool in service, and what one of them takes: sequences, the
+    /// middle of all, and the fewest tokens of KV cache; absent where nothing is known.
+    #[must_use]
+    pub fn sizes(&self, pool: PoolId) -> (u32, Option<u32>, Option<u64>) {
+        let Some(state) = self.pools.get(pool.index()) else { return (0, None, None) };
+        let nodes = || state.members.iter().filter_map(|id| self.node(*id));
+        let mut seqs: Vec<u32> = nodes().map(|node| node.full(state)).collect();
+        seqs.sort_unstable();
+        let kv = nodes().map(Node::kv).filter(|kv| *kv < u64::MAX).min();
+        (state.up, seqs.get(seqs.len() / 2).copied(), kv)
     }
 
     /// How many replicas of the pool have a job of ours.

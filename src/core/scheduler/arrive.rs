@@ -23,6 +23,16 @@ use super::job::{self, Job};
 /// longer at most.
 const SHORT_FIRST: f64 = 10.0;
 
+/// How much later a job that has missed the objective of its class has its turn, in
+/// objectives. Until then those go first that can still be in time; from then on it
+/// goes before all that arrive later. A class whose
+/// `max_wait` is shorter serves late jobs only when nobody in time waits.
+const LATE_TURN: u32 = 10;
+
+/// How long a job that waits may be told at the latest that it waits in vain,
+/// where how fast jobs go was not known when it came.
+const JUDGED_AFTER: Duration = Duration::from_secs(5);
+
 /// Where the accounts of a lane are: group, class by place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Account {
@@ -87,6 +97,8 @@ impl Scheduler {
                 return self.reject(id, self.reason_of_wait(id, RejectReason::Unmeetable), out);
             }
             self.dispatch(out);
+        } else {
+            self.judge_later(id);
         }
         let refusal = admission::refusal(&self.policy, &self.queue, tenant).filter(|_| self.waits(id));
         let Some(reason) = refusal else { return };
@@ -107,7 +119,9 @@ impl Scheduler {
     /// Whether a job that has just joined its lane surely cannot start before
     /// its deadline: its tenant is paused for longer, its pools take longer to start, or those before it in the
     /// lane take longer, even at a better rate than what was measured of its
-    /// tenant and class. Others that may go first are in that rate.
+    /// tenant and class. Others that may go first are in that rate. Where the
+    /// deadline is far beyond the turn of late jobs, all that waits in the lane goes
+    /// before it.
     pub(super) fn is_hopeless(&self, id: JobId) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
         if let Some(until) = self.overrides.paused_until(job.spec.tenant) {
@@ -118,8 +132,46 @@ impl Scheduler {
         }
         let key = LaneKey::of(&job.spec);
         let lane = self.queue.lane(key).filter(|_| job.part() == Some(Part::Fresh));
-        let before = lane.map_or(0, |lane| lane.before(job.place, id));
-        admission::is_hopeless(before, self.lane_rate(key), job.spec.deadline.since(self.now))
+        let left = job.spec.deadline.since(self.now);
+        if left < 2 * self.later_turn(key.class) {
+            let before = lane.map_or(0, |lane| lane.before(job.place, id));
+            return admission::is_hopeless(before, self.lane_rate(key), left);
+        }
+        let before = lane.map_or(0, |lane| lane.load().requests.saturating_sub(1));
+        self.expected_wait(key, before).is_some_and(|wait| admission::is_beyond(wait, left))
+    }
+
+    /// The time in which so many jobs of a lane go, by what was measured of its
+    /// tenant, or else of all tenants; `None` when neither is known.
+    fn expected_wait(&self, key: LaneKey, before: u64) -> Option<Duration> {
+        let spot = self.spot(key)?;
+        self.groups[spot.group].backlogs(spot.class).wait(key.tenant, before, self.now)
+    }
+
+    /// Looks again at a job that was let in while nobody knew how fast jobs go.
+    fn judge_later(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get(&id).filter(|job| job.part() == Some(Part::Fresh)) else { return };
+        let at = job.spec.arrived + JUDGED_AFTER;
+        if at > self.now && self.expected_wait(LaneKey::of(&job.spec), 1).is_none() {
+            self.unjudged.insert((at, id));
+        }
+    }
+
+    /// Tells those jobs that they wait in vain of which that is known now; the
+    /// last that came first, which leaves the more room for the others.
+    pub(super) fn judge(&mut self, out: &mut Vec<Action>) {
+        let later = self.unjudged.split_off(&(self.now + Duration::from_nanos(1), JobId::new(0)));
+        let due = std::mem::replace(&mut self.unjudged, later);
+        for (_, id) in due.into_iter().rev() {
+            if self.is_hopeless(id) && !self.demote(id) {
+                self.reject(id, self.reason_of_wait(id, RejectReason::Unmeetable), out);
+            }
+        }
+    }
+
+    /// How much later than in time a late job of the class has its turn.
+    pub(super) fn later_turn(&self, class: ClassId) -> Duration {
+        self.policy.classes.get(class).map(|row| row.ttft_objective).unwrap_or_default() * LATE_TURN
     }
 
     /// How many jobs a second go of those that wait for the lane's tenant in its
@@ -211,6 +263,7 @@ impl Scheduler {
         let key = LaneKey::of(&spec);
         let mut whole = self.queue.remove(&spec, part, place);
         whole &= self.deadlines.remove(&(spec.deadline, id));
+        self.unjudged.remove(&(spec.arrived + JUDGED_AFTER, id));
         self.fallbacks = self.fallbacks.saturating_sub(u64::from(spec.falls_back));
         if let Some(spot) = self.spot(key) {
             whole &= self.groups[spot.group].left(spot.class, spot.line, spec.tenant, self.now);

@@ -24,7 +24,7 @@ use crate::core::ids::{JobId, ModelId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
 use crate::core::order::{Candidate, Head, Hold, Room, Rooms};
 use crate::core::placement::place::Choice;
-use crate::core::queue::{LaneKey, Part};
+use crate::core::queue::{LaneKey, Part, Place};
 use crate::core::quota::Standing;
 use crate::core::routing::Booking;
 
@@ -152,15 +152,18 @@ impl Scheduler {
         blocked.iter().any(line)
     }
 
-    /// Whether a head has just become late: then others of its lane go first.
+    /// Whether a head has just become late: then it has a later turn, and others of
+    /// its lane may go first.
     fn falls_behind(&mut self, head: &Head) -> bool {
         let now = self.now;
+        let later = self.later_turn(head.lane.class);
         let Some(job) = self.jobs.get_mut(&head.job) else { return false };
         if head.part != Part::Fresh || job.place.late || now <= job.late_after {
             return false;
         }
-        let whole = self.queue.make_late(head.lane, job.place, head.job);
-        job.place.late = true;
+        let place = Place { late: true, due: job.place.due + later, ..job.place };
+        let whole = self.queue.make_late(head.lane, head.job, job.place, place);
+        job.place = place;
         self.invariants.check(InvariantId::QueueConsistent, whole);
         self.refresh_lane(head.lane);
         true

@@ -108,6 +108,9 @@ pub struct Scheduler {
     deadlines: BTreeSet<(Tick, JobId)>,
     /// Jobs whose prompts are read, by when they may count as that.
     reading: BTreeSet<(Tick, JobId)>,
+    /// Jobs that wait and came before anybody knew how fast jobs go, by when they
+    /// are looked at again.
+    unjudged: BTreeSet<(Tick, JobId)>,
     /// Jobs that are held for a pool's start, by when they are told to come back
     /// where that is before their deadline.
     held: BTreeSet<(Tick, JobId)>,
@@ -163,6 +166,7 @@ impl Scheduler {
             movable: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             reading: BTreeSet::new(),
+            unjudged: BTreeSet::new(),
             held: BTreeSet::new(),
             starts: Starts::default(),
             demand: Demand::default(),
@@ -200,6 +204,7 @@ impl Scheduler {
         self.expire_overrides(out);
         self.expire(false, out);
         self.end_readings();
+        self.judge(out);
         self.wake_replicas(out);
         self.clear_departing(out);
         self.release_urgent();

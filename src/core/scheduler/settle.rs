@@ -170,6 +170,7 @@ impl Scheduler {
         let Some(job) = self.jobs.get(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(job));
         self.demand.book.refused(&job.spec);
+        self.note_refused(id, reason);
         out.push(Action::Reject { job: id, why });
         self.left(id, Usage::Unknown, out);
     }

@@ -282,7 +282,8 @@ impl<'a> World<'a> {
         match command {
             Command::Send { job, replica, priority } => self.send(job, replica, priority, touched),
             Command::Refuse { job, retry_after } => {
-                self.records[job].refused = true;
+                let record = &mut self.records[job];
+                (record.refused, record.told) = (true, Some(self.now.since(record.arrived)));
                 self.over(retry_after.unwrap_or(COME_BACK));
                 None
             }

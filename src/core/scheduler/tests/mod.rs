@@ -27,6 +27,7 @@ mod shares;
 mod shedding;
 mod spare;
 mod storm;
+mod unmet;
 mod worlds;
 
 use std::collections::BTreeSet;
