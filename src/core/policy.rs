@@ -225,7 +225,7 @@ pub struct Health {
     /// full size.
     pub slow_start: Duration,
     /// How long a replica that said "busy" without a time gets no new work;
-    /// twice as long each time that it says so again, up to a second.
+    /// twice as long each time that it says so again, up to four seconds.
     pub busy_backoff: Duration,
     /// Thousandths of a pool's replicas that may be out of service when one more
     /// is ejected that answers, but badly. One always may.

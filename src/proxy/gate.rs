@@ -410,6 +410,7 @@ pools:
             goes_on: false,
             context: 0,
             fit: 0,
+            fingerprint: None,
             session: None,
         };
         gate.admit(spec, Prefix::default(), policy)
@@ -535,6 +536,7 @@ pools:
             goes_on: false,
             context: 0,
             fit: 0,
+            fingerprint: None,
             session: None,
         };
         gate.admit(spec, Prefix::default(), &new.policy).placed().await.unwrap();

@@ -109,6 +109,7 @@ pub(super) fn read(
         goes_on: false,
         context: window::asked(&peek, estimated),
         fit: 0,
+        fingerprint: None,
         session: None,
     };
     Ok(Order { api, body, peek, candidates, estimated, spec })

@@ -117,6 +117,7 @@ fn spec(id: u64) -> JobSpec {
         goes_on: false,
         context: 0,
         fit: 0,
+        fingerprint: None,
         session: None,
     }
 }
