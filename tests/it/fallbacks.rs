@@ -95,7 +95,7 @@ async fn a_tenant_that_does_not_allow_it_is_told_the_truth() {
     let answer = post_as(&rig, STRICT, &chat(4, false)).await;
     assert_eq!(
         (answer.status, answer.code().as_str(), answer.header(SERVED_BY)),
-        (504, "deadline_unmeetable", "")
+        (503, "slow_down", "")
     );
     assert_eq!(fallbacks(&rig).await, 0.0);
     rig.emptied_within(PATIENCE).await;

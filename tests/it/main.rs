@@ -33,6 +33,7 @@ mod reload;
 mod retries;
 mod rig;
 mod shadows;
+mod silence;
 mod simulate;
 mod sleeping;
 mod tap;

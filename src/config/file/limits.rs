@@ -41,9 +41,12 @@ impl Default for Requests {
 pub struct Upstream {
     /// Time for a connection to an engine.
     pub connect_timeout: Span,
-    /// Longest silence from dispatch to the first token, or to the whole
-    /// answer when it is not a stream.
+    /// Longest silence from dispatch to the first token of a stream.
     pub first_token_timeout: Span,
+    /// Longest time from dispatch to the whole of an answer that is not a stream.
+    /// One that takes longer is answered with 504 and sent nowhere else; its
+    /// replica stays in service.
+    pub answer_timeout: Span,
     /// Longest silence inside a stream.
     pub stream_idle_timeout: Span,
     /// How long an unused connection to an engine is kept. Keep it below the
@@ -56,6 +59,7 @@ impl Default for Upstream {
         Self {
             connect_timeout: Span::secs(2),
             first_token_timeout: Span::secs(600),
+            answer_timeout: Span::secs(1800),
             stream_idle_timeout: Span::secs(120),
             keep_alive: Span::secs(4),
         }

@@ -24,6 +24,7 @@ mod rests;
 mod scale;
 mod shares;
 mod shedding;
+mod silences;
 mod spare;
 mod storm;
 mod worlds;
