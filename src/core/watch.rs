@@ -221,7 +221,8 @@ mod tests {
     #[test]
     fn gauges_show_life_when_they_move() {
         let mut gauges = Gauges::default();
-        let report = |progress, running, kv_usage| Report { progress, running, kv_usage, ..Report::default() };
+        let report =
+            |progress, running, kv_usage| Report { progress, running, kv_usage, ..Report::default() };
         assert!(!gauges.moved(&report(None, Some(1), None)), "the first one");
         assert!(gauges.moved(&report(None, Some(2), None)) && !gauges.show_progress());
         assert!(!gauges.moved(&Report::default()), "a report without gauges");

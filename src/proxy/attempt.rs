@@ -167,7 +167,11 @@ impl Tries<'_> {
         let status = exchange.head.status;
         let head = exchange.head.headers.clone();
         // A server that refuses says nothing of the engine behind it.
-        let heard = || if status.is_success() { meter.hear() };
+        let heard = || {
+            if status.is_success() {
+                meter.hear()
+            }
+        };
         let body = match whole_body(exchange, max_answer_bytes, heard).await {
             Ok(body) => body,
             Err(fault) => return Attempt::failed(fault),
@@ -283,11 +287,7 @@ fn is_event_stream(exchange: &Exchange) -> bool {
 
 /// Reads an answer whole; one that comes in one piece is not copied. Says `heard`
 /// for each piece.
-pub(super) async fn whole_body(
-    mut exchange: Exchange,
-    limit: u64,
-    heard: impl Fn(),
-) -> Result<Bytes, Fault> {
+pub(super) async fn whole_body(mut exchange: Exchange, limit: u64, heard: impl Fn()) -> Result<Bytes, Fault> {
     let mut gathered = Gathered::default();
     while let Some(data) = exchange.data().await {
         let data = data.map_err(|_| Fault::Reset)?;

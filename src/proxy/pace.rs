@@ -94,8 +94,7 @@ impl Meter {
         let changed = self.told.swap(paused, Ordering::Relaxed) != paused;
         let heard = self.heard.swap(false, Ordering::Relaxed);
         let pace = self.take();
-        let sample =
-            Sample { pace, heard: heard && pace.is_none(), paused: changed.then_some(paused) };
+        let sample = Sample { pace, heard: heard && pace.is_none(), paused: changed.then_some(paused) };
         (sample != Sample::default()).then_some(sample)
     }
 

@@ -124,8 +124,8 @@ const CLASS: (u16, &str, &str) = (403, INVALID, "class_not_allowed");
 /// Every kind of error, in the order of [`Kind`].
 pub const TABLE: [Row; 27] = {
     use Kind::{
-        AnswerTimeout, BadBody, BodyTimeout, BodyTooLarge, ClassForbidden, ContextLength, DeadlineUnmeetable, Draining,
-        IdentityUnavailable, Internal, InvalidKey, InvalidRequest, MethodNotAllowed, MissingKey,
+        AnswerTimeout, BadBody, BodyTimeout, BodyTooLarge, ClassForbidden, ContextLength, DeadlineUnmeetable,
+        Draining, IdentityUnavailable, Internal, InvalidKey, InvalidRequest, MethodNotAllowed, MissingKey,
         ModelForbidden, ModelNotFound, NotFound, NotMapped, QueueFull, QuotaSpent, RateLimited, Superseded,
         TooManyFailures, Unsupported, UnsupportedMediaType, UpstreamBroken, UpstreamFailed,
     };

@@ -174,7 +174,8 @@ fn event(chats: bool, choice: u32, finish: Value) -> String {
 }
 
 fn answer() -> String {
-    let choice = json!({"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "w"}});
+    let choice =
+        json!({"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "w"}});
     let usage = json!({"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4});
     json!({"id": "a", "object": "chat.completion", "created": 1, "model": MODEL, "choices": [choice], "usage": usage})
         .to_string()

@@ -131,12 +131,12 @@ pub struct Health {
     /// Time over which the limit of a new or re-admitted replica grows to its
     /// full size.
     pub slow_start: Span,
-    /// How long a replica that said "busy" without a time gets no new work.
+    /// How long a replica that said "busy" without a time gets no new work; twice
+    /// as long each time that it says so again, up to 4 s.
     pub busy_backoff: Span,
     /// Largest share of a pool's replicas, 0 to 1, that may be out of service when
-    /// one more is ejected that answers, but badly (5xx, broken answers). One
-    /// always may, and so may those that refuse or drop connections or fall
-    /// silent.
+    /// one more is ejected that answers, but badly (5xx, broken answers), or is
+    /// silent. One always may, and so may those that refuse or drop connections.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub max_ejected: f64,
     /// How long requests without a first token may stay at a replica that is

@@ -40,7 +40,8 @@ impl Scheduler {
             return;
         }
         let fallen = self.fleet.has_fallen(run.replica, run.epoch);
-        let stays = (fault.answers() || fault == Fault::Silent) && !fallen && !self.fleet.may_eject(run.replica);
+        let stays =
+            (fault.answers() || fault == Fault::Silent) && !fallen && !self.fleet.may_eject(run.replica);
         if stays && self.fleet.is_tried(run.replica) {
             return self.pause(run.replica);
         }

@@ -149,8 +149,7 @@ impl Scheduler {
     }
 
     fn take_from_silent(&mut self, id: JobId, out: &mut Vec<Action>) {
-        let Some((lane, run)) =
-            self.jobs.get(&id).and_then(|job| Some((LaneKey::of(&job.spec), job.run()?)))
+        let Some((lane, run)) = self.jobs.get(&id).and_then(|job| Some((LaneKey::of(&job.spec), job.run()?)))
         else {
             return;
         };

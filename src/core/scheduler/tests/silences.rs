@@ -5,9 +5,7 @@ use std::time::Duration;
 use crate::core::event::{Action, Event, Fault, Recalled, RejectReason, Report};
 use crate::core::ids::{JobId, ReplicaId, TenantId};
 use crate::core::job::JobSpec;
-use crate::core::scheduler::tests::{
-    World, ejected, handed_over, policy, recalled, rejected, sent, spec,
-};
+use crate::core::scheduler::tests::{World, ejected, handed_over, policy, recalled, rejected, sent, spec};
 
 /// Two replicas that have answered before.
 fn two() -> World {
@@ -135,7 +133,7 @@ fn moving_gauges_are_signs_of_life() {
     stream_at_the_first(&mut world, 2);
     let mut out = Vec::new();
     for step in 2..12 {
-        out.extend(pass(&mut world, 1_000));
+        out.extend(pass(&mut world, 1_300));
         out.extend(progress(&mut world, 0, step));
     }
     let asked = out.iter().filter(|action| matches!(action, Action::Inspect { .. })).count();
