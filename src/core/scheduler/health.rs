@@ -59,6 +59,9 @@ impl Scheduler {
             return self.spare(run.replica, fault, out);
         }
         self.eject(run.replica, fault, out);
+        if fault == Fault::Silent {
+            self.leave_silent(run.replica, out);
+        }
         if fault == Fault::Refused {
             self.fleet.with_vitals(run.replica, now, |vitals, _| vitals.heard(now, false));
         }

@@ -71,14 +71,19 @@ impl Scheduler {
             return;
         }
         let evidence = self.evidence(replica);
-        if !self.convicts(replica, &evidence, silence) {
+        if !self.fleet.is_out(replica) && !self.convicts(replica, &evidence, silence) {
             return self.move_overdue(replica, evidence.overdue > 0, out);
         }
-        if self.fleet.is_up(replica) && !self.fleet.may_eject(replica) {
+        if !self.fleet.is_out(replica) && !self.fleet.may_eject(replica) {
             self.spare(replica, Fault::Silent, out);
             return self.recall_unseen(replica, out);
         }
         self.eject(replica, Fault::Silent, out);
+        self.leave_silent(replica, out);
+    }
+
+    /// What a convicted replica has goes to others, as far as it can.
+    pub(super) fn leave_silent(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         self.recall_unseen(replica, out);
         self.hand_over(replica, Recalled::Stalled, out);
     }
