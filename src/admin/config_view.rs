@@ -69,6 +69,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
         "upstream": {
             "connect_timeout": secs(edge.upstream.connect_timeout),
             "first_token_timeout": secs(edge.upstream.first_token_timeout),
+            "answer_timeout": secs(edge.upstream.answer_timeout),
             "stream_idle_timeout": secs(edge.upstream.stream_idle_timeout),
             "keep_alive": secs(edge.upstream.keep_alive),
         },

@@ -71,6 +71,7 @@ fn edge(policy: &Policy) -> Edge {
         upstream: UpstreamLimits {
             connect_timeout: seconds(1),
             first_token_timeout: seconds(60),
+            answer_timeout: seconds(120),
             stream_idle_timeout: seconds(30),
             keep_alive: seconds(4),
         },

@@ -261,9 +261,10 @@ impl RequestLimits {
 pub struct UpstreamLimits {
     /// Time for a connection to an engine.
     pub connect_timeout: Duration,
-    /// Longest silence after dispatch before the first token, or the whole
-    /// answer when it is not a stream.
+    /// Longest silence from dispatch to the first token of a stream.
     pub first_token_timeout: Duration,
+    /// Longest time from dispatch to the whole of an answer that is not a stream.
+    pub answer_timeout: Duration,
     /// Longest silence inside a stream.
     pub stream_idle_timeout: Duration,
     /// How long an unused connection to an engine is kept; below the 5 s

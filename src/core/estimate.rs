@@ -233,6 +233,7 @@ mod tests {
             goes_on: false,
             context: 0,
             fit: 0,
+            fingerprint: None,
             session: None,
         }
     }

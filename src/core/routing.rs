@@ -22,6 +22,10 @@ pub struct Ledger {
     pub kv: u64,
     /// Jobs whose tokens are seen as they come.
     pub streams: u32,
+    /// Streams whose silence says something of the replica.
+    pub watched_streams: u32,
+    /// The same of jobs that do not stream.
+    pub watched_answers: u32,
     /// Jobs that failed elsewhere and whose first output token has not come.
     pub suspects: u32,
     /// Streams whose prompts count as read though no token has come.
@@ -50,6 +54,8 @@ pub struct Booking {
     pub guest: bool,
     /// Whether its tokens are seen as they come.
     pub streams: bool,
+    /// Whether its silence says something of the replica.
+    pub watched: bool,
     /// The adapter that it runs with there, if its model is one.
     pub adapter: Option<ModelId>,
 }
@@ -71,6 +77,14 @@ impl Booking {
 
     fn suspects(&self) -> u32 {
         u32::from(self.suspect && !self.started)
+    }
+
+    fn watched_streams(&self) -> u32 {
+        u32::from(self.watched && self.streams)
+    }
+
+    fn watched_answers(&self) -> u32 {
+        u32::from(self.watched && !self.streams)
     }
 
     const fn remaining(&self) -> u64 {
@@ -101,6 +115,8 @@ impl Ledger {
         self.output = self.output.saturating_add(booking.remaining());
         self.kv = self.kv.saturating_add(booking.kv());
         self.streams += u32::from(booking.streams);
+        self.watched_streams += booking.watched_streams();
+        self.watched_answers += booking.watched_answers();
         self.suspects += booking.suspects();
         self.ahead += booking.ahead();
     }
@@ -116,6 +132,8 @@ impl Ledger {
                 output: self.output.checked_sub(booking.remaining())?,
                 kv: self.kv.checked_sub(booking.kv())?,
                 streams: self.streams.checked_sub(u32::from(booking.streams))?,
+                watched_streams: self.watched_streams.checked_sub(booking.watched_streams())?,
+                watched_answers: self.watched_answers.checked_sub(booking.watched_answers())?,
                 suspects: self.suspects.checked_sub(booking.suspects())?,
                 ahead: self.ahead.checked_sub(booking.ahead())?,
             })
@@ -197,10 +215,12 @@ mod tests {
             suspect: true,
             guest: true,
             streams: true,
+            watched: true,
             adapter: None,
         };
         ledger.add(&booking);
         assert_eq!((ledger.work(), ledger.kv, ledger.suspects), (151, 151, 1));
+        assert_eq!((ledger.watched_streams, ledger.watched_answers), (1, 0));
         assert!(ledger.take(&booking));
         booking.read = true;
         ledger.add(&booking);

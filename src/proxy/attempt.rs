@@ -14,6 +14,7 @@ use crate::proxy::continuation::counted;
 use crate::proxy::gather::Gathered;
 use crate::proxy::handler::NOTHING;
 use crate::proxy::order::Order;
+use crate::proxy::pace::{Meter, Paces};
 use crate::proxy::record::{Place, Record};
 use crate::proxy::stream::{EngineStream, Step};
 use crate::proxy::upstream::{Call, Exchange, Sent, Upstreams};
@@ -58,7 +59,7 @@ impl Attempt {
         }
     }
 
-    const fn failed(fault: Fault) -> Self {
+    pub(super) const fn failed(fault: Fault) -> Self {
         Self::Failed(fault, Usage::Unknown)
     }
 }
@@ -67,6 +68,7 @@ impl Attempt {
 #[derive(Debug)]
 pub(super) struct Tries<'a> {
     pub(super) upstreams: &'a Upstreams,
+    pub(super) paces: &'a Paces,
     pub(super) order: &'a Order,
     /// The client's headers that go upstream.
     pub(super) headers: &'a HeaderMap,
@@ -76,9 +78,19 @@ pub(super) struct Tries<'a> {
 }
 
 impl Tries<'_> {
-    /// Sends the request to `place` and waits for the first token, or for the
-    /// whole answer when it is not a stream.
-    pub(super) async fn at(&self, settings: &Settings, place: Place, record: &mut Record) -> Attempt {
+    /// Sends the request to `place`, at most `sends` times, and waits for the first
+    /// token, or for the whole answer when it is not a stream.
+    pub(super) async fn at(
+        &self,
+        settings: &Settings,
+        place: Place,
+        sends: u32,
+        record: &mut Record,
+    ) -> Attempt {
+        record.sends = 0;
+        if sends == 0 {
+            return Attempt::failed(Fault::Reset);
+        }
         let edge = &settings.edge;
         let pool = place.pool.and_then(|pool| edge.pools.get(pool));
         let (Some(pool), Some(replica)) = (pool, edge.replicas.get(place.replica)) else {
@@ -88,6 +100,7 @@ impl Tries<'_> {
         let headers = self.headers_for(pool, record);
         let shown_model = self.shown_model(settings, pool);
         let replica = self.upstreams.replica(place.replica, replica);
+        let meter = self.paces.meter(place.replica);
         let trying = async {
             let so_far = match self.so_far {
                 Some(so_far) => {
@@ -105,9 +118,17 @@ impl Tries<'_> {
                 headers: &headers,
                 body: self.body_for(pool, self.priority(settings, place), begun),
             };
-            let sent = match replica.send(&call, &edge.upstream).await {
-                Ok(sent) => sent,
+            let sent = match sends {
+                1 => replica.send_once(&call, &edge.upstream).await,
+                _ => replica.send(&call, &edge.upstream).await,
+            };
+            let sent = match sent {
+                Ok(sent) => {
+                    record.sends = 1;
+                    sent
+                }
                 Err(error) => {
+                    record.sends = error.sends();
                     let name = settings.policy.replicas.name(place.replica);
                     tracing::debug!(replica = name, %error, "engine did not answer");
                     return Attempt::failed(error.fault());
@@ -115,16 +136,20 @@ impl Tries<'_> {
             };
             note_connect(&sent, record);
             let judge = self.judge(pool.engine, shown_model.clone(), so_far);
-            self.read(sent.exchange, judge, shown_model, edge.requests.max_answer_bytes).await
+            self.read((sent.exchange, judge), shown_model, edge.requests.max_answer_bytes, &meter).await
         };
-        let deadline = begun + edge.upstream.first_token_timeout;
+        let (limit, too_late) = match self.order.peek.stream {
+            true => (edge.upstream.first_token_timeout, Fault::Silent),
+            false => (edge.upstream.answer_timeout, Fault::Overtime),
+        };
+        let deadline = begun + limit;
         let attempt = timeout_at(deadline, Box::pin(trying)).await;
         let clock = record.clock;
         if let Some(trace) = &record.trace {
             let phase = if self.order.peek.stream { Phase::FirstToken } else { Phase::Engine };
             trace.phase(phase, clock.tick(begun), clock.now());
         }
-        match attempt.unwrap_or(Attempt::failed(Fault::Silent)) {
+        match attempt.unwrap_or(Attempt::failed(too_late)) {
             Attempt::Refused(error, usage) => {
                 Attempt::Refused(self.in_public_words(settings, pool, error), usage)
             }
@@ -141,17 +166,23 @@ impl Tries<'_> {
 
     async fn read(
         &self,
-        exchange: Exchange,
-        judge: StreamJudge,
+        (exchange, judge): (Exchange, StreamJudge),
         shown_model: Option<String>,
         max_answer_bytes: u64,
+        meter: &Meter,
     ) -> Attempt {
         if self.order.peek.stream && is_event_stream(&exchange) {
-            return first_token(exchange, judge).await;
+            return first_token(exchange, judge, meter).await;
         }
         let status = exchange.head.status;
         let head = exchange.head.headers.clone();
-        let body = match whole_body(exchange, max_answer_bytes).await {
+        // A server that refuses says nothing of the engine behind it.
+        let heard = || {
+            if status.is_success() {
+                meter.hear()
+            }
+        };
+        let body = match whole_body(exchange, max_answer_bytes, heard).await {
             Ok(body) => body,
             Err(Cut::BrokenOff) => return Attempt::failed(Fault::Reset),
             // Every engine would answer as much, after as much work.
@@ -237,13 +268,18 @@ pub(super) fn bearer(pool: &PoolEdge) -> Option<HeaderValue> {
     Some(bearer)
 }
 
-/// Reads a stream up to its first token.
-async fn first_token(mut exchange: Exchange, judge: StreamJudge) -> Attempt {
+/// Reads a stream up to its first token. What comes first without a token is no
+/// sign of life: servers say it before their engines have done anything.
+async fn first_token(mut exchange: Exchange, judge: StreamJudge, meter: &Meter) -> Attempt {
     let head = std::mem::take(&mut exchange.head.headers);
     let mut stream = Box::new(EngineStream::new(exchange, judge));
+    let mut has_begun = false;
     loop {
         match poll_fn(|cx| stream.poll_step(cx)).await {
             Step::More | Step::KeepAlive => {
+                if std::mem::replace(&mut has_begun, true) {
+                    meter.hear();
+                }
                 if stream.has_output() || stream.held_bytes() > MAX_HELD_BYTES {
                     return Attempt::Stream { stream, head, whole: None };
                 }
@@ -281,11 +317,12 @@ pub(super) enum Cut {
 }
 
 /// Reads an answer of at most `limit` bytes whole; one that comes in one piece is
-/// not copied.
-pub(super) async fn whole_body(mut exchange: Exchange, limit: u64) -> Result<Bytes, Cut> {
+/// not copied. Says `heard` for each piece.
+pub(super) async fn whole_body(mut exchange: Exchange, limit: u64, heard: impl Fn()) -> Result<Bytes, Cut> {
     let mut gathered = Gathered::default();
     while let Some(data) = exchange.data().await {
         let data = data.map_err(|_| Cut::BrokenOff)?;
+        heard();
         if (gathered.len() + data.len()) as u64 > limit {
             return Err(Cut::TooLarge);
         }

@@ -210,6 +210,6 @@ async fn count(
     let body = Spliced::from(Bytes::from(body));
     let call = Call { method: Method::POST, path: "/tokenize", headers, body };
     let sent = replica.send(&call, limits).await.ok()?;
-    let answer = whole_body(sent.exchange, MAX_COUNT_BYTES).await.ok()?;
+    let answer = whole_body(sent.exchange, MAX_COUNT_BYTES, || {}).await.ok()?;
     serde_json::from_slice(&answer).ok().map(|Counted { count }| count)
 }

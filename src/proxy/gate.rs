@@ -418,6 +418,7 @@ pools:
             goes_on: false,
             context: 0,
             fit: 0,
+            fingerprint: None,
             session: None,
         };
         gate.admit(spec, Prefix::default(), policy)
@@ -557,6 +558,7 @@ pools:
             goes_on: false,
             context: 0,
             fit: 0,
+            fingerprint: None,
             session: None,
         };
         gate.admit(spec, Prefix::default(), &new.policy).placed().await.unwrap();

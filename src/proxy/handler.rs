@@ -4,16 +4,19 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::pending;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use http::header::HeaderValue;
 use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
+use tokio::time::sleep_until;
 
 use crate::config::settings::Settings;
-use crate::core::event::{Event, Outcome, RejectReason, Rejection};
-use crate::core::job::{Tokens, Usage};
+use crate::core::event::{Event, Fault, Outcome, RejectReason, Rejection};
+use crate::core::job::{JobSpec, Tokens, Usage};
+use crate::core::time::Tick;
 use crate::proxy::attempt::{Attempt, Tries};
 use crate::proxy::auth::{Caller, Doorman, Identity};
 use crate::proxy::body::AnswerBody;
@@ -26,6 +29,7 @@ use crate::proxy::models::Windows;
 use crate::proxy::order::{self, Order};
 use crate::proxy::pace::Paces;
 use crate::proxy::record::{Place, Record};
+use crate::proxy::resets::Resets;
 use crate::proxy::respond::error_response;
 use crate::proxy::retries::{Notice, Original, Retries, Try};
 use crate::proxy::server::Peer;
@@ -212,6 +216,7 @@ impl Proxy {
         let at = (self.gate.next_job_id(), now);
         let mut order = order::read(&settings, &identity, api, &parts.headers, body, at)?;
         order.spec.session = session::of(&settings, &self.prefixes, &parts.headers, &order);
+        order.spec.fingerprint = self.prefixes.fingerprint(&order.spec, api, &order.body);
         self.note_order(&order, &parts.headers, record);
         self.measure(&settings, &mut order, &parts.headers, record).await?;
         self.take_seat(&mut order, &parts.headers, record);
@@ -326,7 +331,7 @@ impl Proxy {
                     if !self.falls_back(&settings, order, why.reason, headers, record).await {
                         return Err(match why.reason {
                             RejectReason::TooManySequences { most } => order.peek.too_many_sequences(most),
-                            _ => reject(why, record),
+                            _ => reject(why, &order.spec, record),
                         });
                     }
                 }
@@ -349,7 +354,10 @@ impl Proxy {
         ticket: &mut Ticket,
         record: &mut Record,
     ) -> Result<Answered, Unserved> {
-        let tries = Tries { upstreams: &self.upstreams, order, headers, so_far };
+        let (upstreams, paces) = (&self.upstreams, &*self.paces);
+        let tries = Tries { upstreams, paces, order, headers, so_far };
+        let resumed = so_far.is_some_and(SoFar::is_resumed);
+        let mut resets = Resets::default();
         let before = record.usage;
         loop {
             let waiting_since = record.clock.now();
@@ -366,8 +374,15 @@ impl Proxy {
             let attempt = tokio::select! {
                 biased;
                 why = ticket.recalled() => Err(why),
-                attempt = tries.at(&settings, place, record) => Ok(attempt),
+                () = self.patience_of(order, resumed, record.early_head.clone()) => {
+                    ticket.give_up(Usage::Unknown);
+                    return Err(Unserved::Refused(ApiError::client_deadline()));
+                }
+                attempt = tries.at(&settings, place, resets.left(place.replica), record) => Ok(attempt),
             };
+            if let Ok(Attempt::Failed(Fault::Reset, _)) = attempt {
+                resets.note(place.replica, record.sends);
+            }
             match attempt {
                 Err(why) => record.recalled(place.replica, why),
                 Ok(Attempt::Stream { stream, head, whole }) if ticket.first_token() => {
@@ -403,6 +418,20 @@ impl Proxy {
     }
 }
 
+impl Proxy {
+    /// Waits until the client is about to give up, if it said when. One that has
+    /// begun to get its answer does not.
+    async fn patience_of(&self, order: &Order, resumed: bool, early: Option<Arc<AtomicBool>>) {
+        if resumed || order.spec.patience == Tick::NEVER {
+            return pending().await;
+        }
+        sleep_until(self.gate.clock().instant(order.spec.patience)).await;
+        if early.is_some_and(|sent| sent.load(Ordering::Relaxed)) {
+            pending().await
+        }
+    }
+}
+
 /// Waits until a retry takes the request's place.
 pub(super) async fn replaced(notice: Option<Arc<Notice>>) {
     match notice {
@@ -428,7 +457,9 @@ fn not_read(unread: Unread, record: &mut Record) -> ApiError {
     }
 }
 
-fn reject(rejection: Rejection, record: &mut Record) -> ApiError {
+/// A wait that ended is a matter of its class, unless the client named the
+/// deadline.
+fn reject(rejection: Rejection, spec: &JobSpec, record: &mut Record) -> ApiError {
     if record.attempts > 0 {
         record.usage.get_or_insert(Usage::Unknown);
     }
@@ -440,7 +471,13 @@ fn reject(rejection: Rejection, record: &mut Record) -> ApiError {
         _ => RequestOutcome::Rejected,
     };
     record.ended(outcome, rejection.reason.name());
-    ApiError::from(rejection)
+    let named = spec.deadline >= spec.patience || record.clock.now() >= spec.patience;
+    match rejection.reason {
+        RejectReason::DeadlineExceeded | RejectReason::Unmeetable if !named => {
+            ApiError::waited_out(rejection.retry_after)
+        }
+        _ => ApiError::from(rejection),
+    }
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ mod local;
 mod order;
 mod record;
 mod relay;
+mod resets;
 mod respond;
 mod session;
 mod stream;

@@ -80,6 +80,8 @@ pub(super) struct Record {
     pub(super) place: Option<Place>,
     /// How often it was sent somewhere.
     pub(super) attempts: u32,
+    /// How often the engine may have got it in the last of these tries.
+    pub(super) sends: u32,
     /// How often its stream went on at another replica.
     pub(super) continued: u32,
     /// How often it was taken away from an engine, and why the last time.
@@ -197,6 +199,7 @@ impl Record {
             stream: false,
             place: None,
             attempts: 0,
+            sends: 0,
             continued: 0,
             recalls: (0, None),
             status: 499,

@@ -17,10 +17,14 @@ use crate::core::ids::ReplicaId;
 use crate::core::job::Usage;
 use crate::proxy::continuation::{Live, Onward, Search};
 use crate::proxy::grace::GraceWatch;
-use crate::proxy::pace::{Meter, Pacer};
+use crate::proxy::pace::{Ear, Meter, Pacer};
 use crate::proxy::stream::Step;
 use crate::wire::judge::refusal::EngineError;
 use crate::wire::judge::so_far::SoFar;
+
+/// How long a stream that cannot go on elsewhere is still waited for when its
+/// replica has stalled.
+const STALLED_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// A stream broke after its client had seen part of it. The connection is
 /// closed without a proper end, after an error event.
@@ -34,9 +38,13 @@ pub struct Relay {
     grace: GraceWatch,
     /// Absent for a stream that is not measured.
     pacer: Option<Pacer>,
+    /// Absent while no engine is read.
+    ear: Option<Ear>,
     idle: Pin<Box<Sleep>>,
     idle_timeout: Duration,
     last: Instant,
+    /// Its replica has stalled: it is waited for until then, unless it speaks.
+    given_up: Option<Instant>,
     phase: Phase,
 }
 
@@ -65,7 +73,17 @@ impl Relay {
     pub(super) fn new(live: Box<Live>, grace: GraceWatch, idle_timeout: Duration) -> Self {
         let last = Instant::now();
         let idle = Box::pin(sleep_until(last + idle_timeout));
-        Self { stage: Stage::Here(live), grace, pacer: None, idle, idle_timeout, last, phase: Phase::Open }
+        Self {
+            stage: Stage::Here(live),
+            grace,
+            pacer: None,
+            ear: None,
+            idle,
+            idle_timeout,
+            last,
+            given_up: None,
+            phase: Phase::Open,
+        }
     }
 
     /// A part of the stream is here: its gaps are counted in `meter` if it can
@@ -73,7 +91,9 @@ impl Relay {
     pub(super) fn begins(&mut self, meter: Option<Arc<Meter>>, whole: Option<Usage>) {
         let Stage::Here(live) = &mut self.stage else { return };
         self.phase = Phase::Open;
-        let meter = meter.filter(|_| whole.is_none() && live.stream.is_single());
+        let meter = meter.filter(|_| whole.is_none());
+        self.ear = meter.clone().map(Ear::new);
+        let meter = meter.filter(|_| live.stream.is_single());
         self.pacer = meter.map(|meter| Pacer::new(meter, live.stream.outputs(), self.last));
         if let Some(usage) = whole {
             self.phase = Phase::Complete;
@@ -85,6 +105,7 @@ impl Relay {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RelayBroken>>> {
+        self.pauses(false);
         loop {
             let live = match &mut self.stage {
                 Stage::Here(live) => live,
@@ -95,6 +116,7 @@ impl Relay {
                 }
             };
             if let Some(bytes) = live.stream.next_out() {
+                self.pauses(true);
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
             match self.phase {
@@ -113,7 +135,7 @@ impl Relay {
             }
             match live.stream.poll_step(cx) {
                 Poll::Ready(Step::More) => self.progressed(),
-                Poll::Ready(Step::KeepAlive) => {}
+                Poll::Ready(Step::KeepAlive) => self.hears(),
                 Poll::Ready(Step::Complete(usage)) => self.completed(usage),
                 Poll::Ready(Step::Failed(error, usage)) => self.failed(error, usage),
                 Poll::Pending if self.interrupted(cx) => {}
@@ -127,9 +149,21 @@ impl Relay {
         }
     }
 
+    /// Bytes came from the engine.
+    fn hears(&self) {
+        self.ear.iter().for_each(Ear::hears);
+    }
+
+    /// Whether nothing is read of the engine until the client has taken more.
+    fn pauses(&mut self, paused: bool) {
+        self.ear.iter_mut().for_each(|ear| ear.pauses(paused));
+    }
+
     fn progressed(&mut self) {
+        self.hears();
         let Stage::Here(live) = &mut self.stage else { return };
         self.last = Instant::now();
+        self.given_up = None;
         live.record.gaps.piece(live.record.clock.tick(self.last));
         if let Some(pacer) = &mut self.pacer {
             pacer.read(live.stream.outputs(), self.last);
@@ -137,6 +171,7 @@ impl Relay {
     }
 
     fn completed(&mut self, usage: Usage) {
+        self.ear = None;
         let Stage::Here(live) = &mut self.stage else { return };
         self.phase = Phase::Complete;
         if let Some(pacer) = &self.pacer {
@@ -161,15 +196,21 @@ impl Relay {
             self.phase = Phase::Broken;
             return true;
         }
-        if let Poll::Ready(fault) = live.poll_handed_over(cx)
-            && live.can_go_on()
-        {
-            let usage = live.stream.usage_so_far();
-            self.failed(EngineError::Fault(fault), usage);
-            return true;
+        if let Poll::Ready(fault) = live.poll_handed_over(cx) {
+            if live.can_go_on() {
+                let usage = live.stream.usage_so_far();
+                self.failed(EngineError::Fault(fault), usage);
+                return true;
+            }
+            if fault == Fault::Silent {
+                let until = Instant::now() + STALLED_TIMEOUT;
+                self.given_up = Some(until);
+                self.idle.as_mut().reset(until);
+            }
         }
         while self.idle.as_mut().poll(cx).is_ready() {
             let deadline = self.last + self.idle_timeout;
+            let deadline = self.given_up.map_or(deadline, |until| until.min(deadline));
             if Instant::now() >= deadline {
                 let usage = live.stream.usage_so_far();
                 self.failed(EngineError::Fault(Fault::Silent), usage);
@@ -182,6 +223,7 @@ impl Relay {
 
     /// The engine failed: another one goes on, or the client is told.
     fn failed(&mut self, error: EngineError, usage: Usage) {
+        self.ear = None;
         let Stage::Here(live) = &mut self.stage else { return };
         if let EngineError::Fault(fault) = error
             && let Some(so_far) = live.goes_on(fault, usage)
@@ -211,6 +253,7 @@ impl Relay {
         }
         let usage = live.stream.usage_so_far();
         self.last = Instant::now();
+        self.given_up = None;
         self.phase = Phase::Broken;
         match onward {
             Onward::Found(whole) => {

@@ -152,6 +152,7 @@ impl Proxy {
             falls_back: false,
             goes_on: false,
             key: None,
+            fingerprint: None,
             session: None,
             ..order.spec
         };

@@ -47,6 +47,8 @@ pub enum Kind {
     QueueFull,
     /// No replica can start it before its deadline.
     DeadlineUnmeetable,
+    /// An answer that is not a stream took longer than it may.
+    AnswerTimeout,
     /// A retry of the same request has taken its place.
     Superseded,
     /// Every engine that was tried failed it.
@@ -121,13 +123,14 @@ const ANSWER: (u16, &str, &str) = (400, INVALID, "answer_too_large");
 const MEDIA: (u16, &str, &str) = (415, INVALID, "unsupported_media_type");
 const METHOD: (u16, &str, &str) = (405, INVALID, "method_not_allowed");
 const DEADLINE: (u16, &str, &str) = (504, "timeout_error", "deadline_unmeetable");
+const OVERTIME: (u16, &str, &str) = (504, "timeout_error", "answer_timeout");
 const FAILED: (u16, &str, &str) = (502, "server_error", "upstream_failed");
 const CLASS: (u16, &str, &str) = (403, INVALID, "class_not_allowed");
 
 /// Every kind of error, in the order of [`Kind`].
-pub const TABLE: [Row; 28] = {
+pub const TABLE: [Row; 29] = {
     use Kind::{
-        AnswerTooLarge, BadBody, BodyTimeout, BodyTooLarge, ClassForbidden, ContextLength,
+        AnswerTimeout, AnswerTooLarge, BadBody, BodyTimeout, BodyTooLarge, ClassForbidden, ContextLength,
         DeadlineUnmeetable, Draining, IdentityUnavailable, Internal, InvalidKey, InvalidRequest,
         MethodNotAllowed, MissingKey, ModelForbidden, ModelNotFound, NotFound, NotMapped, QueueFull,
         QuotaSpent, RateLimited, Superseded, TooManyFailures, Unprocessable, Unsupported,
@@ -196,6 +199,7 @@ pub const TABLE: [Row; 28] = {
         row(QuotaSpent, QUOTA, (429, "rate_limit_error"), BUSY, false),
         row(QueueFull, (503, UNAVAILABLE, "slow_down"), (529, "overloaded_error"), BUSY, true),
         row(DeadlineUnmeetable, DEADLINE, (504, "timeout_error"), BUSY, true),
+        row(AnswerTimeout, OVERTIME, (504, "timeout_error"), (504, "generation"), false),
         row(Superseded, (503, UNAVAILABLE, "superseded"), (529, "overloaded_error"), BUSY, true),
         row(UpstreamFailed, FAILED, (502, "api_error"), (502, "generation"), false),
         row(
@@ -309,6 +313,7 @@ mod tests {
         429 insufficient_quota insufficient_quota | 429 rate_limit_error | 429 overloaded | final
         503 service_unavailable_error slow_down | 529 overloaded_error | 429 overloaded | retry
         504 timeout_error deadline_unmeetable | 504 timeout_error | 429 overloaded | retry
+        504 timeout_error answer_timeout | 504 timeout_error | 504 generation | final
         503 service_unavailable_error superseded | 529 overloaded_error | 429 overloaded | retry
         502 server_error upstream_failed | 502 api_error | 502 generation | final
         502 server_error upstream_broken | 502 api_error | 502 generation | final

@@ -163,6 +163,19 @@ impl ApiError {
         Self::new(Kind::UpstreamBroken, message)
     }
 
+    /// The deadline that the client named, while an engine had the request.
+    #[must_use]
+    pub fn client_deadline() -> Self {
+        Self::new(Kind::DeadlineUnmeetable, "No engine answered before the deadline that you named.")
+    }
+
+    /// A wait that ended since its class allows no longer one.
+    #[must_use]
+    pub fn waited_out(retry_after: Option<Duration>) -> Self {
+        let text = "No replica can start the request within the longest wait of its class.";
+        Self::new(Kind::QueueFull, text).with_retry_after(retry_after.unwrap_or(MIN_RETRY_AFTER))
+    }
+
     /// Says `to` wherever an engine's message has the word `from`, its own name
     /// of a model.
     #[must_use]
@@ -376,6 +389,11 @@ impl From<RejectReason> for ApiError {
             RejectReason::AttemptsExhausted(Fault::Busy { .. }) => {
                 Self::new(Kind::QueueFull, "Every engine for the model is busy.")
             }
+            RejectReason::AttemptsExhausted(Fault::Overtime) => Self::new(
+                Kind::AnswerTimeout,
+                "The answer took longer than an answer that is not a stream may take. \
+                 Ask for a stream, or for less output.",
+            ),
             RejectReason::AttemptsExhausted(fault) => Self::new(
                 Kind::UpstreamFailed,
                 format!("Every engine that was tried failed the request, the last with: {}.", fault.name()),

@@ -302,6 +302,7 @@ fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>)
         upstream: UpstreamLimits {
             connect_timeout: Duration::from_secs(1),
             first_token_timeout: Duration::from_secs(1),
+            answer_timeout: Duration::from_secs(1),
             stream_idle_timeout: Duration::from_secs(1),
             keep_alive: Duration::from_secs(1),
         },

@@ -34,6 +34,7 @@ mod reload;
 mod retries;
 mod rig;
 mod shadows;
+mod silence;
 mod simulate;
 mod sleeping;
 mod tap;

@@ -50,9 +50,12 @@ impl Default for Requests {
 pub struct Upstream {
     /// Time for a connection to an engine.
     pub connect_timeout: Span,
-    /// Longest silence from dispatch to the first token, or to the whole
-    /// answer when it is not a stream.
+    /// Longest silence from dispatch to the first token of a stream.
     pub first_token_timeout: Span,
+    /// Longest time from dispatch to the whole of an answer that is not a stream.
+    /// One that takes longer is answered with 504 and sent nowhere else; its
+    /// replica stays in service.
+    pub answer_timeout: Span,
     /// Longest silence inside a stream.
     pub stream_idle_timeout: Span,
     /// How long an unused connection to an engine is kept. Keep it below the
@@ -65,6 +68,7 @@ impl Default for Upstream {
         Self {
             connect_timeout: Span::secs(2),
             first_token_timeout: Span::secs(600),
+            answer_timeout: Span::secs(1800),
             stream_idle_timeout: Span::secs(120),
             keep_alive: Span::secs(4),
         }
@@ -136,12 +140,12 @@ pub struct Health {
     /// Time over which the limit of a new or re-admitted replica grows to its
     /// full size.
     pub slow_start: Span,
-    /// How long a replica that said "busy" without a time gets no new work.
+    /// How long a replica that said "busy" without a time gets no new work; twice
+    /// as long each time that it says so again, up to 4 s.
     pub busy_backoff: Span,
     /// Largest share of a pool's replicas, 0 to 1, that may be out of service when
-    /// one more is ejected that answers, but badly (5xx, broken answers). One
-    /// always may, and so may those that refuse or drop connections or fall
-    /// silent.
+    /// one more is ejected that answers, but badly (5xx, broken answers), or is
+    /// silent. One always may, and so may those that refuse or drop connections.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub max_ejected: f64,
     /// How long requests without a first token may stay at a replica that is

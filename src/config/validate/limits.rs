@@ -130,6 +130,7 @@ pub(super) fn upstream(upstream: &Upstream, findings: &mut Findings<'_>) -> Upst
     UpstreamLimits {
         connect_timeout: time("connect_timeout", upstream.connect_timeout),
         first_token_timeout: time("first_token_timeout", upstream.first_token_timeout),
+        answer_timeout: time("answer_timeout", upstream.answer_timeout),
         stream_idle_timeout: time("stream_idle_timeout", upstream.stream_idle_timeout),
         keep_alive: upstream.keep_alive.0,
     }

@@ -8,6 +8,7 @@ mod pool;
 mod reading;
 mod rest;
 mod search;
+mod silence;
 mod used;
 
 use std::collections::BTreeSet;
@@ -204,9 +205,6 @@ impl Fleet {
         self.take_adapter(id, booking);
         self.refresh_one_more(id, now);
         let stay = self.change(id, now, |node| {
-            if node.ledger.streams == 0 {
-                node.watch.sign(now);
-            }
             node.ledger.add(booking);
             node.vitals.sent(now);
             node.sent += u64::from(booking.seqs);
@@ -274,6 +272,9 @@ impl Fleet {
         let buffer = self.node(id).and_then(|node| self.pools.get(node.pool.index())).map_or(0, |p| p.buffer);
         self.change(id, now, |node| {
             node.learned.learn(&report, node.ledger.seqs, buffer);
+            if node.gauges.moved(&report) {
+                node.watch.sign(now);
+            }
             node.report = Some((now, report));
             node.rest.worked(node.ledger.jobs, node.sent, report.progress);
             let fell_asleep = report.asleep.is_some_and(|asleep| node.rest.report(now, asleep));
@@ -338,16 +339,6 @@ impl Fleet {
         for member in state.members.clone() {
             self.refresh(member, now);
         }
-    }
-
-    /// Whether the replica owes tokens and has been silent for too long; looks
-    /// when it is time to.
-    pub fn has_stalled(&mut self, id: ReplicaId, now: Tick) -> bool {
-        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return false };
-        let patience = node.patience();
-        let stalled = node.watch.look(now, patience);
-        self.refresh(id, now);
-        stalled
     }
 
     /// The next replica for which something is due, if any is.
@@ -465,7 +456,7 @@ impl Fleet {
             node.reads_guest = reads;
             let dormant = pool.is_dormant() || pool.is_away();
             let patience = node.patience();
-            node.watch.arm(now, node.ledger.streams > 0, patience);
+            node.watch.arm(now, node.owes(), patience);
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
             self.turns += u64::from(up != node.up);
             self.fell_empty |= node.up && pool.up == 0;

@@ -21,7 +21,7 @@ use crate::core::snapshot::ReplicaState;
 use crate::core::speed::{Bin, Speed, Speeds};
 use crate::core::time::Tick;
 use crate::core::vitals::Vitals;
-use crate::core::watch::{Watch, patience};
+use crate::core::watch::{Gauges, Watch};
 
 use super::pool::PoolState;
 use super::reading::Reading;
@@ -89,6 +89,9 @@ pub(super) struct Node {
     /// How an operator has closed it to new work.
     pub(super) closed: Option<Closed>,
     pub(super) watch: Watch,
+    /// Streams there that wait for their clients.
+    pub(super) paused: u32,
+    pub(super) gauges: Gauges,
     pub(super) rest: Rest,
     /// How long it is idle before it sleeps, if it ever does.
     pub(super) idle_after: Option<Duration>,
@@ -139,6 +142,8 @@ impl Node {
             vitals: Vitals::default(),
             closed: None,
             watch: Watch::default(),
+            paused: 0,
+            gauges: Gauges::default(),
             rest: Rest::default(),
             idle_after: None,
             foreign: Foreign::default(),
@@ -200,12 +205,6 @@ impl Node {
 
     pub(super) fn is_up(&self, now: Tick, rules: &Health) -> bool {
         matches!(self.state(now, rules), ReplicaState::Serving | ReplicaState::SlowStart)
-    }
-
-    /// How long it may be silent now.
-    pub(super) fn patience(&self) -> Duration {
-        let gap = self.pace.mean().map_or(0, |mean| mean as u64);
-        patience(self.outlook().wait, self.speed.is_known().then_some(gap))
     }
 
     /// When something is due.
@@ -310,6 +309,6 @@ impl Node {
         self.vitals.join(now);
         (self.speed, self.pace, self.learned) =
             (Speed::default(), PaceLimit::default(), LearnedSeqs::default());
-        (self.foreign, self.rest) = (Foreign::default(), Rest::default());
+        (self.foreign, self.rest, self.gauges) = (Foreign::default(), Rest::default(), Gauges::default());
     }
 }

@@ -73,6 +73,8 @@ impl Scheduler {
         let spec = JobSpec { fit: self.placement.fit(spec.model, spec.context), ..spec };
         let mut job = Job::new(spec, prefix, self.arrivals);
         job.hold = hold;
+        let now = self.now;
+        job.known_suspect = spec.fingerprint.is_some_and(|known| self.suspects.contains(known, now));
         self.give_place(&mut job);
         self.weigh(&mut job);
         let (tenant, work) = (job.spec.tenant, job.work);

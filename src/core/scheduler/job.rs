@@ -65,6 +65,10 @@ pub(super) struct Job {
     pub(super) suspect: bool,
     /// Replicas that failed it in such a way, with their epochs then.
     pub(super) tried: SmallVec<[(ReplicaId, u32); 2]>,
+    /// Replicas that were silent about it.
+    pub(super) silences: u8,
+    /// The same request was a suspect before; see [`crate::core::suspects`].
+    pub(super) known_suspect: bool,
     /// How often it lost its place to others.
     pub(super) preemptions: u32,
     /// The pool where it may lose its place, and its turn there.
@@ -151,6 +155,8 @@ impl Job {
             failures: 0,
             suspect: false,
             tried: SmallVec::new(),
+            silences: 0,
+            known_suspect: false,
             preemptions: 0,
             movable: None,
             passed: 0,
@@ -170,6 +176,7 @@ impl Job {
             suspect: self.suspect,
             guest,
             streams: self.spec.streams,
+            watched: self.is_watched(),
             adapter: None,
         }
     }

@@ -11,7 +11,8 @@
 //!   [`crate::core::limits`] and [`crate::core::fleet`]; of which pool:
 //!   [`crate::core::placement`];
 //! * large jobs among small ones: `dispatch`;
-//! * what a fault does to the job and to the replica: `settle`, `health`;
+//! * what a fault does to the job and to the replica: `settle`, `health`; what
+//!   silence does: `silence`;
 //! * what tenants and keys may use: [`crate::core::budget`], `spend`;
 //! * what jobs cost: [`crate::core::cost`], `charge`;
 //! * what may wait: [`crate::core::admission`]; in which class: `demote`;
@@ -53,6 +54,7 @@ mod recall;
 mod reload;
 mod rest;
 mod settle;
+mod silence;
 mod spare;
 mod spend;
 mod timer;
@@ -83,6 +85,7 @@ use crate::core::prefix::PrefixIndex;
 use crate::core::queue::{LaneKey, Load, Queue};
 use crate::core::scale::memory::Memory;
 use crate::core::sessions::Sessions;
+use crate::core::suspects::Suspects;
 use crate::core::time::Tick;
 
 use job::Job;
@@ -104,6 +107,7 @@ pub struct Scheduler {
     expected: Expected,
     prefixes: PrefixIndex,
     sessions: Sessions,
+    suspects: Suspects,
     movable: BTreeMap<PoolId, BTreeSet<Movable>>,
     deadlines: BTreeSet<(Tick, JobId)>,
     /// Jobs whose prompts are read, by when they may count as that.
@@ -163,6 +167,7 @@ impl Scheduler {
             expected: Expected::default(),
             prefixes: PrefixIndex::default(),
             sessions: Sessions::default(),
+            suspects: Suspects::default(),
             movable: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             reading: BTreeSet::new(),
@@ -215,6 +220,8 @@ impl Scheduler {
                 self.fleet.pace(replica, &pace, now);
                 self.touch_replica(replica);
             }
+            Event::Heard { replica } => self.fleet.heard(replica, now),
+            Event::Paused { replica, streams } => self.fleet.pause(replica, streams, now),
             Event::Left { job, usage } => self.left(job, usage, out),
             Event::FirstToken { job } => self.first_token(job),
             Event::Finished { job, outcome } => self.finished(job, outcome, out),

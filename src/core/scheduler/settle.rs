@@ -65,6 +65,7 @@ impl Scheduler {
                 false => self.fleet.answered(run.replica, took, (run.raw, run.booking.weight), self.now),
             }
             self.note_start(&run);
+            self.clear_suspect(id, &run);
             self.touch_replica(run.replica);
         }
     }
@@ -79,6 +80,9 @@ impl Scheduler {
                     self.note_start(&run);
                 }
                 self.fleet.proved(run.replica, self.now);
+                if usage != Usage::Exact(Tokens::default()) {
+                    self.fleet.heard(run.replica, self.now);
+                }
                 self.release(id, &run, None, out);
                 if let Some(job) = self.jobs.remove(&id) {
                     self.lengths.learn(&job.spec, usage);
@@ -126,7 +130,11 @@ impl Scheduler {
             job.interrupted(output, self.now + class.map_or(Duration::ZERO, |class| class.max_wait));
         }
         let (failures, lane) = (job.failures, LaneKey::of(&job.spec));
-        let exhausted = counts && failures >= self.policy.retry.max_attempts.max(1);
+        let hopeless = fault == Fault::Overtime || (fault == Fault::Silent && job.is_suspect());
+        let exhausted = counts && (hopeless || failures >= self.policy.retry.max_attempts.max(1));
+        if fault == Fault::Silent && begun.is_some() {
+            self.note_silence(id);
+        }
         let is_free = !counts || self.is_part_of_a_fall(&run, suspect);
 
         if !run.booking.started

@@ -15,6 +15,7 @@ use crate::proxy::gate::{Placement, Ticket};
 use crate::proxy::handler::{Proxy, place};
 use crate::proxy::order::Order;
 use crate::proxy::record::Record;
+use crate::proxy::resets::MOST_SENDS;
 use crate::proxy::shadow::Half;
 use crate::proxy::stream::{EngineStream, Step};
 use crate::telemetry::event::{RequestOutcome, ShadowSkipped};
@@ -90,11 +91,11 @@ async fn answer(
     let settings = proxy.settings.load_full();
     let place = place(&settings, placement);
     record.sent(place);
-    let tries = Tries { upstreams: &proxy.upstreams, order, headers, so_far: None };
+    let tries = Tries { upstreams: &proxy.upstreams, paces: &proxy.paces, order, headers, so_far: None };
     let attempt = tokio::select! {
         biased;
         why = ticket.recalled() => return Some(why.name()),
-        attempt = tries.at(&settings, place, record) => attempt,
+        attempt = tries.at(&settings, place, MOST_SENDS, record) => attempt,
     };
     match attempt {
         Attempt::Stream { stream, whole, .. } if ticket.first_token() => {

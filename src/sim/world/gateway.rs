@@ -97,6 +97,7 @@ impl Gateway {
             goes_on: false,
             context: u64::from(arrival.prompt) + u64::from(arrival.output),
             fit: 0,
+            fingerprint: None,
             session: None,
         }
     }
@@ -166,6 +167,7 @@ impl Router for Gateway {
                 | Action::HandOver { .. }
                 | Action::Eject { .. }
                 | Action::Spare { .. }
+                | Action::Inspect { .. }
                 | Action::PoolDown { .. }
                 | Action::Readmit { .. }
                 | Action::Sleep { .. }

@@ -25,6 +25,7 @@ mod rests;
 mod scale;
 mod shares;
 mod shedding;
+mod silences;
 mod spare;
 mod storm;
 mod unmet;
@@ -119,6 +120,7 @@ fn spec(id: u64) -> JobSpec {
         goes_on: false,
         context: 0,
         fit: 0,
+        fingerprint: None,
         session: None,
     }
 }
