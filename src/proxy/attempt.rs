@@ -1,15 +1,17 @@
 //! One try at one replica, up to the point where the client may be told.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
-use crate::config::settings::{EngineKind, PoolEdge, Settings};
+use crate::config::settings::{EngineKind, PoolEdge, RequestLimits, Settings};
 use crate::core::event::Fault;
 use crate::core::job::Usage;
+use crate::proxy::answer_memory::{AnswerMemory, AnswerShare};
 use crate::proxy::continuation::counted;
 use crate::proxy::gather::Gathered;
 use crate::proxy::order::Order;
@@ -38,6 +40,8 @@ pub(super) enum Attempt {
     Answer { status: StatusCode, head: HeaderMap, body: Spliced, usage: Usage },
     /// The engine refuses the request for a reason that is the client's.
     Refused(ApiError),
+    /// The engine answered, and there was no room for its answer.
+    NoMemory(ApiError),
     /// The engine failed, having consumed this; the client has seen nothing.
     Failed(Fault, Usage),
 }
@@ -59,6 +63,7 @@ impl Attempt {
 #[derive(Debug)]
 pub(super) struct Tries<'a> {
     pub(super) upstreams: &'a Upstreams,
+    pub(super) answers: &'a Arc<AnswerMemory>,
     pub(super) order: &'a Order,
     /// The client's headers that go upstream.
     pub(super) headers: &'a HeaderMap,
@@ -107,7 +112,7 @@ impl Tries<'_> {
             };
             note_connect(&sent, record);
             let judge = self.judge(pool.engine, shown_model.clone(), so_far);
-            self.read(sent.exchange, judge, shown_model, edge.requests.max_answer_bytes).await
+            self.read(sent.exchange, judge, shown_model, &edge.requests).await
         };
         let deadline = begun + edge.upstream.first_token_timeout;
         let attempt = timeout_at(deadline, Box::pin(trying)).await;
@@ -134,16 +139,17 @@ impl Tries<'_> {
         exchange: Exchange,
         judge: StreamJudge,
         shown_model: Option<String>,
-        max_answer_bytes: u64,
+        limits: &RequestLimits,
     ) -> Attempt {
         if self.order.peek.stream && is_event_stream(&exchange) {
             return first_token(exchange, judge).await;
         }
         let status = exchange.head.status;
         let head = exchange.head.headers.clone();
-        let body = match whole_body(exchange, max_answer_bytes).await {
+        let share = self.answers.share(self.order.spec.tenant, limits);
+        let body = match held_body(exchange, limits.max_answer_bytes, share).await {
             Ok(body) => body,
-            Err(fault) => return Attempt::failed(fault),
+            Err(failed) => return failed,
         };
         match judge_answer(self.order.api, status, &head, &body, shown_model.as_deref()) {
             Answer::Success { body, usage } => Attempt::Answer { status, head, body, usage },
@@ -260,4 +266,26 @@ pub(super) async fn whole_body(mut exchange: Exchange, limit: u64) -> Result<Byt
         gathered.push(data);
     }
     Ok(gathered.finish())
+}
+
+/// The same for an answer on its way to a client: its bytes are counted in
+/// `share` until the last of them is gone.
+async fn held_body(mut exchange: Exchange, limit: u64, mut share: AnswerShare) -> Result<Bytes, Attempt> {
+    let declared =
+        exchange.head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let expected = declared.filter(|bytes: &u64| *bytes <= limit);
+    if let Some(bytes) = expected {
+        share.grow(bytes).await.map_err(Attempt::NoMemory)?;
+    }
+    let mut gathered = Gathered::new(expected.and_then(|bytes| usize::try_from(bytes).ok()));
+    while let Some(data) = exchange.data().await {
+        let data = data.map_err(|_| Attempt::failed(Fault::Reset))?;
+        let bytes = (gathered.len() + data.len()) as u64;
+        if bytes > limit {
+            return Err(Attempt::failed(Fault::Malformed));
+        }
+        share.grow(bytes).await.map_err(Attempt::NoMemory)?;
+        gathered.push(data);
+    }
+    Ok(share.bind(gathered.finish()))
 }

@@ -10,10 +10,12 @@ use http::header::HeaderValue;
 use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
+use tokio_util::task::TaskTracker;
 
 use crate::config::settings::Settings;
 use crate::core::event::{Event, Outcome, RejectReason, Rejection};
 use crate::core::job::{Tokens, Usage};
+use crate::proxy::answer_memory::AnswerMemory;
 use crate::proxy::attempt::{Attempt, Tries};
 use crate::proxy::auth::{Caller, Doorman, Identity};
 use crate::proxy::body::AnswerBody;
@@ -61,6 +63,10 @@ pub struct Proxy {
     pub upstreams: Upstreams,
     /// Bodies held.
     pub bodies: Arc<BodyBudget>,
+    /// Answers held.
+    pub answers: Arc<AnswerMemory>,
+    /// The tasks that read streams from engines.
+    pub pumps: TaskTracker,
     /// Where events go.
     pub telemetry: Telemetry,
     /// What counts prompts.
@@ -344,7 +350,7 @@ impl Proxy {
         ticket: &mut Ticket,
         record: &mut Record,
     ) -> Result<Answered, Unserved> {
-        let tries = Tries { upstreams: &self.upstreams, order, headers, so_far };
+        let tries = Tries { upstreams: &self.upstreams, answers: &self.answers, order, headers, so_far };
         let before = record.usage;
         loop {
             let waiting_since = record.clock.now();
@@ -376,6 +382,9 @@ impl Proxy {
                 }
                 Ok(Attempt::Refused(error)) if ticket.finish(Outcome::Done(before.unwrap_or(NOTHING))) => {
                     record.usage = Some(before.unwrap_or(NOTHING));
+                    return Err(Unserved::Refused(error));
+                }
+                Ok(Attempt::NoMemory(error)) if ticket.finish(Outcome::Done(Usage::Unknown)) => {
                     return Err(Unserved::Refused(error));
                 }
                 Ok(Attempt::Failed(fault, usage))

@@ -1,5 +1,6 @@
 //! The request path: everything between a client's socket and an engine's.
 
+pub mod answer_memory;
 pub mod auth;
 pub mod clock;
 pub mod gate;
@@ -22,9 +23,10 @@ mod early;
 mod gather;
 mod local;
 mod order;
+mod pump;
 mod record;
-mod relay;
 mod respond;
 mod session;
 mod stream;
+mod stream_buffer;
 mod window;

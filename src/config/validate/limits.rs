@@ -81,6 +81,15 @@ pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findin
     let max_body_bytes = bytes("max_body", requests.max_body);
     let max_total_body_bytes = bytes("max_total_body", requests.max_total_body);
     let max_answer_bytes = bytes("max_answer", requests.max_answer);
+    let max_total_answer_bytes = bytes("max_total_answer", requests.max_total_answer);
+    let stream_buffer_bytes = bytes("stream_buffer", requests.stream_buffer);
+    for (key, size) in [("max_answer", requests.max_answer), ("stream_buffer", requests.stream_buffer)] {
+        if size > requests.max_total_answer {
+            let message = format!("{size} is more than all answers together may have");
+            let hint = format!("max_total_answer is {}", requests.max_total_answer);
+            findings.error(&section.key(key), message, hint);
+        }
+    }
     if max_body_bytes > max_total_body_bytes {
         let message = format!("{} is more than all bodies together may have", requests.max_body);
         let hint = format!("max_total_body is {}", requests.max_total_body);
@@ -93,7 +102,15 @@ pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findin
     }
     let class_header = header(&requests.class_header, &section.key("class_header"), findings);
     let keepalive = positive(requests.keepalive, &section.key("keepalive"), findings);
-    RequestLimits { max_body_bytes, max_total_body_bytes, max_answer_bytes, class_header, keepalive }
+    RequestLimits {
+        max_body_bytes,
+        max_total_body_bytes,
+        max_answer_bytes,
+        max_total_answer_bytes,
+        stream_buffer_bytes: usize::try_from(stream_buffer_bytes).unwrap_or(usize::MAX),
+        class_header,
+        keepalive,
+    }
 }
 
 /// The name of a header that means nothing else, in lower case.

@@ -90,7 +90,7 @@ async fn answer(
     let settings = proxy.settings.load_full();
     let place = place(&settings, placement);
     record.sent(place);
-    let tries = Tries { upstreams: &proxy.upstreams, order, headers, so_far: None };
+    let tries = Tries { upstreams: &proxy.upstreams, answers: &proxy.answers, order, headers, so_far: None };
     let attempt = tokio::select! {
         biased;
         why = ticket.recalled() => return Some(why.name()),
@@ -108,6 +108,7 @@ async fn answer(
             record.succeeded(usage);
         }
         Attempt::Refused(error) if ticket.finish(Outcome::Done(NOTHING)) => refused(&error, NOTHING, record),
+        Attempt::NoMemory(_) => return Some("memory"),
         Attempt::Failed(fault, usage) if ticket.failed_unseen(fault, usage) => {
             failed(fault, usage, record);
         }
