@@ -22,7 +22,7 @@ use crate::wire::error::ApiError;
 /// Counts are multiples of it, so a client that keeps up costs no count at all.
 const PAGE: u64 = 4096;
 /// How long a whole answer waits for room.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// When a client may come back whose answer found none.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 

@@ -35,6 +35,7 @@ mod rig;
 mod shadows;
 mod simulate;
 mod sleeping;
+mod slow_clients;
 mod tap;
 mod tls;
 mod tokens;

@@ -52,7 +52,8 @@ impl SendProgress {
     /// The client took this many bytes.
     pub(super) fn took(&mut self, bytes: u64) {
         self.rests();
-        if self.left == self.limit || bytes == 0 {
+        // Who was too late stays so.
+        if self.left == self.limit || self.left.is_zero() || bytes == 0 {
             return;
         }
         self.left = match self.rate {
@@ -68,8 +69,9 @@ impl SendProgress {
     /// Bytes wait: whether the client is too late with them. Otherwise the task
     /// is woken when it is.
     pub(super) fn overdue(&mut self, cx: &mut Context<'_>) -> bool {
-        let since = *self.waiting.get_or_insert_with(Instant::now);
-        self.alarm.rings(cx, since + self.left)
+        let now = Instant::now();
+        let deadline = *self.waiting.get_or_insert(now) + self.left;
+        now >= deadline || self.alarm.rings(cx, deadline)
     }
 }
 
@@ -120,10 +122,10 @@ mod tests {
     }
 
     /// The seconds until a client is cut off that takes `bytes` every `every`
-    /// seconds, within a day.
+    /// seconds, within an hour.
     async fn lasts(mut progress: SendProgress, bytes: u64, every: u64) -> Option<u64> {
         let mut cx = Context::from_waker(Waker::noop());
-        for second in 0..86_400 {
+        for second in 0..3_600 {
             if progress.overdue(&mut cx) {
                 return Some(second);
             }
@@ -138,8 +140,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_below_the_rate_is_late_in_the_end() {
         assert_eq!(lasts(progress(1024), 0, 1).await, Some(60));
-        assert_eq!(lasts(progress(1024), 512, 1).await, Some(119));
-        assert_eq!(lasts(progress(1024), 1, 59).await, Some(60));
+        assert_eq!(lasts(progress(1024), 512, 1).await, Some(120));
+        assert_eq!(lasts(progress(1024), 1, 59).await, Some(61));
         assert_eq!(lasts(progress(1024), 1024, 1).await, None);
         assert_eq!(lasts(progress(1024), 16 * 1024, 16).await, None);
     }

@@ -31,7 +31,7 @@ use crate::proxy::server::state::ConnState;
 const LINGER: Duration = Duration::from_secs(30);
 const LINGER_BYTES: usize = 1024 * 1024 * 1024;
 /// How long it waits for more of that, and for its own last bytes to leave.
-const LINGER_SILENCE: Duration = Duration::from_secs(2);
+const LINGER_SILENCE: Duration = Duration::from_secs(5);
 
 /// A client's HTTP/1 byte stream.
 #[derive(Debug)]
