@@ -3,8 +3,8 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use penstock_loadtest::{
-    abandon, chaos, closed, compare, core_bench, count_bench, engine, engines, key_bench, no_harm, process, proxy, replay,
-    run, scaler, streams,
+    abandon, chaos, closed, compare, core_bench, count_bench, engine, engines, key_bench, no_harm, process,
+    proxy, replay, run, scaler, streams,
 };
 
 /// Load generator and measuring tools for an OpenAI-compatible gateway.

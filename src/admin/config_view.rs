@@ -64,6 +64,8 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "tenant_body_share": f64::from(edge.requests.tenant_body_permille) / 1000.0,
             "min_body_rate": edge.requests.min_body_rate,
             "max_answer_bytes": edge.requests.max_answer_bytes,
+            "max_total_answer_bytes": edge.requests.max_total_answer_bytes,
+            "stream_buffer_bytes": edge.requests.stream_buffer_bytes,
             "class_header": edge.requests.class_header,
         },
         "upstream": {
@@ -100,6 +102,8 @@ fn startup_view(startup: &Startup) -> Value {
             "max_connections": door.max_connections,
             "head_timeout": secs(door.head_timeout),
             "body_timeout": secs(door.body_timeout),
+            "send_timeout": secs(door.send_timeout),
+            "min_send_rate": door.min_send_rate,
             "idle_timeout": secs(door.idle_timeout),
             "max_head_bytes": door.max_head_bytes,
             "handshake_timeout": secs(door.handshake_timeout),

@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{Instant, timeout};
+use tokio_util::task::TaskTracker;
 
 use crate::admin::{self, AdminHandle, AdminState, AdminTls};
 use crate::app::calendar::{self, Today};
@@ -101,6 +102,8 @@ fn make_proxy(
         doorman: Doorman::default(),
         upstreams: Upstreams::default(),
         bodies: Arc::default(),
+        answers: Arc::default(),
+        pumps: TaskTracker::new(),
         telemetry: telemetry.clone(),
         meter: Arc::default(),
         windows: Arc::new(move |settings, model, pool| view.window(settings, model, pool)),
@@ -266,6 +269,9 @@ impl Gateway {
             abort.cancel();
             let _ended = timeout(GOODBYE, serving).await;
         }
+        // What their clients left behind is written down first.
+        self.proxy.pumps.close();
+        let _ended = timeout(GOODBYE, self.proxy.pumps.wait()).await;
         self.scale.stop().await;
         idle::write(&self.proxy);
         self.sources.stop().await;

@@ -25,11 +25,11 @@ use crate::proxy::handler::Proxy;
 use crate::proxy::server::{DoorEvents, Refusal};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    CertificateLoaded, ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused,
-    HandshakeFailed, ModelMismatch, OverrideExpired, PoolDown, PoolStarted, PoolWanted, ProbeFailed,
-    ReplicaEjected, ReplicaReadmitted, ReplicaRested, ReplicaSpared, ReplicaTurned, ReplicasChanged,
-    RestFailed, RestUnknown, ScrapeFailed, ScrapeRecovered, SourceBack, SourceEmpty, SourceLost,
-    SourceTooLarge,
+    AnswerCutOff, CertificateLoaded, ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged,
+    ConnectionRefused, HandshakeFailed, ModelMismatch, OverrideExpired, PoolDown, PoolStarted, PoolWanted,
+    ProbeFailed, ReplicaEjected, ReplicaReadmitted, ReplicaRested, ReplicaSpared, ReplicaTurned,
+    ReplicasChanged, RestFailed, RestUnknown, ScrapeFailed, ScrapeRecovered, SourceBack, SourceEmpty,
+    SourceLost, SourceTooLarge,
 };
 use crate::telemetry::metrics::EngineView;
 use crate::tls;
@@ -108,6 +108,10 @@ impl DoorEvents for DoorWatch {
 
     fn refused(&self, why: Refusal) {
         ConnectionRefused { reason: why.label() }.emit(&self.telemetry);
+    }
+
+    fn cut_off(&self) {
+        AnswerCutOff.emit(&self.telemetry);
     }
 
     fn handshake_failed(&self, why: tls::Trouble) {

@@ -72,6 +72,11 @@ pub struct Door {
     pub head_timeout: Duration,
     /// Longest time without a byte of a request body.
     pub body_timeout: Duration,
+    /// How far a client may fall behind with its answer.
+    pub send_timeout: Duration,
+    /// Bytes a second that a client must take on average while bytes wait for
+    /// it; 0 = any progress will do.
+    pub min_send_rate: u64,
     /// How long a connection may stay open without a request.
     pub idle_timeout: Duration,
     /// Bytes of a request head.
@@ -238,6 +243,11 @@ pub struct RequestLimits {
     pub min_body_rate: u64,
     /// Bytes of one answer that is not a stream.
     pub max_answer_bytes: u64,
+    /// Bytes of all answers held at once, streams and others.
+    pub max_total_answer_bytes: u64,
+    /// Bytes of one stream that are held for a client that reads more slowly
+    /// than the engine writes.
+    pub stream_buffer_bytes: usize,
     /// The header by which a client may ask for a class, lower case.
     pub class_header: String,
     /// Time between two signs of life to a client that has only the head of its

@@ -11,7 +11,7 @@ const MOST_SEQS: u32 = 1 << 16;
 /// Sequences that a request may ask for of a replica of which nothing is known:
 /// what vLLM runs by default on the largest accelerators. What was learned of it
 /// bounds what it gets, not what a client may ask.
-const MOST_SEQS: u32 = 1024;
+const MOST_ASKED: u32 = 1024;
 
 /// The learned part of a sequence limit, used where neither the operator nor
 /// the engine says how many sequences it runs.
@@ -76,10 +76,10 @@ pub fn full_seqs(configured: Option<u32>, reported: Option<u32>, learned: Learne
 }
 
 /// Sequences that a request may ask for at once: what the operator says, else the
-/// engine, plus what may wait inside it; [`MOST_SEQS`] where nobody says.
+/// engine, plus what may wait inside it; [`MOST_ASKED`] where nobody says.
 #[must_use]
 pub fn most_seqs(configured: Option<u32>, reported: Option<u32>, buffer: u32) -> u32 {
-    configured.or(reported).unwrap_or(MOST_SEQS).max(1).saturating_add(buffer)
+    configured.or(reported).unwrap_or(MOST_ASKED).max(1).saturating_add(buffer)
 }
 
 /// The limit while a replica comes back: so many eighths of it, at least 1.

@@ -219,7 +219,15 @@ mod tests {
         let best = Some(Duration::from_millis(40));
         let objective = Duration::from_millis(50);
         for _ in 0..100 {
-            let at = Conditions { running: 10, step: 8.0 * MS, slope: 0.2 * MS, reading: 0.0, best, objective, wanted: None };
+            let at = Conditions {
+                running: 10,
+                step: 8.0 * MS,
+                slope: 0.2 * MS,
+                reading: 0.0,
+                best,
+                objective,
+                wanted: None,
+            };
             limit.learn(&pace, &at);
         }
         assert_eq!(limit.seqs(), 7, "one cut at a time");

@@ -54,7 +54,15 @@ pub struct Speed {
 
 impl Default for Speed {
     fn default() -> Self {
-        Self { observed: PRIOR, raw: PRIOR, weight: 0.0, raw_mean: 0.0, at: Tick::ZERO, seen: None, outlier: false }
+        Self {
+            observed: PRIOR,
+            raw: PRIOR,
+            weight: 0.0,
+            raw_mean: 0.0,
+            at: Tick::ZERO,
+            seen: None,
+            outlier: false,
+        }
     }
 }
 

@@ -1,15 +1,17 @@
 //! One try at one replica, up to the point where the client may be told.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
-use crate::config::settings::{EngineKind, PoolEdge, Settings};
+use crate::config::settings::{EngineKind, PoolEdge, RequestLimits, Settings};
 use crate::core::event::Fault;
 use crate::core::job::Usage;
+use crate::proxy::answer_memory::{AnswerMemory, AnswerShare};
 use crate::proxy::continuation::counted;
 use crate::proxy::gather::Gathered;
 use crate::proxy::handler::NOTHING;
@@ -47,6 +49,8 @@ pub(super) enum Attempt {
     /// The request gets no answer for a reason that is the client's: the engine
     /// refuses it, having consumed nothing, or answers more than is taken.
     Refused(ApiError, Usage),
+    /// The engine answered, and there was no room for its answer.
+    NoMemory(ApiError),
     /// The engine failed, having consumed this; the client has seen nothing.
     Failed(Fault, Usage),
 }
@@ -69,6 +73,7 @@ impl Attempt {
 pub(super) struct Tries<'a> {
     pub(super) upstreams: &'a Upstreams,
     pub(super) paces: &'a Paces,
+    pub(super) answers: &'a Arc<AnswerMemory>,
     pub(super) order: &'a Order,
     /// The client's headers that go upstream.
     pub(super) headers: &'a HeaderMap,
@@ -136,7 +141,7 @@ impl Tries<'_> {
             };
             note_connect(&sent, record);
             let judge = self.judge(pool.engine, shown_model.clone(), so_far);
-            self.read((sent.exchange, judge), shown_model, edge.requests.max_answer_bytes, &meter).await
+            self.read((sent.exchange, judge), shown_model, &edge.requests, &meter).await
         };
         let (limit, too_late) = match self.order.peek.stream {
             true => (edge.upstream.first_token_timeout, Fault::Silent),
@@ -168,7 +173,7 @@ impl Tries<'_> {
         &self,
         (exchange, judge): (Exchange, StreamJudge),
         shown_model: Option<String>,
-        max_answer_bytes: u64,
+        limits: &RequestLimits,
         meter: &Meter,
     ) -> Attempt {
         if self.order.peek.stream && is_event_stream(&exchange) {
@@ -179,17 +184,19 @@ impl Tries<'_> {
         // A server that refuses says nothing of the engine behind it.
         let heard = || {
             if status.is_success() {
-                meter.hear()
+                meter.hear();
             }
         };
-        let body = match whole_body(exchange, max_answer_bytes, heard).await {
+        let share = self.answers.share(self.order.spec.tenant, limits);
+        let body = match held_body(exchange, limits.max_answer_bytes, share, heard).await {
             Ok(body) => body,
             Err(Cut::BrokenOff) => return Attempt::failed(Fault::Reset),
             // Every engine would answer as much, after as much work.
             Err(Cut::TooLarge) => {
-                let error = ApiError::answer_too_large(self.order.api, max_answer_bytes);
+                let error = ApiError::answer_too_large(self.order.api, limits.max_answer_bytes);
                 return Attempt::Refused(error, Usage::Unknown);
             }
+            Err(Cut::NoMemory(error)) => return Attempt::NoMemory(error),
         };
         match judge_answer(self.order.api, status, &head, &body, shown_model.as_deref()) {
             Answer::Success { body, usage, finish_reason } => {
@@ -308,25 +315,54 @@ fn is_event_stream(exchange: &Exchange) -> bool {
 }
 
 /// Why an answer is not there whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Cut {
     /// The engine's connection broke.
     BrokenOff,
     /// It is longer than the limit.
     TooLarge,
+    /// There is no room for it.
+    NoMemory(ApiError),
 }
 
 /// Reads an answer of at most `limit` bytes whole; one that comes in one piece is
-/// not copied. Says `heard` for each piece.
-pub(super) async fn whole_body(mut exchange: Exchange, limit: u64, heard: impl Fn()) -> Result<Bytes, Cut> {
+/// not copied.
+pub(super) async fn whole_body(mut exchange: Exchange, limit: u64) -> Result<Bytes, Cut> {
     let mut gathered = Gathered::default();
     while let Some(data) = exchange.data().await {
         let data = data.map_err(|_| Cut::BrokenOff)?;
-        heard();
         if (gathered.len() + data.len()) as u64 > limit {
             return Err(Cut::TooLarge);
         }
         gathered.push(data);
     }
     Ok(gathered.finish())
+}
+
+/// The same for an answer on its way to a client: its bytes are counted in
+/// `share` until the last of them is gone. Says `heard` for each piece.
+async fn held_body(
+    mut exchange: Exchange,
+    limit: u64,
+    mut share: AnswerShare,
+    heard: impl Fn(),
+) -> Result<Bytes, Cut> {
+    let declared =
+        exchange.head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let expected = declared.filter(|bytes: &u64| *bytes <= limit);
+    if let Some(bytes) = expected {
+        share.grow(bytes).await.map_err(Cut::NoMemory)?;
+    }
+    let mut gathered = Gathered::new(expected.and_then(|bytes| usize::try_from(bytes).ok()));
+    while let Some(data) = exchange.data().await {
+        let data = data.map_err(|_| Cut::BrokenOff)?;
+        heard();
+        let bytes = (gathered.len() + data.len()) as u64;
+        if bytes > limit {
+            return Err(Cut::TooLarge);
+        }
+        share.grow(bytes).await.map_err(Cut::NoMemory)?;
+        gathered.push(data);
+    }
+    Ok(share.bind(gathered.finish()))
 }

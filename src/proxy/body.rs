@@ -1,15 +1,22 @@
-//! What the gateway answers with.
+//! What the gateway answers with, as clients read it.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
+use tokio::task::AbortHandle;
 
-use crate::proxy::early::{Failure, HeldStream, Next};
-use crate::proxy::relay::{Relay, RelayBroken};
+use crate::proxy::stream_buffer::{BufferEnd, BufferReader};
 use crate::wire::splice::Spliced;
+
+/// A stream broke after its client had seen part of it. The connection is
+/// closed without a proper end, after an error event.
+#[derive(Debug, thiserror::Error)]
+#[error("the engine's stream broke")]
+pub struct RelayBroken;
 
 /// The body of an answer.
 #[derive(Debug)]
@@ -17,11 +24,7 @@ pub enum AnswerBody {
     /// Known whole.
     Whole(Spliced),
     /// A stream from an engine.
-    Stream(Box<Relay>),
-    /// A stream whose head is out before there is an answer.
-    Held(Box<HeldStream>),
-    /// What is left to say of one that came to nothing.
-    Failed(Failure),
+    Stream(StreamBody),
 }
 
 impl From<Bytes> for AnswerBody {
@@ -38,37 +41,69 @@ impl Body for AnswerBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RelayBroken>>> {
-        let this = self.get_mut();
-        loop {
-            match this {
-                Self::Whole(pieces) => {
-                    let never = |error: Infallible| match error {};
-                    return Pin::new(pieces).poll_frame(cx).map_err(never);
-                }
-                Self::Stream(relay) => return relay.poll_frame(cx),
-                Self::Held(held) => match ready!(held.poll_next(cx)) {
-                    Next::Sign(bytes) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
-                    Next::Answer(answer) => *this = answer,
-                },
-                Self::Failed(failure) => {
-                    let event = ready!(failure.poll_next(cx));
-                    return Poll::Ready(Some(event.map(Frame::data).ok_or(RelayBroken)));
-                }
+        match self.get_mut() {
+            Self::Whole(pieces) => {
+                let never = |error: Infallible| match error {};
+                Pin::new(pieces).poll_frame(cx).map_err(never)
             }
+            Self::Stream(stream) => stream.poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Whole(pieces) => pieces.is_end_stream(),
-            Self::Stream(_) | Self::Held(_) | Self::Failed(_) => false,
+            Self::Stream(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Whole(pieces) => pieces.size_hint(),
-            Self::Stream(_) | Self::Held(_) | Self::Failed(_) => SizeHint::default(),
+            Self::Stream(_) => SizeHint::default(),
         }
+    }
+}
+
+/// The client's side of a stream: what its buffer holds. Dropped early = the
+/// client left, which ends the task that fills it.
+pub struct StreamBody {
+    buffer: BufferReader,
+    filling: Option<AbortHandle>,
+    /// The last event of a broken stream is out; the transport has had its
+    /// turn to flush it.
+    flushed: bool,
+}
+
+impl StreamBody {
+    pub(super) const fn new(buffer: BufferReader, filling: Option<AbortHandle>) -> Self {
+        Self { buffer, filling, flushed: false }
+    }
+
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, RelayBroken>>> {
+        match ready!(self.buffer.poll_next(cx)) {
+            Ok(piece) => Poll::Ready(Some(Ok(Frame::data(piece)))),
+            Err(BufferEnd::Whole) => Poll::Ready(None),
+            Err(BufferEnd::Broken) if self.flushed => Poll::Ready(Some(Err(RelayBroken))),
+            Err(BufferEnd::Broken) => {
+                self.flushed = true;
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for StreamBody {
+    fn drop(&mut self) {
+        if let Some(filling) = &self.filling {
+            filling.abort();
+        }
+    }
+}
+
+impl fmt::Debug for StreamBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamBody").field("flushed", &self.flushed).finish_non_exhaustive()
     }
 }

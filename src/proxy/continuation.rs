@@ -1,8 +1,6 @@
 //! A stream that broke after its first token goes on at another replica: the
 //! job waits again, and the next engine is told what the client has.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -19,7 +17,6 @@ use crate::proxy::gate::Ticket;
 use crate::proxy::handler::{Answered, Proxy, replaced};
 use crate::proxy::intake::Held;
 use crate::proxy::order::Order;
-use crate::proxy::pace::Meter;
 use crate::proxy::record::Record;
 use crate::proxy::stream::EngineStream;
 use crate::proxy::upstream::{Call, Replica};
@@ -64,9 +61,6 @@ pub(super) enum Onward {
     /// The request is not to go on, for another reason.
     Ended(ApiError),
 }
-
-/// The way to the rest of a stream.
-pub(super) type Search = Pin<Box<dyn Future<Output = (Box<Live>, Onward)> + Send>>;
 
 /// Whether a stream of this order could go on elsewhere: by what it asks for,
 /// on every engine that serves its model, and with its body held until its end.
@@ -140,14 +134,7 @@ impl Live {
     }
 
     /// Waits for another replica and the rest of the stream from there.
-    pub(super) fn search(mut self: Box<Self>, so_far: SoFar) -> Search {
-        Box::pin(async move {
-            let onward = self.onward(&so_far).await;
-            (self, onward)
-        })
-    }
-
-    async fn onward(&mut self, so_far: &SoFar) -> Onward {
+    pub(super) async fn onward(&mut self, so_far: &SoFar) -> Onward {
         let Self { stream, ticket, record, continuation: Some(continuation) } = self else {
             return Onward::Broken;
         };
@@ -167,12 +154,6 @@ impl Live {
             }
             Ok(Ok(Answered::Whole { .. }) | Err(_)) | Err(_) => Onward::Broken,
         }
-    }
-
-    /// Counts the gaps of its stream, where they can be measured.
-    pub(super) fn meter(&self) -> Option<Arc<Meter>> {
-        let continuation = self.continuation.as_ref()?;
-        self.record.place.map(|place| continuation.proxy.paces.meter(place.replica))
     }
 }
 
@@ -210,6 +191,6 @@ async fn count(
     let body = Spliced::from(Bytes::from(body));
     let call = Call { method: Method::POST, path: "/tokenize", headers, body };
     let sent = replica.send(&call, limits).await.ok()?;
-    let answer = whole_body(sent.exchange, MAX_COUNT_BYTES, || {}).await.ok()?;
+    let answer = whole_body(sent.exchange, MAX_COUNT_BYTES).await.ok()?;
     serde_json::from_slice(&answer).ok().map(|Counted { count }| count)
 }

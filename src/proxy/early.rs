@@ -10,22 +10,22 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
-use std::{fmt, mem};
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
 use crate::core::event::Fault;
-use crate::core::ids::JobId;
-use crate::proxy::body::AnswerBody;
+use crate::core::ids::{JobId, TenantId};
+use crate::proxy::body::{AnswerBody, StreamBody};
 use crate::proxy::continuation::Live;
 use crate::proxy::handler::{Answered, Proxy, Served, Taken};
+use crate::proxy::pump::Pump;
 use crate::proxy::record::Record;
 use crate::proxy::respond::{SERVING_MODEL, answer_headers, note_error, stream_response};
+use crate::proxy::stream_buffer::{BufferEnd, BufferWriter};
 use crate::telemetry::event::RequestOutcome;
 use crate::wire::api::{Api, Dialect};
 use crate::wire::error::ApiError;
@@ -46,6 +46,7 @@ pub(super) struct Early {
     job: JobId,
     headers: HeaderMap,
     dialect: Dialect,
+    tenant: TenantId,
     /// Between two signs of life.
     every: Duration,
     sent: Arc<AtomicBool>,
@@ -68,7 +69,8 @@ impl Proxy {
         // Another model may serve in the end.
         headers.remove(SERVING_MODEL);
         let (job, dialect) = (order.spec.id, order.api.dialect());
-        Some(Early { job, headers, dialect, every: settings.edge.requests.keepalive, sent })
+        let tenant = order.spec.tenant;
+        Some(Early { job, headers, dialect, tenant, every: settings.edge.requests.keepalive, sent })
     }
 
     /// Waits for the answer, or for the request to be held.
@@ -89,46 +91,48 @@ impl Proxy {
             }
         }
         early.sent.store(true, Ordering::Relaxed);
+        let (writer, reader) = self.stream_buffer(early.tenant);
+        let held = HeldStream { proxy: Arc::clone(self), serving, writer };
         let sign = if early.dialect == Dialect::Anthropic { PING } else { COMMENT };
-        let mut beats = interval_at(Instant::now(), early.every);
-        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let held = HeldStream { proxy: Arc::clone(self), serving, beats, sign };
-        stream_response(early.headers, AnswerBody::Held(Box::new(held)))
+        let filling = self.pumps.spawn(held.run(early.every, sign)).abort_handle();
+        stream_response(early.headers, AnswerBody::Stream(StreamBody::new(reader, Some(filling))))
     }
 }
 
-/// The body behind an early head, until there is an answer.
-pub struct HeldStream {
+/// A request whose head is out, until there is an answer. Its client only
+/// listens: the request goes on whether or not the client reads.
+struct HeldStream {
     proxy: Arc<Proxy>,
     serving: Serving,
-    beats: Interval,
-    sign: &'static [u8],
-}
-
-/// What comes next of it.
-#[derive(Debug)]
-pub(super) enum Next {
-    /// A sign of life.
-    Sign(Bytes),
-    /// The body of the answer.
-    Answer(AnswerBody),
+    writer: BufferWriter,
 }
 
 impl HeldStream {
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
-        if let Poll::Ready(served) = self.serving.as_mut().poll(cx) {
-            return Poll::Ready(Next::Answer(self.answer(served)));
-        }
-        self.beats.poll_tick(cx).map(|_| Next::Sign(Bytes::from_static(self.sign)))
-    }
-
-    fn answer(&self, served: Served) -> AnswerBody {
+    /// Waits for the answer with signs of life, then passes it on.
+    async fn run(self, every: Duration, sign: &'static [u8]) {
+        let Self { proxy, mut serving, writer } = self;
+        let mut beats = interval_at(Instant::now(), every);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let served = loop {
+            tokio::select! {
+                biased;
+                served = &mut serving => break served,
+                _ = beats.tick() => {
+                    // One is enough for a client that does not read.
+                    if writer.is_empty() {
+                        writer.push([Bytes::from_static(sign)].into_iter());
+                    }
+                }
+            }
+        };
+        drop(serving);
         let Served { answered, mut record } = served;
         record.status = StatusCode::OK.as_u16();
         let error = match answered {
             Ok((Answered::Stream { stream, whole, .. }, ticket, continuation)) => {
+                record.streams();
                 let live = Box::new(Live { stream, ticket, record, continuation });
-                return AnswerBody::Stream(self.proxy.relay(live, whole));
+                return Pump::new(&proxy, live, whole, writer).run().await;
             }
             // The engine did not stream what it was asked to stream.
             Ok((Answered::Whole { .. }, ..)) => {
@@ -138,40 +142,7 @@ impl HeldStream {
             Err(error) => error,
         };
         note_error(&error, &mut record);
-        AnswerBody::Failed(Failure::Event(error.sse_event(record.api.dialect())))
-    }
-}
-
-impl fmt::Debug for HeldStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeldStream").finish_non_exhaustive()
-    }
-}
-
-/// The end of a stream that came to nothing.
-#[derive(Debug)]
-pub enum Failure {
-    /// The error event is to be told.
-    Event(Bytes),
-    /// The transport gets one turn to flush it.
-    Flush,
-    /// The connection is cut.
-    Cut,
-}
-
-impl Failure {
-    /// The event, then a turn of waiting, then nothing.
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        match mem::replace(self, Self::Cut) {
-            Self::Event(bytes) => {
-                *self = Self::Flush;
-                Poll::Ready(Some(bytes))
-            }
-            Self::Flush => {
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            Self::Cut => Poll::Ready(None),
-        }
+        writer.push([error.sse_event(record.api.dialect())].into_iter());
+        writer.end(BufferEnd::Broken);
     }
 }

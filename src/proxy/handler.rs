@@ -12,11 +12,13 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
 use tokio::time::sleep_until;
+use tokio_util::task::TaskTracker;
 
 use crate::config::settings::Settings;
 use crate::core::event::{Event, Fault, Outcome, RejectReason, Rejection};
 use crate::core::job::{JobSpec, Tokens, Usage};
 use crate::core::time::Tick;
+use crate::proxy::answer_memory::AnswerMemory;
 use crate::proxy::attempt::{Attempt, Tries};
 use crate::proxy::auth::{Caller, Doorman, Identity};
 use crate::proxy::body::AnswerBody;
@@ -65,6 +67,10 @@ pub struct Proxy {
     pub upstreams: Upstreams,
     /// Bodies held.
     pub bodies: Arc<BodyBudget>,
+    /// Answers held.
+    pub answers: Arc<AnswerMemory>,
+    /// The tasks that read streams from engines.
+    pub pumps: TaskTracker,
     /// Where events go.
     pub telemetry: Telemetry,
     /// What counts prompts.
@@ -354,8 +360,8 @@ impl Proxy {
         ticket: &mut Ticket,
         record: &mut Record,
     ) -> Result<Answered, Unserved> {
-        let (upstreams, paces) = (&self.upstreams, &*self.paces);
-        let tries = Tries { upstreams, paces, order, headers, so_far };
+        let (upstreams, paces, answers) = (&self.upstreams, &*self.paces, &self.answers);
+        let tries = Tries { upstreams, paces, answers, order, headers, so_far };
         let resumed = so_far.is_some_and(SoFar::is_resumed);
         let mut resets = Resets::default();
         let before = record.usage;
@@ -401,6 +407,9 @@ impl Proxy {
                     if ticket.finish(Outcome::Done(before.unwrap_or(usage))) =>
                 {
                     record.usage = Some(before.unwrap_or(usage));
+                    return Err(Unserved::Refused(error));
+                }
+                Ok(Attempt::NoMemory(error)) if ticket.finish(Outcome::Done(Usage::Unknown)) => {
                     return Err(Unserved::Refused(error));
                 }
                 Ok(Attempt::Failed(fault, usage))

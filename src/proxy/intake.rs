@@ -193,6 +193,8 @@ mod tests {
             tenant_body_permille: 500,
             min_body_rate: 1024,
             max_answer_bytes: MIB,
+            max_total_answer_bytes: MIB,
+            stream_buffer_bytes: 1,
             class_header: "x-class".to_owned(),
             keepalive: Duration::from_secs(10),
         }

@@ -1,5 +1,6 @@
 //! The request path: everything between a client's socket and an engine's.
 
+pub mod answer_memory;
 pub mod auth;
 pub mod clock;
 pub mod gate;
@@ -22,11 +23,12 @@ mod early;
 mod gather;
 mod local;
 mod order;
+mod pump;
 mod record;
-mod relay;
 mod resets;
 mod respond;
 mod session;
 mod stream;
+mod stream_buffer;
 mod tokenize;
 mod window;

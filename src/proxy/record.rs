@@ -269,6 +269,14 @@ impl Record {
         self.reason = Some(reason);
     }
 
+    /// Its stream is on its way to the client.
+    pub(super) fn streams(&mut self) {
+        self.status = 200;
+        if let Some(notice) = self.notice() {
+            notice.streams();
+        }
+    }
+
     /// It is sent to a replica.
     pub(super) fn sent(&mut self, place: Place) {
         self.place = Some(place);

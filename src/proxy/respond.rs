@@ -4,12 +4,14 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
 
+use crate::core::ids::TenantId;
 use crate::core::job::Usage;
-use crate::proxy::body::AnswerBody;
+use crate::proxy::body::{AnswerBody, StreamBody};
 use crate::proxy::continuation::Live;
 use crate::proxy::handler::{Answered, Proxy, Served};
+use crate::proxy::pump::Pump;
 use crate::proxy::record::Record;
-use crate::proxy::relay::Relay;
+use crate::proxy::stream_buffer::{BufferReader, BufferWriter, stream_buffer};
 use crate::telemetry::event::RequestOutcome;
 use crate::wire::api::Dialect;
 use crate::wire::catalogue::Kind;
@@ -33,7 +35,7 @@ impl Proxy {
             Ok((Answered::Stream { stream, head, whole }, ticket, continuation)) => {
                 let headers = answer_headers(&head, &record);
                 let live = Box::new(Live { stream, ticket, record, continuation });
-                stream_response(headers, AnswerBody::Stream(self.relay(live, whole)))
+                stream_response(headers, AnswerBody::Stream(self.stream(live, whole)))
             }
             Ok((Answered::Whole { status, head, body }, ..)) => {
                 whole_response(status, &head, body, &mut record)
@@ -43,17 +45,20 @@ impl Proxy {
     }
 
     /// The way of a stream to its client, from its first token on.
-    pub(super) fn relay(&self, mut live: Box<Live>, whole: Option<Usage>) -> Box<Relay> {
-        let record = &mut live.record;
-        record.status = StatusCode::OK.as_u16();
-        if let Some(notice) = record.notice() {
-            notice.streams();
-        }
-        let idle_timeout = self.settings.load().edge.upstream.stream_idle_timeout;
-        let meter = record.place.map(|place| self.paces.meter(place.replica));
-        let mut relay = Box::new(Relay::new(live, self.grace.watch(), idle_timeout));
-        relay.begins(meter, whole);
-        relay
+    pub(super) fn stream(&self, mut live: Box<Live>, whole: Option<Usage>) -> StreamBody {
+        live.record.streams();
+        let tenant = live.record.identity.as_ref().map_or(TenantId::new(0), |who| who.tenant);
+        let (writer, reader) = self.stream_buffer(tenant);
+        let pump = Pump::new(self, live, whole, writer);
+        let filling = (!pump.is_over()).then(|| self.pumps.spawn(pump.run()).abort_handle());
+        StreamBody::new(reader, filling)
+    }
+
+    /// A buffer for a stream of the tenant.
+    pub(super) fn stream_buffer(&self, tenant: TenantId) -> (BufferWriter, BufferReader) {
+        let settings = self.settings.load();
+        let limits = &settings.edge.requests;
+        stream_buffer(self.answers.share(tenant, limits), limits.stream_buffer_bytes)
     }
 }
 

@@ -148,7 +148,7 @@ impl Proxy {
         if !sent.exchange.head.status.is_success() {
             return None;
         }
-        let answer = whole_body(sent.exchange, MAX_COUNT_BYTES, || {}).await.ok()?;
+        let answer = whole_body(sent.exchange, MAX_COUNT_BYTES).await.ok()?;
         serde_json::from_slice(&answer).ok().map(|Answer { count }| count)
     }
 }

@@ -288,8 +288,27 @@ impl H2 {
 
     /// HTTP/2 on a connection that is there.
     pub(crate) async fn over<T: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: T) -> Self {
-        let (sender, connection) =
-            http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        Self::built(stream, &http2::Builder::new(TokioExecutor::new())).await
+    }
+
+    /// A connection whose streams have a window of so many bytes.
+    pub(crate) async fn with_window(to: SocketAddr, window: u32) -> Self {
+        let stream = soon("a connection", TcpStream::connect(to)).await.unwrap();
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder.initial_stream_window_size(window).adaptive_window(false);
+        Self::built(stream, &builder).await
+    }
+
+    /// Waits until the server has closed it.
+    pub(crate) async fn ended(mut self) {
+        let _ended = (&mut self.driver).await;
+    }
+
+    async fn built<T: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        stream: T,
+        builder: &http2::Builder<TokioExecutor>,
+    ) -> Self {
+        let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
         let driver = tokio::spawn(async move {
             // How it ends shows in the answers.
             let _ended = connection.await;

@@ -36,6 +36,8 @@ fn door() -> Door {
         max_connections: 64,
         head_timeout: Duration::from_millis(300),
         body_timeout: Duration::from_millis(300),
+        send_timeout: Duration::from_secs(5),
+        min_send_rate: 0,
         idle_timeout: Duration::from_secs(5),
         max_head_bytes: 8192,
         handshake_timeout: Duration::from_secs(5),

@@ -4,11 +4,13 @@
 
 use std::time::Duration;
 
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full};
 use penstock::sim::faults::FaultKind;
 use penstock::sim::server::{SimHandle, SimOptions, start_fleet};
 use serde_json::{Value, json};
 
-use crate::client::{Call, Raw};
+use crate::client::{Call, H2, Raw};
 use crate::rig::{MODEL, PATIENCE, Rig, TENANT, chat, head, pool_lines, soon, tenant_lines, until};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -157,4 +159,25 @@ async fn the_head_stays_back_where_it_is_not_allowed_or_not_a_stream_or_not_held
     assert!(answer.headers.contains_key("server-timing"));
     until("all is over", || early.waiting() == 0).await;
     tokio::time::sleep(Duration::ZERO).await;
+}
+
+/// The request goes on whether or not its client reads.
+#[tokio::test]
+async fn who_gives_no_window_behind_the_head_holds_no_replica() {
+    let (rig, urls) = rig(EARLY, 2).await;
+    let mut h2 = H2::with_window(rig.address(), 0).await;
+    let call = Call::post(CHAT, &chat(30, true)).key(rig.key(TENANT)).header("x-request-id", "deaf");
+    let body = BoxBody::new(Full::new(call.body.clone()).map_err(|never| match never {}));
+    soon("room for a request", h2.sender.ready()).await.unwrap();
+    let answer = soon("the head", h2.sender.send_request(call.http2(body))).await.unwrap();
+    assert_eq!((answer.status().as_u16(), rig.waiting()), (200, 1));
+    start(&rig, &urls).await;
+    let line = rig.line_of("deaf").await;
+    assert_eq!((&line["outcome"], &line["output_tokens"]), (&json!("success"), &json!(30)), "{line}");
+    rig.emptied_within(PATIENCE).await;
+    let states = [rig.engine(0).state(), rig.engine(1).state()];
+    assert_eq!(states.map(|state| state.total).iter().sum::<u64>(), 1, "one engine saw it, once");
+    assert!(rig.metric("penstock_ejections_total").await.abs() < 0.5);
+    drop((answer, h2));
+    until("the memory is given back", || rig.gateway.proxy().answers.held() == 0).await;
 }

@@ -37,6 +37,7 @@ mod shadows;
 mod silence;
 mod simulate;
 mod sleeping;
+mod slow_clients;
 mod tap;
 mod tls;
 mod tokens;

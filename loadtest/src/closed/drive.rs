@@ -166,7 +166,8 @@ async fn ask(closed: &Closed, number: u64, place: usize, connection: &mut Option
     let endpoint = &closed.targets[place];
     let body = closed.work.body(number);
     let start = Instant::now();
-    let mut record = Record { start, end: start, first: None, verdict: Verdict::Timeout, tokens: 0, prompt: 0 };
+    let mut record =
+        Record { start, end: start, first: None, verdict: Verdict::Timeout, tokens: 0, prompt: 0 };
     let exchange = async {
         let Some(mut open) = usable(connection.take(), endpoint).await else { return Verdict::Connect };
         let mut request = endpoint.request(closed.key.as_ref(), body);

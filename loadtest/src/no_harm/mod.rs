@@ -50,7 +50,8 @@ pub async fn measure(args: &NoHarmArgs) -> Result<Vec<Row>> {
         "there is no {}; build it in the same profile, or name it with --penstock",
         penstock.display()
     );
-    let most = cells.iter().map(|cell| cell.requests().clients as usize * cell.fleet.profiles().count()).max();
+    let most =
+        cells.iter().map(|cell| cell.requests().clients as usize * cell.fleet.profiles().count()).max();
     process::require_open_files(most.unwrap_or(0) + 64)?;
     let folder = Work::make("no-harm", args.keep.as_deref())?;
     let stage = Stage {

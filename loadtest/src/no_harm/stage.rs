@@ -109,7 +109,8 @@ impl Stage {
         );
         for (name, urls) in pools {
             // Writing to a String cannot fail.
-            let _ = writeln!(text, "  {name}: {{engine: vllm, models: [sim], replicas: [{}]}}", urls.join(", "));
+            let _ =
+                writeln!(text, "  {name}: {{engine: vllm, models: [sim], replicas: [{}]}}", urls.join(", "));
         }
         if (self.speedup - 1.0).abs() > 1e-9 {
             text.push_str("classes:\n");

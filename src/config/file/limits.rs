@@ -23,6 +23,15 @@ pub struct Requests {
     pub min_body_rate: Size,
     /// Bytes of one answer that is not a stream.
     pub max_answer: Size,
+    /// Bytes of all answers held for their clients at once; one tenant's take at
+    /// most half of it. When it is spent, streams are read only as fast as
+    /// their clients read them, and other answers wait a moment for room, then
+    /// get 503.
+    pub max_total_answer: Size,
+    /// Bytes of one stream that are held for a client that reads more slowly
+    /// than the engine writes. The replica is free once the engine has written
+    /// all of the answer, whether or not the client has read it.
+    pub stream_buffer: Size,
     /// The header by which a client may ask for a latency class.
     pub class_header: String,
     /// Time between two comments to a client that has the head of its answer and
@@ -38,6 +47,8 @@ impl Default for Requests {
             tenant_body_share: 0.5,
             min_body_rate: Size(1 << 10),
             max_answer: Size(64 << 20),
+            max_total_answer: Size(1 << 30),
+            stream_buffer: Size(8 << 20),
             class_header: "x-penstock-class".to_owned(),
             keepalive: Span::secs(10),
         }

@@ -37,6 +37,14 @@ pub struct Server {
     pub head_timeout: Span,
     /// Longest time without a byte of a request body.
     pub body_timeout: Span,
+    /// How far a client may fall behind with its answer: the longest time in
+    /// which it takes nothing of the bytes that wait for it. Each byte that it
+    /// takes gives back `1 / min_send_rate` seconds.
+    pub send_timeout: Span,
+    /// Bytes a second that a client must take on average while bytes wait for
+    /// it; below that it is cut off once it has fallen behind by
+    /// `send_timeout`. 0 = any progress will do.
+    pub min_send_rate: Size,
     /// How long a connection may stay open without a request. Keep it above
     /// the idle timeout of the load balancer in front.
     pub idle_timeout: Span,
@@ -58,6 +66,8 @@ impl Default for Server {
             max_connections: 10_000,
             head_timeout: Span::secs(10),
             body_timeout: Span::secs(30),
+            send_timeout: Span::secs(60),
+            min_send_rate: Size(1 << 10),
             idle_timeout: Span::secs(75),
             max_head_bytes: Size(64 << 10),
             drain_grace: Span::secs(60),

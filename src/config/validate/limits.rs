@@ -81,10 +81,19 @@ pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findin
     let max_body_bytes = bytes("max_body", requests.max_body);
     let max_total_body_bytes = bytes("max_total_body", requests.max_total_body);
     let max_answer_bytes = bytes("max_answer", requests.max_answer);
+    let max_total_answer_bytes = bytes("max_total_answer", requests.max_total_answer);
+    let stream_buffer_bytes = bytes("stream_buffer", requests.stream_buffer);
     let share = requests.tenant_body_share;
     if !(share > 0.0 && share <= 1.0) {
         let hint = "write a share above 0 and up to 1, such as 0.5";
         findings.error(&section.key("tenant_body_share"), format!("{share} is out of range"), hint);
+    }
+    for (key, size) in [("max_answer", requests.max_answer), ("stream_buffer", requests.stream_buffer)] {
+        if size > requests.max_total_answer {
+            let message = format!("{size} is more than all answers together may have");
+            let hint = format!("max_total_answer is {}", requests.max_total_answer);
+            findings.error(&section.key(key), message, hint);
+        }
     }
     if max_body_bytes > max_total_body_bytes {
         let message = format!("{} is more than all bodies together may have", requests.max_body);
@@ -104,6 +113,8 @@ pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findin
         tenant_body_permille: (share * 1000.0).ceil() as u32,
         min_body_rate: requests.min_body_rate.0,
         max_answer_bytes,
+        max_total_answer_bytes,
+        stream_buffer_bytes: usize::try_from(stream_buffer_bytes).unwrap_or(usize::MAX),
         class_header,
         keepalive,
     }

@@ -34,6 +34,8 @@ pub(super) fn validate(file: &File, secrets: &mut Reader<'_>, findings: &mut Fin
         max_connections: usize::try_from(server.max_connections).unwrap_or(usize::MAX),
         head_timeout: timeout("head_timeout", server.head_timeout),
         body_timeout: timeout("body_timeout", server.body_timeout),
+        send_timeout: timeout("send_timeout", server.send_timeout),
+        min_send_rate: server.min_send_rate.0,
         idle_timeout: timeout("idle_timeout", server.idle_timeout),
         max_head_bytes: usize::try_from(server.max_head_bytes.0).unwrap_or(usize::MAX),
         handshake_timeout: timeout("handshake_timeout", server.handshake_timeout),

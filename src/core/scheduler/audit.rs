@@ -22,7 +22,10 @@ impl Scheduler {
             (InvariantId::LedgerBalanced, self.ledgers_balance()),
             (InvariantId::QueueConsistent, self.queue_agrees()),
             (InvariantId::HeadsRanked, self.heads_are_ranked() && self.heads_follow()),
-            (InvariantId::DeadlineWatched, self.deadlines_agree() && self.holds_agree() && self.readings_agree()),
+            (
+                InvariantId::DeadlineWatched,
+                self.deadlines_agree() && self.holds_agree() && self.readings_agree(),
+            ),
             (InvariantId::ReplicaWatched, self.fleet.timers_agree(self.now)),
             (InvariantId::NoIdleCredit, !self.credit_is_idle()),
             (InvariantId::QuotasBalanced, self.quotas_agree() && self.fleet.shows_truly()),

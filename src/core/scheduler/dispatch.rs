@@ -372,7 +372,18 @@ impl Scheduler {
             let (mark, expected) = (self.fleet.mark(replica), why.expected);
             let (since, read_at) = (now, None);
             let run = Run {
-                replica, epoch, booking, stay, uncached, since, read_at, mark, proven, expected, raw, loads,
+                replica,
+                epoch,
+                booking,
+                stay,
+                uncached,
+                since,
+                read_at,
+                mark,
+                proven,
+                expected,
+                raw,
+                loads,
             };
             job.phase = Phase::Running(run);
             self.note_movable(id, &run);

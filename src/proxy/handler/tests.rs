@@ -14,6 +14,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
 
 use crate::config::load::load_str_with;
 use crate::config::secret::Machine;
@@ -68,6 +69,8 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
         doorman: Doorman::default(),
         upstreams: Upstreams::default(),
         bodies: Arc::default(),
+        answers: Arc::default(),
+        pumps: TaskTracker::new(),
         telemetry: Telemetry::for_tests(),
         meter: Arc::default(),
         windows: Arc::new(|_, _, _| None),
@@ -256,7 +259,7 @@ async fn relayed(proxy: &Arc<Proxy>, first: &TcpListener) -> (JobId, TcpStream, 
     let headers = HeaderMap::new();
     let continuation = Some(Continuation { proxy: Arc::clone(proxy), order, headers, held });
     let live = Box::new(Live { stream, ticket, record, continuation });
-    (job, engine, AnswerBody::Stream(proxy.relay(live, whole)))
+    (job, engine, AnswerBody::Stream(proxy.stream(live, whole)))
 }
 
 async fn text(body: &mut AnswerBody) -> String {
@@ -327,7 +330,7 @@ async fn the_gaps_of_a_relayed_stream_are_counted() {
     let (answered, ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
     let Ok(Answered::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
     let live = Box::new(Live { stream, ticket, record, continuation: None });
-    let mut body = AnswerBody::Stream(proxy.relay(live, whole));
+    let mut body = AnswerBody::Stream(proxy.stream(live, whole));
     // The role and the first token, which came with the head.
     for _ in 0..2 {
         timeout(PATIENCE, body.frame()).await.unwrap().unwrap().unwrap();

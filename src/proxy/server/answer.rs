@@ -6,7 +6,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::header::{CONNECTION, HeaderValue};
@@ -16,9 +16,14 @@ use hyper::body::Incoming;
 use hyper::service::Service;
 use pin_project_lite::pin_project;
 
+use crate::proxy::server::progress::Delivery;
 use crate::proxy::server::refusal::Refusal;
 use crate::proxy::server::screen::screen_http2;
 use crate::proxy::server::state::ConnState;
+
+/// The longest piece of an answer that is handed on at once: what a client has
+/// taken is known in steps of this size. HTTP/2 sends no longer ones.
+const PIECE_BYTES: usize = 16 * 1024;
 
 /// A service behind the door's checks.
 pub(super) struct Guarded<S> {
@@ -42,12 +47,14 @@ where
     type Future = Answering<S::Future>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let refusal = if request.version() == Version::HTTP_2 { screen_http2(&request).err() } else { None };
+        let is_http2 = request.version() == Version::HTTP_2;
+        let delivery = is_http2.then(|| self.state.stream_begins());
+        let refusal = if is_http2 { screen_http2(&request).err() } else { None };
         if let Some(refusal) = refusal {
             self.state.events.refused(refusal);
         }
         let running = refusal.is_none().then(|| self.service.call(request));
-        Answering { running, refusal, state: Arc::clone(&self.state) }
+        Answering { running, refusal, delivery, state: Arc::clone(&self.state) }
     }
 }
 
@@ -57,6 +64,7 @@ pin_project! {
         #[pin]
         running: Option<F>,
         refusal: Option<Refusal>,
+        delivery: Option<Arc<Delivery>>,
         state: Arc<ConnState>,
     }
 }
@@ -76,7 +84,10 @@ where
         let Some(running) = me.running.as_mut().as_pin_mut().filter(|_| me.refusal.is_none()) else {
             me.running.set(None);
             let response = me.refusal.unwrap_or(Refusal::BodyCutShort).response();
-            return Poll::Ready(Ok(response.map(|text| Answer::refusal(text, me.state))));
+            let content = |text| Content::Refusal { text: Some(text) };
+            return Poll::Ready(Ok(
+                response.map(|text| Answer::new(content(text), me.delivery.take(), me.state))
+            ));
         };
         let Poll::Ready(Ok(mut response)) = running.poll(cx) else {
             return Poll::Pending;
@@ -85,15 +96,23 @@ where
             // hyper closes after an answer that did not wait for the body.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        Poll::Ready(Ok(response.map(|body| Answer::service(body, me.state))))
+        Poll::Ready(Ok(
+            response.map(|body| Answer::new(Content::Service { body }, me.delivery.take(), me.state))
+        ))
     }
 }
 
 pin_project! {
-    /// The body of an answer.
+    /// The body of an answer, in pieces.
     pub(super) struct Answer<B> {
         #[pin]
         content: Content<B>,
+        // What is left of a frame that was too long for one piece.
+        rest: Bytes,
+        was_cut: bool,
+        // Bytes that were handed on last.
+        offered: usize,
+        delivery: Option<Arc<Delivery>>,
         end: AnswerEnd,
     }
 }
@@ -107,12 +126,35 @@ pin_project! {
 }
 
 impl<B> Answer<B> {
-    fn service(body: B, state: &Arc<ConnState>) -> Self {
-        Self { content: Content::Service { body }, end: AnswerEnd(Arc::clone(state)) }
+    fn new(content: Content<B>, delivery: Option<Arc<Delivery>>, state: &Arc<ConnState>) -> Self {
+        let end = AnswerEnd(Arc::clone(state));
+        Self { content, rest: Bytes::new(), was_cut: false, offered: 0, delivery, end }
+    }
+}
+
+impl<B: Body<Data = Bytes>> Content<B> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        match self.project() {
+            ContentProj::Service { body } => body.poll_frame(cx),
+            ContentProj::Refusal { text } => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+        }
     }
 
-    fn refusal(text: Bytes, state: &Arc<ConnState>) -> Self {
-        Self { content: Content::Refusal { text: Some(text) }, end: AnswerEnd(Arc::clone(state)) }
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Service { body } => body.is_end_stream(),
+            Self::Refusal { text } => text.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Service { body } => body.size_hint(),
+            Self::Refusal { text } => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+        }
     }
 }
 
@@ -124,24 +166,47 @@ impl<B: Body<Data = Bytes>> Body for Answer<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        match self.project().content.project() {
-            ContentProj::Service { body } => body.poll_frame(cx),
-            ContentProj::Refusal { text } => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+        let mut me = self.project();
+        // Who asks for more has sent what it got.
+        if let Some(delivery) = me.delivery.as_ref().filter(|_| *me.offered > 0) {
+            delivery.sent(*me.offered);
         }
+        *me.offered = 0;
+        if me.rest.is_empty() {
+            match ready!(me.content.as_mut().poll_frame(cx)).map(|frame| frame.map(Frame::into_data)) {
+                Some(Ok(Ok(data))) => *me.rest = data,
+                Some(Ok(Err(other))) => return Poll::Ready(Some(Ok(other))),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
+            }
+        }
+        *me.was_cut |= me.rest.len() > PIECE_BYTES;
+        let mut piece = me.rest.split_to(me.rest.len().min(PIECE_BYTES));
+        if *me.was_cut && me.rest.is_empty() && me.content.is_end_stream() {
+            // The last piece may wait for its client when the answer is gone; it
+            // must not keep all of it in memory.
+            piece = Bytes::copy_from_slice(&piece);
+        }
+        *me.offered = piece.len();
+        if let Some(delivery) = me.delivery.as_ref().filter(|_| !piece.is_empty()) {
+            delivery.offers();
+        }
+        Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.content {
-            Content::Service { body } => body.is_end_stream(),
-            Content::Refusal { text } => text.is_none(),
-        }
+        self.rest.is_empty() && self.content.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.content {
-            Content::Service { body } => body.size_hint(),
-            Content::Refusal { text } => SizeHint::with_exact(text.as_ref().map_or(0, |t| t.len() as u64)),
+        let rest = self.rest.len() as u64;
+        let hint = self.content.size_hint();
+        let mut with_rest = SizeHint::new();
+        with_rest.set_lower(hint.lower() + rest);
+        if let Some(upper) = hint.upper() {
+            with_rest.set_upper(upper + rest);
         }
+        with_rest
     }
 }
 

@@ -2,17 +2,14 @@
 //! awaited, and moved only when they fire, so a read costs no timer call.
 
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::config::settings::Door;
 
-/// Longest time a write may make no progress at all.
-pub(super) const WRITE_STALL: Duration = Duration::from_secs(60);
 /// Time between two looks at whether a client that must not be read from
 /// has left.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
@@ -78,35 +75,13 @@ impl Clock {
     }
 }
 
-/// Fails writes that make no progress for [`WRITE_STALL`].
-#[derive(Debug, Default)]
-pub(super) struct StallGuard {
-    deadline: Option<Instant>,
-    alarm: Alarm,
-}
-
-impl StallGuard {
-    /// Passes `write` on; pending for too long becomes `TimedOut`.
-    pub(super) fn check<T>(
-        &mut self,
-        cx: &mut Context<'_>,
-        write: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
-        if write.is_ready() {
-            self.deadline = None;
-            return write;
-        }
-        let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + WRITE_STALL);
-        if self.alarm.rings(cx, deadline) { Poll::Ready(Err(io::ErrorKind::TimedOut.into())) } else { write }
-    }
-}
-
 /// A timer that is made when first needed.
 #[derive(Debug, Default)]
-struct Alarm(Option<Pin<Box<Sleep>>>);
+pub(super) struct Alarm(Option<Pin<Box<Sleep>>>);
 
 impl Alarm {
-    fn rings(&mut self, cx: &mut Context<'_>, deadline: Instant) -> bool {
+    /// Whether `deadline` has passed; otherwise the task is woken when it has.
+    pub(super) fn rings(&mut self, cx: &mut Context<'_>, deadline: Instant) -> bool {
         let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
         if sleep.deadline() > deadline {
             sleep.as_mut().reset(deadline);

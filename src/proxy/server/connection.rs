@@ -13,6 +13,7 @@ use hyper::service::Service;
 
 use crate::config::settings::Door;
 use crate::proxy::server::clock::{Clock, Wait};
+use crate::proxy::server::progress::SendProgress;
 use crate::proxy::server::refusal::Refusal;
 use crate::proxy::server::socket::{Socket, poll_append};
 use crate::proxy::server::state::ConnState;
@@ -30,17 +31,17 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let mut clock = Clock::new(&door);
+    let (mut clock, progress) = (Clock::new(&door), SendProgress::new(&door));
     let mut held = BytesMut::new();
     let limit = door.max_head_bytes;
     match poll_fn(|cx| poll_protocol(&mut socket, cx, &mut held, &mut clock, &state)).await {
         Opening::Http1 => {
-            let io = StrictIo::new(socket, held, clock, limit, Arc::clone(&state));
+            let io = StrictIo::new(socket, held, clock, progress, limit, Arc::clone(&state));
             http1::serve(io, service, limit, state).await;
         }
-        Opening::Http2 => http2::serve(socket, held, clock, service, limit, state).await,
+        Opening::Http2 => http2::serve((socket, held), (clock, progress), service, limit, state).await,
         Opening::TooSlow => {
-            let mut io = StrictIo::new(socket, held, clock, limit, state);
+            let mut io = StrictIo::new(socket, held, clock, progress, limit, state);
             io.refuse_head(Refusal::HeadTimeout);
             io.finish().await;
         }

@@ -7,6 +7,7 @@ use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -25,7 +26,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::proxy::server::BoxError;
 use crate::proxy::server::answer::Guarded;
-use crate::proxy::server::clock::{Clock, StallGuard, Wait};
+use crate::proxy::server::clock::{Clock, Wait};
+use crate::proxy::server::progress::{Delivery, SendProgress};
 use crate::proxy::server::socket::Socket;
 use crate::proxy::server::state::ConnState;
 
@@ -41,9 +43,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Serves requests until the connection ends. `held` has what was read from
 /// the socket before.
 pub(super) async fn serve<T, S, B>(
-    socket: T,
-    held: BytesMut,
-    mut clock: Clock,
+    (socket, held): (T, BytesMut),
+    (mut clock, progress): (Clock, SendProgress),
     service: S,
     max_head_bytes: usize,
     state: Arc<ConnState>,
@@ -54,8 +55,9 @@ pub(super) async fn serve<T, S, B>(
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let crew = Crew::default();
-    let io = TokioIo::new(Replay { socket, held, stall: StallGuard::default() });
+    let crew = Crew { state: Arc::clone(&state), fresh: Arc::default() };
+    let tally = Tally::new(&state);
+    let io = TokioIo::new(Replay { socket, held, progress: progress.fresh() });
     let guarded = Guarded::new(service, Arc::clone(&state));
     let connection = Builder::new(crew.clone())
         .timer(TokioTimer::new())
@@ -80,9 +82,13 @@ pub(super) async fn serve<T, S, B>(
         if connection.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        streams.extend(crew.0.lock().drain(..));
+        let fresh = crew.take();
+        streams.extend(
+            fresh.map(|(work, delivery)| AnswerStream::new(work, delivery, progress.fresh(), &tally)),
+        );
         while let Poll::Ready(Some(())) = streams.poll_next_unpin(cx) {}
-        if !streams.is_empty() {
+        // Streams whose clients take nothing do not keep the connection.
+        if tally.has_moved() || streams.len() > tally.stalled() {
             clock.clear();
             return Poll::Pending;
         }
@@ -102,21 +108,122 @@ pub(super) async fn serve<T, S, B>(
     .await;
 }
 
-type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Takes hyper's new streams for the connection's task to run.
-#[derive(Clone, Default)]
-struct Crew(Arc<Mutex<Vec<Stream>>>);
+/// Takes hyper's new streams for the connection's task to run. hyper hands one
+/// over as soon as it has called the service for it.
+#[derive(Clone)]
+struct Crew {
+    state: Arc<ConnState>,
+    fresh: Arc<Mutex<Vec<(Work, Arc<Delivery>)>>>,
+}
+
+impl Crew {
+    fn take(&self) -> impl Iterator<Item = (Work, Arc<Delivery>)> {
+        std::mem::take(&mut *self.fresh.lock()).into_iter()
+    }
+}
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Crew {
     fn execute(&self, stream: F) {
-        self.0.lock().push(Box::pin(stream));
+        let delivery = self.state.take_delivery();
+        self.fresh.lock().push((Box::pin(stream), delivery));
     }
 }
 
 impl fmt::Debug for Crew {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Crew").field("new", &self.0.lock().len()).finish()
+        f.debug_struct("Crew").field("fresh", &self.fresh.lock().len()).finish_non_exhaustive()
+    }
+}
+
+/// What the streams of one connection have in common. All run in its task, so
+/// plain loads and stores order well.
+#[derive(Clone)]
+struct Tally {
+    state: Arc<ConnState>,
+    /// Streams whose clients have not taken what waits for them.
+    stalled: Arc<AtomicUsize>,
+    /// Whether a client has taken something since this was last asked.
+    moved: Arc<AtomicBool>,
+}
+
+impl Tally {
+    fn new(state: &Arc<ConnState>) -> Self {
+        Self { state: Arc::clone(state), stalled: Arc::default(), moved: Arc::default() }
+    }
+
+    fn stalled(&self) -> usize {
+        self.stalled.load(Ordering::Relaxed)
+    }
+
+    fn has_moved(&self) -> bool {
+        self.moved.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// One stream, and how its client takes the answer. When it ends before its
+/// answer has, HTTP/2 tells the client by a reset.
+struct AnswerStream {
+    work: Work,
+    delivery: Arc<Delivery>,
+    progress: SendProgress,
+    /// Bytes of the answer that the client was seen to take.
+    taken: u64,
+    is_stalled: bool,
+    tally: Tally,
+}
+
+impl AnswerStream {
+    fn new(work: Work, delivery: Arc<Delivery>, progress: SendProgress, tally: &Tally) -> Self {
+        Self { work, delivery, progress, taken: 0, is_stalled: false, tally: tally.clone() }
+    }
+
+    fn set_stalled(&mut self, is_stalled: bool) {
+        if self.is_stalled != is_stalled {
+            self.is_stalled = is_stalled;
+            let others = self.tally.stalled();
+            let now = if is_stalled { others + 1 } else { others.saturating_sub(1) };
+            self.tally.stalled.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the client is too late with what waits for it.
+    fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
+        let taken = self.delivery.taken();
+        if taken > self.taken {
+            self.progress.took(taken - self.taken);
+            self.taken = taken;
+            self.tally.moved.store(true, Ordering::Relaxed);
+        }
+        let waits = self.delivery.waits();
+        self.set_stalled(waits);
+        if !waits {
+            self.progress.rests();
+        }
+        waits && self.progress.overdue(cx)
+    }
+}
+
+impl Future for AnswerStream {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let me = self.get_mut();
+        if me.work.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        if me.is_late(cx) {
+            me.tally.state.events.cut_off();
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for AnswerStream {
+    fn drop(&mut self) {
+        self.set_stalled(false);
     }
 }
 
@@ -125,7 +232,7 @@ impl fmt::Debug for Crew {
 struct Replay<T> {
     socket: T,
     held: BytesMut,
-    stall: StallGuard,
+    progress: SendProgress,
 }
 
 impl<T: Socket> AsyncRead for Replay<T> {
@@ -147,11 +254,26 @@ impl<T: Socket> AsyncRead for Replay<T> {
     }
 }
 
+impl<T> Replay<T> {
+    /// Times the client by a write of so many bytes; one that it is too late
+    /// with fails.
+    fn timed(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match write {
+            Poll::Ready(Ok(bytes)) => self.progress.took(bytes as u64),
+            Poll::Pending if self.progress.overdue(cx) => {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            Poll::Pending | Poll::Ready(Err(_)) => {}
+        }
+        write
+    }
+}
+
 impl<T: Socket> AsyncWrite for Replay<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let me = self.get_mut();
         let write = Pin::new(&mut me.socket).poll_write(cx, bytes);
-        me.stall.check(cx, write)
+        me.timed(cx, write)
     }
 
     fn poll_write_vectored(
@@ -161,7 +283,7 @@ impl<T: Socket> AsyncWrite for Replay<T> {
     ) -> Poll<io::Result<usize>> {
         let me = self.get_mut();
         let write = Pin::new(&mut me.socket).poll_write_vectored(cx, bytes);
-        me.stall.check(cx, write)
+        me.timed(cx, write)
     }
 
     fn is_write_vectored(&self) -> bool {

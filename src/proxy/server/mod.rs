@@ -16,6 +16,7 @@ mod framing;
 mod head;
 mod http1;
 mod http2;
+mod progress;
 mod refusal;
 mod screen;
 mod socket;
@@ -63,6 +64,8 @@ pub trait DoorEvents: Send + Sync + 'static {
     fn closed(&self) {}
     /// A message was refused, or given up because it did not come.
     fn refused(&self, _why: Refusal) {}
+    /// A client took its answer too slowly, and the answer was cut off.
+    fn cut_off(&self) {}
     /// A client that came was lost in the TLS handshake.
     fn handshake_failed(&self, _why: Trouble) {}
     /// The operating system gave no connection; mostly for want of file

@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::Context;
 
 use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
 
 use crate::proxy::server::DoorEvents;
+use crate::proxy::server::progress::Delivery;
 use crate::proxy::server::refusal::Refusal;
 
 /// Shared by a connection's socket side, its service side and the accept
@@ -20,6 +22,8 @@ pub(super) struct ConnState {
     answered: AtomicBool,
     /// 0, or 1 + the discriminant of the refusal.
     fault: AtomicU8,
+    /// Of the HTTP/2 stream that begins just now.
+    delivery: Mutex<Option<Arc<Delivery>>>,
 }
 
 impl ConnState {
@@ -31,6 +35,7 @@ impl ConnState {
             request_whole: AtomicBool::new(false),
             answered: AtomicBool::new(false),
             fault: AtomicU8::new(0),
+            delivery: Mutex::new(None),
         }
     }
 
@@ -68,6 +73,18 @@ impl ConnState {
 
     pub(super) fn is_answered(&self) -> bool {
         self.answered.load(Ordering::Relaxed)
+    }
+
+    /// An HTTP/2 stream begins; this is how its client takes the answer.
+    pub(super) fn stream_begins(&self) -> Arc<Delivery> {
+        let delivery = Arc::<Delivery>::default();
+        *self.delivery.lock() = Some(Arc::clone(&delivery));
+        delivery
+    }
+
+    /// The same, for whoever runs the stream.
+    pub(super) fn take_delivery(&self) -> Arc<Delivery> {
+        self.delivery.lock().take().unwrap_or_default()
     }
 
     /// The body of the request at hand is bad or will not come.

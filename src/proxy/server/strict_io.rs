@@ -17,16 +17,21 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::timeout;
 
-use crate::proxy::server::clock::{Clock, StallGuard, Wait};
+use crate::proxy::server::clock::{Clock, Wait};
 use crate::proxy::server::framing::Framing;
+use crate::proxy::server::progress::SendProgress;
 use crate::proxy::server::refusal::Refusal;
 use crate::proxy::server::socket::{READ_BYTES, Socket, poll_append};
 use crate::proxy::server::state::ConnState;
 
 /// How long, and for how many bytes, a closing connection still takes what
-/// the client sends: a reset would destroy the answer on its way to it.
-const LINGER: Duration = Duration::from_secs(2);
-const LINGER_BYTES: usize = 16 * 1024 * 1024;
+/// the client sends: a reset would destroy the answer on its way to it. A
+/// client may send a body that is much too long, and look for the answer only
+/// after its last byte.
+const LINGER: Duration = Duration::from_secs(30);
+const LINGER_BYTES: usize = 1024 * 1024 * 1024;
+/// How long it waits for more of that, and for its own last bytes to leave.
+const LINGER_SILENCE: Duration = Duration::from_secs(5);
 
 /// A client's HTTP/1 byte stream.
 #[derive(Debug)]
@@ -47,7 +52,7 @@ pub(super) struct StrictIo<T> {
     /// hyper waits for a read: the socket will wake it.
     reading: bool,
     clock: Clock,
-    stall: StallGuard,
+    progress: SendProgress,
 }
 
 impl<T: Socket> StrictIo<T> {
@@ -56,6 +61,7 @@ impl<T: Socket> StrictIo<T> {
         socket: T,
         held: BytesMut,
         clock: Clock,
+        progress: SendProgress,
         max_head_bytes: usize,
         state: Arc<ConnState>,
     ) -> Self {
@@ -70,7 +76,7 @@ impl<T: Socket> StrictIo<T> {
             refusal: None,
             reading: false,
             clock,
-            stall: StallGuard::default(),
+            progress,
         }
     }
 
@@ -207,6 +213,21 @@ impl<T: Socket> StrictIo<T> {
         Poll::Ready(())
     }
 
+    /// Times the client by a write of so many bytes; one that it is too late
+    /// with fails.
+    fn timed(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match write {
+            Poll::Ready(Ok(bytes)) => self.progress.took(bytes as u64),
+            Poll::Ready(Err(_)) => {}
+            Poll::Pending if self.progress.overdue(cx) => {
+                self.state.events.cut_off();
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            Poll::Pending => {}
+        }
+        write
+    }
+
     /// Called when all that hyper had to write is written.
     fn flushed(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let reading = mem::take(&mut self.reading);
@@ -218,6 +239,7 @@ impl<T: Socket> StrictIo<T> {
             self.clock.clear();
             self.framing.next_message();
             self.state.next_request();
+            self.progress.begins();
             // hyper may not read before something wakes it: what is here
             // already, or the end of the idle time.
             if self.ended || !self.held.is_empty() || self.clock.overdue(cx, Wait::Idle) {
@@ -234,11 +256,11 @@ impl<T: Socket> StrictIo<T> {
     pub(super) async fn finish(mut self) {
         if let Some(refusal) = self.refusal {
             let answer = refusal.wire();
-            if !matches!(timeout(LINGER, self.socket.write_all(&answer)).await, Ok(Ok(()))) {
+            if !matches!(timeout(LINGER_SILENCE, self.socket.write_all(&answer)).await, Ok(Ok(()))) {
                 return;
             }
         }
-        if self.socket.shutdown().await.is_err() || self.ended {
+        if !matches!(timeout(LINGER_SILENCE, self.socket.shutdown()).await, Ok(Ok(()))) || self.ended {
             return;
         }
         if self.in_flight || self.refusal.is_some() || !self.held.is_empty() {
@@ -246,10 +268,11 @@ impl<T: Socket> StrictIo<T> {
         }
     }
 
+    /// Reads on until the client ends, falls silent, or has sent enough.
     async fn discard(&mut self) {
         let mut left = LINGER_BYTES;
         self.held = BytesMut::with_capacity(READ_BYTES);
-        while let Ok(read @ 1..) = self.socket.read_buf(&mut self.held).await {
+        while let Ok(Ok(read @ 1..)) = timeout(LINGER_SILENCE, self.socket.read_buf(&mut self.held)).await {
             self.held.clear();
             left = left.saturating_sub(read);
             if left == 0 {
@@ -272,7 +295,7 @@ impl<T: Socket> AsyncWrite for StrictIo<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let me = self.get_mut();
         let write = Pin::new(&mut me.socket).poll_write(cx, bytes);
-        me.stall.check(cx, write)
+        me.timed(cx, write)
     }
 
     fn poll_write_vectored(
@@ -282,7 +305,7 @@ impl<T: Socket> AsyncWrite for StrictIo<T> {
     ) -> Poll<io::Result<usize>> {
         let me = self.get_mut();
         let write = Pin::new(&mut me.socket).poll_write_vectored(cx, bytes);
-        me.stall.check(cx, write)
+        me.timed(cx, write)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -292,7 +315,8 @@ impl<T: Socket> AsyncWrite for StrictIo<T> {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let me = self.get_mut();
         let flush = Pin::new(&mut me.socket).poll_flush(cx);
-        ready!(me.stall.check(cx, flush))?;
+        let flush = flush.map_ok(|()| 0);
+        ready!(me.timed(cx, flush))?;
         me.flushed(cx)
     }
 

@@ -91,7 +91,8 @@ async fn answer(
     let settings = proxy.settings.load_full();
     let place = place(&settings, placement);
     record.sent(place);
-    let tries = Tries { upstreams: &proxy.upstreams, paces: &proxy.paces, order, headers, so_far: None };
+    let (upstreams, paces, answers) = (&proxy.upstreams, &*proxy.paces, &proxy.answers);
+    let tries = Tries { upstreams, paces, answers, order, headers, so_far: None };
     let attempt = tokio::select! {
         biased;
         why = ticket.recalled() => return Some(why.name()),
@@ -111,6 +112,7 @@ async fn answer(
         Attempt::Refused(error, usage) if ticket.finish(Outcome::Done(usage)) => {
             refused(&error, usage, record);
         }
+        Attempt::NoMemory(_) => return Some("memory"),
         Attempt::Failed(fault, usage) if ticket.failed_unseen(fault, usage) => {
             failed(fault, usage, record);
         }

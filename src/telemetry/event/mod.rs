@@ -25,8 +25,8 @@ pub use limits::LimitMet;
 pub use overrides::{OverrideChanged, OverrideExpired};
 pub use pool::{PoolDown, PoolStarted, PoolWanted};
 pub use process::{
-    ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused, InvariantBroken,
-    ServerDraining, ServerStarted, ServerStopped,
+    AnswerCutOff, ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused,
+    InvariantBroken, ServerDraining, ServerStarted, ServerStopped,
 };
 pub use promise::PromiseUnkept;
 pub use replica::{

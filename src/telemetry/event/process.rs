@@ -136,6 +136,18 @@ impl ConnectionRefused {
     }
 }
 
+/// A client took its answer too slowly, and the answer was cut off.
+#[derive(Debug, Clone, Copy)]
+pub struct AnswerCutOff;
+
+impl AnswerCutOff {
+    /// Writes and counts the event.
+    pub fn emit(self, telemetry: &Telemetry) {
+        telemetry.log(|| debug!("answer cut off: its client takes it too slowly"));
+        telemetry.metrics().answer_cut_off();
+    }
+}
+
 /// The listeners are open.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerStarted {

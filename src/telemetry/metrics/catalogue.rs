@@ -124,6 +124,10 @@ pub(super) const LINES_KEPT_BACK: Metric = metric(
 pub(super) const CONNECTIONS_REFUSED: Metric =
     metric("penstock_connections_refused_total", "Client connections turned away at the door, by reason.");
 
+pub(super) const ANSWERS_CUT_OFF: Metric = metric(
+    "penstock_answers_cut_off_total",
+    "Answers that were cut off because their clients took them too slowly.",
+);
 pub(super) const HANDSHAKES_FAILED: Metric = metric(
     "penstock_tls_handshakes_failed_total",
     "Connections lost in the TLS handshake, by listener and reason.",
@@ -180,6 +184,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     AUTH_FAILURES,
     LINES_KEPT_BACK,
     CONNECTIONS_REFUSED,
+    ANSWERS_CUT_OFF,
     HANDSHAKES_FAILED,
     ISSUER_FAILURES,
     ADMIN_REFUSALS,

@@ -250,6 +250,10 @@ impl Metrics {
         self.handle.render()
     }
 
+    pub(super) fn answer_cut_off(&self) {
+        counter(&self.recorder, &catalogue::ANSWERS_CUT_OFF, Vec::new()).increment(1);
+    }
+
     pub(super) fn connection_refused(&self, reason: &'static str) {
         let labels = vec![Label::from_static_parts("reason", reason)];
         counter(&self.recorder, &catalogue::CONNECTIONS_REFUSED, labels).increment(1);

@@ -96,6 +96,9 @@ fn faults_of_limits() {
             "telemetry.otlp.endpoint: \"otel:4317\" is not a whole URL",
         ),
         (with("requests: {max_body: 2GiB}"), "requests.max_body: 2GiB is more than all bodies"),
+        (with("requests: {max_answer: 2GiB}"), "requests.max_answer: 2GiB is more than all answers"),
+        (with("requests: {stream_buffer: 2GiB}"), "requests.stream_buffer: 2GiB is more than all answers"),
+        (with("server: {send_timeout: 0s}"), "server.send_timeout: must not be zero"),
         (
             with("requests: {class_header: Authorization}"),
             "requests.class_header: `Authorization` means something else",
