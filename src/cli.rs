@@ -78,7 +78,12 @@ pub enum Command {
     /// Pools, replicas with their ledgers and predictions, what waits by class
     /// and tenant, and what operators have set apart from the file. SPEED is
     /// against a usual H100; TTFT OF 1000 is the predicted first token of a
-    /// prompt of 1000 tokens sent now.
+    /// prompt of 1000 tokens sent now. ROOM and LESS URGENT say whether the
+    /// replica takes one more request of the most urgent class that uses it, and
+    /// of a less urgent one: yes, or what keeps it from that. pace: one more
+    /// sequence would cost the objective between tokens; slots: its places are
+    /// taken; kv: its cache is full; reading: it reads enough prompts at once;
+    /// guest_share, reserve: the rest is kept for the urgent class.
     ///
     /// Exit code 1, here and for the other commands that ask a gateway: it
     /// cannot be reached, or it refuses.

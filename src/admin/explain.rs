@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::core::adapters::Fit;
+use crate::core::bottleneck::Bottleneck;
 use crate::core::event::Placed;
 use crate::core::policy::Policy;
 use crate::core::snapshot::WaitingView;
@@ -90,6 +91,7 @@ fn waits(view: &WaitingView, policy: &Policy) -> Value {
             "running": choice.running,
             "limit": choice.limit,
             "fits": choice.fits,
+            "held_back_by": choice.bottleneck.map(Bottleneck::name),
             "failed_it_before": choice.tried,
             "adapter": choice.adapter.map(Fit::name),
             "expected_ttft": secs(choice.expected),

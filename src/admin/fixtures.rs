@@ -17,6 +17,7 @@ use crate::config::watch::{ReloadOutcome, ReloadReport};
 use crate::core::demand::state::State;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::policy::{Bounds, Policy};
+use crate::core::bottleneck::{Bottleneck, Seats};
 use crate::core::snapshot::{Changed, PoolState, PoolView, QueueView, ReplicaState, ReplicaView, Snapshot};
 use crate::core::table::Table;
 use crate::telemetry::{Telemetry, fixtures};
@@ -158,6 +159,9 @@ pub(super) fn snapshot() -> Snapshot {
             speed_factor: 1.5,
             expected: Duration::from_millis(80),
             report_age: None,
+            bottleneck: None,
+            guest_bottleneck: Some(Bottleneck::Reading),
+            seats: Seats { running: 2, free: 2, ..Seats::default() },
         }],
         overrides: Vec::new(),
         jobs: 5,

@@ -13,6 +13,7 @@ use crate::core::budget::Standing;
 use crate::core::ids::TenantId;
 use crate::core::need::Need;
 use crate::core::policy::{Bounds, Policy, Tenant};
+use crate::core::bottleneck::Bottleneck;
 use crate::core::snapshot::{ReplicaView, Snapshot};
 use crate::telemetry::metrics::EngineView;
 use crate::telemetry::{ConfigStatus, wall};
@@ -150,6 +151,8 @@ pub(super) struct ReplicaRow {
     kv_tokens: u64,
     speed_factor: f64,
     expected_ttft_seconds: f64,
+    held_back_by: Option<&'static str>,
+    guests_held_back_by: Option<&'static str>,
     engine: Option<EngineRow>,
 }
 
@@ -179,6 +182,8 @@ pub(super) fn replicas(snapshot: &Snapshot, engines: &[EngineView], policy: &Pol
         kv_tokens: view.kv_tokens,
         speed_factor: view.speed_factor,
         expected_ttft_seconds: view.expected.as_secs_f64(),
+        held_back_by: view.bottleneck.map(Bottleneck::name),
+        guests_held_back_by: view.guest_bottleneck.map(Bottleneck::name),
         engine: engines.get(&view.replica).map(|engine| EngineRow::new(engine)),
     };
     snapshot.replicas.iter().map(row).collect()

@@ -9,6 +9,7 @@ pub mod backlog;
 pub mod best;
 pub mod bits;
 pub mod board;
+pub mod bottleneck;
 pub mod budget;
 pub mod cold;
 pub mod cost;

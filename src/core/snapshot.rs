@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::bottleneck::{Bottleneck, Seats};
 use crate::core::adapters::Fit;
 use crate::core::best::Best;
 use crate::core::cost::account::Times;
@@ -129,6 +130,12 @@ pub struct ReplicaView {
     pub expected: Duration,
     /// Age of the last scrape, if there was one.
     pub report_age: Option<Duration>,
+    /// What keeps it from a job of the urgent class.
+    pub bottleneck: Option<Bottleneck>,
+    /// What keeps it from a job of a less urgent class.
+    pub guest_bottleneck: Option<Bottleneck>,
+    /// What its places are used for.
+    pub seats: Seats,
 }
 
 /// An override in force.
@@ -289,6 +296,8 @@ pub struct Choice {
     pub limit: u32,
     /// Whether it has room for the job.
     pub fits: bool,
+    /// What keeps it from taking one more job like it, if anything does.
+    pub bottleneck: Option<Bottleneck>,
     /// Whether it failed the job, which therefore keeps away from it.
     pub tried: bool,
     /// How the job's model stands to it, if it is an adapter there.

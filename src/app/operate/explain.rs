@@ -162,7 +162,7 @@ fn waiting(waiting: &Value) -> String {
             } else if row["fits"] == true {
                 "yes"
             } else {
-                "no"
+                row["held_back_by"].as_str().unwrap_or("too little")
             }
             .to_owned(),
             time(&row["expected_ttft"]),

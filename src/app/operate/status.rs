@@ -136,6 +136,11 @@ pub(super) fn tenants_in_full(list: &Value) -> String {
     tenants(list) + gap + &limits
 }
 
+/// What keeps a replica from taking more, if anything does.
+fn room(held_back_by: &Value) -> String {
+    held_back_by.as_str().unwrap_or("yes").to_owned()
+}
+
 /// The replicas.
 pub(super) fn replicas(list: &Value) -> String {
     let rows = rows(list, |row| {
@@ -148,9 +153,13 @@ pub(super) fn replicas(list: &Value) -> String {
             plain(&row["kv_tokens"]),
             factor.map_or_else(|| "-".to_owned(), |factor| format!("{:.2}", 1.0 / factor)),
             time(&row["expected_ttft_seconds"]),
+            room(&row["held_back_by"]),
+            room(&row["guests_held_back_by"]),
         ]
     });
-    table(&["REPLICA", "STATE", "RUNNING", "READING", "KV TOKENS", "SPEED", "TTFT OF 1000"], &rows)
+    let head =
+        ["REPLICA", "STATE", "RUNNING", "READING", "KV TOKENS", "SPEED", "TTFT OF 1000", "ROOM", "LESS URGENT"];
+    table(&head, &rows)
 }
 
 /// The tenants.

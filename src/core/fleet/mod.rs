@@ -1,6 +1,7 @@
 //! The ledger of every replica, its state, and what it can still take.
 
 mod adapters;
+mod bottleneck;
 mod cost;
 mod node;
 mod outage;
@@ -370,6 +371,9 @@ impl Fleet {
                 speed_factor: node.factor,
                 expected: Duration::from_nanos(node.outlook().ttft(sample)),
                 report_age: node.report.map(|(at, _)| now.since(at)),
+                bottleneck: node.bottleneck(pool, now, &self.rules),
+                guest_bottleneck: node.guest_bottleneck(pool, now, &self.rules),
+                seats: node.seats(pool, now, &self.rules),
             })
         })
     }

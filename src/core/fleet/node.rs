@@ -259,15 +259,23 @@ impl Node {
     /// Sequences for guests: only while it reads no prompt, and only as many as
     /// leave its steps short enough.
     fn guest_seqs(&self, pool: &PoolState, limit: u32) -> Option<u32> {
-        let aim = pool.promise.itl.as_nanos() as f64 * GUEST_STEP;
-        let step = self.decode_step();
-        let slow = step > aim || self.pace.mean().is_some_and(|mean| mean > aim);
-        let part = (f64::from(limit) * GUEST_SEQS) as u32;
-        let seqs = part.saturating_sub(pool.promise.reserve).saturating_sub(self.ledger.seqs);
+        let slow = self.is_slow_for_guests(pool);
+        let seqs = Self::guest_share(limit).saturating_sub(pool.promise.reserve).saturating_sub(self.ledger.seqs);
         (self.ledger.prefill <= self.on_the_way() && !slow && seqs > 0).then_some(seqs)
     }
 
-    fn kv_left(&self, part: f64) -> u64 {
+    /// Sequences of a limit that guests may fill.
+    pub(super) fn guest_share(limit: u32) -> u32 {
+        (f64::from(limit) * GUEST_SEQS) as u32
+    }
+
+    /// Whether its steps are too long for guests to come.
+    pub(super) fn is_slow_for_guests(&self, pool: &PoolState) -> bool {
+        let aim = pool.promise.itl.as_nanos() as f64 * GUEST_STEP;
+        self.decode_step() > aim || self.pace.mean().is_some_and(|mean| mean > aim)
+    }
+
+    pub(super) fn kv_left(&self, part: f64) -> u64 {
         match self.kv() {
             u64::MAX => u64::MAX,
             kv => ((kv as f64 * part) as u64).saturating_sub(self.ledger.kv),

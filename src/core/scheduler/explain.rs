@@ -92,6 +92,7 @@ impl Scheduler {
                 running: view.running,
                 limit: view.limit,
                 fits: !shunned.contains(&id) && self.fleet.fits(id, &wish, false, now),
+                bottleneck: if guest { view.guest_bottleneck } else { view.bottleneck },
                 tried: shunned.contains(&id),
                 adapter: self.fleet.adapter_fit(id, wish.model),
                 expected: Duration::from_nanos(self.fleet.ttft(id, &wish)),

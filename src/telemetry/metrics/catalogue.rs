@@ -342,6 +342,10 @@ pub(super) const REPLICA_PREFILL: Metric = metric(
 );
 pub(super) const REPLICA_KV: Metric =
     metric("penstock_replica_kv_tokens", "KV tokens that the ledger books on the replica.");
+pub(super) const SEATS: Metric = metric(
+    "penstock_seats",
+    "Places of the pool's replicas by use: running, free, out of service, or what keeps them from work; they add up to all places.",
+);
 pub(super) const REPLICA_STATE: Metric =
     metric("penstock_replica_state", "1 for the state that the replica is in, 0 for the others.");
 pub(super) const ENGINE_RUNNING: Metric =

@@ -100,6 +100,7 @@ impl Scrape<'_> {
         write_pools(&mut out, policy, &self.snapshot.pools);
         scale::write(&mut out, policy, self.needs);
         write_ledgers(&mut out, policy, &self.snapshot.replicas);
+        write_seats(&mut out, policy, &self.snapshot.replicas);
         write_engines(&mut out, policy, self.engines);
         write_process(&mut out, config);
     }
@@ -198,6 +199,30 @@ fn write_ledgers(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaV
         for state in ReplicaState::ALL {
             let labels = [pool, replica, ("state", state.name())];
             out.sample(&catalogue::REPLICA_STATE, &labels, u8::from(state == view.state));
+        }
+    }
+}
+
+/// The places of each pool, by use. A use that no place has is left out, but for
+/// `running` and `free`.
+fn write_seats(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaView]) {
+    let mut pools: BTreeMap<&str, BTreeMap<&str, u64>> = BTreeMap::new();
+    for view in replicas {
+        let Some([(_, pool), _]) = replica_labels(policy, view.replica) else { continue };
+        let uses = pools.entry(pool).or_insert_with(|| BTreeMap::from([("running", 0), ("free", 0)]));
+        let seats = view.seats;
+        let named = [("running", seats.running), ("free", seats.free)];
+        let held = [seats.above_limit, seats.kept].into_iter().flatten();
+        let held = held.map(|(why, seats)| (why.name(), seats));
+        let out_of_service = Some((view.state.name(), seats.out)).filter(|(_, seats)| *seats > 0);
+        for (usage, seats) in named.into_iter().chain(held).chain(out_of_service) {
+            *uses.entry(usage).or_default() += u64::from(seats);
+        }
+    }
+    out.family(&catalogue::SEATS, "gauge");
+    for (pool, uses) in &pools {
+        for (usage, seats) in uses {
+            out.sample(&catalogue::SEATS, &[("pool", *pool), ("state", *usage)], *seats);
         }
     }
 }
