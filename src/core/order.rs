@@ -417,6 +417,13 @@ impl Group {
         }
     }
 
+    /// Whether a class is a guest at its turn: one that is owed its share comes as
+    /// none.
+    #[must_use]
+    pub fn comes_as_guest(&self, class: usize) -> bool {
+        self.is_guest(class) && !self.classes[class].guarantee.is_owed()
+    }
+
     /// Classes in the order of service, and whether each is there because it
     /// is owed its share.
     fn turns(&self) -> SmallVec<[(usize, bool); 8]> {

@@ -31,15 +31,19 @@ impl Sessions {
         self.known.get(&session).map(|known| known.replica)
     }
 
-    /// The session is sent to a replica; at most `bound` sessions are kept.
-    pub fn note(&mut self, session: u64, replica: ReplicaId, bound: usize) {
+    /// The session is sent to a replica; at most `bound` sessions are kept. Says
+    /// whether a session has lost the replica that it had.
+    pub fn note(&mut self, session: u64, replica: ReplicaId, bound: usize) -> bool {
         self.uses += 1;
         let used = self.uses;
-        if let Some(before) = self.known.insert(session, Known { replica, used }) {
+        let before = self.known.insert(session, Known { replica, used });
+        if let Some(before) = before {
             self.order.remove(&before.used);
         }
         self.order.insert(used, session);
+        let kept = self.len();
         self.shrink(bound);
+        before.is_some_and(|before| before.replica != replica) || self.len() < kept
     }
 
     /// Forgets those used longest ago until at most `bound` are left.
@@ -77,10 +81,13 @@ mod tests {
             let mut sessions = Sessions::default();
             let mut naive: Vec<(u64, u32)> = Vec::new();
             for (session, replica) in uses {
-                sessions.note(session, ReplicaId::new(replica), bound);
+                let lost = sessions.note(session, ReplicaId::new(replica), bound);
+                let before = naive.clone();
                 naive.retain(|(other, _)| *other != session);
                 naive.push((session, replica));
                 naive.drain(..naive.len().saturating_sub(bound));
+                let moved = |old: &(u64, u32)| !naive.contains(old);
+                prop_assert_eq!(lost, before.iter().any(moved) || bound == 0);
                 prop_assert_eq!(sessions.len(), naive.len());
                 prop_assert_eq!(sessions.order.len(), naive.len());
                 for session in 0..20 {

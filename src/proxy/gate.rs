@@ -29,6 +29,10 @@ use crate::core::snapshot::{Changed, Snapshot, WaitingView};
 use crate::core::time::Tick;
 use crate::proxy::clock::Clock;
 
+/// What a scheduler was told, from the moment on when it was asked to be written
+/// down. Memory grows with every event.
+pub type Told = Arc<Mutex<Vec<(Tick, Event)>>>;
+
 /// The one scheduler of this process and everybody who waits for it.
 #[derive(Debug)]
 pub struct Gate {
@@ -51,6 +55,7 @@ struct Inner {
     actions: Vec<Action>,
     leftover: Leftover,
     timer: Option<Tick>,
+    told: Option<Told>,
 }
 
 /// What a step leaves to be done once the lock is released.
@@ -75,6 +80,7 @@ impl Gate {
                 actions: Vec::new(),
                 leftover: Leftover::default(),
                 timer: None,
+                told: None,
             }),
             clock,
             next_job: AtomicU64::new(1),
@@ -83,6 +89,11 @@ impl Gate {
             arrival: Notify::new(),
             replica_actions,
         })
+    }
+
+    /// Writes down what the scheduler is told from now on, for tests and replays.
+    pub fn write_down(&self, told: &Told) {
+        self.inner.lock().told = Some(Arc::clone(told));
     }
 
     /// The clock that the scheduler lives by.
@@ -322,6 +333,9 @@ impl Gate {
 
 impl Inner {
     fn handle(&mut self, now: Tick, event: Event) {
+        if let Some(told) = &self.told {
+            told.lock().push((now, event.clone()));
+        }
         self.scheduler.handle(now, event, &mut self.actions);
     }
 

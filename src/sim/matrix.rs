@@ -206,9 +206,7 @@ impl Cell {
             Kind::Plain => Requests { plain: 1.0, ..usual },
             Kind::Half => Requests { plain: 0.5, ..usual },
             Kind::Two => Requests { clients: clients / 2, n: 2, ..usual },
-            Kind::Shared => {
-                Requests { clients: clients / 2, prompt: 3000, shared: 2900, output: 100, ..usual }
-            }
+            Kind::Shared => Requests { prompt: 3000, shared: 2900, output: 100, ..usual },
             Kind::Long => Requests { clients: clients / 4, prompt: 8000, output: 100, ..usual },
             Kind::OneToken => Requests { plain: 1.0, output: 1, ..usual },
         }

@@ -1,7 +1,8 @@
 //! The twin of `loadtest no-harm` in virtual time: each cell of the
 //! [matrix](crate::sim::matrix) as a closed loop of patient clients, straight at
-//! the engines (one after the other) and through the scheduler under the policy of
-//! a configuration that says nothing but where the engines are.
+//! the engines (in turn, or to the one with the fewest requests: what is better) and
+//! through the scheduler under the policy of a configuration that says nothing but
+//! where the engines are.
 
 use std::fmt;
 use std::path::Path;
@@ -15,6 +16,7 @@ use crate::sim::matrix::{CLASSES, Cell, Fleet, Kind};
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::baseline::at_once::AtOnce;
+use crate::sim::world::baseline::least_request::LeastRequest;
 use crate::sim::world::baseline::round_robin::RoundRobin;
 use crate::sim::world::gateway::Gateway;
 use crate::sim::world::replica::ReplicaSetup;
@@ -51,8 +53,8 @@ pub struct Conditions {
 impl Default for Conditions {
     fn default() -> Self {
         Self {
-            warmup: Duration::from_secs(10),
-            window: Duration::from_secs(20),
+            warmup: Duration::from_secs(15),
+            window: Duration::from_secs(45),
             rtt: Duration::ZERO,
             off: Vec::new(),
             prefix_cache: true,
@@ -118,10 +120,11 @@ pub fn measure(
     let policy = policy(fleet)?;
     let setup = setup(&Cell { fleet, kind, class: &CLASSES[0] }, conditions)?;
     let engines = setup.replicas.len();
-    let straight = side(&setup, Box::new(AtOnce::new(engines, RoundRobin::new(vec![1.0; engines], 0))))?;
+    let in_turn = side(&setup, Box::new(AtOnce::new(engines, RoundRobin::new(vec![1.0; engines], 0))))?;
+    let to_least = side(&setup, Box::new(AtOnce::new(engines, LeastRequest::default())))?;
     let mut rows = CLASSES.each_ref().map(|class| Row {
         cell: Cell { fleet, kind, class },
-        straight: straight.tokens_per_second,
+        straight: in_turn.tokens_per_second.max(to_least.tokens_per_second),
         through: 0.0,
         refused: 0,
     });

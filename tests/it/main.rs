@@ -41,6 +41,7 @@ mod slow_clients;
 mod tap;
 mod tls;
 mod tokens;
+mod told;
 mod truths;
 mod usage;
 mod usage_served;

@@ -113,6 +113,22 @@ impl Fleet {
         found(soon.is_some_and(|soon| worth_waiting(best.0, soon)))
     }
 
+    /// For how many nanoseconds more a job that leaves a free replica to others does
+    /// so for its session's sake.
+    pub fn stays_for(
+        &self,
+        pools: &[PoolId],
+        wish: &Wish<'_>,
+        avoid: &dyn Fn(ReplicaId) -> bool,
+    ) -> Option<u64> {
+        let (own, left) = wish.session?;
+        let bare = Wish { session: None, ..*wish };
+        let free = self.find(pools, &bare, avoid)?.replica;
+        let (free, own) = (self.cost(free, &bare)?, self.cost(own, &bare)?);
+        let enough = (free as f64 * WORTH_WAITING).ceil() as u64;
+        Some(left.saturating_sub(own.saturating_sub(enough)))
+    }
+
     /// Replicas that may do better for the job than their place in the order
     /// says: they have the start of its prompt, its adapter, or its session.
     fn known_to<'a>(&'a self, pools: &[PoolId], wish: &'a Wish<'_>) -> impl Iterator<Item = ReplicaId> {

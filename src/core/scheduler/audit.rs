@@ -154,7 +154,8 @@ impl Scheduler {
             let last = group.last_tier(spot.class, spot.line);
             let shunned = self.shunned(job.spec.id, &line.pools);
             let cached = self.prefixes.matches(&job.prefix);
-            let wish = Wish { session: self.session(job), ..job.wish(&cached, group.is_guest(spot.class)) };
+            let wish =
+                Wish { session: self.session(job), ..job.wish(&cached, group.comes_as_guest(spot.class)) };
             let find = |pools: &[PoolId]| self.best_of_all(pools, &wish, &shunned);
             self.allows(spot.group, job.spec.tenant, job.spec.sequences)
                 && self.choose(job, line, last, &find).is_some()

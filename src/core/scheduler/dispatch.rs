@@ -365,7 +365,12 @@ impl Scheduler {
             let (replica, epoch) = (pick.replica, standing.epoch);
             self.prefixes.note(replica, &job.prefix);
             if let (Some(rule), Some(session)) = (&self.policy.sessions, spec.session) {
-                self.sessions.note(session, replica, rule.bound);
+                if self.sessions.note(session, replica, rule.bound) {
+                    // It may be what a job of another group stays for.
+                    let groups = self.groups.iter().enumerate();
+                    let staying = groups.filter(|(_, group)| group.session_until.is_some());
+                    self.touched.extend(staying.map(|(index, _)| index));
+                }
             }
             let loads = why.adapter.is_some_and(Fit::loads);
             let proven = self.fleet.is_proven(replica);

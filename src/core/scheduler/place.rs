@@ -1,6 +1,8 @@
 //! Where a job goes whose turn it is: what the ledgers promise, put before
 //! [`place`].
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use crate::core::event::PassedOver;
@@ -73,11 +75,20 @@ impl Scheduler {
         Some((replica, u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// Until when the job keeps to the replica of its session.
-    fn session_until(&self, job: &Job) -> Option<Tick> {
-        let rule = self.policy.sessions.as_ref()?;
-        let until = job.spec.arrived + rule.max_delay;
-        self.sessions.get(job.spec.session?).filter(|_| self.now < until).map(|_| until)
+    /// When the job, which stays, gives up the replica of its session at the
+    /// latest, if nothing else changes: the longer it waits, the less that replica
+    /// may be later than others.
+    fn session_until(&self, group: usize, chosen: &Candidate) -> Option<Tick> {
+        let job = self.jobs.get(&chosen.head.job)?;
+        let session = self.session(job).filter(|(_, left)| *left > 0)?;
+        let line = &self.groups[group].shape.lines[chosen.line];
+        let cached = self.prefixes.matches(&job.prefix);
+        let wish = Wish { session: Some(session), ..job.wish(&cached, chosen.guest) };
+        let shunned = self.shunned(chosen.head.job, &line.pools);
+        let pools = line.tiers.iter().map(|tier| &*tier.pools).chain([&*line.pools]);
+        let each = pools.filter_map(|pools| self.fleet.stays_for(pools, &wish, &|id| shunned.contains(&id)));
+        let nanos = each.filter(|nanos| *nanos > 0).min().unwrap_or(session.1);
+        Some(self.now + Duration::from_nanos(nanos))
     }
 
     /// Chooses among the tiers of a line by what `find` says of each.
@@ -159,7 +170,7 @@ impl Scheduler {
     /// A job that is next stays: while its session has a replica, the group has to
     /// be looked at when the job gives that up.
     pub(super) fn note_session(&mut self, group: usize, chosen: &Candidate) {
-        let until = self.jobs.get(&chosen.head.job).and_then(|job| self.session_until(job));
+        let until = self.session_until(group, chosen);
         let first = &mut self.groups[group].session_until;
         *first = first.iter().copied().chain(until).min();
     }

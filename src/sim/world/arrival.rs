@@ -39,6 +39,9 @@ pub struct Arrival {
     /// How long its engine works on it before it is queued there, whatever the
     /// reason: an image, a grammar. No router is told.
     pub held: Duration,
+    /// When its client leaves if it is not served by then, counted from its arrival;
+    /// absent = it stays. No router is told before.
+    pub leaves: Option<Duration>,
     /// When its stream falls silent; absent = never. No router is told.
     pub pause: Option<Pause>,
 }
@@ -96,6 +99,7 @@ impl Default for Arrival {
             blocks: Arc::default(),
             patience: None,
             held: Duration::ZERO,
+            leaves: None,
             pause: None,
         }
     }

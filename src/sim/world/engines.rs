@@ -97,7 +97,7 @@ impl World<'_> {
         record.ended = Some(self.now);
         self.tokens += u64::from(state.counted);
         self.jobs[job].leave();
-        self.over(Duration::ZERO);
+        self.over(job, Duration::ZERO);
         self.tell(usize::from(state.gateway), Input::Finished { job, replica, cached: state.cached });
     }
 
@@ -131,7 +131,7 @@ impl World<'_> {
         state.leave();
         if cut {
             self.records[job].cut = true;
-            self.over(Duration::ZERO);
+            self.over(job, Duration::ZERO);
         }
         self.tell(gateway, Input::Failed { job, replica, refused: false });
     }

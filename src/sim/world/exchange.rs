@@ -23,6 +23,8 @@ pub(super) enum Step {
     Heard(ReplicaIndex),
     /// A stream that fell silent goes on.
     GoesOn(RequestId),
+    /// A client leaves.
+    Leaves(JobIndex),
 }
 
 /// What an engine says of a try.
@@ -55,7 +57,7 @@ const fn job_of(request: RequestId) -> (JobIndex, u32) {
 impl Job {
     /// It is at no engine, and nothing has come of it.
     pub(super) fn leave(&mut self) {
-        *self = Self { gateway: self.gateway, attempt: self.attempt, ..Self::default() };
+        *self = Self { gateway: self.gateway, attempt: self.attempt, over: self.over, ..Self::default() };
     }
 }
 
@@ -73,6 +75,10 @@ impl World<'_> {
         priority: i64,
         touched: &mut SmallVec<[ReplicaIndex; 4]>,
     ) -> Option<Input<'static>> {
+        if self.jobs[job].over {
+            // Its client left while it waited in a line.
+            return Some(Input::Finished { job, replica, cached: 0 });
+        }
         self.records[job].sends += 1;
         let before = self.replicas[replica].engine.requests();
         let state = &mut self.jobs[job];
@@ -97,6 +103,11 @@ impl World<'_> {
     /// Takes the job away from its engine.
     pub(super) fn take_back(&mut self, job: JobIndex, touched: &mut SmallVec<[ReplicaIndex; 4]>) {
         self.records[job].recalls += 1;
+        self.cancel(job, touched);
+    }
+
+    /// Ends what the job has at an engine.
+    fn cancel(&mut self, job: JobIndex, touched: &mut SmallVec<[ReplicaIndex; 4]>) {
         let request = self.try_of(job);
         let Some(replica) = self.jobs[job].at else { return };
         self.jobs[job].leave();
@@ -114,7 +125,8 @@ impl World<'_> {
 
     /// A request has ended: in a closed loop its client sends another one, not
     /// before `after`.
-    pub(super) fn over(&mut self, after: Duration) {
+    pub(super) fn over(&mut self, job: JobIndex, after: Duration) {
+        self.jobs[job].over = true;
         self.open -= 1;
         if self.setup.clients.is_some()
             && let Some(next) = self.setup.arrivals.get(self.next)
@@ -152,6 +164,15 @@ impl World<'_> {
                 {
                     self.tokens_came(job, replica, unsaid);
                 }
+            }
+            Step::Leaves(job) if self.jobs[job].over => {}
+            Step::Leaves(job) => {
+                let mut touched = SmallVec::new();
+                self.cancel(job, &mut touched);
+                self.records[job].left = true;
+                self.over(job, Duration::ZERO);
+                self.tell(usize::from(self.jobs[job].gateway), Input::Left { job });
+                touched.into_iter().for_each(|replica| self.start(replica));
             }
         }
     }
@@ -209,7 +230,7 @@ impl World<'_> {
         self.jobs[job].leave();
         match word {
             Word::TooLarge(_) => {
-                self.over(Duration::ZERO);
+                self.over(job, Duration::ZERO);
                 Some(Input::Finished { job, replica, cached: 0 })
             }
             Word::Refused(_) => Some(Input::Failed { job, replica, refused: true }),

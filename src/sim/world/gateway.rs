@@ -119,6 +119,7 @@ impl Gateway {
                     Tokens { input: u64::from(input), cached: u64::from(cached), output: u64::from(output) };
                 Event::Finished { job: JobId::new(job as u64), outcome: Outcome::Done(Usage::Exact(tokens)) }
             }
+            Input::Left { job } => Event::Left { job: JobId::new(job as u64), usage: Usage::Unknown },
             Input::Failed { job, refused, .. } => {
                 let fault = if refused { Fault::Refused } else { Fault::Reset };
                 let outcome = Outcome::Failed { fault, usage: Usage::Unknown };

@@ -32,6 +32,8 @@ pub struct Record {
     pub told: Option<Duration>,
     /// It broke after its first token.
     pub cut: bool,
+    /// Its client left before its end.
+    pub left: bool,
     /// Times it was given to an engine.
     pub sends: u32,
     /// Times it was taken back by the router.
@@ -114,7 +116,7 @@ impl Summary {
                 cached += u64::from(record.cached);
                 sum.service += u64::from(record.prompt) + 2 * u64::from(record.output);
                 last = last.max(record.ended.unwrap_or(Tick::ZERO));
-            } else if !record.refused && !record.cut {
+            } else if !record.refused && !record.cut && !record.left {
                 lost += 1;
             }
         }

@@ -39,6 +39,11 @@ pub enum Input<'a> {
         /// Prompt tokens that came from the prefix cache.
         cached: u32,
     },
+    /// Its client is gone, wherever it was.
+    Left {
+        /// Which.
+        job: JobIndex,
+    },
     /// Its engine failed it.
     Failed {
         /// Which.

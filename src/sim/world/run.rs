@@ -91,6 +91,8 @@ pub(super) struct Job {
     pub(super) attempt: u32,
     /// Its engine has it.
     pub(super) entered: bool,
+    /// It has ended.
+    pub(super) over: bool,
     pub(super) at: Option<ReplicaIndex>,
     pub(super) first: Option<Tick>,
     pub(super) last: Tick,
@@ -223,6 +225,9 @@ impl<'a> World<'a> {
                 let arrival = &self.setup.arrivals[job];
                 self.come = self.come.max(job + 1);
                 self.records[job].arrived = self.now;
+                if let Some(leaves) = arrival.leaves {
+                    self.plan(self.now + leaves, Happening::Exchange(Step::Leaves(job)));
+                }
                 self.tell(usize::from(self.jobs[job].gateway), Input::Arrived { job, arrival });
                 self.knock();
             }
@@ -284,7 +289,7 @@ impl<'a> World<'a> {
             Command::Refuse { job, retry_after } => {
                 let record = &mut self.records[job];
                 (record.refused, record.told) = (true, Some(self.now.since(record.arrived)));
-                self.over(retry_after.unwrap_or(COME_BACK));
+                self.over(job, retry_after.unwrap_or(COME_BACK));
                 None
             }
             Command::Recall { job } => {

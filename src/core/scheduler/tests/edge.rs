@@ -16,6 +16,9 @@ use crate::core::scheduler::tests::used;
 use crate::core::scheduler::tests::worlds::{Op, Rules, build, models_of};
 use crate::core::time::Tick;
 
+/// Tokens of a block of a prompt.
+const BLOCK_TOKENS: u32 = 16;
+
 /// What the edge knows of a job.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
@@ -27,6 +30,14 @@ pub(super) struct Seen {
     /// Its replica came back while it ran there.
     outlived: bool,
     ends: u32,
+}
+
+/// A prompt of which three quarters are those of its model's family.
+fn prefix(spec: &JobSpec, family: u64) -> Prefix {
+    let (own, family) = (spec.id.index() as u64, 8 * spec.model.index() as u64 + family);
+    let blocks = spec.prompt_tokens / u64::from(BLOCK_TOKENS);
+    let hash = |block: u64| (if block * 4 < blocks * 3 { family } else { own }) * 1_000 + block;
+    Prefix { blocks: (0..blocks).map(hash).collect(), block_tokens: BLOCK_TOKENS }
 }
 
 /// An edge that believes nothing.
@@ -243,10 +254,10 @@ impl Edge {
         self.now = goal;
     }
 
-    fn arrive(&mut self, spec: JobSpec) {
+    fn arrive(&mut self, spec: JobSpec, prefix: Prefix) {
         self.specs.insert(spec.id, spec);
         self.jobs.insert(spec.id, Seen::default());
-        self.event(Event::Arrived(spec, Prefix::default()));
+        self.event(Event::Arrived(spec, prefix));
     }
 
     fn fail(&mut self, which: usize, fault: Fault) {
@@ -330,9 +341,9 @@ impl Edge {
 
     pub(super) fn apply(&mut self, op: &Op) {
         match *op {
-            Op::Arrive { tenant, class, model, prompt, output, sequences, patience, streams } => {
+            Op::Arrive { tenant, class, model, prompt, output, sequences, patience, streams, family } => {
                 let id = JobId::new(1000 + self.jobs.len() as u64);
-                self.arrive(JobSpec {
+                let spec = JobSpec {
                     id,
                     tenant: TenantId::new(tenant),
                     key: None,
@@ -355,7 +366,8 @@ impl Edge {
                     fit: 0,
                     fingerprint: None,
                     session: (output % 2 == 0).then_some(prompt % 7),
-                });
+                };
+                self.arrive(spec, family.map(|family| prefix(&spec, family)).unwrap_or_default());
             }
             Op::FirstToken(which) => self.start(which),
             Op::Done(which, usage) => {

@@ -279,6 +279,8 @@ pub(super) enum Op {
         sequences: u32,
         patience: u64,
         streams: bool,
+        /// Whose prompts begin alike; absent = it has nothing in common with others.
+        family: Option<u64>,
     },
     FirstToken(usize),
     Done(usize, Usage),
@@ -369,8 +371,11 @@ fn measure() -> impl Strategy<Value = Measure> {
 pub(super) fn op() -> impl Strategy<Value = Op> {
     let sequences = prop_oneof![6 => Just(1u32), 1 => 0u32..7];
     let streams = prop::bool::weighted(0.6);
-    let arrive = (0u32..5, 0u32..3, 0u32..3, 0u64..120, 0u64..60, sequences, 0u64..3000, streams).prop_map(
-        |(tenant, class, model, prompt, output, sequences, patience, streams)| Op::Arrive {
+    let prompt = prop_oneof![8 => 0u64..120, 1 => 400u64..3000];
+    let family = prop::option::of(0u64..4);
+    let kind = (streams, family);
+    let arrive = (0u32..5, 0u32..3, 0u32..3, prompt, 0u64..60, sequences, 0u64..3000, kind).prop_map(
+        |(tenant, class, model, prompt, output, sequences, patience, (streams, family))| Op::Arrive {
             tenant,
             class,
             model,
@@ -379,6 +384,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
             sequences,
             patience,
             streams,
+            family,
         },
     );
     prop_oneof![

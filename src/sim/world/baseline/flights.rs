@@ -105,7 +105,7 @@ impl Flights {
     pub fn told(&mut self, input: &Input<'_>) {
         match input {
             Input::FirstToken { job, .. } => self.begun(*job),
-            Input::Finished { job, .. } => {
+            Input::Finished { job, .. } | Input::Left { job } => {
                 self.ended(*job);
             }
             Input::Reported { replica, report } => {
