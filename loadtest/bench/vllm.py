@@ -116,7 +116,8 @@ class Sampler(threading.Thread):
         self.start()
 
     def run(self):
-        while not self.stopped.wait(0.25):
+        # Seldom: looking costs the engines time, too.
+        while not self.stopped.wait(1.0):
             texts = [get(f"{url}/metrics") for url in self.engines]
             sums = lambda name: sum(sum(numbers(text, name).values()) for text in texts)
             self.inside.append(sums("vllm:num_requests_waiting"))
