@@ -529,7 +529,8 @@ async fn bodies_over_the_limit_are_413_while_they_come() {
 /// An HTTP/2 body that stops coming, on a connection that answers pings.
 #[tokio::test]
 async fn an_http2_body_that_stops_coming_is_408() {
-    let rig = Rig::start(RigOptions { server: "body_timeout: 300ms", ..RigOptions::default() }).await;
+    let more = "requests: {min_body_rate: 0}\n".to_owned();
+    let rig = Rig::start(RigOptions { server: "body_timeout: 300ms", more, ..RigOptions::default() }).await;
     let mut h2 = H2::open(rig.address()).await;
     let (pieces, body) = in_pieces();
     let call = Call::post(CHAT, &chat(1, false)).key(rig.key(TENANT)).header("x-request-id", "silent");
