@@ -220,6 +220,7 @@ impl World {
             goes_on: false,
             context: 0,
             fit: 0,
+            fingerprint: None,
             session: None,
         };
         self.handle(Event::Arrived(spec, Prefix::default()));

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use penstock_loadtest::{
-    abandon, chaos, compare, core_bench, count_bench, engine, engines, key_bench, process, proxy, replay,
-    run, scaler, streams,
+    abandon, chaos, closed, compare, core_bench, count_bench, engine, engines, key_bench, no_harm, process,
+    proxy, replay, run, scaler, streams,
 };
 
 /// Load generator and measuring tools for an OpenAI-compatible gateway.
@@ -24,6 +24,8 @@ enum Command {
     Engine(engine::EngineArgs),
     /// Send load, closed loop or at a fixed rate, and report latencies.
     Run(run::RunArgs),
+    /// Closed loop of patient clients: streams, plain answers or both.
+    Closed(closed::ClosedArgs),
     /// Replay a trace, or made-up calls, in real time and report latencies.
     ///
     /// Open loop: every call is sent at its planned instant, and its times count
@@ -35,6 +37,8 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Break engines in every way while a gateway serves, and compare every answer.
     Chaos(chaos::ChaosArgs),
+    /// Whether a gateway costs throughput: a matrix of engines, requests and classes.
+    NoHarm(no_harm::NoHarmArgs),
     /// Run simulated engines in real time, several in one process.
     Engines(engines::EnginesArgs),
     /// Run a small reference proxy with the usual ways of balancing.
@@ -61,9 +65,11 @@ fn main() -> Result<()> {
         match cli.command {
             Command::Engine(args) => engine::command(&args).await,
             Command::Run(args) => run::command(&args).await,
+            Command::Closed(args) => closed::command(&args).await,
             Command::Replay(args) => replay::command(&args).await,
             Command::Compare(args) => compare::command(&args).await,
             Command::Chaos(args) => chaos::command(&args).await,
+            Command::NoHarm(args) => no_harm::command(&args).await,
             Command::Engines(args) => engines::command(&args).await,
             Command::Proxy(args) => proxy::command(&args).await,
             Command::Streams(args) => streams::command(&args).await,

@@ -10,6 +10,7 @@ const MAX_LINE: usize = 8 << 20;
 
 static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"completion_tokens\":"));
+static PROMPT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"prompt_tokens\":"));
 static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"finish_reason\""));
 /// Members whose non-empty value is output of the model.
 static OUTPUT: LazyLock<[Finder<'static>; 5]> = LazyLock::new(|| {
@@ -24,6 +25,7 @@ pub struct Scanner {
     events: u64,
     outputs: u64,
     tokens: Option<u64>,
+    prompt: Option<u64>,
     finished: bool,
     aborted: bool,
     done: bool,
@@ -79,6 +81,12 @@ impl Scanner {
         self.tokens
     }
 
+    /// Prompt tokens by the last usage that came.
+    #[must_use]
+    pub fn prompt(&self) -> Option<u64> {
+        self.prompt
+    }
+
     /// Whether a finish reason has come.
     #[must_use]
     pub fn finished(&self) -> bool {
@@ -123,11 +131,22 @@ impl Scanner {
             self.aborted = ABORT.find(data).is_some();
         }
         self.tokens = completion_tokens(data).or(self.tokens);
+        self.prompt = prompt_tokens(data).or(self.prompt);
     }
 }
 
-fn completion_tokens(data: &[u8]) -> Option<u64> {
-    let at = USAGE.find(data)? + USAGE.needle().len();
+/// The output tokens that a usage in these bytes names.
+pub(crate) fn completion_tokens(data: &[u8]) -> Option<u64> {
+    number(&USAGE, data)
+}
+
+/// The prompt tokens that a usage in these bytes names.
+pub(crate) fn prompt_tokens(data: &[u8]) -> Option<u64> {
+    number(&PROMPT, data)
+}
+
+fn number(name: &Finder<'_>, data: &[u8]) -> Option<u64> {
+    let at = name.find(data)? + name.needle().len();
     let rest = data[at..].trim_ascii_start();
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
@@ -197,7 +216,7 @@ mod tests {
         scanner.feed(WHOLE.as_bytes());
         assert_eq!((scanner.outputs(), scanner.tokens()), (1, None));
         scanner.feed(b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\": 27}}\n\n");
-        assert_eq!(scanner.tokens(), Some(27));
+        assert_eq!((scanner.tokens(), scanner.prompt()), (Some(27), Some(5)));
         let mut scanner = Scanner::default();
         scanner.feed(WHOLE.replace("\"stop\"", "\"abort\"").as_bytes());
         assert_eq!(scanner.fault(), Some("finish_reason abort"));

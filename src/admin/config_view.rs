@@ -61,6 +61,8 @@ pub(super) fn effective(settings: &Settings) -> Value {
         "requests": {
             "max_body_bytes": edge.requests.max_body_bytes,
             "max_total_body_bytes": edge.requests.max_total_body_bytes,
+            "tenant_body_share": f64::from(edge.requests.tenant_body_permille) / 1000.0,
+            "min_body_rate": edge.requests.min_body_rate,
             "max_answer_bytes": edge.requests.max_answer_bytes,
             "max_total_answer_bytes": edge.requests.max_total_answer_bytes,
             "stream_buffer_bytes": edge.requests.stream_buffer_bytes,
@@ -69,6 +71,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
         "upstream": {
             "connect_timeout": secs(edge.upstream.connect_timeout),
             "first_token_timeout": secs(edge.upstream.first_token_timeout),
+            "answer_timeout": secs(edge.upstream.answer_timeout),
             "stream_idle_timeout": secs(edge.upstream.stream_idle_timeout),
             "keep_alive": secs(edge.upstream.keep_alive),
         },

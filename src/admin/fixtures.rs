@@ -62,6 +62,8 @@ fn edge(policy: &Policy) -> Edge {
         requests: RequestLimits {
             max_body_bytes: 1,
             max_total_body_bytes: 2,
+            tenant_body_permille: 500,
+            min_body_rate: 4,
             max_answer_bytes: 3,
             max_total_answer_bytes: 4,
             stream_buffer_bytes: 5,
@@ -71,6 +73,7 @@ fn edge(policy: &Policy) -> Edge {
         upstream: UpstreamLimits {
             connect_timeout: seconds(1),
             first_token_timeout: seconds(60),
+            answer_timeout: seconds(120),
             stream_idle_timeout: seconds(30),
             keep_alive: seconds(4),
         },

@@ -178,6 +178,7 @@ pub(super) async fn carry_out(
     while let Some(action) = actions.recv().await {
         match action {
             Action::Probe { replica } => fleet.probe(replica),
+            Action::Inspect { replica } => fleet.inspect(replica),
             Action::Sleep { replica } => fleet.order(replica, Order::Sleep),
             Action::Wake { replica, .. } => {
                 let policy = telemetry.policy();

@@ -1,5 +1,6 @@
 //! The demo's traffic: every tenant in every class it may use, so that there
-//! is something to see.
+//! is something to see. It asks for some two thirds of what the demo's fleet can do;
+//! bursts of batch work wait for seconds.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -65,9 +66,9 @@ impl Source {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let draw = (state >> 33) % 1000;
             let (burst, gap) = match source.class {
-                "interactive" => (1, 20 + draw / 10),
-                "standard" => (1, 60 + draw / 4),
-                _ => (20, 3000 + draw * 2),
+                "interactive" => (1, 200 + draw / 10),
+                "standard" => (1, 500 + draw / 3),
+                _ => (20, 6000 + draw * 4),
             };
             for number in 0..burst {
                 let Ok(slot) = Arc::clone(&source.slots).try_acquire_owned() else {

@@ -100,7 +100,6 @@ fn read(path: &Path) -> anyhow::Result<Result<Scenario, Report>> {
 fn with_flags(mut scenario: Scenario, args: &SimulateArgs) -> anyhow::Result<Scenario> {
     scenario.seeds = args.seeds.or(scenario.seeds);
     let flags = Shape {
-        late: None,
         fleet: args.fleet.as_deref().map(fleet).transpose()?,
         capacity: args.capacity,
         loads: (!args.load.is_empty()).then(|| args.load.clone()),
@@ -108,8 +107,7 @@ fn with_flags(mut scenario: Scenario, args: &SimulateArgs) -> anyhow::Result<Sce
         designs: (!args.design.is_empty()).then(|| args.design.clone()),
         gateways: args.gateways,
         scrape: args.scrape,
-        horizon: None,
-        scale: None,
+        ..Shape::default()
     };
     if !args.case.is_empty() {
         let unknown = args.case.iter().find(|name| scenario.cases.get(name).is_none());

@@ -236,6 +236,11 @@ pub struct RequestLimits {
     pub max_body_bytes: u64,
     /// Bytes of all request bodies held at once.
     pub max_total_body_bytes: u64,
+    /// Thousandths of the bytes that no other tenant holds which one tenant may
+    /// hold.
+    pub tenant_body_permille: u32,
+    /// Bytes a second that a body must come at; 0 = at any rate.
+    pub min_body_rate: u64,
     /// Bytes of one answer that is not a stream.
     pub max_answer_bytes: u64,
     /// Bytes of all answers held at once, streams and others.
@@ -250,14 +255,26 @@ pub struct RequestLimits {
     pub keepalive: Duration,
 }
 
+impl RequestLimits {
+    /// Bytes of bodies that a tenant may hold while the others hold so many: one
+    /// body at least.
+    #[must_use]
+    pub const fn most_of_tenant(&self, others: u64) -> u64 {
+        let free = self.max_total_body_bytes.saturating_sub(others);
+        let share = free as u128 * self.tenant_body_permille as u128 / 1000;
+        if share > self.max_body_bytes as u128 { share as u64 } else { self.max_body_bytes }
+    }
+}
+
 /// Engine-side time limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpstreamLimits {
     /// Time for a connection to an engine.
     pub connect_timeout: Duration,
-    /// Longest silence after dispatch before the first token, or the whole
-    /// answer when it is not a stream.
+    /// Longest silence from dispatch to the first token of a stream.
     pub first_token_timeout: Duration,
+    /// Longest time from dispatch to the whole of an answer that is not a stream.
+    pub answer_timeout: Duration,
     /// Longest silence inside a stream.
     pub stream_idle_timeout: Duration,
     /// How long an unused connection to an engine is kept; below the 5 s

@@ -81,6 +81,17 @@ pub fn is_hopeless(before: u64, per_second: Option<f64>, left: Duration) -> bool
     per_second.is_some_and(|rate| before as f64 > rate * MARGIN * left.as_secs_f64())
 }
 
+/// The part of the time that is left by which an expected start has to come: what was
+/// measured is never exact, and who is let in should not be refused later.
+const SURE: f64 = 0.9;
+
+/// Whether a job whose start is expected after `wait` is to be told at once that it
+/// will not start within `left`.
+#[must_use]
+pub fn is_beyond(wait: Duration, left: Duration) -> bool {
+    wait.as_secs_f64() > left.as_secs_f64() * SURE
+}
+
 /// The largest part by which [`spread`] moves a wait.
 const SPREAD: f64 = 0.25;
 

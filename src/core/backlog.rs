@@ -1,17 +1,81 @@
 //! How fast each tenant's waiting jobs go, within a class.
 
+use std::time::Duration;
+
 use crate::core::estimate::DrainRate;
 use crate::core::ids::TenantId;
 use crate::core::number_map::NumberMap;
 use crate::core::time::Tick;
 
-/// What waits for one tenant, and how fast it goes.
-#[derive(Debug, Clone, Copy, Default)]
+/// Time constant in seconds of the rate by which long waits are foretold: a burst of
+/// more urgent work must not make them look endless.
+const LASTING: f64 = 600.0;
+
+/// What waits for one tenant or for all, and how fast it goes.
+#[derive(Debug, Clone, Copy)]
 struct Row {
     waiting: u64,
     /// When it began to wait.
     since: Tick,
     drain: DrainRate,
+    lasting: DrainRate,
+}
+
+impl Default for Row {
+    fn default() -> Self {
+        Self { waiting: 0, since: Tick::ZERO, drain: DrainRate::default(), lasting: DrainRate::over(LASTING) }
+    }
+}
+
+impl Row {
+    fn each(&mut self, change: impl Fn(&mut DrainRate)) {
+        change(&mut self.drain);
+        change(&mut self.lasting);
+    }
+
+    fn joined(&mut self, now: Tick, halted: bool) {
+        if self.waiting == 0 {
+            self.since = now;
+            self.each(|rate| rate.busy(now, !halted));
+        }
+        self.waiting += 1;
+    }
+
+    fn left(&mut self, now: Tick) {
+        self.waiting = self.waiting.saturating_sub(1);
+        if self.waiting == 0 {
+            self.each(|rate| rate.busy(now, false));
+        }
+    }
+
+    /// See [`Backlogs::sent`].
+    fn sent(&mut self, now: Tick) {
+        if self.since < now {
+            self.each(|rate| rate.note(now));
+        }
+    }
+
+    fn halt(&mut self, halted: bool, now: Tick) {
+        if self.waiting > 0 {
+            self.each(|rate| rate.busy(now, !halted));
+        }
+    }
+
+    fn restart(&mut self, halted: bool, now: Tick) {
+        *self = Self { waiting: self.waiting, since: now, ..Self::default() };
+        let waits = self.waiting > 0 && !halted;
+        self.each(|rate| rate.busy(now, waits));
+    }
+
+    fn emptied(&self) -> Self {
+        Self { waiting: 0, drain: self.drain.stopped(), lasting: self.lasting.stopped(), ..*self }
+    }
+
+    /// The better of the rates of late and of the last ten minutes.
+    fn best(&self, now: Tick) -> Option<f64> {
+        let lasting = self.lasting.while_waiting(now)?;
+        Some(self.drain.while_waiting(now).map_or(lasting, |rate| rate.max(lasting)))
+    }
 }
 
 /// The tenants of a class. Rows are kept when nothing waits, for what they
@@ -19,6 +83,10 @@ struct Row {
 #[derive(Debug, Clone, Default)]
 pub struct Backlogs {
     rows: NumberMap<TenantId, Row>,
+    /// The tenants together.
+    all: Row,
+    /// Tenants of which jobs wait.
+    present: u64,
     /// No replica is in service.
     halted: bool,
 }
@@ -27,34 +95,33 @@ impl Backlogs {
     /// A job begins to wait.
     pub fn joined(&mut self, tenant: TenantId, now: Tick) {
         let row = self.rows.entry(tenant).or_default();
-        if row.waiting == 0 {
-            row.since = now;
-            row.drain.busy(now, !self.halted);
-        }
-        row.waiting += 1;
+        self.present += u64::from(row.waiting == 0);
+        row.joined(now, self.halted);
+        self.all.joined(now, self.halted);
     }
 
     /// A job waits no longer.
     pub fn left(&mut self, tenant: TenantId, now: Tick) {
-        let Some(row) = self.rows.get_mut(&tenant) else { return };
-        row.waiting = row.waiting.saturating_sub(1);
-        if row.waiting == 0 {
-            row.drain.busy(now, false);
-        }
+        let Some(row) = self.rows.get_mut(&tenant).filter(|row| row.waiting > 0) else { return };
+        row.left(now);
+        self.present -= u64::from(row.waiting == 0);
+        self.all.left(now);
     }
 
     /// A job that still counts as waiting goes to a replica. One that goes in the
     /// instant in which the wait began says nothing of how fast jobs go.
     pub fn sent(&mut self, tenant: TenantId, now: Tick) {
-        if let Some(row) = self.rows.get_mut(&tenant).filter(|row| row.since < now) {
-            row.drain.note(now);
+        if let Some(row) = self.rows.get_mut(&tenant) {
+            row.sent(now);
+            self.all.sent(now);
         }
     }
 
     /// A job that was sent comes back.
     pub fn came_back(&mut self, tenant: TenantId, now: Tick) {
         if let Some(row) = self.rows.get_mut(&tenant) {
-            row.drain.take_back(now);
+            row.each(|rate| rate.take_back(now));
+            self.all.each(|rate| rate.take_back(now));
         }
     }
 
@@ -64,36 +131,56 @@ impl Backlogs {
         self.rows.get(&tenant)?.drain.while_waiting(now)
     }
 
+    /// The time in which so many of a tenant's jobs go, by its own rate. Before
+    /// that is known: by the rate of all tenants, where each that waits has an
+    /// equal part, but no longer than everything takes that waits. `None` when
+    /// nothing is known.
+    #[must_use]
+    pub fn wait(&self, tenant: TenantId, before: u64, now: Tick) -> Option<Duration> {
+        let own = self.rows.get(&tenant).and_then(|row| row.best(now));
+        let seconds = match own {
+            Some(rate) => before as f64 / rate,
+            None => before.saturating_mul(self.present).min(self.all.waiting) as f64 / self.all.best(now)?,
+        };
+        Some(Duration::try_from_secs_f64(seconds).unwrap_or(if before == 0 {
+            Duration::ZERO
+        } else {
+            Duration::MAX
+        }))
+    }
+
     /// Whether no replica is in service from now on. How long that lasts is not
     /// known, and how fast jobs go otherwise is not forgotten meanwhile.
     pub fn halt(&mut self, halted: bool, now: Tick) {
         if self.halted != halted {
             self.halted = halted;
-            let waiting = self.rows.values_mut().filter(|row| row.waiting > 0);
-            waiting.for_each(|row| row.drain.busy(now, !halted));
+            self.rows.values_mut().chain([&mut self.all]).for_each(|row| row.halt(halted, now));
         }
     }
 
     /// Forgets how fast a tenant's jobs went.
     pub fn restart(&mut self, tenant: TenantId, now: Tick) {
         if let Some(row) = self.rows.get_mut(&tenant) {
-            *row = Row { since: now, drain: DrainRate::default(), ..*row };
-            row.drain.busy(now, row.waiting > 0 && !self.halted);
+            row.restart(self.halted, now);
         }
     }
 
     /// Forgets how fast all tenants' jobs went.
     pub fn restart_all(&mut self, now: Tick) {
-        let tenants: Vec<TenantId> = self.rows.keys().copied().collect();
-        tenants.into_iter().for_each(|tenant| self.restart(tenant, now));
+        let halted = self.halted;
+        self.rows.values_mut().chain([&mut self.all]).for_each(|row| row.restart(halted, now));
     }
 
     /// The same tenants with nothing waiting, but for those to forget.
     #[must_use]
     pub fn emptied(&self, keep: impl Fn(TenantId) -> bool) -> Self {
         let rows = self.rows.iter().filter(|(tenant, _)| keep(**tenant));
-        let empty = |row: &Row| Row { waiting: 0, drain: row.drain.stopped(), ..*row };
-        Self { rows: rows.map(|(tenant, row)| (*tenant, empty(row))).collect(), halted: false }
+        Self {
+            rows: rows.map(|(tenant, row)| (*tenant, row.emptied())).collect(),
+            all: self.all.emptied(),
+            present: 0,
+            halted: false,
+        }
     }
 }
 

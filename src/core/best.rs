@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use crate::core::demand::hist::Hist;
 use crate::core::event::Pace;
 use crate::core::time::Tick;
 
@@ -45,13 +46,29 @@ impl Best {
     }
 }
 
-/// Keeps the best of a pool.
-#[derive(Debug, Clone, Copy, Default)]
+/// What a pool usually shows while it works: what plans are made with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usual {
+    /// The median of the prompt tokens a second that were read for a first token,
+    /// each token counted once; absent before the first.
+    pub read_per_second: Option<u64>,
+    /// The median of the mean times between tokens; absent before a whole stretch.
+    pub gap: Option<Duration>,
+}
+
+/// Keeps the best of a pool, and what is usual.
+#[derive(Debug, Clone, Default)]
 pub struct Bests {
     now: Best,
     before: Best,
     since: Tick,
+    /// Prompt tokens a second, and microseconds between tokens.
+    reads: Hist,
+    gaps: Hist,
 }
+
+/// What is left of what was usual after each [`WINDOW`].
+const KEPT: f64 = 0.5;
 
 impl Bests {
     /// The first token came so long after its dispatch, of a prompt of which so
@@ -59,12 +76,14 @@ impl Bests {
     pub fn first_token(&mut self, took: Duration, read: u64, now: Tick) {
         let rate = read as f64 / took.as_secs_f64().max(1e-6);
         let read_per_second = rate as u64;
+        self.reads.add(rate, read as f64);
         self.add(Best { first_token: Some(took), first_tokens: 1, read_per_second, ..Best::default() }, now);
     }
 
     /// A stretch of gaps between tokens at one replica ended.
     pub fn stretch(&mut self, stretch: &Pace, now: Tick) {
         let mean = u32::try_from(stretch.gaps).ok().and_then(|gaps| stretch.total.checked_div(gaps));
+        mean.into_iter().for_each(|mean| self.gaps.add(mean.as_nanos() as f64 / 1e3, stretch.gaps as f64));
         self.add(Best { gap: mean, gaps: stretch.gaps, ..Best::default() }, now);
     }
 
@@ -74,8 +93,19 @@ impl Bests {
         self.now.and(self.before)
     }
 
+    /// What it usually shows, the last hours more than those before.
+    #[must_use]
+    pub fn usual(&self) -> Usual {
+        let median = |of: &Hist| Some(of.quantile(0.5)).filter(|_| of.total() > 0.0);
+        Usual {
+            read_per_second: median(&self.reads).map(|rate| rate as u64),
+            gap: median(&self.gaps).map(|micros| Duration::from_nanos((micros * 1e3) as u64)),
+        }
+    }
+
     fn add(&mut self, new: Best, now: Tick) {
         if now.since(self.since) >= WINDOW {
+            [&mut self.reads, &mut self.gaps].into_iter().for_each(|hist| hist.fade(KEPT));
             (self.before, self.now, self.since) = (self.now, Best::default(), now);
         }
         self.now = self.now.and(new);
@@ -118,6 +148,24 @@ mod tests {
         assert_eq!(bests.all().first_token, Some(ms(200)));
         bests.first_token(ms(500), 1, hours(2));
         assert_eq!((bests.all().first_token, bests.all().first_tokens), (Some(ms(500)), 2));
+    }
+
+    #[test]
+    fn what_is_usual_is_not_the_best() {
+        let mut bests = Bests::default();
+        assert_eq!(bests.usual(), Usual::default());
+        for _ in 0..100 {
+            bests.first_token(ms(100), 2_000, Tick::from_millis(1));
+            bests.first_token(ms(30), 30, Tick::from_millis(1));
+            bests.stretch(&Pace { gaps: 100, total: ms(1_600) }, Tick::from_millis(1));
+        }
+        bests.first_token(ms(10), 2_000, Tick::from_millis(1));
+        bests.stretch(&Pace { gaps: 100, total: ms(800) }, Tick::from_millis(1));
+        assert_eq!((bests.all().read_per_second, bests.all().gap), (200_000, Some(ms(8))));
+        let usual = bests.usual();
+        let (read, gap) = (usual.read_per_second.unwrap(), usual.gap.unwrap());
+        assert!((16_000..25_000).contains(&read), "20,000, whatever short prompts show: {read}");
+        assert!((ms(13)..ms(20)).contains(&gap), "{gap:?}");
     }
 
     #[test]

@@ -113,8 +113,10 @@ impl EventRate {
 /// rate of all dispatches makes up for the rest of it, and it is never less than
 /// that rate: a queue that stands still behind one long job is not stuck for
 /// ever.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct DrainRate {
+    /// Time constant in seconds of what is known of times in which jobs waited.
+    memory: f64,
     all: EventRate,
     drained: f64,
     /// Seconds of waiting within the memory.
@@ -125,7 +127,20 @@ pub struct DrainRate {
     last: Tick,
 }
 
+impl Default for DrainRate {
+    fn default() -> Self {
+        Self::over(MEMORY)
+    }
+}
+
 impl DrainRate {
+    /// A rate with another memory of the times in which somebody waited, in seconds.
+    #[must_use]
+    pub const fn over(memory: f64) -> Self {
+        let all = EventRate { sum: 0.0, last: Tick::ZERO, first: None };
+        Self { memory, all, drained: 0.0, waited: 0.0, seen: 0, waiting: false, last: Tick::ZERO }
+    }
+
     /// Whether anybody waits from now on.
     pub fn busy(&mut self, now: Tick, waiting: bool) {
         *self = Self { waiting, ..self.at(now) };
@@ -182,8 +197,8 @@ impl DrainRate {
         if !self.waiting {
             return Self { last, ..self };
         }
-        let kept = fade(now.since(self.last).as_secs_f64());
-        let waited = self.waited * kept + MEMORY * (1.0 - kept);
+        let kept = (-now.since(self.last).as_secs_f64() / self.memory).exp();
+        let waited = self.waited * kept + self.memory * (1.0 - kept);
         Self { drained: self.drained * kept, waited, last, ..self }
     }
 }
@@ -218,6 +233,7 @@ mod tests {
             goes_on: false,
             context: 0,
             fit: 0,
+            fingerprint: None,
             session: None,
         }
     }

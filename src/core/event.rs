@@ -28,8 +28,9 @@ pub enum Event {
         /// What was consumed for it.
         usage: Usage,
     },
-    /// The job's first token was seen: its prefill is done, and it can no
-    /// longer be moved without the client noticing.
+    /// The first token of a stream was seen: its prefill is done, and it can no
+    /// longer be moved without the client noticing. Never said of plain answers,
+    /// of which nothing is seen before their end.
     FirstToken {
         /// The job.
         job: JobId,
@@ -48,6 +49,20 @@ pub enum Event {
         replica: ReplicaId,
         /// What was seen.
         pace: Pace,
+    },
+    /// Bytes came from the replica's engine since the last such event, or the last
+    /// `Paced`. Sent at most a few times a second for each replica.
+    Heard {
+        /// The replica.
+        replica: ReplicaId,
+    },
+    /// So many of the replica's streams wait for their clients to read, and owe
+    /// nothing meanwhile. Sent when the number has changed.
+    Paused {
+        /// The replica.
+        replica: ReplicaId,
+        /// Streams that wait.
+        streams: u32,
     },
     /// A scrape of the replica's own view arrived.
     ReplicaReported {
@@ -162,6 +177,9 @@ pub enum Fault {
     Malformed,
     /// No byte for longer than the policy allows.
     Silent,
+    /// An answer that is not a stream was not whole in the time that it may take.
+    /// It says nothing of the replica, and the job ends with it.
+    Overtime,
     /// 429 or 503: healthy, but it can take no more just now.
     Busy {
         /// The engine's own Retry-After.
@@ -189,6 +207,7 @@ impl Fault {
             Self::ErrorEvent => "error_event",
             Self::Malformed => "malformed",
             Self::Silent => "silent",
+            Self::Overtime => "overtime",
             Self::Busy { .. } => "busy",
         }
     }
@@ -203,7 +222,7 @@ impl Fault {
     /// Whether one such fault is enough to stop sending work to the replica.
     #[must_use]
     pub const fn ejects(self) -> bool {
-        !matches!(self, Self::Busy { .. } | Self::Malformed)
+        !matches!(self, Self::Busy { .. } | Self::Malformed | Self::Overtime)
     }
 }
 
@@ -280,7 +299,8 @@ pub enum Action {
     /// Another replica is to go on with the job's stream, of which the client
     /// has a part: end the exchange and say `Finished(Interrupted)` with the
     /// fault of the reason. A stream that cannot go on elsewhere after all stays
-    /// where it is. Asked at most once for each dispatch.
+    /// where it is; at a replica that has stalled, for a few seconds more. Asked
+    /// at most once for each dispatch.
     HandOver {
         /// The job.
         job: JobId,
@@ -324,6 +344,12 @@ pub enum Action {
     /// Ask the replica whether it is there; answer with `ReplicaFound` or
     /// `ReplicaLost`.
     Probe {
+        /// The replica.
+        replica: ReplicaId,
+    },
+    /// The replica owes something and is silent: scrape its gauges now. The
+    /// answer is `ReplicaReported`.
+    Inspect {
         /// The replica.
         replica: ReplicaId,
     },
@@ -553,6 +579,11 @@ pub enum RejectReason {
     NoReplica,
     /// It takes only what nobody else needs, and there is none of that now.
     NoRoom,
+    /// It asks for more sequences than any replica of the model runs at once.
+    TooManySequences {
+        /// So many the largest one runs.
+        most: u32,
+    },
     /// No pool serves the model (any more).
     NoPool,
     /// The tenant or class is no longer in the policy.
@@ -581,6 +612,7 @@ impl RejectReason {
             Self::Paused => "tenant_paused",
             Self::NoReplica => "no_replica",
             Self::NoRoom => "no_room",
+            Self::TooManySequences { .. } => "too_many_sequences",
             Self::NoPool => "no_pool",
             Self::Withdrawn => "withdrawn",
             Self::AttemptsExhausted(_) => "attempts_exhausted",

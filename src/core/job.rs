@@ -51,6 +51,9 @@ pub struct JobSpec {
     /// How many of its model's context windows are too small for it; the
     /// scheduler finds out.
     pub fit: u8,
+    /// What stands for its tenant, model and content, to know the same request
+    /// when it is sent again; absent where that cannot be told.
+    pub fingerprint: Option<u64>,
     /// What stands for the tenant and the session that it belongs to, where
     /// sessions keep to a replica; absent when it names none.
     pub session: Option<u64>,

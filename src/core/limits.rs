@@ -3,8 +3,15 @@
 use crate::core::event::Report;
 
 /// Sequence limit of a replica of which nothing is known: what vLLM's
-/// `--max-num-seqs` is by default.
+/// `--max-num-seqs` is by default. A start, not a ceiling.
 pub const DEFAULT_SEQS: u32 = 256;
+/// More than any engine runs.
+const MOST_SEQS: u32 = 1 << 16;
+
+/// Sequences that a request may ask for of a replica of which nothing is known:
+/// what vLLM runs by default on the largest accelerators. What was learned of it
+/// bounds what it gets, not what a client may ask.
+const MOST_ASKED: u32 = 1024;
 
 /// The learned part of a sequence limit, used where neither the operator nor
 /// the engine says how many sequences it runs.
@@ -13,17 +20,20 @@ pub const DEFAULT_SEQS: u32 = 256;
 /// row, while what this gateway sent explains all it has, runs as many as it
 /// can: that number becomes the limit. One such report is not enough, since a
 /// burst of prompts waits for a moment in every engine. Each report without
-/// held-back requests while the limit is used up raises it by a sixteenth, at
-/// least by one, up to [`DEFAULT_SEQS`].
+/// held-back requests while the limit is used up raises it: by a quarter until
+/// the engine has held something back for the first time, then by a sixteenth,
+/// at least by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LearnedSeqs {
     limit: u32,
     held_back: Option<u32>,
+    /// The engine has shown its limit before.
+    met: bool,
 }
 
 impl Default for LearnedSeqs {
     fn default() -> Self {
-        Self { limit: DEFAULT_SEQS, held_back: None }
+        Self { limit: DEFAULT_SEQS, held_back: None, met: false }
     }
 }
 
@@ -41,7 +51,8 @@ impl LearnedSeqs {
         if !holds_back {
             self.held_back = None;
             if ours >= self.limit.saturating_add(buffer) {
-                self.limit = self.limit.saturating_add((self.limit / 16).max(1)).min(DEFAULT_SEQS);
+                let part = if self.met { 16 } else { 4 };
+                self.limit = self.limit.saturating_add((self.limit / part).max(1)).min(MOST_SEQS);
             }
             return;
         }
@@ -52,6 +63,7 @@ impl LearnedSeqs {
         let running = u32::try_from(running).unwrap_or(u32::MAX);
         if let Some(before) = self.held_back.replace(running) {
             self.limit = self.limit.min(before.max(running).max(1));
+            self.met = true;
         }
     }
 }
@@ -61,6 +73,13 @@ impl LearnedSeqs {
 #[must_use]
 pub fn full_seqs(configured: Option<u32>, reported: Option<u32>, learned: LearnedSeqs, buffer: u32) -> u32 {
     configured.or(reported).unwrap_or(learned.limit()).max(1).saturating_add(buffer)
+}
+
+/// Sequences that a request may ask for at once: what the operator says, else the
+/// engine, plus what may wait inside it; [`MOST_ASKED`] where nobody says.
+#[must_use]
+pub fn most_seqs(configured: Option<u32>, reported: Option<u32>, buffer: u32) -> u32 {
+    configured.or(reported).unwrap_or(MOST_ASKED).max(1).saturating_add(buffer)
 }
 
 /// The limit while a replica comes back: so many eighths of it, at least 1.
@@ -112,7 +131,7 @@ mod tests {
 
     #[test]
     fn it_recovers_only_when_used_up() {
-        let mut learned = LearnedSeqs { limit: 4, held_back: None };
+        let mut learned = LearnedSeqs { limit: 4, held_back: None, met: true };
         learned.learn(&report(3, 0), 3, 0);
         assert_eq!(learned.limit(), 4);
         learned.learn(&report(4, 0), 4, 0);
@@ -120,7 +139,21 @@ mod tests {
         for _ in 0..200 {
             learned.learn(&report(4, 0), 300, 0);
         }
-        assert_eq!(learned.limit(), 256);
+        assert!((301..330).contains(&learned.limit()), "{}", learned.limit());
+    }
+
+    #[test]
+    fn an_engine_with_more_places_than_usual_is_filled() {
+        let mut learned = LearnedSeqs::default();
+        for _ in 0..7 {
+            let ours = learned.limit();
+            learned.learn(&report(u64::from(ours), 0), ours, 0);
+        }
+        assert!(learned.limit() >= 1_024, "{}", learned.limit());
+        for _ in 0..2 {
+            learned.learn(&report(1_024, 200), 1_224, 0);
+        }
+        assert_eq!(learned.limit(), 1_024);
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub mod scheduler;
 pub mod sessions;
 pub mod snapshot;
 pub mod speed;
+pub mod suspects;
 pub mod table;
 pub mod throttle;
 pub mod time;

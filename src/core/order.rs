@@ -6,6 +6,8 @@ mod search;
 mod seats;
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -123,6 +125,8 @@ pub struct Group {
     pub session_until: Option<Tick>,
     /// From what its pools' promises were worked out last.
     pub promised: Option<Promised>,
+    /// How many jobs of each number of sequences wait, of those with several.
+    wide: BTreeMap<u32, u32>,
 }
 
 impl Group {
@@ -165,6 +169,7 @@ impl Group {
             urgent: None,
             session_until: None,
             promised: None,
+            wide: BTreeMap::new(),
         }
     }
 
@@ -183,6 +188,12 @@ impl Group {
     #[must_use]
     pub fn counter(&self, class: usize, tenant: TenantId) -> u128 {
         self.classes[class].counters.get(tenant)
+    }
+
+    /// What waits in a class, and how fast it goes.
+    #[must_use]
+    pub fn backlogs(&self, class: usize) -> &Backlogs {
+        &self.classes[class].backlogs
     }
 
     /// Jobs per second that go of a tenant's in a class while some wait; `None`
@@ -247,6 +258,29 @@ impl Group {
             class.guarantee.forget();
         }
         true
+    }
+
+    /// A job with so many sequences begins to wait.
+    pub fn note_wide(&mut self, seqs: u32) {
+        if seqs > 1 {
+            *self.wide.entry(seqs).or_default() += 1;
+        }
+    }
+
+    /// A job with so many sequences waits no longer.
+    pub fn forget_wide(&mut self, seqs: u32) {
+        if let Entry::Occupied(mut jobs) = self.wide.entry(seqs) {
+            *jobs.get_mut() -= 1;
+            if *jobs.get() == 0 {
+                jobs.remove();
+            }
+        }
+    }
+
+    /// The sequences of the widest job that waits, at least 1.
+    #[must_use]
+    pub fn widest(&self) -> u32 {
+        self.wide.last_key_value().map_or(1, |(seqs, _)| *seqs)
     }
 
     /// Lifts a tenant that starts to wait in a line to the least counter there,

@@ -1,10 +1,19 @@
 //! How many sequences a replica may run so that its streams keep their pace.
 //!
-//! Additive increase, multiplicative decrease on the measured time between
-//! tokens: above the aim the limit falls to the part of what runs that would
-//! keep it, below the aim it grows while it is used up. The cut is taken from
-//! what runs, not from the limit: streams leave slowly, so cutting the limit
-//! again and again meanwhile would overshoot.
+//! A step takes longer the more sequences are in it, so the time between tokens
+//! is taken as a line over the sequences that run: `gap = alone + slope * seqs`.
+//! The line goes through the mean of what was seen lately. Its slope is learned
+//! from how the two moved together, with the predicted one as a start. The limit
+//! is where the line meets the aim. Both means lag by the same few seconds, so a
+//! limit that falls does not overshoot while streams leave slowly.
+//!
+//! An objective that the engine cannot keep even for one sequence alone limits
+//! nothing: fewer sequences would make nobody faster and everybody wait. It
+//! counts as out of reach when the pool has never kept it, and when the time
+//! between tokens stays above it without the part in which prompts are read and
+//! without twice what the other sequences are predicted to add. And
+//! while jobs wait longer than they were promised, the limit does not fall below
+//! where the engine makes [`ENOUGH`] of the tokens that it could make.
 
 use std::time::Duration;
 
@@ -12,30 +21,83 @@ use crate::core::event::Pace;
 
 /// The aim as a part of the objective.
 const AIM: f64 = 0.92;
-/// The most that one cut takes.
+/// The most that one cut takes of what runs.
 const DEEPEST_CUT: f64 = 0.7;
-/// Weight of the newest pace in the mean: with ten paces a second, a memory of
+/// Weight of the newest pace in the means: with ten paces a second, a memory of
 /// about three seconds. A shorter one takes each prompt that is read for a
 /// lack of room.
 const NEWEST: f64 = 0.03;
-/// Growth of a used-up limit per pace.
-const GROWTH: f64 = 0.01;
+/// The same for how gaps and sequences move together.
+const NEWEST_MOVES: f64 = 0.005;
+/// Variance of the sequences, squared sequences, that weighs as much as the
+/// predicted slope.
+const PRIOR_VARIANCE: f64 = 16.0;
+/// The least part of the predicted slope that is believed.
+const LEAST_SLOPE: f64 = 0.25;
+/// How many times as much as predicted a sequence may add to a step before an
+/// objective counts as out of reach.
+const MOST_SLOPE: f64 = 2.0;
+/// The part of the tokens per second that the engine makes at least where jobs
+/// wait too long.
+const ENOUGH: f64 = 0.85;
 
 /// One replica's limit by pace.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PaceLimit {
     limit: f64,
-    mean: Option<f64>,
+    mean: Option<Point>,
+    /// Mean of the times between tokens over those predicted for a replica of
+    /// speed 1.
+    slowness: f64,
+    /// Slower means, and how what is seen moves about them.
+    base: Point,
+    variance: f64,
+    covariance: f64,
+}
+
+/// Sequences, and nanoseconds between tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Point {
+    seqs: f64,
+    gap: f64,
+}
+
+impl Point {
+    fn follow(&mut self, seen: Self, weight: f64) {
+        self.seqs += (seen.seqs - self.seqs) * weight;
+        self.gap += (seen.gap - self.gap) * weight;
+    }
+}
+
+/// What a replica's limit by pace depends on beside the pace.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Conditions {
+    /// Sequences that run there.
+    pub running: u32,
+    /// Nanoseconds of a step as predicted for a replica of speed 1.
+    pub step: f64,
+    /// Nanoseconds that one more sequence is predicted to add to a step.
+    pub slope: f64,
+    /// The part of its time in which it reads prompts, as predicted; below 1.
+    pub reading: f64,
+    /// The shortest mean time between tokens that its pool has shown.
+    pub best: Option<Duration>,
+    /// The promised time between tokens.
+    pub objective: Duration,
+    /// Sequences that would run there if nothing held them back, while jobs
+    /// wait longer than promised.
+    pub wanted: Option<u32>,
 }
 
 impl Default for PaceLimit {
     fn default() -> Self {
-        Self { limit: f64::INFINITY, mean: None }
+        let base = Point::default();
+        Self { limit: f64::INFINITY, mean: None, slowness: 1.0, base, variance: 0.0, covariance: 0.0 }
     }
 }
 
 impl PaceLimit {
-    /// Sequences; at least 1, `u32::MAX` before anything was learned.
+    /// Sequences; at least 1, `u32::MAX` where the pace limits nothing.
     #[must_use]
     pub fn seqs(&self) -> u32 {
         self.limit as u32
@@ -43,8 +105,15 @@ impl PaceLimit {
 
     /// Mean time between tokens just now, in nanoseconds.
     #[must_use]
-    pub const fn mean(&self) -> Option<f64> {
-        self.mean
+    pub fn mean(&self) -> Option<f64> {
+        self.mean.map(|mean| mean.gap)
+    }
+
+    /// How many times as long as predicted for a replica of speed 1 its steps take;
+    /// `None` before any was seen.
+    #[must_use]
+    pub fn slowness(&self) -> Option<f64> {
+        self.mean.map(|_| self.slowness)
     }
 
     /// The mean that it keeps to under an objective, in nanoseconds.
@@ -53,21 +122,123 @@ impl PaceLimit {
         objective.as_nanos() as f64 * AIM
     }
 
-    /// Learns from what streams showed. `running` are the sequences there,
-    /// `cap` what the limit may grow to.
-    pub fn learn(&mut self, pace: &Pace, running: u32, objective: Duration, cap: u32) {
+    /// Learns from what streams showed.
+    pub fn learn(&mut self, pace: &Pace, at: &Conditions) {
         if pace.gaps == 0 {
             return;
         }
-        let now = pace.total.as_nanos() as f64 / pace.gaps as f64;
-        let mean = self.mean.map_or(now, |mean| mean + (now - mean) * NEWEST);
-        self.mean = Some(mean);
-        let aim = self.aim(objective);
-        let running = f64::from(running).max(1.0);
-        if mean > aim {
-            self.limit = self.limit.min((running * (aim / mean).max(DEEPEST_CUT)).max(1.0));
-        } else if running + 1.0 >= self.limit {
-            self.limit = (self.limit + (self.limit * GROWTH).max(0.25)).min(f64::from(cap)).max(1.0);
+        let gap = pace.total.as_nanos() as f64 / pace.gaps as f64;
+        let seen = Point { seqs: f64::from(at.running).max(1.0), gap };
+        let slowness = gap / at.step.max(1.0);
+        if self.mean.is_none() {
+            (self.base, self.slowness) = (seen, slowness);
         }
+        self.slowness += (slowness - self.slowness) * NEWEST;
+        let mean = self.mean.get_or_insert(seen);
+        mean.follow(seen, NEWEST);
+        let (seqs, gap) = (seen.seqs - self.base.seqs, seen.gap - self.base.gap);
+        self.variance += (seqs * seqs - self.variance) * NEWEST_MOVES;
+        self.covariance += (seqs * gap - self.covariance) * NEWEST_MOVES;
+        self.base.follow(seen, NEWEST_MOVES);
+        let mean = *mean;
+        let predicted = at.slope + at.reading * mean.gap / mean.seqs;
+        self.limit = self.limit_at(mean, self.slope(mean, predicted), at);
+    }
+
+    /// Nanoseconds that one more sequence adds. The line does not start below 0.
+    fn slope(&self, mean: Point, predicted: f64) -> f64 {
+        let (least, most) = (predicted * LEAST_SLOPE, mean.gap / mean.seqs);
+        let shown = (self.covariance + predicted * PRIOR_VARIANCE) / (self.variance + PRIOR_VARIANCE);
+        shown.max(least).min(most).max(1.0)
+    }
+
+    fn limit_at(&self, mean: Point, slope: f64, at: &Conditions) -> f64 {
+        let aim = self.aim(at.objective);
+        let kept_once = at.best.is_some_and(|best| best.as_nanos() as f64 <= aim);
+        let alone = mean.gap * (1.0 - at.reading) - MOST_SLOPE * at.slope * (mean.seqs - 1.0);
+        if alone > aim && !kept_once {
+            return f64::INFINITY;
+        }
+        let fits = mean.seqs + (aim - mean.gap) / slope;
+        let limit = fits.max(f64::from(at.running) * DEEPEST_CUT);
+        let enough = at.wanted.map_or(0.0, |wanted| {
+            let (alone, wanted) = ((mean.gap - slope * mean.seqs).max(0.0), f64::from(wanted));
+            ENOUGH * wanted * alone / (alone + (1.0 - ENOUGH) * slope * wanted).max(1.0)
+        });
+        limit.max(enough).max(1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: f64 = 1e6;
+
+    /// An engine whose gaps are `alone + slope * seqs` milliseconds, for so many
+    /// paces at which as many sequences run as the limit lets and demand asks.
+    fn run(limit: &mut PaceLimit, (alone, slope): (f64, f64), demand: u32, times: u32, wanted: Option<u32>) {
+        let mut best = None;
+        for _ in 0..times {
+            let running = demand.min(limit.seqs());
+            let gap = Duration::from_nanos(((alone + slope * f64::from(running)) * MS) as u64);
+            let pace = Pace { gaps: 10, total: gap * 10 };
+            best = best.into_iter().chain([gap]).min();
+            let objective = Duration::from_millis(50);
+            let (step, slope) = (8.0 * MS, 0.4 * MS);
+            let at = Conditions { running, step, slope, reading: 0.0, best, objective, wanted };
+            limit.learn(&pace, &at);
+        }
+    }
+
+    #[test]
+    fn it_settles_where_the_line_meets_the_aim() {
+        for (alone, slope) in [(30.0, 0.77), (10.0, 0.2), (10.0, 1.0), (20.0, 0.1)] {
+            let mut limit = PaceLimit::default();
+            for demand in [4, 8, 12, 16, 400] {
+                run(&mut limit, (alone, slope), demand, 50, None);
+            }
+            run(&mut limit, (alone, slope), 400, 3_000, None);
+            let fits = (46.0 - alone) / slope;
+            let near = (fits * 0.9)..(fits * 1.1);
+            assert!(near.contains(&f64::from(limit.seqs())), "{} of {fits}", limit.seqs());
+        }
+    }
+
+    #[test]
+    fn an_objective_out_of_reach_limits_nothing() {
+        let mut limit = PaceLimit::default();
+        run(&mut limit, (62.0, 0.4), 16, 1_000, None);
+        assert_eq!(limit.seqs(), u32::MAX);
+    }
+
+    #[test]
+    fn what_was_kept_once_is_not_out_of_reach() {
+        let mut limit = PaceLimit::default();
+        let pace = Pace { gaps: 10, total: Duration::from_millis(700) };
+        let best = Some(Duration::from_millis(40));
+        let objective = Duration::from_millis(50);
+        for _ in 0..100 {
+            let at = Conditions {
+                running: 10,
+                step: 8.0 * MS,
+                slope: 0.2 * MS,
+                reading: 0.0,
+                best,
+                objective,
+                wanted: None,
+            };
+            limit.learn(&pace, &at);
+        }
+        assert_eq!(limit.seqs(), 7, "one cut at a time");
+    }
+
+    #[test]
+    fn while_jobs_wait_too_long_most_of_the_tokens_are_made() {
+        let mut limit = PaceLimit::default();
+        run(&mut limit, (30.0, 0.77), 64, 3_000, Some(64));
+        let tokens = |seqs: f64| seqs / (30.0 + 0.77 * seqs);
+        let part = tokens(f64::from(limit.seqs())) / tokens(64.0);
+        assert!((0.8..0.97).contains(&part), "{part} at {}", limit.seqs());
     }
 }

@@ -225,10 +225,10 @@ pub struct Health {
     /// full size.
     pub slow_start: Duration,
     /// How long a replica that said "busy" without a time gets no new work;
-    /// twice as long each time that it says so again, up to a second.
+    /// twice as long each time that it says so again, up to four seconds.
     pub busy_backoff: Duration,
     /// Thousandths of a pool's replicas that may be out of service when one more
-    /// is ejected that answers, but badly. One always may.
+    /// is ejected that answers, but badly, or is silent. One always may.
     pub max_ejected_permille: u32,
     /// How long requests without a first token may stay at a replica that left
     /// the policy, and streams that can go on elsewhere at one that left or is

@@ -86,6 +86,18 @@ pub const fn outlook(ledger: &Ledger) -> Outlook {
     Outlook { wait, per_token: PER_TOKEN }
 }
 
+/// Nanoseconds that one more sequence like those of the ledger adds to a step.
+#[must_use]
+pub fn step_per_seq(ledger: &Ledger) -> f64 {
+    reads(ledger) as f64 / f64::from(ledger.seqs.max(1))
+}
+
+/// Nanoseconds in which a replica of speed 1 reads prompts of this weight.
+#[must_use]
+pub const fn time_of(weight: u64) -> u64 {
+    PER_TOKEN.saturating_mul(weight)
+}
+
 /// Prompt weight that a replica of speed 1 reads in so many nanoseconds.
 #[must_use]
 pub const fn weight_in(nanos: u64) -> u64 {

@@ -56,11 +56,10 @@ impl Part {
 /// A job's place in a part of its lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Place {
-    /// It can no longer keep its objective, so it lets those go first that
-    /// can.
+    /// It can no longer keep its objective.
     pub late: bool,
-    /// When its turn comes at the latest, against the others of its lane:
-    /// earlier for short prompts.
+    /// When its turn comes, against the others of its lane: earlier for short
+    /// prompts, and moved once when it becomes late.
     pub due: Tick,
     /// Its arrival number, which it keeps when it returns.
     pub seq: u64,
@@ -102,17 +101,17 @@ impl SubAssign for Load {
     }
 }
 
-/// One lane: in the order of places, in both parts. Only the head of each part
-/// takes part in the competition for replicas, so that a returned job that
+/// One lane: in the order of places, in both parts; what is late stands apart, and
+/// goes by its due time among the others. Only the head of each part takes part in the competition for replicas, so that a returned job that
 /// waits for a certain replica does not block the others.
 #[derive(Debug, Clone, Default)]
 pub struct Lane {
     parts: [BTreeSet<(Place, JobId)>; 2],
+    /// The fresh ones that are late.
+    late: BTreeSet<(Place, JobId)>,
     /// The fresh ones by age.
     ages: Ages,
     load: Load,
-    /// How many of its jobs are late.
-    late: u64,
     /// Where the two heads stand on the boards of their group.
     pub(crate) seats: [Option<Seat>; 2],
     /// When one of them has to be seated anew.
@@ -123,12 +122,20 @@ impl Lane {
     /// The job that is next in this part.
     #[must_use]
     pub fn head(&self, part: Part) -> Option<JobId> {
-        self.parts[part as usize].first().map(|(_, job)| *job)
+        let late = self.late.first().filter(|_| part == Part::Fresh);
+        let heads = self.parts[part as usize].first().into_iter().chain(late);
+        heads.min_by_key(|(place, _)| (place.due, place.seq)).map(|(_, job)| *job)
     }
 
-    /// All its jobs, returned ones first, each part in its order.
+    /// All its jobs: returned ones, fresh ones, those that are late, each in
+    /// their order.
     pub fn jobs(&self) -> impl Iterator<Item = JobId> {
-        self.parts.iter().flatten().map(|(_, job)| *job)
+        self.parts.iter().flatten().chain(&self.late).map(|(_, job)| *job)
+    }
+
+    /// Where a job with such a place is.
+    fn set_mut(&mut self, part: Part, place: Place) -> &mut BTreeSet<(Place, JobId)> {
+        if place.late { &mut self.late } else { &mut self.parts[part as usize] }
     }
 
     /// When the fresh one arrived that arrived first.
@@ -140,21 +147,20 @@ impl Lane {
     /// The fresh one whose turn would come last, with its place.
     #[must_use]
     pub fn last(&self) -> Option<(Place, JobId)> {
-        self.parts[Part::Fresh as usize].last().copied()
+        self.late.last().or(self.parts[Part::Fresh as usize].last()).copied()
     }
 
-    /// Jobs here that surely go before a fresh one that is not late; 0 for one
-    /// that is, which any other may overtake. Counted from the end: 0, for want
+    /// Jobs in time that surely go before a fresh one that is in time; 0 for one
+    /// that is late, which any other may overtake. Counted from the end: 0, for want
     /// of a better answer, when more than `MAX_BEHIND` go after it.
     #[must_use]
     pub fn before(&self, place: Place, job: JobId) -> u64 {
         if place.late {
             return 0;
         }
-        let late = (Place { late: true, ..Place::default() }, JobId::new(0));
-        let after = (Bound::Excluded((place, job)), Bound::Excluded(late));
+        let after = (Bound::Excluded((place, job)), Bound::Unbounded);
         let behind = self.parts[Part::Fresh as usize].range(after).take(MAX_BEHIND + 1).count();
-        let rest = self.load.requests.saturating_sub(self.late + behind as u64 + 1);
+        let rest = self.load.requests.saturating_sub((self.late.len() + behind + 1) as u64);
         if behind > MAX_BEHIND { 0 } else { rest }
     }
 
@@ -218,8 +224,7 @@ impl Queue {
             models.insert(models.partition_point(|other| *other < own), own);
             Lane::default()
         });
-        if lane.parts[part as usize].insert((place, spec.id)) {
-            lane.late += u64::from(place.late);
+        if lane.set_mut(part, place).insert((place, spec.id)) {
             if part == Part::Fresh {
                 lane.ages.push(place.seq, spec.arrived);
             }
@@ -236,10 +241,9 @@ impl Queue {
     /// Takes a job out of its lane; says whether it was there.
     pub fn remove(&mut self, spec: &JobSpec, part: Part, place: Place) -> bool {
         let Some(lane) = self.lanes.get_mut(&LaneKey::of(spec)) else { return false };
-        if !lane.parts[part as usize].remove(&(place, spec.id)) {
+        if !lane.set_mut(part, place).remove(&(place, spec.id)) {
             return false;
         }
-        lane.late -= u64::from(place.late);
         if part == Part::Fresh {
             lane.ages.remove(place.seq);
         }
@@ -250,15 +254,13 @@ impl Queue {
         true
     }
 
-    /// Lets the fresh ones that are not late go before a fresh job; says whether
-    /// it was there, and not late.
-    pub fn make_late(&mut self, key: LaneKey, place: Place, job: JobId) -> bool {
-        let Some(lane) = self.lanes.get_mut(&key).filter(|_| !place.late) else { return false };
-        let jobs = &mut lane.parts[Part::Fresh as usize];
-        let found = jobs.remove(&(place, job));
+    /// Makes a fresh job late, with the place of its later turn; says whether it
+    /// was there, and in time.
+    pub fn make_late(&mut self, key: LaneKey, job: JobId, from: Place, to: Place) -> bool {
+        let Some(lane) = self.lanes.get_mut(&key).filter(|_| !from.late && to.late) else { return false };
+        let found = lane.parts[Part::Fresh as usize].remove(&(from, job));
         if found {
-            jobs.insert((Place { late: true, ..place }, job));
-            lane.late += 1;
+            lane.late.insert((to, job));
         }
         found
     }
@@ -396,6 +398,7 @@ mod tests {
             goes_on: false,
             context: 0,
             fit: 0,
+            fingerprint: None,
             session: None,
         }
     }
@@ -420,16 +423,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_lets_others_go_first() {
+    fn what_is_late_waits_for_its_later_turn() {
         let mut queue = Queue::default();
         let place = |late, due, seq| Place { late, due: Tick::from_millis(due), seq };
-        queue.push(&spec(1, 0, 0), Part::Fresh, place(true, 1, 1), 1.0);
-        queue.push(&spec(2, 0, 0), Part::Fresh, place(false, 9, 2), 1.0);
-        queue.push(&spec(3, 0, 0), Part::Fresh, place(false, 5, 3), 1.0);
+        let rows = [place(true, 7, 1), place(false, 9, 2), place(false, 5, 3), place(true, 20, 4)];
+        for place in rows {
+            queue.push(&spec(place.seq, 0, 0), Part::Fresh, place, 1.0);
+        }
         let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
-        assert_eq!(lane.jobs().map(JobId::index).collect::<Vec<_>>(), [3, 2, 1]);
         let last = lane.last().map(|(_, job)| job);
-        assert_eq!((lane.oldest(), last), (Some(Tick::from_millis(1)), Some(JobId::new(1))));
+        assert_eq!((lane.oldest(), last), (Some(Tick::from_millis(1)), Some(JobId::new(4))));
+        let mut order = Vec::new();
+        while let Some(next) = queue.lane(LaneKey::of(&spec(0, 0, 0))).and_then(|lane| lane.head(Part::Fresh))
+        {
+            let place = rows.iter().find(|place| place.seq as usize == next.index()).unwrap();
+            assert!(queue.remove(&spec(place.seq, 0, 0), Part::Fresh, *place));
+            order.push(next.index());
+        }
+        assert_eq!(order, [3, 1, 2, 4]);
     }
 
     #[test]
@@ -441,9 +452,10 @@ mod tests {
             queue.push(&spec(id, 0, 0), Part::Fresh, place(id), 1.0);
         }
         let all = queue.total();
-        assert!(queue.make_late(key, place(1), JobId::new(1)));
-        assert!(!queue.make_late(key, place(1), JobId::new(1)), "it is late already");
-        assert!(!queue.make_late(key, Place { late: true, ..place(1) }, JobId::new(1)));
+        let late = Place { late: true, due: Tick::from_millis(9), ..place(1) };
+        assert!(queue.make_late(key, JobId::new(1), place(1), late));
+        assert!(!queue.make_late(key, JobId::new(1), place(1), late), "it is late already");
+        assert!(!queue.make_late(key, JobId::new(1), late, late));
         let lane = queue.lane(key).expect("a lane");
         assert_eq!(lane.jobs().map(JobId::index).collect::<Vec<_>>(), [2, 3, 1]);
         assert_eq!((lane.before(place(3), JobId::new(3)), queue.total()), (1, all));

@@ -11,8 +11,8 @@ pub struct Ledger {
     pub jobs: u32,
     /// Sequences.
     pub seqs: u32,
-    /// Weight (see [`crate::core::predict::weight`]) of the prompts whose first
-    /// output token has not come.
+    /// Weight (see [`crate::core::predict::weight`]) of the prompts that are not
+    /// read yet.
     pub prefill: u64,
     /// The part of `prefill` that guests brought.
     pub guest_prefill: u64,
@@ -22,8 +22,14 @@ pub struct Ledger {
     pub kv: u64,
     /// Jobs whose tokens are seen as they come.
     pub streams: u32,
+    /// Streams whose silence says something of the replica.
+    pub watched_streams: u32,
+    /// The same of jobs that do not stream.
+    pub watched_answers: u32,
     /// Jobs that failed elsewhere and whose first output token has not come.
     pub suspects: u32,
+    /// Streams whose prompts count as read though no token has come.
+    pub ahead: u32,
 }
 
 /// What one job books at a replica.
@@ -40,12 +46,16 @@ pub struct Booking {
     pub output: u64,
     /// Whether its first token has come.
     pub started: bool,
+    /// Whether its prompt counts as read: its first token has come, or was due.
+    pub read: bool,
     /// Whether it failed elsewhere.
     pub suspect: bool,
     /// Whether it came as a guest of a more urgent class.
     pub guest: bool,
     /// Whether its tokens are seen as they come.
     pub streams: bool,
+    /// Whether its silence says something of the replica.
+    pub watched: bool,
     /// The adapter that it runs with there, if its model is one.
     pub adapter: Option<ModelId>,
 }
@@ -58,7 +68,7 @@ impl Booking {
     }
 
     const fn prefill(&self) -> u64 {
-        if self.started { 0 } else { self.weight }
+        if self.read { 0 } else { self.weight }
     }
 
     const fn guest_prefill(&self) -> u64 {
@@ -69,8 +79,20 @@ impl Booking {
         u32::from(self.suspect && !self.started)
     }
 
+    fn watched_streams(&self) -> u32 {
+        u32::from(self.watched && self.streams)
+    }
+
+    fn watched_answers(&self) -> u32 {
+        u32::from(self.watched && !self.streams)
+    }
+
     const fn remaining(&self) -> u64 {
-        if self.started { self.output / 2 } else { self.output }
+        if self.read { self.output / 2 } else { self.output }
+    }
+
+    fn ahead(&self) -> u32 {
+        u32::from(self.streams && self.read && !self.started)
     }
 }
 
@@ -78,7 +100,7 @@ impl Ledger {
     /// Outstanding work in tokens: prompt tokens still to be read plus output
     /// tokens still to be written. Nothing tells how far a stream has come, and
     /// at a random moment in a stream half of it is left on average, so a job
-    /// counts its expected output before its first token and half of it after.
+    /// counts its expected output until its prompt is read and half of it after.
     #[must_use]
     pub const fn work(&self) -> u64 {
         self.prefill.saturating_add(self.output)
@@ -93,7 +115,10 @@ impl Ledger {
         self.output = self.output.saturating_add(booking.remaining());
         self.kv = self.kv.saturating_add(booking.kv());
         self.streams += u32::from(booking.streams);
+        self.watched_streams += booking.watched_streams();
+        self.watched_answers += booking.watched_answers();
         self.suspects += booking.suspects();
+        self.ahead += booking.ahead();
     }
 
     /// Takes a job out again; false when it was not all there.
@@ -107,7 +132,10 @@ impl Ledger {
                 output: self.output.checked_sub(booking.remaining())?,
                 kv: self.kv.checked_sub(booking.kv())?,
                 streams: self.streams.checked_sub(u32::from(booking.streams))?,
+                watched_streams: self.watched_streams.checked_sub(booking.watched_streams())?,
+                watched_answers: self.watched_answers.checked_sub(booking.watched_answers())?,
                 suspects: self.suspects.checked_sub(booking.suspects())?,
+                ahead: self.ahead.checked_sub(booking.ahead())?,
             })
         };
         let Some(rest) = rest() else { return false };
@@ -175,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_weighs_less_once_it_has_started() {
+    fn a_job_weighs_less_once_its_prompt_is_read() {
         let mut ledger = Ledger::default();
         let mut booking = Booking {
             seqs: 2,
@@ -183,17 +211,24 @@ mod tests {
             weight: 100,
             output: 51,
             started: false,
+            read: false,
             suspect: true,
             guest: true,
             streams: true,
+            watched: true,
             adapter: None,
         };
         ledger.add(&booking);
         assert_eq!((ledger.work(), ledger.kv, ledger.suspects), (151, 151, 1));
+        assert_eq!((ledger.watched_streams, ledger.watched_answers), (1, 0));
+        assert!(ledger.take(&booking));
+        booking.read = true;
+        ledger.add(&booking);
+        assert_eq!((ledger.work(), ledger.kv, ledger.suspects, ledger.ahead), (25, 151, 1, 1));
         assert!(ledger.take(&booking));
         booking.started = true;
         ledger.add(&booking);
-        assert_eq!((ledger.work(), ledger.kv, ledger.suspects), (25, 151, 0));
+        assert_eq!((ledger.work(), ledger.kv, ledger.suspects, ledger.ahead), (25, 151, 0, 0));
         assert!(ledger.take(&booking));
         assert_eq!(ledger, Ledger::default());
         assert!(!ledger.take(&booking));

@@ -12,7 +12,7 @@ pub const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 pub const MAX_BUSY: Duration = Duration::from_secs(30);
 /// What the pause grows to of an engine that says "busy" again and again
 /// without a time of its own.
-const MAX_BUSY_PAUSE: Duration = Duration::from_secs(1);
+const MAX_BUSY_PAUSE: Duration = Duration::from_secs(4);
 /// A replica is gone when nothing has answered there for so long.
 pub const GONE_AFTER: Duration = Duration::from_secs(60);
 /// An engine that has not refused a job within this time has taken it.
@@ -389,7 +389,7 @@ mod tests {
     #[test]
     fn who_stays_busy_is_tried_with_one_job_and_ever_more_rarely() {
         let (mut vitals, mut now, mut pauses) = (Vitals::default(), ms(0), Vec::new());
-        for _ in 0..5 {
+        for _ in 0..6 {
             for _ in 0..3 {
                 vitals.busy(now, None, &rules());
             }
@@ -401,7 +401,7 @@ mod tests {
             vitals.sent(now);
             assert!(vitals.is_tried());
         }
-        assert_eq!(pauses, [250, 500, 1000, 1000, 1000]);
+        assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 4000]);
 
         let mut answered = vitals;
         answered.answered(now);

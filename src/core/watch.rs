@@ -1,13 +1,20 @@
 //! Signs of life: whether an engine that should be sending something is.
 //!
 //! An engine that has frozen keeps its connections and often answers its health
-//! check. What gives it away is silence: it owes tokens, to streams or as first
-//! tokens, and none has come for longer than its prompts and its usual pace
-//! explain. An engine that has never answered may still be compiling its
-//! kernels, so it is given longer.
+//! check. Silence gives it away: it owes tokens, and neither a byte nor a moving
+//! gauge has come for longer than its prompts and its usual pace explain. An
+//! engine that has never answered may still be compiling its kernels, so it is
+//! given longer.
+//!
+//! Silence is judged in two steps. When the patience is over, the edge is asked
+//! for a fresh scrape ([`Look::Ask`]); only when that brings no sign of life,
+//! the engine is silent ([`Look::Silent`]). So a gateway that was itself stopped
+//! for a moment hears what has come meanwhile before it judges. What silence
+//! means for the engine is decided by the scheduler, which knows what is owed.
 
 use std::time::Duration;
 
+use crate::core::event::Report;
 use crate::core::time::Tick;
 
 /// Silence that is never held against an engine.
@@ -18,6 +25,8 @@ const WARM_UP: Duration = Duration::from_secs(30);
 const TIMES: u64 = 3;
 /// How many tokens it may have missed before that.
 const TOKENS: u64 = 20;
+/// How long the answer to a question about the gauges may take.
+const ANSWER: Duration = Duration::from_millis(500);
 
 /// How long an engine may be silent for which a first token is predicted to
 /// take `expected` nanoseconds, and which takes `gap` nanoseconds between two
@@ -29,23 +38,105 @@ pub fn patience(expected: u64, gap: Option<u64>) -> Duration {
     grace.saturating_add(Duration::from_nanos(expected.saturating_mul(TIMES).saturating_add(tokens)))
 }
 
+/// What the engine last said of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Gauges {
+    progress: Option<u64>,
+    running: Option<u64>,
+    waiting: Option<u64>,
+    kv_usage: Option<f64>,
+}
+
+impl Gauges {
+    /// Takes over a report; says whether it shows that the engine works. Counts of
+    /// requests move when clients come and go, even at an engine that has frozen
+    /// behind its server, so they count only where nothing else is told.
+    pub fn moved(&mut self, report: &Report) -> bool {
+        let new = Self {
+            progress: report.progress.or(self.progress),
+            running: report.running.or(self.running),
+            waiting: report.waiting.or(self.waiting),
+            kv_usage: report.kv_usage.or(self.kv_usage),
+        };
+        let before = std::mem::replace(self, new);
+        let differs = |new: Option<u64>, before: Option<u64>| before.is_some() && new != before;
+        let cache = before.kv_usage.zip(new.kv_usage);
+        let requests = differs(new.running, before.running) || differs(new.waiting, before.waiting);
+        differs(new.progress, before.progress)
+            || cache.is_some_and(|(before, new)| (before - new).abs() > f64::EPSILON)
+            || (new.progress.is_none() && requests)
+    }
+
+    /// Whether it says something that moves while it works.
+    #[must_use]
+    pub const fn show_progress(&self) -> bool {
+        self.progress.is_some()
+    }
+}
+
+/// What a look at a replica comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// Nothing is due.
+    Calm,
+    /// It has been silent for its whole patience: its gauges are to be read.
+    Ask,
+    /// It stayed silent after that, for so long in all.
+    Silent(Duration),
+}
+
 /// One replica's watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Watch {
+    /// The last sign of life.
     sign: Tick,
+    /// Since when it has owed something without a break.
+    owed: Option<Tick>,
     check: Option<Tick>,
+    /// Its gauges were asked for, and nothing has come since.
+    asked: bool,
+    /// When a first token was last found missing, if nothing has come since.
+    missed: Option<Tick>,
 }
 
 impl Watch {
-    /// Something came from the engine, or it began to owe something.
+    /// Something came from the engine, or a gauge of it moved.
     pub const fn sign(&mut self, now: Tick) {
         self.sign = now;
+        self.asked = false;
+        self.missed = None;
     }
 
-    /// Keeps the next check while the engine owes tokens, and none otherwise.
+    /// Whether anything came from the engine since then, and lately: within
+    /// `patience`.
+    #[must_use]
+    pub fn is_alive(&self, since: Tick, now: Tick, patience: Duration) -> bool {
+        self.sign > since && now.since(self.sign) < patience
+    }
+
+    /// The last sign of life.
+    #[must_use]
+    pub const fn last_sign(&self) -> Tick {
+        self.sign
+    }
+
+    /// Keeps in mind that a first token did not come.
+    pub fn miss(&mut self, now: Tick) {
+        self.missed.get_or_insert(now);
+    }
+
+    /// When a first token was first found missing since the last sign of life.
+    #[must_use]
+    pub const fn missed(&self) -> Option<Tick> {
+        self.missed
+    }
+
+    /// Keeps the next check while the engine owes something, and none otherwise.
     /// A check never moves to a later time: [`Self::look`] does that.
     pub fn arm(&mut self, now: Tick, owes: bool, patience: Duration) {
-        let next = (self.sign + patience).max(now + GRACE);
+        self.owed = owes.then(|| self.owed.unwrap_or(now));
+        self.asked &= owes;
+        let next = (self.silent_since() + patience).max(now + GRACE);
         self.check = owes.then(|| self.check.map_or(next, |at| at.min(next)));
     }
 
@@ -55,16 +146,25 @@ impl Watch {
         self.check
     }
 
-    /// Looks, if it is time to; says whether the engine has stalled. If not,
-    /// the next check comes when it will have been silent for too long.
-    pub fn look(&mut self, now: Tick, patience: Duration) -> bool {
+    /// Looks, if it is time to. If the engine has not been silent for too long,
+    /// the next check comes when it will have been.
+    pub fn look(&mut self, now: Tick, patience: Duration) -> Look {
         if self.check.is_none_or(|at| at > now) {
-            return false;
+            return Look::Calm;
         }
-        let limit = self.sign + patience;
-        let stalled = limit <= now;
-        self.check = Some(if stalled { now + patience } else { limit });
-        stalled
+        let limit = self.silent_since() + patience;
+        let (next, look) = match (limit <= now, self.asked) {
+            (false, _) => (limit, Look::Calm),
+            (true, false) => (now + ANSWER, Look::Ask),
+            (true, true) => (now + GRACE, Look::Silent(now.since(self.silent_since()))),
+        };
+        self.asked = look == Look::Ask;
+        self.check = Some(next);
+        look
+    }
+
+    fn silent_since(&self) -> Tick {
+        self.owed.map_or(self.sign, |owed| owed.max(self.sign))
     }
 }
 
@@ -74,19 +174,63 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_millis(1_500);
 
+    fn ms(millis: u64) -> Tick {
+        Tick::from_millis(millis)
+    }
+
     #[test]
-    fn silence_is_a_stall_only_while_tokens_are_owed() {
+    fn silence_is_judged_only_while_something_is_owed_and_after_a_question() {
         let mut watch = Watch::default();
-        watch.sign(Tick::from_millis(100));
-        watch.arm(Tick::from_millis(100), true, PATIENCE);
-        assert_eq!(watch.check_at(), Some(Tick::from_millis(1_600)));
-        watch.sign(Tick::from_millis(400));
-        assert!(!watch.look(Tick::from_millis(1_600), PATIENCE));
-        assert_eq!(watch.check_at(), Some(Tick::from_millis(1_900)));
-        assert!(watch.look(Tick::from_millis(1_900), PATIENCE));
-        watch.arm(Tick::from_millis(1_900), false, PATIENCE);
+        watch.arm(ms(100), true, PATIENCE);
+        assert_eq!(watch.check_at(), Some(ms(1_600)));
+        watch.sign(ms(400));
+        assert_eq!(watch.look(ms(1_600), PATIENCE), Look::Calm);
+        assert_eq!(watch.check_at(), Some(ms(1_900)));
+        assert_eq!(watch.look(ms(1_900), PATIENCE), Look::Ask);
+        assert_eq!(watch.look(ms(1_900), PATIENCE), Look::Calm, "the answer is on its way");
+        assert_eq!(watch.look(ms(2_400), PATIENCE), Look::Silent(Duration::from_secs(2)));
+        watch.arm(ms(2_400), false, PATIENCE);
         assert_eq!(watch.check_at(), None);
-        assert!(!watch.look(Tick::from_millis(9_000), PATIENCE));
+        assert_eq!(watch.look(ms(9_000), PATIENCE), Look::Calm);
+    }
+
+    #[test]
+    fn what_comes_after_the_question_is_an_answer() {
+        let mut watch = Watch::default();
+        watch.arm(ms(0), true, PATIENCE);
+        assert_eq!(watch.look(ms(1_500), PATIENCE), Look::Ask);
+        watch.miss(ms(1_500));
+        watch.sign(ms(1_600));
+        assert_eq!(watch.missed(), None);
+        assert_eq!(watch.look(ms(2_000), PATIENCE), Look::Calm);
+        assert_eq!(watch.look(ms(3_100), PATIENCE), Look::Ask, "from the beginning");
+    }
+
+    #[test]
+    fn a_debt_begins_when_there_was_none() {
+        let mut watch = Watch::default();
+        watch.sign(ms(100));
+        watch.arm(ms(60_000), true, PATIENCE);
+        assert_eq!(watch.check_at(), Some(ms(61_500)));
+        assert!(!watch.is_alive(ms(0), ms(60_000), PATIENCE));
+        watch.sign(ms(60_200));
+        assert!(watch.is_alive(ms(60_000), ms(60_300), PATIENCE));
+        assert!(!watch.is_alive(ms(60_200), ms(60_300), PATIENCE));
+    }
+
+    #[test]
+    fn gauges_show_life_when_they_move() {
+        let mut gauges = Gauges::default();
+        let report =
+            |progress, running, kv_usage| Report { progress, running, kv_usage, ..Report::default() };
+        assert!(!gauges.moved(&report(None, Some(1), None)), "the first one");
+        assert!(gauges.moved(&report(None, Some(2), None)) && !gauges.show_progress());
+        assert!(!gauges.moved(&Report::default()), "a report without gauges");
+        assert!(!gauges.moved(&report(Some(7), Some(2), Some(0.5))));
+        assert!(gauges.show_progress());
+        assert!(!gauges.moved(&report(Some(7), Some(9), Some(0.5))), "who comes is no progress");
+        assert!(gauges.moved(&report(Some(7), Some(9), Some(0.6))));
+        assert!(gauges.moved(&report(Some(3), None, Some(f64::NAN))), "it is another process");
     }
 
     #[test]
@@ -99,11 +243,11 @@ mod tests {
     #[test]
     fn a_first_answer_ends_the_patience_with_a_cold_engine() {
         let mut watch = Watch::default();
-        watch.arm(Tick::from_millis(0), true, patience(0, None));
-        assert_eq!(watch.check_at(), Some(Tick::from_millis(30_000)));
-        watch.sign(Tick::from_millis(500));
-        watch.arm(Tick::from_millis(500), true, patience(0, Some(0)));
-        assert_eq!(watch.check_at(), Some(Tick::from_millis(1_500)));
+        watch.arm(ms(0), true, patience(0, None));
+        assert_eq!(watch.check_at(), Some(ms(30_000)));
+        watch.sign(ms(500));
+        watch.arm(ms(500), true, patience(0, Some(0)));
+        assert_eq!(watch.check_at(), Some(ms(1_500)));
     }
 
     #[test]

@@ -141,6 +141,14 @@ impl Fleet {
         }
     }
 
+    /// Scrapes `replica` now, unless a scrape of it is under way; the sink gets
+    /// `ReplicaReported` when it answers.
+    pub fn inspect(&self, replica: ReplicaId) {
+        if let Some(member) = self.inner.members.lock().get(&replica) {
+            member.inspect.notify_one();
+        }
+    }
+
     /// Tells `replica` to sleep or to wake; the sink gets `Rested`. A replica
     /// that is not configured (any more), or that changes meanwhile, gives no
     /// answer.
@@ -204,6 +212,7 @@ impl Inner {
             cell: self.view.renew(target.replica),
             target,
             refresh: Notify::new(),
+            inspect: Notify::new(),
             probing: Probing::default(),
             token: self.root.child_token(),
         });

@@ -22,6 +22,8 @@ pub(super) struct Member {
     pub(super) cell: Arc<Cell>,
     /// Asks for a scrape and the model info now.
     pub(super) refresh: Notify,
+    /// Asks for a scrape now.
+    pub(super) inspect: Notify,
     pub(super) probing: Probing,
     pub(super) token: CancellationToken,
 }
@@ -62,6 +64,7 @@ pub(super) async fn run(shared: Arc<Shared>, member: Arc<Member>) {
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
+            () = member.inspect.notified() => {}
             () = member.refresh.notified() => info_due = Instant::now(),
         }
         // The semaphore is never closed, so there is always a permit to wait for.

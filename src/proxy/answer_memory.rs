@@ -171,6 +171,8 @@ mod tests {
         RequestLimits {
             max_body_bytes: 1,
             max_total_body_bytes: 1,
+            tenant_body_permille: 1000,
+            min_body_rate: 1,
             max_answer_bytes: one,
             max_total_answer_bytes: total,
             stream_buffer_bytes: 1,

@@ -14,7 +14,9 @@ use crate::core::job::Usage;
 use crate::proxy::answer_memory::{AnswerMemory, AnswerShare};
 use crate::proxy::continuation::counted;
 use crate::proxy::gather::Gathered;
+use crate::proxy::handler::NOTHING;
 use crate::proxy::order::Order;
+use crate::proxy::pace::{Meter, Paces};
 use crate::proxy::record::{Place, Record};
 use crate::proxy::stream::{EngineStream, Step};
 use crate::proxy::upstream::{Call, Exchange, Sent, Upstreams};
@@ -24,7 +26,7 @@ use crate::wire::headers::X_REQUEST_ID;
 use crate::wire::judge::answer::{Answer, judge_answer};
 use crate::wire::judge::refusal::EngineError;
 use crate::wire::judge::so_far::SoFar;
-use crate::wire::judge::stream::StreamJudge;
+use crate::wire::judge::stream::{StreamJudge, UsageShown};
 use crate::wire::splice::{Begun, Edits, Spliced, edit};
 
 /// Bytes that may be held back before the first token; a stream that says
@@ -37,9 +39,16 @@ pub(super) enum Attempt {
     /// A stream whose first token is here; with its usage when it is whole.
     Stream { stream: Box<EngineStream>, head: HeaderMap, whole: Option<Usage> },
     /// A whole answer.
-    Answer { status: StatusCode, head: HeaderMap, body: Spliced, usage: Usage },
-    /// The engine refuses the request for a reason that is the client's.
-    Refused(ApiError),
+    Answer {
+        status: StatusCode,
+        head: HeaderMap,
+        body: Spliced,
+        usage: Usage,
+        finish_reason: Option<&'static str>,
+    },
+    /// The request gets no answer for a reason that is the client's: the engine
+    /// refuses it, having consumed nothing, or answers more than is taken.
+    Refused(ApiError, Usage),
     /// The engine answered, and there was no room for its answer.
     NoMemory(ApiError),
     /// The engine failed, having consumed this; the client has seen nothing.
@@ -50,11 +59,11 @@ impl Attempt {
     fn of_error(error: EngineError, usage: Usage) -> Self {
         match error {
             EngineError::Fault(fault) => Self::Failed(fault, usage),
-            EngineError::Client(error) => Self::Refused(error),
+            EngineError::Client(error) => Self::Refused(error, NOTHING),
         }
     }
 
-    const fn failed(fault: Fault) -> Self {
+    pub(super) const fn failed(fault: Fault) -> Self {
         Self::Failed(fault, Usage::Unknown)
     }
 }
@@ -63,6 +72,7 @@ impl Attempt {
 #[derive(Debug)]
 pub(super) struct Tries<'a> {
     pub(super) upstreams: &'a Upstreams,
+    pub(super) paces: &'a Paces,
     pub(super) answers: &'a Arc<AnswerMemory>,
     pub(super) order: &'a Order,
     /// The client's headers that go upstream.
@@ -73,9 +83,19 @@ pub(super) struct Tries<'a> {
 }
 
 impl Tries<'_> {
-    /// Sends the request to `place` and waits for the first token, or for the
-    /// whole answer when it is not a stream.
-    pub(super) async fn at(&self, settings: &Settings, place: Place, record: &mut Record) -> Attempt {
+    /// Sends the request to `place`, at most `sends` times, and waits for the first
+    /// token, or for the whole answer when it is not a stream.
+    pub(super) async fn at(
+        &self,
+        settings: &Settings,
+        place: Place,
+        sends: u32,
+        record: &mut Record,
+    ) -> Attempt {
+        record.sends = 0;
+        if sends == 0 {
+            return Attempt::failed(Fault::Reset);
+        }
         let edge = &settings.edge;
         let pool = place.pool.and_then(|pool| edge.pools.get(pool));
         let (Some(pool), Some(replica)) = (pool, edge.replicas.get(place.replica)) else {
@@ -85,6 +105,7 @@ impl Tries<'_> {
         let headers = self.headers_for(pool, record);
         let shown_model = self.shown_model(settings, pool);
         let replica = self.upstreams.replica(place.replica, replica);
+        let meter = self.paces.meter(place.replica);
         let trying = async {
             let so_far = match self.so_far {
                 Some(so_far) => {
@@ -102,9 +123,17 @@ impl Tries<'_> {
                 headers: &headers,
                 body: self.body_for(pool, self.priority(settings, place), begun),
             };
-            let sent = match replica.send(&call, &edge.upstream).await {
-                Ok(sent) => sent,
+            let sent = match sends {
+                1 => replica.send_once(&call, &edge.upstream).await,
+                _ => replica.send(&call, &edge.upstream).await,
+            };
+            let sent = match sent {
+                Ok(sent) => {
+                    record.sends = 1;
+                    sent
+                }
                 Err(error) => {
+                    record.sends = error.sends();
                     let name = settings.policy.replicas.name(place.replica);
                     tracing::debug!(replica = name, %error, "engine did not answer");
                     return Attempt::failed(error.fault());
@@ -112,17 +141,23 @@ impl Tries<'_> {
             };
             note_connect(&sent, record);
             let judge = self.judge(pool.engine, shown_model.clone(), so_far);
-            self.read(sent.exchange, judge, shown_model, &edge.requests).await
+            self.read((sent.exchange, judge), shown_model, &edge.requests, &meter).await
         };
-        let deadline = begun + edge.upstream.first_token_timeout;
+        let (limit, too_late) = match self.order.peek.stream {
+            true => (edge.upstream.first_token_timeout, Fault::Silent),
+            false => (edge.upstream.answer_timeout, Fault::Overtime),
+        };
+        let deadline = begun + limit;
         let attempt = timeout_at(deadline, Box::pin(trying)).await;
         let clock = record.clock;
         if let Some(trace) = &record.trace {
             let phase = if self.order.peek.stream { Phase::FirstToken } else { Phase::Engine };
             trace.phase(phase, clock.tick(begun), clock.now());
         }
-        match attempt.unwrap_or(Attempt::failed(Fault::Silent)) {
-            Attempt::Refused(error) => Attempt::Refused(self.in_public_words(settings, pool, error)),
+        match attempt.unwrap_or(Attempt::failed(too_late)) {
+            Attempt::Refused(error, usage) => {
+                Attempt::Refused(self.in_public_words(settings, pool, error), usage)
+            }
             other => other,
         }
     }
@@ -136,24 +171,38 @@ impl Tries<'_> {
 
     async fn read(
         &self,
-        exchange: Exchange,
-        judge: StreamJudge,
+        (exchange, judge): (Exchange, StreamJudge),
         shown_model: Option<String>,
         limits: &RequestLimits,
+        meter: &Meter,
     ) -> Attempt {
         if self.order.peek.stream && is_event_stream(&exchange) {
-            return first_token(exchange, judge).await;
+            return first_token(exchange, judge, meter).await;
         }
         let status = exchange.head.status;
         let head = exchange.head.headers.clone();
+        // A server that refuses says nothing of the engine behind it.
+        let heard = || {
+            if status.is_success() {
+                meter.hear();
+            }
+        };
         let share = self.answers.share(self.order.spec.tenant, limits);
-        let body = match held_body(exchange, limits.max_answer_bytes, share).await {
+        let body = match held_body(exchange, limits.max_answer_bytes, share, heard).await {
             Ok(body) => body,
-            Err(failed) => return failed,
+            Err(Cut::BrokenOff) => return Attempt::failed(Fault::Reset),
+            // Every engine would answer as much, after as much work.
+            Err(Cut::TooLarge) => {
+                let error = ApiError::answer_too_large(self.order.api, limits.max_answer_bytes);
+                return Attempt::Refused(error, Usage::Unknown);
+            }
+            Err(Cut::NoMemory(error)) => return Attempt::NoMemory(error),
         };
         match judge_answer(self.order.api, status, &head, &body, shown_model.as_deref()) {
-            Answer::Success { body, usage } => Attempt::Answer { status, head, body, usage },
-            Answer::ClientError(error) => Attempt::Refused(error),
+            Answer::Success { body, usage, finish_reason } => {
+                Attempt::Answer { status, head, body, usage, finish_reason }
+            }
+            Answer::ClientError(error) => Attempt::Refused(error, NOTHING),
             Answer::Fault { fault, usage } => Attempt::Failed(fault, usage),
         }
     }
@@ -163,8 +212,13 @@ impl Tries<'_> {
         // These engines answer with one choice whatever `n` asks for.
         let ignores_n = matches!(engine, EngineKind::Llamacpp | EngineKind::Tgi);
         let choices = if ignores_n { 1 } else { peek.choices() };
-        let strip_usage = self.order.api.has_stream_options() && !peek.include_usage;
-        let judge = StreamJudge::new(self.order.api, choices, shown_model, strip_usage);
+        let usage_shown = match (peek.include_usage, peek.continuous_usage) {
+            _ if !self.order.api.has_stream_options() => UsageShown::Always,
+            (true, true) => UsageShown::Always,
+            (true, false) => UsageShown::AtEnd,
+            (false, _) => UsageShown::Never,
+        };
+        let judge = StreamJudge::new(self.order.api, choices, shown_model, usage_shown);
         match so_far {
             Some(so_far) => judge.going_on(so_far),
             None => judge,
@@ -221,13 +275,18 @@ pub(super) fn bearer(pool: &PoolEdge) -> Option<HeaderValue> {
     Some(bearer)
 }
 
-/// Reads a stream up to its first token.
-async fn first_token(mut exchange: Exchange, judge: StreamJudge) -> Attempt {
+/// Reads a stream up to its first token. What comes first without a token is no
+/// sign of life: servers say it before their engines have done anything.
+async fn first_token(mut exchange: Exchange, judge: StreamJudge, meter: &Meter) -> Attempt {
     let head = std::mem::take(&mut exchange.head.headers);
     let mut stream = Box::new(EngineStream::new(exchange, judge));
+    let mut has_begun = false;
     loop {
         match poll_fn(|cx| stream.poll_step(cx)).await {
             Step::More | Step::KeepAlive => {
+                if std::mem::replace(&mut has_begun, true) {
+                    meter.hear();
+                }
                 if stream.has_output() || stream.held_bytes() > MAX_HELD_BYTES {
                     return Attempt::Stream { stream, head, whole: None };
                 }
@@ -255,13 +314,25 @@ fn is_event_stream(exchange: &Exchange) -> bool {
         && content_type.is_some_and(|value| value.starts_with("text/event-stream"))
 }
 
-/// Reads an answer whole; one that comes in one piece is not copied.
-pub(super) async fn whole_body(mut exchange: Exchange, limit: u64) -> Result<Bytes, Fault> {
+/// Why an answer is not there whole.
+#[derive(Debug)]
+pub(super) enum Cut {
+    /// The engine's connection broke.
+    BrokenOff,
+    /// It is longer than the limit.
+    TooLarge,
+    /// There is no room for it.
+    NoMemory(ApiError),
+}
+
+/// Reads an answer of at most `limit` bytes whole; one that comes in one piece is
+/// not copied.
+pub(super) async fn whole_body(mut exchange: Exchange, limit: u64) -> Result<Bytes, Cut> {
     let mut gathered = Gathered::default();
     while let Some(data) = exchange.data().await {
-        let data = data.map_err(|_| Fault::Reset)?;
+        let data = data.map_err(|_| Cut::BrokenOff)?;
         if (gathered.len() + data.len()) as u64 > limit {
-            return Err(Fault::Malformed);
+            return Err(Cut::TooLarge);
         }
         gathered.push(data);
     }
@@ -269,22 +340,28 @@ pub(super) async fn whole_body(mut exchange: Exchange, limit: u64) -> Result<Byt
 }
 
 /// The same for an answer on its way to a client: its bytes are counted in
-/// `share` until the last of them is gone.
-async fn held_body(mut exchange: Exchange, limit: u64, mut share: AnswerShare) -> Result<Bytes, Attempt> {
+/// `share` until the last of them is gone. Says `heard` for each piece.
+async fn held_body(
+    mut exchange: Exchange,
+    limit: u64,
+    mut share: AnswerShare,
+    heard: impl Fn(),
+) -> Result<Bytes, Cut> {
     let declared =
         exchange.head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let expected = declared.filter(|bytes: &u64| *bytes <= limit);
     if let Some(bytes) = expected {
-        share.grow(bytes).await.map_err(Attempt::NoMemory)?;
+        share.grow(bytes).await.map_err(Cut::NoMemory)?;
     }
     let mut gathered = Gathered::new(expected.and_then(|bytes| usize::try_from(bytes).ok()));
     while let Some(data) = exchange.data().await {
-        let data = data.map_err(|_| Attempt::failed(Fault::Reset))?;
+        let data = data.map_err(|_| Cut::BrokenOff)?;
+        heard();
         let bytes = (gathered.len() + data.len()) as u64;
         if bytes > limit {
-            return Err(Attempt::failed(Fault::Malformed));
+            return Err(Cut::TooLarge);
         }
-        share.grow(bytes).await.map_err(Attempt::NoMemory)?;
+        share.grow(bytes).await.map_err(Cut::NoMemory)?;
         gathered.push(data);
     }
     Ok(share.bind(gathered.finish()))

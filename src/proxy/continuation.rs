@@ -77,6 +77,7 @@ impl Live {
     /// The answer is whole.
     pub(super) fn completed(&mut self, usage: Usage) {
         self.record.succeeded(usage);
+        self.record.finish_reason = self.stream.finish_reason();
         self.ticket.finish(Outcome::Done(usage));
     }
 

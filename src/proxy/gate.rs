@@ -115,6 +115,14 @@ impl Gate {
         Ticket::new(Arc::clone(self), spec.id, answer, (limits, bills))
     }
 
+    /// Whether a job that came now, beside `others` of its tenant that are about to
+    /// come, surely would be refused, however many tokens it has.
+    #[must_use]
+    pub fn surely_refuses(&self, spec: &JobSpec, others: u64) -> bool {
+        let now = self.clock.now();
+        self.inner.lock().scheduler.surely_refuses(spec, others, now)
+    }
+
     /// From now on an arrival counts for [`Self::next_arrival`].
     pub fn expect_arrival(&self) {
         self.awaited.store(true, Ordering::Relaxed);
@@ -410,6 +418,7 @@ pools:
             goes_on: false,
             context: 0,
             fit: 0,
+            fingerprint: None,
             session: None,
         };
         gate.admit(spec, Prefix::default(), policy)
@@ -481,6 +490,20 @@ pools:
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_ticket_whose_job_somebody_else_ended_may_be_asked_again_for_a_recall() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        ticket.placed().await.unwrap();
+        gate.event(Event::Left { job: ticket.job(), usage: Usage::Unknown });
+        for _ in 0..2 {
+            let recalled = tokio::time::timeout(Duration::from_secs(1), ticket.recalled());
+            assert!(recalled.await.is_err(), "there is no word to come");
+        }
+        assert!(!ticket.first_token());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_deadline_ends_the_wait() {
         let settings = settings(ONE_SLOT, None);
         let (gate, _wished) = gate(&settings);
@@ -535,6 +558,7 @@ pools:
             goes_on: false,
             context: 0,
             fit: 0,
+            fingerprint: None,
             session: None,
         };
         gate.admit(spec, Prefix::default(), &new.policy).placed().await.unwrap();

@@ -2,6 +2,9 @@
 
 use bytes::{Bytes, BytesMut};
 
+/// The largest buffer that is made on the mere word of a sender, in bytes.
+const MAX_BELIEVED: usize = 1 << 20;
+
 /// A body so far: its first piece as it came, or a buffer once there are two.
 #[derive(Debug, Default)]
 pub(super) struct Gathered {
@@ -29,7 +32,8 @@ impl Gathered {
             return;
         }
         if self.parts.is_empty() {
-            self.parts.reserve(self.expected.max(self.whole.len() + data.len()));
+            let believed = self.expected.min(MAX_BELIEVED);
+            self.parts.reserve(believed.max(self.whole.len() + data.len()));
             self.parts.extend_from_slice(&std::mem::take(&mut self.whole));
         }
         self.parts.extend_from_slice(&data);

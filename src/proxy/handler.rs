@@ -4,17 +4,20 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::pending;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use http::header::HeaderValue;
 use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
+use tokio::time::sleep_until;
 use tokio_util::task::TaskTracker;
 
 use crate::config::settings::Settings;
-use crate::core::event::{Event, Outcome, RejectReason, Rejection};
-use crate::core::job::{Tokens, Usage};
+use crate::core::event::{Event, Fault, Outcome, RejectReason, Rejection};
+use crate::core::job::{JobSpec, Tokens, Usage};
+use crate::core::time::Tick;
 use crate::proxy::answer_memory::AnswerMemory;
 use crate::proxy::attempt::{Attempt, Tries};
 use crate::proxy::auth::{Caller, Doorman, Identity};
@@ -28,6 +31,7 @@ use crate::proxy::models::Windows;
 use crate::proxy::order::{self, Order};
 use crate::proxy::pace::Paces;
 use crate::proxy::record::{Place, Record};
+use crate::proxy::resets::Resets;
 use crate::proxy::respond::error_response;
 use crate::proxy::retries::{Notice, Original, Retries, Try};
 use crate::proxy::server::Peer;
@@ -211,12 +215,14 @@ impl Proxy {
             return Err(ApiError::from(RejectReason::Draining));
         }
         let patience = settings.startup.door.body_timeout;
-        let read = intake::read(body, &settings.edge.requests, patience, &self.bodies).await;
+        let held = self.bodies.hold(identity.tenant);
+        let read = intake::read(body, &settings.edge.requests, patience, held).await;
         let (body, held) = read.map_err(|unread| not_read(unread, record))?;
         let now = record.clock.now();
         let at = (self.gate.next_job_id(), now);
         let mut order = order::read(&settings, &identity, api, &parts.headers, body, at)?;
         order.spec.session = session::of(&settings, &self.prefixes, &parts.headers, &order);
+        order.spec.fingerprint = self.prefixes.fingerprint(&order.spec, api, &order.body);
         self.note_order(&order, &parts.headers, record);
         self.measure(&settings, &mut order, &parts.headers, record).await?;
         self.take_seat(&mut order, &parts.headers, record);
@@ -319,6 +325,7 @@ impl Proxy {
             let Order { spec, peek, body, .. } = &*order;
             let prefix = self.prefixes.of(spec.model, peek, body, spec.prompt_tokens);
             let mut ticket = self.gate.admit(*spec, prefix, &settings.policy);
+            order.asking = None;
             record.admitted(&mut ticket);
             drop(settings);
             let nothing = can_go_on.then(SoFar::default);
@@ -328,7 +335,10 @@ impl Proxy {
                 Err(Unserved::Rejected(why)) => {
                     settings = self.settings.load_full();
                     if !self.falls_back(&settings, order, why.reason, headers, record).await {
-                        return Err(reject(why, record));
+                        return Err(match why.reason {
+                            RejectReason::TooManySequences { most } => order.peek.too_many_sequences(most),
+                            _ => reject(why, &order.spec, record),
+                        });
                     }
                 }
             }
@@ -350,7 +360,10 @@ impl Proxy {
         ticket: &mut Ticket,
         record: &mut Record,
     ) -> Result<Answered, Unserved> {
-        let tries = Tries { upstreams: &self.upstreams, answers: &self.answers, order, headers, so_far };
+        let (upstreams, paces, answers) = (&self.upstreams, &*self.paces, &self.answers);
+        let tries = Tries { upstreams, paces, answers, order, headers, so_far };
+        let resumed = so_far.is_some_and(SoFar::is_resumed);
+        let mut resets = Resets::default();
         let before = record.usage;
         loop {
             let waiting_since = record.clock.now();
@@ -367,21 +380,33 @@ impl Proxy {
             let attempt = tokio::select! {
                 biased;
                 why = ticket.recalled() => Err(why),
-                attempt = tries.at(&settings, place, record) => Ok(attempt),
+                () = self.patience_of(order, resumed, record.early_head.clone()) => {
+                    ticket.give_up(Usage::Unknown);
+                    return Err(Unserved::Refused(ApiError::client_deadline()));
+                }
+                attempt = tries.at(&settings, place, resets.left(place.replica), record) => Ok(attempt),
             };
+            if let Ok(Attempt::Failed(Fault::Reset, _)) = attempt {
+                resets.note(place.replica, record.sends);
+            }
             match attempt {
                 Err(why) => record.recalled(place.replica, why),
                 Ok(Attempt::Stream { stream, head, whole }) if ticket.first_token() => {
                     record.token_came();
                     return Ok(Answered::Stream { stream, head, whole });
                 }
-                Ok(Attempt::Answer { status, head, body, usage }) if ticket.finish(Outcome::Done(usage)) => {
+                Ok(Attempt::Answer { status, head, body, usage, finish_reason })
+                    if ticket.finish(Outcome::Done(usage)) =>
+                {
+                    record.finish_reason = finish_reason;
                     record.engine = Some(record.clock.now().since(sent));
                     record.succeeded(usage);
                     return Ok(Answered::Whole { status, head, body });
                 }
-                Ok(Attempt::Refused(error)) if ticket.finish(Outcome::Done(before.unwrap_or(NOTHING))) => {
-                    record.usage = Some(before.unwrap_or(NOTHING));
+                Ok(Attempt::Refused(error, usage))
+                    if ticket.finish(Outcome::Done(before.unwrap_or(usage))) =>
+                {
+                    record.usage = Some(before.unwrap_or(usage));
                     return Err(Unserved::Refused(error));
                 }
                 Ok(Attempt::NoMemory(error)) if ticket.finish(Outcome::Done(Usage::Unknown)) => {
@@ -398,6 +423,20 @@ impl Proxy {
                 // It came too late: the job was recalled while it was on its way.
                 Ok(_) => record.recalled(place.replica, ticket.recalled().await),
             }
+        }
+    }
+}
+
+impl Proxy {
+    /// Waits until the client is about to give up, if it said when. One that has
+    /// begun to get its answer does not.
+    async fn patience_of(&self, order: &Order, resumed: bool, early: Option<Arc<AtomicBool>>) {
+        if resumed || order.spec.patience == Tick::NEVER {
+            return pending().await;
+        }
+        sleep_until(self.gate.clock().instant(order.spec.patience)).await;
+        if early.is_some_and(|sent| sent.load(Ordering::Relaxed)) {
+            pending().await
         }
     }
 }
@@ -427,7 +466,9 @@ fn not_read(unread: Unread, record: &mut Record) -> ApiError {
     }
 }
 
-fn reject(rejection: Rejection, record: &mut Record) -> ApiError {
+/// A wait that ended is a matter of its class, unless the client named the
+/// deadline.
+fn reject(rejection: Rejection, spec: &JobSpec, record: &mut Record) -> ApiError {
     if record.attempts > 0 {
         record.usage.get_or_insert(Usage::Unknown);
     }
@@ -439,7 +480,13 @@ fn reject(rejection: Rejection, record: &mut Record) -> ApiError {
         _ => RequestOutcome::Rejected,
     };
     record.ended(outcome, rejection.reason.name());
-    ApiError::from(rejection)
+    let named = spec.deadline >= spec.patience || record.clock.now() >= spec.patience;
+    match rejection.reason {
+        RejectReason::DeadlineExceeded | RejectReason::Unmeetable if !named => {
+            ApiError::waited_out(rejection.retry_after)
+        }
+        _ => ApiError::from(rejection),
+    }
 }
 
 #[cfg(test)]

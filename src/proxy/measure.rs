@@ -5,22 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dashmap::DashMap;
-use http::header::AUTHORIZATION;
-use http::{HeaderMap, Method};
-use serde::Deserialize;
+use http::HeaderMap;
 use smallvec::SmallVec;
-use tokio::time::timeout;
 
-use crate::config::settings::{EngineKind, ModelEdge, Settings};
+use crate::config::settings::{ModelEdge, Settings};
 use crate::core::event::RejectReason;
-use crate::core::ids::{ModelId, PoolId, ReplicaId};
+use crate::core::ids::{ModelId, PoolId};
 use crate::core::placement::rules;
 use crate::core::time::Tick;
-use crate::proxy::attempt::{bearer, whole_body};
 use crate::proxy::handler::Proxy;
 use crate::proxy::order::Order;
 use crate::proxy::record::Record;
-use crate::proxy::upstream::Call;
+use crate::proxy::tokenize::Asked;
 use crate::proxy::window;
 use crate::telemetry::wall;
 use crate::tokens::Source;
@@ -30,17 +26,9 @@ use crate::tokens::estimate::exact;
 use crate::tokens::ratio::Ratios;
 use crate::wire::api::Api;
 use crate::wire::error::ApiError;
-use crate::wire::headers;
-use crate::wire::splice::{Edits, edit};
 
 /// How long the engines' word on their windows is good for.
 const WINDOWS_AGE: Duration = Duration::from_secs(1);
-/// How long an engine may take to count a prompt.
-const ENGINE_PATIENCE: Duration = Duration::from_millis(500);
-/// The longest count of an engine that is read, in bytes: it lists the tokens.
-const MAX_COUNT_BYTES: u64 = 16 << 20;
-/// Engines that are asked, one after another.
-const ENGINES_ASKED: usize = 2;
 /// How far estimates are trusted: those that fit with this much to spare are
 /// not worth a question.
 const DOUBT: f64 = 1.5;
@@ -54,6 +42,8 @@ pub struct Meter {
     pub desk: Desk,
     /// What estimates are off by.
     pub ratios: Ratios,
+    /// Engines that are asked to count just now, and for whom.
+    pub(super) asked: Arc<Asked>,
     windows: DashMap<ModelId, (Tick, PoolWindows)>,
 }
 
@@ -148,12 +138,12 @@ impl Proxy {
     async fn measured(
         &self,
         settings: &Settings,
-        order: &Order,
+        order: &mut Order,
         edge: &ModelEdge,
         window: Option<u32>,
         client: &HeaderMap,
     ) -> Measured {
-        let Order { api, body, peek, .. } = order;
+        let Order { api, body, peek, .. } = &*order;
         if let Some(ids) = exact(peek.prompt_pieces(body)) {
             return Measured { longest: ids, all: ids, source: Source::Ids };
         }
@@ -175,21 +165,23 @@ impl Proxy {
             return estimated(Source::Bound);
         }
         if let Some(counter) = &edge.counter {
-            let order = desk::Order {
+            let task = desk::Order {
                 counter: Arc::clone(counter),
                 form,
                 body: body.clone(),
                 media: edge.media,
                 now: wall::unix_seconds(wall::now()) as i64,
             };
-            match self.meter.desk.count(order).await {
+            match self.meter.desk.count(task).await {
                 Ok(Counted { longest, all }) => return Measured { longest, all, source: Source::Exact },
                 Err(Uncounted::Unsure(why)) => tracing::debug!(%why, "prompt not counted here"),
                 Err(Uncounted::Stopped) => {}
             }
         }
-        let is_near = (longest as f64 * DOUBT) as u64 + asked + FRAME > window;
-        let counted = if is_near { self.count_at_engine(settings, order, client).await } else { None };
+        let doubted = ((longest as f64 * DOUBT) as u64).saturating_add(asked).saturating_add(FRAME);
+        let is_near = doubted > window;
+        let counted =
+            if is_near { self.count_at_engine(settings, order, window, client).await } else { None };
         counted.map_or(estimated(Source::Estimate), |count| Measured {
             longest: count,
             all: count,
@@ -229,65 +221,6 @@ impl Proxy {
         let said: PoolWindows = Arc::new(said);
         windows.insert(model, (now, Arc::clone(&said)));
         said
-    }
-
-    /// The prompt's tokens by the word of an engine that would serve it.
-    async fn count_at_engine(&self, settings: &Settings, order: &Order, client: &HeaderMap) -> Option<u64> {
-        let asking = async {
-            for replica in self.engines(settings, order) {
-                if let Some(count) = self.ask_engine(settings, order, replica, client).await {
-                    return Some(count);
-                }
-            }
-            None
-        };
-        timeout(ENGINE_PATIENCE, asking).await.ok().flatten()
-    }
-
-    /// Some engines that can be asked, another one first each time.
-    fn engines(&self, settings: &Settings, order: &Order) -> SmallVec<[ReplicaId; ENGINES_ASKED]> {
-        let pools = settings.policy.models.get(order.spec.model).map(|row| row.pools.as_slice());
-        let is_vllm = |pool: &PoolId| {
-            settings.edge.pools.get(*pool).is_some_and(|pool| pool.engine == EngineKind::Vllm)
-        };
-        let replicas: SmallVec<[ReplicaId; 16]> = pools
-            .unwrap_or_default()
-            .iter()
-            .filter(|pool| is_vllm(pool))
-            .filter_map(|pool| settings.policy.pools.get(*pool))
-            .flat_map(|pool| pool.replicas.iter().copied())
-            .filter(|replica| !settings.policy.draining.contains(replica))
-            .collect();
-        let first = order.spec.id.index() % replicas.len().max(1);
-        replicas.iter().cycle().skip(first).take(replicas.len().min(ENGINES_ASKED)).copied().collect()
-    }
-
-    async fn ask_engine(
-        &self,
-        settings: &Settings,
-        order: &Order,
-        replica: ReplicaId,
-        client: &HeaderMap,
-    ) -> Option<u64> {
-        #[derive(Deserialize)]
-        struct Answer {
-            count: u64,
-        }
-        let at = settings.edge.replicas.get(replica)?;
-        let pool = settings.edge.pools.get(at.pool)?;
-        let name = pool.model_names.get(&order.spec.model)?;
-        // It does not read the other fields, and knows one prompt at a time.
-        let edits = Edits { model: Some(name), ..Edits::default() };
-        let body = (order.peek.prompts == 1).then(|| edit(&order.body, &order.peek, &edits))?;
-        let mut headers = headers::upstream_headers(client);
-        headers.extend(bearer(pool).map(|bearer| (AUTHORIZATION, bearer)));
-        let call = Call { method: Method::POST, path: "/tokenize", headers: &headers, body };
-        let sent = self.upstreams.replica(replica, at).send(&call, &settings.edge.upstream).await.ok()?;
-        if !sent.exchange.head.status.is_success() {
-            return None;
-        }
-        let answer = whole_body(sent.exchange, MAX_COUNT_BYTES).await.ok()?;
-        serde_json::from_slice(&answer).ok().map(|Answer { count }| count)
     }
 }
 

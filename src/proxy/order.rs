@@ -13,6 +13,7 @@ use crate::core::policy::Tenant;
 use crate::core::time::Tick;
 use crate::proxy::auth::Identity;
 use crate::proxy::candidates::{self, Candidates};
+use crate::proxy::tokenize::Asking;
 use crate::proxy::window;
 use crate::tokens::estimate::estimate;
 use crate::wire::api::Api;
@@ -26,8 +27,8 @@ use crate::wire::peek::{Peek, peek};
 const UNLIMITED_OUTPUT_TOKENS: u64 = 1024;
 
 /// The part of an announced client timeout that is left for the answer's way
-/// back.
-const DEADLINE_MARGIN: f64 = 0.95;
+/// back, and the most of it.
+const WAY_BACK: (f64, Duration) = (0.05, Duration::from_millis(500));
 
 /// How long a request whose deadline has passed may wait for another model: it
 /// starts about at once or not at all.
@@ -48,6 +49,9 @@ pub(super) struct Order {
     pub(super) estimated: u64,
     /// What the scheduler needs to know.
     pub(super) spec: JobSpec,
+    /// Held from the question to an engine how long its prompt is until it is
+    /// admitted.
+    pub(super) asking: Option<Asking>,
 }
 
 impl Order {
@@ -90,7 +94,8 @@ pub(super) fn read(
     fits(candidates.first)?;
     candidates.others.retain(|model| fits(*model).is_ok());
     let max_wait = policy.classes.get(class).map_or(Duration::ZERO, |class| class.max_wait);
-    let patience = headers::client_timeout(headers).map(|announced| announced.mul_f64(DEADLINE_MARGIN));
+    let patience = headers::client_timeout(headers)
+        .map(|announced| announced.saturating_sub(announced.mul_f64(WAY_BACK.0).min(WAY_BACK.1)));
     let spec = JobSpec {
         id,
         tenant: identity.tenant,
@@ -109,9 +114,10 @@ pub(super) fn read(
         goes_on: false,
         context: window::asked(&peek, estimated),
         fit: 0,
+        fingerprint: None,
         session: None,
     };
-    Ok(Order { api, body, peek, candidates, estimated, spec })
+    Ok(Order { api, body, peek, candidates, estimated, spec, asking: None })
 }
 
 fn max_output_tokens(peek: &Peek) -> u64 {

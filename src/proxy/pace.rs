@@ -1,5 +1,6 @@
-//! How fast the replicas' streams go: gaps between tokens, counted where they
-//! pass and told to the scheduler a few times a second.
+//! What the replicas' engines are heard to do: gaps between tokens, signs of life
+//! and streams that wait for their clients, counted where they pass and told to
+//! the scheduler a few times a second.
 //!
 //! A relayed chunk costs two additions on shared counters and nothing else. A
 //! gap counts only when both of its ends are known to be the moment when the
@@ -7,7 +8,7 @@
 //! nothing of the engine.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -39,15 +40,64 @@ pub(super) struct Meter {
     nanos: AtomicU64,
     /// Learned tokens per event, at least [`ONE`].
     per_event: AtomicU32,
+    /// Whether a byte has come since the last sample.
+    heard: AtomicBool,
+    /// Streams that wait for their clients.
+    paused: AtomicU32,
+    /// The same as the scheduler was told.
+    told: AtomicU32,
 }
 
 impl Default for Meter {
     fn default() -> Self {
-        Self { gaps: AtomicU64::new(0), nanos: AtomicU64::new(0), per_event: AtomicU32::new(ONE) }
+        Self {
+            gaps: AtomicU64::new(0),
+            nanos: AtomicU64::new(0),
+            per_event: AtomicU32::new(ONE),
+            heard: AtomicBool::new(false),
+            paused: AtomicU32::new(0),
+            told: AtomicU32::new(0),
+        }
+    }
+}
+
+/// What was counted since the last sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Sample {
+    pace: Option<Pace>,
+    /// Bytes came, though they are no gap.
+    heard: bool,
+    /// Streams that wait for their clients, when that has changed.
+    paused: Option<u32>,
+}
+
+impl Sample {
+    fn events(self, replica: ReplicaId) -> impl Iterator<Item = Event> {
+        let paused = self.paused.map(|streams| Event::Paused { replica, streams });
+        let heard = self.heard.then_some(Event::Heard { replica });
+        let pace = self.pace.map(|pace| Event::Paced { replica, pace });
+        [paused, heard, pace].into_iter().flatten()
     }
 }
 
 impl Meter {
+    /// A byte of the engine's answers came.
+    pub(super) fn hear(&self) {
+        if !self.heard.load(Ordering::Relaxed) {
+            self.heard.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// What was counted since the last call, if there is anything to tell.
+    fn sample(&self) -> Option<Sample> {
+        let paused = self.paused.load(Ordering::Relaxed);
+        let changed = self.told.swap(paused, Ordering::Relaxed) != paused;
+        let heard = self.heard.swap(false, Ordering::Relaxed);
+        let pace = self.take();
+        let sample = Sample { pace, heard: heard && pace.is_none(), paused: changed.then_some(paused) };
+        (sample != Sample::default()).then_some(sample)
+    }
+
     /// `total` passed over `gaps` gaps between tokens. The time goes in first:
     /// a sample taken in between leaves the pair to the next one.
     fn add(&self, gaps: u64, total: Duration) {
@@ -106,14 +156,50 @@ impl Paces {
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             every.tick().await;
-            for (replica, pace) in self.take() {
-                gate.event(Event::Paced { replica, pace });
+            for (replica, sample) in self.take() {
+                sample.events(replica).for_each(|event| gate.event(event));
             }
         }
     }
 
-    fn take(&self) -> Vec<(ReplicaId, Pace)> {
-        self.meters.iter().filter_map(|entry| Some((*entry.key(), entry.value().take()?))).collect()
+    fn take(&self) -> Vec<(ReplicaId, Sample)> {
+        self.meters.iter().filter_map(|entry| Some((*entry.key(), entry.value().sample()?))).collect()
+    }
+}
+
+/// What one stream tells of its replica beside its pace: that bytes come, and
+/// whether it waits for its client.
+#[derive(Debug)]
+pub(super) struct Ear {
+    meter: Arc<Meter>,
+    paused: bool,
+}
+
+impl Ear {
+    pub(super) fn new(meter: Arc<Meter>) -> Self {
+        Self { meter, paused: false }
+    }
+
+    /// Bytes came.
+    pub(super) fn hears(&self) {
+        self.meter.hear();
+    }
+
+    /// Whether the stream waits for its client, and nothing is read of it.
+    pub(super) fn pauses(&mut self, paused: bool) {
+        if self.paused != paused {
+            self.paused = paused;
+            match paused {
+                true => self.meter.paused.fetch_add(1, Ordering::Relaxed),
+                false => self.meter.paused.fetch_sub(1, Ordering::Relaxed),
+            };
+        }
+    }
+}
+
+impl Drop for Ear {
+    fn drop(&mut self) {
+        self.pauses(false);
     }
 }
 
@@ -293,9 +379,27 @@ mod tests {
         let (mut one, _idle) = (Stream::begin(&paces.meter(a)), Stream::begin(&paces.meter(b)));
         assert!(paces.take().is_empty());
         one.comes(20, 1);
-        assert_eq!(paces.take(), [(a, pace(1, 20).unwrap())]);
+        assert_eq!(paces.take(), [(a, Sample { pace: pace(1, 20), ..Sample::default() })]);
         assert!(paces.take().is_empty());
         assert!(Arc::ptr_eq(&paces.meter(a), &paces.meter(a)));
+    }
+
+    #[test]
+    fn bytes_and_streams_that_wait_are_told_once() {
+        let meter = Arc::<Meter>::default();
+        let (mut one, other) = (Ear::new(Arc::clone(&meter)), Ear::new(Arc::clone(&meter)));
+        assert_eq!(meter.sample(), None);
+        other.hears();
+        other.hears();
+        one.pauses(true);
+        one.pauses(true);
+        assert_eq!(meter.sample(), Some(Sample { pace: None, heard: true, paused: Some(1) }));
+        assert_eq!(meter.sample(), None);
+        meter.add(1, MILLIS);
+        one.hears();
+        assert_eq!(meter.sample(), Some(Sample { pace: pace(1, 1), ..Sample::default() }));
+        drop((one, other));
+        assert_eq!(meter.sample(), Some(Sample { paused: Some(0), ..Sample::default() }));
     }
 
     #[tokio::test(start_paused = true)]

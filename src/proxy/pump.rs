@@ -16,11 +16,15 @@ use crate::core::job::Usage;
 use crate::proxy::continuation::{Live, Onward};
 use crate::proxy::grace::GraceWatch;
 use crate::proxy::handler::Proxy;
-use crate::proxy::pace::{Pacer, Paces};
+use crate::proxy::pace::{Ear, Pacer, Paces};
 use crate::proxy::stream::Step;
 use crate::proxy::stream_buffer::{BufferEnd, BufferWriter};
 use crate::wire::judge::refusal::EngineError;
 use crate::wire::judge::so_far::SoFar;
+
+/// How long a stream that cannot go on elsewhere is still waited for when its
+/// replica has stalled.
+const STALLED_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// A stream between its engine and its buffer. Dropped early = the client left.
 pub(super) struct Pump {
@@ -33,10 +37,14 @@ pub(super) struct Pump {
     paces: Arc<Paces>,
     /// Absent for a stream that is not measured.
     pacer: Option<Pacer>,
+    /// Absent while no engine is read.
+    ear: Option<Ear>,
     idle: Pin<Box<Sleep>>,
     idle_timeout: Duration,
     /// When the engine last said something.
     last: Instant,
+    /// Its replica has stalled: it is waited for until then, unless it speaks.
+    given_up: Option<Instant>,
     phase: Phase,
 }
 
@@ -68,9 +76,11 @@ impl Pump {
             grace: proxy.grace.watch(),
             paces: Arc::clone(&proxy.paces),
             pacer: None,
+            ear: None,
             idle: Box::pin(sleep_until(last + idle_timeout)),
             idle_timeout,
             last,
+            given_up: None,
             phase: Phase::Open,
         };
         pump.begins(whole);
@@ -102,10 +112,12 @@ impl Pump {
     /// An engine's part of the stream begins; with its usage when it is whole.
     fn begins(&mut self, whole: Option<Usage>) {
         self.phase = Phase::Open;
-        self.last = Instant::now();
-        let place = self.live.record.place.filter(|_| whole.is_none() && self.live.stream.is_single());
-        self.pacer = place
-            .map(|place| Pacer::new(self.paces.meter(place.replica), self.live.stream.outputs(), self.last));
+        (self.last, self.given_up) = (Instant::now(), None);
+        let place = self.live.record.place.filter(|_| whole.is_none());
+        let meter = place.map(|place| self.paces.meter(place.replica));
+        self.ear = meter.clone().map(Ear::new);
+        let meter = meter.filter(|_| self.live.stream.is_single());
+        self.pacer = meter.map(|meter| Pacer::new(meter, self.live.stream.outputs(), self.last));
         if let Some(usage) = whole {
             self.completed(usage);
         }
@@ -126,6 +138,7 @@ impl Pump {
         if self.has_room {
             return poll_fn(|cx| self.poll_engine(cx)).await;
         }
+        self.pauses(true);
         let Self { out, live, grace, .. } = self;
         let ended = tokio::select! {
             biased;
@@ -134,6 +147,7 @@ impl Pump {
                 // The engine was not listened to: its silence begins now.
                 self.last = Instant::now();
                 self.has_room = true;
+                self.pauses(false);
                 return Turn::Other;
             }
         };
@@ -163,6 +177,7 @@ impl Pump {
     fn is_silent(&mut self, cx: &mut Context<'_>) -> bool {
         while self.idle.as_mut().poll(cx).is_ready() {
             let deadline = self.last + self.idle_timeout;
+            let deadline = self.given_up.map_or(deadline, |until| until.min(deadline));
             if Instant::now() >= deadline {
                 return true;
             }
@@ -174,15 +189,26 @@ impl Pump {
     fn step(&mut self, step: Step) {
         match step {
             Step::More => self.came(),
-            Step::KeepAlive => {}
+            Step::KeepAlive => self.hears(),
             Step::Complete(usage) => self.completed(usage),
             Step::Failed(error, usage) => self.failed(error, usage),
         }
     }
 
+    /// Bytes came from the engine.
+    fn hears(&self) {
+        self.ear.iter().for_each(Ear::hears);
+    }
+
+    /// Whether nothing is read of the engine until the client has taken more.
+    fn pauses(&mut self, paused: bool) {
+        self.ear.iter_mut().for_each(|ear| ear.pauses(paused));
+    }
+
     /// Something of the answer came from the engine.
     fn came(&mut self) {
-        self.last = Instant::now();
+        self.hears();
+        (self.last, self.given_up) = (Instant::now(), None);
         let record = &mut self.live.record;
         record.gaps.piece(record.clock.tick(self.last));
         if let Some(pacer) = &mut self.pacer {
@@ -191,6 +217,7 @@ impl Pump {
     }
 
     fn completed(&mut self, usage: Usage) {
+        self.ear = None;
         self.phase = Phase::Over(BufferEnd::Whole);
         if let Some(pacer) = &self.pacer {
             pacer.ended(usage);
@@ -200,6 +227,7 @@ impl Pump {
 
     /// The engine failed: another one goes on, or the client is told.
     fn failed(&mut self, error: EngineError, usage: Usage) {
+        self.ear = None;
         if let EngineError::Fault(fault) = error
             && let Some(so_far) = self.live.goes_on(fault, usage)
         {
@@ -210,10 +238,17 @@ impl Pump {
         self.phase = Phase::Over(BufferEnd::Broken);
     }
 
+    fn give_up(&mut self) {
+        let until = Instant::now() + STALLED_TIMEOUT;
+        self.given_up = Some(until);
+        self.idle.as_mut().reset(until);
+    }
+
     fn ended(&mut self, ended: Ended) {
         let usage = self.live.stream.usage_so_far();
         let error = match ended {
             Ended::Fault(fault) => return self.failed(EngineError::Fault(fault), usage),
+            Ended::Stalled => return self.give_up(),
             Ended::ShutDown => self.live.record.shut_down(),
             Ended::Replaced => self.live.record.superseded(),
         };
@@ -247,6 +282,8 @@ enum Ended {
     Replaced,
     /// It goes on at another engine, or breaks.
     Fault(Fault),
+    /// Its replica has stalled, and it cannot go on elsewhere.
+    Stalled,
 }
 
 fn poll_ended(live: &mut Live, grace: &mut GraceWatch, cx: &mut Context<'_>) -> Poll<Ended> {
@@ -258,6 +295,7 @@ fn poll_ended(live: &mut Live, grace: &mut GraceWatch, cx: &mut Context<'_>) -> 
     }
     match live.poll_handed_over(cx) {
         Poll::Ready(fault) if live.can_go_on() => Poll::Ready(Ended::Fault(fault)),
+        Poll::Ready(Fault::Silent) => Poll::Ready(Ended::Stalled),
         _ => Poll::Pending,
     }
 }

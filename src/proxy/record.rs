@@ -80,6 +80,8 @@ pub(super) struct Record {
     pub(super) place: Option<Place>,
     /// How often it was sent somewhere.
     pub(super) attempts: u32,
+    /// How often the engine may have got it in the last of these tries.
+    pub(super) sends: u32,
     /// How often its stream went on at another replica.
     pub(super) continued: u32,
     /// How often it was taken away from an engine, and why the last time.
@@ -102,6 +104,8 @@ pub(super) struct Record {
     pub(super) half: Option<Half>,
     /// How long the engine took for a plain answer, in the last try.
     pub(super) engine: Option<Duration>,
+    /// Why the engine ended the answer.
+    pub(super) finish_reason: Option<&'static str>,
     /// Gaps between the pieces of a stream.
     pub(super) gaps: Gaps,
     /// Its entry among the requests that may be repeated; absent when its
@@ -195,6 +199,7 @@ impl Record {
             stream: false,
             place: None,
             attempts: 0,
+            sends: 0,
             continued: 0,
             recalls: (0, None),
             status: 499,
@@ -206,6 +211,7 @@ impl Record {
             sent_at: None,
             half: None,
             engine: None,
+            finish_reason: None,
             gaps: Gaps::default(),
             seat: None,
             replaces: None,
@@ -387,7 +393,9 @@ impl Record {
     /// Tells what it cost to metrics and to the journal.
     fn write_down(&self, event: &RequestFinished<'_>, bills: &[Bill]) {
         bills.iter().for_each(|bill| StayBilled { tenant: event.tenant, bill }.emit(&self.telemetry));
-        if let Some(journal) = &self.journal {
+        // A request of nobody is counted (`penstock_auth_failures_total`) and logged,
+        // but is on nobody's bill: whoever reaches the port could fill the journal.
+        if let Some(journal) = self.journal.as_ref().filter(|_| event.tenant.is_some()) {
             rows::of(self, event, bills).for_each(|row| journal.record(row));
         }
     }
@@ -483,7 +491,7 @@ impl Drop for Record {
             replaces: replaces.as_deref(),
             replaced_by: replaced_by.as_deref(),
             placed: self.place.map(|place| place.why),
-            finish_reason: None,
+            finish_reason: self.finish_reason,
         };
         event.emit(&self.telemetry);
         self.write_down(&event, &bills);

@@ -152,6 +152,7 @@ impl Proxy {
             falls_back: false,
             goes_on: false,
             key: None,
+            fingerprint: None,
             session: None,
             ..order.spec
         };
@@ -163,6 +164,7 @@ impl Proxy {
             candidates,
             estimated: order.estimated,
             spec,
+            asking: None,
         }
     }
 }

@@ -50,6 +50,11 @@ impl EngineStream {
         self.judge.has_output()
     }
 
+    /// Why the first choice that ended did so.
+    pub(super) fn finish_reason(&self) -> Option<&'static str> {
+        self.judge.finish_reason()
+    }
+
     /// Events with output so far.
     pub(super) fn outputs(&self) -> u64 {
         self.judge.outputs()

@@ -6,6 +6,8 @@ pub mod arrivals;
 pub mod chart;
 pub mod engine;
 pub mod faults;
+pub mod matrix;
+pub mod no_harm;
 pub mod plan;
 pub mod profile;
 pub mod rng;

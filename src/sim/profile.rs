@@ -75,6 +75,20 @@ impl Profile {
         Self::named("tiny").expect("profiles.json has the tiny row")
     }
 
+    /// One of the constants of the step time by its name: `t_ovh`, `t_w`, `i0`,
+    /// `a`, `c` or `d`.
+    pub fn constant(&mut self, name: &str) -> Option<&mut f64> {
+        Some(match name {
+            "t_ovh" => &mut self.t_ovh,
+            "t_w" => &mut self.t_w,
+            "i0" => &mut self.i0,
+            "a" => &mut self.a,
+            "c" => &mut self.c,
+            "d" => &mut self.d,
+            _ => return None,
+        })
+    }
+
     /// Length of a step in milliseconds:
     /// `t_ovh + max(t_w, i0 + a*(prefill + decodes)) + c*kv + d*area`.
     #[must_use]

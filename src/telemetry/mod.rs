@@ -9,6 +9,7 @@ pub(crate) mod fixtures;
 mod json_line;
 pub mod log;
 pub mod metrics;
+mod sampler;
 pub mod stories;
 pub mod trace;
 pub mod wall;
@@ -19,6 +20,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
+use tokio::time::Instant;
 
 use crate::config::settings::TelemetrySettings;
 use crate::config::settings::identity::AuditFile;
@@ -26,6 +28,7 @@ use crate::core::policy::Policy;
 use crate::telemetry::audit::Audit;
 use crate::telemetry::log::Capture;
 use crate::telemetry::metrics::{Metrics, Scrape, UsageMeters};
+use crate::telemetry::sampler::Sampler;
 use crate::telemetry::stories::Stories;
 use crate::telemetry::trace::Tracer;
 
@@ -44,6 +47,8 @@ struct Inner {
     config: ArcSwap<ConfigStatus>,
     capture: Option<Capture>,
     audit: OnceLock<Audit>,
+    strangers: Sampler,
+    started: Instant,
 }
 
 /// What is known about the configuration in force and the last try to change
@@ -99,6 +104,8 @@ impl Telemetry {
             config: ArcSwap::default(),
             capture,
             audit: OnceLock::new(),
+            strangers: Sampler::default(),
+            started: Instant::now(),
         }))
     }
 
@@ -199,6 +206,19 @@ impl Telemetry {
 
     pub(in crate::telemetry) fn set_config_status(&self, status: ConfigStatus) {
         self.0.config.store(Arc::new(status));
+    }
+
+    /// The same for a line that anybody can cause who reaches the port. Only some
+    /// of each second are written, and how many were not.
+    pub(in crate::telemetry) fn log_stranger(&self, write: impl FnOnce()) {
+        match self.0.strangers.pass(self.0.started.elapsed().as_secs()) {
+            Some(0) => self.log(write),
+            Some(kept_back) => self.log(|| {
+                write();
+                tracing::info!(kept_back, "requests without a valid credential were not logged");
+            }),
+            None => self.0.metrics.line_kept_back(),
+        }
     }
 
     /// Runs `write`, which writes log lines, against the right log.

@@ -19,6 +19,8 @@ const SHORT_WITH_TOOLS: &str =
     r#"{"messages":[{"role":"user","content":""}],"tools":[{"function":{"name":""}}]}"#;
 /// Tokens that a template adds to a chat where its own count does not say it.
 const USUAL_FRAME: u64 = 256;
+/// A field of another type than the counter knows.
+const NOT_READ: &str = "its fields are not of the usual types";
 
 /// A model's tokenizer and template, from a folder of files.
 #[derive(Debug)]
@@ -66,7 +68,8 @@ pub struct Counted {
 pub enum Uncounted {
     /// Nobody waits for it any more.
     Stopped,
-    /// The engine may see the request otherwise, or refuse it: why.
+    /// The engine may see the request otherwise, or refuse it: why, in words that
+    /// never quote the prompt.
     Unsure(String),
 }
 
@@ -156,8 +159,7 @@ impl TokenCounter {
         stop: &AtomicBool,
     ) -> Result<Counted, Uncounted> {
         let unsure = |why: &str| Uncounted::Unsure(why.to_owned());
-        let chat: Chat =
-            serde_json::from_slice(body).map_err(|error| Uncounted::Unsure(error.to_string()))?;
+        let chat: Chat = serde_json::from_slice(body).map_err(|_| unsure(NOT_READ))?;
         if stop.load(Ordering::Relaxed) {
             return Err(Uncounted::Stopped);
         }
@@ -175,7 +177,9 @@ impl TokenCounter {
         let more = cost(parts.images, media.image)?.saturating_add(cost(parts.sounds, media.audio)?);
         let rendered = template.render(variables, now, body.len(), stop).map_err(|error| match error {
             Unrendered::Stopped => Uncounted::Stopped,
-            Unrendered::Failed(why) => Uncounted::Unsure(why),
+            Unrendered::Failed { line } => {
+                unsure(&format!("the chat template refuses it in line {}", line.unwrap_or_default()))
+            }
         })?;
         let text = match goes_on_from {
             Some(text) => &rendered[..cut_at_mark(&rendered, &text).map_err(unsure)?],
@@ -187,7 +191,7 @@ impl TokenCounter {
 
     fn count_texts(&self, body: &[u8], stop: &AtomicBool) -> Result<Counted, Uncounted> {
         let texts: Texts =
-            serde_json::from_slice(body).map_err(|error| Uncounted::Unsure(error.to_string()))?;
+            serde_json::from_slice(body).map_err(|_| Uncounted::Unsure(NOT_READ.to_owned()))?;
         let adds_special = texts.add_special_tokens.unwrap_or(true);
         let mut counted = Counted { longest: 0, all: 0 };
         let one = match &texts.prompt {
@@ -206,7 +210,9 @@ impl TokenCounter {
     }
 
     fn tokens(&self, text: &str, adds_special: bool, stop: &AtomicBool) -> Result<u64, Uncounted> {
-        self.vocabulary.count(text, adds_special, stop).map_err(Uncounted::Unsure)?.ok_or(Uncounted::Stopped)
+        let counted = self.vocabulary.count(text, adds_special, stop);
+        let refused = |_| Uncounted::Unsure("the tokenizer refuses it".to_owned());
+        counted.map_err(refused)?.ok_or(Uncounted::Stopped)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::core::job::Usage;
 use crate::wire::api::{Api, Dialect};
 use crate::wire::judge::answer::{Answer, judge_answer};
 use crate::wire::judge::refusal::EngineError;
-use crate::wire::judge::stream::{Ended, EventKind, Forward, StreamEnd, StreamJudge};
+use crate::wire::judge::stream::{Ended, EventKind, Forward, StreamEnd, StreamJudge, UsageShown};
 use crate::wire::peek::{Peek, peek};
 use crate::wire::sse::{Frame, Scanner};
 
@@ -155,7 +155,7 @@ impl Capture {
 
     fn judged_stream(&self) -> String {
         let choices = self.peek().map_or(1, |peek| peek.choices());
-        let mut judge = StreamJudge::new(self.api, choices, None, false);
+        let mut judge = StreamJudge::new(self.api, choices, None, UsageShown::Always);
         let kinds: String = self.frames().iter().map(|frame| letter(&judge.frame(frame).kind)).collect();
         let kinds =
             if kinds.len() > 30 { format!("{}..{}", &kinds[..8], &kinds[kinds.len() - 8..]) } else { kinds };
@@ -169,7 +169,7 @@ impl Capture {
 
     fn judged_answer(&self) -> String {
         match judge_answer(self.api, self.status, &self.headers, &self.body, None) {
-            Answer::Success { usage, body } => {
+            Answer::Success { usage, body, .. } => {
                 assert_eq!(body.to_bytes(), self.body);
                 format!("success {}", counted(usage))
             }
@@ -402,7 +402,7 @@ fn renamed_answer(capture: &Capture, shown: &str) -> String {
 
 fn renamed_stream(capture: &Capture, shown: &str) -> String {
     let choices = capture.peek().map_or(1, |peek| peek.choices());
-    let mut judge = StreamJudge::new(capture.api, choices, Some(shown.to_owned()), false);
+    let mut judge = StreamJudge::new(capture.api, choices, Some(shown.to_owned()), UsageShown::Always);
     let mut sent = Vec::new();
     for frame in capture.frames() {
         match judge.frame(&frame).forward {

@@ -9,6 +9,8 @@ use crate::wire::api::Dialect;
 pub enum Kind {
     /// A field is missing, of the wrong type or out of range.
     InvalidRequest,
+    /// An engine understood the request and cannot act on it.
+    Unprocessable,
     /// The body is not JSON, or not the form it must be.
     BadBody,
     /// Prompt and output do not fit the context window.
@@ -29,6 +31,8 @@ pub enum Kind {
     MethodNotAllowed,
     /// The model's engine does not offer this call.
     Unsupported,
+    /// The answer is longer than the gateway takes.
+    AnswerTooLarge,
     /// The body is longer than the limit.
     BodyTooLarge,
     /// The body did not arrive in time.
@@ -43,6 +47,8 @@ pub enum Kind {
     QueueFull,
     /// No replica can start it before its deadline.
     DeadlineUnmeetable,
+    /// An answer that is not a stream took longer than it may.
+    AnswerTimeout,
     /// A retry of the same request has taken its place.
     Superseded,
     /// Every engine that was tried failed it.
@@ -112,22 +118,27 @@ const fn row(
 
 const MISSING_KEY: (u16, &str, &str) = (401, INVALID, "missing_api_key");
 const QUOTA: (u16, &str, &str) = (429, "insufficient_quota", "insufficient_quota");
+const UNPROCESSABLE: (u16, &str, &str) = (422, INVALID, "unprocessable_entity");
+const ANSWER: (u16, &str, &str) = (400, INVALID, "answer_too_large");
 const MEDIA: (u16, &str, &str) = (415, INVALID, "unsupported_media_type");
 const METHOD: (u16, &str, &str) = (405, INVALID, "method_not_allowed");
 const DEADLINE: (u16, &str, &str) = (504, "timeout_error", "deadline_unmeetable");
+const OVERTIME: (u16, &str, &str) = (504, "timeout_error", "answer_timeout");
 const FAILED: (u16, &str, &str) = (502, "server_error", "upstream_failed");
 const CLASS: (u16, &str, &str) = (403, INVALID, "class_not_allowed");
 
 /// Every kind of error, in the order of [`Kind`].
-pub const TABLE: [Row; 26] = {
+pub const TABLE: [Row; 29] = {
     use Kind::{
-        BadBody, BodyTimeout, BodyTooLarge, ClassForbidden, ContextLength, DeadlineUnmeetable, Draining,
-        IdentityUnavailable, Internal, InvalidKey, InvalidRequest, MethodNotAllowed, MissingKey,
-        ModelForbidden, ModelNotFound, NotFound, NotMapped, QueueFull, QuotaSpent, RateLimited, Superseded,
-        TooManyFailures, Unsupported, UnsupportedMediaType, UpstreamBroken, UpstreamFailed,
+        AnswerTimeout, AnswerTooLarge, BadBody, BodyTimeout, BodyTooLarge, ClassForbidden, ContextLength,
+        DeadlineUnmeetable, Draining, IdentityUnavailable, Internal, InvalidKey, InvalidRequest,
+        MethodNotAllowed, MissingKey, ModelForbidden, ModelNotFound, NotFound, NotMapped, QueueFull,
+        QuotaSpent, RateLimited, Superseded, TooManyFailures, Unprocessable, Unsupported,
+        UnsupportedMediaType, UpstreamBroken, UpstreamFailed,
     };
     [
         row(InvalidRequest, (400, INVALID, "invalid_value"), (400, INVALID), (422, "validation"), false),
+        row(Unprocessable, UNPROCESSABLE, (422, INVALID), (422, "validation"), false),
         row(BadBody, (400, INVALID, "invalid_body"), (400, INVALID), (422, "validation"), false),
         row(
             ContextLength,
@@ -168,6 +179,7 @@ pub const TABLE: [Row; 26] = {
             (404, "not_found"),
             false,
         ),
+        row(AnswerTooLarge, ANSWER, (400, INVALID), (422, "validation"), false),
         row(
             BodyTooLarge,
             (413, INVALID, "body_too_large"),
@@ -187,6 +199,7 @@ pub const TABLE: [Row; 26] = {
         row(QuotaSpent, QUOTA, (429, "rate_limit_error"), BUSY, false),
         row(QueueFull, (503, UNAVAILABLE, "slow_down"), (529, "overloaded_error"), BUSY, true),
         row(DeadlineUnmeetable, DEADLINE, (504, "timeout_error"), BUSY, true),
+        row(AnswerTimeout, OVERTIME, (504, "timeout_error"), (504, "generation"), false),
         row(Superseded, (503, UNAVAILABLE, "superseded"), (529, "overloaded_error"), BUSY, true),
         row(UpstreamFailed, FAILED, (502, "api_error"), (502, "generation"), false),
         row(
@@ -281,6 +294,7 @@ mod tests {
         }
         insta::assert_snapshot!(text, @r#"
         400 invalid_request_error invalid_value | 400 invalid_request_error | 422 validation | final
+        422 invalid_request_error unprocessable_entity | 422 invalid_request_error | 422 validation | final
         400 invalid_request_error invalid_body | 400 invalid_request_error | 422 validation | final
         400 invalid_request_error context_length_exceeded | 400 invalid_request_error | 422 validation | final
         401 invalid_request_error missing_api_key | 401 authentication_error | 401 unauthorized | final
@@ -291,6 +305,7 @@ mod tests {
         404 invalid_request_error unknown_url | 404 not_found_error | 404 not_found | final
         405 invalid_request_error method_not_allowed | 405 invalid_request_error | 405 validation | final
         404 invalid_request_error unsupported_operation | 404 not_found_error | 404 not_found | final
+        400 invalid_request_error answer_too_large | 400 invalid_request_error | 422 validation | final
         413 invalid_request_error body_too_large | 413 request_too_large | 413 validation | final
         408 invalid_request_error body_timeout | 408 timeout_error | 408 validation | retry
         415 invalid_request_error unsupported_media_type | 415 invalid_request_error | 415 validation | final
@@ -298,6 +313,7 @@ mod tests {
         429 insufficient_quota insufficient_quota | 429 rate_limit_error | 429 overloaded | final
         503 service_unavailable_error slow_down | 529 overloaded_error | 429 overloaded | retry
         504 timeout_error deadline_unmeetable | 504 timeout_error | 429 overloaded | retry
+        504 timeout_error answer_timeout | 504 timeout_error | 504 generation | final
         503 service_unavailable_error superseded | 529 overloaded_error | 429 overloaded | retry
         502 server_error upstream_failed | 502 api_error | 502 generation | final
         502 server_error upstream_broken | 502 api_error | 502 generation | final

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::core::admission::MIN_RETRY_AFTER;
 use crate::core::event::{BoundKind, Fault, RejectReason, Rejection};
-use crate::wire::api::Dialect;
+use crate::wire::api::{Api, Dialect};
 use crate::wire::catalogue::Kind;
 use crate::wire::limits;
 use crate::wire::route::Hint;
@@ -117,6 +117,23 @@ impl ApiError {
         Self::new(Kind::BodyTooLarge, format!("The request body is longer than the limit of {limit} bytes."))
     }
 
+    /// An engine's answer of more than `limit` bytes, with what makes it smaller.
+    #[must_use]
+    pub fn answer_too_large(api: Api, limit: u64) -> Self {
+        let (fix, field) = match api {
+            Api::Embeddings => (
+                "Ask for fewer inputs at once, or for `\"encoding_format\": \"base64\"`, which takes about a third.",
+                Some("input"),
+            ),
+            api if api.can_stream() => ("Ask for a stream (`\"stream\": true`), or for less output.", None),
+            _ => ("Send fewer inputs at once.", None),
+        };
+        let message =
+            format!("The engine's answer is longer than the {limit} bytes that this gateway takes. {fix}");
+        let error = Self::new(Kind::AnswerTooLarge, message);
+        field.map_or(error.clone(), |field| error.with_param(field))
+    }
+
     /// A prompt, alone or with the asked output, that is longer than the
     /// context window, all in tokens. The words are those that clients know.
     #[must_use]
@@ -144,6 +161,19 @@ impl ApiError {
             fault.name()
         );
         Self::new(Kind::UpstreamBroken, message)
+    }
+
+    /// The deadline that the client named, while an engine had the request.
+    #[must_use]
+    pub fn client_deadline() -> Self {
+        Self::new(Kind::DeadlineUnmeetable, "No engine answered before the deadline that you named.")
+    }
+
+    /// A wait that ended since its class allows no longer one.
+    #[must_use]
+    pub fn waited_out(retry_after: Option<Duration>) -> Self {
+        let text = "No replica can start the request within the longest wait of its class.";
+        Self::new(Kind::QueueFull, text).with_retry_after(retry_after.unwrap_or(MIN_RETRY_AFTER))
     }
 
     /// Says `to` wherever an engine's message has the word `from`, its own name
@@ -345,6 +375,10 @@ impl From<RejectReason> for ApiError {
                 Self::new(Kind::UpstreamFailed, "No engine for the model is in service.")
             }
             RejectReason::NoRoom => Self::new(Kind::QueueFull, "There is no spare room for the request."),
+            RejectReason::TooManySequences { most } => Self::new(
+                Kind::InvalidRequest,
+                format!("The model answers at most {most} prompts or choices at once."),
+            ),
             RejectReason::NoPool => {
                 Self::new(Kind::ModelNotFound, "The model is not served here any more.").with_param("model")
             }
@@ -355,6 +389,11 @@ impl From<RejectReason> for ApiError {
             RejectReason::AttemptsExhausted(Fault::Busy { .. }) => {
                 Self::new(Kind::QueueFull, "Every engine for the model is busy.")
             }
+            RejectReason::AttemptsExhausted(Fault::Overtime) => Self::new(
+                Kind::AnswerTimeout,
+                "The answer took longer than an answer that is not a stream may take. \
+                 Ask for a stream, or for less output.",
+            ),
             RejectReason::AttemptsExhausted(fault) => Self::new(
                 Kind::UpstreamFailed,
                 format!("Every engine that was tried failed the request, the last with: {}.", fault.name()),

@@ -72,7 +72,9 @@ fn parts<'a>(boundary: &[u8], body: &'a [u8]) -> Result<(usize, SmallVec<[Part<'
             .ok_or_else(|| bad("a part has no end of its headers"))?;
         let start = headers + length + 4;
         let end = start - 2 + finder.find(&body[start - 2..]).ok_or_else(|| bad("a part has no end"))?;
-        let name = field_name(&body[headers..headers + length]).unwrap_or_default();
+        let name = field_name(&body[headers..headers + length])
+            .map_err(|Twice| bad("a part has two names"))?
+            .unwrap_or_default();
         parts.push(Part { name, content: start..end.max(start) });
         at = end + delimiter.len();
     }
@@ -111,39 +113,63 @@ fn boundary(content_type: &[u8]) -> Option<String> {
     if !pieces.next()?.trim_ascii().eq_ignore_ascii_case(b"multipart/form-data") {
         return None;
     }
-    let value = std::str::from_utf8(parameter(pieces.next()?, b"boundary")?).ok()?;
+    let value = std::str::from_utf8(parameter(pieces.next()?, b"boundary").ok()??).ok()?;
     (1..=MAX_BOUNDARY).contains(&value.len()).then(|| value.to_owned())
 }
 
+/// A name that is given twice. Parsers differ in which one they take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Twice;
+
 /// The `name` of a part, from its `Content-Disposition`.
-fn field_name(headers: &[u8]) -> Option<&[u8]> {
+///
+/// # Errors
+/// The part has two of these headers, or the header has two names: the engine
+/// might take the other one.
+fn field_name(headers: &[u8]) -> Result<Option<&[u8]>, Twice> {
     const NAME: &[u8] = b"content-disposition:";
-    let mut lines = headers.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
-    let line =
-        lines.find(|line| line.get(..NAME.len()).is_some_and(|start| start.eq_ignore_ascii_case(NAME)))?;
-    let rest = &line[NAME.len()..];
-    let semicolon = memchr::memchr(b';', rest)?;
-    parameter(&rest[semicolon + 1..], b"name")
+    let lines = headers.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let mut found = lines
+        .filter_map(|line| line.split_at_checked(NAME.len()))
+        .filter_map(|(start, rest)| start.eq_ignore_ascii_case(NAME).then_some(rest));
+    let (first, second) = (found.next(), found.next());
+    if second.is_some() {
+        return Err(Twice);
+    }
+    let parameters = first.and_then(|rest| Some(&rest[memchr::memchr(b';', rest)? + 1..]));
+    parameters.map_or(Ok(None), |rest| parameter(rest, b"name"))
 }
 
-/// The value of one of `a=b; c="d"`, without its quotes.
-fn parameter<'a>(mut rest: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
-    loop {
-        let equals = memchr::memchr(b'=', rest)?;
-        let name = rest[..equals].trim_ascii();
-        let after = rest[equals + 1..].trim_ascii_start();
-        let (value, next) = match after.strip_prefix(b"\"") {
-            Some(quoted) => {
-                let end = closing_quote(quoted)?;
-                (&quoted[..end], &quoted[end + 1..])
-            }
-            None => after.split_at(memchr::memchr(b';', after).unwrap_or(after.len())),
-        };
-        if name.eq_ignore_ascii_case(wanted) {
-            return Some(value.trim_ascii());
+/// The value of one of `a=b; c="d"`, without its quotes; absent where the text
+/// is not of that form up to there.
+///
+/// # Errors
+/// The parameter is given twice, or in a second way (`name*`).
+fn parameter<'a>(mut rest: &'a [u8], wanted: &[u8]) -> Result<Option<&'a [u8]>, Twice> {
+    let mut found = None;
+    while let Some((name, value, next)) = first_parameter(rest) {
+        let name = name.strip_suffix(b"*").unwrap_or(name);
+        if name.eq_ignore_ascii_case(wanted) && found.replace(value).is_some() {
+            return Err(Twice);
         }
-        rest = &next[memchr::memchr(b';', next)? + 1..];
+        let Some(semicolon) = memchr::memchr(b';', next) else { break };
+        rest = &next[semicolon + 1..];
     }
+    Ok(found)
+}
+
+/// Name and value of the first parameter, and what follows them.
+fn first_parameter(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let equals = memchr::memchr(b'=', text)?;
+    let after = text[equals + 1..].trim_ascii_start();
+    let (value, next) = match after.strip_prefix(b"\"") {
+        Some(quoted) => {
+            let end = closing_quote(quoted)?;
+            (&quoted[..end], &quoted[end + 1..])
+        }
+        None => after.split_at(memchr::memchr(b';', after).unwrap_or(after.len())),
+    };
+    Some((text[..equals].trim_ascii(), value.trim_ascii(), next))
 }
 
 fn closing_quote(text: &[u8]) -> Option<usize> {
@@ -200,6 +226,10 @@ mod tests {
             (form(&[(model, "a"), (model, "b")]), "`model` is given twice"),
             (form(&[(model, &"a".repeat(2000))]), "`model` must be short"),
             (form(&[(stream, "maybe")]), "`stream` must be"),
+            (form(&[("Content-Disposition: form-data; name=\"x\"; name=\"model\"", "a")]), "two names"),
+            (form(&[("Content-Disposition: form-data; name=x; NAME = model", "a")]), "two names"),
+            (form(&[("Content-Disposition: form-data; name=\"x\"; name*=utf-8''model", "a")]), "two names"),
+            (form(&[(&format!("{stream}\r\n{model}"), "a")]), "two names"),
             (form(&many), "too many parts"),
             ("nothing".to_owned(), "boundary does not occur"),
             (format!("--b0 -x\r\n{model}\r\n\r\nabc"), "no end"),
@@ -209,9 +239,14 @@ mod tests {
             let error = read(&body).unwrap_err();
             assert!(error.message().contains(message), "{error}");
         }
-        for wrong in
-            [&b"multipart/form-data"[..], b"text/plain; boundary=x", b"multipart/form-data; boundary=", b""]
-        {
+        for wrong in [
+            &b"multipart/form-data"[..],
+            b"text/plain; boundary=x",
+            b"multipart/form-data; boundary=",
+            b"",
+            b"multipart/form-data; boundary=x; boundary=y",
+            b"multipart/form-data; boundary=x; Boundary=\"x\"",
+        ] {
             let error = super::peek(Api::Transcriptions, wrong, b"--x--").unwrap_err();
             assert_eq!(error.kind(), Kind::UnsupportedMediaType);
         }

@@ -107,6 +107,33 @@ impl Peek {
         self.prompts.saturating_mul(self.best_of)
     }
 
+    /// The error of a request for more sequences than `most`, which is what its
+    /// model runs at once. Names the field that asks for them.
+    #[must_use]
+    pub fn too_many_sequences(&self, most: u32) -> ApiError {
+        let Self { prompts, best_of, n, api, .. } = self;
+        let (field, asked, left) = if *best_of == 1 || *prompts > most {
+            (api.prompt_field(), prompts, most / (*best_of).max(1))
+        } else if best_of > n && api.dialect() == Dialect::Tgi {
+            ("parameters.best_of", best_of, most / (*prompts).max(1))
+        } else if best_of > n {
+            ("best_of", best_of, most / (*prompts).max(1))
+        } else {
+            ("n", n, most / (*prompts).max(1))
+        };
+        let all = if *prompts > 1 && *best_of > 1 {
+            format!(", for {prompts} prompts with {best_of} each")
+        } else {
+            String::new()
+        };
+        let text = format!(
+            "`{field}` asks for {asked} answers at once{all}; the largest replica of this model takes {most}. \
+             Ask for at most {} here.",
+            left.max(1)
+        );
+        ApiError::new(Kind::InvalidRequest, text).with_param(field)
+    }
+
     /// Choices that the answer will have, over all prompts.
     #[must_use]
     pub fn choices(&self) -> u32 {

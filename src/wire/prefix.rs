@@ -13,16 +13,19 @@
 //! be one that nobody can aim at without the keys. It reads about a gigabyte a
 //! second; at most `MAX_BLOCKS` blocks are read.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
 use crate::core::ids::{ModelId, TenantId};
-use crate::core::job::Prefix;
+use crate::core::job::{JobSpec, Prefix};
+use crate::wire::api::Api;
 use crate::wire::peek::Peek;
 
 /// Bytes in a block: about 256 tokens of English.
 const BLOCK_BYTES: usize = 1024;
 /// Blocks of a prompt that are looked at.
 const MAX_BLOCKS: usize = 256;
+/// Bytes at either end of a body that make up its fingerprint.
+const END_BYTES: usize = 4096;
 
 /// Makes prefixes that can be compared with each other.
 #[derive(Debug, Default)]
@@ -57,6 +60,22 @@ impl Prefixes {
         chain.read(conversation);
         let tokens = u128::from(prompt_tokens) * BLOCK_BYTES as u128 / u128::from(bytes.max(1));
         Prefix { blocks: chain.blocks.into(), block_tokens: u32::try_from(tokens).unwrap_or(u32::MAX).max(1) }
+    }
+
+    /// What stands for a request by which it is known when it is sent again: its
+    /// tenant, model, call, length, and the ends of its body. The boundary of a
+    /// form is another in each try, so forms have none.
+    #[must_use]
+    pub fn fingerprint(&self, spec: &JobSpec, api: Api, body: &[u8]) -> Option<u64> {
+        if api.is_multipart() {
+            return None;
+        }
+        let mut hasher = self.keys.build_hasher();
+        (spec.tenant, spec.model, api, body.len()).hash(&mut hasher);
+        let end = body.len().min(END_BYTES);
+        hasher.write(&body[..end]);
+        hasher.write(&body[body.len() - end..]);
+        Some(hasher.finish())
     }
 
     /// What stands for a session of a tenant with a model. Whoever does not have

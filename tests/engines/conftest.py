@@ -27,6 +27,14 @@ def free_port():
         return s.getsockname()[1]
 
 
+def until(what, condition):
+    """Waits until a condition holds; it has two minutes, so that a busy machine passes, too."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, f"not in two minutes: {what}"
+        time.sleep(0.05)
+
+
 class Engine:
     """One real vLLM."""
 

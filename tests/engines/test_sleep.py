@@ -1,16 +1,9 @@
 """An engine that sleeps when idle and wakes for a request."""
 
-import time
-
 import httpx
 import openai
 
-
-def until(what, condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
+from conftest import until
 
 
 def test_an_idle_engine_sleeps_and_wakes_for_a_request(sleepy):
@@ -23,7 +16,7 @@ def test_an_idle_engine_sleeps_and_wakes_for_a_request(sleepy):
     def sleeps():
         return httpx.get(f"{engine.url}/is_sleeping", timeout=10).json()["is_sleeping"]
 
-    until("it is not put to sleep", lambda: state() == "asleep" and sleeps())
+    until("it is put to sleep", lambda: state() == "asleep" and sleeps())
     api = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.key, timeout=120, max_retries=0)
     answer = api.completions.create(
         model="tiny", prompt="kalo mine", max_tokens=5, extra_body={"ignore_eos": True}
@@ -31,7 +24,7 @@ def test_an_idle_engine_sleeps_and_wakes_for_a_request(sleepy):
     assert answer.usage.completion_tokens == 5
     assert gateway.metric("penstock_wake_seconds") > 0
     assert gateway.metric("penstock_ejections_total") == 0
-    until("it does not sleep again", lambda: state() == "asleep" and sleeps())
+    until("it sleeps again", lambda: state() == "asleep" and sleeps())
     # Somebody else wakes it.
     httpx.post(f"{engine.url}/wake_up", timeout=60).raise_for_status()
-    until("it is not seen awake", lambda: state() in ("serving", "slow_start"))
+    until("it is seen awake", lambda: state() in ("serving", "slow_start"))

@@ -121,6 +121,7 @@ async fn client(
             goes_on: false,
             context: 0,
             fit: 0,
+            fingerprint: None,
             session: None,
         };
         let let_in = Instant::now();

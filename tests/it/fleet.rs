@@ -293,6 +293,8 @@ fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>)
         requests: RequestLimits {
             max_body_bytes: 1,
             max_total_body_bytes: 1,
+            tenant_body_permille: 500,
+            min_body_rate: 0,
             max_answer_bytes: 1,
             max_total_answer_bytes: 1,
             stream_buffer_bytes: 1,
@@ -302,6 +304,7 @@ fn edge(pools: Table<PoolId, PoolEdge>, replicas: Table<ReplicaId, ReplicaEdge>)
         upstream: UpstreamLimits {
             connect_timeout: Duration::from_secs(1),
             first_token_timeout: Duration::from_secs(1),
+            answer_timeout: Duration::from_secs(1),
             stream_idle_timeout: Duration::from_secs(1),
             keep_alive: Duration::from_secs(1),
         },

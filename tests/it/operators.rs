@@ -28,11 +28,7 @@ fn text(urls: &[String], admin: &str) -> String {
 }
 
 fn auth(more: &str) -> String {
-    format!(
-        "{{auth: {{loopback: false, tokens: [{}, {}]{more}}}}}",
-        token("reader", "read"),
-        token("operator", "operate")
-    )
+    format!("{{auth: {{tokens: [{}, {}]{more}}}}}", token("reader", "read"), token("operator", "operate"))
 }
 
 async fn rig(admin: &str) -> Rig {
@@ -148,7 +144,7 @@ async fn an_operators_certificate_and_tls_on_the_port() {
     ca.server().put(folder.path(), "admin");
     put(&folder.path().join("ca.crt"), &ca.pem());
     let engine = SimServer::start(SimOptions::default()).await.unwrap();
-    let admin = "{tls: {cert: admin.crt, key: admin.key, client_ca: ca.crt}, auth: {loopback: false, \
+    let admin = "{tls: {cert: admin.crt, key: admin.key, client_ca: ca.crt}, auth: {\
                  client_certs: [{uri: 'spiffe://test/ops', role: operate}, {uri: 'spiffe://test/look'}]}}";
     let path = folder.path().join("penstock.yaml");
     std::fs::write(&path, text(&[engine.url()], admin)).unwrap();

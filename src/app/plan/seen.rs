@@ -61,6 +61,13 @@ impl Seen {
         Duration::try_from_secs_f64(longest).ok().filter(|start| !start.is_zero())
     }
 
+    /// What a replica of these pools takes at once, or of all without any: sequences and
+    /// tokens of KV cache, where pools differ the least; absent where nothing is known.
+    pub(super) fn limits(&self, pools: &[String]) -> (Option<u32>, Option<u64>) {
+        let asked = || self.state.pools.iter().filter(|pool| pools.is_empty() || pools.contains(&pool.name));
+        (asked().filter_map(|pool| pool.max_seqs).min(), asked().filter_map(|pool| pool.kv_tokens).min())
+    }
+
     /// The demand as calls, of all models or of one, and what the reader should know
     /// of it.
     pub(super) fn trace(&self, model: Option<&str>) -> anyhow::Result<(Trace, Vec<String>)> {
@@ -72,6 +79,7 @@ impl Seen {
             "A gateway keeps what came minute by minute, and sizes, waits and times in service as histograms: the requests are drawn from these. Bursts shorter than a minute are weaker here than they were.".to_owned(),
         ];
         notes.extend(self.bursts(model));
+        notes.extend(self.unmet(model));
         notes.extend(self.state.pools.iter().filter_map(shown));
         Ok((trace, notes))
     }
@@ -85,6 +93,23 @@ impl Seen {
             }
             _ => format!("{}: no whole minute of demand yet", self.name),
         }
+    }
+
+    /// What was asked for and not served, which clients that wait for each answer
+    /// before they ask again do not ask for twice.
+    fn unmet(&self, model: Option<&str>) -> Option<String> {
+        let refused: u64 = seen::rows(&self.state, model)
+            .flat_map(|row| &row.seen.minutes)
+            .map(|minute| u64::from(minute.refused))
+            .sum();
+        let waiting = self.state.pools.iter().map(|pool| pool.waiting).max().unwrap_or(0);
+        if refused + waiting == 0 {
+            return None;
+        }
+        let refused = words::of(usize::try_from(refused).unwrap_or(usize::MAX), "request");
+        Some(format!(
+            "The gateway has refused {refused} in this time, and {waiting} wait just now. Both are in what is asked for here. But clients that send again only after an answer would send more to replicas that answer sooner: take the number of replicas as the least."
+        ))
     }
 
     /// The highest of the bursts, which were seen second by second.
@@ -111,8 +136,57 @@ fn shown(pool: &PoolState) -> Option<String> {
     });
     let rates = pool.read_per_second.zip(pool.gap).map(|(read, gap)| {
         let gap = format!("{:.1}ms", gap * 1e3);
-        format!("at best they have read {} prompt tokens a second and written one each {gap} (--rates read={read},gap={gap})", words::count(read))
+        let seqs = pool.max_seqs.map(|seqs| format!(",seqs={seqs}")).unwrap_or_default();
+        format!("they usually read {} prompt tokens a second and write one each {gap} (--rates read={read},gap={gap}{seqs})", words::count(read))
     });
     let both: Vec<String> = idle.into_iter().chain(rates).collect();
     (!both.is_empty()).then(|| format!("Pool {}: {}.", pool.name, both.join("; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::demand::profile::{Kept, Minute};
+    use crate::core::demand::state::Row;
+
+    fn seen(pools: Vec<PoolState>, refused: u32) -> Seen {
+        let minutes =
+            [Minute { arrived: 60, refused, input: 6_000, output: 600, ..Minute::default() }].into();
+        let row =
+            Row { kind: Kind::Class, name: "batch".to_owned(), seen: Kept { minutes, ..Kept::default() } };
+        Seen { state: State { version: VERSION, pools, rows: vec![row] }, name: "x".to_owned() }
+    }
+
+    fn pool(name: &str, max_seqs: Option<u32>) -> PoolState {
+        PoolState { name: name.to_owned(), max_seqs, ..PoolState::default() }
+    }
+
+    #[test]
+    fn limits_are_those_of_the_pools_that_were_seen() {
+        let seen = seen(vec![pool("h100", Some(20)), pool("a10", Some(4)), pool("new", None)], 0);
+        assert_eq!(seen.limits(&[]), (Some(4), None));
+        assert_eq!(seen.limits(&["h100".to_owned()]), (Some(20), None));
+        assert_eq!(seen.limits(&["new".to_owned()]), (None, None));
+    }
+
+    #[test]
+    fn what_waits_and_what_was_refused_is_told() {
+        assert!(seen(vec![pool("a", None)], 0).unmet(None).is_none());
+        let queue = PoolState { waiting: 366, ..pool("a", None) };
+        let (trace, notes) = seen(vec![queue], 48).trace(None).unwrap();
+        assert_eq!(trace.calls.len(), 60, "refused ones were asked for, too");
+        assert!(
+            notes.iter().any(|note| note.contains("48 requests") && note.contains("366 wait")),
+            "{notes:?}"
+        );
+    }
+
+    #[test]
+    fn rates_are_the_usual_ones_with_the_limit() {
+        let (read_per_second, gap) = (Some(20_000), Some(0.012));
+        let told = shown(&PoolState { read_per_second, gap, ..pool("h100", Some(20)) }).unwrap();
+        assert!(told.contains("--rates read=20000,gap=12.0ms,seqs=20"), "{told}");
+        let rates = told.split("--rates ").nth(1).unwrap().trim_end_matches([')', '.']);
+        assert!(crate::sim::plan::setting::measured(rates).is_ok(), "{rates}");
+    }
 }

@@ -52,14 +52,26 @@ pub(super) fn of(
     let mut classes: Vec<(String, Class)> =
         classes.into_iter().map(|(_, name, row)| (name.to_owned(), class(row))).collect();
     objectives(args, &mut classes)?;
-    let pools = match settings {
+    let mut pools = match settings {
         Some(_) => of_config(args, &policy)?,
         None => of_profiles(args)?,
     };
+    if let Some(seen) = seen.filter(|_| args.rates.is_none()) {
+        pools.iter_mut().for_each(|pool| limit(pool, seen, args, settings.is_some()));
+    }
     let known = policy.pools.iter().filter_map(|(_, _, pool)| pool.cold_start).max();
     let measured = seen.and_then(|seen| seen.start(&args.pool));
     let start = args.start.map(|span| span.0).or(measured).or(known).unwrap_or(USUAL_START);
     Ok(Setting { classes, pools, start, keep: args.keep })
+}
+
+/// Gives a pool the limits of replicas that a gateway has seen, where nothing else says
+/// them: its own, or without a configuration those of the pools asked for.
+fn limit(pool: &mut PoolSpec, seen: &Seen, args: &PlanArgs, configured: bool) {
+    let own = [pool.name.clone()];
+    let (max_seqs, kv_tokens) = seen.limits(if configured { &own } else { &args.pool });
+    pool.max_seqs = pool.max_seqs.or(max_seqs);
+    pool.kv_tokens = pool.kv_tokens.or(kv_tokens);
 }
 
 /// The place of the class that is taken where nothing tells.

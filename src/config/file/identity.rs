@@ -208,23 +208,20 @@ pub struct Admin {
 
 /// Who may do what at the operators' listener. Without a token and a
 /// certificate everybody who can connect may do everything.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdminAuth {
     /// Operators' tokens. `penstock keys new` makes one.
     pub tokens: Vec<AdminToken>,
     /// Operators' certificates, of the authorities in `admin.tls.client_ca`.
     pub client_certs: Vec<AdminCert>,
-    /// Whether those on this machine need no token.
-    pub loopback: bool,
+    /// Whether callers from a loopback address need no token. Absent = only
+    /// while there are neither tokens nor certificates. Sidecars, `kubectl
+    /// port-forward` and SSH tunnels connect from loopback, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loopback: Option<bool>,
     /// Whether `/metrics` needs no token.
     pub open_metrics: bool,
-}
-
-impl Default for AdminAuth {
-    fn default() -> Self {
-        Self { tokens: Vec::new(), client_certs: Vec::new(), loopback: true, open_metrics: false }
-    }
 }
 
 /// An operator's token, of which the file holds only the digest.

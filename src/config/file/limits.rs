@@ -14,6 +14,13 @@ pub struct Requests {
     pub max_body: Size,
     /// Bytes of all request bodies held at once.
     pub max_total_body: Size,
+    /// How much of the bytes of `max_total_body` that no other tenant holds one
+    /// tenant may hold, above 0 and up to 1. One body always fits.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub tenant_body_share: f64,
+    /// Bytes a second that a request body must come at on average, beyond
+    /// `server.body_timeout`; 0 = any rate.
+    pub min_body_rate: Size,
     /// Bytes of one answer that is not a stream.
     pub max_answer: Size,
     /// Bytes of all answers held for their clients at once; one tenant's take at
@@ -37,6 +44,8 @@ impl Default for Requests {
         Self {
             max_body: Size(32 << 20),
             max_total_body: Size(1 << 30),
+            tenant_body_share: 0.5,
+            min_body_rate: Size(1 << 10),
             max_answer: Size(64 << 20),
             max_total_answer: Size(1 << 30),
             stream_buffer: Size(8 << 20),
@@ -52,9 +61,12 @@ impl Default for Requests {
 pub struct Upstream {
     /// Time for a connection to an engine.
     pub connect_timeout: Span,
-    /// Longest silence from dispatch to the first token, or to the whole
-    /// answer when it is not a stream.
+    /// Longest silence from dispatch to the first token of a stream.
     pub first_token_timeout: Span,
+    /// Longest time from dispatch to the whole of an answer that is not a stream.
+    /// One that takes longer is answered with 504 and sent nowhere else; its
+    /// replica stays in service.
+    pub answer_timeout: Span,
     /// Longest silence inside a stream.
     pub stream_idle_timeout: Span,
     /// How long an unused connection to an engine is kept. Keep it below the
@@ -67,6 +79,7 @@ impl Default for Upstream {
         Self {
             connect_timeout: Span::secs(2),
             first_token_timeout: Span::secs(600),
+            answer_timeout: Span::secs(1800),
             stream_idle_timeout: Span::secs(120),
             keep_alive: Span::secs(4),
         }
@@ -138,12 +151,12 @@ pub struct Health {
     /// Time over which the limit of a new or re-admitted replica grows to its
     /// full size.
     pub slow_start: Span,
-    /// How long a replica that said "busy" without a time gets no new work.
+    /// How long a replica that said "busy" without a time gets no new work; twice
+    /// as long each time that it says so again, up to 4 s.
     pub busy_backoff: Span,
     /// Largest share of a pool's replicas, 0 to 1, that may be out of service when
-    /// one more is ejected that answers, but badly (5xx, broken answers). One
-    /// always may, and so may those that refuse or drop connections or fall
-    /// silent.
+    /// one more is ejected that answers, but badly (5xx, broken answers), or is
+    /// silent. One always may, and so may those that refuse or drop connections.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub max_ejected: f64,
     /// How long requests without a first token may stay at a replica that is

@@ -40,12 +40,26 @@ pub(super) fn validate(
             "name one, or take the section away for the built-in classes",
         );
     }
+    left_out(written, &builtin, findings);
     if shares > 1.0 + ROUNDING {
         let message = format!("the shares are {shares:.2} together");
         findings.error(&section, message, "lower min_share of some class until the sum is 1 or less");
     }
     demotions(written, &mut table, findings);
     table
+}
+
+/// The section takes the place of all built-in classes, which people forget who
+/// mean to change one of them.
+fn left_out(written: &Named<Written>, builtin: &Named<Written>, findings: &mut Findings<'_>) {
+    let missing: Vec<String> =
+        builtin.names().filter(|name| written.get(name).is_none()).map(|name| format!("`{name}`")).collect();
+    if written.is_empty() || missing.is_empty() || !findings.whole("classes") {
+        return;
+    }
+    let message = format!("replaces the built-in classes, of which it leaves out {}", missing.join(", "));
+    let hint = "add each of them as `name: {}` to keep it";
+    findings.info(&Field::top("classes"), message, hint);
 }
 
 /// Ranks only grow from one class to the next, so there are no circles.

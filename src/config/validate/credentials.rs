@@ -147,8 +147,21 @@ impl Ring {
         findings: &mut Findings<'_>,
     ) -> Operators {
         let section = Field::top("admin").key("auth");
-        let mut operators =
-            Operators { loopback: auth.loopback, open_metrics: auth.open_metrics, ..Operators::default() };
+        let asks = !(auth.tokens.is_empty() && auth.client_certs.is_empty());
+        if asks && auth.loopback == Some(true) {
+            let hint = "sidecars, `kubectl port-forward` and SSH tunnels connect from loopback; take the key away to \
+                        ask everybody for a token or certificate";
+            findings.warn(
+                &section.key("loopback"),
+                "lets callers from loopback in without a token, with the role `operate`",
+                hint,
+            );
+        }
+        let mut operators = Operators {
+            loopback: auth.loopback.unwrap_or(!asks),
+            open_metrics: auth.open_metrics,
+            ..Operators::default()
+        };
         for (at, token) in auth.tokens.iter().enumerate() {
             let field = section.key("tokens").index(at);
             if let Some(digest) = self.digest(&token.id, &token.digest, &field, findings) {

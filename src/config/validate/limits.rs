@@ -83,6 +83,11 @@ pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findin
     let max_answer_bytes = bytes("max_answer", requests.max_answer);
     let max_total_answer_bytes = bytes("max_total_answer", requests.max_total_answer);
     let stream_buffer_bytes = bytes("stream_buffer", requests.stream_buffer);
+    let share = requests.tenant_body_share;
+    if !(share > 0.0 && share <= 1.0) {
+        let hint = "write a share above 0 and up to 1, such as 0.5";
+        findings.error(&section.key("tenant_body_share"), format!("{share} is out of range"), hint);
+    }
     for (key, size) in [("max_answer", requests.max_answer), ("stream_buffer", requests.stream_buffer)] {
         if size > requests.max_total_answer {
             let message = format!("{size} is more than all answers together may have");
@@ -105,6 +110,8 @@ pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findin
     RequestLimits {
         max_body_bytes,
         max_total_body_bytes,
+        tenant_body_permille: (share * 1000.0).ceil() as u32,
+        min_body_rate: requests.min_body_rate.0,
         max_answer_bytes,
         max_total_answer_bytes,
         stream_buffer_bytes: usize::try_from(stream_buffer_bytes).unwrap_or(usize::MAX),
@@ -134,6 +141,7 @@ pub(super) fn upstream(upstream: &Upstream, findings: &mut Findings<'_>) -> Upst
     UpstreamLimits {
         connect_timeout: time("connect_timeout", upstream.connect_timeout),
         first_token_timeout: time("first_token_timeout", upstream.first_token_timeout),
+        answer_timeout: time("answer_timeout", upstream.answer_timeout),
         stream_idle_timeout: time("stream_idle_timeout", upstream.stream_idle_timeout),
         keep_alive: upstream.keep_alive.0,
     }

@@ -286,6 +286,7 @@ impl Context<'_> {
     /// The tenant that everybody is while no key is asked for.
     fn everybody(&self, tenants: &mut Table<TenantId, Tenant>, findings: &mut Findings<'_>) -> TenantId {
         self.loopback_only(findings);
+        self.keys_unused(findings);
         let (access, written) = (&self.file.auth, &self.file.tenants);
         let field = Field::top("auth").key("tenant");
         if written.is_empty() && findings.whole("tenants") {
@@ -308,6 +309,21 @@ impl Context<'_> {
             }
         };
         id.unwrap_or(TenantId::new(0))
+    }
+
+    /// With `mode: off` nobody is asked for a credential, whatever stands under
+    /// the tenants.
+    fn keys_unused(&self, findings: &mut Findings<'_>) {
+        let has_one = |tenant: &Written| !(tenant.keys.is_empty() && tenant.client_certs.is_empty());
+        let holders = self.file.tenants.iter().filter(|(_, tenant)| has_one(tenant));
+        let names: Vec<String> = holders.map(|(name, _)| format!("`{name}`")).collect();
+        if names.is_empty() && self.file.auth.oidc.is_empty() {
+            return;
+        }
+        let whose = if names.is_empty() { "`auth.oidc`".to_owned() } else { names.join(", ") };
+        let message = format!("`off` asks nobody for a credential: those of {whose} have no effect");
+        let hint = "use `mode: keys`, or take the credentials away";
+        findings.warn(&Field::top("auth").key("mode"), message, hint);
     }
 
     /// Without keys, whoever can connect can use every GPU. So it is refused

@@ -40,6 +40,8 @@ pub struct Flow {
     each: Mean,
     /// Seconds that a job is expected to last.
     lasts: Mean,
+    /// When one was refused last since too much waited.
+    refused: Option<Tick>,
 }
 
 impl Flow {
@@ -49,6 +51,17 @@ impl Flow {
         self.came.add(now, work, Duration::ZERO);
         self.each.add(work);
         self.lasts.add(lasts.as_secs_f64());
+    }
+
+    /// A job was refused since too much waited.
+    pub const fn refuse(&mut self, now: Tick) {
+        self.refused = Some(now);
+    }
+
+    /// Whether one was refused within the last `window`.
+    #[must_use]
+    pub fn refuses(&self, window: Duration, now: Tick) -> bool {
+        self.refused.is_some_and(|at| now.since(at) < window)
     }
 
     /// Brings it up to `now`.

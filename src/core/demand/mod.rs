@@ -102,6 +102,15 @@ impl Demand {
         }
     }
 
+    /// A job was refused since too much waited.
+    pub fn refused(&mut self, (group, class, line): At, now: Tick) {
+        let Some(part) = self.parts.get_mut(group) else { return };
+        let index = part.index(class, line);
+        if let Some(flow) = part.flows.get_mut(index) {
+            flow.refuse(now);
+        }
+    }
+
     /// A job went to a replica of the pool; `again` when it was at one before.
     pub fn taken(&mut self, at: At, pool: PoolId, work: f64, again: bool, now: Tick) {
         if again {

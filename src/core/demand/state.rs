@@ -32,13 +32,25 @@ pub struct PoolState {
     pub cost: Option<f64>,
     /// Seconds that its starts took as of late; absent before the first.
     pub start: Option<f64>,
-    /// Prompt tokens a second that a replica has read at best; absent before the
-    /// first token.
+    /// Prompt tokens a second that a replica usually reads: the median, each token
+    /// counted once; absent before the first token.
     #[serde(default)]
     pub read_per_second: Option<u64>,
-    /// The shortest mean time between tokens, seconds; absent before it was seen.
+    /// The median of the mean times between tokens, seconds; absent before it was seen.
     #[serde(default)]
     pub gap: Option<f64>,
+    /// Replicas in service.
+    #[serde(default)]
+    pub ready: u32,
+    /// Sequences that a replica takes, the middle of all; absent without replicas.
+    #[serde(default)]
+    pub max_seqs: Option<u32>,
+    /// Tokens of KV cache, the fewest that a replica has; absent where none are known.
+    #[serde(default)]
+    pub kv_tokens: Option<u64>,
+    /// Jobs that wait and may go there.
+    #[serde(default)]
+    pub waiting: u64,
     /// For how long its replicas were there, and worked.
     #[serde(default)]
     pub residency: Residency,

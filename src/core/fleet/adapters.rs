@@ -118,7 +118,7 @@ impl Fleet {
     pub fn loaded(&mut self, id: ReplicaId, observed: Duration, raw: u64) {
         let Some(node) = self.nodes.get(id.index()).and_then(Option::as_ref) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()) else { return };
-        let due = (raw as f64 * node.factor(pool)) as u64;
+        let due = (raw as f64 * node.factor) as u64;
         let observed = u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX);
         pool.load.learn(observed.saturating_sub(due));
     }

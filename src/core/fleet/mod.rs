@@ -5,8 +5,10 @@ mod cost;
 mod node;
 mod outage;
 mod pool;
+mod reading;
 mod rest;
 mod search;
+mod silence;
 mod used;
 
 use std::collections::BTreeSet;
@@ -30,6 +32,7 @@ use crate::core::time::Tick;
 use crate::core::vitals::Vitals;
 
 pub use self::pool::Promise;
+pub use self::reading::Mark;
 pub use self::search::{Found, Wish};
 
 use self::node::{Counted, Node};
@@ -200,13 +203,12 @@ impl Fleet {
         self.chosen += 1;
         let chosen = self.chosen;
         self.take_adapter(id, booking);
+        self.refresh_one_more(id, now);
         let stay = self.change(id, now, |node| {
-            if node.ledger.streams == 0 {
-                node.watch.sign(now);
-            }
             node.ledger.add(booking);
             node.vitals.sent(now);
             node.sent += u64::from(booking.seqs);
+            node.weights = node.weights.wrapping_add(booking.weight);
             node.last_chosen = chosen;
             node.meter.enter(now, weight)
         });
@@ -224,7 +226,7 @@ impl Fleet {
             node.watch.sign(now);
             node.vitals.answered(now);
             node.vitals.proved();
-            booking.started = true;
+            (booking.started, booking.read) = (true, true);
             if whole {
                 node.ledger.add(booking);
             }
@@ -270,6 +272,9 @@ impl Fleet {
         let buffer = self.node(id).and_then(|node| self.pools.get(node.pool.index())).map_or(0, |p| p.buffer);
         self.change(id, now, |node| {
             node.learned.learn(&report, node.ledger.seqs, buffer);
+            if node.gauges.moved(&report) {
+                node.watch.sign(now);
+            }
             node.report = Some((now, report));
             node.rest.worked(node.ledger.jobs, node.sent, report.progress);
             let fell_asleep = report.asleep.is_some_and(|asleep| node.rest.report(now, asleep));
@@ -282,9 +287,9 @@ impl Fleet {
     pub fn pace(&mut self, id: ReplicaId, pace: &Pace, now: Tick) {
         let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get(node.pool.index()) else { return };
-        let cap = node.full(pool);
         node.watch.sign(now);
-        node.pace.learn(pace, node.ledger.seqs, pool.promise.itl, cap);
+        node.reading.note(node.weights, now);
+        node.pace.learn(pace, &node.conditions(pool, now));
         let (stretch, pool) = (node.stretch.add(pace), node.pool);
         if let (Some(stretch), Some(pool)) = (stretch, self.pools.get_mut(pool.index())) {
             pool.bests.stretch(&stretch, now);
@@ -298,7 +303,8 @@ impl Fleet {
     pub fn answered(&mut self, id: ReplicaId, observed: Duration, (raw, read): (u64, u64), now: Tick) {
         let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
-        node.learn_speed(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), raw, &mut pool.speeds);
+        node.speed.learn(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), raw, now);
+        node.rank_speed(&mut pool.speeds);
         pool.bests.first_token(observed, read, now);
         self.refresh(id, now);
     }
@@ -335,17 +341,6 @@ impl Fleet {
         }
     }
 
-    /// Whether the replica owes tokens and has been silent for too long; looks
-    /// when it is time to.
-    pub fn has_stalled(&mut self, id: ReplicaId, now: Tick) -> bool {
-        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return false };
-        let Some(pool) = self.pools.get(node.pool.index()) else { return false };
-        let patience = node.patience(pool);
-        let stalled = node.watch.look(now, patience);
-        self.refresh(id, now);
-        stalled
-    }
-
     /// The next replica for which something is due, if any is.
     pub fn due(&mut self, now: Tick) -> Option<ReplicaId> {
         let &(at, id) = self.wakes.first()?;
@@ -372,8 +367,8 @@ impl Fleet {
                 limit: node.limit(pool, now, &self.rules),
                 prefill_tokens: node.ledger.prefill,
                 kv_tokens: node.ledger.kv,
-                speed_factor: node.factor(pool),
-                expected: Duration::from_nanos(node.outlook(pool).ttft(sample)),
+                speed_factor: node.factor,
+                expected: Duration::from_nanos(node.outlook().ttft(sample)),
                 report_age: node.report.map(|(at, _)| now.since(at)),
             })
         })
@@ -429,6 +424,15 @@ impl Fleet {
         Some(result)
     }
 
+    /// Brings another replica of the pool up to date, each in its turn: what it is
+    /// expected to do depends on what others have shown, and on time.
+    fn refresh_one_more(&mut self, id: ReplicaId, now: Tick) {
+        let turn = self.chosen as usize;
+        let members = self.pool_of(id).and_then(|pool| self.pools.get(pool.index()));
+        let next = members.and_then(|pool| pool.members.get(turn % pool.members.len().max(1)).copied());
+        next.into_iter().filter(|next| *next != id).for_each(|next| self.refresh(next, now));
+    }
+
     /// Brings everything that is derived from a replica up to date.
     fn refresh(&mut self, id: ReplicaId, now: Tick) {
         let rules = self.rules;
@@ -436,6 +440,7 @@ impl Fleet {
         let up = node.is_up(now, &rules);
         node.others = node.foreign.seqs(now);
         if let Some(pool) = self.pools.get_mut(node.pool.index()) {
+            node.factor = pool.speeds.applied(&node.speed, now);
             let key = node.key(pool, id);
             node.rooms = node.find_rooms(pool, now, &rules);
             let rooms = node.rooms;
@@ -450,8 +455,8 @@ impl Fleet {
             pool.guest_readers = pool.guest_readers + u32::from(reads) - u32::from(node.reads_guest);
             node.reads_guest = reads;
             let dormant = pool.is_dormant() || pool.is_away();
-            let patience = node.patience(pool);
-            node.watch.arm(now, node.ledger.streams > 0, patience);
+            let patience = node.patience();
+            node.watch.arm(now, node.owes(), patience);
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
             self.turns += u64::from(up != node.up);
             self.fell_empty |= node.up && pool.up == 0;

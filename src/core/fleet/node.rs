@@ -21,9 +21,10 @@ use crate::core::snapshot::ReplicaState;
 use crate::core::speed::{Bin, Speed, Speeds};
 use crate::core::time::Tick;
 use crate::core::vitals::Vitals;
-use crate::core::watch::{Watch, patience};
+use crate::core::watch::{Gauges, Watch};
 
 use super::pool::PoolState;
+use super::reading::Reading;
 
 /// Part of a replica's sequence limit that guests may fill.
 const GUEST_SEQS: f64 = 0.8;
@@ -31,12 +32,6 @@ const GUEST_SEQS: f64 = 0.8;
 const GUEST_KV: f64 = 0.7;
 /// Part of the promised time between tokens that a step with a guest may take.
 const GUEST_STEP: f64 = 0.6;
-/// The largest weight of prompts that may be on their way to a first token when
-/// another one is sent: what the smallest usual step takes.
-const STEP_WEIGHT: u64 = 2048;
-/// The same as a part of the time promised for a first token.
-const READING_TIME: f64 = 0.4;
-
 /// What a replica can take now; absent where it can take nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Rooms {
@@ -83,6 +78,10 @@ pub(super) struct Node {
     pub(super) configured_kv: Option<u64>,
     pub(super) ledger: Ledger,
     pub(super) meter: Meter,
+    /// Weight of all prompts ever sent there.
+    pub(super) weights: u64,
+    /// How much of its time it spends on them.
+    pub(super) reading: Reading,
     /// What its pool's account counts it as.
     pub(super) accounted: Presence,
     pub(super) adapters: Slots,
@@ -90,6 +89,9 @@ pub(super) struct Node {
     /// How an operator has closed it to new work.
     pub(super) closed: Option<Closed>,
     pub(super) watch: Watch,
+    /// Streams there that wait for their clients.
+    pub(super) paused: u32,
+    pub(super) gauges: Gauges,
     pub(super) rest: Rest,
     /// How long it is idle before it sleeps, if it ever does.
     pub(super) idle_after: Option<Duration>,
@@ -102,6 +104,8 @@ pub(super) struct Node {
     pub(super) pace: PaceLimit,
     pub(super) stretch: Stretch,
     pub(super) speed: Speed,
+    /// What its predicted times are multiplied by, as of the last change.
+    pub(super) factor: f64,
     /// Where its speed stands among those of its pool.
     pub(super) bin: Option<Bin>,
     pub(super) report: Option<(Tick, Report)>,
@@ -131,11 +135,15 @@ impl Node {
             configured_kv: None,
             ledger: Ledger::default(),
             meter: Meter::default(),
+            weights: 0,
+            reading: Reading::default(),
             accounted: Presence::default(),
             adapters: Slots::default(),
             vitals: Vitals::default(),
             closed: None,
             watch: Watch::default(),
+            paused: 0,
+            gauges: Gauges::default(),
             rest: Rest::default(),
             idle_after: None,
             foreign: Foreign::default(),
@@ -145,6 +153,7 @@ impl Node {
             pace: PaceLimit::default(),
             stretch: Stretch::default(),
             speed: Speed::default(),
+            factor: 1.0,
             bin: None,
             report: None,
             held: false,
@@ -198,12 +207,6 @@ impl Node {
         matches!(self.state(now, rules), ReplicaState::Serving | ReplicaState::SlowStart)
     }
 
-    /// How long it may be silent now.
-    pub(super) fn patience(&self, pool: &PoolState) -> Duration {
-        let gap = self.pace.mean().map_or(0, |mean| mean as u64);
-        patience(self.outlook(pool).wait, self.speed.is_known().then_some(gap))
-    }
-
     /// When something is due.
     pub(super) fn next_wake(&self, now: Tick, rules: &Health) -> Option<Tick> {
         let wake = self.vitals.next_wake(now, rules);
@@ -219,7 +222,7 @@ impl Node {
 
     pub(super) fn limit(&self, pool: &PoolState, now: Tick, rules: &Health) -> u32 {
         let ours = self.full(pool).saturating_sub(self.others).max(1);
-        let full = ours.min(self.pace.seqs());
+        let full = ours.min(self.pace.seqs().max(pool.promise.widest));
         ramped(full, self.vitals.eighths(now, rules))
     }
 
@@ -257,11 +260,11 @@ impl Node {
     /// leave its steps short enough.
     fn guest_seqs(&self, pool: &PoolState, limit: u32) -> Option<u32> {
         let aim = pool.promise.itl.as_nanos() as f64 * GUEST_STEP;
-        let step = predict::decode_step(&self.ledger) as f64 * self.factor(pool);
+        let step = self.decode_step();
         let slow = step > aim || self.pace.mean().is_some_and(|mean| mean > aim);
         let part = (f64::from(limit) * GUEST_SEQS) as u32;
         let seqs = part.saturating_sub(pool.promise.reserve).saturating_sub(self.ledger.seqs);
-        (self.ledger.prefill == 0 && !slow && seqs > 0).then_some(seqs)
+        (self.ledger.prefill <= self.on_the_way() && !slow && seqs > 0).then_some(seqs)
     }
 
     fn kv_left(&self, part: f64) -> u64 {
@@ -271,46 +274,24 @@ impl Node {
         }
     }
 
-    /// Weight of prompts that may be sent on top of those that it reads; any
-    /// while it reads none. More than a step's worth would only wait inside it.
-    fn prefill_left(&self, pool: &PoolState) -> u64 {
-        if self.ledger.prefill == 0 {
-            return u64::MAX;
-        }
-        self.prefill_at_once(pool).saturating_sub(self.ledger.prefill)
+    /// Nanoseconds of a step in which each of its sequences gets a token.
+    pub(super) fn decode_step(&self) -> f64 {
+        predict::decode_step(&self.ledger) as f64 * self.factor
     }
 
-    /// Weight of prompts that it may read at once.
-    pub(super) fn prefill_at_once(&self, pool: &PoolState) -> u64 {
-        let objective = u64::try_from(pool.promise.ttft.as_nanos()).unwrap_or(u64::MAX);
-        let in_time = predict::weight_in((objective as f64 * READING_TIME / self.factor(pool)) as u64);
-        in_time.min(STEP_WEIGHT)
-    }
-
-    /// What its predicted times are multiplied by.
-    pub(super) fn factor(&self, pool: &PoolState) -> f64 {
-        pool.speeds.applied(&self.speed)
-    }
-
-    pub(super) fn outlook(&self, pool: &PoolState) -> Outlook {
-        predict::outlook(&self.ledger).slowed(self.factor(pool))
+    pub(super) fn outlook(&self) -> Outlook {
+        predict::outlook(&self.ledger).slowed(self.factor)
     }
 
     pub(super) fn key(&self, pool: &PoolState, replica: ReplicaId) -> RouteKey {
         let none = pool.adapters.is_empty();
         let miss = if none { 0 } else { pool.load.cost(self.adapters.fit_of_other()) };
-        RouteKey { outlook: self.outlook(pool), miss, last_chosen: self.last_chosen, replica }
+        RouteKey { outlook: self.outlook(), miss, last_chosen: self.last_chosen, replica }
     }
 
     /// How the model stands to it, if it is an adapter there.
     pub(super) fn adapter_fit(&self, pool: &PoolState, model: ModelId) -> Option<Fit> {
         pool.adapters.contains(&model).then(|| self.adapters.fit(model))
-    }
-
-    /// Learns its speed from a first token.
-    pub(super) fn learn_speed(&mut self, observed: u64, raw: u64, speeds: &mut Speeds) {
-        self.speed.learn(observed, raw);
-        self.rank_speed(speeds);
     }
 
     /// Puts its speed where it belongs among those of its pool.
@@ -328,6 +309,6 @@ impl Node {
         self.vitals.join(now);
         (self.speed, self.pace, self.learned) =
             (Speed::default(), PaceLimit::default(), LearnedSeqs::default());
-        (self.foreign, self.rest) = (Foreign::default(), Rest::default());
+        (self.foreign, self.rest, self.gauges) = (Foreign::default(), Rest::default(), Gauges::default());
     }
 }

@@ -30,6 +30,12 @@ impl Fleet {
         self.node(id).is_some_and(|node| node.ledger.suspects > 0)
     }
 
+    /// Whether the replica is ejected.
+    #[must_use]
+    pub fn is_out(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.vitals.is_out())
+    }
+
     /// Whether the replica may get work, credit left or not.
     #[must_use]
     pub fn is_up(&self, id: ReplicaId) -> bool {

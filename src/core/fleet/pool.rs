@@ -10,6 +10,7 @@ use crate::core::ids::{ModelId, ReplicaId};
 use crate::core::rest::Sleep;
 use crate::core::routing::RouteKey;
 use crate::core::speed::Speeds;
+use crate::core::time::Tick;
 
 use super::node::Counted;
 
@@ -24,6 +25,9 @@ pub struct Promise {
     pub itl: Duration,
     /// Sequences of each replica that guests leave free.
     pub reserve: u32,
+    /// Sequences of the widest job that waits, where it is wider than one. No
+    /// replica's limit by pace is below that.
+    pub widest: u32,
     /// Whether it is the most urgent class of all that use pools together with
     /// this one. Else no more urgent one comes here, and nobody is a guest.
     pub guests: bool,
@@ -31,7 +35,7 @@ pub struct Promise {
 
 impl Default for Promise {
     fn default() -> Self {
-        Self { ttft: Duration::MAX, itl: Duration::MAX, reserve: 0, guests: true }
+        Self { ttft: Duration::MAX, itl: Duration::MAX, reserve: 0, widest: 1, guests: true }
     }
 }
 
@@ -73,6 +77,8 @@ pub(super) struct PoolState {
     /// How long they take to load.
     pub(super) load: LoadTime,
     pub(super) bests: Bests,
+    /// When a job last came here later than promised, and how many then waited.
+    pub(super) late: Option<(Tick, u64)>,
 }
 
 /// What those ask of every pool that choose between pools. It stands apart, by

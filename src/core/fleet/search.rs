@@ -149,7 +149,7 @@ impl Fleet {
             return None;
         }
         let miss = fit.map_or(0, |fit| pool.load.cost(fit));
-        let cost = node.outlook(pool).cost(wish.weight_at(id)).saturating_add(miss);
+        let cost = node.outlook().cost(wish.weight_at(id)).saturating_add(miss);
         Some(wish.session.filter(|(own, _)| *own == id).map_or(cost, |(_, bound)| cost.saturating_sub(bound)))
     }
 
@@ -214,8 +214,7 @@ impl Fleet {
     /// What the replica promises.
     #[must_use]
     pub fn outlook(&self, id: ReplicaId) -> Option<Outlook> {
-        let node = self.node(id)?;
-        Some(node.outlook(self.pools.get(node.pool.index())?))
+        self.node(id).map(Node::outlook)
     }
 
     /// The replica to hold for `need`: of those in the pool that are large

@@ -1,7 +1,9 @@
-//! How much of its replicas a pool uses.
+//! How much of its replicas a pool uses, and what they are.
 
+use crate::core::best::Usual;
 use crate::core::demand::rate::{Used, WAYS};
 use crate::core::ids::PoolId;
+use crate::core::limits::most_seqs;
 
 use super::Fleet;
 use super::node::Node;
@@ -28,6 +30,24 @@ impl Fleet {
         sum
     }
 
+    /// What the pool usually shows.
+    #[must_use]
+    pub fn usual(&self, pool: PoolId) -> Usual {
+        self.pools.get(pool.index()).map_or_else(Usual::default, |pool| pool.bests.usual())
+    }
+
+    /// Replicas of the pool in service, and what one of them takes: sequences, the
+    /// middle of all, and the fewest tokens of KV cache; absent where nothing is known.
+    #[must_use]
+    pub fn sizes(&self, pool: PoolId) -> (u32, Option<u32>, Option<u64>) {
+        let Some(state) = self.pools.get(pool.index()) else { return (0, None, None) };
+        let nodes = || state.members.iter().filter_map(|id| self.node(*id));
+        let mut seqs: Vec<u32> = nodes().map(|node| node.full(state)).collect();
+        seqs.sort_unstable();
+        let kv = nodes().map(Node::kv).filter(|kv| *kv < u64::MAX).min();
+        (state.up, seqs.get(seqs.len() / 2).copied(), kv)
+    }
+
     /// How many replicas of the pool have a job of ours.
     #[must_use]
     pub fn active(&self, pool: PoolId) -> u32 {
@@ -37,7 +57,37 @@ impl Fleet {
     }
 }
 
+impl Fleet {
+    /// Whether some replica of the pools runs so many sequences at once, when it
+    /// has nothing else to do. Pools without a replica may get one that does.
+    #[must_use]
+    pub fn runs(&self, pools: &[PoolId], sequences: u32) -> bool {
+        let mut most = self.most_of(pools);
+        most.any(|most| sequences <= most)
+    }
+
+    /// The most sequences that a replica of the pools runs at once.
+    #[must_use]
+    pub fn most_sequences(&self, pools: &[PoolId]) -> u32 {
+        self.most_of(pools).max().unwrap_or(1)
+    }
+
+    fn most_of<'a>(&'a self, pools: &'a [PoolId]) -> impl Iterator<Item = u32> + 'a {
+        self.pools(pools).flat_map(|pool| {
+            let none = pool.members.is_empty().then(|| most_seqs(None, None, pool.buffer));
+            let members = pool.members.iter().filter_map(|id| self.node(*id));
+            members.map(|node| node.most(pool)).chain(none)
+        })
+    }
+}
+
 impl Node {
+    /// Sequences that a request may ask for here.
+    fn most(&self, pool: &PoolState) -> u32 {
+        let reported = self.report.and_then(|(_, report)| report.slots);
+        most_seqs(self.configured_seqs, reported, pool.buffer)
+    }
+
     /// The part of it that is in use: of its sequences, of its KV cache, of the
     /// prompts that it can read at once, and of the time between tokens that lies
     /// between the best that was seen and what is promised.

@@ -171,6 +171,8 @@ pub struct Promised {
     pub active: Bits,
     /// See [`super::Group::reserve`].
     pub reserve: u32,
+    /// See [`super::Group::widest`].
+    pub widest: u32,
     /// See [`Fleet::turns`](crate::core::fleet::Fleet::turns).
     pub turns: u64,
 }

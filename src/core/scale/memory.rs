@@ -38,6 +38,8 @@ pub struct Memory {
     peaks: VecDeque<(Tick, u32)>,
     /// When jobs were last seen to have waited for long.
     strained: Option<Tick>,
+    /// Since when so many replicas do not meet what is asked.
+    unmet: Option<(Tick, u32)>,
     /// When it last went down.
     fell: Option<Tick>,
     /// Replicas in service as of the last look, since when there are too few
@@ -100,6 +102,19 @@ impl Memory {
         self.strained = Some(now);
     }
 
+    /// The least number where what is asked is `unmet` by the replicas in service:
+    /// once that has lasted for a `window`, a tenth more than these, at least one.
+    /// Replicas that come begin a new window, so a number is told until they are
+    /// there, and no more.
+    pub fn unmet(&mut self, unmet: bool, ready: u32, window: Duration, now: Tick) -> u32 {
+        let before = self.unmet.filter(|(_, of)| *of == ready);
+        self.unmet = unmet.then(|| before.unwrap_or((now, ready)));
+        match self.unmet {
+            Some((since, _)) if now.since(since) >= window => ready.saturating_add((ready / 10).max(1)),
+            _ => 0,
+        }
+    }
+
     /// Whether replicas that the pool should have do not come: some are missing
     /// for longer than two starts, or were taken away where they may be.
     pub fn is_short(&mut self, ready: u32, start: Duration, may_be_taken: bool, now: Tick) -> bool {
@@ -154,6 +169,17 @@ mod tests {
 
     fn at(seconds: u64) -> Tick {
         Tick::from_millis(seconds * 1000)
+    }
+
+    #[test]
+    fn what_stays_unmet_asks_for_more_than_there_is() {
+        let mut memory = Memory::default();
+        let mut at_least = |unmet, ready, second| memory.unmet(unmet, ready, START, at(second));
+        assert_eq!([at_least(true, 3, 0), at_least(true, 3, 59)], [0, 0], "not for long");
+        assert_eq!([at_least(true, 3, 60), at_least(true, 3, 500)], [4, 4], "and no more while it starts");
+        assert_eq!([at_least(true, 4, 501), at_least(true, 4, 561)], [0, 5], "it was not enough");
+        assert_eq!([at_least(false, 4, 562), at_least(true, 4, 563), at_least(true, 4, 622)], [0, 0, 0]);
+        assert_eq!([at_least(true, 40, 700), at_least(true, 40, 760)], [0, 44], "a tenth");
     }
 
     fn number(memory: &mut Memory, replicas: f64, second: u64) -> u32 {

@@ -52,6 +52,9 @@ pub enum Reason {
     Burst,
     /// Patient work has to be done by its deadline.
     Deadline,
+    /// Jobs were refused, or waited past their objective, for longer than a start
+    /// takes, although all replicas that there are serve them.
+    Unmet,
     /// The operator's least, or what bursts that come again and again have shown.
     Floor,
     /// It was needed a while ago.
@@ -73,6 +76,7 @@ impl Reason {
             Self::Sustained => "sustained",
             Self::Burst => "burst",
             Self::Deadline => "deadline",
+            Self::Unmet => "unmet",
             Self::Floor => "floor",
             Self::Hold => "hold",
             Self::HoldRestart => "hold_restart",
@@ -90,6 +94,7 @@ impl Reason {
             Self::Sustained,
             Self::Burst,
             Self::Deadline,
+            Self::Unmet,
             Self::Floor,
             Self::Hold,
             Self::HoldRestart,

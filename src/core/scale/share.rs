@@ -34,6 +34,8 @@ pub struct Part {
     pub due: bool,
     /// Some have waited for long.
     pub strained: bool,
+    /// What it has does not meet what is asked of it, and it is the one to have more.
+    pub unmet: bool,
 }
 
 /// What each of the pools is to do, in their order. Lines with the least choice
@@ -51,6 +53,10 @@ pub fn share(lines: &[LineView], pools: &[PoolView]) -> Vec<Part> {
     for line in sorted {
         let places: Vec<usize> = line.order.iter().filter_map(|id| place(*id)).collect();
         places.iter().for_each(|at| parts[*at].strained |= line.asked.strained);
+        let grows =
+            |at: &&usize| !pools[**at].short && pools[**at].max.is_none_or(|max| pools[**at].ready < max);
+        let grown = places.iter().find(grows).filter(|_| line.asked.unmet);
+        grown.into_iter().for_each(|at| parts[*at].unmet = true);
         let known = places.iter().find_map(|at| pools[*at].cost);
         let Some(known) = known else {
             let first = places.iter().find(|at| !pools[**at].short).or_else(|| places.first());
@@ -120,7 +126,14 @@ mod tests {
     }
 
     fn line(order: &[PoolId], work: f64) -> LineView {
-        let asked = Asked { work, reason: Reason::Sustained, hopeless: 0.0, due: false, strained: false };
+        let asked = Asked {
+            work,
+            reason: Reason::Sustained,
+            hopeless: 0.0,
+            due: false,
+            strained: false,
+            unmet: false,
+        };
         LineView { order: order.to_vec(), asked, waiting: 0 }
     }
 
@@ -137,6 +150,19 @@ mod tests {
         assert_eq!(replicas(&lines, &[small, b]), [3.0, 1.0], "20 units at twice the speed");
         let both = [small, PoolView { max: Some(1), ..b }];
         assert_eq!(replicas(&[line(&[A, B], 90.0)], &both), [3.0, 3.0], "more than there may be is told");
+    }
+
+    #[test]
+    fn the_first_pool_that_may_grow_meets_what_is_unmet() {
+        let mut one = line(&[A, B], 5.0);
+        one.asked.unmet = true;
+        let unmet = |pools: &[PoolView]| {
+            share(&[one.clone()], pools).iter().map(|part| part.unmet).collect::<Vec<_>>()
+        };
+        let (a, b) = (pool(A, Some(0.1)), pool(B, Some(0.1)));
+        assert_eq!(unmet(&[a, b]), [true, false]);
+        assert_eq!(unmet(&[PoolView { max: Some(1), ..a }, b]), [false, true]);
+        assert_eq!(unmet(&[PoolView { short: true, ..a }, PoolView { max: Some(1), ..b }]), [false, false]);
     }
 
     #[test]

@@ -59,6 +59,9 @@ pub struct Want {
     pub backlog: f64,
     /// How long the oldest has waited.
     pub oldest: Duration,
+    /// Jobs wait past their objective, patient ones for half of the time that they
+    /// have, or were refused of late since too much waited.
+    pub unmet: bool,
 }
 
 /// What a line asks for.
@@ -75,6 +78,8 @@ pub struct Asked {
     pub due: bool,
     /// Some have waited for long.
     pub strained: bool,
+    /// See [`Want::unmet`].
+    pub unmet: bool,
 }
 
 /// Whether work that can wait so long is patient where a start takes so long.
@@ -122,7 +127,8 @@ pub fn asked(wants: &[Want], start: Duration, capacity: f64) -> Asked {
     let strained = urgent().any(|want| want.backlog > 0.0 && want.oldest >= want.tolerance / STRAIN);
     let is_due = |want: &&Want| !patient(want) || want.oldest.saturating_add(start) >= want.tolerance / 2;
     let due = wants.iter().filter(|want| want.backlog > 0.0).any(|want| is_due(&want));
-    Asked { work, reason, hopeless, due, strained }
+    let unmet = wants.iter().any(|want| want.unmet);
+    Asked { work, reason, hopeless, due, strained, unmet }
 }
 
 /// What replicas must be able to do to serve so much with such a deviation.

@@ -16,12 +16,22 @@ use crate::core::queue::{LaneKey, Part};
 use crate::core::quota::Standing;
 
 use super::Scheduler;
-use super::job::Job;
+use super::job::{self, Job};
 
 /// How much later than its neighbours' a job's turn comes, in times that its
 /// prompt takes to read. Short prompts go first, and a long one waits so much
 /// longer at most.
 const SHORT_FIRST: f64 = 10.0;
+
+/// How much later a job that has missed the objective of its class has its turn, in
+/// objectives. Until then those go first that can still be in time; from then on it
+/// goes before all that arrive later. A class whose
+/// `max_wait` is shorter serves late jobs only when nobody in time waits.
+const LATE_TURN: u32 = 10;
+
+/// How long a job that waits may be told at the latest that it waits in vain,
+/// where how fast jobs go was not known when it came.
+const JUDGED_AFTER: Duration = Duration::from_secs(5);
 
 /// Where the accounts of a lane are: group, class by place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,7 +56,8 @@ impl Scheduler {
         if self.jobs.contains_key(&id) {
             return;
         }
-        if let Some(reason) = self.unwelcome(&spec).or_else(|| self.finds_no_room(&spec)) {
+        let spec = job::bounded(spec, self.now);
+        if let Some(reason) = self.unwelcome(&spec) {
             out.push(Action::Reject { job: id, why: self.rejection(&spec, reason, None) });
             return;
         }
@@ -60,8 +71,10 @@ impl Scheduler {
         };
         self.arrivals += 1;
         let spec = JobSpec { fit: self.placement.fit(spec.model, spec.context), ..spec };
-        let mut job = Job::new(spec, prefix, self.arrivals, self.now);
+        let mut job = Job::new(spec, prefix, self.arrivals);
         job.hold = hold;
+        let now = self.now;
+        job.known_suspect = spec.fingerprint.is_some_and(|known| self.suspects.contains(known, now));
         self.give_place(&mut job);
         self.weigh(&mut job);
         let (tenant, work) = (job.spec.tenant, job.work);
@@ -86,6 +99,8 @@ impl Scheduler {
                 return self.reject(id, self.reason_of_wait(id, RejectReason::Unmeetable), out);
             }
             self.dispatch(out);
+        } else {
+            self.judge_later(id);
         }
         let refusal = admission::refusal(&self.policy, &self.queue, tenant).filter(|_| self.waits(id));
         let Some(reason) = refusal else { return };
@@ -106,7 +121,9 @@ impl Scheduler {
     /// Whether a job that has just joined its lane surely cannot start before
     /// its deadline: its tenant is paused for longer, its pools take longer to start, or those before it in the
     /// lane take longer, even at a better rate than what was measured of its
-    /// tenant and class. Others that may go first are in that rate.
+    /// tenant and class. Others that may go first are in that rate. Where the
+    /// deadline is far beyond the turn of late jobs, all that waits in the lane goes
+    /// before it.
     pub(super) fn is_hopeless(&self, id: JobId) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
         if let Some(until) = self.overrides.paused_until(job.spec.tenant) {
@@ -117,8 +134,46 @@ impl Scheduler {
         }
         let key = LaneKey::of(&job.spec);
         let lane = self.queue.lane(key).filter(|_| job.part() == Some(Part::Fresh));
-        let before = lane.map_or(0, |lane| lane.before(job.place, id));
-        admission::is_hopeless(before, self.lane_rate(key), job.spec.deadline.since(self.now))
+        let left = job.spec.deadline.since(self.now);
+        if left < 2 * self.later_turn(key.class) {
+            let before = lane.map_or(0, |lane| lane.before(job.place, id));
+            return admission::is_hopeless(before, self.lane_rate(key), left);
+        }
+        let before = lane.map_or(0, |lane| lane.load().requests.saturating_sub(1));
+        self.expected_wait(key, before).is_some_and(|wait| admission::is_beyond(wait, left))
+    }
+
+    /// The time in which so many jobs of a lane go, by what was measured of its
+    /// tenant, or else of all tenants; `None` when neither is known.
+    fn expected_wait(&self, key: LaneKey, before: u64) -> Option<Duration> {
+        let spot = self.spot(key)?;
+        self.groups[spot.group].backlogs(spot.class).wait(key.tenant, before, self.now)
+    }
+
+    /// Looks again at a job that was let in while nobody knew how fast jobs go.
+    fn judge_later(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get(&id).filter(|job| job.part() == Some(Part::Fresh)) else { return };
+        let at = job.spec.arrived + JUDGED_AFTER;
+        if at > self.now && self.expected_wait(LaneKey::of(&job.spec), 1).is_none() {
+            self.unjudged.insert((at, id));
+        }
+    }
+
+    /// Tells those jobs that they wait in vain of which that is known now; the
+    /// last that came first, which leaves the more room for the others.
+    pub(super) fn judge(&mut self, out: &mut Vec<Action>) {
+        let later = self.unjudged.split_off(&(self.now + Duration::from_nanos(1), JobId::new(0)));
+        let due = std::mem::replace(&mut self.unjudged, later);
+        for (_, id) in due.into_iter().rev() {
+            if self.is_hopeless(id) && !self.demote(id) {
+                self.reject(id, self.reason_of_wait(id, RejectReason::Unmeetable), out);
+            }
+        }
+    }
+
+    /// How much later than in time a late job of the class has its turn.
+    pub(super) fn later_turn(&self, class: ClassId) -> Duration {
+        self.policy.classes.get(class).map(|row| row.ttft_objective).unwrap_or_default() * LATE_TURN
     }
 
     /// How many jobs a second go of those that wait for the lane's tenant in its
@@ -139,25 +194,6 @@ impl Scheduler {
         job.late_after = goal.before(Duration::from_nanos(own as u64));
     }
 
-    /// Why a job of this kind cannot be taken at all.
-    fn unwelcome(&self, spec: &JobSpec) -> Option<RejectReason> {
-        if self.draining {
-            return Some(RejectReason::Draining);
-        }
-        let late = spec.deadline < self.now;
-        self.orphaned(LaneKey::of(spec)).or_else(|| late.then_some(RejectReason::DeadlineExceeded))
-    }
-
-    /// Why jobs of this lane cannot be served under the policy in force.
-    pub(super) fn orphaned(&self, lane: LaneKey) -> Option<RejectReason> {
-        let known =
-            self.policy.tenants.get(lane.tenant).is_some() && self.policy.classes.get(lane.class).is_some();
-        if !known {
-            return Some(RejectReason::Withdrawn);
-        }
-        self.placement.route(lane).is_none().then_some(RejectReason::NoPool)
-    }
-
     /// The words for a refusal. `job` is absent when it never waited.
     pub(super) fn rejection(&self, spec: &JobSpec, reason: RejectReason, job: Option<&Job>) -> Rejection {
         let queued = job.map(|job| job.queued(self.now)).unwrap_or_default();
@@ -167,14 +203,19 @@ impl Scheduler {
             return Rejection { reason, queued, retry_after };
         }
         let key = LaneKey::of(spec);
-        let known =
-            !matches!(reason, RejectReason::NoPool | RejectReason::Withdrawn | RejectReason::Draining);
+        let known = !matches!(
+            reason,
+            RejectReason::NoPool
+                | RejectReason::Withdrawn
+                | RejectReason::Draining
+                | RejectReason::TooManySequences { .. }
+        );
         if let Some(wait) = self.retry_after_start(key, spec.id).filter(|_| known) {
             return Rejection { reason, queued, retry_after: Some(wait) };
         }
         let group = self.placement.group_of_model(spec.model).and_then(|group| self.groups.get(group));
         let retry_after = match reason {
-            RejectReason::NoPool | RejectReason::Withdrawn => None,
+            RejectReason::NoPool | RejectReason::Withdrawn | RejectReason::TooManySequences { .. } => None,
             RejectReason::Draining => Some(admission::MIN_RETRY_AFTER),
             RejectReason::Unmeetable => {
                 let waiting = self.queue.lane(key).map_or(0, |lane| lane.load().requests);
@@ -200,6 +241,7 @@ impl Scheduler {
         }
         self.queue.push(&spec, part, place, self.weight(spec.tenant));
         self.groups[spot.group].joined(spot.class, spot.line, spec.tenant, self.now);
+        self.groups[spot.group].note_wide(spec.sequences);
         self.fallbacks += u64::from(spec.falls_back);
         self.deadlines.insert((spec.deadline, id));
         self.hold_if_cold(id);
@@ -223,9 +265,11 @@ impl Scheduler {
         let key = LaneKey::of(&spec);
         let mut whole = self.queue.remove(&spec, part, place);
         whole &= self.deadlines.remove(&(spec.deadline, id));
+        self.unjudged.remove(&(spec.arrived + JUDGED_AFTER, id));
         self.fallbacks = self.fallbacks.saturating_sub(u64::from(spec.falls_back));
         if let Some(spot) = self.spot(key) {
             whole &= self.groups[spot.group].left(spot.class, spot.line, spec.tenant, self.now);
+            self.groups[spot.group].forget_wide(spec.sequences);
             self.touched.insert(spot.group);
         }
         self.invariants.check(InvariantId::QueueConsistent, whole);

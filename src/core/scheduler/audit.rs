@@ -22,7 +22,10 @@ impl Scheduler {
             (InvariantId::LedgerBalanced, self.ledgers_balance()),
             (InvariantId::QueueConsistent, self.queue_agrees()),
             (InvariantId::HeadsRanked, self.heads_are_ranked() && self.heads_follow()),
-            (InvariantId::DeadlineWatched, self.deadlines_agree() && self.holds_agree()),
+            (
+                InvariantId::DeadlineWatched,
+                self.deadlines_agree() && self.holds_agree() && self.readings_agree(),
+            ),
             (InvariantId::ReplicaWatched, self.fleet.timers_agree(self.now)),
             (InvariantId::NoIdleCredit, !self.credit_is_idle()),
             (InvariantId::QuotasBalanced, self.quotas_agree() && self.fleet.shows_truly()),
@@ -130,6 +133,14 @@ impl Scheduler {
     fn deadlines_agree(&self) -> bool {
         let watched = self.waiting_jobs().all(|(id, job)| self.deadlines.contains(&(job.spec.deadline, *id)));
         watched && self.deadlines.len() == self.waiting_jobs().count()
+    }
+
+    fn readings_agree(&self) -> bool {
+        let runs = self.jobs.iter().filter_map(|(id, job)| Some((*id, job.run()?)));
+        let awaited = runs.filter(|(_, run)| !run.booking.started && !run.booking.read);
+        let awaited: BTreeSet<_> = awaited.filter_map(|(id, run)| Some((run.read_at?, id))).collect();
+        let unread = |job: &Job| job.run().is_some_and(|run| !run.booking.read);
+        awaited == self.reading && self.jobs.values().filter(|job| unread(job)).count() == awaited.len()
     }
 
     fn credit_is_idle(&self) -> bool {

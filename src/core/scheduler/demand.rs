@@ -6,12 +6,14 @@ use std::time::Duration;
 use crate::core::demand::At;
 use crate::core::demand::state::State;
 use crate::core::demand::work::work;
+use crate::core::event::RejectReason;
 use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId};
 use crate::core::job::JobSpec;
 use crate::core::policy::Policy;
+use crate::core::queue::LaneKey;
 use crate::core::scale::outlook::Others;
 use crate::core::scale::share::LineView;
-use crate::core::scale::want::{Want, asked};
+use crate::core::scale::want::{Want, asked, is_patient};
 use crate::core::scale::{PoolView, window};
 use crate::core::time::Tick;
 
@@ -27,6 +29,8 @@ pub(super) struct Waits {
     pub(super) tokens: BTreeMap<PoolId, u64>,
     /// How long the oldest job of a class has waited in a line.
     oldest: BTreeMap<At, Duration>,
+    /// The same of those whose tenants may have more of the replicas.
+    hindered: BTreeMap<At, Duration>,
     /// Jobs of a class in a line whose tenants are paused: replicas are no help to
     /// them.
     pub(super) parked: BTreeMap<At, u64>,
@@ -65,6 +69,23 @@ impl Scheduler {
         }
     }
 
+    /// A job that waits is refused. Where that is for want of replicas, closed loops
+    /// included, whose demand never exceeds what is served, demand is not met. A
+    /// deadline that is the client's own says nothing of that.
+    pub(super) fn note_refused(&mut self, id: JobId, reason: RejectReason) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let longest = self.policy.classes.get(job.spec.class).map(|class| class.max_wait);
+        let own = longest.is_some_and(|longest| job.spec.deadline < job.spec.arrived + longest);
+        let scarce = match reason {
+            RejectReason::DeadlineExceeded | RejectReason::Unmeetable => !own,
+            RejectReason::QueueFull(_) | RejectReason::Displaced => true,
+            _ => false,
+        };
+        if let Some(spot) = self.spot(LaneKey::of(&job.spec)).filter(|_| scarce) {
+            self.demand.refused((spot.group, spot.class, spot.line), self.now);
+        }
+    }
+
     /// A job's stay at a replica ended.
     pub(super) fn note_stay(&mut self, id: JobId, replica: ReplicaId, stay: Duration) {
         if let (Some(job), Some(pool)) = (self.jobs.get(&id), self.fleet.pool_of(replica)) {
@@ -78,10 +99,12 @@ impl Scheduler {
         let mut state = self.demand.save(&self.policy);
         for kept in &mut state.pools {
             let Some(id) = self.policy.pools.id(&kept.name) else { continue };
-            let best = self.fleet.best(id);
+            let usual = self.fleet.usual(id);
             kept.start = self.starts.measured(id).map(|start| start.as_secs_f64());
-            kept.read_per_second = Some(best.read_per_second).filter(|read| *read > 0);
-            kept.gap = best.gap.map(|gap| gap.as_secs_f64());
+            kept.read_per_second = usual.read_per_second;
+            kept.gap = usual.gap.map(|gap| gap.as_secs_f64());
+            (kept.ready, kept.max_seqs, kept.kv_tokens) = self.fleet.sizes(id);
+            kept.waiting = self.waiting_for(id);
         }
         state
     }
@@ -128,6 +151,10 @@ impl Scheduler {
             let age = lane.oldest().map_or(Duration::ZERO, |oldest| now.since(oldest));
             let oldest = waits.oldest.entry(at).or_default();
             *oldest = age.max(*oldest);
+            if self.allows(spot.group, key.tenant, 1) {
+                let hindered = waits.hindered.entry(at).or_default();
+                *hindered = age.max(*hindered);
+            }
         }
         waits
     }
@@ -177,7 +204,7 @@ impl Scheduler {
         watched: Duration,
     ) -> Vec<(ClassId, Want)> {
         let here = &self.groups[group];
-        let window = window(start);
+        let (window, now) = (window(start), self.now);
         let want = |(class, id): (usize, ClassId)| {
             let at = (group, class, line);
             let row = self.policy.classes.get(id).filter(|row| !row.spare)?;
@@ -186,8 +213,12 @@ impl Scheduler {
             let waiting = here.waiting_in(class, line).saturating_sub(parked);
             let slow = flow.sustained(window);
             let held = row.cold_start_tolerance.filter(|_| ready == 0);
+            let tolerance = held.unwrap_or(row.max_wait).min(row.max_wait);
+            let hindered = waits.hindered.get(&at).copied().unwrap_or_default();
+            let endured = if is_patient(tolerance, start) { tolerance / 2 } else { row.ttft_objective };
             let want = Want {
-                tolerance: held.unwrap_or(row.max_wait).min(row.max_wait),
+                tolerance,
+                unmet: hindered > endured || flow.refuses(window, now),
                 slow,
                 deviation: flow.deviation(slow),
                 rise: flow.rise(window, start, watched),

@@ -24,7 +24,7 @@ use crate::core::ids::{JobId, ModelId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
 use crate::core::order::{Candidate, Head, Hold, Room, Rooms};
 use crate::core::placement::place::Choice;
-use crate::core::queue::{LaneKey, Part};
+use crate::core::queue::{LaneKey, Part, Place};
 use crate::core::quota::Standing;
 use crate::core::routing::Booking;
 
@@ -152,15 +152,18 @@ impl Scheduler {
         blocked.iter().any(line)
     }
 
-    /// Whether a head has just become late: then others of its lane go first.
+    /// Whether a head has just become late: then it has a later turn, and others of
+    /// its lane may go first.
     fn falls_behind(&mut self, head: &Head) -> bool {
         let now = self.now;
+        let later = self.later_turn(head.lane.class);
         let Some(job) = self.jobs.get_mut(&head.job) else { return false };
         if head.part != Part::Fresh || job.place.late || now <= job.late_after {
             return false;
         }
-        let whole = self.queue.make_late(head.lane, job.place, head.job);
-        job.place.late = true;
+        let place = Place { late: true, due: job.place.due + later, ..job.place };
+        let whole = self.queue.make_late(head.lane, head.job, job.place, place);
+        job.place = place;
         self.invariants.check(InvariantId::QueueConsistent, whole);
         self.refresh_lane(head.lane);
         true
@@ -326,6 +329,7 @@ impl Scheduler {
 
         let cached = [(pick.replica, pick.cached)];
         let fits = self.fleet.fits(pick.replica, &job.wish(&cached, pick.chosen.guest), true, now);
+        let lead = self.fleet.lead(pick.replica);
         let raw = self.fleet.raw_outlook(pick.replica).map_or(0, |outlook| outlook.ttft(booking.weight));
         self.invariants.check(InvariantId::CreditKept, fits);
         self.groups[group].account(&pick.chosen, pick.pool, price);
@@ -344,6 +348,11 @@ impl Scheduler {
         self.groups[group].started(pick.chosen.class);
         let at = (group, pick.chosen.class, pick.chosen.line);
         self.note_taken(id, at, pick.pool, why.queued, why.attempt > 1);
+        let late = self.policy.classes.get(spec.class).is_some_and(|class| why.queued > class.ttft_objective);
+        if late && !pick.chosen.guest {
+            let waiting = self.groups[group].waiting_for(pick.pool);
+            self.fleet.came_late(pick.pool, waiting, now);
+        }
         self.groups[group].drain.note(now);
         if why.attempt == 1 {
             self.groups[group].retries.tried(now);
@@ -360,9 +369,25 @@ impl Scheduler {
             }
             let loads = why.adapter.is_some_and(Fit::loads);
             let proven = self.fleet.is_proven(replica);
-            let run = Run { replica, epoch, booking, stay, uncached, since: now, proven, raw, loads };
+            let (mark, expected) = (self.fleet.mark(replica), why.expected);
+            let (since, read_at) = (now, None);
+            let run = Run {
+                replica,
+                epoch,
+                booking,
+                stay,
+                uncached,
+                since,
+                read_at,
+                mark,
+                proven,
+                expected,
+                raw,
+                loads,
+            };
             job.phase = Phase::Running(run);
             self.note_movable(id, &run);
+            self.await_reading(id, self.read_at(expected, lead));
         }
         out.push(Action::Dispatch { job: id, replica: pick.replica, why });
         Some(())

@@ -4,20 +4,24 @@
 //!
 //! * a refused connection and a drain text always do;
 //! * what is no protocol does when it comes three times in a row;
+//! * silence does only if the engine has shown no life meanwhile, to nobody: else
+//!   one request hangs, and not its engine;
+//! * an answer that takes longer than it may never does;
 //! * any other fault does only if no engine has failed that job before: a job
 //!   that breaks whatever it meets ejects one replica, not the fleet, while a
 //!   replica that breaks whatever it gets is ejected by the next job;
 //! * a fault of a stream that began before the replica's last return says
 //!   nothing about what came back.
 //!
-//! One that answers, however badly, stays when too many of its pool are out
-//! already: it pauses like a busy one, and is tried with one job at a time. What
-//! fails everywhere is rarely the replicas' doing.
+//! One that answers, however badly, and one that is silent stay when too many of
+//! their pool are out already: they pause like busy ones, and are tried with one job
+//! at a time. What fails everywhere is rarely the replicas' doing.
 //!
 //! Streams of an ejected replica go on.
 
 use crate::core::event::{Action, Fault};
 use crate::core::ids::ReplicaId;
+use crate::core::watch::Look;
 
 use super::Scheduler;
 use super::job::Run;
@@ -31,8 +35,13 @@ impl Scheduler {
             self.touch_replica(run.replica);
             return;
         }
+        let hangs = fault == Fault::Silent && self.fleet.is_alive(run.replica, run.since, now);
+        if hangs || fault == Fault::Overtime {
+            return;
+        }
         let fallen = self.fleet.has_fallen(run.replica, run.epoch);
-        let stays = fault.answers() && !fallen && !self.fleet.may_eject(run.replica);
+        let stays =
+            (fault.answers() || fault == Fault::Silent) && !fallen && !self.fleet.may_eject(run.replica);
         if stays && self.fleet.is_tried(run.replica) {
             return self.pause(run.replica);
         }
@@ -47,14 +56,21 @@ impl Scheduler {
             return;
         }
         if stays {
-            self.pause(run.replica);
-            out.push(Action::Spare { replica: run.replica, why: fault });
-            return;
+            return self.spare(run.replica, fault, out);
         }
         self.eject(run.replica, fault, out);
+        if fault == Fault::Silent {
+            self.leave_silent(run.replica, out);
+        }
         if fault == Fault::Refused {
             self.fleet.with_vitals(run.replica, now, |vitals, _| vitals.heard(now, false));
         }
+    }
+
+    /// It is to blame, but too many of its pool are out: it only pauses.
+    pub(super) fn spare(&mut self, replica: ReplicaId, why: Fault, out: &mut Vec<Action>) {
+        self.pause(replica);
+        out.push(Action::Spare { replica, why });
     }
 
     /// It gets no work for a moment, then one job. Until that goes well, what fails
@@ -103,8 +119,11 @@ impl Scheduler {
             if probe == Some(true) {
                 out.push(Action::Probe { replica });
             }
-            if self.fleet.has_stalled(replica, now) {
-                self.stalled(replica, out);
+            match self.fleet.look(replica, now) {
+                Look::Calm => {}
+                Look::Ask if self.fleet.shows_progress(replica) => out.push(Action::Inspect { replica }),
+                Look::Ask => {}
+                Look::Silent(silence) => self.silent(replica, silence, out),
             }
             self.look_at_rest(replica, out);
             self.touch_replica(replica);

@@ -8,7 +8,7 @@ use crate::core::board::Size;
 use crate::core::budget::Hold;
 use crate::core::cost::meter::{self, Stay};
 use crate::core::event::Recalled;
-use crate::core::fleet::Wish;
+use crate::core::fleet::{Mark, Wish};
 use crate::core::ids::{ClassId, PoolId, ReplicaId};
 use crate::core::job::{JobSpec, Prefix};
 use crate::core::predict;
@@ -65,6 +65,10 @@ pub(super) struct Job {
     pub(super) suspect: bool,
     /// Replicas that failed it in such a way, with their epochs then.
     pub(super) tried: SmallVec<[(ReplicaId, u32); 2]>,
+    /// Replicas that were silent about it.
+    pub(super) silences: u8,
+    /// The same request was a suspect before; see [`crate::core::suspects`].
+    pub(super) known_suspect: bool,
     /// How often it lost its place to others.
     pub(super) preemptions: u32,
     /// The pool where it may lose its place, and its turn there.
@@ -99,27 +103,38 @@ pub(super) struct Run {
     pub(super) uncached: u64,
     /// When it was sent.
     pub(super) since: Tick,
+    /// When its prompt next may count as read; see `reading`.
+    pub(super) read_at: Option<Tick>,
+    /// What the replica's prompts and steps came to when it was sent.
+    pub(super) mark: Mark,
     /// Whether the replica had answered before; see [`Vitals::is_proven`].
     ///
     /// [`Vitals::is_proven`]: crate::core::vitals::Vitals::is_proven
     pub(super) proven: bool,
+    /// Its time to the first token as predicted.
+    pub(super) expected: Duration,
     /// Nanoseconds to its first token, as predicted for a replica of speed 1.
     pub(super) raw: u64,
     /// Whether its adapter had to be loaded.
     pub(super) loads: bool,
 }
 
+/// What the edge says of a request, with every number one that can be counted
+/// with.
+pub(super) fn bounded(spec: JobSpec, now: Tick) -> JobSpec {
+    JobSpec {
+        prompt_tokens: spec.prompt_tokens.min(MAX_COUNT),
+        max_output_tokens: spec.max_output_tokens.min(MAX_COUNT),
+        sequences: spec.sequences.clamp(1, MAX_SEQUENCES),
+        bytes: spec.bytes.min(MAX_COUNT),
+        arrived: spec.arrived.min(now),
+        ..spec
+    }
+}
+
 impl Job {
-    /// A job that begins to wait.
-    pub(super) fn new(spec: JobSpec, prefix: Prefix, seq: u64, now: Tick) -> Self {
-        let spec = JobSpec {
-            prompt_tokens: spec.prompt_tokens.min(MAX_COUNT),
-            max_output_tokens: spec.max_output_tokens.min(MAX_COUNT),
-            sequences: spec.sequences.clamp(1, MAX_SEQUENCES),
-            bytes: spec.bytes.min(MAX_COUNT),
-            arrived: spec.arrived.min(now),
-            ..spec
-        };
+    /// A job that begins to wait. Its spec is [`bounded`].
+    pub(super) fn new(spec: JobSpec, prefix: Prefix, seq: u64) -> Self {
         Self {
             spec,
             place: Place { seq, ..Place::default() },
@@ -140,6 +155,8 @@ impl Job {
             failures: 0,
             suspect: false,
             tried: SmallVec::new(),
+            silences: 0,
+            known_suspect: false,
             preemptions: 0,
             movable: None,
             passed: 0,
@@ -155,9 +172,11 @@ impl Job {
             weight: predict::weight(self.prompt(), cached),
             output: self.output_left(),
             started: false,
+            read: false,
             suspect: self.suspect,
             guest,
             streams: self.spec.streams,
+            watched: self.is_watched(),
             adapter: None,
         }
     }

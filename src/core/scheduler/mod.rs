@@ -11,7 +11,8 @@
 //!   [`crate::core::limits`] and [`crate::core::fleet`]; of which pool:
 //!   [`crate::core::placement`];
 //! * large jobs among small ones: `dispatch`;
-//! * what a fault does to the job and to the replica: `settle`, `health`;
+//! * what a fault does to the job and to the replica: `settle`, `health`; what
+//!   silence does: `silence`;
 //! * what tenants and keys may use: [`crate::core::budget`], `spend`;
 //! * what jobs cost: [`crate::core::cost`], `charge`;
 //! * what may wait: [`crate::core::admission`]; in which class: `demote`;
@@ -37,6 +38,7 @@ mod demote;
 mod depart;
 mod dispatch;
 mod displace;
+mod entry;
 mod explain;
 mod fallback;
 mod health;
@@ -47,10 +49,12 @@ mod overrides;
 mod place;
 mod promise;
 mod quotas;
+mod reading;
 mod recall;
 mod reload;
 mod rest;
 mod settle;
+mod silence;
 mod spare;
 mod spend;
 mod timer;
@@ -81,6 +85,7 @@ use crate::core::prefix::PrefixIndex;
 use crate::core::queue::{LaneKey, Load, Queue};
 use crate::core::scale::memory::Memory;
 use crate::core::sessions::Sessions;
+use crate::core::suspects::Suspects;
 use crate::core::time::Tick;
 
 use job::Job;
@@ -102,8 +107,14 @@ pub struct Scheduler {
     expected: Expected,
     prefixes: PrefixIndex,
     sessions: Sessions,
+    suspects: Suspects,
     movable: BTreeMap<PoolId, BTreeSet<Movable>>,
     deadlines: BTreeSet<(Tick, JobId)>,
+    /// Jobs whose prompts are read, by when they may count as that.
+    reading: BTreeSet<(Tick, JobId)>,
+    /// Jobs that wait and came before anybody knew how fast jobs go, by when they
+    /// are looked at again.
+    unjudged: BTreeSet<(Tick, JobId)>,
     /// Jobs that are held for a pool's start, by when they are told to come back
     /// where that is before their deadline.
     held: BTreeSet<(Tick, JobId)>,
@@ -156,8 +167,11 @@ impl Scheduler {
             expected: Expected::default(),
             prefixes: PrefixIndex::default(),
             sessions: Sessions::default(),
+            suspects: Suspects::default(),
             movable: BTreeMap::new(),
             deadlines: BTreeSet::new(),
+            reading: BTreeSet::new(),
+            unjudged: BTreeSet::new(),
             held: BTreeSet::new(),
             starts: Starts::default(),
             demand: Demand::default(),
@@ -194,6 +208,8 @@ impl Scheduler {
         let now = self.now;
         self.expire_overrides(out);
         self.expire(false, out);
+        self.end_readings();
+        self.judge(out);
         self.wake_replicas(out);
         self.clear_departing(out);
         self.release_urgent();
@@ -204,6 +220,8 @@ impl Scheduler {
                 self.fleet.pace(replica, &pace, now);
                 self.touch_replica(replica);
             }
+            Event::Heard { replica } => self.fleet.heard(replica, now),
+            Event::Paused { replica, streams } => self.fleet.pause(replica, streams, now),
             Event::Left { job, usage } => self.left(job, usage, out),
             Event::FirstToken { job } => self.first_token(job),
             Event::Finished { job, outcome } => self.finished(job, outcome, out),

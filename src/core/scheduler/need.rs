@@ -116,6 +116,7 @@ impl Scheduler {
             memory.strain(now);
         }
         let bursts = memory.floor(part.replicas, now);
+        let unmet = memory.unmet(part.unmet && view.ready > 0, view.ready, window(view.start), now);
         if let Some(told) = told {
             memory.follow(part.replicas, told.desired, hold(view.start), now);
         }
@@ -124,6 +125,7 @@ impl Scheduler {
             return Need { desired: Some(told.desired), reason: reason.name(), keep: told.keep, ..counted };
         }
         let least = least(&counted, view, part, (row, bursts));
+        let least = if unmet > least.0 { (unmet, Reason::Unmet) } else { least };
         let (number, kept) = memory.settle(part.replicas, least.0, hold(view.start), view.start, now);
         // Until a whole window was seen, what is there is not known to be too much.
         let held = if watched < window(view.start) { number.max(view.ready) } else { number };

@@ -2,7 +2,9 @@
 //!
 //! The most urgent class in use sets how full replicas may be. Those after it
 //! are guests: they leave it a reserve, and come only where its streams stay
-//! in time. Pools that it may not use are left to the next class that may. When it has been idle for a while, the next class takes its place.
+//! in time. Pools that it may not use are left to the
+//! next class that may. When it has been idle for a while, the next class takes
+//! its place.
 
 use smallvec::SmallVec;
 
@@ -21,7 +23,8 @@ impl Scheduler {
         let urgent = here.find_urgent(now);
         let reserve = urgent.map_or(0, |class| here.reserve(class, now));
         here.set_urgent(urgent);
-        let promised = Promised { active: here.active(now), reserve, turns: self.fleet.turns() };
+        let widest = here.widest();
+        let promised = Promised { active: here.active(now), reserve, widest, turns: self.fleet.turns() };
         if here.promised.as_ref() == Some(&promised) {
             return;
         }
@@ -36,6 +39,7 @@ impl Scheduler {
                 ttft: class.ttft_objective,
                 itl: class.itl_objective,
                 reserve,
+                widest,
                 guests: host == urgent,
             });
             self.fleet.promise(pool, promise, now);

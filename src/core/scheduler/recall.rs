@@ -1,6 +1,6 @@
 //! Taking jobs back whose clients have seen nothing of them: from an engine
-//! that has stalled or is to be left, and from places that a more urgent class
-//! needs.
+//! that is silent (see `silence`) or is to be left, and from places that a more
+//! urgent class needs.
 //!
 //! A stream that has produced output is never taken back for others. From an
 //! engine that has stalled or is about to be cut off it is handed over to
@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::time::Duration;
 
-use crate::core::event::{Action, Fault, Recalled};
+use crate::core::event::{Action, Recalled};
 use crate::core::ids::{JobId, ReplicaId};
 use crate::core::job::Usage;
 use crate::core::order::Candidate;
@@ -32,36 +32,14 @@ pub(super) const MAX_PREEMPTIONS: u32 = 2;
 pub(super) type Movable = (Reverse<usize>, Reverse<Tick>, JobId);
 
 impl Scheduler {
-    /// A replica owes tokens and sends none. Where others are in service, what
-    /// its clients have seen nothing of goes to them, and so do streams that
-    /// they can go on with.
-    pub(super) fn stalled(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
-        let pool = self.fleet.pool_of(replica);
-        let Some(group) = pool.and_then(|pool| self.placement.group_of(pool)) else { return };
-        let up = self.fleet.count_up(&self.groups[group].shape.pools);
-        if up == u64::from(self.fleet.is_up(replica)) {
-            return;
-        }
-        self.eject(replica, Fault::Silent, out);
-        for id in self.jobs_at(replica, |job, _| job.is_unseen() && self.has_others(job)) {
-            let Some((lane, run)) =
-                self.jobs.get(&id).and_then(|job| Some((LaneKey::of(&job.spec), job.run()?)))
-            else {
-                continue;
-            };
-            // One that never worked would take the same jobs again and again.
-            if run.proven || self.take_retry(lane) {
-                self.recall(id, Recalled::Stalled, out);
-            }
-        }
-        self.hand_over(replica, Recalled::Stalled, out);
-    }
-
-    /// Asks for the streams of a replica that others in service can go on with.
+    /// Asks for the streams of a replica that others in service can go on with,
+    /// and for all that a silent one has: what cannot go on there is not to wait
+    /// for as long as a stream of an engine that lives.
     pub(super) fn hand_over(&mut self, replica: ReplicaId, why: Recalled, out: &mut Vec<Action>) {
         let movable = |job: &Job, run: &Run| {
             let streams = job.spec.streams && run.booking.started;
-            streams && job.spec.goes_on && job.asked.is_none() && self.has_others(job)
+            let wanted = job.spec.goes_on || why == Recalled::Stalled;
+            streams && wanted && !job.is_suspect() && job.asked.is_none() && self.has_others(job)
         };
         for id in self.jobs_at(replica, movable) {
             if let Some(job) = self.jobs.get_mut(&id) {
@@ -89,13 +67,13 @@ impl Scheduler {
     }
 
     /// Whether a replica in service may serve the job.
-    fn has_others(&self, job: &Job) -> bool {
+    pub(super) fn has_others(&self, job: &Job) -> bool {
         let line = self.placement.line(LaneKey::of(&job.spec));
         line.is_some_and(|line| self.fleet.count_up(&line.pools) > 0)
     }
 
     /// What runs at a replica and is wanted; the oldest first.
-    fn jobs_at(&self, replica: ReplicaId, wanted: impl Fn(&Job, &Run) -> bool) -> Vec<JobId> {
+    pub(super) fn jobs_at(&self, replica: ReplicaId, wanted: impl Fn(&Job, &Run) -> bool) -> Vec<JobId> {
         let here = |job: &&Job| job.run().is_some_and(|run| run.replica == replica && wanted(job, &run));
         let mut jobs: Vec<_> =
             self.jobs.values().filter(here).map(|job| (job.place.seq, job.spec.id)).collect();
@@ -137,7 +115,7 @@ impl Scheduler {
 
     /// Takes a job back into its lane. What it lost is not its fault, so it may
     /// wait as long as a new one, within its client's patience.
-    fn recall(&mut self, id: JobId, why: Recalled, out: &mut Vec<Action>) {
+    pub(super) fn recall(&mut self, id: JobId, why: Recalled, out: &mut Vec<Action>) {
         let Some(run) = self.jobs.get(&id).and_then(Job::run) else { return };
         self.release(id, &run, Some((why.into(), Usage::Unknown)), out);
         let Some(job) = self.jobs.get_mut(&id) else { return };
@@ -150,6 +128,9 @@ impl Scheduler {
             Recalled::Drained | Recalled::SpotNotice | Recalled::Asleep => {}
         }
         let lane = LaneKey::of(&job.spec);
+        if why == Recalled::Stalled {
+            self.note_silence(id);
+        }
         if let Some(account) = self.account(lane) {
             let here = &mut self.groups[account.group];
             here.drain.take_back(self.now);

@@ -78,6 +78,10 @@ impl Scheduler {
                 for _ in 0..waiting {
                     self.groups[spot.group].joined(spot.class, spot.line, key.tenant, self.now);
                 }
+                let jobs = self.queue.lane(key).into_iter().flat_map(|lane| lane.jobs());
+                for job in jobs.filter_map(|id| self.jobs.get(&id)) {
+                    self.groups[spot.group].note_wide(job.spec.sequences);
+                }
             }
             if let Some(reason) = self.orphaned(key) {
                 let lane = self.queue.lane(key);

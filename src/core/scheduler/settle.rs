@@ -55,6 +55,7 @@ impl Scheduler {
             let whole = self.fleet.start(run.replica, &mut run.booking, &mut run.stay, self.now);
             self.invariants.check(InvariantId::LedgerBalanced, whole);
             let run = *run;
+            self.forget_reading(id);
             if self.jobs.get(&id).is_some_and(|job| !job.is_unseen()) {
                 self.forget_movable(id);
             }
@@ -64,6 +65,7 @@ impl Scheduler {
                 false => self.fleet.answered(run.replica, took, (run.raw, run.booking.weight), self.now),
             }
             self.note_start(&run);
+            self.clear_suspect(id, &run);
             self.touch_replica(run.replica);
         }
     }
@@ -74,9 +76,13 @@ impl Scheduler {
         match outcome {
             Outcome::Done(usage) => {
                 if !run.booking.started {
+                    self.learn_whole(&run, usage);
                     self.note_start(&run);
                 }
                 self.fleet.proved(run.replica, self.now);
+                if usage != Usage::Exact(Tokens::default()) {
+                    self.fleet.heard(run.replica, self.now);
+                }
                 self.release(id, &run, None, out);
                 if let Some(job) = self.jobs.remove(&id) {
                     self.lengths.learn(&job.spec, usage);
@@ -124,7 +130,11 @@ impl Scheduler {
             job.interrupted(output, self.now + class.map_or(Duration::ZERO, |class| class.max_wait));
         }
         let (failures, lane) = (job.failures, LaneKey::of(&job.spec));
-        let exhausted = counts && failures >= self.policy.retry.max_attempts.max(1);
+        let hopeless = fault == Fault::Overtime || (fault == Fault::Silent && job.is_suspect());
+        let exhausted = counts && (hopeless || failures >= self.policy.retry.max_attempts.max(1));
+        if fault == Fault::Silent && begun.is_some() {
+            self.note_silence(id);
+        }
         let is_free = !counts || self.is_part_of_a_fall(&run, suspect);
 
         if !run.booking.started
@@ -168,6 +178,7 @@ impl Scheduler {
         let Some(job) = self.jobs.get(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(job));
         self.demand.book.refused(&job.spec);
+        self.note_refused(id, reason);
         out.push(Action::Reject { job: id, why });
         self.left(id, Usage::Unknown, out);
     }
@@ -198,6 +209,7 @@ impl Scheduler {
         out: &mut Vec<Action>,
     ) {
         self.forget_movable(id);
+        self.forget_reading(id);
         self.touch_replica(run.replica);
         let lane = self.jobs.get_mut(&id).map(|job| {
             job.asked = None;

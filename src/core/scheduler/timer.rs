@@ -9,14 +9,24 @@ use super::Scheduler;
 impl Scheduler {
     /// When `Event::Timer` is wanted at the latest: the next deadline of a
     /// waiting job, end of a hold, probe, end of a busy spell or of an override, step of a slow
-    /// start, end of a replica's drain or of its idle time.
+    /// start, end of a replica's drain or of its idle time, a prompt that counts as
+    /// read.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let job = self.next_end().map(|(at, _)| at);
+        let unjudged = self.unjudged.first().map(|(at, _)| *at);
         let departing = self.departing.first().map(|(at, _)| *at);
+        let read = self.reading.first().map(|(at, _)| *at);
         let reseat = self.reseats.first().map(|(at, _)| *at);
-        let others =
-            [self.fleet.next_wake(), self.next_release(), self.overrides.next_end(), departing, reseat];
+        let others = [
+            self.fleet.next_wake(),
+            self.next_release(),
+            self.overrides.next_end(),
+            departing,
+            read,
+            reseat,
+            unjudged,
+        ];
         job.into_iter().chain(others.into_iter().flatten()).min()
     }
 

@@ -210,6 +210,7 @@ impl Desks {
             | Action::Spare { .. }
             | Action::PoolDown { .. }
             | Action::Probe { .. }
+            | Action::Inspect { .. }
             | Action::Sleep { .. }
             | Action::Wake { .. }
             | Action::Readmit { .. }

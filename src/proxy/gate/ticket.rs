@@ -108,8 +108,12 @@ impl Ticket {
     /// another with `placed`. Never ends while the ticket is not at a replica.
     /// Dropping the future keeps the ticket.
     pub async fn recalled(&mut self) -> Recalled {
-        let Post::Runs { word: Some(word), .. } = &mut self.post else { return pending().await };
-        match word.await {
+        let Post::Runs { word, .. } = &mut self.post else { return pending().await };
+        let Some(receiver) = word else { return pending().await };
+        let said = receiver.await;
+        // A receiver that has spoken must not be polled again.
+        *word = None;
+        match said {
             Ok(Word::Recalled { why, again }) => {
                 self.post = Post::Waits(again);
                 why

@@ -253,7 +253,7 @@ async fn relayed(proxy: &Arc<Proxy>, first: &TcpListener) -> (JobId, TcpStream, 
     engine.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
     let (answered, ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
     let Ok(Answered::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
-    let held = proxy.bodies.hold();
+    let held = proxy.bodies.hold(order.spec.tenant);
     let job = order.spec.id;
     order.spec.goes_on = true;
     let headers = HeaderMap::new();

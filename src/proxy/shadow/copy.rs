@@ -12,9 +12,10 @@ use crate::core::job::Usage;
 use crate::proxy::attempt::{Attempt, Tries};
 use crate::proxy::auth::Identity;
 use crate::proxy::gate::{Placement, Ticket};
-use crate::proxy::handler::{NOTHING, Proxy, place};
+use crate::proxy::handler::{Proxy, place};
 use crate::proxy::order::Order;
 use crate::proxy::record::Record;
+use crate::proxy::resets::MOST_SENDS;
 use crate::proxy::shadow::Half;
 use crate::proxy::stream::{EngineStream, Step};
 use crate::telemetry::event::{RequestOutcome, ShadowSkipped};
@@ -90,11 +91,12 @@ async fn answer(
     let settings = proxy.settings.load_full();
     let place = place(&settings, placement);
     record.sent(place);
-    let tries = Tries { upstreams: &proxy.upstreams, answers: &proxy.answers, order, headers, so_far: None };
+    let (upstreams, paces, answers) = (&proxy.upstreams, &*proxy.paces, &proxy.answers);
+    let tries = Tries { upstreams, paces, answers, order, headers, so_far: None };
     let attempt = tokio::select! {
         biased;
         why = ticket.recalled() => return Some(why.name()),
-        attempt = tries.at(&settings, place, record) => attempt,
+        attempt = tries.at(&settings, place, MOST_SENDS, record) => attempt,
     };
     match attempt {
         Attempt::Stream { stream, whole, .. } if ticket.first_token() => {
@@ -107,7 +109,9 @@ async fn answer(
             record.engine = Some(record.clock.now().since(record.sent_at.unwrap_or(record.started)));
             record.succeeded(usage);
         }
-        Attempt::Refused(error) if ticket.finish(Outcome::Done(NOTHING)) => refused(&error, NOTHING, record),
+        Attempt::Refused(error, usage) if ticket.finish(Outcome::Done(usage)) => {
+            refused(&error, usage, record);
+        }
         Attempt::NoMemory(_) => return Some("memory"),
         Attempt::Failed(fault, usage) if ticket.failed_unseen(fault, usage) => {
             failed(fault, usage, record);

@@ -47,6 +47,9 @@ pub enum UpstreamError {
     /// The connection broke, or what came was not HTTP.
     #[error("exchange: {0}")]
     Exchange(#[from] hyper::Error),
+    /// The same after a kept connection broke.
+    #[error("exchange, for the second time: {0}")]
+    Again(#[source] hyper::Error),
 }
 
 impl UpstreamError {
@@ -55,8 +58,18 @@ impl UpstreamError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::Connect(_) | Self::ConnectTimeout(_) => Fault::Refused,
-            Self::Exchange(error) if error.is_parse() => Fault::Malformed,
-            Self::Gone(_) | Self::Exchange(_) => Fault::Reset,
+            Self::Exchange(error) | Self::Again(error) if error.is_parse() => Fault::Malformed,
+            Self::Gone(_) | Self::Exchange(_) | Self::Again(_) => Fault::Reset,
+        }
+    }
+
+    /// How often the engine may have got the request.
+    #[must_use]
+    pub const fn sends(&self) -> u32 {
+        match self {
+            Self::Connect(_) | Self::ConnectTimeout(_) => 0,
+            Self::Gone(_) | Self::Exchange(_) => 1,
+            Self::Again(_) => 2,
         }
     }
 }
@@ -97,8 +110,25 @@ impl Replica {
     /// # Errors
     /// Any failure before the head; see [`UpstreamError::fault`].
     pub async fn send(&self, call: &Call<'_>, limits: &UpstreamLimits) -> Result<Sent, UpstreamError> {
+        self.send_by(call, limits, true).await
+    }
+
+    /// The same on a fresh connection, and only once.
+    ///
+    /// # Errors
+    /// Any failure before the head; see [`UpstreamError::fault`].
+    pub async fn send_once(&self, call: &Call<'_>, limits: &UpstreamLimits) -> Result<Sent, UpstreamError> {
+        self.send_by(call, limits, false).await
+    }
+
+    async fn send_by(
+        &self,
+        call: &Call<'_>,
+        limits: &UpstreamLimits,
+        pooled: bool,
+    ) -> Result<Sent, UpstreamError> {
         let mut stale = false;
-        if let Some(mut conn) = self.pool.take(limits.keep_alive) {
+        if pooled && let Some(mut conn) = self.pool.take(limits.keep_alive) {
             let begun = Instant::now();
             match conn.send(self.request(call)).await {
                 Ok(response) => {
@@ -114,7 +144,9 @@ impl Replica {
         let mut conn =
             opened.map_err(|error| if stale { UpstreamError::Gone(Box::new(error)) } else { error })?;
         let connect = Some((begun, Instant::now()));
-        let response = conn.send(self.request(call)).await?;
+        let response = conn.send(self.request(call)).await;
+        let response =
+            response.map_err(|error| if stale { UpstreamError::Again(error) } else { error.into() })?;
         Ok(Sent { exchange: Exchange::new(Arc::clone(&self.pool), conn, response), connect })
     }
 

@@ -30,6 +30,7 @@ fn limits() -> UpstreamLimits {
     UpstreamLimits {
         connect_timeout: PATIENCE,
         first_token_timeout: PATIENCE,
+        answer_timeout: PATIENCE,
         stream_idle_timeout: PATIENCE,
         keep_alive: PATIENCE,
     }

@@ -51,10 +51,9 @@ impl Stretch {
             prompt: call.prompt,
             output: call.output,
             max_output: MAX_OUTPUT.max(call.output),
-            streams: true,
             prefix: reblock(&call.prefix, block, PREFIX_BLOCK).into(),
             blocks: reblock(&call.prefix, block, BLOCK_TOKENS).into(),
-            patience: None,
+            ..Arrival::default()
         });
         Self { arrivals: arrivals.collect(), span: trace.span() }
     }

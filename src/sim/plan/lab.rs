@@ -82,11 +82,8 @@ impl<'a> Lab<'a> {
         let setup = Setup {
             replicas: self.setting.replicas(fleet),
             arrivals: stretch.arrivals.clone(),
-            gateways: Vec::new(),
-            scrape: None,
             late: true,
-            scaling: None,
-            horizon: None,
+            ..Setup::default()
         };
         let mut routers: Vec<Box<dyn Router>> = vec![Box::new(Gateway::new(self.setting.policy(fleet)))];
         let outcome = run(&setup, &mut routers);

@@ -68,7 +68,8 @@ fn calls(seen: &Kept, count: usize, rng: &mut Rng) -> Vec<Call> {
         let from = MINUTE * (count - 1 - back) as u32;
         calls.extend((0..minute.arrived).map(|_| from + MINUTE.mul_f64(rng.unit())));
     }
-    let served = served(seen.minutes.iter().rev().take(count));
+    let there = seen.minutes.back().map_or(0.0, |minute| minute.level).round() as u64;
+    let served = served(seen.minutes.iter().rev().take(count)).saturating_sub(there);
     let prompts = sizes(&seen.prompts, calls.len(), sums.0, rng);
     let outputs = sizes(&seen.outputs, calls.len(), sums.1 * calls.len() as u64 / served.max(1), rng);
     let sized = calls.into_iter().zip(prompts).zip(outputs);
@@ -80,7 +81,7 @@ fn calls(seen: &Kept, count: usize, rng: &mut Rng) -> Vec<Call> {
     sized.map(call).collect()
 }
 
-/// Of those that arrived, the ones that were not refused.
+/// Of those that arrived, the ones that were not refused; some may still be there.
 fn served<'a>(minutes: impl Iterator<Item = &'a Minute>) -> u64 {
     minutes.map(|minute| u64::from(minute.arrived.saturating_sub(minute.refused))).sum()
 }

@@ -24,13 +24,15 @@ const fn column(name: &'static str, title: &'static str, digits: usize, dull: Op
 }
 
 /// Every figure. Times in milliseconds unless the name says otherwise.
-pub const COLUMNS: [Column; 20] = [
+pub const COLUMNS: [Column; 22] = [
     column("offered", "offered", 0, None),
     column("ttft_p50_ms", "p50", 0, None),
     column("ttft_p99_ms", "p99", 0, None),
+    column("ttft_most_ms", "most", 0, None),
     column("itl_p99_ms", "itl p99", 1, None),
     column("goodput", "goodput", 3, None),
     column("refused", "refused", 3, Some(0.0)),
+    column("told_most_ms", "told", 0, Some(0.0)),
     column("cut", "cut", 4, Some(0.0)),
     column("lost", "lost", 4, Some(0.0)),
     column("retried", "retried", 4, Some(0.0)),
@@ -98,9 +100,11 @@ impl Frame<'_> {
             summary.offered as f64,
             summary.ttft_p50,
             summary.ttft_p99,
+            summary.ttft_most,
             summary.itl_p99,
             good as f64 / count,
             summary.refused,
+            summary.told_most,
             summary.cut,
             summary.lost,
             retried as f64 / count,

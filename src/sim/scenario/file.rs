@@ -115,6 +115,10 @@ pub struct Shape {
     pub late: Option<bool>,
     /// The end of the world, whatever is open then; absent = when all is done.
     pub horizon: Option<Span>,
+    /// A closed loop: so many patient clients, each of which sends the next request
+    /// of the traffic when its last one has ended; absent = requests come at their
+    /// time, whatever became of others.
+    pub clients: Option<u32>,
     /// Replicas that come and go; absent = all are always there.
     pub scale: Option<ScaleRow>,
 }
@@ -134,6 +138,7 @@ impl Shape {
             scrape: own.scrape.or(base.scrape),
             late: own.late.or(base.late),
             horizon: own.horizon.or(base.horizon),
+            clients: own.clients.or(base.clients),
             scale: match (own.scale, base.scale) {
                 (Some(own), Some(base)) => Some(own.over(base)),
                 (own, base) => own.or(base),
@@ -169,6 +174,12 @@ pub struct FleetRow {
     pub kv_tokens: Option<u64>,
     /// Whether prompts are cached by prefix.
     pub prefix_cache: bool,
+    /// Time that a word takes there and back; absent = 0. The answers to scrapes and
+    /// probes come at once.
+    pub rtt: Option<Span>,
+    /// Factors of single constants of the profile's step time (`t_ovh`, `t_w`, `i0`,
+    /// `a`, `c`, `d`), so that the engines are of a kind that no model knows.
+    pub off: Named<f64>,
     /// What befalls them.
     pub fault: Option<FaultRow>,
 }
@@ -241,6 +252,38 @@ pub struct Stream {
     pub max_output: Option<u32>,
     /// How long clients wait for the first token; absent = what the class allows.
     pub patience: Option<Span>,
+    /// Share of the requests whose answers are not streamed, `0.0..=1.0`;
+    /// absent = 0.
+    pub plain: Option<f64>,
+    /// Choices that each request asks for, 1..=128; absent = 1.
+    pub n: Option<u32>,
+    /// Requests that their engine holds for a while before it queues them.
+    pub held: Option<DelayRow>,
+    /// Streams that fall silent for a while, after any of their tokens.
+    pub pauses: Option<DelayRow>,
+    /// For a `pattern`: prompts begin with one of these; absent = prompts have
+    /// nothing in common.
+    pub system: Option<SystemRow>,
+}
+
+/// What befalls some requests.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DelayRow {
+    /// Their share, `0.0..=1.0`.
+    pub share: f64,
+    /// How long it lasts.
+    pub lasts: Span,
+}
+
+/// System prompts.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SystemRow {
+    /// How many there are.
+    pub prompts: u32,
+    /// Tokens of each; a prompt that is shorter has only its own length of it.
+    pub tokens: u32,
 }
 
 /// Arrival patterns.

@@ -19,11 +19,13 @@ use crate::sim::scenario::file;
 use crate::sim::scenario::file::{ClassRow, FaultName, FleetRow, PatternName, Scenario, Shape};
 use crate::sim::scenario::plan::Case;
 use crate::sim::scenario::scale::Scale;
-use crate::sim::scenario::traffic::{Owner, Rate, Source, Stream};
+use crate::sim::scenario::traffic::{Delay, Habits, Owner, Rate, Source, Stream};
 use crate::sim::trace::Trace;
 use crate::sim::world::gateway::{Rack, policy};
 use crate::sim::world::replica::{Fault, FaultKind, ReplicaSetup};
 
+/// Choices of one request.
+const MAX_CHOICES: u32 = 128;
 /// Engines of one world.
 const MAX_ENGINES: u32 = 4_096;
 
@@ -37,6 +39,10 @@ pub(super) struct Maker<'a> {
 
 fn positive(field: &str, value: f64) -> Result<f64, String> {
     if value.is_finite() && value > 0.0 { Ok(value) } else { Err(format!("{field}: must be greater than 0")) }
+}
+
+fn share(field: &str, value: f64) -> Result<f64, String> {
+    if (0.0..=1.0).contains(&value) { Ok(value) } else { Err(format!("{field}: must be from 0 to 1")) }
 }
 
 impl<'a> Maker<'a> {
@@ -166,6 +172,7 @@ impl<'a> Maker<'a> {
             scrape: shape.scrape.map(|span| span.0).filter(|span| !span.is_zero()),
             late: shape.late.unwrap_or(false),
             horizon: shape.horizon.map(|span| span.0),
+            clients: clients(shape)?,
             facts: Facts { profiles, weights, policy: Policy::default() },
             replicas,
             racks,
@@ -224,6 +231,7 @@ impl<'a> Maker<'a> {
             owner,
             max_output: row.max_output.unwrap_or(4_096),
             patience: row.patience.map(|span| span.0),
+            habits: habits(row)?,
         })
     }
 
@@ -296,6 +304,39 @@ fn pattern(name: PatternName, row: &file::Stream) -> Pattern {
     }
 }
 
+/// What requests of a stream are like, beside their sizes.
+fn habits(row: &file::Stream) -> Result<Habits, String> {
+    let delay = |field: &str, row: Option<file::DelayRow>| {
+        let share = |row: file::DelayRow| share(&format!("{field}.share"), row.share);
+        row.map(|row| Ok::<_, String>(Delay { share: share(row)?, lasts: row.lasts.0 })).transpose()
+    };
+    let n = row.n.unwrap_or(1);
+    if !(1..=MAX_CHOICES).contains(&n) {
+        return Err(format!("n: must be from 1 to {MAX_CHOICES}"));
+    }
+    if row.system.is_some() && row.pattern.is_none() {
+        return Err("system: only for a pattern".to_owned());
+    }
+    if row.system.is_some_and(|system| system.prompts == 0) {
+        return Err("system.prompts: must be greater than 0".to_owned());
+    }
+    Ok(Habits {
+        plain: share("plain", row.plain.unwrap_or(0.0))?,
+        n,
+        held: delay("held", row.held)?,
+        pauses: delay("pauses", row.pauses)?,
+        system: row.system.map(|system| (system.prompts, system.tokens)),
+    })
+}
+
+fn clients(shape: &Shape) -> Result<Option<usize>, String> {
+    match shape.clients {
+        Some(0) => Err("clients: must be greater than 0".to_owned()),
+        Some(_) if shape.scale.is_some() => Err("clients: with scale there is no closed loop".to_owned()),
+        clients => Ok(clients.map(|clients| clients as usize)),
+    }
+}
+
 /// Where a class may send its work.
 fn rules(row: &ClassRow, policy: &Policy) -> Result<Rules, String> {
     let id =
@@ -323,7 +364,13 @@ fn rack(row: &FleetRow, setup: &ReplicaSetup, replicas: usize) -> Result<Rack, S
 fn engine(row: &FleetRow) -> Result<ReplicaSetup, String> {
     let names = || Profile::names().collect::<Vec<_>>().join(", ");
     let profile = Profile::named(&row.profile);
-    let profile = profile.ok_or_else(|| format!("profile: `{}` is not one of {}", row.profile, names()))?;
+    let mut profile =
+        profile.ok_or_else(|| format!("profile: `{}` is not one of {}", row.profile, names()))?;
+    for (name, factor) in row.off.iter() {
+        let constant = profile.constant(name);
+        let constant = constant.ok_or_else(|| format!("off.{name}: must be t_ovh, t_w, i0, a, c or d"))?;
+        *constant *= positive(&format!("off.{name}"), *factor)?;
+    }
     let options = EngineOptions {
         max_seqs: row.max_seqs,
         max_tokens: row.max_tokens,
@@ -347,5 +394,6 @@ fn engine(row: &FleetRow) -> Result<ReplicaSetup, String> {
     let slowness = positive("slowness", row.slowness.unwrap_or(1.0))?;
     let usual = if row.pool.is_some() { profile.cost_h } else { 0.0 };
     let price = row.price.unwrap_or(usual);
-    Ok(ReplicaSetup { slowness, fault, price, ..ReplicaSetup::new(profile, options) })
+    let trip = row.rtt.unwrap_or_default().0 / 2;
+    Ok(ReplicaSetup { slowness, fault, price, trip, ..ReplicaSetup::new(profile, options) })
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use crate::core::time::Tick;
 use crate::sim::rng::Rng;
 use crate::sim::scenario::design::{Design, Facts};
 use crate::sim::scenario::figures::{Figures, Frame, cost_per_thousand};
@@ -53,6 +54,7 @@ pub struct Case {
     pub(super) scrape: Option<Duration>,
     pub(super) late: bool,
     pub(super) horizon: Option<Duration>,
+    pub(super) clients: Option<usize>,
     /// Absent = all replicas are always there.
     pub(super) scale: Option<Scale>,
     pub(super) facts: Facts,
@@ -191,6 +193,8 @@ impl Case {
             scrape: design.scrape().or(self.scrape),
             late: self.late,
             horizon: self.horizon,
+            clients: self.clients,
+            counted_from: Tick::ZERO,
             scaling: self.scale.as_ref().map(|scale| scale.scaling(trial.policy, trial.seed)),
         };
         let initial = setup.scaling.as_ref().map(|scaling| scaling.initial as usize);

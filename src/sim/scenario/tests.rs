@@ -61,6 +61,25 @@ fn mistakes_name_the_field() {
             "world: {traffic: [{pattern: poisson}], fleet: [{profile: v100}]}",
             "fleet[0].profile: `v100` is not",
         ),
+        ("world: {traffic: [{pattern: poisson, plain: 2}]}", "traffic[0].plain: must be from 0 to 1"),
+        ("world: {traffic: [{pattern: poisson, n: 0}]}", "traffic[0].n: must be from 1 to 128"),
+        (
+            "world: {traffic: [{pattern: poisson, held: {share: 2, lasts: 1s}}]}",
+            "traffic[0].held.share: must be from 0 to 1",
+        ),
+        (
+            "world: {traffic: [{pattern: poisson, system: {prompts: 0, tokens: 9}}]}",
+            "traffic[0].system.prompts: must be greater than 0",
+        ),
+        ("world: {traffic: [{pattern: poisson}], clients: 0}", "clients: must be greater than 0"),
+        (
+            "world: {traffic: [{pattern: poisson}], fleet: [{profile: l4-8b, off: {b: 2}}]}",
+            "off.b: must be t_ovh",
+        ),
+        (
+            "world: {traffic: [{pattern: poisson}], fleet: [{profile: l4-8b, off: {a: 0}}]}",
+            "off.a: must be greater",
+        ),
         ("world: {traffic: [{pattern: poisson}], fleet: []}", "fleet: must have from 1"),
         ("world: {traffic: [{pattern: poisson}], loads: [-1]}", "loads: must be greater than 0"),
         ("world: {traffic: [{pattern: poisson}], designs: [best]}", "designs: no design is called `best`"),

@@ -8,10 +8,12 @@ use crate::sim::arrivals::{Conversations, Pattern, Sizes, Synthetic};
 use crate::sim::engine::BLOCK_TOKENS;
 use crate::sim::rng::Rng;
 use crate::sim::trace::{Call, Trace, reblock};
-use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
+use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK, Pause};
 
 /// Requests of a made-up stream that says no number and no time.
 const USUAL_COUNT: usize = 5_000;
+/// Draws what requests are like by another lot than when they come.
+const HABITS_LOT: u64 = 0x68_6162_6974;
 
 /// Where calls come from.
 #[derive(Debug, Clone)]
@@ -55,6 +57,30 @@ pub(super) struct Stream {
     pub(super) owner: Owner,
     pub(super) max_output: u32,
     pub(super) patience: Option<Duration>,
+    pub(super) habits: Habits,
+}
+
+/// What requests are like, beside their sizes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Habits {
+    /// Share of those whose answers are not streamed, `0.0..=1.0`.
+    pub(super) plain: f64,
+    /// Choices.
+    pub(super) n: u32,
+    /// Those that their engine holds before it queues them.
+    pub(super) held: Option<Delay>,
+    /// Streams that fall silent.
+    pub(super) pauses: Option<Delay>,
+    /// How many system prompts there are, and their tokens.
+    pub(super) system: Option<(u32, u32)>,
+}
+
+/// What befalls some requests.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Delay {
+    /// Their share, `0.0..=1.0`.
+    pub(super) share: f64,
+    pub(super) lasts: Duration,
 }
 
 /// All arrivals of the streams at this load.
@@ -87,7 +113,9 @@ impl Stream {
             trace.deal_tenants(&shares, own);
         }
         let block = trace.prefix_block;
-        trace.calls.iter().map(|call| self.arrival(call, block)).collect()
+        let mut lot = Rng::new(own ^ HABITS_LOT);
+        let calls = trace.calls.iter();
+        calls.map(|call| self.habits.put_on(self.arrival(call, block), &mut lot)).collect()
     }
 
     fn calls(&self, rate: f64, seed: u64, own: u64) -> Trace {
@@ -125,10 +153,30 @@ impl Stream {
             prompt: call.prompt,
             output: call.output,
             max_output: self.max_output.max(call.output),
-            streams: true,
             prefix: reblock(&call.prefix, block, PREFIX_BLOCK).into(),
             blocks: reblock(&call.prefix, block, BLOCK_TOKENS).into(),
             patience: self.patience,
+            ..Arrival::default()
+        }
+    }
+}
+
+impl Habits {
+    /// The request, with what is drawn for it. Nothing is drawn for what no request
+    /// has.
+    fn put_on(&self, arrival: Arrival, lot: &mut Rng) -> Arrival {
+        let mut befalls = |share: f64| share > 0.0 && lot.unit() < share;
+        let streams = !befalls(self.plain);
+        let held = self.held.filter(|held| befalls(held.share)).map_or(Duration::ZERO, |held| held.lasts);
+        let pauses = self.pauses.filter(|pauses| befalls(pauses.share));
+        let pause = pauses.map(|Delay { lasts, .. }| Pause {
+            after: 1 + lot.below(u64::from(arrival.output.saturating_sub(1))) as u32,
+            lasts,
+        });
+        let arrival = Arrival { streams, n: self.n, held, pause, ..arrival };
+        match self.system {
+            Some((prompts, tokens)) => arrival.with_prompt(lot.below(u64::from(prompts)), tokens, lot.bits()),
+            None => arrival,
         }
     }
 }

@@ -1,10 +1,13 @@
 //! What engines do to the world: steps and their tokens, faults, and what is
 //! told of them.
 
+use std::time::Duration;
+
 use crate::sim::engine::{EngineEvent, EventKind};
+use crate::sim::world::exchange::Word;
 use crate::sim::world::replica::FaultKind;
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
-use crate::sim::world::run::{Happening, Job, PACE_PERIOD, World};
+use crate::sim::world::run::{Happening, PACE_PERIOD, World};
 
 impl World<'_> {
     pub(super) fn start(&mut self, replica: ReplicaIndex) {
@@ -26,56 +29,75 @@ impl World<'_> {
             self.start(replica);
         }
         for event in events.drain(..) {
-            self.engine_event(replica, &event);
+            self.say(replica, Word::Event(event));
         }
         self.events = events;
         self.start(replica);
     }
 
-    fn engine_event(&mut self, replica: ReplicaIndex, event: &EngineEvent) {
-        let job = event.request as JobIndex;
-        let now = self.now;
+    /// What a try's engine says of it is heard.
+    pub(super) fn engine_event(&mut self, job: JobIndex, replica: ReplicaIndex, event: EngineEvent) {
         let state = &mut self.jobs[job];
-        if state.at != Some(replica) {
-            return;
-        }
-        let gateway = usize::from(state.gateway);
-        let whole = match event.kind {
+        match event.kind {
             EventKind::Scheduled { cached_tokens } => {
-                state.cached = if state.tokens == 0 { cached_tokens } else { state.cached };
+                state.cached =
+                    if state.tokens == 0 && event.choice == 0 { cached_tokens } else { state.cached };
                 return;
             }
             EventKind::Preempted => return,
-            EventKind::Computed => true,
-            EventKind::Token { last } => last,
-        };
-        state.tokens += 1;
+            EventKind::Computed | EventKind::Token { last: true } => state.ended += 1,
+            EventKind::Token { last: false } => {}
+        }
+        match &mut state.unsaid {
+            Some(unsaid) => *unsaid += 1,
+            None => self.tokens_came(job, replica, 1),
+        }
+    }
+
+    /// So many tokens of a request came at once.
+    pub(super) fn tokens_came(&mut self, job: JobIndex, replica: ReplicaIndex, tokens: u32) {
+        let now = self.now;
+        let arrival = &self.setup.arrivals[job];
+        let state = &mut self.jobs[job];
+        state.tokens += tokens;
+        state.counted += if now >= self.setup.counted_from { tokens } else { 0 };
         let gap = now.since(state.last);
         state.last = now;
+        let (gateway, attempt) = (usize::from(state.gateway), state.attempt);
         if state.first.is_none() {
             state.first = Some(now);
             self.replicas[replica].shown(state.sent.1, now.since(state.sent.0));
-            self.records[job].ttft = Some(now.since(self.setup.arrivals[job].at));
-            self.tell(gateway, Input::FirstToken { job, replica });
-        } else if self.setup.arrivals[job].streams {
+            let record = &mut self.records[job];
+            record.ttft = Some(now.since(record.arrived));
+            if arrival.streams {
+                self.tell(gateway, Input::FirstToken { job, replica });
+            }
+        } else if arrival.streams && arrival.n <= 1 {
             let pace = &mut self.paces[gateway * self.setup.replicas.len() + replica];
-            pace.gaps += 1;
+            pace.gaps += u64::from(tokens);
             pace.total += gap;
         }
-        if whole && self.jobs[job].at == Some(replica) {
-            self.finish(job, replica);
+        let state = &self.jobs[job];
+        if state.at != Some(replica) || state.attempt != attempt {
+            return;
+        }
+        match arrival.pause.filter(|pause| arrival.streams && pause.after == state.tokens) {
+            _ if state.ended >= arrival.n.max(1) => self.finish(job, replica),
+            Some(pause) => self.fall_silent(job, pause.lasts),
+            None => {}
         }
     }
 
     fn finish(&mut self, job: JobIndex, replica: ReplicaIndex) {
         let state = self.jobs[job];
         let record = &mut self.records[job];
-        let gaps = state.tokens.saturating_sub(1).max(1);
-        record.itl = state.last.since(state.first.unwrap_or(state.last)) / gaps;
+        let of_each = state.tokens / self.setup.arrivals[job].n.max(1);
+        record.itl = state.last.since(state.first.unwrap_or(state.last)) / of_each.saturating_sub(1).max(1);
         record.cached = state.cached;
         record.ended = Some(self.now);
-        self.jobs[job].at = None;
-        self.open -= 1;
+        self.tokens += u64::from(state.counted);
+        self.jobs[job].leave();
+        self.over(Duration::ZERO);
         self.tell(usize::from(state.gateway), Input::Finished { job, replica, cached: state.cached });
     }
 
@@ -89,25 +111,29 @@ impl World<'_> {
             FaultKind::Frozen => self.replicas[replica].freeze(self.now + fault.lasts),
             FaultKind::Crashed => {
                 self.replicas[replica].crash();
-                let there = |job: &JobIndex| self.jobs[*job].at == Some(replica);
+                let there = |job: &JobIndex| {
+                    let state = &self.jobs[*job];
+                    state.at == Some(replica) && state.entered
+                };
                 for job in (0..self.jobs.len()).filter(there).collect::<Vec<_>>() {
-                    self.break_off(job, replica);
+                    self.say(replica, Word::Broken(self.try_of(job)));
                 }
             }
         }
     }
 
-    /// A job's engine died under it. After the first token it is cut.
-    fn break_off(&mut self, job: JobIndex, replica: ReplicaIndex) {
-        let gateway = self.jobs[job].gateway;
-        self.jobs[job].at = None;
-        if self.jobs[job].first.is_some() {
+    /// A job's engine died under it. A stream is cut after its first token; of
+    /// a plain answer the client has seen nothing.
+    pub(super) fn break_off(&mut self, job: JobIndex, replica: ReplicaIndex) {
+        let state = &mut self.jobs[job];
+        let gateway = usize::from(state.gateway);
+        let cut = state.first.is_some() && self.setup.arrivals[job].streams;
+        state.leave();
+        if cut {
             self.records[job].cut = true;
-            self.open -= 1;
-        } else {
-            self.jobs[job] = Job { gateway, ..Job::default() };
+            self.over(Duration::ZERO);
         }
-        self.tell(usize::from(gateway), Input::Failed { job, replica, refused: false });
+        self.tell(gateway, Input::Failed { job, replica, refused: false });
     }
 
     pub(super) fn scrape(&mut self, replica: ReplicaIndex) {

@@ -87,7 +87,7 @@ impl Gateway {
             model: ModelId::new(0),
             prompt_tokens: u64::from(arrival.prompt),
             max_output_tokens: u64::from(arrival.max_output),
-            sequences: 1,
+            sequences: arrival.n.max(1),
             bytes: 4 * u64::from(arrival.prompt),
             streams: arrival.streams,
             arrived: now,
@@ -97,6 +97,7 @@ impl Gateway {
             goes_on: false,
             context: u64::from(arrival.prompt) + u64::from(arrival.output),
             fit: 0,
+            fingerprint: None,
             session: None,
         }
     }
@@ -107,7 +108,7 @@ impl Gateway {
                 if self.sizes.len() <= job {
                     self.sizes.resize(job + 1, (0, 0));
                 }
-                self.sizes[job] = (arrival.prompt, arrival.output);
+                self.sizes[job] = (arrival.prompt, arrival.output.saturating_mul(arrival.n.max(1)));
                 let prefix = Prefix { blocks: Arc::clone(&arrival.prefix), block_tokens: PREFIX_BLOCK };
                 Event::Arrived(self.spec(now, job, arrival), prefix)
             }
@@ -166,6 +167,7 @@ impl Router for Gateway {
                 | Action::HandOver { .. }
                 | Action::Eject { .. }
                 | Action::Spare { .. }
+                | Action::Inspect { .. }
                 | Action::PoolDown { .. }
                 | Action::Readmit { .. }
                 | Action::Sleep { .. }

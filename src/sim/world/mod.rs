@@ -8,6 +8,7 @@ pub mod autoscale;
 pub mod baseline;
 mod elastic;
 mod engines;
+mod exchange;
 pub mod gateway;
 pub mod record;
 #[cfg(test)]

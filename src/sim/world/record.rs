@@ -19,7 +19,8 @@ pub struct Record {
     pub cached: u32,
     /// When it came.
     pub arrived: Tick,
-    /// From arrival to first token.
+    /// From arrival to the engine's first token, which the client of a plain
+    /// answer does not see.
     pub ttft: Option<Duration>,
     /// Mean time between its tokens.
     pub itl: Duration,
@@ -27,6 +28,8 @@ pub struct Record {
     pub ended: Option<Tick>,
     /// It was refused.
     pub refused: bool,
+    /// From arrival to the refusal.
+    pub told: Option<Duration>,
     /// It broke after its first token.
     pub cut: bool,
     /// Times it was given to an engine.
@@ -67,6 +70,10 @@ pub struct Summary {
     pub ttft_p50: f64,
     /// 99th percentile of the same.
     pub ttft_p99: f64,
+    /// The longest time to the first token of those served.
+    pub ttft_most: f64,
+    /// The longest time from arrival to a refusal.
+    pub told_most: f64,
     /// 99th percentile of the mean inter-token times.
     pub itl_p99: f64,
     /// Share of all offered within both objectives.
@@ -97,6 +104,7 @@ impl Summary {
             sum.offered += 1;
             good += u64::from(record.good(goal));
             refused += u64::from(record.refused);
+            sum.told_most = sum.told_most.max(record.told.map_or(0.0, |told| told.as_secs_f64() * 1e3));
             cut += u64::from(record.cut);
             first = first.min(record.arrived);
             if record.served() {
@@ -114,6 +122,7 @@ impl Summary {
         Self {
             ttft_p50: quantile(&mut ttft, 0.5),
             ttft_p99: quantile(&mut ttft, 0.99),
+            ttft_most: quantile(&mut ttft, 1.0),
             itl_p99: quantile(&mut itl, 0.99),
             goodput: share(good),
             refused: share(refused),

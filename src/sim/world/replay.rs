@@ -80,8 +80,7 @@ fn world(seed: u64, engines: usize, faulty: usize, kind: FaultKind, scrape: bool
         arrivals,
         scrape: scrape.then(|| Duration::from_millis(150)),
         late: scrape,
-        horizon: None,
-        scaling: None,
+        ..Setup::default()
     }
 }
 

@@ -9,6 +9,7 @@ use crate::core::event::Report;
 use crate::core::time::Tick;
 use crate::sim::engine::{BLOCK_TOKENS, Engine, EngineEvent, EngineOptions};
 use crate::sim::profile::Profile;
+use crate::sim::world::exchange::Word;
 use crate::sim::world::router::Load;
 
 /// Latencies that an engine remembers for polls.
@@ -29,13 +30,16 @@ pub struct ReplicaSetup {
     pub fault: Option<Fault>,
     /// What it costs for an hour.
     pub price: f64,
+    /// How long a word takes on the way to it, and as long on the way back. Scrapes
+    /// and probes take no time.
+    pub trip: Duration,
 }
 
 impl ReplicaSetup {
     /// A healthy engine.
     #[must_use]
     pub fn new(profile: Profile, options: EngineOptions) -> Self {
-        Self { profile, options, slowness: 1.0, fault: None, price: 0.0 }
+        Self { profile, options, slowness: 1.0, fault: None, price: 0.0, trip: Duration::ZERO }
     }
 }
 
@@ -70,6 +74,8 @@ pub(super) struct Replica {
     pub(super) step: Option<Tick>,
     pub(super) crashed: bool,
     frozen_until: Option<Tick>,
+    /// What it said that is still on its way, in order.
+    pub(super) said: VecDeque<Word>,
     /// Lately: requests inside when one came, and its time to the first token.
     latencies: VecDeque<(u64, Duration)>,
     /// Most requests that waited inside it after a step was planned.
@@ -88,10 +94,15 @@ impl Replica {
             step: None,
             crashed: false,
             frozen_until: None,
+            said: VecDeque::new(),
             latencies: VecDeque::new(),
             most_waiting: 0,
             busy: Duration::ZERO,
         }
+    }
+
+    pub(super) fn trip(&self) -> Duration {
+        self.setup.trip
     }
 
     pub(super) fn fault(&self) -> Option<Fault> {

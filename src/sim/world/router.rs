@@ -23,7 +23,7 @@ pub enum Input<'a> {
         /// What it asks for.
         arrival: &'a Arrival,
     },
-    /// Its first token came.
+    /// The first token of a stream came. A plain answer shows none.
     FirstToken {
         /// Which.
         job: JobIndex,

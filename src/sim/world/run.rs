@@ -9,10 +9,11 @@ use smallvec::SmallVec;
 
 use crate::core::event::Pace;
 use crate::core::time::Tick;
-use crate::sim::engine::{EngineEvent, EngineRequest};
+use crate::sim::engine::EngineEvent;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::autoscale::{Scaled, Scaling};
 use crate::sim::world::elastic::{Beat, Elastic};
+use crate::sim::world::exchange::Step;
 use crate::sim::world::record::Record;
 use crate::sim::world::replica::{Replica, ReplicaSetup};
 use crate::sim::world::router::{Command, Input, JobIndex, ReplicaIndex, Router};
@@ -20,8 +21,11 @@ use crate::sim::world::router::{Command, Input, JobIndex, ReplicaIndex, Router};
 /// How often routers are told the pace of streams.
 pub const PACE_PERIOD: Duration = Duration::from_millis(100);
 
+/// When a client that was refused comes back if it is told no time.
+const COME_BACK: Duration = Duration::from_secs(1);
+
 /// A world before it starts.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Setup {
     /// Its engines.
     pub replicas: Vec<ReplicaSetup>,
@@ -38,12 +42,18 @@ pub struct Setup {
     pub horizon: Option<Duration>,
     /// How engines come and go; absent = all are there from the beginning.
     pub scaling: Option<Scaling>,
+    /// A closed loop: so many clients, each of which sends the next of the arrivals,
+    /// in their order, when its last one has ended, and after a refusal when it is
+    /// told to. Absent = all come at their time.
+    pub clients: Option<usize>,
+    /// From when on [`Outcome::tokens`] are counted.
+    pub counted_from: Tick,
 }
 
 /// What came of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
-    /// One for each arrival.
+    /// One for each arrival; in a closed loop, of those that came.
     pub records: Vec<Record>,
     /// Most requests that waited in each engine after a step was planned.
     pub most_waiting: Vec<u64>,
@@ -55,11 +65,15 @@ pub struct Outcome {
     pub ended: Tick,
     /// What replicas that come and go came to; absent = they do not.
     pub scaled: Option<Scaled>,
+    /// Output tokens that came from engines since they are counted, without those
+    /// of tries that came to nothing.
+    pub tokens: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Happening {
     Arrival(JobIndex),
+    Exchange(Step),
     StepEnd(ReplicaIndex),
     FaultBegins(ReplicaIndex),
     FaultEnds(ReplicaIndex),
@@ -73,10 +87,21 @@ pub(super) enum Happening {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Job {
     pub(super) gateway: u8,
+    /// Counts the times it was given to an engine.
+    pub(super) attempt: u32,
+    /// Its engine has it.
+    pub(super) entered: bool,
     pub(super) at: Option<ReplicaIndex>,
     pub(super) first: Option<Tick>,
     pub(super) last: Tick,
+    /// Tokens heard of, of all its choices.
     pub(super) tokens: u32,
+    /// Those of them that count.
+    pub(super) counted: u32,
+    /// Choices that are whole.
+    pub(super) ended: u32,
+    /// Tokens of a stream that is silent; absent = it is not.
+    pub(super) unsaid: Option<u32>,
     pub(super) cached: u32,
     /// When it was given to its engine, and how many were there before it.
     pub(super) sent: (Tick, u64),
@@ -100,6 +125,10 @@ pub(super) struct World<'a> {
     pub(super) open: usize,
     /// Requests that have come.
     pub(super) come: usize,
+    /// In a closed loop: the arrival that the next free client sends.
+    pub(super) next: usize,
+    /// Output tokens that count.
+    pub(super) tokens: u64,
     pub(super) now: Tick,
     /// Absent = all engines are always there.
     pub(super) elastic: Option<Elastic>,
@@ -116,7 +145,12 @@ pub fn run(setup: &Setup, routers: &mut [Box<dyn Router>]) -> Outcome {
         world.now = at;
         world.happen(happening);
     }
+    if setup.clients.is_some() {
+        world.records.truncate(world.come);
+    }
+    let open: u64 = world.jobs.iter().map(|job| u64::from(job.counted)).sum();
     Outcome {
+        tokens: world.tokens + open,
         faults: world.routers.iter().map(|router| router.faults()).sum(),
         most_waiting: world.replicas.iter().map(|replica| replica.most_waiting).collect(),
         busy: world.replicas.iter().map(|replica| replica.busy).collect(),
@@ -153,12 +187,14 @@ impl<'a> World<'a> {
             events: Vec::new(),
             open: setup.arrivals.len(),
             come: 0,
+            next: setup.clients.unwrap_or(0),
+            tokens: 0,
             now: Tick::ZERO,
             elastic: setup.scaling.as_ref().map(|scaling| Elastic::new(scaling, setup)),
         };
         world.begin_scaling();
-        if let Some(first) = setup.arrivals.first() {
-            world.plan(first.at, Happening::Arrival(0));
+        for (job, arrival) in setup.arrivals.iter().take(setup.clients.unwrap_or(1)).enumerate() {
+            world.plan(arrival.at, Happening::Arrival(job));
         }
         world.plan(Tick::ZERO + PACE_PERIOD, Happening::PaceDue);
         for replica in 0..engines {
@@ -180,14 +216,17 @@ impl<'a> World<'a> {
     fn happen(&mut self, happening: Happening) {
         match happening {
             Happening::Arrival(job) => {
-                if let Some(next) = self.setup.arrivals.get(job + 1) {
+                if let Some(next) = self.setup.arrivals.get(job + 1).filter(|_| self.setup.clients.is_none())
+                {
                     self.plan(next.at.max(self.now), Happening::Arrival(job + 1));
                 }
                 let arrival = &self.setup.arrivals[job];
-                self.come = job + 1;
+                self.come = self.come.max(job + 1);
+                self.records[job].arrived = self.now;
                 self.tell(usize::from(self.jobs[job].gateway), Input::Arrived { job, arrival });
                 self.knock();
             }
+            Happening::Exchange(step) => self.exchange(step),
             Happening::StepEnd(replica) => self.step_ended(replica),
             Happening::FaultBegins(replica) => self.fault_begins(replica),
             Happening::FaultEnds(replica) => {
@@ -241,35 +280,15 @@ impl<'a> World<'a> {
     /// Does one thing; what it brings at once is told to the router.
     fn obey(&mut self, command: Command, touched: &mut SmallVec<[usize; 4]>) -> Option<Input<'static>> {
         match command {
-            Command::Send { job, replica, priority } => {
-                self.records[job].sends += 1;
-                if !self.answers(replica) {
-                    return Some(Input::Failed { job, replica, refused: true });
-                }
-                if !self.submit(job, replica, priority) {
-                    // Too large for the engine: a plain answer that says so.
-                    self.open -= 1;
-                    return Some(Input::Finished { job, replica, cached: 0 });
-                }
-                let before = self.replicas[replica].engine.requests() - 1;
-                let state = &mut self.jobs[job];
-                (state.at, state.sent) = (Some(replica), (self.now, before));
-                touched.push(replica);
-                None
-            }
-            Command::Refuse { job, .. } => {
-                self.records[job].refused = true;
-                self.open -= 1;
+            Command::Send { job, replica, priority } => self.send(job, replica, priority, touched),
+            Command::Refuse { job, retry_after } => {
+                let record = &mut self.records[job];
+                (record.refused, record.told) = (true, Some(self.now.since(record.arrived)));
+                self.over(retry_after.unwrap_or(COME_BACK));
                 None
             }
             Command::Recall { job } => {
-                if let Some(replica) = self.jobs[job].at.take() {
-                    self.replicas[replica].engine.cancel(job as u64);
-                    touched.push(replica);
-                }
-                let gateway = self.jobs[job].gateway;
-                self.jobs[job] = Job { gateway, ..Job::default() };
-                self.records[job].recalls += 1;
+                self.take_back(job, touched);
                 None
             }
             Command::Probe { replica } => Some(Input::Probed { replica, alive: self.answers(replica) }),
@@ -278,19 +297,5 @@ impl<'a> World<'a> {
                 Some(Input::Polled { replica, load: (!engine.crashed).then(|| engine.load()) })
             }
         }
-    }
-
-    fn submit(&mut self, job: JobIndex, replica: ReplicaIndex, priority: i64) -> bool {
-        let arrival = &self.setup.arrivals[job];
-        let request = EngineRequest {
-            id: job as u64,
-            prompt_tokens: arrival.prompt,
-            prefix: arrival.engine_blocks(),
-            output_tokens: arrival.output,
-            n: 1,
-            priority,
-            adapter: None,
-        };
-        self.replicas[replica].engine.submit(request).is_ok()
     }
 }

@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
-use crate::core::ids::ClassId;
-use crate::core::policy::{Bounds, Class, Quota, Tenant};
+use crate::core::event::{Event, Outcome as Ended};
+use crate::core::ids::{ClassId, JobId};
+use crate::core::job::Usage;
+use crate::core::policy::{Bounds, Class, Policy, Quota, Tenant};
 use crate::core::time::Tick;
 use crate::sim::engine::EngineOptions;
 use crate::sim::profile::Profile;
-use crate::sim::world::arrival::Arrival;
+use crate::sim::world::arrival::{Arrival, Pause};
 use crate::sim::world::baseline::at_once::AtOnce;
 use crate::sim::world::baseline::least_request::LeastRequest;
-use crate::sim::world::gateway::{Gateway, Rack, policy};
-use crate::sim::world::record::{Goal, Summary};
-use crate::sim::world::replica::ReplicaSetup;
+use crate::sim::world::gateway::{Gateway, Log, Rack, policy};
+use crate::sim::world::record::{Goal, Record, Summary};
+use crate::sim::world::replica::{Fault, FaultKind, ReplicaSetup};
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{Outcome, Setup, run};
 
@@ -27,15 +29,11 @@ fn setup(count: u64, gap: u64) -> Setup {
     Setup {
         replicas: vec![ReplicaSetup::new(profile, EngineOptions::default()); 2],
         arrivals: (0..count).map(arrival).collect(),
-        gateways: Vec::new(),
-        scrape: None,
-        late: false,
-        horizon: None,
-        scaling: None,
+        ..Setup::default()
     }
 }
 
-fn gateway(setup: &Setup) -> Box<dyn Router> {
+fn rules(setup: &Setup) -> Policy {
     let class = Class {
         rank: 0,
         min_share: 0.0,
@@ -56,7 +54,11 @@ fn gateway(setup: &Setup) -> Box<dyn Router> {
         quota: Quota::default(),
         placement: Default::default(),
     };
-    Box::new(Gateway::new(policy(&[Rack::plain(setup.replicas.len())], &[class], &[tenant])))
+    policy(&[Rack::plain(setup.replicas.len())], &[class], &[tenant])
+}
+
+fn gateway(setup: &Setup) -> Box<dyn Router> {
+    Box::new(Gateway::new(rules(setup)))
 }
 
 const GOAL: Goal = Goal { ttft: Duration::from_millis(150), itl: Duration::from_millis(50) };
@@ -94,4 +96,139 @@ fn the_same_world_twice_is_the_same() {
     let first = run(&setup, &mut [gateway(&setup)]);
     let second = run(&setup, &mut [gateway(&setup)]);
     assert_eq!(first.records, second.records);
+}
+
+/// What the scheduler was told of the job, without its details.
+fn told(log: &Log, job: u64) -> Vec<&'static str> {
+    let of_job = |event: &Event| match event {
+        Event::Arrived(spec, _) => (spec.id == JobId::new(job)).then_some("arrived"),
+        Event::FirstToken { job: id } => (*id == JobId::new(job)).then_some("first token"),
+        Event::Finished { job: id, .. } => (*id == JobId::new(job)).then_some("finished"),
+        _ => None,
+    };
+    log.lock().iter().filter_map(|(_, event, _)| of_job(event)).collect()
+}
+
+#[test]
+fn of_a_plain_answer_the_scheduler_hears_only_the_end() {
+    for every in [1, 2] {
+        let mut setup = setup(40, 30);
+        setup.arrivals.iter_mut().step_by(every).for_each(|arrival| arrival.streams = false);
+        let log = Log::default();
+        let router = Box::new(Gateway::new(rules(&setup)).recorded(&log)) as Box<dyn Router>;
+        let outcome = run(&setup, &mut [router]);
+        assert_eq!(summary(&outcome).goodput, 1.0, "the record knows every first token");
+        for (job, arrival) in setup.arrivals.iter().enumerate() {
+            let whole = ["arrived", "first token", "finished"];
+            let expected = if arrival.streams { &whole[..] } else { &[whole[0], whole[2]] };
+            assert_eq!(told(&log, job as u64), expected);
+        }
+        let paced = log.lock().iter().any(|(_, event, _)| matches!(event, Event::Paced { .. }));
+        assert_eq!(paced, every == 2, "only streams have a pace");
+    }
+}
+
+#[test]
+fn a_plain_answer_that_breaks_is_asked_for_again() {
+    for (streams, cut, served) in [(true, 1, 0), (false, 0, 1)] {
+        let mut setup = setup(1, 1);
+        setup.arrivals[0] = Arrival { streams, output: 200, ..setup.arrivals[0].clone() };
+        let lasts = Duration::from_millis(500);
+        let kind = FaultKind::Crashed;
+        setup.replicas[0].fault = Some(Fault { at: Tick::from_millis(300), lasts, every: None, kind });
+        for router in [gateway(&setup), Box::new(AtOnce::new(2, LeastRequest::default())) as Box<dyn Router>]
+        {
+            let outcome = run(&setup, &mut [router]);
+            let count = |what: fn(&Record) -> bool| outcome.records.iter().filter(|r| what(r)).count();
+            assert_eq!((count(|r| r.cut), count(Record::served)), (cut, served), "{:?}", outcome.records);
+        }
+    }
+}
+
+/// The only request of a world that `change` has changed, and what its engine
+/// counted of it.
+fn alone(change: impl Fn(&mut Setup)) -> (Record, Log) {
+    let mut setup = setup(1, 1);
+    change(&mut setup);
+    let log = Log::default();
+    let router = Box::new(Gateway::new(rules(&setup)).recorded(&log)) as Box<dyn Router>;
+    let outcome = run(&setup, &mut [router]);
+    assert_eq!(outcome.tokens, u64::from(setup.arrivals[0].output * setup.arrivals[0].n));
+    (outcome.records[0], log)
+}
+
+fn lasted(record: &Record) -> Duration {
+    record.ended.expect("it is served").since(record.arrived)
+}
+
+#[test]
+fn a_word_takes_its_time_there_and_back() {
+    let (near, _) = alone(|_| {});
+    let (far, log) = alone(|setup| {
+        setup.replicas.iter_mut().for_each(|replica| replica.trip = Duration::from_millis(40));
+    });
+    let rtt = Duration::from_millis(80);
+    assert_eq!((far.ttft, lasted(&far)), (near.ttft.map(|ttft| ttft + rtt), lasted(&near) + rtt));
+    assert_eq!(told(&log, 0), ["arrived", "first token", "finished"]);
+    let (held, _) = alone(|setup| setup.arrivals[0].held = Duration::from_secs(5));
+    assert_eq!(held.ttft, near.ttft.map(|ttft| ttft + Duration::from_secs(5)));
+}
+
+#[test]
+fn what_is_on_its_way_to_an_engine_that_died_is_sent_elsewhere() {
+    let (record, log) = alone(|setup| {
+        setup.replicas.iter_mut().for_each(|replica| replica.trip = Duration::from_millis(40));
+        let kind = FaultKind::Crashed;
+        let fault = Fault { at: Tick::from_millis(20), lasts: Duration::from_secs(9), every: None, kind };
+        setup.replicas[0].fault = Some(fault);
+    });
+    assert_eq!((record.sends, record.served()), (2, true));
+    assert_eq!(told(&log, 0), ["arrived", "finished", "first token", "finished"]);
+}
+
+#[test]
+fn choices_are_one_request_and_have_no_pace() {
+    let (record, log) = alone(|setup| setup.arrivals[0].n = 3);
+    assert_eq!(told(&log, 0), ["arrived", "first token", "finished"]);
+    let events = log.lock();
+    assert!(!events.iter().any(|(_, event, _)| matches!(event, Event::Paced { .. })));
+    let used = events.iter().find_map(|(_, event, _)| match event {
+        Event::Finished { outcome: Ended::Done(Usage::Exact(tokens)), .. } => Some(tokens.output),
+        _ => None,
+    });
+    assert_eq!((used, record.served()), (Some(60), true));
+}
+
+#[test]
+fn a_silent_stream_says_all_at_once_when_it_goes_on() {
+    let lasts = Duration::from_secs(3);
+    let (whole, _) = alone(|_| {});
+    let (paused, log) = alone(|setup| setup.arrivals[0].pause = Some(Pause { after: 5, lasts }));
+    assert_eq!(paused.ttft, whole.ttft);
+    assert!(lasted(&paused) > lasts && lasted(&paused) < lasts + lasted(&whole));
+    let events = log.lock();
+    let gaps = events.iter().map(|(_, event, _)| match event {
+        Event::Paced { pace, .. } => pace.gaps,
+        _ => 0,
+    });
+    assert_eq!(gaps.sum::<u64>(), 4, "of the burst at its end nobody is told any more");
+}
+
+#[test]
+fn clients_of_a_closed_loop_send_when_they_are_answered() {
+    let mut setup = Setup { clients: Some(3), ..setup(40, 0) };
+    for plain in [false, true] {
+        setup.arrivals.iter_mut().for_each(|arrival| arrival.streams = !plain);
+        for router in [gateway(&setup), Box::new(AtOnce::new(2, LeastRequest::default())) as Box<dyn Router>]
+        {
+            let outcome = run(&setup, &mut [router]);
+            assert_eq!(outcome.tokens, 40 * 20);
+            let ends: Vec<Tick> = outcome.records.iter().filter_map(|record| record.ended).collect();
+            assert_eq!(ends.len(), 40);
+            for (number, record) in outcome.records.iter().enumerate() {
+                assert_eq!(number < 3, record.arrived == Tick::ZERO);
+                assert!(number < 3 || ends.contains(&record.arrived), "{record:?}");
+            }
+        }
+    }
 }

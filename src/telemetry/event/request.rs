@@ -134,7 +134,10 @@ impl RequestFinished<'_> {
     /// Writes the request's one log line and counts it.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
-        telemetry.log(|| self.log(&policy));
+        match self.tenant {
+            Some(_) => telemetry.log(|| self.log(&policy)),
+            None => telemetry.log_stranger(|| self.log(&policy)),
+        }
         telemetry.metrics().request_finished(&policy, self);
     }
 

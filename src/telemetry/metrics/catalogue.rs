@@ -117,6 +117,10 @@ pub(super) const SHADOW_SKIPPED: Metric = metric(
 );
 pub(super) const AUTH_FAILURES: Metric =
     metric("penstock_auth_failures_total", "Requests with no valid key, by reason.");
+pub(super) const LINES_KEPT_BACK: Metric = metric(
+    "penstock_log_lines_kept_back_total",
+    "Requests without a valid credential that were not logged, since there were too many of them.",
+);
 pub(super) const CONNECTIONS_REFUSED: Metric =
     metric("penstock_connections_refused_total", "Client connections turned away at the door, by reason.");
 
@@ -178,6 +182,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     SHADOW_TOKENS,
     SHADOW_SKIPPED,
     AUTH_FAILURES,
+    LINES_KEPT_BACK,
     CONNECTIONS_REFUSED,
     ANSWERS_CUT_OFF,
     HANDSHAKES_FAILED,

@@ -198,6 +198,10 @@ impl Metrics {
         counter(&self.recorder, &catalogue::AUTH_FAILURES, labels).increment(1);
     }
 
+    pub(super) fn line_kept_back(&self) {
+        counter(&self.recorder, &catalogue::LINES_KEPT_BACK, Vec::new()).increment(1);
+    }
+
     pub(super) fn handshake_failed(&self, listener: &'static str, reason: &'static str) {
         let label = Label::from_static_parts;
         let labels = vec![label("listener", listener), label("reason", reason)];

@@ -136,6 +136,24 @@ fn what_is_no_text_counts_as_configured_or_not_at_all() {
 }
 
 #[test]
+fn why_there_is_no_count_never_quotes_the_prompt() {
+    let counter = open("word-piece");
+    let never = AtomicBool::new(false);
+    let secret = "the water is poisoned";
+    for (form, body) in [
+        (Form::Chat, json!({ "messages": secret })),
+        (Form::Chat, json!({ "messages": [{ "role": { "a": secret }, "content": secret }] })),
+        (Form::Chat, json!({ "messages": [{ "role": "user", "content": [{ "type": secret }] }] })),
+        (Form::Text, json!({ "prompt": { "a": secret } })),
+        (Form::Text, json!({ "prompt": secret, "add_special_tokens": secret })),
+    ] {
+        let counted = counter.count(form, body.to_string().as_bytes(), &MediaCosts::default(), 0, &never);
+        let Err(Uncounted::Unsure(why)) = counted else { panic!("{body}: {counted:?}") };
+        assert!(!why.contains("water"), "{why}");
+    }
+}
+
+#[test]
 fn a_count_stops_when_nobody_waits() {
     let body = json!({ "messages": [{ "role": "user", "content": "word ".repeat(1000) }] }).to_string();
     let left = AtomicBool::new(true);

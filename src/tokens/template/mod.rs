@@ -39,8 +39,9 @@ impl fmt::Debug for Template {
 pub(super) enum Unrendered {
     /// Nobody waits for it any more.
     Stopped,
-    /// The template refuses the request, or takes too long over it.
-    Failed(String),
+    /// The template refuses the request, or takes too long over it: in which of
+    /// its lines. Its own words may quote the prompt.
+    Failed { line: Option<usize> },
 }
 
 impl Template {
@@ -83,14 +84,15 @@ impl Template {
         let clock = Value::from_function(move |format: String| python::strftime(&format, now));
         variables.push(("strftime_now".to_owned(), clock));
         let mut out = Bounded { text: Vec::new(), room: bytes.saturating_mul(4) + MAX_ADDED_BYTES, stop };
-        let template = self.env.get_template(NAME).map_err(|error| Unrendered::Failed(said(&error)))?;
+        let failed = |error: Error| Unrendered::Failed { line: error.line() };
+        let template = self.env.get_template(NAME).map_err(failed)?;
         let context = Value::from_pairs(variables);
         let rendered = template.render_captured_to(context, &mut out).map(drop);
         if stop.load(Ordering::Relaxed) {
             return Err(Unrendered::Stopped);
         }
-        rendered.map_err(|error| Unrendered::Failed(said(&error)))?;
-        String::from_utf8(out.text).map_err(|error| Unrendered::Failed(error.to_string()))
+        rendered.map_err(failed)?;
+        String::from_utf8(out.text).map_err(|_| Unrendered::Failed { line: None })
     }
 }
 
@@ -157,7 +159,7 @@ mod tests {
         let variables = variables.iter().map(|(name, json)| ((*name).to_owned(), value(json))).collect();
         template.render(variables, 86_400, 0, &AtomicBool::new(false)).map_err(|error| match error {
             Unrendered::Stopped => "stopped".to_owned(),
-            Unrendered::Failed(why) => why,
+            Unrendered::Failed { line } => format!("line {line:?}"),
         })
     }
 
@@ -191,7 +193,7 @@ mod tests {
     #[test]
     fn a_template_may_refuse_and_may_not_run_for_ever() {
         let refused = render("{{ raise_exception('no ' ~ 'roles') }}", &[]).unwrap_err();
-        assert!(refused.starts_with("no roles"), "{refused}");
+        assert_eq!(refused, "line Some(1)");
         let endless = "{% for a in range(9000) %}{% for b in range(9000) %}{% endfor %}{% endfor %}";
         assert!(render(endless, &[]).is_err());
         let long = "{% for a in range(9000) %}{{ 'xxxxxxxxxx' * 9000 }}{% endfor %}";

@@ -5,6 +5,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use smallvec::SmallVec;
 
 use crate::core::event::Fault;
 use crate::core::job::{Tokens, Usage};
@@ -28,6 +29,8 @@ pub enum Answer {
         body: Spliced,
         /// What it took.
         usage: Usage,
+        /// Why its first choice ended; absent where the protocol does not say.
+        finish_reason: Option<&'static str>,
     },
     /// The request is at fault.
     ClientError(ApiError),
@@ -84,12 +87,12 @@ pub fn judge_answer(
         );
     }
     if is_opaque(api, headers) {
-        return Answer::Success { body: body.clone().into(), usage: Usage::Unknown };
+        return unread(body);
     }
     let Ok(whole) = serde_json::from_slice::<Whole<'_>>(body) else {
         // `/score` and TGI may answer with an array; nothing to read in it.
         return match serde_json::from_slice::<Vec<serde::de::IgnoredAny>>(body) {
-            Ok(_) if !api.generates() => Answer::Success { body: body.clone().into(), usage: Usage::Unknown },
+            Ok(_) if !api.generates() => unread(body),
             _ => Answer::Fault { fault: Fault::Malformed, usage: Usage::Unknown },
         };
     };
@@ -98,10 +101,17 @@ pub fn judge_answer(
     if whole.error.is_some() && api.protocol() != Protocol::Responses || is_flat_error {
         return refused(refusal::of_event(api, body, shown_model), usage);
     }
-    match fault(api, &whole, usage) {
-        Some(fault) => Answer::Fault { fault, usage },
-        None => Answer::Success { body: renamed(body, &whole, shown_model), usage },
+    match ending(api, &whole, usage) {
+        Err(fault) => Answer::Fault { fault, usage },
+        Ok(finish_reason) => {
+            Answer::Success { body: renamed(body, &whole, shown_model), usage, finish_reason }
+        }
     }
+}
+
+/// A good answer that says nothing that can be read.
+fn unread(body: &Bytes) -> Answer {
+    Answer::Success { body: body.clone().into(), usage: Usage::Unknown, finish_reason: None }
 }
 
 fn refused(error: EngineError, usage: Usage) -> Answer {
@@ -123,35 +133,41 @@ fn is_opaque(api: Api, headers: &HeaderMap) -> bool {
     }
 }
 
-fn fault(api: Api, whole: &Whole<'_>, usage: Usage) -> Option<Fault> {
+/// Why the answer's first choice ended, where the protocol says so.
+fn ending(api: Api, whole: &Whole<'_>, usage: Usage) -> Result<Option<&'static str>, Fault> {
     let did_nothing = |says: Filled| !says.0 && usage.tokens().is_some_and(|tokens| tokens.output == 0);
-    let aborted = match api {
+    let real = |ending: Option<Ending>| ending.and_then(Ending::reason).ok_or(Fault::Aborted);
+    match api {
         Api::Chat | Api::Completions => {
             let choices = whole.choices.as_ref().filter(|choices| !choices.0.is_empty());
             let Some(Choices(choices)) = choices else {
-                return Some(Fault::Malformed);
+                return Err(Fault::Malformed);
             };
-            choices.iter().any(|choice| choice.ending != Some(Ending::Real))
+            let reasons: Result<SmallVec<[&str; 1]>, _> =
+                choices.iter().map(|choice| real(choice.ending)).collect();
+            reasons.map(|reasons| reasons.first().copied())
         }
         Api::Messages => {
-            let reason = whole.stop_reason.0.as_deref();
-            reason.is_none_or(|reason| Ending::of(reason) == Ending::Aborted) || did_nothing(whole.content)
+            let reason = real(whole.stop_reason.0.as_deref().map(Ending::of))?;
+            if did_nothing(whole.content) { Err(Fault::Aborted) } else { Ok(Some(reason)) }
         }
         Api::Responses => match whole.status.0.as_deref() {
             // A background response: its end comes later, to whoever asks.
-            Some("queued" | "in_progress") => false,
-            status => response_ending(status) == Ending::Aborted || did_nothing(whole.output),
+            Some("queued" | "in_progress") => Ok(None),
+            status => {
+                let reason = real(Some(response_ending(status)))?;
+                if did_nothing(whole.output) { Err(Fault::Aborted) } else { Ok(Some(reason)) }
+            }
         },
         Api::TgiGenerate | Api::TgiGenerateStream => {
             if whole.generated_text.is_none() {
-                return Some(Fault::Malformed);
+                return Err(Fault::Malformed);
             }
             // Details come only when the request asks for them.
-            whole.details.as_ref().is_some_and(|details| details.ending() != Some(Ending::Real))
+            whole.details.as_ref().map(|details| real(details.ending())).transpose()
         }
-        _ => false,
-    };
-    aborted.then_some(Fault::Aborted)
+        _ => Ok(None),
+    }
 }
 
 fn consumed(api: Api, headers: &HeaderMap, whole: &Whole<'_>) -> Usage {

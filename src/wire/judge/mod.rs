@@ -22,11 +22,33 @@ use serde_json::value::RawValue;
 /// How one choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// By itself, or at a limit that the request allows.
-    Real,
+    /// By itself, or at a limit that the request allows; for this reason.
+    Real(&'static str),
     /// The engine gave it up.
     Aborted,
 }
+
+/// Reasons of the engines and protocols that are told in logs and traces; every
+/// other one is [`OTHER_REASON`], so that an engine cannot write there what it
+/// likes.
+const REASONS: [&str; 15] = [
+    "stop",
+    "length",
+    "tool_calls",
+    "function_call",
+    "content_filter",
+    "eos_token",
+    "stop_sequence",
+    "end_turn",
+    "max_tokens",
+    "tool_use",
+    "refusal",
+    "pause_turn",
+    "repetition",
+    "completed",
+    "incomplete",
+];
+const OTHER_REASON: &str = "other";
 
 impl Ending {
     /// Of a `finish_reason` (or `stop_reason`). Reasons differ between engines
@@ -34,7 +56,15 @@ impl Ending {
     pub(crate) fn of(reason: &str) -> Self {
         match reason {
             "" | "abort" | "aborted" | "error" | "cancelled" | "canceled" | "failed" => Self::Aborted,
-            _ => Self::Real,
+            other => Self::Real(REASONS.into_iter().find(|known| *known == other).unwrap_or(OTHER_REASON)),
+        }
+    }
+
+    /// Why the choice ended, if for a real reason.
+    pub(crate) const fn reason(self) -> Option<&'static str> {
+        match self {
+            Self::Real(reason) => Some(reason),
+            Self::Aborted => None,
         }
     }
 }

@@ -193,6 +193,7 @@ fn client_error(api: Api, status: u16, complaint: Complaint, shown_model: Option
         404 => Kind::NotFound,
         413 => Kind::BodyTooLarge,
         415 => Kind::UnsupportedMediaType,
+        422 => Kind::Unprocessable,
         _ => Kind::InvalidRequest,
     };
     let message =

@@ -23,6 +23,19 @@ impl Rewrites {
         }
     }
 
+    /// Takes the member with this value, which must be part of `data`, out of the
+    /// object that it is in.
+    pub(crate) fn cut(&mut self, data: &[u8], value: &RawValue) {
+        let Some(span) = span_in(data, value.get().as_bytes()) else { return };
+        match member(data, &span) {
+            Some(whole) => {
+                let at = self.0.partition_point(|(before, _)| before.start < whole.start);
+                self.0.insert(at, (whole, String::new()));
+            }
+            None => self.set(data, value, "null"),
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -56,5 +69,50 @@ impl Rewrites {
         let event =
             if frame.event().is_empty() { Vec::new() } else { [b"event: ", frame.event(), b"\n"].concat() };
         Bytes::from([&event[..], b"data: ", &line, b"\n\n"].concat())
+    }
+}
+
+/// Where the member with the value at `value` stands, with one of the commas
+/// beside it.
+fn member(data: &[u8], value: &Range<usize>) -> Option<Range<usize>> {
+    let name =
+        data[..value.start].trim_ascii_end().strip_suffix(b":")?.trim_ascii_end().strip_suffix(b"\"")?;
+    let start = memchr::memrchr(b'"', name)?;
+    let before = data[..start].trim_ascii_end();
+    if before.ends_with(b",") {
+        return Some(before.len() - 1..value.end);
+    }
+    let after = data.get(value.end..)?;
+    let space = after.len() - after.trim_ascii_start().len();
+    let comma = usize::from(after[space..].starts_with(b","));
+    Some(start..value.end + (space + comma) * comma)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_is_cut_with_one_comma() {
+        #[derive(serde::Deserialize)]
+        struct Event<'a> {
+            #[serde(borrow)]
+            usage: &'a RawValue,
+        }
+        for (before, after) in [
+            (r#"{"a":1,"usage":{"x":[1,2]},"b":"c"}"#, r#"{"a":1,"b":"c"}"#),
+            (r#"{"a":1 , "usage" : {} }"#, r#"{"a":1  }"#),
+            (r#"{"usage":7 , "b":1}"#, r#"{ "b":1}"#),
+            (r#"{"usage":{}}"#, "{}"),
+            (r#"{"usage":{} }"#, "{ }"),
+            (r#"{"a":"x\"","us\u0061ge":{"y":","},"b":1}"#, r#"{"a":"x\"","b":1}"#),
+        ] {
+            let event: Event<'_> = serde_json::from_str(before).unwrap();
+            let mut rewrites = Rewrites::default();
+            rewrites.cut(before.as_bytes(), event.usage);
+            let changed = rewrites.apply(before.as_bytes(), 0..before.len()).unwrap();
+            assert_eq!(changed, after, "{before}");
+            assert!(serde_json::from_slice::<serde_json::Value>(&changed).is_ok(), "{before}");
+        }
     }
 }

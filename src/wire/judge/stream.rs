@@ -70,6 +70,18 @@ pub enum Ended {
     Cut,
 }
 
+/// Where the client wants to see usage. Engines may be set to tell it in every
+/// event, whoever asked for what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UsageShown {
+    /// Wherever the engine tells it.
+    Always,
+    /// In the event for it at the end; before that it is null.
+    AtEnd,
+    /// Nowhere.
+    Never,
+}
+
 /// The judgement on a whole stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamEnd {
@@ -102,7 +114,11 @@ pub struct StreamJudge {
     shown_model: Option<String>,
     /// The same as JSON.
     shown_json: Option<String>,
-    strip_usage: bool,
+    usage_shown: UsageShown,
+    /// Whether an event with output told usage before the end of its choice.
+    tells_always: bool,
+    /// Why the first choice that ended did so.
+    finish_reason: Option<&'static str>,
     choices: Choices,
     /// Events with output; a lower bound of the tokens.
     outputs: u64,
@@ -120,16 +136,18 @@ impl StreamJudge {
     ///
     /// `choices` is how many choices must come (`Peek::choices`, or 1 for an
     /// engine that ignores `n`). `shown_model` replaces the engine's own name
-    /// of the model. With `strip_usage` the usage event, which the client did
-    /// not ask for, is dropped.
+    /// of the model. `usage_shown` is what the client asked for; other usage is
+    /// taken out.
     #[must_use]
-    pub fn new(api: Api, choices: u32, shown_model: Option<String>, strip_usage: bool) -> Self {
+    pub fn new(api: Api, choices: u32, shown_model: Option<String>, usage_shown: UsageShown) -> Self {
         Self {
             api,
             expected: u64::from(choices.max(1)),
             shown_json: shown_model.as_deref().map(json_string),
             shown_model,
-            strip_usage,
+            usage_shown,
+            tells_always: false,
+            finish_reason: None,
             choices: Choices::default(),
             outputs: 0,
             usage: None,
@@ -164,6 +182,12 @@ impl StreamJudge {
     #[must_use]
     pub const fn has_output(&self) -> bool {
         self.outputs > 0 || self.choices.ended > 0
+    }
+
+    /// Why the first choice that ended did so; absent until then.
+    #[must_use]
+    pub const fn finish_reason(&self) -> Option<&'static str> {
+        self.finish_reason
     }
 
     /// Events with output so far; a lower bound of the tokens.
@@ -205,7 +229,7 @@ impl StreamJudge {
             let kind = self.finish();
             return self.verdict(kind, frame, &rewrites);
         }
-        let Some(news) = self.read(data) else {
+        let Some(mut news) = self.read(data) else {
             let kind = self.fail(EngineError::Fault(Fault::Malformed));
             return self.verdict(kind, frame, &rewrites);
         };
@@ -215,6 +239,7 @@ impl StreamJudge {
             self.take(&news)
         };
         self.rename(data, &news, &mut rewrites);
+        self.hide_usage(data, &mut news, &kind, &mut rewrites);
         let is_failed = self.error.is_some();
         if let Some(so_far) = self.so_far.as_mut().filter(|_| !is_failed)
             && !so_far.see(data, &news, &mut rewrites)
@@ -283,7 +308,8 @@ impl StreamJudge {
                     self.note_usage(news);
                     return self.fail(EngineError::Fault(Fault::Aborted));
                 }
-                Some(Ending::Real) => {
+                Some(Ending::Real(reason)) => {
+                    self.finish_reason.get_or_insert(reason);
                     self.choices.end(choice.index);
                     kind = EventKind::Finish;
                 }
@@ -350,10 +376,32 @@ impl StreamJudge {
         }
     }
 
+    /// Takes usage out that the client did not ask for here.
+    fn hide_usage<'a>(
+        &mut self,
+        data: &'a [u8],
+        news: &mut News<'a>,
+        kind: &EventKind,
+        rewrites: &mut Rewrites,
+    ) {
+        let Some(usage) = news.raw_usage.filter(|_| !news.choices.is_empty()) else { return };
+        let ends = *kind == EventKind::Finish;
+        self.tells_always |= !ends;
+        match self.usage_shown {
+            UsageShown::Always => return,
+            UsageShown::Never => rewrites.cut(data, usage),
+            // Engines that tell it in every event do so again at the end; others
+            // may tell it in the last event of the choice only.
+            UsageShown::AtEnd if ends && !self.tells_always => return,
+            UsageShown::AtEnd => rewrites.set(data, usage, "null"),
+        }
+        news.raw_usage = None;
+    }
+
     fn verdict(&self, kind: EventKind, frame: &Frame, rewrites: &Rewrites) -> Verdict {
         let forward = match &kind {
             EventKind::Error(_) => Forward::Drop,
-            EventKind::Usage if self.strip_usage => Forward::Drop,
+            EventKind::Usage if self.usage_shown == UsageShown::Never => Forward::Drop,
             // Of a part only: the whole answer has its own.
             EventKind::Usage if self.so_far.is_some() && self.choices.ended == 0 => Forward::Drop,
             _ if rewrites.is_empty() => Forward::AsIs,

@@ -145,7 +145,7 @@ pub(crate) fn read_responses(data: &[u8]) -> Option<News<'_>> {
 /// How a response of this status ended.
 pub(crate) fn response_ending(status: Option<&str>) -> Ending {
     match status {
-        Some("completed" | "incomplete") => Ending::Real,
+        Some(status @ ("completed" | "incomplete")) => Ending::of(status),
         _ => Ending::Aborted,
     }
 }

@@ -47,7 +47,9 @@ pub(super) enum Effect {
 }
 
 const RESET: Effect = Effect::Ejects(&["reset"]);
-const SILENT: Effect = Effect::Ejects(&["silent"]);
+/// An engine that shows life meanwhile, by bytes or gauges, stays; `silence` has the
+/// tests of who goes.
+const SILENT: Effect = Effect::Either(&["silent"]);
 /// Three in a row eject.
 const MALFORMED: Effect = Effect::Either(&["malformed"]);
 const ABORTED: Effect = Effect::Ejects(&["aborted"]);

@@ -132,7 +132,7 @@ async fn a_request_leaves_a_frozen_engine_before_its_first_token() {
     let begun = Instant::now();
     let mut moved = 0;
     for job in 0..4 {
-        let reply = rig.post("/v1/chat/completions", &chat(4, job % 2 == 0)).await;
+        let reply = rig.post("/v1/chat/completions", &chat(4 + job, true)).await;
         assert_good("chat", &reply);
         assert!(!reply.text().contains("keep-alive"), "{}", reply.text());
         moved += usize::from(rig.line_of(reply.request_id()).await["attempts"] == 2);

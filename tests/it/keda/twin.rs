@@ -41,7 +41,7 @@ async fn people_and_metrics_api_get_the_numbers_of_the_scaler() {
 async fn without_a_scaler_the_numbers_are_on_the_admin_port_and_behind_its_token() {
     let rig = Rig::start(RigOptions {
         engines: vec![SimOptions::default()],
-        more: "admin: {auth: {loopback: false, tokens: [{id: p8rometh, role: read, digest: \
+        more: "admin: {auth: {tokens: [{id: p8rometh, role: read, digest: \
                'blake3:4f2a6d8c1b3e5f7091a2b3c4d5e6f708192a3b4c5d6e7f8091a2b3c4d5e6f708'}]}}\n"
             .to_owned(),
         ..RigOptions::default()

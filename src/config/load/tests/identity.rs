@@ -197,3 +197,47 @@ fn a_version_of_tls_may_stand_without_quotes() {
     let text = "server: {tls: {cert: a.crt, key: a.key, min_version: 1.3}}";
     assert!(load(text, &key("aaaaaaaa", ""), "").loaded.is_some());
 }
+
+#[test]
+fn keys_that_nobody_is_asked_for_are_remarked_on() {
+    let outcome = load("auth: {mode: off, tenant: a}", &key("abcdefgh", ""), "");
+    let report = outcome.report.to_string();
+    assert!(outcome.loaded.is_some(), "{report}");
+    assert!(
+        report
+            .contains("warning: auth.mode: `off` asks nobody for a credential: those of `a` have no effect"),
+        "{report}"
+    );
+    let report = load("", &key("abcdefgh", ""), "").report.to_string();
+    assert!(!report.contains("auth.mode"), "{report}");
+}
+
+#[test]
+fn loopback_needs_a_token_where_there_are_some() {
+    let operators = |auth: &str| {
+        let outcome = load(&format!("admin: {{auth: {auth}}}"), &key("abcdefgh", ""), "");
+        let report = outcome.report.to_string();
+        let loaded = outcome.loaded.unwrap_or_else(|| panic!("{report}"));
+        (loaded.settings.listeners.operators.loopback, report.contains("warning: admin.auth.loopback: "))
+    };
+    let tokens = format!("tokens: [{}]", key("operator1", ""));
+    assert_eq!(operators("{}"), (true, false), "nothing is asked of anybody");
+    assert_eq!(operators(&format!("{{{tokens}}}")), (false, false));
+    assert_eq!(operators(&format!("{{loopback: true, {tokens}}}")), (true, true));
+    assert_eq!(operators(&format!("{{loopback: false, {tokens}}}")), (false, false));
+}
+
+#[test]
+fn built_in_classes_that_are_left_out_are_named() {
+    let report = |classes: &str| {
+        let sections = format!("classes: {{{classes}}}");
+        load(&sections, &key("abcdefgh", ""), "").report.to_string()
+    };
+    let some = report("standard: {}, batch: {max_wait: 5m}");
+    assert!(
+        some.contains("info: classes: replaces the built-in classes, of which it leaves out `interactive`"),
+        "{some}"
+    );
+    let all = report("standard: {}, batch: {}, interactive: {rank: 0}, own: {}");
+    assert!(!all.contains("built-in"), "{all}");
+}

@@ -144,9 +144,11 @@ fn a_hold_ends_when_its_job_leaves() {
 
 #[test]
 fn a_job_larger_than_a_replica_runs_alone() {
-    let mut world = World::new(policy(&[&[2]], &[&[0]]));
+    let mut rules = policy(&[&[2]], &[&[0]]);
+    rules.replicas.insert("p0/r0", Replica { pool: PoolId::new(0), max_seqs: Some(2), kv_tokens: Some(30) });
+    let mut world = World::new(rules);
     world.arrive(spec(1));
-    assert_eq!(world.arrive(JobSpec { sequences: 5, ..spec(2) }), []);
+    assert_eq!(world.arrive(JobSpec { prompt_tokens: 100, ..spec(2) }), []);
     assert_eq!(sent(&world.done(1)), [(2, 0)]);
     assert_eq!(world.arrive(spec(3)), []);
     assert_eq!(sent(&world.done(2)), [(3, 0)]);
@@ -214,6 +216,7 @@ fn a_queue_of_nothing_still_serves() {
 fn a_deadline_ends_the_wait() {
     let mut world = World::new(policy(&[&[1]], &[&[0]]));
     world.arrive(spec(1));
+    world.event(Event::FirstToken { job: JobId::new(1) });
     world.arrive(JobSpec { deadline: Tick::from_millis(50), ..spec(2) });
     world.arrive(JobSpec { deadline: Tick::from_millis(70), ..spec(3) });
     assert_eq!(world.scheduler.next_deadline(), Some(Tick::from_millis(50)));

@@ -161,7 +161,8 @@ impl Edge {
             }
             Action::HandOver { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
-                assert!(self.specs[&job].goes_on && seen.started && seen.at == Some(replica));
+                let may = self.specs[&job].goes_on || why == Recalled::Stalled;
+                assert!(may && seen.started && seen.at == Some(replica));
                 assert_eq!(seen.asked.replace(why), None, "asked once for each try");
                 assert!(self.scheduler.snapshot(self.now).replicas.len() > 1, "there is nobody else");
             }
@@ -174,7 +175,7 @@ impl Edge {
                     seen.outlived |= seen.at == Some(replica);
                 }
             }
-            Action::Settled { .. } | Action::Idled(_) => {}
+            Action::Settled { .. } | Action::Idled(_) | Action::Inspect { .. } => {}
             Action::WouldLimit { rule, .. } => assert!(rule.shadow),
             Action::PoolWanted { .. } | Action::PoolStarted { .. } => {}
             Action::Spare { replica, .. } => assert!(!self.out_of_service.contains(&replica)),
@@ -321,7 +322,7 @@ impl Edge {
     }
 
     fn start(&mut self, which: usize) {
-        if let Some(job) = self.running(which) {
+        if let Some(job) = self.running(which).filter(|job| self.specs[job].streams) {
             self.jobs.get_mut(&job).expect("a job").started = true;
             self.event(Event::FirstToken { job });
         }
@@ -329,7 +330,7 @@ impl Edge {
 
     pub(super) fn apply(&mut self, op: &Op) {
         match *op {
-            Op::Arrive { tenant, class, model, prompt, output, sequences, patience } => {
+            Op::Arrive { tenant, class, model, prompt, output, sequences, patience, streams } => {
                 let id = JobId::new(1000 + self.jobs.len() as u64);
                 self.arrive(JobSpec {
                     id,
@@ -341,7 +342,7 @@ impl Edge {
                     max_output_tokens: output,
                     sequences,
                     bytes: 4 * prompt,
-                    streams: true,
+                    streams,
                     arrived: Tick::NEVER,
                     deadline: self.now + Duration::from_millis(patience),
                     patience: match patience % 3 {
@@ -352,6 +353,7 @@ impl Edge {
                     goes_on: prompt % 3 > 0,
                     context: prompt + output,
                     fit: 0,
+                    fingerprint: None,
                     session: (output % 2 == 0).then_some(prompt % 7),
                 });
             }

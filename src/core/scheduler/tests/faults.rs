@@ -253,11 +253,9 @@ fn an_engine_that_shuts_down_costs_no_attempt() {
 fn those_that_failed_together_do_not_meet_again() {
     let mut world = World::new(policy(&[&[8, 8, 8, 8]], &[&[0]]));
     // Three jobs at one replica: the others have too much to do.
-    for id in 1..=3 {
-        world.arrive(JobSpec { prompt_tokens: 100_000, ..spec(id) });
-        world.at(id * 300);
-        world.event(Event::FirstToken { job: JobId::new(id) });
-    }
+    (1..=3).for_each(|id| _ = world.arrive(JobSpec { prompt_tokens: 100_000, ..spec(id) }));
+    world.at(9_900);
+    (1..=3).for_each(|id| _ = world.event(Event::FirstToken { job: JobId::new(id) }));
     let places = |actions: &[Action]| sent(actions).into_iter().map(|(_, replica)| replica).collect();
     let together: Vec<_> = (4..=6).flat_map(|id| -> Vec<u32> { places(&world.arrive(spec(id))) }).collect();
     assert_eq!(together, [together[0]; 3]);

@@ -56,7 +56,7 @@ fn a_silent_engine_is_asked_for_its_streams() {
     let actions = next(&mut world);
     assert!(world.now < Tick::from_millis(2_000), "{:?}", world.now);
     assert_eq!((ejected(&actions), recalled(&actions)), (vec![0], vec![(3, 0, Recalled::Stalled)]));
-    assert_eq!(handed_over(&actions), [(1, 0, Recalled::Stalled)]);
+    assert_eq!(handed_over(&actions), [(1, 0, Recalled::Stalled), (2, 0, Recalled::Stalled)]);
     let running = |world: &World| world.scheduler.snapshot(world.now).replicas[0].running;
     assert_eq!(running(&world), 2, "its credit is held until the edge has let go");
 
@@ -99,7 +99,7 @@ fn what_an_ejected_replica_streams_is_watched_too() {
     while asked.is_empty() && world.now < Tick::from_millis(10_000) {
         asked = handed_over(&next(&mut world));
     }
-    assert_eq!(asked, [(1, 0, Recalled::Stalled)]);
+    assert_eq!(asked, [(1, 0, Recalled::Stalled), (2, 0, Recalled::Stalled)]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod demotion;
 mod departures;
 mod displacement;
 mod edge;
+mod entries;
 mod fallbacks;
 mod faults;
 mod handovers;
@@ -24,8 +25,10 @@ mod rests;
 mod scale;
 mod shares;
 mod shedding;
+mod silences;
 mod spare;
 mod storm;
+mod unmet;
 mod worlds;
 
 use std::collections::BTreeSet;
@@ -117,6 +120,7 @@ fn spec(id: u64) -> JobSpec {
         goes_on: false,
         context: 0,
         fit: 0,
+        fingerprint: None,
         session: None,
     }
 }
@@ -156,6 +160,10 @@ impl World {
 
     /// The same with all actions in their order.
     fn whole_event(&mut self, event: Event) -> Vec<Action> {
+        if let Event::FirstToken { job } = event {
+            let job = self.scheduler.jobs.get(&job);
+            assert!(job.is_none_or(|job| job.spec.streams), "a plain answer shows no first token");
+        }
         let mut out = Vec::new();
         self.scheduler.handle(self.now, event, &mut out);
         assert_eq!(self.scheduler.audit(), []);

@@ -54,7 +54,6 @@ fn one_gives_way_until_its_end() {
     let mut world = spare_class(policy(&[&[1]], &[&[0]]));
     assert!(!refused(&mut world, 1));
     world.at(20);
-    world.event(Event::FirstToken { job: JobId::new(1) });
     let actions = world.arrive(spec(2));
     assert_eq!(recalled(&actions), [(1, 0, Recalled::Preempted { by: JobId::new(2) })]);
     assert_eq!(sent(&actions), [(2, 0)], "at once");

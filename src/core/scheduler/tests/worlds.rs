@@ -278,6 +278,7 @@ pub(super) enum Op {
         output: u64,
         sequences: u32,
         patience: u64,
+        streams: bool,
     },
     FirstToken(usize),
     Done(usize, Usage),
@@ -367,8 +368,9 @@ fn measure() -> impl Strategy<Value = Measure> {
 /// Any operation.
 pub(super) fn op() -> impl Strategy<Value = Op> {
     let sequences = prop_oneof![6 => Just(1u32), 1 => 0u32..7];
-    let arrive = (0u32..5, 0u32..3, 0u32..3, 0u64..120, 0u64..60, sequences, 0u64..3000).prop_map(
-        |(tenant, class, model, prompt, output, sequences, patience)| Op::Arrive {
+    let streams = prop::bool::weighted(0.6);
+    let arrive = (0u32..5, 0u32..3, 0u32..3, 0u64..120, 0u64..60, sequences, 0u64..3000, streams).prop_map(
+        |(tenant, class, model, prompt, output, sequences, patience, streams)| Op::Arrive {
             tenant,
             class,
             model,
@@ -376,6 +378,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
             output,
             sequences,
             patience,
+            streams,
         },
     );
     prop_oneof![

@@ -52,11 +52,8 @@ fn setup(scaling: Scaling, seconds: impl Iterator<Item = u64>, each: u64) -> Set
     Setup {
         replicas: vec![ReplicaSetup::new(profile, options); PLACES],
         arrivals: seconds.flat_map(|second| (0..each).map(move |index| arrival(second, index))).collect(),
-        gateways: Vec::new(),
-        scrape: None,
-        late: false,
-        horizon: None,
         scaling: Some(scaling),
+        ..Setup::default()
     }
 }
 

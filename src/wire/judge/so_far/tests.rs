@@ -9,7 +9,7 @@ use crate::core::job::{Tokens, Usage};
 use crate::wire::api::Api;
 use crate::wire::captures::captures;
 use crate::wire::judge::so_far::{MAX_TEXT, SoFar};
-use crate::wire::judge::stream::{Ended, Forward, StreamEnd, StreamJudge};
+use crate::wire::judge::stream::{Ended, Forward, StreamEnd, StreamJudge, UsageShown};
 use crate::wire::sse::{Frame, Scanner};
 
 fn frames(text: &str) -> Vec<Frame> {
@@ -33,7 +33,7 @@ fn relayed(judge: &mut StreamJudge, frames: &[Frame]) -> String {
 }
 
 fn judge(api: Api, so_far: SoFar) -> StreamJudge {
-    StreamJudge::new(api, 1, None, false).going_on(so_far)
+    StreamJudge::new(api, 1, None, UsageShown::Always).going_on(so_far)
 }
 
 /// A stream as a client reads it.
@@ -220,7 +220,7 @@ fn what_is_more_than_text_cannot_be_continued() {
         assert!(!opened(choice.clone()), "{choice:.80}");
     }
     assert!(judge(Api::Chat, SoFar::default()).interrupted().is_none(), "without any text");
-    assert!(StreamJudge::new(Api::Chat, 1, None, false).interrupted().is_none());
+    assert!(StreamJudge::new(Api::Chat, 1, None, UsageShown::Always).interrupted().is_none());
 }
 
 #[test]

@@ -1,0 +1,289 @@
+#!/usr/bin/env python3
+"""Real vLLM servers on the CPU behind nginx, and behind the gateway, in turn.
+
+    loadtest/bench/vllm.py [--servers 1,2] [--answers plain,streams,half] [--rounds 5]
+
+needs target/release/loadtest and target/release/penstock (LOADTEST_BIN and
+PENSTOCK_BIN name others), Python 3.12 for vLLM (PYTHON names it), and nginx
+(Debian: nginx-light). vLLM and its model are made under ~/.cache/penstock by
+tests/engines/tiny-vllm/serve.sh: about 6 GB of disk.
+
+"straight" is nginx with least_conn, keep-alive and no buffering of answers;
+"through" is the gateway with nothing but its replicas configured. Clients are
+patient and in a closed loop; every prompt is another text. Each round measures
+both, and the first one turns from round to round. Beside the ratios of answers
+a second, the engines' own counters are printed: how many tokens a step had,
+how many steps had no prompt, how long requests waited inside; and how often the
+gateway's queue had some meanwhile. Exits with 1 when a mean ratio is below
+--mark.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).parents[2]
+SERVE = ROOT / "tests" / "engines" / "tiny-vllm" / "serve.sh"
+CACHE = pathlib.Path(os.environ.get("PENSTOCK_CACHE", pathlib.Path.home() / ".cache" / "penstock"))
+LOADTEST = os.environ.get("LOADTEST_BIN", str(ROOT / "target" / "release" / "loadtest"))
+PENSTOCK = os.environ.get("PENSTOCK_BIN", str(ROOT / "target" / "release" / "penstock"))
+PLACES = 32
+NGINX = """
+worker_processes 1; daemon off; pid {folder}/nginx.pid; error_log stderr error;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  client_body_buffer_size 256k; keepalive_requests 1000000000;
+  upstream engines {{ least_conn; {servers} keepalive 256; keepalive_timeout 4s; }}
+  server {{
+    listen 127.0.0.1:{port} backlog=1024;
+    location / {{
+      proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_buffering off; proxy_read_timeout 600s;
+    }}
+  }}
+}}
+"""
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+def numbers(text, name):
+    """The values of a metric by its labels."""
+    return {labels: float(value) for labels, value in re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", text, re.M)}
+
+
+class Counters:
+    """What engines have counted since their start, together."""
+
+    def __init__(self, engines):
+        texts = [get(f"{url}/metrics") for url in engines]
+        total = lambda name: sum(sum(numbers(text, name).values()) for text in texts)
+        self.steps = total("vllm:iteration_tokens_total_count")
+        self.tokens = total("vllm:iteration_tokens_total_sum")
+        self.prompts = total("vllm:prompt_tokens_total")
+        self.queued = total("vllm:request_queue_time_seconds_sum")
+        self.done = total("vllm:request_queue_time_seconds_count")
+        self.small = 0.0
+        for text in texts:
+            for labels, value in numbers(text, "vllm:iteration_tokens_total_bucket").items():
+                # A step without a prompt has a token for each place at most.
+                if f'le="{PLACES}.0"' in labels:
+                    self.small += value
+
+    def since(self, before):
+        steps = max(1.0, self.steps - before.steps)
+        done = max(1.0, self.done - before.done)
+        return {
+            "steps": steps,
+            "tokens a step": (self.tokens - before.tokens) / steps,
+            "prompt tokens a step": (self.prompts - before.prompts) / steps,
+            "steps without a prompt": (self.small - before.small) / steps,
+            "ms waiting inside": 1000 * (self.queued - before.queued) / done,
+        }
+
+
+class Sampler(threading.Thread):
+    """Looks now and then how much waits in the gateway and in the engines."""
+
+    def __init__(self, engines, admin):
+        super().__init__(daemon=True)
+        self.engines, self.admin, self.stopped = engines, admin, threading.Event()
+        self.gateway, self.inside, self.running, self.ledger = [], [], [], []
+        self.start()
+
+    def run(self):
+        while not self.stopped.wait(0.25):
+            texts = [get(f"{url}/metrics") for url in self.engines]
+            sums = lambda name: sum(sum(numbers(text, name).values()) for text in texts)
+            self.inside.append(sums("vllm:num_requests_waiting"))
+            self.running.append(sums("vllm:num_requests_running"))
+            if self.admin:
+                text = get(f"{self.admin}/metrics")
+                self.gateway.append(sum(numbers(text, "penstock_queue_depth").values()))
+                self.ledger += json.loads(get(f"{self.admin}/admin/v1/replicas"))["replicas"]
+
+    def end(self):
+        self.stopped.set()
+        self.join()
+        mean = lambda values: statistics.fmean(values) if values else 0.0
+        some = mean([value > 0 for value in self.gateway])
+        seen = {"running": mean(self.running), "waiting inside": mean(self.inside)}
+        if self.gateway:
+            seen |= {"waiting in the gateway": mean(self.gateway), "gateway's queue has some": some}
+        for name in ["running", "limit", "prefill_tokens", "speed_factor"]:
+            if self.ledger:
+                seen[f"ledger: {name}"] = mean([row[name] for row in self.ledger])
+        return seen
+
+
+def wait_for(url, process, log):
+    for _ in range(400):
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(OSError):
+            get(url)
+            return
+        time.sleep(0.05)
+    sys.exit(f"{url} does not answer: {log.read_text()[-2000:]}")
+
+
+class Stage(contextlib.ExitStack):
+    """Engines, and what stands before them."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def program(self, name, command):
+        log = self.folder / f"{name}.log"
+        process = subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT)
+        self.callback(lambda: (process.terminate(), process.wait()))
+        return process, log
+
+    def engine(self, arguments):
+        port = free_port()
+        home = CACHE / "tiny-vllm"
+        env = dict(os.environ, TINY_HOME=str(home), MAX_SEQS=str(PLACES))
+        subprocess.run(["bash", str(SERVE), str(port), *arguments], env=env, check=True, timeout=1500)
+        pid = int((home / f"{port}.pid").read_text())
+        self.callback(lambda: os.killpg(pid, signal.SIGTERM))
+        return f"http://127.0.0.1:{port}"
+
+    def nginx(self, engines):
+        port = free_port()
+        servers = " ".join(f"server {url.removeprefix('http://')};" for url in engines)
+        conf = self.folder / "nginx.conf"
+        conf.write_text(NGINX.format(folder=self.folder, port=port, servers=servers))
+        path = os.environ["PATH"] + ":/usr/sbin"
+        command = ["env", f"PATH={path}", "nginx", "-p", str(self.folder), "-c", str(conf)]
+        process, log = self.program(f"nginx-{port}", command)
+        url = f"http://127.0.0.1:{port}"
+        wait_for(f"{url}/health", process, log)
+        return url
+
+    def gateway(self, engines, more):
+        port, admin = free_port(), free_port()
+        made = subprocess.run([PENSTOCK, "keys", "new"], capture_output=True, text=True, check=True).stdout
+        key = re.search(r"pst_\w+", made).group(0)
+        entry = re.search(r"\{id:.*\}", made).group(0)
+        config = self.folder / f"penstock-{port}.yaml"
+        config.write_text(
+            f'version: 1\nserver: {{listen: "127.0.0.1:{port}", admin: "127.0.0.1:{admin}"}}\n'
+            f"tenants: {{bench: {{keys: [{entry}]}}}}\n"
+            f"pools: {{tiny: {{engine: vllm, models: [tiny], replicas: {json.dumps(engines)}}}}}\n{more}\n"
+        )
+        process, log = self.program(f"penstock-{port}", [PENSTOCK, "serve", "--config", str(config)])
+        wait_for(f"http://127.0.0.1:{admin}/readyz", process, log)
+        return f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin}", key
+
+
+def load(args, url, key, answers, clients, seed, scale):
+    command = [LOADTEST, "closed", "--url", url, "--model", "tiny", "--answers", answers, "--class", args.klass]
+    command += ["--clients", str(clients), "--prompt", str(args.prompt), "--output", str(args.output)]
+    command += ["--warmup", str(args.warmup), "--duration", str(args.duration), "--seed", str(seed)]
+    command += ["--bytes-per-token", f"{scale:.4f}"] + (["--key", key] if key else [])
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stderr}{done.stdout}")
+    served = json.loads(done.stdout)
+    if set(served["outcomes"]) != {"ok"}:
+        print(f"    outcomes: {served['outcomes']}")
+    return served
+
+
+def bytes_per_token(args, url):
+    """How many bytes of the load's text are a token of the model."""
+    one = argparse.Namespace(**{**vars(args), "warmup": 0.0, "duration": 1.0})
+    return 4.0 * args.prompt / load(one, url, None, "plain", 2, 999, 4.0)["prompt_tokens"]
+
+
+def measure(args, engines, side, answers, seed, scale):
+    url, admin, key = side
+    before, sampler = Counters(engines), Sampler(engines, admin)
+    served = load(args, url, key, answers, args.clients * len(engines), seed, scale)
+    return served, {**Counters(engines).since(before), **sampler.end()}
+
+
+def show(name, served, seen):
+    line = f"    {name:9} {served['requests_per_second']:7.2f} answers/s  ttft p50 "
+    line += f"{served['ttft']['p50_ms']:.0f} ms" if served["ttft"] else "-"
+    print(line + f", end p50 {served['total']['p50_ms']:.0f} ms;", end=" ")
+    print("; ".join(f"{what} {value:.2f}" for what, value in seen.items()), flush=True)
+
+
+def compare(args, stage, servers):
+    engines = [stage.engine(args.engine) for _ in range(servers)]
+    more = pathlib.Path(args.config).read_text() if args.config else ""
+    sides = {"straight": (stage.nginx(engines), None, None), "through": stage.gateway(engines, more)}
+    scale = bytes_per_token(args, sides["straight"][0])
+    means = {}
+    for answers in args.answers.split(","):
+        ratios = []
+        for number in range(args.rounds):
+            order = list(sides) if number % 2 == 0 else list(sides)[::-1]
+            rates = {}
+            for name in order:
+                seed = 1 + 1000 * number + (name == "through") + 10 * servers + len(answers) * 100_000
+                served, seen = measure(args, engines, sides[name], answers, seed, scale)
+                rates[name] = served["requests_per_second"]
+                show(name, served, seen)
+            ratios.append(rates["through"] / rates["straight"])
+            print(f"{servers} server(s), {answers}, round {number + 1}: {ratios[-1]:.3f}", flush=True)
+        means[(servers, answers)] = ratios
+    return means
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--servers", default="1,2")
+    parser.add_argument("--answers", default="plain,streams,half")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--clients", type=int, default=PLACES, help="for each server")
+    parser.add_argument("--prompt", type=int, default=600)
+    parser.add_argument("--output", type=int, default=64)
+    parser.add_argument("--class", dest="klass", default="standard")
+    parser.add_argument("--warmup", type=float, default=4.0)
+    parser.add_argument("--duration", type=float, default=10.0)
+    parser.add_argument("--mark", type=float, default=0.95)
+    parser.add_argument("--config", help="a file that is appended to the gateway's configuration")
+    parser.add_argument("--engine", nargs=argparse.REMAINDER, default=[], help="arguments for vllm serve; last")
+    args = parser.parse_args()
+    means = {}
+    for servers in map(int, args.servers.split(",")):
+        with tempfile.TemporaryDirectory() as folder, Stage(pathlib.Path(folder)) as stage:
+            means |= compare(args, stage, servers)
+    low = False
+    for (servers, answers), ratios in means.items():
+        mean = statistics.fmean(ratios)
+        low |= mean < args.mark
+        rows = " ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"{servers} server(s), {answers:7}: mean {mean:.3f} of {args.mark} ({rows})")
+    sys.exit(low)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+//! Cells as a table and as JSON, and whether they passed.
+
+use penstock::sim::matrix::{Cell, Keeps};
+use serde::Serialize;
+
+use super::stage::Pair;
+
+/// What came of one cell.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// `fleet/requests/class`.
+    pub cell: String,
+    /// Output tokens a second straight at the engines, each round.
+    pub straight: Vec<f64>,
+    /// The same through the gateway.
+    pub through: Vec<f64>,
+    /// The mean of the rounds' ratios.
+    pub ratio: f64,
+    /// The least that it may be.
+    pub mark: f64,
+    /// Requests through the gateway that failed or were refused.
+    pub failed: u64,
+    /// Median time to the first token of streams through the gateway and straight, ms.
+    pub ttft_ms: [Option<f64>; 2],
+    /// Share of all cores that was busy; near 1 the machine was too small.
+    pub busy: f64,
+    /// The objective that may cost throughput here, and whether engines can keep it.
+    pub objective: Option<String>,
+    /// Objectives that the gateway itself says no pool keeps.
+    pub unkept: Vec<String>,
+}
+
+impl Row {
+    pub(super) fn new(cell: &Cell, pairs: &[Pair], busy: f64, unkept: Vec<String>) -> Self {
+        let straight: Vec<f64> = pairs.iter().map(|pair| pair.straight.tokens_per_second).collect();
+        let through: Vec<f64> = pairs.iter().map(|pair| pair.through.tokens_per_second).collect();
+        let ratios = through.iter().zip(&straight).map(|(through, straight)| through / straight.max(1e-9));
+        let last = pairs.last();
+        Row {
+            cell: cell.name(),
+            ratio: ratios.sum::<f64>() / pairs.len().max(1) as f64,
+            mark: cell.mark(),
+            failed: pairs.iter().map(|pair| pair.through.failed()).sum(),
+            ttft_ms: [
+                last.and_then(|pair| pair.through.ttft).map(|ttft| ttft.p50_ms),
+                last.and_then(|pair| pair.straight.ttft).map(|ttft| ttft.p50_ms),
+            ],
+            busy,
+            objective: objective(cell),
+            unkept,
+            straight,
+            through,
+        }
+    }
+
+    /// Whether it is above its mark, and every request was served.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        self.ratio >= self.mark && self.failed == 0
+    }
+
+    /// One line for people.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
+        let time = |at: usize| self.ttft_ms[at].map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0}"));
+        let mut line = format!(
+            "{:<28}{:>9.0}{:>9.0}{:>8.3}{:>6.2}  {:<4}{:>8}{:>8}{:>6.0} %",
+            self.cell,
+            mean(&self.straight),
+            mean(&self.through),
+            self.ratio,
+            self.mark,
+            if self.passed() { "ok" } else { "LOW" },
+            time(1),
+            time(0),
+            self.busy * 100.0,
+        );
+        if self.failed > 0 {
+            line += &format!("  {} failed", self.failed);
+        }
+        if let Some(objective) = &self.objective {
+            line += &format!("  {objective}");
+        }
+        if !self.unkept.is_empty() {
+            line += "  the gateway says so";
+        }
+        line
+    }
+}
+
+/// The table's head.
+#[must_use]
+pub(super) fn head() -> String {
+    format!(
+        "{:<28}{:>9}{:>9}{:>8}{:>6}  {:<4}{:>8}{:>8}{:>8}",
+        "output tokens/s", "straight", "through", "ratio", "mark", "", "ttft", "through", "busy"
+    )
+}
+
+fn objective(cell: &Cell) -> Option<String> {
+    let ms = cell.class.itl_ms;
+    match cell.keeps() {
+        Keeps::Loaded => None,
+        Keeps::Partly => Some(format!("itl {ms} ms: not kept under all of this load")),
+        Keeps::Never => Some(format!("itl {ms} ms: not kept with one request")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock::sim::matrix::{Class, Fleet, Kind};
+
+    use super::*;
+
+    fn row(ratio: f64, failed: u64) -> Row {
+        let [fleet, class] = ["70b", "interactive"];
+        let cell = Cell {
+            fleet: Fleet::named(fleet).expect("a fleet"),
+            kind: Kind::Stream,
+            class: Class::named(class).expect("a class"),
+        };
+        Row { ratio, failed, ..Row::new(&cell, &[], 0.5, Vec::new()) }
+    }
+
+    #[test]
+    fn a_cell_passes_at_its_mark_when_nothing_failed() {
+        assert!(row(0.80, 0).passed() && !row(0.79, 0).passed() && !row(0.99, 1).passed());
+        let line = row(0.5, 2).line();
+        assert!(line.contains("LOW") && line.contains("2 failed") && line.contains("itl 50 ms"), "{line}");
+    }
+}

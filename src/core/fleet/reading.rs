@@ -1,0 +1,183 @@
+//! Prompts that replicas read, and what jobs show of their speed.
+
+use std::time::Duration;
+
+use crate::core::ids::{PoolId, ReplicaId};
+use crate::core::job::Tokens;
+use crate::core::pace::Conditions;
+use crate::core::predict;
+use crate::core::routing::Booking;
+use crate::core::time::Tick;
+
+use super::Fleet;
+use super::node::Node;
+use super::pool::PoolState;
+
+/// The largest weight of prompts that may be on their way to a first token when
+/// another one is sent: what the smallest usual step takes.
+const STEP_WEIGHT: u64 = 2048;
+/// The same as a part of the time promised for a first token.
+const READING_TIME: f64 = 0.4;
+/// Over which time the weight of prompts is averaged.
+const MEMORY: Duration = Duration::from_secs(3);
+/// The most of its time that a replica is taken to read prompts.
+const MOST_READING: f64 = 0.9;
+/// For how long a job that came later than promised shows that jobs wait for
+/// too long.
+const LATE: Duration = Duration::from_secs(2);
+
+/// What a replica had to do when a job came there, to compare with its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Mark {
+    /// Weight of all prompts ever sent there, the job's own included.
+    weights: u64,
+    /// Nanoseconds of a step in which each sequence gets a token, for a replica
+    /// of speed 1.
+    step: u64,
+}
+
+/// Weight of the prompts that come to a replica, over time.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Reading {
+    weights: u64,
+    at: Tick,
+    /// Weight in a nanosecond.
+    rate: f64,
+}
+
+impl Reading {
+    /// So much weight has come there in all.
+    pub(super) fn note(&mut self, weights: u64, now: Tick) {
+        let passed = now.since(self.at).as_nanos() as f64;
+        if passed > 0.0 {
+            let part = (passed / MEMORY.as_nanos() as f64).min(1.0);
+            let rate = weights.wrapping_sub(self.weights) as f64 / passed;
+            self.rate += (rate - self.rate) * part;
+            (self.weights, self.at) = (weights, now);
+        }
+    }
+}
+
+impl Fleet {
+    /// What the replica has to do just now.
+    #[must_use]
+    pub fn mark(&self, id: ReplicaId) -> Mark {
+        let mark = |node: &Node| Mark { weights: node.weights, step: predict::decode_step(&node.ledger) };
+        self.node(id).map(mark).unwrap_or_default()
+    }
+
+    /// How long before its first token comes a prompt is read there so far that the
+    /// next one should be on its way: the way to the engine and back, and the step
+    /// under way.
+    #[must_use]
+    pub fn lead(&self, id: ReplicaId) -> Duration {
+        let lead = |node: &Node| node.decode_step() + node.delay();
+        Duration::from_nanos(self.node(id).map_or(0, |node| lead(node) as u64))
+    }
+
+    /// Whether a stream's prompt counts as read there though no token has come.
+    #[must_use]
+    pub fn is_ahead(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.ledger.ahead > 0)
+    }
+
+    /// The job's prompt counts as read from now on. False when its booking is not
+    /// there.
+    pub fn read(&mut self, id: ReplicaId, booking: &mut Booking, now: Tick) -> bool {
+        let whole = self.change(id, now, |node| {
+            let whole = node.ledger.take(booking);
+            booking.read = true;
+            if whole {
+                node.ledger.add(booking);
+            }
+            whole
+        });
+        whole.unwrap_or(false)
+    }
+
+    /// A plain answer is whole, `took` after its dispatch: what that tells of the
+    /// replica's speed. `raw` nanoseconds were predicted to its first token for a
+    /// replica of speed 1; after it comes a step for each token, and the prompts
+    /// that came to the replica meanwhile.
+    pub fn answered_whole(
+        &mut self,
+        id: ReplicaId,
+        (mark, raw): (Mark, u64),
+        tokens: Tokens,
+        (took, seqs): (Duration, u32),
+        now: Tick,
+    ) {
+        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
+        let steps = (tokens.output / u64::from(seqs.max(1))).saturating_sub(1);
+        let step = mark.step.midpoint(predict::decode_step(&node.ledger));
+        let prompts = predict::time_of(node.weights.wrapping_sub(mark.weights));
+        let predicted = raw.saturating_add(steps.saturating_mul(step)).saturating_add(prompts);
+        let ratio = took.as_nanos() as f64 / predicted.max(1) as f64;
+        node.speed.learn_whole(ratio, raw, now);
+        node.rank_speed(&mut pool.speeds);
+        self.refresh(id, now);
+    }
+
+    /// A job came to the pool later than promised, while so many others waited.
+    pub fn came_late(&mut self, pool: PoolId, waiting: u64, now: Tick) {
+        if let Some(pool) = self.pools.get_mut(pool.index()) {
+            pool.late = Some((now, waiting));
+        }
+    }
+}
+
+impl Node {
+    /// How many times as long as predicted its engine computes. Where first tokens
+    /// take longer than the steps explain, the rest is delay.
+    fn slowness(&self) -> f64 {
+        self.pace.slowness().map_or(self.factor, |slowness| slowness.min(self.factor))
+    }
+
+    /// Nanoseconds of a first token that are no computing: the network, the
+    /// engine's door, its tokenizer.
+    fn delay(&self) -> f64 {
+        (self.factor - self.slowness()) * self.speed.mean_raw()
+    }
+
+    /// Weight of prompts that may be sent on top of those that it reads; any
+    /// while it reads none, as far as is known here: what was sent so lately that
+    /// its first token cannot be here yet may have been read. More than a step's
+    /// worth would only wait inside the engine.
+    pub(super) fn prefill_left(&self, pool: &PoolState) -> u64 {
+        if self.ledger.prefill <= self.on_the_way() {
+            return u64::MAX;
+        }
+        self.prefill_at_once(pool).saturating_sub(self.ledger.prefill)
+    }
+
+    /// Weight of prompts that may be sent and not be answered.
+    pub(super) fn prefill_at_once(&self, pool: &PoolState) -> u64 {
+        let objective = pool.promise.ttft.as_nanos() as f64;
+        let in_time = predict::weight_in((objective * READING_TIME / self.slowness()) as u64);
+        in_time.min(STEP_WEIGHT).saturating_add(self.on_the_way())
+    }
+
+    /// Weight of prompts that the replica reads in the time of its delay.
+    pub(super) fn on_the_way(&self) -> u64 {
+        predict::weight_in((self.delay() / self.slowness()) as u64)
+    }
+
+    /// What its limit by pace depends on.
+    pub(super) fn conditions(&self, pool: &PoolState, now: Tick) -> Conditions {
+        let late = pool.late.filter(|(at, _)| now.since(*at) < LATE);
+        let wanted = late.map(|(_, waiting)| {
+            let share = u32::try_from(waiting / u64::from(pool.up.max(1))).unwrap_or(u32::MAX);
+            self.ledger.seqs.saturating_add(share).min(self.full(pool))
+        });
+        Conditions {
+            running: self.ledger.seqs,
+            step: predict::decode_step(&self.ledger) as f64,
+            slope: predict::step_per_seq(&self.ledger) * self.factor,
+            reading: (self.reading.rate * predict::time_of(1) as f64 * self.slowness()).min(MOST_READING),
+            best: pool.bests.all().gap,
+            objective: pool.promise.itl,
+            wanted,
+        }
+    }
+}

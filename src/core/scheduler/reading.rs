@@ -1,0 +1,84 @@
+//! When prompts count as read.
+//!
+//! A prompt is in the way of others for as long as its engine reads it. A stream
+//! shows when that is over, by its first token. A plain answer shows nothing
+//! before its end, so its prompt counts as read when its first token is due, by
+//! what its replica has shown.
+//!
+//! Either counts a step and the way to the engine before that time: the next
+//! prompt should be there when the step begins that has room for it, else that
+//! step runs without one. Of
+//! streams only one at a time is taken to be so far, since the others will tell.
+//! A stream that tells nothing counts as read when it is [`OVERDUE`] times late:
+//! engines hold tokens back while they gather a tool call, and whether one is
+//! silent is for `watch` to say.
+
+use std::time::Duration;
+
+use crate::core::ids::JobId;
+use crate::core::invariant::InvariantId;
+use crate::core::job::Usage;
+use crate::core::time::Tick;
+
+use super::Scheduler;
+use super::job::{Phase, Run};
+
+/// How many times as long as predicted a first token may take before its prompt
+/// counts as read without it.
+const OVERDUE: u32 = 4;
+/// What is never late.
+const GRACE: Duration = Duration::from_millis(250);
+
+impl Scheduler {
+    /// When the prompt of a job that is sent now counts as read, if its first
+    /// token is expected so long from now at a replica with such a lead.
+    pub(super) fn read_at(&self, expected: Duration, lead: Duration) -> Tick {
+        self.now + expected.saturating_sub(lead).max(expected / 4)
+    }
+
+    /// Keeps account of when the job's prompt counts as read.
+    pub(super) fn await_reading(&mut self, id: JobId, at: Tick) {
+        if let Some(Phase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase) {
+            run.read_at = Some(at);
+            self.reading.insert((at, id));
+        }
+    }
+
+    /// The job is no longer read, or there is nothing left to await.
+    pub(super) fn forget_reading(&mut self, id: JobId) {
+        if let Some(Phase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase)
+            && let Some(at) = run.read_at.take()
+        {
+            self.reading.remove(&(at, id));
+        }
+    }
+
+    /// Prompts that count as read by now.
+    pub(super) fn end_readings(&mut self) {
+        while let Some((_, id)) = self.reading.first().copied().filter(|(at, _)| *at <= self.now) {
+            self.forget_reading(id);
+            let Some(job) = self.jobs.get_mut(&id) else { continue };
+            let (streams, Phase::Running(run)) = (job.spec.streams, &mut job.phase) else { continue };
+            let overdue = run.since + run.expected.saturating_mul(OVERDUE) + GRACE;
+            if streams && self.now < overdue && self.fleet.is_ahead(run.replica) {
+                self.await_reading(id, overdue);
+                continue;
+            }
+            let replica = run.replica;
+            let whole = self.fleet.read(replica, &mut run.booking, self.now);
+            self.invariants.check(InvariantId::LedgerBalanced, whole);
+            self.touch_replica(replica);
+        }
+    }
+
+    /// Learns from a plain answer how fast its replica is.
+    pub(super) fn learn_whole(&mut self, run: &Run, usage: Usage) {
+        if let Usage::Exact(tokens) = usage
+            && !run.booking.streams
+            && !run.loads
+        {
+            let stay = (self.now.since(run.since), run.booking.seqs);
+            self.fleet.answered_whole(run.replica, (run.mark, run.raw), tokens, stay, self.now);
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! The no-harm matrix: which engines, requests and classes a gateway is measured
+//! with against the same clients straight at the engines, and the least ratio of
+//! output tokens a second that each cell must reach.
+//!
+//! One definition for two measurements: `loadtest no-harm` in real time over HTTP,
+//! and its twin in virtual time.
+
+use crate::sim::profile::{Profile, StepLoad};
+
+/// Engines of one kind in a fleet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Group {
+    /// Their step-time profile.
+    pub profile: &'static str,
+    /// How many.
+    pub count: u16,
+}
+
+/// Engines, and the clients that keep them busy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fleet {
+    /// Its name.
+    pub name: &'static str,
+    /// Its engines.
+    pub groups: &'static [Group],
+    /// Clients of usual requests, each with one open at any time.
+    pub clients: u32,
+    /// Prompt tokens of a usual request.
+    pub prompt: u32,
+    /// Output tokens of a usual request.
+    pub output: u32,
+}
+
+/// What kind of requests clients send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Usual ones, as streams.
+    Stream,
+    /// Usual ones, whole answers.
+    Plain,
+    /// Half of them as streams.
+    Half,
+    /// Streams of two choices.
+    Two,
+    /// Streams that begin with one long system message; engines have prefix caches.
+    Shared,
+    /// Streams of 8,000-token prompts.
+    Long,
+    /// Whole answers of one token.
+    OneToken,
+}
+
+/// What clients of a cell ask for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Requests {
+    /// Clients.
+    pub clients: u32,
+    /// The share that asks for whole answers, from 0 to 1.
+    pub plain: f64,
+    /// Prompt tokens, the shared ones included.
+    pub prompt: u32,
+    /// Prompt tokens that are the same in all.
+    pub shared: u32,
+    /// Output tokens of each choice.
+    pub output: u32,
+    /// Choices.
+    pub n: u32,
+}
+
+/// A latency class that is built in, with its objective between tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Class {
+    /// Its name.
+    pub name: &'static str,
+    /// Milliseconds.
+    pub itl_ms: f64,
+}
+
+/// Whether engines can keep a class's objective between tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keeps {
+    /// Under the cell's whole load.
+    Loaded,
+    /// Only under less load than there is.
+    Partly,
+    /// Not even with one request: the objective must not steer.
+    Never,
+}
+
+/// One cell.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cell {
+    /// The engines.
+    pub fleet: &'static Fleet,
+    /// The requests' kind.
+    pub kind: Kind,
+    /// The class that they ask for.
+    pub class: &'static Class,
+}
+
+/// The part of an objective up to which a load counts as one that keeps it: what
+/// varies from step to step must fit above.
+const MARGIN: f64 = 0.8;
+
+const fn group(profile: &'static str, count: u16) -> Group {
+    Group { profile, count }
+}
+
+/// Every fleet.
+pub const FLEETS: [Fleet; 6] = [
+    Fleet { name: "a100-8b", groups: &[group("a100-8b", 4)], clients: 128, prompt: 500, output: 150 },
+    Fleet { name: "h100-8b", groups: &[group("h100-8b", 1)], clients: 512, prompt: 500, output: 150 },
+    Fleet { name: "a10", groups: &[group("a10-8b", 2)], clients: 32, prompt: 500, output: 150 },
+    Fleet { name: "l4", groups: &[group("l4-8b", 2)], clients: 32, prompt: 200, output: 100 },
+    Fleet { name: "70b", groups: &[group("a100-70b-tp4", 2)], clients: 128, prompt: 500, output: 150 },
+    Fleet {
+        name: "mixed",
+        groups: &[group("a100-8b", 2), group("a10-8b", 1), group("l4-8b", 1)],
+        clients: 96,
+        prompt: 500,
+        output: 150,
+    },
+];
+
+/// Every kind of requests.
+pub const KINDS: [Kind; 7] =
+    [Kind::Stream, Kind::Plain, Kind::Half, Kind::Two, Kind::Shared, Kind::Long, Kind::OneToken];
+
+/// Every class.
+pub const CLASSES: [Class; 3] = [
+    Class { name: "interactive", itl_ms: 50.0 },
+    Class { name: "standard", itl_ms: 100.0 },
+    Class { name: "batch", itl_ms: 500.0 },
+];
+
+/// All cells, fleet by fleet.
+pub fn cells() -> impl Iterator<Item = Cell> {
+    FLEETS.iter().flat_map(|fleet| {
+        let of = move |kind| CLASSES.iter().map(move |class| Cell { fleet, kind, class });
+        KINDS.into_iter().flat_map(of)
+    })
+}
+
+impl Kind {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Plain => "plain",
+            Self::Half => "half",
+            Self::Two => "two",
+            Self::Shared => "shared",
+            Self::Long => "long",
+            Self::OneToken => "one-token",
+        }
+    }
+
+    /// The kind of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        KINDS.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+impl Fleet {
+    /// The fleet of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        FLEETS.iter().find(|fleet| fleet.name == name)
+    }
+
+    /// Its engines' profiles, one for each engine.
+    pub fn profiles(&self) -> impl Iterator<Item = Profile> {
+        let each = |group: &'static Group| {
+            let profile = Profile::named(group.profile);
+            profile.into_iter().flat_map(|profile| std::iter::repeat_n(profile, usize::from(group.count)))
+        };
+        self.groups.iter().flat_map(each)
+    }
+}
+
+impl Class {
+    /// The class of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        CLASSES.iter().find(|class| class.name == name)
+    }
+}
+
+impl Cell {
+    /// `fleet/requests/class`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}/{}/{}", self.fleet.name, self.kind.name(), self.class.name)
+    }
+
+    /// What its clients ask for. As many sequences are open as with usual requests,
+    /// fewer only where prompts are long.
+    #[must_use]
+    pub fn requests(&self) -> Requests {
+        let Fleet { clients, prompt, output, .. } = *self.fleet;
+        let usual = Requests { clients, plain: 0.0, prompt, shared: 0, output, n: 1 };
+        match self.kind {
+            Kind::Stream => usual,
+            Kind::Plain => Requests { plain: 1.0, ..usual },
+            Kind::Half => Requests { plain: 0.5, ..usual },
+            Kind::Two => Requests { clients: clients / 2, n: 2, ..usual },
+            Kind::Shared => {
+                Requests { clients: clients / 2, prompt: 3000, shared: 2900, output: 100, ..usual }
+            }
+            Kind::Long => Requests { clients: clients / 4, prompt: 8000, output: 100, ..usual },
+            Kind::OneToken => Requests { plain: 1.0, output: 1, ..usual },
+        }
+    }
+
+    /// Whether its engines, each with an equal part of the load, keep the class's
+    /// objective between tokens. The fastest of them decide: a gateway may prefer
+    /// them.
+    #[must_use]
+    pub fn keeps(&self) -> Keeps {
+        let requests = self.requests();
+        let engines = self.fleet.groups.iter().map(|group| f64::from(group.count)).sum::<f64>();
+        let sequences = f64::from(requests.clients * requests.n) / engines;
+        let best = |sequences: f64| {
+            self.fleet
+                .profiles()
+                .map(|one| mean_gap_ms(&one, &requests, sequences))
+                .fold(f64::INFINITY, f64::min)
+        };
+        let loaded =
+            self.fleet.profiles().map(|one| mean_gap_ms(&one, &requests, sequences)).fold(0.0, f64::max);
+        match self.class.itl_ms {
+            _ if requests.output == 1 => Keeps::Loaded,
+            objective if loaded <= objective * MARGIN => Keeps::Loaded,
+            objective if best(1.0) > objective => Keeps::Never,
+            _ => Keeps::Partly,
+        }
+    }
+
+    /// The least ratio of output tokens a second, through a gateway with its
+    /// defaults to straight at the engines.
+    #[must_use]
+    pub fn mark(&self) -> f64 {
+        match (self.class.name, self.keeps()) {
+            ("interactive", Keeps::Partly) => 0.80,
+            ("interactive", Keeps::Never) => 0.95,
+            _ => 0.97,
+        }
+    }
+}
+
+/// Mean time between two tokens of a stream at an engine with so many sequences,
+/// whose prompts are read in between.
+fn mean_gap_ms(profile: &Profile, requests: &Requests, sequences: f64) -> f64 {
+    let (prompt, output) = (f64::from(requests.prompt - requests.shared), f64::from(requests.output));
+    let rows = sequences.min(f64::from(profile.max_seqs));
+    // Every sequence brings its part of a prompt once in `output` steps.
+    let read = rows * prompt / output / f64::from(requests.n);
+    let load = StepLoad {
+        prefill_tokens: read as u64,
+        decodes: rows as u64,
+        decode_kv: (rows * (f64::from(requests.prompt) + output / 2.0)) as u64,
+        prefill_area: read * (f64::from(requests.prompt) - prompt / 2.0),
+    };
+    profile.step_ms(&load)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cell_has_engines_clients_and_a_name_of_its_own() {
+        let cells: Vec<Cell> = cells().collect();
+        assert_eq!(cells.len(), 6 * 7 * 3);
+        let mut names: Vec<String> = cells.iter().map(Cell::name).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), cells.len());
+        for cell in &cells {
+            let requests = cell.requests();
+            assert!(cell.fleet.profiles().count() > 0 && requests.clients > 0, "{}", cell.name());
+            assert!(requests.shared < requests.prompt, "{}", cell.name());
+            let least = cell.fleet.profiles().map(|one| one.kv_tokens).min().expect("an engine");
+            assert!(u64::from(requests.prompt + requests.output) < least, "{}", cell.name());
+        }
+    }
+
+    #[test]
+    fn marks_follow_what_engines_can_keep() {
+        let cell = |fleet: &str, kind, class: &str| Cell {
+            fleet: Fleet::named(fleet).expect("a fleet"),
+            kind,
+            class: Class::named(class).expect("a class"),
+        };
+        let table = [
+            ("a100-8b", Kind::Stream, "interactive", Keeps::Loaded, 0.97),
+            ("l4", Kind::Stream, "interactive", Keeps::Never, 0.95),
+            ("l4", Kind::Plain, "standard", Keeps::Loaded, 0.97),
+            ("70b", Kind::Half, "interactive", Keeps::Partly, 0.80),
+            ("70b", Kind::Half, "batch", Keeps::Loaded, 0.97),
+            ("l4", Kind::OneToken, "interactive", Keeps::Loaded, 0.97),
+        ];
+        for (fleet, kind, class, keeps, mark) in table {
+            let cell = cell(fleet, kind, class);
+            assert_eq!(cell.keeps(), keeps, "{}", cell.name());
+            assert!((cell.mark() - mark).abs() < 1e-9, "{}", cell.name());
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Every cell of the matrix reaches its mark. Read the table with
+//! `cargo nextest run -p penstock --lib no_harm --no-capture`.
+
+use std::time::Duration;
+
+use crate::sim::matrix::{CLASSES, Fleet, KINDS, Kind};
+use crate::sim::no_harm::{Conditions, Row, measure};
+
+/// Prints the rows and fails with those that are below their marks.
+fn judge(rows: &[Row], what: &str) {
+    let table =
+        |rows: &mut dyn Iterator<Item = &Row>| rows.map(|row| format!("{row}  {what}\n")).collect::<String>();
+    print!("{}", table(&mut rows.iter()));
+    let low = table(&mut rows.iter().filter(|row| !row.passed()));
+    assert!(low.is_empty(), "below their marks (output tokens/s straight, through, ratio, mark):\n{low}");
+}
+
+fn of_fleet(name: &str) {
+    let fleet = Fleet::named(name).expect("a fleet");
+    let rows =
+        KINDS.into_iter().flat_map(|kind| measure(fleet, kind, &Conditions::default()).expect("a cell"));
+    let rows: Vec<Row> = rows.collect();
+    assert_eq!(rows.len(), KINDS.len() * CLASSES.len());
+    judge(&rows, "");
+}
+
+#[test]
+fn a100s_lose_nothing() {
+    of_fleet("a100-8b");
+}
+
+#[test]
+fn engines_with_1024_places_lose_nothing() {
+    of_fleet("h100-8b");
+}
+
+#[test]
+fn a10s_lose_nothing() {
+    of_fleet("a10");
+}
+
+#[test]
+fn l4s_lose_nothing() {
+    of_fleet("l4");
+}
+
+#[test]
+fn large_models_lose_nothing() {
+    of_fleet("70b");
+}
+
+#[test]
+fn a_mixed_fleet_loses_nothing() {
+    of_fleet("mixed");
+}
+
+/// Streams and plain answers at a100s that are not what the model says.
+fn at_odd_engines(conditions: &Conditions, what: &str) {
+    let fleet = Fleet::named("a100-8b").expect("a fleet");
+    let kinds = [Kind::Stream, Kind::Plain, Kind::Shared];
+    let rows = kinds.into_iter().flat_map(|kind| measure(fleet, kind, conditions).expect("a cell"));
+    judge(&rows.collect::<Vec<_>>(), what);
+}
+
+#[test]
+fn a_long_way_to_the_engines_costs_nothing() {
+    at_odd_engines(&Conditions { rtt: Duration::from_millis(80), ..Conditions::default() }, "rtt 80 ms");
+}
+
+#[test]
+fn engines_without_a_prefix_cache_lose_nothing() {
+    at_odd_engines(&Conditions { prefix_cache: false, ..Conditions::default() }, "no prefix cache");
+}
+
+#[test]
+fn engines_off_the_model_lose_nothing() {
+    for constant in ["t_ovh", "t_w", "i0", "a", "c", "d"] {
+        for factor in [0.5, 2.0] {
+            let off = vec![(constant.to_owned(), factor)];
+            at_odd_engines(&Conditions { off, ..Conditions::default() }, &format!("{constant} x {factor}"));
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! One try at an engine: on its way there, held there, and what the engine says of
+//! it on its way back. A word takes [`ReplicaSetup::trip`] in each direction; a
+//! closed loop's next request follows the end of one.
+//!
+//! [`ReplicaSetup::trip`]: crate::sim::world::replica::ReplicaSetup::trip
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::sim::engine::{EngineEvent, EngineRequest, RequestId};
+use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
+use crate::sim::world::run::{Happening, Job, World};
+
+/// What comes up in an exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Step {
+    /// The try is queued at its engine.
+    Entry { request: RequestId, replica: ReplicaIndex, priority: i64 },
+    /// The engine hears that nobody wants the try any more.
+    Cancelled { request: RequestId, replica: ReplicaIndex },
+    /// The oldest word of this engine that is on its way is heard.
+    Heard(ReplicaIndex),
+    /// A stream that fell silent goes on.
+    GoesOn(RequestId),
+}
+
+/// What an engine says of a try.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Word {
+    /// It works on it.
+    Event(EngineEvent),
+    /// It takes no connection.
+    Refused(RequestId),
+    /// It will never hold it: a plain answer that says so.
+    TooLarge(RequestId),
+    /// It died.
+    Broken(RequestId),
+}
+
+impl Word {
+    const fn request(&self) -> RequestId {
+        match self {
+            Self::Event(event) => event.request,
+            Self::Refused(request) | Self::TooLarge(request) | Self::Broken(request) => *request,
+        }
+    }
+}
+
+/// The job of a try and its number among the job's tries.
+const fn job_of(request: RequestId) -> (JobIndex, u32) {
+    (request as u32 as JobIndex, (request >> 32) as u32)
+}
+
+impl Job {
+    /// It is at no engine, and nothing has come of it.
+    pub(super) fn leave(&mut self) {
+        *self = Self { gateway: self.gateway, attempt: self.attempt, ..Self::default() };
+    }
+}
+
+impl World<'_> {
+    /// The name that the job's present try has at its engine.
+    pub(super) fn try_of(&self, job: JobIndex) -> RequestId {
+        (u64::from(self.jobs[job].attempt) << 32) | job as u64
+    }
+
+    /// Gives the job to an engine; what that brings at once is told to the router.
+    pub(super) fn send(
+        &mut self,
+        job: JobIndex,
+        replica: ReplicaIndex,
+        priority: i64,
+        touched: &mut SmallVec<[ReplicaIndex; 4]>,
+    ) -> Option<Input<'static>> {
+        self.records[job].sends += 1;
+        let before = self.replicas[replica].engine.requests();
+        let state = &mut self.jobs[job];
+        state.attempt += 1;
+        (state.at, state.sent) = (Some(replica), (self.now, before));
+        let request = self.try_of(job);
+        let away = self.replicas[replica].trip() + self.setup.arrivals[job].held;
+        if !away.is_zero() {
+            let step = Step::Entry { request, replica, priority };
+            self.plan(self.now + away, Happening::Exchange(step));
+            return None;
+        }
+        match self.enter(request, replica, priority) {
+            None => {
+                touched.push(replica);
+                None
+            }
+            Some(word) => self.told_at_once(replica, &word),
+        }
+    }
+
+    /// Takes the job away from its engine.
+    pub(super) fn take_back(&mut self, job: JobIndex, touched: &mut SmallVec<[ReplicaIndex; 4]>) {
+        self.records[job].recalls += 1;
+        let request = self.try_of(job);
+        let Some(replica) = self.jobs[job].at else { return };
+        self.jobs[job].leave();
+        match self.replicas[replica].trip() {
+            Duration::ZERO => {
+                self.replicas[replica].engine.cancel(request);
+                touched.push(replica);
+            }
+            trip => {
+                let step = Step::Cancelled { request, replica };
+                self.plan(self.now + trip, Happening::Exchange(step));
+            }
+        }
+    }
+
+    /// A request has ended: in a closed loop its client sends another one, not
+    /// before `after`.
+    pub(super) fn over(&mut self, after: Duration) {
+        self.open -= 1;
+        if self.setup.clients.is_some()
+            && let Some(next) = self.setup.arrivals.get(self.next)
+        {
+            self.plan(next.at.max(self.now + after), Happening::Arrival(self.next));
+            self.next += 1;
+        }
+    }
+
+    pub(super) fn exchange(&mut self, step: Step) {
+        match step {
+            Step::Entry { request, replica, priority } => {
+                if self.is_at(request, replica) {
+                    match self.enter(request, replica, priority) {
+                        None => self.start(replica),
+                        Some(word) => self.say(replica, word),
+                    }
+                }
+            }
+            Step::Cancelled { request, replica } => {
+                self.replicas[replica].engine.cancel(request);
+                self.start(replica);
+            }
+            Step::Heard(replica) => {
+                if let Some(word) = self.replicas[replica].said.pop_front() {
+                    self.hear(replica, &word);
+                }
+            }
+            Step::GoesOn(request) => {
+                let (job, attempt) = job_of(request);
+                let state = &mut self.jobs[job];
+                if state.attempt == attempt
+                    && let Some(replica) = state.at
+                    && let Some(unsaid) = state.unsaid.take().filter(|unsaid| *unsaid > 0)
+                {
+                    self.tokens_came(job, replica, unsaid);
+                }
+            }
+        }
+    }
+
+    /// The engine says something of a try.
+    pub(super) fn say(&mut self, replica: ReplicaIndex, word: Word) {
+        match self.replicas[replica].trip() {
+            Duration::ZERO => self.hear(replica, &word),
+            trip => {
+                self.replicas[replica].said.push_back(word);
+                self.plan(self.now + trip, Happening::Exchange(Step::Heard(replica)));
+            }
+        }
+    }
+
+    /// The job's stream says nothing for so long.
+    pub(super) fn fall_silent(&mut self, job: JobIndex, lasts: Duration) {
+        self.jobs[job].unsaid = Some(0);
+        let step = Step::GoesOn(self.try_of(job));
+        self.plan(self.now + lasts, Happening::Exchange(step));
+    }
+
+    fn is_at(&self, request: RequestId, replica: ReplicaIndex) -> bool {
+        let (job, attempt) = job_of(request);
+        let state = &self.jobs[job];
+        state.at == Some(replica) && state.attempt == attempt
+    }
+
+    /// The try reaches its engine, which may not want it.
+    fn enter(&mut self, request: RequestId, replica: ReplicaIndex, priority: i64) -> Option<Word> {
+        if !self.answers(replica) {
+            return Some(Word::Refused(request));
+        }
+        let (job, _) = job_of(request);
+        let arrival = &self.setup.arrivals[job];
+        let wanted = EngineRequest {
+            id: request,
+            prompt_tokens: arrival.prompt,
+            prefix: arrival.engine_blocks(),
+            output_tokens: arrival.output,
+            n: arrival.n.max(1),
+            priority,
+            adapter: None,
+        };
+        if self.replicas[replica].engine.submit(wanted).is_err() {
+            return Some(Word::TooLarge(request));
+        }
+        self.jobs[job].entered = true;
+        None
+    }
+
+    /// What the router is told of a try that its engine does not take.
+    fn told_at_once(&mut self, replica: ReplicaIndex, word: &Word) -> Option<Input<'static>> {
+        let (job, _) = job_of(word.request());
+        self.jobs[job].leave();
+        match word {
+            Word::TooLarge(_) => {
+                self.over(Duration::ZERO);
+                Some(Input::Finished { job, replica, cached: 0 })
+            }
+            Word::Refused(_) => Some(Input::Failed { job, replica, refused: true }),
+            Word::Event(_) | Word::Broken(_) => None,
+        }
+    }
+
+    fn hear(&mut self, replica: ReplicaIndex, word: &Word) {
+        let (job, _) = job_of(word.request());
+        if !self.is_at(word.request(), replica) {
+            return;
+        }
+        match word {
+            Word::Event(event) => self.engine_event(job, replica, *event),
+            Word::Broken(_) => self.break_off(job, replica),
+            Word::Refused(_) | Word::TooLarge(_) => {
+                let gateway = usize::from(self.jobs[job].gateway);
+                if let Some(input) = self.told_at_once(replica, word) {
+                    self.tell(gateway, input);
+                }
+            }
+        }
+    }
+}
