@@ -47,10 +47,9 @@ pub(super) enum Attempt {
         finish_reason: Option<&'static str>,
     },
     /// The request gets no answer for a reason that is the client's: the engine
-    /// refuses it, having consumed nothing, or answers more than is taken.
+    /// refuses it, having consumed nothing, or answers more than is taken or
+    /// there is memory for.
     Refused(ApiError, Usage),
-    /// The engine answered, and there was no room for its answer.
-    NoMemory(ApiError),
     /// The engine failed, having consumed this; the client has seen nothing.
     Failed(Fault, Usage),
 }
@@ -196,7 +195,7 @@ impl Tries<'_> {
                 let error = ApiError::answer_too_large(self.order.api, limits.max_answer_bytes);
                 return Attempt::Refused(error, Usage::Unknown);
             }
-            Err(Cut::NoMemory(error)) => return Attempt::NoMemory(error),
+            Err(Cut::NoMemory(error)) => return Attempt::Refused(error, Usage::Unknown),
         };
         match judge_answer(self.order.api, status, &head, &body, shown_model.as_deref()) {
             Answer::Success { body, usage, finish_reason } => {

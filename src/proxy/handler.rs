@@ -409,9 +409,6 @@ impl Proxy {
                     record.usage = Some(before.unwrap_or(usage));
                     return Err(Unserved::Refused(error));
                 }
-                Ok(Attempt::NoMemory(error)) if ticket.finish(Outcome::Done(Usage::Unknown)) => {
-                    return Err(Unserved::Refused(error));
-                }
                 Ok(Attempt::Failed(fault, usage))
                     if ticket.failed_unseen(
                         fault,

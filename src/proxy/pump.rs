@@ -148,6 +148,9 @@ impl Pump {
                 self.last = Instant::now();
                 self.has_room = true;
                 self.pauses(false);
+                if self.given_up.is_some() {
+                    self.give_up();
+                }
                 return Turn::Other;
             }
         };
@@ -275,6 +278,7 @@ impl Pump {
 }
 
 /// What ends an engine's part of a stream, beside the engine.
+#[derive(Debug, Clone, Copy)]
 enum Ended {
     /// The grace of a drain is over.
     ShutDown,

@@ -109,17 +109,19 @@ pub(super) async fn serve<T, S, B>(
 }
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// A stream that nobody runs yet, and how its client takes the answer.
+type Fresh = (Work, Arc<Delivery>);
 
 /// Takes hyper's new streams for the connection's task to run. hyper hands one
 /// over as soon as it has called the service for it.
 #[derive(Clone)]
 struct Crew {
     state: Arc<ConnState>,
-    fresh: Arc<Mutex<Vec<(Work, Arc<Delivery>)>>>,
+    fresh: Arc<Mutex<Vec<Fresh>>>,
 }
 
 impl Crew {
-    fn take(&self) -> impl Iterator<Item = (Work, Arc<Delivery>)> {
+    fn take(&self) -> impl Iterator<Item = Fresh> {
         std::mem::take(&mut *self.fresh.lock()).into_iter()
     }
 }

@@ -29,7 +29,7 @@ use crate::proxy::server::state::ConnState;
 /// client may send a body that is much too long, and look for the answer only
 /// after its last byte.
 const LINGER: Duration = Duration::from_secs(30);
-const LINGER_BYTES: usize = 1024 * 1024 * 1024;
+const LINGER_BYTES: usize = 256 * 1024 * 1024;
 /// How long it waits for more of that, and for its own last bytes to leave.
 const LINGER_SILENCE: Duration = Duration::from_secs(5);
 

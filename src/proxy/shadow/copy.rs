@@ -112,7 +112,6 @@ async fn answer(
         Attempt::Refused(error, usage) if ticket.finish(Outcome::Done(usage)) => {
             refused(&error, usage, record);
         }
-        Attempt::NoMemory(_) => return Some("memory"),
         Attempt::Failed(fault, usage) if ticket.failed_unseen(fault, usage) => {
             failed(fault, usage, record);
         }
