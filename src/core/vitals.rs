@@ -13,6 +13,8 @@ pub const MAX_BUSY: Duration = Duration::from_secs(30);
 /// What the pause grows to of an engine that says "busy" again and again
 /// without a time of its own.
 const MAX_BUSY_PAUSE: Duration = Duration::from_secs(4);
+/// The same of one that is to blame for faults, but stays in service.
+const MAX_SPARED_PAUSE: Duration = Duration::from_secs(1);
 /// A replica is gone when nothing has answered there for so long.
 pub const GONE_AFTER: Duration = Duration::from_secs(60);
 /// An engine that has not refused a job within this time has taken it.
@@ -119,11 +121,6 @@ impl Vitals {
         (self.unproven, self.garbled) = (false, 0);
     }
 
-    /// What it gave before says nothing of what it will give.
-    pub const fn doubt(&mut self) {
-        self.unproven = true;
-    }
-
     /// It sent what is no protocol; whether it has done so too often by now.
     pub fn garbled(&mut self) -> bool {
         self.garbled = self.garbled.saturating_add(1);
@@ -160,12 +157,23 @@ impl Vitals {
     /// It said that it can take no more for now, and perhaps for how long. Said
     /// again after a pause, the next pause is twice as long.
     pub fn busy(&mut self, now: Tick, retry_after: Option<Duration>, rules: &Health) {
+        self.pause(now, retry_after, rules, MAX_BUSY_PAUSE);
+    }
+
+    /// It is to blame for a fault, but stays in service: it pauses like a busy one,
+    /// and what it gave before says nothing of what it will give.
+    pub fn spare(&mut self, now: Tick, rules: &Health) {
+        self.pause(now, None, rules, MAX_SPARED_PAUSE);
+        self.unproven = true;
+    }
+
+    fn pause(&mut self, now: Tick, retry_after: Option<Duration>, rules: &Health, longest: Duration) {
         let bounded = |pause: Duration| pause.clamp(MIN_PAUSE, MAX_BUSY);
         let first = bounded(retry_after.filter(|asked| !asked.is_zero()).unwrap_or(rules.busy_backoff));
         let (pause, until) = match self.busy {
             Some(busy) if busy.until > now => (busy.pause, busy.until.max(now + first)),
             Some(busy) => {
-                let longer = busy.pause.saturating_mul(2).min(MAX_BUSY_PAUSE).max(first);
+                let longer = busy.pause.saturating_mul(2).min(longest).max(first);
                 (longer, now + longer)
             }
             None => (first, now + first),

@@ -77,10 +77,7 @@ impl Scheduler {
     /// there takes from the budget of retries.
     fn pause(&mut self, replica: ReplicaId) {
         let now = self.now;
-        self.fleet.with_vitals(replica, now, |vitals, rules| {
-            vitals.busy(now, None, rules);
-            vitals.doubt();
-        });
+        self.fleet.with_vitals(replica, now, |vitals, rules| vitals.spare(now, rules));
         self.touch_replica(replica);
     }
 

@@ -119,7 +119,7 @@ fn engines_that_refuse_all_are_not_asked_by_everybody() {
         let fault = Some(Fault::Busy { retry_after });
         let after = storm(&Storm { limits: vec![16; 8], every: 10, fault, begins_well: false });
         assert!(after.tries * 10 <= after.jobs * 12, "{after:?}");
-        assert!(after.recovered <= STORM_ENDS + 2_000, "{after:?}");
+        assert!(after.recovered <= STORM_ENDS + 5_000, "{after:?}");
         assert_eq!((after.waiting, after.spent), (0, 0), "the queue is empty again");
     }
 }
