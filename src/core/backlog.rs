@@ -23,12 +23,7 @@ struct Row {
 
 impl Default for Row {
     fn default() -> Self {
-        Self {
-            waiting: 0,
-            since: Tick::ZERO,
-            drain: DrainRate::default(),
-            lasting: DrainRate::over(LASTING),
-        }
+        Self { waiting: 0, since: Tick::ZERO, drain: DrainRate::default(), lasting: DrainRate::over(LASTING) }
     }
 }
 
@@ -147,7 +142,11 @@ impl Backlogs {
             Some(rate) => before as f64 / rate,
             None => before.saturating_mul(self.present).min(self.all.waiting) as f64 / self.all.best(now)?,
         };
-        Some(Duration::try_from_secs_f64(seconds).unwrap_or(if before == 0 { Duration::ZERO } else { Duration::MAX }))
+        Some(Duration::try_from_secs_f64(seconds).unwrap_or(if before == 0 {
+            Duration::ZERO
+        } else {
+            Duration::MAX
+        }))
     }
 
     /// Whether no replica is in service from now on. How long that lasts is not

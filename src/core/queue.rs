@@ -433,7 +433,8 @@ mod tests {
         let last = lane.last().map(|(_, job)| job);
         assert_eq!((lane.oldest(), last), (Some(Tick::from_millis(1)), Some(JobId::new(4))));
         let mut order = Vec::new();
-        while let Some(next) = queue.lane(LaneKey::of(&spec(0, 0, 0))).and_then(|lane| lane.head(Part::Fresh)) {
+        while let Some(next) = queue.lane(LaneKey::of(&spec(0, 0, 0))).and_then(|lane| lane.head(Part::Fresh))
+        {
             let place = rows.iter().find(|place| place.seq as usize == next.index()).unwrap();
             assert!(queue.remove(&spec(place.seq, 0, 0), Part::Fresh, *place));
             order.push(next.index());

@@ -150,8 +150,10 @@ mod tests {
     use crate::core::demand::state::Row;
 
     fn seen(pools: Vec<PoolState>, refused: u32) -> Seen {
-        let minutes = [Minute { arrived: 60, refused, input: 6_000, output: 600, ..Minute::default() }].into();
-        let row = Row { kind: Kind::Class, name: "batch".to_owned(), seen: Kept { minutes, ..Kept::default() } };
+        let minutes =
+            [Minute { arrived: 60, refused, input: 6_000, output: 600, ..Minute::default() }].into();
+        let row =
+            Row { kind: Kind::Class, name: "batch".to_owned(), seen: Kept { minutes, ..Kept::default() } };
         Seen { state: State { version: VERSION, pools, rows: vec![row] }, name: "x".to_owned() }
     }
 
@@ -173,7 +175,10 @@ mod tests {
         let queue = PoolState { waiting: 366, ..pool("a", None) };
         let (trace, notes) = seen(vec![queue], 48).trace(None).unwrap();
         assert_eq!(trace.calls.len(), 60, "refused ones were asked for, too");
-        assert!(notes.iter().any(|note| note.contains("48 requests") && note.contains("366 wait")), "{notes:?}");
+        assert!(
+            notes.iter().any(|note| note.contains("48 requests") && note.contains("366 wait")),
+            "{notes:?}"
+        );
     }
 
     #[test]

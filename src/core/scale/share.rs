@@ -53,7 +53,8 @@ pub fn share(lines: &[LineView], pools: &[PoolView]) -> Vec<Part> {
     for line in sorted {
         let places: Vec<usize> = line.order.iter().filter_map(|id| place(*id)).collect();
         places.iter().for_each(|at| parts[*at].strained |= line.asked.strained);
-        let grows = |at: &&usize| !pools[**at].short && pools[**at].max.is_none_or(|max| pools[**at].ready < max);
+        let grows =
+            |at: &&usize| !pools[**at].short && pools[**at].max.is_none_or(|max| pools[**at].ready < max);
         let grown = places.iter().find(grows).filter(|_| line.asked.unmet);
         grown.into_iter().for_each(|at| parts[*at].unmet = true);
         let known = places.iter().find_map(|at| pools[*at].cost);
@@ -125,7 +126,14 @@ mod tests {
     }
 
     fn line(order: &[PoolId], work: f64) -> LineView {
-        let asked = Asked { work, reason: Reason::Sustained, hopeless: 0.0, due: false, strained: false, unmet: false };
+        let asked = Asked {
+            work,
+            reason: Reason::Sustained,
+            hopeless: 0.0,
+            due: false,
+            strained: false,
+            unmet: false,
+        };
         LineView { order: order.to_vec(), asked, waiting: 0 }
     }
 
@@ -148,7 +156,9 @@ mod tests {
     fn the_first_pool_that_may_grow_meets_what_is_unmet() {
         let mut one = line(&[A, B], 5.0);
         one.asked.unmet = true;
-        let unmet = |pools: &[PoolView]| share(&[one.clone()], pools).iter().map(|part| part.unmet).collect::<Vec<_>>();
+        let unmet = |pools: &[PoolView]| {
+            share(&[one.clone()], pools).iter().map(|part| part.unmet).collect::<Vec<_>>()
+        };
         let (a, b) = (pool(A, Some(0.1)), pool(B, Some(0.1)));
         assert_eq!(unmet(&[a, b]), [true, false]);
         assert_eq!(unmet(&[PoolView { max: Some(1), ..a }, b]), [false, true]);

@@ -16,8 +16,14 @@ impl Scheduler {
         let unjudged = self.unjudged.first().map(|(at, _)| *at);
         let departing = self.departing.first().map(|(at, _)| *at);
         let reseat = self.reseats.first().map(|(at, _)| *at);
-        let others =
-            [self.fleet.next_wake(), self.next_release(), self.overrides.next_end(), departing, reseat, unjudged];
+        let others = [
+            self.fleet.next_wake(),
+            self.next_release(),
+            self.overrides.next_end(),
+            departing,
+            reseat,
+            unjudged,
+        ];
         job.into_iter().chain(others.into_iter().flatten()).min()
     }
 
