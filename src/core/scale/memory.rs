@@ -47,6 +47,8 @@ pub struct Memory {
     ready: u32,
     lacking: Option<Tick>,
     lost: Option<Tick>,
+    /// See [`Memory::is_short`], as of the last look.
+    short: bool,
     /// Hopeless bursts: when each was last seen, and how many replicas would have
     /// met it.
     bursts: VecDeque<(Tick, f64)>,
@@ -118,6 +120,19 @@ impl Memory {
     /// Whether replicas that the pool should have do not come: some are missing
     /// for longer than two starts, or were taken away where they may be.
     pub fn is_short(&mut self, ready: u32, start: Duration, may_be_taken: bool, now: Tick) -> bool {
+        self.short = self.lacks(ready, start, may_be_taken, now);
+        self.short
+    }
+
+    /// How many times as many replicas are called for as are in service, where they
+    /// may be expected to come; at least 1.
+    #[must_use]
+    pub fn growth(&self) -> f64 {
+        let may_come = !self.short && self.ready > 0;
+        if may_come { f64::from(self.number.max(self.ready)) / f64::from(self.ready) } else { 1.0 }
+    }
+
+    fn lacks(&mut self, ready: u32, start: Duration, may_be_taken: bool, now: Tick) -> bool {
         let before = std::mem::replace(&mut self.ready, ready);
         if ready < before && before <= self.number && may_be_taken {
             self.lost = Some(now);

@@ -14,6 +14,7 @@ use crate::core::order::{Head, HeadEntry, HeadKey};
 use crate::core::placement::place;
 use crate::core::queue::{LaneKey, Part};
 use crate::core::quota::Standing;
+use crate::core::scale::memory::Memory;
 
 use super::Scheduler;
 use super::job::{self, Job};
@@ -132,7 +133,12 @@ impl Scheduler {
         if let Some(too_late) = self.starts_too_late(id) {
             return too_late;
         }
-        let key = LaneKey::of(&job.spec);
+        self.has_too_much_before(job)
+    }
+
+    /// Whether what goes before a job in its lane takes longer than it may wait.
+    fn has_too_much_before(&self, job: &Job) -> bool {
+        let (id, key) = (job.spec.id, LaneKey::of(&job.spec));
         let lane = self.queue.lane(key).filter(|_| job.part() == Some(Part::Fresh));
         let left = job.spec.deadline.since(self.now);
         if left < 2 * self.later_turn(key.class) {
@@ -144,10 +150,15 @@ impl Scheduler {
     }
 
     /// The time in which so many jobs of a lane go, by what was measured of its
-    /// tenant, or else of all tenants; `None` when neither is known.
+    /// tenant, or else of all tenants; `None` when neither is known. Replicas that
+    /// are called for and may be expected count as if they were there.
     fn expected_wait(&self, key: LaneKey, before: u64) -> Option<Duration> {
         let spot = self.spot(key)?;
-        self.groups[spot.group].backlogs(spot.class).wait(key.tenant, before, self.now)
+        let here = &self.groups[spot.group];
+        let wait = here.backlogs(spot.class).wait(key.tenant, before, self.now)?;
+        let pools = here.shape.lines[spot.line].pools.iter();
+        let growth = pools.filter_map(|pool| self.numbers.get(pool)).map(Memory::growth).fold(1.0, f64::max);
+        Some(wait.div_f64(growth))
     }
 
     /// Looks again at a job that was let in while nobody knew how fast jobs go.
@@ -165,7 +176,10 @@ impl Scheduler {
         let later = self.unjudged.split_off(&(self.now + Duration::from_nanos(1), JobId::new(0)));
         let due = std::mem::replace(&mut self.unjudged, later);
         for (_, id) in due.into_iter().rev() {
-            if self.is_hopeless(id) && !self.demote(id) {
+            let Some(job) = self.jobs.get(&id) else { continue };
+            let kept =
+                self.overrides.paused_until(job.spec.tenant).is_some() || self.starts_too_late(id).is_some();
+            if !kept && self.has_too_much_before(job) && !self.demote(id) {
                 self.reject(id, self.reason_of_wait(id, RejectReason::Unmeetable), out);
             }
         }

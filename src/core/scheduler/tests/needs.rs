@@ -279,7 +279,8 @@ fn a_ramp_is_followed() {
     farm.run(3600);
     // 23 jobs a second in the end: 11.5 replicas, 14.4 with headroom.
     assert!((12..=20).contains(&farm.peak()), "{}", farm.story());
-    assert!(farm.refused * 150 < farm.arrived && farm.late * 100 < farm.arrived, "{}", farm.story());
+    // What is late has its turn before more of what comes later than that.
+    assert!(farm.refused * 150 < farm.arrived && farm.late * 12 < farm.arrived, "{}", farm.story());
 }
 
 #[test]

@@ -84,6 +84,56 @@ fn what_came_back_is_not_refused_for_those_that_wait() {
     assert_eq!(sent(&actions), [(running, 0)]);
 }
 
+/// A class that may wait for a minute and wants its first token within one second.
+#[test]
+fn a_late_job_has_its_turn_before_those_that_come_long_after_it() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    world.arrive(spec(0));
+    let mut turns = Vec::new();
+    for second in 0..24 {
+        world.at(second * 1_000);
+        let deadline = Tick::from_millis(second * 1_000 + 60_000);
+        // Two come in each second, and one goes.
+        let waiting: Vec<_> =
+            [2 * second + 1, 2 * second + 2].map(|id| world.arrive(JobSpec { deadline, ..spec(id) })).into();
+        assert!(waiting.iter().all(|actions| sent(actions).is_empty()));
+        world.at(second * 1_000 + 500);
+        let running = turns.last().copied().unwrap_or(0);
+        turns.push(sent(&world.done(running))[0].0);
+    }
+    let came = |job: &u64| (job - 1) / 2;
+    let ages: Vec<u64> = turns.iter().enumerate().map(|(second, job)| second as u64 - came(job)).collect();
+    assert!(ages[..9].iter().all(|age| *age <= 1), "those in time go first: {ages:?}");
+    assert!(ages[16..].iter().all(|age| *age >= 8), "then those whose turn has come: {ages:?}");
+    assert!(ages.iter().all(|age| *age <= 13), "{ages:?}");
+}
+
+#[test]
+fn a_burst_that_cannot_be_served_is_told_within_five_seconds() {
+    let mut line = Line::new(World::new(policy(&[&[1]], &[&[0]])), 100);
+    let mut refused = Vec::new();
+    for id in 0..1_000 {
+        assert_eq!(line.arrive(0, spec(id)), None, "nobody knows how fast they go");
+    }
+    for millis in (100..=60_000).step_by(100) {
+        let (_, job) = line.running.remove(0);
+        let actions = line.world.at(millis);
+        refused.extend(rejected(&actions).iter().map(|(job, why)| (*job, why.queued, why.reason)));
+        let actions = line.world.done(job);
+        line.note(millis, &sent(&actions));
+        refused.extend(rejected(&actions).iter().map(|(job, why)| (*job, why.queued, why.reason)));
+        if line.running.is_empty() {
+            break;
+        }
+    }
+    let in_time = |(_, queued, why): &(u64, Duration, RejectReason)| {
+        *queued <= Duration::from_secs(5) && *why == RejectReason::Unmeetable
+    };
+    assert!((400..=520).contains(&refused.len()), "ten go in a second: {}", refused.len());
+    assert!(refused.iter().all(in_time), "nobody is told later");
+    assert!(refused.iter().all(|(job, ..)| *job >= 480), "the last that came");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
