@@ -13,7 +13,8 @@
 //! between tokens stays above it without the part in which prompts are read and
 //! without twice what the other sequences are predicted to add. And
 //! while jobs wait longer than they were promised, the limit does not fall below
-//! where the engine makes [`ENOUGH`] of the tokens that it could make.
+//! where the engine makes enough of the tokens that it could make
+//! ([`Conditions::enough`]).
 
 use std::time::Duration;
 
@@ -37,9 +38,6 @@ const LEAST_SLOPE: f64 = 0.25;
 /// How many times as much as predicted a sequence may add to a step before an
 /// objective counts as out of reach.
 const MOST_SLOPE: f64 = 2.0;
-/// The part of the tokens per second that the engine makes at least where jobs
-/// wait too long.
-const ENOUGH: f64 = 0.85;
 
 /// One replica's limit by pace.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -87,6 +85,8 @@ pub struct Conditions {
     /// Sequences that would run there if nothing held them back, while jobs
     /// wait longer than promised.
     pub wanted: Option<u32>,
+    /// The part of the tokens of so many sequences that it makes at least then.
+    pub enough: f64,
 }
 
 impl Default for PaceLimit {
@@ -155,15 +155,17 @@ impl PaceLimit {
     fn limit_at(&self, mean: Point, slope: f64, at: &Conditions) -> f64 {
         let aim = self.aim(at.objective);
         let kept_once = at.best.is_some_and(|best| best.as_nanos() as f64 <= aim);
-        let alone = mean.gap * (1.0 - at.reading) - MOST_SLOPE * at.slope * (mean.seqs - 1.0);
-        if alone > aim && !kept_once {
+        let (decoding, others) = (mean.gap * (1.0 - at.reading), at.slope * (mean.seqs - 1.0));
+        if decoding - MOST_SLOPE * others > aim && !kept_once {
             return f64::INFINITY;
         }
+        let alone = decoding - others;
         let fits = mean.seqs + (aim - mean.gap) / slope;
         let limit = fits.max(f64::from(at.running) * DEEPEST_CUT);
         let enough = at.wanted.map_or(0.0, |wanted| {
-            let (alone, wanted) = ((mean.gap - slope * mean.seqs).max(0.0), f64::from(wanted));
-            ENOUGH * wanted * alone / (alone + (1.0 - ENOUGH) * slope * wanted).max(1.0)
+            let (wanted, alone) = (f64::from(wanted), alone.max(0.0));
+            let slope = (mean.gap - alone).max(0.0) / mean.seqs;
+            at.enough * wanted * alone / (alone + (1.0 - at.enough) * slope * wanted).max(1.0)
         });
         limit.max(enough).max(1.0)
     }
@@ -186,7 +188,7 @@ mod tests {
             best = best.into_iter().chain([gap]).min();
             let objective = Duration::from_millis(50);
             let (step, slope) = (8.0 * MS, 0.4 * MS);
-            let at = Conditions { running, step, slope, reading: 0.0, best, objective, wanted };
+            let at = Conditions { running, step, slope, reading: 0.0, best, objective, wanted, enough: 0.9 };
             limit.learn(&pace, &at);
         }
     }
@@ -227,6 +229,7 @@ mod tests {
                 best,
                 objective,
                 wanted: None,
+                enough: 0.9,
             };
             limit.learn(&pace, &at);
         }

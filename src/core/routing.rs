@@ -28,8 +28,9 @@ pub struct Ledger {
     pub watched_answers: u32,
     /// Jobs that failed elsewhere and whose first output token has not come.
     pub suspects: u32,
-    /// Streams whose prompts count as read though no token has come.
-    pub ahead: u32,
+    /// Weight of the prompts of streams that count as read though no token has
+    /// come.
+    pub ahead: u64,
 }
 
 /// What one job books at a replica.
@@ -91,8 +92,8 @@ impl Booking {
         if self.read { self.output / 2 } else { self.output }
     }
 
-    fn ahead(&self) -> u32 {
-        u32::from(self.streams && self.read && !self.started)
+    const fn ahead(&self) -> u64 {
+        if self.streams && self.read && !self.started { self.weight } else { 0 }
     }
 }
 
@@ -118,7 +119,7 @@ impl Ledger {
         self.watched_streams += booking.watched_streams();
         self.watched_answers += booking.watched_answers();
         self.suspects += booking.suspects();
-        self.ahead += booking.ahead();
+        self.ahead = self.ahead.saturating_add(booking.ahead());
     }
 
     /// Takes a job out again; false when it was not all there.
@@ -224,7 +225,7 @@ mod tests {
         assert!(ledger.take(&booking));
         booking.read = true;
         ledger.add(&booking);
-        assert_eq!((ledger.work(), ledger.kv, ledger.suspects, ledger.ahead), (25, 151, 1, 1));
+        assert_eq!((ledger.work(), ledger.kv, ledger.suspects, ledger.ahead), (25, 151, 1, 100));
         assert!(ledger.take(&booking));
         booking.started = true;
         ledger.add(&booking);

@@ -18,6 +18,12 @@ use super::pool::PoolState;
 const STEP_WEIGHT: u64 = 2048;
 /// The same as a part of the time promised for a first token.
 const READING_TIME: f64 = 0.4;
+/// A class that promises its first token later than this would rather have all
+/// that its replicas can make than an even pace.
+const PATIENT: Duration = Duration::from_secs(2);
+/// The part of the tokens that replicas could make which they make at least while
+/// jobs of an impatient class wait longer than promised, and of a patient one.
+const ENOUGH: [f64; 2] = [0.9, 0.99];
 /// Over which time the weight of prompts is averaged.
 const MEMORY: Duration = Duration::from_secs(3);
 /// The most of its time that a replica is taken to read prompts.
@@ -75,10 +81,12 @@ impl Fleet {
         Duration::from_nanos(self.node(id).map_or(0, |node| lead(node) as u64))
     }
 
-    /// Whether a stream's prompt counts as read there though no token has come.
+    /// Whether one more stream's prompt of this weight may count as read there
+    /// before its first token has come: a step's worth of them may.
     #[must_use]
-    pub fn is_ahead(&self, id: ReplicaId) -> bool {
-        self.node(id).is_some_and(|node| node.ledger.ahead > 0)
+    pub fn may_be_ahead(&self, id: ReplicaId, weight: u64) -> bool {
+        let ahead = self.node(id).map_or(0, |node| node.ledger.ahead);
+        ahead == 0 || ahead.saturating_add(weight) <= STEP_WEIGHT
     }
 
     /// The job's prompt counts as read from now on. False when its booking is not
@@ -165,6 +173,7 @@ impl Node {
 
     /// What its limit by pace depends on.
     pub(super) fn conditions(&self, pool: &PoolState, now: Tick) -> Conditions {
+        let patient = pool.promise.ttft > PATIENT;
         let late = pool.late.filter(|(at, _)| now.since(*at) < LATE);
         let wanted = late.map(|(_, waiting)| {
             let share = u32::try_from(waiting / u64::from(pool.up.max(1))).unwrap_or(u32::MAX);
@@ -178,6 +187,7 @@ impl Node {
             best: pool.bests.all().gap,
             objective: pool.promise.itl,
             wanted,
+            enough: ENOUGH[usize::from(patient)],
         }
     }
 }

@@ -8,7 +8,8 @@
 //! Either counts a step and the way to the engine before that time: the next
 //! prompt should be there when the step begins that has room for it, else that
 //! step runs without one. Of
-//! streams only one at a time is taken to be so far, since the others will tell.
+//! streams no more than a step's worth is taken to be so far, since they will
+//! tell.
 //! A stream that tells nothing counts as read when it is [`OVERDUE`] times late:
 //! engines hold tokens back while they gather a tool call, and whether one is
 //! silent is for `watch` to say.
@@ -60,7 +61,8 @@ impl Scheduler {
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             let (streams, Phase::Running(run)) = (job.spec.streams, &mut job.phase) else { continue };
             let overdue = run.since + run.expected.saturating_mul(OVERDUE) + GRACE;
-            if streams && self.now < overdue && self.fleet.is_ahead(run.replica) {
+            let ahead = self.fleet.may_be_ahead(run.replica, run.booking.weight);
+            if streams && self.now < overdue && !ahead {
                 self.await_reading(id, overdue);
                 continue;
             }

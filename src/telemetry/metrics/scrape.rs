@@ -295,6 +295,7 @@ impl Exposition<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::bottleneck::{Bottleneck, Seats};
     use crate::core::cost::account::Times;
     use crate::core::ids::PoolId;
     use crate::core::overrides::Closed;
@@ -430,6 +431,9 @@ mod tests {
             speed_factor: 1.5,
             expected: Duration::from_millis(80),
             report_age: None,
+            bottleneck: None,
+            guest_bottleneck: None,
+            seats: Seats { running: 3, above_limit: Some((Bottleneck::Pace, 2)), out: 5, ..Seats::default() },
         };
         let snapshot = Snapshot {
             replicas: vec![view(0, ReplicaState::Busy), view(9, ReplicaState::Serving)],
@@ -445,6 +449,12 @@ mod tests {
             problem: None,
         };
         let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[engine], needs: &[] });
+        let seats: Vec<&str> = text.lines().filter(|line| line.starts_with("penstock_seats{")).collect();
+        assert_eq!(seats.len(), 4, "{seats:?}");
+        for (state, count) in [("busy", 5), ("free", 0), ("pace", 2), ("running", 3)] {
+            let row = format!("state=\"{state}\"}} {count}");
+            assert!(seats.iter().any(|line| line.ends_with(&row)), "{row} in {seats:?}");
+        }
         let samples = samples(&text);
         let of = |name: &str, more: &str| {
             samples
