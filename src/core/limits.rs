@@ -16,10 +16,11 @@ const MOST_ASKED: u32 = 1024;
 /// The learned part of a sequence limit, used where neither the operator nor
 /// the engine says how many sequences it runs.
 ///
-/// An engine that holds requests back beyond its buffer in two reports in a
-/// row, while what this gateway sent explains all it has, runs as many as it
-/// can: that number becomes the limit. One such report is not enough, since a
-/// burst of prompts waits for a moment in every engine. Each report without
+/// An engine that holds requests back beyond its buffer, and runs as many in two
+/// reports in a row while what this gateway sent explains all it has, runs as
+/// many as it can: that number becomes the limit. One such report is not enough,
+/// since a burst of prompts waits for a moment in every engine. Requests whose
+/// prompts wait for a step that can read them are not held back for a place. Each report without
 /// held-back requests while the limit is used up raises it: by a quarter until
 /// the engine has held something back for the first time, then by a sixteenth,
 /// at least by one.
@@ -44,10 +45,11 @@ impl LearnedSeqs {
         self.limit
     }
 
-    /// Learns from a report. `ours` are the sequences booked there.
-    pub fn learn(&mut self, report: &Report, ours: u32, buffer: u32) {
+    /// Learns from a report. `ours` are the sequences booked there, `unread` the
+    /// jobs whose prompts may still be read.
+    pub fn learn(&mut self, report: &Report, (ours, unread): (u32, u32), buffer: u32) {
         let (Some(running), Some(waiting)) = (report.running, report.waiting) else { return };
-        let holds_back = waiting > u64::from(buffer);
+        let holds_back = waiting > u64::from(buffer.saturating_add(unread));
         if !holds_back {
             self.held_back = None;
             if ours >= self.limit.saturating_add(buffer) {
@@ -61,7 +63,8 @@ impl LearnedSeqs {
             return;
         }
         let running = u32::try_from(running).unwrap_or(u32::MAX);
-        if let Some(before) = self.held_back.replace(running) {
+        let alike = |before: &u32| before.abs_diff(running) <= (running / 16).max(1);
+        if let Some(before) = self.held_back.replace(running).filter(alike) {
             self.limit = self.limit.min(before.max(running).max(1));
             self.met = true;
         }
@@ -109,22 +112,34 @@ mod tests {
     #[test]
     fn two_reports_of_held_back_requests_lower_the_limit() {
         let mut learned = LearnedSeqs::default();
-        learned.learn(&report(3, 97), 100, 0);
+        learned.learn(&report(3, 97), (100, 0), 0);
         assert_eq!(learned.limit(), 256, "a burst waits for a moment in every engine");
-        learned.learn(&report(32, 68), 100, 0);
+        for _ in 0..2 {
+            assert_eq!(learned.limit(), 256, "how many it runs still changes");
+            learned.learn(&report(32, 68), (100, 0), 0);
+        }
         assert_eq!(learned.limit(), 32);
-        learned.learn(&report(0, 5), 5, 0);
-        learned.learn(&report(0, 5), 5, 0);
+        learned.learn(&report(0, 5), (5, 0), 0);
+        learned.learn(&report(0, 5), (5, 0), 0);
         assert_eq!(learned.limit(), 1);
+    }
+
+    #[test]
+    fn prompts_that_wait_to_be_read_do_not_lower_it() {
+        let mut learned = LearnedSeqs::default();
+        for _ in 0..9 {
+            learned.learn(&report(4, 12), (16, 12), 0);
+        }
+        assert_eq!(learned.limit(), 256);
     }
 
     #[test]
     fn foreign_load_and_the_buffer_do_not_lower_it() {
         let mut learned = LearnedSeqs::default();
         for _ in 0..3 {
-            learned.learn(&report(32, 68), 50, 0);
-            learned.learn(&report(32, 4), 36, 4);
-            learned.learn(&Report { running: Some(9), ..Report::default() }, 9, 0);
+            learned.learn(&report(32, 68), (50, 0), 0);
+            learned.learn(&report(32, 4), (36, 0), 4);
+            learned.learn(&Report { running: Some(9), ..Report::default() }, (9, 0), 0);
         }
         assert_eq!(learned.limit(), 256);
     }
@@ -132,12 +147,12 @@ mod tests {
     #[test]
     fn it_recovers_only_when_used_up() {
         let mut learned = LearnedSeqs { limit: 4, held_back: None, met: true };
-        learned.learn(&report(3, 0), 3, 0);
+        learned.learn(&report(3, 0), (3, 0), 0);
         assert_eq!(learned.limit(), 4);
-        learned.learn(&report(4, 0), 4, 0);
+        learned.learn(&report(4, 0), (4, 0), 0);
         assert_eq!(learned.limit(), 5);
         for _ in 0..200 {
-            learned.learn(&report(4, 0), 300, 0);
+            learned.learn(&report(4, 0), (300, 0), 0);
         }
         assert!((301..330).contains(&learned.limit()), "{}", learned.limit());
     }
@@ -147,11 +162,11 @@ mod tests {
         let mut learned = LearnedSeqs::default();
         for _ in 0..7 {
             let ours = learned.limit();
-            learned.learn(&report(u64::from(ours), 0), ours, 0);
+            learned.learn(&report(u64::from(ours), 0), (ours, 0), 0);
         }
         assert!(learned.limit() >= 1_024, "{}", learned.limit());
         for _ in 0..2 {
-            learned.learn(&report(1_024, 200), 1_224, 0);
+            learned.learn(&report(1_024, 200), (1_224, 0), 0);
         }
         assert_eq!(learned.limit(), 1_024);
     }

@@ -28,6 +28,8 @@ pub struct Ledger {
     pub watched_answers: u32,
     /// Jobs that failed elsewhere and whose first output token has not come.
     pub suspects: u32,
+    /// Jobs whose prompts may still be read, as far as is seen.
+    pub unread: u32,
     /// Weight of the prompts of streams that count as read though no token has
     /// come.
     pub ahead: u64,
@@ -92,6 +94,10 @@ impl Booking {
         if self.read { self.output / 2 } else { self.output }
     }
 
+    fn unread(&self) -> u32 {
+        u32::from(!self.started && (!self.read || self.streams))
+    }
+
     const fn ahead(&self) -> u64 {
         if self.streams && self.read && !self.started { self.weight } else { 0 }
     }
@@ -119,6 +125,7 @@ impl Ledger {
         self.watched_streams += booking.watched_streams();
         self.watched_answers += booking.watched_answers();
         self.suspects += booking.suspects();
+        self.unread += booking.unread();
         self.ahead = self.ahead.saturating_add(booking.ahead());
     }
 
@@ -136,6 +143,7 @@ impl Ledger {
                 watched_streams: self.watched_streams.checked_sub(booking.watched_streams())?,
                 watched_answers: self.watched_answers.checked_sub(booking.watched_answers())?,
                 suspects: self.suspects.checked_sub(booking.suspects())?,
+                unread: self.unread.checked_sub(booking.unread())?,
                 ahead: self.ahead.checked_sub(booking.ahead())?,
             })
         };

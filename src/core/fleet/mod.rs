@@ -272,7 +272,7 @@ impl Fleet {
     pub fn report(&mut self, id: ReplicaId, report: Report, now: Tick) -> Option<Seen> {
         let buffer = self.node(id).and_then(|node| self.pools.get(node.pool.index())).map_or(0, |p| p.buffer);
         self.change(id, now, |node| {
-            node.learned.learn(&report, node.ledger.seqs, buffer);
+            node.learned.learn(&report, (node.ledger.seqs, node.ledger.unread), buffer);
             if node.gauges.moved(&report) {
                 node.watch.sign(now);
             }
