@@ -433,7 +433,7 @@ impl Proxy {
         }
         sleep_until(self.gate.clock().instant(order.spec.patience)).await;
         if early.is_some_and(|sent| sent.load(Ordering::Relaxed)) {
-            pending().await
+            pending::<()>().await;
         }
     }
 }
