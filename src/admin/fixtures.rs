@@ -14,10 +14,10 @@ use crate::config::settings::{
     TelemetrySettings, UpstreamLimits,
 };
 use crate::config::watch::{ReloadOutcome, ReloadReport};
+use crate::core::bottleneck::{Bottleneck, Seats};
 use crate::core::demand::state::State;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::policy::{Bounds, Policy};
-use crate::core::bottleneck::{Bottleneck, Seats};
 use crate::core::snapshot::{Changed, PoolState, PoolView, QueueView, ReplicaState, ReplicaView, Snapshot};
 use crate::core::table::Table;
 use crate::telemetry::{Telemetry, fixtures};

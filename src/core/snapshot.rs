@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::bottleneck::{Bottleneck, Seats};
 use crate::core::adapters::Fit;
 use crate::core::best::Best;
+use crate::core::bottleneck::{Bottleneck, Seats};
 use crate::core::cost::account::Times;
 use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::overrides::Measure;

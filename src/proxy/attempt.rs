@@ -2,13 +2,14 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
-use crate::config::settings::{EngineKind, PoolEdge, RequestLimits, Settings};
+use crate::config::settings::{EngineKind, PoolEdge, RequestLimits, Settings, UpstreamLimits};
 use crate::core::event::Fault;
 use crate::core::job::Usage;
 use crate::proxy::answer_memory::{AnswerMemory, AnswerShare};
@@ -19,7 +20,7 @@ use crate::proxy::order::Order;
 use crate::proxy::pace::{Meter, Paces};
 use crate::proxy::record::{Place, Record};
 use crate::proxy::stream::{EngineStream, Step};
-use crate::proxy::upstream::{Call, Exchange, Sent, Upstreams};
+use crate::proxy::upstream::{Call, Exchange, Replica, Sent, UpstreamError, Upstreams};
 use crate::telemetry::trace::Phase;
 use crate::wire::error::ApiError;
 use crate::wire::headers::X_REQUEST_ID;
@@ -106,15 +107,7 @@ impl Tries<'_> {
         let replica = self.upstreams.replica(place.replica, replica);
         let meter = self.paces.meter(place.replica);
         let trying = async {
-            let so_far = match self.so_far {
-                Some(so_far) => {
-                    let name = pool.model_names.get(&self.order.spec.model).map_or("", String::as_str);
-                    let mut so_far = counted(so_far, (name, &headers), &replica, &edge.upstream).await;
-                    so_far.leave_one(self.order.peek.last_token());
-                    Some(so_far)
-                }
-                None => None,
-            };
+            let so_far = self.counted(settings, pool, &replica, &headers).await;
             let begun = so_far.as_ref().filter(|so_far| so_far.is_resumed());
             let call = Call {
                 method: Method::POST,
@@ -126,13 +119,10 @@ impl Tries<'_> {
                 1 => replica.send_once(&call, &edge.upstream).await,
                 _ => replica.send(&call, &edge.upstream).await,
             };
+            record.sends = sent.as_ref().map_or_else(UpstreamError::sends, |_| 1);
             let sent = match sent {
-                Ok(sent) => {
-                    record.sends = 1;
-                    sent
-                }
+                Ok(sent) => sent,
                 Err(error) => {
-                    record.sends = error.sends();
                     let name = settings.policy.replicas.name(place.replica);
                     tracing::debug!(replica = name, %error, "engine did not answer");
                     return Attempt::failed(error.fault());
@@ -142,10 +132,7 @@ impl Tries<'_> {
             let judge = self.judge(pool.engine, shown_model.clone(), so_far);
             self.read((sent.exchange, judge), shown_model, &edge.requests, &meter).await
         };
-        let (limit, too_late) = match self.order.peek.stream {
-            true => (edge.upstream.first_token_timeout, Fault::Silent),
-            false => (edge.upstream.answer_timeout, Fault::Overtime),
-        };
+        let (limit, too_late) = self.limit(&edge.upstream);
         let deadline = begun + limit;
         let attempt = timeout_at(deadline, Box::pin(trying)).await;
         let clock = record.clock;
@@ -159,6 +146,28 @@ impl Tries<'_> {
             }
             other => other,
         }
+    }
+
+    /// How long the engine may take, and what it is when it takes longer.
+    fn limit(&self, limits: &UpstreamLimits) -> (Duration, Fault) {
+        match self.order.peek.stream {
+            true => (limits.first_token_timeout, Fault::Silent),
+            false => (limits.answer_timeout, Fault::Overtime),
+        }
+    }
+
+    /// The part of the answer that the client has, as the engine counts it.
+    async fn counted(
+        &self,
+        settings: &Settings,
+        pool: &PoolEdge,
+        replica: &Replica,
+        headers: &HeaderMap,
+    ) -> Option<SoFar> {
+        let name = pool.model_names.get(&self.order.spec.model).map_or("", String::as_str);
+        let mut so_far = counted(self.so_far?, (name, headers), replica, &settings.edge.upstream).await;
+        so_far.leave_one(self.order.peek.last_token());
+        Some(so_far)
     }
 
     fn in_public_words(&self, settings: &Settings, pool: &PoolEdge, error: ApiError) -> ApiError {

@@ -362,7 +362,6 @@ impl Proxy {
     ) -> Result<Answered, Unserved> {
         let (upstreams, paces, answers) = (&self.upstreams, &*self.paces, &self.answers);
         let tries = Tries { upstreams, paces, answers, order, headers, so_far };
-        let resumed = so_far.is_some_and(SoFar::is_resumed);
         let mut resets = Resets::default();
         let before = record.usage;
         loop {
@@ -380,7 +379,7 @@ impl Proxy {
             let attempt = tokio::select! {
                 biased;
                 why = ticket.recalled() => Err(why),
-                () = self.patience_of(order, resumed, record.early_head.clone()) => {
+                () = self.patience_of(order, so_far, record.early_head.clone()) => {
                     ticket.give_up(Usage::Unknown);
                     return Err(Unserved::Refused(ApiError::client_deadline()));
                 }
@@ -427,13 +426,13 @@ impl Proxy {
 impl Proxy {
     /// Waits until the client is about to give up, if it said when. One that has
     /// begun to get its answer does not.
-    async fn patience_of(&self, order: &Order, resumed: bool, early: Option<Arc<AtomicBool>>) {
-        if resumed || order.spec.patience == Tick::NEVER {
+    async fn patience_of(&self, order: &Order, so_far: Option<&SoFar>, early: Option<Arc<AtomicBool>>) {
+        if so_far.is_some_and(SoFar::is_resumed) || order.spec.patience == Tick::NEVER {
             return pending().await;
         }
         sleep_until(self.gate.clock().instant(order.spec.patience)).await;
         if early.is_some_and(|sent| sent.load(Ordering::Relaxed)) {
-            pending().await
+            pending::<()>().await;
         }
     }
 }

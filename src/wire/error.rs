@@ -163,6 +163,22 @@ impl ApiError {
         Self::new(Kind::UpstreamBroken, message)
     }
 
+    /// The last fault of a request that is tried no more.
+    fn exhausted(fault: Fault) -> Self {
+        match fault {
+            Fault::Busy { .. } => Self::new(Kind::QueueFull, "Every engine for the model is busy."),
+            Fault::Overtime => Self::new(
+                Kind::AnswerTimeout,
+                "The answer took longer than an answer that is not a stream may take. \
+                 Ask for a stream, or for less output.",
+            ),
+            _ => Self::new(
+                Kind::UpstreamFailed,
+                format!("Every engine that was tried failed the request, the last with: {}.", fault.name()),
+            ),
+        }
+    }
+
     /// The deadline that the client named, while an engine had the request.
     #[must_use]
     pub fn client_deadline() -> Self {
@@ -386,18 +402,7 @@ impl From<RejectReason> for ApiError {
                 Kind::ClassForbidden,
                 "The latency class or the tenant of this request was withdrawn.",
             ),
-            RejectReason::AttemptsExhausted(Fault::Busy { .. }) => {
-                Self::new(Kind::QueueFull, "Every engine for the model is busy.")
-            }
-            RejectReason::AttemptsExhausted(Fault::Overtime) => Self::new(
-                Kind::AnswerTimeout,
-                "The answer took longer than an answer that is not a stream may take. \
-                 Ask for a stream, or for less output.",
-            ),
-            RejectReason::AttemptsExhausted(fault) => Self::new(
-                Kind::UpstreamFailed,
-                format!("Every engine that was tried failed the request, the last with: {}.", fault.name()),
-            ),
+            RejectReason::AttemptsExhausted(fault) => Self::exhausted(fault),
             RejectReason::RetriesSpent(fault) => Self::new(
                 Kind::QueueFull,
                 format!("The engines fail too many requests just now, this one with: {}.", fault.name()),

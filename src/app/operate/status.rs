@@ -157,8 +157,17 @@ pub(super) fn replicas(list: &Value) -> String {
             room(&row["guests_held_back_by"]),
         ]
     });
-    let head =
-        ["REPLICA", "STATE", "RUNNING", "READING", "KV TOKENS", "SPEED", "TTFT OF 1000", "ROOM", "LESS URGENT"];
+    let head = [
+        "REPLICA",
+        "STATE",
+        "RUNNING",
+        "READING",
+        "KV TOKENS",
+        "SPEED",
+        "TTFT OF 1000",
+        "ROOM",
+        "LESS URGENT",
+    ];
     table(&head, &rows)
 }
 

@@ -260,7 +260,8 @@ impl Node {
     /// leave its steps short enough.
     fn guest_seqs(&self, pool: &PoolState, limit: u32) -> Option<u32> {
         let slow = self.is_slow_for_guests(pool);
-        let seqs = Self::guest_share(limit).saturating_sub(pool.promise.reserve).saturating_sub(self.ledger.seqs);
+        let seqs =
+            Self::guest_share(limit).saturating_sub(pool.promise.reserve).saturating_sub(self.ledger.seqs);
         (self.ledger.prefill <= self.on_the_way() && !slow && seqs > 0).then_some(seqs)
     }
 
