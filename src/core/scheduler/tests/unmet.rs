@@ -97,7 +97,7 @@ fn end(of: &mut Loop) -> Vec<(Option<u32>, &'static str, u32)> {
 fn what_waits_in_a_closed_loop_is_demand() {
     let calm = end(&mut Loop::new(3, 300, false));
     assert!(calm.iter().all(|(desired, ..)| *desired == Some(1)), "{calm:?}");
-    let mut many = Loop::new(120, 300, true);
+    let mut many = Loop::new(120, 60, true);
     let seen = end(&mut many);
     assert_eq!(many.refused, 0);
     assert!(seen.iter().all(|(desired, _, ready)| *desired > Some(*ready)), "{seen:?}");
