@@ -135,7 +135,7 @@ fn shown(pool: &PoolState) -> Option<String> {
         )
     });
     let rates = pool.read_per_second.zip(pool.gap).map(|(read, gap)| {
-        let gap = format!("{:.1}ms", gap * 1e3);
+        let gap = format!("{}ms", (gap * 1e3).round().max(1.0));
         let seqs = pool.max_seqs.map(|seqs| format!(",seqs={seqs}")).unwrap_or_default();
         format!("they usually read {} prompt tokens a second and write one each {gap} (--rates read={read},gap={gap}{seqs})", words::count(read))
     });
@@ -185,7 +185,7 @@ mod tests {
     fn rates_are_the_usual_ones_with_the_limit() {
         let (read_per_second, gap) = (Some(20_000), Some(0.012));
         let told = shown(&PoolState { read_per_second, gap, ..pool("h100", Some(20)) }).unwrap();
-        assert!(told.contains("--rates read=20000,gap=12.0ms,seqs=20"), "{told}");
+        assert!(told.contains("--rates read=20000,gap=12ms,seqs=20"), "{told}");
         let rates = told.split("--rates ").nth(1).unwrap().trim_end_matches([')', '.']);
         assert!(crate::sim::plan::setting::measured(rates).is_ok(), "{rates}");
     }

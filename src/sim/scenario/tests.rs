@@ -47,6 +47,26 @@ fn every_committed_scenario_can_be_run() {
     assert!(count >= 10, "{count} scenarios");
 }
 
+/// `late.yaml` at a tenth of its times.
+#[test]
+fn late_batch_work_waits_no_longer_than_in_order_of_arrival() {
+    let text = "seeds: 1\nwarmup: 0\n\
+        classes: {batch: {ttft: 6s, itl: 500ms, max_wait: 360s}}\n\
+        world:\n  fleet: [{profile: h100-8b, count: 1}]\n  capacity: 19.6\n  loads: [1.15, 2]\n  \
+        designs: [penstock, fcfs]\n  \
+        traffic: [{pattern: poisson, sizes: {trace: ../traces/azure2023_conv.csv.gz}, span: 720s}]\n";
+    let (plan, runs) = run(text);
+    let rows: Vec<&Figures> = runs.iter().map(|(_, groups)| &groups[0]).collect();
+    assert_eq!((plan.cases[0].loads.len(), rows.len()), (2, 4));
+    let [ours, fcfs, twice, _] = rows[..] else { panic!("{rows:?}") };
+    assert!(of(ours, "ttft_most_ms") <= 1.3 * of(fcfs, "ttft_most_ms"), "{ours:?} {fcfs:?}");
+    assert!(of(ours, "tokens_per_s") >= 0.98 * of(fcfs, "tokens_per_s"), "{ours:?} {fcfs:?}");
+    assert!(of(ours, "goodput") > of(fcfs, "goodput"), "{ours:?} {fcfs:?}");
+    assert_eq!(of(ours, "refused"), 0.0);
+    assert!((0.2..0.45).contains(&of(twice, "refused")), "{twice:?}");
+    assert!(of(twice, "told_most_ms") <= 5_000.0, "told early or never: {twice:?}");
+}
+
 #[test]
 fn mistakes_name_the_field() {
     let cases = [

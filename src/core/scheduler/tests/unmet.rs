@@ -11,7 +11,7 @@ use crate::core::scheduler::tests::{World, class, policy, rejected, sent, spec};
 use crate::core::time::Tick;
 
 /// Seconds that an engine takes for each job.
-const EACH: u64 = 10;
+const EACH: u64 = 2;
 
 /// A closed loop of clients of the second class.
 struct Loop {
@@ -97,7 +97,7 @@ fn end(of: &mut Loop) -> Vec<(Option<u32>, &'static str, u32)> {
 fn what_waits_in_a_closed_loop_is_demand() {
     let calm = end(&mut Loop::new(3, 300, false));
     assert!(calm.iter().all(|(desired, ..)| *desired == Some(1)), "{calm:?}");
-    let mut many = Loop::new(30, 300, true);
+    let mut many = Loop::new(120, 60, true);
     let seen = end(&mut many);
     assert_eq!(many.refused, 0);
     assert!(seen.iter().all(|(desired, _, ready)| *desired > Some(*ready)), "{seen:?}");
@@ -105,7 +105,7 @@ fn what_waits_in_a_closed_loop_is_demand() {
 
 #[test]
 fn what_is_refused_in_a_closed_loop_is_demand() {
-    let mut many = Loop::new(30, 30, true);
+    let mut many = Loop::new(120, 30, true);
     let seen = end(&mut many);
     assert!(many.refused > 10, "{}", many.refused);
     assert!(many.told_late * 4 < many.refused as usize, "{} of {}", many.told_late, many.refused);
