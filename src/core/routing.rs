@@ -30,8 +30,8 @@ pub struct Ledger {
     pub suspects: u32,
     /// Jobs whose prompts may still be read, as far as is seen.
     pub unread: u32,
-    /// Weight of the prompts of streams that count as read though no token has
-    /// come.
+    /// Weight of the prompts that count as read though their first tokens were not
+    /// due.
     pub ahead: u64,
 }
 
@@ -49,8 +49,11 @@ pub struct Booking {
     pub output: u64,
     /// Whether its first token has come.
     pub started: bool,
-    /// Whether its prompt counts as read: its first token has come, or was due.
+    /// Whether its prompt counts as read: its first token has come, or is about to.
     pub read: bool,
+    /// Whether its first token came or was due. Until then a prompt that counts as
+    /// read is ahead of its time.
+    pub due: bool,
     /// Whether it failed elsewhere.
     pub suspect: bool,
     /// Whether it came as a guest of a more urgent class.
@@ -95,11 +98,11 @@ impl Booking {
     }
 
     fn unread(&self) -> u32 {
-        u32::from(!self.started && (!self.read || self.streams))
+        u32::from(!self.started && (!self.due || self.streams))
     }
 
     const fn ahead(&self) -> u64 {
-        if self.streams && self.read && !self.started { self.weight } else { 0 }
+        if self.read && !self.due { self.weight } else { 0 }
     }
 }
 
@@ -221,6 +224,7 @@ mod tests {
             output: 51,
             started: false,
             read: false,
+            due: false,
             suspect: true,
             guest: true,
             streams: true,
@@ -235,7 +239,7 @@ mod tests {
         ledger.add(&booking);
         assert_eq!((ledger.work(), ledger.kv, ledger.suspects, ledger.ahead), (25, 151, 1, 100));
         assert!(ledger.take(&booking));
-        booking.started = true;
+        (booking.started, booking.due) = (true, true);
         ledger.add(&booking);
         assert_eq!((ledger.work(), ledger.kv, ledger.suspects, ledger.ahead), (25, 151, 0, 0));
         assert!(ledger.take(&booking));

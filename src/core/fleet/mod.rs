@@ -227,7 +227,7 @@ impl Fleet {
             node.watch.sign(now);
             node.vitals.answered(now);
             node.vitals.proved();
-            (booking.started, booking.read) = (true, true);
+            (booking.started, booking.read, booking.due) = (true, true, true);
             if whole {
                 node.ledger.add(booking);
             }

@@ -23,7 +23,7 @@ const READING_TIME: f64 = 0.4;
 const PATIENT: Duration = Duration::from_secs(2);
 /// The part of the tokens that replicas could make which they make at least while
 /// jobs of an impatient class wait longer than promised, and of a patient one.
-const ENOUGH: [f64; 2] = [0.9, 0.99];
+const ENOUGH: [f64; 2] = [0.95, 0.99];
 /// Over which time the weight of prompts is averaged.
 const MEMORY: Duration = Duration::from_secs(3);
 /// The most of its time that a replica is taken to read prompts.
@@ -73,28 +73,31 @@ impl Fleet {
     }
 
     /// How long before its first token comes a prompt is read there so far that the
-    /// next one should be on its way: the way to the engine and back, and the step
-    /// under way.
+    /// next one should be on its way: the way to the engine and back, the step under
+    /// way, and the one that reads its end. `weight` is that of the prompt.
     #[must_use]
-    pub fn lead(&self, id: ReplicaId) -> Duration {
-        let lead = |node: &Node| node.decode_step() + node.delay();
+    pub fn lead(&self, id: ReplicaId, weight: u64) -> Duration {
+        let lead = |node: &Node| {
+            let reading = predict::time_of(weight.min(STEP_WEIGHT)) as f64 * node.slowness();
+            node.decode_step() + node.delay() + reading
+        };
         Duration::from_nanos(self.node(id).map_or(0, |node| lead(node) as u64))
     }
 
-    /// Whether one more stream's prompt of this weight may count as read there
-    /// before its first token has come: a step's worth of them may.
+    /// Whether one more prompt of this weight may count as read there before its
+    /// first token is due: a step's worth of them may.
     #[must_use]
     pub fn may_be_ahead(&self, id: ReplicaId, weight: u64) -> bool {
         let ahead = self.node(id).map_or(0, |node| node.ledger.ahead);
         ahead == 0 || ahead.saturating_add(weight) <= STEP_WEIGHT
     }
 
-    /// The job's prompt counts as read from now on. False when its booking is not
-    /// there.
-    pub fn read(&mut self, id: ReplicaId, booking: &mut Booking, now: Tick) -> bool {
+    /// The job's prompt counts as read from now on; `due` says whether its first
+    /// token should have come. False when its booking is not there.
+    pub fn read(&mut self, id: ReplicaId, booking: &mut Booking, due: bool, now: Tick) -> bool {
         let whole = self.change(id, now, |node| {
             let whole = node.ledger.take(booking);
-            booking.read = true;
+            (booking.read, booking.due) = (true, due);
             if whole {
                 node.ledger.add(booking);
             }

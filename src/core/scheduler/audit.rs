@@ -137,9 +137,9 @@ impl Scheduler {
 
     fn readings_agree(&self) -> bool {
         let runs = self.jobs.iter().filter_map(|(id, job)| Some((*id, job.run()?)));
-        let awaited = runs.filter(|(_, run)| !run.booking.started && !run.booking.read);
+        let awaited = runs.filter(|(_, run)| !run.booking.due);
         let awaited: BTreeSet<_> = awaited.filter_map(|(id, run)| Some((run.read_at?, id))).collect();
-        let unread = |job: &Job| job.run().is_some_and(|run| !run.booking.read);
+        let unread = |job: &Job| job.run().is_some_and(|run| !run.booking.due);
         awaited == self.reading && self.jobs.values().filter(|job| unread(job)).count() == awaited.len()
     }
 

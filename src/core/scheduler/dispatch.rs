@@ -329,7 +329,7 @@ impl Scheduler {
 
         let cached = [(pick.replica, pick.cached)];
         let fits = self.fleet.fits(pick.replica, &job.wish(&cached, pick.chosen.guest), true, now);
-        let lead = self.fleet.lead(pick.replica);
+        let lead = self.fleet.lead(pick.replica, booking.weight);
         let raw = self.fleet.raw_outlook(pick.replica).map_or(0, |outlook| outlook.ttft(booking.weight));
         self.invariants.check(InvariantId::CreditKept, fits);
         self.groups[group].account(&pick.chosen, pick.pool, price);

@@ -173,6 +173,7 @@ impl Job {
             output: self.output_left(),
             started: false,
             read: false,
+            due: false,
             suspect: self.suspect,
             guest,
             streams: self.spec.streams,

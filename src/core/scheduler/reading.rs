@@ -5,14 +5,12 @@
 //! before its end, so its prompt counts as read when its first token is due, by
 //! what its replica has shown.
 //!
-//! Either counts a step and the way to the engine before that time: the next
-//! prompt should be there when the step begins that has room for it, else that
-//! step runs without one. Of
-//! streams no more than a step's worth is taken to be so far, since they will
-//! tell.
-//! A stream that tells nothing counts as read when it is [`OVERDUE`] times late:
-//! engines hold tokens back while they gather a tool call, and whether one is
-//! silent is for `watch` to say.
+//! Either may count as read ahead of that time, by a step and the way to the
+//! engine: the next prompt should be there when the step begins that has room for
+//! it, else that step runs without one. No more than a step's worth is ahead at a
+//! replica. A stream stays ahead until its first token comes. One that tells
+//! nothing is over when it is [`OVERDUE`] times late: engines hold tokens back
+//! while they gather a tool call, and whether one is silent is for `watch` to say.
 
 use std::time::Duration;
 
@@ -60,14 +58,19 @@ impl Scheduler {
             self.forget_reading(id);
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             let (streams, Phase::Running(run)) = (job.spec.streams, &mut job.phase) else { continue };
-            let overdue = run.since + run.expected.saturating_mul(OVERDUE) + GRACE;
-            let ahead = self.fleet.may_be_ahead(run.replica, run.booking.weight);
-            if streams && self.now < overdue && !ahead {
-                self.await_reading(id, overdue);
+            let due = match streams {
+                true => run.since + run.expected.saturating_mul(OVERDUE) + GRACE,
+                false => run.since + run.expected,
+            };
+            let (replica, is_due) = (run.replica, self.now >= due);
+            if !is_due && !self.fleet.may_be_ahead(replica, run.booking.weight) {
+                self.await_reading(id, due);
                 continue;
             }
-            let replica = run.replica;
-            let whole = self.fleet.read(replica, &mut run.booking, self.now);
+            let whole = self.fleet.read(replica, &mut run.booking, is_due, self.now);
+            if !is_due {
+                self.await_reading(id, due);
+            }
             self.invariants.check(InvariantId::LedgerBalanced, whole);
             self.touch_replica(replica);
         }

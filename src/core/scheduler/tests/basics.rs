@@ -375,6 +375,7 @@ fn an_engine_that_holds_requests_back_gets_fewer() {
     let mut world = World::new(rules);
     for id in 0..10 {
         world.arrive(spec(id));
+        world.event(Event::FirstToken { job: JobId::new(id) });
     }
     let report = Report { running: Some(4), waiting: Some(6), ..Report::default() };
     for _ in 0..2 {
