@@ -172,6 +172,7 @@ async fn queues_replicas_and_tenants_are_named_rows() {
         "replica": "a100/http://10.0.0.1:8000", "pool": "a100", "state": "slow_start",
         "running": 2, "limit": 4, "prefill_tokens": 10, "kv_tokens": 20,
         "speed_factor": 1.5, "expected_ttft_seconds": 0.08,
+        "held_back_by": null, "guests_held_back_by": "reading",
         "engine": {
             "running": 1, "waiting": null, "kv_usage": null, "slots": null, "kv_tokens": null,
             "max_model_len": null, "age_seconds": 0.5, "problem": null,

@@ -166,9 +166,12 @@ impl Edge {
                 }
                 seen.started = false;
             }
-            Action::Recall { job, replica, .. } => {
+            Action::Recall { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert_eq!(seen.at.take(), Some(replica));
+                if why == Recalled::Stalled && !seen.outlived {
+                    seen.tried.insert(replica);
+                }
             }
             Action::HandOver { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
