@@ -4,22 +4,18 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::pending;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use http::header::HeaderValue;
 use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
-use tokio::time::sleep_until;
 use tokio_util::task::TaskTracker;
 
 use crate::config::settings::Settings;
-use crate::core::event::{Event, Fault, Outcome, RejectReason, Rejection};
+use crate::core::event::{Event, RejectReason, Rejection};
 use crate::core::job::{JobSpec, Tokens, Usage};
-use crate::core::time::Tick;
 use crate::proxy::answer_memory::AnswerMemory;
-use crate::proxy::attempt::{Attempt, Tries};
 use crate::proxy::auth::{Caller, Doorman, Identity};
 use crate::proxy::body::AnswerBody;
 use crate::proxy::continuation::{self, Continuation};
@@ -31,7 +27,6 @@ use crate::proxy::models::Windows;
 use crate::proxy::order::{self, Order};
 use crate::proxy::pace::Paces;
 use crate::proxy::record::{Place, Record};
-use crate::proxy::resets::Resets;
 use crate::proxy::respond::error_response;
 use crate::proxy::retries::{Notice, Original, Retries, Try};
 use crate::proxy::server::Peer;
@@ -42,7 +37,7 @@ use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::RequestOutcome;
 use crate::telemetry::stories::Story;
-use crate::telemetry::trace::{Phase, TraceStart};
+use crate::telemetry::trace::TraceStart;
 use crate::telemetry::wall;
 use crate::tokens::Source;
 use crate::usage::Journal;
@@ -54,6 +49,8 @@ use crate::wire::prefix::Prefixes;
 use crate::wire::route::{Route, route};
 use crate::wire::splice::Spliced;
 use crate::wire::{headers, random, request_id};
+
+mod tries;
 
 /// The data plane: everything that requests share.
 pub struct Proxy {
@@ -342,97 +339,6 @@ impl Proxy {
                     }
                 }
             }
-        }
-    }
-
-    /// Waits for a replica and tries it, until one answers or the scheduler
-    /// gives up. `headers` are those of the client that go upstream; `so_far`
-    /// is the part of the answer that the client has, where another engine can
-    /// go on from it.
-    ///
-    /// # Errors
-    /// Why there is no answer; the job is over.
-    pub(super) async fn tries(
-        &self,
-        order: &Order,
-        headers: &HeaderMap,
-        so_far: Option<&SoFar>,
-        ticket: &mut Ticket,
-        record: &mut Record,
-    ) -> Result<Answered, Unserved> {
-        let (upstreams, paces, answers) = (&self.upstreams, &*self.paces, &self.answers);
-        let tries = Tries { upstreams, paces, answers, order, headers, so_far };
-        let mut resets = Resets::default();
-        let before = record.usage;
-        loop {
-            let waiting_since = record.clock.now();
-            let placement = ticket.placed().await.map_err(Unserved::Rejected)?;
-            if let Some(trace) = &record.trace {
-                trace.phase(Phase::Queue, waiting_since, record.clock.now());
-            }
-            let settings = self.settings.load_full();
-            let place = place(&settings, placement);
-            record.sent(place);
-            record.usage = Some(before.unwrap_or_default());
-            let sent = record.clock.now();
-            // A recall drops the try and with it the connection.
-            let attempt = tokio::select! {
-                biased;
-                why = ticket.recalled() => Err(why),
-                () = self.patience_of(order, so_far, record.early_head.clone()) => {
-                    ticket.give_up(Usage::Unknown);
-                    return Err(Unserved::Refused(ApiError::client_deadline()));
-                }
-                attempt = tries.at(&settings, place, resets.left(place.replica), record) => Ok(attempt),
-            };
-            if let Ok(Attempt::Failed(Fault::Reset, _)) = attempt {
-                resets.note(place.replica, record.sends);
-            }
-            match attempt {
-                Err(why) => record.recalled(place.replica, why),
-                Ok(Attempt::Stream { stream, head, whole }) if ticket.first_token() => {
-                    record.token_came();
-                    return Ok(Answered::Stream { stream, head, whole });
-                }
-                Ok(Attempt::Answer { status, head, body, usage, finish_reason })
-                    if ticket.finish(Outcome::Done(usage)) =>
-                {
-                    record.finish_reason = finish_reason;
-                    record.engine = Some(record.clock.now().since(sent));
-                    record.succeeded(usage);
-                    return Ok(Answered::Whole { status, head, body });
-                }
-                Ok(Attempt::Refused(error, usage))
-                    if ticket.finish(Outcome::Done(before.unwrap_or(usage))) =>
-                {
-                    record.usage = Some(before.unwrap_or(usage));
-                    return Err(Unserved::Refused(error));
-                }
-                Ok(Attempt::Failed(fault, usage))
-                    if ticket.failed_unseen(
-                        fault,
-                        before.filter(|_| usage == Usage::Unknown).unwrap_or(usage),
-                    ) =>
-                {
-                    record.requeued(place.replica, fault);
-                }
-                // It came too late: the job was recalled while it was on its way.
-                Ok(_) => record.recalled(place.replica, ticket.recalled().await),
-            }
-        }
-    }
-}
-
-impl Proxy {
-    /// Waits until the client is about to give up, if it said when. One that has
-    /// begun to get its answer does not.
-    async fn patience_of(&self, order: &Order, so_far: Option<&SoFar>, early: Option<Arc<AtomicBool>>) {
-        if so_far.is_some_and(SoFar::is_resumed) || order.spec.patience == Tick::NEVER {
-            return pending().await;
-        }
-        sleep_until(self.gate.clock().instant(order.spec.patience)).await;
-        if early.is_some_and(|sent| sent.load(Ordering::Relaxed)) {
-            pending::<()>().await;
         }
     }
 }

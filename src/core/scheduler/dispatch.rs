@@ -20,7 +20,7 @@ use crate::core::adapters::Fit;
 use crate::core::board::Size;
 use crate::core::event::{Action, Placed, Turn};
 use crate::core::fairness::cost;
-use crate::core::ids::{JobId, ModelId, PoolId, ReplicaId};
+use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
 use crate::core::order::{Candidate, Head, Hold, Room, Rooms};
 use crate::core::placement::place::Choice;
@@ -348,7 +348,33 @@ impl Scheduler {
         self.groups[group].started(pick.chosen.class);
         let at = (group, pick.chosen.class, pick.chosen.line);
         self.note_taken(id, at, pick.pool, why.queued, why.attempt > 1);
-        let late = self.policy.classes.get(spec.class).is_some_and(|class| why.queued > class.ttft_objective);
+        self.note_sent(group, pick, spec.class, &why);
+        let replica = pick.replica;
+        let run = Run {
+            replica,
+            epoch: standing.epoch,
+            booking,
+            stay,
+            uncached,
+            since: now,
+            read_at: None,
+            mark: self.fleet.mark(replica),
+            proven: self.fleet.is_proven(replica),
+            expected: why.expected,
+            raw,
+            loads: why.adapter.is_some_and(Fit::loads),
+        };
+        self.set_running(id, run, &why, price);
+        self.await_reading(id, self.read_at(why.expected, lead));
+        out.push(Action::Dispatch { job: id, replica: pick.replica, why });
+        Some(())
+    }
+
+    /// Counts a job that goes to its replica: whether it is late, and for the
+    /// drain and the retries of its group.
+    fn note_sent(&mut self, group: usize, pick: &Pick, class: ClassId, why: &Placed) {
+        let now = self.now;
+        let late = self.policy.classes.get(class).is_some_and(|class| why.queued > class.ttft_objective);
         if late && !pick.chosen.guest {
             let waiting = self.groups[group].waiting_for(pick.pool);
             self.fleet.came_late(pick.pool, waiting, now);
@@ -357,45 +383,27 @@ impl Scheduler {
         if why.attempt == 1 {
             self.groups[group].retries.tried(now);
         }
-        if let Some(job) = self.jobs.get_mut(&id) {
-            job.waited = why.queued;
-            job.tries = why.attempt;
-            job.passed = 0;
-            job.charged.get_or_insert(price);
-            let (replica, epoch) = (pick.replica, standing.epoch);
-            self.prefixes.note(replica, &job.prefix);
-            if let (Some(rule), Some(session)) = (&self.policy.sessions, spec.session) {
-                if self.sessions.note(session, replica, rule.bound) {
-                    // It may be what a job of another group stays for.
-                    let groups = self.groups.iter().enumerate();
-                    let staying = groups.filter(|(_, group)| group.session_until.is_some());
-                    self.touched.extend(staying.map(|(index, _)| index));
-                }
-            }
-            let loads = why.adapter.is_some_and(Fit::loads);
-            let proven = self.fleet.is_proven(replica);
-            let (mark, expected) = (self.fleet.mark(replica), why.expected);
-            let (since, read_at) = (now, None);
-            let run = Run {
-                replica,
-                epoch,
-                booking,
-                stay,
-                uncached,
-                since,
-                read_at,
-                mark,
-                proven,
-                expected,
-                raw,
-                loads,
-            };
-            job.phase = Phase::Running(run);
-            self.note_movable(id, &run);
-            self.await_reading(id, self.read_at(expected, lead));
+    }
+
+    /// The job runs from now on, and its replica has the start of its prompt and
+    /// its session.
+    fn set_running(&mut self, id: JobId, run: Run, why: &Placed, price: u64) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.waited = why.queued;
+        job.tries = why.attempt;
+        job.passed = 0;
+        job.charged.get_or_insert(price);
+        self.prefixes.note(run.replica, &job.prefix);
+        if let (Some(rule), Some(session)) = (&self.policy.sessions, job.spec.session)
+            && self.sessions.note(session, run.replica, rule.bound)
+        {
+            // It may be what a job of another group stays for.
+            let groups = self.groups.iter().enumerate();
+            let staying = groups.filter(|(_, group)| group.session_until.is_some());
+            self.touched.extend(staying.map(|(index, _)| index));
         }
-        out.push(Action::Dispatch { job: id, replica: pick.replica, why });
-        Some(())
+        job.phase = Phase::Running(run);
+        self.note_movable(id, &run);
     }
 
     /// Why this job, why there, why now; worked out before anything is booked.

@@ -67,67 +67,66 @@ fn late_batch_work_waits_no_longer_than_in_order_of_arrival() {
     assert!(of(twice, "told_most_ms") <= 5_000.0, "told early or never: {twice:?}");
 }
 
+/// Faulty scenarios, and what their error says.
+const MISTAKES: &[(&str, &str)] = &[
+    ("", "traffic: needs a stream"),
+    ("world: {trafic: []}", "trafic"),
+    ("world: {traffic: [{trace: none.csv}]}", "none.csv: cannot read it"),
+    ("world: {traffic: [{pattern: poisson, trace: a.csv}]}", "traffic[0].trace: give exactly one of"),
+    ("world: {traffic: [{pattern: poisson, class: gold}]}", "traffic[0].class: `gold` is not one of"),
+    ("world: {traffic: [{pattern: poisson, rate: 1, load: 1}]}", "traffic[0].rate: give it or load"),
+    ("world: {traffic: [{pattern: poisson, shares: {x: 1}}]}", "traffic[0].tenant: `x` is not one of"),
+    ("world: {traffic: [{pattern: poisson}], fleet: [{profile: v100}]}", "fleet[0].profile: `v100` is not"),
+    ("world: {traffic: [{pattern: poisson, plain: 2}]}", "traffic[0].plain: must be from 0 to 1"),
+    ("world: {traffic: [{pattern: poisson, n: 0}]}", "traffic[0].n: must be from 1 to 128"),
+    (
+        "world: {traffic: [{pattern: poisson, held: {share: 2, lasts: 1s}}]}",
+        "traffic[0].held.share: must be from 0 to 1",
+    ),
+    (
+        "world: {traffic: [{pattern: poisson, system: {prompts: 0, tokens: 9}}]}",
+        "traffic[0].system.prompts: must be greater than 0",
+    ),
+    ("world: {traffic: [{pattern: poisson}], clients: 0}", "clients: must be greater than 0"),
+    (
+        "world: {traffic: [{pattern: poisson}], fleet: [{profile: l4-8b, off: {b: 2}}]}",
+        "off.b: must be t_ovh",
+    ),
+    (
+        "world: {traffic: [{pattern: poisson}], fleet: [{profile: l4-8b, off: {a: 0}}]}",
+        "off.a: must be greater",
+    ),
+    ("world: {traffic: [{pattern: poisson}], fleet: []}", "fleet: must have from 1"),
+    ("world: {traffic: [{pattern: poisson}], loads: [-1]}", "loads: must be greater than 0"),
+    ("world: {traffic: [{pattern: poisson}], designs: [best]}", "designs: no design is called `best`"),
+    ("classes: {a: {ttft: 1s, itl: 1s, demote_to: a}}", "classes.a.demote_to: `a` is not another class"),
+    ("{warmup: 2, world: {traffic: [{pattern: poisson}]}}", "warmup: must be from 0 to 0.9"),
+    ("cases: {a: {traffic: [{pattern: poisson}], capacity: 0}}", "cases.a: capacity: must be"),
+    ("world: {traffic: [{pattern: poisson}], scale: {}}", "scale.policies: needs one, such as n"),
+    ("world: {scale: {policies: [best]}}", "scale.policies: no policy is called `best`; there are: n"),
+    ("world: {fleet: [{count: 2}], scale: {policies: [n]}}", "fleet: with scale it is one row without"),
+    ("world: {gateways: 2, scale: {policies: [n]}}", "gateways: with scale there is one"),
+    ("world: {scale: {policies: [n], max: 0}}", "scale.max: must be from 1 to 2000"),
+    ("world: {scale: {policies: [n], min: 3, initial: 2}}", "scale.min: min, initial and max must be"),
+    ("world: {scale: {policies: [n], spread: 2}}", "scale.spread: must be from 0 to 1"),
+    ("world: {scale: {policies: [n], poll: 1ms}}", "scale.poll: must be at least 1 s"),
+    (
+        "world: {scale: {policies: [n], behavior: {up: {tolerance: -1}}}}",
+        "scale.behavior.up.tolerance: must be",
+    ),
+    (
+        "world: {traffic: [{pattern: poisson}], designs: [random], scale: {policies: [n]}}",
+        "scale.policies: `random` has no n: only penstock says it",
+    ),
+    (
+        "world: {traffic: [{pattern: poisson}], designs: [random], scale: {policies: [queue=1], min: 0}}",
+        "scale.min: must be at least 1: `random` holds no requests",
+    ),
+];
+
 #[test]
 fn mistakes_name_the_field() {
-    let cases = [
-        ("", "traffic: needs a stream"),
-        ("world: {trafic: []}", "trafic"),
-        ("world: {traffic: [{trace: none.csv}]}", "none.csv: cannot read it"),
-        ("world: {traffic: [{pattern: poisson, trace: a.csv}]}", "traffic[0].trace: give exactly one of"),
-        ("world: {traffic: [{pattern: poisson, class: gold}]}", "traffic[0].class: `gold` is not one of"),
-        ("world: {traffic: [{pattern: poisson, rate: 1, load: 1}]}", "traffic[0].rate: give it or load"),
-        ("world: {traffic: [{pattern: poisson, shares: {x: 1}}]}", "traffic[0].tenant: `x` is not one of"),
-        (
-            "world: {traffic: [{pattern: poisson}], fleet: [{profile: v100}]}",
-            "fleet[0].profile: `v100` is not",
-        ),
-        ("world: {traffic: [{pattern: poisson, plain: 2}]}", "traffic[0].plain: must be from 0 to 1"),
-        ("world: {traffic: [{pattern: poisson, n: 0}]}", "traffic[0].n: must be from 1 to 128"),
-        (
-            "world: {traffic: [{pattern: poisson, held: {share: 2, lasts: 1s}}]}",
-            "traffic[0].held.share: must be from 0 to 1",
-        ),
-        (
-            "world: {traffic: [{pattern: poisson, system: {prompts: 0, tokens: 9}}]}",
-            "traffic[0].system.prompts: must be greater than 0",
-        ),
-        ("world: {traffic: [{pattern: poisson}], clients: 0}", "clients: must be greater than 0"),
-        (
-            "world: {traffic: [{pattern: poisson}], fleet: [{profile: l4-8b, off: {b: 2}}]}",
-            "off.b: must be t_ovh",
-        ),
-        (
-            "world: {traffic: [{pattern: poisson}], fleet: [{profile: l4-8b, off: {a: 0}}]}",
-            "off.a: must be greater",
-        ),
-        ("world: {traffic: [{pattern: poisson}], fleet: []}", "fleet: must have from 1"),
-        ("world: {traffic: [{pattern: poisson}], loads: [-1]}", "loads: must be greater than 0"),
-        ("world: {traffic: [{pattern: poisson}], designs: [best]}", "designs: no design is called `best`"),
-        ("classes: {a: {ttft: 1s, itl: 1s, demote_to: a}}", "classes.a.demote_to: `a` is not another class"),
-        ("{warmup: 2, world: {traffic: [{pattern: poisson}]}}", "warmup: must be from 0 to 0.9"),
-        ("cases: {a: {traffic: [{pattern: poisson}], capacity: 0}}", "cases.a: capacity: must be"),
-        ("world: {traffic: [{pattern: poisson}], scale: {}}", "scale.policies: needs one, such as n"),
-        ("world: {scale: {policies: [best]}}", "scale.policies: no policy is called `best`; there are: n"),
-        ("world: {fleet: [{count: 2}], scale: {policies: [n]}}", "fleet: with scale it is one row without"),
-        ("world: {gateways: 2, scale: {policies: [n]}}", "gateways: with scale there is one"),
-        ("world: {scale: {policies: [n], max: 0}}", "scale.max: must be from 1 to 2000"),
-        ("world: {scale: {policies: [n], min: 3, initial: 2}}", "scale.min: min, initial and max must be"),
-        ("world: {scale: {policies: [n], spread: 2}}", "scale.spread: must be from 0 to 1"),
-        ("world: {scale: {policies: [n], poll: 1ms}}", "scale.poll: must be at least 1 s"),
-        (
-            "world: {scale: {policies: [n], behavior: {up: {tolerance: -1}}}}",
-            "scale.behavior.up.tolerance: must be",
-        ),
-        (
-            "world: {traffic: [{pattern: poisson}], designs: [random], scale: {policies: [n]}}",
-            "scale.policies: `random` has no n: only penstock says it",
-        ),
-        (
-            "world: {traffic: [{pattern: poisson}], designs: [random], scale: {policies: [queue=1], min: 0}}",
-            "scale.min: must be at least 1: `random` holds no requests",
-        ),
-    ];
-    for (text, expected) in cases {
+    for (text, expected) in MISTAKES {
         let error = plan(text).unwrap_err();
         assert!(error.contains(expected), "{text}\n{error}\nlacks\n{expected}");
     }

@@ -342,6 +342,11 @@ impl Edge {
         }
     }
 
+    fn lose(&mut self, replica: ReplicaId) {
+        self.probes.remove(&replica);
+        self.event(Event::ReplicaLost { replica, answers: true });
+    }
+
     pub(super) fn apply(&mut self, op: &Op) {
         match *op {
             Op::Arrive { tenant, class, model, prompt, output, sequences, patience, streams, family } => {
@@ -390,10 +395,7 @@ impl Edge {
             Op::Paced(replica, pace) => self.event(Event::Paced { replica: ReplicaId::new(replica), pace }),
             Op::Answer(found) => self.answer(found),
             Op::Rest(rested) => self.rest(rested),
-            Op::Lost(replica) => {
-                self.probes.remove(&ReplicaId::new(replica));
-                self.event(Event::ReplicaLost { replica: ReplicaId::new(replica), answers: true });
-            }
+            Op::Lost(replica) => self.lose(ReplicaId::new(replica)),
             Op::Stray(number) => self.stray(JobId::new(number)),
             Op::Reload(which) => self.reload(which),
             Op::Override(measure, millis) => self.set(measure, millis),
