@@ -366,7 +366,7 @@ impl Fleet {
                 state: node.state(now, &self.rules),
                 running: node.ledger.seqs,
                 limit: node.limit(pool, now, &self.rules),
-                prefill_tokens: node.ledger.prefill,
+                prefill_tokens: node.ledger.prefill.saturating_add(node.ledger.ahead),
                 kv_tokens: node.ledger.kv,
                 speed_factor: node.factor,
                 expected: Duration::from_nanos(node.outlook().ttft(sample)),

