@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -143,12 +143,12 @@ impl State {
         self.wait(number(body, "first-after-").unwrap_or(5)).await?;
         for token in 0..tokens {
             for choice in 0..choices {
-                socket.write_all(event(chats, choice, Value::Null).as_bytes()).await?;
+                socket.write_all(event(chats, choice, None).as_bytes()).await?;
             }
             self.wait(if token == 0 { pause.max(gap) } else { gap }).await?;
         }
         for choice in 0..choices {
-            socket.write_all(event(chats, choice, "stop".into()).as_bytes()).await?;
+            socket.write_all(event(chats, choice, Some("stop")).as_bytes()).await?;
         }
         socket.write_all(b"data: [DONE]\n\n").await
     }
@@ -163,7 +163,7 @@ impl State {
     }
 }
 
-fn event(chats: bool, choice: u32, finish: Value) -> String {
+fn event(chats: bool, choice: u32, finish: Option<&str>) -> String {
     let mut choice = json!({"index": choice, "finish_reason": finish});
     match chats {
         true => choice["delta"] = json!({"content": "w "}),

@@ -65,7 +65,7 @@ const SEEN: u32 = 300;
 
 /// The kinds of the events of the only job, in their order; at the end whether its
 /// replica showed a pace, which is told at moments of its own.
-fn kinds<'a>(events: impl Iterator<Item = &'a Event> + Clone) -> Vec<String> {
+fn kinds<'a>(mut events: impl Iterator<Item = &'a Event> + Clone) -> Vec<String> {
     let of_job = events.clone().filter_map(|event| match event {
         Event::Arrived(spec, _) => {
             let kind = if spec.streams { "stream" } else { "plain" };
@@ -77,7 +77,7 @@ fn kinds<'a>(events: impl Iterator<Item = &'a Event> + Clone) -> Vec<String> {
         Event::Left { .. } => Some("left".to_owned()),
         _ => None,
     });
-    let paced = events.clone().any(|event| matches!(event, Event::Paced { .. }));
+    let paced = events.any(|event| matches!(event, Event::Paced { .. }));
     of_job.chain(paced.then(|| "paced".to_owned())).collect()
 }
 
