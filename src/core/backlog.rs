@@ -11,6 +11,10 @@ use crate::core::time::Tick;
 /// more urgent work must not make them look endless.
 const LASTING: f64 = 600.0;
 
+/// Dispatches that ended a wait before a wait is foretold from them: the error of a rate
+/// from so many is a fifth.
+const ENOUGH: u32 = 30;
+
 /// What waits for one tenant or for all, and how fast it goes.
 #[derive(Debug, Clone, Copy)]
 struct Row {
@@ -73,7 +77,7 @@ impl Row {
 
     /// The better of the rates of late and of the last ten minutes.
     fn best(&self, now: Tick) -> Option<f64> {
-        let lasting = self.lasting.while_waiting(now)?;
+        let lasting = self.lasting.while_waiting(now).filter(|_| self.lasting.seen() >= ENOUGH)?;
         Some(self.drain.while_waiting(now).map_or(lasting, |rate| rate.max(lasting)))
     }
 }

@@ -175,6 +175,12 @@ impl DrainRate {
         (here.seen >= FEW_DRAINED && rate.is_finite()).then_some(rate)
     }
 
+    /// Jobs that ended a wait and did not come back, since the start.
+    #[must_use]
+    pub const fn seen(&self) -> u32 {
+        self.seen
+    }
+
     /// The same account with its clock stopped.
     #[must_use]
     pub const fn stopped(self) -> Self {

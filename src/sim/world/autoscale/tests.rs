@@ -196,12 +196,16 @@ fn a_burst_shorter_than_a_start_orders_a_few_replicas_and_not_a_crowd() {
         setup.arrivals.extend(more);
         setup.arrivals.sort_by_key(|arrival| arrival.at);
         setup.replicas = vec![setup.replicas[0].clone(); 400];
-        penstock(&setup).1
+        let outcome = run(&setup, &mut [gateway(setup.replicas.len(), 2)]);
+        let refused = outcome.records.iter().filter(|record| !record.served()).count();
+        (outcome.scaled.unwrap(), refused)
     };
     // What the burst leaves is done in 600 s by two replicas more than the one
     // and a quarter that all the rest needs.
     let needed = 4;
-    let (own, queue) = (burst("n"), burst("queue=10"));
+    let ((own, none), (queue, some)) = (burst("n"), burst("queue=10"));
+    // It counts on the replicas that it calls for, and knows nothing of others'.
+    assert!(none == 0 && some <= 150, "{none} and {some} of 2,100 refused");
     assert!(own.peak <= 3 * needed, "{own:?}");
     assert!(queue.peak >= 10 * needed, "{queue:?}");
     assert!(own.replica_hours < queue.replica_hours / 2.0, "{own:?} {queue:?}");
