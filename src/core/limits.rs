@@ -79,7 +79,7 @@ pub fn full_seqs(configured: Option<u32>, reported: Option<u32>, learned: Learne
 }
 
 /// Sequences that a request may ask for at once: what the operator says, else the
-/// engine, plus what may wait inside it; [`MOST_ASKED`] where nobody says.
+/// engine, plus what may wait inside it; 1,024 where nobody says.
 #[must_use]
 pub fn most_seqs(configured: Option<u32>, reported: Option<u32>, buffer: u32) -> u32 {
     configured.or(reported).unwrap_or(MOST_ASKED).max(1).saturating_add(buffer)
