@@ -118,7 +118,8 @@ pub struct ReplicaView {
     pub running: u32,
     /// How many it may have now.
     pub limit: u32,
-    /// Prompt tokens sent there whose first token has not come.
+    /// Prompt tokens sent there whose first token has not come or, for plain
+    /// answers, is not due.
     pub prefill_tokens: u64,
     /// KV tokens booked there (prompt and expected output).
     pub kv_tokens: u64,

@@ -1,6 +1,6 @@
-"""The gateway leaves no place of a busy engine empty: how full the engines' steps are,
-through it and without it, by the engines' own counters. `loadtest/bench/vllm.py`
-measures the same by time."""
+"""How full the engines' steps are through the gateway and without it, by the engines'
+own counters: in class batch, at full size from the start, at least 0.7 of what they are
+without it. `loadtest/bench/vllm.py` measures class standard by time."""
 
 import concurrent.futures
 import random

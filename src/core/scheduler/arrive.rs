@@ -120,8 +120,8 @@ impl Scheduler {
     }
 
     /// Whether a job that has just joined its lane surely cannot start before
-    /// its deadline: its tenant is paused for longer, its pools take longer to start, or those before it in the
-    /// lane take longer, even at a better rate than what was measured of its
+    /// its deadline: its tenant is paused for longer, its pools take longer to
+    /// start, or those before it in the lane take longer, even at a better rate than what was measured of its
     /// tenant and class. Others that may go first are in that rate. Where the
     /// deadline is far beyond the turn of late jobs, all that waits in the lane goes
     /// before it.

@@ -338,7 +338,7 @@ pub(super) const REPLICA_LIMIT: Metric =
     metric("penstock_replica_limit", "Sequences that the replica may have now.");
 pub(super) const REPLICA_PREFILL: Metric = metric(
     "penstock_replica_prefill_tokens",
-    "Prompt tokens sent to the replica whose first token has not come.",
+    "Prompt tokens sent to the replica whose first token has not come or, for plain answers, is not due.",
 );
 pub(super) const REPLICA_KV: Metric =
     metric("penstock_replica_kv_tokens", "KV tokens that the ledger books on the replica.");
