@@ -14,6 +14,9 @@ const LASTING: f64 = 600.0;
 /// Dispatches that ended a wait before a wait is foretold from them: the error of a rate
 /// from so many is a fifth.
 const ENOUGH: u32 = 30;
+/// For how long jobs must have waited before: a burst that fills idle replicas says
+/// little of what comes after it.
+const LONG_ENOUGH: Duration = Duration::from_secs(4);
 
 /// What waits for one tenant or for all, and how fast it goes.
 #[derive(Debug, Clone, Copy)]
@@ -77,7 +80,8 @@ impl Row {
 
     /// The better of the rates of late and of the last ten minutes.
     fn best(&self, now: Tick) -> Option<f64> {
-        let lasting = self.lasting.while_waiting(now).filter(|_| self.lasting.seen() >= ENOUGH)?;
+        let known = self.lasting.seen() >= ENOUGH && self.lasting.waited(now) >= LONG_ENOUGH;
+        let lasting = self.lasting.while_waiting(now).filter(|_| known)?;
         Some(self.drain.while_waiting(now).map_or(lasting, |rate| rate.max(lasting)))
     }
 }

@@ -1,5 +1,7 @@
 //! What is learned from finished work: output lengths and the drain rate.
 
+use std::time::Duration;
+
 use crate::core::ids::{ClassId, ModelId, TenantId};
 use crate::core::job::{JobSpec, Usage};
 use crate::core::number_map::NumberMap;
@@ -179,6 +181,12 @@ impl DrainRate {
     #[must_use]
     pub const fn seen(&self) -> u32 {
         self.seen
+    }
+
+    /// The time in which somebody waited, as far as it is remembered.
+    #[must_use]
+    pub fn waited(&self, now: Tick) -> Duration {
+        Duration::from_secs_f64(self.at(now).waited)
     }
 
     /// The same account with its clock stopped.

@@ -22,6 +22,7 @@ pub mod foreign;
 pub mod ids;
 pub mod invariant;
 pub mod job;
+pub mod kv_shared;
 pub mod limits;
 pub mod need;
 pub mod number_map;

@@ -232,6 +232,12 @@ impl Group {
         self.classes.iter().map(|class| class.waits_for(place)).sum()
     }
 
+    /// The same of one class.
+    pub fn waiting_in_for(&self, class: usize, pool: PoolId) -> u64 {
+        let place = self.place_of(pool);
+        self.classes.get(class).map_or(0, |class| class.waits_for(place))
+    }
+
     /// The place of a pool among those of the group.
     fn place_of(&self, pool: PoolId) -> Option<usize> {
         self.shape.pools.binary_search(&pool).ok()

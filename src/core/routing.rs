@@ -20,6 +20,9 @@ pub struct Ledger {
     pub output: u64,
     /// KV cache tokens: prompts and all expected output.
     pub kv: u64,
+    /// The part of `kv` that is in the cache for sure: prompts whose first tokens
+    /// came or were due.
+    pub kv_prompts: u64,
     /// Jobs whose tokens are seen as they come.
     pub streams: u32,
     /// Streams whose silence says something of the replica.
@@ -54,6 +57,9 @@ pub struct Booking {
     /// Whether its first token came or was due. Until then a prompt that counts as
     /// read is ahead of its time.
     pub due: bool,
+    /// Whether it is so late that its prompt was surely read. Streams are when their
+    /// first token comes.
+    pub settled: bool,
     /// Whether it failed elsewhere.
     pub suspect: bool,
     /// Whether it came as a guest of a more urgent class.
@@ -98,7 +104,11 @@ impl Booking {
     }
 
     fn unread(&self) -> u32 {
-        u32::from(!self.started && (!self.due || self.streams))
+        u32::from(!self.started && !self.settled)
+    }
+
+    const fn kv_prompts(&self) -> u64 {
+        if self.due { self.prompt } else { 0 }
     }
 
     const fn ahead(&self) -> u64 {
@@ -124,6 +134,7 @@ impl Ledger {
         self.guest_prefill = self.guest_prefill.saturating_add(booking.guest_prefill());
         self.output = self.output.saturating_add(booking.remaining());
         self.kv = self.kv.saturating_add(booking.kv());
+        self.kv_prompts = self.kv_prompts.saturating_add(booking.kv_prompts());
         self.streams += u32::from(booking.streams);
         self.watched_streams += booking.watched_streams();
         self.watched_answers += booking.watched_answers();
@@ -142,6 +153,7 @@ impl Ledger {
                 guest_prefill: self.guest_prefill.checked_sub(booking.guest_prefill())?,
                 output: self.output.checked_sub(booking.remaining())?,
                 kv: self.kv.checked_sub(booking.kv())?,
+                kv_prompts: self.kv_prompts.checked_sub(booking.kv_prompts())?,
                 streams: self.streams.checked_sub(u32::from(booking.streams))?,
                 watched_streams: self.watched_streams.checked_sub(booking.watched_streams())?,
                 watched_answers: self.watched_answers.checked_sub(booking.watched_answers())?,
@@ -225,6 +237,7 @@ mod tests {
             started: false,
             read: false,
             due: false,
+            settled: false,
             suspect: true,
             guest: true,
             streams: true,

@@ -88,10 +88,14 @@ impl Speed {
     }
 
     /// A first token came `observed` nanoseconds after its dispatch, where
-    /// `raw` were predicted for a replica of speed 1.
-    pub fn learn(&mut self, observed: u64, raw: u64, now: Tick) {
+    /// `raw` were predicted for a replica of speed 1, and `cold` if nothing of the
+    /// prompt was cached there. Which of the two it was is not told, so all between
+    /// them is as expected.
+    pub fn learn(&mut self, observed: u64, (raw, cold): (u64, u64), now: Tick) {
         self.seen = Some(now);
-        self.add(observed as f64, raw as f64, now);
+        let (observed, raw, cold) = (observed as f64, raw as f64, cold as f64);
+        let as_expected = observed / self.factor();
+        self.add(observed, as_expected.clamp(raw, cold.max(raw)), now);
     }
 
     /// A plain answer took `ratio` times as long as predicted for a replica of
@@ -207,24 +211,37 @@ mod tests {
     fn a_slow_replica_is_found_within_fifty_requests() {
         let mut speed = Speed::default();
         for _ in 0..50 {
-            speed.learn(90 * MS, 30 * MS, at(1));
+            speed.learn(90 * MS, (30 * MS, 30 * MS), at(1));
         }
         assert!((2.8..3.01).contains(&speed.factor()), "{}", speed.factor());
         for _ in 0..200 {
-            speed.learn(30 * MS, 30 * MS, at(1));
+            speed.learn(30 * MS, (30 * MS, 30 * MS), at(1));
         }
         assert!(speed.factor() < 1.1, "{}", speed.factor());
+    }
+
+    #[test]
+    fn what_an_empty_cache_explains_is_no_slowness() {
+        let mut speed = Speed::default();
+        for _ in 0..50 {
+            speed.learn(200 * MS, (20 * MS, 100 * MS), at(1));
+        }
+        assert!((1.9..2.01).contains(&speed.factor()), "{}", speed.factor());
+        for _ in 0..50 {
+            speed.learn(40 * MS, (20 * MS, 100 * MS), at(1));
+        }
+        assert!((1.9..2.01).contains(&speed.factor()), "{}", speed.factor());
     }
 
     #[test]
     fn one_outlier_moves_little_and_two_in_a_row_count() {
         let mut speed = Speed::default();
         for _ in 0..5 {
-            speed.learn(30 * MS, 30 * MS, at(1));
+            speed.learn(30 * MS, (30 * MS, 30 * MS), at(1));
         }
-        speed.learn(3_000 * MS, 30 * MS, at(1));
+        speed.learn(3_000 * MS, (30 * MS, 30 * MS), at(1));
         assert!(speed.factor() < 1.6, "{}", speed.factor());
-        speed.learn(3_000 * MS, 30 * MS, at(1));
+        speed.learn(3_000 * MS, (30 * MS, 30 * MS), at(1));
         assert!(speed.factor() > 10.0, "{}", speed.factor());
     }
 
@@ -244,7 +261,7 @@ mod tests {
     fn shown(observed: u64, times: u32) -> Speed {
         let mut speed = Speed::default();
         for _ in 0..times {
-            speed.learn(observed * MS, 100 * MS, at(1));
+            speed.learn(observed * MS, (100 * MS, 100 * MS), at(1));
         }
         speed
     }
@@ -267,7 +284,7 @@ mod tests {
         let known = shown(50, 100);
         speeds.shift(None, Some(Speeds::bin(known.factor())));
         let mut newcomer = Speed::default();
-        newcomer.learn(30 * MS, 4 * MS, at(2));
+        newcomer.learn(30 * MS, (4 * MS, 4 * MS), at(2));
         let median = speeds.median();
         assert_eq!(speeds.applied(&newcomer, at(2)), median, "one slow first token is no verdict");
         let slow = shown(300, 100);

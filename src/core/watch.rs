@@ -4,7 +4,8 @@
 //! check. Silence gives it away: it owes tokens, and neither a byte nor a moving
 //! gauge has come for longer than its prompts and its usual pace explain. An
 //! engine that has never answered may still be compiling its kernels, so it is
-//! given longer.
+//! given longer. So is one that was silent lately and went on, or was left for it:
+//! it gets twice that silence, up to as long as a new one, and less as time passes.
 //!
 //! Silence is judged in two steps. When the patience is over, the edge is asked
 //! for a fresh scrape ([`Look::Ask`]); only when that brings no sign of life,
@@ -21,6 +22,10 @@ use crate::core::time::Tick;
 const GRACE: Duration = Duration::from_secs(1);
 /// The same while nothing has ever come from it.
 const WARM_UP: Duration = Duration::from_secs(30);
+/// How many times as long as a silence that it has shown it may be silent.
+const TIMES_SHOWN: u32 = 2;
+/// In this time, a silence that it has shown counts half.
+const SHOWN_HALVES: Duration = Duration::from_secs(60);
 /// How many times as long as predicted it may take before that.
 const TIMES: u64 = 3;
 /// How many tokens it may have missed before that.
@@ -31,8 +36,7 @@ const ANSWER: Duration = Duration::from_millis(500);
 /// How long an engine may be silent for which a first token is predicted to
 /// take `expected` nanoseconds, and which takes `gap` nanoseconds between two
 /// tokens; `None` while it has never sent one.
-#[must_use]
-pub fn patience(expected: u64, gap: Option<u64>) -> Duration {
+fn patience(expected: u64, gap: Option<u64>) -> Duration {
     let grace = if gap.is_some() { GRACE } else { WARM_UP };
     let tokens = gap.unwrap_or_default().saturating_mul(TOKENS);
     grace.saturating_add(Duration::from_nanos(expected.saturating_mul(TIMES).saturating_add(tokens)))
@@ -97,14 +101,43 @@ pub struct Watch {
     asked: bool,
     /// When a first token was last found missing, if nothing has come since.
     missed: Option<Tick>,
+    /// A silence of the engine that did not mean that it had frozen, or has not
+    /// yet shown that it did, and when it ended.
+    shown: (Duration, Tick),
 }
 
 impl Watch {
     /// Something came from the engine, or a gauge of it moved.
-    pub const fn sign(&mut self, now: Tick) {
+    pub fn sign(&mut self, now: Tick) {
+        self.note_silence(now);
         self.sign = now;
         self.asked = false;
         self.missed = None;
+    }
+
+    /// Keeps in mind for how long it has been silent while it owed something.
+    pub fn note_silence(&mut self, now: Tick) {
+        let silence = self.owed.map_or(Duration::ZERO, |_| now.since(self.silent_since()));
+        if silence > self.shown_at(now) {
+            self.shown = (silence, now);
+        }
+    }
+
+    /// What the silence that it has shown is worth now.
+    fn shown_at(&self, now: Tick) -> Duration {
+        let (silence, at) = self.shown;
+        if silence < GRACE {
+            return silence;
+        }
+        silence.mul_f64((-now.since(at).div_duration_f64(SHOWN_HALVES)).exp2())
+    }
+
+    /// How long the engine may be silent for which a first token and a gap are
+    /// predicted as for [`patience`], with what it has shown.
+    #[must_use]
+    pub fn patience(&self, expected: u64, gap: Option<u64>, now: Tick) -> Duration {
+        let shown = self.shown_at(now).saturating_mul(TIMES_SHOWN).min(WARM_UP);
+        patience(expected, gap).max(shown)
     }
 
     /// Whether anything came from the engine since then, and lately: within
@@ -176,6 +209,23 @@ mod tests {
 
     fn ms(millis: u64) -> Tick {
         Tick::from_millis(millis)
+    }
+
+    #[test]
+    fn a_silence_that_it_came_back_from_is_given_again_and_fades() {
+        let gap = Some(1_000_000);
+        let usual = patience(0, gap);
+        let mut watch = Watch::default();
+        watch.arm(ms(0), true, PATIENCE);
+        watch.sign(ms(500));
+        assert_eq!(watch.patience(0, gap, ms(500)), usual);
+        watch.sign(ms(4_500));
+        assert_eq!(watch.patience(0, gap, ms(4_500)), Duration::from_secs(8));
+        assert_eq!(watch.patience(0, gap, ms(64_500)), Duration::from_secs(4));
+        assert_eq!(watch.patience(0, gap, ms(600_000)), usual);
+        watch.sign(ms(600_000));
+        watch.note_silence(ms(700_000));
+        assert_eq!(watch.patience(0, gap, ms(700_000)), WARM_UP, "as long as a new one at most");
     }
 
     #[test]

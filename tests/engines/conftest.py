@@ -58,7 +58,22 @@ class Engine:
     def start(self, *arguments, **more):
         self.serve(*arguments, **more)
         self.pid = int((self.home / f"{self.port}.pid").read_text())
+        self.warm_up()
         return self
+
+    def warm_up(self):
+        """Its first answers, which take long: kernels are made for each number of sequences."""
+        body = {"model": "tiny", "prompt": "kalo mine", "max_tokens": 8, "ignore_eos": True}
+        ask = lambda _: httpx.post(f"{self.url}/v1/completions", json=body, timeout=300).raise_for_status()
+        with concurrent.futures.ThreadPoolExecutor(SEQUENCES) as pool:
+            for together in range(1, SEQUENCES + 1):
+                list(pool.map(ask, range(together)))
+
+    def revive(self):
+        """Starts it unless its server is there."""
+        if not pathlib.Path(f"/proc/{self.pid}").exists() or not self.is_up():
+            self.kill()
+            self.start()
 
     def processes(self):
         """The server and all its children."""
@@ -95,12 +110,12 @@ class Engine:
 
     def is_up(self):
         try:
-            return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
+            return httpx.get(f"{self.url}/health", timeout=60).status_code == 200
         except httpx.TransportError:
             return False
 
     def gauge(self, name):
-        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        text = httpx.get(f"{self.url}/metrics", timeout=60).text
         return sum(float(v) for v in re.findall(rf"^{name}{{[^}}]*}} (\S+)$", text, re.M))
 
 
@@ -192,8 +207,7 @@ def sleepy(tmp_path):
 @pytest.fixture
 def gateway(engines, tmp_path):
     for engine in engines:
-        if not engine.is_up():
-            engine.start()
+        engine.revive()
     running = Gateway(tmp_path, engines)
     yield running
     if running.process.poll() is None:

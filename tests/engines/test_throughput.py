@@ -29,6 +29,8 @@ def prompts(engine, seed):
 @pytest.fixture
 def gateway(engines, tmp_path):
     """One whose replicas are at full size at once."""
+    for engine in engines:
+        engine.revive()
     running = Gateway(tmp_path, engines, {"health": {"slow_start": "0s"}})
     yield running
     assert running.stop() == 0

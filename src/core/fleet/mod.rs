@@ -271,8 +271,10 @@ impl Fleet {
     /// The replica's own view arrived.
     pub fn report(&mut self, id: ReplicaId, report: Report, now: Tick) -> Option<Seen> {
         let buffer = self.node(id).and_then(|node| self.pools.get(node.pool.index())).map_or(0, |p| p.buffer);
+        if std::env::var("PDBG").is_ok() { if let Some(node) = self.node(id) { let pool = &self.pools[node.pool.index()]; eprintln!("rep {:?} {:?} t{:.1} run {:?} wait {:?} kvu {:?} | seqs {} unread {} prefill {} ahead {} kv {} held {} of {} | limit {} learned {} pace {} mean {:?} | factor {:.2} slow {:.2} delay {:.1}ms otw {} step_w {} decode {:.1}ms | rooms {:?} waiting {} bn {:?}", id, pool.promise.ttft, now.since(Tick::ZERO).as_secs_f64(), report.running, report.waiting, report.kv_usage, node.ledger.seqs, node.ledger.unread, node.ledger.prefill, node.ledger.ahead, node.ledger.kv, node.kv_held(), node.kv(), node.limit(pool, now, &self.rules), node.learned.limit(), node.pace.seqs(), node.pace.mean().map(|m| m/1e6), node.factor, node.slowness(), node.delay()/1e6, node.on_the_way(), node.step_weight(pool), node.decode_step()/1e6, node.rooms.own, pool.waiting, node.bottleneck(pool, now, &self.rules)); } }
         self.change(id, now, |node| {
             node.learned.learn(&report, (node.ledger.seqs, node.ledger.unread), buffer);
+            node.kv_shared.learn(&report, node.kv(), node.ledger.kv_prompts);
             if node.gauges.moved(&report) {
                 node.watch.sign(now);
             }
@@ -299,14 +301,15 @@ impl Fleet {
     }
 
     /// A job's first token came so long after its dispatch, where `raw`
-    /// nanoseconds were predicted for a replica of speed 1 and `read` tokens of
-    /// its prompt were not cached.
-    pub fn answered(&mut self, id: ReplicaId, observed: Duration, (raw, read): (u64, u64), now: Tick) {
+    /// nanoseconds were predicted for a replica of speed 1.
+    pub fn answered(&mut self, id: ReplicaId, observed: Duration, (raw, booking): (u64, &Booking), now: Tick) {
         let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
-        node.speed.learn(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), raw, now);
+        let cached = predict::weight(booking.prompt, 0).saturating_sub(booking.weight);
+        let cold = raw.saturating_add(predict::time_of(cached));
+        node.speed.learn(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), (raw, cold), now);
         node.rank_speed(&mut pool.speeds);
-        pool.bests.first_token(observed, read, now);
+        pool.bests.first_token(observed, booking.weight, now);
         self.refresh(id, now);
     }
 
@@ -459,7 +462,7 @@ impl Fleet {
             pool.guest_readers = pool.guest_readers + u32::from(reads) - u32::from(node.reads_guest);
             node.reads_guest = reads;
             let dormant = pool.is_dormant() || pool.is_away();
-            let patience = node.patience();
+            let patience = node.patience(now);
             node.watch.arm(now, node.owes(), patience);
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
             self.turns += u64::from(up != node.up);

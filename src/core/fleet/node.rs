@@ -10,6 +10,7 @@ use crate::core::cost::meter::Meter;
 use crate::core::event::Report;
 use crate::core::foreign::Foreign;
 use crate::core::ids::{ModelId, PoolId, ReplicaId};
+use crate::core::kv_shared::KvShared;
 use crate::core::limits::{LearnedSeqs, full_seqs, ramped};
 use crate::core::overrides::Closed;
 use crate::core::pace::PaceLimit;
@@ -101,6 +102,7 @@ pub(super) struct Node {
     /// Sequences ever booked there.
     pub(super) sent: u64,
     pub(super) learned: LearnedSeqs,
+    pub(super) kv_shared: KvShared,
     pub(super) pace: PaceLimit,
     pub(super) stretch: Stretch,
     pub(super) speed: Speed,
@@ -150,6 +152,7 @@ impl Node {
             others: 0,
             sent: 0,
             learned: LearnedSeqs::default(),
+            kv_shared: KvShared::default(),
             pace: PaceLimit::default(),
             stretch: Stretch::default(),
             speed: Speed::default(),
@@ -279,8 +282,13 @@ impl Node {
     pub(super) fn kv_left(&self, part: f64) -> u64 {
         match self.kv() {
             u64::MAX => u64::MAX,
-            kv => ((kv as f64 * part) as u64).saturating_sub(self.ledger.kv),
+            kv => ((kv as f64 * part) as u64).saturating_sub(self.kv_held()),
         }
+    }
+
+    /// KV tokens that its jobs hold or will hold: what prompts share counts once.
+    pub(super) fn kv_held(&self) -> u64 {
+        self.ledger.kv.saturating_sub(self.kv_shared.saved(self.ledger.kv_prompts))
     }
 
     /// Nanoseconds of a step in which each of its sequences gets a token.
@@ -318,6 +326,7 @@ impl Node {
         self.vitals.join(now);
         (self.speed, self.pace, self.learned) =
             (Speed::default(), PaceLimit::default(), LearnedSeqs::default());
+        self.kv_shared = KvShared::default();
         (self.foreign, self.rest, self.gauges) = (Foreign::default(), Rest::default(), Gauges::default());
     }
 }

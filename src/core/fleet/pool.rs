@@ -77,8 +77,10 @@ pub(super) struct PoolState {
     /// How long they take to load.
     pub(super) load: LoadTime,
     pub(super) bests: Bests,
-    /// When a job last came here later than promised, and how many then waited.
-    pub(super) late: Option<(Tick, u64)>,
+    /// When a job last came here later than promised.
+    pub(super) late: Option<Tick>,
+    /// Jobs of the urgent class that waited when one last came.
+    pub(super) waiting: u64,
 }
 
 /// What those ask of every pool that choose between pools. It stands apart, by

@@ -13,17 +13,20 @@ use super::Fleet;
 use super::node::Node;
 use super::pool::PoolState;
 
-/// The largest weight of prompts that may be on their way to a first token when
-/// another one is sent: what the smallest usual step takes.
-const STEP_WEIGHT: u64 = 2048;
-/// The same as a part of the time promised for a first token.
-const READING_TIME: f64 = 0.4;
+/// Weights of prompts that may be on their way to a first token when another one is
+/// sent: what the smallest usual step takes, and the largest one.
+const STEP_WEIGHTS: [u64; 2] = [2048, 8192];
+/// The part of the time promised for a first token in which prompts may be on their
+/// way beyond the smallest usual step, and the part in which they may be at all.
+const READING_TIMES: [f64; 2] = [0.1, 0.4];
 /// A class that promises its first token later than this would rather have all
 /// that its replicas can make than an even pace.
 const PATIENT: Duration = Duration::from_secs(2);
-/// The part of the tokens that replicas could make which they make at least while
-/// jobs of an impatient class wait longer than promised, and of a patient one.
+/// The part of the tokens that replicas could make which they make at least for
+/// jobs of an impatient class that wait longer than promised, and of a patient one.
 const ENOUGH: [f64; 2] = [0.95, 0.99];
+/// The same while no job of an impatient class waits longer than promised.
+const ENOUGH_IN_TIME: f64 = 0.82;
 /// Over which time the weight of prompts is averaged.
 const MEMORY: Duration = Duration::from_secs(3);
 /// The most of its time that a replica is taken to read prompts.
@@ -77,19 +80,23 @@ impl Fleet {
     /// way, and the one that reads its end. `weight` is that of the prompt.
     #[must_use]
     pub fn lead(&self, id: ReplicaId, weight: u64) -> Duration {
-        let lead = |node: &Node| {
-            let reading = predict::time_of(weight.min(STEP_WEIGHT)) as f64 * node.slowness();
-            node.decode_step() + node.delay() + reading
-        };
-        Duration::from_nanos(self.node(id).map_or(0, |node| lead(node) as u64))
+        let Some((node, pool)) = self.node_and_pool(id) else { return Duration::ZERO };
+        let reading = predict::time_of(weight.min(node.step_weight(pool))) as f64 * node.slowness();
+        Duration::from_nanos((node.decode_step() + node.delay() + reading) as u64)
     }
 
     /// Whether one more prompt of this weight may count as read there before its
     /// first token is due: a step's worth of them may.
     #[must_use]
     pub fn may_be_ahead(&self, id: ReplicaId, weight: u64) -> bool {
-        let ahead = self.node(id).map_or(0, |node| node.ledger.ahead);
-        ahead == 0 || ahead.saturating_add(weight) <= STEP_WEIGHT
+        let Some((node, pool)) = self.node_and_pool(id) else { return false };
+        let ahead = node.ledger.ahead;
+        ahead == 0 || ahead.saturating_add(weight) <= node.step_weight(pool)
+    }
+
+    fn node_and_pool(&self, id: ReplicaId) -> Option<(&Node, &PoolState)> {
+        let node = self.node(id)?;
+        Some((node, self.pools.get(node.pool.index())?))
     }
 
     /// The job's prompt counts as read from now on; `due` says whether its first
@@ -98,6 +105,20 @@ impl Fleet {
         let whole = self.change(id, now, |node| {
             let whole = node.ledger.take(booking);
             (booking.read, booking.due) = (true, due);
+            if whole {
+                node.ledger.add(booking);
+            }
+            whole
+        });
+        whole.unwrap_or(false)
+    }
+
+    /// The job's first token is so late that its prompt was surely read. False when
+    /// its booking is not there.
+    pub fn settle(&mut self, id: ReplicaId, booking: &mut Booking, now: Tick) -> bool {
+        let whole = self.change(id, now, |node| {
+            let whole = node.ledger.take(booking);
+            booking.settled = true;
             if whole {
                 node.ledger.add(booking);
             }
@@ -130,10 +151,12 @@ impl Fleet {
         self.refresh(id, now);
     }
 
-    /// A job came to the pool later than promised, while so many others waited.
-    pub fn came_late(&mut self, pool: PoolId, waiting: u64, now: Tick) {
+    /// A job of the urgent class came to the pool, later than promised or not, while
+    /// so many others of its class waited.
+    pub fn came(&mut self, pool: PoolId, late: bool, waiting: u64, now: Tick) {
         if let Some(pool) = self.pools.get_mut(pool.index()) {
-            pool.late = Some((now, waiting));
+            pool.waiting = waiting;
+            pool.late = if late { Some(now) } else { pool.late };
         }
     }
 }
@@ -141,13 +164,13 @@ impl Fleet {
 impl Node {
     /// How many times as long as predicted its engine computes. Where first tokens
     /// take longer than the steps explain, the rest is delay.
-    fn slowness(&self) -> f64 {
+    pub(super) fn slowness(&self) -> f64 {
         self.pace.slowness().map_or(self.factor, |slowness| slowness.min(self.factor))
     }
 
     /// Nanoseconds of a first token that are no computing: the network, the
     /// engine's door, its tokenizer.
-    fn delay(&self) -> f64 {
+    pub(super) fn delay(&self) -> f64 {
         (self.factor - self.slowness()) * self.speed.mean_raw()
     }
 
@@ -164,9 +187,16 @@ impl Node {
 
     /// Weight of prompts that may be sent and not be answered.
     pub(super) fn prefill_at_once(&self, pool: &PoolState) -> u64 {
-        let objective = pool.promise.ttft.as_nanos() as f64;
-        let in_time = predict::weight_in((objective * READING_TIME / self.slowness()) as u64);
-        in_time.min(STEP_WEIGHT).saturating_add(self.on_the_way())
+        self.step_weight(pool).saturating_add(self.on_the_way())
+    }
+
+    /// Weight of prompts that one of its steps is taken to read. A larger one than the
+    /// engine's makes a prompt wait inside the engine for a small part of its objective.
+    pub(super) fn step_weight(&self, pool: &PoolState) -> u64 {
+        let objective = pool.promise.ttft.as_nanos() as f64 / self.slowness();
+        let [short, most] = READING_TIMES.map(|part| predict::weight_in((objective * part) as u64));
+        let [least, largest] = STEP_WEIGHTS;
+        short.clamp(least, largest).min(most)
     }
 
     /// Weight of prompts that the replica reads in the time of its delay.
@@ -177,11 +207,8 @@ impl Node {
     /// What its limit by pace depends on.
     pub(super) fn conditions(&self, pool: &PoolState, now: Tick) -> Conditions {
         let patient = pool.promise.ttft > PATIENT;
-        let late = pool.late.filter(|(at, _)| now.since(*at) < LATE);
-        let wanted = late.map(|(_, waiting)| {
-            let share = u32::try_from(waiting / u64::from(pool.up.max(1))).unwrap_or(u32::MAX);
-            self.ledger.seqs.saturating_add(share).min(self.full(pool))
-        });
+        let late = pool.late.is_some_and(|at| now.since(at) < LATE);
+        let share = u32::try_from(pool.waiting / u64::from(pool.up.max(1))).unwrap_or(u32::MAX);
         Conditions {
             running: self.ledger.seqs,
             step: predict::decode_step(&self.ledger) as f64,
@@ -189,8 +216,8 @@ impl Node {
             reading: (self.reading.rate * predict::time_of(1) as f64 * self.slowness()).min(MOST_READING),
             best: pool.bests.all().gap,
             objective: pool.promise.itl,
-            wanted,
-            enough: ENOUGH[usize::from(patient)],
+            wanted: self.ledger.seqs.saturating_add(share).min(self.full(pool)),
+            enough: if patient || late { ENOUGH[usize::from(patient)] } else { ENOUGH_IN_TIME },
         }
     }
 }

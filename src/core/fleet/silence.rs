@@ -26,10 +26,10 @@ impl Node {
     }
 
     /// How long it may be silent now.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn patience(&self, now: Tick) -> Duration {
         let gap = self.pace.mean().map_or(0, |mean| mean as u64);
         let gap = self.speed.is_known().then_some(gap);
-        let patience = crate::core::watch::patience(self.outlook().wait, gap);
+        let patience = self.watch.patience(self.outlook().wait, gap, now);
         if self.owes_streams() { patience } else { patience.saturating_add(ANSWER_PATIENCE) }
     }
 }
@@ -57,7 +57,7 @@ impl Fleet {
     /// Whether the replica owes something and has been silent for too long; looks
     /// when it is time to.
     pub fn look(&mut self, id: ReplicaId, now: Tick) -> Look {
-        let patience = self.patience(id);
+        let patience = self.patience(id, now);
         let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return Look::Calm };
         let look = node.watch.look(now, patience);
         self.refresh(id, now);
@@ -66,14 +66,14 @@ impl Fleet {
 
     /// How long the replica may be silent now.
     #[must_use]
-    pub fn patience(&self, id: ReplicaId) -> Duration {
-        self.node(id).map_or(Duration::MAX, Node::patience)
+    pub fn patience(&self, id: ReplicaId, now: Tick) -> Duration {
+        self.node(id).map_or(Duration::MAX, |node| node.patience(now))
     }
 
     /// Whether the replica's engine has shown life since then, and lately.
     #[must_use]
     pub fn is_alive(&self, id: ReplicaId, since: Tick, now: Tick) -> bool {
-        self.node(id).is_some_and(|node| node.watch.is_alive(since, now, self.patience(id)))
+        self.node(id).is_some_and(|node| node.watch.is_alive(since, now, self.patience(id, now)))
     }
 
     /// The last sign of life of the replica's engine.
@@ -86,6 +86,13 @@ impl Fleet {
     #[must_use]
     pub fn shows_progress(&self, id: ReplicaId) -> bool {
         self.node(id).is_some_and(|node| node.gauges.show_progress())
+    }
+
+    /// The replica was ejected for its silence, which may have been a mistake.
+    pub fn note_silence(&mut self, id: ReplicaId, now: Tick) {
+        if let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) {
+            node.watch.note_silence(now);
+        }
     }
 
     /// A first token did not come in time.

@@ -98,7 +98,7 @@ impl Node {
         let part = |of: u64, whole: u64| of as f64 / whole.max(1) as f64;
         [
             part(u64::from(self.ledger.seqs), u64::from(seqs)),
-            part(self.ledger.kv, self.kv()),
+            part(self.kv_held(), self.kv()),
             part(self.ledger.prefill, self.prefill_at_once(pool)),
             self.used_pace(pool) * paced,
         ]

@@ -11,7 +11,7 @@ use crate::core::routing::Ledger;
 
 use super::Scheduler;
 use super::arrive::Account;
-use super::job::Job;
+use super::job::{Job, Run};
 
 impl Scheduler {
     /// Every invariant that the state breaks right now. Looks at all jobs,
@@ -137,9 +137,12 @@ impl Scheduler {
 
     fn readings_agree(&self) -> bool {
         let runs = self.jobs.iter().filter_map(|(id, job)| Some((*id, job.run()?)));
-        let awaited = runs.filter(|(_, run)| !run.booking.due);
+        let is_awaited = |run: &Run| {
+            !run.booking.due || !(run.booking.settled || run.booking.streams || run.booking.started)
+        };
+        let awaited = runs.filter(|(_, run)| is_awaited(run));
         let awaited: BTreeSet<_> = awaited.filter_map(|(id, run)| Some((run.read_at?, id))).collect();
-        let unread = |job: &Job| job.run().is_some_and(|run| !run.booking.due);
+        let unread = |job: &Job| job.run().is_some_and(|run| is_awaited(&run));
         awaited == self.reading && self.jobs.values().filter(|job| unread(job)).count() == awaited.len()
     }
 

@@ -375,9 +375,9 @@ impl Scheduler {
     fn note_sent(&mut self, group: usize, pick: &Pick, class: ClassId, why: &Placed) {
         let now = self.now;
         let late = self.policy.classes.get(class).is_some_and(|class| why.queued > class.ttft_objective);
-        if late && !pick.chosen.guest {
-            let waiting = self.groups[group].waiting_for(pick.pool);
-            self.fleet.came_late(pick.pool, waiting, now);
+        if !pick.chosen.guest {
+            let waiting = self.groups[group].waiting_in_for(pick.chosen.class, pick.pool);
+            self.fleet.came(pick.pool, late, waiting, now);
         }
         self.groups[group].drain.note(now);
         if why.attempt == 1 {

@@ -174,6 +174,7 @@ impl Job {
             started: false,
             read: false,
             due: false,
+            settled: false,
             suspect: self.suspect,
             guest,
             streams: self.spec.streams,

@@ -11,6 +11,8 @@
 //! replica. A stream stays ahead until its first token comes. One that tells
 //! nothing is over when it is [`OVERDUE`] times late: engines hold tokens back
 //! while they gather a tool call, and whether one is silent is for `watch` to say.
+//! Until a plain answer is as late, the engine may still hold its prompt back: that
+//! says nothing of how many requests it runs at once.
 
 use std::time::Duration;
 
@@ -58,18 +60,21 @@ impl Scheduler {
             self.forget_reading(id);
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             let (streams, Phase::Running(run)) = (job.spec.streams, &mut job.phase) else { continue };
-            let due = match streams {
-                true => run.since + run.expected.saturating_mul(OVERDUE) + GRACE,
-                false => run.since + run.expected,
-            };
+            let overdue = run.since + run.expected.saturating_mul(OVERDUE) + GRACE;
+            let due = if streams { overdue } else { run.since + run.expected };
             let (replica, is_due) = (run.replica, self.now >= due);
+            if run.booking.due {
+                let whole = self.fleet.settle(replica, &mut run.booking, self.now);
+                self.invariants.check(InvariantId::LedgerBalanced, whole);
+                continue;
+            }
             if !is_due && !self.fleet.may_be_ahead(replica, run.booking.weight) {
                 self.await_reading(id, due);
                 continue;
             }
             let whole = self.fleet.read(replica, &mut run.booking, is_due, self.now);
-            if !is_due {
-                self.await_reading(id, due);
+            if !is_due || !streams {
+                self.await_reading(id, if is_due { overdue } else { due });
             }
             self.invariants.check(InvariantId::LedgerBalanced, whole);
             self.touch_replica(replica);

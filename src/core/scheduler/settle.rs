@@ -62,7 +62,7 @@ impl Scheduler {
             let took = self.now.since(run.since);
             match run.loads {
                 true => self.fleet.loaded(run.replica, took, run.raw),
-                false => self.fleet.answered(run.replica, took, (run.raw, run.booking.weight), self.now),
+                false => self.fleet.answered(run.replica, took, (run.raw, &run.booking), self.now),
             }
             self.note_start(&run);
             self.clear_suspect(id, &run);

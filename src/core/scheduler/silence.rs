@@ -78,6 +78,7 @@ impl Scheduler {
             self.spare(replica, Fault::Silent, out);
             return self.recall_unseen(replica, out);
         }
+        self.fleet.note_silence(replica, self.now);
         self.eject(replica, Fault::Silent, out);
         self.leave_silent(replica, out);
     }
@@ -90,7 +91,7 @@ impl Scheduler {
 
     fn evidence(&self, replica: ReplicaId) -> Evidence {
         let (missed, sign) = (self.fleet.missed(replica), self.fleet.last_sign(replica));
-        let patience = self.fleet.patience(replica);
+        let patience = self.fleet.patience(replica, self.now);
         let mut evidence = Evidence::default();
         let here = |job: &Job| job.run().filter(|run| run.replica == replica && job.is_watched());
         for (job, run) in self.jobs.values().filter_map(|job| Some((job, here(job)?))) {
@@ -120,7 +121,7 @@ impl Scheduler {
 
     /// Moves overdue jobs to replicas that have room for them, once or twice each.
     fn move_overdue(&mut self, replica: ReplicaId, missed: bool, out: &mut Vec<Action>) {
-        let patience = self.fleet.patience(replica);
+        let patience = self.fleet.patience(replica, self.now);
         let sign = self.fleet.last_sign(replica);
         let overdue = |job: &Job, run: &Run| {
             let waits = job.is_watched() && !is_under_way(job, run, sign);
@@ -177,7 +178,7 @@ impl Scheduler {
     /// served without delay is none.
     pub(super) fn clear_suspect(&mut self, id: JobId, run: &Run) {
         let Some(job) = self.jobs.get(&id).filter(|job| job.known_suspect) else { return };
-        let quick = self.now.since(run.since) < self.fleet.patience(run.replica);
+        let quick = self.now.since(run.since) < self.fleet.patience(run.replica, self.now);
         if let Some(fingerprint) = job.spec.fingerprint.filter(|_| quick) {
             self.suspects.forget(fingerprint);
         }

@@ -122,3 +122,13 @@ fn engines_off_the_model_lose_nothing() {
         }
     }
 }
+
+#[test]
+fn zz_debug_cell() {
+    let (Ok(fleet), Ok(kind)) = (std::env::var("NH_FLEET"), std::env::var("NH_KIND")) else { return };
+    let rows =
+        measure(Fleet::named(&fleet).unwrap(), Kind::named(&kind).unwrap(), &Conditions::default()).unwrap();
+    for row in rows {
+        println!("{row}");
+    }
+}
