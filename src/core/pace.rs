@@ -29,6 +29,8 @@ const DEEPEST_CUT: f64 = 0.7;
 const NEWEST: f64 = 0.03;
 /// The same for how gaps and sequences move together.
 const NEWEST_MOVES: f64 = 0.005;
+/// How many times as much as the mean one a pace with more gaps may weigh.
+const MOST_PART: f64 = 4.0;
 /// Variance of the sequences, squared sequences, that weighs as much as the
 /// predicted slope.
 const PRIOR_VARIANCE: f64 = 16.0;
@@ -46,6 +48,8 @@ pub struct PaceLimit {
     /// Mean of the times between tokens over those predicted for a replica of
     /// speed 1.
     slowness: f64,
+    /// Mean number of gaps of a pace.
+    gaps: f64,
     /// Slower means, and how what is seen moves about them.
     base: Point,
     variance: f64,
@@ -90,7 +94,15 @@ pub struct Conditions {
 impl Default for PaceLimit {
     fn default() -> Self {
         let base = Point::default();
-        Self { limit: f64::INFINITY, mean: None, slowness: 1.0, base, variance: 0.0, covariance: 0.0 }
+        Self {
+            limit: f64::INFINITY,
+            mean: None,
+            slowness: 1.0,
+            gaps: 0.0,
+            base,
+            variance: 0.0,
+            covariance: 0.0,
+        }
     }
 }
 
@@ -125,19 +137,24 @@ impl PaceLimit {
         if pace.gaps == 0 {
             return;
         }
-        let gap = pace.total.as_nanos() as f64 / pace.gaps as f64;
+        let gaps = pace.gaps as f64;
+        let gap = pace.total.as_nanos() as f64 / gaps;
         let seen = Point { seqs: f64::from(at.running).max(1.0), gap };
         let slowness = gap / at.step.max(1.0);
         if self.mean.is_none() {
-            (self.base, self.slowness) = (seen, slowness);
+            (self.base, self.slowness, self.gaps) = (seen, slowness, gaps);
         }
-        self.slowness += (slowness - self.slowness) * NEWEST;
+        // Each gap counts alike: long ones come few in a pace.
+        self.gaps += (gaps - self.gaps) * NEWEST;
+        let part = (gaps / self.gaps).min(MOST_PART);
+        let (newest, newest_moves) = (NEWEST * part, NEWEST_MOVES * part);
+        self.slowness += (slowness - self.slowness) * newest;
         let mean = self.mean.get_or_insert(seen);
-        mean.follow(seen, NEWEST);
+        mean.follow(seen, newest);
         let (seqs, gap) = (seen.seqs - self.base.seqs, seen.gap - self.base.gap);
-        self.variance += (seqs * seqs - self.variance) * NEWEST_MOVES;
-        self.covariance += (seqs * gap - self.covariance) * NEWEST_MOVES;
-        self.base.follow(seen, NEWEST_MOVES);
+        self.variance += (seqs * seqs - self.variance) * newest_moves;
+        self.covariance += (seqs * gap - self.covariance) * newest_moves;
+        self.base.follow(seen, newest_moves);
         let mean = *mean;
         let predicted = at.slope + at.reading * mean.gap / mean.seqs;
         self.limit = self.limit_at(mean, self.slope(mean, predicted), at);
@@ -164,7 +181,6 @@ impl PaceLimit {
         let (wanted, alone) = (f64::from(at.wanted), alone.max(0.0));
         let slope = (mean.gap - alone).max(0.0) / mean.seqs;
         let enough = at.enough * wanted * alone / (alone + (1.0 - at.enough) * slope * wanted).max(1.0);
-        if std::env::var("PDBG").is_ok() { eprintln!("pace run {} mean {:.1}@{:.1} reading {:.2} alone {:.1} slope {:.3} fits {:.1} wanted {} enough {}:{:.1}", at.running, mean.gap/1e6, mean.seqs, at.reading, alone/1e6, slope/1e6, fits, at.wanted, at.enough, enough); }
         limit.max(enough.ceil()).max(1.0)
     }
 }

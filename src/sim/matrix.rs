@@ -212,6 +212,14 @@ impl Cell {
         }
     }
 
+    /// Seconds that an answer takes in the mean where engines write so many tokens a
+    /// second in all, by Little's law.
+    #[must_use]
+    pub fn stay_s(&self, tokens_per_second: f64) -> f64 {
+        let requests = self.requests();
+        f64::from(requests.clients * requests.n * requests.output) / tokens_per_second.max(1e-9)
+    }
+
     /// Whether its engines, each with an equal part of the load, keep the class's
     /// objective between tokens. The fastest of them decide: a gateway may prefer
     /// them.

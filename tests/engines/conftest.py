@@ -58,7 +58,6 @@ class Engine:
     def start(self, *arguments, **more):
         self.serve(*arguments, **more)
         self.pid = int((self.home / f"{self.port}.pid").read_text())
-        self.warm_up()
         return self
 
     def warm_up(self):
@@ -73,7 +72,7 @@ class Engine:
         """Starts it unless its server is there."""
         if not pathlib.Path(f"/proc/{self.pid}").exists() or not self.is_up():
             self.kill()
-            self.start()
+            self.start().warm_up()
 
     def processes(self):
         """The server and all its children."""
@@ -182,6 +181,8 @@ def engines():
     first.prepare()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         started = list(pool.map(Engine.start, [first, second]))
+    for engine in started:
+        engine.warm_up()
     yield started
     for engine in started:
         engine.kill()

@@ -114,6 +114,7 @@ def test_the_boundary_is_the_engines(engines, tmp_path):
                 else:
                     error = answer.json()["error"]
                     assert error["code"] == "context_length_exceeded" and str(prompt) in error["message"]
+            until("all are logged", lambda: len(gateway.requests()) >= 5)
             sources = [line["prompt_source"] for line in gateway.requests()]
             assert sources == [source] * 5
         finally:

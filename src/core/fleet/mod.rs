@@ -271,7 +271,6 @@ impl Fleet {
     /// The replica's own view arrived.
     pub fn report(&mut self, id: ReplicaId, report: Report, now: Tick) -> Option<Seen> {
         let buffer = self.node(id).and_then(|node| self.pools.get(node.pool.index())).map_or(0, |p| p.buffer);
-        if std::env::var("PDBG").is_ok() { if let Some(node) = self.node(id) { let pool = &self.pools[node.pool.index()]; eprintln!("rep {:?} {:?} t{:.1} run {:?} wait {:?} kvu {:?} | seqs {} unread {} prefill {} ahead {} kv {} held {} of {} | limit {} learned {} pace {} mean {:?} | factor {:.2} slow {:.2} delay {:.1}ms otw {} step_w {} decode {:.1}ms | rooms {:?} waiting {} bn {:?}", id, pool.promise.ttft, now.since(Tick::ZERO).as_secs_f64(), report.running, report.waiting, report.kv_usage, node.ledger.seqs, node.ledger.unread, node.ledger.prefill, node.ledger.ahead, node.ledger.kv, node.kv_held(), node.kv(), node.limit(pool, now, &self.rules), node.learned.limit(), node.pace.seqs(), node.pace.mean().map(|m| m/1e6), node.factor, node.slowness(), node.delay()/1e6, node.on_the_way(), node.step_weight(pool), node.decode_step()/1e6, node.rooms.own, pool.waiting, node.bottleneck(pool, now, &self.rules)); } }
         self.change(id, now, |node| {
             node.learned.learn(&report, (node.ledger.seqs, node.ledger.unread), buffer);
             node.kv_shared.learn(&report, node.kv(), node.ledger.kv_prompts);
@@ -302,7 +301,13 @@ impl Fleet {
 
     /// A job's first token came so long after its dispatch, where `raw`
     /// nanoseconds were predicted for a replica of speed 1.
-    pub fn answered(&mut self, id: ReplicaId, observed: Duration, (raw, booking): (u64, &Booking), now: Tick) {
+    pub fn answered(
+        &mut self,
+        id: ReplicaId,
+        observed: Duration,
+        (raw, booking): (u64, &Booking),
+        now: Tick,
+    ) {
         let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
         let cached = predict::weight(booking.prompt, 0).saturating_sub(booking.weight);

@@ -27,6 +27,8 @@ pub struct Wish<'a> {
     pub need: Size,
     /// Its prompt tokens.
     pub prompt: u64,
+    /// Output tokens that are expected of each of its sequences.
+    pub output: u64,
     /// Replicas that have the start of its prompt, with the tokens of it.
     pub cached: &'a [(ReplicaId, u64)],
     /// Whether it is a guest: a more urgent class uses the replicas.
@@ -96,13 +98,17 @@ impl Fleet {
             found.map(|(cost, _)| cost)
         };
         let open = self.pools(pools).filter(|pool| pool.is_open(wish.guest));
-        let cold = open.filter_map(|pool| first(pool, pool.board(wish.guest)));
+        let cold = open.filter_map(|pool| first(pool, pool.board(wish.guest))).min();
         let usable = |room: fn(&Rooms, bool) -> Option<Size>| {
             let here = self.known_to(pools, wish).filter(|id| !avoid(*id));
-            here.filter_map(move |id| self.own_cost(id, pools, wish, room))
+            here.filter_map(move |id| {
+                let (cost, last_chosen, id) = self.own_cost(id, pools, wish, room)?;
+                let longer = cold.map_or(0, |(.., other)| self.writes_longer(id, other, wish));
+                Some((cost.saturating_add(longer), last_chosen, id))
+            })
         };
         let warm = usable(Rooms::now);
-        let best = cold.chain(warm).min()?;
+        let best = cold.into_iter().chain(warm).min()?;
         let found = |waits| Some(Found { replica: best.2, ttft: self.ttft(best.2, wish), waits });
         if wish.guest {
             return found(false);
@@ -135,6 +141,17 @@ impl Fleet {
         let cached = wish.cached.iter().map(|(id, _)| *id);
         let session = wish.session.map(|(id, _)| id);
         cached.chain(self.holders(pools, wish.model).iter().copied()).chain(session)
+    }
+
+    /// Nanoseconds that the job's output takes longer at a replica which has the start
+    /// of its prompt than at another. Without it, all requests with one common start
+    /// would stay together however slowly their tokens come there.
+    fn writes_longer(&self, id: ReplicaId, other: ReplicaId, wish: &Wish<'_>) -> u64 {
+        if wish.cached_at(id) == 0 || wish.session.is_some_and(|(own, _)| own == id) {
+            return 0;
+        }
+        let step = |id: ReplicaId| self.node(id).map_or(0.0, Node::decode_step);
+        (wish.output as f64 * (step(id) - step(other)).max(0.0)) as u64
     }
 
     /// What a replica promises the job, with all that it has for it, if it has

@@ -200,8 +200,9 @@ impl Job {
 
     /// What it wants of a replica.
     pub(super) fn wish<'a>(&self, cached: &'a [(ReplicaId, u64)], guest: bool) -> Wish<'a> {
+        let output = self.output_left() / u64::from(self.spec.sequences.max(1));
         let (need, prompt, model) = (self.need(), self.prompt(), self.spec.model);
-        Wish { need, prompt, cached, guest, model, session: None }
+        Wish { need, prompt, output, cached, guest, model, session: None }
     }
 
     /// What the next engine has to read.
