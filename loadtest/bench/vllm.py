@@ -157,7 +157,7 @@ class Stage(contextlib.ExitStack):
 
     def __init__(self, folder):
         super().__init__()
-        self.folder = folder
+        self.folder, self.engines = folder, 0
 
     def program(self, name, command):
         log = self.folder / f"{name}.log"
@@ -168,7 +168,10 @@ class Stage(contextlib.ExitStack):
     def engine(self, arguments):
         port = free_port()
         home = CACHE / "tiny-vllm"
-        env = dict(os.environ, TINY_HOME=str(home), MAX_SEQS=str(PLACES))
+        # By default all servers compute on the same core.
+        core = self.engines % os.cpu_count()
+        self.engines += 1
+        env = dict(os.environ, TINY_HOME=str(home), MAX_SEQS=str(PLACES), CORE=str(core))
         subprocess.run(["bash", str(SERVE), str(port), *arguments], env=env, check=True, timeout=1500)
         pid = int((home / f"{port}.pid").read_text())
         self.callback(lambda: os.killpg(pid, signal.SIGTERM))

@@ -81,19 +81,15 @@ pub fn is_hopeless(before: u64, per_second: Option<f64>, left: Duration) -> bool
     per_second.is_some_and(|rate| before as f64 > rate * MARGIN * left.as_secs_f64())
 }
 
-/// The part of the time that is left by which the start of a job has to be expected,
-/// for the job to be let in: what was measured is never exact, and who is let in
-/// should not be refused later.
-pub const LET_IN: f64 = 0.9;
-/// The same for a job that was let in before anything was measured: what was measured
-/// since then is young.
-pub const KEPT: f64 = 1.5;
+/// The part of the time that is left by which an expected start has to come: what was
+/// measured is never exact, and who is let in should not be refused later.
+const SURE: f64 = 0.9;
 
 /// Whether a job whose start is expected after `wait` is to be told that it will not
-/// start within this part of what is `left`.
+/// start within `left`.
 #[must_use]
-pub fn is_beyond(wait: Duration, left: Duration, part: f64) -> bool {
-    wait.as_secs_f64() > left.as_secs_f64() * part
+pub fn is_beyond(wait: Duration, left: Duration) -> bool {
+    wait.as_secs_f64() > left.as_secs_f64() * SURE
 }
 
 /// The largest part by which [`spread`] moves a wait.

@@ -39,6 +39,8 @@ pub struct Outlook {
     pub wait: u64,
     /// For each token of its weight.
     pub per_token: u64,
+    /// What the sequences there add to each step, and so to each token of output.
+    pub writing: u64,
 }
 
 impl Outlook {
@@ -48,19 +50,20 @@ impl Outlook {
         self.wait.saturating_add(self.per_token.saturating_mul(weight))
     }
 
-    /// What it costs to read a prompt of this weight there: the time to its
-    /// first token, and the time that reading it takes from those that come
-    /// after it.
+    /// What it costs to serve a request there, to compare: the time to its first
+    /// token, the time that reading its prompt takes from those that come after it,
+    /// and how much longer its `output` tokens take for what runs there.
     #[must_use]
-    pub const fn cost(&self, weight: u64) -> u64 {
-        self.ttft(weight).saturating_add(self.per_token.saturating_mul(weight))
+    pub const fn cost(&self, weight: u64, output: u64) -> u64 {
+        let reading = self.ttft(weight).saturating_add(self.per_token.saturating_mul(weight));
+        reading.saturating_add(self.writing.saturating_mul(output))
     }
 
     /// The same at a replica that takes `factor` times as long.
     #[must_use]
     pub fn slowed(self, factor: f64) -> Self {
         let times = |nanos: u64| (nanos as f64 * factor) as u64;
-        Self { wait: times(self.wait), per_token: times(self.per_token).max(1) }
+        Self { wait: times(self.wait), per_token: times(self.per_token).max(1), writing: times(self.writing) }
     }
 }
 
@@ -83,7 +86,7 @@ pub const fn outlook(ledger: &Ledger) -> Outlook {
     let rest = if ledger.jobs == 0 { 0 } else { decode_step(ledger) / 2 };
     let before = PER_TOKEN.saturating_mul(ledger.prefill);
     let wait = FIXED.saturating_add(reads(ledger)).saturating_add(rest).saturating_add(before);
-    Outlook { wait, per_token: PER_TOKEN }
+    Outlook { wait, per_token: PER_TOKEN, writing: reads(ledger) }
 }
 
 /// Nanoseconds that one more sequence like those of the ledger adds to a step.

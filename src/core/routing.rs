@@ -189,6 +189,8 @@ pub struct RouteKey {
 pub struct Ask {
     /// Weight of the prompt.
     pub weight: u64,
+    /// Output tokens that are expected of each sequence.
+    pub output: u64,
     /// Whether an adapter would have to be loaded.
     pub loads: bool,
 }
@@ -207,12 +209,16 @@ impl Rank for RouteKey {
 
     fn cost(&self, ask: Ask) -> Self::Cost {
         let miss = if ask.loads { self.miss } else { 0 };
-        (self.outlook.cost(ask.weight).saturating_add(miss), self.last_chosen, self.replica)
+        (self.outlook.cost(ask.weight, ask.output).saturating_add(miss), self.last_chosen, self.replica)
     }
 
     fn floor(self, other: Self) -> Self {
         let (one, two) = (self.outlook, other.outlook);
-        let outlook = Outlook { wait: one.wait.min(two.wait), per_token: one.per_token.min(two.per_token) };
+        let outlook = Outlook {
+            wait: one.wait.min(two.wait),
+            per_token: one.per_token.min(two.per_token),
+            writing: one.writing.min(two.writing),
+        };
         Self {
             outlook,
             miss: self.miss.min(other.miss),
@@ -264,15 +270,15 @@ mod tests {
     #[test]
     fn idle_replicas_take_turns_and_long_prompts_go_to_fast_ones() {
         let key = |wait, per_token, last_chosen, id| RouteKey {
-            outlook: Outlook { wait, per_token },
+            outlook: Outlook { wait, per_token, writing: 0 },
             miss: 100 * u64::from(id),
             last_chosen,
             replica: ReplicaId::new(id),
         };
-        let ask = |weight| Ask { weight, loads: false };
+        let ask = |weight| Ask { weight, output: 1, loads: false };
         assert!(key(5, 1, 1, 0).cost(ask(9)) > key(4, 1, 9, 1).cost(ask(9)));
         assert!(key(0, 1, 3, 0).cost(ask(9)) > key(0, 1, 2, 1).cost(ask(9)));
-        let loads = Ask { weight: 9, loads: true };
+        let loads = Ask { weight: 9, output: 1, loads: true };
         assert!(key(5, 1, 1, 0).cost(loads) < key(4, 1, 9, 1).cost(loads), "there it can be loaded sooner");
         let (slow, fast) = (key(0, 3, 0, 0), key(10, 1, 0, 1));
         assert!(slow.cost(ask(2)) < fast.cost(ask(2)) && slow.cost(ask(9)) > fast.cost(ask(9)));

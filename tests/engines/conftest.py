@@ -38,8 +38,9 @@ def until(what, condition):
 class Engine:
     """One real vLLM."""
 
-    def __init__(self, port, home):
+    def __init__(self, port, home, core=0):
         self.port = port
+        self.core = core % os.cpu_count()
         self.home = home
         self.url = f"http://127.0.0.1:{port}"
         self.model = home / "model-12-256-2048"
@@ -48,6 +49,8 @@ class Engine:
         env = dict(
             os.environ, TINY_HOME=str(self.home), MAX_SEQS=str(SEQUENCES), LAYERS="12", HIDDEN="256", **more
         )
+        # By default all servers compute on the same core.
+        env |= {"CORE": str(self.core)}
         common = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
         subprocess.run(["bash", str(SERVE), str(self.port), *common, *arguments], env=env, check=True, timeout=1500)
 
@@ -177,7 +180,7 @@ def engines():
     home = CACHE / "tiny-vllm"
     # The first start makes the virtual environment and the model.
     first = Engine(free_port(), home)
-    second = Engine(free_port(), home)
+    second = Engine(free_port(), home, core=1)
     first.prepare()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         started = list(pool.map(Engine.start, [first, second]))

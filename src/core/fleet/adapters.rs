@@ -70,7 +70,7 @@ impl Fleet {
     #[must_use]
     pub fn shuts_out(&self, pools: &[PoolId], model: ModelId) -> bool {
         let takes_in = |pool: &PoolState| {
-            let ask = Ask { weight: 0, loads: pool.adapters.contains(&model) };
+            let ask = Ask { weight: 0, output: 0, loads: pool.adapters.contains(&model) };
             let least = pool.soon.first(ask, Size::ZERO.complement(), &|_| false);
             least.is_some_and(|(_, entry)| entry.key.takes_in(ask))
         };

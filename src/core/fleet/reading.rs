@@ -127,6 +127,25 @@ impl Fleet {
         whole.unwrap_or(false)
     }
 
+    /// A job's first token came so long after its dispatch, where `raw`
+    /// nanoseconds were predicted for a replica of speed 1.
+    pub fn answered(
+        &mut self,
+        id: ReplicaId,
+        observed: Duration,
+        (raw, booking): (u64, &Booking),
+        now: Tick,
+    ) {
+        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
+        let cached = predict::weight(booking.prompt, 0).saturating_sub(booking.weight);
+        let cold = raw.saturating_add(predict::time_of(cached));
+        node.speed.learn(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), (raw, cold), now);
+        node.rank_speed(&mut pool.speeds);
+        pool.bests.first_token(observed, booking.weight, now);
+        self.refresh(id, now);
+    }
+
     /// A plain answer is whole, `took` after its dispatch: what that tells of the
     /// replica's speed. `raw` nanoseconds were predicted to its first token for a
     /// replica of speed 1; after it comes a step for each token, and the prompts

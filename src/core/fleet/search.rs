@@ -27,7 +27,7 @@ pub struct Wish<'a> {
     pub need: Size,
     /// Its prompt tokens.
     pub prompt: u64,
-    /// Output tokens that are expected of each of its sequences.
+    /// Output tokens of each of its sequences, as many as count where it is sent.
     pub output: u64,
     /// Replicas that have the start of its prompt, with the tokens of it.
     pub cached: &'a [(ReplicaId, u64)],
@@ -93,22 +93,18 @@ impl Fleet {
         let need = Size { prefill: weight, ..wish.need }.complement();
         let skip = |id: &ReplicaId| avoid(*id);
         let first = |pool: &PoolState, board: &Board<RouteKey, ReplicaId>| {
-            let ask = Ask { weight, loads: pool.adapters.contains(&wish.model) };
+            let ask = Ask { weight, output: wish.output, loads: pool.adapters.contains(&wish.model) };
             let found = board.first(ask, need, &skip).filter(|(_, entry)| entry.key.takes_in(ask));
             found.map(|(cost, _)| cost)
         };
         let open = self.pools(pools).filter(|pool| pool.is_open(wish.guest));
-        let cold = open.filter_map(|pool| first(pool, pool.board(wish.guest))).min();
+        let cold = open.filter_map(|pool| first(pool, pool.board(wish.guest)));
         let usable = |room: fn(&Rooms, bool) -> Option<Size>| {
             let here = self.known_to(pools, wish).filter(|id| !avoid(*id));
-            here.filter_map(move |id| {
-                let (cost, last_chosen, id) = self.own_cost(id, pools, wish, room)?;
-                let longer = cold.map_or(0, |(.., other)| self.writes_longer(id, other, wish));
-                Some((cost.saturating_add(longer), last_chosen, id))
-            })
+            here.filter_map(move |id| self.own_cost(id, pools, wish, room))
         };
         let warm = usable(Rooms::now);
-        let best = cold.into_iter().chain(warm).min()?;
+        let best = cold.chain(warm).min()?;
         let found = |waits| Some(Found { replica: best.2, ttft: self.ttft(best.2, wish), waits });
         if wish.guest {
             return found(false);
@@ -143,17 +139,6 @@ impl Fleet {
         cached.chain(self.holders(pools, wish.model).iter().copied()).chain(session)
     }
 
-    /// Nanoseconds that the job's output takes longer at a replica which has the start
-    /// of its prompt than at another. Without it, all requests with one common start
-    /// would stay together however slowly their tokens come there.
-    fn writes_longer(&self, id: ReplicaId, other: ReplicaId, wish: &Wish<'_>) -> u64 {
-        if wish.cached_at(id) == 0 || wish.session.is_some_and(|(own, _)| own == id) {
-            return 0;
-        }
-        let step = |id: ReplicaId| self.node(id).map_or(0.0, Node::decode_step);
-        (wish.output as f64 * (step(id) - step(other)).max(0.0)) as u64
-    }
-
     /// What a replica promises the job, with all that it has for it, if it has
     /// room.
     fn own_cost(
@@ -182,7 +167,7 @@ impl Fleet {
             return None;
         }
         let miss = fit.map_or(0, |fit| pool.load.cost(fit));
-        let cost = node.outlook().cost(wish.weight_at(id)).saturating_add(miss);
+        let cost = node.outlook().cost(wish.weight_at(id), wish.output).saturating_add(miss);
         Some(wish.session.filter(|(own, _)| *own == id).map_or(cost, |(_, bound)| cost.saturating_sub(bound)))
     }
 
@@ -199,7 +184,7 @@ impl Fleet {
     pub fn fits_soon(&self, pools: &[PoolId], wish: &Wish<'_>) -> bool {
         let need = wish.need.complement();
         let fits = |pool: &PoolState| {
-            let ask = Ask { weight: 0, loads: pool.adapters.contains(&wish.model) };
+            let ask = Ask { weight: 0, output: 0, loads: pool.adapters.contains(&wish.model) };
             pool.soon.first(ask, need, &|_| false).is_some_and(|(_, entry)| entry.key.takes_in(ask))
         };
         let bare = Wish { need: Size { prefill: 0, ..wish.need }, prompt: 0, ..*wish };

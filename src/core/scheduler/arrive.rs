@@ -133,12 +133,11 @@ impl Scheduler {
         if let Some(too_late) = self.starts_too_late(id) {
             return too_late;
         }
-        self.has_too_much_before(job, admission::LET_IN)
+        self.has_too_much_before(job)
     }
 
-    /// Whether what goes before a job in its lane takes longer than it may wait, or
-    /// than this part of it where late jobs have their turn by then.
-    fn has_too_much_before(&self, job: &Job, part: f64) -> bool {
+    /// Whether what goes before a job in its lane takes longer than it may wait.
+    fn has_too_much_before(&self, job: &Job) -> bool {
         let (id, key) = (job.spec.id, LaneKey::of(&job.spec));
         let lane = self.queue.lane(key).filter(|_| job.part() == Some(Part::Fresh));
         let left = job.spec.deadline.since(self.now);
@@ -147,7 +146,7 @@ impl Scheduler {
             return admission::is_hopeless(before, self.lane_rate(key), left);
         }
         let before = lane.map_or(0, |lane| lane.load().requests.saturating_sub(1));
-        self.expected_wait(key, before).is_some_and(|wait| admission::is_beyond(wait, left, part))
+        self.expected_wait(key, before).is_some_and(|wait| admission::is_beyond(wait, left))
     }
 
     /// The time in which so many jobs of a lane go, by what was measured of its
@@ -180,7 +179,7 @@ impl Scheduler {
             let Some(job) = self.jobs.get(&id) else { continue };
             let kept =
                 self.overrides.paused_until(job.spec.tenant).is_some() || self.starts_too_late(id).is_some();
-            if !kept && self.has_too_much_before(job, admission::KEPT) && !self.demote(id) {
+            if !kept && self.has_too_much_before(job) && !self.demote(id) {
                 self.reject(id, self.reason_of_wait(id, RejectReason::Unmeetable), out);
             }
         }

@@ -119,6 +119,10 @@ pub(super) struct Run {
     pub(super) loads: bool,
 }
 
+/// Of so many output tokens of a stream one counts where it is sent: it is promised its
+/// first token. The client of a plain answer waits for all of them.
+const STREAMED: u64 = 8;
+
 /// What the edge says of a request, with every number one that can be counted
 /// with.
 pub(super) fn bounded(spec: JobSpec, now: Tick) -> JobSpec {
@@ -201,6 +205,7 @@ impl Job {
     /// What it wants of a replica.
     pub(super) fn wish<'a>(&self, cached: &'a [(ReplicaId, u64)], guest: bool) -> Wish<'a> {
         let output = self.output_left() / u64::from(self.spec.sequences.max(1));
+        let output = if self.spec.streams { output / STREAMED } else { output };
         let (need, prompt, model) = (self.need(), self.prompt(), self.spec.model);
         Wish { need, prompt, output, cached, guest, model, session: None }
     }

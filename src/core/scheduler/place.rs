@@ -13,6 +13,7 @@ use crate::core::placement::Line;
 use crate::core::placement::place::{Choice, Decision, Offer, Terms, bound, place};
 use crate::core::queue::LaneKey;
 use crate::core::time::Tick;
+use crate::core::unkept::ENOUGH_GAPS;
 
 use super::Scheduler;
 use super::job::Job;
@@ -91,7 +92,8 @@ impl Scheduler {
         Some(self.now + Duration::from_nanos(nanos))
     }
 
-    /// Chooses among the tiers of a line by what `find` says of each.
+    /// Chooses among the tiers of a line by what `find` says of each. Pools that cannot
+    /// keep the pace come after all others.
     pub(super) fn choose(
         &self,
         job: &Job,
@@ -100,12 +102,22 @@ impl Scheduler {
         find: Finder<'_>,
     ) -> Option<(ReplicaId, Choice)> {
         let go = |found: Found, choice| (!found.waits).then_some((found.replica, choice));
+        let able = self.able(job, &line.pools);
+        let find = |pools: &[PoolId]| {
+            let here = able.iter().copied().filter(|pool| pools.contains(pool));
+            let here: SmallVec<[PoolId; 4]> = here.collect();
+            let first = (!here.is_empty()).then(|| find(&here)).flatten();
+            first.filter(|found| !found.waits).or_else(|| find(pools))
+        };
         if line.tiers.len() == 1 {
             return go(find(&line.pools)?, Choice::Only);
         }
         let found = self.offers(line).map(|offer| {
-            let found = find(&line.tiers[offer.tier].pools);
-            (Offer { ttft: found.map(|found| found.ttft), ..offer }, found)
+            let pools = &line.tiers[offer.tier].pools;
+            let last = !able.is_empty() && !pools.iter().any(|pool| able.contains(pool));
+            let rank = offer.rank + if last { line.tiers.len() } else { 0 };
+            let found = find(pools);
+            (Offer { ttft: found.map(|found| found.ttft), rank, ..offer }, found)
         });
         let (offers, found): (SmallVec<[Offer; 8]>, SmallVec<[Option<Found>; 8]>) = found.unzip();
         let goal = self.goal(job);
@@ -119,6 +131,19 @@ impl Scheduler {
             Decision::Soonest => go(find(&line.pools)?, Choice::Fastest),
             Decision::Wait => None,
         }
+    }
+
+    /// Those of the pools that may keep the time between tokens which a stream was
+    /// promised, where others have never come near it; none where all are alike.
+    fn able(&self, job: &Job, pools: &[PoolId]) -> SmallVec<[PoolId; 4]> {
+        let class = self.policy.classes.get(job.spec.class).filter(|_| job.spec.streams && pools.len() > 1);
+        let Some(objective) = class.map(|class| class.itl_objective) else { return SmallVec::new() };
+        let may = |pool: &PoolId| {
+            let best = self.fleet.best(*pool);
+            best.gaps < ENOUGH_GAPS || best.gap.is_none_or(|gap| gap <= objective)
+        };
+        let able: SmallVec<[PoolId; 4]> = pools.iter().copied().filter(may).collect();
+        if able.len() < pools.len() { able } else { SmallVec::new() }
     }
 
     /// The tiers of a line that have a replica in service, with what work costs

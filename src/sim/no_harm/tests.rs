@@ -9,7 +9,9 @@ use crate::sim::no_harm::{Conditions, Row, measure};
 
 /// Cells below their marks: fleet, kind, class (all classes where it is empty), and
 /// the ratio that they must not fall below. A cell that reaches its mark is taken out.
-const SHORT: [(&str, Kind, &str, f64); 4] = [
+const SHORT: [(&str, Kind, &str, f64); 5] = [
+    // A few of the first requests are refused: answers of the first seconds come slowly.
+    ("70b", Kind::OneToken, "interactive", 0.97),
     // The last chunk of a prompt and the first of the next do not always share a step.
     ("70b", Kind::Long, "", 0.91),
     // While the fast engines read, long prompts go to the slow ones.

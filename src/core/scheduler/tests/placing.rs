@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::core::event::{Event, PassedOver};
-use crate::core::ids::{ClassId, JobId, ModelId, PoolId};
+use crate::core::event::{Event, Pace, PassedOver};
+use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
 use crate::core::job::JobSpec;
 use crate::core::placement::place::Choice;
 use crate::core::placement::rules::{Isolation, Otherwise, Price, Rules, Supply};
@@ -151,4 +151,23 @@ fn long_prompts_wait_for_a_large_window() {
     set_supply(&mut rules, 0, Supply { window: Some(2000), ..Supply::default() });
     assert_eq!(sent(&world.event(Event::PolicyChanged(Arc::new(rules)))), [(2, 0)], "it fits now");
     assert_eq!(world.arrive(JobSpec { model: ModelId::new(5), ..long(4) }).len(), 1, "refused");
+}
+
+#[test]
+fn streams_prefer_pools_that_can_keep_their_pace() {
+    for priced in [false, true] {
+        let mut world = World::new(if priced { two_prices() } else { policy(&[&[2], &[2]], &[&[0, 1]]) });
+        let objective = class(0, 0.0).itl_objective;
+        // The cheaper one has never kept it.
+        for (pool, gap) in [(0, objective / 2), (1, objective * 2)] {
+            let pace = Pace { gaps: 100, total: gap * 100 };
+            (0..50).for_each(|_| _ = world.event(Event::Paced { replica: ReplicaId::new(pool), pace }));
+        }
+        let went: Vec<u32> = (1..=4).map(|id| sent(&world.arrive(spec(id)))[0].1).collect();
+        assert_eq!(went, [0, 0, 1, 1], "what does not fit spills");
+        (1..=4).for_each(|id| _ = world.done(id));
+        let plain = JobSpec { streams: false, ..spec(5) };
+        let went = sent(&world.arrive(plain))[0].1;
+        assert!(!priced || went == 1, "a plain answer has no pace");
+    }
 }
