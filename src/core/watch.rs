@@ -133,7 +133,7 @@ impl Watch {
     }
 
     /// How long the engine may be silent for which a first token and a gap are
-    /// predicted as for [`patience`], with what it has shown.
+    /// predicted, with what it has shown.
     #[must_use]
     pub fn patience(&self, expected: u64, gap: Option<u64>, now: Tick) -> Duration {
         let shown = self.shown_at(now).saturating_mul(TIMES_SHOWN).min(WARM_UP);

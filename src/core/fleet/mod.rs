@@ -291,7 +291,7 @@ impl Fleet {
         let Some(pool) = self.pools.get(node.pool.index()) else { return };
         node.watch.sign(now);
         node.reading.note(node.weights, now);
-        node.pace.learn(pace, &node.conditions(pool, now));
+        node.pace.learn(pace, &node.conditions(pool));
         let (stretch, pool) = (node.stretch.add(pace), node.pool);
         if let (Some(stretch), Some(pool)) = (stretch, self.pools.get_mut(pool.index())) {
             pool.bests.stretch(&stretch, now);

@@ -10,7 +10,6 @@ use crate::core::ids::{ModelId, ReplicaId};
 use crate::core::rest::Sleep;
 use crate::core::routing::RouteKey;
 use crate::core::speed::Speeds;
-use crate::core::time::Tick;
 
 use super::node::Counted;
 
@@ -77,8 +76,6 @@ pub(super) struct PoolState {
     /// How long they take to load.
     pub(super) load: LoadTime,
     pub(super) bests: Bests,
-    /// When a job last came here later than promised.
-    pub(super) late: Option<Tick>,
     /// Jobs of the urgent class that waited when one last came.
     pub(super) waiting: u64,
 }

@@ -22,19 +22,14 @@ const READING_TIMES: [f64; 2] = [0.1, 0.4];
 /// A class that promises its first token later than this would rather have all
 /// that its replicas can make than an even pace.
 const PATIENT: Duration = Duration::from_secs(2);
-/// The part of the tokens that replicas could make which they make at least for
-/// jobs of an impatient class that wait longer than promised, and of a patient one.
-const ENOUGH: [f64; 2] = [0.95, 0.99];
-/// The same while no job of an impatient class waits longer than promised.
-const ENOUGH_IN_TIME: f64 = 0.82;
+/// The part of the tokens that replicas could make which they make at least, for an
+/// impatient class and for a patient one. A class that waits too long does not get
+/// more: those that wait may be one tenant's flood.
+const ENOUGH: [f64; 2] = [0.88, 0.99];
 /// Over which time the weight of prompts is averaged.
 const MEMORY: Duration = Duration::from_secs(3);
 /// The most of its time that a replica is taken to read prompts.
 const MOST_READING: f64 = 0.9;
-/// For how long a job that came later than promised shows that jobs wait for
-/// too long.
-const LATE: Duration = Duration::from_secs(2);
-
 /// What a replica had to do when a job came there, to compare with its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Mark {
@@ -170,12 +165,11 @@ impl Fleet {
         self.refresh(id, now);
     }
 
-    /// A job of the urgent class came to the pool, later than promised or not, while
-    /// so many others of its class waited.
-    pub fn came(&mut self, pool: PoolId, late: bool, waiting: u64, now: Tick) {
+    /// A job of the urgent class came to the pool while so many others of its class
+    /// waited.
+    pub fn came(&mut self, pool: PoolId, waiting: u64) {
         if let Some(pool) = self.pools.get_mut(pool.index()) {
             pool.waiting = waiting;
-            pool.late = if late { Some(now) } else { pool.late };
         }
     }
 }
@@ -224,9 +218,8 @@ impl Node {
     }
 
     /// What its limit by pace depends on.
-    pub(super) fn conditions(&self, pool: &PoolState, now: Tick) -> Conditions {
+    pub(super) fn conditions(&self, pool: &PoolState) -> Conditions {
         let patient = pool.promise.ttft > PATIENT;
-        let late = pool.late.is_some_and(|at| now.since(at) < LATE);
         let share = u32::try_from(pool.waiting / u64::from(pool.up.max(1))).unwrap_or(u32::MAX);
         Conditions {
             running: self.ledger.seqs,
@@ -236,7 +229,7 @@ impl Node {
             best: pool.bests.all().gap,
             objective: pool.promise.itl,
             wanted: self.ledger.seqs.saturating_add(share).min(self.full(pool)),
-            enough: if patient || late { ENOUGH[usize::from(patient)] } else { ENOUGH_IN_TIME },
+            enough: ENOUGH[usize::from(patient)],
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::core::adapters::Fit;
 use crate::core::board::Size;
 use crate::core::event::{Action, Placed, Turn};
 use crate::core::fairness::cost;
-use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
+use crate::core::ids::{JobId, ModelId, PoolId, ReplicaId};
 use crate::core::invariant::InvariantId;
 use crate::core::order::{Candidate, Head, Hold, Room, Rooms};
 use crate::core::placement::place::Choice;
@@ -348,7 +348,7 @@ impl Scheduler {
         self.groups[group].started(pick.chosen.class);
         let at = (group, pick.chosen.class, pick.chosen.line);
         self.note_taken(id, at, pick.pool, why.queued, why.attempt > 1);
-        self.note_sent(group, pick, spec.class, &why);
+        self.note_sent(group, pick, &why);
         let replica = pick.replica;
         let run = Run {
             replica,
@@ -370,14 +370,13 @@ impl Scheduler {
         Some(())
     }
 
-    /// Counts a job that goes to its replica: whether it is late, and for the
-    /// drain and the retries of its group.
-    fn note_sent(&mut self, group: usize, pick: &Pick, class: ClassId, why: &Placed) {
+    /// Counts a job that goes to its replica: for the drain and the retries of its
+    /// group, and what still waits for its pool.
+    fn note_sent(&mut self, group: usize, pick: &Pick, why: &Placed) {
         let now = self.now;
-        let late = self.policy.classes.get(class).is_some_and(|class| why.queued > class.ttft_objective);
         if !pick.chosen.guest {
             let waiting = self.groups[group].waiting_in_for(pick.chosen.class, pick.pool);
-            self.fleet.came(pick.pool, late, waiting, now);
+            self.fleet.came(pick.pool, waiting);
         }
         self.groups[group].drain.note(now);
         if why.attempt == 1 {

@@ -17,9 +17,9 @@ const SHORT: [(&str, Kind, &str, f64); 5] = [
     // While the fast engines read, long prompts go to the slow ones.
     ("mixed", Kind::Long, "", 0.86),
     // No load keeps the objective, and the limit by pace finds that out late.
-    ("l4", Kind::Shared, "interactive", 0.87),
+    ("l4", Kind::Shared, "interactive", 0.84),
     // Without a cache, the index of prefixes is wrong all the time.
-    ("a100-8b", Kind::Shared, "interactive", 0.92),
+    ("a100-8b", Kind::Shared, "interactive", 0.88),
 ];
 
 /// Whether the row reaches what is asked of it today.
