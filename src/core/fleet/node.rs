@@ -32,7 +32,7 @@ const GUEST_SEQS: f64 = 0.8;
 /// Part of its KV cache that may be in use for a guest to come.
 const GUEST_KV: f64 = 0.7;
 /// Part of the promised time between tokens that a step with a guest may take.
-const GUEST_STEP: f64 = 0.6;
+const GUEST_STEP: f64 = 0.5;
 /// What a replica can take now; absent where it can take nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Rooms {
