@@ -80,10 +80,11 @@ pub struct PlanArgs {
     /// Only this pool of the configuration; may be given more than once.
     #[arg(long, value_name = "NAME", requires = "config")]
     pub pool: Vec<String>,
-    /// The accelerator and model whose speed replicas have. More than one are compared, the
-    /// cheapest is taken. With a configuration, POOL=PROFILE is for one pool. A name that is
-    /// not there lists those that are.
-    #[arg(long, value_name = "PROFILE", default_value = "h100-8b")]
+    /// The accelerator and model whose speed replicas have; absent = what the gateway of
+    /// `--live` or `--state` has measured of each pool, or else h100-8b. More than one are
+    /// compared, the cheapest is taken. With a configuration, POOL=PROFILE is for one pool. A
+    /// name that is not there lists those that are.
+    #[arg(long, value_name = "PROFILE")]
     pub profile: Vec<String>,
     /// The speed as measured, in place of a profile: prompt tokens read a second, and the time
     /// between two tokens, like read=21000,gap=8ms.

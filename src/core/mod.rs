@@ -35,6 +35,7 @@ pub mod predict;
 pub mod prefix;
 pub mod queue;
 pub mod quota;
+pub mod reads;
 pub mod reserve;
 pub mod rest;
 pub mod retries;

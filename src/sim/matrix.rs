@@ -74,6 +74,8 @@ pub struct Class {
     pub name: &'static str,
     /// Milliseconds.
     pub itl_ms: f64,
+    /// Seconds that its requests may wait.
+    pub max_wait_s: f64,
 }
 
 /// Whether engines can keep a class's objective between tokens.
@@ -128,9 +130,9 @@ pub const KINDS: [Kind; 7] =
 
 /// Every class.
 pub const CLASSES: [Class; 3] = [
-    Class { name: "interactive", itl_ms: 50.0 },
-    Class { name: "standard", itl_ms: 100.0 },
-    Class { name: "batch", itl_ms: 500.0 },
+    Class { name: "interactive", itl_ms: 50.0, max_wait_s: 30.0 },
+    Class { name: "standard", itl_ms: 100.0, max_wait_s: 120.0 },
+    Class { name: "batch", itl_ms: 500.0, max_wait_s: 3600.0 },
 ];
 
 /// All cells, fleet by fleet.
@@ -212,12 +214,13 @@ impl Cell {
         }
     }
 
-    /// Seconds that an answer takes in the mean where engines write so many tokens a
-    /// second in all, by Little's law.
+    /// Whether an answer takes longer than its class waits, by Little's law, where engines
+    /// write so many tokens a second in all: refusals are then what the class asks for.
     #[must_use]
-    pub fn stay_s(&self, tokens_per_second: f64) -> f64 {
+    pub fn outwaits(&self, tokens_per_second: f64) -> bool {
         let requests = self.requests();
-        f64::from(requests.clients * requests.n * requests.output) / tokens_per_second.max(1e-9)
+        let open = f64::from(requests.clients * requests.n * requests.output);
+        open / tokens_per_second.max(1e-9) > self.class.max_wait_s
     }
 
     /// Whether its engines, each with an equal part of the load, keep the class's

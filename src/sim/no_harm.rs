@@ -137,8 +137,7 @@ pub fn measure(
         let class = policy.classes.id(row.cell.class.name).ok_or("no such class")?;
         let mut setup = setup.clone();
         setup.arrivals.iter_mut().for_each(|arrival| arrival.class = class.index() as u32);
-        let max_wait = policy.classes.get(class).ok_or("no such class")?.max_wait;
-        row.outwaits = row.cell.stay_s(row.straight) > max_wait.as_secs_f64();
+        row.outwaits = row.cell.outwaits(row.straight);
         let side = side(&setup, Box::new(Gateway::new(policy.clone())))?;
         (row.through, row.refused) = (side.tokens_per_second, side.refused);
     }

@@ -10,7 +10,7 @@ import time
 
 import httpx
 
-from conftest import BINARY, Engine, Gateway, free_port
+from conftest import BINARY, Engine, Gateway, free_port, until
 
 FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures" / "tokenizers"
 sys.path.insert(0, str(FIXTURES))

@@ -20,7 +20,7 @@ node_is_new_enough() { node -e 'process.exit(parseInt(process.versions.node) < 1
 node_is_new_enough || fail "needs Node 18 or newer; this system's package is older"
 
 # Made anew when a version below changes.
-python_packages="pytest==8.4.2 httpx==0.28.1 openai==3.52.0 anthropic==2.11.0"
+python_packages="pytest==8.4.2 httpx==0.28.1 openai==3.52.0 anthropic==2.11.0 ruff==0.17.6"
 node_packages="openai@6.49.0 @anthropic-ai/sdk@1.11.0"
 venv=$PENSTOCK_CACHE/sdk-venv
 if [ "$(cat "$venv/packages" 2>/dev/null)" != "$python_packages" ]; then
@@ -39,6 +39,10 @@ if [ "$(cat "$PENSTOCK_SDK_NODE/packages" 2>/dev/null)" != "$node_packages" ]; t
     fail "cannot install $node_packages"
   echo "$node_packages" >"$PENSTOCK_SDK_NODE/packages"
 fi
+
+# Names that do not exist, and other certain mistakes, in all of the project's Python.
+"$venv/bin/ruff" check --quiet --no-cache --select E9,F tests loadtest || fail "ruff found mistakes in Python files"
+echo "counts: 1 passed, 0 failed, 0 skipped"
 
 cargo build --release --quiet || fail "the gateway does not build"
 PENSTOCK_BIN=$PWD/target/release/penstock

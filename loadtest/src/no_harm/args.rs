@@ -31,7 +31,7 @@ pub struct NoHarmArgs {
     #[arg(long = "class", value_name = "NAME", value_delimiter = ',')]
     pub classes: Vec<String>,
     /// Seconds of load before measuring.
-    #[arg(long, default_value_t = 8.0)]
+    #[arg(long, default_value_t = 15.0)]
     pub warmup: f64,
     /// Seconds that are measured.
     #[arg(long, default_value_t = 12.0)]

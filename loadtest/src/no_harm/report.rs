@@ -4,6 +4,7 @@ use penstock::sim::matrix::{Cell, Keeps};
 use serde::Serialize;
 
 use super::stage::Pair;
+use crate::meter::Verdict;
 
 /// What came of one cell.
 #[derive(Debug, Clone, Serialize)]
@@ -20,6 +21,11 @@ pub struct Row {
     pub mark: f64,
     /// Requests through the gateway that failed or were refused.
     pub failed: u64,
+    /// Those of them that were refused (503).
+    pub refused: u64,
+    /// Straight at the engines an answer takes longer than its class waits, so that
+    /// refusals are what the class asks for.
+    pub outwaits: bool,
     /// Median time to the first token of streams through the gateway and straight, ms.
     pub ttft_ms: [Option<f64>; 2],
     /// Share of all cores that was busy; near 1 the machine was too small.
@@ -36,11 +42,16 @@ impl Row {
         let through: Vec<f64> = pairs.iter().map(|pair| pair.through.tokens_per_second).collect();
         let ratios = through.iter().zip(&straight).map(|(through, straight)| through / straight.max(1e-9));
         let last = pairs.last();
+        let refused = Verdict::Status(503).to_string();
+        let refused = |pair: &Pair| pair.through.outcomes.get(&refused).copied().unwrap_or(0);
+        let mean = straight.iter().sum::<f64>() / pairs.len().max(1) as f64;
         Row {
             cell: cell.name(),
             ratio: ratios.sum::<f64>() / pairs.len().max(1) as f64,
             mark: cell.mark(),
             failed: pairs.iter().map(|pair| pair.through.failed()).sum(),
+            refused: pairs.iter().map(refused).sum(),
+            outwaits: cell.outwaits(mean),
             ttft_ms: [
                 last.and_then(|pair| pair.through.ttft).map(|ttft| ttft.p50_ms),
                 last.and_then(|pair| pair.straight.ttft).map(|ttft| ttft.p50_ms),
@@ -53,10 +64,12 @@ impl Row {
         }
     }
 
-    /// Whether it is above its mark, and every request was served.
+    /// Whether it is above its mark, and every request was served that its class would
+    /// wait for.
     #[must_use]
     pub fn passed(&self) -> bool {
-        self.ratio >= self.mark && self.failed == 0
+        let allowed = if self.outwaits { self.refused } else { 0 };
+        self.ratio >= self.mark && self.failed <= allowed
     }
 
     /// One line for people.
@@ -77,7 +90,8 @@ impl Row {
             self.busy * 100.0,
         );
         if self.failed > 0 {
-            line += &format!("  {} failed", self.failed);
+            let refused = if self.refused == self.failed { ", all refused" } else { "" };
+            line += &format!("  {} failed{refused}", self.failed);
         }
         if let Some(objective) = &self.objective {
             line += &format!("  {objective}");
@@ -127,6 +141,9 @@ mod tests {
     fn a_cell_passes_at_its_mark_when_nothing_failed() {
         assert!(row(0.80, 0).passed() && !row(0.79, 0).passed() && !row(0.99, 1).passed());
         let line = row(0.5, 2).line();
+        let refused = Row { refused: 1, outwaits: true, ..row(0.99, 1) };
+        assert!(refused.passed() && !Row { outwaits: false, ..refused.clone() }.passed());
+        assert!(!Row { failed: 2, ..refused }.passed(), "one of them was not refused");
         assert!(line.contains("LOW") && line.contains("2 failed") && line.contains("itl 50 ms"), "{line}");
     }
 }

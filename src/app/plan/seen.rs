@@ -11,7 +11,9 @@ use crate::cli::operate::AdminArgs;
 use crate::cli::plan::PlanArgs;
 use crate::core::demand::state::{Kind, PoolState, State, VERSION};
 use crate::sim::plan::seen;
+use crate::sim::plan::setting::of_rates;
 use crate::sim::plan::words;
+use crate::sim::profile::Profile;
 use crate::sim::trace::Trace;
 
 /// The demand, and whose it is.
@@ -59,6 +61,11 @@ impl Seen {
         let asked = self.state.pools.iter().filter(|pool| pools.is_empty() || pools.contains(&pool.name));
         let longest = asked.filter_map(|pool| pool.start).max_by(f64::total_cmp)?;
         Duration::try_from_secs_f64(longest).ok().filter(|start| !start.is_zero())
+    }
+
+    /// The pools whose speed was measured: the name of each, its replicas and their speed.
+    pub(super) fn measured(&self) -> impl Iterator<Item = (&str, usize, Profile)> {
+        self.state.pools.iter().filter_map(|pool| Some((&*pool.name, pool.ready as usize, speed(pool)?)))
     }
 
     /// What a replica of these pools takes at once, or of all without any: sequences and
@@ -126,6 +133,12 @@ impl Seen {
     }
 }
 
+/// The speed that a pool's replicas have shown.
+fn speed(pool: &PoolState) -> Option<Profile> {
+    let gap = Duration::try_from_secs_f64(pool.gap?).ok().filter(|gap| !gap.is_zero())?;
+    of_rates(pool.read_per_second.filter(|read| *read > 0)? as f64, gap)
+}
+
 /// What a pool's replicas have shown.
 fn shown(pool: &PoolState) -> Option<String> {
     let idle = pool.residency.idle().map(|idle| {
@@ -167,6 +180,16 @@ mod tests {
         assert_eq!(seen.limits(&[]), (Some(4), None));
         assert_eq!(seen.limits(&["h100".to_owned()]), (Some(20), None));
         assert_eq!(seen.limits(&["new".to_owned()]), (None, None));
+    }
+
+    #[test]
+    fn pools_that_have_shown_their_speed_are_measured() {
+        let shown =
+            PoolState { read_per_second: Some(20_000), gap: Some(0.01), ready: 2, ..pool("h100", None) };
+        let seen = seen(vec![shown, pool("new", None)], 0);
+        let measured: Vec<_> = seen.measured().collect();
+        let [("h100", 2, profile)] = &measured[..] else { panic!("{measured:?}") };
+        assert_eq!((profile.a, profile.t_w), (0.05, 10.0));
     }
 
     #[test]

@@ -19,8 +19,10 @@ use crate::sim::profile::Profile;
 const USUAL_START: Duration = Duration::from_secs(180);
 /// The class of what comes without one, where there is one of that name.
 const USUAL_CLASS: &str = "interactive";
-/// The name of a pool's speed that was measured.
-const MEASURED: &str = "measured";
+/// The speed of replicas of which nothing is known.
+const USUAL_PROFILE: &str = "h100-8b";
+/// What the speed of replicas is called that was measured, and a pool of them.
+const MEASURED: [&str; 2] = ["replicas as measured", "measured"];
 /// A configuration for its built-in classes.
 const PLAIN: &str = "version: 1\nauth: {mode: off}\n\
     pools: {p: {engine: vllm, models: [m], replicas: [http://127.0.0.1:1]}}\n";
@@ -52,12 +54,19 @@ pub(super) fn of(
     let mut classes: Vec<(String, Class)> =
         classes.into_iter().map(|(_, name, row)| (name.to_owned(), class(row))).collect();
     objectives(args, &mut classes)?;
+    let measured = seen.filter(|_| args.rates.is_none() && args.profile.is_empty());
+    let measured = measured.map(|seen| of_seen(args, seen)).transpose()?.unwrap_or_default();
+    let own_limits = settings.is_some() || !measured.is_empty();
     let mut pools = match settings {
-        Some(_) => of_config(args, &policy)?,
-        None => of_profiles(args)?,
+        Some(_) => of_config(args, &policy, &measured)?,
+        None if measured.is_empty() => of_profiles(args)?,
+        None if args.replicas.is_some() && measured.len() > 1 => {
+            bail!("--replicas: of which pool? Choose one with --config and --pool")
+        }
+        None => measured,
     };
     if let Some(seen) = seen.filter(|_| args.rates.is_none()) {
-        pools.iter_mut().for_each(|pool| limit(pool, seen, args, settings.is_some()));
+        pools.iter_mut().for_each(|pool| limit(pool, seen, args, own_limits));
     }
     let known = policy.pools.iter().filter_map(|(_, _, pool)| pool.cold_start).max();
     let measured = seen.and_then(|seen| seen.start(&args.pool));
@@ -66,10 +75,10 @@ pub(super) fn of(
 }
 
 /// Gives a pool the limits of replicas that a gateway has seen, where nothing else says
-/// them: its own, or without a configuration those of the pools asked for.
-fn limit(pool: &mut PoolSpec, seen: &Seen, args: &PlanArgs, configured: bool) {
-    let own = [pool.name.clone()];
-    let (max_seqs, kv_tokens) = seen.limits(if configured { &own } else { &args.pool });
+/// them: its `own`, or those of the pools asked for.
+fn limit(pool: &mut PoolSpec, seen: &Seen, args: &PlanArgs, own: bool) {
+    let name = [pool.name.clone()];
+    let (max_seqs, kv_tokens) = seen.limits(if own { &name } else { &args.pool });
     pool.max_seqs = pool.max_seqs.or(max_seqs);
     pool.kv_tokens = pool.kv_tokens.or(kv_tokens);
 }
@@ -135,17 +144,28 @@ fn pool(args: &PlanArgs, name: &str, speed: &str, profile: Profile) -> anyhow::R
     })
 }
 
+/// The pools whose speed a gateway has measured.
+fn of_seen(args: &PlanArgs, seen: &Seen) -> anyhow::Result<Vec<PoolSpec>> {
+    let today = args.replicas.map(|count| count.get() as usize);
+    let pool = |(name, ready, profile)| {
+        let today = today.or(Some(ready)).filter(|count| *count > 0);
+        Ok(PoolSpec { today, ..pool(args, name, MEASURED[0], profile)? })
+    };
+    seen.measured().map(pool).collect()
+}
+
 /// A pool for each profile.
 fn of_profiles(args: &PlanArgs) -> anyhow::Result<Vec<PoolSpec>> {
     let today = args.replicas.map(|count| count.get() as usize);
     if let Some(profile) = rates(args)? {
-        return Ok(vec![PoolSpec { today, ..pool(args, MEASURED, MEASURED, profile)? }]);
+        return Ok(vec![PoolSpec { today, ..pool(args, MEASURED[1], MEASURED[0], profile)? }]);
     }
     if today.is_some() && args.profile.len() > 1 {
         bail!("--replicas: of which profile? Give one --profile with it");
     }
     let mut pools: Vec<PoolSpec> = Vec::new();
-    for name in &args.profile {
+    let usual = [USUAL_PROFILE.to_owned()];
+    for name in if args.profile.is_empty() { &usual[..] } else { &args.profile } {
         if pools.iter().all(|known| known.name != *name) {
             pools.push(PoolSpec { today, ..pool(args, name, name, profile(name)?)? });
         }
@@ -154,7 +174,7 @@ fn of_profiles(args: &PlanArgs) -> anyhow::Result<Vec<PoolSpec>> {
 }
 
 /// The pools of the configuration, each with its speed.
-fn of_config(args: &PlanArgs, policy: &Policy) -> anyhow::Result<Vec<PoolSpec>> {
+fn of_config(args: &PlanArgs, policy: &Policy, measured: &[PoolSpec]) -> anyhow::Result<Vec<PoolSpec>> {
     let names = || policy.pools.iter().map(|(_, name, _)| name).collect::<Vec<_>>().join(", ");
     let named = args.profile.iter().filter_map(|text| text.split_once('=')).map(|(pool, _)| pool);
     for name in args.pool.iter().map(String::as_str).chain(named) {
@@ -171,16 +191,23 @@ fn of_config(args: &PlanArgs, policy: &Policy) -> anyhow::Result<Vec<PoolSpec>> 
     if args.replicas.is_some() && wanted.len() > 1 {
         bail!("--replicas: of which pool? Choose one with --pool; there are: {}", names());
     }
-    wanted.into_iter().map(|(id, name)| of_pool(args, policy, id, name)).collect()
+    wanted.into_iter().map(|(id, name)| of_pool(args, policy, (id, name), measured)).collect()
 }
 
-fn of_pool(args: &PlanArgs, policy: &Policy, id: PoolId, name: &str) -> anyhow::Result<PoolSpec> {
+fn of_pool(
+    args: &PlanArgs,
+    policy: &Policy,
+    (id, name): (PoolId, &str),
+    measured: &[PoolSpec],
+) -> anyhow::Result<PoolSpec> {
     let own = args.profile.iter().rev().find_map(|text| text.strip_prefix(name)?.strip_prefix('='));
     let all = args.profile.iter().rev().find(|text| !text.contains('=')).map(String::as_str);
-    let speed = own.or(all).unwrap_or("h100-8b");
-    let spec = match rates(args)? {
-        Some(measured) => pool(args, name, MEASURED, measured)?,
-        None => pool(args, name, speed, profile(speed)?)?,
+    let speed = own.or(all).unwrap_or(USUAL_PROFILE);
+    let shown = measured.iter().find(|pool| pool.name == name);
+    let spec = match (rates(args)?, shown) {
+        (Some(rates), _) => pool(args, name, MEASURED[0], rates)?,
+        (None, Some(shown)) => shown.clone(),
+        (None, None) => pool(args, name, speed, profile(speed)?)?,
     };
     let Some(row) = policy.pools.get(id) else { return Ok(spec) };
     let first = row.replicas.first().and_then(|replica| policy.replicas.get(*replica));

@@ -44,7 +44,13 @@ pub(super) fn read(
             Read { trace, name, notes: Vec::new() }
         }
         (None, Some(seen)) => {
-            let (trace, notes) = seen.trace(args.model.as_deref())?;
+            let (trace, mut notes) = seen.trace(args.model.as_deref())?;
+            if let (None, None, [first, _, ..]) = (settings, args.price, &setting.pools[..]) {
+                notes.push(format!(
+                    "A gateway does not tell what its pools cost: each counts {:.2} an hour here. Name its configuration with --config, or one price with --price.",
+                    first.price
+                ));
+            }
             Read { trace, name: seen.name.clone(), notes }
         }
         (None, None) => of_log(args, &log(args, settings)?, setting)?,

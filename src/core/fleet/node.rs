@@ -16,6 +16,7 @@ use crate::core::overrides::Closed;
 use crate::core::pace::PaceLimit;
 use crate::core::policy::Health;
 use crate::core::predict::{self, Outlook};
+use crate::core::reads::Reader;
 use crate::core::rest::Rest;
 use crate::core::routing::{Ledger, RouteKey};
 use crate::core::snapshot::ReplicaState;
@@ -105,6 +106,7 @@ pub(super) struct Node {
     pub(super) kv_shared: KvShared,
     pub(super) pace: PaceLimit,
     pub(super) stretch: Stretch,
+    pub(super) reader: Reader,
     pub(super) speed: Speed,
     /// What its predicted times are multiplied by, as of the last change.
     pub(super) factor: f64,
@@ -155,6 +157,7 @@ impl Node {
             kv_shared: KvShared::default(),
             pace: PaceLimit::default(),
             stretch: Stretch::default(),
+            reader: Reader::default(),
             speed: Speed::default(),
             factor: 1.0,
             bin: None,

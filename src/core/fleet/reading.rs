@@ -138,6 +138,8 @@ impl Fleet {
         node.speed.learn(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), (raw, cold), now);
         node.rank_speed(&mut pool.speeds);
         pool.bests.first_token(observed, booking.weight, now);
+        let stretch = node.reader.first_token(observed, booking.weight, now);
+        stretch.into_iter().for_each(|stretch| pool.bests.read(stretch));
         self.refresh(id, now);
     }
 

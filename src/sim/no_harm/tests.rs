@@ -50,6 +50,16 @@ fn of_fleet(name: &str) {
 }
 
 #[test]
+fn classes_of_the_matrix_are_those_that_are_built_in() {
+    let policy = super::policy(Fleet::named("l4").expect("a fleet")).expect("a policy");
+    for class in &CLASSES {
+        let built_in = policy.classes.id(class.name).and_then(|id| policy.classes.get(id)).expect(class.name);
+        let [itl, wait] = [built_in.itl_objective, built_in.max_wait].map(|time| time.as_secs_f64());
+        assert_eq!([itl * 1e3, wait], [class.itl_ms, class.max_wait_s], "{}", class.name);
+    }
+}
+
+#[test]
 fn a100s_lose_nothing() {
     of_fleet("a100-8b");
 }

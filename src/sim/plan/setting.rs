@@ -188,9 +188,8 @@ impl Setting {
 /// A sentence that says how to write it.
 pub fn measured(text: &str) -> Result<Profile, String> {
     let form = || format!("`{text}`: write it like read=21000,gap=8ms, perhaps with seqs=128 and kv=200000");
-    let usual = Profile::named("h100-8b").ok_or_else(form)?;
     let (mut read, mut gap) = (None, None);
-    let mut profile = Profile { i0: 0.0, t_ovh: 0.0, c: 0.0, d: 0.0, max_seqs: 256, ..usual };
+    let mut profile = of_rates(1.0, Duration::ZERO).ok_or_else(form)?;
     for pair in text.split(',') {
         let (key, value) = pair.split_once('=').ok_or_else(form)?;
         let value = value.trim();
@@ -203,9 +202,17 @@ pub fn measured(text: &str) -> Result<Profile, String> {
         }
     }
     let (read, gap) = read.zip(gap).ok_or_else(form)?;
-    profile.a = 1e3 / read;
-    profile.t_w = gap.0.as_secs_f64() * 1e3;
-    Ok(profile)
+    let speed = of_rates(read, gap.0).ok_or_else(form)?;
+    Ok(Profile { a: speed.a, t_w: speed.t_w, ..profile })
+}
+
+/// The profile of replicas that read so many prompt tokens a second and take so long
+/// between two tokens.
+#[must_use]
+pub fn of_rates(read: f64, gap: Duration) -> Option<Profile> {
+    let usual = Profile::named("h100-8b")?;
+    let (a, t_w) = (1e3 / read, gap.as_secs_f64() * 1e3);
+    Some(Profile { a, t_w, i0: 0.0, t_ovh: 0.0, c: 0.0, d: 0.0, max_seqs: 256, ..usual })
 }
 
 #[cfg(test)]

@@ -67,6 +67,30 @@ fn late_batch_work_waits_no_longer_than_in_order_of_arrival() {
     assert!(of(twice, "told_most_ms") <= 5_000.0, "told early or never: {twice:?}");
 }
 
+/// `flood.yaml` with half the engines and a third of its time.
+#[test]
+fn one_tenant_s_flood_slows_nobody_else() {
+    let one = "{pattern: poisson, sizes: {trace: ../traces/azure2023_conv.csv.gz}, span: 35s, tenant:";
+    let polite: String = (1..=4).map(|nth| format!("    - {one} polite-{nth}, load: 0.12}}\n")).collect();
+    let text = format!(
+        "seeds: 1\nwarmup: 0\nby: tenant\ngoal: {{ttft: 1s, itl: 50ms}}\n\
+         classes: {{interactive: {{ttft: 1s, itl: 50ms, max_wait: 600s}}}}\n\
+         tenants: {{flood: {{}}, polite-1: {{}}, polite-2: {{}}, polite-3: {{}}, polite-4: {{}}}}\n\
+         world:\n  fleet: [{{profile: h100-8b, count: 2}}]\n  capacity: 39.2\n  designs: [penstock, fcfs]\n  \
+         traffic:\n    - {one} flood, load: 1.5}}\n{polite}"
+    );
+    let (plan, runs) = run(&text);
+    let [(_, ours), (_, fcfs)] = &runs[..] else { panic!("{} runs", runs.len()) };
+    let groups = plan.groups();
+    assert_eq!(groups.len(), ours.len());
+    for (name, row) in groups.iter().zip(ours).filter(|(name, _)| name.starts_with("polite")) {
+        assert!(of(row, "goodput") >= 0.95, "{name}: {row:?}");
+        assert!(of(row, "ttft_p99_ms") <= 1_000.0, "{name}: {row:?}");
+    }
+    let all = |groups: &[Figures]| of(&groups[0], "tokens_per_s");
+    assert!(all(ours) >= 0.9 * all(fcfs), "{} of {}", all(ours), all(fcfs));
+}
+
 /// Faulty scenarios, and what their error says.
 const MISTAKES: &[(&str, &str)] = &[
     ("", "traffic: needs a stream"),
