@@ -68,6 +68,8 @@ pub struct Line {
     pub waiting: u64,
     #[prost(double, tag = "9")]
     pub deviation: f64,
+    #[prost(bool, tag = "10")]
+    pub unmet: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Decision {

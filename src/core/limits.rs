@@ -20,7 +20,9 @@ const MOST_ASKED: u32 = 1024;
 /// reports in a row while what this gateway sent explains all it has, runs as
 /// many as it can: that number becomes the limit. One such report is not enough,
 /// since a burst of prompts waits for a moment in every engine. Requests whose
-/// prompts wait for a step that can read them are not held back for a place. Each report without
+/// prompts wait for a step that can read them are not held back for a place; but an
+/// engine that runs exactly as many as it ever did, report after report, while others
+/// wait has no place for these either. Each report without
 /// held-back requests while the limit is used up raises it: by a quarter until
 /// the engine has held something back for the first time, then by a sixteenth,
 /// at least by one.
@@ -30,11 +32,44 @@ pub struct LearnedSeqs {
     held_back: Option<u32>,
     /// The engine has shown its limit before.
     met: bool,
+    top: Top,
 }
 
 impl Default for LearnedSeqs {
     fn default() -> Self {
-        Self { limit: DEFAULT_SEQS, held_back: None, met: false }
+        Self { limit: DEFAULT_SEQS, held_back: None, met: false, top: Top::default() }
+    }
+}
+
+/// Reports that show the same largest number of running sequences while others wait,
+/// after which that number is the engine's limit.
+const ALIKE: u8 = 3;
+/// Reports that show fewer, after which the largest number is forgotten: the engine
+/// may have started anew with another limit.
+const FEWER: u8 = 10;
+
+/// The most sequences that an engine ran while others waited there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Top {
+    running: u32,
+    /// Reports that showed just that.
+    alike: u8,
+    /// Reports that showed fewer since.
+    fewer: u8,
+}
+
+impl Top {
+    /// So many ran while others waited; whether that is all that the engine runs.
+    fn is_all(&mut self, running: u32) -> bool {
+        if running > self.running || self.fewer >= FEWER {
+            *self = Self { running, ..Self::default() };
+        }
+        if running < self.running {
+            self.fewer += 1;
+            return false;
+        }
+        (self.alike, self.fewer) = (self.alike.saturating_add(1), 0);
+        running > 1 && self.alike >= ALIKE
     }
 }
 
@@ -50,6 +85,12 @@ impl LearnedSeqs {
     pub fn learn(&mut self, report: &Report, (ours, unread): (u32, u32), buffer: u32) {
         let (Some(running), Some(waiting)) = (report.running, report.waiting) else { return };
         let holds_back = waiting > u64::from(buffer.saturating_add(unread));
+        let own = running.saturating_add(waiting) <= u64::from(ours);
+        let seen = u32::try_from(running).unwrap_or(u32::MAX);
+        if own && waiting > u64::from(buffer) && self.top.is_all(seen) {
+            (self.limit, self.met) = (self.limit.min(seen), true);
+            return;
+        }
         if !holds_back {
             self.held_back = None;
             if ours >= self.limit.saturating_add(buffer) {
@@ -58,14 +99,13 @@ impl LearnedSeqs {
             }
             return;
         }
-        if running.saturating_add(waiting) > u64::from(ours) {
+        if !own {
             self.held_back = None;
             return;
         }
-        let running = u32::try_from(running).unwrap_or(u32::MAX);
-        let alike = |before: &u32| before.abs_diff(running) <= (running / 16).max(1);
-        if let Some(before) = self.held_back.replace(running).filter(alike) {
-            self.limit = self.limit.min(before.max(running).max(1));
+        let alike = |before: &u32| before.abs_diff(seen) <= (seen / 16).max(1);
+        if let Some(before) = self.held_back.replace(seen).filter(alike) {
+            self.limit = self.limit.min(before.max(seen).max(1));
             self.met = true;
         }
     }
@@ -127,10 +167,26 @@ mod tests {
     #[test]
     fn prompts_that_wait_to_be_read_do_not_lower_it() {
         let mut learned = LearnedSeqs::default();
-        for _ in 0..9 {
-            learned.learn(&report(4, 12), (16, 12), 0);
+        for running in [4, 7, 5, 6, 7, 4, 5, 6, 4] {
+            learned.learn(&report(running, 12), (24, 12), 0);
         }
         assert_eq!(learned.limit(), 256);
+    }
+
+    #[test]
+    fn the_same_number_again_and_again_while_others_wait_is_the_limit() {
+        let mut learned = LearnedSeqs::default();
+        for running in [30, 32, 31, 32, 29] {
+            assert_eq!(learned.limit(), 256);
+            learned.learn(&report(running, 14), (46, 14), 0);
+        }
+        learned.learn(&report(32, 10), (46, 14), 0);
+        assert_eq!(learned.limit(), 32);
+        // It starts anew with fewer places.
+        for _ in 0..FEWER + ALIKE {
+            learned.learn(&report(16, 10), (32, 16), 0);
+        }
+        assert_eq!(learned.limit(), 16);
     }
 
     #[test]
@@ -146,7 +202,7 @@ mod tests {
 
     #[test]
     fn it_recovers_only_when_used_up() {
-        let mut learned = LearnedSeqs { limit: 4, held_back: None, met: true };
+        let mut learned = LearnedSeqs { limit: 4, met: true, ..LearnedSeqs::default() };
         learned.learn(&report(3, 0), (3, 0), 0);
         assert_eq!(learned.limit(), 4);
         learned.learn(&report(4, 0), (4, 0), 0);

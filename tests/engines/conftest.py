@@ -42,6 +42,7 @@ class Engine:
         self.port = port
         self.core = core % os.cpu_count()
         self.home = home
+        self.pid = None
         self.url = f"http://127.0.0.1:{port}"
         self.model = home / "model-12-256-2048"
 
@@ -79,7 +80,7 @@ class Engine:
 
     def processes(self):
         """The server and all its children."""
-        found, queue = [], [self.pid]
+        found, queue = [], [self.pid] if self.pid else []
         while queue:
             pid = queue.pop()
             found.append(pid)

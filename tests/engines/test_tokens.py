@@ -58,12 +58,16 @@ def test_counts_equal_those_of_the_engine(engines, tmp_path):
 def test_counts_of_other_tokenizers_equal_those_of_the_engine(engines, tmp_path):
     """The same model with each tokenizer of the fixtures: its weights have no
     part in /tokenize."""
-    for seed, name in enumerate(["byte-level", "sentence-piece", "word-piece"], 2):
-        engine = Engine(free_port(), engines[0].home)
-        try:
-            engine.start("--tokenizer", str(FIXTURES / name))
+    names = ["byte-level", "sentence-piece", "word-piece"]
+    others = [Engine(free_port(), engines[0].home, core) for core in range(len(names))]
+    start = lambda engine, name: engine.start("--tokenizer", str(FIXTURES / name))
+    try:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            list(pool.map(start, others, names))
+        for seed, (engine, name) in enumerate(zip(others, names), 2):
             assert_equal_counts(engine.url, FIXTURES / name, tmp_path, seed)
-        finally:
+    finally:
+        for engine in others:
             engine.kill()
 
 

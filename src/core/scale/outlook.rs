@@ -61,6 +61,8 @@ pub struct LinePart {
     pub oldest: Duration,
     /// Jobs that wait.
     pub waiting: u64,
+    /// See [`Want::unmet`].
+    pub unmet: bool,
 }
 
 impl PoolPart {
@@ -95,8 +97,8 @@ impl LinePart {
     /// What a class wants, of which so many jobs wait.
     #[must_use]
     pub const fn of(want: &Want, waiting: u64) -> Self {
-        let Want { slow, deviation, rise, fast, backlog, oldest, .. } = *want;
-        Self { slow, deviation, rise, fast, backlog, oldest, waiting }
+        let Want { slow, deviation, rise, fast, backlog, oldest, unmet, .. } = *want;
+        Self { slow, deviation, rise, fast, backlog, oldest, waiting, unmet }
     }
 
     /// Both, each counted whole.
@@ -111,6 +113,7 @@ impl LinePart {
             backlog: self.backlog + other.backlog,
             oldest: self.oldest.max(other.oldest),
             waiting: self.waiting.saturating_add(other.waiting),
+            unmet: self.unmet || other.unmet,
         }
     }
 
@@ -122,6 +125,7 @@ impl LinePart {
         want.fast += self.fast;
         want.backlog += self.backlog;
         want.oldest = want.oldest.max(self.oldest);
+        want.unmet |= self.unmet;
     }
 }
 
@@ -188,6 +192,7 @@ impl Outlook {
                 fast: part.fast.min(was.fast).max(now.fast),
                 backlog: part.backlog.min(was.backlog).max(now.backlog),
                 oldest: part.oldest,
+                unmet: part.unmet,
                 waiting: part.waiting.min(was.waiting).max(now.waiting),
             };
         }
@@ -223,4 +228,21 @@ pub struct Number {
     pub reason: String,
     /// Whether the pool must not go to zero, though nothing waits or runs.
     pub keep: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_unmet_at_one_gateway_is_unmet_for_all() {
+        let here = LinePart { slow: 1.0, ..LinePart::default() };
+        let there = LinePart { unmet: true, ..here };
+        assert!(here.plus(&there).unmet && there.plus(&here).unmet && !here.plus(&here).unmet);
+        let mut want = Want::default();
+        here.add_to(&mut want);
+        assert!(!want.unmet);
+        there.add_to(&mut want);
+        assert!(want.unmet && LinePart::of(&want, 0).unmet);
+    }
 }

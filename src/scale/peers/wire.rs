@@ -60,6 +60,7 @@ pub(super) fn encode(report: &peers::Report) -> Report {
         backlog: part.backlog,
         oldest_ms: millis(part.oldest),
         waiting: part.waiting,
+        unmet: part.unmet,
     };
     let number = |(pool, number): (&String, &outlook::Number)| proto::Number {
         pool: pool.clone(),
@@ -108,6 +109,7 @@ pub(super) fn decode(sent: Report) -> Option<peers::Report> {
             backlog: amount(line.backlog),
             oldest: time(line.oldest_ms),
             waiting: line.waiting,
+            unmet: line.unmet,
         };
         (LineKey { class: line.class, pools: line.pools }, part)
     };
@@ -155,6 +157,7 @@ mod tests {
             backlog: 4.0,
             oldest: Duration::from_millis(1500),
             waiting: 6,
+            unmet: true,
         };
         let number = outlook::Number { desired: 7, reason: "burst".into(), keep: true };
         peers::Report {
