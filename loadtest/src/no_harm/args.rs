@@ -18,7 +18,7 @@ Simulated engines in processes of their own, over HTTP in real time. In each cel
 same number of patient clients is in a closed loop, straight at the engines (one after
 the other) and through a gateway with its defaults, in turn. The figure is output tokens
 a second, through : straight. Exit code 1 when a cell is below its mark, or a request
-through the gateway failed. The whole matrix takes --rounds x 2 x (warm-up + duration +
+through the gateway failed that its class would wait for. The whole matrix takes --rounds x 2 x (warm-up + duration +
 the longest answer) x 126.")]
 pub struct NoHarmArgs {
     /// Fleets: a100-8b, h100-8b, a10, l4, 70b, mixed; absent = all.

@@ -32,8 +32,8 @@ pub struct PoolState {
     pub cost: Option<f64>,
     /// Seconds that its starts took as of late; absent before the first.
     pub start: Option<f64>,
-    /// Prompt tokens a second that a replica usually reads: the median, each token
-    /// counted once; absent before the first token.
+    /// Prompt tokens a second that a replica reads, see [`crate::core::reads`]; absent
+    /// before it was seen.
     #[serde(default)]
     pub read_per_second: Option<u64>,
     /// The median of the mean times between tokens, seconds; absent before it was seen.
