@@ -6,15 +6,17 @@
 
 pub mod admin;
 pub mod app;
+pub mod auth;
 pub mod cli;
 pub mod config;
 pub mod core;
+pub mod dispatcher;
 pub mod fleet;
+pub mod protocol;
 pub mod proxy;
-pub mod scale;
+pub mod scaler;
 pub mod sim;
 pub mod telemetry;
 pub mod tls;
 pub mod tokens;
 pub mod usage;
-pub mod wire;

@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use penstock::core::event::{Action, Event, Outcome};
-use penstock::core::ids::{ClassId, JobId, ModelId, TenantId};
-use penstock::core::job::{JobSpec, Prefix, Tokens, Usage};
+use penstock::core::model::event::{Action, AttemptOutcome, Event};
+use penstock::core::model::ids::{ClassId, JobId, ModelId, TenantId};
+use penstock::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
+use penstock::core::model::time::Tick;
 use penstock::core::scheduler::Scheduler;
-use penstock::core::time::Tick;
 use tokio::time::Instant;
 
 use penstock::sim::rng::Rng;
@@ -161,10 +161,10 @@ impl World {
         let mut decisions = Vec::with_capacity(usize::try_from(turns).unwrap_or_default());
         let mut idle = 0;
         for _ in 0..turns {
-            let tokens = Tokens { input: 600, cached: 0, output: 40 + self.rng.below(60) };
+            let tokens = TokenCounts { input: 600, cached: 0, output: 40 + self.rng.below(60) };
             let Some(job) = self.running.pop_front() else { bail!("nothing runs") };
             let begun = Instant::now();
-            self.handle(Event::Finished { job, outcome: Outcome::Done(Usage::Exact(tokens)) });
+            self.handle(Event::Finished { job, outcome: AttemptOutcome::Done(JobUsage::Exact(tokens)) });
             let finished = Instant::now();
             let next = self.sent();
             idle += u64::from(next.is_empty());
@@ -223,7 +223,7 @@ impl World {
             fingerprint: None,
             session: None,
         };
-        self.handle(Event::Arrived(spec, Prefix::default()));
+        self.handle(Event::Arrived(spec, PromptPrefix::default()));
     }
 
     /// The jobs that were sent since the last call.

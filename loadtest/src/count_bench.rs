@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use clap::Args;
-use penstock::tokens::counter::{Form, MediaCosts, TokenCounter};
+use penstock::tokens::counter::{MediaCosts, PromptForm, TokenCounter};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -56,7 +56,7 @@ pub fn command(args: &CountBenchArgs) -> Result<()> {
 fn count(counter: &TokenCounter, body: &str) -> Result<(u64, Duration)> {
     let never = AtomicBool::new(false);
     let begun = Instant::now();
-    let counted = counter.count(Form::Chat, body.as_bytes(), &MediaCosts::default(), 0, &never);
+    let counted = counter.count(PromptForm::Chat, body.as_bytes(), &MediaCosts::default(), 0, &never);
     let counted = counted.map_err(|why| anyhow!("the prompt cannot be counted: {why:?}"))?;
     Ok((counted.all, begun.elapsed()))
 }

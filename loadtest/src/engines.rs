@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use penstock::sim::profile::Profile;
+use penstock::sim::engine::profile::StepProfile;
 use penstock::sim::server::{SimHandle, SimOptions, SimServer};
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +63,7 @@ pub struct Scale {
 
 impl Scale {
     /// Multiplies the constant.
-    fn apply(&self, profile: &mut Profile) {
+    fn apply(&self, profile: &mut StepProfile) {
         if let Some(constant) = constant(profile, &self.constant) {
             *constant *= self.factor;
         }
@@ -71,7 +71,7 @@ impl Scale {
 }
 
 /// A constant of the step time by its name.
-fn constant<'a>(profile: &'a mut Profile, name: &str) -> Option<&'a mut f64> {
+fn constant<'a>(profile: &'a mut StepProfile, name: &str) -> Option<&'a mut f64> {
     match name {
         "t_ovh" => Some(&mut profile.t_ovh),
         "t_w" => Some(&mut profile.t_w),
@@ -87,7 +87,7 @@ fn scale(text: &str) -> Result<Scale, String> {
     let (name, factor) = text.split_once('=').ok_or("it must be CONSTANT=FACTOR, such as a=2")?;
     let factor = factor.parse().ok().filter(|factor: &f64| factor.is_finite() && *factor >= 0.0);
     let factor = factor.ok_or("the factor must be a number, 0 or more")?;
-    if constant(&mut Profile::tiny(), name).is_none() {
+    if constant(&mut StepProfile::tiny(), name).is_none() {
         return Err(format!("no constant is called {name}; there are t_ovh, t_w, i0, a, c and d"));
     }
     Ok(Scale { constant: name.to_owned(), factor })
@@ -120,8 +120,8 @@ pub async fn command(args: &EnginesArgs) -> Result<()> {
 /// # Errors
 /// When the profile is unknown, a value is out of range or no port is free.
 pub async fn start(args: &EnginesArgs) -> Result<Vec<SimHandle>> {
-    let names = || Profile::names().collect::<Vec<_>>().join(", ");
-    let mut profile = Profile::named(&args.profile)
+    let names = || StepProfile::names().collect::<Vec<_>>().join(", ");
+    let mut profile = StepProfile::named(&args.profile)
         .with_context(|| format!("no profile is called {}; there are: {}", args.profile, names()))?;
     ensure!(args.speed.is_finite() && args.speed > 0.0, "--speed must be a number above 0");
     args.scale.iter().for_each(|scale| scale.apply(&mut profile));

@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use penstock::config::keys;
 use penstock::config::settings::identity::{Grant, KeyEntry};
-use penstock::core::ids::TenantId;
+use penstock::core::model::ids::TenantId;
 use tokio::time::Instant;
 
 /// Keys in the ring.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use penstock::sim::profile::Profile;
+use penstock::sim::engine::profile::StepProfile;
 use penstock::sim::server::{SimOptions, SimServer};
 use penstock_loadtest::closed::{Answers, Closed, Work};
 use penstock_loadtest::target::Endpoint;
@@ -22,7 +22,7 @@ fn work(answers: Answers, n: u32, shared: u32) -> Work {
 
 #[tokio::test]
 async fn answers_of_every_kind_are_counted_with_their_tokens() {
-    let options = SimOptions { profile: Profile::tiny(), mean_output_tokens: 1, ..SimOptions::default() };
+    let options = SimOptions { profile: StepProfile::tiny(), mean_output_tokens: 1, ..SimOptions::default() };
     let [one, two] = [
         SimServer::start(options.clone()).await.expect("an engine"),
         SimServer::start(options).await.expect("an engine"),

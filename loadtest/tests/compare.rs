@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use clap::Parser;
+use penstock::sim::engine::profile::StepProfile;
 use penstock::sim::faults::FaultKind;
-use penstock::sim::profile::Profile;
 use penstock::sim::server::{SimHandle, SimOptions, SimServer};
 use penstock_loadtest::compare::{CompareArgs, compare};
 use penstock_loadtest::engines::Ready;
@@ -127,7 +127,7 @@ async fn a_wrong_scenario_is_explained() {
 
 /// An engine that says one token, and would work for 40 s more.
 async fn silent_engine() -> SimHandle {
-    let profile = Profile::named("h100-8b").expect("a profile");
+    let profile = StepProfile::named("h100-8b").expect("a profile");
     let options = SimOptions { profile, ..SimOptions::default() };
     let engine = SimServer::start(options).await.expect("a free port");
     engine.control().add(FaultKind::Silent { after_tokens: 1, before_head: false }).expect("a fault");

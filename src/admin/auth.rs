@@ -11,17 +11,18 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::admin::{AdminState, routes};
+use crate::auth::throttle::{FailureRate, FailureThrottle};
 use crate::config::keys::{self, KeyError};
-use crate::config::settings::identity::{Operators, Role};
-use crate::core::throttle::{Rate, Throttle};
-use crate::core::time::Tick;
+use crate::config::settings::identity::{OperatorRole, Operators};
+use crate::core::model::time::Tick;
+use crate::protocol::headers;
 use crate::telemetry::event::AdminRefused;
 use crate::telemetry::wall;
-use crate::tls::{Names, site};
-use crate::wire::headers;
+use crate::tls::CertificateNames;
+use crate::tls::address_group;
 
 /// Failed attempts that an address may make.
-const FAILURES: Rate = Rate { burst: 10, per_minute: 10 };
+const FAILURES: FailureRate = FailureRate { burst: 10, per_minute: 10 };
 
 /// What is asked of nobody.
 const OPEN: [&str; 4] = ["/", "/livez", "/readyz", "/healthz"];
@@ -38,25 +39,25 @@ pub(super) struct Operator {
     /// Where they are.
     pub(super) from: SocketAddr,
     /// What they may do.
-    role: Role,
+    role: OperatorRole,
 }
 
 impl Operator {
     /// Somebody of whom nothing was asked.
     pub(super) fn local(from: SocketAddr) -> Self {
-        Self { who: "local".into(), from, role: Role::Operate }
+        Self { who: "local".into(), from, role: OperatorRole::Operate }
     }
 }
 
 /// What the checks of all requests share.
 #[derive(Debug, Clone)]
-pub(super) struct Guard {
+pub(super) struct AdminGuard {
     state: Arc<AdminState>,
-    failures: Arc<Mutex<Throttle>>,
+    failures: Arc<Mutex<FailureThrottle>>,
     started: Instant,
 }
 
-impl Guard {
+impl AdminGuard {
     pub(super) fn new(state: &Arc<AdminState>, started: Instant) -> Self {
         Self { state: Arc::clone(state), failures: Arc::default(), started }
     }
@@ -64,7 +65,7 @@ impl Guard {
 
 /// Why somebody may not be here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Refusal {
+enum AdminAuthError {
     Missing,
     Wrong(KeyError),
     Certificate,
@@ -72,7 +73,7 @@ enum Refusal {
 
 /// Lets a request pass, with the [`Operator`] who makes it, or answers it.
 pub(super) async fn check(
-    State(guard): State<Guard>,
+    State(guard): State<AdminGuard>,
     ConnectInfo(from): ConnectInfo<SocketAddr>,
     mut request: Request,
     next: Next,
@@ -85,7 +86,7 @@ pub(super) async fn check(
         request.extensions_mut().insert(Operator::local(from));
         return next.run(request).await;
     }
-    let names = request.extensions().get::<Arc<Names>>();
+    let names = request.extensions().get::<Arc<CertificateNames>>();
     match identify(operators, request.headers(), names.map(|names| &**names), from) {
         Ok(operator) if operator.role >= needed(request.method()) => {
             request.extensions_mut().insert(operator);
@@ -101,21 +102,21 @@ pub(super) async fn check(
 }
 
 /// What a request takes.
-fn needed(method: &Method) -> Role {
-    if matches!(*method, Method::GET | Method::HEAD) { Role::Read } else { Role::Operate }
+fn needed(method: &Method) -> OperatorRole {
+    if matches!(*method, Method::GET | Method::HEAD) { OperatorRole::Read } else { OperatorRole::Operate }
 }
 
 fn identify(
     operators: &Operators,
     headers: &HeaderMap,
-    names: Option<&Names>,
+    names: Option<&CertificateNames>,
     from: SocketAddr,
-) -> Result<Operator, Refusal> {
+) -> Result<Operator, AdminAuthError> {
     if !operators.are_known() {
         return Ok(Operator::local(from));
     }
     if let Some(text) = headers::credentials(headers) {
-        let token = keys::verify(&operators.tokens, text, wall::now).map_err(Refusal::Wrong)?;
+        let token = keys::verify(&operators.tokens, text, wall::now).map_err(AdminAuthError::Wrong)?;
         let id = keys::parse(text).map_or("", |parts| parts.id);
         return Ok(Operator { who: format!("token:{id}").into(), from, role: token.role });
     }
@@ -126,22 +127,22 @@ fn identify(
     if operators.loopback && from.ip().to_canonical().is_loopback() {
         return Ok(Operator::local(from));
     }
-    Err(if names.is_some() { Refusal::Certificate } else { Refusal::Missing })
+    Err(if names.is_some() { AdminAuthError::Certificate } else { AdminAuthError::Missing })
 }
 
-fn refuse(guard: &Guard, from: SocketAddr, refusal: Refusal) -> Response {
+fn refuse(guard: &AdminGuard, from: SocketAddr, refusal: AdminAuthError) -> Response {
     let (reason, message) = match refusal {
-        Refusal::Missing => ("missing", format!("this port asks for a token; {FIX}")),
-        Refusal::Wrong(KeyError::Expired) => ("expired", "the token has expired".to_owned()),
-        Refusal::Wrong(_) => ("wrong", format!("the token is not one of `admin.auth.tokens`; {FIX}")),
-        Refusal::Certificate => {
+        AdminAuthError::Missing => ("missing", format!("this port asks for a token; {FIX}")),
+        AdminAuthError::Wrong(KeyError::Expired) => ("expired", "the token has expired".to_owned()),
+        AdminAuthError::Wrong(_) => ("wrong", format!("the token is not one of `admin.auth.tokens`; {FIX}")),
+        AdminAuthError::Certificate => {
             ("certificate", "the certificate is not one of `admin.auth.client_certs`".to_owned())
         }
     };
     let now = Tick::ZERO + guard.started.elapsed();
     let heard = match refusal {
-        Refusal::Wrong(_) => guard.failures.lock().failed(site(from.ip()), now, FAILURES),
-        Refusal::Missing | Refusal::Certificate => Ok(()),
+        AdminAuthError::Wrong(_) => guard.failures.lock().failed(address_group(from.ip()), now, FAILURES),
+        AdminAuthError::Missing | AdminAuthError::Certificate => Ok(()),
     };
     if let Err(wait) = heard {
         AdminRefused { from, reason: "throttled" }.emit(&guard.state.telemetry);
@@ -168,8 +169,8 @@ mod tests {
     const FAR: &str = "10.0.0.9:1";
     const NEAR: &str = "127.0.0.1:1";
 
-    fn operators(keys: &[(&NewKey, Role)]) -> Operators {
-        let entry = |(key, role): &(&NewKey, Role)| {
+    fn operators(keys: &[(&NewKey, OperatorRole)]) -> Operators {
+        let entry = |(key, role): &(&NewKey, OperatorRole)| {
             let entry = TokenEntry { digest: keys::digest(&key.text), role: *role, expires: None };
             (key.id.clone(), entry)
         };
@@ -177,7 +178,11 @@ mod tests {
         Operators { tokens, loopback: true, ..Operators::default() }
     }
 
-    fn asks(operators: &Operators, token: Option<&str>, from: &str) -> Result<(String, Role), Refusal> {
+    fn asks(
+        operators: &Operators,
+        token: Option<&str>,
+        from: &str,
+    ) -> Result<(String, OperatorRole), AdminAuthError> {
         let mut headers = HeaderMap::new();
         if let Some(token) = token {
             headers.insert(header::AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
@@ -189,33 +194,37 @@ mod tests {
     #[test]
     fn a_token_tells_who_it_is_and_what_they_may_do() {
         let (read, operate) = (keys::new(&[1; 40]), keys::new(&[2; 40]));
-        let mut known = operators(&[(&read, Role::Read), (&operate, Role::Operate)]);
+        let mut known = operators(&[(&read, OperatorRole::Read), (&operate, OperatorRole::Operate)]);
         let who = |key: &NewKey| format!("token:{}", key.id);
-        assert_eq!(asks(&known, Some(&read.text), FAR), Ok((who(&read), Role::Read)));
-        assert_eq!(asks(&known, Some(&operate.text), FAR), Ok((who(&operate), Role::Operate)));
-        assert_eq!(asks(&known, Some(&read.text), NEAR), Ok((who(&read), Role::Read)), "not more than it");
-        assert_eq!(asks(&known, None, FAR), Err(Refusal::Missing));
+        assert_eq!(asks(&known, Some(&read.text), FAR), Ok((who(&read), OperatorRole::Read)));
+        assert_eq!(asks(&known, Some(&operate.text), FAR), Ok((who(&operate), OperatorRole::Operate)));
+        assert_eq!(
+            asks(&known, Some(&read.text), NEAR),
+            Ok((who(&read), OperatorRole::Read)),
+            "not more than it"
+        );
+        assert_eq!(asks(&known, None, FAR), Err(AdminAuthError::Missing));
         let other = keys::new(&[3; 40]);
         for from in [FAR, NEAR] {
-            assert_eq!(asks(&known, Some(&other.text), from), Err(Refusal::Wrong(KeyError::Unknown)));
+            assert_eq!(asks(&known, Some(&other.text), from), Err(AdminAuthError::Wrong(KeyError::Unknown)));
         }
         for from in [NEAR, "[::1]:9", "[::ffff:127.0.0.1]:9"] {
-            assert_eq!(asks(&known, None, from), Ok(("local".to_owned(), Role::Operate)));
+            assert_eq!(asks(&known, None, from), Ok(("local".to_owned(), OperatorRole::Operate)));
         }
         known.loopback = false;
-        assert_eq!(asks(&known, None, NEAR), Err(Refusal::Missing));
+        assert_eq!(asks(&known, None, NEAR), Err(AdminAuthError::Missing));
         known.tokens.get_mut(&read.id).unwrap().expires = Some(std::time::SystemTime::UNIX_EPOCH);
-        assert_eq!(asks(&known, Some(&read.text), FAR), Err(Refusal::Wrong(KeyError::Expired)));
-        assert_eq!(asks(&operators(&[]), Some("x"), FAR), Ok(("local".to_owned(), Role::Operate)));
+        assert_eq!(asks(&known, Some(&read.text), FAR), Err(AdminAuthError::Wrong(KeyError::Expired)));
+        assert_eq!(asks(&operators(&[]), Some("x"), FAR), Ok(("local".to_owned(), OperatorRole::Operate)));
     }
 
     #[test]
     fn only_a_look_needs_no_more_than_the_role_read() {
-        assert_eq!(needed(&Method::GET), Role::Read);
-        assert_eq!(needed(&Method::HEAD), Role::Read);
+        assert_eq!(needed(&Method::GET), OperatorRole::Read);
+        assert_eq!(needed(&Method::HEAD), OperatorRole::Read);
         for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
-            assert_eq!(needed(&method), Role::Operate);
+            assert_eq!(needed(&method), OperatorRole::Operate);
         }
-        assert!(Role::Operate > Role::Read);
+        assert!(OperatorRole::Operate > OperatorRole::Read);
     }
 }

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::core::adapters::Fit;
-use crate::core::bottleneck::Bottleneck;
-use crate::core::event::Placed;
-use crate::core::policy::Policy;
-use crate::core::snapshot::WaitingView;
-use crate::telemetry::stories::{Story, TryStory};
+use crate::core::model::event::DispatchReason;
+use crate::core::model::policy::Policy;
+use crate::core::model::snapshot::WaitExplanation;
+use crate::core::replica::affinity::adapter_slots::AdapterState;
+use crate::core::replica::bottleneck::Bottleneck;
+use crate::telemetry::request_history::{AttemptTrail, RequestTrail};
 use crate::telemetry::wall;
 
 /// A request as JSON.
-pub(super) fn request(story: &Story, waiting: Option<&WaitingView>, policy: &Policy) -> Value {
+pub(super) fn request(story: &RequestTrail, waiting: Option<&WaitExplanation>, policy: &Policy) -> Value {
     let tries = story.tries.iter().map(|attempt| one_try(attempt, policy));
     let at_replica = story.tries.last().is_some_and(|attempt| attempt.back.is_none());
     let state = match (&story.end, waiting) {
@@ -49,7 +49,7 @@ pub(super) fn request(story: &Story, waiting: Option<&WaitingView>, policy: &Pol
     })
 }
 
-fn one_try(attempt: &TryStory, policy: &Policy) -> Value {
+fn one_try(attempt: &AttemptTrail, policy: &Policy) -> Value {
     json!({
         "sent_after": secs(attempt.at),
         "pool": attempt.pool.map(|pool| policy.pools.name(pool)),
@@ -61,7 +61,7 @@ fn one_try(attempt: &TryStory, policy: &Policy) -> Value {
 }
 
 /// The decision with the ledger that it was made by.
-fn decision(why: &Placed, policy: &Policy) -> Value {
+fn decision(why: &DispatchReason, policy: &Policy) -> Value {
     json!({
         "turn": why.turn.name(),
         "choice": why.choice.name(),
@@ -76,14 +76,14 @@ fn decision(why: &Placed, policy: &Policy) -> Value {
         "candidates": why.candidates,
         "expected_ttft": secs(why.expected),
         "cached_tokens": why.cached_tokens,
-        "adapter": why.adapter.map(Fit::name),
+        "adapter": why.adapter.map(AdapterState::name),
         "outstanding_tokens": why.outstanding_tokens,
         "running": why.running,
         "limit": why.limit,
     })
 }
 
-fn waits(view: &WaitingView, policy: &Policy) -> Value {
+fn waits(view: &WaitExplanation, policy: &Policy) -> Value {
     let replicas = view.replicas.iter().map(|choice| {
         json!({
             "replica": policy.replicas.name(choice.replica),
@@ -93,7 +93,7 @@ fn waits(view: &WaitingView, policy: &Policy) -> Value {
             "fits": choice.fits,
             "held_back_by": choice.bottleneck.map(Bottleneck::name),
             "failed_it_before": choice.tried,
-            "adapter": choice.adapter.map(Fit::name),
+            "adapter": choice.adapter.map(AdapterState::name),
             "expected_ttft": secs(choice.expected),
         })
     });

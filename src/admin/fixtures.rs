@@ -7,29 +7,31 @@ use std::time::Duration;
 use crate::admin::AdminState;
 use crate::config::secret::Secret;
 use crate::config::settings::identity::{Auth, Credentials, Grant, KeyEntry, Listeners};
-use crate::config::settings::names::{Names, Split, TenantNames};
-use crate::config::settings::scale::Scale;
+use crate::config::settings::names::{ModelNames, Split, TenantNames};
+use crate::config::settings::scale::ScaleSettings;
 use crate::config::settings::{
-    Door, Edge, EngineKind, LogFormat, PoolEdge, ReplicaEdge, RequestLimits, Settings, Startup,
-    TelemetrySettings, UpstreamLimits,
+    EdgeSettings, EngineKind, ListenerLimits, LogFormat, PoolSettings, ReplicaSettings, RequestLimits,
+    Settings, Startup, TelemetrySettings, UpstreamLimits,
 };
 use crate::config::watch::{ReloadOutcome, ReloadReport};
-use crate::core::bottleneck::{Bottleneck, Seats};
-use crate::core::demand::state::State;
-use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::policy::{Bounds, Policy};
-use crate::core::snapshot::{Changed, PoolState, PoolView, QueueView, ReplicaState, ReplicaView, Snapshot};
-use crate::core::table::Table;
+use crate::core::autoscale::demand::state::DemandState;
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::policy::{Policy, QueueBounds};
+use crate::core::model::snapshot::{
+    OverrideResult, PoolSnapshot, PoolStatus, QueueSnapshot, ReplicaSnapshot, ReplicaStatus, Snapshot,
+};
+use crate::core::replica::bottleneck::{Bottleneck, SlotCounts};
 use crate::telemetry::{Telemetry, fixtures};
 
 pub(super) const KEY_DIGEST: [u8; 32] = *b"digest-of-a-key-digest-of-a-key!";
 
-fn edge(policy: &Policy) -> Edge {
+fn edge(policy: &Policy) -> EdgeSettings {
     let seconds = Duration::from_secs;
-    let mut pools = Table::default();
+    let mut pools = IdTable::default();
     let pool = pools.insert(
         "a100",
-        PoolEdge {
+        PoolSettings {
             engine: EngineKind::Vllm,
             model_names: [(ModelId::new(0), "meta/llama".to_owned())].into(),
             adapters: std::collections::BTreeSet::new(),
@@ -39,24 +41,24 @@ fn edge(policy: &Policy) -> Edge {
             discover: None,
         },
     );
-    let mut replicas = Table::default();
+    let mut replicas = IdTable::default();
     let url = "http://user:password@10.0.0.1:8000".parse().unwrap();
     let name = policy.replicas.name(ReplicaId::new(0));
-    replicas.insert(name, ReplicaEdge { pool, url, metrics_url: None, zone: None });
+    replicas.insert(name, ReplicaSettings { pool, url, metrics_url: None, zone: None });
     let grant = Grant { class: Some(ClassId::new(0)), ..Grant::whole(TenantId::new(0)) };
     let key = KeyEntry { digest: KEY_DIGEST, grant, expires: None };
     let keys = HashMap::from([("pk_1".to_owned(), key)]);
     let split = Split { targets: vec![(ModelId::new(0), 3)], fallbacks: vec![ModelId::new(0)] };
     let own =
         TenantNames { map: HashMap::from([("mine".to_owned(), "gpt-4o".to_owned())]), allow_fallback: true };
-    Edge {
+    EdgeSettings {
         models: Default::default(),
         auth: Auth::Known(Arc::new(Credentials { keys, ..Credentials::default() })),
-        names: Names {
+        names: ModelNames {
             models: ["llama", "gpt-4o"].map(|name| (name.to_owned(), ModelId::new(0))).into(),
             splits: HashMap::from([("both".to_owned(), split)]),
             tenants: [(TenantId::new(1), own)].into(),
-            ..Names::default()
+            ..ModelNames::default()
         },
         pools,
         replicas,
@@ -86,9 +88,10 @@ fn edge(policy: &Policy) -> Edge {
 }
 
 pub(super) fn settings() -> Settings {
-    let policy = Policy { bounds: Bounds { requests: 500, ..Bounds::default() }, ..fixtures::policy(2) };
+    let policy =
+        Policy { bounds: QueueBounds { requests: 500, ..QueueBounds::default() }, ..fixtures::policy(2) };
     let seconds = Duration::from_secs;
-    let scale = Scale {
+    let scale = ScaleSettings {
         listen: None,
         max_streams: 9,
         names: None,
@@ -102,7 +105,7 @@ pub(super) fn settings() -> Settings {
         startup: Startup {
             listen: "0.0.0.0:8080".parse().unwrap(),
             admin: "127.0.0.1:9090".parse().unwrap(),
-            door: Door {
+            door: ListenerLimits {
                 max_connections: 9,
                 head_timeout: seconds(1),
                 body_timeout: seconds(2),
@@ -131,7 +134,7 @@ pub(super) fn settings() -> Settings {
 
 pub(super) fn snapshot() -> Snapshot {
     Snapshot {
-        queues: vec![QueueView {
+        queues: vec![QueueSnapshot {
             tenant: TenantId::new(1),
             class: ClassId::new(0),
             model: ModelId::new(0),
@@ -140,18 +143,18 @@ pub(super) fn snapshot() -> Snapshot {
             tokens: 70,
             oldest: Duration::from_millis(2_500),
         }],
-        pools: vec![PoolView {
+        pools: vec![PoolSnapshot {
             pool: PoolId::new(0),
-            state: PoolState::Ready,
+            state: PoolStatus::Ready,
             waiting: 3,
             cold_start: Some(Duration::from_millis(41_500)),
             wake: Some(Duration::from_millis(3500)),
             best: Default::default(),
             times: Default::default(),
         }],
-        replicas: vec![ReplicaView {
+        replicas: vec![ReplicaSnapshot {
             replica: ReplicaId::new(0),
-            state: ReplicaState::SlowStart,
+            state: ReplicaStatus::SlowStart,
             running: 2,
             limit: 4,
             prefill_tokens: 10,
@@ -161,7 +164,7 @@ pub(super) fn snapshot() -> Snapshot {
             report_age: None,
             bottleneck: None,
             guest_bottleneck: Some(Bottleneck::Reading),
-            seats: Seats { running: 2, free: 2, ..Seats::default() },
+            seats: SlotCounts { running: 2, free: 2, ..SlotCounts::default() },
         }],
         overrides: Vec::new(),
         jobs: 5,
@@ -169,8 +172,8 @@ pub(super) fn snapshot() -> Snapshot {
     }
 }
 
-pub(super) fn unchanged_state() -> Changed {
-    Changed { before: snapshot(), after: snapshot(), requeued: 0 }
+pub(super) fn unchanged_state() -> OverrideResult {
+    OverrideResult { before: snapshot(), after: snapshot(), requeued: 0 }
 }
 
 pub(super) fn unchanged() -> ReloadReport {
@@ -195,7 +198,7 @@ pub(super) fn bare_state(telemetry: &Telemetry) -> AdminState {
         sources: Arc::new(Vec::new),
         limits: Arc::new(Vec::new),
         needs: Arc::new(Vec::new),
-        demand: Arc::new(State::default),
+        demand: Arc::new(DemandState::default),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
         bill: None,

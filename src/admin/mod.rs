@@ -20,26 +20,26 @@ use std::sync::Arc;
 
 use crate::config::settings::Settings;
 use crate::config::watch::ReloadReport;
-use crate::core::budget::Standing;
-use crate::core::demand::state::State;
-use crate::core::ids::JobId;
-use crate::core::need::Need;
-use crate::core::snapshot::{Changed, Snapshot, WaitingView};
+use crate::core::autoscale::demand::state::DemandState;
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::limits::LimitStatus;
+use crate::core::model::ids::JobId;
+use crate::core::model::snapshot::{OverrideResult, Snapshot, WaitExplanation};
 use crate::telemetry::Telemetry;
 use crate::telemetry::metrics::EngineView;
-use crate::usage::bill::{Bill, Query};
+use crate::usage::bill::{Bill, BillQuery};
 
-pub use crate::admin::operate::Wish;
+pub use crate::admin::operate::OperatorCommand;
 pub use crate::admin::routes::router;
 pub use crate::admin::server::{AdminHandle, AdminTls, spawn};
-pub use crate::admin::standing::SourceView;
+pub use crate::admin::standing::SourceReport;
 
 /// A reload that goes on; `None` when the process is going down.
 pub type Reloading = Pin<Box<dyn Future<Output = Option<ReloadReport>> + Send>>;
 
 /// Makes a bill beside the admin thread, or says why there is none.
 pub type Billing =
-    Arc<dyn Fn(Query) -> Pin<Box<dyn Future<Output = Result<Bill, String>> + Send>> + Send + Sync>;
+    Arc<dyn Fn(BillQuery) -> Pin<Box<dyn Future<Output = Result<Bill, String>> + Send>> + Send + Sync>;
 
 /// What the admin routes ask the rest of the process. Every closure is called
 /// on the admin thread and must be quick; a reload reads files elsewhere.
@@ -55,17 +55,17 @@ pub struct AdminState {
     /// The engines' own views, as last read.
     pub engines: Arc<dyn Fn() -> Vec<EngineView> + Send + Sync>,
     /// How the sources of replicas stand.
-    pub sources: Arc<dyn Fn() -> Vec<SourceView> + Send + Sync>,
+    pub sources: Arc<dyn Fn() -> Vec<SourceReport> + Send + Sync>,
     /// How it stands with all limits.
-    pub limits: Arc<dyn Fn() -> Vec<Standing> + Send + Sync>,
+    pub limits: Arc<dyn Fn() -> Vec<LimitStatus> + Send + Sync>,
     /// What pools need, as scalers are told it.
-    pub needs: Arc<dyn Fn() -> Vec<Need> + Send + Sync>,
+    pub needs: Arc<dyn Fn() -> Vec<ReplicaDemand> + Send + Sync>,
     /// The demand that was seen.
-    pub demand: Arc<dyn Fn() -> State + Send + Sync>,
+    pub demand: Arc<dyn Fn() -> DemandState + Send + Sync>,
     /// Puts an operator's wish in force.
-    pub operate: Arc<dyn Fn(Wish) -> Changed + Send + Sync>,
+    pub operate: Arc<dyn Fn(OperatorCommand) -> OverrideResult + Send + Sync>,
     /// Why a job waits; `None` when it does not.
-    pub explain: Arc<dyn Fn(JobId) -> Option<WaitingView> + Send + Sync>,
+    pub explain: Arc<dyn Fn(JobId) -> Option<WaitExplanation> + Send + Sync>,
     /// Who used what; absent where nothing is written down.
     pub bill: Option<Billing>,
     /// Whether new requests are taken; if not, why: `starting`, `draining`.

@@ -15,11 +15,11 @@ use crate::admin::auth::Operator;
 use crate::admin::overview::{self, named};
 use crate::config::problem::nearest;
 use crate::config::units::Span;
-use crate::core::ids::{PoolId, TenantId};
-use crate::core::overrides::{BOOSTS, Closed, Lever, Measure};
-use crate::core::policy::Policy;
-use crate::core::snapshot::{Changed, Snapshot};
-use crate::core::table::Table;
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::{PoolId, TenantId};
+use crate::core::model::overrides::{BOOSTS, Closed, OverrideChange, OverrideTarget};
+use crate::core::model::policy::Policy;
+use crate::core::model::snapshot::{OverrideResult, Snapshot};
 use crate::telemetry::event::OverrideChanged;
 
 /// How long an override lasts when nobody says.
@@ -31,7 +31,7 @@ const MAX_LISTED: usize = 8;
 
 /// What an operator can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verb {
+pub(super) enum OperatorVerb {
     ClosePool(Closed),
     OpenPool,
     CloseReplica(Closed),
@@ -42,44 +42,44 @@ pub(super) enum Verb {
 }
 
 /// Every verb with its path.
-pub(super) const VERBS: [(&str, Verb); 11] = [
-    ("/admin/v1/pools/cordon", Verb::ClosePool(Closed::Cordoned)),
-    ("/admin/v1/pools/drain", Verb::ClosePool(Closed::Drained)),
-    ("/admin/v1/pools/spot-notice", Verb::ClosePool(Closed::SpotNotice)),
-    ("/admin/v1/pools/uncordon", Verb::OpenPool),
-    ("/admin/v1/replicas/cordon", Verb::CloseReplica(Closed::Cordoned)),
-    ("/admin/v1/replicas/drain", Verb::CloseReplica(Closed::Drained)),
-    ("/admin/v1/replicas/spot-notice", Verb::CloseReplica(Closed::SpotNotice)),
-    ("/admin/v1/replicas/uncordon", Verb::OpenReplica),
-    ("/admin/v1/tenants/pause", Verb::Pause),
-    ("/admin/v1/tenants/resume", Verb::Resume),
-    ("/admin/v1/tenants/boost", Verb::Boost),
+pub(super) const VERBS: [(&str, OperatorVerb); 11] = [
+    ("/admin/v1/pools/cordon", OperatorVerb::ClosePool(Closed::Cordoned)),
+    ("/admin/v1/pools/drain", OperatorVerb::ClosePool(Closed::Drained)),
+    ("/admin/v1/pools/spot-notice", OperatorVerb::ClosePool(Closed::SpotNotice)),
+    ("/admin/v1/pools/uncordon", OperatorVerb::OpenPool),
+    ("/admin/v1/replicas/cordon", OperatorVerb::CloseReplica(Closed::Cordoned)),
+    ("/admin/v1/replicas/drain", OperatorVerb::CloseReplica(Closed::Drained)),
+    ("/admin/v1/replicas/spot-notice", OperatorVerb::CloseReplica(Closed::SpotNotice)),
+    ("/admin/v1/replicas/uncordon", OperatorVerb::OpenReplica),
+    ("/admin/v1/tenants/pause", OperatorVerb::Pause),
+    ("/admin/v1/tenants/resume", OperatorVerb::Resume),
+    ("/admin/v1/tenants/boost", OperatorVerb::Boost),
 ];
 
 /// What the edge is to tell the scheduler.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Wish {
+pub enum OperatorCommand {
     /// Put this in force.
     Set {
         /// What.
-        measure: Measure,
+        measure: OverrideChange,
         /// For how long; absent = until somebody ends it.
         lasts: Option<Duration>,
         /// The operator's words.
         reason: Arc<str>,
     },
     /// End what is in force.
-    End(Lever),
+    End(OverrideTarget),
 }
 
 /// Why nothing was done.
 #[derive(Debug)]
-pub(super) struct Refusal(pub(super) StatusCode, pub(super) String);
+pub(super) struct VerbError(pub(super) StatusCode, pub(super) String);
 
 /// The body of a verb.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Ask {
+struct VerbBody {
     name: String,
     #[serde(rename = "for")]
     lasts: Option<String>,
@@ -89,7 +89,7 @@ struct Ask {
 
 /// The answer to a verb.
 #[derive(Debug, Serialize)]
-pub(super) struct Outcome {
+pub(super) struct VerbOutcome {
     verb: &'static str,
     name: String,
     before: String,
@@ -100,7 +100,7 @@ pub(super) struct Outcome {
     notes: Vec<String>,
 }
 
-impl Verb {
+impl OperatorVerb {
     const fn name(self) -> &'static str {
         match self {
             Self::ClosePool(closed) | Self::CloseReplica(closed) => closed.name(),
@@ -112,30 +112,34 @@ impl Verb {
     }
 
     /// The levers that it moves, for a name of the policy.
-    fn levers(self, policy: &Policy, name: &str) -> Result<Vec<Lever>, Refusal> {
+    fn levers(self, policy: &Policy, name: &str) -> Result<Vec<OverrideTarget>, VerbError> {
         Ok(match self {
-            Self::ClosePool(_) | Self::OpenPool => vec![Lever::Pool(known("pool", name, &policy.pools)?)],
-            Self::CloseReplica(_) | Self::OpenReplica => {
-                vec![Lever::Replica(known("replica", name, &policy.replicas)?)]
+            Self::ClosePool(_) | Self::OpenPool => {
+                vec![OverrideTarget::Pool(known("pool", name, &policy.pools)?)]
             }
-            Self::Pause => vec![Lever::Pause(known("tenant", name, &policy.tenants)?)],
-            Self::Boost => vec![Lever::Boost(known("tenant", name, &policy.tenants)?)],
+            Self::CloseReplica(_) | Self::OpenReplica => {
+                vec![OverrideTarget::Replica(known("replica", name, &policy.replicas)?)]
+            }
+            Self::Pause => vec![OverrideTarget::Pause(known("tenant", name, &policy.tenants)?)],
+            Self::Boost => vec![OverrideTarget::Boost(known("tenant", name, &policy.tenants)?)],
             Self::Resume => {
                 let tenant = known("tenant", name, &policy.tenants)?;
-                vec![Lever::Pause(tenant), Lever::Boost(tenant)]
+                vec![OverrideTarget::Pause(tenant), OverrideTarget::Boost(tenant)]
             }
         })
     }
 
-    fn wish(self, lever: Lever, ask: &Checked) -> Wish {
+    fn wish(self, lever: OverrideTarget, ask: &CheckedVerb) -> OperatorCommand {
         let measure = match (self, lever) {
-            (Self::ClosePool(closed), Lever::Pool(pool)) => Measure::ClosePool(pool, closed),
-            (Self::CloseReplica(closed), Lever::Replica(id)) => Measure::CloseReplica(id, closed),
-            (Self::Pause, Lever::Pause(tenant)) => Measure::Pause(tenant),
-            (Self::Boost, Lever::Boost(tenant)) => Measure::Boost(tenant, ask.by),
-            _ => return Wish::End(lever),
+            (Self::ClosePool(closed), OverrideTarget::Pool(pool)) => OverrideChange::ClosePool(pool, closed),
+            (Self::CloseReplica(closed), OverrideTarget::Replica(id)) => {
+                OverrideChange::CloseReplica(id, closed)
+            }
+            (Self::Pause, OverrideTarget::Pause(tenant)) => OverrideChange::Pause(tenant),
+            (Self::Boost, OverrideTarget::Boost(tenant)) => OverrideChange::Boost(tenant, ask.by),
+            _ => return OperatorCommand::End(lever),
         };
-        Wish::Set { measure, lasts: ask.lasts, reason: Arc::clone(&ask.reason) }
+        OperatorCommand::Set { measure, lasts: ask.lasts, reason: Arc::clone(&ask.reason) }
     }
 
     const fn ends(self) -> bool {
@@ -144,16 +148,16 @@ impl Verb {
 }
 
 /// A body that says something that can be done.
-struct Checked {
+struct CheckedVerb {
     lasts: Option<Duration>,
     reason: Arc<str>,
     by: f64,
 }
 
-impl Checked {
-    fn new(verb: Verb, ask: &Ask) -> Result<Self, Refusal> {
+impl CheckedVerb {
+    fn new(verb: OperatorVerb, ask: &VerbBody) -> Result<Self, VerbError> {
         let given = [("for", ask.lasts.is_some()), ("by", ask.by.is_some())];
-        let unfit = |field: &str| if field == "by" { verb != Verb::Boost } else { verb.ends() };
+        let unfit = |field: &str| if field == "by" { verb != OperatorVerb::Boost } else { verb.ends() };
         if let Some((field, _)) = given.iter().find(|(field, given)| *given && unfit(field)) {
             return Err(bad(format!("`{field}` says nothing to {}; leave it out", verb.name())));
         }
@@ -174,7 +178,7 @@ impl Checked {
             return Err(bad(format!("`reason` must be one line of at most {MAX_REASON} bytes")));
         }
         let by = ask.by.unwrap_or(1.0);
-        if verb == Verb::Boost && (ask.by.is_none() || !(BOOSTS.0..=BOOSTS.1).contains(&by)) {
+        if verb == OperatorVerb::Boost && (ask.by.is_none() || !(BOOSTS.0..=BOOSTS.1).contains(&by)) {
             let (least, most) = BOOSTS;
             return Err(bad(format!(
                 "`by` must be a number from {least} to {most}: what the weight is multiplied by"
@@ -187,32 +191,34 @@ impl Checked {
 /// Does what a request asks for.
 pub(super) fn act(
     state: &AdminState,
-    verb: Verb,
+    verb: OperatorVerb,
     who: &Operator,
     headers: &HeaderMap,
     body: &[u8],
-) -> Result<Outcome, Refusal> {
+) -> Result<VerbOutcome, VerbError> {
     let media = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !media.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
         let text = "send the header `content-type: application/json` and a JSON body";
-        return Err(Refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, text.into()));
+        return Err(VerbError(StatusCode::UNSUPPORTED_MEDIA_TYPE, text.into()));
     }
-    let ask: Ask = serde_json::from_slice(body).map_err(|problem| {
+    let ask: VerbBody = serde_json::from_slice(body).map_err(|problem| {
         bad(format!("the body is not what this asks for: {problem}; send {{\"name\": ..., \"for\": \"30m\", \"reason\": ...}}"))
     })?;
     let settings = (state.settings)();
     let policy = &settings.policy;
     let levers = verb.levers(policy, &ask.name)?;
-    let checked = Checked::new(verb, &ask)?;
-    if verb == Verb::OpenReplica {
+    let checked = CheckedVerb::new(verb, &ask)?;
+    if verb == OperatorVerb::OpenReplica {
         closed_by_its_pool(policy, &(state.snapshot)(), levers[0])?;
     }
-    let mut changed: Option<Changed> = None;
+    let mut changed: Option<OverrideResult> = None;
     for lever in &levers {
         let next = (state.operate)(verb.wish(*lever, &checked));
         changed = Some(match changed {
             None => next,
-            Some(first) => Changed { before: first.before, requeued: first.requeued + next.requeued, ..next },
+            Some(first) => {
+                OverrideResult { before: first.before, requeued: first.requeued + next.requeued, ..next }
+            }
         });
     }
     let changed = changed.ok_or_else(|| bad("nothing to do".into()))?;
@@ -233,27 +239,29 @@ pub(super) fn act(
 }
 
 fn outcome(
-    verb: Verb,
+    verb: OperatorVerb,
     name: &str,
-    levers: &[Lever],
-    checked: &Checked,
+    levers: &[OverrideTarget],
+    checked: &CheckedVerb,
     policy: &Policy,
-    changed: &Changed,
-) -> Outcome {
+    changed: &OverrideResult,
+) -> VerbOutcome {
     let before = overview::in_force(levers, &changed.before);
     let closed = overview::replicas_under(levers, policy, &changed.after);
     let mut notes = match levers[0] {
-        Lever::Pool(pool) => left_without(pool, policy, changed),
-        Lever::Replica(id) => {
+        OverrideTarget::Pool(pool) => left_without(pool, policy, changed),
+        OverrideTarget::Replica(id) => {
             let pool = policy.replicas.get(id).map(|row| row.pool);
             pool.map(|pool| left_without(pool, policy, changed)).unwrap_or_default()
         }
-        Lever::Pause(tenant) | Lever::Boost(tenant) => of_tenant(verb, tenant, &changed.after),
+        OverrideTarget::Pause(tenant) | OverrideTarget::Boost(tenant) => {
+            of_tenant(verb, tenant, &changed.after)
+        }
     };
     if verb.ends() && before == overview::NOTHING {
         notes.push("nothing was in force, so nothing has changed".into());
     }
-    Outcome {
+    VerbOutcome {
         verb: verb.name(),
         name: name.to_owned(),
         before,
@@ -266,7 +274,7 @@ fn outcome(
 }
 
 /// What stands still for lack of replicas, in the words of the answer.
-fn left_without(pool: PoolId, policy: &Policy, changed: &Changed) -> Vec<String> {
+fn left_without(pool: PoolId, policy: &Policy, changed: &OverrideResult) -> Vec<String> {
     let serves = |pool: &PoolId| overview::in_service(*pool, policy, &changed.after) > 0;
     if serves(&pool) {
         return Vec::new();
@@ -275,7 +283,7 @@ fn left_without(pool: PoolId, policy: &Policy, changed: &Changed) -> Vec<String>
     let had = overview::in_service(pool, policy, &changed.before) > 0;
     let last = if had { ": this was the last" } else { "" };
     let mut notes = vec![format!("no replica of the pool {name} is in service now{last}")];
-    let closed = overview::in_force(&[Lever::Pool(pool)], &changed.after);
+    let closed = overview::in_force(&[OverrideTarget::Pool(pool)], &changed.after);
     if !had && closed != overview::NOTHING {
         notes.push(format!("the whole pool {name} is closed: {closed}"));
     }
@@ -288,10 +296,10 @@ fn left_without(pool: PoolId, policy: &Policy, changed: &Changed) -> Vec<String>
     notes
 }
 
-fn of_tenant(verb: Verb, tenant: TenantId, after: &Snapshot) -> Vec<String> {
+fn of_tenant(verb: OperatorVerb, tenant: TenantId, after: &Snapshot) -> Vec<String> {
     let rows = after.queues.iter().filter(|queue| queue.tenant == tenant);
     let waiting: u64 = rows.map(|queue| queue.waiting).sum();
-    if verb != Verb::Pause {
+    if verb != OperatorVerb::Pause {
         return Vec::new();
     }
     vec![format!(
@@ -300,20 +308,20 @@ fn of_tenant(verb: Verb, tenant: TenantId, after: &Snapshot) -> Vec<String> {
 }
 
 /// A replica that is closed with its pool cannot be opened alone.
-fn closed_by_its_pool(policy: &Policy, now: &Snapshot, lever: Lever) -> Result<(), Refusal> {
-    let Lever::Replica(replica) = lever else { return Ok(()) };
+fn closed_by_its_pool(policy: &Policy, now: &Snapshot, lever: OverrideTarget) -> Result<(), VerbError> {
+    let OverrideTarget::Replica(replica) = lever else { return Ok(()) };
     let Some(pool) = policy.replicas.get(replica).map(|row| row.pool) else { return Ok(()) };
-    let has = |lever: Lever| now.overrides.iter().any(|row| row.measure.lever() == lever);
-    if has(lever) || !has(Lever::Pool(pool)) {
+    let has = |lever: OverrideTarget| now.overrides.iter().any(|row| row.measure.lever() == lever);
+    if has(lever) || !has(OverrideTarget::Pool(pool)) {
         return Ok(());
     }
     let name = policy.pools.name(pool);
     let text = format!("its whole pool is closed; open that with `penstock pools uncordon {name}`");
-    Err(Refusal(StatusCode::CONFLICT, text))
+    Err(VerbError(StatusCode::CONFLICT, text))
 }
 
 /// The id of a name, or an error that lists names like it.
-fn known<I, T>(what: &str, name: &str, table: &Table<I, T>) -> Result<I, Refusal>
+fn known<I, T>(what: &str, name: &str, table: &IdTable<I, T>) -> Result<I, VerbError>
 where
     I: Copy + From<usize> + Into<usize>,
 {
@@ -332,11 +340,11 @@ where
             format!("there are: {}", named(&listed, table.iter().count()))
         }
     };
-    Err(Refusal(StatusCode::NOT_FOUND, format!("there is no {what} `{name}`; {hint}")))
+    Err(VerbError(StatusCode::NOT_FOUND, format!("there is no {what} `{name}`; {hint}")))
 }
 
-fn bad(text: String) -> Refusal {
-    Refusal(StatusCode::BAD_REQUEST, text)
+fn bad(text: String) -> VerbError {
+    VerbError(StatusCode::BAD_REQUEST, text)
 }
 
 #[cfg(test)]
@@ -345,10 +353,10 @@ mod tests {
 
     use super::*;
     use crate::admin::fixtures::{bare_state, settings};
-    use crate::core::event::Event;
-    use crate::core::overrides::Override;
+    use crate::core::model::event::Event;
+    use crate::core::model::overrides::Override;
+    use crate::core::model::time::Tick;
     use crate::core::scheduler::Scheduler;
-    use crate::core::time::Tick;
     use crate::telemetry::Telemetry;
 
     const REPLICA: &str = "a100/http://10.0.0.1:8000";
@@ -370,31 +378,31 @@ mod tests {
                 let mut scheduler = scheduler.lock();
                 let before = scheduler.snapshot(Tick::ZERO);
                 let event = match wish {
-                    Wish::Set { measure, lasts, reason } => {
+                    OperatorCommand::Set { measure, lasts, reason } => {
                         let until = lasts.map_or(Tick::NEVER, |lasts| Tick::ZERO + lasts);
                         Event::Overridden(Override { measure, until, reason })
                     }
-                    Wish::End(lever) => Event::Restored(lever),
+                    OperatorCommand::End(lever) => Event::Restored(lever),
                 };
                 scheduler.handle(Tick::ZERO, event, &mut Vec::new());
-                Changed { before, after: scheduler.snapshot(Tick::ZERO), requeued: 0 }
+                OverrideResult { before, after: scheduler.snapshot(Tick::ZERO), requeued: 0 }
             });
             Self { state, telemetry }
         }
 
-        fn try_as(&self, media: &str, path: &str, body: &str) -> Result<Outcome, Refusal> {
+        fn try_as(&self, media: &str, path: &str, body: &str) -> Result<VerbOutcome, VerbError> {
             let (_, verb) = VERBS.into_iter().find(|(known, _)| known.ends_with(path)).unwrap();
             let headers = [(header::CONTENT_TYPE, media.parse().unwrap())].into_iter().collect();
             let who = Operator::local("10.1.2.3:4".parse().unwrap());
             act(&self.state, verb, &who, &headers, body.as_bytes())
         }
 
-        fn done(&self, path: &str, body: &str) -> Outcome {
+        fn done(&self, path: &str, body: &str) -> VerbOutcome {
             self.try_as("application/json; charset=utf-8", path, body).unwrap()
         }
 
         fn refused(&self, path: &str, body: &str) -> (u16, String) {
-            let Refusal(status, text) = self.try_as("application/json", path, body).unwrap_err();
+            let VerbError(status, text) = self.try_as("application/json", path, body).unwrap_err();
             (status.as_u16(), text)
         }
     }
@@ -482,7 +490,7 @@ mod tests {
     fn what_a_page_of_another_site_can_send_is_refused() {
         let world = World::new();
         for media in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"] {
-            let Refusal(status, text) =
+            let VerbError(status, text) =
                 world.try_as(media, "tenants/pause", r#"{"name": "team-0"}"#).unwrap_err();
             assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
             assert!(text.contains("content-type: application/json"));

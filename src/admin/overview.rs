@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::admin::standing::{self, SourceRow, SourceView};
-use crate::core::best::Best;
-use crate::core::ids::{ClassId, PoolId, TenantId};
-use crate::core::need::Need;
-use crate::core::overrides::{Lever, Measure};
-use crate::core::policy::{Class, Policy};
-use crate::core::snapshot::{OverrideView, QueueView, ReplicaState, ReplicaView, Snapshot};
-use crate::core::unkept::{Unkept, unkept};
+use crate::admin::standing::{self, SourceReport, SourceStatusRow};
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::model::ids::{ClassId, PoolId, TenantId};
+use crate::core::model::overrides::{OverrideChange, OverrideTarget};
+use crate::core::model::policy::{Class, Policy};
+use crate::core::model::snapshot::{ActiveOverride, QueueSnapshot, ReplicaSnapshot, ReplicaStatus, Snapshot};
+use crate::core::placement::unattainable::{UnattainableObjective, unkept};
+use crate::core::replica::speed::pool_best::PoolBest;
 
 /// What is in force where no operator has said anything.
 pub(super) const NOTHING: &str = "none";
@@ -29,18 +29,20 @@ pub(super) struct OverrideRow {
 }
 
 impl OverrideRow {
-    fn new(view: &OverrideView, policy: &Policy) -> Self {
+    fn new(view: &ActiveOverride, policy: &Policy) -> Self {
         let lever = view.measure.lever();
         let by = match view.measure {
-            Measure::Boost(_, factor) => Some(factor),
-            Measure::ClosePool(..) | Measure::CloseReplica(..) | Measure::Pause(_) => None,
+            OverrideChange::Boost(_, factor) => Some(factor),
+            OverrideChange::ClosePool(..) | OverrideChange::CloseReplica(..) | OverrideChange::Pause(_) => {
+                None
+            }
         };
         Self {
             kind: view.measure.name(),
             of: match lever {
-                Lever::Pool(_) => "pool",
-                Lever::Replica(_) => "replica",
-                Lever::Pause(_) | Lever::Boost(_) => "tenant",
+                OverrideTarget::Pool(_) => "pool",
+                OverrideTarget::Replica(_) => "replica",
+                OverrideTarget::Pause(_) | OverrideTarget::Boost(_) => "tenant",
             },
             name: lever.name(policy).to_owned(),
             by,
@@ -58,7 +60,7 @@ pub(super) fn overrides(snapshot: &Snapshot, policy: &Policy) -> Vec<OverrideRow
 
 /// One row of `GET /admin/v1/pools`.
 #[derive(Debug, Serialize)]
-pub(super) struct PoolRow {
+pub(super) struct PoolOverviewRow {
     pool: String,
     /// `none`, or how an operator has closed it.
     closed: String,
@@ -78,7 +80,7 @@ pub(super) struct PoolRow {
     desired: Option<u32>,
     desired_reason: Option<&'static str>,
     /// Where more of them come from than the file lists.
-    source: Option<SourceRow>,
+    source: Option<SourceStatusRow>,
 }
 
 /// The best that a pool has shown lately, with the number of samples; `null` =
@@ -93,7 +95,7 @@ struct BestRow {
 }
 
 impl BestRow {
-    fn new(best: Best) -> Self {
+    fn new(best: PoolBest) -> Self {
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
         Self {
             ttft_seconds: seconds(best.first_token),
@@ -107,7 +109,7 @@ impl BestRow {
 
 /// An objective that none of the pools that may serve has kept.
 #[derive(Debug, Serialize)]
-pub(super) struct UnkeptRow {
+pub(super) struct UnattainableRow {
     class: String,
     model: String,
     objective: &'static str,
@@ -118,9 +120,9 @@ pub(super) struct UnkeptRow {
 }
 
 /// What is promised and was never kept.
-pub(super) fn unkept_promises(snapshot: &Snapshot, policy: &Policy) -> Vec<UnkeptRow> {
+pub(super) fn unkept_promises(snapshot: &Snapshot, policy: &Policy) -> Vec<UnattainableRow> {
     let best = |pool| snapshot.pools.iter().find(|view| view.pool == pool).map(|view| view.best);
-    let row = |row: Unkept| UnkeptRow {
+    let row = |row: UnattainableObjective| UnattainableRow {
         class: policy.classes.name(row.class).to_owned(),
         model: policy.models.name(row.model).to_owned(),
         objective: row.aim.name(),
@@ -135,25 +137,25 @@ pub(super) fn unkept_promises(snapshot: &Snapshot, policy: &Policy) -> Vec<Unkep
 /// The pools with what runs there.
 pub(super) fn pools(
     snapshot: &Snapshot,
-    sources: &[SourceView],
-    needs: &[Need],
+    sources: &[SourceReport],
+    needs: &[ReplicaDemand],
     policy: &Policy,
-) -> Vec<PoolRow> {
+) -> Vec<PoolOverviewRow> {
     let row = |id: PoolId, name: &str| {
-        let levers = [Lever::Pool(id)];
+        let levers = [OverrideTarget::Pool(id)];
         let replicas = replicas_under(&levers, policy, snapshot);
         let view = snapshot.pools.iter().find(|view| view.pool == id);
         let models = policy.models.iter().filter(|(_, _, model)| model.pools.contains(&id));
         let need = needs.iter().find(|need| need.pool == id);
-        let sum = |of: fn(&ReplicaView) -> u32| replicas.iter().map(|view| u64::from(of(view))).sum();
-        PoolRow {
+        let sum = |of: fn(&ReplicaSnapshot) -> u32| replicas.iter().map(|view| u64::from(of(view))).sum();
+        PoolOverviewRow {
             pool: name.to_owned(),
             closed: in_force(&levers, snapshot),
             state: view.map_or("unknown", |view| view.state.name()),
             waiting: view.map_or(0, |view| view.waiting),
             cold_start_seconds: view.and_then(|view| Some(view.cold_start?.as_secs_f64())),
             wake_seconds: view.and_then(|view| Some(view.wake?.as_secs_f64())),
-            asleep: replicas.iter().filter(|view| view.state == ReplicaState::Asleep).count(),
+            asleep: replicas.iter().filter(|view| view.state == ReplicaStatus::Asleep).count(),
             best: BestRow::new(view.map(|view| view.best).unwrap_or_default()),
             models: models.map(|(_, name, _)| name.to_owned()).collect(),
             replicas: replicas.len(),
@@ -170,7 +172,7 @@ pub(super) fn pools(
 
 /// What waits in one class.
 #[derive(Debug, Serialize)]
-pub(super) struct ClassRow {
+pub(super) struct ClassQueueRow {
     class: String,
     rank: u32,
     ttft_objective_seconds: f64,
@@ -179,12 +181,12 @@ pub(super) struct ClassRow {
 }
 
 /// The classes in the order of service.
-pub(super) fn classes(snapshot: &Snapshot, policy: &Policy) -> Vec<ClassRow> {
+pub(super) fn classes(snapshot: &Snapshot, policy: &Policy) -> Vec<ClassQueueRow> {
     let mut rows: Vec<_> = policy.classes.iter().collect();
     rows.sort_by_key(|(id, _, row)| (row.rank, *id));
     let row = |(id, name, class): (ClassId, &str, &Class)| {
         let (waiting, oldest_seconds) = waits(snapshot, |queue| queue.class == id);
-        ClassRow {
+        ClassQueueRow {
             class: name.to_owned(),
             rank: class.rank,
             ttft_objective_seconds: class.ttft_objective.as_secs_f64(),
@@ -197,24 +199,24 @@ pub(super) fn classes(snapshot: &Snapshot, policy: &Policy) -> Vec<ClassRow> {
 
 /// What waits for one tenant, and what operators have set for it.
 #[derive(Debug, Serialize)]
-pub(super) struct Standing {
+pub(super) struct TenantStanding {
     waiting: u64,
     oldest_seconds: f64,
     overrides: Vec<OverrideRow>,
 }
 
 /// How a tenant stands.
-pub(super) fn standing(tenant: TenantId, snapshot: &Snapshot, policy: &Policy) -> Standing {
+pub(super) fn standing(tenant: TenantId, snapshot: &Snapshot, policy: &Policy) -> TenantStanding {
     let (waiting, oldest_seconds) = waits(snapshot, |queue| queue.tenant == tenant);
-    let levers = [Lever::Pause(tenant), Lever::Boost(tenant)];
+    let levers = [OverrideTarget::Pause(tenant), OverrideTarget::Boost(tenant)];
     let rows = rows_of(&levers, snapshot).map(|view| OverrideRow::new(view, policy));
-    Standing { waiting, oldest_seconds, overrides: rows.collect() }
+    TenantStanding { waiting, oldest_seconds, overrides: rows.collect() }
 }
 
 /// What is in force of the levers, for people: `drain`, `pause, boost x4`.
-pub(super) fn in_force(levers: &[Lever], snapshot: &Snapshot) -> String {
+pub(super) fn in_force(levers: &[OverrideTarget], snapshot: &Snapshot) -> String {
     let words = rows_of(levers, snapshot).map(|view| match view.measure {
-        Measure::Boost(_, factor) => format!("boost x{factor}"),
+        OverrideChange::Boost(_, factor) => format!("boost x{factor}"),
         other => other.name().to_owned(),
     });
     let words: Vec<String> = words.collect();
@@ -223,15 +225,17 @@ pub(super) fn in_force(levers: &[Lever], snapshot: &Snapshot) -> String {
 
 /// The replicas that the levers close.
 pub(super) fn replicas_under<'a>(
-    levers: &[Lever],
+    levers: &[OverrideTarget],
     policy: &Policy,
     snapshot: &'a Snapshot,
-) -> Vec<&'a ReplicaView> {
-    let under = |view: &&ReplicaView| {
+) -> Vec<&'a ReplicaSnapshot> {
+    let under = |view: &&ReplicaSnapshot| {
         levers.iter().any(|lever| match *lever {
-            Lever::Replica(id) => view.replica == id,
-            Lever::Pool(pool) => policy.replicas.get(view.replica).is_some_and(|row| row.pool == pool),
-            Lever::Pause(_) | Lever::Boost(_) => false,
+            OverrideTarget::Replica(id) => view.replica == id,
+            OverrideTarget::Pool(pool) => {
+                policy.replicas.get(view.replica).is_some_and(|row| row.pool == pool)
+            }
+            OverrideTarget::Pause(_) | OverrideTarget::Boost(_) => false,
         })
     };
     snapshot.replicas.iter().filter(under).collect()
@@ -239,8 +243,11 @@ pub(super) fn replicas_under<'a>(
 
 /// Replicas of the pool that get work.
 pub(super) fn in_service(pool: PoolId, policy: &Policy, snapshot: &Snapshot) -> usize {
-    let up = |state| matches!(state, ReplicaState::Serving | ReplicaState::SlowStart | ReplicaState::Busy);
-    replicas_under(&[Lever::Pool(pool)], policy, snapshot).iter().filter(|view| up(view.state)).count()
+    let up = |state| matches!(state, ReplicaStatus::Serving | ReplicaStatus::SlowStart | ReplicaStatus::Busy);
+    replicas_under(&[OverrideTarget::Pool(pool)], policy, snapshot)
+        .iter()
+        .filter(|view| up(view.state))
+        .count()
 }
 
 /// Names in a row, with a word for those that are left out.
@@ -249,11 +256,14 @@ pub(super) fn named(names: &[&str], in_all: usize) -> String {
     format!("{}{more}", names.join(", "))
 }
 
-fn rows_of<'a>(levers: &'a [Lever], snapshot: &'a Snapshot) -> impl Iterator<Item = &'a OverrideView> {
+fn rows_of<'a>(
+    levers: &'a [OverrideTarget],
+    snapshot: &'a Snapshot,
+) -> impl Iterator<Item = &'a ActiveOverride> {
     snapshot.overrides.iter().filter(|view| levers.contains(&view.measure.lever()))
 }
 
-fn waits(snapshot: &Snapshot, ours: impl Fn(&QueueView) -> bool) -> (u64, f64) {
+fn waits(snapshot: &Snapshot, ours: impl Fn(&QueueSnapshot) -> bool) -> (u64, f64) {
     let queues = snapshot.queues.iter().filter(|queue| ours(queue));
     queues.fold((0, 0.0_f64), |(waiting, oldest), queue| {
         (waiting + queue.waiting, oldest.max(queue.oldest.as_secs_f64()))

@@ -6,38 +6,38 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::admin::AdminState;
-use crate::admin::overview::{self, ClassRow, OverrideRow, PoolRow, UnkeptRow};
-use crate::admin::standing::{self, LimitRow, SourceView};
+use crate::admin::overview::{self, ClassQueueRow, OverrideRow, PoolOverviewRow, UnattainableRow};
+use crate::admin::standing::{self, LimitRow, SourceReport};
 use crate::config::settings::Settings;
-use crate::core::bottleneck::Bottleneck;
-use crate::core::budget::Standing;
-use crate::core::ids::TenantId;
-use crate::core::need::Need;
-use crate::core::policy::{Bounds, Policy, Tenant};
-use crate::core::snapshot::{ReplicaView, Snapshot};
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::limits::LimitStatus;
+use crate::core::model::ids::TenantId;
+use crate::core::model::policy::{Policy, QueueBounds, Tenant};
+use crate::core::model::snapshot::{ReplicaSnapshot, Snapshot};
+use crate::core::replica::bottleneck::Bottleneck;
 use crate::telemetry::metrics::EngineView;
 use crate::telemetry::{ConfigStatus, wall};
 
 /// `GET /admin/v1/status`.
 #[derive(Debug, Serialize)]
-pub(super) struct Status {
+pub(super) struct StatusReport {
     version: &'static str,
     uptime_seconds: f64,
     ready: bool,
     not_ready_reason: Option<&'static str>,
     jobs: u64,
     broken_invariants: u64,
-    config: Config,
-    pools: Vec<PoolRow>,
+    config: ConfigRow,
+    pools: Vec<PoolOverviewRow>,
     replicas: Vec<ReplicaRow>,
-    classes: Vec<ClassRow>,
-    tenants: Vec<TenantRow>,
+    classes: Vec<ClassQueueRow>,
+    tenants: Vec<TenantReportRow>,
     overrides: Vec<OverrideRow>,
-    unkept_promises: Vec<UnkeptRow>,
+    unkept_promises: Vec<UnattainableRow>,
 }
 
 #[derive(Debug, Serialize)]
-struct Config {
+struct ConfigRow {
     generation: u64,
     digest: String,
     loaded_at_unix: Option<f64>,
@@ -54,15 +54,15 @@ struct LastReload {
 
 /// What the parts of the process know at one moment.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct ProcessFacts {
     snapshot: Snapshot,
     engines: Vec<EngineView>,
-    sources: Vec<SourceView>,
-    needs: Vec<Need>,
-    limits: Vec<Standing>,
+    sources: Vec<SourceReport>,
+    needs: Vec<ReplicaDemand>,
+    limits: Vec<LimitStatus>,
 }
 
-impl Known {
+impl ProcessFacts {
     /// Asks them.
     pub(super) fn by(state: &AdminState) -> Self {
         Self {
@@ -75,16 +75,16 @@ impl Known {
     }
 }
 
-impl Status {
+impl StatusReport {
     pub(super) fn new(
         uptime: Duration,
         ready: Result<(), &'static str>,
-        known: &Known,
+        known: &ProcessFacts,
         settings: &Settings,
         config: &ConfigStatus,
     ) -> Self {
         let policy = &settings.policy;
-        let Known { snapshot, engines, sources, needs, limits } = known;
+        let ProcessFacts { snapshot, engines, sources, needs, limits } = known;
         Self {
             version: env!("CARGO_PKG_VERSION"),
             uptime_seconds: uptime.as_secs_f64(),
@@ -92,7 +92,7 @@ impl Status {
             not_ready_reason: ready.err(),
             jobs: snapshot.jobs,
             broken_invariants: snapshot.broken_invariants,
-            config: Config {
+            config: ConfigRow {
                 generation: config.generation,
                 digest: config.digest.clone(),
                 loaded_at_unix: config.loaded_at.map(wall::unix_seconds),
@@ -115,7 +115,7 @@ impl Status {
 
 /// One row of `GET /admin/v1/queues`.
 #[derive(Debug, Serialize)]
-pub(super) struct QueueRow {
+pub(super) struct QueueReportRow {
     tenant: String,
     class: String,
     model: String,
@@ -126,8 +126,8 @@ pub(super) struct QueueRow {
 }
 
 /// The queues with waiting requests.
-pub(super) fn queues(snapshot: &Snapshot, policy: &Policy) -> Vec<QueueRow> {
-    let row = |view: &crate::core::snapshot::QueueView| QueueRow {
+pub(super) fn queues(snapshot: &Snapshot, policy: &Policy) -> Vec<QueueReportRow> {
+    let row = |view: &crate::core::model::snapshot::QueueSnapshot| QueueReportRow {
         tenant: policy.tenants.name(view.tenant).to_owned(),
         class: policy.classes.name(view.class).to_owned(),
         model: policy.models.name(view.model).to_owned(),
@@ -172,7 +172,7 @@ struct EngineRow {
 /// The ledger of each replica, with what its engine says beside it.
 pub(super) fn replicas(snapshot: &Snapshot, engines: &[EngineView], policy: &Policy) -> Vec<ReplicaRow> {
     let engines: HashMap<_, _> = engines.iter().map(|view| (view.replica, view)).collect();
-    let row = |view: &ReplicaView| ReplicaRow {
+    let row = |view: &ReplicaSnapshot| ReplicaRow {
         replica: policy.replicas.name(view.replica).to_owned(),
         pool: policy.replicas.get(view.replica).map(|row| policy.pools.name(row.pool).to_owned()),
         state: view.state.name(),
@@ -207,7 +207,7 @@ impl EngineRow {
 
 /// One row of `GET /admin/v1/tenants`.
 #[derive(Debug, Serialize)]
-pub(super) struct TenantRow {
+pub(super) struct TenantReportRow {
     tenant: String,
     weight: f64,
     default_class: String,
@@ -216,7 +216,7 @@ pub(super) struct TenantRow {
     bounds: BoundsRow,
     limits: Vec<LimitRow>,
     #[serde(flatten)]
-    standing: overview::Standing,
+    standing: overview::TenantStanding,
 }
 
 /// Queue bounds; `null` = unbounded.
@@ -228,16 +228,20 @@ pub(super) struct BoundsRow {
 }
 
 impl BoundsRow {
-    pub(super) fn new(bounds: Bounds) -> Self {
+    pub(super) fn new(bounds: QueueBounds) -> Self {
         let bound = |limit: u64| Some(limit).filter(|limit| *limit != u64::MAX);
         Self { requests: bound(bounds.requests), bytes: bound(bounds.bytes), tokens: bound(bounds.tokens) }
     }
 }
 
 /// The tenants and what they may do; nothing about their keys.
-pub(super) fn tenants(snapshot: &Snapshot, limits: &[Standing], settings: &Settings) -> Vec<TenantRow> {
+pub(super) fn tenants(
+    snapshot: &Snapshot,
+    limits: &[LimitStatus],
+    settings: &Settings,
+) -> Vec<TenantReportRow> {
     let policy = &settings.policy;
-    let row = |id: TenantId, name: &str, tenant: &Tenant| TenantRow {
+    let row = |id: TenantId, name: &str, tenant: &Tenant| TenantReportRow {
         tenant: name.to_owned(),
         weight: tenant.weight,
         default_class: policy.classes.name(tenant.default_class).to_owned(),

@@ -12,13 +12,13 @@ use axum::{Extension, Json, Router, middleware};
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::admin::auth::{self, Guard, Operator};
-use crate::admin::operate::{self, Refusal, VERBS, Verb};
-use crate::admin::usage::Bills;
+use crate::admin::auth::{self, AdminGuard, Operator};
+use crate::admin::operate::{self, OperatorVerb, VERBS, VerbError};
+use crate::admin::usage::BillMaker;
 use crate::admin::{AdminState, config_view, explain, overview, report};
 use crate::config::watch::ReloadOutcome;
 use crate::telemetry::metrics::{CONTENT_TYPE, Scrape};
-use crate::telemetry::stories::MAX_STORIES;
+use crate::telemetry::request_history::MAX_STORIES;
 
 /// Longest time for a reload.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -57,17 +57,17 @@ POST /admin/v1/tenants/   pause, boost (with \"by\": 4), resume
 ";
 
 #[derive(Clone)]
-struct Admin {
+struct AdminRoutes {
     state: Arc<AdminState>,
     started: Instant,
-    bills: Arc<Bills>,
+    bills: Arc<BillMaker>,
 }
 
 /// The admin routes, and `more` behind the same credentials. The uptime counts
 /// from this call.
 pub fn router(state: AdminState, more: Router) -> Router {
-    let admin = Admin { state: Arc::new(state), started: Instant::now(), bills: Arc::default() };
-    let guard = Guard::new(&admin.state, admin.started);
+    let admin = AdminRoutes { state: Arc::new(state), started: Instant::now(), bills: Arc::default() };
+    let guard = AdminGuard::new(&admin.state, admin.started);
     let verbs = VERBS.into_iter().fold(Router::new(), |router, (path, verb)| {
         router.route(path, post(move |state, who, headers, body| act(verb, state, who, headers, body)))
     });
@@ -97,7 +97,7 @@ pub fn router(state: AdminState, more: Router) -> Router {
 }
 
 /// One format whatever is asked for: every Prometheus reads text 0.0.4.
-async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
+async fn metrics(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     let (snapshot, engines) = ((admin.state.snapshot)(), (admin.state.engines)());
     let needs = (admin.state.needs)();
     let scrape = Scrape { snapshot: &snapshot, engines: &engines, needs: &needs };
@@ -105,50 +105,56 @@ async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text)
 }
 
-async fn ready(State(admin): State<Admin>) -> (StatusCode, String) {
+async fn ready(State(admin): State<AdminRoutes>) -> (StatusCode, String) {
     match (admin.state.ready)() {
         Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
         Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
     }
 }
 
-async fn status(State(admin): State<Admin>) -> impl IntoResponse {
+async fn status(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     let ready = (admin.state.ready)();
     let config = admin.state.telemetry.config_status();
     let settings = (admin.state.settings)();
     let uptime = admin.started.elapsed();
-    Json(report::Status::new(uptime, ready, &report::Known::by(&admin.state), &settings, &config))
+    Json(report::StatusReport::new(
+        uptime,
+        ready,
+        &report::ProcessFacts::by(&admin.state),
+        &settings,
+        &config,
+    ))
 }
 
-async fn queues(State(admin): State<Admin>) -> impl IntoResponse {
+async fn queues(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     let settings = (admin.state.settings)();
     Json(json!({ "queues": report::queues(&(admin.state.snapshot)(), &settings.policy) }))
 }
 
-async fn replicas(State(admin): State<Admin>) -> impl IntoResponse {
+async fn replicas(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     let settings = (admin.state.settings)();
     let (snapshot, engines) = ((admin.state.snapshot)(), (admin.state.engines)());
     Json(json!({ "replicas": report::replicas(&snapshot, &engines, &settings.policy) }))
 }
 
-async fn tenants(State(admin): State<Admin>) -> impl IntoResponse {
+async fn tenants(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     let settings = (admin.state.settings)();
     Json(json!({ "tenants": report::tenants(&(admin.state.snapshot)(), &(admin.state.limits)(), &settings) }))
 }
 
-async fn pools(State(admin): State<Admin>) -> impl IntoResponse {
+async fn pools(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     let settings = (admin.state.settings)();
     let (snapshot, sources, needs) =
         ((admin.state.snapshot)(), (admin.state.sources)(), (admin.state.needs)());
     Json(json!({ "pools": overview::pools(&snapshot, &sources, &needs, &settings.policy) }))
 }
 
-async fn overrides(State(admin): State<Admin>) -> impl IntoResponse {
+async fn overrides(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     let settings = (admin.state.settings)();
     Json(json!({ "overrides": overview::overrides(&(admin.state.snapshot)(), &settings.policy) }))
 }
 
-async fn request(State(admin): State<Admin>, Path(id): Path<String>) -> Response {
+async fn request(State(admin): State<AdminRoutes>, Path(id): Path<String>) -> Response {
     let Some(story) = admin.state.telemetry.stories().find(&id) else {
         let message = format!(
             "no request `{id}` is remembered: the last {MAX_STORIES} that got past the door are; \
@@ -161,36 +167,36 @@ async fn request(State(admin): State<Admin>, Path(id): Path<String>) -> Response
 }
 
 async fn act(
-    verb: Verb,
-    State(admin): State<Admin>,
+    verb: OperatorVerb,
+    State(admin): State<AdminRoutes>,
     Extension(who): Extension<Operator>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
     match operate::act(&admin.state, verb, &who, &headers, &body) {
         Ok(outcome) => Json(outcome).into_response(),
-        Err(Refusal(status, message)) => problem(status, &message),
+        Err(VerbError(status, message)) => problem(status, &message),
     }
 }
 
-async fn usage(State(admin): State<Admin>, uri: Uri) -> Response {
+async fn usage(State(admin): State<AdminRoutes>, uri: Uri) -> Response {
     match admin.bills.make(admin.state.bill.as_ref(), uri.query().unwrap_or_default()).await {
         Ok(bill) => Json(bill).into_response(),
-        Err(Refusal(status, message)) => problem(status, &message),
+        Err(VerbError(status, message)) => problem(status, &message),
     }
 }
 
-async fn demand(State(admin): State<Admin>) -> impl IntoResponse {
+async fn demand(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     Json((admin.state.demand)())
 }
 
-async fn config(State(admin): State<Admin>) -> impl IntoResponse {
+async fn config(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     Json(config_view::effective(&(admin.state.settings)()))
 }
 
 /// 200 when the file is in force, 422 with every problem when it is not valid.
 /// The reload goes on when the caller hangs up.
-async fn reload(State(admin): State<Admin>, Extension(who): Extension<Operator>) -> Response {
+async fn reload(State(admin): State<AdminRoutes>, Extension(who): Extension<Operator>) -> Response {
     let reloading = tokio::spawn((admin.state.reload)(who.who));
     let report = match tokio::time::timeout(RELOAD_TIMEOUT, reloading).await {
         Ok(Ok(Some(report))) => report,

@@ -16,7 +16,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::tls::{Handshakes, Source, Trouble};
+use crate::tls::{CertificateSource, HandshakeError, Handshakes};
 
 /// Open connections; more wait in the listen queue.
 const MAX_CONNECTIONS: usize = 64;
@@ -43,11 +43,11 @@ pub struct AdminHandle {
 /// How connections of the admin listener are encrypted.
 pub struct AdminTls {
     /// What a new connection gets.
-    pub source: Source,
+    pub source: CertificateSource,
     /// Their bounds.
     pub handshakes: Handshakes,
     /// Told of each that failed.
-    pub failed: Box<dyn Fn(Trouble) + Send + Sync>,
+    pub failed: Box<dyn Fn(HandshakeError) + Send + Sync>,
 }
 
 impl std::fmt::Debug for AdminTls {

@@ -8,13 +8,13 @@ use serde_json::Value;
 use crate::admin::config_view::amount;
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Auth;
-use crate::core::budget::Standing;
-use crate::core::budget::rule::{RuleId, Scope};
-use crate::core::ids::{PoolId, TenantId};
+use crate::core::limits::LimitStatus;
+use crate::core::limits::rule::{LimitId, LimitScope};
+use crate::core::model::ids::{PoolId, TenantId};
 
 /// How the source of a pool's replicas stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SourceView {
+pub struct SourceReport {
     /// The pool that it is of.
     pub pool: PoolId,
     /// What kind of source it is.
@@ -29,7 +29,7 @@ pub struct SourceView {
 
 /// Where more of a pool's replicas come from than the file lists.
 #[derive(Debug, Serialize)]
-pub(super) struct SourceRow {
+pub(super) struct SourceStatusRow {
     kind: &'static str,
     endpoints: Option<usize>,
     age_seconds: Option<f64>,
@@ -37,9 +37,9 @@ pub(super) struct SourceRow {
 }
 
 /// The source of a pool, if it has one.
-pub(super) fn source(pool: PoolId, sources: &[SourceView]) -> Option<SourceRow> {
+pub(super) fn source(pool: PoolId, sources: &[SourceReport]) -> Option<SourceStatusRow> {
     let view = sources.iter().find(|view| view.pool == pool)?;
-    Some(SourceRow {
+    Some(SourceStatusRow {
         kind: view.source,
         endpoints: view.endpoints,
         age_seconds: view.age.map(|age| age.as_secs_f64()),
@@ -62,14 +62,14 @@ pub(super) struct LimitRow {
 }
 
 /// A tenant's limits: its own, those of its models, and those of its keys.
-pub(super) fn limits(tenant: TenantId, standings: &[Standing], settings: &Settings) -> Vec<LimitRow> {
-    let ours = |row: &&Standing| owner(row.rule.id.scope, settings) == Some(tenant);
-    let row = |standing: &Standing| {
-        let RuleId { scope, unit, period, shadow } = standing.rule.id;
+pub(super) fn limits(tenant: TenantId, standings: &[LimitStatus], settings: &Settings) -> Vec<LimitRow> {
+    let ours = |row: &&LimitStatus| owner(row.rule.id.scope, settings) == Some(tenant);
+    let row = |standing: &LimitStatus| {
+        let LimitId { scope, unit, period, shadow } = standing.rule.id;
         let of = match scope {
-            Scope::Tenant(_) => None,
-            Scope::Key(key) => Some(settings.policy.keys.name(key).to_owned()),
-            Scope::Model(_, model) => Some(settings.policy.models.name(model).to_owned()),
+            LimitScope::Tenant(_) => None,
+            LimitScope::Key(key) => Some(settings.policy.keys.name(key).to_owned()),
+            LimitScope::Model(_, model) => Some(settings.policy.models.name(model).to_owned()),
         };
         LimitRow {
             scope: scope.name(),
@@ -86,14 +86,14 @@ pub(super) fn limits(tenant: TenantId, standings: &[Standing], settings: &Settin
 }
 
 /// Whose limit it is.
-fn owner(scope: Scope, settings: &Settings) -> Option<TenantId> {
+fn owner(scope: LimitScope, settings: &Settings) -> Option<TenantId> {
     match (scope, &settings.edge.auth) {
-        (Scope::Tenant(tenant) | Scope::Model(tenant, _), _) => Some(tenant),
-        (Scope::Key(key), Auth::Known(known)) => {
+        (LimitScope::Tenant(tenant) | LimitScope::Model(tenant, _), _) => Some(tenant),
+        (LimitScope::Key(key), Auth::Known(known)) => {
             let name = settings.policy.keys.name(key);
             let grant = known.keys.get(name).map(|key| &key.grant).or_else(|| known.certs.get(name))?;
             Some(grant.tenant)
         }
-        (Scope::Key(_), Auth::Off(_)) => None,
+        (LimitScope::Key(_), Auth::Off(_)) => None,
     }
 }

@@ -16,17 +16,17 @@ use tower_service::Service;
 
 use crate::admin::fixtures::{KEY_DIGEST, bare_state, settings, snapshot, unchanged, unchanged_state};
 use crate::admin::{AdminState, AdminTls, router, spawn};
-use crate::config::problem::Problem;
+use crate::config::problem::ConfigProblem;
 use crate::config::watch::{ReloadOutcome, ReloadReport};
-use crate::core::demand::state::State;
-use crate::core::event::Report;
-use crate::core::ids::ReplicaId;
+use crate::core::autoscale::demand::state::DemandState;
+use crate::core::model::event::ReplicaReport;
+use crate::core::model::ids::ReplicaId;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::ConfigRejected;
 use crate::telemetry::fixtures;
 use crate::telemetry::metrics::EngineView;
 use crate::tls::Handshakes;
-use crate::usage::bill::{Bill, Sums};
+use crate::usage::bill::{Bill, BillSums};
 
 const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9);
 
@@ -51,7 +51,7 @@ fn world(report: ReloadReport) -> World {
     let ready = Arc::clone(&draining);
     let engine = EngineView {
         replica: ReplicaId::new(0),
-        report: Some(Report { running: Some(1), ..Report::default() }),
+        report: Some(ReplicaReport { running: Some(1), ..ReplicaReport::default() }),
         age: Some(Duration::from_millis(500)),
         problem: None,
     };
@@ -63,11 +63,11 @@ fn world(report: ReloadReport) -> World {
         sources: Arc::new(Vec::new),
         limits: Arc::new(Vec::new),
         needs: Arc::new(Vec::new),
-        demand: Arc::new(State::default),
+        demand: Arc::new(DemandState::default),
         operate: Arc::new(|_| unchanged_state()),
         explain: Arc::new(|_| None),
         bill: Some(Arc::new(|query| {
-            let total = Sums { requests: 7, ..Sums::default() };
+            let total = BillSums { requests: 7, ..BillSums::default() };
             Box::pin(std::future::ready(Ok(Bill { by: query.by, lines: Vec::new(), total })))
         })),
         ready: Arc::new(move || if ready.load(Ordering::Relaxed) { Err("draining") } else { Ok(()) }),
@@ -229,7 +229,7 @@ async fn a_reload_answers_200_or_422_with_the_problems() {
 
     let rejected = ReloadReport {
         outcome: ReloadOutcome::Failed,
-        problems: vec![Problem::of_file("tenants.a: unknown class")],
+        problems: vec![ConfigProblem::of_file("tenants.a: unknown class")],
         ..unchanged()
     };
     let (status, _, body) = call(&world(rejected), "POST", "/admin/v1/reload").await;

@@ -7,35 +7,35 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use crate::admin::Billing;
-use crate::admin::operate::Refusal;
+use crate::admin::operate::VerbError;
 use crate::telemetry::wall;
 use crate::usage::bill::{ask, text};
 
 /// Makes one bill at a time: each reads a database.
 #[derive(Debug)]
-pub(super) struct Bills(Arc<Semaphore>);
+pub(super) struct BillMaker(Arc<Semaphore>);
 
-impl Default for Bills {
+impl Default for BillMaker {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(1)))
     }
 }
 
-impl Bills {
+impl BillMaker {
     /// # Errors
     /// Nothing is written down, the question has a mistake, another one is being
     /// answered, or the database does not answer.
-    pub(super) async fn make(&self, billing: Option<&Billing>, query: &str) -> Result<Value, Refusal> {
+    pub(super) async fn make(&self, billing: Option<&Billing>, query: &str) -> Result<Value, VerbError> {
         let Some(billing) = billing else {
             let message = "nothing is written down: the configuration has no `usage.folder`";
-            return Err(Refusal(StatusCode::NOT_FOUND, message.to_owned()));
+            return Err(VerbError(StatusCode::NOT_FOUND, message.to_owned()));
         };
         let now_ms = (wall::unix_seconds(wall::now()) * 1e3) as i64;
         let asked =
-            ask::from_url(query, now_ms).map_err(|message| Refusal(StatusCode::BAD_REQUEST, message))?;
+            ask::from_url(query, now_ms).map_err(|message| VerbError(StatusCode::BAD_REQUEST, message))?;
         let Ok(alone) = Arc::clone(&self.0).try_acquire_owned() else {
             let message = "another bill is being made; ask again in a moment";
-            return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, message.to_owned()));
+            return Err(VerbError(StatusCode::SERVICE_UNAVAILABLE, message.to_owned()));
         };
         let making = billing(asked);
         // It goes on when the caller hangs up, and nobody else begins until then.
@@ -44,7 +44,7 @@ impl Bills {
             making.await
         });
         let bill = made.await.unwrap_or_else(|error| Err(error.to_string()));
-        let bill = bill.map_err(|message| Refusal(StatusCode::SERVICE_UNAVAILABLE, message))?;
+        let bill = bill.map_err(|message| VerbError(StatusCode::SERVICE_UNAVAILABLE, message))?;
         Ok(text::json(&bill))
     }
 }

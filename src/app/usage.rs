@@ -9,20 +9,20 @@ use tokio::task::spawn_blocking;
 use crate::admin::Billing;
 use crate::cli::usage::{BillFormat, UsageArgs};
 use crate::config::load;
-use crate::config::secret::{Machine, Secret, SecretSource as _};
+use crate::config::secret::{MachineSecrets, Secret, SecretSource as _};
 use crate::config::settings::Settings;
-use crate::config::settings::usage::{Database, Postgres, UsageSettings};
-use crate::core::budget::rule::{Period, Rule, RuleId, Scope, Unit};
-use crate::core::event::Event;
-use crate::core::policy::Policy;
-use crate::proxy::gate::Gate;
+use crate::config::settings::usage::{PostgresSettings, UsageDatabase, UsageSettings};
+use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit};
+use crate::core::model::event::Event;
+use crate::core::model::policy::Policy;
+use crate::dispatcher::Dispatcher;
 use crate::telemetry::event::UsageCounted;
 use crate::telemetry::{Telemetry, wall};
-use crate::usage::bill::{self, Query, Source, Sums, ask, text};
-use crate::usage::{Before, Usage, UsageError};
+use crate::usage::bill::{self, BillQuery, BillSums, RowSource, ask, text};
+use crate::usage::{Before, UsageError, UsageJournal};
 
 /// The periods whose limits go on over a restart, with their limits.
-const PERIODS: [Period; 2] = [Period::Day, Period::Month];
+const PERIODS: [LimitPeriod; 2] = [LimitPeriod::Day, LimitPeriod::Month];
 
 /// Milliseconds since 1970.
 pub(super) fn now_ms() -> i64 {
@@ -32,13 +32,13 @@ pub(super) fn now_ms() -> i64 {
 /// Starts to feed the database, and tells the scheduler what was used of the
 /// limits of this day and month before the start. Both must have begun there.
 pub(super) fn follow(
-    usage: &mut Usage,
-    gate: &Arc<Gate>,
+    usage: &mut UsageJournal,
+    gate: &Arc<Dispatcher>,
     policy: &Arc<Policy>,
     begins_ms: [i64; 2],
     telemetry: &Telemetry,
 ) -> Result<(), UsageError> {
-    let lasting = |rule: &Rule| PERIODS.contains(&rule.id.period);
+    let lasting = |rule: &LimitRule| PERIODS.contains(&rule.id.period);
     let any = policy.limits.iter().any(lasting);
     let moments = if any { begins_ms.to_vec() } else { Vec::new() };
     let (gate, policy, telemetry) = (Arc::clone(gate), Arc::clone(policy), telemetry.clone());
@@ -55,15 +55,15 @@ pub(super) fn follow(
 }
 
 /// How much of each limit of a period was used.
-fn used(policy: &Policy, period: Period, before: &Before) -> Vec<(RuleId, u64)> {
+fn used(policy: &Policy, period: LimitPeriod, before: &Before) -> Vec<(LimitId, u64)> {
     let rules = policy.limits.iter().map(|rule| rule.id).filter(|id| id.period == period);
     let amounts = rules.map(|id| {
-        let mut sums = Sums::default();
+        let mut sums = BillSums::default();
         for used in &before.used {
             let is_of = match id.scope {
-                Scope::Tenant(tenant) => policy.tenants.name(tenant) == used.tenant,
-                Scope::Key(key) => policy.keys.name(key) == used.key,
-                Scope::Model(tenant, model) => {
+                LimitScope::Tenant(tenant) => policy.tenants.name(tenant) == used.tenant,
+                LimitScope::Key(key) => policy.keys.name(key) == used.key,
+                LimitScope::Model(tenant, model) => {
                     policy.tenants.name(tenant) == used.tenant && policy.models.name(model) == used.model
                 }
             };
@@ -76,21 +76,21 @@ fn used(policy: &Policy, period: Period, before: &Before) -> Vec<(RuleId, u64)> 
     amounts.filter(|(_, amount)| *amount > 0).collect()
 }
 
-fn amount(unit: Unit, sums: &Sums) -> u64 {
+fn amount(unit: LimitUnit, sums: &BillSums) -> u64 {
     let bounded = |amount: u128| u64::try_from(amount).unwrap_or(u64::MAX);
     match unit {
-        Unit::Requests => sums.requests,
-        Unit::InputTokens => sums.input_tokens,
-        Unit::OutputTokens => sums.output_tokens,
-        Unit::Tokens => sums.input_tokens.saturating_add(sums.output_tokens),
-        Unit::GpuTime => bounded(sums.gpu_ns),
-        Unit::Money => bounded(sums.money_nano),
+        LimitUnit::Requests => sums.requests,
+        LimitUnit::InputTokens => sums.input_tokens,
+        LimitUnit::OutputTokens => sums.output_tokens,
+        LimitUnit::Tokens => sums.input_tokens.saturating_add(sums.output_tokens),
+        LimitUnit::GpuTime => bounded(sums.gpu_ns),
+        LimitUnit::Money => bounded(sums.money_nano),
     }
 }
 
 /// Makes bills for operators, one at a time, on a thread of their own.
 pub(super) fn bills(settings: UsageSettings) -> Billing {
-    let source = settings.database.map_or(Source::Journal(settings.folder), Source::Database);
+    let source = settings.database.map_or(RowSource::Journal(settings.folder), RowSource::Database);
     Arc::new(move |query| {
         let source = source.clone();
         Box::pin(async move {
@@ -107,11 +107,11 @@ pub(super) fn run(args: &UsageArgs) -> anyhow::Result<String> {
         let moment = text.as_deref().map(|text| ask::moment(text, now_ms));
         moment.transpose().map_err(|message| anyhow::anyhow!("{flag}: {message}"))
     };
-    let mut query = Query {
+    let mut query = BillQuery {
         since_ms: moment(&args.since, "--since")?,
         until_ms: moment(&args.until, "--until")?,
         share: args.share.into(),
-        ..Query::default()
+        ..BillQuery::default()
     };
     for dimension in &args.by {
         if !query.by.contains(dimension) {
@@ -126,25 +126,29 @@ pub(super) fn run(args: &UsageArgs) -> anyhow::Result<String> {
     })
 }
 
-fn source(args: &UsageArgs) -> anyhow::Result<Source> {
+fn source(args: &UsageArgs) -> anyhow::Result<RowSource> {
     if let Some(folder) = &args.journal {
-        return Ok(Source::Journal(folder.clone()));
+        return Ok(RowSource::Journal(folder.clone()));
     }
     if let Some(file) = &args.sqlite {
-        return Ok(Source::Database(Database::Sqlite(file.clone())));
+        return Ok(RowSource::Database(UsageDatabase::Sqlite(file.clone())));
     }
     if let Some(name) = &args.postgres {
-        let url = Machine.env(name).with_context(|| {
+        let url = MachineSecrets.env(name).with_context(|| {
             format!("the environment variable {name} is not set: --postgres takes its name, not the address")
         })?;
         let url = Secret::new(url.trim());
-        return Ok(Source::Database(Database::Postgres(Postgres { url, url_file: None, ca: None })));
+        return Ok(RowSource::Database(UsageDatabase::Postgres(PostgresSettings {
+            url,
+            url_file: None,
+            ca: None,
+        })));
     }
     of_file(&args.config)
 }
 
 /// Where the rows are that a gateway of this file writes.
-fn of_file(path: &Path) -> anyhow::Result<Source> {
+fn of_file(path: &Path) -> anyhow::Result<RowSource> {
     let hint = "; --sqlite, --postgres and --journal need no configuration";
     let loaded = load::load_file(path, None).into_result().map_err(|report| {
         anyhow::anyhow!("{report}the configuration {} cannot be used{hint}", path.display())
@@ -154,13 +158,13 @@ fn of_file(path: &Path) -> anyhow::Result<Source> {
 }
 
 /// Where the rows are that a gateway with these settings writes; absent = nowhere.
-pub(super) fn of_settings(settings: &Settings) -> Option<Source> {
+pub(super) fn of_settings(settings: &Settings) -> Option<RowSource> {
     let usage = settings.startup.usage.clone()?;
     Some(match usage.database {
         // Nothing was copied yet.
-        Some(Database::Sqlite(file)) if !file.exists() => Source::Journal(usage.folder),
-        Some(database) => Source::Database(database),
-        None => Source::Journal(usage.folder),
+        Some(UsageDatabase::Sqlite(file)) if !file.exists() => RowSource::Journal(usage.folder),
+        Some(database) => RowSource::Database(database),
+        None => RowSource::Journal(usage.folder),
     })
 }
 
@@ -170,7 +174,7 @@ mod tests {
 
     use super::*;
     use crate::config::load::load_str;
-    use crate::usage::Used;
+    use crate::usage::UsedBefore;
 
     #[test]
     fn what_was_used_before_is_told_limit_by_limit() {
@@ -187,19 +191,21 @@ pools: {p: {engine: vllm, models: [m, n], replicas: [http://a:1]}}
 ";
         let loaded = load_str(text, "p", Path::new("/"), None).into_result();
         let policy = loaded.unwrap_or_else(|report| panic!("{report}")).settings.policy;
-        let one = |tenant: &str, key: &str, model: &str| Used {
+        let one = |tenant: &str, key: &str, model: &str| UsedBefore {
             tenant: tenant.into(),
             key: key.into(),
             model: model.into(),
-            sums: Sums { requests: 1, input_tokens: 10, output_tokens: 3, ..Sums::default() },
+            sums: BillSums { requests: 1, input_tokens: 10, output_tokens: 3, ..BillSums::default() },
         };
         let used_by = [one("red", "k7m2qa4x", "m"), one("red", "", "n"), one("blue", "x", "m")];
         let before = Before { used: used_by.to_vec(), partial: false };
-        let mut day: Vec<_> =
-            used(&policy, Period::Day, &before).into_iter().map(|(id, sum)| (id.unit.name(), sum)).collect();
+        let mut day: Vec<_> = used(&policy, LimitPeriod::Day, &before)
+            .into_iter()
+            .map(|(id, sum)| (id.unit.name(), sum))
+            .collect();
         day.sort_unstable();
         assert_eq!(day, [("output_tokens", 3), ("requests", 2), ("tokens", 26)]);
-        let month = used(&policy, Period::Month, &before);
+        let month = used(&policy, LimitPeriod::Month, &before);
         assert_eq!((month.len(), month[0].1), (1, 10));
     }
 }

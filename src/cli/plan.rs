@@ -7,8 +7,8 @@ use clap::Args;
 
 use crate::cli::operate::AccessArgs;
 use crate::config::units::Span;
-use crate::sim::plan::whatif::Times;
-use crate::sim::trace::Names;
+use crate::sim::plan::whatif::Factor;
+use crate::sim::trace::ColumnNames;
 
 /// What stands under the help of `penstock plan`.
 pub const EXAMPLES: &str = "Examples:
@@ -37,7 +37,7 @@ pub struct PlanArgs {
     /// What the table's columns are called, where it is unusual: time, input, output,
     /// tenant, class, wait, duration.
     #[arg(long, value_name = "NAMES", requires = "source")]
-    pub columns: Option<Names>,
+    pub columns: Option<ColumnNames>,
     /// Read the usage journal in this folder instead.
     #[arg(long, value_name = "FOLDER", conflicts_with = "source")]
     pub journal: Option<PathBuf>,
@@ -122,7 +122,7 @@ pub struct PlanArgs {
     pub class: Vec<String>,
     /// What if there were so many times the traffic? Like x1.5.
     #[arg(long, value_name = "TIMES")]
-    pub traffic: Vec<Times>,
+    pub traffic: Vec<Factor>,
     /// Simulations at once; absent = one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::usage::bill::ask;
-use crate::usage::bill::{Dimension, Share};
+use crate::usage::bill::{Dimension, TimeShare};
 
 /// `penstock usage`
 #[derive(Debug, Args)]
@@ -52,7 +52,7 @@ pub enum ShareArg {
     Tokens,
 }
 
-impl From<ShareArg> for Share {
+impl From<ShareArg> for TimeShare {
     fn from(share: ShareArg) -> Self {
         match share {
             ShareArg::Steps => Self::Steps,

@@ -5,15 +5,15 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::config::field::{Field, Step};
-use crate::config::file::File;
+use crate::config::field::{FieldPath, FieldStep};
+use crate::config::file::ConfigFile;
 use crate::config::load::Loaded;
 use crate::config::schema::{HOT_FIELDS, RESTART_SECTIONS};
 use crate::config::settings::identity::ListenerTls;
 
 /// One field that differs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Change {
+pub struct ConfigChange {
     /// The field, such as `tenants.red.weight`.
     pub path: String,
     /// What it was; absent = it was not there, or it is a secret.
@@ -26,7 +26,7 @@ pub struct Change {
     pub needs_restart: bool,
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for ConfigChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.before, &self.after) {
             (Some(before), Some(after)) => write!(f, "~ {}: {before} -> {after}", self.path)?,
@@ -41,7 +41,7 @@ impl fmt::Display for Change {
 /// Every field that differs, in alphabetical order, defaults included. A list
 /// is one field. Secrets differ by their value, which is not shown.
 #[must_use]
-pub fn diff(before: &Loaded, after: &Loaded) -> Vec<Change> {
+pub fn diff(before: &Loaded, after: &Loaded) -> Vec<ConfigChange> {
     let mut changes = diff_files(&before.file, &after.file);
     changes.extend(rotated(before, after));
     changes.extend(certificates(before, after));
@@ -51,20 +51,25 @@ pub fn diff(before: &Loaded, after: &Loaded) -> Vec<Change> {
 }
 
 /// Every field of the files that differs, without a look at secrets' values.
-pub(super) fn diff_files(before: &File, after: &File) -> Vec<Change> {
+pub(super) fn diff_files(before: &ConfigFile, after: &ConfigFile) -> Vec<ConfigChange> {
     let mut changes = Vec::new();
-    maps(&Field::default(), &written(before), &written(after), &mut changes);
+    maps(&FieldPath::default(), &written(before), &written(after), &mut changes);
     changes
 }
 
-fn written(file: &File) -> Map<String, Value> {
+fn written(file: &ConfigFile) -> Map<String, Value> {
     match serde_json::to_value(file) {
         Ok(Value::Object(map)) => map,
         _ => Map::new(),
     }
 }
 
-fn maps(field: &Field, before: &Map<String, Value>, after: &Map<String, Value>, changes: &mut Vec<Change>) {
+fn maps(
+    field: &FieldPath,
+    before: &Map<String, Value>,
+    after: &Map<String, Value>,
+    changes: &mut Vec<ConfigChange>,
+) {
     for (key, old) in before {
         let field = field.key(key);
         match (old, after.get(key)) {
@@ -78,13 +83,13 @@ fn maps(field: &Field, before: &Map<String, Value>, after: &Map<String, Value>, 
     }
 }
 
-fn change(field: &Field, before: Option<&Value>, after: Option<&Value>) -> Change {
+fn change(field: &FieldPath, before: Option<&Value>, after: Option<&Value>) -> ConfigChange {
     let step = |at: usize| match field.steps().get(at) {
-        Some(Step::Key(key)) => &**key,
+        Some(FieldStep::Key(key)) => &**key,
         _ => "",
     };
     let is_hot = HOT_FIELDS.contains(&[step(0), step(1)]);
-    Change {
+    ConfigChange {
         path: field.to_string(),
         before: before.cloned(),
         after: after.cloned(),
@@ -93,7 +98,7 @@ fn change(field: &Field, before: Option<&Value>, after: Option<&Value>) -> Chang
 }
 
 /// Pools whose secret is named by the same place and has another value.
-fn rotated(before: &Loaded, after: &Loaded) -> Vec<Change> {
+fn rotated(before: &Loaded, after: &Loaded) -> Vec<ConfigChange> {
     let key_of = |loaded: &Loaded, pool: &str| {
         let pools = &loaded.settings.edge.pools;
         pools.id(pool).and_then(|id| pools.get(id)).and_then(|pool| pool.api_key.clone())
@@ -104,12 +109,12 @@ fn rotated(before: &Loaded, after: &Loaded) -> Vec<Change> {
     };
     let names = after.file.pools.names().filter(same_place);
     let names = names.filter(|name| key_of(before, name) != key_of(after, name));
-    names.map(|name| change(&Field::top("pools").key(name).key("api_key"), None, None)).collect()
+    names.map(|name| change(&FieldPath::top("pools").key(name).key("api_key"), None, None)).collect()
 }
 
 /// Listeners whose certificates stand in the same files as before, and are
 /// others now.
-fn certificates(before: &Loaded, after: &Loaded) -> Vec<Change> {
+fn certificates(before: &Loaded, after: &Loaded) -> Vec<ConfigChange> {
     let clients =
         |loaded: &Loaded| (loaded.file.server.tls.clone(), loaded.settings.listeners.clients.clone());
     let admin = |loaded: &Loaded| (loaded.file.admin.tls.clone(), loaded.settings.listeners.admin.clone());
@@ -122,21 +127,21 @@ fn certificates(before: &Loaded, after: &Loaded) -> Vec<Change> {
     let digest = |tls: &Option<ListenerTls>| tls.as_ref().map(|tls| tls.digest);
     let others =
         listeners.into_iter().filter(|(_, (was, old), (is, new))| was == is && digest(old) != digest(new));
-    let mut changes: Vec<Change> =
-        others.map(|(section, ..)| change(&Field::top(section).key("tls"), None, None)).collect();
+    let mut changes: Vec<ConfigChange> =
+        others.map(|(section, ..)| change(&FieldPath::top(section).key("tls"), None, None)).collect();
     let written = |loaded: &Loaded| loaded.file.scale.peers.clone();
     let made = |loaded: &Loaded| loaded.settings.scale.peers.as_ref().and_then(|peers| peers.tls.clone());
     if written(before) == written(after) && made(before) != made(after) {
         // Only where they are takes a restart.
-        let change = change(&Field::top("scale").key("peers"), None, None);
-        changes.push(Change { needs_restart: false, ..change });
+        let change = change(&FieldPath::top("scale").key("peers"), None, None);
+        changes.push(ConfigChange { needs_restart: false, ..change });
     }
     changes
 }
 
 /// Pools whose replicas stand in the same file as before, which has others
 /// now. The values are how many there are.
-fn listed(before: &Loaded, after: &Loaded) -> Vec<Change> {
+fn listed(before: &Loaded, after: &Loaded) -> Vec<ConfigChange> {
     let names = |loaded: &Loaded, pool: &str| -> Vec<String> {
         let policy = &loaded.settings.policy;
         let row = policy.pools.id(pool).and_then(|id| policy.pools.get(id));
@@ -148,7 +153,7 @@ fn listed(before: &Loaded, after: &Loaded) -> Vec<Change> {
     let pools = pools.filter(|pool| file(before, pool) == file(after, pool));
     let changes = pools.filter_map(|pool| {
         let (old, new) = (names(before, pool), names(after, pool));
-        let field = Field::top("pools").key(pool).key("discover").key("file");
+        let field = FieldPath::top("pools").key(pool).key("discover").key("file");
         (old != new).then(|| change(&field, Some(&old.len().into()), Some(&new.len().into())))
     });
     changes.collect()

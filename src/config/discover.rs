@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use http::Uri;
 
-use crate::core::policy::Replica;
+use crate::core::model::policy::Replica;
 
-pub use crate::config::file::discover::{Port, Records, Scheme};
+pub use crate::config::file::discover::{DnsRecords, EndpointPort, EndpointScheme};
 
 /// Replicas that a pool may have at most.
 pub const MAX_REPLICAS: usize = 10_000;
@@ -19,21 +19,21 @@ pub const MAX_REPLICAS: usize = 10_000;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Discovery {
     /// Whom to ask.
-    pub source: Source,
+    pub source: ReplicaSource,
     /// What the core knows of each replica that is found.
     pub row: Replica,
 }
 
 /// Whom to ask for replicas. A source that changes starts anew.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Source {
+pub enum ReplicaSource {
     /// DNS.
-    Dns(Dns),
+    Dns(DnsSource),
     /// A Kubernetes API server.
-    Kubernetes(Kubernetes),
+    Kubernetes(KubernetesSource),
 }
 
-impl Source {
+impl ReplicaSource {
     /// A short stable name for logs, metrics and the admin API.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -46,15 +46,15 @@ impl Source {
 
 /// Addresses of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Dns {
+pub struct DnsSource {
     /// The name.
     pub name: String,
     /// What to ask for.
-    pub records: Records,
+    pub records: DnsRecords,
     /// Port of the engines; 0 with SRV records, which have their own.
     pub port: u16,
     /// How URLs are made.
-    pub form: Form,
+    pub form: EndpointForm,
     /// Shortest time between two questions; not zero.
     pub min_refresh: Duration,
     /// Longest time between two questions; not below `min_refresh`.
@@ -67,19 +67,19 @@ pub struct Dns {
 
 /// Endpoints of a Kubernetes Service.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Kubernetes {
+pub struct KubernetesSource {
     /// The label selector of its EndpointSlices.
     pub selector: String,
     /// Its namespace; absent = that of the service account.
     pub namespace: Option<String>,
     /// The engines' port; absent = the slices' only one.
-    pub port: Option<Port>,
+    pub port: Option<EndpointPort>,
     /// How URLs are made.
-    pub form: Form,
+    pub form: EndpointForm,
     /// Time between two full lists.
     pub resync: Duration,
     /// What tells that a node is about to go; absent = nodes are not looked at.
-    pub nodes: Option<Notices>,
+    pub nodes: Option<NodeNotices>,
     /// The API server; absent when the gateway does not run in a cluster and
     /// the file names none.
     pub server: Option<Uri>,
@@ -91,7 +91,7 @@ pub struct Kubernetes {
 
 /// What tells that a Kubernetes node is about to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Notices {
+pub struct NodeNotices {
     /// Keys of taints.
     pub taints: Vec<String>,
     /// Types of conditions that are true, each perhaps with `=` and a reason.
@@ -100,21 +100,21 @@ pub struct Notices {
 
 /// How the URL of an endpoint is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Form {
+pub struct EndpointForm {
     /// `http` or `https`.
-    pub scheme: Scheme,
+    pub scheme: EndpointScheme,
     /// Port of the metrics, when they have one of their own.
     pub metrics_port: Option<u16>,
 }
 
-impl Form {
+impl EndpointForm {
     /// The endpoint at a host (an IPv6 address without brackets) and port;
     /// `None` when they make no URL.
     #[must_use]
     pub fn endpoint(&self, host: &str, port: u16) -> Option<Endpoint> {
         let scheme = match self.scheme {
-            Scheme::Http => "http",
-            Scheme::Https => "https",
+            EndpointScheme::Http => "http",
+            EndpointScheme::Https => "https",
         };
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
         let url = |port: u16| format!("{scheme}://{host}:{port}").parse::<Uri>().ok();
@@ -154,11 +154,11 @@ mod tests {
 
     #[test]
     fn endpoints_have_urls() {
-        let form = Form { scheme: Scheme::Https, metrics_port: Some(8002) };
+        let form = EndpointForm { scheme: EndpointScheme::Https, metrics_port: Some(8002) };
         let one = form.endpoint("fd00::5", 8000).unwrap();
         assert_eq!(one.url.to_string(), "https://[fd00::5]:8000/");
         assert_eq!(one.metrics_url.unwrap().to_string(), "https://[fd00::5]:8002/");
-        let form = Form { scheme: Scheme::Http, metrics_port: None };
+        let form = EndpointForm { scheme: EndpointScheme::Http, metrics_port: None };
         assert_eq!(form.endpoint("10.0.0.5", 80).unwrap().url.to_string(), "http://10.0.0.5:80/");
         for (host, port) in [("", 1), ("10.0.0.5", 0), ("a b", 1), ("a/b", 1), ("a?b", 1), ("u@h", 1)] {
             assert_eq!(form.endpoint(host, port), None, "{host}:{port}");

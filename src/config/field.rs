@@ -4,7 +4,7 @@ use std::fmt;
 
 /// One step from a value to a value inside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum FieldStep {
     /// The value of this key.
     Key(Box<str>),
     /// The element at this index.
@@ -13,31 +13,31 @@ pub(super) enum Step {
 
 /// The steps from the top of the file to a value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Field(Vec<Step>);
+pub(super) struct FieldPath(Vec<FieldStep>);
 
-impl Field {
+impl FieldPath {
     /// A key at the top of the file.
     pub(super) fn top(key: &str) -> Self {
         Self::default().key(key)
     }
 
     /// The field that these steps lead to.
-    pub(super) fn from_steps(steps: impl IntoIterator<Item = Step>) -> Self {
+    pub(super) fn from_steps(steps: impl IntoIterator<Item = FieldStep>) -> Self {
         Self(steps.into_iter().collect())
     }
 
     /// The value of `key` inside this one.
     pub(super) fn key(&self, key: &str) -> Self {
-        self.then(Step::Key(key.into()))
+        self.then(FieldStep::Key(key.into()))
     }
 
     /// The element `index` of this one.
     pub(super) fn index(&self, index: usize) -> Self {
-        self.then(Step::Index(index))
+        self.then(FieldStep::Index(index))
     }
 
     /// The steps from the top.
-    pub(super) fn steps(&self) -> &[Step] {
+    pub(super) fn steps(&self) -> &[FieldStep] {
         &self.0
     }
 
@@ -46,21 +46,21 @@ impl Field {
         self.0.starts_with(&other.0)
     }
 
-    fn then(&self, step: Step) -> Self {
+    fn then(&self, step: FieldStep) -> Self {
         let mut steps = self.0.clone();
         steps.push(step);
         Self(steps)
     }
 }
 
-impl fmt::Display for Field {
+impl fmt::Display for FieldPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (depth, step) in self.0.iter().enumerate() {
             match step {
-                Step::Index(index) => write!(f, "[{index}]")?,
-                Step::Key(key) if !is_plain(key) => write!(f, "[{key:?}]")?,
-                Step::Key(key) if depth == 0 => f.write_str(key)?,
-                Step::Key(key) => write!(f, ".{key}")?,
+                FieldStep::Index(index) => write!(f, "[{index}]")?,
+                FieldStep::Key(key) if !is_plain(key) => write!(f, "[{key:?}]")?,
+                FieldStep::Key(key) if depth == 0 => f.write_str(key)?,
+                FieldStep::Key(key) => write!(f, ".{key}")?,
             }
         }
         Ok(())
@@ -78,9 +78,9 @@ mod tests {
 
     #[test]
     fn reads_like_the_way_to_the_value() {
-        let field = Field::top("models").key("gpt-4.1").key("aliases").index(2);
+        let field = FieldPath::top("models").key("gpt-4.1").key("aliases").index(2);
         assert_eq!(field.to_string(), r#"models["gpt-4.1"].aliases[2]"#);
-        assert!(field.is_within(&Field::top("models").key("gpt-4.1")));
-        assert!(!Field::top("models").is_within(&field));
+        assert!(field.is_within(&FieldPath::top("models").key("gpt-4.1")));
+        assert!(!FieldPath::top("models").is_within(&field));
     }
 }

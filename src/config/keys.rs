@@ -124,14 +124,14 @@ pub fn parse_digest(text: &str) -> Option<[u8; 32]> {
 }
 
 /// What a key opens.
-pub trait Lock {
+pub trait HashedCredential {
     /// BLAKE3 of the whole key.
     fn digest(&self) -> &[u8; 32];
     /// From when on it opens nothing; absent = it always does.
     fn expires(&self) -> Option<SystemTime>;
 }
 
-impl Lock for KeyEntry {
+impl HashedCredential for KeyEntry {
     fn digest(&self) -> &[u8; 32] {
         &self.digest
     }
@@ -141,7 +141,7 @@ impl Lock for KeyEntry {
     }
 }
 
-impl Lock for TokenEntry {
+impl HashedCredential for TokenEntry {
     fn digest(&self) -> &[u8; 32] {
         &self.digest
     }
@@ -157,7 +157,7 @@ impl Lock for TokenEntry {
 /// # Errors
 /// When the text is no key, or none that `keys` holds, or one whose time is
 /// over.
-pub fn verify<'a, L: Lock>(
+pub fn verify<'a, L: HashedCredential>(
     keys: &'a HashMap<String, L>,
     text: &str,
     now: impl FnOnce() -> SystemTime,
@@ -190,7 +190,7 @@ mod tests {
 
     use super::*;
     use crate::config::settings::identity::Grant;
-    use crate::core::ids::TenantId;
+    use crate::core::model::ids::TenantId;
 
     fn ring(text: &str) -> HashMap<String, KeyEntry> {
         let entry = KeyEntry { digest: digest(text), grant: Grant::whole(TenantId::new(3)), expires: None };

@@ -3,36 +3,41 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::config::field::Field;
+use crate::config::field::FieldPath;
 use crate::config::load::load_file;
-use crate::config::problem::{Problem, Severity};
-use crate::config::report::Report;
+use crate::config::problem::{ConfigProblem, Severity};
+use crate::config::report::ConfigReport;
 use crate::config::yaml;
-use crate::core::best::Best;
-use crate::core::policy::Policy;
-use crate::core::unkept::{Aim, Unkept, unkept};
+use crate::core::model::policy::Policy;
+use crate::core::placement::unattainable::{ObjectiveKind, UnattainableObjective, unkept};
+use crate::core::replica::speed::pool_best::PoolBest;
 
 /// Checks a file as `penstock check` does, and warns about objectives that no
 /// pool has ever kept, by what `best` knows of each pool's name.
 #[must_use]
-pub fn check_file_against(path: &Path, best: &dyn Fn(&str) -> Option<Best>) -> Report {
+pub fn check_file_against(path: &Path, best: &dyn Fn(&str) -> Option<PoolBest>) -> ConfigReport {
     let mut outcome = load_file(path, None);
     if let Some(loaded) = &outcome.loaded {
         let policy = &loaded.settings.policy;
         let found = unkept(policy, |pool| best(policy.pools.name(pool)));
         let problems = found.iter().map(|row| problem(row, policy, best, &outcome.report));
-        let problems: Vec<Problem> = problems.collect();
+        let problems: Vec<ConfigProblem> = problems.collect();
         outcome.report.problems.extend(problems);
         outcome.report.problems.sort_by_key(|problem| (problem.line, problem.column));
     }
     outcome.report
 }
 
-fn problem(row: &Unkept, policy: &Policy, best: &dyn Fn(&str) -> Option<Best>, report: &Report) -> Problem {
+fn problem(
+    row: &UnattainableObjective,
+    policy: &Policy,
+    best: &dyn Fn(&str) -> Option<PoolBest>,
+    report: &ConfigReport,
+) -> ConfigProblem {
     let (class, pool) = (policy.classes.name(row.class), policy.pools.name(row.pool));
-    let field = Field::top("classes").key(class).key(row.aim.name());
+    let field = FieldPath::top("classes").key(class).key(row.aim.name());
     let mark = yaml::parse(report.text()).ok().map(|tree| tree.locate(&field));
-    let read = best(pool).filter(|_| row.aim == Aim::FirstToken);
+    let read = best(pool).filter(|_| row.aim == ObjectiveKind::FirstToken);
     let read =
         read.map(|best| format!(", which reads {} prompt tokens a second at best", best.read_per_second));
     let message = format!(
@@ -45,7 +50,7 @@ fn problem(row: &Unkept, policy: &Policy, best: &dyn Fn(&str) -> Option<Best>, r
         read.unwrap_or_default(),
     );
     let hint = format!("write more than {}, or let the class use faster pools", millis(row.shown));
-    Problem {
+    ConfigProblem {
         severity: Severity::Warning,
         line: mark.map(|mark| mark.line),
         column: mark.map(|mark| mark.column),
@@ -78,7 +83,7 @@ pools:
         let path = folder.path().join("p.yaml");
         std::fs::write(&path, FILE).unwrap();
         let ms = |millis| Some(Duration::from_millis(millis));
-        let shown = Best {
+        let shown = PoolBest {
             first_token: ms(180),
             first_tokens: 1_200,
             gap: ms(4),

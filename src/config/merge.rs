@@ -4,25 +4,25 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::config::discover::{Endpoint, MAX_REPLICAS};
-use crate::config::settings::{ReplicaEdge, Settings};
+use crate::config::settings::{ReplicaSettings, Settings};
 use crate::config::validate::canonical;
-use crate::core::ids::{PoolId, ReplicaId};
-use crate::core::policy::{Policy, Replica};
-use crate::core::table::Table;
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::{PoolId, ReplicaId};
+use crate::core::model::policy::{Policy, Replica};
 
 /// The endpoints that each pool's source names just now. A pool whose source
 /// has not answered yet is not there.
-pub type Found = BTreeMap<PoolId, Arc<[Endpoint]>>;
+pub type FoundEndpoints = BTreeMap<PoolId, Arc<[Endpoint]>>;
 
 /// Adds what was found to the settings of a file. Every replica keeps the id
 /// that its name has in `previous`. An endpoint that is a replica already, of
 /// any pool, and those beyond [`MAX_REPLICAS`] of a pool are left out.
 #[must_use]
-pub fn merge(file: &Settings, previous: &Settings, found: &Found) -> Settings {
+pub fn merge(file: &Settings, previous: &Settings, found: &FoundEndpoints) -> Settings {
     let mut merging = Merging {
         seen: file.edge.replicas.iter().map(|(.., edge)| canonical(&edge.url)).collect(),
-        replicas: Table::successor(&previous.policy.replicas),
-        edges: Table::successor(&previous.edge.replicas),
+        replicas: IdTable::successor(&previous.policy.replicas),
+        edges: IdTable::successor(&previous.edge.replicas),
         draining: BTreeSet::new(),
         spot_notices: BTreeSet::new(),
     };
@@ -58,14 +58,14 @@ pub fn merge(file: &Settings, previous: &Settings, found: &Found) -> Settings {
 struct Merging {
     /// Canonical URLs.
     seen: HashSet<String>,
-    replicas: Table<ReplicaId, Replica>,
-    edges: Table<ReplicaId, ReplicaEdge>,
+    replicas: IdTable<ReplicaId, Replica>,
+    edges: IdTable<ReplicaId, ReplicaSettings>,
     draining: BTreeSet<ReplicaId>,
     spot_notices: BTreeSet<ReplicaId>,
 }
 
 impl Merging {
-    fn insert(&mut self, name: &str, row: Replica, edge: ReplicaEdge) -> ReplicaId {
+    fn insert(&mut self, name: &str, row: Replica, edge: ReplicaSettings) -> ReplicaId {
         self.edges.insert(name, edge);
         self.replicas.insert(name, row)
     }
@@ -77,7 +77,7 @@ impl Merging {
             return None;
         }
         let Endpoint { url, metrics_url, zone, draining, spot_notice } = endpoint.clone();
-        let id = self.insert(&name, row.clone(), ReplicaEdge { pool, url, metrics_url, zone });
+        let id = self.insert(&name, row.clone(), ReplicaSettings { pool, url, metrics_url, zone });
         if draining {
             self.draining.insert(id);
         }
@@ -101,7 +101,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config::discover::{Form, Scheme};
+    use crate::config::discover::{EndpointForm, EndpointScheme};
     use crate::config::load::load_str;
 
     const FILE: &str = "
@@ -127,13 +127,13 @@ pools:
     }
 
     fn hosts(last: &[usize]) -> Arc<[Endpoint]> {
-        let form = Form { scheme: Scheme::Http, metrics_port: None };
+        let form = EndpointForm { scheme: EndpointScheme::Http, metrics_port: None };
         let endpoint =
             |last: &usize| form.endpoint(&format!("10.0.{}.{}", last / 250, last % 250), 80).unwrap();
         last.iter().map(endpoint).collect()
     }
 
-    fn found(settings: &Settings, pools: &[(&str, &[usize])]) -> Found {
+    fn found(settings: &Settings, pools: &[(&str, &[usize])]) -> FoundEndpoints {
         let id = |name: &str| settings.policy.pools.id(name).unwrap();
         pools.iter().map(|(pool, last)| (id(pool), hosts(last))).collect()
     }

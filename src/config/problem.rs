@@ -30,7 +30,7 @@ impl Severity {
 
 /// One finding about a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Problem {
+pub struct ConfigProblem {
     /// How bad it is.
     pub severity: Severity,
     /// Line in the file, from 1.
@@ -46,7 +46,7 @@ pub struct Problem {
     pub hint: Option<String>,
 }
 
-impl Problem {
+impl ConfigProblem {
     /// An error of the file as a whole.
     #[must_use]
     pub fn of_file(message: impl Into<String>) -> Self {
@@ -67,7 +67,7 @@ impl Problem {
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ConfigProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.severity.name())?;
         if let (Some(line), Some(column)) = (self.line, self.column) {
@@ -119,14 +119,14 @@ mod tests {
 
     #[test]
     fn display_names_place_and_fix() {
-        let problem = Problem {
+        let problem = ConfigProblem {
             line: Some(3),
             column: Some(5),
             path: "queue".into(),
             hint: Some("write 1 or more".into()),
-            ..Problem::of_file("must not be zero")
+            ..ConfigProblem::of_file("must not be zero")
         };
         assert_eq!(problem.to_string(), "error at 3:5: queue: must not be zero (write 1 or more)");
-        assert_eq!(Problem::of_file("is empty").to_string(), "error: is empty");
+        assert_eq!(ConfigProblem::of_file("is empty").to_string(), "error: is empty");
     }
 }

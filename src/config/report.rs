@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use crate::config::problem::{Problem, Severity};
+use crate::config::problem::{ConfigProblem, Severity};
 
 /// Problems that one report shows.
 const MAX_SHOWN: usize = 200;
@@ -16,31 +16,31 @@ pub const UNREADABLE: u8 = 2;
 
 /// Everything found about one file. `Display` shows it with source lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct ConfigReport {
     /// What the file is called.
     pub name: String,
     /// The findings, in the order of the file.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<ConfigProblem>,
     text: String,
     unreadable: bool,
 }
 
-impl Report {
-    pub(super) fn new(name: &str, text: &str, mut problems: Vec<Problem>) -> Self {
+impl ConfigReport {
+    pub(super) fn new(name: &str, text: &str, mut problems: Vec<ConfigProblem>) -> Self {
         let more = problems.len().saturating_sub(MAX_SHOWN);
         if more > 0 {
             problems.sort_by_key(|problem| problem.severity);
             problems.truncate(MAX_SHOWN);
             let severity = problems.last().map_or(Severity::Error, |problem| problem.severity);
-            problems.push(Problem {
+            problems.push(ConfigProblem {
                 severity,
-                ..Problem::of_file(format!("{more} more problems are not shown"))
+                ..ConfigProblem::of_file(format!("{more} more problems are not shown"))
             });
         }
         Self { name: name.to_owned(), problems, text: text.to_owned(), unreadable: false }
     }
 
-    pub(super) fn unreadable(name: &str, problem: Problem) -> Self {
+    pub(super) fn unreadable(name: &str, problem: ConfigProblem) -> Self {
         Self { name: name.to_owned(), problems: vec![problem], text: String::new(), unreadable: true }
     }
 
@@ -52,7 +52,7 @@ impl Report {
     /// Whether the file cannot be used.
     #[must_use]
     pub fn has_errors(&self) -> bool {
-        self.problems.iter().any(Problem::is_error)
+        self.problems.iter().any(ConfigProblem::is_error)
     }
 
     /// The exit code of a check: 0 = can be used, 1 = has errors, 2 = cannot
@@ -75,7 +75,7 @@ impl Report {
     /// For GitHub Actions: one annotation a line.
     #[must_use]
     pub fn to_github(&self) -> String {
-        let line = |problem: &Problem| {
+        let line = |problem: &ConfigProblem| {
             let level = match problem.severity {
                 Severity::Error => "error",
                 Severity::Warning => "warning",
@@ -91,7 +91,7 @@ impl Report {
         self.problems.iter().map(line).collect()
     }
 
-    fn write_source(&self, problem: &Problem, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_source(&self, problem: &ConfigProblem, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Some(number), Some(column)) = (problem.line, problem.column) else {
             return writeln!(f, "  --> {}", self.name);
         };
@@ -109,13 +109,13 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for ConfigReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, problem) in self.problems.iter().enumerate() {
             if at > 0 {
                 writeln!(f)?;
             }
-            let what = Problem { hint: None, ..problem.clone() };
+            let what = ConfigProblem { hint: None, ..problem.clone() };
             writeln!(f, "{}: {}", problem.severity.name(), sentence(&what))?;
             self.write_source(problem, f)?;
             if let Some(hint) = &problem.hint {
@@ -127,14 +127,14 @@ impl fmt::Display for Report {
 }
 
 /// A problem without its severity and place.
-fn sentence(problem: &Problem) -> String {
+fn sentence(problem: &ConfigProblem) -> String {
     let path = if problem.path.is_empty() { String::new() } else { format!("{}: ", problem.path) };
     let hint = problem.hint.as_ref().map_or(String::new(), |hint| format!(" ({hint})"));
     format!("{path}{}{hint}", problem.message)
 }
 
 /// Whether the line may hold a secret that somebody wrote down by mistake.
-fn is_about_secret(problem: &Problem) -> bool {
+fn is_about_secret(problem: &ConfigProblem) -> bool {
     let path: String = problem.path.chars().filter(char::is_ascii_alphabetic).collect();
     ["apikey", "secret", "password"].iter().any(|word| path.to_ascii_lowercase().contains(word))
         || problem.message.contains("user or password")
@@ -156,19 +156,19 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn problem(line: u32, column: u32, path: &str) -> Problem {
-        Problem {
+    fn problem(line: u32, column: u32, path: &str) -> ConfigProblem {
+        ConfigProblem {
             line: Some(line),
             column: Some(column),
             path: path.to_owned(),
             hint: Some("fix it".into()),
-            ..Problem::of_file("is wrong")
+            ..ConfigProblem::of_file("is wrong")
         }
     }
 
     #[test]
     fn text_points_at_the_place() {
-        let report = Report::new("p.yaml", "a: 1\nb:\t\u{1b}[31m2\n", vec![problem(2, 4, "b")]);
+        let report = ConfigReport::new("p.yaml", "a: 1\nb:\t\u{1b}[31m2\n", vec![problem(2, 4, "b")]);
         assert_eq!(
             report.to_string(),
             "error: b: is wrong\n  --> p.yaml:2:4\n  |\n2 | b: \u{fffd}[31m2\n  |    ^\n  = fix it\n"
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn long_lines_are_cut_around_the_place() {
         let text = format!("{}X{}", "a".repeat(1000), "b".repeat(1000));
-        let shown = Report::new("p", &text, vec![problem(1, 1001, "a")]).to_string();
+        let shown = ConfigReport::new("p", &text, vec![problem(1, 1001, "a")]).to_string();
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines[3].chars().count(), 4 + WIDTH);
         assert_eq!(lines[3].find('X'), lines[4].find('^'));
@@ -186,31 +186,31 @@ mod tests {
 
     #[test]
     fn places_outside_the_text_do_no_harm() {
-        let report = Report::new("p", "a", vec![problem(9, 9, "a"), problem(1, 99, "a")]);
+        let report = ConfigReport::new("p", "a", vec![problem(9, 9, "a"), problem(1, 99, "a")]);
         assert!(report.to_string().contains("p:9:9"));
     }
 
     #[test]
     fn secrets_are_not_shown() {
-        let report = Report::new("p", "api_key: sk-123", vec![problem(1, 10, "pools.a.api_key")]);
+        let report = ConfigReport::new("p", "api_key: sk-123", vec![problem(1, 10, "pools.a.api_key")]);
         assert!(!report.to_string().contains("sk-123"));
     }
 
     #[test]
     fn annotations_and_json() {
-        let report = Report::new("a,b.yaml", "", vec![problem(3, 1, "x")]);
+        let report = ConfigReport::new("a,b.yaml", "", vec![problem(3, 1, "x")]);
         assert_eq!(report.to_github(), "::error file=a%2Cb.yaml,line=3,col=1::x: is wrong (fix it)\n");
         let json = report.to_json();
         assert_eq!(json["valid"], false);
         assert_eq!(json["problems"][0]["severity"], "error");
         assert_eq!(json["problems"][0]["line"], 3);
-        assert_eq!((report.exit_code(), Report::new("p", "", vec![]).exit_code()), (1, 0));
-        assert_eq!(Report::unreadable("p", Problem::of_file("gone")).exit_code(), 2);
+        assert_eq!((report.exit_code(), ConfigReport::new("p", "", vec![]).exit_code()), (1, 0));
+        assert_eq!(ConfigReport::unreadable("p", ConfigProblem::of_file("gone")).exit_code(), 2);
     }
 
     #[test]
     fn a_flood_is_cut() {
-        let report = Report::new("p", "", vec![problem(1, 1, "x"); MAX_SHOWN + 5]);
+        let report = ConfigReport::new("p", "", vec![problem(1, 1, "x"); MAX_SHOWN + 5]);
         assert_eq!(report.problems.len(), MAX_SHOWN + 1);
         assert_eq!(report.problems[MAX_SHOWN].message, "5 more problems are not shown");
     }

@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::tokens::counter::{Broken, TokenCounter};
+use crate::tokens::counter::{ModelFileError, TokenCounter};
 
 /// Bytes of the largest file that the file names: room for ten thousand
 /// endpoints.
@@ -58,16 +58,16 @@ pub trait SecretSource: Send + Sync {
         &self,
         folder: &Path,
         before: Option<&Arc<TokenCounter>>,
-    ) -> Result<Arc<TokenCounter>, Broken> {
+    ) -> Result<Arc<TokenCounter>, ModelFileError> {
         TokenCounter::reopen(folder, before)
     }
 }
 
 /// The machine's own environment and files.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Machine;
+pub struct MachineSecrets;
 
-impl SecretSource for Machine {
+impl SecretSource for MachineSecrets {
     #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
     fn env(&self, name: &str) -> Option<String> {
         std::env::var(name).ok()
@@ -94,13 +94,13 @@ pub(super) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 }
 
 /// Reads secrets and remembers which files it read and what was in them.
-pub(super) struct Reader<'a> {
+pub(super) struct SecretReader<'a> {
     source: &'a dyn SecretSource,
     base: &'a Path,
     read: Vec<(PathBuf, Option<blake3::Hash>)>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> SecretReader<'a> {
     /// A reader that takes relative paths from `base`.
     pub(super) fn new(source: &'a dyn SecretSource, base: &'a Path) -> Self {
         Self { source, base, read: Vec::new() }
@@ -142,7 +142,7 @@ impl<'a> Reader<'a> {
         &self,
         folder: &Path,
         known: &[Arc<TokenCounter>],
-    ) -> Result<Arc<TokenCounter>, Broken> {
+    ) -> Result<Arc<TokenCounter>, ModelFileError> {
         self.source.tokenizer(folder, known.iter().rfind(|counter| counter.folder() == folder))
     }
 
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn values_are_trimmed_and_faults_named_without_the_value() {
-        let mut reader = Reader::new(&World, Path::new("/etc/penstock"));
+        let mut reader = SecretReader::new(&World, Path::new("/etc/penstock"));
         assert_eq!(reader.env("KEY").unwrap().expose(), "sk-1");
         assert_eq!(reader.file("key").unwrap().expose(), "sk-2");
         assert_eq!(reader.env("NONE").unwrap_err(), "the environment variable \"NONE\" is not set");

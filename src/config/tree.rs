@@ -1,10 +1,10 @@
 //! The file as a tree of values that know their lines.
 
-use crate::config::field::{Field, Step};
+use crate::config::field::{FieldPath, FieldStep};
 
 /// A place in the text, from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Mark {
+pub(super) struct TextPosition {
     /// Line.
     pub(super) line: u32,
     /// Column, in characters.
@@ -13,34 +13,34 @@ pub(super) struct Mark {
 
 /// A value and where it stands.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Node {
+pub(super) struct TreeNode {
     /// Where it begins.
-    pub(super) at: Mark,
+    pub(super) at: TextPosition,
     /// What it is.
-    pub(super) value: Value,
+    pub(super) value: TreeValue,
     /// Left out of what is decoded, because it was reported already.
     pub(super) dropped: bool,
 }
 
 /// What a node is.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Value {
+pub(super) enum TreeValue {
     /// Nothing, as in `key:`.
     Null,
     /// A number or boolean: its meaning, and its text for whoever wants a
     /// string.
-    Plain(Scalar, String),
+    Plain(PlainScalar, String),
     /// A string.
     Text(String),
     /// A list.
-    List(Vec<Node>),
+    List(Vec<TreeNode>),
     /// A map, in the order of the file.
-    Map(Vec<Entry>),
+    Map(Vec<TreeEntry>),
 }
 
 /// A value that is not a string.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Scalar {
+pub(super) enum PlainScalar {
     /// `true` or `false`.
     Bool(bool),
     /// A whole number from zero up.
@@ -53,29 +53,29 @@ pub(super) enum Scalar {
 
 /// One key of a map.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Entry {
+pub(super) struct TreeEntry {
     /// The key.
     pub(super) key: String,
     /// Where the key stands.
-    pub(super) at: Mark,
+    pub(super) at: TextPosition,
     /// Its value.
-    pub(super) node: Node,
+    pub(super) node: TreeNode,
 }
 
-impl Node {
+impl TreeNode {
     /// Where to point for `field`: at a scalar itself, at the key of a map or
     /// list, and for what is missing at the nearest thing around it.
-    pub(super) fn locate(&self, field: &Field) -> Mark {
+    pub(super) fn locate(&self, field: &FieldPath) -> TextPosition {
         let mut node = self;
         let mut mark = self.at;
         for step in field.steps() {
             match (step, &node.value) {
-                (Step::Key(key), Value::Map(entries)) => {
+                (FieldStep::Key(key), TreeValue::Map(entries)) => {
                     let Some(entry) = entries.iter().find(|entry| *entry.key == **key) else { break };
                     node = &entry.node;
                     mark = if node.is_scalar() { node.at } else { entry.at };
                 }
-                (Step::Index(index), Value::List(nodes)) => {
+                (FieldStep::Index(index), TreeValue::List(nodes)) => {
                     let Some(element) = nodes.get(*index) else { break };
                     node = element;
                     mark = node.at;
@@ -88,16 +88,16 @@ impl Node {
 
     /// Takes `field` out of what is decoded. False when there is no such
     /// field, or it is already out.
-    pub(super) fn drop_field(&mut self, field: &Field) -> bool {
+    pub(super) fn drop_field(&mut self, field: &FieldPath) -> bool {
         let Some(node) = self.find(field.steps()) else { return false };
         !std::mem::replace(&mut node.dropped, true)
     }
 
     /// Gives the key at the end of `field` another name, unless its map has
     /// that name already.
-    pub(super) fn rename(&mut self, field: &Field, name: &str) -> bool {
-        let Some((Step::Key(old), parent)) = field.steps().split_last() else { return false };
-        let Some(Node { value: Value::Map(entries), .. }) = self.find(parent) else { return false };
+    pub(super) fn rename(&mut self, field: &FieldPath, name: &str) -> bool {
+        let Some((FieldStep::Key(old), parent)) = field.steps().split_last() else { return false };
+        let Some(TreeNode { value: TreeValue::Map(entries), .. }) = self.find(parent) else { return false };
         if entries.iter().any(|entry| entry.key == name) {
             return false;
         }
@@ -105,19 +105,19 @@ impl Node {
         entry.map(|entry| name.clone_into(&mut entry.key)).is_some()
     }
 
-    fn find(&mut self, steps: &[Step]) -> Option<&mut Self> {
+    fn find(&mut self, steps: &[FieldStep]) -> Option<&mut Self> {
         let Some((first, rest)) = steps.split_first() else { return Some(self) };
         let child = match (first, &mut self.value) {
-            (Step::Key(key), Value::Map(entries)) => {
+            (FieldStep::Key(key), TreeValue::Map(entries)) => {
                 &mut entries.iter_mut().find(|entry| *entry.key == **key)?.node
             }
-            (Step::Index(index), Value::List(nodes)) => nodes.get_mut(*index)?,
+            (FieldStep::Index(index), TreeValue::List(nodes)) => nodes.get_mut(*index)?,
             _ => return None,
         };
         child.find(rest)
     }
 
     fn is_scalar(&self) -> bool {
-        matches!(self.value, Value::Plain(..) | Value::Text(_))
+        matches!(self.value, TreeValue::Plain(..) | TreeValue::Text(_))
     }
 }

@@ -16,7 +16,7 @@ pub struct Span(pub Duration);
 
 /// A number of bytes, such as `64KiB`, `32MiB` or `1GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Size(pub u64);
+pub struct ByteSize(pub u64);
 
 const MAX_SPAN: Duration = Duration::from_secs(366 * 86_400);
 
@@ -94,7 +94,7 @@ impl FromStr for Span {
     }
 }
 
-impl FromStr for Size {
+impl FromStr for ByteSize {
     type Err = String;
 
     /// Reads a whole number and a unit. The error's first line says what is
@@ -140,7 +140,7 @@ impl fmt::Display for Span {
     }
 }
 
-impl fmt::Display for Size {
+impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fits = |factor: u64| self.0 > 0 && self.0.is_multiple_of(factor);
         let (unit, factor) = SIZE_UNITS.into_iter().find(|(_, factor)| fits(*factor)).unwrap_or(("B", 1));
@@ -154,7 +154,7 @@ impl Serialize for Span {
     }
 }
 
-impl Serialize for Size {
+impl Serialize for ByteSize {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -185,22 +185,22 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
-impl<'de> Deserialize<'de> for Size {
+impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct SizeVisitor;
         impl Visitor<'_> for SizeVisitor {
-            type Value = Size;
+            type Value = ByteSize;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a size such as 64KiB or 32MiB")
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Size, E> {
+            fn visit_str<E: Error>(self, text: &str) -> Result<ByteSize, E> {
                 text.parse().map_err(E::custom)
             }
 
-            fn visit_u64<E: Error>(self, bytes: u64) -> Result<Size, E> {
-                Ok(Size(bytes))
+            fn visit_u64<E: Error>(self, bytes: u64) -> Result<ByteSize, E> {
+                Ok(ByteSize(bytes))
             }
         }
         deserializer.deserialize_any(SizeVisitor)
@@ -223,7 +223,7 @@ impl JsonSchema for Span {
     }
 }
 
-impl JsonSchema for Size {
+impl JsonSchema for ByteSize {
     fn schema_name() -> Cow<'static, str> {
         "Size".into()
     }
@@ -269,14 +269,14 @@ mod tests {
 
     #[test]
     fn sizes() {
-        let parsed = |text: &str| text.parse::<Size>();
-        assert_eq!(parsed("64KiB"), Ok(Size(65_536)));
-        assert_eq!(parsed("32 MiB"), Ok(Size(32 << 20)));
-        assert_eq!(parsed("2Gi"), Ok(Size(2 << 30)));
-        assert_eq!(parsed("5MB"), Ok(Size(5_000_000)));
-        assert_eq!(Size(1536).to_string(), "1536B");
-        assert_eq!(Size(3 << 20).to_string(), "3MiB");
-        assert_eq!(Size(0).to_string(), "0B");
+        let parsed = |text: &str| text.parse::<ByteSize>();
+        assert_eq!(parsed("64KiB"), Ok(ByteSize(65_536)));
+        assert_eq!(parsed("32 MiB"), Ok(ByteSize(32 << 20)));
+        assert_eq!(parsed("2Gi"), Ok(ByteSize(2 << 30)));
+        assert_eq!(parsed("5MB"), Ok(ByteSize(5_000_000)));
+        assert_eq!(ByteSize(1536).to_string(), "1536B");
+        assert_eq!(ByteSize(3 << 20).to_string(), "3MiB");
+        assert_eq!(ByteSize(0).to_string(), "0B");
         for wrong in ["", "12", "1.5MiB", "-1B", "1mb", "1Mb", "MiB", "20000000TiB"] {
             assert!(parsed(wrong).is_err(), "{wrong:?}");
         }
@@ -286,13 +286,13 @@ mod tests {
         #[test]
         fn what_is_written_reads_back(millis in 0..MAX_SPAN.as_millis() as u64, bytes: u64) {
             prop_assert_eq!(Span::millis(millis).to_string().parse(), Ok(Span::millis(millis)));
-            prop_assert_eq!(Size(bytes).to_string().parse(), Ok(Size(bytes)));
+            prop_assert_eq!(ByteSize(bytes).to_string().parse(), Ok(ByteSize(bytes)));
         }
 
         #[test]
         fn any_text_is_read_or_refused(text: String) {
             let _ = text.parse::<Span>();
-            let _ = text.parse::<Size>();
+            let _ = text.parse::<ByteSize>();
         }
     }
 }

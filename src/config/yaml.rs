@@ -5,8 +5,8 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, Spanned, UserMessageFormatter};
 
-use crate::config::problem::Problem;
-use crate::config::tree::{Entry, Mark, Node, Scalar, Value};
+use crate::config::problem::ConfigProblem;
+use crate::config::tree::{PlainScalar, TextPosition, TreeEntry, TreeNode, TreeValue};
 
 /// Deeper than any configuration and shallow enough for every stack.
 const MAX_DEPTH: usize = 32;
@@ -16,67 +16,67 @@ const MAX_NODES: usize = 1_000_000;
 const MAX_REPEATED: usize = 50_000;
 
 /// Parses one document.
-pub(super) fn parse(text: &str) -> Result<Node, Problem> {
+pub(super) fn parse(text: &str) -> Result<TreeNode, ConfigProblem> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_depth: MAX_DEPTH, max_nodes: MAX_NODES },
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: MAX_REPEATED },
         strict_booleans: true,
         with_snippet: false,
     };
-    let parsed: Result<Spanned<Raw>, _> = serde_saphyr::from_str_with_options(text, options);
+    let parsed: Result<Spanned<RawYaml>, _> = serde_saphyr::from_str_with_options(text, options);
     match parsed {
         Ok(raw) => Ok(node(raw, text)),
         Err(error) => Err(problem(&error)),
     }
 }
 
-fn problem(error: &serde_saphyr::Error) -> Problem {
+fn problem(error: &serde_saphyr::Error) -> ConfigProblem {
     let error = error.without_snippet();
     let mark = error.location().filter(|at| at.line() > 0).map(mark);
     let message = error.render_with_formatter(&UserMessageFormatter);
     let message = message.split_once(" at line ").map_or(message.as_str(), |(message, _)| message);
-    Problem {
+    ConfigProblem {
         line: mark.map(|mark| mark.line),
         column: mark.map(|mark| mark.column),
         hint: Some("look at the indentation and the quotes, here and on the line before".to_owned()),
-        ..Problem::of_file(format!("not valid YAML: {message}"))
+        ..ConfigProblem::of_file(format!("not valid YAML: {message}"))
     }
 }
 
-fn mark(at: Location) -> Mark {
+fn mark(at: Location) -> TextPosition {
     let number = |n: u64| u32::try_from(n).unwrap_or(u32::MAX).max(1);
-    Mark { line: number(at.line()), column: number(at.column()) }
+    TextPosition { line: number(at.line()), column: number(at.column()) }
 }
 
 /// A value as the library hands it over, without the text it was read from.
-enum Raw {
+enum RawYaml {
     Null,
-    Plain(Scalar),
+    Plain(PlainScalar),
     Text(String),
-    List(Vec<Spanned<Raw>>),
-    Map(Vec<(Spanned<String>, Spanned<Raw>)>),
+    List(Vec<Spanned<RawYaml>>),
+    Map(Vec<(Spanned<String>, Spanned<RawYaml>)>),
 }
 
-fn node(raw: Spanned<Raw>, text: &str) -> Node {
+fn node(raw: Spanned<RawYaml>, text: &str) -> TreeNode {
     let value = match raw.value {
-        Raw::Null => Value::Null,
-        Raw::Plain(scalar) => Value::Plain(scalar, written(scalar, raw.defined, text)),
-        Raw::Text(string) => Value::Text(string),
-        Raw::List(list) => Value::List(list.into_iter().map(|raw| node(raw, text)).collect()),
-        Raw::Map(map) => {
-            let entry = |(key, raw): (Spanned<String>, _)| Entry {
+        RawYaml::Null => TreeValue::Null,
+        RawYaml::Plain(scalar) => TreeValue::Plain(scalar, written(scalar, raw.defined, text)),
+        RawYaml::Text(string) => TreeValue::Text(string),
+        RawYaml::List(list) => TreeValue::List(list.into_iter().map(|raw| node(raw, text)).collect()),
+        RawYaml::Map(map) => {
+            let entry = |(key, raw): (Spanned<String>, _)| TreeEntry {
                 at: mark(key.referenced),
                 key: key.value,
                 node: node(raw, text),
             };
-            Value::Map(map.into_iter().map(entry).collect())
+            TreeValue::Map(map.into_iter().map(entry).collect())
         }
     };
-    Node { at: mark(raw.referenced), value, dropped: false }
+    TreeNode { at: mark(raw.referenced), value, dropped: false }
 }
 
 /// A number or boolean as it stands in the file, so that `007` can be a name.
-fn written(scalar: Scalar, at: Location, text: &str) -> String {
+fn written(scalar: PlainScalar, at: Location, text: &str) -> String {
     let span = at.span();
     let range = span.byte_offset().zip(span.byte_len()).and_then(|(start, len)| {
         let start = usize::try_from(start).ok()?;
@@ -84,80 +84,80 @@ fn written(scalar: Scalar, at: Location, text: &str) -> String {
     });
     match (range, scalar) {
         (Some(range), _) => range.trim().to_owned(),
-        (None, Scalar::Bool(value)) => value.to_string(),
-        (None, Scalar::Unsigned(value)) => value.to_string(),
-        (None, Scalar::Signed(value)) => value.to_string(),
-        (None, Scalar::Float(value)) => value.to_string(),
+        (None, PlainScalar::Bool(value)) => value.to_string(),
+        (None, PlainScalar::Unsigned(value)) => value.to_string(),
+        (None, PlainScalar::Signed(value)) => value.to_string(),
+        (None, PlainScalar::Float(value)) => value.to_string(),
     }
 }
 
-impl<'de> Deserialize<'de> for Raw {
+impl<'de> Deserialize<'de> for RawYaml {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(RawVisitor)
+        deserializer.deserialize_any(RawYamlVisitor)
     }
 }
 
-struct RawVisitor;
+struct RawYamlVisitor;
 
-impl<'de> Visitor<'de> for RawVisitor {
-    type Value = Raw;
+impl<'de> Visitor<'de> for RawYamlVisitor {
+    type Value = RawYaml;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a YAML value")
     }
 
-    fn visit_unit<E>(self) -> Result<Raw, E> {
-        Ok(Raw::Null)
+    fn visit_unit<E>(self) -> Result<RawYaml, E> {
+        Ok(RawYaml::Null)
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
-        Ok(Raw::Plain(Scalar::Bool(value)))
+    fn visit_bool<E>(self, value: bool) -> Result<RawYaml, E> {
+        Ok(RawYaml::Plain(PlainScalar::Bool(value)))
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
-        Ok(Raw::Plain(Scalar::Unsigned(value)))
+    fn visit_u64<E>(self, value: u64) -> Result<RawYaml, E> {
+        Ok(RawYaml::Plain(PlainScalar::Unsigned(value)))
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
-        let unsigned = u64::try_from(value).map(Scalar::Unsigned);
-        Ok(Raw::Plain(unsigned.unwrap_or(Scalar::Signed(value))))
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "far beyond every range of the file")]
-    fn visit_u128<E>(self, value: u128) -> Result<Raw, E> {
-        Ok(Raw::Plain(Scalar::Float(value as f64)))
+    fn visit_i64<E>(self, value: i64) -> Result<RawYaml, E> {
+        let unsigned = u64::try_from(value).map(PlainScalar::Unsigned);
+        Ok(RawYaml::Plain(unsigned.unwrap_or(PlainScalar::Signed(value))))
     }
 
     #[expect(clippy::cast_precision_loss, reason = "far beyond every range of the file")]
-    fn visit_i128<E>(self, value: i128) -> Result<Raw, E> {
-        Ok(Raw::Plain(Scalar::Float(value as f64)))
+    fn visit_u128<E>(self, value: u128) -> Result<RawYaml, E> {
+        Ok(RawYaml::Plain(PlainScalar::Float(value as f64)))
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
-        Ok(Raw::Plain(Scalar::Float(value)))
+    #[expect(clippy::cast_precision_loss, reason = "far beyond every range of the file")]
+    fn visit_i128<E>(self, value: i128) -> Result<RawYaml, E> {
+        Ok(RawYaml::Plain(PlainScalar::Float(value as f64)))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Raw, E> {
-        Ok(Raw::Text(value.to_owned()))
+    fn visit_f64<E>(self, value: f64) -> Result<RawYaml, E> {
+        Ok(RawYaml::Plain(PlainScalar::Float(value)))
     }
 
-    fn visit_string<E>(self, value: String) -> Result<Raw, E> {
-        Ok(Raw::Text(value))
+    fn visit_str<E>(self, value: &str) -> Result<RawYaml, E> {
+        Ok(RawYaml::Text(value.to_owned()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Raw, A::Error> {
+    fn visit_string<E>(self, value: String) -> Result<RawYaml, E> {
+        Ok(RawYaml::Text(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<RawYaml, A::Error> {
         let mut list = Vec::new();
         while let Some(element) = seq.next_element()? {
             list.push(element);
         }
-        Ok(Raw::List(list))
+        Ok(RawYaml::List(list))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawYaml, A::Error> {
         let mut entries = Vec::new();
         while let Some(entry) = map.next_entry()? {
             entries.push(entry);
         }
-        Ok(Raw::Map(entries))
+        Ok(RawYaml::Map(entries))
     }
 }

@@ -17,7 +17,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(4);
 /// What went wrong with a question to a replica. It holds no text from
 /// outside: no URL, no key, nothing that the replica sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Trouble {
+pub enum FetchError {
     /// No whole answer in time.
     #[error("no whole answer in time")]
     Timeout,
@@ -44,7 +44,7 @@ pub enum Trouble {
     NotUnderstood,
 }
 
-impl Trouble {
+impl FetchError {
     /// Whether something was there that answered, in whatever way.
     #[must_use]
     pub const fn answers(self) -> bool {
@@ -74,12 +74,12 @@ pub struct NoTls;
 
 /// Asks replicas.
 #[derive(Debug)]
-pub(super) struct Fetcher {
+pub(super) struct ReplicaClient {
     pooled: Client,
     fresh: Client,
 }
 
-impl Fetcher {
+impl ReplicaClient {
     /// `needs_tls`: without trusted certificates it fails; otherwise it goes
     /// without, and an `https` URL that comes later meets `Trouble::Connect`.
     pub(super) fn new(needs_tls: bool) -> Result<Self, NoTls> {
@@ -95,35 +95,40 @@ impl Fetcher {
         url: &str,
         key: Option<&Secret>,
         limit: Duration,
-    ) -> Result<Vec<u8>, Trouble> {
+    ) -> Result<Vec<u8>, FetchError> {
         let whole = async {
             let answer = send(&self.pooled, url, key).await?;
             match answer.status() {
                 status if status.is_success() => read(answer).await,
-                status if status.is_redirection() => Err(Trouble::Redirect(status.as_u16())),
-                status => Err(Trouble::Status(status.as_u16())),
+                status if status.is_redirection() => Err(FetchError::Redirect(status.as_u16())),
+                status => Err(FetchError::Status(status.as_u16())),
             }
         };
-        tokio::time::timeout(limit, whole).await.unwrap_or(Err(Trouble::Timeout))
+        tokio::time::timeout(limit, whole).await.unwrap_or(Err(FetchError::Timeout))
     }
 
     /// Whether a POST without a body is answered with 2xx, over a connection of
     /// its own, in time.
-    pub(super) async fn post(&self, url: &str, key: Option<&Secret>, limit: Duration) -> Result<(), Trouble> {
+    pub(super) async fn post(
+        &self,
+        url: &str,
+        key: Option<&Secret>,
+        limit: Duration,
+    ) -> Result<(), FetchError> {
         let mut request = self.fresh.post(url);
         if let Some(key) = key {
             request = request.bearer_auth(key.expose());
         }
-        let answer = tokio::time::timeout(limit, request.send()).await.map_err(|_| Trouble::Timeout)?;
+        let answer = tokio::time::timeout(limit, request.send()).await.map_err(|_| FetchError::Timeout)?;
         match answer.map_err(|error| trouble(&error))?.status() {
             status if status.is_success() => Ok(()),
-            status => Err(Trouble::Status(status.as_u16())),
+            status => Err(FetchError::Status(status.as_u16())),
         }
     }
 
     /// The status of the answer to a GET over a connection of its own: one
     /// from before may outlive the listener. The caller limits the time.
-    pub(super) async fn status(&self, url: &str, key: Option<&Secret>) -> Result<u16, Trouble> {
+    pub(super) async fn status(&self, url: &str, key: Option<&Secret>) -> Result<u16, FetchError> {
         Ok(send(&self.fresh, url, key).await?.status().as_u16())
     }
 }
@@ -145,7 +150,7 @@ fn build(builder: impl Fn() -> ClientBuilder, needs_tls: bool) -> Result<Client,
     })
 }
 
-async fn send(client: &Client, url: &str, key: Option<&Secret>) -> Result<Response, Trouble> {
+async fn send(client: &Client, url: &str, key: Option<&Secret>) -> Result<Response, FetchError> {
     let mut request = client.get(url);
     if let Some(key) = key {
         request = request.bearer_auth(key.expose());
@@ -153,26 +158,26 @@ async fn send(client: &Client, url: &str, key: Option<&Secret>) -> Result<Respon
     request.send().await.map_err(|error| trouble(&error))
 }
 
-async fn read(mut answer: Response) -> Result<Vec<u8>, Trouble> {
+async fn read(mut answer: Response) -> Result<Vec<u8>, FetchError> {
     if answer.content_length().is_some_and(|length| length > MAX_ANSWER as u64) {
-        return Err(Trouble::TooLarge);
+        return Err(FetchError::TooLarge);
     }
     let mut body = Vec::new();
     while let Some(chunk) = answer.chunk().await.map_err(|error| trouble(&error))? {
         if body.len() + chunk.len() > MAX_ANSWER {
-            return Err(Trouble::TooLarge);
+            return Err(FetchError::TooLarge);
         }
         body.extend_from_slice(&chunk);
     }
     Ok(body)
 }
 
-fn trouble(error: &reqwest::Error) -> Trouble {
+fn trouble(error: &reqwest::Error) -> FetchError {
     if error.is_builder() {
-        Trouble::Unsendable
+        FetchError::Unsendable
     } else if error.is_connect() {
-        Trouble::Connect
+        FetchError::Connect
     } else {
-        Trouble::Broken
+        FetchError::Broken
     }
 }

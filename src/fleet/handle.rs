@@ -14,13 +14,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::settings::Settings;
-use crate::core::ids::ReplicaId;
-use crate::fleet::fetch::{Fetcher, NoTls};
-use crate::fleet::hooks::{Sink, Watch};
+use crate::core::model::ids::ReplicaId;
+use crate::fleet::fetch::{NoTls, ReplicaClient};
+use crate::fleet::hooks::{NoteSink, ReportSink};
 use crate::fleet::probe;
-use crate::fleet::rest::{self, Order};
-use crate::fleet::scrape::{self, Member, Probing};
-use crate::fleet::target::Target;
+use crate::fleet::scrape::{self, MonitoredReplica, Probing};
+use crate::fleet::sleep::{self, SleepOrder};
+use crate::fleet::target::ReplicaTarget;
 use crate::fleet::view::FleetView;
 
 /// Scrapes that may run at the same time; more wait for their turn. Probes do
@@ -29,7 +29,7 @@ const CONCURRENT_SCRAPES: usize = 64;
 
 /// The fleet's times. The default is right for the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Timing {
+pub struct FleetTiming {
     /// For one answer about metrics or models.
     pub scrape_timeout: Duration,
     /// For all of one probe.
@@ -40,7 +40,7 @@ pub struct Timing {
     pub info_retry: Duration,
 }
 
-impl Default for Timing {
+impl Default for FleetTiming {
     fn default() -> Self {
         Self {
             scrape_timeout: Duration::from_secs(5),
@@ -52,44 +52,44 @@ impl Default for Timing {
 }
 
 /// What all tasks share.
-pub(super) struct Shared {
-    pub(super) fetcher: Fetcher,
-    pub(super) sink: Arc<dyn Sink>,
-    pub(super) watch: Arc<dyn Watch>,
-    pub(super) timing: Timing,
+pub(super) struct FleetContext {
+    pub(super) fetcher: ReplicaClient,
+    pub(super) sink: Arc<dyn ReportSink>,
+    pub(super) watch: Arc<dyn NoteSink>,
+    pub(super) timing: FleetTiming,
     pub(super) permits: Semaphore,
 }
 
 /// The running fleet. Clones are handles to the same one; it stops when the
 /// last one is dropped.
 #[derive(Clone)]
-pub struct Fleet {
-    inner: Arc<Inner>,
+pub struct FleetMonitor {
+    inner: Arc<MonitorState>,
 }
 
-struct Inner {
-    shared: Arc<Shared>,
+struct MonitorState {
+    shared: Arc<FleetContext>,
     settings: Arc<ArcSwap<Settings>>,
     view: Arc<FleetView>,
-    members: Mutex<BTreeMap<ReplicaId, Arc<Member>>>,
+    members: Mutex<BTreeMap<ReplicaId, Arc<MonitoredReplica>>>,
     root: CancellationToken,
     tasks: TaskTracker,
     runtime: Handle,
 }
 
-impl fmt::Debug for Fleet {
+impl fmt::Debug for FleetMonitor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fleet").field("replicas", &self.inner.members.lock().len()).finish_non_exhaustive()
     }
 }
 
-impl Drop for Inner {
+impl Drop for MonitorState {
     fn drop(&mut self) {
         self.root.cancel();
     }
 }
 
-impl Fleet {
+impl FleetMonitor {
     /// Starts scraping every configured replica. Must be called inside a
     /// tokio runtime; the other methods may be called from anywhere.
     ///
@@ -98,15 +98,16 @@ impl Fleet {
     /// certificates.
     pub fn start(
         settings: Arc<ArcSwap<Settings>>,
-        sink: Arc<dyn Sink>,
-        watch: Arc<dyn Watch>,
-        timing: Timing,
+        sink: Arc<dyn ReportSink>,
+        watch: Arc<dyn NoteSink>,
+        timing: FleetTiming,
     ) -> Result<Self, NoTls> {
-        let fetcher = Fetcher::new(Target::all(&settings.load()).any(|target| target.needs_tls()))?;
+        let fetcher =
+            ReplicaClient::new(ReplicaTarget::all(&settings.load()).any(|target| target.needs_tls()))?;
         let permits = Semaphore::new(CONCURRENT_SCRAPES);
         let fleet = Self {
-            inner: Arc::new(Inner {
-                shared: Arc::new(Shared { fetcher, sink, watch, timing, permits }),
+            inner: Arc::new(MonitorState {
+                shared: Arc::new(FleetContext { fetcher, sink, watch, timing, permits }),
                 settings,
                 view: Arc::new(FleetView::default()),
                 members: Mutex::new(BTreeMap::new()),
@@ -152,11 +153,11 @@ impl Fleet {
     /// Tells `replica` to sleep or to wake; the sink gets `Rested`. A replica
     /// that is not configured (any more), or that changes meanwhile, gives no
     /// answer.
-    pub fn order(&self, replica: ReplicaId, order: Order) {
+    pub fn order(&self, replica: ReplicaId, order: SleepOrder) {
         let member = self.inner.members.lock().get(&replica).cloned();
         if let Some(member) = member {
             let inner = &*self.inner;
-            inner.spawn(&member, rest::obey(Arc::clone(&inner.shared), Arc::clone(&member), order));
+            inner.spawn(&member, sleep::obey(Arc::clone(&inner.shared), Arc::clone(&member), order));
         }
     }
 
@@ -171,7 +172,7 @@ impl Fleet {
         }
         let settings = inner.settings.load();
         let mut targets: BTreeMap<_, _> =
-            Target::all(&settings).map(|target| (target.replica, target)).collect();
+            ReplicaTarget::all(&settings).map(|target| (target.replica, target)).collect();
         let mut probed = BTreeSet::new();
         members.retain(|replica, member| {
             if targets.get(replica) == Some(&member.target) {
@@ -206,9 +207,9 @@ impl Fleet {
     }
 }
 
-impl Inner {
-    fn join(&self, target: Target) -> Arc<Member> {
-        let member = Arc::new(Member {
+impl MonitorState {
+    fn join(&self, target: ReplicaTarget) -> Arc<MonitoredReplica> {
+        let member = Arc::new(MonitoredReplica {
             cell: self.view.renew(target.replica),
             target,
             refresh: Notify::new(),
@@ -220,13 +221,13 @@ impl Inner {
         member
     }
 
-    fn probe(&self, member: &Arc<Member>) {
+    fn probe(&self, member: &Arc<MonitoredReplica>) {
         if member.probing.begin() {
             self.spawn(member, probe::answer(Arc::clone(&self.shared), Arc::clone(member)));
         }
     }
 
-    fn spawn(&self, member: &Member, task: impl Future<Output = ()> + Send + 'static) {
+    fn spawn(&self, member: &MonitoredReplica, task: impl Future<Output = ()> + Send + 'static) {
         let token = member.token.clone();
         let until_ended = async move {
             token.run_until_cancelled(task).await;

@@ -2,24 +2,24 @@
 
 use std::time::Duration;
 
-use crate::core::event::Event;
-use crate::core::ids::{PoolId, ReplicaId};
+use crate::core::model::event::Event;
+use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::fleet::engine::ServedName;
-use crate::fleet::fetch::Trouble;
-use crate::fleet::rest::Order;
+use crate::fleet::fetch::FetchError;
+use crate::fleet::sleep::SleepOrder;
 
 /// Takes events for the core: `ReplicaReported`, `ReplicaFound`,
 /// `ReplicaLost` and `Rested`.
-pub trait Sink: Send + Sync {
+pub trait ReportSink: Send + Sync {
     /// Called from the fleet's tasks with no lock held; must not block. It
     /// may call [`crate::fleet::handle::Fleet::probe`].
     fn event(&self, event: Event);
 }
 
 /// Takes notes for people and metrics.
-pub trait Watch: Send + Sync {
+pub trait NoteSink: Send + Sync {
     /// Called from the fleet's tasks with no lock held; must not block.
-    fn note(&self, replica: ReplicaId, note: Note<'_>);
+    fn note(&self, replica: ReplicaId, note: ReplicaNote<'_>);
 
     /// The same for what there is to know of a pool's source of replicas.
     fn source(&self, pool: PoolId, note: SourceNote<'_>);
@@ -55,11 +55,11 @@ pub enum SourceNote<'a> {
 
 /// What there is to know of a replica beside its report.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Note<'a> {
+pub enum ReplicaNote<'a> {
     /// Its metrics could not be read.
     ScrapeFailed {
         /// What went wrong.
-        why: Trouble,
+        why: FetchError,
         /// How many times in a row, this one included.
         times: u32,
     },
@@ -71,7 +71,7 @@ pub enum Note<'a> {
     /// What it serves could not be read.
     InfoFailed {
         /// What went wrong.
-        why: Trouble,
+        why: FetchError,
     },
     /// It does not list names that the configuration says it serves.
     ModelMismatch {
@@ -89,16 +89,16 @@ pub enum Note<'a> {
     /// It did what it was told.
     Obeyed {
         /// What that was.
-        order: Order,
+        order: SleepOrder,
         /// How long it took.
         took: Duration,
     },
     /// It did not do what it was told.
     Disobeyed {
         /// What that was.
-        order: Order,
+        order: SleepOrder,
         /// What went wrong.
-        why: Trouble,
+        why: FetchError,
     },
     /// It does not know how to sleep.
     CannotSleep,
@@ -107,6 +107,6 @@ pub enum Note<'a> {
     /// A probe that the core asked for failed.
     ProbeFailed {
         /// What went wrong.
-        why: Trouble,
+        why: FetchError,
     },
 }

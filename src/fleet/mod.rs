@@ -3,7 +3,7 @@
 //! fails changes nothing by itself, and only a probe that the core asked for
 //! says that a replica is lost or found.
 
-pub mod discover;
+pub mod discovery;
 pub mod engine;
 pub mod fetch;
 pub mod handle;
@@ -12,6 +12,6 @@ pub mod promtext;
 pub mod view;
 
 mod probe;
-pub mod rest;
 mod scrape;
+pub mod sleep;
 mod target;

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::core::event::Event;
-use crate::fleet::fetch::Trouble;
-use crate::fleet::handle::Shared;
-use crate::fleet::hooks::Note;
-use crate::fleet::scrape::Member;
+use crate::core::model::event::Event;
+use crate::fleet::fetch::FetchError;
+use crate::fleet::handle::FleetContext;
+use crate::fleet::hooks::ReplicaNote;
+use crate::fleet::scrape::MonitoredReplica;
 
 /// Answers one `Action::Probe`, with `ReplicaFound` or `ReplicaLost`.
-pub(super) async fn answer(shared: Arc<Shared>, member: Arc<Member>) {
+pub(super) async fn answer(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>) {
     let limit = shared.timing.probe_timeout;
-    let result = tokio::time::timeout(limit, ask(&shared, &member)).await.unwrap_or(Err(Trouble::Timeout));
+    let result = tokio::time::timeout(limit, ask(&shared, &member)).await.unwrap_or(Err(FetchError::Timeout));
     if member.ended() {
         // The reload that ended it saw the probe in flight and repeats it.
         return;
@@ -22,17 +22,17 @@ pub(super) async fn answer(shared: Arc<Shared>, member: Arc<Member>) {
         Ok(()) => {
             // It may be another engine than before.
             member.refresh.notify_one();
-            shared.watch.note(replica, Note::ProbeSucceeded);
+            shared.watch.note(replica, ReplicaNote::ProbeSucceeded);
             shared.sink.event(Event::ReplicaFound { replica });
         }
         Err(why) => {
-            shared.watch.note(replica, Note::ProbeFailed { why });
+            shared.watch.note(replica, ReplicaNote::ProbeFailed { why });
             shared.sink.event(Event::ReplicaLost { replica, answers: why.answers() });
         }
     }
 }
 
-async fn ask(shared: &Shared, member: &Member) -> Result<(), Trouble> {
+async fn ask(shared: &FleetContext, member: &MonitoredReplica) -> Result<(), FetchError> {
     let target = &member.target;
     let adapter = target.adapter();
     let mut last = None;
@@ -46,5 +46,5 @@ async fn ask(shared: &Shared, member: &Member) -> Result<(), Trouble> {
             break;
         }
     }
-    Err(last.map_or(Trouble::Unsendable, Trouble::Status))
+    Err(last.map_or(FetchError::Unsendable, FetchError::Status))
 }

@@ -12,7 +12,7 @@ pub fn samples(text: &str) -> Samples<'_> {
 
 /// How much of a text could be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Count {
+pub struct ParseCount {
     /// Samples.
     pub samples: u64,
     /// Labels of all samples.
@@ -24,9 +24,9 @@ pub struct Count {
 /// Reads any bytes as Prometheus text and walks over everything in it. Bytes
 /// that are not UTF-8 are replaced first.
 #[must_use]
-pub fn count(bytes: &[u8]) -> Count {
+pub fn count(bytes: &[u8]) -> ParseCount {
     let text = String::from_utf8_lossy(bytes);
-    let mut count = Count::default();
+    let mut count = ParseCount::default();
     let mut lines = samples(&text);
     for sample in lines.by_ref() {
         count.samples += 1;
@@ -38,7 +38,7 @@ pub fn count(bytes: &[u8]) -> Count {
 
 /// One sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sample<'a> {
+pub struct PromSample<'a> {
     /// Metric name, with its suffix (`_total`, `_bucket`, ...).
     pub name: &'a str,
     /// Its value; `NaN` and the infinities are possible.
@@ -49,7 +49,7 @@ pub struct Sample<'a> {
     labels: &'a str,
 }
 
-impl<'a> Sample<'a> {
+impl<'a> PromSample<'a> {
     /// Its labels, in their order.
     #[must_use]
     pub fn labels(&self) -> Labels<'a> {
@@ -79,9 +79,9 @@ impl Samples<'_> {
 }
 
 impl<'a> Iterator for Samples<'a> {
-    type Item = Sample<'a>;
+    type Item = PromSample<'a>;
 
-    fn next(&mut self) -> Option<Sample<'a>> {
+    fn next(&mut self) -> Option<PromSample<'a>> {
         while !self.rest.is_empty() {
             let (line, rest) = self.rest.split_once('\n').unwrap_or((self.rest, ""));
             self.rest = rest;
@@ -115,7 +115,7 @@ impl<'a> Iterator for Labels<'a> {
 }
 
 /// `name{labels} value [timestamp] [# exemplar]`
-fn read_line(line: &str) -> Option<Sample<'_>> {
+fn read_line(line: &str) -> Option<PromSample<'_>> {
     let (name, rest) = cut_name(line, true)?;
     let after_name = rest.trim_start_matches(BLANK);
     let (labels, rest) = match after_name.strip_prefix('{') {
@@ -133,7 +133,7 @@ fn read_line(line: &str) -> Option<Sample<'_>> {
     if tail.next().is_some() {
         return None;
     }
-    Some(Sample { name, value, timestamp, labels })
+    Some(PromSample { name, value, timestamp, labels })
 }
 
 const BLANK: [char; 2] = [' ', '\t'];

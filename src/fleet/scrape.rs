@@ -7,19 +7,19 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::core::event::Event;
-use crate::fleet::engine::{Gauges, ModelInfo};
-use crate::fleet::fetch::Trouble;
-use crate::fleet::handle::Shared;
-use crate::fleet::hooks::Note;
-use crate::fleet::target::Target;
-use crate::fleet::view::Cell;
+use crate::core::model::event::Event;
+use crate::fleet::engine::{EngineGauges, ModelInfo};
+use crate::fleet::fetch::FetchError;
+use crate::fleet::handle::FleetContext;
+use crate::fleet::hooks::ReplicaNote;
+use crate::fleet::target::ReplicaTarget;
+use crate::fleet::view::StatusCell;
 
 /// One replica while its target stays the same.
 #[derive(Debug)]
-pub(super) struct Member {
-    pub(super) target: Target,
-    pub(super) cell: Arc<Cell>,
+pub(super) struct MonitoredReplica {
+    pub(super) target: ReplicaTarget,
+    pub(super) cell: Arc<StatusCell>,
     /// Asks for a scrape and the model info now.
     pub(super) refresh: Notify,
     /// Asks for a scrape now.
@@ -28,7 +28,7 @@ pub(super) struct Member {
     pub(super) token: CancellationToken,
 }
 
-impl Member {
+impl MonitoredReplica {
     /// Whether a reload or a stop ended it: nothing of it may be reported.
     pub(super) fn ended(&self) -> bool {
         self.token.is_cancelled()
@@ -56,7 +56,7 @@ impl Probing {
 
 /// Asks until it is dropped. At most one question is in flight; ticks that
 /// pass meanwhile are skipped.
-pub(super) async fn run(shared: Arc<Shared>, member: Arc<Member>) {
+pub(super) async fn run(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>) {
     let target = &member.target;
     let mut ticks = interval_at(Instant::now() + target.offset(), target.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -73,7 +73,7 @@ pub(super) async fn run(shared: Arc<Shared>, member: Arc<Member>) {
     }
 }
 
-async fn round(shared: &Shared, member: &Member, info_due: &mut Instant) {
+async fn round(shared: &FleetContext, member: &MonitoredReplica, info_due: &mut Instant) {
     let began = Instant::now();
     let scraped = match &member.target.metrics {
         Some(url) => Some(scrape(shared, member, url).await),
@@ -108,17 +108,21 @@ async fn round(shared: &Shared, member: &Member, info_due: &mut Instant) {
     }
 }
 
-async fn scrape(shared: &Shared, member: &Member, url: &str) -> Result<Gauges, Trouble> {
+async fn scrape(
+    shared: &FleetContext,
+    member: &MonitoredReplica,
+    url: &str,
+) -> Result<EngineGauges, FetchError> {
     let target = &member.target;
     let body = shared.fetcher.body(url, target.key.as_ref(), shared.timing.scrape_timeout).await?;
     let text = String::from_utf8_lossy(&body);
-    let gauges = target.adapter().gauges(&text).ok_or(Trouble::NotUnderstood)?;
+    let gauges = target.adapter().gauges(&text).ok_or(FetchError::NotUnderstood)?;
     report_adapters(shared, member, &text);
     Ok(gauges)
 }
 
 /// Says which of the adapters that the configuration gives it are in use there.
-fn report_adapters(shared: &Shared, member: &Member, text: &str) {
+fn report_adapters(shared: &FleetContext, member: &MonitoredReplica, text: &str) {
     let target = &member.target;
     let read = target.adapter().adapters.filter(|_| !target.adapters.is_empty() && !member.ended());
     let Some(loras) = read.and_then(|read| read(text)) else { return };
@@ -129,7 +133,12 @@ fn report_adapters(shared: &Shared, member: &Member, text: &str) {
 
 /// Enters the result of a scrape that began at that moment; true when it is the
 /// first success after a failure.
-fn note_scrape(shared: &Shared, member: &Member, began: Instant, result: Result<Gauges, Trouble>) -> bool {
+fn note_scrape(
+    shared: &FleetContext,
+    member: &MonitoredReplica,
+    began: Instant,
+    result: Result<EngineGauges, FetchError>,
+) -> bool {
     let replica = member.target.replica;
     let mut status = member.cell.lock();
     let before = status.failures;
@@ -145,11 +154,11 @@ fn note_scrape(shared: &Shared, member: &Member, began: Instant, result: Result<
             status.trouble = None;
             drop(status);
             if before > 0 {
-                shared.watch.note(replica, Note::ScrapeRecovered { times: before });
+                shared.watch.note(replica, ReplicaNote::ScrapeRecovered { times: before });
             }
             match (slept, gauges.asleep.unwrap_or(false)) {
-                (false, true) => shared.watch.note(replica, Note::Asleep),
-                (true, false) => shared.watch.note(replica, Note::Awake),
+                (false, true) => shared.watch.note(replica, ReplicaNote::Asleep),
+                (true, false) => shared.watch.note(replica, ReplicaNote::Awake),
                 _ => {}
             }
             before > 0
@@ -159,7 +168,7 @@ fn note_scrape(shared: &Shared, member: &Member, began: Instant, result: Result<
             status.failures = times;
             status.trouble = Some(why);
             drop(status);
-            shared.watch.note(replica, Note::ScrapeFailed { why, times });
+            shared.watch.note(replica, ReplicaNote::ScrapeFailed { why, times });
             false
         }
     }
@@ -167,14 +176,14 @@ fn note_scrape(shared: &Shared, member: &Member, began: Instant, result: Result<
 
 /// Reads all documents, or none: half of them would forget the other half.
 /// One that the engine does not have is no failure.
-async fn ask_info(shared: &Shared, member: &Member) -> Result<ModelInfo, Trouble> {
+async fn ask_info(shared: &FleetContext, member: &MonitoredReplica) -> Result<ModelInfo, FetchError> {
     let target = &member.target;
     let mut info = ModelInfo::default();
     for doc in target.adapter().info {
         let url = target.url(doc.path);
         match shared.fetcher.body(&url, target.key.as_ref(), shared.timing.scrape_timeout).await {
-            Ok(body) => (doc.read)(&body, &mut info).map_err(|_| Trouble::NotUnderstood)?,
-            Err(Trouble::Status(404 | 405 | 501)) => {}
+            Ok(body) => (doc.read)(&body, &mut info).map_err(|_| FetchError::NotUnderstood)?,
+            Err(FetchError::Status(404 | 405 | 501)) => {}
             Err(why) => return Err(why),
         }
     }
@@ -182,12 +191,16 @@ async fn ask_info(shared: &Shared, member: &Member) -> Result<ModelInfo, Trouble
 }
 
 /// Enters the result; true when there is something to report.
-fn note_info(shared: &Shared, member: &Member, result: Result<ModelInfo, Trouble>) -> bool {
+fn note_info(
+    shared: &FleetContext,
+    member: &MonitoredReplica,
+    result: Result<ModelInfo, FetchError>,
+) -> bool {
     let replica = member.target.replica;
     let info = match result {
         Ok(info) => Arc::new(info),
         Err(why) => {
-            shared.watch.note(replica, Note::InfoFailed { why });
+            shared.watch.note(replica, ReplicaNote::InfoFailed { why });
             return false;
         }
     };
@@ -198,16 +211,16 @@ fn note_info(shared: &Shared, member: &Member, result: Result<ModelInfo, Trouble
         std::mem::replace(&mut status.missing, Arc::clone(&missing))
     };
     if missing.is_empty() && !before.is_empty() {
-        shared.watch.note(replica, Note::ModelsMatch);
+        shared.watch.note(replica, ReplicaNote::ModelsMatch);
     } else if missing != before {
-        shared.watch.note(replica, Note::ModelMismatch { missing: &missing, served: &info.names });
+        shared.watch.note(replica, ReplicaNote::ModelMismatch { missing: &missing, served: &info.names });
     }
     info.max_model_len.is_some() || info.slots.is_some()
 }
 
 /// Configured names that the engine does not list, when its list says what it
 /// refuses.
-fn missing(target: &Target, info: &ModelInfo) -> Vec<String> {
+fn missing(target: &ReplicaTarget, info: &ModelInfo) -> Vec<String> {
     if !target.adapter().names_bind || info.names.is_empty() {
         return Vec::new();
     }

@@ -6,13 +6,13 @@ use http::Uri;
 
 use crate::config::secret::Secret;
 use crate::config::settings::{EngineKind, Settings};
-use crate::core::ids::{ModelId, ReplicaId};
-use crate::fleet::engine::{Adapter, adapter};
+use crate::core::model::ids::{ModelId, ReplicaId};
+use crate::fleet::engine::{EngineSpec, adapter};
 
 /// Everything the tasks of a replica need to know; when a reload changes it,
 /// they start anew.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Target {
+pub(super) struct ReplicaTarget {
     pub(super) replica: ReplicaId,
     pub(super) key: Option<Secret>,
     pub(super) interval: Duration,
@@ -29,7 +29,7 @@ pub(super) struct Target {
 /// The shortest time between two scrapes.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-impl Target {
+impl ReplicaTarget {
     /// The targets of all replicas.
     pub(super) fn all(settings: &Settings) -> impl Iterator<Item = Self> {
         settings.edge.replicas.iter().filter_map(|(replica, ..)| Self::of(settings, replica))
@@ -57,7 +57,7 @@ impl Target {
         })
     }
 
-    pub(super) fn adapter(&self) -> &'static Adapter {
+    pub(super) fn adapter(&self) -> &'static EngineSpec {
         adapter(self.engine)
     }
 
@@ -88,8 +88,8 @@ fn join(base: &Uri, path: &str) -> String {
 mod tests {
     use super::*;
 
-    fn target(index: u32) -> Target {
-        Target {
+    fn target(index: u32) -> ReplicaTarget {
+        ReplicaTarget {
             replica: ReplicaId::new(index),
             key: None,
             interval: Duration::from_secs(10),

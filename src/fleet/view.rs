@@ -9,23 +9,23 @@ use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 use crate::config::settings::Settings;
-use crate::core::event::Report;
-use crate::core::ids::{ModelId, PoolId, ReplicaId};
-use crate::fleet::engine::{Gauges, ModelInfo};
-use crate::fleet::fetch::Trouble;
+use crate::core::model::event::ReplicaReport;
+use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
+use crate::fleet::engine::{EngineGauges, ModelInfo};
+use crate::fleet::fetch::FetchError;
 
 /// The last word of every replica. Reading it takes a short lock and copies
 /// one row.
 #[derive(Debug, Default)]
 pub struct FleetView {
-    cells: RwLock<BTreeMap<ReplicaId, Arc<Cell>>>,
+    cells: RwLock<BTreeMap<ReplicaId, Arc<StatusCell>>>,
 }
 
 /// What is known of one replica.
 #[derive(Debug, Clone, Default)]
-pub struct ReplicaStatus {
+pub struct EngineStatus {
     /// Its last metrics.
-    pub gauges: Gauges,
+    pub gauges: EngineGauges,
     /// What it said of itself and its models, if it did.
     pub info: Option<Arc<ModelInfo>>,
     /// Configured names that it does not list.
@@ -34,29 +34,29 @@ pub struct ReplicaStatus {
     /// was none.
     pub failures: u32,
     /// Why the last scrape failed, while `failures` is not 0.
-    pub trouble: Option<Trouble>,
+    pub trouble: Option<FetchError>,
     pub(super) gauges_at: Option<Instant>,
-    pub(super) told: Told,
+    pub(super) told: SleepOrders,
 }
 
 /// Orders to sleep or to wake: what was read before one was answered may show
 /// either state, whoever brought it about.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Told {
+pub(super) struct SleepOrders {
     /// Orders that wait for their answer.
     pub(super) open: u32,
     /// When the last answer came.
     pub(super) answered: Option<Instant>,
 }
 
-impl Told {
+impl SleepOrders {
     /// Whether something read from `began` on says what others did.
     pub(super) fn is_before(self, began: Instant) -> bool {
         self.open == 0 && self.answered.is_none_or(|at| at < began)
     }
 }
 
-impl ReplicaStatus {
+impl EngineStatus {
     /// Age of `gauges`; absent when it was never scraped.
     #[must_use]
     pub fn gauges_age(&self) -> Option<Duration> {
@@ -66,10 +66,10 @@ impl ReplicaStatus {
     /// Its report to the core. `fresh`: the gauges are from this very moment;
     /// older ones are left out.
     #[must_use]
-    pub fn report(&self, fresh: bool) -> Report {
-        let gauges = if fresh { self.gauges } else { Gauges::default() };
+    pub fn report(&self, fresh: bool) -> ReplicaReport {
+        let gauges = if fresh { self.gauges } else { EngineGauges::default() };
         let info = self.info.as_deref();
-        Report {
+        ReplicaReport {
             running: gauges.running,
             waiting: gauges.waiting,
             kv_usage: gauges.kv_usage,
@@ -84,18 +84,18 @@ impl ReplicaStatus {
 
 /// The row of one replica. Tasks that a reload ended hold a cell that the
 /// view no longer shows, so they cannot spoil the row of their successors.
-pub(super) type Cell = Mutex<ReplicaStatus>;
+pub(super) type StatusCell = Mutex<EngineStatus>;
 
 impl FleetView {
     /// What is known of `replica`; absent when it is not configured.
     #[must_use]
-    pub fn get(&self, replica: ReplicaId) -> Option<ReplicaStatus> {
+    pub fn get(&self, replica: ReplicaId) -> Option<EngineStatus> {
         self.cells.read().get(&replica).map(|cell| cell.lock().clone())
     }
 
     /// Every configured replica, in the order of the ids.
     #[must_use]
-    pub fn all(&self) -> Vec<(ReplicaId, ReplicaStatus)> {
+    pub fn all(&self) -> Vec<(ReplicaId, EngineStatus)> {
         self.cells.read().iter().map(|(replica, cell)| (*replica, cell.lock().clone())).collect()
     }
 
@@ -110,8 +110,8 @@ impl FleetView {
     }
 
     /// A new, empty row for `replica`.
-    pub(super) fn renew(&self, replica: ReplicaId) -> Arc<Cell> {
-        let cell = Arc::new(Cell::default());
+    pub(super) fn renew(&self, replica: ReplicaId) -> Arc<StatusCell> {
+        let cell = Arc::new(StatusCell::default());
         self.cells.write().insert(replica, Arc::clone(&cell));
         cell
     }

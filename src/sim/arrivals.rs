@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::sim::rng::Rng;
-use crate::sim::trace::{Call, MAX_CALLS, MAX_PROMPT, Trace};
+use crate::sim::trace::{MAX_CALLS, MAX_PROMPT, TraceCall, TrafficTrace};
 
 /// How calls follow each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,7 +50,7 @@ pub enum Sizes {
 impl Sizes {
     /// The sizes that a trace has.
     #[must_use]
-    pub fn of(trace: &Trace) -> Self {
+    pub fn of(trace: &TrafficTrace) -> Self {
         Self::Drawn(trace.calls.iter().map(|call| (call.prompt, call.output)).collect())
     }
 
@@ -106,7 +106,7 @@ pub struct Synthetic {
 impl Synthetic {
     /// The calls that belong to the seed.
     #[must_use]
-    pub fn trace(&self, seed: u64) -> Trace {
+    pub fn trace(&self, seed: u64) -> TrafficTrace {
         let mut times = Rng::new(seed);
         let mut sizes = Rng::new(!seed);
         let mut at = 0.0;
@@ -115,9 +115,9 @@ impl Synthetic {
                 at = self.after(at, &mut times);
             }
             let (prompt, output) = self.sizes.draw(&mut sizes);
-            Call { at: clamped(at), prompt, output, ..Call::default() }
+            TraceCall { at: clamped(at), prompt, output, ..TraceCall::default() }
         };
-        Trace { calls: (0..self.count.min(MAX_CALLS)).map(call).collect(), ..Trace::default() }
+        TrafficTrace { calls: (0..self.count.min(MAX_CALLS)).map(call).collect(), ..TrafficTrace::default() }
     }
 
     /// When the next call comes after one at `at` seconds.
@@ -190,7 +190,7 @@ const CONVERSATION_BLOCK: u32 = 16;
 impl Conversations {
     /// The calls that belong to the seed; at most [`MAX_CALLS`].
     #[must_use]
-    pub fn trace(&self, seed: u64) -> Trace {
+    pub fn trace(&self, seed: u64) -> TrafficTrace {
         let mut rng = Rng::new(seed);
         let turns = self.turns.max(1);
         let begins = f64::from(turns) / self.rate.max(1e-9);
@@ -204,10 +204,10 @@ impl Conversations {
         calls.truncate(MAX_CALLS);
         let first = calls.first().map_or(Duration::ZERO, |call| call.at);
         calls.iter_mut().for_each(|call| call.at -= first);
-        Trace { calls, prefix_block: CONVERSATION_BLOCK, ..Trace::default() }
+        TrafficTrace { calls, prefix_block: CONVERSATION_BLOCK, ..TrafficTrace::default() }
     }
 
-    fn conversation(&self, start: f64, rng: &mut Rng, calls: &mut Vec<Call>) {
+    fn conversation(&self, start: f64, rng: &mut Rng, calls: &mut Vec<TraceCall>) {
         let system = rng.below(u64::from(self.system_prompts.max(1)));
         let own = rng.bits() | 1 << 63;
         let mut at = start;
@@ -218,7 +218,7 @@ impl Conversations {
             let output = self.output.draw(rng);
             if (0.0..=self.span.as_secs_f64()).contains(&at) {
                 let prefix = self.prefix(system, own, prompt);
-                calls.push(Call { at: clamped(at), prompt, output, prefix, ..Call::default() });
+                calls.push(TraceCall { at: clamped(at), prompt, output, prefix, ..TraceCall::default() });
             }
             at += self.pause.as_secs_f64() * (0.75 + 0.5 * rng.unit());
         }
@@ -242,13 +242,13 @@ mod tests {
 
     use super::*;
 
-    fn synthetic(pattern: Pattern) -> Trace {
+    fn synthetic(pattern: Pattern) -> TrafficTrace {
         let length = Length::Constant(7);
         let sizes = Sizes::Apart { prompt: length, output: length };
         Synthetic { pattern, rate: 50.0, count: 20_000, sizes }.trace(3)
     }
 
-    fn gaps(trace: &Trace) -> Vec<f64> {
+    fn gaps(trace: &TrafficTrace) -> Vec<f64> {
         trace.calls.windows(2).map(|pair| (pair[1].at - pair[0].at).as_secs_f64()).collect()
     }
 
@@ -279,7 +279,7 @@ mod tests {
     fn a_square_wave_is_high_when_it_should_be() {
         let square = Pattern::Square { period: Duration::from_secs(10), duty: 0.2, low: 0.0 };
         let trace = synthetic(square);
-        let phase = |call: &Call| call.at.as_secs_f64() % 10.0;
+        let phase = |call: &TraceCall| call.at.as_secs_f64() % 10.0;
         assert!(trace.calls.iter().all(|call| phase(call) <= 2.001));
     }
 

@@ -15,16 +15,16 @@ pub struct Chart {
     /// The vertical axis is logarithmic; values that are not positive are left out.
     pub log_y: bool,
     /// The lines.
-    pub series: Vec<Series>,
+    pub series: Vec<ChartSeries>,
 }
 
 /// One line.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Series {
+pub struct ChartSeries {
     /// Its name in the legend.
     pub name: String,
     /// Its points, from left to right.
-    pub points: Vec<Point>,
+    pub points: Vec<ChartPoint>,
     /// How they are drawn.
     pub marks: Marks,
 }
@@ -43,7 +43,7 @@ pub enum Marks {
 
 /// One point and the range around it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Point {
+pub struct ChartPoint {
     /// Where.
     pub x: f64,
     /// How high.
@@ -141,7 +141,7 @@ impl Chart {
              <text class=\"t h\" x=\"{LEFT}\" y=\"26\">{title}</text>\n",
             title = escaped(&self.title)
         );
-        let kept: Vec<(usize, Vec<Point>)> = self.kept();
+        let kept: Vec<(usize, Vec<ChartPoint>)> = self.kept();
         match self.axes(&kept) {
             Some((x, y)) => {
                 self.frame(&x, &across(&kept, &x), &y, &mut out);
@@ -159,22 +159,22 @@ impl Chart {
     }
 
     /// The points that can be drawn.
-    fn kept(&self) -> Vec<(usize, Vec<Point>)> {
+    fn kept(&self) -> Vec<(usize, Vec<ChartPoint>)> {
         let fits = |value: f64| value.is_finite() && (!self.log_y || value > 0.0);
-        let mend = |point: &Point| {
+        let mend = |point: &ChartPoint| {
             let ranged = fits(point.low) && fits(point.high) && point.low <= point.high;
             let (low, high) = if ranged { (point.low, point.high) } else { (point.y, point.y) };
-            Point { low: low.min(point.y), high: high.max(point.y), ..*point }
+            ChartPoint { low: low.min(point.y), high: high.max(point.y), ..*point }
         };
-        let good = |point: &&Point| point.x.is_finite() && fits(point.y);
-        let points = |series: &Series| series.points.iter().filter(good).map(mend).collect();
+        let good = |point: &&ChartPoint| point.x.is_finite() && fits(point.y);
+        let points = |series: &ChartSeries| series.points.iter().filter(good).map(mend).collect();
         self.series.iter().map(points).enumerate().collect()
     }
 
-    fn axes(&self, kept: &[(usize, Vec<Point>)]) -> Option<(Axis, Axis)> {
+    fn axes(&self, kept: &[(usize, Vec<ChartPoint>)]) -> Option<(Axis, Axis)> {
         let points = || kept.iter().flat_map(|(_, points)| points);
-        let least = |of: fn(&Point) -> f64| points().map(of).reduce(f64::min);
-        let most = |of: fn(&Point) -> f64| points().map(of).reduce(f64::max);
+        let least = |of: fn(&ChartPoint) -> f64| points().map(of).reduce(f64::min);
+        let most = |of: fn(&ChartPoint) -> f64| points().map(of).reduce(f64::max);
         let (mut left, mut right) = (least(|point| point.x)?, most(|point| point.x)?);
         if left == right {
             (left, right) = (left - 0.5, right + 0.5);
@@ -261,7 +261,7 @@ impl Chart {
 }
 
 /// Where the points are, if that is not too many places; else round numbers.
-fn across(kept: &[(usize, Vec<Point>)], axis: &Axis) -> Vec<f64> {
+fn across(kept: &[(usize, Vec<ChartPoint>)], axis: &Axis) -> Vec<f64> {
     let mut places: Vec<f64> = kept.iter().flat_map(|(_, points)| points).map(|point| point.x).collect();
     places.sort_unstable_by(f64::total_cmp);
     places.dedup();
@@ -286,7 +286,7 @@ fn dot(index: usize, x: f64, y: f64, out: &mut String) {
     push(out, format_args!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>"));
 }
 
-fn line(index: usize, points: &[Point], marks: Marks, x: &Axis, y: &Axis, out: &mut String) {
+fn line(index: usize, points: &[ChartPoint], marks: Marks, x: &Axis, y: &Axis, out: &mut String) {
     if points.is_empty() {
         return;
     }
@@ -316,11 +316,11 @@ mod tests {
     use super::*;
 
     fn chart() -> Chart {
-        let series = |name: &str, height: f64| Series {
+        let series = |name: &str, height: f64| ChartSeries {
             name: name.to_owned(),
             points: (5..12)
                 .map(|x| f64::from(x) / 10.0)
-                .map(|x| Point { x, y: height * x, low: height * x * 0.8, high: height * x * 1.3 })
+                .map(|x| ChartPoint { x, y: height * x, low: height * x * 0.8, high: height * x * 1.3 })
                 .collect(),
             marks: Marks::Both,
         };
@@ -355,7 +355,8 @@ mod tests {
     fn what_cannot_be_drawn_is_left_out() {
         let mut chart = chart();
         let odd = [f64::NAN, f64::INFINITY, 0.0, -1.0];
-        chart.series[0].points = odd.iter().map(|y| Point { x: 1.0, y: *y, ..Point::default() }).collect();
+        chart.series[0].points =
+            odd.iter().map(|y| ChartPoint { x: 1.0, y: *y, ..ChartPoint::default() }).collect();
         chart.series[1].points[0].low = f64::NAN;
         let svg = chart.svg();
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
@@ -363,7 +364,7 @@ mod tests {
         chart.series.truncate(1);
         assert!(chart.svg().contains("no values"));
         assert!(Chart::default().svg().ends_with("</svg>\n"));
-        chart.series[0].points = vec![Point { x: 3.0, y: 5.0, low: 5.0, high: 5.0 }];
+        chart.series[0].points = vec![ChartPoint { x: 3.0, y: 5.0, low: 5.0, high: 5.0 }];
         assert!(chart.svg().contains("<circle"), "one point is a chart too");
     }
 

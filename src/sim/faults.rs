@@ -41,7 +41,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 
 /// Where a connection is reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -216,7 +216,7 @@ pub enum FaultError {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Limits {
+struct FaultLimits {
     times: Option<u32>,
     probability: Option<f64>,
     path: Option<String>,
@@ -250,7 +250,7 @@ impl Fault {
                 limits.insert(name.to_owned(), value);
             }
         }
-        let limits: Limits = serde_json::from_value(Value::Object(limits))?;
+        let limits: FaultLimits = serde_json::from_value(Value::Object(limits))?;
         let kind: FaultKind = read_tagged(kind)?;
         let fault = Self {
             kind,
@@ -323,7 +323,7 @@ pub struct ActiveFault {
 }
 
 #[derive(Debug)]
-struct Board {
+struct FaultEntries {
     active: Vec<ActiveFault>,
     next_id: FaultId,
     random: u64,
@@ -331,14 +331,14 @@ struct Board {
 
 /// The faults of one engine, in the order they were added.
 #[derive(Debug)]
-pub(crate) struct FaultBoard(Mutex<Board>);
+pub(crate) struct FaultBoard(Mutex<FaultEntries>);
 
 /// More faults than a test needs, few enough to look through on each request.
 const MAX_FAULTS: usize = 256;
 
 impl FaultBoard {
     pub(crate) fn new(seed: u64) -> Self {
-        Self(Mutex::new(Board { active: Vec::new(), next_id: 1, random: seed }))
+        Self(Mutex::new(FaultEntries { active: Vec::new(), next_id: 1, random: seed }))
     }
 
     /// Adds a fault; the oldest goes when there are too many.
@@ -393,7 +393,7 @@ impl FaultBoard {
 
     fn draw(&self, now: Tick, applies: impl Fn(&Fault) -> bool) -> Option<FaultKind> {
         let mut board = self.0.lock();
-        let Board { active, random, .. } = &mut *board;
+        let FaultEntries { active, random, .. } = &mut *board;
         let hit = active.iter_mut().find(|active| {
             let left = active.fault.times.is_none_or(|times| active.shown < times);
             left && now < active.until && applies(&active.fault) && chance(random, active.fault.probability)

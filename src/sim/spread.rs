@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// The median with the range.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct Spread {
+pub struct RunSpread {
     /// The middle one; of an even number the mean of both.
     pub median: f64,
     /// The lowest.
@@ -13,7 +13,7 @@ pub struct Spread {
     pub high: f64,
 }
 
-impl Spread {
+impl RunSpread {
     /// Of these values; of none where none is a number.
     #[must_use]
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
@@ -36,8 +36,8 @@ mod tests {
 
     #[test]
     fn the_median_stands_in_its_range() {
-        assert_eq!(Spread::of([3.0, 1.0, 2.0]), Some(Spread { median: 2.0, low: 1.0, high: 3.0 }));
-        assert_eq!(Spread::of([4.0, 1.0]), Some(Spread { median: 2.5, low: 1.0, high: 4.0 }));
-        assert_eq!(Spread::of([f64::INFINITY]), None);
+        assert_eq!(RunSpread::of([3.0, 1.0, 2.0]), Some(RunSpread { median: 2.0, low: 1.0, high: 3.0 }));
+        assert_eq!(RunSpread::of([4.0, 1.0]), Some(RunSpread { median: 2.5, low: 1.0, high: 4.0 }));
+        assert_eq!(RunSpread::of([f64::INFINITY]), None);
     }
 }

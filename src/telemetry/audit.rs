@@ -18,7 +18,7 @@ use crate::telemetry::wall;
 /// Lines that may wait for the disk.
 const MAX_WAITING: usize = 1024;
 
-enum Note {
+enum AuditNote {
     Line(String),
     /// Answered when all lines before it are written or lost.
     Flush(SyncSender<()>),
@@ -26,19 +26,19 @@ enum Note {
 
 /// The way to the audit file.
 #[derive(Debug)]
-pub(super) struct Audit {
-    notes: SyncSender<Note>,
+pub(super) struct AuditLog {
+    notes: SyncSender<AuditNote>,
     lost: Counter,
 }
 
-impl Audit {
+impl AuditLog {
     /// Starts to write to `file`; `lost` counts what it cannot take.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub(super) fn start(file: AuditFile, lost: Counter) -> io::Result<Self> {
         let (notes, taken) = sync_channel(MAX_WAITING);
-        let writer = Writer { file, lost: lost.clone(), failing: false, torn: false };
+        let writer = AuditWriter { file, lost: lost.clone(), failing: false, torn: false };
         std::thread::Builder::new().name("audit".into()).spawn(move || writer.run(&taken))?;
         Ok(Self { notes, lost })
     }
@@ -48,7 +48,7 @@ impl Audit {
         if let Ok(time) = jiff::Timestamp::try_from(wall::now()) {
             entry["time"] = json!(format!("{time:.6}"));
         }
-        if self.notes.try_send(Note::Line(format!("{entry}\n"))).is_err() {
+        if self.notes.try_send(AuditNote::Line(format!("{entry}\n"))).is_err() {
             self.lost.increment(1);
         }
     }
@@ -56,7 +56,7 @@ impl Audit {
     /// Waits until what was added is written, for at most `limit`.
     pub(super) fn flush(&self, limit: Duration) {
         let (done, written) = sync_channel(1);
-        let mut note = Note::Flush(done);
+        let mut note = AuditNote::Flush(done);
         let pause = Duration::from_millis(10);
         // Waits for a place without one of its own.
         for _ in 0..limit.as_millis() / pause.as_millis() {
@@ -73,7 +73,7 @@ impl Audit {
     }
 }
 
-struct Writer {
+struct AuditWriter {
     file: AuditFile,
     lost: Counter,
     failing: bool,
@@ -81,12 +81,12 @@ struct Writer {
     torn: bool,
 }
 
-impl Writer {
-    fn run(mut self, notes: &Receiver<Note>) {
+impl AuditWriter {
+    fn run(mut self, notes: &Receiver<AuditNote>) {
         while let Ok(note) = notes.recv() {
             match note {
-                Note::Line(line) => self.write(&line),
-                Note::Flush(done) => {
+                AuditNote::Line(line) => self.write(&line),
+                AuditNote::Flush(done) => {
                     let _ = done.try_send(());
                 }
             }
@@ -160,8 +160,8 @@ mod tests {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    fn start(path: &Path, max_bytes: u64, keep: u32) -> Audit {
-        Audit::start(AuditFile { path: path.to_owned(), max_bytes, keep }, Counter::noop()).unwrap()
+    fn start(path: &Path, max_bytes: u64, keep: u32) -> AuditLog {
+        AuditLog::start(AuditFile { path: path.to_owned(), max_bytes, keep }, Counter::noop()).unwrap()
     }
 
     #[test]

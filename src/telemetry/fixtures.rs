@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::event::{Placed, Turn};
-use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
-use crate::core::job::{Tokens, Usage};
-use crate::core::placement::place::Choice;
-use crate::core::policy::{Bounds, Class, Model, Policy, Pool, Quota, Replica, Tenant};
-use crate::core::snapshot::Snapshot;
+use crate::core::model::event::{DispatchReason, OrderReason};
+use crate::core::model::ids::{ClassId, ModelId, ReplicaId, TenantId};
+use crate::core::model::job::{JobUsage, TokenCounts};
+use crate::core::model::policy::{Class, Model, Policy, Pool, QueueBounds, Quota, Replica, Tenant};
+use crate::core::model::snapshot::Snapshot;
+use crate::core::placement::choose::PlacementReason;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{ConfigReloaded, RequestFinished, RequestOutcome, Timings};
 use crate::telemetry::metrics::Scrape;
@@ -38,7 +38,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
             default_class: class,
             classes: [class].into(),
             models: None,
-            bounds: Bounds::default(),
+            bounds: QueueBounds::default(),
             quota: Quota::default(),
             placement: Default::default(),
         };
@@ -79,7 +79,7 @@ pub(crate) fn success() -> RequestFinished<'static> {
         stream: true,
         status: 200,
         outcome: RequestOutcome::Success,
-        usage: Some(Usage::Exact(Tokens { input: 100, cached: 60, output: 11 })),
+        usage: Some(JobUsage::Exact(TokenCounts { input: 100, cached: 60, output: 11 })),
         timings: Timings {
             queue: Some(Duration::from_millis(20)),
             connect: Some(Duration::from_micros(250)),
@@ -89,7 +89,7 @@ pub(crate) fn success() -> RequestFinished<'static> {
             gap_max: Some(Duration::from_millis(90)),
         },
         attempts: 1,
-        placed: Some(Placed {
+        placed: Some(DispatchReason {
             queued: Duration::from_millis(20),
             attempt: 1,
             behind: 3,
@@ -100,8 +100,8 @@ pub(crate) fn success() -> RequestFinished<'static> {
             expected: Duration::from_millis(130),
             running: 4,
             limit: 16,
-            turn: Turn::Fair,
-            choice: Choice::Only,
+            turn: OrderReason::Fair,
+            choice: PlacementReason::Only,
             passed_over: None,
             class: ClassId::new(0),
             demoted_from: None,

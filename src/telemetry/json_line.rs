@@ -23,7 +23,7 @@ where
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let metadata = event.metadata();
-        let mut line = Line(String::with_capacity(LINE_BYTES));
+        let mut line = LineWriter(String::with_capacity(LINE_BYTES));
         line.0.push_str("{\"timestamp\":\"");
         SystemTime.format_time(&mut Writer::new(&mut line.0))?;
         line.0.push_str("\",\"level\":\"");
@@ -37,9 +37,9 @@ where
     }
 }
 
-struct Line(String);
+struct LineWriter(String);
 
-impl Line {
+impl LineWriter {
     /// Begins a member; names are Rust's own and need no escapes.
     fn member(&mut self, name: &str) {
         self.0.push_str(",\"");
@@ -76,7 +76,7 @@ impl Line {
     }
 }
 
-impl Visit for Line {
+impl Visit for LineWriter {
     fn record_f64(&mut self, field: &Field, value: f64) {
         self.member(field.name());
         if value.is_finite() {
@@ -115,7 +115,7 @@ impl Visit for Line {
 }
 
 /// Escapes what is written through it.
-struct Escaping<'a>(&'a mut Line);
+struct Escaping<'a>(&'a mut LineWriter);
 
 impl Write for Escaping<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
@@ -129,10 +129,10 @@ mod tests {
     use proptest::prelude::{any, prop_assert_eq, proptest};
     use serde_json::{Value, json};
 
-    use crate::telemetry::log::Capture;
+    use crate::telemetry::log::LogCapture;
 
     fn line(write: impl FnOnce()) -> Value {
-        let capture = Capture::default();
+        let capture = LogCapture::default();
         tracing::dispatcher::with_default(capture.dispatch(), write);
         let text = capture.text();
         assert_eq!(text.matches('\n').count(), 1, "{text}");

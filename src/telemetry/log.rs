@@ -58,7 +58,7 @@ pub enum LogError {
 /// When the filter does not parse, or the process has a log already.
 pub fn init(settings: &TelemetrySettings) -> Result<LogGuard, LogError> {
     let filter = filter(&settings.log_level)?;
-    let lines = Lines::new(QUEUE_BYTES);
+    let lines = LogQueue::new(QUEUE_BYTES);
     let out = lines.clone();
     std::thread::Builder::new().name("log".into()).spawn(move || out.write_out(&mut io::stderr()))?;
     let ansi = io::stderr().is_terminal();
@@ -88,10 +88,10 @@ where
 
 /// The lines on their way. Clones share them.
 #[derive(Clone)]
-struct Lines(Arc<Shared>);
+struct LogQueue(Arc<SharedQueue>);
 
-struct Shared {
-    state: Mutex<State>,
+struct SharedQueue {
+    state: Mutex<QueueState>,
     /// Told when there is something to do, or to hurry with.
     work: Condvar,
     /// Told when nothing is left to write.
@@ -100,7 +100,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     /// Whole lines.
     waiting: Vec<u8>,
     /// The writer sleeps until it is told of a line.
@@ -110,10 +110,10 @@ struct State {
     closing: bool,
 }
 
-impl Lines {
+impl LogQueue {
     fn new(limit: usize) -> Self {
         let (work, empty) = (Condvar::new(), Condvar::new());
-        Self(Arc::new(Shared { state: Mutex::default(), work, empty, limit }))
+        Self(Arc::new(SharedQueue { state: Mutex::default(), work, empty, limit }))
     }
 
     fn push(&self, line: &[u8]) {
@@ -144,7 +144,7 @@ impl Lines {
 
     /// Waits for lines and takes them all; false at the end of the log.
     fn take(&self, batch: &mut Vec<u8>) -> bool {
-        let Shared { state, work, empty, .. } = &*self.0;
+        let SharedQueue { state, work, empty, .. } = &*self.0;
         let mut state = state.lock();
         if std::mem::take(&mut state.writing) && !state.closing {
             work.wait_for(&mut state, GATHER);
@@ -167,14 +167,14 @@ impl Lines {
         let mut state = self.0.state.lock();
         state.closing = true;
         self.0.work.notify_one();
-        let busy = |state: &mut State| state.writing || !state.waiting.is_empty();
+        let busy = |state: &mut QueueState| state.writing || !state.waiting.is_empty();
         self.0.empty.wait_while_for(&mut state, busy, FLUSH_TIMEOUT);
     }
 }
 
 /// The log's owner.
 #[must_use = "dropping the guard writes out what waits; keep it until the end of the process"]
-pub struct LogGuard(Lines);
+pub struct LogGuard(LogQueue);
 
 impl Drop for LogGuard {
     fn drop(&mut self) {
@@ -188,7 +188,7 @@ impl fmt::Debug for LogGuard {
     }
 }
 
-impl<'w> MakeWriter<'w> for Lines {
+impl<'w> MakeWriter<'w> for LogQueue {
     type Writer = &'w Self;
 
     fn make_writer(&'w self) -> Self::Writer {
@@ -197,7 +197,7 @@ impl<'w> MakeWriter<'w> for Lines {
 }
 
 /// The subscriber writes each line whole.
-impl Write for &Lines {
+impl Write for &LogQueue {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.push(line);
         Ok(line.len())
@@ -210,12 +210,12 @@ impl Write for &Lines {
 
 /// A log in memory, one JSON object a line, every level.
 #[derive(Clone)]
-pub(in crate::telemetry) struct Capture {
+pub(in crate::telemetry) struct LogCapture {
     lines: Arc<Mutex<Vec<u8>>>,
     dispatch: Dispatch,
 }
 
-impl Capture {
+impl LogCapture {
     pub(in crate::telemetry) fn dispatch(&self) -> &Dispatch {
         &self.dispatch
     }
@@ -225,18 +225,18 @@ impl Capture {
     }
 }
 
-impl Default for Capture {
+impl Default for LogCapture {
     fn default() -> Self {
         let lines = Arc::new(Mutex::new(Vec::new()));
-        let writer = Memory(Arc::clone(&lines));
+        let writer = CaptureBuffer(Arc::clone(&lines));
         let dispatch = dispatch(LogFormat::Json, EnvFilter::new("trace"), writer, false);
         Self { lines, dispatch }
     }
 }
 
-struct Memory(Arc<Mutex<Vec<u8>>>);
+struct CaptureBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl<'w> MakeWriter<'w> for Memory {
+impl<'w> MakeWriter<'w> for CaptureBuffer {
     type Writer = &'w Self;
 
     fn make_writer(&'w self) -> Self::Writer {
@@ -244,7 +244,7 @@ impl<'w> MakeWriter<'w> for Memory {
     }
 }
 
-impl Write for &Memory {
+impl Write for &CaptureBuffer {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.0.lock().extend_from_slice(line);
         Ok(line.len())
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_stalled_reader_costs_lines_and_never_the_writer() {
-        let lines = Lines::new(4);
+        let lines = LogQueue::new(4);
         let before = dropped_lines();
         for line in 0..5 {
             assert_eq!((&lines).write(format!("{line}\n").as_bytes()).unwrap(), 2);
@@ -284,9 +284,9 @@ mod tests {
 
     #[test]
     fn every_line_of_every_thread_is_written_once_and_whole() {
-        let (lines, memory) = (Lines::new(QUEUE_BYTES), Arc::new(Mutex::new(Vec::new())));
+        let (lines, memory) = (LogQueue::new(QUEUE_BYTES), Arc::new(Mutex::new(Vec::new())));
         let (out, seen) = (lines.clone(), Arc::clone(&memory));
-        let writer = std::thread::spawn(move || out.write_out(&mut &Memory(seen)));
+        let writer = std::thread::spawn(move || out.write_out(&mut &CaptureBuffer(seen)));
         let threads: Vec<_> = (0..4)
             .map(|thread| {
                 let lines = lines.clone();
@@ -308,9 +308,9 @@ mod tests {
 
     #[test]
     fn dropping_the_guard_waits_for_the_lines() {
-        let (lines, memory) = (Lines::new(QUEUE_BYTES), Arc::new(Mutex::new(Vec::new())));
+        let (lines, memory) = (LogQueue::new(QUEUE_BYTES), Arc::new(Mutex::new(Vec::new())));
         let (out, seen) = (lines.clone(), Arc::clone(&memory));
-        let writer = std::thread::spawn(move || out.write_out(&mut &Memory(seen)));
+        let writer = std::thread::spawn(move || out.write_out(&mut &CaptureBuffer(seen)));
         (&lines).write_all(b"last words\n").unwrap();
         drop(LogGuard(lines));
         assert_eq!(*memory.lock(), b"last words\n");
@@ -320,7 +320,8 @@ mod tests {
     #[test]
     fn text_lines_cannot_be_forged_by_a_field() {
         let memory = Arc::new(Mutex::new(Vec::new()));
-        let dispatch = dispatch(LogFormat::Text, EnvFilter::new("info"), Memory(Arc::clone(&memory)), false);
+        let dispatch =
+            dispatch(LogFormat::Text, EnvFilter::new("info"), CaptureBuffer(Arc::clone(&memory)), false);
         tracing::dispatcher::with_default(&dispatch, || {
             tracing::info!(key_id = "x\nINFO forged \u{1b}[31m", "told");
         });

@@ -9,8 +9,8 @@ pub(crate) mod fixtures;
 mod json_line;
 pub mod log;
 pub mod metrics;
+pub mod request_history;
 mod sampler;
-pub mod stories;
 pub mod trace;
 pub mod wall;
 
@@ -24,12 +24,12 @@ use tokio::time::Instant;
 
 use crate::config::settings::TelemetrySettings;
 use crate::config::settings::identity::AuditFile;
-use crate::core::policy::Policy;
-use crate::telemetry::audit::Audit;
-use crate::telemetry::log::Capture;
+use crate::core::model::policy::Policy;
+use crate::telemetry::audit::AuditLog;
+use crate::telemetry::log::LogCapture;
 use crate::telemetry::metrics::{Metrics, Scrape, UsageMeters};
+use crate::telemetry::request_history::RequestHistory;
 use crate::telemetry::sampler::Sampler;
-use crate::telemetry::stories::Stories;
 use crate::telemetry::trace::Tracer;
 
 /// How often raw histogram samples are folded into their buckets.
@@ -37,16 +37,16 @@ const UPKEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// Metrics and traces of one process; clones share everything.
 #[derive(Clone)]
-pub struct Telemetry(Arc<Inner>);
+pub struct Telemetry(Arc<TelemetryParts>);
 
-struct Inner {
+struct TelemetryParts {
     metrics: Metrics,
     tracer: Tracer,
-    stories: Stories,
+    stories: RequestHistory,
     policy: ArcSwap<Policy>,
     config: ArcSwap<ConfigStatus>,
-    capture: Option<Capture>,
-    audit: OnceLock<Audit>,
+    capture: Option<LogCapture>,
+    audit: OnceLock<AuditLog>,
     strangers: Sampler,
     started: Instant,
 }
@@ -92,14 +92,14 @@ impl Telemetry {
     /// No traces, and log lines kept in memory for [`Self::captured_log`].
     #[must_use]
     pub fn for_tests() -> Self {
-        Self::with(Tracer::disabled(), Some(Capture::default()))
+        Self::with(Tracer::disabled(), Some(LogCapture::default()))
     }
 
-    fn with(tracer: Tracer, capture: Option<Capture>) -> Self {
-        Self(Arc::new(Inner {
+    fn with(tracer: Tracer, capture: Option<LogCapture>) -> Self {
+        Self(Arc::new(TelemetryParts {
             metrics: Metrics::new(),
             tracer,
-            stories: Stories::default(),
+            stories: RequestHistory::default(),
             policy: ArcSwap::default(),
             config: ArcSwap::default(),
             capture,
@@ -129,7 +129,7 @@ impl Telemetry {
 
     /// What became of recent requests.
     #[must_use]
-    pub fn stories(&self) -> &Stories {
+    pub fn stories(&self) -> &RequestHistory {
         &self.0.stories
     }
 
@@ -166,7 +166,7 @@ impl Telemetry {
     /// # Errors
     /// The thread that writes it cannot be started.
     pub fn audit_to(&self, file: AuditFile) -> io::Result<()> {
-        let audit = Audit::start(file, self.0.metrics.audit_lost())?;
+        let audit = AuditLog::start(file, self.0.metrics.audit_lost())?;
         let _first_stays = self.0.audit.set(audit);
         Ok(())
     }
@@ -193,7 +193,7 @@ impl Telemetry {
     /// The log lines so far, of a telemetry made by [`Self::for_tests`].
     #[must_use]
     pub fn captured_log(&self) -> String {
-        self.0.capture.as_ref().map(Capture::text).unwrap_or_default()
+        self.0.capture.as_ref().map(LogCapture::text).unwrap_or_default()
     }
 
     pub(in crate::telemetry) fn metrics(&self) -> &Metrics {

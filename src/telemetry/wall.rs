@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 
 /// The wall clock. It may jump; only timestamps for people and other systems
 /// come from it, never durations.

@@ -2,8 +2,8 @@
 //! client's certificate says of it. What handshakes are made with is a part of
 //! the settings.
 
+mod address_group;
 mod names;
-mod site;
 mod stream;
 
 use std::io;
@@ -17,18 +17,18 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_rustls::LazyConfigAcceptor;
 
-pub use names::Names;
-pub use site::site;
-pub use stream::Stream;
+pub use address_group::address_group;
+pub use names::CertificateNames;
+pub use stream::MaybeTlsStream;
 
 /// What new connections of a listener get; `None` = no TLS. Asked for each
 /// connection, so that a new certificate counts at once and no connection is
 /// dropped for it.
-pub type Source = Arc<dyn Fn() -> Option<Arc<ServerConfig>> + Send + Sync>;
+pub type CertificateSource = Arc<dyn Fn() -> Option<Arc<ServerConfig>> + Send + Sync>;
 
 /// Why there is no connection. It holds nothing that the client sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Trouble {
+pub enum HandshakeError {
     /// The client was too slow, or too many handshakes were under way.
     #[error("no handshake in time")]
     Timeout,
@@ -51,7 +51,7 @@ pub enum Trouble {
     Closed,
 }
 
-impl Trouble {
+impl HandshakeError {
     /// A stable name for logs and metric labels.
     #[must_use]
     pub const fn label(self) -> &'static str {
@@ -103,8 +103,8 @@ impl Handshakes {
         &self,
         tcp: TcpStream,
         config: Option<Arc<ServerConfig>>,
-    ) -> Result<(Stream, Option<Arc<Names>>), Trouble> {
-        let Some(config) = config else { return Ok((Stream::Plain(tcp), None)) };
+    ) -> Result<(MaybeTlsStream, Option<Arc<CertificateNames>>), HandshakeError> {
+        let Some(config) = config else { return Ok((MaybeTlsStream::Plain(tcp), None)) };
         let handshake = async {
             // Whoever says nothing takes nobody's turn.
             let hello = LazyConfigAcceptor::new(Acceptor::default(), tcp).await?;
@@ -113,12 +113,12 @@ impl Handshakes {
         };
         let stream = match timeout(self.limit, handshake).await {
             Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return Err(Trouble::of(&error)),
-            Err(_) => return Err(Trouble::Timeout),
+            Ok(Err(error)) => return Err(HandshakeError::of(&error)),
+            Err(_) => return Err(HandshakeError::Timeout),
         };
         let certs = stream.get_ref().1.peer_certificates();
-        let names = certs.and_then(<[_]>::first).map(|cert| Arc::new(Names::of(cert)));
-        Ok((Stream::Tls(Box::new(stream)), names))
+        let names = certs.and_then(<[_]>::first).map(|cert| Arc::new(CertificateNames::of(cert)));
+        Ok((MaybeTlsStream::Tls(Box::new(stream)), names))
     }
 }
 

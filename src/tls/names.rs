@@ -14,9 +14,9 @@ const MAX_NAME: usize = 512;
 /// certificate's order. DNS names are in lower case. The subject itself says
 /// nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Names(Vec<String>);
+pub struct CertificateNames(Vec<String>);
 
-impl Names {
+impl CertificateNames {
     /// The names of a certificate; none when they cannot be read.
     #[must_use]
     pub fn of(cert: &CertificateDer<'_>) -> Self {
@@ -51,7 +51,7 @@ mod tests {
         params.subject_alt_names.extend([SanType::URI(uri), SanType::Rfc822Name(email)]);
         params.subject_alt_names.push(SanType::IpAddress([10, 0, 0, 1].into()));
         let cert = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
-        let names: Vec<String> = Names::of(cert.der()).iter().map(str::to_owned).collect();
+        let names: Vec<String> = CertificateNames::of(cert.der()).iter().map(str::to_owned).collect();
         assert_eq!(
             names,
             ["dns:trainer.example.com", "uri:spiffe://example.com/ns/a", "email:ops@example.com"]
@@ -61,10 +61,10 @@ mod tests {
     #[test]
     fn what_is_no_certificate_names_nobody() {
         for bytes in [&b""[..], b"\x30\x03\x02\x01\x01", &[0xff; 300]] {
-            assert_eq!(Names::of(&CertificateDer::from(bytes)).iter().count(), 0);
+            assert_eq!(CertificateNames::of(&CertificateDer::from(bytes)).iter().count(), 0);
         }
         let bare = CertificateParams::new(Vec::<String>::new()).unwrap();
         let cert = bare.self_signed(&KeyPair::generate().unwrap()).unwrap();
-        assert_eq!(Names::of(cert.der()), Names::default());
+        assert_eq!(CertificateNames::of(cert.der()), CertificateNames::default());
     }
 }

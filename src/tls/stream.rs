@@ -10,14 +10,14 @@ use tokio_rustls::server::TlsStream;
 
 /// A client's byte stream, plain or TLS.
 #[derive(Debug)]
-pub enum Stream {
+pub enum MaybeTlsStream {
     /// As it comes.
     Plain(TcpStream),
     /// Encrypted.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-impl Stream {
+impl MaybeTlsStream {
     /// The connection under it.
     #[must_use]
     pub fn tcp(&self) -> &TcpStream {
@@ -28,7 +28,7 @@ impl Stream {
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for MaybeTlsStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
@@ -37,7 +37,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for MaybeTlsStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),

@@ -9,9 +9,9 @@ use serde::Deserialize;
 /// The fields of a chat request that its prompt is made of.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Chat {
+pub(super) struct ChatPrompt {
     messages: Vec<BTreeMap<String, Value>>,
-    tools: Option<Vec<Tool>>,
+    tools: Option<Vec<ChatTool>>,
     documents: Option<Value>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
@@ -22,7 +22,7 @@ pub(super) struct Chat {
 }
 
 #[derive(Debug, Deserialize)]
-struct Tool {
+struct ChatTool {
     #[serde(default)]
     r#type: Option<String>,
     function: Function,
@@ -61,9 +61,9 @@ pub(super) struct Conversation {
 /// What stands behind the text that is gone on from, to find it again.
 pub(super) const MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-type Message = Vec<(String, Value)>;
+type ChatMessage = Vec<(String, Value)>;
 
-impl Chat {
+impl ChatPrompt {
     /// Whether it brings tools.
     pub(super) const fn has_tools(&self) -> bool {
         self.tools.is_some()
@@ -118,11 +118,11 @@ impl Chat {
     }
 }
 
-fn role(message: &Message) -> &str {
+fn role(message: &ChatMessage) -> &str {
     field(message, "role").and_then(Value::as_str).unwrap_or_default()
 }
 
-fn field<'a>(message: &'a Message, name: &str) -> Option<&'a Value> {
+fn field<'a>(message: &'a ChatMessage, name: &str) -> Option<&'a Value> {
     message.iter().find(|(known, _)| known == name).map(|(_, value)| value)
 }
 
@@ -130,11 +130,11 @@ fn convert(
     message: &BTreeMap<String, Value>,
     takes_parts: bool,
     media: &mut Media,
-) -> Result<Message, &'static str> {
+) -> Result<ChatMessage, &'static str> {
     let given = |name: &str| message.get(name).filter(|value| !value.is_none());
     let role = given("role").and_then(Value::as_str).ok_or("a message has no role")?;
     let content = content(given("content"), role, takes_parts, media)?;
-    let mut out: Message = vec![("role".to_owned(), role.into()), ("content".to_owned(), content)];
+    let mut out: ChatMessage = vec![("role".to_owned(), role.into()), ("content".to_owned(), content)];
     match role {
         "assistant" => {
             if let Some(calls) = given("tool_calls") {
@@ -184,10 +184,10 @@ fn content(
     };
     for part in all {
         match read_part(&part, role)? {
-            Part::Nothing => {}
+            ContentPart::Nothing => {}
             // vLLM leaves an empty text out of a text, but not out of a list.
-            Part::Text(text) if text.is_empty() && !takes_parts => {}
-            Part::Text(text) => {
+            ContentPart::Text(text) if text.is_empty() && !takes_parts => {}
+            ContentPart::Text(text) => {
                 if takes_parts {
                     let extra = extra_fields(&part);
                     let head = [("type".to_owned(), "text".into()), ("text".to_owned(), text.clone().into())];
@@ -195,7 +195,7 @@ fn content(
                 }
                 texts.push(text);
             }
-            Part::Media(kind) => {
+            ContentPart::Media(kind) => {
                 only_text = false;
                 *(if kind == "image" { &mut media.images } else { &mut media.sounds }) += 1;
                 parts.push(Value::from_pairs([("type", kind)]));
@@ -206,20 +206,20 @@ fn content(
     Ok(if joined { texts.join("\n").into() } else { parts.into() })
 }
 
-enum Part {
+enum ContentPart {
     Nothing,
     Text(String),
     Media(&'static str),
 }
 
-fn read_part(part: &Value, role: &str) -> Result<Part, &'static str> {
+fn read_part(part: &Value, role: &str) -> Result<ContentPart, &'static str> {
     let said = |text: &str| {
         // The header that names its sender to the vendor is no part of a prompt.
         if role == "system" && text.starts_with("x-anthropic-billing-header") {
             let rest = text.split_once('\n').map_or("", |(_, rest)| rest);
-            return if rest.is_empty() { Part::Nothing } else { Part::Text(rest.to_owned()) };
+            return if rest.is_empty() { ContentPart::Nothing } else { ContentPart::Text(rest.to_owned()) };
         }
-        Part::Text(text.to_owned())
+        ContentPart::Text(text.to_owned())
     };
     if let Some(text) = part.as_str() {
         return Ok(said(text));
@@ -227,14 +227,14 @@ fn read_part(part: &Value, role: &str) -> Result<Part, &'static str> {
     let get = |name: &str| part.get_attr(name).ok().filter(|value| !value.is_none() && !value.is_undefined());
     let text_of = |name: &str| match get(name) {
         Some(text) => text.as_str().map(said).ok_or("a part's text is no text"),
-        None => Ok(Part::Nothing),
+        None => Ok(ContentPart::Nothing),
     };
     match get("type").as_ref().and_then(Value::as_str) {
         Some("text" | "input_text" | "output_text") => text_of("text"),
         Some("refusal") => text_of("refusal"),
         Some("thinking") => text_of("thinking"),
-        Some("image_url" | "input_image") => Ok(Part::Media("image")),
-        Some("input_audio" | "audio_url") => Ok(Part::Media("audio")),
+        Some("image_url" | "input_image") => Ok(ContentPart::Media("image")),
+        Some("input_audio" | "audio_url") => Ok(ContentPart::Media("audio")),
         _ => Err("a part is neither text nor image nor audio"),
     }
 }
@@ -285,10 +285,10 @@ fn with(map: &Value, name: &str, value: Value) -> Value {
     Value::from_pairs(pairs)
 }
 
-fn tool(tool: Tool) -> Value {
+fn tool(tool: ChatTool) -> Value {
     let none = || Value::from(());
     let Function { name, description, parameters, strict, defer_loading } = tool.function;
-    let mut function: Message = vec![
+    let mut function: ChatMessage = vec![
         ("name".to_owned(), name.into()),
         ("description".to_owned(), description.unwrap_or_else(none)),
         ("parameters".to_owned(), parameters.unwrap_or_else(none)),
@@ -301,7 +301,7 @@ fn tool(tool: Tool) -> Value {
 
 /// Developers' messages as those of the system, all of which then stand first
 /// and in one.
-fn without_developers(messages: Vec<Message>) -> Vec<Message> {
+fn without_developers(messages: Vec<ChatMessage>) -> Vec<ChatMessage> {
     let (mut said, mut others, mut scattered) = (Vec::new(), Vec::new(), false);
     let mut kept = Vec::new();
     for (at, mut message) in messages.into_iter().enumerate() {
@@ -336,7 +336,7 @@ fn without_developers(messages: Vec<Message>) -> Vec<Message> {
 }
 
 /// Puts the mark behind the last message's text, and returns that text.
-fn mark_last(messages: &mut [Message]) -> Result<String, &'static str> {
+fn mark_last(messages: &mut [ChatMessage]) -> Result<String, &'static str> {
     const NONE: &str = "there is no text to go on from";
     let content = messages.last_mut().and_then(|last| last.iter_mut().find(|(name, _)| name == "content"));
     let (_, content) = content.ok_or(NONE)?;

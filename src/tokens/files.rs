@@ -25,7 +25,7 @@ pub(super) type Stamp = Vec<Option<(u64, SystemTime)>>;
 
 /// The sources of the chat template; both absent where there is none.
 #[derive(Debug, Default)]
-pub(super) struct Sources {
+pub(super) struct TemplateSources {
     /// The template.
     pub(super) plain: Option<String>,
     /// The one for requests with tools, where that is another one.
@@ -36,7 +36,7 @@ pub(super) struct Sources {
 
 /// What is wrong with a file of the folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Broken {
+pub struct ModelFileError {
     /// Which file.
     pub file: PathBuf,
     /// What is wrong with it.
@@ -68,8 +68,8 @@ pub(super) fn read(path: &Path, most: u64) -> Result<Vec<u8>, String> {
 }
 
 /// Reads what stands beside the tokenizer.
-pub(super) fn sources(folder: &Path) -> Result<Sources, Broken> {
-    let mut found = Sources::default();
+pub(super) fn sources(folder: &Path) -> Result<TemplateSources, ModelFileError> {
+    let mut found = TemplateSources::default();
     let config = json(folder, CONFIG)?;
     for file in [Some(&config), Some(&json(folder, SPECIAL)?)].into_iter().flatten() {
         for name in NAMED {
@@ -100,17 +100,17 @@ pub(super) fn sources(folder: &Path) -> Result<Sources, Broken> {
     Ok(found)
 }
 
-fn json(folder: &Path, name: &str) -> Result<Json, Broken> {
+fn json(folder: &Path, name: &str) -> Result<Json, ModelFileError> {
     let file = folder.join(name);
     if !file.exists() {
         return Ok(Json::Null);
     }
     let text = text(&file)?;
-    serde_json::from_str(&text).map_err(|error| Broken { file, why: format!("not JSON: {error}") })
+    serde_json::from_str(&text).map_err(|error| ModelFileError { file, why: format!("not JSON: {error}") })
 }
 
-fn text(file: &Path) -> Result<String, Broken> {
-    let broken = |why: String| Broken { file: file.to_owned(), why };
+fn text(file: &Path) -> Result<String, ModelFileError> {
+    let broken = |why: String| ModelFileError { file: file.to_owned(), why };
     let bytes = read(file, MAX_TEXT_BYTES).map_err(broken)?;
     String::from_utf8(bytes).map_err(|_| broken("not UTF-8".to_owned()))
 }

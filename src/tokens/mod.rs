@@ -1,18 +1,18 @@
 //! How many tokens a prompt has, as well as it can be known.
 
+mod cache;
 mod chat;
 pub mod counter;
-pub mod desk;
 pub mod estimate;
 mod files;
-mod memory;
 pub mod ratio;
 mod template;
+pub mod threads;
 mod vocabulary;
 
 /// How a number of prompt tokens is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Source {
+pub enum CountSource {
     /// From the bytes, by what engines counted before. Not to be relied on.
     #[default]
     Estimate,
@@ -26,7 +26,7 @@ pub enum Source {
     Engine,
 }
 
-impl Source {
+impl CountSource {
     /// A short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {

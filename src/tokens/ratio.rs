@@ -13,18 +13,18 @@ const RANGE: (f64, f64) = (0.25, 4.0);
 
 /// The ratios of counted to estimated tokens.
 #[derive(Debug, Default)]
-pub struct Ratios {
-    known: DashMap<(u32, u32), Ratio>,
+pub struct TokenRatios {
+    known: DashMap<(u32, u32), TokenRatio>,
 }
 
 /// Sums that fade, so that long prompts count for more and old ones for less.
 #[derive(Debug, Clone, Copy, Default)]
-struct Ratio {
+struct TokenRatio {
     counted: f64,
     estimated: f64,
 }
 
-impl Ratio {
+impl TokenRatio {
     fn factor(self) -> f64 {
         // Some tokens that say nothing: the first prompt does not decide alone.
         let doubt = 50.0;
@@ -38,7 +38,7 @@ impl Ratio {
     }
 }
 
-impl Ratios {
+impl TokenRatios {
     /// The estimate with what is known of the pair. At least 1, unless the
     /// estimate is 0.
     #[must_use]
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn it_learns_and_forgets() {
-        let ratios = Ratios::default();
+        let ratios = TokenRatios::default();
         assert_eq!(ratios.apply((1, 1), 100), 100);
         for _ in 0..20 {
             ratios.learn((1, 1), 1000, 1500);
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn what_is_far_off_says_nothing() {
-        let ratios = Ratios::default();
+        let ratios = TokenRatios::default();
         ratios.learn((1, 1), 100, 100_000);
         ratios.learn((1, 1), 100, 0);
         assert_eq!(ratios.apply((1, 1), 100), 100);
@@ -95,7 +95,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_table_is_bounded_and_the_ratio_clamped(rows in prop::collection::vec((0_u32..90, 0_u32..90, 1_u64..100_000, 1_u64..100_000), 1..200)) {
-            let ratios = Ratios::default();
+            let ratios = TokenRatios::default();
             for (model, tenant, estimated, counted) in rows {
                 ratios.learn((model, tenant), estimated, counted);
                 let applied = ratios.apply((model, tenant), 1000);

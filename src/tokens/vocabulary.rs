@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::pipeline::{EncodeOptions, Override, PipelineTokenizer};
 
-use crate::tokens::memory::Memory;
+use crate::tokens::cache::CountCache;
 
 /// Bytes of the largest `tokenizer.json` that is read.
 pub(super) const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -24,7 +24,7 @@ pub(super) struct Vocabulary {
     pub(super) per_byte: u64,
     /// Where a text may be cut without a change of its tokens: before these.
     cuts: Vec<memmem::Finder<'static>>,
-    memory: Memory,
+    memory: CountCache,
 }
 
 impl fmt::Debug for Vocabulary {
@@ -39,7 +39,7 @@ impl fmt::Debug for Vocabulary {
 
 /// The parts of `tokenizer.json` that the bounds are read from.
 #[derive(Deserialize)]
-struct File {
+struct TokenizerFile {
     #[serde(default)]
     normalizer: Value,
     #[serde(default)]
@@ -72,12 +72,12 @@ impl Vocabulary {
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let bytes = super::files::read(path, MAX_FILE_BYTES)?;
         let text = std::str::from_utf8(&bytes).map_err(|error| error.to_string())?;
-        let file: File =
+        let file: TokenizerFile =
             serde_json::from_str(text).map_err(|error| format!("it is not a tokenizer: {error}"))?;
         let canonical = tokenizers::canonicalize_str(text).map_err(|error| error.to_string())?;
         let tokenizer = tokenizers::from_json(&canonical).map_err(|error| error.to_string())?;
         let cuts = cuts(&file.added_tokens);
-        Ok(Self { tokenizer, per_byte: per_byte(&file), cuts, memory: Memory::default() })
+        Ok(Self { tokenizer, per_byte: per_byte(&file), cuts, memory: CountCache::default() })
     }
 
     /// The tokens of `text`, as part of a prompt; with what the tokenizer adds
@@ -167,7 +167,7 @@ const MAX_CUTS: usize = 16;
 /// bytes, or to one token for what they do not know. So it is how much longer a
 /// normal form can get, in UTF-8: 3 times for the canonical forms (Unicode
 /// Standard Annex 15), 11 times for those of compatibility (U+FDFA).
-fn per_byte(file: &File) -> u64 {
+fn per_byte(file: &TokenizerFile) -> u64 {
     let mut kinds = Vec::new();
     collect_kinds(&file.normalizer, &mut kinds);
     collect_kinds(&file.pre_tokenizer, &mut kinds);

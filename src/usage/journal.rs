@@ -12,21 +12,21 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::{UsageDropping, UsageRowsDropped};
 use crate::telemetry::metrics::UsageMeters;
 use crate::usage::UsageError;
-use crate::usage::row::Row;
-use crate::usage::segment::Folder;
-use crate::usage::writer::{Ends, Writer};
+use crate::usage::row::UsageRow;
+use crate::usage::segment::JournalFolder;
+use crate::usage::writer::{JournalEnds, JournalWriter};
 
 /// What the writer is told.
 #[expect(clippy::large_enum_variant, reason = "nearly all are rows, and a box for each would cost more")]
-pub(super) enum Note {
-    Row(Row),
+pub(super) enum WriterNote {
+    Row(UsageRow),
     /// Answered when all rows before it are written.
     Flush(SyncSender<()>),
 }
 
 /// What both ends of the queue know.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
+pub(super) struct JournalQueue {
     /// Rows are being dropped, and somebody said so.
     pub(super) dropping: AtomicBool,
     /// Rows dropped so far.
@@ -37,17 +37,17 @@ pub(super) struct Shared {
 
 /// The journal that a gateway writes. Clones write the same one.
 #[derive(Debug, Clone)]
-pub struct Journal(Arc<Inner>);
+pub struct Journal(Arc<JournalParts>);
 
 #[derive(Debug)]
-struct Inner {
-    notes: SyncSender<Note>,
-    shared: Arc<Shared>,
+struct JournalParts {
+    notes: SyncSender<WriterNote>,
+    shared: Arc<JournalQueue>,
     meters: UsageMeters,
     telemetry: Telemetry,
 }
 
-impl Drop for Inner {
+impl Drop for JournalParts {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::Relaxed);
     }
@@ -61,24 +61,24 @@ impl Journal {
     /// The folder cannot be used, or another process writes there.
     pub(super) fn start(
         settings: &UsageSettings,
-        ends: Arc<Ends>,
+        ends: Arc<JournalEnds>,
         telemetry: &Telemetry,
     ) -> Result<(Self, JoinHandle<()>), UsageError> {
         let wrong = |problem| UsageError::Folder { folder: settings.folder.clone(), problem };
-        let folder = Folder::new(&settings.folder);
-        let writer = Writer::open(folder, settings, ends, telemetry).map_err(wrong)?;
+        let folder = JournalFolder::new(&settings.folder);
+        let writer = JournalWriter::open(folder, settings, ends, telemetry).map_err(wrong)?;
         let shared = Arc::clone(&writer.shared);
         let (notes, taken) = sync_channel(settings.queue);
         let thread = std::thread::Builder::new().name("usage".into());
         let thread = thread.spawn(move || writer.run(&taken)).map_err(UsageError::Thread)?;
         let meters = telemetry.usage_meters();
-        Ok((Self(Arc::new(Inner { notes, shared, meters, telemetry: telemetry.clone() })), thread))
+        Ok((Self(Arc::new(JournalParts { notes, shared, meters, telemetry: telemetry.clone() })), thread))
     }
 
     /// Writes a row down. Never waits: while the disk does not keep up and the
     /// queue to it is full, rows are dropped and counted.
-    pub fn record(&self, row: Row) {
-        if self.0.notes.try_send(Note::Row(row)).is_ok() {
+    pub fn record(&self, row: UsageRow) {
+        if self.0.notes.try_send(WriterNote::Row(row)).is_ok() {
             return;
         }
         self.0.meters.dropped_queue.increment(1);
@@ -95,14 +95,14 @@ impl Journal {
         self.0.shared.closing.store(true, Ordering::Relaxed);
         // Wakes the writer, who ends.
         let (nobody, _waits) = sync_channel(1);
-        let _full = self.0.notes.try_send(Note::Flush(nobody));
+        let _full = self.0.notes.try_send(WriterNote::Flush(nobody));
     }
 
     /// Waits until every row so far is written, for at most `limit`; says
     /// whether they are. Blocks.
     pub fn flush(&self, limit: Duration) -> bool {
         let (done, written) = sync_channel(1);
-        let mut note = Note::Flush(done);
+        let mut note = WriterNote::Flush(done);
         let pause = Duration::from_millis(10);
         // Waits for a place without one of its own.
         for _ in 0..=limit.as_millis() / pause.as_millis() {
@@ -117,7 +117,7 @@ impl Journal {
     }
 }
 
-impl Shared {
+impl JournalQueue {
     /// The queue has room again: tells how many rows an outage has cost.
     pub(super) fn caught_up(&self, telemetry: &Telemetry) {
         if self.dropping.swap(false, Ordering::Relaxed) {
@@ -130,21 +130,21 @@ impl Shared {
 /// Takes what is in the queue without waiting, at most `room` rows. Returns
 /// those who wait for them to be written.
 pub(super) fn drain(
-    notes: &Receiver<Note>,
-    first: Note,
+    notes: &Receiver<WriterNote>,
+    first: WriterNote,
     room: usize,
-    mut take: impl FnMut(&Row),
+    mut take: impl FnMut(&UsageRow),
 ) -> Vec<SyncSender<()>> {
     let mut flushes = Vec::new();
     let mut next = Some(first);
     let mut taken = 0;
     while let Some(note) = next {
         match note {
-            Note::Row(row) => {
+            WriterNote::Row(row) => {
                 take(&row);
                 taken += 1;
             }
-            Note::Flush(done) => flushes.push(done),
+            WriterNote::Flush(done) => flushes.push(done),
         }
         next = if taken < room { notes.try_recv().ok() } else { None };
     }

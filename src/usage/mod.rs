@@ -17,7 +17,7 @@ mod sink;
 mod store;
 mod writer;
 
-pub use crate::usage::before::{Before, Used};
+pub use crate::usage::before::{Before, UsedBefore};
 pub use crate::usage::journal::Journal;
 pub use crate::usage::segment::each_row;
 
@@ -29,10 +29,10 @@ use std::time::Duration;
 
 use crate::config::settings::usage::UsageSettings;
 use crate::telemetry::Telemetry;
-use crate::usage::segment::{Cursor, Folder};
-use crate::usage::sink::{Feeding, Sink, wait_for};
+use crate::usage::segment::{Cursor, JournalFolder};
+use crate::usage::sink::{DatabaseSink, Feeding, wait_for};
 use crate::usage::store::Store;
-use crate::usage::writer::Ends;
+use crate::usage::writer::JournalEnds;
 
 /// Why nothing is written down.
 #[derive(Debug, thiserror::Error)]
@@ -52,30 +52,30 @@ pub enum UsageError {
 
 /// The journal of this gateway, and what reads it.
 #[derive(Debug)]
-pub struct Usage {
+pub struct UsageJournal {
     settings: UsageSettings,
     journal: Journal,
     writing: JoinHandle<()>,
     /// The journal's name.
     id: String,
-    ends: Arc<Ends>,
+    ends: Arc<JournalEnds>,
     /// Where what this process writes begins.
     begin: Cursor,
     telemetry: Telemetry,
     feeding: Option<Feeding>,
 }
 
-impl Usage {
+impl UsageJournal {
     /// Starts to write.
     ///
     /// # Errors
     /// The folder cannot be used, or another process writes there.
     pub fn start(settings: &UsageSettings, telemetry: &Telemetry) -> Result<Self, UsageError> {
-        let ends = Arc::new(Ends::default());
+        let ends = Arc::new(JournalEnds::default());
         let (journal, writing) = Journal::start(settings, Arc::clone(&ends), telemetry)?;
         let (telemetry, settings) = (telemetry.clone(), settings.clone());
         let wrong = |problem| UsageError::Folder { folder: settings.folder.clone(), problem };
-        let id = Folder::new(&settings.folder).id().map_err(wrong)?;
+        let id = JournalFolder::new(&settings.folder).id().map_err(wrong)?;
         let begin = *ends.written.lock();
         Ok(Self { settings, journal, writing, id, ends, begin, telemetry, feeding: None })
     }
@@ -97,7 +97,7 @@ impl Usage {
         moments: Vec<i64>,
         tell: impl FnOnce(Vec<Before>) + Send + 'static,
     ) -> Result<(), UsageError> {
-        let (folder, id, begin) = (Folder::new(&self.settings.folder), self.id.clone(), self.begin);
+        let (folder, id, begin) = (JournalFolder::new(&self.settings.folder), self.id.clone(), self.begin);
         let looked = folder.clone();
         let first = move |stored: Option<(&mut dyn Store, Cursor)>| {
             if !moments.is_empty() {
@@ -110,7 +110,7 @@ impl Usage {
             return Ok(());
         };
         let (ends, telemetry) = (Arc::clone(&self.ends), self.telemetry.clone());
-        let sink = Sink { database, folder, id: self.id.clone(), ends, telemetry };
+        let sink = DatabaseSink { database, folder, id: self.id.clone(), ends, telemetry };
         self.feeding = Some(sink.start(first).map_err(UsageError::Thread)?);
         Ok(())
     }

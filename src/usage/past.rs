@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use crate::usage::bill::{BillError, Source};
-use crate::usage::row::{Kind, Row};
+use crate::usage::bill::{BillError, RowSource};
+use crate::usage::row::{RowKind, UsageRow};
 use crate::usage::segment::each_row;
-use crate::usage::store::{Access, Store, open};
+use crate::usage::store::{Store, StoreAccess, open};
 
 /// Rows that are asked for at a time.
 const PAGE: usize = 50_000;
 
 /// One request that came to a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Past {
+pub struct PastRequest {
     /// When it ended, in milliseconds since 1970.
     pub ended_ms: i64,
     /// Whose it was.
@@ -34,17 +34,17 @@ pub struct Past {
 /// # Errors
 /// The source does not answer.
 pub fn each_request(
-    source: &Source,
+    source: &RowSource,
     (since_ms, until_ms): (i64, i64),
     model: Option<&str>,
     most: usize,
-    mut take: impl FnMut(Past),
+    mut take: impl FnMut(PastRequest),
 ) -> Result<(), BillError> {
     match source {
-        Source::Journal(folder) => {
+        RowSource::Journal(folder) => {
             let mut count = 0;
             each_row(folder, |row| {
-                let wanted = row.kind == Kind::Request
+                let wanted = row.kind == RowKind::Request
                     && !row.pool.is_empty()
                     && (since_ms..until_ms).contains(&row.time_ms)
                     && model.is_none_or(|model| model == &*row.model);
@@ -55,14 +55,14 @@ pub fn each_request(
             })?;
             Ok(())
         }
-        Source::Database(database) => {
-            from_store(&mut *open(database, Access::Read)?, (since_ms, until_ms), model, most, take)
+        RowSource::Database(database) => {
+            from_store(&mut *open(database, StoreAccess::Read)?, (since_ms, until_ms), model, most, take)
         }
     }
 }
 
-fn of_row(row: &Row) -> Past {
-    Past {
+fn of_row(row: &UsageRow) -> PastRequest {
+    PastRequest {
         ended_ms: row.time_ms,
         tenant: Arc::clone(&row.tenant),
         class: Arc::clone(&row.class),
@@ -78,7 +78,7 @@ fn from_store(
     (since_ms, until_ms): (i64, i64),
     model: Option<&str>,
     most: usize,
-    mut take: impl FnMut(Past),
+    mut take: impl FnMut(PastRequest),
 ) -> Result<(), BillError> {
     let model = model.map_or(String::new(), |model| format!(" AND model = '{}'", model.replace('\'', "''")));
     let mut read = 0;
@@ -95,7 +95,7 @@ fn from_store(
             let number = |place: usize| numbers.get(place).copied().unwrap_or(0);
             let unsigned = |place: usize| u64::try_from(number(place)).unwrap_or(0);
             let name = |place: usize| names.get(place).map_or_else(|| "".into(), |name| name.as_str().into());
-            take(Past {
+            take(PastRequest {
                 ended_ms: number(0),
                 tenant: name(0),
                 class: name(1),
@@ -117,26 +117,26 @@ mod tests {
     use std::io::Write as _;
 
     use super::*;
-    use crate::config::settings::usage::Database;
+    use crate::config::settings::usage::UsageDatabase;
     use crate::usage::row::tests::row;
     use crate::usage::segment::Cursor;
 
     #[test]
     fn journal_and_database_tell_the_same_requests() {
         let folder = tempfile::tempdir().unwrap();
-        let idle = Row { kind: Kind::Idle, ..row(12, "") };
-        let refused = Row { pool: "".into(), ..row(13, "red") };
-        let other = Row { model: "o'ther".into(), ..row(14, "blue") };
+        let idle = UsageRow { kind: RowKind::Idle, ..row(12, "") };
+        let refused = UsageRow { pool: "".into(), ..row(13, "red") };
+        let other = UsageRow { model: "o'ther".into(), ..row(14, "blue") };
         let rows = [row(5, "red"), row(11, "blue"), idle, refused, other, row(20, "red")];
         let mut file = std::fs::File::create(folder.path().join("usage-00000001.jsonl")).unwrap();
         for row in &rows {
             writeln!(file, "{}", serde_json::to_string(row).unwrap()).unwrap();
         }
-        let database = Database::Sqlite(folder.path().join("usage.sqlite"));
-        let mut store = open(&database, Access::Write).unwrap();
+        let database = UsageDatabase::Sqlite(folder.path().join("usage.sqlite"));
+        let mut store = open(&database, StoreAccess::Write).unwrap();
         store.append("j", &rows, Cursor { segment: 1, offset: 9 }).unwrap();
         drop(store);
-        for source in [Source::Journal(folder.path().to_owned()), Source::Database(database)] {
+        for source in [RowSource::Journal(folder.path().to_owned()), RowSource::Database(database)] {
             let read = |span, model, most| {
                 let mut ended = Vec::new();
                 each_request(&source, span, model, most, |past| ended.push(past.ended_ms)).unwrap();

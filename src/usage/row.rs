@@ -14,7 +14,7 @@ const MAX_CODE: usize = 32;
 /// What a row is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum RowKind {
     /// The end of a request, with its last stay at a replica; all zero where it
     /// had none. There is one for each request.
     Request,
@@ -24,7 +24,7 @@ pub enum Kind {
     Idle,
 }
 
-impl Kind {
+impl RowKind {
     /// Its name in files and databases.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -44,11 +44,11 @@ pub type Code = &'static str;
 ///
 /// Names and not ids: ids change with reloads and restarts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct UsageRow {
     /// When it ended, in milliseconds since 1970.
     pub time_ms: i64,
     /// What it is of.
-    pub kind: Kind,
+    pub kind: RowKind,
     /// The request's id, the same in all of its rows; empty for idle time.
     #[serde(default)]
     pub request_id: String,
@@ -154,10 +154,10 @@ pub(super) mod tests {
     use super::*;
 
     /// A request of `tenant` that ended at `time_ms`.
-    pub(in crate::usage) fn row(time_ms: i64, tenant: &str) -> Row {
-        Row {
+    pub(in crate::usage) fn row(time_ms: i64, tenant: &str) -> UsageRow {
+        UsageRow {
             time_ms,
-            kind: Kind::Request,
+            kind: RowKind::Request,
             request_id: format!("req-{time_ms}"),
             tenant: tenant.into(),
             key: "k7m2qa4x".into(),
@@ -184,17 +184,17 @@ pub(super) mod tests {
 
     #[test]
     fn a_row_is_one_line_and_comes_back_as_it_was() {
-        let row = Row { request_id: "a\nb \"c\"".into(), ..row(5, "red") };
+        let row = UsageRow { request_id: "a\nb \"c\"".into(), ..row(5, "red") };
         let line = serde_json::to_string(&row).unwrap();
         assert!(!line.contains('\n'));
-        assert_eq!(serde_json::from_str::<Row>(&line).unwrap(), row);
+        assert_eq!(serde_json::from_str::<UsageRow>(&line).unwrap(), row);
     }
 
     #[test]
     fn fields_may_be_missing_or_new() {
-        let row: Row =
+        let row: UsageRow =
             serde_json::from_str(r#"{"time_ms":7,"kind":"idle","pool":"p","gpu_ns":9,"x":1}"#).unwrap();
-        assert_eq!((row.kind, &*row.pool, row.gpu_ns, row.outcome), (Kind::Idle, "p", 9, ""));
+        assert_eq!((row.kind, &*row.pool, row.gpu_ns, row.outcome), (RowKind::Idle, "p", 9, ""));
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Wri
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use crate::usage::row::Row;
-use crate::wire::random;
+use crate::protocol::ids::random;
+use crate::usage::row::UsageRow;
 
 /// Bytes that are read at a time; no line is longer.
 pub(super) const CHUNK: u64 = 1 << 20;
@@ -33,19 +33,19 @@ pub(super) struct Segment {
 
 /// The folder that the files are in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Folder(PathBuf);
+pub(super) struct JournalFolder(PathBuf);
 
 /// What was read.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<UsageRow>,
     /// Where to go on.
     pub(super) until: Cursor,
     /// Lines that are no rows.
     pub(super) broken: u64,
 }
 
-impl Folder {
+impl JournalFolder {
     pub(super) fn new(path: &Path) -> Self {
         Self(path.to_owned())
     }
@@ -210,10 +210,10 @@ impl Folder {
 /// Calls `take` with every row between two places. Returns how many lines are no
 /// rows.
 pub(super) fn each_between(
-    folder: &Folder,
+    folder: &JournalFolder,
     from: Cursor,
     end: Cursor,
-    mut take: impl FnMut(&Row),
+    mut take: impl FnMut(&UsageRow),
 ) -> io::Result<u64> {
     let (mut cursor, mut broken) = (from, 0);
     loop {
@@ -232,8 +232,8 @@ pub(super) fn each_between(
 ///
 /// # Errors
 /// The folder or one of its files cannot be read.
-pub fn each_row(folder: &Path, take: impl FnMut(&Row)) -> io::Result<u64> {
-    let folder = Folder::new(folder);
+pub fn each_row(folder: &Path, take: impl FnMut(&UsageRow)) -> io::Result<u64> {
+    let folder = JournalFolder::new(folder);
     let Some(last) = folder.segments()?.last().copied() else { return Ok(0) };
     each_between(&folder, Cursor::default(), Cursor { segment: last.number, offset: last.len }, take)
 }
@@ -249,9 +249,9 @@ mod tests {
         serde_json::to_string(&row(time_ms, "red")).unwrap() + "\n"
     }
 
-    fn folder(files: &[(u64, String)]) -> (tempfile::TempDir, Folder) {
+    fn folder(files: &[(u64, String)]) -> (tempfile::TempDir, JournalFolder) {
         let temp = tempfile::tempdir().unwrap();
-        let folder = Folder::new(temp.path());
+        let folder = JournalFolder::new(temp.path());
         for (number, text) in files {
             fs::write(folder.file(*number), text).unwrap();
         }

@@ -5,13 +5,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::config::settings::usage::Database;
+use crate::config::settings::usage::UsageDatabase;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{UsageDatabaseFound, UsageDatabaseLost, UsageLinesBroken};
 use crate::telemetry::metrics::UsageMeters;
-use crate::usage::segment::{Cursor, Folder};
-use crate::usage::store::{Access, Problem, Store, open};
-use crate::usage::writer::Ends;
+use crate::usage::segment::{Cursor, JournalFolder};
+use crate::usage::store::{Store, StoreAccess, StoreError, open};
+use crate::usage::writer::JournalEnds;
 
 /// How often the journal is looked at.
 const LOOK: Duration = Duration::from_millis(250);
@@ -20,12 +20,12 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 
 /// What the thread works with.
-pub(super) struct Sink {
-    pub(super) database: Database,
-    pub(super) folder: Folder,
+pub(super) struct DatabaseSink {
+    pub(super) database: UsageDatabase,
+    pub(super) folder: JournalFolder,
     /// The journal's name.
     pub(super) id: String,
-    pub(super) ends: Arc<Ends>,
+    pub(super) ends: Arc<JournalEnds>,
     pub(super) telemetry: Telemetry,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn wait_for(thread: &JoinHandle<()>, limit: Duration) {
     }
 }
 
-impl Sink {
+impl DatabaseSink {
     /// Starts the thread. `first` is called once, with the database before
     /// anything is added to it, or without one that is away.
     pub(super) fn start(
@@ -107,8 +107,8 @@ impl Sink {
         }
     }
 
-    fn connect(&self) -> Result<(Box<dyn Store>, Cursor), Problem> {
-        let mut store = open(&self.database, Access::Write)?;
+    fn connect(&self) -> Result<(Box<dyn Store>, Cursor), StoreError> {
+        let mut store = open(&self.database, StoreAccess::Write)?;
         let cursor = store.cursor(&self.id)?;
         // Somebody emptied the folder, and the numbers began anew.
         let beyond = cursor.segment > self.ends.written.lock().segment;
@@ -127,11 +127,11 @@ impl Sink {
         mut cursor: Cursor,
         meters: &UsageMeters,
         stopped: &Receiver<()>,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), StoreError> {
         let mut last = false;
         loop {
             let end = *self.ends.written.lock();
-            let unreadable = |error| Problem(format!("the journal cannot be read: {error}"));
+            let unreadable = |error| StoreError(format!("the journal cannot be read: {error}"));
             let batch = self.folder.read(cursor, end).map_err(unreadable)?;
             if batch.until > cursor {
                 if batch.broken > 0 {

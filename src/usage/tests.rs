@@ -10,8 +10,8 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::fixtures;
 use crate::usage::journal::Journal;
 use crate::usage::row::tests::row;
-use crate::usage::segment::{Cursor, Folder, each_row};
-use crate::usage::writer::Ends;
+use crate::usage::segment::{Cursor, JournalFolder, each_row};
+use crate::usage::writer::JournalEnds;
 
 pub(super) const SOON: Duration = Duration::from_secs(10);
 const MINUTE_MS: i64 = 60_000;
@@ -27,8 +27,8 @@ pub(super) fn settings(folder: &Path) -> UsageSettings {
     }
 }
 
-fn start(settings: &UsageSettings) -> (Journal, Arc<Ends>, Telemetry) {
-    let (ends, telemetry) = (Arc::new(Ends::default()), Telemetry::for_tests());
+fn start(settings: &UsageSettings) -> (Journal, Arc<JournalEnds>, Telemetry) {
+    let (ends, telemetry) = (Arc::new(JournalEnds::default()), Telemetry::for_tests());
     let (journal, _) = Journal::start(settings, Arc::clone(&ends), &telemetry).unwrap();
     (journal, ends, telemetry)
 }
@@ -59,10 +59,10 @@ fn rows_are_on_the_disk_in_order_and_a_restart_goes_on() {
         // What a process that is killed in the middle of a line leaves.
         drop(journal);
         wait_for_end(&folder);
-        let last = Folder::new(&folder).segments().unwrap().last().unwrap().number;
-        let mut text = fs::read_to_string(Folder::new(&folder).file(last)).unwrap();
+        let last = JournalFolder::new(&folder).segments().unwrap().last().unwrap().number;
+        let mut text = fs::read_to_string(JournalFolder::new(&folder).file(last)).unwrap();
         text.push_str("{\"time_ms\":");
-        fs::write(Folder::new(&folder).file(last), text).unwrap();
+        fs::write(JournalFolder::new(&folder).file(last), text).unwrap();
     }
     let (_journal, ..) = start(&settings(&folder));
     assert_eq!(times(&folder), (0..300).collect::<Vec<_>>());
@@ -71,7 +71,7 @@ fn rows_are_on_the_disk_in_order_and_a_restart_goes_on() {
 /// The writer's thread has let go of the folder.
 pub(super) fn wait_for_end(folder: &Path) {
     for _ in 0..1000 {
-        if Folder::new(folder).lock().is_ok() {
+        if JournalFolder::new(folder).lock().is_ok() {
             return;
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -97,7 +97,7 @@ fn segments_end_by_size_and_by_age_and_the_oldest_goes() {
         journal.record(row(number, "red"));
         assert!(journal.flush(SOON));
     }
-    let folder = Folder::new(temp.path());
+    let folder = JournalFolder::new(temp.path());
     let segments = folder.segments().unwrap();
     assert!(segments.iter().all(|segment| segment.len <= 4096), "{segments:?}");
     assert!(segments.iter().map(|segment| segment.len).sum::<u64>() <= 20_000);

@@ -14,9 +14,9 @@ use crate::config::settings::usage::UsageSettings;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{UsageJournalBack, UsageJournalLost, UsageRowsDropped};
 use crate::telemetry::metrics::UsageMeters;
-use crate::usage::journal::{Note, Shared, drain};
-use crate::usage::row::Row;
-use crate::usage::segment::{Cursor, Folder};
+use crate::usage::journal::{JournalQueue, WriterNote, drain};
+use crate::usage::row::UsageRow;
+use crate::usage::segment::{Cursor, JournalFolder};
 
 /// Rows that are written at once, at most.
 const BATCH: usize = 512;
@@ -27,7 +27,7 @@ const SYNC_AFTER: Duration = Duration::from_secs(1);
 
 /// How far the journal is written, and how far a database has read it.
 #[derive(Debug, Default)]
-pub(super) struct Ends {
+pub(super) struct JournalEnds {
     /// The end of the last whole line.
     pub(super) written: Mutex<Cursor>,
     /// Where the database goes on; absent where there is none.
@@ -52,8 +52,8 @@ impl Current {
 }
 
 /// The thread that writes.
-pub(super) struct Writer {
-    folder: Folder,
+pub(super) struct JournalWriter {
+    folder: JournalFolder,
     /// The journal's name.
     id: String,
     /// Held for as long as the process writes here.
@@ -61,8 +61,8 @@ pub(super) struct Writer {
     segment_bytes: u64,
     segment_ms: i64,
     keep_bytes: u64,
-    pub(super) shared: Arc<Shared>,
-    ends: Arc<Ends>,
+    pub(super) shared: Arc<JournalQueue>,
+    ends: Arc<JournalEnds>,
     meters: UsageMeters,
     telemetry: Telemetry,
     current: Option<Current>,
@@ -78,12 +78,12 @@ pub(super) struct Writer {
     failing: bool,
 }
 
-impl Writer {
+impl JournalWriter {
     /// Takes the folder over from the process before.
     pub(super) fn open(
-        folder: Folder,
+        folder: JournalFolder,
         settings: &UsageSettings,
-        ends: Arc<Ends>,
+        ends: Arc<JournalEnds>,
         telemetry: &Telemetry,
     ) -> io::Result<Self> {
         folder.make()?;
@@ -117,7 +117,7 @@ impl Writer {
         })
     }
 
-    pub(super) fn run(mut self, notes: &Receiver<Note>) {
+    pub(super) fn run(mut self, notes: &Receiver<WriterNote>) {
         loop {
             let first = match notes.recv_timeout(SYNC_AFTER) {
                 Ok(note) => note,
@@ -150,7 +150,7 @@ impl Writer {
         }
     }
 
-    fn take(&mut self, row: &Row) {
+    fn take(&mut self, row: &UsageRow) {
         let start = self.pending.len();
         if serde_json::to_writer(&mut self.pending, row).is_err() {
             // Not possible: a row has no maps and no numbers that JSON lacks.
@@ -182,8 +182,8 @@ impl Writer {
     }
 
     /// Counts what nobody will write any more.
-    fn give_up(&self, notes: &Receiver<Note>) {
-        let queued = notes.try_iter().filter(|note| matches!(note, Note::Row(_))).count();
+    fn give_up(&self, notes: &Receiver<WriterNote>) {
+        let queued = notes.try_iter().filter(|note| matches!(note, WriterNote::Row(_))).count();
         let dropped = self.shared.dropped.swap(0, Ordering::Relaxed);
         self.meters.dropped_queue.increment(self.pending_rows + queued as u64);
         let rows = self.pending_rows + queued as u64 + dropped;

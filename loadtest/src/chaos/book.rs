@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use penstock::sim::profile::{Profile, StepLoad};
+use penstock::sim::engine::profile::{StepLoad, StepProfile};
 use penstock::sim::rng::Rng;
 use penstock::sim::server::{SimOptions, SimServer};
 use serde_json::{Value, json};
@@ -80,7 +80,7 @@ pub struct Book {
 
 /// An engine as the run has them, fast or at its real speed.
 #[must_use]
-pub fn engine(profile: Profile, max_seqs: u32, speed: f64) -> SimOptions {
+pub fn engine(profile: StepProfile, max_seqs: u32, speed: f64) -> SimOptions {
     let mut options = SimOptions {
         profile,
         speed,
@@ -102,7 +102,7 @@ impl Book {
         let mut rng = Rng::new(seed ^ 0xB00C);
         let mut questions: Vec<Question> = (0..count).map(|number| Question::new(number, &mut rng)).collect();
         let reference =
-            SimServer::start(engine(Profile::tiny(), 64, 1000.0)).await.context("no port is free")?;
+            SimServer::start(engine(StepProfile::tiny(), 64, 1000.0)).await.context("no port is free")?;
         for question in &mut questions {
             let endpoint = Endpoint::new(&reference.url(), question.api.path()).await?;
             let now = Instant::now();
@@ -122,7 +122,7 @@ impl Book {
     /// request needs where `max_seqs` share each step, and the time to read
     /// its prompt.
     #[must_use]
-    pub fn capacity(&self, profile: &Profile, max_seqs: u32) -> f64 {
+    pub fn capacity(&self, profile: &StepProfile, max_seqs: u32) -> f64 {
         let usages = self.questions.iter().filter_map(|question| question.answer.usage);
         let (mut input, mut output) = (0, 0);
         for usage in usages {
@@ -155,7 +155,7 @@ mod tests {
             assert!(!question.answer.text.is_empty());
         }
         assert_eq!(book.questions.iter().filter(|question| !question.can_go_on).count(), 2);
-        let profile = Profile::named("a100-8b").expect("a profile");
+        let profile = StepProfile::named("a100-8b").expect("a profile");
         let capacity = book.capacity(&profile, 8);
         assert!((1.0..20.0).contains(&capacity), "{capacity}");
     }

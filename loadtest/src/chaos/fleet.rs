@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
+use penstock::sim::engine::profile::StepProfile;
 use penstock::sim::faults::{Fault, FaultKind, ResetPoint};
-use penstock::sim::profile::Profile;
 use penstock::sim::server::{SimHandle, SimServer, Terminate};
 use serde_json::json;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -34,7 +34,7 @@ impl Fleet {
     ///
     /// # Errors
     /// When no port is free.
-    pub(super) async fn start(profile: Profile, max_seqs: u32, count: usize) -> Result<Self> {
+    pub(super) async fn start(profile: StepProfile, max_seqs: u32, count: usize) -> Result<Self> {
         let mut engines = Vec::with_capacity(count);
         for _ in 0..count {
             let options = book::engine(profile, max_seqs, 1.0);

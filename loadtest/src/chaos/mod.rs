@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use penstock::config::keys::NewKey;
-use penstock::sim::profile::Profile;
+use penstock::sim::engine::profile::StepProfile;
 use serde_json::Value;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -188,8 +188,8 @@ impl Stage {
             "--most must be 1 to {}, so that an engine is left",
             args.engines - 1
         );
-        let names = || Profile::names().collect::<Vec<_>>().join(", ");
-        let profile = Profile::named(&args.profile)
+        let names = || StepProfile::names().collect::<Vec<_>>().join(", ");
+        let profile = StepProfile::named(&args.profile)
             .with_context(|| format!("no profile is called {}; there are: {}", args.profile, names()))?;
         let (engines, most) = (usize::from(args.engines), usize::from(args.most));
         let book = Book::write(args.seed, QUESTIONS).await?;

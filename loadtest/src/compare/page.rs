@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use penstock::sim::chart::{Chart, Point, Series};
-use penstock::sim::spread::Spread;
+use penstock::sim::chart::{Chart, ChartPoint, ChartSeries};
+use penstock::sim::spread::RunSpread;
 
 use super::scenario::Scenario;
 use super::stage::Run;
@@ -67,8 +67,8 @@ fn table(out: &mut String, scenario: &Scenario, rows: &[Row]) {
     out.push_str("</table></div>");
 }
 
-fn cell(spread: Option<Spread>, digits: usize) -> String {
-    let Some(Spread { median, low, high }) = spread else { return "<td>-</td>".to_owned() };
+fn cell(spread: Option<RunSpread>, digits: usize) -> String {
+    let Some(RunSpread { median, low, high }) = spread else { return "<td>-</td>".to_owned() };
     format!("<td>{median:.digits$}<small>{low:.digits$}–{high:.digits$}</small></td>")
 }
 
@@ -100,11 +100,11 @@ fn chart(
         let curves: Vec<&Vec<(f64, f64)>> = own.map(|run| curve(&run.results.judged)).collect();
         let length = curves.iter().map(|curve| curve.len()).min().unwrap_or(0);
         let point = |place: usize| {
-            let Spread { median, low, high } = Spread::of(curves.iter().map(|curve| curve[place].1))?;
-            Some(Point { x: curves[0][place].0, y: median, low, high })
+            let RunSpread { median, low, high } = RunSpread::of(curves.iter().map(|curve| curve[place].1))?;
+            Some(ChartPoint { x: curves[0][place].0, y: median, low, high })
         };
         let points = (0..length).filter_map(point).collect();
-        Series { name: contestant.name.clone(), points, ..Series::default() }
+        ChartSeries { name: contestant.name.clone(), points, ..ChartSeries::default() }
     });
     Chart {
         title: title.to_owned(),
@@ -146,7 +146,8 @@ fn groups(out: &mut String, scenario: &Scenario, runs: &[Run]) {
 
 fn group_row(out: &mut String, contestant: &str, name: &str, found: &[&Group]) {
     let _ = write!(out, "<tr><td>{}</td><td>{}</td>", escaped(contestant), escaped(name));
-    let spread = |of: &dyn Fn(&Group) -> Option<f64>| Spread::of(found.iter().filter_map(|group| of(group)));
+    let spread =
+        |of: &dyn Fn(&Group) -> Option<f64>| RunSpread::of(found.iter().filter_map(|group| of(group)));
     let cells = [
         (spread(&|group| Some(group.offered as f64)), 0),
         (spread(&|group| Some(group.served as f64)), 0),

@@ -1,6 +1,6 @@
 //! Figures of a contestant over all rounds, and next to the first one's.
 
-use penstock::sim::spread::Spread;
+use penstock::sim::spread::RunSpread;
 use serde::Serialize;
 
 use super::scenario::Scenario;
@@ -13,32 +13,32 @@ pub struct Row {
     /// Who.
     pub contestant: String,
     /// First token, median, ms.
-    pub ttft_p50: Option<Spread>,
+    pub ttft_p50: Option<RunSpread>,
     /// First token, 99 %, ms.
-    pub ttft_p99: Option<Spread>,
+    pub ttft_p99: Option<RunSpread>,
     /// Mean time between tokens, 99 % of the calls, ms.
-    pub itl_p99: Option<Spread>,
+    pub itl_p99: Option<RunSpread>,
     /// Share of the offered inside each objective.
-    pub goodput: Vec<Option<Spread>>,
+    pub goodput: Vec<Option<RunSpread>>,
     /// Share of the offered that was refused.
-    pub refused: Option<Spread>,
+    pub refused: Option<RunSpread>,
     /// Share of the offered that failed.
-    pub failed: Option<Spread>,
+    pub failed: Option<RunSpread>,
     /// Jain's index between the tenants of all calls.
-    pub fairness: Option<Spread>,
+    pub fairness: Option<RunSpread>,
     /// Prompt and twice the output tokens of all calls, for each second.
-    pub service_rate: Option<Spread>,
+    pub service_rate: Option<RunSpread>,
     /// From the first planned instant to the last end, all calls, seconds.
-    pub makespan: Option<Spread>,
+    pub makespan: Option<RunSpread>,
     /// CPU of the contestant for each call, ms.
-    pub cpu_ms: Option<Spread>,
+    pub cpu_ms: Option<RunSpread>,
     /// Share of the machine that was busy.
-    pub busy: Option<Spread>,
+    pub busy: Option<RunSpread>,
     /// What a thousand served calls cost: the time in which engines computed, at
     /// their price. Absent where engines have no price.
-    pub cost: Option<Spread>,
+    pub cost: Option<RunSpread>,
     /// The first contestant's `ttft_p99` over this one's, round by round.
-    pub ratio: Option<Spread>,
+    pub ratio: Option<RunSpread>,
     /// The same ratio in the simulation, where the scenario gives it.
     pub simulated: Option<f64>,
 }
@@ -55,7 +55,7 @@ pub fn rows(scenario: &Scenario, runs: &[Run]) -> Vec<Row> {
             let other = runs.iter().find(|other| other.round == run.round && other.contestant == first)?;
             Some(p99(other)? / p99(run)?)
         };
-        row.ratio = Spread::of(own.iter().filter_map(ratio));
+        row.ratio = RunSpread::of(own.iter().filter_map(ratio));
         row.simulated = contestant.simulated;
         row
     });
@@ -65,7 +65,7 @@ pub fn rows(scenario: &Scenario, runs: &[Run]) -> Vec<Row> {
 impl Row {
     fn of(name: &str, runs: &[&Run], objectives: usize) -> Self {
         let spread =
-            |value: &dyn Fn(&Run) -> Option<f64>| Spread::of(runs.iter().filter_map(|run| value(run)));
+            |value: &dyn Fn(&Run) -> Option<f64>| RunSpread::of(runs.iter().filter_map(|run| value(run)));
         let time = |quantiles: Option<Quantiles>, of: fn(&Quantiles) -> f64| quantiles.map(|q| of(&q));
         let part = |count: u64, run: &Run| Some(count as f64 / run.results.judged.offered.max(1) as f64);
         Row {

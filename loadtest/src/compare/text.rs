@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use penstock::sim::spread::Spread;
+use penstock::sim::spread::RunSpread;
 
 use super::scenario::Scenario;
 use super::stage::Run;
@@ -13,11 +13,11 @@ use crate::replay::DOUBTFUL_LAG_MS;
 const DOUBTFUL_BUSY: f64 = 0.9;
 
 /// A cell with so many digits after the point.
-fn cell(spread: Option<Spread>, digits: usize) -> String {
+fn cell(spread: Option<RunSpread>, digits: usize) -> String {
     spread.map_or_else(|| "-".to_owned(), |spread| format!("{:.digits$}", spread.median))
 }
 
-type Of = Box<dyn Fn(&Row) -> Option<Spread>>;
+type Of = Box<dyn Fn(&Row) -> Option<RunSpread>>;
 
 /// One column of figures.
 pub(super) struct Column {
@@ -31,7 +31,7 @@ pub(super) struct Column {
 
 /// The columns of the table.
 pub(super) fn columns(scenario: &Scenario) -> Vec<Column> {
-    let column = |head: &str, digits, of: fn(&Row) -> Option<Spread>| Column {
+    let column = |head: &str, digits, of: fn(&Row) -> Option<RunSpread>| Column {
         head: head.to_owned(),
         digits,
         of: Box::new(of),

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use penstock::core::ids::{ClassId, ModelId, PoolId, ReplicaId};
-use penstock::core::placement::rules::{Capacity, Isolation, Otherwise, Price, Rules, Supply};
-use penstock::core::policy::{Class, Model, Policy, Pool, Replica, Tenant};
+use penstock::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId};
+use penstock::core::model::policy::{Class, Model, Policy, Pool, Replica, Tenant};
+use penstock::core::placement::rules::{Capacity, Isolation, LatePolicy, PlacementRules, PoolTraits, Price};
 
 use super::CoreBenchArgs;
 
@@ -30,7 +30,7 @@ pub(super) fn policy(args: &CoreBenchArgs) -> Policy {
             models: None,
             bounds: Default::default(),
             quota: Default::default(),
-            placement: if mixed { rules_of_tenant(index) } else { Rules::default() },
+            placement: if mixed { rules_of_tenant(index) } else { PlacementRules::default() },
         };
         policy.tenants.insert(&format!("tenant-{index}"), tenant);
     }
@@ -47,7 +47,7 @@ pub(super) fn policy(args: &CoreBenchArgs) -> Policy {
         let row = Pool {
             replicas: members.map(ReplicaId::new).collect(),
             models: models.map(|(model, _)| ModelId::from(model)).collect(),
-            supply: if mixed { supply(pool) } else { Supply::default() },
+            supply: if mixed { supply(pool) } else { PoolTraits::default() },
             ..Pool::default()
         };
         policy.pools.insert(&format!("pool-{pool}"), row);
@@ -72,8 +72,8 @@ fn models(args: &CoreBenchArgs) -> Vec<Vec<PoolId>> {
     (0..args.models).map(pools).collect()
 }
 
-fn supply(pool: u32) -> Supply {
-    Supply {
+fn supply(pool: u32) -> PoolTraits {
+    PoolTraits {
         isolation: Isolation::ALL[[0, 1, 0, 3][pool as usize % 4]],
         capacity: if pool % 3 == 2 { Capacity::Spot } else { Capacity::OnDemand },
         price: Price::new(f64::from(1 + pool % 5)),
@@ -83,10 +83,13 @@ fn supply(pool: u32) -> Supply {
 
 fn class(rank: u32, mixed: bool) -> Class {
     let placement = match rank {
-        _ if !mixed => Rules::default(),
-        0 => Rules { isolation: Some([Isolation::Dedicated, Isolation::Mig].into()), ..Rules::default() },
-        1 => Rules::default(),
-        _ => Rules { prefer: Some(Capacity::Spot), ..Rules::default() },
+        _ if !mixed => PlacementRules::default(),
+        0 => PlacementRules {
+            isolation: Some([Isolation::Dedicated, Isolation::Mig].into()),
+            ..PlacementRules::default()
+        },
+        1 => PlacementRules::default(),
+        _ => PlacementRules { prefer: Some(Capacity::Spot), ..PlacementRules::default() },
     };
     Class {
         rank,
@@ -101,12 +104,15 @@ fn class(rank: u32, mixed: bool) -> Class {
     }
 }
 
-fn rules_of_tenant(tenant: u32) -> Rules {
+fn rules_of_tenant(tenant: u32) -> PlacementRules {
     match tenant % 5 {
-        1 => Rules { max_price: Price::new(3.0), ..Rules::default() },
-        2 => Rules { capacity: Some([Capacity::OnDemand].into()), ..Rules::default() },
-        3 => Rules { spill: Some((0..8).map(|pool| PoolId::new(pool * 5)).collect()), ..Rules::default() },
-        4 => Rules { otherwise: Some(Otherwise::Wait), ..Rules::default() },
-        _ => Rules::default(),
+        1 => PlacementRules { max_price: Price::new(3.0), ..PlacementRules::default() },
+        2 => PlacementRules { capacity: Some([Capacity::OnDemand].into()), ..PlacementRules::default() },
+        3 => PlacementRules {
+            spill: Some((0..8).map(|pool| PoolId::new(pool * 5)).collect()),
+            ..PlacementRules::default()
+        },
+        4 => PlacementRules { otherwise: Some(LatePolicy::Wait), ..PlacementRules::default() },
+        _ => PlacementRules::default(),
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use penstock::sim::matrix::{self, Cell, Class, Fleet, Kind};
+use penstock::sim::no_harm::matrix::{self, CellClass, MatrixCell, MatrixFleet, RequestKind};
 
 /// Arguments of `loadtest no-harm`.
 #[derive(Debug, Clone, Args)]
@@ -69,15 +69,15 @@ impl NoHarmArgs {
     ///
     /// # Errors
     /// When a name is unknown; it says which there are.
-    pub fn cells(&self) -> Result<Vec<Cell>> {
+    pub fn cells(&self) -> Result<Vec<MatrixCell>> {
         let fleets: Vec<_> = matrix::FLEETS.iter().map(|fleet| fleet.name).collect();
-        let kinds: Vec<_> = matrix::KINDS.into_iter().map(Kind::name).collect();
+        let kinds: Vec<_> = matrix::KINDS.into_iter().map(RequestKind::name).collect();
         let classes: Vec<_> = matrix::CLASSES.iter().map(|class| class.name).collect();
-        known("--fleet", &self.fleets, &fleets, |name| Fleet::named(name).is_some())?;
-        known("--requests", &self.kinds, &kinds, |name| Kind::named(name).is_some())?;
-        known("--class", &self.classes, &classes, |name| Class::named(name).is_some())?;
+        known("--fleet", &self.fleets, &fleets, |name| MatrixFleet::named(name).is_some())?;
+        known("--requests", &self.kinds, &kinds, |name| RequestKind::named(name).is_some())?;
+        known("--class", &self.classes, &classes, |name| CellClass::named(name).is_some())?;
         let among = |list: &[String], name: &str| list.is_empty() || list.iter().any(|one| one == name);
-        let asked = |cell: &Cell| {
+        let asked = |cell: &MatrixCell| {
             among(&self.fleets, cell.fleet.name)
                 && among(&self.kinds, cell.kind.name())
                 && among(&self.classes, cell.class.name)
@@ -130,7 +130,7 @@ mod tests {
     fn cells_are_chosen_by_name() {
         assert_eq!(parse(&[]).cells().expect("cells").len(), 126);
         let args = parse(&["--fleet", "l4,70b", "--requests", "plain", "--class", "batch"]);
-        let names: Vec<_> = args.cells().expect("cells").iter().map(Cell::name).collect();
+        let names: Vec<_> = args.cells().expect("cells").iter().map(MatrixCell::name).collect();
         assert_eq!(names, ["l4/plain/batch", "70b/plain/batch"]);
         let error = parse(&["--requests", "streams"]).cells().expect_err("no such kind").to_string();
         assert!(error.starts_with("--requests streams: there are stream, plain"), "{error}");

@@ -1,4 +1,4 @@
-//! `loadtest no-harm`: the matrix of [`penstock::sim::matrix`] in real time over
+//! `loadtest no-harm`: the matrix of [`penstock::sim::no_harm::matrix`] in real time over
 //! HTTP. Clients straight at the engines and through a gateway, in turn; a
 //! gateway must not cost throughput that engines have.
 

@@ -1,6 +1,6 @@
 //! Cells as a table and as JSON, and whether they passed.
 
-use penstock::sim::matrix::{Cell, Keeps};
+use penstock::sim::no_harm::matrix::{Keeps, MatrixCell};
 use serde::Serialize;
 
 use super::stage::Pair;
@@ -37,7 +37,7 @@ pub struct Row {
 }
 
 impl Row {
-    pub(super) fn new(cell: &Cell, pairs: &[Pair], busy: f64, unkept: Vec<String>) -> Self {
+    pub(super) fn new(cell: &MatrixCell, pairs: &[Pair], busy: f64, unkept: Vec<String>) -> Self {
         let straight: Vec<f64> = pairs.iter().map(|pair| pair.straight.tokens_per_second).collect();
         let through: Vec<f64> = pairs.iter().map(|pair| pair.through.tokens_per_second).collect();
         let ratios = through.iter().zip(&straight).map(|(through, straight)| through / straight.max(1e-9));
@@ -112,7 +112,7 @@ pub(super) fn head() -> String {
     )
 }
 
-fn objective(cell: &Cell) -> Option<String> {
+fn objective(cell: &MatrixCell) -> Option<String> {
     let ms = cell.class.itl_ms;
     match cell.keeps() {
         Keeps::Loaded => None,
@@ -123,16 +123,16 @@ fn objective(cell: &Cell) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use penstock::sim::matrix::{Class, Fleet, Kind};
+    use penstock::sim::no_harm::matrix::{CellClass, MatrixFleet, RequestKind};
 
     use super::*;
 
     fn row(ratio: f64, failed: u64) -> Row {
         let [fleet, class] = ["70b", "interactive"];
-        let cell = Cell {
-            fleet: Fleet::named(fleet).expect("a fleet"),
-            kind: Kind::Stream,
-            class: Class::named(class).expect("a class"),
+        let cell = MatrixCell {
+            fleet: MatrixFleet::named(fleet).expect("a fleet"),
+            kind: RequestKind::Stream,
+            class: CellClass::named(class).expect("a class"),
         };
         Row { ratio, failed, ..Row::new(&cell, &[], 0.5, Vec::new()) }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use hyper::header::HeaderValue;
 use penstock::config::keys::NewKey;
-use penstock::sim::matrix::{CLASSES, Cell};
+use penstock::sim::no_harm::matrix::{CLASSES, MatrixCell};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
@@ -58,7 +58,7 @@ pub(super) struct Running {
 }
 
 impl Stage {
-    pub(super) async fn start(&self, cell: &Cell) -> Result<Running> {
+    pub(super) async fn start(&self, cell: &MatrixCell) -> Result<Running> {
         let folder = self.work.join(cell.name().replace('/', "-"));
         std::fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
         let mut engines = Vec::new();
@@ -127,7 +127,7 @@ impl Stage {
     }
 
     /// Both sides, one after the other; which is first turns with the rounds.
-    pub(super) async fn round(&self, cell: &Cell, running: &Running, round: u32) -> Result<Pair> {
+    pub(super) async fn round(&self, cell: &MatrixCell, running: &Running, round: u32) -> Result<Pair> {
         let seed = u64::from(round) * 2;
         if round.is_multiple_of(2) {
             let through = self.side(cell, running, true, seed).await?;
@@ -137,7 +137,7 @@ impl Stage {
         Ok(Pair { straight, through: self.side(cell, running, true, seed + 1).await? })
     }
 
-    async fn side(&self, cell: &Cell, running: &Running, through: bool, seed: u64) -> Result<Served> {
+    async fn side(&self, cell: &MatrixCell, running: &Running, through: bool, seed: u64) -> Result<Served> {
         sleep(SETTLE).await;
         let asked = cell.requests();
         let answers = match asked.plain {

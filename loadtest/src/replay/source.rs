@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use penstock::sim::arrivals::{Conversations, Length, Pattern, Sizes, Synthetic};
-use penstock::sim::trace::{MAX_CALLS, Trace};
+use penstock::sim::trace::{MAX_CALLS, TrafficTrace};
 use serde::Deserialize;
 
 /// The tenant of a source that names none.
@@ -89,7 +89,7 @@ pub struct Talk {
 impl Source {
     /// Its calls, the first at 0, each with a tenant that is in the trace's
     /// list. A seed fixes the part of the trace it starts with, and every draw.
-    pub(super) fn calls(&self, folder: &Path, seed: u64) -> Result<Trace> {
+    pub(super) fn calls(&self, folder: &Path, seed: u64) -> Result<TrafficTrace> {
         let mut trace = self.undealt(folder, seed)?;
         if !self.tenants.is_empty() {
             let shares: Vec<f64> = self.tenants.values().copied().collect();
@@ -111,7 +111,7 @@ impl Source {
         seconds(self.from_s, "from_s")
     }
 
-    fn undealt(&self, folder: &Path, seed: u64) -> Result<Trace> {
+    fn undealt(&self, folder: &Path, seed: u64) -> Result<TrafficTrace> {
         if let Some(rate) = self.rate {
             ensure!(rate.is_finite() && rate > 0.0, "`rate` must be a number above 0");
         }
@@ -120,7 +120,7 @@ impl Source {
         }
         let (recorded, sizes) = match (&self.trace, self.input, self.output) {
             (Some(path), None, None) => {
-                let trace = Trace::read(&folder.join(path))?;
+                let trace = TrafficTrace::read(&folder.join(path))?;
                 let sizes = Sizes::of(&trace);
                 (Some(trace), sizes)
             }
@@ -142,7 +142,7 @@ impl Source {
     }
 
     /// The part of the trace that is replayed, at the wanted rate.
-    fn cut(&self, mut trace: Trace, seed: u64) -> Result<Trace> {
+    fn cut(&self, mut trace: TrafficTrace, seed: u64) -> Result<TrafficTrace> {
         trace.rotate(seed);
         if let Some(rate) = self.rate {
             trace.scale_to(rate);
@@ -156,7 +156,7 @@ impl Source {
         Ok(trace)
     }
 
-    fn made_up(&self, shape: Arrivals, sizes: Sizes, seed: u64) -> Result<Trace> {
+    fn made_up(&self, shape: Arrivals, sizes: Sizes, seed: u64) -> Result<TrafficTrace> {
         let (rate, length) = self.rate_and_length()?;
         let count = (rate * length.as_secs_f64() * 1.5).ceil() + 100.0;
         ensure!(count < MAX_CALLS as f64, "more than {MAX_CALLS} calls");
@@ -166,7 +166,7 @@ impl Source {
         Ok(trace)
     }
 
-    fn talk(&self, talk: &Talk, seed: u64) -> Result<Trace> {
+    fn talk(&self, talk: &Talk, seed: u64) -> Result<TrafficTrace> {
         let (rate, span) = self.rate_and_length()?;
         let Some(output) = self.output else {
             bail!("`conversations` needs `output`, the tokens of an answer")

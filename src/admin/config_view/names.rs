@@ -4,11 +4,11 @@
 use serde_json::{Value, json};
 
 use crate::config::settings::names::Split;
-use crate::config::settings::{Edge, EngineKind, ModelEdge};
-use crate::core::budget::rule::{Rule, RuleId, Scope, Unit};
-use crate::core::ids::{ModelId, TenantId};
-use crate::core::policy::{Model, Policy, Tenant};
-use crate::tokens::Source;
+use crate::config::settings::{EdgeSettings, EngineKind, ModelSettings};
+use crate::core::limits::rule::{LimitId, LimitRule, LimitScope, LimitUnit};
+use crate::core::model::ids::{ModelId, TenantId};
+use crate::core::model::policy::{Model, Policy, Tenant};
+use crate::tokens::CountSource;
 
 use super::{by_name, rules_view};
 
@@ -16,7 +16,7 @@ use super::{by_name, rules_view};
 const MILLION: f64 = 1e6;
 
 /// The models with their aliases, fallbacks and copies.
-pub(super) fn models(edge: &Edge, policy: &Policy) -> Value {
+pub(super) fn models(edge: &EdgeSettings, policy: &Policy) -> Value {
     by_name(policy.models.iter().map(|(id, name, model)| {
         let named = edge.names.models.iter().filter(|(alias, of)| **of == id && *alias != name);
         let mut aliases: Vec<&str> = named.map(|(alias, _)| &**alias).collect();
@@ -42,17 +42,17 @@ pub(super) fn models(edge: &Edge, policy: &Policy) -> Value {
 }
 
 /// How the tokens of a prompt are known that comes near the window.
-fn source(model: &Model, own: Option<&ModelEdge>, edge: &Edge) -> Source {
+fn source(model: &Model, own: Option<&ModelSettings>, edge: &EdgeSettings) -> CountSource {
     let counts = own.is_some_and(|own| own.counter.is_some());
     let mut engines = model.pools.iter().filter_map(|pool| edge.pools.get(*pool)).map(|pool| pool.engine);
     match counts {
-        true => Source::Exact,
-        false if engines.any(|engine| engine == EngineKind::Vllm) => Source::Engine,
-        false => Source::Estimate,
+        true => CountSource::Exact,
+        false if engines.any(|engine| engine == EngineKind::Vllm) => CountSource::Engine,
+        false => CountSource::Estimate,
     }
 }
 
-fn context(model: &ModelEdge) -> Value {
+fn context(model: &ModelSettings) -> Value {
     json!({
         "policy": if model.rejects { "reject" } else { "clamp" },
         "truncate": if model.truncates { "allow" } else { "refuse" },
@@ -61,7 +61,7 @@ fn context(model: &ModelEdge) -> Value {
 }
 
 /// Names whose requests are shared out.
-pub(super) fn splits(edge: &Edge, policy: &Policy) -> Value {
+pub(super) fn splits(edge: &EdgeSettings, policy: &Policy) -> Value {
     let row = |split: &Split| {
         let targets = split.targets.iter().map(|(model, weight)| (policy.models.name(*model), json!(weight)));
         json!({ "targets": by_name(targets), "fallbacks": listed(&split.fallbacks, policy) })
@@ -70,12 +70,12 @@ pub(super) fn splits(edge: &Edge, policy: &Policy) -> Value {
 }
 
 /// What a tenant may do beyond what `GET /admin/v1/tenants` shows.
-pub(super) fn tenant(id: TenantId, row: &Tenant, edge: &Edge, policy: &Policy) -> Value {
+pub(super) fn tenant(id: TenantId, row: &Tenant, edge: &EdgeSettings, policy: &Policy) -> Value {
     let own = edge.names.tenants.get(&id);
     let map = own.into_iter().flat_map(|own| &own.map);
-    let of = |rule: &&Rule| match rule.id.scope {
-        Scope::Tenant(tenant) | Scope::Model(tenant, _) => tenant == id,
-        Scope::Key(_) => false,
+    let of = |rule: &&LimitRule| match rule.id.scope {
+        LimitScope::Tenant(tenant) | LimitScope::Model(tenant, _) => tenant == id,
+        LimitScope::Key(_) => false,
     };
     json!({
         "placement": rules_view(&row.placement, policy),
@@ -88,17 +88,17 @@ pub(super) fn tenant(id: TenantId, row: &Tenant, edge: &Edge, policy: &Policy) -
 
 /// The limits of keys, by their public ids.
 pub(super) fn key_limits(policy: &Policy) -> Vec<Value> {
-    let keys = policy.limits.iter().filter(|rule| matches!(rule.id.scope, Scope::Key(_)));
+    let keys = policy.limits.iter().filter(|rule| matches!(rule.id.scope, LimitScope::Key(_)));
     keys.map(|rule| limit(rule, policy)).collect()
 }
 
 /// A limit: of whom, of what, over which time, how much.
-fn limit(rule: &Rule, policy: &Policy) -> Value {
-    let RuleId { scope, unit, period, shadow } = rule.id;
+fn limit(rule: &LimitRule, policy: &Policy) -> Value {
+    let LimitId { scope, unit, period, shadow } = rule.id;
     let of = match scope {
-        Scope::Tenant(tenant) => policy.tenants.name(tenant),
-        Scope::Key(key) => policy.keys.name(key),
-        Scope::Model(_, model) => policy.models.name(model),
+        LimitScope::Tenant(tenant) => policy.tenants.name(tenant),
+        LimitScope::Key(key) => policy.keys.name(key),
+        LimitScope::Model(_, model) => policy.models.name(model),
     };
     json!({
         "scope": scope.name(),
@@ -111,10 +111,12 @@ fn limit(rule: &Rule, policy: &Policy) -> Value {
 }
 
 /// An amount in the unit of the file: GPU time in seconds, money in the currency.
-pub(in crate::admin) fn amount(unit: Unit, amount: u64) -> Value {
+pub(in crate::admin) fn amount(unit: LimitUnit, amount: u64) -> Value {
     match unit {
-        Unit::GpuTime | Unit::Money => json!(amount as f64 / MILLION),
-        Unit::Requests | Unit::InputTokens | Unit::OutputTokens | Unit::Tokens => json!(amount),
+        LimitUnit::GpuTime | LimitUnit::Money => json!(amount as f64 / MILLION),
+        LimitUnit::Requests | LimitUnit::InputTokens | LimitUnit::OutputTokens | LimitUnit::Tokens => {
+            json!(amount)
+        }
     }
 }
 

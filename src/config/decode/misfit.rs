@@ -4,83 +4,83 @@ use std::fmt;
 
 use serde::de::{Error, Expected, Unexpected};
 
-use crate::config::field::{Field, Step};
+use crate::config::field::{FieldPath, FieldStep};
 use crate::config::problem::nearest;
-use crate::config::tree::Mark;
+use crate::config::tree::TextPosition;
 
 /// Why a tree does not fit a type.
 #[derive(Debug)]
-pub(super) struct Misfit(Box<Inner>);
+pub(super) struct DecodeError(Box<DecodeErrorParts>);
 
 #[derive(Debug)]
-struct Inner {
+struct DecodeErrorParts {
     /// Innermost first: the reader adds steps on the way out.
-    steps: Vec<Step>,
-    at: Option<Mark>,
-    why: Why,
+    steps: Vec<FieldStep>,
+    at: Option<TextPosition>,
+    why: DecodeErrorKind,
 }
 
 #[derive(Debug)]
-enum Why {
+enum DecodeErrorKind {
     UnknownKey { name: String, known: &'static [&'static str] },
     UnknownValue { name: String, known: &'static [&'static str] },
     Other { message: String, hint: Option<String> },
 }
 
-impl Misfit {
-    fn new(why: Why) -> Self {
-        Self(Box::new(Inner { steps: Vec::new(), at: None, why }))
+impl DecodeError {
+    fn new(why: DecodeErrorKind) -> Self {
+        Self(Box::new(DecodeErrorParts { steps: Vec::new(), at: None, why }))
     }
 
     /// The error, seen from one level further up.
-    pub(super) fn inside(mut self, step: Step) -> Self {
+    pub(super) fn inside(mut self, step: FieldStep) -> Self {
         self.0.steps.push(step);
         self
     }
 
     /// The error at a place in the text, unless a nearer one is known.
-    pub(super) fn near(mut self, mark: Mark) -> Self {
+    pub(super) fn near(mut self, mark: TextPosition) -> Self {
         self.0.at.get_or_insert(mark);
         self
     }
 
     /// Where it is in the text, if only the error knows.
-    pub(super) fn at(&self) -> Option<Mark> {
+    pub(super) fn at(&self) -> Option<TextPosition> {
         self.0.at
     }
 
     /// The field at fault.
-    pub(super) fn field(&self) -> Field {
-        Field::from_steps(self.0.steps.iter().rev().cloned())
+    pub(super) fn field(&self) -> FieldPath {
+        FieldPath::from_steps(self.0.steps.iter().rev().cloned())
     }
 
     /// The key that an unknown key probably stands for.
     pub(super) fn meant(&self) -> Option<&'static str> {
         match &self.0.why {
-            Why::UnknownKey { name, known } => nearest(name, known.iter().copied()),
-            Why::UnknownValue { .. } | Why::Other { .. } => None,
+            DecodeErrorKind::UnknownKey { name, known } => nearest(name, known.iter().copied()),
+            DecodeErrorKind::UnknownValue { .. } | DecodeErrorKind::Other { .. } => None,
         }
     }
 
     /// What is wrong.
     pub(super) fn message(&self) -> String {
         match &self.0.why {
-            Why::UnknownKey { .. } => "unknown key".to_owned(),
-            Why::UnknownValue { name, .. } => format!("unknown value `{name}`"),
-            Why::Other { message, .. } => message.clone(),
+            DecodeErrorKind::UnknownKey { .. } => "unknown key".to_owned(),
+            DecodeErrorKind::UnknownValue { name, .. } => format!("unknown value `{name}`"),
+            DecodeErrorKind::Other { message, .. } => message.clone(),
         }
     }
 
     /// What to do about it.
     pub(super) fn hint(&self) -> Option<String> {
         match &self.0.why {
-            Why::UnknownKey { name, known } | Why::UnknownValue { name, known } => {
+            DecodeErrorKind::UnknownKey { name, known } | DecodeErrorKind::UnknownValue { name, known } => {
                 Some(nearest(name, known.iter().copied()).map_or_else(
                     || format!("known here: {}", sorted(known).join(", ")),
                     |near| format!("did you mean `{near}`?"),
                 ))
             }
-            Why::Other { hint, .. } => hint.clone(),
+            DecodeErrorKind::Other { hint, .. } => hint.clone(),
         }
     }
 }
@@ -91,15 +91,15 @@ fn sorted(names: &[&'static str]) -> Vec<&'static str> {
     names
 }
 
-impl fmt::Display for Misfit {
+impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message())
     }
 }
 
-impl std::error::Error for Misfit {}
+impl std::error::Error for DecodeError {}
 
-impl Error for Misfit {
+impl Error for DecodeError {
     /// The first line of the text is what is wrong, the second what to do.
     fn custom<T: fmt::Display>(text: T) -> Self {
         let text = text.to_string();
@@ -107,12 +107,12 @@ impl Error for Misfit {
             Some((message, hint)) => (message.to_owned(), Some(hint.to_owned())),
             None => (text, None),
         };
-        Self::new(Why::Other { message, hint })
+        Self::new(DecodeErrorKind::Other { message, hint })
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
         let message = format!("expected {}, found {}", wanted(expected), shown(found));
-        Self::new(Why::Other { message, hint: None })
+        Self::new(DecodeErrorKind::Other { message, hint: None })
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
@@ -120,15 +120,15 @@ impl Error for Misfit {
     }
 
     fn unknown_variant(name: &str, known: &'static [&'static str]) -> Self {
-        Self::new(Why::UnknownValue { name: name.to_owned(), known })
+        Self::new(DecodeErrorKind::UnknownValue { name: name.to_owned(), known })
     }
 
     fn unknown_field(name: &str, known: &'static [&'static str]) -> Self {
-        Self::new(Why::UnknownKey { name: name.to_owned(), known })
+        Self::new(DecodeErrorKind::UnknownKey { name: name.to_owned(), known })
     }
 
     fn missing_field(name: &'static str) -> Self {
-        Self::new(Why::Other { message: format!("`{name}` is missing"), hint: None })
+        Self::new(DecodeErrorKind::Other { message: format!("`{name}` is missing"), hint: None })
     }
 }
 

@@ -7,51 +7,51 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-use crate::config::decode::misfit::Misfit;
-use crate::config::field::Step;
-use crate::config::tree::{Entry, Node, Scalar, Value};
+use crate::config::decode::misfit::DecodeError;
+use crate::config::field::FieldStep;
+use crate::config::tree::{PlainScalar, TreeEntry, TreeNode, TreeValue};
 
 /// Reads one node.
-pub(super) struct Reader<'a>(pub(super) &'a Node);
+pub(super) struct TreeReader<'a>(pub(super) &'a TreeNode);
 
-impl<'de> Deserializer<'de> for Reader<'_> {
-    type Error = Misfit;
+impl<'de> Deserializer<'de> for TreeReader<'_> {
+    type Error = DecodeError;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Misfit> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match &self.0.value {
-            Value::Null => visitor.visit_unit(),
-            Value::Plain(Scalar::Bool(value), _) => visitor.visit_bool(*value),
-            Value::Plain(Scalar::Unsigned(value), _) => visitor.visit_u64(*value),
-            Value::Plain(Scalar::Signed(value), _) => visitor.visit_i64(*value),
-            Value::Plain(Scalar::Float(value), _) => visitor.visit_f64(*value),
-            Value::Text(text) => visitor.visit_str(text),
-            Value::List(nodes) => visitor.visit_seq(Elements { nodes, next: 0 }),
-            Value::Map(entries) => visitor.visit_map(Entries { rest: entries, current: None }),
+            TreeValue::Null => visitor.visit_unit(),
+            TreeValue::Plain(PlainScalar::Bool(value), _) => visitor.visit_bool(*value),
+            TreeValue::Plain(PlainScalar::Unsigned(value), _) => visitor.visit_u64(*value),
+            TreeValue::Plain(PlainScalar::Signed(value), _) => visitor.visit_i64(*value),
+            TreeValue::Plain(PlainScalar::Float(value), _) => visitor.visit_f64(*value),
+            TreeValue::Text(text) => visitor.visit_str(text),
+            TreeValue::List(nodes) => visitor.visit_seq(TreeElements { nodes, next: 0 }),
+            TreeValue::Map(entries) => visitor.visit_map(TreeEntries { rest: entries, current: None }),
         }
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Misfit> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self.0.value {
-            Value::Null => visitor.visit_none(),
+            TreeValue::Null => visitor.visit_none(),
             _ => visitor.visit_some(self),
         }
     }
 
-    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Misfit> {
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match &self.0.value {
-            Value::Plain(_, written) => visitor.visit_str(written),
+            TreeValue::Plain(_, written) => visitor.visit_str(written),
             _ => self.deserialize_any(visitor),
         }
     }
 
-    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Misfit> {
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.deserialize_str(visitor)
     }
 
     /// `key:` with everything under it commented out is an empty map.
-    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Misfit> {
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self.0.value {
-            Value::Null => visitor.visit_map(Entries { rest: &[], current: None }),
+            TreeValue::Null => visitor.visit_map(TreeEntries { rest: &[], current: None }),
             _ => self.deserialize_any(visitor),
         }
     }
@@ -62,16 +62,16 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         _name: &'static str,
         _fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Misfit> {
+    ) -> Result<V::Value, DecodeError> {
         match self.0.value {
-            Value::List(_) => Err(Misfit::invalid_type(Unexpected::Seq, &visitor)),
+            TreeValue::List(_) => Err(DecodeError::invalid_type(Unexpected::Seq, &visitor)),
             _ => self.deserialize_map(visitor),
         }
     }
 
-    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Misfit> {
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self.0.value {
-            Value::Null => visitor.visit_seq(Elements { nodes: &[], next: 0 }),
+            TreeValue::Null => visitor.visit_seq(TreeElements { nodes: &[], next: 0 }),
             _ => self.deserialize_any(visitor),
         }
     }
@@ -81,10 +81,10 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         _name: &'static str,
         _variants: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Misfit> {
+    ) -> Result<V::Value, DecodeError> {
         match &self.0.value {
-            Value::Text(name) | Value::Plain(_, name) => visitor.visit_enum(Name(name)),
-            Value::Null | Value::List(_) | Value::Map(_) => self.deserialize_any(visitor),
+            TreeValue::Text(name) | TreeValue::Plain(_, name) => visitor.visit_enum(VariantName(name)),
+            TreeValue::Null | TreeValue::List(_) | TreeValue::Map(_) => self.deserialize_any(visitor),
         }
     }
 
@@ -92,7 +92,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         self,
         _name: &'static str,
         visitor: V,
-    ) -> Result<V::Value, Misfit> {
+    ) -> Result<V::Value, DecodeError> {
         visitor.visit_newtype_struct(self)
     }
 
@@ -102,89 +102,95 @@ impl<'de> Deserializer<'de> for Reader<'_> {
     }
 }
 
-struct Elements<'a> {
-    nodes: &'a [Node],
+struct TreeElements<'a> {
+    nodes: &'a [TreeNode],
     next: usize,
 }
 
-impl<'de> SeqAccess<'de> for Elements<'_> {
-    type Error = Misfit;
+impl<'de> SeqAccess<'de> for TreeElements<'_> {
+    type Error = DecodeError;
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Misfit> {
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, DecodeError> {
         while let Some(node) = self.nodes.get(self.next) {
             let index = self.next;
             self.next += 1;
             if !node.dropped {
-                return seed.deserialize(Reader(node)).map(Some).map_err(|m| m.inside(Step::Index(index)));
+                return seed
+                    .deserialize(TreeReader(node))
+                    .map(Some)
+                    .map_err(|m| m.inside(FieldStep::Index(index)));
             }
         }
         Ok(None)
     }
 }
 
-struct Entries<'a> {
-    rest: &'a [Entry],
-    current: Option<&'a Entry>,
+struct TreeEntries<'a> {
+    rest: &'a [TreeEntry],
+    current: Option<&'a TreeEntry>,
 }
 
-impl<'de> MapAccess<'de> for Entries<'_> {
-    type Error = Misfit;
+impl<'de> MapAccess<'de> for TreeEntries<'_> {
+    type Error = DecodeError;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Misfit> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, DecodeError> {
         while let Some((entry, rest)) = self.rest.split_first() {
             self.rest = rest;
             if !entry.node.dropped {
                 self.current = Some(entry);
-                let key: StrDeserializer<'_, Misfit> = entry.key.as_str().into_deserializer();
+                let key: StrDeserializer<'_, DecodeError> = entry.key.as_str().into_deserializer();
                 let read = seed.deserialize(key);
                 return read
                     .map(Some)
-                    .map_err(|m| m.near(entry.at).inside(Step::Key(entry.key.as_str().into())));
+                    .map_err(|m| m.near(entry.at).inside(FieldStep::Key(entry.key.as_str().into())));
             }
         }
         Ok(None)
     }
 
-    fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, Misfit> {
-        let entry = self.current.take().ok_or_else(|| Misfit::custom("a value without its key"))?;
-        let read = seed.deserialize(Reader(&entry.node));
-        read.map_err(|misfit| misfit.inside(Step::Key(entry.key.as_str().into())))
+    fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, DecodeError> {
+        let entry = self.current.take().ok_or_else(|| DecodeError::custom("a value without its key"))?;
+        let read = seed.deserialize(TreeReader(&entry.node));
+        read.map_err(|misfit| misfit.inside(FieldStep::Key(entry.key.as_str().into())))
     }
 }
 
 /// The name of an enum's variant; no enum of the file carries values.
-struct Name<'a>(&'a str);
+struct VariantName<'a>(&'a str);
 
-impl<'de> EnumAccess<'de> for Name<'_> {
-    type Error = Misfit;
+impl<'de> EnumAccess<'de> for VariantName<'_> {
+    type Error = DecodeError;
     type Variant = Self;
 
-    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), Misfit> {
-        let name: StrDeserializer<'_, Misfit> = self.0.into_deserializer();
+    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), DecodeError> {
+        let name: StrDeserializer<'_, DecodeError> = self.0.into_deserializer();
         Ok((seed.deserialize(name)?, self))
     }
 }
 
-impl<'de> VariantAccess<'de> for Name<'_> {
-    type Error = Misfit;
+impl<'de> VariantAccess<'de> for VariantName<'_> {
+    type Error = DecodeError;
 
-    fn unit_variant(self) -> Result<(), Misfit> {
+    fn unit_variant(self) -> Result<(), DecodeError> {
         Ok(())
     }
 
-    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, _seed: T) -> Result<T::Value, Misfit> {
-        Err(Misfit::custom(format!("`{}` needs a value", self.0)))
+    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, _seed: T) -> Result<T::Value, DecodeError> {
+        Err(DecodeError::custom(format!("`{}` needs a value", self.0)))
     }
 
-    fn tuple_variant<V: Visitor<'de>>(self, _len: usize, _visitor: V) -> Result<V::Value, Misfit> {
-        Err(Misfit::custom(format!("`{}` needs a list", self.0)))
+    fn tuple_variant<V: Visitor<'de>>(self, _len: usize, _visitor: V) -> Result<V::Value, DecodeError> {
+        Err(DecodeError::custom(format!("`{}` needs a list", self.0)))
     }
 
     fn struct_variant<V: Visitor<'de>>(
         self,
         _fields: &'static [&'static str],
         _visitor: V,
-    ) -> Result<V::Value, Misfit> {
-        Err(Misfit::custom(format!("`{}` needs a map", self.0)))
+    ) -> Result<V::Value, DecodeError> {
+        Err(DecodeError::custom(format!("`{}` needs a map", self.0)))
     }
 }

@@ -7,47 +7,47 @@ use serde::{Deserialize, Serialize};
 /// to use is reserved when it comes, and settled by what it used when it ends.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Limits {
+pub struct LimitsSection {
     /// At the same time: by requests that wait or run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub concurrent: Option<Concurrent>,
+    pub concurrent: Option<ConcurrentSection>,
     /// In any 60 seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub per_minute: Option<Amounts>,
+    pub per_minute: Option<AmountsSection>,
     /// In a day, from midnight to midnight in UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub per_day: Option<Quotas>,
+    pub per_day: Option<QuotasSection>,
     /// In a calendar month in UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub per_month: Option<Quotas>,
+    pub per_month: Option<QuotasSection>,
     /// Limits that refuse nothing: what they would refuse is logged and
     /// counted in `penstock_limits_met_total`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub shadow: Option<Shadow>,
+    pub shadow: Option<TriedLimitsSection>,
 }
 
 /// Limits that are tried out.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Shadow {
+pub struct TriedLimitsSection {
     /// As in `limits`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub concurrent: Option<Concurrent>,
+    pub concurrent: Option<ConcurrentSection>,
     /// As in `limits`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub per_minute: Option<Amounts>,
+    pub per_minute: Option<AmountsSection>,
     /// As in `limits`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub per_day: Option<Quotas>,
+    pub per_day: Option<QuotasSection>,
     /// As in `limits`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub per_month: Option<Quotas>,
+    pub per_month: Option<QuotasSection>,
 }
 
 /// What may be held at the same time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Concurrent {
+pub struct ConcurrentSection {
     /// Requests that wait or run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<u64>,
@@ -59,7 +59,7 @@ pub struct Concurrent {
 /// How much of what may be used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Amounts {
+pub struct AmountsSection {
     /// Requests, refused ones not counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<u64>,
@@ -77,7 +77,7 @@ pub struct Amounts {
 /// How much of what may be used in a day or a month.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Quotas {
+pub struct QuotasSection {
     /// Requests, refused ones not counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<u64>,
@@ -101,13 +101,13 @@ pub struct Quotas {
     pub money: Option<f64>,
 }
 
-impl From<Amounts> for Quotas {
-    fn from(Amounts { requests, tokens, input_tokens, output_tokens }: Amounts) -> Self {
+impl From<AmountsSection> for QuotasSection {
+    fn from(AmountsSection { requests, tokens, input_tokens, output_tokens }: AmountsSection) -> Self {
         Self { requests, tokens, input_tokens, output_tokens, gpu_seconds: None, money: None }
     }
 }
 
-impl Limits {
+impl LimitsSection {
     /// Whether nothing is limited.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -13,10 +13,10 @@ use crate::config::units::Span;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::one_key)]
-pub struct Discover {
+pub struct DiscoverSection {
     /// Addresses of a name, such as that of a headless Service.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub dns: Option<Dns>,
+    pub dns: Option<DnsSection>,
     /// Path of a YAML or JSON file with a list like that of `replicas`, from
     /// this file's folder. It counts as a part of this file: a new content is
     /// picked up without a restart, and a broken one is refused as a whole.
@@ -24,27 +24,27 @@ pub struct Discover {
     pub file: Option<String>,
     /// Endpoints of a Kubernetes Service.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub kubernetes: Option<Kubernetes>,
+    pub kubernetes: Option<KubernetesSection>,
 }
 
 /// Addresses of a name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::dns)]
-pub struct Dns {
+pub struct DnsSection {
     /// The name. Without a dot at its end the search list of
     /// `/etc/resolv.conf` applies.
     pub name: String,
     /// Records to ask for: `a` (addresses, IPv6 included) or `srv`
     /// (addresses and ports; of several priorities the lowest number).
     #[serde(rename = "type")]
-    pub records: Records,
+    pub records: DnsRecords,
     /// Port of the engines; SRV records have their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub port: Option<u16>,
     /// `http` or `https`.
-    pub scheme: Scheme,
+    pub scheme: EndpointScheme,
     /// Port of the engines' metrics, when they have one of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
@@ -60,13 +60,13 @@ pub struct Dns {
     pub servers: Vec<String>,
 }
 
-impl Default for Dns {
+impl Default for DnsSection {
     fn default() -> Self {
         Self {
             name: String::new(),
-            records: Records::A,
+            records: DnsRecords::A,
             port: None,
-            scheme: Scheme::Http,
+            scheme: EndpointScheme::Http,
             metrics_port: None,
             min_refresh: Span::secs(1),
             max_refresh: Span::secs(30),
@@ -79,7 +79,7 @@ impl Default for Dns {
 /// Kinds of DNS records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Records {
+pub enum DnsRecords {
     /// A and AAAA.
     A,
     /// SRV.
@@ -89,7 +89,7 @@ pub enum Records {
 /// How engines are spoken to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Scheme {
+pub enum EndpointScheme {
     /// Plain.
     Http,
     /// TLS; the engines' certificates must hold their IP addresses.
@@ -99,7 +99,7 @@ pub enum Scheme {
 /// Endpoints of a Kubernetes Service, watched as its EndpointSlices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Kubernetes {
+pub struct KubernetesSection {
     /// Name of the Service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
@@ -112,9 +112,9 @@ pub struct Kubernetes {
     pub namespace: Option<String>,
     /// Number or name of the engines' port; absent = the slices' only one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub port: Option<Port>,
+    pub port: Option<EndpointPort>,
     /// `http` or `https`.
-    pub scheme: Scheme,
+    pub scheme: EndpointScheme,
     /// Port of the engines' metrics, when they have one of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
@@ -126,7 +126,7 @@ pub struct Kubernetes {
     /// that may list and watch Nodes (`config/kubernetes/rbac.yaml`); absent =
     /// nodes are not looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub nodes: Option<Nodes>,
+    pub nodes: Option<NodesSection>,
     /// URL of the API server; absent = that of the cluster the gateway runs
     /// in, with the token and the CA of its service account.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -141,14 +141,14 @@ pub struct Kubernetes {
     pub ca_file: Option<String>,
 }
 
-impl Default for Kubernetes {
+impl Default for KubernetesSection {
     fn default() -> Self {
         Self {
             service: None,
             selector: None,
             namespace: None,
             port: None,
-            scheme: Scheme::Http,
+            scheme: EndpointScheme::Http,
             metrics_port: None,
             resync: Span::secs(600),
             nodes: None,
@@ -162,7 +162,7 @@ impl Default for Kubernetes {
 /// What tells that a Kubernetes node is about to go.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Nodes {
+pub struct NodesSection {
     /// Keys of taints, whatever their effect.
     pub taints: Vec<String>,
     /// Types of conditions with the status `True`; with `=` and a reason, only
@@ -170,7 +170,7 @@ pub struct Nodes {
     pub conditions: Vec<String>,
 }
 
-impl Default for Nodes {
+impl Default for NodesSection {
     fn default() -> Self {
         let taints = [
             "aws-node-termination-handler/spot-itn",
@@ -186,36 +186,37 @@ impl Default for Nodes {
 /// A port by its number or its name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
-pub enum Port {
+pub enum EndpointPort {
     /// Its number.
     Number(u16),
     /// Its name in the Service.
     Name(String),
 }
 
-impl<'de> Deserialize<'de> for Port {
+impl<'de> Deserialize<'de> for EndpointPort {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct PortVisitor;
-        impl Visitor<'_> for PortVisitor {
-            type Value = Port;
+        struct EndpointPortVisitor;
+        impl Visitor<'_> for EndpointPortVisitor {
+            type Value = EndpointPort;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("the number or the name of a port")
             }
 
-            fn visit_u64<E: Error>(self, number: u64) -> Result<Port, E> {
+            fn visit_u64<E: Error>(self, number: u64) -> Result<EndpointPort, E> {
                 let fits = u16::try_from(number).ok().filter(|port| *port > 0);
-                fits.map(Port::Number).ok_or_else(|| E::custom("not a port\nwrite a number from 1 to 65535"))
+                fits.map(EndpointPort::Number)
+                    .ok_or_else(|| E::custom("not a port\nwrite a number from 1 to 65535"))
             }
 
-            fn visit_i64<E: Error>(self, number: i64) -> Result<Port, E> {
+            fn visit_i64<E: Error>(self, number: i64) -> Result<EndpointPort, E> {
                 self.visit_u64(u64::try_from(number).unwrap_or(0))
             }
 
-            fn visit_str<E: Error>(self, name: &str) -> Result<Port, E> {
-                Ok(Port::Name(name.to_owned()))
+            fn visit_str<E: Error>(self, name: &str) -> Result<EndpointPort, E> {
+                Ok(EndpointPort::Name(name.to_owned()))
             }
         }
-        deserializer.deserialize_any(PortVisitor)
+        deserializer.deserialize_any(EndpointPortVisitor)
     }
 }

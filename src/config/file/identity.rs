@@ -6,15 +6,15 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::config::named::Named;
-use crate::config::units::{Size, Span};
+use crate::config::named::NamedEntries;
+use crate::config::units::{ByteSize, Span};
 
 /// TLS of a listener. Files are read again when they change; connections that
 /// are open stay, and broken files leave the last good ones in force.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::tls)]
-pub struct Tls {
+pub struct TlsSection {
     /// Path of a PEM file with the certificate, followed by those that lead
     /// from it to its authority.
     pub cert: String,
@@ -69,7 +69,7 @@ impl JsonSchema for TlsVersion {
 /// names: exactly one of `dns`, `uri` and `email`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct ClientCert {
+pub struct ClientCertSection {
     /// A DNS name, such as `trainer.example.com`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns: Option<String>,
@@ -94,7 +94,7 @@ pub struct ClientCert {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::oidc)]
-pub struct Oidc {
+pub struct OidcSection {
     /// The provider's name for itself: the claim `iss` of its tokens, letter
     /// by letter.
     pub issuer: String,
@@ -114,8 +114,8 @@ pub struct Oidc {
     pub tenant_claim: String,
     /// Values of that claim, each with its tenant; absent = the value is the
     /// tenant's name.
-    #[serde(skip_serializing_if = "Named::is_empty")]
-    pub tenants: Named<String>,
+    #[serde(skip_serializing_if = "NamedEntries::is_empty")]
+    pub tenants: NamedEntries<String>,
     /// The claim with the classes that the token may use, of the tenant's: a
     /// list, or a text with spaces between. A token without it is refused;
     /// absent = all of the tenant's.
@@ -129,10 +129,10 @@ pub struct Oidc {
     /// How far the provider's clock may be off.
     pub leeway: Span,
     /// Bytes of the longest token that is looked at.
-    pub max_token: Size,
+    pub max_token: ByteSize,
 }
 
-impl Default for Oidc {
+impl Default for OidcSection {
     fn default() -> Self {
         Self {
             issuer: String::new(),
@@ -140,12 +140,12 @@ impl Default for Oidc {
             jwks_url: None,
             ca_file: None,
             tenant_claim: "tenant".to_owned(),
-            tenants: Named::default(),
+            tenants: NamedEntries::default(),
             class_claim: None,
             model_claim: None,
             algorithms: vec![Algorithm::Rs256, Algorithm::Es256],
             leeway: Span::secs(30),
-            max_token: Size(8 << 10),
+            max_token: ByteSize(8 << 10),
         }
     }
 }
@@ -180,7 +180,7 @@ pub enum Algorithm {
 /// it is told to come back later; what is valid always passes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Failures {
+pub struct FailuresSection {
     /// So many at once.
     #[schemars(range(min = 1))]
     pub burst: u32,
@@ -188,7 +188,7 @@ pub struct Failures {
     pub per_minute: u32,
 }
 
-impl Default for Failures {
+impl Default for FailuresSection {
     fn default() -> Self {
         Self { burst: 20, per_minute: 30 }
     }
@@ -198,23 +198,23 @@ impl Default for Failures {
 /// what there.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Admin {
+pub struct AdminSection {
     /// Its TLS; absent = none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsSection>,
     /// Who may do what.
-    pub auth: AdminAuth,
+    pub auth: AdminAuthSection,
 }
 
 /// Who may do what at the operators' listener. Without a token and a
 /// certificate everybody who can connect may do everything.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct AdminAuth {
+pub struct AdminAuthSection {
     /// Operators' tokens. `penstock keys new` makes one.
-    pub tokens: Vec<AdminToken>,
+    pub tokens: Vec<AdminTokenSection>,
     /// Operators' certificates, of the authorities in `admin.tls.client_ca`.
-    pub client_certs: Vec<AdminCert>,
+    pub client_certs: Vec<AdminCertSection>,
     /// Whether callers from a loopback address need no token. Absent = only
     /// while there are neither tokens nor certificates. Sidecars, `kubectl
     /// port-forward` and SSH tunnels connect from loopback, too.
@@ -228,7 +228,7 @@ pub struct AdminAuth {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::key)]
-pub struct AdminToken {
+pub struct AdminTokenSection {
     /// The public part of the token, between its two underscores. It is what
     /// the audit log shows.
     #[schemars(regex(pattern = "^[a-z0-9]{8,12}$"))]
@@ -237,7 +237,7 @@ pub struct AdminToken {
     #[schemars(regex(pattern = "^blake3:[0-9a-f]{64}$"))]
     pub digest: String,
     /// What its holder may do.
-    pub role: Role,
+    pub role: RoleName,
     /// The token is not taken any more from this moment on: a day (its
     /// begin, UTC) or a time such as `2027-01-31T12:00:00Z`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -250,7 +250,7 @@ pub struct AdminToken {
 /// An operator's certificate: exactly one of `dns`, `uri` and `email`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct AdminCert {
+pub struct AdminCertSection {
     /// A DNS name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns: Option<String>,
@@ -261,13 +261,13 @@ pub struct AdminCert {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub email: Option<String>,
     /// What its holder may do.
-    pub role: Role,
+    pub role: RoleName,
 }
 
 /// What an operator may do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Role {
+pub enum RoleName {
     /// Look: views and metrics.
     #[default]
     Read,
@@ -280,20 +280,20 @@ pub enum Role {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::restart)]
-pub struct Audit {
+pub struct AuditSection {
     /// Path of the file that lines are added to; absent = only the log has
     /// them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
     /// At this size it becomes `<file>.1`, and a new one is begun.
-    pub max_size: Size,
+    pub max_size: ByteSize,
     /// Old files that are kept.
     pub keep: u32,
 }
 
-impl Default for Audit {
+impl Default for AuditSection {
     fn default() -> Self {
-        Self { file: None, max_size: Size(64 << 20), keep: 5 }
+        Self { file: None, max_size: ByteSize(64 << 20), keep: 5 }
     }
 }
 

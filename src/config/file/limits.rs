@@ -4,34 +4,34 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::units::{Size, Span};
+use crate::config::units::{ByteSize, Span};
 
 /// Limits of one request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Requests {
+pub struct RequestsSection {
     /// Bytes of one request body.
-    pub max_body: Size,
+    pub max_body: ByteSize,
     /// Bytes of all request bodies held at once.
-    pub max_total_body: Size,
+    pub max_total_body: ByteSize,
     /// How much of the bytes of `max_total_body` that no other tenant holds one
     /// tenant may hold, above 0 and up to 1. One body always fits.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub tenant_body_share: f64,
     /// Bytes a second that a request body must come at on average, beyond
     /// `server.body_timeout`; 0 = any rate.
-    pub min_body_rate: Size,
+    pub min_body_rate: ByteSize,
     /// Bytes of one answer that is not a stream.
-    pub max_answer: Size,
+    pub max_answer: ByteSize,
     /// Bytes of all answers held for their clients at once; one tenant's take at
     /// most half of it. When it is spent, streams are read only as fast as
     /// their clients read them, and other answers wait a moment for room, then
     /// get 503.
-    pub max_total_answer: Size,
+    pub max_total_answer: ByteSize,
     /// Bytes of one stream that are held for a client that reads more slowly
     /// than the engine writes. The replica is free once the engine has written
     /// all of the answer, whether or not the client has read it.
-    pub stream_buffer: Size,
+    pub stream_buffer: ByteSize,
     /// The header by which a client may ask for a latency class.
     pub class_header: String,
     /// Time between two comments to a client that has the head of its answer and
@@ -39,16 +39,16 @@ pub struct Requests {
     pub keepalive: Span,
 }
 
-impl Default for Requests {
+impl Default for RequestsSection {
     fn default() -> Self {
         Self {
-            max_body: Size(32 << 20),
-            max_total_body: Size(1 << 30),
+            max_body: ByteSize(32 << 20),
+            max_total_body: ByteSize(1 << 30),
             tenant_body_share: 0.5,
-            min_body_rate: Size(1 << 10),
-            max_answer: Size(64 << 20),
-            max_total_answer: Size(1 << 30),
-            stream_buffer: Size(8 << 20),
+            min_body_rate: ByteSize(1 << 10),
+            max_answer: ByteSize(64 << 20),
+            max_total_answer: ByteSize(1 << 30),
+            stream_buffer: ByteSize(8 << 20),
             class_header: "x-penstock-class".to_owned(),
             keepalive: Span::secs(10),
         }
@@ -58,7 +58,7 @@ impl Default for Requests {
 /// Time limits towards the engines.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Upstream {
+pub struct UpstreamSection {
     /// Time for a connection to an engine.
     pub connect_timeout: Span,
     /// Longest silence from dispatch to the first token of a stream.
@@ -74,7 +74,7 @@ pub struct Upstream {
     pub keep_alive: Span,
 }
 
-impl Default for Upstream {
+impl Default for UpstreamSection {
     fn default() -> Self {
         Self {
             connect_timeout: Span::secs(2),
@@ -89,27 +89,27 @@ impl Default for Upstream {
 /// What may wait in all.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Queue {
+pub struct QueueSection {
     /// Waiting requests.
     #[schemars(range(min = 1))]
     pub requests: u64,
     /// Bytes of waiting bodies.
-    pub bytes: Size,
+    pub bytes: ByteSize,
     /// Tokens (prompt and asked output) of waiting requests.
     #[schemars(range(min = 1))]
     pub tokens: u64,
 }
 
-impl Default for Queue {
+impl Default for QueueSection {
     fn default() -> Self {
-        Self { requests: 10_000, bytes: Size(512 << 20), tokens: 100_000_000 }
+        Self { requests: 10_000, bytes: ByteSize(512 << 20), tokens: 100_000_000 }
     }
 }
 
 /// What happens to a request whose replica failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Retry {
+pub struct RetrySection {
     /// How often a request may reach an engine that then fails it, the first
     /// try included. Refused connections and the answers of engines that are
     /// busy or shut down do not count.
@@ -128,9 +128,9 @@ pub struct Retry {
     pub continue_streams: bool,
 }
 
-impl Default for Retry {
+impl Default for RetrySection {
     fn default() -> Self {
-        let core = crate::core::policy::Retry::default();
+        let core = crate::core::model::policy::RetryPolicy::default();
         Self {
             max_attempts: core.max_attempts,
             budget: f64::from(core.budget_permille) / 1000.0,
@@ -143,7 +143,7 @@ impl Default for Retry {
 /// How a replica comes, goes, and comes back.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Health {
+pub struct HealthSection {
     /// Time from an ejection to the first probe; doubles up to `probe_max`.
     pub probe_min: Span,
     /// Longest time between two probes.
@@ -165,9 +165,9 @@ pub struct Health {
     pub drain: Span,
 }
 
-impl Default for Health {
+impl Default for HealthSection {
     fn default() -> Self {
-        let core = crate::core::policy::Health::default();
+        let core = crate::core::model::policy::HealthPolicy::default();
         Self {
             probe_min: Span(core.probe_min),
             probe_max: Span(core.probe_max),

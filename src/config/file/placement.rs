@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 /// Where work may go and where it goes first.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Placement {
+pub struct PlacementSection {
     /// How replicas may have their accelerators. Absent = in any way, but
     /// never time-sliced for the class of the first rank.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub isolation: Option<Vec<Isolation>>,
+    pub isolation: Option<Vec<IsolationName>>,
     /// Kinds of capacity that may be used; absent = both.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub capacity: Option<Vec<Capacity>>,
+    pub capacity: Option<Vec<CapacityName>>,
     /// Pools that may be used; absent = all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pools: Option<Vec<String>>,
@@ -29,15 +29,15 @@ pub struct Placement {
     pub spill: Option<Vec<String>>,
     /// The kind of capacity that is used before the other.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prefer: Option<Capacity>,
+    pub prefer: Option<CapacityName>,
     /// What to do while no pool keeps the objective: go where the first token
     /// comes soonest (`fastest`), or `wait` for the pools that come first; then
     /// half of the objective is waited before any other pool is looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub otherwise: Option<Otherwise>,
+    pub otherwise: Option<LatePolicyName>,
 }
 
-impl Placement {
+impl PlacementSection {
     /// Whether it says nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -63,7 +63,7 @@ impl Placement {
 /// How a replica has its accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Isolation {
+pub enum IsolationName {
     /// For itself alone.
     Dedicated,
     /// A slice with compute and memory of its own (NVIDIA MIG).
@@ -77,7 +77,7 @@ pub enum Isolation {
 /// Whether a machine may be taken back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Capacity {
+pub enum CapacityName {
     /// It stays as long as it is paid for.
     #[default]
     OnDemand,
@@ -88,7 +88,7 @@ pub enum Capacity {
 /// What to do while no pool keeps the objective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Otherwise {
+pub enum LatePolicyName {
     /// Go where the first token comes soonest.
     Fastest,
     /// Wait for the pools that come first.

@@ -8,16 +8,16 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use crate::config::file::discover::Discover;
-use crate::config::file::placement::Capacity;
-use crate::config::file::sleep::Sleep;
-use crate::config::named::Named;
+use crate::config::file::discover::DiscoverSection;
+use crate::config::file::placement::CapacityName;
+use crate::config::file::sleep::SleepSection;
+use crate::config::named::NamedEntries;
 use crate::config::units::Span;
 
 /// A public model.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Model {
+pub struct ModelSection {
     /// Other names that clients may use for it.
     pub aliases: Vec<String>,
     /// Models that serve a request in place of this one, best first, when this
@@ -27,12 +27,12 @@ pub struct Model {
     /// Models that share this one's requests, with their weights; this one may
     /// be among them. A request with a `prompt_cache_key` or `user` keeps to
     /// one model. Whoever may use all of them may use this name.
-    #[serde(skip_serializing_if = "Named::is_empty")]
-    pub split: Named<u32>,
+    #[serde(skip_serializing_if = "NamedEntries::is_empty")]
+    pub split: NamedEntries<u32>,
     /// Another model that gets copies of some of this one's requests, to compare
     /// the two.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub shadow: Option<Shadow>,
+    pub shadow: Option<ShadowSection>,
     /// Context window in tokens; absent = what the engine says.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
@@ -44,16 +44,16 @@ pub struct Model {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
     /// What images and sounds are counted as.
-    pub media_tokens: MediaTokens,
+    pub media_tokens: MediaTokensSection,
     /// What becomes of requests that do not fit the context window.
-    pub context: Context,
+    pub context: ContextSection,
 }
 
 /// Tokens that parts of a prompt count as that are no text; absent = the engine
 /// decides whether the prompt fits.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct MediaTokens {
+pub struct MediaTokensSection {
     /// One image.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
@@ -67,7 +67,7 @@ pub struct MediaTokens {
 /// What becomes of requests that do not fit the context window.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Context {
+pub struct ContextSection {
     /// When prompt and asked output together are too long: `clamp` lowers the
     /// output to what is left and says so in the header
     /// `x-penstock-max-tokens`; `reject` refuses the request. A prompt that is
@@ -107,7 +107,7 @@ pub enum Truncation {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::shadow)]
-pub struct Shadow {
+pub struct ShadowSection {
     /// The model that gets them.
     pub to: String,
     /// Share of the answered requests that are copied, from 0 to 1; which ones
@@ -119,7 +119,7 @@ pub struct Shadow {
     pub max_in_flight: u32,
 }
 
-impl Default for Shadow {
+impl Default for ShadowSection {
     fn default() -> Self {
         Self { to: String::new(), share: 0.01, max_in_flight: 4 }
     }
@@ -129,10 +129,10 @@ impl Default for Shadow {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::pool)]
-pub struct Pool {
+pub struct PoolSection {
     /// The software that runs there.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub engine: Option<Engine>,
+    pub engine: Option<EngineName>,
     /// The models it serves: a list of names, or a map from the public name
     /// to the engine's own. A name without the engine's own is sent as it is;
     /// TGI is told `tgi`.
@@ -153,10 +153,10 @@ pub struct Pool {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter_load: Option<Span>,
     /// Its replicas: base URLs such as `http://10.0.0.5:8000`, without `/v1`.
-    pub replicas: Vec<Replica>,
+    pub replicas: Vec<ReplicaSection>,
     /// Where more replicas come from, beside or instead of `replicas`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub discover: Option<Discover>,
+    pub discover: Option<DiscoverSection>,
     /// How long it is expected to take to start when it has no replica, from the
     /// first request that is held for it to its first token; after the first start
     /// what was measured counts. With it `replicas` may be empty.
@@ -175,7 +175,7 @@ pub struct Pool {
     pub max_replicas: Option<u32>,
     /// When its idle replicas sleep; absent = the gateway puts none to sleep.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub sleep: Option<Sleep>,
+    pub sleep: Option<SleepSection>,
     /// Sequences that each replica can run at once (`--max-num-seqs`);
     /// absent = learned from the engine and from what it does.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -196,7 +196,7 @@ pub struct Pool {
     #[schemars(range(min = 0.0, max = 1_000_000.0))]
     pub price: Option<f64>,
     /// Whether its machines may be taken back at short notice.
-    pub capacity: Capacity,
+    pub capacity: CapacityName,
     /// How each replica has its accelerator: `dedicated`, `mig` or
     /// `mig:PROFILE` (`mig:1g.10gb`), `mps`, `time-sliced`.
     #[schemars(regex(pattern = r"^(dedicated|mig(:.+)?|mps|time-sliced)$"))]
@@ -226,7 +226,7 @@ pub struct Pool {
     pub scrape_interval: Span,
 }
 
-impl Default for Pool {
+impl Default for PoolSection {
     fn default() -> Self {
         Self {
             engine: None,
@@ -245,7 +245,7 @@ impl Default for Pool {
             kv_tokens: None,
             max_model_len: None,
             price: None,
-            capacity: Capacity::default(),
+            capacity: CapacityName::default(),
             isolation: "dedicated".to_owned(),
             accelerator: None,
             region: None,
@@ -262,7 +262,7 @@ impl Default for Pool {
 /// The software that a pool runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Engine {
+pub enum EngineName {
     /// vLLM's OpenAI server.
     Vllm,
     /// Hugging Face Text Generation Inference.
@@ -286,7 +286,7 @@ pub enum ServedModels {
     /// Public names.
     Names(Vec<String>),
     /// Public names with the engine's own.
-    Renamed(Named<String>),
+    Renamed(NamedEntries<String>),
 }
 
 impl ServedModels {
@@ -325,7 +325,7 @@ impl<'de> Deserialize<'de> for ServedModels {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ServedModels, A::Error> {
-                Named::deserialize(MapAccessDeserializer::new(map)).map(ServedModels::Renamed)
+                NamedEntries::deserialize(MapAccessDeserializer::new(map)).map(ServedModels::Renamed)
             }
         }
         deserializer.deserialize_any(ModelsVisitor)
@@ -335,7 +335,7 @@ impl<'de> Deserialize<'de> for ServedModels {
 /// One replica: a URL, or a URL with what differs from its pool.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
-pub enum Replica {
+pub enum ReplicaSection {
     /// The URL alone.
     Url(String),
     /// The URL and more.
@@ -363,7 +363,7 @@ pub struct ReplicaDetail {
     pub metrics_url: Option<String>,
 }
 
-impl Replica {
+impl ReplicaSection {
     /// The replica with every field.
     #[must_use]
     pub fn detail(&self) -> ReplicaDetail {
@@ -374,22 +374,22 @@ impl Replica {
     }
 }
 
-impl<'de> Deserialize<'de> for Replica {
+impl<'de> Deserialize<'de> for ReplicaSection {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct ReplicaVisitor;
         impl<'de> Visitor<'de> for ReplicaVisitor {
-            type Value = Replica;
+            type Value = ReplicaSection;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a URL, or a map with `url`")
             }
 
-            fn visit_str<E: Error>(self, url: &str) -> Result<Replica, E> {
-                Ok(Replica::Url(url.to_owned()))
+            fn visit_str<E: Error>(self, url: &str) -> Result<ReplicaSection, E> {
+                Ok(ReplicaSection::Url(url.to_owned()))
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Replica, A::Error> {
-                ReplicaDetail::deserialize(MapAccessDeserializer::new(map)).map(Replica::Detailed)
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ReplicaSection, A::Error> {
+                ReplicaDetail::deserialize(MapAccessDeserializer::new(map)).map(ReplicaSection::Detailed)
             }
         }
         deserializer.deserialize_any(ReplicaVisitor)
@@ -413,7 +413,7 @@ impl<'de> Deserialize<'de> for SecretRef {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Default, Deserialize)]
         #[serde(default, deny_unknown_fields)]
-        struct Written {
+        struct WrittenSecret {
             env: Option<String>,
             file: Option<String>,
         }
@@ -435,7 +435,8 @@ impl<'de> Deserialize<'de> for SecretRef {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<SecretRef, A::Error> {
-                let Written { env, file } = Written::deserialize(MapAccessDeserializer::new(map))?;
+                let WrittenSecret { env, file } =
+                    WrittenSecret::deserialize(MapAccessDeserializer::new(map))?;
                 Ok(SecretRef { env, file })
             }
         }

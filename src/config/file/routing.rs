@@ -8,17 +8,17 @@ use crate::config::units::Span;
 /// What counts for the choice of a replica beside its time to the first token.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Routing {
+pub struct RoutingSection {
     /// Requests of one session keep to one replica; absent = each request goes
     /// where its first token comes soonest.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub session: Option<Session>,
+    pub session: Option<SessionSection>,
 }
 
 /// What a session is, and how much it may cost to keep it at its replica.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Session {
+pub struct SessionSection {
     /// The header that names the session, such as `x-session-id`. It goes
     /// before the fields of the body.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,7 +45,7 @@ pub enum SessionField {
     User,
 }
 
-impl Default for Session {
+impl Default for SessionSection {
     fn default() -> Self {
         Self {
             header: None,

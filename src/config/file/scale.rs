@@ -3,27 +3,27 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::file::identity::Tls;
-use crate::config::file::server::Address;
+use crate::config::file::identity::TlsSection;
+use crate::config::file::server::ListenAddress;
 use crate::config::units::Span;
 
 /// KEDA's external scaler (gRPC): tells how many replicas each pool needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::restart)]
-pub struct Scale {
+pub struct ScaleSection {
     /// Where KEDA connects: an IP address and a port. Absent = no scaler; the
     /// numbers are on the admin port in any case.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub listen: Option<Address>,
+    pub listen: Option<ListenAddress>,
     /// TLS of `listen`; absent = none. KEDA shows a certificate where a
     /// TriggerAuthentication gives it one, and has no other credential.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsSection>,
     /// Certificates that may connect, by a subject alternative name; absent =
     /// all that `tls.client_ca` has signed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub client_certs: Vec<ScalerCert>,
+    pub client_certs: Vec<ScalerCertSection>,
     /// Age at which what is known of the pools is not told any more: KEDA and
     /// the HPA then hold what they have.
     pub stale_after: Span,
@@ -39,10 +39,10 @@ pub struct Scale {
     /// The other gateways behind the same Service: together they name one
     /// number. Absent = this one serves all of the demand.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub peers: Option<Peers>,
+    pub peers: Option<PeersSection>,
 }
 
-impl Default for Scale {
+impl Default for ScaleSection {
     fn default() -> Self {
         Self {
             listen: None,
@@ -60,13 +60,13 @@ impl Default for Scale {
 /// both. This gateway may be among them; it knows itself.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Peers {
+pub struct PeersSection {
     /// Their URLs, such as `https://penstock-0.penstock:8082`; at most 64.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub urls: Vec<String>,
     /// Their addresses by DNS.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub dns: Option<PeersDns>,
+    pub dns: Option<PeersDnsSection>,
     /// A PEM file with the authorities of their certificates; with it, `dns`
     /// means TLS, too.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,7 +83,7 @@ pub struct Peers {
 /// Addresses of gateways.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct PeersDns {
+pub struct PeersDnsSection {
     /// The name, such as that of a headless Service. With TLS it must be one of
     /// their certificates' names.
     pub name: String,
@@ -100,7 +100,7 @@ pub struct PeersDns {
 /// `email`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct ScalerCert {
+pub struct ScalerCertSection {
     /// A DNS name, such as `keda-operator.keda.svc`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns: Option<String>,

@@ -8,23 +8,23 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
-use crate::config::file::identity::Tls;
-use crate::config::units::{Size, Span};
+use crate::config::file::identity::TlsSection;
+use crate::config::units::{ByteSize, Span};
 
 /// Listeners and their limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::restart)]
-pub struct Server {
+pub struct ServerSection {
     /// Where clients connect: an IP address and a port. `0.0.0.0:8080` for
     /// all interfaces.
-    pub listen: Address,
+    pub listen: ListenAddress,
     /// Where operators and Prometheus connect. This port asks for no
     /// password unless `admin.auth` has some: keep it inside the cluster.
-    pub admin: Address,
+    pub admin: ListenAddress,
     /// TLS of `listen`; absent = none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsSection>,
     /// Time for a TLS handshake, at each listener.
     pub handshake_timeout: Span,
     /// TLS handshakes at once; more wait, within their time.
@@ -44,22 +44,22 @@ pub struct Server {
     /// Bytes a second that a client must take on average while bytes wait for
     /// it; below that it is cut off once it has fallen behind by
     /// `send_timeout`. 0 = any progress will do.
-    pub min_send_rate: Size,
+    pub min_send_rate: ByteSize,
     /// How long a connection may stay open without a request. Keep it above
     /// the idle timeout of the load balancer in front.
     pub idle_timeout: Span,
     /// Bytes of a request head, at least 8KiB.
-    pub max_head_bytes: Size,
+    pub max_head_bytes: ByteSize,
     /// How long running and queued requests may go on after SIGTERM. Keep it
     /// below Kubernetes' `terminationGracePeriodSeconds`.
     pub drain_grace: Span,
 }
 
-impl Default for Server {
+impl Default for ServerSection {
     fn default() -> Self {
         Self {
-            listen: Address::loopback(8080),
-            admin: Address::loopback(8081),
+            listen: ListenAddress::loopback(8080),
+            admin: ListenAddress::loopback(8081),
             tls: None,
             handshake_timeout: Span::secs(10),
             max_handshakes: 256,
@@ -67,9 +67,9 @@ impl Default for Server {
             head_timeout: Span::secs(10),
             body_timeout: Span::secs(30),
             send_timeout: Span::secs(60),
-            min_send_rate: Size(1 << 10),
+            min_send_rate: ByteSize(1 << 10),
             idle_timeout: Span::secs(75),
-            max_head_bytes: Size(64 << 10),
+            max_head_bytes: ByteSize(64 << 10),
             drain_grace: Span::secs(60),
         }
     }
@@ -79,35 +79,35 @@ impl Default for Server {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::restart)]
-pub struct Telemetry {
+pub struct TelemetrySection {
     /// Log lines, to standard error.
-    pub log: Log,
+    pub log: LogSection,
     /// Traces.
-    pub otlp: Otlp,
+    pub otlp: OtlpSection,
 }
 
 /// Log lines.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::restart)]
-pub struct Log {
+pub struct LogSection {
     /// `json` for machines, `text` for people.
-    pub format: Format,
+    pub format: LogFormatName,
     /// A level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such
     /// as `info,penstock::proxy=debug`.
     pub level: String,
 }
 
-impl Default for Log {
+impl Default for LogSection {
     fn default() -> Self {
-        Self { format: Format::Json, level: "info".to_owned() }
+        Self { format: LogFormatName::Json, level: "info".to_owned() }
     }
 }
 
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Format {
+pub enum LogFormatName {
     /// One JSON object a line.
     Json,
     /// For people.
@@ -118,7 +118,7 @@ pub enum Format {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::restart)]
-pub struct Otlp {
+pub struct OtlpSection {
     /// Where traces go, such as `http://otel-collector:4317`; absent = none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
@@ -128,7 +128,7 @@ pub struct Otlp {
     pub sample: f64,
 }
 
-impl Default for Otlp {
+impl Default for OtlpSection {
     fn default() -> Self {
         Self { endpoint: None, sample: 0.1 }
     }
@@ -136,21 +136,21 @@ impl Default for Otlp {
 
 /// An IP address and a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Address(pub SocketAddr);
+pub struct ListenAddress(pub SocketAddr);
 
-impl Address {
+impl ListenAddress {
     fn loopback(port: u16) -> Self {
         Self((Ipv4Addr::LOCALHOST, port).into())
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl<'de> Deserialize<'de> for Address {
+impl<'de> Deserialize<'de> for ListenAddress {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map(Self).map_err(|_| {
@@ -160,7 +160,7 @@ impl<'de> Deserialize<'de> for Address {
     }
 }
 
-impl JsonSchema for Address {
+impl JsonSchema for ListenAddress {
     fn schema_name() -> Cow<'static, str> {
         "Address".into()
     }

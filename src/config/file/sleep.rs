@@ -10,7 +10,7 @@ use crate::config::units::Span;
 /// `--enable-sleep-mode`, with `VLLM_SERVER_DEV_MODE=1` in its environment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Sleep {
+pub struct SleepSection {
     /// How long a replica has no work before it sleeps, and stays awake after
     /// it woke.
     pub after_idle: Span,
@@ -20,7 +20,7 @@ pub struct Sleep {
     pub wake_timeout: Span,
 }
 
-impl Default for Sleep {
+impl Default for SleepSection {
     fn default() -> Self {
         Self { after_idle: Span::secs(600), keep_awake: 1, wake_timeout: Span::secs(60) }
     }

@@ -3,35 +3,35 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::file::budgets::Limits;
-use crate::config::file::identity::{ClientCert, Failures, Moment, Oidc};
-use crate::config::file::placement::{Capacity, Isolation, Otherwise, Placement};
-use crate::config::named::Named;
-use crate::config::units::{Size, Span};
+use crate::config::file::budgets::LimitsSection;
+use crate::config::file::identity::{ClientCertSection, FailuresSection, Moment, OidcSection};
+use crate::config::file::placement::{CapacityName, IsolationName, LatePolicyName, PlacementSection};
+use crate::config::named::NamedEntries;
+use crate::config::units::{ByteSize, Span};
 
 /// Who may come in.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Access {
+pub struct AuthSection {
     /// `keys`: holders of a key, of a token of `oidc`, or of a certificate.
     /// `off`: everybody who can connect, allowed only while `server.listen` is
     /// a loopback address.
-    pub mode: Mode,
+    pub mode: AuthMode,
     /// With `mode: off`: the tenant that everybody is; absent = the only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
     /// Identity providers whose tokens (JWT) are taken as `Authorization:
     /// Bearer` beside keys.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub oidc: Vec<Oidc>,
+    pub oidc: Vec<OidcSection>,
     /// How many failed attempts an address may make.
-    pub failures: Failures,
+    pub failures: FailuresSection,
 }
 
 /// How clients are known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Mode {
+pub enum AuthMode {
     /// By an API key or another credential.
     #[default]
     Keys,
@@ -42,7 +42,7 @@ pub enum Mode {
 /// A latency class: the promise a request is served under.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Class {
+pub struct ClassSection {
     /// Order of service, 0 first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
@@ -73,15 +73,15 @@ pub struct Class {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub demote_to: Option<String>,
     /// Where its work may go and where it goes first.
-    #[serde(skip_serializing_if = "Placement::is_empty")]
-    pub placement: Placement,
+    #[serde(skip_serializing_if = "PlacementSection::is_empty")]
+    pub placement: PlacementSection,
 }
 
 /// The classes of a file without the section.
 #[must_use]
-pub fn builtin_classes() -> Named<Class> {
+pub fn builtin_classes() -> NamedEntries<ClassSection> {
     let class = |name: &str, rank, min_share, max_wait, ttft, itl, placement| {
-        let class = Class {
+        let class = ClassSection {
             rank: Some(rank),
             min_share: Some(min_share),
             max_wait: Some(Span::secs(max_wait)),
@@ -94,15 +94,18 @@ pub fn builtin_classes() -> Named<Class> {
         };
         (name.to_owned(), class)
     };
-    let whole = Placement {
-        isolation: Some(vec![Isolation::Dedicated, Isolation::Mig, Isolation::Mps]),
-        ..Placement::default()
+    let whole = PlacementSection {
+        isolation: Some(vec![IsolationName::Dedicated, IsolationName::Mig, IsolationName::Mps]),
+        ..PlacementSection::default()
     };
-    let cheap =
-        Placement { prefer: Some(Capacity::Spot), otherwise: Some(Otherwise::Wait), ..Placement::default() };
+    let cheap = PlacementSection {
+        prefer: Some(CapacityName::Spot),
+        otherwise: Some(LatePolicyName::Wait),
+        ..PlacementSection::default()
+    };
     [
         class("interactive", 0, 0.0, 30, 1_000, 50, whole),
-        class("standard", 1, 0.1, 120, 5_000, 100, Placement::default()),
+        class("standard", 1, 0.1, 120, 5_000, 100, PlacementSection::default()),
         class("batch", 2, 0.05, 3_600, 60_000, 500, cheap),
     ]
     .into_iter()
@@ -112,7 +115,7 @@ pub fn builtin_classes() -> Named<Class> {
 /// A tenant: who the work is for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Tenant {
+pub struct TenantSection {
     /// Share against the other tenants; 2 gets twice as much as 1 when both
     /// want more than there is.
     #[schemars(extend("exclusiveMinimum" = 0))]
@@ -129,49 +132,49 @@ pub struct Tenant {
     pub models: Option<Vec<String>>,
     /// Names of its own, each with the model that it stands for. They go
     /// before the aliases and models of everybody.
-    #[serde(skip_serializing_if = "Named::is_empty")]
-    pub model_map: Named<String>,
+    #[serde(skip_serializing_if = "NamedEntries::is_empty")]
+    pub model_map: NamedEntries<String>,
     /// Whether another model may serve its requests: one of the `fallbacks`
     /// of theirs that it may use.
     pub allow_fallback: bool,
     /// What may wait for this tenant; absent = as much as for all together.
-    pub queue: TenantQueue,
+    pub queue: TenantQueueSection,
     /// What it may hold of the replicas' places.
-    pub quota: TenantQuota,
+    pub quota: TenantQuotaSection,
     /// Where its work may go, of what its class allows, and where it goes
     /// first, before what its class says.
-    #[serde(skip_serializing_if = "Placement::is_empty")]
-    pub placement: Placement,
+    #[serde(skip_serializing_if = "PlacementSection::is_empty")]
+    pub placement: PlacementSection,
     /// What it may use.
-    #[serde(skip_serializing_if = "Limits::is_empty")]
-    pub limits: Limits,
+    #[serde(skip_serializing_if = "LimitsSection::is_empty")]
+    pub limits: LimitsSection,
     /// What it may use of a model, by the model's name, beside what it may use
     /// in all.
-    #[serde(skip_serializing_if = "Named::is_empty")]
-    pub model_limits: Named<Limits>,
+    #[serde(skip_serializing_if = "NamedEntries::is_empty")]
+    pub model_limits: NamedEntries<LimitsSection>,
     /// Its API keys. `penstock keys new` makes one. To change one without a
     /// break, add the new one, give the old one `expires`, and take it away
     /// later.
-    pub keys: Vec<Key>,
+    pub keys: Vec<KeySection>,
     /// Its certificates, of the authorities in `server.tls.client_ca`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub client_certs: Vec<ClientCert>,
+    pub client_certs: Vec<ClientCertSection>,
 }
 
-impl Default for Tenant {
+impl Default for TenantSection {
     fn default() -> Self {
         Self {
             weight: 1.0,
             default_class: None,
             classes: None,
             models: None,
-            model_map: Named::default(),
+            model_map: NamedEntries::default(),
             allow_fallback: false,
-            queue: TenantQueue::default(),
-            quota: TenantQuota::default(),
-            placement: Placement::default(),
-            limits: Limits::default(),
-            model_limits: Named::default(),
+            queue: TenantQueueSection::default(),
+            quota: TenantQuotaSection::default(),
+            placement: PlacementSection::default(),
+            limits: LimitsSection::default(),
+            model_limits: NamedEntries::default(),
             keys: Vec::new(),
             client_certs: Vec::new(),
         }
@@ -181,14 +184,14 @@ impl Default for Tenant {
 /// What may wait for one tenant.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct TenantQueue {
+pub struct TenantQueueSection {
     /// Waiting requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub requests: Option<u64>,
     /// Bytes of waiting bodies.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<Size>,
+    pub bytes: Option<ByteSize>,
     /// Tokens (prompt and asked output) of waiting requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
@@ -199,7 +202,7 @@ pub struct TenantQueue {
 /// have, each from 0 to 1. What is guaranteed and idle is lent to others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct TenantQuota {
+pub struct TenantQuotaSection {
     /// Served before every tenant that has more than its own guarantee. All
     /// guarantees together are at most 1.
     #[schemars(range(min = 0.0, max = 1.0))]
@@ -212,9 +215,9 @@ pub struct TenantQuota {
     pub lend: f64,
 }
 
-impl Default for TenantQuota {
+impl Default for TenantQuotaSection {
     fn default() -> Self {
-        let core = crate::core::policy::Quota::default();
+        let core = crate::core::model::policy::Quota::default();
         Self { guarantee: core.guarantee, borrow: core.borrow, lend: core.lend }
     }
 }
@@ -223,7 +226,7 @@ impl Default for TenantQuota {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::key)]
-pub struct Key {
+pub struct KeySection {
     /// The public part of the key, between its two underscores. It is what
     /// logs show.
     #[schemars(regex(pattern = "^[a-z0-9]{8,12}$"))]
@@ -235,8 +238,8 @@ pub struct Key {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
     /// What may be used with it, of what its tenant may use.
-    #[serde(skip_serializing_if = "Limits::is_empty")]
-    pub limits: Limits,
+    #[serde(skip_serializing_if = "LimitsSection::is_empty")]
+    pub limits: LimitsSection,
     /// The classes it may use, of the tenant's; absent = all of those.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub classes: Option<Vec<String>>,

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::file::pools::SecretRef;
-use crate::config::units::{Size, Span};
+use crate::config::units::{ByteSize, Span};
 
 /// What requests used and cost: one JSON line each in a journal, and a database
 /// that is fed from it. `penstock usage` makes the bill of either. No prompts, no
@@ -12,38 +12,38 @@ use crate::config::units::{Size, Span};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::restart)]
-pub struct Usage {
+pub struct UsageSection {
     /// Folder of the journal; made where it is missing. Absent = nothing is
     /// written down, and the limits of days and months begin anew with each
     /// start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folder: Option<String>,
     /// The database.
-    pub database: Database,
+    pub database: DatabaseSection,
     /// Where PostgreSQL is, with `database: postgres`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub postgres: Option<Postgres>,
+    pub postgres: Option<PostgresSection>,
     /// Bytes at which the journal begins a new file.
-    pub segment_size: Size,
+    pub segment_size: ByteSize,
     /// The age at which it does.
     pub segment_age: Span,
     /// Bytes of the journal in all; the oldest file goes first. So much can wait
     /// for a database that is away.
-    pub keep: Size,
+    pub keep: ByteSize,
     /// Rows that may wait for the disk; what does not fit is dropped and counted.
     #[schemars(range(min = 16, max = 1_000_000))]
     pub queue: u32,
 }
 
-impl Default for Usage {
+impl Default for UsageSection {
     fn default() -> Self {
         Self {
             folder: None,
-            database: Database::Sqlite,
+            database: DatabaseSection::Sqlite,
             postgres: None,
-            segment_size: Size(16 << 20),
+            segment_size: ByteSize(16 << 20),
             segment_age: Span::secs(86_400),
-            keep: Size(1 << 30),
+            keep: ByteSize(1 << 30),
             queue: 10_000,
         }
     }
@@ -52,7 +52,7 @@ impl Default for Usage {
 /// What the journal is copied to, for questions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Database {
+pub enum DatabaseSection {
     /// SQLite in the file `usage.db` of the folder.
     #[default]
     Sqlite,
@@ -66,7 +66,7 @@ pub enum Database {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::postgres)]
-pub struct Postgres {
+pub struct PostgresSection {
     /// Where its address is read from: a text such as
     /// `postgres://user:password@host:5432/database`. `?sslmode=require` refuses
     /// connections without TLS, `?sslmode=disable` asks for none.

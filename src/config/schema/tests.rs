@@ -8,14 +8,14 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
-use crate::config::file::File;
+use crate::config::file::ConfigFile;
 use crate::config::load::load_str_with;
-use crate::config::named::Named;
+use crate::config::named::NamedEntries;
 use crate::config::schema::{HOT_FIELDS, RESTART, RESTART_SECTIONS, RESTART_SENTENCE, schema};
 use crate::config::secret::SecretSource;
-use crate::config::tree::{Node, Value as Yaml};
+use crate::config::tree::{TreeNode, TreeValue as Yaml};
 use crate::config::yaml;
-use crate::tokens::counter::{Broken, TokenCounter};
+use crate::tokens::counter::{ModelFileError, TokenCounter};
 
 fn config_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("config")
@@ -32,7 +32,11 @@ impl SecretSource for EverySecret {
         Some("secret".to_owned())
     }
 
-    fn tokenizer(&self, _: &Path, _: Option<&Arc<TokenCounter>>) -> Result<Arc<TokenCounter>, Broken> {
+    fn tokenizer(
+        &self,
+        _: &Path,
+        _: Option<&Arc<TokenCounter>>,
+    ) -> Result<Arc<TokenCounter>, ModelFileError> {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers");
         TokenCounter::open(&fixtures.join("byte-level")).map(Arc::new)
     }
@@ -117,11 +121,11 @@ struct Found {
 
 impl Found {
     /// Goes through the schema beside all nodes that it describes.
-    fn walk(&mut self, root: &Value, schema: &Value, nodes: &[&Node], path: &str) {
+    fn walk(&mut self, root: &Value, schema: &Value, nodes: &[&TreeNode], path: &str) {
         self.enter(root, schema, nodes, (path, path));
     }
 
-    fn enter(&mut self, root: &Value, schema: &Value, nodes: &[&Node], (path, place): (&str, &str)) {
+    fn enter(&mut self, root: &Value, schema: &Value, nodes: &[&TreeNode], (path, place): (&str, &str)) {
         let reference = schema.get("$ref").and_then(Value::as_str).and_then(|r| r.strip_prefix('#'));
         if let Some((pointer, target)) = reference.and_then(|at| Some((at, root.pointer(at)?))) {
             self.enter(root, target, nodes, (path, pointer));
@@ -156,7 +160,7 @@ impl Found {
 }
 
 /// The nodes under a key of these, or under any.
-fn children<'a>(nodes: &[&'a Node], key: Option<&str>) -> Vec<&'a Node> {
+fn children<'a>(nodes: &[&'a TreeNode], key: Option<&str>) -> Vec<&'a TreeNode> {
     let entries = nodes.iter().flat_map(|node| match &node.value {
         Yaml::Map(entries) => entries.as_slice(),
         _ => &[],
@@ -222,7 +226,11 @@ fn every_key_is_described() {
 fn the_annotated_file_shows_the_defaults() {
     let outcome = load_str_with(&text("penstock.yaml"), "p", Path::new("/"), None, &EverySecret);
     let file = outcome.loaded.unwrap().file;
-    let examples =
-        File { version: None, tenants: Named::default(), models: Named::default(), ..file.clone() };
-    assert_eq!(examples, File { pools: file.pools, ..File::default() });
+    let examples = ConfigFile {
+        version: None,
+        tenants: NamedEntries::default(),
+        models: NamedEntries::default(),
+        ..file.clone()
+    };
+    assert_eq!(examples, ConfigFile { pools: file.pools, ..ConfigFile::default() });
 }

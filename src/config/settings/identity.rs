@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::core::ids::{ClassId, KeyId, ModelId, TenantId};
+use crate::core::model::ids::{ClassId, KeyId, ModelId, TenantId};
 
 /// Who may come in.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ pub struct Credentials {
     /// Identity providers.
     pub issuers: Vec<Arc<Issuer>>,
     /// How many failed attempts an address may make.
-    pub failures: Failures,
+    pub failures: FailureLimits,
 }
 
 /// What a credential stands for.
@@ -126,7 +126,7 @@ pub struct ClaimRule<T> {
 
 /// How many failed attempts an address may make.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Failures {
+pub struct FailureLimits {
     /// So many at once, at least 1.
     pub burst: u32,
     /// So many more in each minute; 0 = no limit at all.
@@ -175,7 +175,7 @@ pub struct Operators {
     /// Tokens by their public id.
     pub tokens: HashMap<String, TokenEntry>,
     /// Certificates by subject alternative name.
-    pub certs: HashMap<String, Role>,
+    pub certs: HashMap<String, OperatorRole>,
     /// Whether those on this machine need no credential.
     pub loopback: bool,
     /// Whether `/metrics` needs no credential.
@@ -196,14 +196,14 @@ pub struct TokenEntry {
     /// BLAKE3 of the whole token.
     pub digest: [u8; 32],
     /// What its holder may do.
-    pub role: Role,
+    pub role: OperatorRole,
     /// From when on it is not taken any more; absent = never.
     pub expires: Option<SystemTime>,
 }
 
 /// What an operator may do; each role may do what the ones before it may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
+pub enum OperatorRole {
     /// Look.
     Read,
     /// Change things.

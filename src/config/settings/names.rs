@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::core::ids::{ModelId, TenantId};
+use crate::core::model::ids::{ModelId, TenantId};
 
 /// Every name that a client may use for a model, and what serves in its place.
 #[derive(Debug, Clone, Default)]
-pub struct Names {
+pub struct ModelNames {
     /// Public models by name and alias.
     pub models: HashMap<String, ModelId>,
     /// Names, aliases included, whose requests are shared out. They go before
@@ -42,27 +42,27 @@ pub struct TenantNames {
 
 /// What a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Called<'a> {
+pub enum NamedModel<'a> {
     /// A model.
     Model(ModelId),
     /// Models that share the requests.
     Split(&'a Split),
 }
 
-impl Names {
+impl ModelNames {
     /// What the tenant means by the name; `None` for a name that stands for
     /// nothing.
     #[must_use]
-    pub fn called(&self, tenant: TenantId, name: &str) -> Option<Called<'_>> {
+    pub fn called(&self, tenant: TenantId, name: &str) -> Option<NamedModel<'_>> {
         let own = self.tenants.get(&tenant).and_then(|own| own.map.get(name));
         self.shared(own.map_or(name, String::as_str))
     }
 
     /// What everybody else means by the name.
     #[must_use]
-    pub fn shared(&self, name: &str) -> Option<Called<'_>> {
-        let split = self.splits.get(name).map(Called::Split);
-        split.or_else(|| self.models.get(name).copied().map(Called::Model))
+    pub fn shared(&self, name: &str) -> Option<NamedModel<'_>> {
+        let split = self.splits.get(name).map(NamedModel::Split);
+        split.or_else(|| self.models.get(name).copied().map(NamedModel::Model))
     }
 
     /// Every name that means something to the tenant, in alphabetical order.
@@ -77,13 +77,13 @@ impl Names {
     pub fn fallbacks<'a>(
         &'a self,
         tenant: TenantId,
-        called: Called<'a>,
+        called: NamedModel<'a>,
         model: ModelId,
     ) -> impl Iterator<Item = ModelId> + 'a {
         let allowed = self.tenants.get(&tenant).is_some_and(|own| own.allow_fallback);
         let own = match called {
-            Called::Split(split) => split.fallbacks.as_slice(),
-            Called::Model(_) => &[],
+            NamedModel::Split(split) => split.fallbacks.as_slice(),
+            NamedModel::Model(_) => &[],
         };
         let usual = self.fallbacks.get(&model).map_or(&[][..], Vec::as_slice);
         let list = if own.is_empty() { usual } else { own };
@@ -91,7 +91,7 @@ impl Names {
     }
 }
 
-impl Called<'_> {
+impl NamedModel<'_> {
     /// Every model that may be meant.
     pub fn models(&self) -> impl Iterator<Item = ModelId> {
         let (one, several) = match self {

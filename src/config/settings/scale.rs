@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::discover::Dns;
+use crate::config::discover::DnsSource;
 
 /// How the scale signal is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Scale {
+pub struct ScaleSettings {
     /// Where KEDA connects; absent = nowhere. Takes effect only at a start.
     pub listen: Option<SocketAddr>,
     /// Streams that may be open at once. Takes effect only at a start.
@@ -25,24 +25,24 @@ pub struct Scale {
     /// Age at which what is known is not told any more.
     pub stale_after: Duration,
     /// The other gateways that serve the same demand; absent = none.
-    pub peers: Option<Peers>,
+    pub peers: Option<PeerSettings>,
 }
 
 /// The other gateways, this one perhaps among them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peers {
+pub struct PeerSettings {
     /// Where some are. Takes effect only at a start.
-    pub listed: BTreeSet<Place>,
+    pub listed: BTreeSet<PeerPlace>,
     /// The name that leads to more of them; absent = there are no more. Takes
     /// effect only at a start.
-    pub named: Option<Dns>,
+    pub named: Option<DnsSource>,
     /// What connections to them are made with; absent = no TLS.
     pub tls: Option<PeerTls>,
 }
 
 /// Where a gateway's scaler is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct PeerPlace {
     /// A name or an address, IPv6 without brackets.
     pub host: String,
     /// Its port.
@@ -51,7 +51,7 @@ pub struct Place {
     pub certified: Option<String>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for PeerPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.host.contains(':') {
             true => write!(f, "[{}]:{}", self.host, self.port),

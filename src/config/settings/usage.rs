@@ -12,7 +12,7 @@ pub struct UsageSettings {
     /// Where the journal's segments are.
     pub folder: PathBuf,
     /// What the journal is copied to; absent = nothing.
-    pub database: Option<Database>,
+    pub database: Option<UsageDatabase>,
     /// Bytes at which a new segment is begun.
     pub segment_bytes: u64,
     /// The age at which a new segment is begun.
@@ -25,14 +25,14 @@ pub struct UsageSettings {
 
 /// A database of usage rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Database {
+pub enum UsageDatabase {
     /// SQLite in this file.
     Sqlite(PathBuf),
     /// PostgreSQL.
-    Postgres(Postgres),
+    Postgres(PostgresSettings),
 }
 
-impl Database {
+impl UsageDatabase {
     /// A short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -45,7 +45,7 @@ impl Database {
 
 /// Where PostgreSQL is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Postgres {
+pub struct PostgresSettings {
     /// Its address, with the password.
     pub url: Secret,
     /// The file that the address stands in, which may be another one by the

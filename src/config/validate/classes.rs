@@ -1,15 +1,15 @@
 //! `classes`.
 
-use crate::config::field::Field;
-use crate::config::file::tenants::{Class as Written, builtin_classes};
-use crate::config::named::Named;
+use crate::config::field::FieldPath;
+use crate::config::file::tenants::{ClassSection as Written, builtin_classes};
+use crate::config::named::NamedEntries;
 use crate::config::units::Span;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{limits, names};
-use crate::core::ids::ClassId;
-use crate::core::placement::rules::Rules;
-use crate::core::policy::Class;
-use crate::core::table::Table;
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::ClassId;
+use crate::core::model::policy::Class;
+use crate::core::placement::rules::PlacementRules;
 
 /// The class whose values other classes start from.
 const MODEL_CLASS: &str = "standard";
@@ -17,13 +17,13 @@ const MODEL_CLASS: &str = "standard";
 const ROUNDING: f64 = 1e-9;
 
 pub(super) fn validate(
-    written: &Named<Written>,
-    previous: Option<&Table<ClassId, Class>>,
+    written: &NamedEntries<Written>,
+    previous: Option<&IdTable<ClassId, Class>>,
     findings: &mut Findings<'_>,
-) -> Table<ClassId, Class> {
-    let section = Field::top("classes");
+) -> IdTable<ClassId, Class> {
+    let section = FieldPath::top("classes");
     let builtin = builtin_classes();
-    let mut table = previous.map(Table::successor).unwrap_or_default();
+    let mut table = previous.map(IdTable::successor).unwrap_or_default();
     let mut shares = 0.0;
     for (name, class) in written.iter() {
         let field = section.key(name);
@@ -51,7 +51,7 @@ pub(super) fn validate(
 
 /// The section takes the place of all built-in classes, which people forget who
 /// mean to change one of them.
-fn left_out(written: &Named<Written>, builtin: &Named<Written>, findings: &mut Findings<'_>) {
+fn left_out(written: &NamedEntries<Written>, builtin: &NamedEntries<Written>, findings: &mut Findings<'_>) {
     let missing: Vec<String> =
         builtin.names().filter(|name| written.get(name).is_none()).map(|name| format!("`{name}`")).collect();
     if written.is_empty() || missing.is_empty() || !findings.whole("classes") {
@@ -59,17 +59,21 @@ fn left_out(written: &Named<Written>, builtin: &Named<Written>, findings: &mut F
     }
     let message = format!("replaces the built-in classes, of which it leaves out {}", missing.join(", "));
     let hint = "add each of them as `name: {}` to keep it";
-    findings.info(&Field::top("classes"), message, hint);
+    findings.info(&FieldPath::top("classes"), message, hint);
 }
 
 /// Ranks only grow from one class to the next, so there are no circles.
-fn demotions(written: &Named<Written>, table: &mut Table<ClassId, Class>, findings: &mut Findings<'_>) {
+fn demotions(
+    written: &NamedEntries<Written>,
+    table: &mut IdTable<ClassId, Class>,
+    findings: &mut Findings<'_>,
+) {
     for (name, class) in written.iter() {
         let (Some(slower), Some(row)) = (&class.demote_to, table.id(name).and_then(|id| table.get(id)))
         else {
             continue;
         };
-        let (field, mut row) = (Field::top("classes").key(name).key("demote_to"), row.clone());
+        let (field, mut row) = (FieldPath::top("classes").key(name).key("demote_to"), row.clone());
         let Some(id) = table.id(slower) else {
             if findings.whole("classes") {
                 names::unknown("class", slower, written.names(), &field, findings);
@@ -87,7 +91,7 @@ fn demotions(written: &Named<Written>, table: &mut Table<ClassId, Class>, findin
     }
 }
 
-fn row(class: &Written, base: &Written, field: &Field, findings: &mut Findings<'_>) -> Class {
+fn row(class: &Written, base: &Written, field: &FieldPath, findings: &mut Findings<'_>) -> Class {
     let share = class.min_share.or(base.min_share).unwrap_or_default();
     let min_share = limits::share(share, &field.key("min_share"), findings);
     let mut time = |key: &str, own: Option<Span>, base: Option<Span>| {
@@ -105,7 +109,7 @@ fn row(class: &Written, base: &Written, field: &Field, findings: &mut Findings<'
         itl_objective: time("itl", class.itl, base.itl),
         demote_to: None,
         spare: false,
-        placement: Rules::default(),
+        placement: PlacementRules::default(),
     };
     if row.cold_start_tolerance.is_some_and(|tolerance| tolerance > row.max_wait) {
         let hint = "write max_wait or less, or raise max_wait";

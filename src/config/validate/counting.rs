@@ -4,25 +4,25 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::config::field::Field;
-use crate::config::file::File;
-use crate::config::file::pools::{MediaTokens, Model as ModelFile, Overflow, Truncation};
-use crate::config::secret::Reader;
-use crate::config::settings::{ModelEdge, Settings};
+use crate::config::field::FieldPath;
+use crate::config::file::ConfigFile;
+use crate::config::file::pools::{MediaTokensSection, ModelSection as ModelFile, Overflow, Truncation};
+use crate::config::secret::SecretReader;
+use crate::config::settings::{ModelSettings, Settings};
 use crate::config::validate::Findings;
 use crate::config::validate::limits;
-use crate::config::validate::models::Models;
-use crate::core::ids::ModelId;
+use crate::config::validate::models::CheckedModels;
+use crate::core::model::ids::ModelId;
 use crate::tokens::counter::{MediaCosts, TokenCounter};
 
 /// The models that are counted or refused otherwise than usual.
 pub(super) fn validate(
-    file: &File,
-    models: &Models,
+    file: &ConfigFile,
+    models: &CheckedModels,
     previous: Option<&Settings>,
-    files: &Reader<'_>,
+    files: &SecretReader<'_>,
     findings: &mut Findings<'_>,
-) -> BTreeMap<ModelId, ModelEdge> {
+) -> BTreeMap<ModelId, ModelSettings> {
     let mut edges = BTreeMap::new();
     // Those of the last configuration, and what was read for this one.
     let mut known: Vec<Arc<TokenCounter>> = previous
@@ -31,14 +31,14 @@ pub(super) fn validate(
         .filter_map(|edge| edge.counter.clone())
         .collect();
     for (name, model) in file.models.iter() {
-        let field = Field::top("models").key(name);
+        let field = FieldPath::top("models").key(name);
         let media = media(&model.media_tokens, &field.key("media_tokens"), findings);
         let counter = counter(model, &field.key("tokenizer"), &mut known, files, findings);
         let rejects = model.context.policy == Overflow::Reject;
         let truncates = model.context.truncate == Truncation::Allow;
         let is_usual = counter.is_none() && media == MediaCosts::default() && !rejects && !truncates;
         if let Some(id) = models.table.id(name).filter(|_| !is_usual) {
-            edges.insert(id, ModelEdge { counter, media, rejects, truncates });
+            edges.insert(id, ModelSettings { counter, media, rejects, truncates });
         } else if !is_usual && !model.split.is_empty() {
             let hint = "write it at the models that share the requests";
             findings.error(&field, "a split counts and refuses nothing itself", hint);
@@ -47,7 +47,7 @@ pub(super) fn validate(
     edges
 }
 
-fn media(tokens: &MediaTokens, field: &Field, findings: &mut Findings<'_>) -> MediaCosts {
+fn media(tokens: &MediaTokensSection, field: &FieldPath, findings: &mut Findings<'_>) -> MediaCosts {
     let mut cost = |key: &str, tokens: Option<u32>| {
         tokens.map(|tokens| limits::at_least_one(u64::from(tokens), &field.key(key), findings))
     };
@@ -56,9 +56,9 @@ fn media(tokens: &MediaTokens, field: &Field, findings: &mut Findings<'_>) -> Me
 
 fn counter(
     model: &ModelFile,
-    field: &Field,
+    field: &FieldPath,
     known: &mut Vec<Arc<TokenCounter>>,
-    files: &Reader<'_>,
+    files: &SecretReader<'_>,
     findings: &mut Findings<'_>,
 ) -> Option<Arc<TokenCounter>> {
     let folder = files.path(model.tokenizer.as_ref()?);

@@ -4,52 +4,52 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::config::field::Field;
-use crate::config::file::identity::{AdminAuth, ClientCert, Moment, Role as WrittenRole};
-use crate::config::file::tenants::Key;
+use crate::config::field::FieldPath;
+use crate::config::file::identity::{AdminAuthSection, ClientCertSection, Moment, RoleName as WrittenRole};
+use crate::config::file::tenants::KeySection;
 use crate::config::keys;
-use crate::config::settings::identity::{Credentials, Grant, KeyEntry, Operators, Role, TokenEntry};
+use crate::config::settings::identity::{Credentials, Grant, KeyEntry, OperatorRole, Operators, TokenEntry};
 use crate::config::validate::findings::Findings;
-use crate::config::validate::tenants::Context;
-use crate::core::ids::{ClassId, KeyId, ModelId, TenantId};
-use crate::core::policy::Tenant;
+use crate::config::validate::tenants::TenantContext;
+use crate::core::model::ids::{ClassId, KeyId, ModelId, TenantId};
+use crate::core::model::policy::Tenant;
 
 /// Bytes of the longest name of a certificate.
 const MAX_NAME: usize = 512;
 
 /// Credentials as they come together, each once.
 #[derive(Debug, Default)]
-pub(super) struct Ring {
+pub(super) struct CredentialSet {
     pub(super) held: Credentials,
-    seen: HashMap<String, Field>,
+    seen: HashMap<String, FieldPath>,
 }
 
 /// Whom a credential speaks for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Holder<'a> {
+pub(super) struct CredentialHolder<'a> {
     pub(super) id: TenantId,
     pub(super) row: &'a Tenant,
 }
 
 /// What a credential leaves its tenant, as it is written.
-struct Narrow<'a> {
+struct CredentialScope<'a> {
     class: Option<&'a str>,
     classes: Option<&'a [String]>,
     models: Option<&'a [String]>,
 }
 
-impl Ring {
+impl CredentialSet {
     /// Adds a tenant's key, with its number if it has limits of its own.
     pub(super) fn key(
         &mut self,
-        context: &Context<'_>,
-        holder: Holder<'_>,
-        key: &Key,
+        context: &TenantContext<'_>,
+        holder: CredentialHolder<'_>,
+        key: &KeySection,
         limited: Option<KeyId>,
-        field: &Field,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) {
-        let narrow = Narrow {
+        let narrow = CredentialScope {
             class: key.class.as_deref(),
             classes: key.classes.as_deref(),
             models: key.models.as_deref(),
@@ -64,13 +64,13 @@ impl Ring {
     /// Adds a tenant's certificate.
     pub(super) fn cert(
         &mut self,
-        context: &Context<'_>,
-        holder: Holder<'_>,
-        cert: &ClientCert,
-        field: &Field,
+        context: &TenantContext<'_>,
+        holder: CredentialHolder<'_>,
+        cert: &ClientCertSection,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) {
-        let narrow = Narrow {
+        let narrow = CredentialScope {
             class: cert.class.as_deref(),
             classes: cert.classes.as_deref(),
             models: cert.models.as_deref(),
@@ -86,7 +86,7 @@ impl Ring {
         &mut self,
         id: &str,
         digest: &str,
-        field: &Field,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) -> Option<[u8; 32]> {
         let seen = &mut self.seen;
@@ -114,7 +114,7 @@ impl Ring {
     pub(super) fn name(
         &mut self,
         [dns, uri, email]: [&Option<String>; 3],
-        field: &Field,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) -> Option<String> {
         let given = [("dns", dns), ("uri", uri), ("email", email)];
@@ -142,11 +142,11 @@ impl Ring {
     /// Checks the operators' credentials, which may not be tenants' too.
     pub(super) fn operators(
         &mut self,
-        auth: &AdminAuth,
+        auth: &AdminAuthSection,
         has_client_ca: bool,
         findings: &mut Findings<'_>,
     ) -> Operators {
-        let section = Field::top("admin").key("auth");
+        let section = FieldPath::top("admin").key("auth");
         let asks = !(auth.tokens.is_empty() && auth.client_certs.is_empty());
         if asks && auth.loopback == Some(true) {
             let hint = "sidecars, `kubectl port-forward` and SSH tunnels connect from loopback; take the key away to \
@@ -190,12 +190,12 @@ impl Ring {
     }
 }
 
-impl Context<'_> {
+impl TenantContext<'_> {
     fn grant(
         &self,
-        holder: Holder<'_>,
-        narrow: &Narrow<'_>,
-        field: &Field,
+        holder: CredentialHolder<'_>,
+        narrow: &CredentialScope<'_>,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) -> Grant {
         let classes = narrow.classes.map(|list| self.narrow_classes(holder, list, field, findings));
@@ -214,9 +214,9 @@ impl Context<'_> {
 
     fn class_of_tenant(
         &self,
-        holder: Holder<'_>,
+        holder: CredentialHolder<'_>,
         name: &str,
-        field: &Field,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) -> Option<ClassId> {
         let id = self.class(name, field, findings)?;
@@ -229,9 +229,9 @@ impl Context<'_> {
 
     fn narrow_classes(
         &self,
-        holder: Holder<'_>,
+        holder: CredentialHolder<'_>,
         list: &[String],
-        field: &Field,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) -> BTreeSet<ClassId> {
         let field = field.key("classes");
@@ -250,9 +250,9 @@ impl Context<'_> {
 
     fn narrow_models(
         &self,
-        holder: Holder<'_>,
+        holder: CredentialHolder<'_>,
         list: &[String],
-        field: &Field,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) -> BTreeSet<ModelId> {
         let field = field.key("models");
@@ -271,9 +271,9 @@ fn system_time(moment: Moment) -> SystemTime {
     moment.0.into()
 }
 
-const fn role(role: WrittenRole) -> Role {
+const fn role(role: WrittenRole) -> OperatorRole {
     match role {
-        WrittenRole::Read => Role::Read,
-        WrittenRole::Operate => Role::Operate,
+        WrittenRole::Read => OperatorRole::Read,
+        WrittenRole::Operate => OperatorRole::Operate,
     }
 }

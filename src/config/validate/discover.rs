@@ -4,11 +4,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::config::decode::{Decoded, decode};
-use crate::config::discover::{self, Form, Notices, Records, Source};
-use crate::config::field::Field;
-use crate::config::file::discover::{Discover, Dns, Kubernetes, Nodes, Port};
-use crate::config::file::pools::Replica;
-use crate::config::secret::Reader;
+use crate::config::discover::{self, DnsRecords, EndpointForm, NodeNotices, ReplicaSource};
+use crate::config::field::FieldPath;
+use crate::config::file::discover::{
+    DiscoverSection, DnsSection, EndpointPort, KubernetesSection, NodesSection,
+};
+use crate::config::file::pools::ReplicaSection;
+use crate::config::secret::SecretReader;
 use crate::config::units::Span;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{limits, url};
@@ -22,25 +24,25 @@ const MAX_NAME: usize = 253;
 /// Whom to ask, where that is not the file system; and the replicas of the
 /// named file.
 pub(super) fn validate(
-    discover: &Discover,
-    field: &Field,
-    secrets: &mut Reader<'_>,
+    discover: &DiscoverSection,
+    field: &FieldPath,
+    secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
-) -> (Option<Source>, Vec<Replica>) {
+) -> (Option<ReplicaSource>, Vec<ReplicaSection>) {
     match discover {
-        Discover { dns: Some(written), file: None, kubernetes: None } => {
-            (dns(written, &field.key("dns"), findings).map(Source::Dns), Vec::new())
+        DiscoverSection { dns: Some(written), file: None, kubernetes: None } => {
+            (dns(written, &field.key("dns"), findings).map(ReplicaSource::Dns), Vec::new())
         }
-        Discover { dns: None, file: Some(path), kubernetes: None } => {
+        DiscoverSection { dns: None, file: Some(path), kubernetes: None } => {
             (None, listed(path, &field.key("file"), secrets, findings))
         }
-        Discover { dns: None, file: None, kubernetes: Some(written) } => {
+        DiscoverSection { dns: None, file: None, kubernetes: Some(written) } => {
             let field = field.key("kubernetes");
             if cfg!(not(feature = "kubernetes")) {
                 let hint = "build with --features kubernetes, or use `dns` with a headless Service";
                 findings.error(&field, "this program was built without Kubernetes", hint);
             }
-            (Some(Source::Kubernetes(kubernetes(written, &field, secrets, findings))), Vec::new())
+            (Some(ReplicaSource::Kubernetes(kubernetes(written, &field, secrets, findings))), Vec::new())
         }
         _ => {
             findings.error(
@@ -53,7 +55,7 @@ pub(super) fn validate(
     }
 }
 
-fn dns(written: &Dns, field: &Field, findings: &mut Findings<'_>) -> Option<discover::Dns> {
+fn dns(written: &DnsSection, field: &FieldPath, findings: &mut Findings<'_>) -> Option<discover::DnsSource> {
     if !is_name(&written.name) {
         findings.error(
             &field.key("name"),
@@ -62,10 +64,10 @@ fn dns(written: &Dns, field: &Field, findings: &mut Findings<'_>) -> Option<disc
         );
     }
     match (written.records, written.port) {
-        (Records::A, None | Some(0)) => {
+        (DnsRecords::A, None | Some(0)) => {
             findings.error(&field.key("port"), "is missing", "write the engines' port, such as 8000");
         }
-        (Records::Srv, Some(_)) => {
+        (DnsRecords::Srv, Some(_)) => {
             findings.error(&field.key("port"), "is in the SRV records already", "take the key away");
         }
         _ => {}
@@ -77,11 +79,11 @@ fn dns(written: &Dns, field: &Field, findings: &mut Findings<'_>) -> Option<disc
     }
     let servers = servers(&written.servers, field, findings);
     metrics_port(written.metrics_port, field, findings);
-    Some(discover::Dns {
+    Some(discover::DnsSource {
         name: written.name.clone(),
         records: written.records,
         port: written.port.unwrap_or(0),
-        form: Form { scheme: written.scheme, metrics_port: written.metrics_port },
+        form: EndpointForm { scheme: written.scheme, metrics_port: written.metrics_port },
         min_refresh: pause(written.min_refresh, &field.key("min_refresh"), findings),
         max_refresh: pause(written.max_refresh, &field.key("max_refresh"), findings),
         empty_grace: written.empty_grace.0,
@@ -96,7 +98,7 @@ pub(super) fn is_name(name: &str) -> bool {
 }
 
 /// The DNS servers of a section.
-pub(super) fn servers(written: &[String], field: &Field, findings: &mut Findings<'_>) -> Vec<SocketAddr> {
+pub(super) fn servers(written: &[String], field: &FieldPath, findings: &mut Findings<'_>) -> Vec<SocketAddr> {
     let servers = written.iter().enumerate().filter_map(|(at, text)| {
         let parsed: Option<SocketAddr> = text.parse().ok();
         if parsed.is_none() {
@@ -109,7 +111,12 @@ pub(super) fn servers(written: &[String], field: &Field, findings: &mut Findings
 }
 
 /// The replicas in a file of their own.
-fn listed(path: &str, field: &Field, files: &mut Reader<'_>, findings: &mut Findings<'_>) -> Vec<Replica> {
+fn listed(
+    path: &str,
+    field: &FieldPath,
+    files: &mut SecretReader<'_>,
+    findings: &mut Findings<'_>,
+) -> Vec<ReplicaSection> {
     let mut wrong = |message: String| {
         findings.error(field, message, "the file holds a list like that of `replicas`");
         Vec::new()
@@ -122,7 +129,7 @@ fn listed(path: &str, field: &Field, files: &mut Reader<'_>, findings: &mut Find
         Ok(tree) => tree,
         Err(problem) => return wrong(format!("the file {path:?} cannot be read: {problem}")),
     };
-    let Decoded { value, problems, .. } = decode::<Vec<Replica>>(&mut tree);
+    let Decoded { value, problems, .. } = decode::<Vec<ReplicaSection>>(&mut tree);
     for problem in &problems {
         wrong(format!("in the file {path:?}: {problem}"));
     }
@@ -130,11 +137,11 @@ fn listed(path: &str, field: &Field, files: &mut Reader<'_>, findings: &mut Find
 }
 
 fn kubernetes(
-    written: &Kubernetes,
-    field: &Field,
-    secrets: &mut Reader<'_>,
+    written: &KubernetesSection,
+    field: &FieldPath,
+    secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
-) -> discover::Kubernetes {
+) -> discover::KubernetesSource {
     let selector = match (&written.service, &written.selector) {
         (Some(service), None) if !service.is_empty() => format!("kubernetes.io/service-name={service}"),
         (None, Some(selector)) if !selector.is_empty() => selector.clone(),
@@ -148,7 +155,7 @@ fn kubernetes(
     if namespace.as_deref().is_some_and(|name| name.is_empty() || !slug(name)) {
         findings.error(&field.key("namespace"), "is no name of a namespace", "write it like `models`");
     }
-    if written.port == Some(Port::Name(String::new())) {
+    if written.port == Some(EndpointPort::Name(String::new())) {
         findings.error(&field.key("port"), "is empty", "write a number or a name, or take the key away");
     }
     metrics_port(written.metrics_port, field, findings);
@@ -168,11 +175,11 @@ fn kubernetes(
         Some(path) => Some(secrets.path(path)),
         None => inside.then(|| PathBuf::from(ACCOUNT).join(name)),
     };
-    discover::Kubernetes {
+    discover::KubernetesSource {
         selector,
         namespace,
         port: written.port.clone(),
-        form: Form { scheme: written.scheme, metrics_port: written.metrics_port },
+        form: EndpointForm { scheme: written.scheme, metrics_port: written.metrics_port },
         resync: pause(written.resync, &field.key("resync"), findings),
         nodes: written.nodes.as_ref().map(|nodes| notices(nodes, &field.key("nodes"), findings)),
         server,
@@ -181,7 +188,7 @@ fn kubernetes(
     }
 }
 
-fn notices(written: &Nodes, field: &Field, findings: &mut Findings<'_>) -> Notices {
+fn notices(written: &NodesSection, field: &FieldPath, findings: &mut Findings<'_>) -> NodeNotices {
     if written.taints.is_empty() && written.conditions.is_empty() {
         let hint = "name a taint or a condition, or take the key away";
         findings.error(field, "names nothing that gives notice", hint);
@@ -191,11 +198,11 @@ fn notices(written: &Nodes, field: &Field, findings: &mut Findings<'_>) -> Notic
             findings.error(&field.key(key).index(at), "is empty", "write it like karpenter.sh/disrupted");
         }
     }
-    Notices { taints: written.taints.clone(), conditions: written.conditions.clone() }
+    NodeNotices { taints: written.taints.clone(), conditions: written.conditions.clone() }
 }
 
 /// The API server of the cluster that the program runs in.
-fn in_cluster(secrets: &Reader<'_>) -> Option<http::Uri> {
+fn in_cluster(secrets: &SecretReader<'_>) -> Option<http::Uri> {
     let host = secrets.env("KUBERNETES_SERVICE_HOST").ok()?;
     let port = secrets.env("KUBERNETES_SERVICE_PORT").ok()?;
     let host = host.expose();
@@ -203,12 +210,12 @@ fn in_cluster(secrets: &Reader<'_>) -> Option<http::Uri> {
     url::base(&format!("https://{host}:{}", port.expose())).ok()
 }
 
-fn metrics_port(port: Option<u16>, field: &Field, findings: &mut Findings<'_>) {
+fn metrics_port(port: Option<u16>, field: &FieldPath, findings: &mut Findings<'_>) {
     limits::at_least_one(u64::from(port.unwrap_or(1)), &field.key("metrics_port"), findings);
 }
 
 /// A pause between questions: one at least.
-fn pause(span: Span, field: &Field, findings: &mut Findings<'_>) -> std::time::Duration {
+fn pause(span: Span, field: &FieldPath, findings: &mut Findings<'_>) -> std::time::Duration {
     if span.0.as_millis() < 100 {
         findings.error(field, "is too short", "write 100ms or more");
     }

@@ -1,17 +1,17 @@
 //! `models`: who serves in place of whom, and who shares requests.
 
-use crate::config::field::Field;
-use crate::config::file::File;
-use crate::config::file::pools::Model as Written;
+use crate::config::field::FieldPath;
+use crate::config::file::ConfigFile;
+use crate::config::file::pools::ModelSection as Written;
 use crate::config::settings::names::Split;
 use crate::config::validate::findings::Findings;
-use crate::config::validate::models::Models;
-use crate::core::ids::ModelId;
+use crate::config::validate::models::CheckedModels;
+use crate::core::model::ids::ModelId;
 
 /// Checks the two and enters them among the names.
-pub(super) fn validate(file: &File, models: &mut Models, findings: &mut Findings<'_>) {
+pub(super) fn validate(file: &ConfigFile, models: &mut CheckedModels, findings: &mut Findings<'_>) {
     for (name, model) in file.models.iter() {
-        let field = Field::top("models").key(name);
+        let field = FieldPath::top("models").key(name);
         let fallbacks = fallbacks(name, model, file, models, &field.key("fallbacks"), findings);
         if model.split.is_empty() {
             if let Some(id) = models.table.id(name).filter(|_| !fallbacks.is_empty()) {
@@ -34,9 +34,9 @@ pub(super) fn validate(file: &File, models: &mut Models, findings: &mut Findings
 fn fallbacks(
     name: &str,
     model: &Written,
-    file: &File,
-    models: &Models,
-    field: &Field,
+    file: &ConfigFile,
+    models: &CheckedModels,
+    field: &FieldPath,
     findings: &mut Findings<'_>,
 ) -> Vec<ModelId> {
     let mut list = Vec::new();
@@ -57,9 +57,9 @@ fn fallbacks(
 
 fn targets(
     model: &Written,
-    file: &File,
-    models: &Models,
-    field: &Field,
+    file: &ConfigFile,
+    models: &CheckedModels,
+    field: &FieldPath,
     findings: &mut Findings<'_>,
 ) -> Vec<(ModelId, u32)> {
     if model.split.iter().all(|(_, weight)| *weight == 0) {

@@ -1,62 +1,62 @@
 //! The list of what was found.
 
-use crate::config::field::Field;
-use crate::config::problem::{Problem, Severity};
-use crate::config::tree::Node;
+use crate::config::field::FieldPath;
+use crate::config::problem::{ConfigProblem, Severity};
+use crate::config::tree::TreeNode;
 
 /// What was found so far.
 #[derive(Debug)]
 pub(in crate::config) struct Findings<'a> {
-    tree: &'a Node,
+    tree: &'a TreeNode,
     /// Fields that could not be read and were reported then.
-    dropped: &'a [Field],
-    problems: Vec<Problem>,
+    dropped: &'a [FieldPath],
+    problems: Vec<ConfigProblem>,
 }
 
 impl<'a> Findings<'a> {
     /// No findings yet about the file that `tree` is.
-    pub(in crate::config) fn new(tree: &'a Node, dropped: &'a [Field]) -> Self {
+    pub(in crate::config) fn new(tree: &'a TreeNode, dropped: &'a [FieldPath]) -> Self {
         Self { tree, dropped, problems: Vec::new() }
     }
 
     /// All findings.
-    pub(in crate::config) fn into_problems(self) -> Vec<Problem> {
+    pub(in crate::config) fn into_problems(self) -> Vec<ConfigProblem> {
         self.problems
     }
 
     /// The file cannot be used; `hint` says what to do.
-    pub(super) fn error(&mut self, field: &Field, message: impl Into<String>, hint: impl Into<String>) {
+    pub(super) fn error(&mut self, field: &FieldPath, message: impl Into<String>, hint: impl Into<String>) {
         self.push(Severity::Error, field, message.into(), hint.into());
     }
 
     /// The file hardly does what was meant.
-    pub(super) fn warn(&mut self, field: &Field, message: impl Into<String>, hint: impl Into<String>) {
+    pub(super) fn warn(&mut self, field: &FieldPath, message: impl Into<String>, hint: impl Into<String>) {
         self.push(Severity::Warning, field, message.into(), hint.into());
     }
 
     /// Worth knowing.
-    pub(super) fn info(&mut self, field: &Field, message: impl Into<String>, hint: impl Into<String>) {
+    pub(super) fn info(&mut self, field: &FieldPath, message: impl Into<String>, hint: impl Into<String>) {
         self.push(Severity::Info, field, message.into(), hint.into());
     }
 
     /// Whether everything in the top-level section `name` could be read. If
     /// not, a name that seems to be missing from it may well be there.
     pub(super) fn whole(&self, name: &str) -> bool {
-        let section = Field::top(name);
+        let section = FieldPath::top(name);
         !self.dropped.iter().any(|dropped| dropped.is_within(&section) || section.is_within(dropped))
     }
 
     /// Whether anything was wrong, here or when the file was read.
     pub(super) fn any_error(&self) -> bool {
-        !self.dropped.is_empty() || self.problems.iter().any(Problem::is_error)
+        !self.dropped.is_empty() || self.problems.iter().any(ConfigProblem::is_error)
     }
 
-    fn push(&mut self, severity: Severity, field: &Field, message: String, hint: String) {
+    fn push(&mut self, severity: Severity, field: &FieldPath, message: String, hint: String) {
         if self.dropped.iter().any(|dropped| field.is_within(dropped)) {
             return;
         }
         let mark = self.tree.locate(field);
-        self.problems.push(Problem {
+        self.problems.push(ConfigProblem {
             severity,
             line: Some(mark.line),
             column: Some(mark.column),

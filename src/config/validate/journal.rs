@@ -1,9 +1,9 @@
 //! `usage`: the journal and its database.
 
-use crate::config::field::Field;
-use crate::config::file::usage::{Database, Postgres, Usage};
+use crate::config::field::FieldPath;
+use crate::config::file::usage::{DatabaseSection, PostgresSection, UsageSection};
 use crate::config::load::folder;
-use crate::config::secret::Reader;
+use crate::config::secret::SecretReader;
 use crate::config::settings::usage::{self, UsageSettings};
 use crate::config::units::Span;
 use crate::config::validate::findings::Findings;
@@ -18,15 +18,15 @@ const SQLITE_FILE: &str = "usage.db";
 
 /// What the section asks for; `None` where it asks for nothing.
 pub(super) fn validate(
-    written: &Usage,
-    secrets: &mut Reader<'_>,
+    written: &UsageSection,
+    secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
 ) -> Option<UsageSettings> {
-    let section = Field::top("usage");
+    let section = FieldPath::top("usage");
     sizes(written, &section, findings);
     let postgres = postgres(written, &section, secrets, findings);
     let Some(path) = written.folder.as_deref() else {
-        if written.postgres.is_some() || written.database == Database::Postgres {
+        if written.postgres.is_some() || written.database == DatabaseSection::Postgres {
             let hint = "name a folder for the journal that the database is fed from";
             findings.error(&section.key("folder"), "is missing", hint);
         }
@@ -40,9 +40,9 @@ pub(super) fn validate(
         findings.error(&section.key("folder"), message, "make it, or name a folder elsewhere");
     }
     let database = match written.database {
-        Database::Sqlite => Some(usage::Database::Sqlite(full.join(SQLITE_FILE))),
-        Database::Postgres => Some(usage::Database::Postgres(postgres?)),
-        Database::None => None,
+        DatabaseSection::Sqlite => Some(usage::UsageDatabase::Sqlite(full.join(SQLITE_FILE))),
+        DatabaseSection::Postgres => Some(usage::UsageDatabase::Postgres(postgres?)),
+        DatabaseSection::None => None,
     };
     Some(UsageSettings {
         folder: full,
@@ -54,7 +54,7 @@ pub(super) fn validate(
     })
 }
 
-fn sizes(written: &Usage, section: &Field, findings: &mut Findings<'_>) {
+fn sizes(written: &UsageSection, section: &FieldPath, findings: &mut Findings<'_>) {
     if !(MIN_SEGMENT..=MAX_SEGMENT).contains(&written.segment_size.0) {
         let message = format!("{} is out of range", written.segment_size);
         findings.error(&section.key("segment_size"), message, "write 64KiB to 1GiB");
@@ -72,15 +72,15 @@ fn sizes(written: &Usage, section: &Field, findings: &mut Findings<'_>) {
 }
 
 fn postgres(
-    written: &Usage,
-    section: &Field,
-    secrets: &mut Reader<'_>,
+    written: &UsageSection,
+    section: &FieldPath,
+    secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
-) -> Option<usage::Postgres> {
+) -> Option<usage::PostgresSettings> {
     let field = section.key("postgres");
     match (written.database, &written.postgres) {
-        (Database::Postgres, Some(postgres)) => address(postgres, &field, secrets, findings),
-        (Database::Postgres, None) => {
+        (DatabaseSection::Postgres, Some(postgres)) => address(postgres, &field, secrets, findings),
+        (DatabaseSection::Postgres, None) => {
             let hint = "write `postgres: {url: {env: NAME}}`, or `database: sqlite`";
             findings.error(&field, "is missing", hint);
             None
@@ -95,11 +95,11 @@ fn postgres(
 }
 
 fn address(
-    written: &Postgres,
-    field: &Field,
-    secrets: &mut Reader<'_>,
+    written: &PostgresSection,
+    field: &FieldPath,
+    secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
-) -> Option<usage::Postgres> {
+) -> Option<usage::PostgresSettings> {
     let url = pools::secret(&written.url, &field.key("url"), secrets, findings);
     // What is wrong with it may be its password.
     if url.as_ref().is_some_and(|url| url.expose().parse::<postgres::Config>().is_err()) {
@@ -115,5 +115,5 @@ fn address(
         }
     };
     let url_file = written.url.file.as_deref().map(|path| secrets.path(path));
-    Some(usage::Postgres { url: url?, url_file, ca })
+    Some(usage::PostgresSettings { url: url?, url_file, ca })
 }

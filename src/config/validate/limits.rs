@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use http::HeaderName;
 
-use crate::config::field::Field;
-use crate::config::file::limits::{Health, Queue, Requests, Retry, Upstream};
+use crate::config::field::FieldPath;
+use crate::config::file::limits::{
+    HealthSection, QueueSection, RequestsSection, RetrySection, UpstreamSection,
+};
 use crate::config::settings::{RequestLimits, UpstreamLimits};
-use crate::config::units::{Size, Span};
+use crate::config::units::{ByteSize, Span};
 use crate::config::validate::findings::Findings;
-use crate::core::policy;
+use crate::core::model::policy;
 
 /// The file format that this program reads.
 const VERSION: u32 = 1;
@@ -32,7 +34,7 @@ const TAKEN_HEADERS: [&str; 9] = [
 ];
 
 pub(super) fn version(version: Option<u32>, findings: &mut Findings<'_>) {
-    let field = Field::top("version");
+    let field = FieldPath::top("version");
     match version {
         Some(VERSION) => {}
         Some(other) => {
@@ -43,7 +45,7 @@ pub(super) fn version(version: Option<u32>, findings: &mut Findings<'_>) {
 }
 
 /// A time limit that must not be zero.
-pub(super) fn positive(span: Span, field: &Field, findings: &mut Findings<'_>) -> Duration {
+pub(super) fn positive(span: Span, field: &FieldPath, findings: &mut Findings<'_>) -> Duration {
     if span.0.is_zero() {
         findings.error(field, "must not be zero", "write a time such as 30s");
     }
@@ -51,7 +53,7 @@ pub(super) fn positive(span: Span, field: &Field, findings: &mut Findings<'_>) -
 }
 
 /// A share from 0 to 1; not-a-number is none.
-pub(super) fn share(share: f64, field: &Field, findings: &mut Findings<'_>) -> f64 {
+pub(super) fn share(share: f64, field: &FieldPath, findings: &mut Findings<'_>) -> f64 {
     if (0.0..=1.0).contains(&share) {
         return share;
     }
@@ -60,7 +62,7 @@ pub(super) fn share(share: f64, field: &Field, findings: &mut Findings<'_>) -> f
 }
 
 /// A number that must not be zero.
-pub(super) fn at_least_one(number: u64, field: &Field, findings: &mut Findings<'_>) -> u64 {
+pub(super) fn at_least_one(number: u64, field: &FieldPath, findings: &mut Findings<'_>) -> u64 {
     if number == 0 {
         findings.error(field, "must not be zero", "write 1 or more, or leave the key out");
     }
@@ -68,16 +70,20 @@ pub(super) fn at_least_one(number: u64, field: &Field, findings: &mut Findings<'
 }
 
 /// A size that must not be zero.
-fn some_bytes(size: Size, field: &Field, findings: &mut Findings<'_>) -> u64 {
+fn some_bytes(size: ByteSize, field: &FieldPath, findings: &mut Findings<'_>) -> u64 {
     if size.0 == 0 {
         findings.error(field, "must not be zero", "write a size such as 32MiB");
     }
     size.0
 }
 
-pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findings<'_>) -> RequestLimits {
-    let section = Field::top("requests");
-    let mut bytes = |key: &str, size: Size| some_bytes(size, &section.key(key), findings);
+pub(super) fn requests(
+    requests: &RequestsSection,
+    queue: &QueueSection,
+    findings: &mut Findings<'_>,
+) -> RequestLimits {
+    let section = FieldPath::top("requests");
+    let mut bytes = |key: &str, size: ByteSize| some_bytes(size, &section.key(key), findings);
     let max_body_bytes = bytes("max_body", requests.max_body);
     let max_total_body_bytes = bytes("max_total_body", requests.max_total_body);
     let max_answer_bytes = bytes("max_answer", requests.max_answer);
@@ -103,7 +109,7 @@ pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findin
     if requests.max_body > queue.bytes {
         let message = format!("{} is less than one body may have ({})", queue.bytes, requests.max_body);
         let hint = "the largest requests can never wait; raise it, or lower requests.max_body";
-        findings.warn(&Field::top("queue").key("bytes"), message, hint);
+        findings.warn(&FieldPath::top("queue").key("bytes"), message, hint);
     }
     let class_header = header(&requests.class_header, &section.key("class_header"), findings);
     let keepalive = positive(requests.keepalive, &section.key("keepalive"), findings);
@@ -121,7 +127,7 @@ pub(super) fn requests(requests: &Requests, queue: &Queue, findings: &mut Findin
 }
 
 /// The name of a header that means nothing else, in lower case.
-pub(super) fn header(name: &str, field: &Field, findings: &mut Findings<'_>) -> String {
+pub(super) fn header(name: &str, field: &FieldPath, findings: &mut Findings<'_>) -> String {
     let lower = name.to_ascii_lowercase();
     if HeaderName::from_bytes(name.as_bytes()).is_err() {
         findings.error(field, format!("{name:?} is not a header name"), "write one such as x-penstock-class");
@@ -131,8 +137,8 @@ pub(super) fn header(name: &str, field: &Field, findings: &mut Findings<'_>) -> 
     lower
 }
 
-pub(super) fn upstream(upstream: &Upstream, findings: &mut Findings<'_>) -> UpstreamLimits {
-    let section = Field::top("upstream");
+pub(super) fn upstream(upstream: &UpstreamSection, findings: &mut Findings<'_>) -> UpstreamLimits {
+    let section = FieldPath::top("upstream");
     if upstream.keep_alive.0 >= UVICORN_KEEP_ALIVE {
         let hint = "vLLM and SGLang close idle connections after 5s; a reused one may break just then";
         findings.warn(&section.key("keep_alive"), format!("{} is long", upstream.keep_alive), hint);
@@ -147,35 +153,35 @@ pub(super) fn upstream(upstream: &Upstream, findings: &mut Findings<'_>) -> Upst
     }
 }
 
-pub(super) fn queue(queue: &Queue, findings: &mut Findings<'_>) -> policy::Bounds {
-    let section = Field::top("queue");
-    policy::Bounds {
+pub(super) fn queue(queue: &QueueSection, findings: &mut Findings<'_>) -> policy::QueueBounds {
+    let section = FieldPath::top("queue");
+    policy::QueueBounds {
         requests: at_least_one(queue.requests, &section.key("requests"), findings),
         bytes: some_bytes(queue.bytes, &section.key("bytes"), findings),
         tokens: at_least_one(queue.tokens, &section.key("tokens"), findings),
     }
 }
 
-pub(super) fn retry(retry: &Retry, findings: &mut Findings<'_>) -> policy::Retry {
+pub(super) fn retry(retry: &RetrySection, findings: &mut Findings<'_>) -> policy::RetryPolicy {
     if !(1..=MAX_ATTEMPTS).contains(&retry.max_attempts) {
         let message = format!("{} is out of range", retry.max_attempts);
         let hint = format!("write 1 (no retry) to {MAX_ATTEMPTS}");
-        findings.error(&Field::top("retry").key("max_attempts"), message, hint);
+        findings.error(&FieldPath::top("retry").key("max_attempts"), message, hint);
     }
     if !(0.0..=f64::from(MAX_ATTEMPTS)).contains(&retry.budget) {
         let message = format!("{} is out of range", retry.budget);
         let hint = format!("write a share of the requests such as 0.2, at most {MAX_ATTEMPTS}");
-        findings.error(&Field::top("retry").key("budget"), message, hint);
+        findings.error(&FieldPath::top("retry").key("budget"), message, hint);
     }
-    policy::Retry {
+    policy::RetryPolicy {
         max_attempts: retry.max_attempts,
         budget_permille: (retry.budget * 1000.0).round() as u32,
         budget_floor: retry.budget_floor,
     }
 }
 
-pub(super) fn health(health: &Health, findings: &mut Findings<'_>) -> policy::Health {
-    let section = Field::top("health");
+pub(super) fn health(health: &HealthSection, findings: &mut Findings<'_>) -> policy::HealthPolicy {
+    let section = FieldPath::top("health");
     if health.probe_min > health.probe_max {
         let message = format!("{} is shorter than probe_min ({})", health.probe_max, health.probe_min);
         findings.error(&section.key("probe_max"), message, "write probe_min or more");
@@ -189,7 +195,7 @@ pub(super) fn health(health: &Health, findings: &mut Findings<'_>) -> policy::He
         );
     }
     let mut time = |key: &str, span: Span| positive(span, &section.key(key), findings);
-    policy::Health {
+    policy::HealthPolicy {
         probe_min: time("probe_min", health.probe_min),
         probe_max: time("probe_max", health.probe_max),
         slow_start: health.slow_start.0,

@@ -3,34 +3,34 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use crate::config::field::Field;
-use crate::config::file::File;
+use crate::config::field::FieldPath;
+use crate::config::file::ConfigFile;
 use crate::config::settings::Settings;
-use crate::config::settings::names::Names;
+use crate::config::settings::names::ModelNames;
 use crate::config::validate::fallbacks;
 use crate::config::validate::findings::Findings;
-use crate::config::validate::pools::Served;
+use crate::config::validate::pools::CheckedPools;
 use crate::config::validate::{limits, names};
-use crate::core::ids::ModelId;
-use crate::core::policy::Model;
-use crate::core::table::Table;
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::ModelId;
+use crate::core::model::policy::Model;
 
 /// The public models.
 #[derive(Debug)]
-pub(super) struct Models {
-    pub(super) table: Table<ModelId, Model>,
+pub(super) struct CheckedModels {
+    pub(super) table: IdTable<ModelId, Model>,
     /// Every name a client may use, but for the tenants' own.
-    pub(super) names: Names,
+    pub(super) names: ModelNames,
 }
 
 pub(super) fn validate(
-    file: &File,
-    served: &Served,
+    file: &ConfigFile,
+    served: &CheckedPools,
     previous: Option<&Settings>,
     findings: &mut Findings<'_>,
-) -> Models {
-    let mut table = previous.map(|old| Table::successor(&old.policy.models)).unwrap_or_default();
-    let mut names = Names::default();
+) -> CheckedModels {
+    let mut table = previous.map(|old| IdTable::successor(&old.policy.models)).unwrap_or_default();
+    let mut names = ModelNames::default();
     for number in 0..served.model_ids.capacity() {
         let name = served.model_ids.name(ModelId::from(number));
         let id = table.reserve(name);
@@ -40,21 +40,21 @@ pub(super) fn validate(
         names.models.insert(name.to_owned(), id);
     }
     for (name, model) in file.models.iter() {
-        let field = Field::top("models").key(name);
+        let field = FieldPath::top("models").key(name);
         limits::at_least_one(model.max_model_len.map_or(1, u64::from), &field.key("max_model_len"), findings);
         if table.id(name).is_none() && model.split.is_empty() && findings.whole("pools") {
             let hint = "name it in `models` of a pool, or take it away here";
             findings.error(&field, "no pool serves this model", hint);
         }
     }
-    let mut models = Models { table, names };
+    let mut models = CheckedModels { table, names };
     models.aliases(file, findings);
     fallbacks::validate(file, &mut models, findings);
     models
 }
 
-impl Models {
-    fn aliases(&mut self, file: &File, findings: &mut Findings<'_>) {
+impl CheckedModels {
+    fn aliases(&mut self, file: &ConfigFile, findings: &mut Findings<'_>) {
         let all = file.models.iter();
         let splits = all.filter(|(_, model)| !model.split.is_empty()).map(|(name, _)| (name, name));
         let mut taken: HashMap<&str, &str> =
@@ -63,7 +63,7 @@ impl Models {
         for (name, model) in file.models.iter().filter(|(name, row)| is_known(name) || !row.split.is_empty())
         {
             for (at, alias) in model.aliases.iter().enumerate() {
-                let field = Field::top("models").key(name).key("aliases").index(at);
+                let field = FieldPath::top("models").key(name).key("aliases").index(at);
                 names::model(alias, &field, findings);
                 match taken.entry(alias) {
                     Entry::Occupied(other) => {
@@ -84,8 +84,8 @@ impl Models {
     pub(super) fn served(
         &self,
         name: &str,
-        file: &File,
-        field: &Field,
+        file: &ConfigFile,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) -> Option<ModelId> {
         if let Some(id) = self.table.id(name) {

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use crate::config::field::Field;
-use crate::config::file::File;
-use crate::config::file::identity::{Algorithm, Oidc};
-use crate::config::secret::Reader;
+use crate::config::field::FieldPath;
+use crate::config::file::ConfigFile;
+use crate::config::file::identity::{Algorithm, OidcSection};
+use crate::config::secret::SecretReader;
 use crate::config::settings::identity::{ClaimRule, Issuer, KeySource};
 use crate::config::validate::findings::Findings;
-use crate::config::validate::tenants::Context;
+use crate::config::validate::tenants::TenantContext;
 use crate::config::validate::{names, tls, url};
-use crate::core::ids::TenantId;
-use crate::core::policy::Tenant;
-use crate::core::table::Table;
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::TenantId;
+use crate::core::model::policy::Tenant;
 
 /// Bytes of a token: less than a head may have, and no more than it takes to
 /// be looked at cheaply.
@@ -23,12 +23,12 @@ const MAX_ISSUERS: usize = 16;
 
 /// Checks the providers.
 pub(super) fn validate(
-    context: &Context<'_>,
-    tenants: &Table<TenantId, Tenant>,
-    secrets: &mut Reader<'_>,
+    context: &TenantContext<'_>,
+    tenants: &IdTable<TenantId, Tenant>,
+    secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
 ) -> Vec<Arc<Issuer>> {
-    let section = Field::top("auth").key("oidc");
+    let section = FieldPath::top("auth").key("oidc");
     let written = &context.file.auth.oidc;
     if written.len() > MAX_ISSUERS {
         let message = format!("{} are too many", written.len());
@@ -47,11 +47,11 @@ pub(super) fn validate(
 }
 
 fn issuer(
-    context: &Context<'_>,
-    written: &Oidc,
-    tenants: &Table<TenantId, Tenant>,
-    field: &Field,
-    secrets: &mut Reader<'_>,
+    context: &TenantContext<'_>,
+    written: &OidcSection,
+    tenants: &IdTable<TenantId, Tenant>,
+    field: &FieldPath,
+    secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
 ) -> Issuer {
     address(Some(&written.issuer), &field.key("issuer"), findings);
@@ -106,7 +106,7 @@ fn issuer(
 }
 
 /// Keys that come in the clear could be anybody's, except from this machine.
-fn address(text: Option<&str>, field: &Field, findings: &mut Findings<'_>) {
+fn address(text: Option<&str>, field: &FieldPath, findings: &mut Findings<'_>) {
     let Some(text) = text else { return };
     match url::any(text) {
         Err(_) if text.is_empty() => findings.error(field, "is missing", "copy the claim `iss` of a token"),
@@ -123,7 +123,7 @@ fn address(text: Option<&str>, field: &Field, findings: &mut Findings<'_>) {
     }
 }
 
-fn claim(name: &str, field: &Field, findings: &mut Findings<'_>) -> String {
+fn claim(name: &str, field: &FieldPath, findings: &mut Findings<'_>) -> String {
     if name.is_empty() || name.split('.').any(str::is_empty) {
         findings.error(field, format!("{name:?} is no claim"), "write such as team or penstock.team");
     }
@@ -131,10 +131,10 @@ fn claim(name: &str, field: &Field, findings: &mut Findings<'_>) -> String {
 }
 
 fn tenant_values(
-    file: &File,
-    written: &Oidc,
-    tenants: &Table<TenantId, Tenant>,
-    field: &Field,
+    file: &ConfigFile,
+    written: &OidcSection,
+    tenants: &IdTable<TenantId, Tenant>,
+    field: &FieldPath,
     findings: &mut Findings<'_>,
 ) -> Vec<(String, TenantId)> {
     if written.tenants.is_empty() {

@@ -9,15 +9,15 @@ use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use crate::config::discover::{Dns, Form, Records, Scheme};
-use crate::config::field::Field;
-use crate::config::file::File;
-use crate::config::file::scale::{Peers, PeersDns};
-use crate::config::secret::Reader;
-use crate::config::settings::scale::{self, PeerTls, Place};
+use crate::config::discover::{DnsRecords, DnsSource, EndpointForm, EndpointScheme};
+use crate::config::field::FieldPath;
+use crate::config::file::ConfigFile;
+use crate::config::file::scale::{PeersDnsSection, PeersSection};
+use crate::config::secret::SecretReader;
+use crate::config::settings::scale::{self, PeerPlace, PeerTls};
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{discover, tls, url};
-use crate::core::scale::peers::MOST;
+use crate::core::autoscale::peers::MOST;
 
 /// Times between two questions.
 const REFRESH: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
@@ -26,12 +26,12 @@ const GRACE: Duration = Duration::from_secs(10);
 const PEM: &str = "name a PEM file; paths start at this file's folder";
 
 pub(super) fn validate(
-    file: &File,
-    secrets: &mut Reader<'_>,
+    file: &ConfigFile,
+    secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
-) -> Option<scale::Peers> {
+) -> Option<scale::PeerSettings> {
     let peers = file.scale.peers.as_ref()?;
-    let field = Field::top("scale").key("peers");
+    let field = FieldPath::top("scale").key("peers");
     if file.scale.listen.is_none() {
         let hint = "set `scale.listen`, where the others ask this one, or take the section away";
         findings.error(&field, "needs `scale.listen`", hint);
@@ -47,10 +47,10 @@ pub(super) fn validate(
     }
     let listed = listed(peers, &field, findings);
     let named = peers.dns.as_ref().map(|dns| named(dns, peers.ca.is_some(), &field.key("dns"), findings));
-    Some(scale::Peers { listed, named, tls })
+    Some(scale::PeerSettings { listed, named, tls })
 }
 
-fn listed(peers: &Peers, field: &Field, findings: &mut Findings<'_>) -> BTreeSet<Place> {
+fn listed(peers: &PeersSection, field: &FieldPath, findings: &mut Findings<'_>) -> BTreeSet<PeerPlace> {
     let mut places = BTreeSet::new();
     if peers.urls.len() > MOST {
         let message = format!("{} gateways are too many", peers.urls.len());
@@ -75,12 +75,12 @@ fn listed(peers: &Peers, field: &Field, findings: &mut Findings<'_>) -> BTreeSet
         }
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
         let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
-        places.insert(Place { certified: secure.then(|| host.clone()), host, port });
+        places.insert(PeerPlace { certified: secure.then(|| host.clone()), host, port });
     }
     places
 }
 
-fn named(dns: &PeersDns, secure: bool, field: &Field, findings: &mut Findings<'_>) -> Dns {
+fn named(dns: &PeersDnsSection, secure: bool, field: &FieldPath, findings: &mut Findings<'_>) -> DnsSource {
     if !discover::is_name(&dns.name) {
         let message = format!("{:?} is no name", dns.name);
         findings.error(&field.key("name"), message, "write it like penstock-peers.ml.svc.cluster.local");
@@ -88,12 +88,12 @@ fn named(dns: &PeersDns, secure: bool, field: &Field, findings: &mut Findings<'_
     if dns.port == 0 {
         findings.error(&field.key("port"), "is missing", "write that of `scale.listen`, such as 8082");
     }
-    let scheme = if secure { Scheme::Https } else { Scheme::Http };
-    Dns {
+    let scheme = if secure { EndpointScheme::Https } else { EndpointScheme::Http };
+    DnsSource {
         name: dns.name.clone(),
-        records: Records::A,
+        records: DnsRecords::A,
         port: dns.port,
-        form: Form { scheme, metrics_port: None },
+        form: EndpointForm { scheme, metrics_port: None },
         min_refresh: REFRESH[0],
         max_refresh: REFRESH[1],
         empty_grace: GRACE,
@@ -102,9 +102,9 @@ fn named(dns: &PeersDns, secure: bool, field: &Field, findings: &mut Findings<'_
 }
 
 fn secured(
-    peers: &Peers,
-    field: &Field,
-    secrets: &mut Reader<'_>,
+    peers: &PeersSection,
+    field: &FieldPath,
+    secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
 ) -> Option<PeerTls> {
     let missing = match (&peers.ca, &peers.cert, &peers.key) {
@@ -132,9 +132,9 @@ fn secured(
 }
 
 /// The key at fault, and what is wrong with it.
-type Fault = (&'static str, String);
+type PeerFault = (&'static str, String);
 
-fn build(ca: &[u8], own: Option<(&[u8], &[u8])>, peers: &Peers) -> Result<PeerTls, Fault> {
+fn build(ca: &[u8], own: Option<(&[u8], &[u8])>, peers: &PeersSection) -> Result<PeerTls, PeerFault> {
     let path = |path: &Option<String>| path.clone().unwrap_or_default();
     let roots = tls::authorities(ca, &path(&peers.ca)).map_err(|message| ("ca", message))?;
     let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))

@@ -2,21 +2,25 @@
 
 use std::collections::BTreeSet;
 
-use crate::config::field::Field;
-use crate::config::file::File;
+use crate::config::field::FieldPath;
+use crate::config::file::ConfigFile;
 use crate::config::file::placement as written;
-use crate::config::file::pools::Pool as WrittenPool;
+use crate::config::file::pools::PoolSection as WrittenPool;
 use crate::config::file::tenants::builtin_classes;
-use crate::config::settings::Site;
+use crate::config::settings::PoolSite;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{limits, names};
-use crate::core::ids::{ClassId, PoolId};
-use crate::core::placement::rules::{Capacity, Isolation, Otherwise, Price, Rules, Supply};
-use crate::core::policy::{Class, Pool};
-use crate::core::table::Table;
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::{ClassId, PoolId};
+use crate::core::model::policy::{Class, Pool};
+use crate::core::placement::rules::{Capacity, Isolation, LatePolicy, PlacementRules, PoolTraits, Price};
 
 /// What a pool is, for the core and for people.
-pub(super) fn pool(pool: &WrittenPool, field: &Field, findings: &mut Findings<'_>) -> (Supply, Site) {
+pub(super) fn pool(
+    pool: &WrittenPool,
+    field: &FieldPath,
+    findings: &mut Findings<'_>,
+) -> (PoolTraits, PoolSite) {
     let (kind, profile) = match pool.isolation.split_once(':') {
         Some((kind, profile)) => (kind, Some(profile)),
         None => (&*pool.isolation, None),
@@ -29,13 +33,13 @@ pub(super) fn pool(pool: &WrittenPool, field: &Field, findings: &mut Findings<'_
         findings.error(&field.key("isolation"), message, hint);
     }
     limits::at_least_one(pool.max_model_len.map_or(1, u64::from), &field.key("max_model_len"), findings);
-    let supply = Supply {
+    let supply = PoolTraits {
         isolation: isolation.unwrap_or_default(),
         capacity: capacity(pool.capacity),
         price: pool.price.and_then(|units| price(units, &field.key("price"), findings)),
         window: pool.max_model_len,
     };
-    let site = Site {
+    let site = PoolSite {
         accelerator: pool.accelerator.clone(),
         mig_profile: profile.map(str::to_owned),
         region: pool.region.clone(),
@@ -47,9 +51,9 @@ pub(super) fn pool(pool: &WrittenPool, field: &Field, findings: &mut Findings<'_
 
 /// Gives the classes their rules, which name pools.
 pub(super) fn classes(
-    file: &File,
-    pools: &Table<PoolId, Pool>,
-    classes: &mut Table<ClassId, Class>,
+    file: &ConfigFile,
+    pools: &IdTable<PoolId, Pool>,
+    classes: &mut IdTable<ClassId, Class>,
     findings: &mut Findings<'_>,
 ) {
     let builtin = builtin_classes();
@@ -58,7 +62,7 @@ pub(super) fn classes(
         let Some(row) = classes.id(name).and_then(|id| classes.get(id)) else { continue };
         let mut row = row.clone();
         let base = builtin.get(name).map(|class| class.placement.clone()).unwrap_or_default();
-        let field = Field::top("classes").key(name).key("placement");
+        let field = FieldPath::top("classes").key(name).key("placement");
         row.placement = rules(&class.placement.over(&base), pools, &field, findings);
         if row.placement.isolation.is_none() && Some(row.rank) == first {
             let kinds = Isolation::ALL.into_iter().filter(|kind| *kind != Isolation::TimeSliced);
@@ -70,15 +74,15 @@ pub(super) fn classes(
 
 /// The rules as the core knows them.
 pub(super) fn rules(
-    rules: &written::Placement,
-    pools: &Table<PoolId, Pool>,
-    field: &Field,
+    rules: &written::PlacementSection,
+    pools: &IdTable<PoolId, Pool>,
+    field: &FieldPath,
     findings: &mut Findings<'_>,
-) -> Rules {
+) -> PlacementRules {
     let mut named = |key: &str, list: &[String]| pools_of(list, pools, &field.key(key), findings);
     let allowed = rules.pools.as_ref().map(|list| named("pools", list).into_iter().collect());
     let spill = rules.spill.as_ref().map(|list| named("spill", list));
-    Rules {
+    PlacementRules {
         isolation: kinds(rules.isolation.as_deref(), isolation, &field.key("isolation"), findings),
         capacity: kinds(rules.capacity.as_deref(), capacity, &field.key("capacity"), findings),
         pools: allowed,
@@ -86,8 +90,8 @@ pub(super) fn rules(
         spill,
         prefer: rules.prefer.map(capacity),
         otherwise: rules.otherwise.map(|otherwise| match otherwise {
-            written::Otherwise::Fastest => Otherwise::Fastest,
-            written::Otherwise::Wait => Otherwise::Wait,
+            written::LatePolicyName::Fastest => LatePolicy::Fastest,
+            written::LatePolicyName::Wait => LatePolicy::Wait,
         }),
     }
 }
@@ -95,7 +99,7 @@ pub(super) fn rules(
 fn kinds<W: Copy, K: Ord>(
     list: Option<&[W]>,
     kind: fn(W) -> K,
-    field: &Field,
+    field: &FieldPath,
     findings: &mut Findings<'_>,
 ) -> Option<BTreeSet<K>> {
     if list.is_some_and(<[W]>::is_empty) {
@@ -106,8 +110,8 @@ fn kinds<W: Copy, K: Ord>(
 
 fn pools_of(
     list: &[String],
-    pools: &Table<PoolId, Pool>,
-    field: &Field,
+    pools: &IdTable<PoolId, Pool>,
+    field: &FieldPath,
     findings: &mut Findings<'_>,
 ) -> Vec<PoolId> {
     if list.is_empty() {
@@ -130,7 +134,7 @@ fn pools_of(
     ids
 }
 
-fn price(units: f64, field: &Field, findings: &mut Findings<'_>) -> Option<Price> {
+fn price(units: f64, field: &FieldPath, findings: &mut Findings<'_>) -> Option<Price> {
     let price = Price::new(units);
     if price.is_none() {
         let hint = format!("write what a replica costs for an hour, from 0 to {}", Price::MAX);
@@ -139,18 +143,18 @@ fn price(units: f64, field: &Field, findings: &mut Findings<'_>) -> Option<Price
     price
 }
 
-const fn isolation(written: written::Isolation) -> Isolation {
+const fn isolation(written: written::IsolationName) -> Isolation {
     match written {
-        written::Isolation::Dedicated => Isolation::Dedicated,
-        written::Isolation::Mig => Isolation::Mig,
-        written::Isolation::Mps => Isolation::Mps,
-        written::Isolation::TimeSliced => Isolation::TimeSliced,
+        written::IsolationName::Dedicated => Isolation::Dedicated,
+        written::IsolationName::Mig => Isolation::Mig,
+        written::IsolationName::Mps => Isolation::Mps,
+        written::IsolationName::TimeSliced => Isolation::TimeSliced,
     }
 }
 
-const fn capacity(written: written::Capacity) -> Capacity {
+const fn capacity(written: written::CapacityName) -> Capacity {
     match written {
-        written::Capacity::OnDemand => Capacity::OnDemand,
-        written::Capacity::Spot => Capacity::Spot,
+        written::CapacityName::OnDemand => Capacity::OnDemand,
+        written::CapacityName::Spot => Capacity::Spot,
     }
 }

@@ -3,18 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::config::discover::{Discovery, MAX_REPLICAS};
-use crate::config::field::Field;
-use crate::config::file::File;
+use crate::config::field::FieldPath;
+use crate::config::file::ConfigFile;
 use crate::config::file::pools::{
-    Engine, Pool as Written, Replica as WrittenReplica, ReplicaDetail, SecretRef, ServedModels,
+    EngineName, PoolSection as Written, ReplicaDetail, ReplicaSection as WrittenReplica, SecretRef,
+    ServedModels,
 };
-use crate::config::secret::{Reader, Secret};
-use crate::config::settings::{EngineKind, PoolEdge, ReplicaEdge, Settings};
+use crate::config::secret::{Secret, SecretReader};
+use crate::config::settings::{EngineKind, PoolSettings, ReplicaSettings, Settings};
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{discover, limits, names, placement, sleep, url};
-use crate::core::ids::{ModelId, PoolId, ReplicaId};
-use crate::core::policy::{Model, Pool, Replica};
-use crate::core::table::Table;
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
+use crate::core::model::policy::{Model, Pool, Replica};
 
 /// TGI has no model names of its own.
 const TGI_MODEL: &str = "tgi";
@@ -22,38 +23,38 @@ const MIN_SCRAPE_MILLIS: u128 = 100;
 
 /// What serves the work.
 #[derive(Debug)]
-pub(super) struct Served {
-    pub(super) pools: Table<PoolId, Pool>,
-    pub(super) edges: Table<PoolId, PoolEdge>,
-    pub(super) replicas: Table<ReplicaId, Replica>,
-    pub(super) replica_edges: Table<ReplicaId, ReplicaEdge>,
+pub(super) struct CheckedPools {
+    pub(super) pools: IdTable<PoolId, Pool>,
+    pub(super) edges: IdTable<PoolId, PoolSettings>,
+    pub(super) replicas: IdTable<ReplicaId, Replica>,
+    pub(super) replica_edges: IdTable<ReplicaId, ReplicaSettings>,
     /// An id for every model, those of `models` first; no rows yet.
-    pub(super) model_ids: Table<ModelId, Model>,
+    pub(super) model_ids: IdTable<ModelId, Model>,
     /// Pools of each model, in the order of the file.
     pub(super) pools_of: BTreeMap<ModelId, Vec<PoolId>>,
     /// Field of each replica, by its canonical URL.
-    seen: HashMap<String, Field>,
+    seen: HashMap<String, FieldPath>,
 }
 
 pub(super) fn validate(
-    file: &File,
+    file: &ConfigFile,
     previous: Option<&Settings>,
-    secrets: &mut Reader<'_>,
+    secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
-) -> Served {
-    let mut served = Served {
-        pools: previous.map(|old| Table::successor(&old.policy.pools)).unwrap_or_default(),
-        edges: previous.map(|old| Table::successor(&old.edge.pools)).unwrap_or_default(),
-        replicas: previous.map(|old| Table::successor(&old.policy.replicas)).unwrap_or_default(),
-        replica_edges: previous.map(|old| Table::successor(&old.edge.replicas)).unwrap_or_default(),
-        model_ids: previous.map(|old| Table::successor(&old.policy.models)).unwrap_or_default(),
+) -> CheckedPools {
+    let mut served = CheckedPools {
+        pools: previous.map(|old| IdTable::successor(&old.policy.pools)).unwrap_or_default(),
+        edges: previous.map(|old| IdTable::successor(&old.edge.pools)).unwrap_or_default(),
+        replicas: previous.map(|old| IdTable::successor(&old.policy.replicas)).unwrap_or_default(),
+        replica_edges: previous.map(|old| IdTable::successor(&old.edge.replicas)).unwrap_or_default(),
+        model_ids: previous.map(|old| IdTable::successor(&old.policy.models)).unwrap_or_default(),
         pools_of: BTreeMap::new(),
         seen: HashMap::new(),
     };
     for name in file.models.names() {
         served.model_ids.reserve(name);
     }
-    let section = Field::top("pools");
+    let section = FieldPath::top("pools");
     if file.pools.is_empty() && findings.whole("pools") {
         findings.error(
             &section,
@@ -67,13 +68,13 @@ pub(super) fn validate(
     served
 }
 
-impl Served {
+impl CheckedPools {
     fn add(
         &mut self,
         name: &str,
         pool: &Written,
-        field: &Field,
-        secrets: &mut Reader<'_>,
+        field: &FieldPath,
+        secrets: &mut SecretReader<'_>,
         findings: &mut Findings<'_>,
     ) {
         names::label(name, field, findings);
@@ -82,7 +83,7 @@ impl Served {
             let hint = "write vllm, tgi, sglang, trtllm, triton, llamacpp or openai";
             findings.error(&field.key("engine"), "is missing", hint);
         }
-        let engine = kind(pool.engine.unwrap_or(Engine::Openai));
+        let engine = kind(pool.engine.unwrap_or(EngineName::Openai));
         let mut model_names = self.models(pool, engine, id, &field.key("models"), findings);
         let adapters = self.adapters(pool, id, field, &mut model_names, findings);
         let (source, listed) = match &pool.discover {
@@ -130,7 +131,7 @@ impl Served {
         };
         self.pools.insert(name, row);
         let scrape_interval = pool.scrape_interval.0;
-        let edge = PoolEdge { engine, model_names, adapters, api_key, scrape_interval, site, discover };
+        let edge = PoolSettings { engine, model_names, adapters, api_key, scrape_interval, site, discover };
         self.edges.insert(name, edge);
     }
 
@@ -139,7 +140,7 @@ impl Served {
         pool: &Written,
         engine: EngineKind,
         id: PoolId,
-        field: &Field,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) -> BTreeMap<ModelId, String> {
         let listed = listed(&pool.models, field);
@@ -166,7 +167,7 @@ impl Served {
         &mut self,
         pool: &Written,
         id: PoolId,
-        field: &Field,
+        field: &FieldPath,
         model_names: &mut BTreeMap<ModelId, String>,
         findings: &mut Findings<'_>,
     ) -> BTreeSet<ModelId> {
@@ -199,7 +200,7 @@ impl Served {
         pool: &Written,
         listed: &[WrittenReplica],
         id: PoolId,
-        field: &Field,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) -> Vec<ReplicaId> {
         let list = field.key("replicas");
@@ -236,9 +237,9 @@ impl Served {
         &mut self,
         detail: &ReplicaDetail,
         pool: PoolId,
-        field: &Field,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
-    ) -> Option<ReplicaEdge> {
+    ) -> Option<ReplicaSettings> {
         let metrics_url = detail.metrics_url.as_deref().and_then(|text| {
             let wrong = |(message, hint)| findings.error(&field.key("metrics_url"), message, hint);
             url::any(text).map_err(wrong).ok()
@@ -255,12 +256,12 @@ impl Served {
             findings.error(&field.key("url"), format!("{} is {first} already", detail.url), hint);
             return None;
         }
-        Some(ReplicaEdge { pool, url, metrics_url, zone: None })
+        Some(ReplicaSettings { pool, url, metrics_url, zone: None })
     }
 }
 
 /// The names of a list or map, each with the engine's own if it is said.
-fn listed<'a>(models: &'a ServedModels, field: &Field) -> Vec<(&'a str, Option<&'a str>, Field)> {
+fn listed<'a>(models: &'a ServedModels, field: &FieldPath) -> Vec<(&'a str, Option<&'a str>, FieldPath)> {
     match models {
         ServedModels::Names(list) => {
             list.iter().enumerate().map(|(at, name)| (name.as_str(), None, field.index(at))).collect()
@@ -271,14 +272,14 @@ fn listed<'a>(models: &'a ServedModels, field: &Field) -> Vec<(&'a str, Option<&
     }
 }
 
-fn own_name(own: Option<&str>, field: &Field, findings: &mut Findings<'_>) {
+fn own_name(own: Option<&str>, field: &FieldPath, findings: &mut Findings<'_>) {
     if own == Some("") {
         findings.error(field, "the engine's name is empty", "write the name, or list the model alone");
     }
 }
 
 /// The bounds of what the scale signal asks for.
-fn bounds(pool: &Written, field: &Field, findings: &mut Findings<'_>) {
+fn bounds(pool: &Written, field: &FieldPath, findings: &mut Findings<'_>) {
     let Some(most) = pool.max_replicas else { return };
     if most < pool.min_replicas.max(1) {
         let message = format!("is less than {}", if most == 0 { "one" } else { "min_replicas" });
@@ -286,15 +287,15 @@ fn bounds(pool: &Written, field: &Field, findings: &mut Findings<'_>) {
     }
 }
 
-fn sizes(max_seqs: Option<u32>, kv_tokens: Option<u64>, field: &Field, findings: &mut Findings<'_>) {
+fn sizes(max_seqs: Option<u32>, kv_tokens: Option<u64>, field: &FieldPath, findings: &mut Findings<'_>) {
     limits::at_least_one(max_seqs.map_or(1, u64::from), &field.key("max_seqs"), findings);
     limits::at_least_one(kv_tokens.unwrap_or(1), &field.key("kv_tokens"), findings);
 }
 
 pub(super) fn secret(
     key: &SecretRef,
-    field: &Field,
-    secrets: &mut Reader<'_>,
+    field: &FieldPath,
+    secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
 ) -> Option<Secret> {
     let (value, field, hint) = match (&key.env, &key.file) {
@@ -308,14 +309,14 @@ pub(super) fn secret(
     value.map_err(|message| findings.error(&field, message, hint)).ok()
 }
 
-const fn kind(engine: Engine) -> EngineKind {
+const fn kind(engine: EngineName) -> EngineKind {
     match engine {
-        Engine::Vllm => EngineKind::Vllm,
-        Engine::Tgi => EngineKind::Tgi,
-        Engine::Sglang => EngineKind::Sglang,
-        Engine::Trtllm => EngineKind::Trtllm,
-        Engine::Triton => EngineKind::Triton,
-        Engine::Llamacpp => EngineKind::Llamacpp,
-        Engine::Openai => EngineKind::Openai,
+        EngineName::Vllm => EngineKind::Vllm,
+        EngineName::Tgi => EngineKind::Tgi,
+        EngineName::Sglang => EngineKind::Sglang,
+        EngineName::Trtllm => EngineKind::Trtllm,
+        EngineName::Triton => EngineKind::Triton,
+        EngineName::Llamacpp => EngineKind::Llamacpp,
+        EngineName::Openai => EngineKind::Openai,
     }
 }

@@ -1,23 +1,23 @@
 //! `routing`: what a session is.
 
-use crate::config::field::Field;
-use crate::config::file::routing::{Routing, Session};
+use crate::config::field::FieldPath;
+use crate::config::file::routing::{RoutingSection, SessionSection};
 use crate::config::settings::SessionKey;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::limits;
-use crate::core::policy::StickySessions;
+use crate::core::model::policy::StickySessions;
 
 const MAX_SESSIONS: u32 = 10_000_000;
 
 /// What names a session, and what the core makes of it.
 pub(super) fn validate(
-    routing: &Routing,
+    routing: &RoutingSection,
     findings: &mut Findings<'_>,
 ) -> (Option<SessionKey>, Option<StickySessions>) {
-    let Some(Session { header, body, max_delay, max_sessions }) = &routing.session else {
+    let Some(SessionSection { header, body, max_delay, max_sessions }) = &routing.session else {
         return (None, None);
     };
-    let field = Field::top("routing").key("session");
+    let field = FieldPath::top("routing").key("session");
     if header.is_none() && body.is_empty() {
         let hint = "write `header: x-session-id`, or `body: [prompt_cache_key, user]`";
         findings.error(&field, "nothing names a session", hint);

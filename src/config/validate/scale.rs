@@ -3,19 +3,23 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use crate::config::field::Field;
-use crate::config::file::File;
-use crate::config::secret::Reader;
-use crate::config::settings::scale::Scale;
-use crate::config::validate::credentials::Ring;
+use crate::config::field::FieldPath;
+use crate::config::file::ConfigFile;
+use crate::config::secret::SecretReader;
+use crate::config::settings::scale::ScaleSettings;
+use crate::config::validate::credentials::CredentialSet;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{limits, peers, startup};
 
 /// Streams that a gateway has memory for without a thought.
 const MAX_STREAMS: u32 = 10_000;
 
-pub(super) fn validate(file: &File, secrets: &mut Reader<'_>, findings: &mut Findings<'_>) -> Scale {
-    let (scale, section) = (&file.scale, Field::top("scale"));
+pub(super) fn validate(
+    file: &ConfigFile,
+    secrets: &mut SecretReader<'_>,
+    findings: &mut Findings<'_>,
+) -> ScaleSettings {
+    let (scale, section) = (&file.scale, FieldPath::top("scale"));
     let listen = scale.listen.map(|address| address.0);
     if let Some(address) = listen {
         for (other, name) in [(file.server.listen, "server.listen"), (file.server.admin, "server.admin")] {
@@ -39,7 +43,7 @@ pub(super) fn validate(file: &File, secrets: &mut Reader<'_>, findings: &mut Fin
         let message = format!("{} is out of range", scale.max_streams);
         findings.error(&section.key("max_streams"), message, "write 1 to 10000");
     }
-    Scale {
+    ScaleSettings {
         listen,
         max_streams: usize::try_from(scale.max_streams).unwrap_or(usize::MAX),
         names: names(file, &section.key("client_certs"), findings),
@@ -50,16 +54,16 @@ pub(super) fn validate(file: &File, secrets: &mut Reader<'_>, findings: &mut Fin
 }
 
 fn state_file(
-    file: &File,
-    secrets: &Reader<'_>,
-    field: &Field,
+    file: &ConfigFile,
+    secrets: &SecretReader<'_>,
+    field: &FieldPath,
     findings: &mut Findings<'_>,
 ) -> Option<PathBuf> {
     let path = file.scale.state_file.as_deref()?;
     startup::writable(path, secrets, field, findings)
 }
 
-fn names(file: &File, field: &Field, findings: &mut Findings<'_>) -> Option<BTreeSet<String>> {
+fn names(file: &ConfigFile, field: &FieldPath, findings: &mut Findings<'_>) -> Option<BTreeSet<String>> {
     let certs = &file.scale.client_certs;
     let tls = file.scale.tls.as_ref();
     if !certs.is_empty() && !tls.is_some_and(|tls| tls.client_ca.is_some() && tls.require_client_cert) {
@@ -67,7 +71,7 @@ fn names(file: &File, field: &Field, findings: &mut Findings<'_>) -> Option<BTre
             "no certificate is asked for without `scale.tls.client_ca` and `require_client_cert: true`";
         findings.error(field, message, "set both, or take the certificates away");
     }
-    let mut ring = Ring::default();
+    let mut ring = CredentialSet::default();
     let named = certs
         .iter()
         .enumerate()

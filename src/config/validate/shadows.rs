@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::config::field::Field;
-use crate::config::file::File;
-use crate::config::settings::shadows::{NAME, Shadow, Shadows};
+use crate::config::field::FieldPath;
+use crate::config::file::ConfigFile;
+use crate::config::settings::shadows::{NAME, ShadowRule, ShadowSettings};
 use crate::config::validate::findings::Findings;
 use crate::config::validate::limits;
-use crate::config::validate::models::Models;
-use crate::core::ids::{ClassId, ModelId, TenantId};
-use crate::core::placement::rules::Rules;
-use crate::core::policy::{Bounds, Class, Quota, Tenant};
-use crate::core::table::Table;
+use crate::config::validate::models::CheckedModels;
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::{ClassId, ModelId, TenantId};
+use crate::core::model::policy::{Class, QueueBounds, Quota, Tenant};
+use crate::core::placement::rules::PlacementRules;
 
 /// What a pool that serves nothing but copies aims at.
 const TTFT: Duration = Duration::from_secs(60);
@@ -24,12 +24,12 @@ const MAX_WAIT: Duration = Duration::from_secs(1);
 /// Checks the copies and enters their class and their tenant, which the file
 /// does not have.
 pub(super) fn validate(
-    file: &File,
-    models: &Models,
-    classes: &mut Table<ClassId, Class>,
-    tenants: &mut Table<TenantId, Tenant>,
+    file: &ConfigFile,
+    models: &CheckedModels,
+    classes: &mut IdTable<ClassId, Class>,
+    tenants: &mut IdTable<TenantId, Tenant>,
     findings: &mut Findings<'_>,
-) -> Option<Shadows> {
+) -> Option<ShadowSettings> {
     let rules = rules(file, models, findings);
     if rules.is_empty() {
         return None;
@@ -38,19 +38,23 @@ pub(super) fn validate(
         [("classes", file.classes.get(NAME).is_some()), ("tenants", file.tenants.get(NAME).is_some())];
     for (section, _) in taken.into_iter().filter(|(_, taken)| *taken) {
         let message = format!("`{NAME}` is where the copies of requests are booked");
-        findings.error(&Field::top(section).key(NAME), message, "choose another name");
+        findings.error(&FieldPath::top(section).key(NAME), message, "choose another name");
     }
     let last = classes.iter().map(|(_, _, class)| class.rank).max().unwrap_or_default();
     let class = classes.insert(NAME, class(last.saturating_add(1)));
     let tenant = tenants.insert(NAME, tenant(class, rules.values().map(|rule| rule.to).collect()));
-    Some(Shadows { tenant, class, rules })
+    Some(ShadowSettings { tenant, class, rules })
 }
 
-fn rules(file: &File, models: &Models, findings: &mut Findings<'_>) -> BTreeMap<ModelId, Shadow> {
+fn rules(
+    file: &ConfigFile,
+    models: &CheckedModels,
+    findings: &mut Findings<'_>,
+) -> BTreeMap<ModelId, ShadowRule> {
     let mut rules = BTreeMap::new();
     for (name, model) in file.models.iter() {
         let Some(shadow) = &model.shadow else { continue };
-        let field = Field::top("models").key(name).key("shadow");
+        let field = FieldPath::top("models").key(name).key("shadow");
         let share = limits::share(shadow.share, &field.key("share"), findings);
         limits::at_least_one(shadow.max_in_flight.into(), &field.key("max_in_flight"), findings);
         if shadow.to == name {
@@ -65,7 +69,7 @@ fn rules(file: &File, models: &Models, findings: &mut Findings<'_>) -> BTreeMap<
             }
             continue;
         };
-        rules.insert(id, Shadow { to, share, max_in_flight: shadow.max_in_flight });
+        rules.insert(id, ShadowRule { to, share, max_in_flight: shadow.max_in_flight });
     }
     rules
 }
@@ -80,7 +84,7 @@ fn class(rank: u32) -> Class {
         ttft_objective: TTFT,
         itl_objective: ITL,
         demote_to: None,
-        placement: Rules::default(),
+        placement: PlacementRules::default(),
         spare: true,
     }
 }
@@ -91,8 +95,8 @@ fn tenant(class: ClassId, models: BTreeSet<ModelId>) -> Tenant {
         default_class: class,
         classes: BTreeSet::from([class]),
         models: Some(models),
-        bounds: Bounds::default(),
+        bounds: QueueBounds::default(),
         quota: Quota::default(),
-        placement: Rules::default(),
+        placement: PlacementRules::default(),
     }
 }

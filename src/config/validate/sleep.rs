@@ -1,11 +1,11 @@
 //! `pools.*.sleep`.
 
-use crate::config::field::Field;
-use crate::config::file::sleep::Sleep as Written;
+use crate::config::field::FieldPath;
+use crate::config::file::sleep::SleepSection as Written;
 use crate::config::settings::EngineKind;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::limits;
-use crate::core::rest::Sleep;
+use crate::core::replica::health::sleep::SleepPolicy;
 
 const MIN_IDLE_MILLIS: u128 = 1000;
 
@@ -14,9 +14,9 @@ pub(super) fn validate(
     written: &Written,
     engine: EngineKind,
     known: bool,
-    field: &Field,
+    field: &FieldPath,
     findings: &mut Findings<'_>,
-) -> Option<Sleep> {
+) -> Option<SleepPolicy> {
     if written.after_idle.0.as_millis() < MIN_IDLE_MILLIS {
         findings.error(&field.key("after_idle"), "is too short", "write 1s or more; minutes are usual");
     }
@@ -28,5 +28,5 @@ pub(super) fn validate(
         }
         return None;
     }
-    Some(Sleep { after_idle: written.after_idle.0, keep_awake: written.keep_awake, wake_timeout })
+    Some(SleepPolicy { after_idle: written.after_idle.0, keep_awake: written.keep_awake, wake_timeout })
 }

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use tracing_subscriber::EnvFilter;
 
-use crate::config::field::Field;
-use crate::config::file::File;
-use crate::config::file::identity::{AdminAuth, Audit};
-use crate::config::file::server::{Format, Server, Telemetry};
+use crate::config::field::FieldPath;
+use crate::config::file::ConfigFile;
+use crate::config::file::identity::{AdminAuthSection, AuditSection};
+use crate::config::file::server::{LogFormatName, ServerSection, TelemetrySection};
 use crate::config::load::folder;
-use crate::config::secret::Reader;
+use crate::config::secret::SecretReader;
 use crate::config::settings::identity::AuditFile;
-use crate::config::settings::{Door, LogFormat, Startup, TelemetrySettings};
+use crate::config::settings::{ListenerLimits, LogFormat, Startup, TelemetrySettings};
 use crate::config::units::Span;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{journal, limits, url};
@@ -25,12 +25,16 @@ const MAX_HEAD_BYTES: u64 = 1 << 20;
 const MIN_AUDIT_BYTES: u64 = 4 << 10;
 const MAX_AUDIT_FILES: u32 = 1000;
 
-pub(super) fn validate(file: &File, secrets: &mut Reader<'_>, findings: &mut Findings<'_>) -> Startup {
+pub(super) fn validate(
+    file: &ConfigFile,
+    secrets: &mut SecretReader<'_>,
+    findings: &mut Findings<'_>,
+) -> Startup {
     let server = &file.server;
-    let section = Field::top("server");
+    let section = FieldPath::top("server");
     let mut timeout =
         |key: &str, span: Span| -> Duration { limits::positive(span, &section.key(key), findings) };
-    let door = Door {
+    let door = ListenerLimits {
         max_connections: usize::try_from(server.max_connections).unwrap_or(usize::MAX),
         head_timeout: timeout("head_timeout", server.head_timeout),
         body_timeout: timeout("body_timeout", server.body_timeout),
@@ -63,8 +67,8 @@ pub(super) fn validate(file: &File, secrets: &mut Reader<'_>, findings: &mut Fin
 
 /// A file that takes no lines is found when the first one comes, and counted:
 /// what runs does not stop for it.
-fn audit(audit: &Audit, secrets: &Reader<'_>, findings: &mut Findings<'_>) -> Option<AuditFile> {
-    let section = Field::top("audit");
+fn audit(audit: &AuditSection, secrets: &SecretReader<'_>, findings: &mut Findings<'_>) -> Option<AuditFile> {
+    let section = FieldPath::top("audit");
     if audit.max_size.0 < MIN_AUDIT_BYTES {
         let message = format!("{} is too small", audit.max_size);
         findings.error(&section.key("max_size"), message, "write 4KiB or more");
@@ -79,8 +83,8 @@ fn audit(audit: &Audit, secrets: &Reader<'_>, findings: &mut Findings<'_>) -> Op
 /// The whole path of a file to write to; an error when it cannot be one.
 pub(super) fn writable(
     path: &str,
-    secrets: &Reader<'_>,
-    field: &Field,
+    secrets: &SecretReader<'_>,
+    field: &FieldPath,
     findings: &mut Findings<'_>,
 ) -> Option<PathBuf> {
     let full = secrets.path(path);
@@ -93,7 +97,12 @@ pub(super) fn writable(
     Some(full)
 }
 
-fn listeners(server: &Server, auth: &AdminAuth, section: &Field, findings: &mut Findings<'_>) {
+fn listeners(
+    server: &ServerSection,
+    auth: &AdminAuthSection,
+    section: &FieldPath,
+    findings: &mut Findings<'_>,
+) {
     let (listen, admin) = (server.listen.0, server.admin.0);
     if collide(listen, admin) {
         let message = format!("{admin} is where clients connect already");
@@ -114,8 +123,8 @@ pub(super) fn collide(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() != 0 && a.port() == b.port() && same_host
 }
 
-fn telemetry_settings(telemetry: &Telemetry, findings: &mut Findings<'_>) -> TelemetrySettings {
-    let section = Field::top("telemetry");
+fn telemetry_settings(telemetry: &TelemetrySection, findings: &mut Findings<'_>) -> TelemetrySettings {
+    let section = FieldPath::top("telemetry");
     let level = &telemetry.log.level;
     if level.trim().is_empty() || EnvFilter::builder().parse(level).is_err() {
         let hint = "write error, warn, info, debug, trace or a filter such as info,penstock::proxy=debug";
@@ -128,8 +137,8 @@ fn telemetry_settings(telemetry: &Telemetry, findings: &mut Findings<'_>) -> Tel
     limits::share(telemetry.otlp.sample, &otlp.key("sample"), findings);
     TelemetrySettings {
         log_format: match telemetry.log.format {
-            Format::Json => LogFormat::Json,
-            Format::Text => LogFormat::Text,
+            LogFormatName::Json => LogFormat::Json,
+            LogFormatName::Text => LogFormat::Text,
         },
         log_level: level.clone(),
         otlp_endpoint: telemetry.otlp.endpoint.clone(),

@@ -4,23 +4,23 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::config::field::Field;
-use crate::config::file::File;
-use crate::config::file::tenants::{Mode, Tenant as Written, TenantQuota};
-use crate::config::named::Named;
-use crate::config::secret::Reader;
+use crate::config::field::FieldPath;
+use crate::config::file::ConfigFile;
+use crate::config::file::tenants::{AuthMode, TenantQuotaSection, TenantSection as Written};
+use crate::config::named::NamedEntries;
+use crate::config::secret::SecretReader;
 use crate::config::settings::Settings;
-use crate::config::settings::identity::{Auth, Credentials, Failures};
-use crate::config::settings::names::{Called, TenantNames};
-use crate::config::validate::budgets::Budgets;
-use crate::config::validate::credentials::{Holder, Ring};
+use crate::config::settings::identity::{Auth, Credentials, FailureLimits};
+use crate::config::settings::names::{NamedModel, TenantNames};
+use crate::config::validate::budgets::CheckedLimits;
+use crate::config::validate::credentials::{CredentialHolder, CredentialSet};
 use crate::config::validate::findings::Findings;
-use crate::config::validate::models::Models;
+use crate::config::validate::models::CheckedModels;
 use crate::config::validate::{limits, names, oidc, placement};
-use crate::core::budget::rule::Scope;
-use crate::core::ids::{ClassId, ModelId, PoolId, TenantId};
-use crate::core::policy::{Bounds, Class, Pool, Quota, Tenant};
-use crate::core::table::Table;
+use crate::core::limits::rule::LimitScope;
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::{ClassId, ModelId, PoolId, TenantId};
+use crate::core::model::policy::{Class, Pool, QueueBounds, Quota, Tenant};
 
 /// The class of requests that ask for none, where nothing else is said.
 const USUAL_CLASS: &str = "standard";
@@ -31,45 +31,45 @@ const ONLY_TENANT: &str = "default";
 
 /// What tenants refer to.
 #[derive(Debug)]
-pub(super) struct Context<'a> {
-    pub(super) file: &'a File,
+pub(super) struct TenantContext<'a> {
+    pub(super) file: &'a ConfigFile,
     pub(super) previous: Option<&'a Settings>,
     pub(super) listen: SocketAddr,
-    pub(super) classes: &'a Table<ClassId, Class>,
-    pub(super) models: &'a Models,
-    pub(super) pools: &'a Table<PoolId, Pool>,
+    pub(super) classes: &'a IdTable<ClassId, Class>,
+    pub(super) models: &'a CheckedModels,
+    pub(super) pools: &'a IdTable<PoolId, Pool>,
 }
 
 /// Who may come in.
 #[derive(Debug)]
-pub(super) struct Admitted {
-    pub(super) tenants: Table<TenantId, Tenant>,
+pub(super) struct CheckedTenants {
+    pub(super) tenants: IdTable<TenantId, Tenant>,
     pub(super) auth: Auth,
     pub(super) names: BTreeMap<TenantId, TenantNames>,
-    pub(super) budgets: Budgets,
+    pub(super) budgets: CheckedLimits,
 }
 
 /// `ring` gets the credentials of all tenants.
 pub(super) fn validate(
-    context: &Context<'_>,
-    mut ring: Ring,
-    secrets: &mut Reader<'_>,
+    context: &TenantContext<'_>,
+    mut ring: CredentialSet,
+    secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
-) -> Admitted {
+) -> CheckedTenants {
     let file = context.file;
-    let section = Field::top("tenants");
-    let mut tenants = context.previous.map(|old| Table::successor(&old.policy.tenants)).unwrap_or_default();
+    let section = FieldPath::top("tenants");
+    let mut tenants = context.previous.map(|old| IdTable::successor(&old.policy.tenants)).unwrap_or_default();
     let mut own_names = BTreeMap::new();
-    let mut budgets = Budgets::new(context.previous);
+    let mut budgets = CheckedLimits::new(context.previous);
     for (name, tenant) in file.tenants.iter() {
         let field = section.key(name);
         names::label(name, &field, findings);
         let row = context.row(tenant, &field, findings);
         let map = context.model_map(tenant, row.models.as_ref(), &field.key("model_map"), findings);
         let id = tenants.insert(name, row.clone());
-        budgets.add(&tenant.limits, Scope::Tenant(id), &field.key("limits"), findings);
+        budgets.add(&tenant.limits, LimitScope::Tenant(id), &field.key("limits"), findings);
         context.model_limits(tenant, id, &field.key("model_limits"), &mut budgets, findings);
-        let holder = Holder { id, row: &row };
+        let holder = CredentialHolder { id, row: &row };
         own_names.insert(id, TenantNames { map, allow_fallback: tenant.allow_fallback });
         for (at, key) in tenant.keys.iter().enumerate() {
             let field = field.key("keys").index(at);
@@ -82,18 +82,18 @@ pub(super) fn validate(
     }
     guarantees(&file.tenants, findings);
     let auth = match file.auth.mode {
-        Mode::Keys => {
+        AuthMode::Keys => {
             let mut held = ring.held;
             held.issuers = oidc::validate(context, &tenants, secrets, findings);
             by_credential(context, held, findings)
         }
-        Mode::Off => Auth::Off(context.everybody(&mut tenants, findings)),
+        AuthMode::Off => Auth::Off(context.everybody(&mut tenants, findings)),
     };
-    Admitted { tenants, auth, names: own_names, budgets }
+    CheckedTenants { tenants, auth, names: own_names, budgets }
 }
 
 /// What is guaranteed to all tenants together must be there.
-fn guarantees(tenants: &Named<Written>, findings: &mut Findings<'_>) {
+fn guarantees(tenants: &NamedEntries<Written>, findings: &mut Findings<'_>) {
     let all = || tenants.iter().map(|(name, tenant)| (name, tenant.quota.guarantee));
     let sum: f64 = all().map(|(_, guarantee)| guarantee).filter(|part| (0.0..=1.0).contains(part)).sum();
     if sum <= 1.0 + ROUNDING {
@@ -103,10 +103,10 @@ fn guarantees(tenants: &Named<Written>, findings: &mut Findings<'_>) {
     let named: Vec<String> = named.map(|(name, guarantee)| format!("{name} {guarantee}")).collect();
     let message = format!("the guarantees are {sum:.2} together ({})", named.join(", "));
     let hint = "lower quota.guarantee of some tenant until the sum is 1 or less";
-    findings.error(&Field::top("tenants"), message, hint);
+    findings.error(&FieldPath::top("tenants"), message, hint);
 }
 
-fn quota(quota: &TenantQuota, field: &Field, findings: &mut Findings<'_>) -> Quota {
+fn quota(quota: &TenantQuotaSection, field: &FieldPath, findings: &mut Findings<'_>) -> Quota {
     let mut share = |key: &str, part: f64| limits::share(part, &field.key(key), findings);
     Quota {
         guarantee: share("guarantee", quota.guarantee),
@@ -115,9 +115,9 @@ fn quota(quota: &TenantQuota, field: &Field, findings: &mut Findings<'_>) -> Quo
     }
 }
 
-fn by_credential(context: &Context<'_>, mut held: Credentials, findings: &mut Findings<'_>) -> Auth {
+fn by_credential(context: &TenantContext<'_>, mut held: Credentials, findings: &mut Findings<'_>) -> Auth {
     let file = context.file;
-    let field = Field::top("tenants");
+    let field = FieldPath::top("tenants");
     let has_one = |tenant: &Written| !(tenant.keys.is_empty() && tenant.client_certs.is_empty());
     let has_issuer = !file.auth.oidc.is_empty();
     if !has_issuer && !file.tenants.iter().any(|(_, tenant)| has_one(tenant)) {
@@ -141,16 +141,16 @@ fn by_credential(context: &Context<'_>, mut held: Credentials, findings: &mut Fi
     }
     let written = &file.auth.failures;
     if written.burst == 0 {
-        let field = Field::top("auth").key("failures").key("burst");
+        let field = FieldPath::top("auth").key("failures").key("burst");
         findings.error(&field, "must not be zero", "write 1 or more; `per_minute: 0` takes the limit away");
     }
-    held.failures = Failures { burst: written.burst, per_minute: written.per_minute };
+    held.failures = FailureLimits { burst: written.burst, per_minute: written.per_minute };
     held.epoch = context.previous.map_or(1, |old| old.policy.generation + 1);
     Auth::Known(Arc::new(held))
 }
 
-impl Context<'_> {
-    fn row(&self, tenant: &Written, field: &Field, findings: &mut Findings<'_>) -> Tenant {
+impl TenantContext<'_> {
+    fn row(&self, tenant: &Written, field: &FieldPath, findings: &mut Findings<'_>) -> Tenant {
         if !(tenant.weight.is_finite() && tenant.weight > 0.0) {
             let message = format!("{} is not a weight", tenant.weight);
             findings.error(&field.key("weight"), message, "write a number greater than 0");
@@ -172,19 +172,24 @@ impl Context<'_> {
         &self,
         tenant: &Written,
         id: TenantId,
-        field: &Field,
-        budgets: &mut Budgets,
+        field: &FieldPath,
+        budgets: &mut CheckedLimits,
         findings: &mut Findings<'_>,
     ) {
         for (name, limits) in tenant.model_limits.iter() {
             let field = field.key(name);
             if let Some(model) = self.models.served(name, self.file, &field, findings) {
-                budgets.add(limits, Scope::Model(id, model), &field, findings);
+                budgets.add(limits, LimitScope::Model(id, model), &field, findings);
             }
         }
     }
 
-    fn classes_of(&self, tenant: &Written, field: &Field, findings: &mut Findings<'_>) -> BTreeSet<ClassId> {
+    fn classes_of(
+        &self,
+        tenant: &Written,
+        field: &FieldPath,
+        findings: &mut Findings<'_>,
+    ) -> BTreeSet<ClassId> {
         let Some(list) = &tenant.classes else { return self.classes.iter().map(|(id, ..)| id).collect() };
         let field = field.key("classes");
         if list.is_empty() {
@@ -194,7 +199,12 @@ impl Context<'_> {
         listed.filter_map(|(at, name)| self.class(name, &field.index(at), findings)).collect()
     }
 
-    pub(super) fn class(&self, name: &str, field: &Field, findings: &mut Findings<'_>) -> Option<ClassId> {
+    pub(super) fn class(
+        &self,
+        name: &str,
+        field: &FieldPath,
+        findings: &mut Findings<'_>,
+    ) -> Option<ClassId> {
         let id = self.classes.id(name);
         if id.is_none() && findings.whole("classes") {
             names::unknown("class", name, self.file.classes.names(), field, findings);
@@ -206,7 +216,7 @@ impl Context<'_> {
         &self,
         tenant: &Written,
         allowed: &BTreeSet<ClassId>,
-        field: &Field,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) -> ClassId {
         let usual = self.classes.id(USUAL_CLASS).filter(|id| allowed.contains(id));
@@ -226,7 +236,7 @@ impl Context<'_> {
     pub(super) fn models_of(
         &self,
         list: &[String],
-        field: &Field,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) -> BTreeSet<ModelId> {
         if list.is_empty() {
@@ -244,7 +254,7 @@ impl Context<'_> {
         &self,
         tenant: &Written,
         usable: Option<&BTreeSet<ModelId>>,
-        field: &Field,
+        field: &FieldPath,
         findings: &mut Findings<'_>,
     ) -> HashMap<String, String> {
         for (asked, meant) in tenant.model_map.iter() {
@@ -252,10 +262,10 @@ impl Context<'_> {
             names::model(asked, &field, findings);
             let split = self.models.names.splits.get(meant).filter(|_| self.file.models.get(meant).is_some());
             let called = split
-                .map(Called::Split)
-                .or_else(|| self.models.served(meant, self.file, &field, findings).map(Called::Model));
+                .map(NamedModel::Split)
+                .or_else(|| self.models.served(meant, self.file, &field, findings).map(NamedModel::Model));
             let barred = |model: &ModelId| usable.is_some_and(|usable| !usable.contains(model));
-            if let Some(barred) = called.iter().flat_map(Called::models).find(barred) {
+            if let Some(barred) = called.iter().flat_map(NamedModel::models).find(barred) {
                 let barred = self.models.table.name(barred);
                 let hint = format!("add `{barred}` to the tenant's `models`, or name another one");
                 findings.error(&field, format!("the tenant may not use `{barred}`"), hint);
@@ -265,7 +275,7 @@ impl Context<'_> {
         map.map(|(asked, meant)| (asked.to_owned(), meant.clone())).collect()
     }
 
-    fn bounds(&self, tenant: &Written, field: &Field, findings: &mut Findings<'_>) -> Bounds {
+    fn bounds(&self, tenant: &Written, field: &FieldPath, findings: &mut Findings<'_>) -> QueueBounds {
         let (own, all) = (&tenant.queue, &self.file.queue);
         let mut bound = |key: &str, own: Option<u64>, all: u64| {
             let Some(own) = own else { return all };
@@ -276,7 +286,7 @@ impl Context<'_> {
             }
             own
         };
-        Bounds {
+        QueueBounds {
             requests: bound("requests", own.requests, all.requests),
             bytes: bound("bytes", own.bytes.map(|size| size.0), all.bytes.0),
             tokens: bound("tokens", own.tokens, all.tokens),
@@ -284,15 +294,15 @@ impl Context<'_> {
     }
 
     /// The tenant that everybody is while no key is asked for.
-    fn everybody(&self, tenants: &mut Table<TenantId, Tenant>, findings: &mut Findings<'_>) -> TenantId {
+    fn everybody(&self, tenants: &mut IdTable<TenantId, Tenant>, findings: &mut Findings<'_>) -> TenantId {
         self.loopback_only(findings);
         self.keys_unused(findings);
         let (access, written) = (&self.file.auth, &self.file.tenants);
-        let field = Field::top("auth").key("tenant");
+        let field = FieldPath::top("auth").key("tenant");
         if written.is_empty() && findings.whole("tenants") {
             let name = access.tenant.as_deref().unwrap_or(ONLY_TENANT);
             names::label(name, &field, findings);
-            return tenants.insert(name, self.row(&Written::default(), &Field::top("tenants"), findings));
+            return tenants.insert(name, self.row(&Written::default(), &FieldPath::top("tenants"), findings));
         }
         let id = match &access.tenant {
             Some(name) => {
@@ -323,13 +333,13 @@ impl Context<'_> {
         let whose = if names.is_empty() { "`auth.oidc`".to_owned() } else { names.join(", ") };
         let message = format!("`off` asks nobody for a credential: those of {whose} have no effect");
         let hint = "use `mode: keys`, or take the credentials away";
-        findings.warn(&Field::top("auth").key("mode"), message, hint);
+        findings.warn(&FieldPath::top("auth").key("mode"), message, hint);
     }
 
     /// Without keys, whoever can connect can use every GPU. So it is refused
     /// both where the file wants to listen and where the process does now.
     fn loopback_only(&self, findings: &mut Findings<'_>) {
-        let field = Field::top("auth").key("mode");
+        let field = FieldPath::top("auth").key("mode");
         if !self.listen.ip().is_loopback() {
             let message = format!("`off` would let in everybody who can reach {}", self.listen);
             findings.error(&field, message, "use `mode: keys`, or listen on 127.0.0.1");

@@ -12,9 +12,9 @@ use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion};
 use x509_parser::parse_x509_certificate;
 
-use crate::config::field::Field;
-use crate::config::file::identity::{Tls, TlsVersion};
-use crate::config::secret::Reader;
+use crate::config::field::FieldPath;
+use crate::config::file::identity::{TlsSection, TlsVersion};
+use crate::config::secret::SecretReader;
 use crate::config::settings::identity::ListenerTls;
 use crate::config::validate::findings::Findings;
 
@@ -26,14 +26,14 @@ pub(super) const SCALER: &[&[u8]] = &[b"h2"];
 
 /// Reads the files of a listener; `alpn` names what it speaks.
 pub(super) fn validate(
-    tls: Option<&Tls>,
+    tls: Option<&TlsSection>,
     alpn: &[&[u8]],
     section: &str,
-    secrets: &mut Reader<'_>,
+    secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
 ) -> Option<ListenerTls> {
     let tls = tls?;
-    let field = Field::top(section).key("tls");
+    let field = FieldPath::top(section).key("tls");
     let mut read = |key: &str, path: Option<&str>| -> Option<Vec<u8>> {
         let path = path?;
         let field = field.key(key);
@@ -53,22 +53,22 @@ pub(super) fn validate(
     if tls.client_ca.is_some() && authorities.is_none() {
         return None;
     }
-    let files = Files { cert: &cert?, key: &key?, authorities: authorities.as_deref() };
+    let files = TlsFiles { cert: &cert?, key: &key?, authorities: authorities.as_deref() };
     files.build(tls, alpn).map_err(|(key, message, hint)| findings.error(&field.key(key), message, hint)).ok()
 }
 
 /// What the files hold.
-struct Files<'a> {
+struct TlsFiles<'a> {
     cert: &'a [u8],
     key: &'a [u8],
     authorities: Option<&'a [u8]>,
 }
 
 /// The key at fault, what is wrong with it, and what to do.
-type Fault = (&'static str, String, &'static str);
+type TlsFault = (&'static str, String, &'static str);
 
-impl Files<'_> {
-    fn build(&self, tls: &Tls, alpn: &[&[u8]]) -> Result<ListenerTls, Fault> {
+impl TlsFiles<'_> {
+    fn build(&self, tls: &TlsSection, alpn: &[&[u8]]) -> Result<ListenerTls, TlsFault> {
         let chain = chain(self.cert).ok_or_else(|| {
             ("cert", format!("the file {:?} holds no certificate", tls.cert), "name a PEM file")
         })?;
@@ -122,7 +122,7 @@ pub(super) fn authorities(pem: &[u8], path: &str) -> Result<RootCertStore, Strin
     Ok(roots)
 }
 
-fn verifier(pem: &[u8], tls: &Tls) -> Result<Arc<dyn ClientCertVerifier>, Fault> {
+fn verifier(pem: &[u8], tls: &TlsSection) -> Result<Arc<dyn ClientCertVerifier>, TlsFault> {
     let path = tls.client_ca.as_deref().unwrap_or_default();
     let roots = authorities(pem, path).map_err(|message| ("client_ca", message, "name a PEM file"))?;
     let provider = Arc::new(aws_lc_rs::default_provider());

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use crate::config::field::Field;
-use crate::config::file::File;
-use crate::config::file::pools::{Engine, Pool, Replica};
+use crate::config::field::FieldPath;
+use crate::config::file::ConfigFile;
+use crate::config::file::pools::{EngineName, PoolSection, ReplicaSection};
 use crate::config::file::tenants::builtin_classes;
 use crate::config::validate::findings::Findings;
-use crate::core::placement::rules::{Rules, eligible};
-use crate::core::policy::{Model, Policy};
+use crate::core::model::policy::{Model, Policy};
+use crate::core::placement::rules::{PlacementRules, eligible};
 
 /// Looks at a file without errors only: after one, what seems unused may not
 /// be.
-pub(super) fn validate(file: &File, policy: &Policy, findings: &mut Findings<'_>) {
+pub(super) fn validate(file: &ConfigFile, policy: &Policy, findings: &mut Findings<'_>) {
     if findings.any_error() {
         return;
     }
@@ -22,17 +22,17 @@ pub(super) fn validate(file: &File, policy: &Policy, findings: &mut Findings<'_>
     unpriced(file, findings);
     unused_fallbacks(file, findings);
     for (name, pool) in file.pools.iter() {
-        sizes(pool, &Field::top("pools").key(name), findings);
+        sizes(pool, &FieldPath::top("pools").key(name), findings);
     }
 }
 
-fn unused_classes(file: &File, policy: &Policy, findings: &mut Findings<'_>) {
+fn unused_classes(file: &ConfigFile, policy: &Policy, findings: &mut Findings<'_>) {
     if file.classes == builtin_classes() {
         return;
     }
     for (id, name, _) in policy.classes.iter() {
         if !policy.tenants.iter().any(|(_, _, tenant)| tenant.classes.contains(&id)) {
-            let field = Field::top("classes").key(name);
+            let field = FieldPath::top("classes").key(name);
             findings.warn(
                 &field,
                 format!("no tenant may use the class `{name}`"),
@@ -42,7 +42,7 @@ fn unused_classes(file: &File, policy: &Policy, findings: &mut Findings<'_>) {
     }
 }
 
-fn unused_models(file: &File, policy: &Policy, findings: &mut Findings<'_>) {
+fn unused_models(file: &ConfigFile, policy: &Policy, findings: &mut Findings<'_>) {
     for (id, name, model) in policy.models.iter() {
         let allowed = |models: &Option<BTreeSet<_>>| models.as_ref().is_none_or(|set| set.contains(&id));
         if policy.tenants.iter().any(|(_, _, tenant)| allowed(&tenant.models)) {
@@ -50,8 +50,8 @@ fn unused_models(file: &File, policy: &Policy, findings: &mut Findings<'_>) {
         }
         let pool = model.pools.first().map_or("", |pool| policy.pools.name(*pool));
         let field = match file.models.get(name) {
-            Some(_) => Field::top("models").key(name),
-            None => Field::top("pools").key(pool).key("models"),
+            Some(_) => FieldPath::top("models").key(name),
+            None => FieldPath::top("pools").key(pool).key("models"),
         };
         findings.warn(&field, format!("no tenant may use the model `{name}`"), "allow it, or take it away");
     }
@@ -61,7 +61,7 @@ fn unused_models(file: &File, policy: &Policy, findings: &mut Findings<'_>) {
 /// the class forbids to everybody is said once, of the class.
 fn unserved(policy: &Policy, findings: &mut Findings<'_>) {
     let hint = "allow one of the model's pools in `placement`, or take the class or model from the tenant";
-    let served = |model: &Model, rules: &Rules| !eligible(policy, model, rules, 0).is_empty();
+    let served = |model: &Model, rules: &PlacementRules| !eligible(policy, model, rules, 0).is_empty();
     for (class_id, class_name, class) in policy.classes.iter() {
         let users: Vec<_> =
             policy.tenants.iter().filter(|(_, _, tenant)| tenant.classes.contains(&class_id)).collect();
@@ -73,18 +73,22 @@ fn unserved(policy: &Policy, findings: &mut Findings<'_>) {
                 if users.next().is_some() {
                     let message =
                         format!("leaves the class `{class_name}` no pool for the model `{model_name}`");
-                    findings.warn(&Field::top("classes").key(class_name).key("placement"), message, hint);
+                    findings.warn(&FieldPath::top("classes").key(class_name).key("placement"), message, hint);
                 }
                 continue;
             }
             for (_, tenant_name, tenant) in users {
-                if tenant.placement != Rules::default()
+                if tenant.placement != PlacementRules::default()
                     && !served(model, &class.placement.narrowed(&tenant.placement))
                 {
                     let message = format!(
                         "leaves the tenant `{tenant_name}` no pool for the model `{model_name}` in the class `{class_name}`"
                     );
-                    findings.warn(&Field::top("tenants").key(tenant_name).key("placement"), message, hint);
+                    findings.warn(
+                        &FieldPath::top("tenants").key(tenant_name).key("placement"),
+                        message,
+                        hint,
+                    );
                 }
             }
         }
@@ -92,30 +96,30 @@ fn unserved(policy: &Policy, findings: &mut Findings<'_>) {
 }
 
 /// Where some pools have a price, those without one count as the dearest.
-fn unpriced(file: &File, findings: &mut Findings<'_>) {
+fn unpriced(file: &ConfigFile, findings: &mut Findings<'_>) {
     if file.pools.iter().all(|(_, pool)| pool.price.is_none()) {
         return;
     }
     for (name, _) in file.pools.iter().filter(|(_, pool)| pool.price.is_none()) {
-        let field = Field::top("pools").key(name);
+        let field = FieldPath::top("pools").key(name);
         findings.warn(&field, "has no price, others have: it counts as the dearest", "give it a `price`");
     }
 }
 
-fn unused_fallbacks(file: &File, findings: &mut Findings<'_>) {
+fn unused_fallbacks(file: &ConfigFile, findings: &mut Findings<'_>) {
     if file.tenants.iter().any(|(_, tenant)| tenant.allow_fallback) {
         return;
     }
     for (name, _) in file.models.iter().filter(|(_, model)| !model.fallbacks.is_empty()) {
-        let field = Field::top("models").key(name).key("fallbacks");
+        let field = FieldPath::top("models").key(name).key("fallbacks");
         findings.warn(&field, "no tenant allows a fallback", "give some tenant `allow_fallback: true`");
     }
 }
 
-fn sizes(pool: &Pool, field: &Field, findings: &mut Findings<'_>) {
-    let replicas = || pool.replicas.iter().map(Replica::detail);
+fn sizes(pool: &PoolSection, field: &FieldPath, findings: &mut Findings<'_>) {
+    let replicas = || pool.replicas.iter().map(ReplicaSection::detail);
     let sized = pool.max_seqs.is_some() || replicas().all(|replica| replica.max_seqs.is_some());
-    if pool.engine == Some(Engine::Vllm) && !sized && !pool.replicas.is_empty() {
+    if pool.engine == Some(EngineName::Vllm) && !sized && !pool.replicas.is_empty() {
         let hint = "set `max_seqs` to the engine's --max-num-seqs for a good start";
         findings.info(
             field,
@@ -123,7 +127,7 @@ fn sizes(pool: &Pool, field: &Field, findings: &mut Findings<'_>) {
             hint,
         );
     }
-    if pool.engine == Some(Engine::Triton) && replicas().any(|replica| replica.metrics_url.is_none()) {
+    if pool.engine == Some(EngineName::Triton) && replicas().any(|replica| replica.metrics_url.is_none()) {
         let hint = "give each replica a `metrics_url` such as http://10.0.0.5:8002/metrics";
         findings.info(&field.key("replicas"), "Triton serves its metrics on a port of its own", hint);
     }

@@ -20,14 +20,14 @@ const MAX_LINKS: usize = 16;
 const MAX_RESTLESS: usize = 8;
 
 /// Watches folders and says when something in them changed.
-pub(super) struct Eyes {
+pub(super) struct FolderWatch {
     events: Arc<Notify>,
     /// `None` when the system gives no events; then only the poll is left.
     watcher: Mutex<Option<RecommendedWatcher>>,
     folders: Mutex<BTreeSet<PathBuf>>,
 }
 
-impl Eyes {
+impl FolderWatch {
     /// Eyes that watch nothing yet.
     pub(super) fn open() -> Self {
         let events = Arc::new(Notify::new());

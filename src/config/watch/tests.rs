@@ -12,8 +12,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::config::discover::Source;
-use crate::config::merge::Found;
+use crate::config::discover::ReplicaSource;
+use crate::config::merge::FoundEndpoints;
 use crate::config::watch::{POLL, ReloadHandle, ReloadOutcome, ReloadReport, Reloader, channel};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -280,13 +280,13 @@ async fn what_was_discovered_stays_over_a_reload() {
     let mut running = Running::start(&path).await;
     let settings = || running.reloader.current().load_full();
     let pool = settings().policy.pools.id("p").unwrap();
-    let Some(Source::Dns(source)) =
+    let Some(ReplicaSource::Dns(source)) =
         settings().edge.pools.get(pool).and_then(|row| row.discover.clone()).map(|d| d.source)
     else {
         panic!("no source")
     };
     let endpoint = source.form.endpoint("10.0.0.5", 80).unwrap();
-    let found = Found::from([(pool, vec![endpoint].into())]);
+    let found = FoundEndpoints::from([(pool, vec![endpoint].into())]);
     let [before, after] = running.reloader.discovered(found.clone()).expect("news");
     assert_eq!(after.policy.generation, before.policy.generation + 1);
     assert!(running.reloader.discovered(found).is_none(), "no news");

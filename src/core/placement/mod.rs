@@ -4,39 +4,39 @@
 //! [`place`] chooses among them for one job. Here all of it that changes only
 //! with the policy is worked out once.
 
-pub mod place;
+pub mod choose;
 pub mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::core::ids::{ClassId, ModelId, PoolId};
-use crate::core::placement::rules::{Otherwise, Rules, Tier, eligible, tiers, window};
-use crate::core::policy::Policy;
+use crate::core::model::ids::{ClassId, ModelId, PoolId};
+use crate::core::model::policy::Policy;
+use crate::core::placement::rules::{LatePolicy, PlacementRules, PoolTier, eligible, tiers, window};
 use crate::core::queue::LaneKey;
 
 /// What a job may use: the pools, and how much each is wanted. Jobs of the same
 /// line compete for exactly the same replicas.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Line {
+pub struct PoolSet {
     /// The pools, by id.
     pub pools: Vec<PoolId>,
     /// The same by how much they are wanted; never empty.
-    pub tiers: Vec<Tier>,
+    pub tiers: Vec<PoolTier>,
     /// What to do when none keeps the objective.
-    pub otherwise: Otherwise,
+    pub otherwise: LatePolicy,
 }
 
-impl Line {
+impl PoolSet {
     /// Whether its jobs may wait for the pools that they want most.
     #[must_use]
     pub fn waits(&self) -> bool {
-        self.otherwise == Otherwise::Wait && self.tiers.len() > 1
+        self.otherwise == LatePolicy::Wait && self.tiers.len() > 1
     }
 }
 
 /// Where the jobs of a lane stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Route {
+pub struct LaneRoute {
     /// The group of their model.
     pub group: usize,
     /// Their line among those of the group.
@@ -50,14 +50,14 @@ pub struct GroupShape {
     /// Its pools, by id.
     pub pools: Vec<PoolId>,
     /// Its lines.
-    pub lines: Vec<Line>,
+    pub lines: Vec<PoolSet>,
     /// The pools that each class may use for any tenant or model, by class.
     pub reach: BTreeMap<ClassId, BTreeSet<PoolId>>,
 }
 
 /// The ways of one model.
 #[derive(Debug, Clone, Default)]
-struct Ways {
+struct ModelRoutes {
     group: usize,
     /// The context windows of its pools but the largest, ascending: what does
     /// not fit one of them may fit the next.
@@ -70,7 +70,7 @@ struct Ways {
 /// From lanes to lines, worked out once per policy.
 #[derive(Debug, Clone, Default)]
 pub struct Placement {
-    models: Vec<Option<Ways>>,
+    models: Vec<Option<ModelRoutes>>,
     /// The number of each tenant's rules.
     tenants: Vec<usize>,
     /// By class: the number of its rules together with each tenant's.
@@ -88,7 +88,7 @@ impl Placement {
         let sets: BTreeMap<ModelId, Vec<PoolId>> = policy
             .models
             .iter()
-            .map(|(id, _, model)| (id, eligible(policy, model, &Rules::default(), 0)))
+            .map(|(id, _, model)| (id, eligible(policy, model, &PlacementRules::default(), 0)))
             .filter(|(_, pools)| !pools.is_empty())
             .collect();
         placement.groups = groups(sets.values());
@@ -96,7 +96,7 @@ impl Placement {
             placement.pools.extend(group.pools.iter().map(|pool| (*pool, index)));
         }
         placement.models.resize(policy.models.capacity(), None);
-        let mut known: BTreeMap<(usize, Line), usize> = BTreeMap::new();
+        let mut known: BTreeMap<(usize, PoolSet), usize> = BTreeMap::new();
         for (id, pools) in &sets {
             let group = placement.pools[&pools[0]];
             let ways = placement.ways(policy, *id, group, &rules, &mut known);
@@ -108,14 +108,14 @@ impl Placement {
 
     /// Gives a number to each set of rules that classes and tenants make
     /// together, and returns the sets.
-    fn number_rules(&mut self, policy: &Policy) -> Vec<Rules> {
-        let mut of_tenants = Numbers::default();
-        of_tenants.number(Rules::default());
+    fn number_rules(&mut self, policy: &Policy) -> Vec<PlacementRules> {
+        let mut of_tenants = RuleNumbers::default();
+        of_tenants.number(PlacementRules::default());
         self.tenants.resize(policy.tenants.capacity(), 0);
         for (id, _, tenant) in policy.tenants.iter() {
             self.tenants[id.index()] = of_tenants.number(tenant.placement.clone());
         }
-        let mut together = Numbers::default();
+        let mut together = RuleNumbers::default();
         self.classes.resize(policy.classes.capacity(), Vec::new());
         for (id, _, class) in policy.classes.iter() {
             let merged = of_tenants.all.iter().map(|tenant| class.placement.narrowed(tenant));
@@ -129,10 +129,10 @@ impl Placement {
         policy: &Policy,
         model: ModelId,
         group: usize,
-        rules: &[Rules],
-        known: &mut BTreeMap<(usize, Line), usize>,
-    ) -> Ways {
-        let Some(model) = policy.models.get(model) else { return Ways::default() };
+        rules: &[PlacementRules],
+        known: &mut BTreeMap<(usize, PoolSet), usize>,
+    ) -> ModelRoutes {
+        let Some(model) = policy.models.get(model) else { return ModelRoutes::default() };
         let supplies = model.pools.iter().filter_map(|pool| Some(policy.pools.get(*pool)?.supply));
         let mut windows: Vec<u32> = supplies.map(|one| window(model, &one).unwrap_or(u32::MAX)).collect();
         windows.sort_unstable();
@@ -145,14 +145,14 @@ impl Placement {
             let tiers = tiers(policy, &pools, rules);
             // With one tier there is nothing else to do.
             let otherwise = rules.otherwise.filter(|_| tiers.len() > 1).unwrap_or_default();
-            let line = (!tiers.is_empty()).then_some(Line { pools, tiers, otherwise })?;
+            let line = (!tiers.is_empty()).then_some(PoolSet { pools, tiers, otherwise })?;
             let lines = &mut self.groups[group].lines;
             Some(*known.entry((group, line)).or_insert_with_key(|(_, line)| {
                 lines.push(line.clone());
                 lines.len() - 1
             }))
         });
-        Ways { group, lines: lines.collect(), windows }
+        ModelRoutes { group, lines: lines.collect(), windows }
     }
 
     fn find_reach(&mut self, policy: &Policy) {
@@ -170,24 +170,24 @@ impl Placement {
         }
     }
 
-    fn ways_of(&self, model: ModelId) -> Option<&Ways> {
+    fn ways_of(&self, model: ModelId) -> Option<&ModelRoutes> {
         self.models.get(model.index())?.as_ref()
     }
 
     /// Where the jobs of a lane stand; `None` where no pool may serve them.
     #[must_use]
-    pub fn route(&self, lane: LaneKey) -> Option<Route> {
+    pub fn route(&self, lane: LaneKey) -> Option<LaneRoute> {
         let ways = self.ways_of(lane.model)?;
         let tenant = self.tenants.get(lane.tenant.index()).copied().unwrap_or(0);
         let rules = *self.classes.get(lane.class.index())?.get(tenant)?;
         let passed = usize::from(lane.fit).min(ways.windows.len());
         let line = ways.lines[rules * (ways.windows.len() + 1) + passed]?;
-        Some(Route { group: ways.group, line })
+        Some(LaneRoute { group: ways.group, line })
     }
 
     /// The pools that may serve the jobs of a lane.
     #[must_use]
-    pub fn line(&self, lane: LaneKey) -> Option<&Line> {
+    pub fn line(&self, lane: LaneKey) -> Option<&PoolSet> {
         self.route(lane).map(|route| &self.groups[route.group].lines[route.line])
     }
 
@@ -221,13 +221,13 @@ impl Placement {
 
 /// Equal rules get equal numbers.
 #[derive(Default)]
-struct Numbers {
-    all: Vec<Rules>,
-    known: BTreeMap<Rules, usize>,
+struct RuleNumbers {
+    all: Vec<PlacementRules>,
+    known: BTreeMap<PlacementRules, usize>,
 }
 
-impl Numbers {
-    fn number(&mut self, rules: Rules) -> usize {
+impl RuleNumbers {
+    fn number(&mut self, rules: PlacementRules) -> usize {
         if let Some(number) = self.known.get(&rules) {
             return *number;
         }
@@ -255,3 +255,4 @@ fn groups<'a>(sets: impl Iterator<Item = &'a Vec<PoolId>>) -> Vec<GroupShape> {
 
 #[cfg(test)]
 pub(crate) mod tests;
+pub mod unattainable;

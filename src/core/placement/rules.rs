@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::core::ids::PoolId;
-use crate::core::policy::{Model, Policy};
+use crate::core::model::ids::PoolId;
+use crate::core::model::policy::{Model, Policy};
 
 /// How a replica has its accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -98,7 +98,7 @@ impl Price {
 
 /// What a pool is, as far as rules ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Supply {
+pub struct PoolTraits {
     /// How its replicas have their accelerators.
     pub isolation: Isolation,
     /// Whether they may be taken away.
@@ -111,7 +111,7 @@ pub struct Supply {
 
 /// What a job does that no pool can serve in time just now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum Otherwise {
+pub enum LatePolicy {
     /// It goes where its first token comes soonest, whatever that costs.
     #[default]
     Fastest,
@@ -120,7 +120,7 @@ pub enum Otherwise {
     Wait,
 }
 
-impl Otherwise {
+impl LatePolicy {
     /// The name that the configuration and telemetry use.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -134,7 +134,7 @@ impl Otherwise {
 /// Where work may go and where it goes first. What is absent is not limited
 /// here, or left to the class.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Rules {
+pub struct PlacementRules {
     /// Kinds of isolation that it may have.
     pub isolation: Option<BTreeSet<Isolation>>,
     /// Kinds of capacity that it may have.
@@ -148,13 +148,13 @@ pub struct Rules {
     /// The capacity that is wanted before the other kind.
     pub prefer: Option<Capacity>,
     /// What to do when no pool keeps the objective.
-    pub otherwise: Option<Otherwise>,
+    pub otherwise: Option<LatePolicy>,
 }
 
-impl Rules {
+impl PlacementRules {
     /// Whether work under these rules may use the pool.
     #[must_use]
-    pub fn allow(&self, pool: PoolId, supply: &Supply) -> bool {
+    pub fn allow(&self, pool: PoolId, supply: &PoolTraits) -> bool {
         self.isolation.as_ref().is_none_or(|kinds| kinds.contains(&supply.isolation))
             && self.capacity.as_ref().is_none_or(|kinds| kinds.contains(&supply.capacity))
             && self.pools.as_ref().is_none_or(|pools| pools.contains(&pool))
@@ -184,7 +184,7 @@ impl Rules {
 
     /// How much a pool is wanted by order and kind, before prices: less is
     /// more.
-    fn rank(&self, pool: PoolId, supply: &Supply) -> (usize, bool) {
+    fn rank(&self, pool: PoolId, supply: &PoolTraits) -> (usize, bool) {
         let listed = self.spill.iter().flatten().position(|other| *other == pool);
         let other_kind = self.prefer.is_some_and(|kind| kind != supply.capacity);
         (listed.unwrap_or(usize::MAX), other_kind)
@@ -193,7 +193,7 @@ impl Rules {
 
 /// The context window that a pool has for a model: the smaller of the two.
 #[must_use]
-pub fn window(model: &Model, supply: &Supply) -> Option<u32> {
+pub fn window(model: &Model, supply: &PoolTraits) -> Option<u32> {
     model.max_model_len.into_iter().chain(supply.window).min()
 }
 
@@ -201,7 +201,7 @@ pub fn window(model: &Model, supply: &Supply) -> Option<u32> {
 /// as far as both the class's and the tenant's rules go; `None` where some
 /// window is not known, or no pool is left.
 #[must_use]
-pub fn largest_window(policy: &Policy, model: &Model, rules: &[&Rules]) -> Option<u32> {
+pub fn largest_window(policy: &Policy, model: &Model, rules: &[&PlacementRules]) -> Option<u32> {
     let pools = model.pools.iter().filter_map(|id| Some((*id, policy.pools.get(*id)?.supply)));
     let mut allowed = pools.filter(|(id, supply)| rules.iter().all(|rules| rules.allow(*id, supply)));
     allowed.try_fold(0, |most, (_, supply)| Some(window(model, &supply)?.max(most))).filter(|most| *most > 0)
@@ -211,7 +211,7 @@ pub fn largest_window(policy: &Policy, model: &Model, rules: &[&Rules]) -> Optio
 /// window is larger than `beyond` tokens, or the ones with the largest window
 /// where none is, for the engine to decide.
 #[must_use]
-pub fn eligible(policy: &Policy, model: &Model, rules: &Rules, beyond: u32) -> Vec<PoolId> {
+pub fn eligible(policy: &Policy, model: &Model, rules: &PlacementRules, beyond: u32) -> Vec<PoolId> {
     let size = |id: PoolId| {
         let supply = policy.pools.get(id).map(|pool| pool.supply).unwrap_or_default();
         window(model, &supply).unwrap_or(u32::MAX)
@@ -227,7 +227,7 @@ pub fn eligible(policy: &Policy, model: &Model, rules: &Rules, beyond: u32) -> V
 
 /// Pools that are wanted as much as each other.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Tier {
+pub struct PoolTier {
     /// By order and kind; those of the same rank are told apart by what they
     /// cost.
     pub rank: usize,
@@ -240,7 +240,7 @@ pub struct Tier {
 /// The pools by how much they are wanted, most wanted first as far as that is
 /// known before anything has run there.
 #[must_use]
-pub fn tiers(policy: &Policy, pools: &[PoolId], rules: &Rules) -> Vec<Tier> {
+pub fn tiers(policy: &Policy, pools: &[PoolId], rules: &PlacementRules) -> Vec<PoolTier> {
     let key = |id: PoolId| {
         let supply = policy.pools.get(id).map(|pool| pool.supply).unwrap_or_default();
         (rules.rank(id, &supply), supply.price.is_none(), supply.price)
@@ -252,7 +252,7 @@ pub fn tiers(policy: &Policy, pools: &[PoolId], rules: &Rules) -> Vec<Tier> {
     let tier = |pools: &[PoolId]| {
         let (rank, _, price) = key(pools[0]);
         let rank = ranks.iter().position(|other| *other == rank).unwrap_or_default();
-        Tier { rank, price, pools: pools.to_vec() }
+        PoolTier { rank, price, pools: pools.to_vec() }
     };
     sorted.chunk_by(|one, two| key(*one) == key(*two)).map(tier).collect()
 }

@@ -5,14 +5,16 @@ use std::collections::BTreeSet;
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
-use crate::core::ids::{ClassId, ModelId, PoolId, TenantId};
+use crate::core::model::ids::{ClassId, ModelId, PoolId, TenantId};
+use crate::core::model::policy::{Class, Model, Policy, Pool, Tenant};
 use crate::core::placement::Placement;
-use crate::core::placement::place::{Choice, Decision, Offer, Terms, place};
-use crate::core::placement::rules::{Capacity, Isolation, Otherwise, Price, Rules, Supply, eligible, tiers};
-use crate::core::policy::{Class, Model, Policy, Pool, Tenant};
+use crate::core::placement::choose::{JobTerms, PlacementDecision, PlacementReason, TierOffer, place};
+use crate::core::placement::rules::{
+    Capacity, Isolation, LatePolicy, PlacementRules, PoolTraits, Price, eligible, tiers,
+};
 use crate::core::queue::LaneKey;
 
-fn class(placement: Rules) -> Class {
+fn class(placement: PlacementRules) -> Class {
     Class {
         rank: 0,
         min_share: 0.0,
@@ -26,7 +28,7 @@ fn class(placement: Rules) -> Class {
     }
 }
 
-fn tenant(placement: Rules) -> Tenant {
+fn tenant(placement: PlacementRules) -> Tenant {
     Tenant {
         weight: 1.0,
         default_class: ClassId::new(0),
@@ -39,10 +41,10 @@ fn tenant(placement: Rules) -> Tenant {
 }
 
 /// A policy with one class and one tenant, both without rules.
-fn policy(pools: &[Supply], models: &[&[u32]]) -> Policy {
+fn policy(pools: &[PoolTraits], models: &[&[u32]]) -> Policy {
     let mut policy = Policy::default();
-    policy.classes.insert("c0", class(Rules::default()));
-    policy.tenants.insert("t0", tenant(Rules::default()));
+    policy.classes.insert("c0", class(PlacementRules::default()));
+    policy.tenants.insert("t0", tenant(PlacementRules::default()));
     for (index, supply) in pools.iter().enumerate() {
         policy.pools.insert(&format!("p{index}"), Pool { supply: *supply, ..Pool::default() });
     }
@@ -54,7 +56,7 @@ fn policy(pools: &[Supply], models: &[&[u32]]) -> Policy {
 }
 
 fn plain(pools: usize, models: &[&[u32]]) -> Policy {
-    policy(&vec![Supply::default(); pools], models)
+    policy(&vec![PoolTraits::default(); pools], models)
 }
 
 fn lane(class: u32, tenant: u32, model: u32, fit: u8) -> LaneKey {
@@ -65,8 +67,8 @@ fn of_model(model: u32) -> LaneKey {
     lane(0, 0, model, 0)
 }
 
-fn priced(price: f64) -> Supply {
-    Supply { price: Price::new(price), ..Supply::default() }
+fn priced(price: f64) -> PoolTraits {
+    PoolTraits { price: Price::new(price), ..PoolTraits::default() }
 }
 
 fn pools(numbers: &[u32]) -> Vec<PoolId> {
@@ -102,9 +104,12 @@ fn a_model_without_a_present_pool_has_no_line() {
 #[test]
 fn equal_rules_share_lines_and_others_get_their_own() {
     let mut policy = plain(3, &[&[0, 1, 2], &[0, 1, 2]]);
-    let only =
-        |numbers: &[u32]| Rules { pools: Some(pools(numbers).into_iter().collect()), ..Rules::default() };
-    for (index, rules) in [only(&[0, 1]), only(&[0, 1]), only(&[2]), Rules::default()].into_iter().enumerate()
+    let only = |numbers: &[u32]| PlacementRules {
+        pools: Some(pools(numbers).into_iter().collect()),
+        ..PlacementRules::default()
+    };
+    for (index, rules) in
+        [only(&[0, 1]), only(&[0, 1]), only(&[2]), PlacementRules::default()].into_iter().enumerate()
     {
         policy.tenants.insert(&format!("t{}", index + 1), tenant(rules));
     }
@@ -126,7 +131,7 @@ fn equal_rules_share_lines_and_others_get_their_own() {
 #[test]
 fn what_both_forbid_leaves_nothing() {
     let mut policy = plain(2, &[&[0, 1]]);
-    let only = |pool| Rules { pools: Some([PoolId::new(pool)].into()), ..Rules::default() };
+    let only = |pool| PlacementRules { pools: Some([PoolId::new(pool)].into()), ..PlacementRules::default() };
     policy.classes.insert("c0", class(only(0)));
     policy.tenants.insert("t1", tenant(only(1)));
     let placement = Placement::new(&policy);
@@ -137,8 +142,8 @@ fn what_both_forbid_leaves_nothing() {
 
 #[test]
 fn long_prompts_keep_off_small_windows() {
-    let window = |tokens| Supply { window: Some(tokens), ..Supply::default() };
-    let mut rules = policy(&[window(4096), window(8192), Supply::default()], &[&[0, 1, 2], &[0, 1]]);
+    let window = |tokens| PoolTraits { window: Some(tokens), ..PoolTraits::default() };
+    let mut rules = policy(&[window(4096), window(8192), PoolTraits::default()], &[&[0, 1, 2], &[0, 1]]);
     rules.models.insert("m1", Model { pools: pools(&[0, 1]), max_model_len: Some(6000) });
     let placement = Placement::new(&rules);
     let of = |model, context| {
@@ -155,88 +160,82 @@ fn long_prompts_keep_off_small_windows() {
 
 #[test]
 fn tiers_go_by_spill_order_then_kind_then_price() {
-    let spot = |price| Supply { capacity: Capacity::Spot, ..priced(price) };
-    let supplies = [priced(3.0), spot(1.0), spot(1.0), priced(2.0), Supply::default()];
+    let spot = |price| PoolTraits { capacity: Capacity::Spot, ..priced(price) };
+    let supplies = [priced(3.0), spot(1.0), spot(1.0), priced(2.0), PoolTraits::default()];
     let policy = policy(&supplies, &[&[0, 1, 2, 3, 4]]);
-    let order = |rules: Rules| {
+    let order = |rules: PlacementRules| {
         let tiers = tiers(&policy, &pools(&[0, 1, 2, 3, 4]), &rules);
         tiers
             .iter()
             .map(|tier| (tier.rank, tier.pools.iter().map(|id| id.index()).collect()))
             .collect::<Vec<_>>()
     };
-    assert_eq!(order(Rules::default()), [(0, vec![1, 2]), (0, vec![3]), (0, vec![0]), (0, vec![4])]);
-    let prefer = Rules { prefer: Some(Capacity::OnDemand), ..Rules::default() };
+    assert_eq!(order(PlacementRules::default()), [(0, vec![1, 2]), (0, vec![3]), (0, vec![0]), (0, vec![4])]);
+    let prefer = PlacementRules { prefer: Some(Capacity::OnDemand), ..PlacementRules::default() };
     assert_eq!(order(prefer.clone()), [(0, vec![3]), (0, vec![0]), (0, vec![4]), (1, vec![1, 2])]);
-    let spill = Rules { spill: Some(pools(&[4, 2])), ..prefer };
+    let spill = PlacementRules { spill: Some(pools(&[4, 2])), ..prefer };
     assert_eq!(order(spill), [(0, vec![4]), (1, vec![2]), (2, vec![3]), (2, vec![0]), (3, vec![1])]);
 }
 
 const MS: u64 = 1_000_000;
 
-fn offer(tier: usize, cost: f64, ttft: Option<u64>) -> Offer {
-    Offer { tier, rank: 0, cost, ttft: ttft.map(|millis| millis * MS) }
+fn offer(tier: usize, cost: f64, ttft: Option<u64>) -> TierOffer {
+    TierOffer { tier, rank: 0, cost, ttft: ttft.map(|millis| millis * MS) }
 }
 
-fn terms(last: Option<usize>) -> Terms {
-    Terms { left: 100 * MS, patient: false, otherwise: Otherwise::Fastest, last }
+fn terms(last: Option<usize>) -> JobTerms {
+    JobTerms { left: 100 * MS, patient: false, otherwise: LatePolicy::Fastest, last }
 }
 
 #[test]
 fn the_cheapest_in_time_wins() {
     let go = |cheap, dear, last| place(&[offer(0, 1.0, cheap), offer(1, 2.0, dear)], &terms(last));
-    assert_eq!(go(Some(90), Some(10), None), Decision::Go(0, Choice::Wanted));
-    assert_eq!(go(Some(101), Some(10), Some(0)), Decision::Go(1, Choice::Spilled));
-    assert_eq!(go(None, Some(10), Some(0)), Decision::Go(1, Choice::Spilled));
-    assert_eq!(go(Some(90), Some(10), Some(1)), Decision::Go(1, Choice::Kept));
-    assert_eq!(go(Some(80), Some(10), Some(1)), Decision::Go(0, Choice::Wanted));
-    assert_eq!(go(Some(90), None, Some(1)), Decision::Go(0, Choice::Wanted));
-    assert_eq!(go(Some(150), Some(120), Some(0)), Decision::Soonest);
+    assert_eq!(go(Some(90), Some(10), None), PlacementDecision::Go(0, PlacementReason::Wanted));
+    assert_eq!(go(Some(101), Some(10), Some(0)), PlacementDecision::Go(1, PlacementReason::Spilled));
+    assert_eq!(go(None, Some(10), Some(0)), PlacementDecision::Go(1, PlacementReason::Spilled));
+    assert_eq!(go(Some(90), Some(10), Some(1)), PlacementDecision::Go(1, PlacementReason::Kept));
+    assert_eq!(go(Some(80), Some(10), Some(1)), PlacementDecision::Go(0, PlacementReason::Wanted));
+    assert_eq!(go(Some(90), None, Some(1)), PlacementDecision::Go(0, PlacementReason::Wanted));
+    assert_eq!(go(Some(150), Some(120), Some(0)), PlacementDecision::Soonest);
     let near = place(&[offer(0, 1.0, Some(10)), offer(1, 1.05, Some(10))], &terms(Some(1)));
-    assert_eq!(near, Decision::Go(1, Choice::Kept), "not clearly cheaper");
+    assert_eq!(near, PlacementDecision::Go(1, PlacementReason::Kept), "not clearly cheaper");
 }
 
 #[test]
 fn who_waits_pays_more_only_for_what_keeps_the_objective() {
     let go = |cheap, dear, patient| {
-        let terms = Terms { patient, otherwise: Otherwise::Wait, ..terms(None) };
+        let terms = JobTerms { patient, otherwise: LatePolicy::Wait, ..terms(None) };
         place(&[offer(0, 1.0, cheap), offer(1, 2.0, dear)], &terms)
     };
-    assert_eq!(go(None, Some(10), true), Decision::Wait);
-    assert_eq!(go(None, Some(10), false), Decision::Go(1, Choice::Spilled));
-    assert_eq!(go(None, Some(110), false), Decision::Wait);
-    assert_eq!(go(Some(120), Some(110), false), Decision::Go(0, Choice::Waited));
-    assert_eq!(place(&[], &terms(None)), Decision::Wait);
+    assert_eq!(go(None, Some(10), true), PlacementDecision::Wait);
+    assert_eq!(go(None, Some(10), false), PlacementDecision::Go(1, PlacementReason::Spilled));
+    assert_eq!(go(None, Some(110), false), PlacementDecision::Wait);
+    assert_eq!(go(Some(120), Some(110), false), PlacementDecision::Go(0, PlacementReason::Waited));
+    assert_eq!(place(&[], &terms(None)), PlacementDecision::Wait);
 }
 
 /// Any rules over six pools.
-pub(crate) fn rules() -> impl Strategy<Value = Rules> {
+pub(crate) fn rules() -> impl Strategy<Value = PlacementRules> {
     let kinds = prop::option::of(btree_set(prop::sample::select(Isolation::ALL.to_vec()), 0..4));
     let capacity = prop_oneof![Just(Capacity::OnDemand), Just(Capacity::Spot)];
     let capacities = prop::option::of(btree_set(capacity.clone(), 0..3));
     let ids = || (0u32..6).prop_map(PoolId::new);
     let price = prop::option::of((0u32..5).prop_map(|price| Price::new(f64::from(price)).unwrap()));
-    let otherwise = prop::option::of(prop_oneof![Just(Otherwise::Fastest), Just(Otherwise::Wait)]);
+    let otherwise = prop::option::of(prop_oneof![Just(LatePolicy::Fastest), Just(LatePolicy::Wait)]);
     (
         (kinds, capacities, prop::option::of(btree_set(ids(), 0..5)), price),
         (prop::option::of(vec(ids(), 0..4)), prop::option::of(capacity), otherwise),
     )
-        .prop_map(|((isolation, capacity, pools, max_price), (spill, prefer, otherwise))| Rules {
-            isolation,
-            capacity,
-            pools,
-            max_price,
-            spill,
-            prefer,
-            otherwise,
+        .prop_map(|((isolation, capacity, pools, max_price), (spill, prefer, otherwise))| {
+            PlacementRules { isolation, capacity, pools, max_price, spill, prefer, otherwise }
         })
 }
 
 /// Any kind of pool.
-pub(crate) fn supply() -> impl Strategy<Value = Supply> {
+pub(crate) fn supply() -> impl Strategy<Value = PoolTraits> {
     let isolation = prop::sample::select(Isolation::ALL.to_vec());
     (isolation, any::<bool>(), prop::option::of(0u32..5), prop::option::of(1u32..4)).prop_map(
-        |(isolation, spot, price, window)| Supply {
+        |(isolation, spot, price, window)| PoolTraits {
             isolation,
             capacity: if spot { Capacity::Spot } else { Capacity::OnDemand },
             price: price.and_then(|price| Price::new(f64::from(price))),
@@ -245,10 +244,10 @@ pub(crate) fn supply() -> impl Strategy<Value = Supply> {
     )
 }
 
-fn offers() -> impl Strategy<Value = Vec<Offer>> {
+fn offers() -> impl Strategy<Value = Vec<TierOffer>> {
     let row = (0usize..3, 0u32..6, prop::option::of(0u64..200));
     vec(row, 0..6).prop_map(|rows| {
-        let offer = |(tier, (rank, cost, ttft)): (usize, (usize, u32, Option<u64>))| Offer {
+        let offer = |(tier, (rank, cost, ttft)): (usize, (usize, u32, Option<u64>))| TierOffer {
             rank,
             ..offer(tier, f64::from(cost), ttft)
         };
@@ -262,7 +261,7 @@ proptest! {
         let all: Vec<u32> = (0..supplies.len() as u32).collect();
         let policy = policy(&supplies, &[&all]);
         let model = policy.models.get(ModelId::new(0)).unwrap();
-        let of = |rules: &Rules, beyond| -> BTreeSet<PoolId> { eligible(&policy, model, rules, beyond).into_iter().collect() };
+        let of = |rules: &PlacementRules, beyond| -> BTreeSet<PoolId> { eligible(&policy, model, rules, beyond).into_iter().collect() };
         let both = of(&class.narrowed(&tenant), 0);
         prop_assert_eq!(&both, &(&of(&class, 0) & &of(&tenant, 0)));
         prop_assert!(of(&class.narrowed(&tenant), beyond).is_subset(&both));
@@ -283,19 +282,19 @@ proptest! {
     fn a_job_goes_only_where_there_is_room_and_wants_nothing_better(
         offers in offers(), left in 0u64..200, patient: bool, waits: bool, last in prop::option::of(0usize..6)
     ) {
-        let otherwise = if waits { Otherwise::Wait } else { Otherwise::Fastest };
-        let terms = Terms { left: left * MS, patient: patient && waits, otherwise, last };
-        let in_time = |offer: &Offer| offer.ttft.is_some_and(|ttft| ttft <= terms.left);
+        let otherwise = if waits { LatePolicy::Wait } else { LatePolicy::Fastest };
+        let terms = JobTerms { left: left * MS, patient: patient && waits, otherwise, last };
+        let in_time = |offer: &TierOffer| offer.ttft.is_some_and(|ttft| ttft <= terms.left);
         match place(&offers, &terms) {
-            Decision::Go(tier, choice) => {
+            PlacementDecision::Go(tier, choice) => {
                 prop_assert!(offers[tier].ttft.is_some());
-                prop_assert!(choice == Choice::Waited || in_time(&offers[tier]));
+                prop_assert!(choice == PlacementReason::Waited || in_time(&offers[tier]));
                 let better = offers.iter().filter(|other| in_time(other) && other.rank == offers[tier].rank);
-                let clearly = |other: &Offer| other.cost < offers[tier].cost * 0.8 && other.ttft.is_some_and(|ttft| ttft < terms.left / 2);
-                prop_assert!(!better.into_iter().any(clearly) || choice == Choice::Waited);
+                let clearly = |other: &TierOffer| other.cost < offers[tier].cost * 0.8 && other.ttft.is_some_and(|ttft| ttft < terms.left / 2);
+                prop_assert!(!better.into_iter().any(clearly) || choice == PlacementReason::Waited);
             }
-            Decision::Soonest => prop_assert!(!waits && !offers.iter().any(in_time)),
-            Decision::Wait => prop_assert!(offers.is_empty() || waits),
+            PlacementDecision::Soonest => prop_assert!(!waits && !offers.iter().any(in_time)),
+            PlacementDecision::Wait => prop_assert!(offers.is_empty() || waits),
         }
         prop_assert_eq!(place(&offers, &terms), place(&offers, &terms));
     }
@@ -307,7 +306,7 @@ proptest! {
         let mut changes = 0;
         for (cheap, dear) in cheap.into_iter().zip(dear) {
             let offers = [offer(0, 1.0, Some(cheap)), offer(1, 2.0, Some(dear))];
-            let Decision::Go(tier, _) = place(&offers, &terms(last)) else { panic!("the dear one is in time") };
+            let PlacementDecision::Go(tier, _) = place(&offers, &terms(last)) else { panic!("the dear one is in time") };
             changes += u32::from(last != Some(tier));
             last = Some(tier);
         }
@@ -319,7 +318,7 @@ proptest! {
     fn small_changes_of_cost_move_nothing(costs in vec((95u32..=100, 95u32..=100), 1..60), start in 0usize..2) {
         for (one, two) in costs {
             let offers = [offer(0, f64::from(one), Some(10)), offer(1, f64::from(two), Some(10))];
-            let Decision::Go(tier, _) = place(&offers, &terms(Some(start))) else { panic!("both are in time") };
+            let PlacementDecision::Go(tier, _) = place(&offers, &terms(Some(start))) else { panic!("both are in time") };
             prop_assert_eq!(tier, start);
         }
     }

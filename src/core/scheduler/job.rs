@@ -4,19 +4,19 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::board::Size;
-use crate::core::budget::Hold;
-use crate::core::cost::meter::{self, Stay};
-use crate::core::event::Recalled;
-use crate::core::fleet::{Mark, Wish};
-use crate::core::ids::{ClassId, PoolId, ReplicaId};
-use crate::core::job::{JobSpec, Prefix};
-use crate::core::predict;
-use crate::core::queue::{Part, Place};
-use crate::core::routing::Booking;
-use crate::core::time::Tick;
+use crate::core::billing::meter::{self, MeteredStay};
+use crate::core::limits::LimitReservation;
+use crate::core::model::event::PreemptReason;
+use crate::core::model::ids::{ClassId, PoolId, ReplicaId};
+use crate::core::model::job::{JobSpec, PromptPrefix};
+use crate::core::model::time::Tick;
+use crate::core::queue::fit_tree::FitSize;
+use crate::core::queue::{LanePart, LanePlace};
+use crate::core::replica::fleet::{PrefillMark, ReplicaRequirements};
+use crate::core::replica::ledger::Booking;
+use crate::core::replica::speed::ttft_model;
 
-use super::recall::Movable;
+use crate::core::scheduler::dispatch::preempt::PreemptibleJob;
 
 /// Token and byte counts beyond this are taken as this, so that no sum of them
 /// can overflow.
@@ -29,17 +29,17 @@ const MAX_SEQUENCES: u32 = 1 << 16;
 pub(super) struct Job {
     pub(super) spec: JobSpec,
     /// Its place among the fresh jobs of its lane.
-    pub(super) place: Place,
+    pub(super) place: LanePlace,
     /// The start of its prompt, to find the replica that has read it before.
-    pub(super) prefix: Prefix,
+    pub(super) prefix: PromptPrefix,
     /// The most of its prompt that any replica had when it got to the head of
     /// its lane.
     pub(super) reach: u64,
     /// Why its edge was asked to hand over its stream, if it was in this try.
-    pub(super) asked: Option<Recalled>,
+    pub(super) asked: Option<PreemptReason>,
     /// From then on it cannot keep its class's objective any more.
     pub(super) late_after: Tick,
-    pub(super) phase: Phase,
+    pub(super) phase: JobPhase,
     /// How long it waited before its earlier tries.
     pub(super) waited: Duration,
     /// The output expected of it in all, as of when it got to the head of its
@@ -53,7 +53,7 @@ pub(super) struct Job {
     /// What its tenant was charged; charged once, however many tries it takes.
     pub(super) charged: Option<u64>,
     /// What it has reserved of its limits.
-    pub(super) hold: Hold,
+    pub(super) hold: LimitReservation,
     /// What its stays at replicas came to so far: their time in nanoseconds, and
     /// what that costs in 1e-9 of the currency.
     pub(super) spent: (u64, u64),
@@ -67,12 +67,12 @@ pub(super) struct Job {
     pub(super) tried: SmallVec<[(ReplicaId, u32); 2]>,
     /// Replicas that were silent about it.
     pub(super) silences: u8,
-    /// The same request was a suspect before; see [`crate::core::suspects`].
+    /// The same request was a suspect before; see [`crate::core::replica::health::suspects`].
     pub(super) known_suspect: bool,
     /// How often it lost its place to others.
     pub(super) preemptions: u32,
     /// The pool where it may lose its place, and its turn there.
-    pub(super) movable: Option<(PoolId, Movable)>,
+    pub(super) movable: Option<(PoolId, PreemptibleJob)>,
     /// How often another went before it while it was first in the order.
     pub(super) passed: u32,
     /// Until when it is held for a pool that has to start, if it was.
@@ -83,22 +83,22 @@ pub(super) struct Job {
 
 /// Where a job is.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Phase {
+pub(super) enum JobPhase {
     /// In its lane.
-    Waiting { part: Part, since: Tick },
+    Waiting { part: LanePart, since: Tick },
     /// At a replica.
-    Running(Run),
+    Running(RunningAttempt),
 }
 
 /// A try at a replica.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Run {
+pub(super) struct RunningAttempt {
     pub(super) replica: ReplicaId,
     /// The replica's epoch when it was sent.
     pub(super) epoch: u32,
     pub(super) booking: Booking,
     /// Its part in the replica's time.
-    pub(super) stay: Stay,
+    pub(super) stay: MeteredStay,
     /// Prompt tokens that the replica was not taken to have.
     pub(super) uncached: u64,
     /// When it was sent.
@@ -106,10 +106,10 @@ pub(super) struct Run {
     /// When its prompt next may count as read; see `reading`.
     pub(super) read_at: Option<Tick>,
     /// What the replica's prompts and steps came to when it was sent.
-    pub(super) mark: Mark,
+    pub(super) mark: PrefillMark,
     /// Whether the replica had answered before; see [`Vitals::is_proven`].
     ///
-    /// [`Vitals::is_proven`]: crate::core::vitals::Vitals::is_proven
+    /// [`Vitals::is_proven`]: crate::core::replica::health::Vitals::is_proven
     pub(super) proven: bool,
     /// Its time to the first token as predicted.
     pub(super) expected: Duration,
@@ -138,22 +138,22 @@ pub(super) fn bounded(spec: JobSpec, now: Tick) -> JobSpec {
 
 impl Job {
     /// A job that begins to wait. Its spec is [`bounded`].
-    pub(super) fn new(spec: JobSpec, prefix: Prefix, seq: u64) -> Self {
+    pub(super) fn new(spec: JobSpec, prefix: PromptPrefix, seq: u64) -> Self {
         Self {
             spec,
-            place: Place { seq, ..Place::default() },
+            place: LanePlace { seq, ..LanePlace::default() },
             prefix,
             reach: 0,
             asked: None,
             late_after: Tick::NEVER,
             held_until: None,
-            phase: Phase::Waiting { part: Part::Fresh, since: spec.arrived },
+            phase: JobPhase::Waiting { part: LanePart::Fresh, since: spec.arrived },
             waited: Duration::ZERO,
             output: 0,
             work: 0.0,
             begun: 0,
             charged: None,
-            hold: Hold::default(),
+            hold: LimitReservation::default(),
             spent: (0, 0),
             tries: 0,
             failures: 0,
@@ -173,7 +173,7 @@ impl Job {
         Booking {
             seqs: self.spec.sequences,
             prompt: self.prompt(),
-            weight: predict::weight(self.prompt(), cached),
+            weight: ttft_model::weight(self.prompt(), cached),
             output: self.output_left(),
             started: false,
             read: false,
@@ -197,17 +197,17 @@ impl Job {
     }
 
     /// What a replica must have left for it.
-    pub(super) fn need(&self) -> Size {
+    pub(super) fn need(&self) -> FitSize {
         let booking = self.booking(self.reach, false);
-        Size { seqs: booking.seqs, kv: booking.kv(), prefill: booking.weight }
+        FitSize { seqs: booking.seqs, kv: booking.kv(), prefill: booking.weight }
     }
 
     /// What it wants of a replica.
-    pub(super) fn wish<'a>(&self, cached: &'a [(ReplicaId, u64)], guest: bool) -> Wish<'a> {
+    pub(super) fn wish<'a>(&self, cached: &'a [(ReplicaId, u64)], guest: bool) -> ReplicaRequirements<'a> {
         let output = self.output_left() / u64::from(self.spec.sequences.max(1));
         let output = if self.spec.streams { output / STREAMED } else { output };
         let (need, prompt, model) = (self.need(), self.prompt(), self.spec.model);
-        Wish { need, prompt, output, cached, guest, model, session: None }
+        ReplicaRequirements { need, prompt, output, cached, guest, model, session: None }
     }
 
     /// What the next engine has to read.
@@ -222,15 +222,15 @@ impl Job {
 
     /// What its prompt costs to read where nothing of it is known.
     pub(super) fn weight(&self) -> u64 {
-        predict::weight(self.prompt(), 0)
+        ttft_model::weight(self.prompt(), 0)
     }
 
     /// Its place in the part of its lane in which it waits. What returned goes
     /// by age alone.
-    pub(super) fn place_in(&self, part: Part) -> Place {
+    pub(super) fn place_in(&self, part: LanePart) -> LanePlace {
         match part {
-            Part::Returned => Place { seq: self.place.seq, ..Place::default() },
-            Part::Fresh => self.place,
+            LanePart::Returned => LanePlace { seq: self.place.seq, ..LanePlace::default() },
+            LanePart::Fresh => self.place,
         }
     }
 
@@ -248,7 +248,7 @@ impl Job {
     }
 
     /// Keeps in mind that a replica failed it.
-    pub(super) fn note_tried(&mut self, run: &Run) {
+    pub(super) fn note_tried(&mut self, run: &RunningAttempt) {
         let tried = (run.replica, run.epoch);
         if !self.tried.contains(&tried) {
             self.tried.push(tried);
@@ -258,24 +258,24 @@ impl Job {
     /// How long it has waited, over all its tries.
     pub(super) fn queued(&self, now: Tick) -> Duration {
         match self.phase {
-            Phase::Waiting { since, .. } => self.waited.saturating_add(now.since(since)),
-            Phase::Running(_) => self.waited,
+            JobPhase::Waiting { since, .. } => self.waited.saturating_add(now.since(since)),
+            JobPhase::Running(_) => self.waited,
         }
     }
 
     /// The part of its lane in which it waits.
-    pub(super) const fn part(&self) -> Option<Part> {
+    pub(super) const fn part(&self) -> Option<LanePart> {
         match self.phase {
-            Phase::Waiting { part, .. } => Some(part),
-            Phase::Running(_) => None,
+            JobPhase::Waiting { part, .. } => Some(part),
+            JobPhase::Running(_) => None,
         }
     }
 
     /// Its try, while it is at a replica.
-    pub(super) const fn run(&self) -> Option<Run> {
+    pub(super) const fn run(&self) -> Option<RunningAttempt> {
         match self.phase {
-            Phase::Waiting { .. } => None,
-            Phase::Running(run) => Some(run),
+            JobPhase::Waiting { .. } => None,
+            JobPhase::Running(run) => Some(run),
         }
     }
 }

@@ -3,93 +3,71 @@
 //! A job waits here and gets its replica only when that one can start it at
 //! once (late binding). The rules, each beside its code:
 //!
-//! * order between classes, tenants and jobs: [`crate::core::order`] and
-//!   [`crate::core::fairness`];
-//! * what each tenant may hold: [`crate::core::quota`];
-//! * which replica: [`crate::core::routing`], [`crate::core::adapters`],
-//!   [`crate::core::sessions`]; how much it can take:
-//!   [`crate::core::limits`] and [`crate::core::fleet`]; of which pool:
+//! * order between classes, tenants and jobs: [`crate::core::queue::order`] and
+//!   [`crate::core::queue::fairness`];
+//! * what each tenant may hold: [`crate::core::queue::quota`];
+//! * which replica: [`crate::core::replica::ledger`], [`crate::core::replica::affinity::adapter_slots`],
+//!   [`crate::core::replica::affinity::sessions`]; how much it can take:
+//!   [`crate::core::replica::seq_limit`] and [`crate::core::replica::fleet`]; of which pool:
 //!   [`crate::core::placement`];
 //! * large jobs among small ones: `dispatch`;
 //! * what a fault does to the job and to the replica: `settle`, `health`; what
 //!   silence does: `silence`;
-//! * what tenants and keys may use: [`crate::core::budget`], `spend`;
-//! * what jobs cost: [`crate::core::cost`], `charge`;
-//! * what may wait: [`crate::core::admission`]; in which class: `demote`;
+//! * what tenants and keys may use: [`crate::core::limits`], `spend`;
+//! * what jobs cost: [`crate::core::billing`], `charge`;
+//! * what may wait: [`crate::core::queue::admission`]; in which class: `demote`;
 //!   who makes room: `displace`;
 //! * jobs that need not wait for a model that is down: `fallback`;
 //! * jobs that take only what nobody else needs: `spare`;
 //! * what operators set apart from the policy: `overrides`;
-//! * jobs whose pools have to start first: [`crate::core::cold`], `cold`;
-//! * replicas that sleep: [`crate::core::rest`], `rest`;
-//! * how many replicas are needed: [`crate::core::demand`],
-//!   [`crate::core::scale`], `need`; with other gateways: `outlook`.
+//! * jobs whose pools have to start first: [`crate::core::autoscale::pool_start`], `cold`;
+//! * replicas that sleep: [`crate::core::replica::health::sleep`], `rest`;
+//! * how many replicas are needed: [`crate::core::autoscale::demand`],
+//!   [`crate::core::autoscale`], `need`; with other gateways: `outlook`.
 //!
 //! A decision costs O(classes × routes of the group) root look-ups plus
 //! O(log) searches; it does not grow with tenants, replicas or waiting jobs.
 //! Only a change of policy looks at everything.
 
-mod arrive;
-mod audit;
-mod charge;
-mod cold;
+mod admit;
 mod demand;
-mod demote;
-mod depart;
 mod dispatch;
-mod displace;
-mod entry;
-mod explain;
-mod fallback;
 mod health;
 mod job;
-mod need;
-mod outlook;
-mod overrides;
-mod place;
-mod promise;
-mod quotas;
-mod reading;
-mod recall;
-mod reload;
-mod rest;
 mod settle;
-mod silence;
-mod spare;
-mod spend;
-mod timer;
-mod view;
+mod timers;
 
+pub mod operate;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::core::admission::has_space;
-use crate::core::budget::Budgets;
-use crate::core::budget::expect::Expected;
-use crate::core::cold::Starts;
-use crate::core::demand::Demand;
-use crate::core::estimate::OutputLengths;
-use crate::core::event::{Action, Event};
-use crate::core::fleet::Fleet;
-use crate::core::ids::{JobId, PoolId, ReplicaId};
-use crate::core::invariant::Invariants;
-use crate::core::number_map::NumberMap;
-use crate::core::order::Group;
-use crate::core::overrides::Overrides;
+use crate::core::autoscale::demand::Demand;
+use crate::core::autoscale::desired::DesiredReplicas;
+use crate::core::autoscale::pool_start::PoolStarts;
+use crate::core::limits::UsageLimits;
+use crate::core::limits::expected_use::ExpectedUse;
+use crate::core::model::event::{Action, Event};
+use crate::core::model::ids::{JobId, PoolId, ReplicaId};
+use crate::core::model::invariant::Invariants;
+use crate::core::model::number_map::NumberMap;
+use crate::core::model::overrides::Overrides;
+use crate::core::model::policy::Policy;
+use crate::core::model::time::Tick;
 use crate::core::placement::Placement;
-use crate::core::policy::Policy;
-use crate::core::prefix::PrefixIndex;
-use crate::core::queue::{LaneKey, Load, Queue};
-use crate::core::scale::memory::Memory;
-use crate::core::sessions::Sessions;
-use crate::core::suspects::Suspects;
-use crate::core::time::Tick;
+use crate::core::queue::admission::has_space;
+use crate::core::queue::estimate::OutputLengths;
+use crate::core::queue::order::PoolGroup;
+use crate::core::queue::{LaneKey, Queue, QueuedLoad};
+use crate::core::replica::affinity::prefix_index::PrefixIndex;
+use crate::core::replica::affinity::sessions::Sessions;
+use crate::core::replica::fleet::Fleet;
+use crate::core::replica::health::suspects::SuspectJobs;
 
+use crate::core::scheduler::dispatch::preempt::PreemptibleJob;
 use job::Job;
-use recall::Movable;
 
 /// All state and all decisions of one gateway.
 ///
@@ -98,17 +76,17 @@ use recall::Movable;
 pub struct Scheduler {
     policy: Arc<Policy>,
     placement: Placement,
-    groups: Vec<Group>,
+    groups: Vec<PoolGroup>,
     fleet: Fleet,
     queue: Queue,
     jobs: NumberMap<JobId, Job>,
     lengths: OutputLengths,
-    budgets: Budgets,
-    expected: Expected,
+    budgets: UsageLimits,
+    expected: ExpectedUse,
     prefixes: PrefixIndex,
     sessions: Sessions,
-    suspects: Suspects,
-    movable: BTreeMap<PoolId, BTreeSet<Movable>>,
+    suspects: SuspectJobs,
+    movable: BTreeMap<PoolId, BTreeSet<PreemptibleJob>>,
     deadlines: BTreeSet<(Tick, JobId)>,
     /// Jobs whose prompts are read, by when they may count as that.
     reading: BTreeSet<(Tick, JobId)>,
@@ -118,10 +96,10 @@ pub struct Scheduler {
     /// Jobs that are held for a pool's start, by when they are told to come back
     /// where that is before their deadline.
     held: BTreeSet<(Tick, JobId)>,
-    starts: Starts,
+    starts: PoolStarts,
     demand: Demand,
     /// The scale signal's number for each pool.
-    numbers: BTreeMap<PoolId, Memory>,
+    numbers: BTreeMap<PoolId, DesiredReplicas>,
     /// Pools that sleep and that a job wanted since that was last looked at.
     missed: BTreeSet<PoolId>,
     /// Lanes with a head that begins or ceases to look at all of its pools, by
@@ -150,10 +128,10 @@ impl Scheduler {
     #[must_use]
     pub fn new(policy: Arc<Policy>) -> Self {
         let placement = Placement::new(&policy);
-        let groups = placement.groups().iter().map(|shape| Group::new(&policy, shape, &[])).collect();
+        let groups = placement.groups().iter().map(|shape| PoolGroup::new(&policy, shape, &[])).collect();
         let mut fleet = Fleet::default();
         fleet.apply(&policy, Tick::ZERO);
-        let mut budgets = Budgets::default();
+        let mut budgets = UsageLimits::default();
         budgets.apply(&policy.limits);
         let mut scheduler = Self {
             policy,
@@ -164,16 +142,16 @@ impl Scheduler {
             jobs: NumberMap::default(),
             lengths: OutputLengths::default(),
             budgets,
-            expected: Expected::default(),
+            expected: ExpectedUse::default(),
             prefixes: PrefixIndex::default(),
             sessions: Sessions::default(),
-            suspects: Suspects::default(),
+            suspects: SuspectJobs::default(),
             movable: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             reading: BTreeSet::new(),
             unjudged: BTreeSet::new(),
             held: BTreeSet::new(),
-            starts: Starts::default(),
+            starts: PoolStarts::default(),
             demand: Demand::default(),
             numbers: BTreeMap::new(),
             missed: BTreeSet::new(),
@@ -270,7 +248,7 @@ impl Scheduler {
 
     /// What waits in all.
     #[must_use]
-    pub const fn waiting(&self) -> Load {
+    pub const fn waiting(&self) -> QueuedLoad {
         self.queue.total()
     }
 

@@ -1,10 +1,10 @@
 //! From samples to gauges, by a table of metric names per engine.
 
-use crate::fleet::promtext::{Sample, samples};
+use crate::fleet::promtext::{PromSample, samples};
 
 /// What a metrics answer says. Absent = it does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Gauges {
+pub struct EngineGauges {
     /// Sequences it runs.
     pub running: Option<u64>,
     /// Requests it holds back.
@@ -25,12 +25,12 @@ pub struct Gauges {
 /// Which samples hold a number: a metric, or the rows of one that carry a
 /// label value.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Series {
+pub(super) struct GaugeSeries {
     name: &'static str,
     only: Option<(&'static str, &'static str)>,
 }
 
-impl Series {
+impl GaugeSeries {
     /// All rows of a metric.
     pub(super) const fn all(name: &'static str) -> Self {
         Self { name, only: None }
@@ -41,7 +41,7 @@ impl Series {
         Self { name, only: Some((label, value)) }
     }
 
-    pub(super) fn holds(&self, sample: &Sample<'_>) -> bool {
+    pub(super) fn holds(&self, sample: &PromSample<'_>) -> bool {
         self.name == sample.name
             && self.only.is_none_or(|(label, value)| sample.label(label).as_deref() == Some(value))
     }
@@ -50,24 +50,24 @@ impl Series {
 /// Where each gauge is. Of several series the first that is there counts:
 /// newer names come first.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Names {
-    pub(super) running: &'static [Series],
-    pub(super) waiting: &'static [Series],
-    pub(super) kv_usage: &'static [Series],
-    pub(super) slots: &'static [Series],
-    pub(super) kv_tokens: &'static [Series],
-    pub(super) progress: &'static [Series],
+pub(super) struct GaugeNames {
+    pub(super) running: &'static [GaugeSeries],
+    pub(super) waiting: &'static [GaugeSeries],
+    pub(super) kv_usage: &'static [GaugeSeries],
+    pub(super) slots: &'static [GaugeSeries],
+    pub(super) kv_tokens: &'static [GaugeSeries],
+    pub(super) progress: &'static [GaugeSeries],
 }
 
 /// Reads `text` by `names`; absent when there is no sample in it. Every
 /// sample is shown to `keep` first, which may take it out of the count.
 pub(super) fn gather<'a>(
     text: &'a str,
-    names: &Names,
-    mut keep: impl FnMut(&Sample<'a>) -> bool,
-) -> Option<Gauges> {
+    names: &GaugeNames,
+    mut keep: impl FnMut(&PromSample<'a>) -> bool,
+) -> Option<EngineGauges> {
     let fields = [names.running, names.waiting, names.kv_usage, names.slots, names.kv_tokens, names.progress];
-    let mut folds = [Fold::default(); 6];
+    let mut folds = [SeriesFold::default(); 6];
     let mut seen = false;
     for sample in samples(text) {
         seen = true;
@@ -81,7 +81,7 @@ pub(super) fn gather<'a>(
         }
     }
     let [running, waiting, kv_usage, slots, kv_tokens, progress] = folds;
-    seen.then(|| Gauges {
+    seen.then(|| EngineGauges {
         running: running.sum(),
         waiting: waiting.sum(),
         kv_usage: kv_usage.mean_share(),
@@ -94,14 +94,14 @@ pub(super) fn gather<'a>(
 
 /// The rows of the best series so far.
 #[derive(Debug, Clone, Copy, Default)]
-struct Fold {
+struct SeriesFold {
     rank: usize,
     rows: u32,
     total: f64,
     highest: f64,
 }
 
-impl Fold {
+impl SeriesFold {
     /// A row that is no number spoils its series (the total becomes NaN): the
     /// rest of the rows would be too little.
     fn add(&mut self, rank: usize, value: f64) {
@@ -138,16 +138,16 @@ pub(super) fn whole(value: f64) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const NAMES: Names = Names {
-        running: &[Series::all("new"), Series::all("old")],
-        waiting: &[Series::only("rows", "kind", "waiting")],
-        kv_usage: &[Series::all("usage")],
-        slots: &[Series::all("slots")],
+    const NAMES: GaugeNames = GaugeNames {
+        running: &[GaugeSeries::all("new"), GaugeSeries::all("old")],
+        waiting: &[GaugeSeries::only("rows", "kind", "waiting")],
+        kv_usage: &[GaugeSeries::all("usage")],
+        slots: &[GaugeSeries::all("slots")],
         kv_tokens: &[],
         progress: &[],
     };
 
-    fn read(text: &str) -> Gauges {
+    fn read(text: &str) -> EngineGauges {
         gather(text, &NAMES, |_| true).unwrap()
     }
 
@@ -179,6 +179,6 @@ mod tests {
         assert_eq!(read("usage NaN\n").kv_usage, None);
         assert_eq!(read("slots 0\n").slots, None);
         assert_eq!(read("slots 1e12\n").slots, None);
-        assert_eq!(read("other 1\n"), Gauges::default());
+        assert_eq!(read("other 1\n"), EngineGauges::default());
     }
 }

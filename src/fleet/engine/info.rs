@@ -27,7 +27,7 @@ pub struct ServedName {
 /// An answer that is not what was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the answer is not what was asked for")]
-pub struct NotUnderstood;
+pub struct InfoError;
 
 impl ModelInfo {
     /// The context window, in tokens, of the model called `name` there: its
@@ -40,12 +40,12 @@ impl ModelInfo {
 }
 
 #[derive(Deserialize)]
-struct Models {
-    data: Vec<Entry>,
+struct ModelList {
+    data: Vec<ModelEntry>,
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct ModelEntry {
     id: String,
     #[serde(default)]
     parent: Value,
@@ -54,10 +54,10 @@ struct Entry {
 }
 
 /// Reads the OpenAI model list with vLLM's `max_model_len` and `parent`.
-pub(super) fn read_models(body: &[u8], info: &mut ModelInfo) -> Result<(), NotUnderstood> {
-    let models: Models = serde_json::from_slice(body).map_err(|_| NotUnderstood)?;
-    let own = |entry: &Entry| size(&entry.max_model_len);
-    let of_base = |entry: &Entry| {
+pub(super) fn read_models(body: &[u8], info: &mut ModelInfo) -> Result<(), InfoError> {
+    let models: ModelList = serde_json::from_slice(body).map_err(|_| InfoError)?;
+    let own = |entry: &ModelEntry| size(&entry.max_model_len);
+    let of_base = |entry: &ModelEntry| {
         let parent = entry.parent.as_str()?;
         models.data.iter().find(|base| base.id == parent).and_then(own)
     };
@@ -78,9 +78,9 @@ pub(super) fn read_models(body: &[u8], info: &mut ModelInfo) -> Result<(), NotUn
 }
 
 /// A JSON object.
-pub(super) fn object(body: &[u8]) -> Result<Value, NotUnderstood> {
-    let value: Value = serde_json::from_slice(body).map_err(|_| NotUnderstood)?;
-    if value.is_object() { Ok(value) } else { Err(NotUnderstood) }
+pub(super) fn object(body: &[u8]) -> Result<Value, InfoError> {
+    let value: Value = serde_json::from_slice(body).map_err(|_| InfoError)?;
+    if value.is_object() { Ok(value) } else { Err(InfoError) }
 }
 
 /// A size of at least 1; absent when `value` is none.
@@ -91,14 +91,14 @@ pub(super) fn size(value: &Value) -> Option<u32> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::fleet::engine::Adapter;
+    use crate::fleet::engine::EngineSpec;
 
     /// The body of a recorded answer.
     pub(in crate::fleet::engine) fn body(record: &str) -> &str {
         record.split_once(">>>>\n").and_then(|(_, answer)| answer.split_once("\r\n\r\n")).unwrap().1
     }
 
-    pub(in crate::fleet::engine) fn read(adapter: &Adapter, bodies: &[&str]) -> ModelInfo {
+    pub(in crate::fleet::engine) fn read(adapter: &EngineSpec, bodies: &[&str]) -> ModelInfo {
         let mut info = ModelInfo::default();
         assert_eq!(adapter.info.len(), bodies.len());
         for (doc, body) in adapter.info.iter().zip(bodies) {
@@ -107,7 +107,7 @@ pub(super) mod tests {
         info
     }
 
-    fn models(text: &str) -> Result<ModelInfo, NotUnderstood> {
+    fn models(text: &str) -> Result<ModelInfo, InfoError> {
         let mut info = ModelInfo::default();
         read_models(text.as_bytes(), &mut info).map(|()| info)
     }
@@ -130,9 +130,9 @@ pub(super) mod tests {
     #[test]
     fn what_is_no_model_list_is_refused() {
         for bad in ["", "[]", "{}", "<html>", r#"{"data":[{}]}"#, r#"{"data":null}"#] {
-            assert_eq!(models(bad), Err(NotUnderstood), "{bad}");
+            assert_eq!(models(bad), Err(InfoError), "{bad}");
         }
-        assert_eq!(object(b"[1]"), Err(NotUnderstood));
+        assert_eq!(object(b"[1]"), Err(InfoError));
     }
 
     #[test]

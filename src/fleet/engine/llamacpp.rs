@@ -1,14 +1,14 @@
 //! llama.cpp's server. Its metrics are there only with `--metrics`.
 
-use crate::fleet::engine::gauges::{Gauges, Names, Series, gather};
-use crate::fleet::engine::info::{ModelInfo, NotUnderstood, object, size};
-use crate::fleet::engine::{Adapter, Doc, MODELS, Ready};
+use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather};
+use crate::fleet::engine::info::{InfoError, ModelInfo, object, size};
+use crate::fleet::engine::{EngineSpec, InfoDocument, MODELS, ReadyStatus};
 
-pub(super) const ADAPTER: Adapter = Adapter {
+pub(super) const ADAPTER: EngineSpec = EngineSpec {
     metrics_path: Some("/metrics"),
-    info: &[MODELS, Doc { path: "/props", read: read_props }],
+    info: &[MODELS, InfoDocument { path: "/props", read: read_props }],
     ready_paths: &["/health"],
-    ready: Ready::Success,
+    ready: ReadyStatus::Success,
     sleep: None,
     names_bind: false,
     adapters: None,
@@ -17,22 +17,25 @@ pub(super) const ADAPTER: Adapter = Adapter {
 
 /// `tokens_predicted_total` moves only when a request ends, so the count of
 /// decode steps comes first. New builds have no gauge of the KV cache.
-const NAMES: Names = Names {
-    running: &[Series::all("llamacpp:requests_processing")],
-    waiting: &[Series::all("llamacpp:requests_deferred")],
-    kv_usage: &[Series::all("llamacpp:kv_cache_usage_ratio")],
+const NAMES: GaugeNames = GaugeNames {
+    running: &[GaugeSeries::all("llamacpp:requests_processing")],
+    waiting: &[GaugeSeries::all("llamacpp:requests_deferred")],
+    kv_usage: &[GaugeSeries::all("llamacpp:kv_cache_usage_ratio")],
     slots: &[],
     kv_tokens: &[],
-    progress: &[Series::all("llamacpp:n_decode_total"), Series::all("llamacpp:tokens_predicted_total")],
+    progress: &[
+        GaugeSeries::all("llamacpp:n_decode_total"),
+        GaugeSeries::all("llamacpp:tokens_predicted_total"),
+    ],
 };
 
-fn read(text: &str) -> Option<Gauges> {
+fn read(text: &str) -> Option<EngineGauges> {
     gather(text, &NAMES, |_| true)
 }
 
 /// The window of one slot, and how many there are. It comes after the model
 /// list, whose entries have no window here.
-fn read_props(body: &[u8], info: &mut ModelInfo) -> Result<(), NotUnderstood> {
+fn read_props(body: &[u8], info: &mut ModelInfo) -> Result<(), InfoError> {
     let root = object(body)?;
     let of_slot = size(&root["default_generation_settings"]["n_ctx"]);
     info.max_model_len = of_slot.or_else(|| size(&root["n_ctx"]));
@@ -48,8 +51,12 @@ mod tests {
     #[test]
     fn reads_metrics() {
         let gauges = ADAPTER.gauges(include_str!("../../../tests/fixtures/engines/llamacpp_metrics.txt"));
-        let expected =
-            Gauges { running: Some(2), waiting: Some(1), progress: Some(531), ..Gauges::default() };
+        let expected = EngineGauges {
+            running: Some(2),
+            waiting: Some(1),
+            progress: Some(531),
+            ..EngineGauges::default()
+        };
         assert_eq!(gauges, Some(expected));
     }
 

@@ -11,14 +11,14 @@ mod triton;
 mod trtllm;
 mod vllm;
 
-pub use gauges::Gauges;
-pub use info::{ModelInfo, NotUnderstood, ServedName};
+pub use gauges::EngineGauges;
+pub use info::{InfoError, ModelInfo, ServedName};
 
 use crate::config::settings::EngineKind;
 
 /// What an engine says of its LoRA adapters.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Loras {
+pub struct EngineAdapters {
     /// How many it computes with at once, at least 1.
     pub slots: Option<u32>,
     /// The engine's names of those that it runs requests with.
@@ -27,30 +27,30 @@ pub struct Loras {
 
 /// One kind of engine.
 #[derive(Debug)]
-pub struct Adapter {
+pub struct EngineSpec {
     /// Path of its Prometheus text; absent = it has none that is known.
     pub metrics_path: Option<&'static str>,
     /// What it says of itself and its models.
-    pub info: &'static [Doc],
+    pub info: &'static [InfoDocument],
     /// Asked one after the other until one is not 404.
     pub ready_paths: &'static [&'static str],
     /// Which status means ready.
-    pub ready: Ready,
+    pub ready: ReadyStatus,
     /// How it is put to sleep and woken; absent = not at all.
-    pub sleep: Option<Sleep>,
+    pub sleep: Option<SleepCalls>,
     /// Whether it refuses requests for names that it does not list. Otherwise
     /// a name that is missing from its list means nothing.
     pub names_bind: bool,
     /// Reads what a metrics answer says of LoRA adapters.
-    pub adapters: Option<fn(&str) -> Option<Loras>>,
-    read: fn(&str) -> Option<Gauges>,
+    pub adapters: Option<fn(&str) -> Option<EngineAdapters>>,
+    read: fn(&str) -> Option<EngineGauges>,
 }
 
-impl Adapter {
+impl EngineSpec {
     /// Reads a metrics answer; absent when there is no sample in it. A metric
     /// that is missing or makes no sense is absent, never 0.
     #[must_use]
-    pub fn gauges(&self, text: &str) -> Option<Gauges> {
+    pub fn gauges(&self, text: &str) -> Option<EngineGauges> {
         (self.read)(text)
     }
 
@@ -58,15 +58,15 @@ impl Adapter {
     #[must_use]
     pub fn is_ready(&self, status: u16) -> bool {
         match self.ready {
-            Ready::Success => (200..300).contains(&status),
-            Ready::Answers => status < 500,
+            ReadyStatus::Success => (200..300).contains(&status),
+            ReadyStatus::Answers => status < 500,
         }
     }
 }
 
 /// Which status of a readiness path means ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ready {
+pub enum ReadyStatus {
     /// 2xx.
     Success,
     /// Any answer but 5xx. A bare TCP connection is not enough: the kernel
@@ -76,7 +76,7 @@ pub enum Ready {
 
 /// How an engine is put to sleep and woken: POST requests without a body.
 #[derive(Debug)]
-pub struct Sleep {
+pub struct SleepCalls {
     /// Where it is put to sleep.
     pub sleep: &'static str,
     /// Where it is woken.
@@ -89,22 +89,22 @@ pub struct Sleep {
 
 /// A document about the engine and its models.
 #[derive(Debug)]
-pub struct Doc {
+pub struct InfoDocument {
     /// Where it is.
     pub path: &'static str,
     /// Adds what the document says.
     ///
     /// # Errors
     /// When it is not what was asked for.
-    pub read: fn(&[u8], &mut ModelInfo) -> Result<(), NotUnderstood>,
+    pub read: fn(&[u8], &mut ModelInfo) -> Result<(), InfoError>,
 }
 
 /// `/v1/models`, which every engine here has.
-const MODELS: Doc = Doc { path: "/v1/models", read: info::read_models };
+const MODELS: InfoDocument = InfoDocument { path: "/v1/models", read: info::read_models };
 
 /// The adapter for `kind`.
 #[must_use]
-pub fn adapter(kind: EngineKind) -> &'static Adapter {
+pub fn adapter(kind: EngineKind) -> &'static EngineSpec {
     match kind {
         EngineKind::Vllm => &vllm::ADAPTER,
         EngineKind::Tgi => &tgi::ADAPTER,
@@ -142,7 +142,11 @@ mod tests {
     #[test]
     fn metrics_of_something_else_say_nothing() {
         for kind in KINDS.into_iter().filter(|kind| *kind != EngineKind::Openai) {
-            assert_eq!(adapter(kind).gauges("process_open_fds 7\n"), Some(Gauges::default()), "{kind:?}");
+            assert_eq!(
+                adapter(kind).gauges("process_open_fds 7\n"),
+                Some(EngineGauges::default()),
+                "{kind:?}"
+            );
         }
     }
 

@@ -1,13 +1,13 @@
 //! Any other server that speaks the OpenAI API. Nothing is known of its
 //! metrics; its model list is read when it has one.
 
-use crate::fleet::engine::{Adapter, MODELS, Ready};
+use crate::fleet::engine::{EngineSpec, MODELS, ReadyStatus};
 
-pub(super) const ADAPTER: Adapter = Adapter {
+pub(super) const ADAPTER: EngineSpec = EngineSpec {
     metrics_path: None,
     info: &[MODELS],
     ready_paths: &["/v1/models"],
-    ready: Ready::Answers,
+    ready: ReadyStatus::Answers,
     sleep: None,
     names_bind: true,
     adapters: None,

@@ -3,17 +3,17 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use crate::fleet::engine::gauges::{Gauges, Names, Series, gather};
-use crate::fleet::engine::info::{ModelInfo, NotUnderstood, object, size};
-use crate::fleet::engine::{Adapter, Doc, MODELS, Ready};
-use crate::fleet::promtext::Sample;
+use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather};
+use crate::fleet::engine::info::{InfoError, ModelInfo, object, size};
+use crate::fleet::engine::{EngineSpec, InfoDocument, MODELS, ReadyStatus};
+use crate::fleet::promtext::PromSample;
 
 /// `/health` runs a generation and is slow; `/ready` is the cheap one.
-pub(super) const ADAPTER: Adapter = Adapter {
+pub(super) const ADAPTER: EngineSpec = EngineSpec {
     metrics_path: Some("/metrics"),
-    info: &[MODELS, Doc { path: "/server_info", read: read_server_info }],
+    info: &[MODELS, InfoDocument { path: "/server_info", read: read_server_info }],
     ready_paths: &["/ready", "/health"],
-    ready: Ready::Success,
+    ready: ReadyStatus::Success,
     sleep: None,
     names_bind: false,
     adapters: None,
@@ -23,13 +23,13 @@ pub(super) const ADAPTER: Adapter = Adapter {
 /// Both spellings of a name, with a colon and with an underscore.
 macro_rules! both {
     ($($name:literal),+) => {
-        &[$(Series::all(concat!("sglang:", $name)), Series::all(concat!("sglang_", $name))),+]
+        &[$(GaugeSeries::all(concat!("sglang:", $name)), GaugeSeries::all(concat!("sglang_", $name))),+]
     };
 }
 
 /// `generation_tokens_total` moves only when a request ends, so the counter
 /// that moves with each step comes first.
-const NAMES: Names = Names {
+const NAMES: GaugeNames = GaugeNames {
     running: both!("num_running_reqs"),
     waiting: both!("num_queue_reqs"),
     kv_usage: both!("token_usage"),
@@ -38,20 +38,20 @@ const NAMES: Names = Names {
     progress: both!("realtime_tokens_total", "generation_tokens_total", "generation_tokens"),
 };
 
-fn read(text: &str) -> Option<Gauges> {
+fn read(text: &str) -> Option<EngineGauges> {
     let mut seen = BTreeSet::new();
     gather(text, &NAMES, |sample| is_total(sample) && is_first_of_its_rank(sample, &mut seen))
 }
 
 /// With priority scheduling the queue gauges have a row per priority, and the
 /// total in the row whose priority is empty.
-fn is_total(sample: &Sample<'_>) -> bool {
+fn is_total(sample: &PromSample<'_>) -> bool {
     sample.label("priority").is_none_or(|priority| priority.is_empty())
 }
 
 /// Tensor-parallel processes may repeat the gauges of their data-parallel
 /// rank; one of them is enough. Counters have rows of other kinds (`mode`).
-fn is_first_of_its_rank<'a>(sample: &Sample<'a>, seen: &mut BTreeSet<(&'a str, Cow<'a, str>)>) -> bool {
+fn is_first_of_its_rank<'a>(sample: &PromSample<'a>, seen: &mut BTreeSet<(&'a str, Cow<'a, str>)>) -> bool {
     let gauges = [NAMES.running, NAMES.waiting, NAMES.kv_usage, NAMES.kv_tokens];
     if !gauges.into_iter().flatten().any(|series| series.holds(sample)) {
         return true;
@@ -61,7 +61,7 @@ fn is_first_of_its_rank<'a>(sample: &Sample<'a>, seen: &mut BTreeSet<(&'a str, C
 
 /// The limit of each data-parallel rank, summed. Everything else in there
 /// (start-up arguments, secrets among them) is dropped.
-fn read_server_info(body: &[u8], info: &mut ModelInfo) -> Result<(), NotUnderstood> {
+fn read_server_info(body: &[u8], info: &mut ModelInfo) -> Result<(), InfoError> {
     let root = object(body)?;
     let ranks = root["internal_states"].as_array().map(Vec::as_slice).unwrap_or_default();
     let sum = ranks.iter().try_fold(0_u32, |sum, rank| {
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::fleet::engine::info::tests::read as read_docs;
 
-    fn read(text: &str) -> Gauges {
+    fn read(text: &str) -> EngineGauges {
         ADAPTER.gauges(text).unwrap()
     }
 
@@ -84,13 +84,13 @@ mod tests {
     fn reads_metrics_with_priorities_and_ranks() {
         assert_eq!(
             read(include_str!("../../../tests/fixtures/engines/sglang_metrics.txt")),
-            Gauges {
+            EngineGauges {
                 running: Some(9),
                 waiting: Some(5),
                 kv_usage: Some(0.375),
                 kv_tokens: Some(200_000),
                 progress: Some(7600),
-                ..Gauges::default()
+                ..EngineGauges::default()
             }
         );
     }

@@ -1,40 +1,43 @@
 //! Hugging Face Text Generation Inference.
 
-use crate::fleet::engine::gauges::{Gauges, Names, Series, gather};
-use crate::fleet::engine::info::{ModelInfo, NotUnderstood, ServedName, object, size};
-use crate::fleet::engine::{Adapter, Doc, Ready};
+use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather};
+use crate::fleet::engine::info::{InfoError, ModelInfo, ServedName, object, size};
+use crate::fleet::engine::{EngineSpec, InfoDocument, ReadyStatus};
 
 /// A name that it does not list may be an adapter, and its own is `tgi`: the
 /// list says nothing about what it refuses.
-pub(super) const ADAPTER: Adapter = Adapter {
+pub(super) const ADAPTER: EngineSpec = EngineSpec {
     metrics_path: Some("/metrics"),
-    info: &[Doc { path: "/info", read: read_info }],
+    info: &[InfoDocument { path: "/info", read: read_info }],
     ready_paths: &["/health"],
-    ready: Ready::Success,
+    ready: ReadyStatus::Success,
     sleep: None,
     names_bind: false,
     adapters: None,
     read,
 };
 
-const NAMES: Names = Names {
-    running: &[Series::all("tgi_batch_current_size")],
-    waiting: &[Series::all("tgi_queue_size")],
+const NAMES: GaugeNames = GaugeNames {
+    running: &[GaugeSeries::all("tgi_batch_current_size")],
+    waiting: &[GaugeSeries::all("tgi_queue_size")],
     kv_usage: &[],
     slots: &[],
     kv_tokens: &[],
-    progress: &[Series::all("tgi_batch_inference_count"), Series::all("tgi_batch_inference_count_total")],
+    progress: &[
+        GaugeSeries::all("tgi_batch_inference_count"),
+        GaugeSeries::all("tgi_batch_inference_count_total"),
+    ],
 };
 
-fn read(text: &str) -> Option<Gauges> {
+fn read(text: &str) -> Option<EngineGauges> {
     gather(text, &NAMES, |_| true)
 }
 
 /// `max_total_tokens` is the window; beyond `max_concurrent_requests`
 /// it answers 429.
-fn read_info(body: &[u8], info: &mut ModelInfo) -> Result<(), NotUnderstood> {
+fn read_info(body: &[u8], info: &mut ModelInfo) -> Result<(), InfoError> {
     let root = object(body)?;
-    let name = root["model_id"].as_str().ok_or(NotUnderstood)?;
+    let name = root["model_id"].as_str().ok_or(InfoError)?;
     info.max_model_len = size(&root["max_total_tokens"]);
     info.slots = size(&root["max_concurrent_requests"]);
     info.names = vec![ServedName { name: name.to_owned(), max_model_len: info.max_model_len }];
@@ -49,8 +52,12 @@ mod tests {
     #[test]
     fn reads_metrics() {
         let gauges = ADAPTER.gauges(include_str!("../../../tests/fixtures/engines/tgi_metrics.txt"));
-        let expected =
-            Gauges { running: Some(17), waiting: Some(3), progress: Some(1204), ..Gauges::default() };
+        let expected = EngineGauges {
+            running: Some(17),
+            waiting: Some(3),
+            progress: Some(1204),
+            ..EngineGauges::default()
+        };
         assert_eq!(gauges, Some(expected));
     }
 
@@ -65,6 +72,6 @@ mod tests {
         let info = read_docs(&ADAPTER, &[include_str!("../../../tests/fixtures/engines/tgi_info.json")]);
         assert_eq!((info.max_model_len, info.slots), (Some(4096), Some(128)));
         assert_eq!(info.names[0].name, "example/chat-7b");
-        assert_eq!(read_info(b"{}", &mut ModelInfo::default()), Err(NotUnderstood));
+        assert_eq!(read_info(b"{}", &mut ModelInfo::default()), Err(InfoError));
     }
 }

@@ -1,7 +1,7 @@
 //! Triton with the TensorRT-LLM back end, behind its OpenAI front end.
 
-use crate::fleet::engine::gauges::{Gauges, Names, Series, gather, whole};
-use crate::fleet::engine::{Adapter, MODELS, Ready};
+use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather, whole};
+use crate::fleet::engine::{EngineSpec, MODELS, ReadyStatus};
 
 const REQUESTS: &str = "nv_trt_llm_request_metrics";
 const BLOCKS: &str = "nv_trt_llm_kv_cache_block_metrics";
@@ -10,29 +10,29 @@ const BLOCK_KIND: &str = "kv_cache_block_type";
 /// Its counters move when requests end, not while they run, so none of them
 /// is a sign of progress. `/v2/health/ready` is there when the KServe front
 /// end shares the port; the OpenAI front end has `/health/ready`.
-pub(super) const ADAPTER: Adapter = Adapter {
+pub(super) const ADAPTER: EngineSpec = EngineSpec {
     metrics_path: Some("/metrics"),
     info: &[MODELS],
     ready_paths: &["/v2/health/ready", "/health/ready"],
-    ready: Ready::Success,
+    ready: ReadyStatus::Success,
     sleep: None,
     names_bind: true,
     adapters: None,
     read,
 };
 
-const NAMES: Names = Names {
-    running: &[Series::only(REQUESTS, "request_type", "scheduled")],
-    waiting: &[Series::only(REQUESTS, "request_type", "waiting")],
-    kv_usage: &[Series::only(BLOCKS, BLOCK_KIND, "fraction")],
-    slots: &[Series::only(REQUESTS, "request_type", "max")],
+const NAMES: GaugeNames = GaugeNames {
+    running: &[GaugeSeries::only(REQUESTS, "request_type", "scheduled")],
+    waiting: &[GaugeSeries::only(REQUESTS, "request_type", "waiting")],
+    kv_usage: &[GaugeSeries::only(BLOCKS, BLOCK_KIND, "fraction")],
+    slots: &[GaugeSeries::only(REQUESTS, "request_type", "max")],
     kv_tokens: &[],
     progress: &[],
 };
 
 /// The cache size is known when one model reports it: rows of several models
 /// do not say which blocks go with which.
-fn read(text: &str) -> Option<Gauges> {
+fn read(text: &str) -> Option<EngineGauges> {
     let (mut blocks, mut per_block) = (Vec::new(), Vec::new());
     let gauges = gather(text, &NAMES, |sample| {
         if sample.name == BLOCKS {
@@ -48,7 +48,7 @@ fn read(text: &str) -> Option<Gauges> {
         ([blocks], [per_block]) => whole(blocks * per_block).filter(|tokens| *tokens > 0),
         _ => None,
     };
-    Some(Gauges { kv_tokens: tokens, ..gauges })
+    Some(EngineGauges { kv_tokens: tokens, ..gauges })
 }
 
 #[cfg(test)]
@@ -61,7 +61,7 @@ mod tests {
     fn reads_metrics() {
         assert_eq!(
             ADAPTER.gauges(TEXT),
-            Some(Gauges {
+            Some(EngineGauges {
                 running: Some(8),
                 waiting: Some(4),
                 kv_usage: Some(0.125),

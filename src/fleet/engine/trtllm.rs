@@ -1,31 +1,34 @@
 //! NVIDIA `trtllm-serve`.
 
-use crate::fleet::engine::gauges::{Gauges, Names, Series, gather, whole};
-use crate::fleet::engine::{Adapter, MODELS, Ready};
+use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather, whole};
+use crate::fleet::engine::{EngineSpec, MODELS, ReadyStatus};
 
 /// `/metrics` is another thing there: JSON, and reading it takes the numbers
 /// away from the next reader.
-pub(super) const ADAPTER: Adapter = Adapter {
+pub(super) const ADAPTER: EngineSpec = EngineSpec {
     metrics_path: Some("/prometheus/metrics"),
     info: &[MODELS],
     ready_paths: &["/health"],
-    ready: Ready::Success,
+    ready: ReadyStatus::Success,
     sleep: None,
     names_bind: true,
     adapters: None,
     read,
 };
 
-const NAMES: Names = Names {
-    running: &[Series::all("trtllm_num_requests_running")],
-    waiting: &[Series::all("trtllm_num_requests_waiting")],
-    kv_usage: &[Series::all("trtllm_kv_cache_utilization")],
-    slots: &[Series::all("trtllm_max_num_active_requests")],
+const NAMES: GaugeNames = GaugeNames {
+    running: &[GaugeSeries::all("trtllm_num_requests_running")],
+    waiting: &[GaugeSeries::all("trtllm_num_requests_waiting")],
+    kv_usage: &[GaugeSeries::all("trtllm_kv_cache_utilization")],
+    slots: &[GaugeSeries::all("trtllm_max_num_active_requests")],
     kv_tokens: &[],
-    progress: &[Series::all("trtllm_generation_tokens_total"), Series::all("trtllm_generation_tokens")],
+    progress: &[
+        GaugeSeries::all("trtllm_generation_tokens_total"),
+        GaugeSeries::all("trtllm_generation_tokens"),
+    ],
 };
 
-fn read(text: &str) -> Option<Gauges> {
+fn read(text: &str) -> Option<EngineGauges> {
     let (mut blocks, mut per_block) = (None, None);
     let gauges = gather(text, &NAMES, |sample| {
         match sample.name {
@@ -36,7 +39,7 @@ fn read(text: &str) -> Option<Gauges> {
         true
     })?;
     let tokens = blocks.zip(per_block).and_then(|(blocks, per_block)| blocks.checked_mul(per_block));
-    Some(Gauges { kv_tokens: tokens.filter(|tokens| *tokens > 0), ..gauges })
+    Some(EngineGauges { kv_tokens: tokens.filter(|tokens| *tokens > 0), ..gauges })
 }
 
 #[cfg(test)]
@@ -47,7 +50,7 @@ mod tests {
     fn reads_metrics() {
         assert_eq!(
             ADAPTER.gauges(include_str!("../../../tests/fixtures/engines/trtllm_metrics.txt")),
-            Some(Gauges {
+            Some(EngineGauges {
                 running: Some(12),
                 waiting: Some(2),
                 kv_usage: Some(0.4375),

@@ -4,15 +4,15 @@
 //! `/load` is not used: without `--enable-server-load-tracking` it is 0
 //! whatever the load, which cannot be told from idle.
 
-use crate::fleet::engine::gauges::{Gauges, Names, Series, gather, whole};
-use crate::fleet::engine::{self, Adapter, Loras, MODELS, Ready};
-use crate::fleet::promtext::{Sample, samples};
+use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather, whole};
+use crate::fleet::engine::{self, EngineAdapters, EngineSpec, MODELS, ReadyStatus};
+use crate::fleet::promtext::{PromSample, samples};
 
-pub(super) const ADAPTER: Adapter = Adapter {
+pub(super) const ADAPTER: EngineSpec = EngineSpec {
     metrics_path: Some("/metrics"),
     info: &[MODELS],
     ready_paths: &["/health"],
-    ready: Ready::Success,
+    ready: ReadyStatus::Success,
     sleep: Some(SLEEP),
     names_bind: true,
     adapters: Some(read_adapters),
@@ -21,26 +21,26 @@ pub(super) const ADAPTER: Adapter = Adapter {
 
 /// Level 1 keeps the weights in the host's memory. Only in development mode;
 /// elsewhere the paths are unknown.
-const SLEEP: engine::Sleep =
-    engine::Sleep { sleep: "/sleep?level=1", wake: "/wake_up", state: "/is_sleeping", read: read_state };
+const SLEEP: engine::SleepCalls =
+    engine::SleepCalls { sleep: "/sleep?level=1", wake: "/wake_up", state: "/is_sleeping", read: read_state };
 
 fn read_state(body: &[u8]) -> Option<bool> {
     let state: serde_json::Value = serde_json::from_slice(body).ok()?;
     state.get("is_sleeping")?.as_bool()
 }
 
-const NAMES: Names = Names {
-    running: &[Series::all("vllm:num_requests_running")],
-    waiting: &[Series::all("vllm:num_requests_waiting")],
-    kv_usage: &[Series::all("vllm:kv_cache_usage_perc"), Series::all("vllm:gpu_cache_usage_perc")],
+const NAMES: GaugeNames = GaugeNames {
+    running: &[GaugeSeries::all("vllm:num_requests_running")],
+    waiting: &[GaugeSeries::all("vllm:num_requests_waiting")],
+    kv_usage: &[GaugeSeries::all("vllm:kv_cache_usage_perc"), GaugeSeries::all("vllm:gpu_cache_usage_perc")],
     slots: &[],
     kv_tokens: &[],
-    progress: &[Series::all("vllm:generation_tokens_total"), Series::all("vllm:generation_tokens")],
+    progress: &[GaugeSeries::all("vllm:generation_tokens_total"), GaugeSeries::all("vllm:generation_tokens")],
 };
 
-fn read(text: &str) -> Option<Gauges> {
-    let mut caches = Caches::default();
-    let mut sleep = Sleep::default();
+fn read(text: &str) -> Option<EngineGauges> {
+    let mut caches = CacheSizes::default();
+    let mut sleep = SleepSeries::default();
     let gauges = gather(text, &NAMES, |sample| {
         match sample.name {
             "vllm:cache_config_info" => caches.add(sample),
@@ -49,30 +49,30 @@ fn read(text: &str) -> Option<Gauges> {
         }
         true
     })?;
-    Some(Gauges { kv_tokens: caches.tokens(), asleep: sleep.asleep(), ..gauges })
+    Some(EngineGauges { kv_tokens: caches.tokens(), asleep: sleep.asleep(), ..gauges })
 }
 
 /// The newest row of `lora_requests_info`: its value is when it was written, and
 /// rows of the past stay. There is none before the first request with an adapter.
-fn read_adapters(text: &str) -> Option<Loras> {
+fn read_adapters(text: &str) -> Option<EngineAdapters> {
     let rows = samples(text).filter(|sample| sample.name == "vllm:lora_requests_info");
     let newest = rows.max_by(|one, two| one.value.total_cmp(&two.value))?;
     let label = |name| newest.label(name);
     let slots = label("max_lora").and_then(|slots| slots.parse().ok()).filter(|slots| *slots > 0);
     let running = label("running_lora_adapters").unwrap_or_default();
     let names = running.split(',').map(str::trim).filter(|name| !name.is_empty());
-    Some(Loras { slots, running: names.map(str::to_owned).collect() })
+    Some(EngineAdapters { slots, running: names.map(str::to_owned).collect() })
 }
 
 /// Sizes of the KV caches, one row per data-parallel rank.
 #[derive(Default)]
-struct Caches {
+struct CacheSizes {
     total: u64,
     unknown: bool,
 }
 
-impl Caches {
-    fn add(&mut self, sample: &Sample<'_>) {
+impl CacheSizes {
+    fn add(&mut self, sample: &PromSample<'_>) {
         match cache_tokens(sample) {
             Some(tokens) => self.total = self.total.saturating_add(tokens),
             None => self.unknown = true,
@@ -86,20 +86,20 @@ impl Caches {
 
 /// vLLM's own count where it gives one (it knows layers that keep fewer
 /// tokens), else blocks × tokens per block.
-fn cache_tokens(sample: &Sample<'_>) -> Option<u64> {
+fn cache_tokens(sample: &PromSample<'_>) -> Option<u64> {
     let number = |label| sample.label(label)?.parse().ok().and_then(whole).filter(|number| *number > 0);
     number("kv_cache_size_tokens").or_else(|| number("num_gpu_blocks")?.checked_mul(number("block_size")?))
 }
 
 /// Rows of `engine_sleep_state`: 1 for the state that an engine is in.
 #[derive(Default)]
-struct Sleep {
+struct SleepSeries {
     awake: bool,
     other: bool,
 }
 
-impl Sleep {
-    fn add(&mut self, sample: &Sample<'_>) {
+impl SleepSeries {
+    fn add(&mut self, sample: &PromSample<'_>) {
         if sample.value < 0.5 {
             return;
         }
@@ -126,7 +126,7 @@ mod tests {
         };
     }
 
-    fn read(text: &str) -> Gauges {
+    fn read(text: &str) -> EngineGauges {
         ADAPTER.gauges(text).unwrap()
     }
 
@@ -134,7 +134,7 @@ mod tests {
     fn reads_an_idle_server() {
         assert_eq!(
             read(fixture!("metrics/idle_fresh")),
-            Gauges {
+            EngineGauges {
                 running: Some(0),
                 waiting: Some(0),
                 kv_usage: Some(0.0),
@@ -171,11 +171,14 @@ mod tests {
         };
         let text = row("sql,chat", "law", "1.7951626e+09") + &row("", "", "1.7951625e+09");
         let names = vec!["sql".to_owned(), "chat".to_owned()];
-        assert_eq!(read_adapters(&text), Some(Loras { slots: Some(2), running: names }));
-        assert_eq!(read_adapters(&row("", "", "1")), Some(Loras { slots: Some(2), running: Vec::new() }));
+        assert_eq!(read_adapters(&text), Some(EngineAdapters { slots: Some(2), running: names }));
+        assert_eq!(
+            read_adapters(&row("", "", "1")),
+            Some(EngineAdapters { slots: Some(2), running: Vec::new() })
+        );
         assert_eq!(read_adapters("vllm:num_requests_running 0\n"), None);
         let odd = "vllm:lora_requests_info{max_lora=\"0\"} 1\n";
-        assert_eq!(read_adapters(odd), Some(Loras::default()));
+        assert_eq!(read_adapters(odd), Some(EngineAdapters::default()));
     }
 
     #[test]
@@ -186,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_cut_exposition_says_nothing() {
-        assert_eq!(read(fixture!("metrics/openmetrics_accept")), Gauges::default());
+        assert_eq!(read(fixture!("metrics/openmetrics_accept")), EngineGauges::default());
     }
 
     #[test]

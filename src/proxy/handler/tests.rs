@@ -16,26 +16,26 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
+use crate::auth::{Authenticator, Identity};
 use crate::config::load::load_str_with;
-use crate::config::secret::Machine;
+use crate::config::secret::MachineSecrets;
 use crate::config::settings::identity::Grant;
-use crate::core::event::{Action, Placed, Recalled};
-use crate::core::ids::{JobId, ReplicaId};
-use crate::core::job::Prefix;
-use crate::proxy::auth::{Doorman, Identity};
-use crate::proxy::body::AnswerBody;
-use crate::proxy::clock::Clock;
-use crate::proxy::continuation::{Continuation, Live};
-use crate::proxy::gate::{Gate, Ticket};
-use crate::proxy::grace::Grace;
-use crate::proxy::handler::{Answered, Proxy, Unserved};
-use crate::proxy::order::{self, Order};
-use crate::proxy::record::Record;
+use crate::core::model::event::{Action, DispatchReason, PreemptReason};
+use crate::core::model::ids::{JobId, ReplicaId};
+use crate::core::model::job::PromptPrefix;
+use crate::dispatcher::clock::GatewayClock;
+use crate::dispatcher::{Dispatcher, Ticket};
+use crate::protocol::api::Api;
+use crate::protocol::request::prefix::PrefixHasher;
+use crate::protocol::response::partial_answer::PartialAnswer;
+use crate::proxy::handler::{ClientAnswer, Proxy, ServeError};
+use crate::proxy::relay::continuation::{Continuation, LiveStream};
+use crate::proxy::request::{self, InferenceRequest};
+use crate::proxy::response::body::AnswerBody;
+use crate::proxy::shutdown::ShutdownGrace;
+use crate::proxy::summary::RequestRecord;
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
-use crate::wire::api::Api;
-use crate::wire::judge::so_far::SoFar;
-use crate::wire::prefix::Prefixes;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -60,13 +60,13 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
         "version: 1\nauth: {{mode: off}}\npools:\n  p: {{engine: vllm, models: [m], max_seqs: 1, replicas: ['{}', '{}']}}\n",
         urls[0], urls[1]
     );
-    let outcome = load_str_with(&text, "test", Path::new("."), None, &Machine);
+    let outcome = load_str_with(&text, "test", Path::new("."), None, &MachineSecrets);
     let settings = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings;
     let (wishes, _wished) = tokio::sync::mpsc::channel(8);
     Arc::new(Proxy {
-        gate: Gate::new(Arc::clone(&settings.policy), Clock::start(), wishes),
+        gate: Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), wishes),
         settings: Arc::new(ArcSwap::from_pointee(settings)),
-        doorman: Doorman::default(),
+        doorman: Authenticator::default(),
         upstreams: Upstreams::default(),
         bodies: Arc::default(),
         answers: Arc::default(),
@@ -75,18 +75,18 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
         meter: Arc::default(),
         windows: Arc::new(|_, _, _| None),
         retries: Arc::default(),
-        prefixes: Prefixes::default(),
+        prefixes: PrefixHasher::default(),
         paces: Arc::default(),
         copies: Arc::default(),
-        grace: Grace::default(),
+        grace: ShutdownGrace::default(),
         journal: None,
     })
 }
 
-type Asked = (Result<Answered, Unserved>, Ticket, Record);
+type Asked = (Result<ClientAnswer, ServeError>, Ticket, RequestRecord);
 
 /// A request on its way through the proxy, and the job that it is.
-fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Order, JoinHandle<Asked>) {
+fn ask(proxy: &Arc<Proxy>, stream: bool) -> (InferenceRequest, JoinHandle<Asked>) {
     let settings = proxy.settings.load_full();
     let tenant = settings.policy.tenants.iter().map(|(id, _, _)| id).next().unwrap();
     let identity = Identity { tenant, key_id: None, grant: Grant::whole(tenant) };
@@ -96,13 +96,14 @@ fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Order, JoinHandle<Asked>) {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let at = (proxy.gate.next_job_id(), proxy.gate.clock().now());
-    let order = || order::read(&settings, &identity, Api::Chat, &headers, body.clone(), at).unwrap();
+    let order = || request::read(&settings, &identity, Api::Chat, &headers, body.clone(), at).unwrap();
     let (order, kept, proxy) = (order(), order(), Arc::clone(proxy));
-    let mut ticket = proxy.gate.admit(order.spec, Prefix::default(), &settings.policy);
+    let mut ticket = proxy.gate.admit(order.spec, PromptPrefix::default(), &settings.policy);
     let running = tokio::spawn(async move {
         let id = HeaderValue::from_static("r");
-        let mut record = Record::new(&proxy.telemetry, proxy.gate.clock(), id, Api::Chat);
-        let answered = proxy.tries(&order, &headers, Some(&SoFar::default()), &mut ticket, &mut record).await;
+        let mut record = RequestRecord::new(&proxy.telemetry, proxy.gate.clock(), id, Api::Chat);
+        let answered =
+            proxy.tries(&order, &headers, Some(&PartialAnswer::default()), &mut ticket, &mut record).await;
         (answered, ticket, record)
     });
     (kept, running)
@@ -138,10 +139,12 @@ async fn hung_up(mut socket: TcpStream) {
 }
 
 /// Moves the job from the first engine to the second.
-fn move_over(proxy: &Proxy, order: &Order) {
+fn move_over(proxy: &Proxy, order: &InferenceRequest) {
     let job = order.spec.id;
-    let recall = Action::Recall { job, replica: ReplicaId::new(0), why: Recalled::Stalled };
-    proxy.gate.act([recall, Action::Dispatch { job, replica: ReplicaId::new(1), why: Placed::ALONE }]);
+    let recall = Action::Recall { job, replica: ReplicaId::new(0), why: PreemptReason::Stalled };
+    proxy
+        .gate
+        .act([recall, Action::Dispatch { job, replica: ReplicaId::new(1), why: DispatchReason::ALONE }]);
 }
 
 #[tokio::test]
@@ -154,8 +157,8 @@ async fn a_silent_engine_is_left_and_another_answers() {
     hung_up(silent).await;
     called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
     let (answered, _ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    assert!(matches!(answered, Ok(Answered::Whole { .. })));
-    assert_eq!((record.attempts, record.recalls), (2, (1, Some(Recalled::Stalled))));
+    assert!(matches!(answered, Ok(ClientAnswer::Whole { .. })));
+    assert_eq!((record.attempts, record.recalls), (2, (1, Some(PreemptReason::Stalled))));
     assert_eq!(record.place.unwrap().replica, ReplicaId::new(1));
     assert_eq!(proxy.gate.snapshot().jobs, 0);
 }
@@ -173,7 +176,7 @@ async fn a_stream_without_a_token_is_left_too() {
     let mut other = called(&second).await;
     other.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
     let (answered, ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    let Ok(Answered::Stream { stream, .. }) = answered else { panic!("no stream") };
+    let Ok(ClientAnswer::Stream { stream, .. }) = answered else { panic!("no stream") };
     assert!(stream.has_output() && record.first_token.is_some());
     assert_eq!((record.attempts, record.recalls.0), (2, 1));
     drop((stream, ticket));
@@ -200,7 +203,8 @@ async fn a_client_that_leaves_between_two_tries_leaves_nothing() {
     let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
     let (order, running) = ask(&proxy, false);
     let silent = called(&first).await;
-    let recall = Action::Recall { job: order.spec.id, replica: ReplicaId::new(0), why: Recalled::Stalled };
+    let recall =
+        Action::Recall { job: order.spec.id, replica: ReplicaId::new(0), why: PreemptReason::Stalled };
     proxy.gate.act([recall]);
     hung_up(silent).await;
     running.abort();
@@ -235,7 +239,7 @@ async fn whenever_a_recall_comes_there_is_one_answer_and_nothing_stays() {
         }
         move_over(&proxy, &order);
         let (answered, _ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
-        assert!(matches!(answered, Ok(Answered::Whole { .. })), "{round}");
+        assert!(matches!(answered, Ok(ClientAnswer::Whole { .. })), "{round}");
         assert_eq!(record.attempts, record.recalls.0 + 1);
         recalled += record.recalls.0;
         drop(record);
@@ -252,13 +256,13 @@ async fn relayed(proxy: &Arc<Proxy>, first: &TcpListener) -> (JobId, TcpStream, 
     let mut engine = called(first).await;
     engine.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
     let (answered, ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    let Ok(Answered::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
+    let Ok(ClientAnswer::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
     let held = proxy.bodies.hold(order.spec.tenant);
     let job = order.spec.id;
     order.spec.goes_on = true;
     let headers = HeaderMap::new();
     let continuation = Some(Continuation { proxy: Arc::clone(proxy), order, headers, held });
-    let live = Box::new(Live { stream, ticket, record, continuation });
+    let live = Box::new(LiveStream { stream, ticket, record, continuation });
     (job, engine, AnswerBody::Stream(proxy.stream(live, whole)))
 }
 
@@ -276,7 +280,7 @@ async fn a_stream_that_is_asked_for_goes_on_elsewhere_while_its_engine_says_noth
     let frozen = hung_up(engine);
     let rest = async {
         tokio::task::yield_now().await;
-        proxy.gate.act([Action::HandOver { job, replica: ReplicaId::new(0), why: Recalled::Stalled }]);
+        proxy.gate.act([Action::HandOver { job, replica: ReplicaId::new(0), why: PreemptReason::Stalled }]);
         frozen.await;
         // How many tokens there are already, and then the rest.
         let mut asked = timeout(PATIENCE, second.accept()).await.unwrap().unwrap().0;
@@ -311,7 +315,7 @@ async fn a_stream_that_cannot_go_on_stays_where_it_is() {
     let call = r#"{"tool_calls":[{"index":0,"id":"x","function":{"name":"f","arguments":"{}"}}]}"#;
     engine.write_all(event(call).as_bytes()).await.unwrap();
     text(&mut body).await;
-    proxy.gate.act([Action::HandOver { job, replica: ReplicaId::new(0), why: Recalled::Drained }]);
+    proxy.gate.act([Action::HandOver { job, replica: ReplicaId::new(0), why: PreemptReason::Drained }]);
     let (next, sent) = tokio::join!(text(&mut body), async {
         tokio::task::yield_now().await;
         engine.write_all(event(TOKEN).as_bytes()).await
@@ -328,8 +332,8 @@ async fn the_gaps_of_a_relayed_stream_are_counted() {
     let mut engine = called(&first).await;
     engine.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
     let (answered, ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    let Ok(Answered::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
-    let live = Box::new(Live { stream, ticket, record, continuation: None });
+    let Ok(ClientAnswer::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
+    let live = Box::new(LiveStream { stream, ticket, record, continuation: None });
     let mut body = AnswerBody::Stream(proxy.stream(live, whole));
     // The role and the first token, which came with the head.
     for _ in 0..2 {

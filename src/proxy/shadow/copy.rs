@@ -6,37 +6,37 @@ use std::sync::Arc;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use tokio::time::timeout;
 
+use crate::auth::Identity;
 use crate::config::settings::identity::Grant;
-use crate::core::event::{Fault, Outcome, RejectReason};
-use crate::core::job::Usage;
-use crate::proxy::attempt::{Attempt, Tries};
-use crate::proxy::auth::Identity;
-use crate::proxy::gate::{Placement, Ticket};
+use crate::core::model::event::{AttemptOutcome, EngineFault, RejectReason};
+use crate::core::model::job::JobUsage;
+use crate::dispatcher::{DispatchGrant, Ticket};
+use crate::protocol::error::ApiError;
+use crate::protocol::response::engine_error::EngineError;
+use crate::proxy::attempt::resets::MOST_SENDS;
+use crate::proxy::attempt::{AttemptContext, AttemptResult};
 use crate::proxy::handler::{Proxy, place};
-use crate::proxy::order::Order;
-use crate::proxy::record::Record;
-use crate::proxy::resets::MOST_SENDS;
-use crate::proxy::shadow::Half;
-use crate::proxy::stream::{EngineStream, Step};
+use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
+use crate::proxy::request::InferenceRequest;
+use crate::proxy::shadow::ShadowHalf;
+use crate::proxy::summary::RequestRecord;
 use crate::telemetry::event::{RequestOutcome, ShadowSkipped};
-use crate::wire::error::ApiError;
-use crate::wire::judge::refusal::EngineError;
 
 /// A copy on its way.
 #[derive(Debug)]
-pub(super) struct Copy {
+pub(super) struct ShadowCopy {
     pub(super) proxy: Arc<Proxy>,
-    pub(super) order: Order,
+    pub(super) order: InferenceRequest,
     pub(super) headers: HeaderMap,
     pub(super) request_id: HeaderValue,
-    pub(super) half: Half,
+    pub(super) half: ShadowHalf,
     pub(super) skipped: ShadowSkipped,
 }
 
 /// Why a copy was dropped, as a stable code.
-type Dropped = &'static str;
+type DropReason = &'static str;
 
-impl Copy {
+impl ShadowCopy {
     /// Sends it, and reads its answer to the end, unless somebody needs its
     /// place or the gateway shuts down.
     pub(super) async fn run(self) {
@@ -67,8 +67,13 @@ impl Copy {
     }
 }
 
-fn record(proxy: &Proxy, order: &Order, request_id: HeaderValue, half: Half) -> Record {
-    let mut record = Record::new(&proxy.telemetry, proxy.gate.clock(), request_id, order.api);
+fn record(
+    proxy: &Proxy,
+    order: &InferenceRequest,
+    request_id: HeaderValue,
+    half: ShadowHalf,
+) -> RequestRecord {
+    let mut record = RequestRecord::new(&proxy.telemetry, proxy.gate.clock(), request_id, order.api);
     record.journal.clone_from(&proxy.journal);
     record.identity =
         Some(Identity { tenant: order.spec.tenant, key_id: None, grant: Grant::whole(order.spec.tenant) });
@@ -83,36 +88,36 @@ fn record(proxy: &Proxy, order: &Order, request_id: HeaderValue, half: Half) -> 
 /// Whether and why it was dropped before its end. One try is all that it gets.
 async fn answer(
     proxy: &Proxy,
-    order: &Order,
+    order: &InferenceRequest,
     headers: &HeaderMap,
-    (ticket, placement): (&mut Ticket, Placement),
-    record: &mut Record,
-) -> Option<Dropped> {
+    (ticket, placement): (&mut Ticket, DispatchGrant),
+    record: &mut RequestRecord,
+) -> Option<DropReason> {
     let settings = proxy.settings.load_full();
     let place = place(&settings, placement);
     record.sent(place);
     let (upstreams, paces, answers) = (&proxy.upstreams, &*proxy.paces, &proxy.answers);
-    let tries = Tries { upstreams, paces, answers, order, headers, so_far: None };
+    let tries = AttemptContext { upstreams, paces, answers, order, headers, so_far: None };
     let attempt = tokio::select! {
         biased;
         why = ticket.recalled() => return Some(why.name()),
         attempt = tries.at(&settings, place, MOST_SENDS, record) => attempt,
     };
     match attempt {
-        Attempt::Stream { stream, whole, .. } if ticket.first_token() => {
+        AttemptResult::Stream { stream, whole, .. } if ticket.first_token() => {
             record.status = StatusCode::OK.as_u16();
             record.token_came();
             return rest(proxy, stream, whole, ticket, record).await;
         }
-        Attempt::Answer { status, usage, .. } if ticket.finish(Outcome::Done(usage)) => {
+        AttemptResult::Answer { status, usage, .. } if ticket.finish(AttemptOutcome::Done(usage)) => {
             record.status = status.as_u16();
             record.engine = Some(record.clock.now().since(record.sent_at.unwrap_or(record.started)));
             record.succeeded(usage);
         }
-        Attempt::Refused(error, usage) if ticket.finish(Outcome::Done(usage)) => {
+        AttemptResult::Refused(error, usage) if ticket.finish(AttemptOutcome::Done(usage)) => {
             refused(&error, usage, record);
         }
-        Attempt::Failed(fault, usage) if ticket.failed_unseen(fault, usage) => {
+        AttemptResult::Failed(fault, usage) if ticket.failed_unseen(fault, usage) => {
             failed(fault, usage, record);
         }
         // It came too late: its place had been taken.
@@ -125,12 +130,12 @@ async fn answer(
 async fn rest(
     proxy: &Proxy,
     mut stream: Box<EngineStream>,
-    whole: Option<Usage>,
+    whole: Option<JobUsage>,
     ticket: &mut Ticket,
-    record: &mut Record,
-) -> Option<Dropped> {
+    record: &mut RequestRecord,
+) -> Option<DropReason> {
     if let Some(usage) = whole {
-        ticket.finish(Outcome::Done(usage));
+        ticket.finish(AttemptOutcome::Done(usage));
         record.succeeded(usage);
         return None;
     }
@@ -145,22 +150,22 @@ async fn rest(
             why = ticket.recalled() => return Some(why.name()),
             step = timeout(patience, poll_fn(|cx| stream.poll_step(cx))) => step,
         };
-        let silent = Step::Failed(EngineError::Fault(Fault::Silent), usage);
+        let silent = StreamStep::Failed(EngineError::Fault(EngineFault::Silent), usage);
         match step.unwrap_or(silent) {
-            Step::More => record.gaps.piece(record.clock.now()),
-            Step::KeepAlive => {}
-            Step::Complete(usage) => {
-                ticket.finish(Outcome::Done(usage));
+            StreamStep::More => record.gaps.piece(record.clock.now()),
+            StreamStep::KeepAlive => {}
+            StreamStep::Complete(usage) => {
+                ticket.finish(AttemptOutcome::Done(usage));
                 record.succeeded(usage);
                 return None;
             }
-            Step::Failed(EngineError::Fault(fault), usage) => {
-                ticket.finish(Outcome::Failed { fault, usage });
+            StreamStep::Failed(EngineError::Fault(fault), usage) => {
+                ticket.finish(AttemptOutcome::Failed { fault, usage });
                 failed(fault, usage, record);
                 return None;
             }
-            Step::Failed(EngineError::Client(error), usage) => {
-                ticket.finish(Outcome::Done(usage));
+            StreamStep::Failed(EngineError::Client(error), usage) => {
+                ticket.finish(AttemptOutcome::Done(usage));
                 refused(&error, usage, record);
                 return None;
             }
@@ -168,13 +173,13 @@ async fn rest(
     }
 }
 
-fn failed(fault: Fault, usage: Usage, record: &mut Record) {
+fn failed(fault: EngineFault, usage: JobUsage, record: &mut RequestRecord) {
     record.usage = Some(usage);
     record.status = StatusCode::BAD_GATEWAY.as_u16();
     record.ended(RequestOutcome::Failed, fault.name());
 }
 
-fn refused(error: &ApiError, usage: Usage, record: &mut Record) {
+fn refused(error: &ApiError, usage: JobUsage, record: &mut RequestRecord) {
     record.usage = Some(usage);
     record.status = error.kind().status(record.api.dialect()).as_u16();
     record.ended(RequestOutcome::ClientError, error.kind().code());

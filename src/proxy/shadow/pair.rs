@@ -4,50 +4,50 @@ use std::sync::{Arc, OnceLock};
 
 use http::HeaderValue;
 
-use crate::core::ids::ModelId;
+use crate::core::model::ids::ModelId;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{ShadowCompared, Side};
+use crate::telemetry::event::{ShadowCompared, ShadowSide};
 
 /// Both sides, as far as they are known. Compared when it is dropped.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(super) struct ShadowPair {
     telemetry: Telemetry,
     request_id: HeaderValue,
     models: (ModelId, ModelId),
-    sides: [OnceLock<Side>; 2],
+    sides: [OnceLock<ShadowSide>; 2],
 }
 
 /// One side's view of the pair. A copy that is dropped leaves nothing to
 /// compare.
 #[derive(Debug)]
-pub(in crate::proxy) struct Half {
-    pair: Arc<Pair>,
+pub(in crate::proxy) struct ShadowHalf {
+    pair: Arc<ShadowPair>,
     is_copy: bool,
 }
 
-impl Pair {
+impl ShadowPair {
     /// The halves of the request and of its copy, for the models of the two.
     pub(super) fn halves(
         telemetry: &Telemetry,
         request_id: HeaderValue,
         models: (ModelId, ModelId),
-    ) -> (Half, Half) {
+    ) -> (ShadowHalf, ShadowHalf) {
         let telemetry = telemetry.clone();
         let pair = Arc::new(Self { telemetry, request_id, models, sides: Default::default() });
-        let half = |is_copy| Half { pair: Arc::clone(&pair), is_copy };
+        let half = |is_copy| ShadowHalf { pair: Arc::clone(&pair), is_copy };
         (half(false), half(true))
     }
 }
 
-impl Half {
+impl ShadowHalf {
     /// It is over.
-    pub(in crate::proxy) fn ended(&self, side: Side) {
+    pub(in crate::proxy) fn ended(&self, side: ShadowSide) {
         // Each record tells its end once.
         let _first = self.pair.sides[usize::from(self.is_copy)].set(side);
     }
 }
 
-impl Drop for Pair {
+impl Drop for ShadowPair {
     fn drop(&mut self) {
         let [Some(original), Some(copy)] = self.sides.each_ref().map(|side| side.get().copied()) else {
             return;

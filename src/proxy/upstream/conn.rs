@@ -13,41 +13,41 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 
-use crate::proxy::upstream::io::Stream;
+use crate::protocol::request::edit::EditedBody;
+use crate::proxy::upstream::io::UpstreamStream;
 use crate::proxy::upstream::waker::OwnWaker;
-use crate::wire::splice::Spliced;
 
-type Driver = Pin<Box<Connection<TokioIo<Stream>, Spliced>>>;
+type Driver = Pin<Box<Connection<TokioIo<UpstreamStream>, EditedBody>>>;
 
 /// A connection that can take a request.
-pub(super) struct Conn {
-    sender: SendRequest<Spliced>,
-    link: Link,
+pub(super) struct UpstreamConn {
+    sender: SendRequest<EditedBody>,
+    link: ConnIo,
 }
 
 /// The side of a connection that reads and writes.
-struct Link {
+struct ConnIo {
     driver: Driver,
     open: bool,
     waker: OwnWaker,
 }
 
-impl fmt::Debug for Conn {
+impl fmt::Debug for UpstreamConn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Conn").field("open", &self.link.open).finish_non_exhaustive()
     }
 }
 
-impl Conn {
-    pub(super) async fn handshake(stream: Stream) -> hyper::Result<Self> {
+impl UpstreamConn {
+    pub(super) async fn handshake(stream: UpstreamStream) -> hyper::Result<Self> {
         let (sender, driver) =
             http1::Builder::new().max_buf_size(64 * 1024).handshake(TokioIo::new(stream)).await?;
-        let link = Link { driver: Box::pin(driver), open: true, waker: OwnWaker::new() };
+        let link = ConnIo { driver: Box::pin(driver), open: true, waker: OwnWaker::new() };
         Ok(Self { sender, link })
     }
 
     /// Sends the request and waits for the answer's head.
-    pub(super) async fn send(&mut self, request: Request<Spliced>) -> hyper::Result<Response<Incoming>> {
+    pub(super) async fn send(&mut self, request: Request<EditedBody>) -> hyper::Result<Response<Incoming>> {
         let Self { sender, link } = self;
         poll_fn(|cx| link.poll(cx, |cx| sender.poll_ready(cx))).await?;
         let mut response = std::pin::pin!(sender.send_request(request));
@@ -78,7 +78,7 @@ impl Conn {
     }
 }
 
-impl Link {
+impl ConnIo {
     /// Asks for something that comes only as the connection is driven.
     fn poll<T>(&mut self, cx: &Context<'_>, ask: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
         let Self { driver, open, waker } = self;

@@ -11,8 +11,8 @@ use http::response::Parts;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use crate::proxy::upstream::conn::Conn;
-use crate::proxy::upstream::pool::Pool;
+use crate::proxy::upstream::conn::UpstreamConn;
+use crate::proxy::upstream::pool::IdlePool;
 
 /// How long a finished answer's last bytes may take before its connection is
 /// given up instead of pooled.
@@ -20,9 +20,9 @@ const TAIL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An answer whose head has come.
 #[derive(Debug)]
-pub struct Sent {
+pub struct AnswerHead {
     /// The rest of it.
-    pub exchange: Exchange,
+    pub exchange: UpstreamExchange,
     /// Begin and end of the connection set-up, when a new one was needed.
     pub connect: Option<(Instant, Instant)>,
 }
@@ -30,15 +30,15 @@ pub struct Sent {
 /// An answer being read. Dropping it before its end closes the connection,
 /// which is how engines learn that nobody waits any more.
 #[derive(Debug)]
-pub struct Exchange {
+pub struct UpstreamExchange {
     /// Status and headers.
     pub head: Parts,
-    pool: Arc<Pool>,
-    live: Option<(Conn, Incoming)>,
+    pool: Arc<IdlePool>,
+    live: Option<(UpstreamConn, Incoming)>,
 }
 
-impl Exchange {
-    pub(super) fn new(pool: Arc<Pool>, conn: Conn, response: Response<Incoming>) -> Self {
+impl UpstreamExchange {
+    pub(super) fn new(pool: Arc<IdlePool>, conn: UpstreamConn, response: Response<Incoming>) -> Self {
         let (head, body) = response.into_parts();
         Self { head, pool, live: Some((conn, body)) }
     }

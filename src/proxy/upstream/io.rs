@@ -15,21 +15,21 @@ use tokio_rustls::client::TlsStream;
 
 /// A connected stream.
 #[derive(Debug)]
-pub(super) enum Stream {
+pub(super) enum UpstreamStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 /// Opens a connection; `tls` names the host whose certificate is expected.
-pub(super) async fn connect(address: &str, tls: Option<&str>) -> io::Result<Stream> {
+pub(super) async fn connect(address: &str, tls: Option<&str>) -> io::Result<UpstreamStream> {
     let tcp = TcpStream::connect(address).await?;
     tcp.set_nodelay(true)?;
     let Some(host) = tls else {
-        return Ok(Stream::Plain(tcp));
+        return Ok(UpstreamStream::Plain(tcp));
     };
     let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
     let stream = TlsConnector::from(tls_config()?).connect(name, tcp).await?;
-    Ok(Stream::Tls(Box::new(stream)))
+    Ok(UpstreamStream::Tls(Box::new(stream)))
 }
 
 fn tls_config() -> io::Result<Arc<ClientConfig>> {
@@ -42,7 +42,7 @@ fn tls_config() -> io::Result<Arc<ClientConfig>> {
     config.clone().map_err(io::Error::other)
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for UpstreamStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
@@ -51,7 +51,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for UpstreamStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),

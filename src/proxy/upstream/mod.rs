@@ -15,29 +15,29 @@ use std::time::Duration;
 
 use dashmap::DashMap;
 
-pub use self::exchange::{Exchange, Sent};
-pub use self::replica::{Call, Replica, UpstreamError};
+pub use self::exchange::{AnswerHead, UpstreamExchange};
+pub use self::replica::{UpstreamCall, UpstreamError, UpstreamReplica};
 
-use crate::config::settings::{Edge, ReplicaEdge};
-use crate::core::ids::ReplicaId;
+use crate::config::settings::{EdgeSettings, ReplicaSettings};
+use crate::core::model::ids::ReplicaId;
 
 /// The engines' addresses and their pools, by replica.
 #[derive(Debug, Default)]
 pub struct Upstreams {
-    replicas: DashMap<ReplicaId, Arc<Replica>>,
+    replicas: DashMap<ReplicaId, Arc<UpstreamReplica>>,
 }
 
 impl Upstreams {
     /// The replica's pool, made when first asked for, and made anew when the
     /// configuration changed its address.
     #[must_use]
-    pub fn replica(&self, id: ReplicaId, edge: &ReplicaEdge) -> Arc<Replica> {
+    pub fn replica(&self, id: ReplicaId, edge: &ReplicaSettings) -> Arc<UpstreamReplica> {
         if let Some(known) = self.replicas.get(&id)
             && known.is_at(edge)
         {
             return Arc::clone(&known);
         }
-        let made = Arc::new(Replica::new(edge));
+        let made = Arc::new(UpstreamReplica::new(edge));
         self.replicas.insert(id, Arc::clone(&made));
         made
     }
@@ -51,7 +51,7 @@ impl Upstreams {
     }
 
     /// Forgets the pools of replicas that are no longer configured.
-    pub fn retain(&self, edge: &Edge) {
+    pub fn retain(&self, edge: &EdgeSettings) {
         self.replicas.retain(|id, replica| edge.replicas.get(*id).is_some_and(|edge| replica.is_at(edge)));
     }
 }

@@ -6,27 +6,27 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::proxy::upstream::conn::Conn;
+use crate::proxy::upstream::conn::UpstreamConn;
 
 /// Connections kept; a burst beyond it closes the surplus.
 const MAX_IDLE: usize = 1024;
 
 /// The connections, the longest unused first.
 #[derive(Debug, Default)]
-pub(super) struct Pool(Mutex<VecDeque<Idle>>);
+pub(super) struct IdlePool(Mutex<VecDeque<IdleConn>>);
 
 #[derive(Debug)]
-struct Idle {
-    conn: Conn,
+struct IdleConn {
+    conn: UpstreamConn,
     since: Instant,
 }
 
-impl Pool {
+impl IdlePool {
     /// The connection that was used last, unless all have been unused for
     /// `keep_alive` or were closed by the engine.
-    pub(super) fn take(&self, keep_alive: Duration) -> Option<Conn> {
+    pub(super) fn take(&self, keep_alive: Duration) -> Option<UpstreamConn> {
         let mut idle = self.0.lock();
-        while let Some(Idle { mut conn, since }) = idle.pop_back() {
+        while let Some(IdleConn { mut conn, since }) = idle.pop_back() {
             if since.elapsed() >= keep_alive {
                 // The rest has been unused for even longer.
                 idle.clear();
@@ -40,10 +40,10 @@ impl Pool {
     }
 
     /// Keeps a connection that can be used again.
-    pub(super) fn put(&self, conn: Conn) {
+    pub(super) fn put(&self, conn: UpstreamConn) {
         let mut idle = self.0.lock();
         if idle.len() < MAX_IDLE {
-            idle.push_back(Idle { conn, since: Instant::now() });
+            idle.push_back(IdleConn { conn, since: Instant::now() });
         }
     }
 

@@ -8,13 +8,13 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Request, Uri};
 use tokio::time::{Instant, timeout};
 
-use crate::config::settings::{ReplicaEdge, UpstreamLimits};
-use crate::core::event::Fault;
-use crate::proxy::upstream::conn::Conn;
-use crate::proxy::upstream::exchange::{Exchange, Sent};
+use crate::config::settings::{ReplicaSettings, UpstreamLimits};
+use crate::core::model::event::EngineFault;
+use crate::protocol::request::edit::EditedBody;
+use crate::proxy::upstream::conn::UpstreamConn;
+use crate::proxy::upstream::exchange::{AnswerHead, UpstreamExchange};
 use crate::proxy::upstream::io;
-use crate::proxy::upstream::pool::Pool;
-use crate::wire::splice::Spliced;
+use crate::proxy::upstream::pool::IdlePool;
 
 /// A kept connection that breaks within this time after a request went out was
 /// most likely closed for being idle; later, the engine had the request.
@@ -22,13 +22,13 @@ const STALE_WITHIN: Duration = Duration::from_secs(3);
 
 /// One engine and the idle connections to it.
 #[derive(Debug)]
-pub struct Replica {
+pub struct UpstreamReplica {
     url: Uri,
     address: String,
     host: HeaderValue,
     tls_name: Option<String>,
     prefix: String,
-    pool: Arc<Pool>,
+    pool: Arc<IdlePool>,
 }
 
 /// Why a request got no answer head. Never shown to a client.
@@ -55,11 +55,11 @@ pub enum UpstreamError {
 impl UpstreamError {
     /// What it means for the scheduler.
     #[must_use]
-    pub fn fault(&self) -> Fault {
+    pub fn fault(&self) -> EngineFault {
         match self {
-            Self::Connect(_) | Self::ConnectTimeout(_) => Fault::Refused,
-            Self::Exchange(error) | Self::Again(error) if error.is_parse() => Fault::Malformed,
-            Self::Gone(_) | Self::Exchange(_) | Self::Again(_) => Fault::Reset,
+            Self::Connect(_) | Self::ConnectTimeout(_) => EngineFault::Refused,
+            Self::Exchange(error) | Self::Again(error) if error.is_parse() => EngineFault::Malformed,
+            Self::Gone(_) | Self::Exchange(_) | Self::Again(_) => EngineFault::Reset,
         }
     }
 
@@ -76,15 +76,15 @@ impl UpstreamError {
 
 /// A request to an engine, ready to be sent more than once.
 #[derive(Debug)]
-pub struct Call<'a> {
+pub struct UpstreamCall<'a> {
     pub(crate) method: Method,
     pub(crate) path: &'a str,
     pub(crate) headers: &'a HeaderMap,
-    pub(crate) body: Spliced,
+    pub(crate) body: EditedBody,
 }
 
-impl Replica {
-    pub(super) fn new(edge: &ReplicaEdge) -> Self {
+impl UpstreamReplica {
+    pub(super) fn new(edge: &ReplicaSettings) -> Self {
         let tls = edge.url.scheme_str() == Some("https");
         let host = edge.url.host().unwrap_or_default();
         let port = edge.url.port_u16().unwrap_or(if tls { 443 } else { 80 });
@@ -99,7 +99,7 @@ impl Replica {
         }
     }
 
-    pub(super) fn is_at(&self, edge: &ReplicaEdge) -> bool {
+    pub(super) fn is_at(&self, edge: &ReplicaSettings) -> bool {
         self.url == edge.url
     }
 
@@ -109,7 +109,11 @@ impl Replica {
     ///
     /// # Errors
     /// Any failure before the head; see [`UpstreamError::fault`].
-    pub async fn send(&self, call: &Call<'_>, limits: &UpstreamLimits) -> Result<Sent, UpstreamError> {
+    pub async fn send(
+        &self,
+        call: &UpstreamCall<'_>,
+        limits: &UpstreamLimits,
+    ) -> Result<AnswerHead, UpstreamError> {
         self.send_by(call, limits, true).await
     }
 
@@ -117,23 +121,27 @@ impl Replica {
     ///
     /// # Errors
     /// Any failure before the head; see [`UpstreamError::fault`].
-    pub async fn send_once(&self, call: &Call<'_>, limits: &UpstreamLimits) -> Result<Sent, UpstreamError> {
+    pub async fn send_once(
+        &self,
+        call: &UpstreamCall<'_>,
+        limits: &UpstreamLimits,
+    ) -> Result<AnswerHead, UpstreamError> {
         self.send_by(call, limits, false).await
     }
 
     async fn send_by(
         &self,
-        call: &Call<'_>,
+        call: &UpstreamCall<'_>,
         limits: &UpstreamLimits,
         pooled: bool,
-    ) -> Result<Sent, UpstreamError> {
+    ) -> Result<AnswerHead, UpstreamError> {
         let mut stale = false;
         if pooled && let Some(mut conn) = self.pool.take(limits.keep_alive) {
             let begun = Instant::now();
             match conn.send(self.request(call)).await {
                 Ok(response) => {
-                    let exchange = Exchange::new(Arc::clone(&self.pool), conn, response);
-                    return Ok(Sent { exchange, connect: None });
+                    let exchange = UpstreamExchange::new(Arc::clone(&self.pool), conn, response);
+                    return Ok(AnswerHead { exchange, connect: None });
                 }
                 Err(error) if error.is_parse() || begun.elapsed() > STALE_WITHIN => return Err(error.into()),
                 Err(_) => stale = true,
@@ -147,7 +155,7 @@ impl Replica {
         let response = conn.send(self.request(call)).await;
         let response =
             response.map_err(|error| if stale { UpstreamError::Again(error) } else { error.into() })?;
-        Ok(Sent { exchange: Exchange::new(Arc::clone(&self.pool), conn, response), connect })
+        Ok(AnswerHead { exchange: UpstreamExchange::new(Arc::clone(&self.pool), conn, response), connect })
     }
 
     /// Closes connections that were not used for `keep_alive`.
@@ -155,16 +163,16 @@ impl Replica {
         self.pool.close_idle(keep_alive);
     }
 
-    async fn open(&self, limit: Duration) -> Result<Conn, UpstreamError> {
+    async fn open(&self, limit: Duration) -> Result<UpstreamConn, UpstreamError> {
         let opening = async {
             let stream = io::connect(&self.address, self.tls_name.as_deref()).await;
             let stream = stream.map_err(UpstreamError::Connect)?;
-            Ok(Conn::handshake(stream).await?)
+            Ok(UpstreamConn::handshake(stream).await?)
         };
         timeout(limit, opening).await.unwrap_or(Err(UpstreamError::ConnectTimeout(limit)))
     }
 
-    fn request(&self, call: &Call<'_>) -> Request<Spliced> {
+    fn request(&self, call: &UpstreamCall<'_>) -> Request<EditedBody> {
         let mut request = Request::new(call.body.clone());
         *request.method_mut() = call.method.clone();
         *request.uri_mut() = self.target(call.path);

@@ -9,21 +9,21 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::replica::Replica;
-use super::{Call, UpstreamError};
-use crate::config::settings::{ReplicaEdge, UpstreamLimits};
-use crate::core::event::Fault;
-use crate::core::ids::PoolId;
-use crate::wire::splice::Spliced;
+use super::replica::UpstreamReplica;
+use super::{UpstreamCall, UpstreamError};
+use crate::config::settings::{ReplicaSettings, UpstreamLimits};
+use crate::core::model::event::EngineFault;
+use crate::core::model::ids::PoolId;
+use crate::protocol::request::edit::EditedBody;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
-async fn engine() -> (TcpListener, Arc<Replica>) {
+async fn engine() -> (TcpListener, Arc<UpstreamReplica>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/prefix", listener.local_addr().unwrap()).parse().unwrap();
-    let edge = ReplicaEdge { pool: PoolId::new(0), url, metrics_url: None, zone: None };
-    (listener, Arc::new(Replica::new(&edge)))
+    let edge = ReplicaSettings { pool: PoolId::new(0), url, metrics_url: None, zone: None };
+    (listener, Arc::new(UpstreamReplica::new(&edge)))
 }
 
 fn limits() -> UpstreamLimits {
@@ -36,10 +36,10 @@ fn limits() -> UpstreamLimits {
     }
 }
 
-async fn ask(replica: &Arc<Replica>) -> Result<(bool, Vec<u8>), UpstreamError> {
+async fn ask(replica: &Arc<UpstreamReplica>) -> Result<(bool, Vec<u8>), UpstreamError> {
     let headers = HeaderMap::new();
-    let body = Spliced::from(Bytes::from_static(b"{}"));
-    let call = Call { method: Method::POST, path: "/v1/x", headers: &headers, body };
+    let body = EditedBody::from(Bytes::from_static(b"{}"));
+    let call = UpstreamCall { method: Method::POST, path: "/v1/x", headers: &headers, body };
     let mut sent = replica.send(&call, &limits()).await?;
     let mut answer = Vec::new();
     while let Some(data) = sent.exchange.data().await {
@@ -100,9 +100,9 @@ async fn a_fresh_connection_that_breaks_is_a_fault() {
         let (mut socket, _) = listener.accept().await.unwrap();
         request(&mut socket).await;
     });
-    assert_eq!(ask(&replica).await.unwrap_err().fault(), Fault::Reset);
+    assert_eq!(ask(&replica).await.unwrap_err().fault(), EngineFault::Reset);
     script.await.unwrap();
-    assert_eq!(ask(&replica).await.unwrap_err().fault(), Fault::Refused);
+    assert_eq!(ask(&replica).await.unwrap_err().fault(), EngineFault::Refused);
 }
 
 #[tokio::test]

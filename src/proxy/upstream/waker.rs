@@ -28,18 +28,18 @@ const AGAIN: u8 = 3;
 
 /// The waker that a connection gets in place of its task's.
 pub(super) struct OwnWaker {
-    shared: Arc<Shared>,
+    shared: Arc<WakerState>,
     waker: Waker,
 }
 
-struct Shared {
+struct WakerState {
     state: AtomicU8,
     task: AtomicWaker,
 }
 
 impl OwnWaker {
     pub(super) fn new() -> Self {
-        let shared = Arc::new(Shared { state: AtomicU8::new(AWAKE), task: AtomicWaker::new() });
+        let shared = Arc::new(WakerState { state: AtomicU8::new(AWAKE), task: AtomicWaker::new() });
         let waker = Waker::from(Arc::clone(&shared));
         Self { shared, waker }
     }
@@ -97,7 +97,7 @@ impl OwnWaker {
     }
 }
 
-impl Wake for Shared {
+impl Wake for WakerState {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Engine, Key};
+use super::{PriorityKey, SimEngine};
 
 /// The adapters that are in slots.
 #[derive(Debug, Default)]
@@ -15,10 +15,10 @@ pub(super) struct Adapters {
     pub(super) loads: u64,
 }
 
-impl Engine {
+impl SimEngine {
     /// Whether the sequence can start beside those that run: its adapter is one of
     /// theirs, or they do not take all slots.
-    pub(super) fn may_join(&self, key: Key) -> bool {
+    pub(super) fn may_join(&self, key: PriorityKey) -> bool {
         let Some(adapter) = self.adapter_of(key) else { return true };
         let running = self.running_adapters();
         running.contains(&adapter) || running.len() < self.options.max_loras.max(1) as usize
@@ -26,7 +26,7 @@ impl Engine {
 
     /// Puts the adapter of a sequence that starts into a slot, which takes its time
     /// if it is not there.
-    pub(super) fn use_adapter(&mut self, key: Key) {
+    pub(super) fn use_adapter(&mut self, key: PriorityKey) {
         let Some(adapter) = self.adapter_of(key) else { return };
         let running = self.running_adapters();
         let held = &mut self.adapters.held;
@@ -63,7 +63,7 @@ impl Engine {
         self.adapters_among(self.waiting.iter())
     }
 
-    fn adapters_among<'a>(&self, keys: impl Iterator<Item = &'a Key>) -> Vec<u32> {
+    fn adapters_among<'a>(&self, keys: impl Iterator<Item = &'a PriorityKey>) -> Vec<u32> {
         if !self.uses_adapters {
             return Vec::new();
         }
@@ -73,7 +73,7 @@ impl Engine {
         found
     }
 
-    fn adapter_of(&self, key: Key) -> Option<u32> {
+    fn adapter_of(&self, key: PriorityKey) -> Option<u32> {
         self.slots[key.2].as_ref()?.adapter
     }
 }

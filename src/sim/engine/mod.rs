@@ -1,7 +1,7 @@
 //! The engine model, sans I/O: continuous batching with chunked prefill, a
 //! paged KV cache with preemption, and a prefix cache. The caller owns the
-//! clock: [`Engine::next_step`] says when the step that starts now will end,
-//! [`Engine::finish_step`] books its result.
+//! clock: [`SimEngine::next_step`] says when the step that starts now will end,
+//! [`SimEngine::finish_step`] books its result.
 //!
 //! One step holds, within the profile's token budget: one token for each
 //! running sequence whose prompt is computed, then prompt chunks of the running
@@ -12,6 +12,7 @@
 mod adapters;
 mod blocks;
 mod plan;
+pub mod profile;
 mod request;
 #[cfg(test)]
 mod tests;
@@ -24,21 +25,22 @@ use smallvec::SmallVec;
 
 pub use self::blocks::BLOCK_TOKENS;
 pub use self::request::{
-    Counters, EngineEvent, EngineOptions, EngineRequest, EventKind, Gauges, RequestId, SubmitError,
+    EngineEvent, EngineEventKind, EngineOptions, EngineRequest, RequestId, SimCounters, SimGauges,
+    SubmitError,
 };
 
 use self::adapters::Adapters;
 use self::blocks::BlockPool;
 use self::plan::InFlight;
-use crate::core::time::Tick;
-use crate::sim::profile::{Profile, StepLoad};
+use crate::core::model::time::Tick;
+use crate::sim::engine::profile::{StepLoad, StepProfile};
 
 /// Place in the queue: priority, arrival number, slot.
-type Key = (i64, u64, usize);
+type PriorityKey = (i64, u64, usize);
 
 #[derive(Debug)]
 struct Seq {
-    key: Key,
+    key: PriorityKey,
     request: RequestId,
     choice: u32,
     prompt: u32,
@@ -69,8 +71,8 @@ impl Seq {
 
 /// One engine replica.
 #[derive(Debug)]
-pub struct Engine {
-    profile: Profile,
+pub struct SimEngine {
+    profile: StepProfile,
     options: EngineOptions,
     max_seqs: usize,
     max_tokens: u32,
@@ -78,23 +80,23 @@ pub struct Engine {
     slots: Vec<Option<Seq>>,
     vacant: Vec<usize>,
     requests: HashMap<RequestId, SmallVec<[usize; 1]>>,
-    waiting: BTreeSet<Key>,
+    waiting: BTreeSet<PriorityKey>,
     /// In queue order.
-    running: Vec<Key>,
+    running: Vec<PriorityKey>,
     pool: BlockPool,
     arrivals: u64,
     in_flight: Option<InFlight>,
     pending: Vec<EngineEvent>,
-    counters: Counters,
+    counters: SimCounters,
     adapters: Adapters,
     /// Whether any request has come with an adapter.
     uses_adapters: bool,
 }
 
-impl Engine {
+impl SimEngine {
     /// An idle engine.
     #[must_use]
-    pub fn new(profile: Profile, options: EngineOptions) -> Self {
+    pub fn new(profile: StepProfile, options: EngineOptions) -> Self {
         let kv_tokens = options.kv_tokens.unwrap_or(profile.kv_tokens);
         Self {
             profile,
@@ -111,7 +113,7 @@ impl Engine {
             arrivals: 0,
             in_flight: None,
             pending: Vec::new(),
-            counters: Counters::default(),
+            counters: SimCounters::default(),
             adapters: Adapters::default(),
             uses_adapters: false,
         }
@@ -211,9 +213,9 @@ impl Engine {
 
     /// What runs and waits now.
     #[must_use]
-    pub fn gauges(&self) -> Gauges {
+    pub fn gauges(&self) -> SimGauges {
         let owed = |seq: &Seq| u64::from(seq.known() - seq.computed) * u64::from(!seq.decoding());
-        Gauges {
+        SimGauges {
             running: self.running.len() as u64,
             waiting: self.waiting.len() as u64,
             blocks_used: self.pool.used(),
@@ -236,8 +238,8 @@ impl Engine {
 
     /// What was done since the start.
     #[must_use]
-    pub fn counters(&self) -> Counters {
-        Counters { adapter_loads: self.adapters.loads, ..self.counters }
+    pub fn counters(&self) -> SimCounters {
+        SimCounters { adapter_loads: self.adapters.loads, ..self.counters }
     }
 
     /// Forgets every cached prefix that no sequence uses.
@@ -262,7 +264,7 @@ impl Engine {
         }
     }
 
-    fn unlist(&mut self, key: Key) {
+    fn unlist(&mut self, key: PriorityKey) {
         if let Ok(index) = self.running.binary_search(&key) {
             self.running.remove(index);
         }

@@ -1,19 +1,19 @@
 //! What goes into a step, and what comes of it.
 
 use super::blocks::{BLOCK_TOKENS, blocks_for};
-use super::{Engine, EngineEvent, EventKind, Key};
-use crate::core::time::Tick;
-use crate::sim::profile::StepLoad;
+use super::{EngineEvent, EngineEventKind, PriorityKey, SimEngine};
+use crate::core::model::time::Tick;
+use crate::sim::engine::profile::StepLoad;
 
 /// A step that is being computed.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) end: Tick,
     /// Tokens computed for each sequence.
-    pub(super) chunks: Vec<(Key, u32)>,
+    pub(super) chunks: Vec<(PriorityKey, u32)>,
 }
 
-impl Engine {
+impl SimEngine {
     /// Chooses the next step's work; `None` when there is none.
     pub(super) fn plan(&mut self, now: Tick) -> Option<InFlight> {
         let mut budget = self.max_tokens;
@@ -30,7 +30,7 @@ impl Engine {
     }
 
     /// Gives every running sequence its tokens; true when one had to go.
-    fn plan_running(&mut self, now: Tick, budget: &mut u32, chunks: &mut Vec<(Key, u32)>) -> bool {
+    fn plan_running(&mut self, now: Tick, budget: &mut u32, chunks: &mut Vec<(PriorityKey, u32)>) -> bool {
         let mut preempted = false;
         let mut index = 0;
         while index < self.running.len() && *budget > 0 {
@@ -54,7 +54,7 @@ impl Engine {
 
     /// Starts waiting sequences while slots, tokens and blocks last. Those whose
     /// adapter cannot come in now let others go first.
-    fn plan_waiting(&mut self, now: Tick, budget: &mut u32, chunks: &mut Vec<(Key, u32)>) {
+    fn plan_waiting(&mut self, now: Tick, budget: &mut u32, chunks: &mut Vec<(PriorityKey, u32)>) {
         let mut from = (i64::MIN, 0, 0);
         while *budget > 0 && self.running.len() < self.max_seqs {
             let Some(&key) = self.waiting.range(from..).next() else { return };
@@ -73,7 +73,7 @@ impl Engine {
                 at: now,
                 request,
                 choice,
-                kind: EventKind::Scheduled { cached_tokens },
+                kind: EngineEventKind::Scheduled { cached_tokens },
             });
         }
     }
@@ -81,7 +81,7 @@ impl Engine {
     /// Moves a sequence from waiting to running with blocks for all it knows;
     /// `None` (and nothing changed) when they are not there. Returns the tokens
     /// that the prefix cache saved.
-    fn start(&mut self, key: Key) -> Option<u32> {
+    fn start(&mut self, key: PriorityKey) -> Option<u32> {
         let seq = self.slots[key.2].as_mut()?;
         // At least one token is always computed: something must be sampled from.
         let usable = ((seq.known() - 1) / BLOCK_TOKENS) as usize;
@@ -134,10 +134,10 @@ impl Engine {
         self.waiting.insert(key);
         self.counters.preemptions += 1;
         let (request, choice) = (seq.request, seq.choice);
-        self.pending.push(EngineEvent { at: now, request, choice, kind: EventKind::Preempted });
+        self.pending.push(EngineEvent { at: now, request, choice, kind: EngineEventKind::Preempted });
     }
 
-    fn load(&self, chunks: &[(Key, u32)]) -> StepLoad {
+    fn load(&self, chunks: &[(PriorityKey, u32)]) -> StepLoad {
         let mut load = StepLoad::default();
         for (key, chunk) in chunks {
             let Some(seq) = self.slots[key.2].as_ref() else { continue };
@@ -154,7 +154,7 @@ impl Engine {
     }
 
     /// Books one sequence's part of a finished step.
-    pub(super) fn book(&mut self, key: Key, chunk: u32, at: Tick, out: &mut Vec<EngineEvent>) {
+    pub(super) fn book(&mut self, key: PriorityKey, chunk: u32, at: Tick, out: &mut Vec<EngineEvent>) {
         let Some(seq) = self.slots[key.2].as_mut().filter(|seq| seq.key == key && seq.running) else {
             return;
         };
@@ -169,20 +169,20 @@ impl Engine {
             return;
         }
         let kind = match seq.output {
-            0 => EventKind::Computed,
+            0 => EngineEventKind::Computed,
             output => {
                 seq.generated += 1;
                 self.counters.generated_tokens += 1;
-                EventKind::Token { last: seq.generated >= output }
+                EngineEventKind::Token { last: seq.generated >= output }
             }
         };
         out.push(EngineEvent { at, request: seq.request, choice: seq.choice, kind });
-        if matches!(kind, EventKind::Computed | EventKind::Token { last: true }) {
+        if matches!(kind, EngineEventKind::Computed | EngineEventKind::Token { last: true }) {
             self.finish(key);
         }
     }
 
-    fn finish(&mut self, key: Key) {
+    fn finish(&mut self, key: PriorityKey) {
         let Some(request) = self.slots[key.2].as_ref().map(|seq| seq.request) else { return };
         self.remove(key.2);
         self.counters.finished += 1;

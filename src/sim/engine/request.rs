@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 
 /// Names a request within one engine; never used twice.
 pub type RequestId = u64;
@@ -88,12 +88,12 @@ pub struct EngineEvent {
     /// Which of its `n` sequences, from 0.
     pub choice: u32,
     /// What.
-    pub kind: EventKind,
+    pub kind: EngineEventKind,
 }
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EventKind {
+pub enum EngineEventKind {
     /// It left the waiting queue. After a preemption this comes again.
     Scheduled {
         /// Prompt tokens taken from the prefix cache.
@@ -112,7 +112,7 @@ pub enum EventKind {
 
 /// The engine at this moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Gauges {
+pub struct SimGauges {
     /// Sequences that run.
     pub running: u64,
     /// Sequences that wait, preempted ones included.
@@ -127,7 +127,7 @@ pub struct Gauges {
 
 /// What the engine did since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counters {
+pub struct SimCounters {
     /// Steps.
     pub steps: u64,
     /// Prompt tokens of scheduled sequences, cached ones included.

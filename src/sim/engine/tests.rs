@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use super::{
-    BLOCK_TOKENS, Engine, EngineEvent, EngineOptions, EngineRequest, EventKind, Gauges, RequestId,
-    SubmitError,
+    BLOCK_TOKENS, EngineEvent, EngineEventKind, EngineOptions, EngineRequest, RequestId, SimEngine,
+    SimGauges, SubmitError,
 };
-use crate::core::time::Tick;
-use crate::sim::profile::Profile;
+use crate::core::model::time::Tick;
+use crate::sim::engine::profile::StepProfile;
 
-fn run(engine: &mut Engine, mut now: Tick) -> (Tick, Vec<EngineEvent>) {
+fn run(engine: &mut SimEngine, mut now: Tick) -> (Tick, Vec<EngineEvent>) {
     let mut events = Vec::new();
     for _ in 0..100_000 {
         let Some(end) = engine.next_step(now) else { return (now, events) };
@@ -24,7 +24,7 @@ fn request(id: RequestId, prompt_tokens: u32, output_tokens: u32) -> EngineReque
 }
 
 fn token_times(events: &[EngineEvent], id: RequestId) -> Vec<f64> {
-    let tokens = events.iter().filter(|e| e.request == id && matches!(e.kind, EventKind::Token { .. }));
+    let tokens = events.iter().filter(|e| e.request == id && matches!(e.kind, EngineEventKind::Token { .. }));
     tokens.map(|e| e.at.as_nanos() as f64 / 1e6).collect()
 }
 
@@ -45,7 +45,7 @@ fn idle_latencies_match_the_published_table() {
         ("l4-8b", 221.0, 62.7),
     ];
     for (name, ttft, itl) in table {
-        let mut engine = Engine::new(Profile::named(name).unwrap(), EngineOptions::default());
+        let mut engine = SimEngine::new(StepProfile::named(name).unwrap(), EngineOptions::default());
         engine.submit(request(1, 1024, 3)).unwrap();
         let times = token_times(&run(&mut engine, Tick::ZERO).1, 1);
         assert!((times[0] - ttft).abs() <= 0.6, "{name}: first token after {} ms", times[0]);
@@ -56,8 +56,8 @@ fn idle_latencies_match_the_published_table() {
 
 #[test]
 fn a_long_prompt_is_cut_into_chunks_beside_the_decodes() {
-    let profile = Profile::named("a100-8b").unwrap();
-    let mut engine = Engine::new(profile, EngineOptions::default());
+    let profile = StepProfile::named("a100-8b").unwrap();
+    let mut engine = SimEngine::new(profile, EngineOptions::default());
     engine.submit(request(1, 16, 40)).unwrap();
     let mut events = Vec::new();
     let mut now = engine.next_step(Tick::ZERO).unwrap();
@@ -80,7 +80,7 @@ fn a_long_prompt_is_cut_into_chunks_beside_the_decodes() {
 #[test]
 fn sequences_beyond_the_limit_wait_in_order_of_arrival() {
     let options = EngineOptions { max_seqs: Some(2), ..EngineOptions::default() };
-    let mut engine = Engine::new(Profile::tiny(), options);
+    let mut engine = SimEngine::new(StepProfile::tiny(), options);
     for id in 1..=4 {
         engine.submit(request(id, 10, 5)).unwrap();
     }
@@ -95,7 +95,7 @@ fn sequences_beyond_the_limit_wait_in_order_of_arrival() {
 #[test]
 fn priority_lets_a_late_request_start_first() {
     let options = EngineOptions { max_seqs: Some(1), priority_scheduling: true, ..EngineOptions::default() };
-    let mut engine = Engine::new(Profile::tiny(), options);
+    let mut engine = SimEngine::new(StepProfile::tiny(), options);
     engine.submit(request(1, 10, 5)).unwrap();
     engine.next_step(Tick::ZERO).unwrap();
     engine.submit(EngineRequest { priority: 10, ..request(2, 10, 1) }).unwrap();
@@ -107,22 +107,23 @@ fn priority_lets_a_late_request_start_first() {
 
 #[test]
 fn the_last_arrival_is_recomputed_when_blocks_run_out() {
-    let mut engine = Engine::new(Profile::tiny(), small(128));
+    let mut engine = SimEngine::new(StepProfile::tiny(), small(128));
     engine.submit(request(1, 48, 64)).unwrap();
     engine.submit(request(2, 48, 64)).unwrap();
     let (_, events) = run(&mut engine, Tick::ZERO);
     assert!(engine.counters().preemptions >= 1);
-    let lost: Vec<_> = events.iter().filter(|e| e.kind == EventKind::Preempted).map(|e| e.request).collect();
+    let lost: Vec<_> =
+        events.iter().filter(|e| e.kind == EngineEventKind::Preempted).map(|e| e.request).collect();
     assert!(lost.iter().all(|id| *id == 2), "{lost:?}");
     assert_eq!((token_times(&events, 1).len(), token_times(&events, 2).len()), (64, 64));
-    assert_eq!(engine.gauges(), Gauges { blocks_total: 8, ..Gauges::default() });
+    assert_eq!(engine.gauges(), SimGauges { blocks_total: 8, ..SimGauges::default() });
     assert_eq!(engine.counters().prompt_tokens, 96, "recomputed tokens are not counted twice");
 }
 
 #[test]
 fn a_known_prefix_is_not_computed_again() {
-    let profile = Profile::named("a100-8b").unwrap();
-    let mut engine = Engine::new(profile, EngineOptions::default());
+    let profile = StepProfile::named("a100-8b").unwrap();
+    let mut engine = SimEngine::new(profile, EngineOptions::default());
     let prefix: Vec<u64> = (0..64).collect();
     engine.submit(EngineRequest { prefix: prefix.clone(), ..request(1, 1024, 1) }).unwrap();
     let (now, _) = run(&mut engine, Tick::ZERO);
@@ -130,11 +131,14 @@ fn a_known_prefix_is_not_computed_again() {
     other[32] = 999;
     engine.submit(EngineRequest { prefix, ..request(2, 1024, 1) }).unwrap();
     let (later, events) = run(&mut engine, now);
-    assert!(events.iter().any(|e| e.kind == EventKind::Scheduled { cached_tokens: 1008 }), "{events:?}");
+    assert!(
+        events.iter().any(|e| e.kind == EngineEventKind::Scheduled { cached_tokens: 1008 }),
+        "{events:?}"
+    );
     assert!(later.since(now) < Duration::from_millis(13));
     engine.submit(EngineRequest { prefix: other, ..request(3, 1024, 1) }).unwrap();
     let (_, events) = run(&mut engine, later);
-    assert!(events.iter().any(|e| e.kind == EventKind::Scheduled { cached_tokens: 512 }), "{events:?}");
+    assert!(events.iter().any(|e| e.kind == EngineEventKind::Scheduled { cached_tokens: 512 }), "{events:?}");
     assert_eq!(engine.counters().cached_tokens, 1008 + 512);
     engine.reset_prefix_cache();
     assert_eq!(engine.gauges().blocks_used, 0);
@@ -143,7 +147,7 @@ fn a_known_prefix_is_not_computed_again() {
 #[test]
 fn cancel_frees_everything_in_any_phase() {
     let options = EngineOptions { max_seqs: Some(3), ..EngineOptions::default() };
-    let mut engine = Engine::new(Profile::tiny(), options);
+    let mut engine = SimEngine::new(StepProfile::tiny(), options);
     engine.submit(EngineRequest { n: 2, prefix: vec![1, 2, 3], ..request(1, 50, 100) }).unwrap();
     engine.submit(request(2, 50, 100)).unwrap();
     engine.submit(request(3, 50, 100)).unwrap();
@@ -153,7 +157,7 @@ fn cancel_frees_everything_in_any_phase() {
     assert_eq!((engine.gauges().running, engine.gauges().waiting), (1, 0));
     let mut events = Vec::new();
     engine.finish_step(end, &mut events);
-    let tokens: Vec<_> = events.iter().filter(|e| matches!(e.kind, EventKind::Token { .. })).collect();
+    let tokens: Vec<_> = events.iter().filter(|e| matches!(e.kind, EngineEventKind::Token { .. })).collect();
     assert!(tokens.len() == 1 && tokens[0].request == 2, "{tokens:?}");
     assert!(engine.cancel(2));
     assert_eq!(engine.next_step(end), None);
@@ -163,16 +167,16 @@ fn cancel_frees_everything_in_any_phase() {
 
 #[test]
 fn work_without_output_ends_with_its_prompt() {
-    let mut engine = Engine::new(Profile::tiny(), EngineOptions::default());
+    let mut engine = SimEngine::new(StepProfile::tiny(), EngineOptions::default());
     engine.submit(request(1, 100, 0)).unwrap();
     let (_, events) = run(&mut engine, Tick::ZERO);
-    assert_eq!(events.last().unwrap().kind, EventKind::Computed);
+    assert_eq!(events.last().unwrap().kind, EngineEventKind::Computed);
     assert_eq!(engine.counters().generated_tokens, 0);
 }
 
 #[test]
 fn impossible_and_repeated_requests_are_refused() {
-    let mut engine = Engine::new(Profile::tiny(), small(64));
+    let mut engine = SimEngine::new(StepProfile::tiny(), small(64));
     let error = engine.submit(request(1, 60, 5)).unwrap_err();
     assert_eq!(error, SubmitError::TooLarge { needed: 65, capacity: 64 });
     engine.submit(request(1, 60, 4)).unwrap();
@@ -183,7 +187,7 @@ fn impossible_and_repeated_requests_are_refused() {
 #[test]
 fn pace_stretches_the_steps() {
     let time = |pace| {
-        let mut engine = Engine::new(Profile::tiny(), EngineOptions::default());
+        let mut engine = SimEngine::new(StepProfile::tiny(), EngineOptions::default());
         engine.set_pace(pace);
         engine.set_pace(f64::NAN);
         engine.submit(request(1, 10, 10)).unwrap();
@@ -204,7 +208,7 @@ proptest::proptest! {
             max_seqs: Some(5), max_tokens: Some(64), kv_tokens: Some(256), prefix_cache: true,
             priority_scheduling: priority, ..EngineOptions::default()
         };
-        let mut engine = Engine::new(Profile::tiny(), options);
+        let mut engine = SimEngine::new(StepProfile::tiny(), options);
         let (mut now, mut events) = (Tick::ZERO, Vec::new());
         for (id, (prompt, output, n, family, _)) in (0u64..).zip(&jobs) {
             let prefix = (0..u64::from(prompt / BLOCK_TOKENS)).map(|block| family * 1000 + block).collect();

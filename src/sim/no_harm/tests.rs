@@ -4,26 +4,26 @@
 
 use std::time::Duration;
 
-use crate::sim::matrix::{CLASSES, Fleet, KINDS, Kind};
-use crate::sim::no_harm::{Conditions, Row, measure};
+use crate::sim::no_harm::matrix::{CLASSES, KINDS, MatrixFleet, RequestKind};
+use crate::sim::no_harm::{CellConditions, CellRow, measure};
 
 /// Cells below their marks: fleet, kind, class (all classes where it is empty), and
 /// the ratio that they must not fall below. A cell that reaches its mark is taken out.
-const SHORT: [(&str, Kind, &str, f64); 5] = [
+const SHORT: [(&str, RequestKind, &str, f64); 5] = [
     // A few of the first requests are refused: answers of the first seconds come slowly.
-    ("70b", Kind::OneToken, "interactive", 0.97),
+    ("70b", RequestKind::OneToken, "interactive", 0.97),
     // The last chunk of a prompt and the first of the next do not always share a step.
-    ("70b", Kind::Long, "", 0.91),
+    ("70b", RequestKind::Long, "", 0.91),
     // While the fast engines read, long prompts go to the slow ones.
-    ("mixed", Kind::Long, "", 0.86),
+    ("mixed", RequestKind::Long, "", 0.86),
     // No load keeps the objective, and the limit by pace finds that out late.
-    ("l4", Kind::Shared, "interactive", 0.84),
+    ("l4", RequestKind::Shared, "interactive", 0.84),
     // Without a cache, the index of prefixes is wrong all the time.
-    ("a100-8b", Kind::Shared, "interactive", 0.88),
+    ("a100-8b", RequestKind::Shared, "interactive", 0.88),
 ];
 
 /// Whether the row reaches what is asked of it today.
-fn reaches(row: &Row) -> bool {
+fn reaches(row: &CellRow) -> bool {
     let (cell, ratio) = (&row.cell, row.ratio());
     let listed = SHORT.iter().find(|(fleet, kind, class, _)| {
         (*fleet, *kind) == (cell.fleet.name, cell.kind) && (class.is_empty() || *class == cell.class.name)
@@ -32,26 +32,27 @@ fn reaches(row: &Row) -> bool {
 }
 
 /// Prints the rows and fails with those that are below their marks.
-fn judge(rows: &[Row], what: &str) {
-    let table =
-        |rows: &mut dyn Iterator<Item = &Row>| rows.map(|row| format!("{row}  {what}\n")).collect::<String>();
+fn judge(rows: &[CellRow], what: &str) {
+    let table = |rows: &mut dyn Iterator<Item = &CellRow>| {
+        rows.map(|row| format!("{row}  {what}\n")).collect::<String>()
+    };
     print!("{}", table(&mut rows.iter()));
     let low = table(&mut rows.iter().filter(|row| !reaches(row)));
     assert!(low.is_empty(), "below their marks (output tokens/s straight, through, ratio, mark):\n{low}");
 }
 
 fn of_fleet(name: &str) {
-    let fleet = Fleet::named(name).expect("a fleet");
+    let fleet = MatrixFleet::named(name).expect("a fleet");
     let rows =
-        KINDS.into_iter().flat_map(|kind| measure(fleet, kind, &Conditions::default()).expect("a cell"));
-    let rows: Vec<Row> = rows.collect();
+        KINDS.into_iter().flat_map(|kind| measure(fleet, kind, &CellConditions::default()).expect("a cell"));
+    let rows: Vec<CellRow> = rows.collect();
     assert_eq!(rows.len(), KINDS.len() * CLASSES.len());
     judge(&rows, "");
 }
 
 #[test]
 fn classes_of_the_matrix_are_those_that_are_built_in() {
-    let policy = super::policy(Fleet::named("l4").expect("a fleet")).expect("a policy");
+    let policy = super::policy(MatrixFleet::named("l4").expect("a fleet")).expect("a policy");
     for class in &CLASSES {
         let built_in = policy.classes.id(class.name).and_then(|id| policy.classes.get(id)).expect(class.name);
         let [itl, wait] = [built_in.itl_objective, built_in.max_wait].map(|time| time.as_secs_f64());
@@ -90,21 +91,24 @@ fn a_mixed_fleet_loses_nothing() {
 }
 
 /// Streams and plain answers at a100s that are not what the model says.
-fn at_odd_engines(conditions: &Conditions, what: &str) {
-    let fleet = Fleet::named("a100-8b").expect("a fleet");
-    let kinds = [Kind::Stream, Kind::Plain, Kind::Shared];
+fn at_odd_engines(conditions: &CellConditions, what: &str) {
+    let fleet = MatrixFleet::named("a100-8b").expect("a fleet");
+    let kinds = [RequestKind::Stream, RequestKind::Plain, RequestKind::Shared];
     let rows = kinds.into_iter().flat_map(|kind| measure(fleet, kind, conditions).expect("a cell"));
     judge(&rows.collect::<Vec<_>>(), what);
 }
 
 #[test]
 fn a_long_way_to_the_engines_costs_nothing() {
-    at_odd_engines(&Conditions { rtt: Duration::from_millis(80), ..Conditions::default() }, "rtt 80 ms");
+    at_odd_engines(
+        &CellConditions { rtt: Duration::from_millis(80), ..CellConditions::default() },
+        "rtt 80 ms",
+    );
 }
 
 #[test]
 fn engines_without_a_prefix_cache_lose_nothing() {
-    at_odd_engines(&Conditions { prefix_cache: false, ..Conditions::default() }, "no prefix cache");
+    at_odd_engines(&CellConditions { prefix_cache: false, ..CellConditions::default() }, "no prefix cache");
 }
 
 #[test]
@@ -112,7 +116,10 @@ fn engines_off_the_model_lose_nothing() {
     for constant in ["t_ovh", "t_w", "i0", "a", "c", "d"] {
         for factor in [0.5, 2.0] {
             let off = vec![(constant.to_owned(), factor)];
-            at_odd_engines(&Conditions { off, ..Conditions::default() }, &format!("{constant} x {factor}"));
+            at_odd_engines(
+                &CellConditions { off, ..CellConditions::default() },
+                &format!("{constant} x {factor}"),
+            );
         }
     }
 }

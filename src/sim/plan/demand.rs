@@ -1,16 +1,16 @@
 //! The stretches of a trace that are simulated, as arrivals of the world.
 //!
-//! Whatever tells of demand becomes a [`Trace`]: a file, a usage log, or calls
+//! Whatever tells of demand becomes a [`TrafficTrace`]: a file, a usage log, or calls
 //! drawn from what a gateway has measured. Nothing else here knows where it came
 //! from.
 
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 use crate::sim::engine::BLOCK_TOKENS;
 use crate::sim::plan::setting::Setting;
-use crate::sim::trace::{Trace, reblock};
+use crate::sim::trace::{TrafficTrace, reblock};
 use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
 
 /// Output tokens that a request allows, where its answer is not longer.
@@ -18,7 +18,7 @@ const MAX_OUTPUT: u32 = 4_096;
 
 /// What one simulation may be made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Budget {
+pub struct SimulationBudget {
     /// Requests.
     pub requests: usize,
     /// Generated tokens.
@@ -26,23 +26,23 @@ pub struct Budget {
 }
 
 /// For a whole source.
-pub const WHOLE: Budget = Budget { requests: 30_000, output: 8_000_000 };
+pub const WHOLE: SimulationBudget = SimulationBudget { requests: 30_000, output: 8_000_000 };
 /// For one of its windows.
-pub const WINDOW: Budget = Budget { requests: 4_000, output: 1_000_000 };
+pub const WINDOW: SimulationBudget = SimulationBudget { requests: 4_000, output: 1_000_000 };
 
 /// A stretch of a trace, ready to be simulated.
 #[derive(Debug, Clone)]
-pub struct Stretch {
+pub struct TraceStretch {
     /// What arrives.
     pub arrivals: Vec<Arrival>,
     /// From the first to the last arrival.
     pub span: Duration,
 }
 
-impl Stretch {
+impl TraceStretch {
     /// The trace as arrivals.
     #[must_use]
-    pub fn of(trace: &Trace) -> Self {
+    pub fn of(trace: &TrafficTrace) -> Self {
         let block = trace.prefix_block;
         let arrivals = trace.calls.iter().map(|call| Arrival {
             at: Tick::ZERO + call.at,
@@ -77,7 +77,7 @@ impl Stretch {
 /// The calls of the busiest stretch that is within the budget: the one whose work
 /// comes fastest. All of them where they are few enough.
 #[must_use]
-pub fn busiest(trace: &Trace, work: &[f64], budget: Budget) -> Range<usize> {
+pub fn busiest(trace: &TrafficTrace, work: &[f64], budget: SimulationBudget) -> Range<usize> {
     let calls = &trace.calls;
     let mut best = (f64::NEG_INFINITY, 0..calls.len());
     let (mut first, mut output, mut sum, mut full) = (0, 0u64, 0.0, false);
@@ -98,7 +98,7 @@ pub fn busiest(trace: &Trace, work: &[f64], budget: Budget) -> Range<usize> {
 
 /// The calls of each window of that width, one after the other.
 #[must_use]
-pub fn windows(trace: &Trace, width: Duration) -> Vec<Range<usize>> {
+pub fn windows(trace: &TrafficTrace, width: Duration) -> Vec<Range<usize>> {
     let count = trace.span().as_nanos().div_ceil(width.as_nanos().max(1)).max(1) as u32;
     let place = |index: u32| trace.calls.partition_point(|call| call.at < width * index);
     let mut windows: Vec<Range<usize>> = (0..count).map(|index| place(index)..place(index + 1)).collect();
@@ -112,18 +112,22 @@ pub fn windows(trace: &Trace, width: Duration) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::trace::Call;
+    use crate::sim::trace::TraceCall;
 
-    fn trace(at: &[u64]) -> Trace {
-        let call =
-            |at: &u64| Call { at: Duration::from_secs(*at), prompt: 10, output: 10, ..Call::default() };
-        Trace { calls: at.iter().map(call).collect(), ..Trace::default() }
+    fn trace(at: &[u64]) -> TrafficTrace {
+        let call = |at: &u64| TraceCall {
+            at: Duration::from_secs(*at),
+            prompt: 10,
+            output: 10,
+            ..TraceCall::default()
+        };
+        TrafficTrace { calls: at.iter().map(call).collect(), ..TrafficTrace::default() }
     }
 
     #[test]
     fn the_busiest_stretch_is_where_work_comes_fastest() {
         let trace = trace(&[0, 10, 20, 21, 22, 23, 40, 60]);
-        let budget = |requests, output| Budget { requests, output };
+        let budget = |requests, output| SimulationBudget { requests, output };
         let work = vec![1.0; 8];
         assert_eq!(busiest(&trace, &work, budget(8, 1_000)), 0..8);
         assert_eq!(busiest(&trace, &work, budget(4, 1_000)), 2..6);

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::sim::plan::demand::{Stretch, WINDOW, busiest, windows};
-use crate::sim::plan::lab::{Lab, Tried, in_parallel, smallest};
-use crate::sim::plan::report::Window;
-use crate::sim::trace::Trace;
+use crate::sim::plan::demand::{TraceStretch, WINDOW, busiest, windows};
+use crate::sim::plan::report::WindowNeed;
+use crate::sim::plan::trials::{FleetTrials, TriedFleet, in_parallel, smallest};
+use crate::sim::trace::TrafficTrace;
 
 /// The most windows that a source is cut into.
 const MOST_WINDOWS: u32 = 24;
@@ -19,7 +19,7 @@ const SHORTEST: Duration = Duration::from_secs(120);
 #[derive(Debug, Clone, Default)]
 pub struct Followed {
     /// Window by window.
-    pub windows: Vec<Window>,
+    pub windows: Vec<WindowNeed>,
     /// Requests that count, and how many were within their objectives.
     pub counted: (u64, u64),
     /// Replica-hours, those in which replicas start among them.
@@ -64,7 +64,13 @@ impl Followed {
 /// Finds the smallest fleet of a pool, up to `most`, for each window of the
 /// trace. A long window is simulated where it is busiest.
 #[must_use]
-pub fn follow(lab: &Lab<'_>, trace: &Trace, work: &[f64], pool: usize, most: usize) -> Followed {
+pub fn follow(
+    lab: &FleetTrials<'_>,
+    trace: &TrafficTrace,
+    work: &[f64],
+    pool: usize,
+    most: usize,
+) -> Followed {
     let start = lab.setting.start;
     let width = width(trace.span(), start);
     let ranges = windows(trace, width);
@@ -75,7 +81,7 @@ pub fn follow(lab: &Lab<'_>, trace: &Trace, work: &[f64], pool: usize, most: usi
         }
         let own = trace.part(range.clone());
         let part = own.part(busiest(&own, &work[range.clone()], WINDOW));
-        let stretch = Stretch::of(&part);
+        let stretch = TraceStretch::of(&part);
         let here = work[range.clone()].iter().sum::<f64>() / width.as_secs_f64();
         let guess = (most as f64 * 0.7 * here / all.max(1e-9)).ceil() as usize;
         need(lab, &stretch, pool, guess, most)
@@ -84,7 +90,7 @@ pub fn follow(lab: &Lab<'_>, trace: &Trace, work: &[f64], pool: usize, most: usi
     for (index, (needs, (counted, kept))) in needs.into_iter().enumerate() {
         let at_s = width.as_secs_f64() * index as f64;
         let lasts_s = (trace.span().as_secs_f64() - at_s).clamp(1e-3, width.as_secs_f64());
-        followed.windows.push(Window { at_s, lasts_s, needs, has: needs });
+        followed.windows.push(WindowNeed { at_s, lasts_s, needs, has: needs });
         followed.counted.0 += counted;
         followed.counted.1 += kept;
     }
@@ -96,8 +102,14 @@ pub fn follow(lab: &Lab<'_>, trace: &Trace, work: &[f64], pool: usize, most: usi
 }
 
 /// The smallest fleet for a stretch, and of how many requests how many it kept.
-fn need(lab: &Lab<'_>, stretch: &Stretch, pool: usize, guess: usize, most: usize) -> (usize, (u64, u64)) {
-    let mut tried: BTreeMap<usize, Tried> = BTreeMap::new();
+fn need(
+    lab: &FleetTrials<'_>,
+    stretch: &TraceStretch,
+    pool: usize,
+    guess: usize,
+    most: usize,
+) -> (usize, (u64, u64)) {
+    let mut tried: BTreeMap<usize, TriedFleet> = BTreeMap::new();
     let found = smallest(guess.min(most), most, 1, |counts| {
         let mut keeps = Vec::new();
         for count in counts {
@@ -117,7 +129,7 @@ mod tests {
     use super::*;
 
     fn followed(needs: &[usize]) -> Followed {
-        let window = |(index, needs): (usize, &usize)| Window {
+        let window = |(index, needs): (usize, &usize)| WindowNeed {
             at_s: 600.0 * index as f64,
             lasts_s: 600.0,
             needs: *needs,

@@ -2,19 +2,20 @@
 
 use std::time::Duration;
 
-use crate::sim::plan::concurrency::Levels;
-use crate::sim::plan::demand::{Stretch, WHOLE, busiest};
+use crate::sim::plan::demand::{TraceStretch, WHOLE, busiest};
 use crate::sim::plan::fleets::{Followed, follow};
-use crate::sim::plan::lab::{Found, Lab, Tried, in_parallel};
+use crate::sim::plan::measure::concurrency::Levels;
 use crate::sim::plan::measure::{self, Service};
+use crate::sim::plan::report::answers;
+use crate::sim::plan::report::numbers;
 use crate::sim::plan::report::{
-    Advice, ClassRow, Concurrency, FleetRow, Measured, Percentiles, PoolRow, Promise, Report, Residency,
-    SettingRow, SourceRow, Tolerance, Window,
+    Advice, Concurrency, DemandSourceRow, MeasuredInputs, Percentiles, PlanClassRow, PlanFleetRow,
+    PlanPoolRow, PlanReport, ResidencyFigures, SettingRow, Tolerance, VerifiedMaximum, WindowNeed,
 };
 use crate::sim::plan::setting::{MOST_REPLICAS, Setting};
+use crate::sim::plan::trials::{FleetSearch, FleetTrials, TriedFleet, in_parallel};
 use crate::sim::plan::whatif::{self, WhatIf};
-use crate::sim::plan::{speak, words};
-use crate::sim::trace::Trace;
+use crate::sim::trace::TrafficTrace;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::record::quantile;
 
@@ -27,7 +28,7 @@ const SIZES: usize = 9;
 
 /// What is asked.
 #[derive(Debug, Clone, Default)]
-pub struct Asked {
+pub struct PlanRequest {
     /// What the source is called.
     pub name: String,
     /// Changes to try.
@@ -37,30 +38,34 @@ pub struct Asked {
 }
 
 /// The demand and what is simulated of it.
-struct Work {
-    trace: Trace,
+struct PlanDemand {
+    trace: TrafficTrace,
     /// Replica-seconds of each call.
     amounts: Vec<f64>,
-    part: Trace,
-    stretch: Stretch,
-    source: SourceRow,
+    part: TrafficTrace,
+    stretch: TraceStretch,
+    source: DemandSourceRow,
 }
 
 /// The fleet that keeps the promise.
-struct Chosen {
+struct ChosenFleet {
     pool: usize,
     maximum: usize,
     kept: bool,
-    promise: Promise,
-    run: Tried,
-    found: Vec<Found>,
+    promise: VerifiedMaximum,
+    run: TriedFleet,
+    found: Vec<FleetSearch>,
 }
 
 /// Makes the report. The trace's classes are places in the setting's.
 ///
 /// # Errors
 /// Nothing can be planned for, in a sentence.
-pub fn plan(mut trace: Trace, lab: &Lab<'_>, asked: Asked) -> Result<Report, String> {
+pub fn plan(
+    mut trace: TrafficTrace,
+    lab: &FleetTrials<'_>,
+    asked: PlanRequest,
+) -> Result<PlanReport, String> {
     whatif::check(lab, &asked.what_if)?;
     let mut notes = asked.notes;
     leave_out(&mut trace, lab.setting, &mut notes)?;
@@ -70,7 +75,7 @@ pub fn plan(mut trace: Trace, lab: &Lab<'_>, asked: Asked) -> Result<Report, Str
     if !chosen.kept {
         notes.push(format!(
             "No fleet that was tried keeps {} of what an idle replica serves in time; what follows is for the best of them.",
-            words::percent(lab.setting.keep)
+            numbers::percent(lab.setting.keep)
         ));
     }
     // Windows are held to what the whole can keep.
@@ -84,7 +89,7 @@ pub fn plan(mut trace: Trace, lab: &Lab<'_>, asked: Asked) -> Result<Report, Str
     let pool = &lab.setting.pools[chosen.pool];
     let advice = advice(lab.setting, &measured, &chosen, &followed, &levels, measure::bin(&work.trace));
     measured.bursts.surges.truncate(measure::LISTED);
-    let mut report = Report {
+    let mut report = PlanReport {
         setting: SettingRow {
             pool: pool.name.clone(),
             profile: pool.speed.clone(),
@@ -105,14 +110,14 @@ pub fn plan(mut trace: Trace, lab: &Lab<'_>, asked: Asked) -> Result<Report, Str
         need: followed.windows,
         notes,
     };
-    report.answers = speak::answers(&report);
+    report.answers = answers::answers(&report);
     Ok(report)
 }
 
 /// Requests that no replica can hold.
-fn leave_out(trace: &mut Trace, setting: &Setting, notes: &mut Vec<String>) -> Result<(), String> {
+fn leave_out(trace: &mut TrafficTrace, setting: &Setting, notes: &mut Vec<String>) -> Result<(), String> {
     if trace.left_out > 0 {
-        let count = words::count(trace.left_out);
+        let count = numbers::count(trace.left_out);
         notes.push(format!("{count} requests without a prompt are left out."));
     }
     let most = setting.pools.iter().map(|pool| pool.holds()).max().unwrap_or(0);
@@ -123,17 +128,17 @@ fn leave_out(trace: &mut Trace, setting: &Setting, notes: &mut Vec<String>) -> R
     if trace.calls.is_empty() {
         return Err(format!(
             "no request fits into a replica, which holds {} tokens; choose another --profile",
-            words::count(most)
+            numbers::count(most)
         ));
     }
     if gone > 0 {
-        let (gone, most) = (words::count(gone as u64), words::count(most));
+        let (gone, most) = (numbers::count(gone as u64), numbers::count(most));
         notes.push(format!("{gone} requests are left out: a replica holds only {most} tokens."));
     }
     Ok(())
 }
 
-fn work(trace: Trace, setting: &Setting, name: String, notes: &mut Vec<String>) -> Work {
+fn work(trace: TrafficTrace, setting: &Setting, name: String, notes: &mut Vec<String>) -> PlanDemand {
     let goals = setting.goals();
     let amounts: Vec<f64> = trace
         .calls
@@ -149,13 +154,13 @@ fn work(trace: Trace, setting: &Setting, name: String, notes: &mut Vec<String>) 
     if part.calls.len() < trace.calls.len() {
         notes.push(format!(
             "Fixed fleets are simulated over the busiest stretch that is not too long: {} of {} requests, {} from {} on. Windows of time are simulated where they are busiest. Everything else is measured over all.",
-            words::count(part.calls.len() as u64),
-            words::count(trace.calls.len() as u64),
-            words::time(part.span().as_secs_f64()),
-            words::time(from),
+            numbers::count(part.calls.len() as u64),
+            numbers::count(trace.calls.len() as u64),
+            numbers::time(part.span().as_secs_f64()),
+            numbers::time(from),
         ));
     }
-    let source = SourceRow {
+    let source = DemandSourceRow {
         name,
         requests: trace.calls.len() as u64,
         span_s: trace.span().as_secs_f64(),
@@ -164,11 +169,11 @@ fn work(trace: Trace, setting: &Setting, name: String, notes: &mut Vec<String>) 
         simulated_from_s: from,
         simulated_span_s: part.span().as_secs_f64(),
     };
-    Work { amounts, stretch: Stretch::of(&part), part, trace, source }
+    PlanDemand { amounts, stretch: TraceStretch::of(&part), part, trace, source }
 }
 
 /// The part of the requests that an idle replica serves within their objectives.
-fn keepable(stretch: &Stretch, setting: &Setting) -> Result<f64, String> {
+fn keepable(stretch: &TraceStretch, setting: &Setting) -> Result<f64, String> {
     let can = stretch.keepable(setting);
     let count = can.iter().filter(|can| **can).count();
     if count > 0 {
@@ -180,17 +185,17 @@ fn keepable(stretch: &Stretch, setting: &Setting) -> Result<f64, String> {
     Err(format!(
         "no request can be within its objectives, whatever the fleet: an idle replica of {} takes {} to the first token of {} and {} between tokens, and {name} asks for {} and {}; choose a faster --profile or longer --ttft and --itl",
         pool.speed,
-        words::time(alone.ttft.as_secs_f64()),
-        words::of(first.prompt as usize, "prompt token"),
-        words::time(alone.itl.as_secs_f64()),
-        words::time(class.ttft_objective.as_secs_f64()),
-        words::time(class.itl_objective.as_secs_f64()),
+        numbers::time(alone.ttft.as_secs_f64()),
+        numbers::of(first.prompt as usize, "prompt token"),
+        numbers::time(alone.itl.as_secs_f64()),
+        numbers::time(class.ttft_objective.as_secs_f64()),
+        numbers::time(class.itl_objective.as_secs_f64()),
     ))
 }
 
 /// Finds the smallest fleet of each pool, takes the cheapest, and checks it from
 /// other places of the source on; where it does not hold, a larger one.
-fn choose(lab: &Lab<'_>, work: &Work) -> Chosen {
+fn choose(lab: &FleetTrials<'_>, work: &PlanDemand) -> ChosenFleet {
     let seconds = work.part.span().as_secs_f64().max(1.0);
     let offset =
         work.trace.calls.partition_point(|call| call.at.as_secs_f64() < work.source.simulated_from_s);
@@ -198,16 +203,16 @@ fn choose(lab: &Lab<'_>, work: &Work) -> Chosen {
     let guess = (sum / seconds / 0.6).ceil().clamp(1.0, MOST_REPLICAS as f64) as usize;
     let most = (8 * guess + 16).min(MOST_REPLICAS);
     let pools = 0..lab.setting.pools.len();
-    let found: Vec<Found> = pools.map(|pool| lab.smallest(&work.stretch, pool, guess, most)).collect();
-    let cost = |found: &Found, count: usize| lab.setting.pools[found.pool].price * count as f64;
-    let best_of = |found: &Found| found.tried.values().map(|tried| tried.kept).fold(0.0, f64::max);
+    let found: Vec<FleetSearch> = pools.map(|pool| lab.smallest(&work.stretch, pool, guess, most)).collect();
+    let cost = |found: &FleetSearch, count: usize| lab.setting.pools[found.pool].price * count as f64;
+    let best_of = |found: &FleetSearch| found.tried.values().map(|tried| tried.kept).fold(0.0, f64::max);
     let fits = found.iter().filter_map(|found| Some((found, found.smallest?)));
     let cheapest = fits.min_by(|a, b| cost(a.0, a.1).total_cmp(&cost(b.0, b.1)).then(a.1.cmp(&b.1)));
     let (pool, mut maximum, kept) = match cheapest {
         Some((found, count)) => (found.pool, count, true),
         None => {
             let best = found.iter().max_by(|a, b| best_of(a).total_cmp(&best_of(b)));
-            let near = |found: &Found| {
+            let near = |found: &FleetSearch| {
                 let best = best_of(found);
                 let close = found.tried.iter().find(|(_, tried)| tried.kept >= best - 0.005);
                 (found.pool, close.map_or(1, |(count, _)| *count), false)
@@ -224,27 +229,27 @@ fn choose(lab: &Lab<'_>, work: &Work) -> Chosen {
         maximum += 1;
     };
     let kept = kept && promise.holds;
-    Chosen { pool, maximum, kept, promise, run, found }
+    ChosenFleet { pool, maximum, kept, promise, run, found }
 }
 
 /// Runs a fleet from several places of the source on.
-fn check(lab: &Lab<'_>, work: &Work, fleet: &[usize]) -> (Promise, Tried) {
-    let starts: Vec<Stretch> = (0..=OTHER_STARTS)
+fn check(lab: &FleetTrials<'_>, work: &PlanDemand, fleet: &[usize]) -> (VerifiedMaximum, TriedFleet) {
+    let starts: Vec<TraceStretch> = (0..=OTHER_STARTS)
         .map(|seed| {
             let mut part = work.part.clone();
             part.rotate(seed);
             part.settle();
-            Stretch::of(&part)
+            TraceStretch::of(&part)
         })
         .collect();
     let mut runs = in_parallel(lab.threads, &starts, |start| lab.run(start, fleet, "check"));
     let kept: Vec<f64> = runs.iter().map(|run| run.kept).collect();
     let holds = runs.iter().all(|run| lab.keeps(run));
-    (Promise { keep: lab.setting.keep, kept, holds }, runs.swap_remove(0))
+    (VerifiedMaximum { keep: lab.setting.keep, kept, holds }, runs.swap_remove(0))
 }
 
 /// Fleets of the chosen pool around the maximum, by their size.
-fn by_replicas(lab: &Lab<'_>, stretch: &Stretch, chosen: &Chosen) -> Vec<Tried> {
+fn by_replicas(lab: &FleetTrials<'_>, stretch: &TraceStretch, chosen: &ChosenFleet) -> Vec<TriedFleet> {
     let mut tried = chosen.found[chosen.pool].tried.clone();
     tried.insert(chosen.maximum, chosen.run.clone());
     let (from, to) = ((chosen.maximum / 2).max(1), chosen.maximum + chosen.maximum.div_ceil(2).max(2));
@@ -266,14 +271,19 @@ fn today(setting: &Setting) -> Option<Vec<usize>> {
     fleet.iter().any(|count| *count > 0).then_some(fleet)
 }
 
-fn measured(setting: &Setting, work: &Work, chosen: &Chosen, followed: &Followed) -> (Measured, Levels) {
+fn measured(
+    setting: &Setting,
+    work: &PlanDemand,
+    chosen: &ChosenFleet,
+    followed: &Followed,
+) -> (MeasuredInputs, Levels) {
     let trace = &work.trace;
     let service = service(setting, chosen, &work.stretch);
     let seconds: Vec<f64> =
         trace.calls.iter().map(|call| service.seconds(setting, chosen.pool, call)).collect();
     let levels = measure::in_service(trace, &seconds);
     let hours = trace.span().as_secs_f64().max(1.0) / 3_600.0 * chosen.maximum as f64;
-    let measured = Measured {
+    let measured = MeasuredInputs {
         concurrency: Concurrency {
             floor: levels.floor(measure::sustained(setting.start)),
             bands: levels.bands(),
@@ -281,7 +291,7 @@ fn measured(setting: &Setting, work: &Work, chosen: &Chosen, followed: &Followed
         queue: measure::queue(trace),
         bursts: measure::bursts(trace, &work.amounts, setting.start),
         classes: measure::classes(trace, setting),
-        residency: Residency {
+        residency: ResidencyFigures {
             replicas: chosen.maximum,
             idle: chosen.run.idle,
             unneeded: (1.0 - followed.hours / hours).max(0.0),
@@ -294,7 +304,7 @@ fn measured(setting: &Setting, work: &Work, chosen: &Chosen, followed: &Followed
 }
 
 /// How the recommended fleet serves, from its simulation.
-fn service(setting: &Setting, chosen: &Chosen, stretch: &Stretch) -> Service {
+fn service(setting: &Setting, chosen: &ChosenFleet, stretch: &TraceStretch) -> Service {
     let pool = &setting.pools[chosen.pool];
     let alone = |arrival: &Arrival| pool.alone(arrival.prompt, arrival.output).ttft.as_secs_f64() * 1e3;
     let mut alone: Vec<f64> = stretch.arrivals.iter().map(alone).collect();
@@ -307,8 +317,8 @@ fn service(setting: &Setting, chosen: &Chosen, stretch: &Stretch) -> Service {
 
 fn advice(
     setting: &Setting,
-    measured: &Measured,
-    chosen: &Chosen,
+    measured: &MeasuredInputs,
+    chosen: &ChosenFleet,
     followed: &Followed,
     levels: &Levels,
     bin: Duration,
@@ -317,7 +327,7 @@ fn advice(
     let (burst_requests, burst_replicas) = burst_ceiling(setting, measured, followed, levels, bin);
     let above: f64 =
         followed.windows.iter().map(|window| (window.has - floor) as f64 * window.lasts_s).sum::<f64>();
-    let enough = |class: &ClassRow| {
+    let enough = |class: &PlanClassRow| {
         let place = setting.classes.iter().position(|(name, _)| *name == class.name);
         let longest = place.and_then(|place| chosen.run.longest_ms.get(place)).copied().unwrap_or(0.0);
         Tolerance {
@@ -326,7 +336,7 @@ fn advice(
             enough_s: round_up(class.ttft_s.max(longest / 1e3)).min(class.max_wait_s),
         }
     };
-    let pool = |found: &Found| PoolRow {
+    let pool = |found: &FleetSearch| PlanPoolRow {
         pool: setting.pools[found.pool].name.clone(),
         replicas: if found.pool == chosen.pool && chosen.kept {
             Some(chosen.maximum)
@@ -354,7 +364,7 @@ fn advice(
 }
 
 /// The percentiles of the fleet's size, each window by its length.
-fn over_time(windows: &[Window]) -> Percentiles {
+fn over_time(windows: &[WindowNeed]) -> Percentiles {
     let mut sizes: Vec<(usize, f64)> = windows.iter().map(|window| (window.has, window.lasts_s)).collect();
     sizes.sort_unstable_by_key(|(has, _)| *has);
     let all: f64 = sizes.iter().map(|(_, lasts)| lasts).sum();
@@ -373,7 +383,7 @@ fn over_time(windows: &[Window]) -> Percentiles {
 /// replicas that the windows with such a surge need. Without a surge: of all.
 fn burst_ceiling(
     setting: &Setting,
-    measured: &Measured,
+    measured: &MeasuredInputs,
     followed: &Followed,
     levels: &Levels,
     bin: Duration,
@@ -415,13 +425,13 @@ fn round_up(seconds: f64) -> f64 {
 }
 
 fn fleets(
-    lab: &Lab<'_>,
-    stretch: &Stretch,
-    chosen: &Chosen,
+    lab: &FleetTrials<'_>,
+    stretch: &TraceStretch,
+    chosen: &ChosenFleet,
     followed: &Followed,
     today: Option<&[usize]>,
-) -> Vec<FleetRow> {
-    let fixed = |name: &str, run: Tried| FleetRow {
+) -> Vec<PlanFleetRow> {
+    let fixed = |name: &str, run: TriedFleet| PlanFleetRow {
         name: name.to_owned(),
         replicas: (run.replicas, run.replicas),
         mean: run.replicas as f64,
@@ -433,7 +443,7 @@ fn fleets(
     let least = followed.windows.iter().map(|window| window.has).min().unwrap_or(0);
     let most = followed.windows.iter().map(|window| window.has).max().unwrap_or(0);
     let (counted, kept) = followed.counted;
-    let recommended = FleetRow {
+    let recommended = PlanFleetRow {
         name: "recommended".to_owned(),
         replicas: (least, most),
         mean: followed.mean(),
@@ -457,7 +467,7 @@ mod tests {
 
     #[test]
     fn shares_over_time_count_windows_by_their_length() {
-        let window = |has, lasts_s| Window { has, lasts_s, ..Window::default() };
+        let window = |has, lasts_s| WindowNeed { has, lasts_s, ..WindowNeed::default() };
         let bands = over_time(&[window(9, 10.0), window(1, 60.0), window(3, 30.0)]);
         assert_eq!(bands, Percentiles { p50: 1.0, p90: 3.0, p99: 9.0 });
         assert_eq!(over_time(&[]), Percentiles::default());

@@ -8,21 +8,15 @@
 //! windows need at least the floor. The maximum is then put through the
 //! simulator again, from other places of the source on.
 
-pub mod bursts;
-pub mod concurrency;
 pub mod demand;
 pub mod fleets;
-pub mod lab;
 pub mod make;
 pub mod measure;
-pub mod page;
 pub mod report;
 pub mod seen;
 pub mod setting;
-pub mod speak;
-pub mod text;
+pub mod trials;
 pub mod whatif;
-pub mod words;
 
 #[cfg(test)]
 mod tests;

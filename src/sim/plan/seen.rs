@@ -7,11 +7,11 @@
 
 use std::time::Duration;
 
-use crate::core::demand::hist::Hist;
-use crate::core::demand::profile::{Kept, Minute};
-use crate::core::demand::state::{Kind, Row, State};
+use crate::core::autoscale::demand::histogram::CoarseHistogram;
+use crate::core::autoscale::demand::profile::{DemandMinute, SavedProfile};
+use crate::core::autoscale::demand::state::{DemandState, ProfileKind, SavedDemandRow};
 use crate::sim::rng::Rng;
-use crate::sim::trace::{Call, MAX_CALLS, MAX_PROMPT, Trace};
+use crate::sim::trace::{MAX_CALLS, MAX_PROMPT, TraceCall, TrafficTrace};
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// Draws what is not kept.
@@ -20,15 +20,15 @@ const SEED: u64 = 1;
 /// Calls like those that were seen of all classes, or of one model; of a model
 /// no classes are known.
 #[must_use]
-pub fn trace(state: &State, model: Option<&str>) -> Trace {
-    let rows: Vec<&Row> = rows(state, model).collect();
+pub fn trace(state: &DemandState, model: Option<&str>) -> TrafficTrace {
+    let rows: Vec<&SavedDemandRow> = rows(state, model).collect();
     let count = newest_that_fit(&rows);
-    let mut trace = Trace::default();
+    let mut trace = TrafficTrace::default();
     let mut rng = Rng::new(SEED);
     for (place, row) in rows.iter().enumerate() {
         let calls = calls(&row.seen, count, &mut rng);
         let class = if model.is_none() { place as u32 } else { 0 };
-        trace.calls.extend(calls.into_iter().map(|call| Call { class, ..call }));
+        trace.calls.extend(calls.into_iter().map(|call| TraceCall { class, ..call }));
     }
     if model.is_none() {
         trace.classes = rows.iter().map(|row| row.name.as_str().into()).collect();
@@ -38,16 +38,17 @@ pub fn trace(state: &State, model: Option<&str>) -> Trace {
 }
 
 /// What was seen of each class, or of one model.
-pub fn rows<'a>(state: &'a State, model: Option<&'a str>) -> impl Iterator<Item = &'a Row> {
-    let kind = if model.is_some() { Kind::Model } else { Kind::Class };
+pub fn rows<'a>(state: &'a DemandState, model: Option<&'a str>) -> impl Iterator<Item = &'a SavedDemandRow> {
+    let kind = if model.is_some() { ProfileKind::Model } else { ProfileKind::Class };
     state.rows.iter().filter(move |row| row.kind == kind && model.is_none_or(|model| row.name == model))
 }
 
 /// How many of the last minutes have no more calls than a trace may have.
-fn newest_that_fit(rows: &[&Row]) -> usize {
+fn newest_that_fit(rows: &[&SavedDemandRow]) -> usize {
     let most = rows.iter().map(|row| row.seen.minutes.len()).max().unwrap_or(0);
     let arrived = |back: usize| -> u64 {
-        let minute = |row: &&Row| row.seen.minutes.iter().rev().nth(back).map(|minute| minute.arrived);
+        let minute =
+            |row: &&SavedDemandRow| row.seen.minutes.iter().rev().nth(back).map(|minute| minute.arrived);
         rows.iter().filter_map(minute).map(u64::from).sum()
     };
     let mut sum = 0;
@@ -59,7 +60,7 @@ fn newest_that_fit(rows: &[&Row]) -> usize {
 }
 
 /// The calls of the last `count` minutes of one row.
-fn calls(seen: &Kept, count: usize, rng: &mut Rng) -> Vec<Call> {
+fn calls(seen: &SavedProfile, count: usize, rng: &mut Rng) -> Vec<TraceCall> {
     let minutes = seen.minutes.iter().rev().take(count).enumerate();
     let mut calls = Vec::new();
     let mut sums = (0, 0);
@@ -76,18 +77,18 @@ fn calls(seen: &Kept, count: usize, rng: &mut Rng) -> Vec<Call> {
     let call = |((at, prompt), output)| {
         let waited = time(&seen.waits, rng);
         let took = time(&seen.stays, rng).map(|stay| waited.unwrap_or_default() + stay);
-        Call { at, prompt, output, waited, took, ..Call::default() }
+        TraceCall { at, prompt, output, waited, took, ..TraceCall::default() }
     };
     sized.map(call).collect()
 }
 
 /// Of those that arrived, the ones that were not refused; some may still be there.
-fn served<'a>(minutes: impl Iterator<Item = &'a Minute>) -> u64 {
+fn served<'a>(minutes: impl Iterator<Item = &'a DemandMinute>) -> u64 {
     minutes.map(|minute| u64::from(minute.arrived.saturating_sub(minute.refused))).sum()
 }
 
 /// So many numbers of tokens, distributed as they were seen, and with their sum.
-fn sizes(seen: &Hist, count: usize, sum: u64, rng: &mut Rng) -> Vec<u32> {
+fn sizes(seen: &CoarseHistogram, count: usize, sum: u64, rng: &mut Rng) -> Vec<u32> {
     let drawn: Vec<f64> = (0..count).map(|_| seen.draw(rng.unit(), rng.unit()).unwrap_or(1.0)).collect();
     let all: f64 = drawn.iter().sum();
     let factor = if all > 0.0 && sum > 0 { sum as f64 / all } else { 1.0 };
@@ -96,7 +97,7 @@ fn sizes(seen: &Hist, count: usize, sum: u64, rng: &mut Rng) -> Vec<u32> {
 }
 
 /// A time of which milliseconds were seen.
-fn time(seen: &Hist, rng: &mut Rng) -> Option<Duration> {
+fn time(seen: &CoarseHistogram, rng: &mut Rng) -> Option<Duration> {
     seen.draw(rng.unit(), rng.unit()).map(|millis| Duration::from_secs_f64(millis / 1e3))
 }
 
@@ -104,28 +105,28 @@ fn time(seen: &Hist, rng: &mut Rng) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn row(kind: Kind, name: &str, minutes: usize, arrived: u32) -> Row {
-        let mut seen = Kept::default();
+    fn row(kind: ProfileKind, name: &str, minutes: usize, arrived: u32) -> SavedDemandRow {
+        let mut seen = SavedProfile::default();
         for _ in 0..minutes {
             let (input, output) = (u64::from(arrived) * 300, u64::from(arrived) * 50);
-            seen.minutes.push_back(Minute { arrived, input, output, ..Minute::default() });
+            seen.minutes.push_back(DemandMinute { arrived, input, output, ..DemandMinute::default() });
         }
         (0..100).for_each(|_| seen.prompts.add(100.0, 1.0));
         (0..10).for_each(|_| seen.prompts.add(2_000.0, 1.0));
         seen.outputs.add(50.0, 1.0);
         seen.waits.add(400.0, 1.0);
         seen.stays.add(4_000.0, 1.0);
-        Row { kind, name: name.to_owned(), seen }
+        SavedDemandRow { kind, name: name.to_owned(), seen }
     }
 
     #[test]
     fn counts_sizes_and_times_are_those_that_were_seen() {
         let rows = vec![
-            row(Kind::Class, "interactive", 10, 60),
-            row(Kind::Class, "batch", 5, 12),
-            row(Kind::Model, "m", 10, 66),
+            row(ProfileKind::Class, "interactive", 10, 60),
+            row(ProfileKind::Class, "batch", 5, 12),
+            row(ProfileKind::Model, "m", 10, 66),
         ];
-        let state = State { rows, ..State::default() };
+        let state = DemandState { rows, ..DemandState::default() };
         let trace = trace(&state, None);
         assert_eq!(trace.calls.len(), 660);
         assert_eq!(trace.classes.len(), 2);
@@ -145,7 +146,7 @@ mod tests {
 
     #[test]
     fn only_the_newest_minutes_are_played_back_where_there_are_too_many_calls() {
-        let many = row(Kind::Class, "interactive", 10, MAX_CALLS as u32 / 4);
+        let many = row(ProfileKind::Class, "interactive", 10, MAX_CALLS as u32 / 4);
         assert_eq!(newest_that_fit(&[&many]), 4);
     }
 }

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use crate::config::units::Span;
-use crate::core::ids::ClassId;
-use crate::core::placement::rules::{Capacity, Price, Supply};
-use crate::core::policy::{Bounds, Class, Policy, Quota, Tenant};
+use crate::core::model::ids::ClassId;
+use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
+use crate::core::placement::rules::{Capacity, PoolTraits, Price};
 use crate::sim::engine::EngineOptions;
-use crate::sim::profile::{Profile, StepLoad};
+use crate::sim::engine::profile::{StepLoad, StepProfile};
 use crate::sim::world::gateway::{Rack, policy};
 use crate::sim::world::record::Goal;
 use crate::sim::world::replica::ReplicaSetup;
@@ -36,7 +36,7 @@ pub struct PoolSpec {
     /// Its name.
     pub name: String,
     /// Whose speed its replicas have.
-    pub profile: Profile,
+    pub profile: StepProfile,
     /// What that is called.
     pub speed: String,
     /// What one replica costs in an hour.
@@ -108,7 +108,8 @@ impl PoolSpec {
     }
 
     fn rack(&self, replicas: usize) -> Rack {
-        let supply = Supply { capacity: self.capacity, price: Price::new(self.price), ..Supply::default() };
+        let supply =
+            PoolTraits { capacity: self.capacity, price: Price::new(self.price), ..PoolTraits::default() };
         Rack { pool: self.name.clone(), supply, replicas }
     }
 }
@@ -138,7 +139,7 @@ impl Setting {
             default_class: ClassId::new(0),
             classes: (0..classes.len() as u32).map(ClassId::new).collect(),
             models: None,
-            bounds: Bounds::default(),
+            bounds: QueueBounds::default(),
             quota: Quota::default(),
             placement: Default::default(),
         };
@@ -186,7 +187,7 @@ impl Setting {
 ///
 /// # Errors
 /// A sentence that says how to write it.
-pub fn measured(text: &str) -> Result<Profile, String> {
+pub fn measured(text: &str) -> Result<StepProfile, String> {
     let form = || format!("`{text}`: write it like read=21000,gap=8ms, perhaps with seqs=128 and kv=200000");
     let (mut read, mut gap) = (None, None);
     let mut profile = of_rates(1.0, Duration::ZERO).ok_or_else(form)?;
@@ -203,16 +204,16 @@ pub fn measured(text: &str) -> Result<Profile, String> {
     }
     let (read, gap) = read.zip(gap).ok_or_else(form)?;
     let speed = of_rates(read, gap.0).ok_or_else(form)?;
-    Ok(Profile { a: speed.a, t_w: speed.t_w, ..profile })
+    Ok(StepProfile { a: speed.a, t_w: speed.t_w, ..profile })
 }
 
 /// The profile of replicas that read so many prompt tokens a second and take so long
 /// between two tokens.
 #[must_use]
-pub fn of_rates(read: f64, gap: Duration) -> Option<Profile> {
-    let usual = Profile::named("h100-8b")?;
+pub fn of_rates(read: f64, gap: Duration) -> Option<StepProfile> {
+    let usual = StepProfile::named("h100-8b")?;
     let (a, t_w) = (1e3 / read, gap.as_secs_f64() * 1e3);
-    Some(Profile { a, t_w, i0: 0.0, t_ovh: 0.0, c: 0.0, d: 0.0, max_seqs: 256, ..usual })
+    Some(StepProfile { a, t_w, i0: 0.0, t_ovh: 0.0, c: 0.0, d: 0.0, max_seqs: 256, ..usual })
 }
 
 #[cfg(test)]
@@ -224,7 +225,7 @@ mod tests {
         let profile = measured("read=10000,gap=10ms,seqs=64").unwrap();
         let pool = PoolSpec {
             name: "p".into(),
-            profile: Profile { max_tokens: 1_000, ..profile },
+            profile: StepProfile { max_tokens: 1_000, ..profile },
             speed: "measured".into(),
             price: 1.0,
             capacity: Capacity::OnDemand,

@@ -2,23 +2,24 @@
 
 use std::time::Duration;
 
+use crate::core::model::policy::Class;
 use crate::core::placement::rules::Capacity;
-use crate::core::policy::Class;
 use crate::sim::arrivals::{Length, Pattern, Sizes, Synthetic};
-use crate::sim::plan::demand::Stretch;
-use crate::sim::plan::lab::Lab;
-use crate::sim::plan::make::{Asked, plan};
-use crate::sim::plan::report::{Report, WhatIfRow};
+use crate::sim::engine::profile::StepProfile;
+use crate::sim::plan::demand::TraceStretch;
+use crate::sim::plan::make::{PlanRequest, plan};
+use crate::sim::plan::report::page;
+use crate::sim::plan::report::text;
+use crate::sim::plan::report::{PlanReport, WhatIfRow};
 use crate::sim::plan::setting::{PoolSpec, Setting};
-use crate::sim::plan::whatif::{Times, WhatIf};
-use crate::sim::plan::{page, text};
-use crate::sim::profile::Profile;
-use crate::sim::trace::{Call, Trace};
+use crate::sim::plan::trials::FleetTrials;
+use crate::sim::plan::whatif::{Factor, WhatIf};
+use crate::sim::trace::{TraceCall, TrafficTrace};
 
 fn pool(name: &str, price: f64) -> PoolSpec {
     PoolSpec {
         name: name.to_owned(),
-        profile: Profile::named(name).unwrap(),
+        profile: StepProfile::named(name).unwrap(),
         speed: name.to_owned(),
         price,
         capacity: Capacity::OnDemand,
@@ -55,7 +56,7 @@ fn setting() -> Setting {
 }
 
 /// Four minutes, the third of them with three times the traffic.
-fn demand() -> Trace {
+fn demand() -> TrafficTrace {
     let sizes = Sizes::Apart { prompt: Length::Constant(900), output: Length::Constant(12) };
     let mut calls = Vec::new();
     for (minute, rate) in [2.0, 2.0, 6.0, 2.0].into_iter().enumerate() {
@@ -63,19 +64,19 @@ fn demand() -> Trace {
         let part =
             Synthetic { pattern: Pattern::Poisson, rate, count, sizes: sizes.clone() }.trace(minute as u64);
         let offset = Duration::from_secs(60 * minute as u64);
-        calls.extend(part.calls.into_iter().map(|call| Call { at: call.at + offset, ..call }));
+        calls.extend(part.calls.into_iter().map(|call| TraceCall { at: call.at + offset, ..call }));
     }
-    let mut trace = Trace { calls, ..Trace::default() };
+    let mut trace = TrafficTrace { calls, ..TrafficTrace::default() };
     trace.settle();
     trace
 }
 
-fn lab<'a>(setting: &'a Setting, progress: &'a (dyn Fn(&str) + Sync)) -> Lab<'a> {
-    Lab { setting, threads: 2, progress }
+fn lab<'a>(setting: &'a Setting, progress: &'a (dyn Fn(&str) + Sync)) -> FleetTrials<'a> {
+    FleetTrials { setting, threads: 2, progress }
 }
 
-fn report(setting: &Setting, trace: Trace, what_if: Vec<WhatIf>) -> Result<Report, String> {
-    let asked = Asked { name: "a < b".to_owned(), what_if, notes: Vec::new() };
+fn report(setting: &Setting, trace: TrafficTrace, what_if: Vec<WhatIf>) -> Result<PlanReport, String> {
+    let asked = PlanRequest { name: "a < b".to_owned(), what_if, notes: Vec::new() };
     plan(trace, &lab(setting, &|_| {}), asked)
 }
 
@@ -87,7 +88,7 @@ fn the_recommended_fleet_keeps_its_promise_and_a_smaller_one_does_not() {
     assert!(report.promise.holds && report.promise.kept.len() == 3, "{:?}", report.promise);
     assert!(report.promise.least() >= 0.97);
     assert!((1..=maximum).contains(&report.advice.floor) && maximum > 1, "{:?}", report.advice);
-    let (lab, stretch) = (lab(&setting, &|_| {}), Stretch::of(&demand()));
+    let (lab, stretch) = (lab(&setting, &|_| {}), TraceStretch::of(&demand()));
     assert!(lab.keeps(&lab.run(&stretch, &[maximum], "")));
     let fixed = report.by_replicas.iter().find(|run| run.replicas == maximum).unwrap();
     assert!(report.by_replicas.iter().any(|run| run.replicas < maximum && run.kept < fixed.kept));
@@ -104,8 +105,8 @@ fn what_ifs_point_the_right_way() {
     let asked = vec![
         WhatIf::AddReplica(None),
         WhatIf::Class("interactive.max_wait=100ms".to_owned()),
-        WhatIf::Traffic(Times(3.0)),
-        WhatIf::Traffic(Times(0.5)),
+        WhatIf::Traffic(Factor(3.0)),
+        WhatIf::Traffic(Factor(0.5)),
     ];
     let report = report(&setting, demand(), asked).unwrap();
     let base = report.fleets[0].run.clone().unwrap();
@@ -156,17 +157,17 @@ fn the_cheaper_pool_is_taken() {
 fn a_long_source_is_simulated_where_it_is_busiest_and_says_so() {
     let mut trace = demand();
     // Far more than the budget of answers, in quiet times before and after.
-    let quiet = |second: u64| Call {
+    let quiet = |second: u64| TraceCall {
         at: Duration::from_secs(second * 40),
         prompt: 10,
         output: 60_000,
         class: 1,
-        ..Call::default()
+        ..TraceCall::default()
     };
-    let calls: Vec<Call> = trace
+    let calls: Vec<TraceCall> = trace
         .calls
         .iter()
-        .map(|call| Call { at: call.at + Duration::from_secs(8_000), ..call.clone() })
+        .map(|call| TraceCall { at: call.at + Duration::from_secs(8_000), ..call.clone() })
         .collect();
     trace.calls = (0..200).map(quiet).chain(calls).collect();
     trace.settle();
@@ -184,7 +185,7 @@ fn text_and_page_say_it_all() {
     for call in &mut trace.calls {
         (call.waited, call.took) = (Some(Duration::from_millis(20)), Some(Duration::from_secs(1)));
     }
-    let report = report(&setting(), trace, vec![WhatIf::Traffic(Times(1.5))]).unwrap();
+    let report = report(&setting(), trace, vec![WhatIf::Traffic(Factor(1.5))]).unwrap();
     assert!(report.measured.duration_from_source);
     assert!((report.measured.duration_s.p50 - 0.98).abs() < 1e-9);
     assert_eq!(report.measured.queue.unwrap().wait_s.p99, 0.02);
@@ -216,8 +217,8 @@ fn text_and_page_say_it_all() {
 fn the_plan_does_not_depend_on_the_number_of_cores() {
     let text = |threads| {
         let setting = setting();
-        let lab = Lab { setting: &setting, threads, progress: &|_| {} };
-        let asked = Asked { name: "x".to_owned(), ..Asked::default() };
+        let lab = FleetTrials { setting: &setting, threads, progress: &|_| {} };
+        let asked = PlanRequest { name: "x".to_owned(), ..PlanRequest::default() };
         let report = plan(demand(), &lab, asked).unwrap();
         (report.advice.floor, report.advice.maximum, report.promise.kept)
     };

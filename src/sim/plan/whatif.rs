@@ -2,10 +2,10 @@
 
 use std::str::FromStr;
 
-use crate::sim::plan::demand::Stretch;
-use crate::sim::plan::lab::Lab;
+use crate::sim::plan::demand::TraceStretch;
 use crate::sim::plan::report::WhatIfRow;
-use crate::sim::trace::Trace;
+use crate::sim::plan::trials::FleetTrials;
+use crate::sim::trace::TrafficTrace;
 
 /// A change.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,14 +15,14 @@ pub enum WhatIf {
     /// A class's time, as written `interactive.max_wait=5s`.
     Class(String),
     /// So many times the traffic: gaps are shorter, bursts keep their shape.
-    Traffic(Times),
+    Traffic(Factor),
 }
 
 /// A factor, as written `x1.5` or `1.5`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Times(pub f64);
+pub struct Factor(pub f64);
 
-impl FromStr for Times {
+impl FromStr for Factor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -37,9 +37,9 @@ impl FromStr for Times {
 /// # Errors
 /// A sentence that says which pool or class there is not.
 pub fn rows(
-    lab: &Lab<'_>,
+    lab: &FleetTrials<'_>,
     asked: &[WhatIf],
-    trace: &Trace,
+    trace: &TrafficTrace,
     fleet: &[usize],
     chosen: usize,
 ) -> Result<Vec<WhatIfRow>, String> {
@@ -47,14 +47,14 @@ pub fn rows(
 }
 
 fn row(
-    lab: &Lab<'_>,
+    lab: &FleetTrials<'_>,
     what_if: &WhatIf,
-    trace: &Trace,
+    trace: &TrafficTrace,
     fleet: &[usize],
     chosen: usize,
 ) -> Result<WhatIfRow, String> {
-    let run = |lab: &Lab<'_>, trace: &Trace, fleet: &[usize], name: String| {
-        let run = lab.run(&Stretch::of(trace), fleet, "what if");
+    let run = |lab: &FleetTrials<'_>, trace: &TrafficTrace, fleet: &[usize], name: String| {
+        let run = lab.run(&TraceStretch::of(trace), fleet, "what if");
         WhatIfRow { name, run }
     };
     match what_if {
@@ -70,7 +70,7 @@ fn row(
             setting.set_class(text).map_err(|what| format!("--class: {what}"))?;
             Ok(run(&lab.with(&setting), trace, fleet, text.clone()))
         }
-        WhatIf::Traffic(Times(times)) => {
+        WhatIf::Traffic(Factor(times)) => {
             let mut more = trace.clone();
             more.stretch(1.0 / times);
             Ok(run(lab, &more, fleet, format!("traffic x{times}")))
@@ -82,7 +82,7 @@ fn row(
 ///
 /// # Errors
 /// A sentence that names those that there are.
-pub fn pool_of(lab: &Lab<'_>, name: Option<&str>) -> Result<Option<usize>, String> {
+pub fn pool_of(lab: &FleetTrials<'_>, name: Option<&str>) -> Result<Option<usize>, String> {
     let Some(name) = name else { return Ok(None) };
     let pools = &lab.setting.pools;
     let names = || pools.iter().map(|pool| pool.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -94,7 +94,7 @@ pub fn pool_of(lab: &Lab<'_>, name: Option<&str>) -> Result<Option<usize>, Strin
 ///
 /// # Errors
 /// A sentence that says which pool or class there is not.
-pub fn check(lab: &Lab<'_>, asked: &[WhatIf]) -> Result<(), String> {
+pub fn check(lab: &FleetTrials<'_>, asked: &[WhatIf]) -> Result<(), String> {
     for what_if in asked {
         match what_if {
             WhatIf::AddReplica(pool) => pool_of(lab, pool.as_deref()).map(drop)?,
@@ -113,10 +113,10 @@ mod tests {
 
     #[test]
     fn factors_are_read_with_and_without_the_x() {
-        assert_eq!("x1.5".parse(), Ok(Times(1.5)));
-        assert_eq!("2".parse(), Ok(Times(2.0)));
+        assert_eq!("x1.5".parse(), Ok(Factor(1.5)));
+        assert_eq!("2".parse(), Ok(Factor(2.0)));
         for text in ["", "x", "x0", "-1", "x1000", "1,5"] {
-            assert!(text.parse::<Times>().unwrap_err().contains("x1.5"), "{text}");
+            assert!(text.parse::<Factor>().unwrap_err().contains("x1.5"), "{text}");
         }
     }
 }

@@ -5,20 +5,20 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::config::units::Span;
-use crate::core::policy::{Model, Policy, Replica};
-use crate::sim::profile::Profile;
-use crate::sim::world::baseline::at_once::{AtOnce, Pick};
+use crate::core::model::policy::{Model, Policy, Replica};
+use crate::sim::engine::profile::StepProfile;
+use crate::sim::world::baseline::at_once::least_request::LeastRequest;
+use crate::sim::world::baseline::at_once::power_of_two::PowerOfTwo;
+use crate::sim::world::baseline::at_once::random::Random;
+use crate::sim::world::baseline::at_once::round_robin::RoundRobin;
+use crate::sim::world::baseline::at_once::shortest_scraped::ShortestScraped;
+use crate::sim::world::baseline::at_once::{AtOnce, EnginePick};
 use crate::sim::world::baseline::fair::{DeficitRound, VirtualCounters};
-use crate::sim::world::baseline::gauges::ShortestScraped;
-use crate::sim::world::baseline::held::{Cap, Fifo, Held, Line};
-use crate::sim::world::baseline::least_request::LeastRequest;
-use crate::sim::world::baseline::power_of_two::PowerOfTwo;
+use crate::sim::world::baseline::held::{Cap, Fifo, HeldRouter, WaitOrder};
 use crate::sim::world::baseline::prequal::Prequal;
-use crate::sim::world::baseline::random::Random;
-use crate::sim::world::baseline::round_robin::RoundRobin;
 use crate::sim::world::baseline::scorers::Scorers;
 use crate::sim::world::baseline::shedding::Shedding;
-use crate::sim::world::gateway::Gateway;
+use crate::sim::world::gateway::SimGateway;
 use crate::sim::world::router::Router;
 
 /// Every name with its options and what it is.
@@ -73,9 +73,9 @@ pub struct Design {
 
 /// What a design is told of the world before it starts.
 #[derive(Debug, Clone)]
-pub struct Facts {
+pub struct WorldFacts {
     /// The engines' step times.
-    pub profiles: Vec<Profile>,
+    pub profiles: Vec<StepProfile>,
     /// The engines' weights.
     pub weights: Vec<f64>,
     /// Penstock's policy; also tells the tenants' weights and the classes'
@@ -103,7 +103,7 @@ impl Design {
     /// A router of this design. `initial` engines are there at first where they
     /// come and go.
     #[must_use]
-    pub fn router(&self, facts: &Facts, initial: Option<usize>, seed: u64) -> Box<dyn Router> {
+    pub fn router(&self, facts: &WorldFacts, initial: Option<usize>, seed: u64) -> Box<dyn Router> {
         let inner = self.plain(facts, initial, seed);
         if !self.shed || self.is_penstock() {
             return inner;
@@ -112,15 +112,15 @@ impl Design {
         Box::new(Shedding::new(inner, facts.profiles.clone(), deadlines))
     }
 
-    fn plain(&self, facts: &Facts, initial: Option<usize>, seed: u64) -> Box<dyn Router> {
+    fn plain(&self, facts: &WorldFacts, initial: Option<usize>, seed: u64) -> Box<dyn Router> {
         let count = facts.profiles.len();
         let tenants = || facts.policy.tenants.iter().map(|(_, _, tenant)| tenant.weight).collect();
         match self.name {
             "penstock" => {
                 let policy = self.limited(&facts.policy);
                 Box::new(match initial {
-                    Some(initial) => Gateway::elastic(&policy, initial),
-                    None => Gateway::new(policy),
+                    Some(initial) => SimGateway::elastic(&policy, initial),
+                    None => SimGateway::new(policy),
                 })
             }
             "random" => at_once(count, Random::new(seed)),
@@ -137,8 +137,8 @@ impl Design {
         }
     }
 
-    fn held(&self, count: usize, line: impl Line + 'static) -> Box<dyn Router> {
-        Box::new(Held::new(count, Cap { requests: self.cap, prefill: self.prefill }, line))
+    fn held(&self, count: usize, line: impl WaitOrder + 'static) -> Box<dyn Router> {
+        Box::new(HeldRouter::new(count, Cap { requests: self.cap, prefill: self.prefill }, line))
     }
 
     /// Whether it can be in a world with this policy.
@@ -172,7 +172,7 @@ impl Design {
     }
 }
 
-fn at_once(count: usize, pick: impl Pick + 'static) -> Box<dyn Router> {
+fn at_once(count: usize, pick: impl EnginePick + 'static) -> Box<dyn Router> {
     Box::new(AtOnce::new(count, pick))
 }
 

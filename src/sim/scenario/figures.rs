@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::core::time::Tick;
-use crate::sim::world::record::{Goal, Record, Summary};
-use crate::sim::world::run::Outcome;
+use crate::core::model::time::Tick;
+use crate::sim::world::record::{Goal, Summary, WorldRecord};
+use crate::sim::world::run::RunOutcome;
 
 /// A figure.
 #[derive(Debug, Clone, Copy)]
-pub struct Column {
+pub struct FigureColumn {
     /// Its name in JSON.
     pub name: &'static str,
     /// Its heading in tables.
@@ -19,12 +19,12 @@ pub struct Column {
     pub dull: Option<f64>,
 }
 
-const fn column(name: &'static str, title: &'static str, digits: usize, dull: Option<f64>) -> Column {
-    Column { name, title, digits, dull }
+const fn column(name: &'static str, title: &'static str, digits: usize, dull: Option<f64>) -> FigureColumn {
+    FigureColumn { name, title, digits, dull }
 }
 
 /// Every figure. Times in milliseconds unless the name says otherwise.
-pub const COLUMNS: [Column; 22] = [
+pub const COLUMNS: [FigureColumn; 22] = [
     column("offered", "offered", 0, None),
     column("ttft_p50_ms", "p50", 0, None),
     column("ttft_p99_ms", "p99", 0, None),
@@ -60,9 +60,9 @@ pub fn place(name: &str) -> Option<usize> {
 
 /// What a set of requests belongs to.
 #[derive(Debug)]
-pub(super) struct Frame<'a> {
+pub(super) struct FigureFrame<'a> {
     /// What the whole run brought.
-    pub(super) outcome: &'a Outcome,
+    pub(super) outcome: &'a RunOutcome,
     /// Of each class.
     pub(super) goals: &'a [Goal],
     /// The weight of each tenant.
@@ -76,23 +76,23 @@ pub(super) struct Frame<'a> {
 /// What a thousand answers cost on average: the time in which engines computed
 /// at their prices, each step shared by those that it served. Idle time is not
 /// in it.
-pub(super) fn cost_per_thousand(outcome: &Outcome, prices: impl Iterator<Item = f64>) -> f64 {
+pub(super) fn cost_per_thousand(outcome: &RunOutcome, prices: impl Iterator<Item = f64>) -> f64 {
     let spent: f64 =
         outcome.busy.iter().zip(prices).map(|(busy, price)| busy.as_secs_f64() / 3600.0 * price).sum();
     let served = outcome.records.iter().filter(|record| record.served()).count();
     1_000.0 * spent / served.max(1) as f64
 }
 
-impl Frame<'_> {
+impl FigureFrame<'_> {
     /// The figures of these records.
-    pub(super) fn figures(&self, records: &[&Record]) -> Figures {
-        let goal = |record: &Record| self.goals.get(record.class as usize);
+    pub(super) fn figures(&self, records: &[&WorldRecord]) -> Figures {
+        let goal = |record: &WorldRecord| self.goals.get(record.class as usize);
         let any = Goal { ttft: Duration::MAX, itl: Duration::MAX };
         let summary = Summary::of(records.iter().copied(), &any);
         let count = records.len().max(1) as f64;
         let good = records.iter().filter(|record| goal(record).is_none_or(|goal| record.good(goal))).count();
         let retried = records.iter().filter(|record| record.sends > 1).count();
-        let window = Window::of(records);
+        let window = FigureWindow::of(records);
         let received = records.iter().fold(0.0, |sum, record| sum + window.service(record));
         let scaled = self.outcome.scaled.as_ref();
         let (jain, worst) = if self.shares { self.fairness(records, &window) } else { (0.0, 0.0) };
@@ -124,7 +124,7 @@ impl Frame<'_> {
 
     /// Jain's index of what tenants received over their max-min fair shares,
     /// and the least of those ratios.
-    fn fairness(&self, records: &[&Record], window: &Window) -> (f64, f64) {
+    fn fairness(&self, records: &[&WorldRecord], window: &FigureWindow) -> (f64, f64) {
         let mut demand = vec![0.0; self.weights.len()];
         let mut received = demand.clone();
         for record in records {
@@ -143,19 +143,19 @@ impl Frame<'_> {
 }
 
 /// Service in tokens: prompt + 2 × output.
-fn cost(record: &Record) -> f64 {
+fn cost(record: &WorldRecord) -> f64 {
     f64::from(record.prompt) + 2.0 * f64::from(record.output)
 }
 
 /// The time in which requests came; service is counted as far as it falls in it.
 #[derive(Debug)]
-struct Window {
+struct FigureWindow {
     start: Tick,
     end: Tick,
 }
 
-impl Window {
-    fn of(records: &[&Record]) -> Self {
+impl FigureWindow {
+    fn of(records: &[&WorldRecord]) -> Self {
         let times = || records.iter().map(|record| record.arrived);
         let (start, last) = (times().min().unwrap_or_default(), times().max().unwrap_or_default());
         // A burst has no time of its own: count until the last answer.
@@ -170,7 +170,7 @@ impl Window {
 
     /// Prompt tokens count at the first token, output tokens evenly from then
     /// to the end.
-    fn service(&self, record: &Record) -> f64 {
+    fn service(&self, record: &WorldRecord) -> f64 {
         let (Some(ttft), Some(ended), true) = (record.ttft, record.ended, record.served()) else {
             return 0.0;
         };
@@ -222,23 +222,24 @@ mod tests {
         assert_eq!(fair_shares(&[], &[], 0.0), [0.0; 0]);
     }
 
-    fn record(tenant: u32, at: u64, ended: u64) -> Record {
-        Record {
+    fn record(tenant: u32, at: u64, ended: u64) -> WorldRecord {
+        WorldRecord {
             tenant,
             prompt: 100,
             output: 50,
             arrived: Tick::from_millis(at),
             ttft: Some(Duration::from_millis(100)),
             ended: Some(Tick::from_millis(ended)),
-            ..Record::default()
+            ..WorldRecord::default()
         }
     }
 
     #[test]
     fn service_counts_as_far_as_it_falls_in_the_window() {
-        let outcome = Outcome::default();
+        let outcome = RunOutcome::default();
         let goals = [Goal { ttft: Duration::from_millis(100), itl: Duration::from_millis(1) }];
-        let frame = Frame { outcome: &outcome, goals: &goals, weights: &[1.0, 1.0], shares: true, cost: 0.0 };
+        let frame =
+            FigureFrame { outcome: &outcome, goals: &goals, weights: &[1.0, 1.0], shares: true, cost: 0.0 };
         // The second one has half of its output after the window of 2 s.
         let records = [record(0, 0, 1_000), record(1, 1_800, 2_000), record(0, 2_000, 2_100)];
         let records: Vec<_> = records.iter().collect();
@@ -255,11 +256,12 @@ mod tests {
 
     #[test]
     fn one_who_gets_half_of_its_share_shows() {
-        let outcome = Outcome::default();
-        let frame = Frame { outcome: &outcome, goals: &[], weights: &[1.0, 1.0], shares: true, cost: 0.0 };
-        let mut records: Vec<Record> =
+        let outcome = RunOutcome::default();
+        let frame =
+            FigureFrame { outcome: &outcome, goals: &[], weights: &[1.0, 1.0], shares: true, cost: 0.0 };
+        let mut records: Vec<WorldRecord> =
             (0..40).map(|index| record(0, index * 100, index * 100 + 100)).collect();
-        let refused = |index: u64| Record {
+        let refused = |index: u64| WorldRecord {
             refused: !index.is_multiple_of(3),
             ..record(1, index * 100, index * 100 + 100)
         };

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::config::file::placement::{Capacity, Otherwise};
-use crate::config::named::Named;
+use crate::config::file::placement::{CapacityName, LatePolicyName};
+use crate::config::named::NamedEntries;
 use crate::config::units::Span;
 use crate::sim::scenario::scale::ScaleRow;
 
@@ -22,15 +22,15 @@ pub struct Scenario {
     /// Counted as good against these objectives; absent = those of its class.
     pub goal: Option<GoalRow>,
     /// Latency classes in order of rank; absent = one, `interactive`.
-    pub classes: Named<ClassRow>,
+    pub classes: NamedEntries<ScenarioClass>,
     /// Tenants; absent = one.
-    pub tenants: Named<TenantRow>,
+    pub tenants: NamedEntries<ScenarioTenant>,
     /// A row of figures for everybody, or one for each class or tenant beside it.
     pub by: By,
     /// The world of every case.
     pub world: Shape,
     /// Worlds to compare: what differs from `world`. Absent = only that.
-    pub cases: Named<Shape>,
+    pub cases: NamedEntries<Shape>,
 }
 
 /// Objectives.
@@ -46,7 +46,7 @@ pub struct GoalRow {
 /// One latency class.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ClassRow {
+pub struct ScenarioClass {
     /// First token objective.
     pub ttft: Span,
     /// Inter-token objective.
@@ -61,13 +61,13 @@ pub struct ClassRow {
     /// Pools that it may use; absent = all.
     pub pools: Option<Vec<String>>,
     /// What it does while no pool keeps its objective; absent = `fastest`.
-    pub otherwise: Option<Otherwise>,
+    pub otherwise: Option<LatePolicyName>,
 }
 
 /// One tenant.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct TenantRow {
+pub struct ScenarioTenant {
     /// Share against others; absent = 1.
     pub weight: Option<f64>,
     /// Guaranteed part of capacity, `0.0..=1.0`.
@@ -96,13 +96,13 @@ pub enum By {
 #[serde(default, deny_unknown_fields)]
 pub struct Shape {
     /// The engines; absent = 8 of h100-8b.
-    pub fleet: Option<Vec<FleetRow>>,
+    pub fleet: Option<Vec<ScenarioFleet>>,
     /// Requests per second at load 1; absent = 1, so that loads are rates.
     pub capacity: Option<f64>,
     /// The loads that are compared; absent = 1.
     pub loads: Option<Vec<f64>>,
     /// What arrives.
-    pub traffic: Option<Vec<Stream>>,
+    pub traffic: Option<Vec<StreamRow>>,
     /// What is compared, such as `penstock` or `jsq scrape=50ms shed`.
     pub designs: Option<Vec<String>>,
     /// Routers, each with its own part of the arrivals; absent = 1.
@@ -150,7 +150,7 @@ impl Shape {
 /// Engines that are alike.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct FleetRow {
+pub struct ScenarioFleet {
     /// Whose speed they have.
     pub profile: String,
     /// The pool that they belong to; absent = one that has no price.
@@ -159,7 +159,7 @@ pub struct FleetRow {
     /// else none. Routers know it only where there is a `pool`.
     pub price: Option<f64>,
     /// Whether they may be taken away.
-    pub capacity: Capacity,
+    pub capacity: CapacityName,
     /// How many; absent = 1.
     pub count: Option<u32>,
     /// For weighted-round-robin; absent = 1.
@@ -179,7 +179,7 @@ pub struct FleetRow {
     pub rtt: Option<Span>,
     /// Factors of single constants of the profile's step time (`t_ovh`, `t_w`, `i0`,
     /// `a`, `c`, `d`), so that the engines are of a kind that no model knows.
-    pub off: Named<f64>,
+    pub off: NamedEntries<f64>,
     /// What befalls them.
     pub fault: Option<FaultRow>,
 }
@@ -211,7 +211,7 @@ pub enum FaultName {
 /// One stream of requests: from a `trace`, a `pattern`, or `talks`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Stream {
+pub struct StreamRow {
     /// A trace file, relative to the scenario's folder.
     pub trace: Option<PathBuf>,
     /// Drops what has a longer prompt, in tokens.
@@ -245,7 +245,7 @@ pub struct Stream {
     /// Its tenant; absent = the first.
     pub tenant: Option<String>,
     /// Tenants drawn by these shares, in place of one.
-    pub shares: Named<f64>,
+    pub shares: NamedEntries<f64>,
     /// Takes the tenants of the trace, whatever their names.
     pub trace_tenants: bool,
     /// `max_tokens` that requests say; absent = 4096.

@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use crate::config::file::placement as written;
 use crate::config::units::Span;
-use crate::core::ids::ClassId;
-use crate::core::placement::rules::{Capacity, Otherwise, Price, Rules, Supply};
-use crate::core::policy::{Bounds, Class, Policy, Quota, Tenant};
-use crate::core::time::Tick;
+use crate::core::model::ids::ClassId;
+use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
+use crate::core::model::time::Tick;
+use crate::core::placement::rules::{Capacity, LatePolicy, PlacementRules, PoolTraits, Price};
 use crate::sim::arrivals::{Conversations, Length, Pattern, Sizes};
 use crate::sim::engine::EngineOptions;
-use crate::sim::profile::Profile;
-use crate::sim::scenario::design::{Design, Facts};
+use crate::sim::engine::profile::StepProfile;
+use crate::sim::scenario::design::{Design, WorldFacts};
 use crate::sim::scenario::file;
-use crate::sim::scenario::file::{ClassRow, FaultName, FleetRow, PatternName, Scenario, Shape};
+use crate::sim::scenario::file::{FaultName, PatternName, Scenario, ScenarioClass, ScenarioFleet, Shape};
 use crate::sim::scenario::plan::Case;
-use crate::sim::scenario::scale::Scale;
-use crate::sim::scenario::traffic::{Delay, Habits, Owner, Rate, Source, Stream};
-use crate::sim::trace::Trace;
+use crate::sim::scenario::scale::WorldScale;
+use crate::sim::scenario::traffic::{CallOwner, CallRate, CallSource, Delay, RequestTraits, TrafficStream};
+use crate::sim::trace::TrafficTrace;
 use crate::sim::world::gateway::{Rack, policy};
-use crate::sim::world::replica::{Fault, FaultKind, ReplicaSetup};
+use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
 
 /// Choices of one request.
 const MAX_CHOICES: u32 = 128;
@@ -32,9 +32,9 @@ const MAX_ENGINES: u32 = 4_096;
 /// What the cases of a plan have in common while it is made.
 pub(super) struct Maker<'a> {
     folder: &'a Path,
-    pub(super) classes: Vec<(String, ClassRow)>,
-    pub(super) tenants: Vec<(String, file::TenantRow)>,
-    traces: HashMap<PathBuf, Arc<Trace>>,
+    pub(super) classes: Vec<(String, ScenarioClass)>,
+    pub(super) tenants: Vec<(String, file::ScenarioTenant)>,
+    traces: HashMap<PathBuf, Arc<TrafficTrace>>,
 }
 
 fn positive(field: &str, value: f64) -> Result<f64, String> {
@@ -47,12 +47,12 @@ fn share(field: &str, value: f64) -> Result<f64, String> {
 
 impl<'a> Maker<'a> {
     pub(super) fn new(scenario: &Scenario, folder: &'a Path) -> Result<Self, String> {
-        let named = |(name, row): (&str, &ClassRow)| (name.to_owned(), row.clone());
-        let mut classes: Vec<(String, ClassRow)> = scenario.classes.iter().map(named).collect();
+        let named = |(name, row): (&str, &ScenarioClass)| (name.to_owned(), row.clone());
+        let mut classes: Vec<(String, ScenarioClass)> = scenario.classes.iter().map(named).collect();
         if classes.is_empty() {
             let goal =
                 scenario.goal.unwrap_or(file::GoalRow { ttft: Span::millis(150), itl: Span::millis(50) });
-            let row = ClassRow { ttft: goal.ttft, itl: goal.itl, ..ClassRow::default() };
+            let row = ScenarioClass { ttft: goal.ttft, itl: goal.itl, ..ScenarioClass::default() };
             classes.push(("interactive".to_owned(), row));
         }
         for (name, row) in &classes {
@@ -71,7 +71,7 @@ impl<'a> Maker<'a> {
             positive(&format!("tenants.{name}.weight"), row.weight.unwrap_or(1.0))?;
         }
         if tenants.is_empty() {
-            tenants.push(("one".to_owned(), file::TenantRow::default()));
+            tenants.push(("one".to_owned(), file::ScenarioTenant::default()));
         }
         Ok(Self { folder, classes, tenants, traces: HashMap::new() })
     }
@@ -81,7 +81,7 @@ impl<'a> Maker<'a> {
     /// # Errors
     /// A class names a pool that is not there.
     pub(super) fn policy(&self, racks: &[Rack]) -> Result<Policy, String> {
-        let class = |(rank, (_, row)): (usize, &(String, ClassRow))| Class {
+        let class = |(rank, (_, row)): (usize, &(String, ScenarioClass))| Class {
             rank: rank as u32,
             min_share: row.min_share,
             max_wait: row.max_wait.unwrap_or(row.ttft).0,
@@ -97,12 +97,12 @@ impl<'a> Maker<'a> {
         };
         let classes: Vec<Class> = self.classes.iter().enumerate().map(class).collect();
         let ids: BTreeSet<ClassId> = (0..classes.len() as u32).map(ClassId::new).collect();
-        let tenant = |(_, row): &(String, file::TenantRow)| Tenant {
+        let tenant = |(_, row): &(String, file::ScenarioTenant)| Tenant {
             weight: row.weight.unwrap_or(1.0),
             default_class: ClassId::new(0),
             classes: ids.clone(),
             models: None,
-            bounds: Bounds::default(),
+            bounds: QueueBounds::default(),
             quota: Quota {
                 guarantee: row.guarantee,
                 borrow: row.borrow.unwrap_or(1.0),
@@ -126,10 +126,11 @@ impl<'a> Maker<'a> {
     }
 
     fn plain_case(&mut self, name: &str, shape: &Shape) -> Result<Case, String> {
-        let usual = vec![FleetRow { profile: "h100-8b".to_owned(), count: Some(8), ..FleetRow::default() }];
+        let usual =
+            vec![ScenarioFleet { profile: "h100-8b".to_owned(), count: Some(8), ..ScenarioFleet::default() }];
         let (mut replicas, mut weights, mut racks) = (Vec::new(), Vec::new(), Vec::new());
         let fleet = shape.fleet.as_ref().unwrap_or(&usual);
-        let scale = shape.scale.as_ref().map(|row| Scale::new(row, shape)).transpose()?;
+        let scale = shape.scale.as_ref().map(|row| WorldScale::new(row, shape)).transpose()?;
         for (index, row) in fleet.iter().enumerate() {
             let setup = engine(row).map_err(|what| format!("fleet[{index}].{what}"))?;
             let count = scale.as_ref().map_or(row.count.unwrap_or(1), |scale| scale.places);
@@ -144,7 +145,7 @@ impl<'a> Maker<'a> {
         let loads = shape.loads.clone().unwrap_or_else(|| vec![1.0]);
         loads.iter().try_for_each(|load| positive("loads", *load).map(|_| ()))?;
         let traffic = shape.traffic.as_deref().unwrap_or_default();
-        let streams: Result<Vec<Stream>, String> = traffic
+        let streams: Result<Vec<TrafficStream>, String> = traffic
             .iter()
             .enumerate()
             .map(|(index, row)| self.stream(row).map_err(|what| format!("traffic[{index}].{what}")))
@@ -173,23 +174,23 @@ impl<'a> Maker<'a> {
             late: shape.late.unwrap_or(false),
             horizon: shape.horizon.map(|span| span.0),
             clients: clients(shape)?,
-            facts: Facts { profiles, weights, policy: Policy::default() },
+            facts: WorldFacts { profiles, weights, policy: Policy::default() },
             replicas,
             racks,
         })
     }
 
-    fn trace(&mut self, path: &Path) -> Result<Arc<Trace>, String> {
+    fn trace(&mut self, path: &Path) -> Result<Arc<TrafficTrace>, String> {
         let path = self.folder.join(path);
         if let Some(known) = self.traces.get(&path) {
             return Ok(Arc::clone(known));
         }
-        let trace = Arc::new(Trace::read(&path).map_err(|error| error.to_string())?);
+        let trace = Arc::new(TrafficTrace::read(&path).map_err(|error| error.to_string())?);
         self.traces.insert(path, Arc::clone(&trace));
         Ok(trace)
     }
 
-    fn stream(&mut self, row: &file::Stream) -> Result<Stream, String> {
+    fn stream(&mut self, row: &file::StreamRow) -> Result<TrafficStream, String> {
         let source = self.source(row)?;
         let place = |names: &mut dyn Iterator<Item = &String>, field: &str, wanted: &Option<String>| {
             let names: Vec<&String> = names.collect();
@@ -206,22 +207,22 @@ impl<'a> Maker<'a> {
             (_, false, false) => {
                 let shares =
                     row.shares.iter().map(|(name, share)| Ok((tenant(&Some(name.to_owned()))?, *share)));
-                Owner::Dealt(shares.collect::<Result<_, String>>()?)
+                CallOwner::Dealt(shares.collect::<Result<_, String>>()?)
             }
-            (Source::Recorded(trace), true, true) => {
+            (CallSource::Recorded(trace), true, true) => {
                 let names = trace.tenants.clone();
-                Owner::OfTrace(names.iter().map(|name| self.tenant_named(name)).collect())
+                CallOwner::OfTrace(names.iter().map(|name| self.tenant_named(name)).collect())
             }
             (_, _, true) => return Err("trace_tenants: needs a trace, and no shares".to_owned()),
-            (_, true, false) => Owner::One(tenant(&row.tenant)?),
+            (_, true, false) => CallOwner::One(tenant(&row.tenant)?),
         };
         let rate = match (row.rate, row.load) {
-            (None, None) => Rate::Swept,
-            (Some(rate), None) => Rate::Fixed(positive("rate", rate)?),
-            (None, Some(part)) => Rate::OfCapacity(positive("load", part)?),
+            (None, None) => CallRate::Swept,
+            (Some(rate), None) => CallRate::Fixed(positive("rate", rate)?),
+            (None, Some(part)) => CallRate::OfCapacity(positive("load", part)?),
             (Some(_), Some(_)) => return Err("rate: give it or load, not both".to_owned()),
         };
-        Ok(Stream {
+        Ok(TrafficStream {
             source,
             rate,
             count: row.count,
@@ -238,16 +239,18 @@ impl<'a> Maker<'a> {
     fn tenant_named(&mut self, name: &str) -> u32 {
         let known = self.tenants.iter().position(|(known, _)| known == name);
         known.unwrap_or_else(|| {
-            self.tenants.push((name.to_owned(), file::TenantRow::default()));
+            self.tenants.push((name.to_owned(), file::ScenarioTenant::default()));
             self.tenants.len() - 1
         }) as u32
     }
 
-    fn source(&mut self, row: &file::Stream) -> Result<Source, String> {
+    fn source(&mut self, row: &file::StreamRow) -> Result<CallSource, String> {
         match (&row.trace, row.pattern, &row.talks) {
-            (Some(path), None, None) => Ok(Source::Recorded(shorter(self.trace(path)?, row.max_prompt)?)),
-            (None, Some(name), None) => Ok(Source::Made(pattern(name, row), self.sizes(row.sizes.as_ref())?)),
-            (None, None, Some(talks)) => Ok(Source::Talks(Conversations {
+            (Some(path), None, None) => Ok(CallSource::Recorded(shorter(self.trace(path)?, row.max_prompt)?)),
+            (None, Some(name), None) => {
+                Ok(CallSource::Made(pattern(name, row), self.sizes(row.sizes.as_ref())?))
+            }
+            (None, None, Some(talks)) => Ok(CallSource::Talks(Conversations {
                 system_prompts: talks.system_prompts,
                 system_tokens: talks.system_tokens,
                 turns: talks.turns.clamp(1, 1_000),
@@ -271,9 +274,9 @@ impl<'a> Maker<'a> {
     }
 }
 
-fn shorter(trace: Arc<Trace>, longest: Option<u32>) -> Result<Arc<Trace>, String> {
+fn shorter(trace: Arc<TrafficTrace>, longest: Option<u32>) -> Result<Arc<TrafficTrace>, String> {
     let Some(longest) = longest else { return Ok(trace) };
-    let mut trace = Trace::clone(&trace);
+    let mut trace = TrafficTrace::clone(&trace);
     trace.take_shorter(longest);
     if trace.calls.is_empty() {
         Err("max_prompt: no call of the trace is left".to_owned())
@@ -290,7 +293,7 @@ fn length(row: Option<file::LengthRow>, usual: f64) -> Length {
     }
 }
 
-fn pattern(name: PatternName, row: &file::Stream) -> Pattern {
+fn pattern(name: PatternName, row: &file::StreamRow) -> Pattern {
     match name {
         PatternName::Even => Pattern::Even,
         PatternName::Poisson => Pattern::Poisson,
@@ -305,7 +308,7 @@ fn pattern(name: PatternName, row: &file::Stream) -> Pattern {
 }
 
 /// What requests of a stream are like, beside their sizes.
-fn habits(row: &file::Stream) -> Result<Habits, String> {
+fn habits(row: &file::StreamRow) -> Result<RequestTraits, String> {
     let delay = |field: &str, row: Option<file::DelayRow>| {
         let share = |row: file::DelayRow| share(&format!("{field}.share"), row.share);
         row.map(|row| Ok::<_, String>(Delay { share: share(row)?, lasts: row.lasts.0 })).transpose()
@@ -320,7 +323,7 @@ fn habits(row: &file::Stream) -> Result<Habits, String> {
     if row.system.is_some_and(|system| system.prompts == 0) {
         return Err("system.prompts: must be greater than 0".to_owned());
     }
-    Ok(Habits {
+    Ok(RequestTraits {
         plain: share("plain", row.plain.unwrap_or(0.0))?,
         n,
         held: delay("held", row.held)?,
@@ -338,32 +341,32 @@ fn clients(shape: &Shape) -> Result<Option<usize>, String> {
 }
 
 /// Where a class may send its work.
-fn rules(row: &ClassRow, policy: &Policy) -> Result<Rules, String> {
+fn rules(row: &ScenarioClass, policy: &Policy) -> Result<PlacementRules, String> {
     let id =
         |name: &String| policy.pools.id(name).ok_or_else(|| format!("pools: `{name}` is not in the fleet"));
     let pools = row.pools.as_ref().map(|names| names.iter().map(id).collect()).transpose()?;
     let otherwise = row.otherwise.map(|otherwise| match otherwise {
-        written::Otherwise::Fastest => Otherwise::Fastest,
-        written::Otherwise::Wait => Otherwise::Wait,
+        written::LatePolicyName::Fastest => LatePolicy::Fastest,
+        written::LatePolicyName::Wait => LatePolicy::Wait,
     });
-    Ok(Rules { pools, otherwise, ..Rules::default() })
+    Ok(PlacementRules { pools, otherwise, ..PlacementRules::default() })
 }
 
 /// Engines as a pool of the policy; routers are told the price only of one that
 /// has a name.
-fn rack(row: &FleetRow, setup: &ReplicaSetup, replicas: usize) -> Result<Rack, String> {
+fn rack(row: &ScenarioFleet, setup: &ReplicaSetup, replicas: usize) -> Result<Rack, String> {
     let price = Price::new(setup.price).ok_or_else(|| format!("price: must be from 0 to {}", Price::MAX))?;
     let Some(pool) = row.pool.clone() else { return Ok(Rack::plain(replicas)) };
     let capacity = match row.capacity {
-        written::Capacity::OnDemand => Capacity::OnDemand,
-        written::Capacity::Spot => Capacity::Spot,
+        written::CapacityName::OnDemand => Capacity::OnDemand,
+        written::CapacityName::Spot => Capacity::Spot,
     };
-    Ok(Rack { pool, supply: Supply { capacity, price: Some(price), ..Supply::default() }, replicas })
+    Ok(Rack { pool, supply: PoolTraits { capacity, price: Some(price), ..PoolTraits::default() }, replicas })
 }
 
-fn engine(row: &FleetRow) -> Result<ReplicaSetup, String> {
-    let names = || Profile::names().collect::<Vec<_>>().join(", ");
-    let profile = Profile::named(&row.profile);
+fn engine(row: &ScenarioFleet) -> Result<ReplicaSetup, String> {
+    let names = || StepProfile::names().collect::<Vec<_>>().join(", ");
+    let profile = StepProfile::named(&row.profile);
     let mut profile =
         profile.ok_or_else(|| format!("profile: `{}` is not one of {}", row.profile, names()))?;
     for (name, factor) in row.off.iter() {
@@ -382,13 +385,13 @@ fn engine(row: &FleetRow) -> Result<ReplicaSetup, String> {
     if row.fault.is_some_and(|fault| fault.every.is_some_and(|every| every.0 <= fault.lasts.0)) {
         return Err("fault.every must be longer than fault.lasts".into());
     }
-    let fault = row.fault.map(|fault| Fault {
+    let fault = row.fault.map(|fault| WorldFault {
         at: Tick::ZERO + fault.at.0,
         lasts: fault.lasts.0,
         every: fault.every.map(|every| every.0),
         kind: match fault.kind {
-            FaultName::Frozen => FaultKind::Frozen,
-            FaultName::Crashed => FaultKind::Crashed,
+            FaultName::Frozen => WorldFaultKind::Frozen,
+            FaultName::Crashed => WorldFaultKind::Crashed,
         },
     });
     let slowness = positive("slowness", row.slowness.unwrap_or(1.0))?;

@@ -1,8 +1,8 @@
 //! The report as one page: charts over load, and the table.
 
-use crate::sim::chart::{Chart, Point, Series};
+use crate::sim::chart::{Chart, ChartPoint, ChartSeries};
 use crate::sim::scenario::figures::place;
-use crate::sim::scenario::report::{Report, Row};
+use crate::sim::scenario::report::{FigureRow, ScenarioReport};
 
 /// What is drawn: figure, heading, logarithmic.
 const DRAWN: [(&str, &str, bool); 4] = [
@@ -23,7 +23,7 @@ pub struct Drawing {
 
 /// Charts over load, for every case and group with more than one load.
 #[must_use]
-pub fn drawings(report: &Report) -> Vec<Drawing> {
+pub fn drawings(report: &ScenarioReport) -> Vec<Drawing> {
     let mut panels: Vec<(&str, &str)> = Vec::new();
     for row in &report.rows {
         if !panels.contains(&(&*row.case, &*row.group)) {
@@ -31,26 +31,26 @@ pub fn drawings(report: &Report) -> Vec<Drawing> {
         }
     }
     let drawings = panels.iter().flat_map(|(case, group)| {
-        let rows: Vec<&Row> =
+        let rows: Vec<&FigureRow> =
             report.rows.iter().filter(|row| row.case == *case && row.group == *group).collect();
         DRAWN.iter().filter_map(move |(figure, heading, log_y)| drawing(&rows, figure, heading, *log_y))
     });
     drawings.collect()
 }
 
-fn drawing(rows: &[&Row], figure: &str, heading: &str, log_y: bool) -> Option<Drawing> {
+fn drawing(rows: &[&FigureRow], figure: &str, heading: &str, log_y: bool) -> Option<Drawing> {
     let (first, column) = (rows.first()?, place(figure)?);
     if rows.iter().all(|row| row.load == first.load) {
         return None;
     }
-    let mut series: Vec<Series> = Vec::new();
+    let mut series: Vec<ChartSeries> = Vec::new();
     for row in rows {
         let spread = row.figures[column];
         let name = [&*row.design, &*row.policy].join(" ").trim_end().to_owned();
-        let point = Point { x: row.load, y: spread.median, low: spread.low, high: spread.high };
+        let point = ChartPoint { x: row.load, y: spread.median, low: spread.low, high: spread.high };
         match series.iter_mut().find(|line| line.name == name) {
             Some(line) => line.points.push(point),
-            None => series.push(Series { name, points: vec![point], ..Series::default() }),
+            None => series.push(ChartSeries { name, points: vec![point], ..ChartSeries::default() }),
         }
     }
     let group = if first.group == "all" { "" } else { &first.group };
@@ -68,7 +68,7 @@ fn escaped(text: &str) -> String {
 
 /// The page. It needs nothing but itself.
 #[must_use]
-pub fn html(title: &str, about: &str, report: &Report) -> String {
+pub fn html(title: &str, about: &str, report: &ScenarioReport) -> String {
     let charts: String = drawings(report)
         .iter()
         .map(|drawing| format!("<figure>{}</figure>\n", drawing.chart.svg()))

@@ -3,20 +3,20 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 use crate::sim::rng::Rng;
-use crate::sim::scenario::design::{Design, Facts};
-use crate::sim::scenario::figures::{Figures, Frame, cost_per_thousand};
+use crate::sim::scenario::design::{Design, WorldFacts};
+use crate::sim::scenario::figures::{FigureFrame, Figures, cost_per_thousand};
 use crate::sim::scenario::file::{By, Scenario};
 use crate::sim::scenario::make::Maker;
-use crate::sim::scenario::scale::Scale;
-use crate::sim::scenario::traffic::{Stream, arrivals};
+use crate::sim::scenario::scale::WorldScale;
+use crate::sim::scenario::traffic::{TrafficStream, arrivals};
 use crate::sim::world::autoscale::policy::ScalePolicy;
 use crate::sim::world::gateway::Rack;
-use crate::sim::world::record::{Goal, Record};
+use crate::sim::world::record::{Goal, WorldRecord};
 use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
-use crate::sim::world::run::{Outcome, Setup, run};
+use crate::sim::world::run::{RunOutcome, Setup, run};
 
 /// Runs of each row when nothing else is said.
 pub const USUAL_SEEDS: u64 = 5;
@@ -25,7 +25,7 @@ pub const USUAL_WARMUP: f64 = 0.1;
 
 /// A scenario that can be run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct ScenarioPlan {
     /// Its worlds, in order.
     pub cases: Vec<Case>,
     /// Runs of each row.
@@ -49,18 +49,18 @@ pub struct Case {
     pub(super) replicas: Vec<ReplicaSetup>,
     pub(super) racks: Vec<Rack>,
     pub(super) capacity: f64,
-    pub(super) streams: Vec<Stream>,
+    pub(super) streams: Vec<TrafficStream>,
     pub(super) gateways: u8,
     pub(super) scrape: Option<Duration>,
     pub(super) late: bool,
     pub(super) horizon: Option<Duration>,
     pub(super) clients: Option<usize>,
     /// Absent = all replicas are always there.
-    pub(super) scale: Option<Scale>,
-    pub(super) facts: Facts,
+    pub(super) scale: Option<WorldScale>,
+    pub(super) facts: WorldFacts,
 }
 
-/// One run: places in [`Plan::cases`] and in the case's lists.
+/// One run: places in [`ScenarioPlan::cases`] and in the case's lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Trial {
     /// Which world.
@@ -75,7 +75,7 @@ pub struct Trial {
     pub seed: u64,
 }
 
-impl Plan {
+impl ScenarioPlan {
     /// Checks the scenario and reads its traces, which are relative to `folder`.
     ///
     /// # Errors
@@ -155,11 +155,13 @@ impl Plan {
         let weights: Vec<f64> = tenants.map(|(_, _, tenant)| tenant.weight).collect();
         let prices = self.cases[trial.case].replicas.iter().map(|replica| replica.price);
         let cost = cost_per_thousand(&outcome, prices);
-        let frame = |shares| Frame { outcome: &outcome, goals: &self.goals, weights: &weights, shares, cost };
+        let frame =
+            |shares| FigureFrame { outcome: &outcome, goals: &self.goals, weights: &weights, shares, cost };
         let all = frame(self.by == By::Tenant).figures(&records.iter().collect::<Vec<_>>());
         let part = |index: usize| {
-            let of: fn(&Record) -> u32 = if self.by == By::Class { |r| r.class } else { |r| r.tenant };
-            let part: Vec<&Record> = records.iter().filter(|record| of(record) as usize == index).collect();
+            let of: fn(&WorldRecord) -> u32 = if self.by == By::Class { |r| r.class } else { |r| r.tenant };
+            let part: Vec<&WorldRecord> =
+                records.iter().filter(|record| of(record) as usize == index).collect();
             frame(false).figures(&part)
         };
         std::iter::once(all).chain((0..self.groups().len() - 1).map(part)).collect()
@@ -181,7 +183,7 @@ impl Case {
 
     /// Runs one trial of this case.
     #[must_use]
-    pub fn run(&self, trial: Trial) -> Outcome {
+    pub fn run(&self, trial: Trial) -> RunOutcome {
         let (load, design) = (self.loads[trial.load], &self.designs[trial.design]);
         let arrivals = arrivals(&self.streams, load, self.capacity, trial.seed);
         let mut deal = Rng::new(trial.seed ^ 0x5EED);

@@ -6,13 +6,13 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use crate::sim::scenario::figures::{COLUMNS, Column, Figures};
-use crate::sim::scenario::plan::{Plan, Trial};
-use crate::sim::spread::Spread;
+use crate::sim::scenario::figures::{COLUMNS, FigureColumn, Figures};
+use crate::sim::scenario::plan::{ScenarioPlan, Trial};
+use crate::sim::spread::RunSpread;
 
 /// One row: a design in a case under a load, for one group of requests.
 #[derive(Debug, Clone)]
-pub struct Row {
+pub struct FigureRow {
     /// The case; empty when there is only one.
     pub case: String,
     /// The load.
@@ -24,20 +24,20 @@ pub struct Row {
     /// The group.
     pub group: String,
     /// One for each of [`COLUMNS`].
-    pub figures: Vec<Spread>,
+    pub figures: Vec<RunSpread>,
 }
 
 /// All rows.
 #[derive(Debug, Clone, Default)]
-pub struct Report {
+pub struct ScenarioReport {
     /// In the order of the scenario.
-    pub rows: Vec<Row>,
+    pub rows: Vec<FigureRow>,
 }
 
-impl Report {
-    /// The figures of the runs, each in the order of [`Plan::groups`].
+impl ScenarioReport {
+    /// The figures of the runs, each in the order of [`ScenarioPlan::groups`].
     #[must_use]
-    pub fn new(plan: &Plan, runs: &[(Trial, Vec<Figures>)]) -> Self {
+    pub fn new(plan: &ScenarioPlan, runs: &[(Trial, Vec<Figures>)]) -> Self {
         let mut by_row: BTreeMap<Trial, Vec<&Vec<Figures>>> = BTreeMap::new();
         for (trial, figures) in runs {
             by_row.entry(Trial { seed: 0, ..*trial }).or_default().push(figures);
@@ -48,9 +48,9 @@ impl Report {
             for (index, group) in plan.groups().into_iter().enumerate() {
                 let spread = |column: usize| {
                     let figures = seeds.iter().filter_map(|figures| figures.get(index));
-                    Spread::of(figures.map(|figures| figures[column])).unwrap_or_default()
+                    RunSpread::of(figures.map(|figures| figures[column])).unwrap_or_default()
                 };
-                report.rows.push(Row {
+                report.rows.push(FigureRow {
                     case: case.name.clone(),
                     load: case.loads[trial.load],
                     design: case.designs[trial.design].to_string(),
@@ -66,7 +66,7 @@ impl Report {
     /// For machines.
     #[must_use]
     pub fn json(&self) -> Value {
-        let row = |row: &Row| {
+        let row = |row: &FigureRow| {
             let named = COLUMNS.iter().zip(&row.figures);
             let figures: Map<String, Value> =
                 named.map(|(column, spread)| (column.name.to_owned(), json!(spread))).collect();
@@ -127,12 +127,12 @@ impl Report {
 
     /// The table's cells, the heading first.
     pub(super) fn cells(&self) -> Vec<Vec<String>> {
-        let dull = |(index, column): &(usize, &Column)| {
-            let same = |row: &Row| Some(row.figures[*index].high) == column.dull;
+        let dull = |(index, column): &(usize, &FigureColumn)| {
+            let same = |row: &FigureRow| Some(row.figures[*index].high) == column.dull;
             !(column.dull.is_some() && self.rows.iter().all(same))
         };
-        let shown: Vec<(usize, &Column)> = COLUMNS.iter().enumerate().filter(dull).collect();
-        let ranged = |column: &Column| matches!(column.name, "ttft_p99_ms" | "goodput");
+        let shown: Vec<(usize, &FigureColumn)> = COLUMNS.iter().enumerate().filter(dull).collect();
+        let ranged = |column: &FigureColumn| matches!(column.name, "ttft_p99_ms" | "goodput");
         let mut heading = vec!["load".to_owned(), "design".to_owned()];
         if self.has_cases() {
             heading.insert(0, "case".to_owned());
@@ -144,7 +144,7 @@ impl Report {
             heading.push("group".to_owned());
         }
         heading.extend(shown.iter().map(|(_, column)| column.title.to_owned()));
-        let row = |row: &Row| {
+        let row = |row: &FigureRow| {
             let mut cells = vec![format!("{}", row.load), row.design.clone()];
             if self.has_cases() {
                 cells.insert(0, row.case.clone());
@@ -178,12 +178,12 @@ mod tests {
     #[test]
     fn dull_columns_and_lonely_names_are_left_out() {
         let figures = |cut: f64| {
-            let value = |column: &Column| {
-                Spread::of([if column.name == "cut" { cut } else { 0.0 }]).expect("a number")
+            let value = |column: &FigureColumn| {
+                RunSpread::of([if column.name == "cut" { cut } else { 0.0 }]).expect("a number")
             };
             COLUMNS.iter().map(value).collect()
         };
-        let row = |cut| Row {
+        let row = |cut| FigureRow {
             case: String::new(),
             load: 0.7,
             design: "penstock".to_owned(),
@@ -191,15 +191,15 @@ mod tests {
             group: "all".to_owned(),
             figures: figures(cut),
         };
-        let plain = Report { rows: vec![row(0.0)] };
+        let plain = ScenarioReport { rows: vec![row(0.0)] };
         assert!(!plain.table().contains("cut") && plain.table().starts_with("load  design"));
         let mut other = row(0.25);
         other.case = "crash".to_owned();
-        let report = Report { rows: vec![row(0.0), other] };
+        let report = ScenarioReport { rows: vec![row(0.0), other] };
         let table = report.table();
         assert!(table.starts_with("case   load  design"), "{table}");
         assert!(table.lines().nth(2).unwrap().contains("0.2500"), "{table}");
         assert_eq!(report.json()[1]["figures"]["cut"]["median"], 0.25);
-        assert_eq!(Report::default().table(), "no rows\n");
+        assert_eq!(ScenarioReport::default().table(), "no rows\n");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::config::units::Span;
-use crate::core::policy::{Policy, Pool};
+use crate::core::model::policy::{Policy, Pool};
 use crate::sim::scenario::design::Design;
 use crate::sim::scenario::file::Shape;
 use crate::sim::world::autoscale::Scaling;
@@ -109,7 +109,7 @@ fn part(field: &str, value: Option<f64>, usual: f64) -> Result<f64, String> {
 
 /// A world's replicas that come and go, checked.
 #[derive(Debug, Clone)]
-pub(super) struct Scale {
+pub(super) struct WorldScale {
     pub(super) policies: Vec<ScalePolicy>,
     /// Engines of the world: the most that any policy orders, and room for as
     /// many that leave.
@@ -118,7 +118,7 @@ pub(super) struct Scale {
     usual: Scaling,
 }
 
-impl Scale {
+impl WorldScale {
     pub(super) fn new(row: &ScaleRow, shape: &Shape) -> Result<Self, String> {
         let texts = row.policies.as_deref().unwrap_or_default();
         let policies: Result<Vec<ScalePolicy>, String> = texts.iter().map(|text| text.parse()).collect();

@@ -8,23 +8,23 @@ use crate::sim::scenario::design::DESIGNS;
 use crate::sim::scenario::figures::{Figures, place};
 use crate::sim::scenario::file::Scenario;
 use crate::sim::scenario::page;
-use crate::sim::scenario::plan::{Plan, Trial};
-use crate::sim::scenario::report::Report;
+use crate::sim::scenario::plan::{ScenarioPlan, Trial};
+use crate::sim::scenario::report::ScenarioReport;
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("loadtest/scenarios")
 }
 
-fn plan(text: &str) -> Result<Plan, String> {
+fn plan(text: &str) -> Result<ScenarioPlan, String> {
     let scenario: Scenario = read_as(text, "test.yaml").map_err(|report| report.to_string())?;
-    Plan::new(&scenario, &folder())
+    ScenarioPlan::new(&scenario, &folder())
 }
 
 fn of(figures: &Figures, name: &str) -> f64 {
     figures[place(name).unwrap()]
 }
 
-fn run(text: &str) -> (Plan, Vec<(Trial, Vec<Figures>)>) {
+fn run(text: &str) -> (ScenarioPlan, Vec<(Trial, Vec<Figures>)>) {
     let plan = plan(text).unwrap();
     let runs = plan.trials().into_iter().map(|trial| (trial, plan.run(trial))).collect();
     (plan, runs)
@@ -212,7 +212,7 @@ fn figures_are_split_and_put_together() {
         assert_eq!(offered[0], 120.0, "a fifth of 150 is not counted");
         assert_eq!(offered[1] + offered[2], 120.0);
     }
-    let report = Report::new(&plan, &runs);
+    let report = ScenarioReport::new(&plan, &runs);
     assert_eq!(report.rows.len(), 6);
     assert_eq!(report.table().lines().count(), 7);
     let names: Vec<String> = page::drawings(&report).into_iter().map(|drawing| drawing.name).collect();
@@ -264,7 +264,7 @@ world:
   scale: {policies: [queue=4, fixed=3], start: 5s, max: 10}
 ");
     assert_eq!(runs.len(), 8);
-    let report = Report::new(&plan, &runs);
+    let report = ScenarioReport::new(&plan, &runs);
     let policies: Vec<&str> = report.rows.iter().map(|row| row.policy.as_str()).collect();
     assert_eq!(policies[..4], ["queue=4", "fixed=3", "queue=4", "fixed=3"]);
     let table = report.table();

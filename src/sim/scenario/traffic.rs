@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 use crate::sim::arrivals::{Conversations, Pattern, Sizes, Synthetic};
 use crate::sim::engine::BLOCK_TOKENS;
 use crate::sim::rng::Rng;
-use crate::sim::trace::{Call, Trace, reblock};
+use crate::sim::trace::{TraceCall, TrafficTrace, reblock};
 use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK, Pause};
 
 /// Requests of a made-up stream that says no number and no time.
@@ -17,8 +17,8 @@ const HABITS_LOT: u64 = 0x68_6162_6974;
 
 /// Where calls come from.
 #[derive(Debug, Clone)]
-pub(super) enum Source {
-    Recorded(Arc<Trace>),
+pub(super) enum CallSource {
+    Recorded(Arc<TrafficTrace>),
     Made(Pattern, Sizes),
     /// Its rate and span are those of the stream.
     Talks(Conversations),
@@ -26,7 +26,7 @@ pub(super) enum Source {
 
 /// How many calls per second.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Rate {
+pub(super) enum CallRate {
     /// As the load of the run says.
     Swept,
     /// That many.
@@ -37,7 +37,7 @@ pub(super) enum Rate {
 
 /// Whose calls they are.
 #[derive(Debug, Clone)]
-pub(super) enum Owner {
+pub(super) enum CallOwner {
     One(u32),
     /// Tenants with their shares.
     Dealt(Vec<(u32, f64)>),
@@ -47,22 +47,22 @@ pub(super) enum Owner {
 
 /// One stream.
 #[derive(Debug, Clone)]
-pub(super) struct Stream {
-    pub(super) source: Source,
-    pub(super) rate: Rate,
+pub(super) struct TrafficStream {
+    pub(super) source: CallSource,
+    pub(super) rate: CallRate,
     pub(super) count: Option<usize>,
     pub(super) span: Option<Duration>,
     pub(super) start: Duration,
     pub(super) class: u32,
-    pub(super) owner: Owner,
+    pub(super) owner: CallOwner,
     pub(super) max_output: u32,
     pub(super) patience: Option<Duration>,
-    pub(super) habits: Habits,
+    pub(super) habits: RequestTraits,
 }
 
 /// What requests are like, beside their sizes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Habits {
+pub(super) struct RequestTraits {
     /// Share of those whose answers are not streamed, `0.0..=1.0`.
     pub(super) plain: f64,
     /// Choices.
@@ -84,8 +84,8 @@ pub(super) struct Delay {
 }
 
 /// All arrivals of the streams at this load.
-pub(super) fn arrivals(streams: &[Stream], load: f64, capacity: f64, seed: u64) -> Vec<Arrival> {
-    let of_stream = |(index, stream): (usize, &Stream)| {
+pub(super) fn arrivals(streams: &[TrafficStream], load: f64, capacity: f64, seed: u64) -> Vec<Arrival> {
+    let of_stream = |(index, stream): (usize, &TrafficStream)| {
         let own = Rng::new(seed.wrapping_mul(1_000_003).wrapping_add(index as u64)).bits();
         stream.arrivals(load * capacity, capacity, seed, own)
     };
@@ -94,12 +94,12 @@ pub(super) fn arrivals(streams: &[Stream], load: f64, capacity: f64, seed: u64) 
     all
 }
 
-impl Stream {
+impl TrafficStream {
     fn arrivals(&self, swept: f64, capacity: f64, seed: u64, own: u64) -> Vec<Arrival> {
         let rate = match self.rate {
-            Rate::Swept => swept,
-            Rate::Fixed(rate) => rate,
-            Rate::OfCapacity(part) => part * capacity,
+            CallRate::Swept => swept,
+            CallRate::Fixed(rate) => rate,
+            CallRate::OfCapacity(part) => part * capacity,
         };
         let mut trace = self.calls(rate, seed, own);
         if let Some(span) = self.span {
@@ -108,7 +108,7 @@ impl Stream {
         if let Some(count) = self.count {
             trace.take(count);
         }
-        if let Owner::Dealt(shares) = &self.owner {
+        if let CallOwner::Dealt(shares) = &self.owner {
             let shares: Vec<f64> = shares.iter().map(|(_, share)| *share).collect();
             trace.deal_tenants(&shares, own);
         }
@@ -118,20 +118,20 @@ impl Stream {
         calls.map(|call| self.habits.put_on(self.arrival(call, block), &mut lot)).collect()
     }
 
-    fn calls(&self, rate: f64, seed: u64, own: u64) -> Trace {
+    fn calls(&self, rate: f64, seed: u64, own: u64) -> TrafficTrace {
         match &self.source {
-            Source::Recorded(trace) => {
-                let mut trace = Trace::clone(trace);
+            CallSource::Recorded(trace) => {
+                let mut trace = TrafficTrace::clone(trace);
                 trace.rotate(seed);
                 trace.scale_to(rate);
                 trace
             }
-            Source::Made(pattern, sizes) => {
+            CallSource::Made(pattern, sizes) => {
                 let in_span = self.span.map(|span| (span.as_secs_f64() * rate * 1.5) as usize + 200);
                 let count = self.count.or(in_span).unwrap_or(USUAL_COUNT);
                 Synthetic { pattern: *pattern, rate, count, sizes: sizes.clone() }.trace(own)
             }
-            Source::Talks(talks) => {
+            CallSource::Talks(talks) => {
                 let count = self.count.unwrap_or(USUAL_COUNT) as f64;
                 let span =
                     self.span.unwrap_or_else(|| Duration::from_secs_f64((count / rate * 1.2).min(1e7)));
@@ -140,11 +140,11 @@ impl Stream {
         }
     }
 
-    fn arrival(&self, call: &Call, block: u32) -> Arrival {
+    fn arrival(&self, call: &TraceCall, block: u32) -> Arrival {
         let tenant = match &self.owner {
-            Owner::One(tenant) => *tenant,
-            Owner::Dealt(shares) => shares.get(call.tenant as usize).map_or(0, |(tenant, _)| *tenant),
-            Owner::OfTrace(ids) => ids.get(call.tenant as usize).copied().unwrap_or(0),
+            CallOwner::One(tenant) => *tenant,
+            CallOwner::Dealt(shares) => shares.get(call.tenant as usize).map_or(0, |(tenant, _)| *tenant),
+            CallOwner::OfTrace(ids) => ids.get(call.tenant as usize).copied().unwrap_or(0),
         };
         Arrival {
             at: Tick::ZERO + self.start + call.at,
@@ -161,7 +161,7 @@ impl Stream {
     }
 }
 
-impl Habits {
+impl RequestTraits {
     /// The request, with what is drawn for it. Nothing is drawn for what no request
     /// has.
     fn put_on(&self, arrival: Arrival, lot: &mut Rng) -> Arrival {

@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::body::SimBody;
-use super::feed::{End, Failure};
-use super::reply;
-use super::route::Call;
-use super::sim::{Phase, Sim};
+use super::feed::{Failure, FeedEnd};
 use crate::sim::faults::{ActiveFault, Fault, FaultError, FaultId, FaultKind, read_tagged};
+use crate::sim::server::core::{ServerCore, ServerPhase};
+use crate::sim::server::http::body::SimBody;
+use crate::sim::server::http::reply;
+use crate::sim::server::http::route::ServerCall;
 
 /// Where a cloud tells its machines of a spot reclaim; 404 until then.
 pub(super) const SPOT_PATH: &str = "/latest/meta-data/spot/instance-action";
@@ -105,11 +105,11 @@ impl Terminate {
 /// Steers one engine; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct SimControl {
-    sim: Arc<Sim>,
+    sim: Arc<ServerCore>,
 }
 
 impl SimControl {
-    pub(super) fn new(sim: Arc<Sim>) -> Self {
+    pub(super) fn new(sim: Arc<ServerCore>) -> Self {
         Self { sim }
     }
 
@@ -179,7 +179,7 @@ impl SimControl {
             busy_ms: u64::try_from(work.busy.as_millis()).unwrap_or(u64::MAX),
             connections: sim.connections.load(Ordering::Relaxed),
             listening: *sim.listening.borrow(),
-            serving: work.phase == Phase::Serving,
+            serving: work.phase == ServerPhase::Serving,
         }
     }
 
@@ -187,25 +187,25 @@ impl SimControl {
     pub fn terminate(&self, how: Terminate) {
         match how {
             Terminate::Sigterm => {
-                self.leave(Phase::Draining, Some(&End::Aborted));
+                self.leave(ServerPhase::Draining, Some(&FeedEnd::Aborted));
                 self.later(Duration::from_millis(250), Self::close);
                 self.later(Duration::from_millis(1800), |control| control.sim.cut_connections());
             }
             Terminate::Drain { grace_ms } => {
-                self.leave(Phase::Draining, None);
+                self.leave(ServerPhase::Draining, None);
                 self.later(Duration::from_millis(grace_ms), |control| control.terminate(Terminate::Sigterm));
             }
             Terminate::KillEngine => {
-                self.leave(Phase::Dead, Some(&End::Failed(Failure::ENGINE_DEAD)));
+                self.leave(ServerPhase::Dead, Some(&FeedEnd::Failed(Failure::ENGINE_DEAD)));
                 self.later(Duration::from_millis(100), Self::close);
             }
             Terminate::KillServer => {
-                self.leave(Phase::Dead, None);
+                self.leave(ServerPhase::Dead, None);
                 self.close();
                 self.sim.cut_connections();
             }
             Terminate::Hang => {
-                self.leave(Phase::Dead, None);
+                self.leave(ServerPhase::Dead, None);
                 self.sim.work.lock().hung = true;
                 self.close();
             }
@@ -216,7 +216,7 @@ impl SimControl {
         }
     }
 
-    fn leave(&self, phase: Phase, end: Option<&End>) {
+    fn leave(&self, phase: ServerPhase, end: Option<&FeedEnd>) {
         self.sim.work.lock().phase = phase;
         if let Some(end) = end {
             self.sim.end_requests(None, end);
@@ -240,7 +240,7 @@ impl SimControl {
 }
 
 /// Answers a request for a control path.
-pub(super) fn answer(call: &Call) -> Response<SimBody> {
+pub(super) fn answer(call: &ServerCall) -> Response<SimBody> {
     let control = SimControl::new(Arc::clone(&call.sim));
     match (call.path.as_str(), &call.method) {
         (SPOT_PATH, &Method::GET) => match *call.sim.spot_notice.lock() {
@@ -267,7 +267,7 @@ pub(super) fn answer(call: &Call) -> Response<SimBody> {
     }
 }
 
-fn remove(call: &Call, control: &SimControl) -> Response<SimBody> {
+fn remove(call: &ServerCall, control: &SimControl) -> Response<SimBody> {
     let Some(id) = call.query("id") else {
         control.clear();
         return reply::value(200, &json!({}));

@@ -7,11 +7,11 @@ use std::task::{Context, Poll, Waker};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 
 /// One generated sequence.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Choice {
+pub(crate) struct GeneratedChoice {
     pub(crate) tokens: u32,
     pub(crate) done: bool,
     pub(crate) scheduled: Option<Tick>,
@@ -21,7 +21,7 @@ pub(crate) struct Choice {
 
 /// Why there will be no more tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum FeedEnd {
     /// Every sequence is whole.
     Complete,
     /// `finish_reason: "abort"`, or none when nothing was generated.
@@ -64,9 +64,9 @@ impl Failure {
 /// What the reader sees.
 #[derive(Debug, Clone)]
 pub(crate) struct Progress {
-    pub(crate) choices: SmallVec<[Choice; 1]>,
+    pub(crate) choices: SmallVec<[GeneratedChoice; 1]>,
     pub(crate) cached_tokens: u32,
-    pub(crate) end: Option<End>,
+    pub(crate) end: Option<FeedEnd>,
 }
 
 impl Progress {
@@ -77,7 +77,7 @@ impl Progress {
 }
 
 #[derive(Debug)]
-struct Inner {
+struct FeedState {
     progress: Progress,
     fresh: bool,
     waker: Option<Waker>,
@@ -85,35 +85,39 @@ struct Inner {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Feed {
+pub(crate) struct TokenFeed {
     pub(crate) arrived: Tick,
-    inner: Mutex<Inner>,
+    inner: Mutex<FeedState>,
 }
 
-impl Feed {
+impl TokenFeed {
     pub(crate) fn new(arrived: Tick, choices: usize) -> Self {
-        let choices = SmallVec::from_elem(Choice::default(), choices);
+        let choices = SmallVec::from_elem(GeneratedChoice::default(), choices);
         let progress = Progress { choices, cached_tokens: 0, end: None };
-        Self { arrived, inner: Mutex::new(Inner { progress, fresh: false, waker: None }) }
+        Self { arrived, inner: Mutex::new(FeedState { progress, fresh: false, waker: None }) }
     }
 
     /// Changes one sequence and returns what must be woken.
-    pub(crate) fn update(&self, choice: usize, change: impl FnOnce(&mut Choice, &mut u32)) -> Option<Waker> {
+    pub(crate) fn update(
+        &self,
+        choice: usize,
+        change: impl FnOnce(&mut GeneratedChoice, &mut u32),
+    ) -> Option<Waker> {
         let mut inner = self.inner.lock();
-        let Inner { progress, fresh, waker } = &mut *inner;
+        let FeedState { progress, fresh, waker } = &mut *inner;
         if progress.end.is_some() {
             return None;
         }
         change(progress.choices.get_mut(choice)?, &mut progress.cached_tokens);
         if progress.choices.iter().all(|choice| choice.done) {
-            progress.end = Some(End::Complete);
+            progress.end = Some(FeedEnd::Complete);
         }
         *fresh = true;
         waker.take()
     }
 
     /// Ends the request early, unless it has ended.
-    pub(crate) fn end(&self, end: End) {
+    pub(crate) fn end(&self, end: FeedEnd) {
         let mut inner = self.inner.lock();
         if inner.progress.end.is_none() {
             inner.progress.end = Some(end);

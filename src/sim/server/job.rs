@@ -5,10 +5,10 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use super::conn::Conn;
-use super::feed::{End, Failure, Progress};
-use super::sim::Ticket;
+use super::feed::{Failure, FeedEnd, Progress};
 use crate::sim::faults::{FaultKind, ResetPoint};
+use crate::sim::server::core::SimTicket;
+use crate::sim::server::http::conn::SimConn;
 
 /// What the transport does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,8 +22,8 @@ pub(crate) enum Act {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Wrong {
-    End(End),
+enum TransportFault {
+    End(FeedEnd),
     Act(Act),
 }
 
@@ -31,26 +31,26 @@ enum Wrong {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Late {
     after: u32,
-    wrong: Wrong,
+    wrong: TransportFault,
 }
 
 impl Late {
     /// The late fault that `kind` means, if it is one.
     pub(crate) fn from_kind(kind: &FaultKind) -> Option<Self> {
         let (after, wrong) = match *kind {
-            FaultKind::Reset { at: ResetPoint::Head } => (0, Wrong::Act(Act::Reset)),
-            FaultKind::Cut { after_tokens } => (after_tokens, Wrong::Act(Act::Cut)),
-            FaultKind::Silent { after_tokens, .. } => (after_tokens, Wrong::Act(Act::Silent)),
-            FaultKind::MalformedChunk { after_tokens } => (after_tokens, Wrong::Act(Act::BadChunk)),
-            FaultKind::MalformedSse { after_tokens } => (after_tokens, Wrong::Act(Act::BadSse)),
-            FaultKind::MalformedJson { after_tokens } => (after_tokens, Wrong::Act(Act::BadJson)),
-            FaultKind::Abort { after_tokens } => (after_tokens, Wrong::End(End::Aborted)),
-            FaultKind::NoFinish { after_tokens } => (after_tokens, Wrong::End(End::NoFinish)),
+            FaultKind::Reset { at: ResetPoint::Head } => (0, TransportFault::Act(Act::Reset)),
+            FaultKind::Cut { after_tokens } => (after_tokens, TransportFault::Act(Act::Cut)),
+            FaultKind::Silent { after_tokens, .. } => (after_tokens, TransportFault::Act(Act::Silent)),
+            FaultKind::MalformedChunk { after_tokens } => (after_tokens, TransportFault::Act(Act::BadChunk)),
+            FaultKind::MalformedSse { after_tokens } => (after_tokens, TransportFault::Act(Act::BadSse)),
+            FaultKind::MalformedJson { after_tokens } => (after_tokens, TransportFault::Act(Act::BadJson)),
+            FaultKind::Abort { after_tokens } => (after_tokens, TransportFault::End(FeedEnd::Aborted)),
+            FaultKind::NoFinish { after_tokens } => (after_tokens, TransportFault::End(FeedEnd::NoFinish)),
             FaultKind::EngineDead { after_tokens } => {
-                (after_tokens, Wrong::End(End::Failed(Failure::ENGINE_DEAD)))
+                (after_tokens, TransportFault::End(FeedEnd::Failed(Failure::ENGINE_DEAD)))
             }
             FaultKind::ErrorEvent { after_tokens, status } => {
-                (after_tokens, Wrong::End(End::Failed(Failure { status, ..Failure::BUSY })))
+                (after_tokens, TransportFault::End(FeedEnd::Failed(Failure { status, ..Failure::BUSY })))
             }
             _ => return None,
         };
@@ -60,14 +60,14 @@ impl Late {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Job {
-    ticket: Ticket,
+pub(crate) struct ClientJob {
+    ticket: SimTicket,
     late: Option<Late>,
-    pub(crate) conn: Arc<Conn>,
+    pub(crate) conn: Arc<SimConn>,
 }
 
-impl Job {
-    pub(crate) fn new(ticket: Ticket, late: Option<Late>, conn: Arc<Conn>) -> Self {
+impl ClientJob {
+    pub(crate) fn new(ticket: SimTicket, late: Option<Late>, conn: Arc<SimConn>) -> Self {
         Self { ticket, late, conn }
     }
 
@@ -82,11 +82,11 @@ impl Job {
         clip(&mut progress, late.after);
         self.ticket.feed.refresh();
         match late.wrong {
-            Wrong::End(end) => {
+            TransportFault::End(end) => {
                 progress.end = Some(end);
                 Poll::Ready((progress, None))
             }
-            Wrong::Act(act) => Poll::Ready((progress, Some(act))),
+            TransportFault::Act(act) => Poll::Ready((progress, Some(act))),
         }
     }
 
@@ -101,7 +101,7 @@ impl Job {
     }
 
     /// When the request arrived.
-    pub(crate) fn arrived(&self) -> crate::core::time::Tick {
+    pub(crate) fn arrived(&self) -> crate::core::model::time::Tick {
         self.ticket.feed.arrived
     }
 }

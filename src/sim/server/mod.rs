@@ -5,17 +5,12 @@
 //! its request at once. `/sim/state`, `/sim/faults` and `/sim/terminate` steer
 //! the server (see [`crate::sim::faults`]).
 
-mod body;
-mod conn;
 mod control;
+mod core;
 mod feed;
+pub mod http;
 mod job;
-mod json;
-mod listen;
 mod options;
-mod reply;
-mod route;
-mod sim;
 mod stats;
 mod stepper;
 #[cfg(test)]
@@ -31,9 +26,9 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 pub use self::control::{SimControl, SimState, Terminate};
-pub use self::options::{Dialect, SimOptions, Tasks, VllmFlags};
+pub use self::options::{ServerDialect, SimOptions, Tasks, VllmFlags};
 
-use self::sim::Sim;
+use crate::sim::server::core::ServerCore;
 
 /// Starts simulated engines.
 #[derive(Debug)]
@@ -45,19 +40,19 @@ impl SimServer {
     /// # Errors
     /// When an address cannot be bound.
     pub async fn start(options: SimOptions) -> io::Result<SimHandle> {
-        let port = listen::Port::bind(options.listen)?;
+        let port = crate::sim::server::http::listen::HeldPort::bind(options.listen)?;
         let control = match options.control_listen {
             Some(addr) => Some(tokio::net::TcpListener::bind(addr).await?),
             None => None,
         };
         let control_addr = control.as_ref().map(tokio::net::TcpListener::local_addr).transpose()?;
         let listener = port.listen()?;
-        let sim = Arc::new(Sim::new(options, port.addr));
+        let sim = Arc::new(ServerCore::new(options, port.addr));
         let mut tasks = JoinSet::new();
         tasks.spawn(stepper::run(Arc::clone(&sim)));
-        tasks.spawn(listen::accept(Arc::clone(&sim), port, listener));
+        tasks.spawn(crate::sim::server::http::listen::accept(Arc::clone(&sim), port, listener));
         if let Some(control) = control {
-            tasks.spawn(listen::accept_control(Arc::clone(&sim), control));
+            tasks.spawn(crate::sim::server::http::listen::accept_control(Arc::clone(&sim), control));
         }
         Ok(SimHandle { addr: sim.addr, control_addr, sim, tasks })
     }
@@ -82,7 +77,7 @@ pub struct SimHandle {
     pub addr: SocketAddr,
     /// Where `/sim/*` listens besides, if asked for.
     pub control_addr: Option<SocketAddr>,
-    sim: Arc<Sim>,
+    sim: Arc<ServerCore>,
     tasks: JoinSet<()>,
 }
 

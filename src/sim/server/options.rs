@@ -4,11 +4,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::sim::engine::EngineOptions;
-use crate::sim::profile::Profile;
+use crate::sim::engine::profile::StepProfile;
 
 /// Whose habits the server has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Dialect {
+pub enum ServerDialect {
     /// vLLM 0.32.
     #[default]
     Vllm,
@@ -81,13 +81,13 @@ pub struct SimOptions {
     /// A second address that serves `/sim/*` only and outlives every fault.
     pub control_listen: Option<SocketAddr>,
     /// Whose habits it has.
-    pub dialect: Dialect,
+    pub dialect: ServerDialect,
     /// Served model names; answers carry the first.
     pub models: Vec<String>,
     /// LoRA adapters, each a model name of its own.
     pub loras: Vec<String>,
     /// How fast it is.
-    pub profile: Profile,
+    pub profile: StepProfile,
     /// Limits that differ from the profile's.
     pub engine: EngineOptions,
     /// Context window in tokens; never more than the KV cache holds.
@@ -120,10 +120,10 @@ impl Default for SimOptions {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             control_listen: None,
-            dialect: Dialect::Vllm,
+            dialect: ServerDialect::Vllm,
             models: vec!["sim".to_owned()],
             loras: Vec::new(),
-            profile: Profile::tiny(),
+            profile: StepProfile::tiny(),
             engine: EngineOptions::default(),
             max_model_len: 8192,
             speed: 1.0,

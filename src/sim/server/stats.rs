@@ -1,8 +1,8 @@
 //! Histograms and counters that the engine model does not keep itself.
 
-use super::feed::Choice;
-use super::sim::Target;
-use crate::core::time::Tick;
+use super::feed::GeneratedChoice;
+use crate::core::model::time::Tick;
+use crate::sim::server::core::SequenceTarget;
 
 /// Edges of `vllm:time_to_first_token_seconds`.
 const TTFT: &[f64] = &[
@@ -89,7 +89,7 @@ fn seconds(from: Tick, to: Tick) -> f64 {
 
 impl Stats {
     /// One token of a sequence; `choice` is as it was before it.
-    pub(crate) fn token(&mut self, target: &Target, choice: &Choice, at: Tick) {
+    pub(crate) fn token(&mut self, target: &SequenceTarget, choice: &GeneratedChoice, at: Tick) {
         if choice.tokens == 0 {
             self.ttft.record(seconds(target.feed.arrived, at));
         } else {
@@ -98,7 +98,7 @@ impl Stats {
     }
 
     /// A sequence that is whole.
-    pub(crate) fn finished(&mut self, target: &Target, choice: &Choice, at: Tick) {
+    pub(crate) fn finished(&mut self, target: &SequenceTarget, choice: &GeneratedChoice, at: Tick) {
         let arrived = target.feed.arrived;
         let scheduled = choice.scheduled.unwrap_or(arrived);
         let first = if choice.tokens == 0 { at } else { choice.first_token };

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::time::sleep_until;
 
-use super::feed::Choice;
-use super::sim::{Sim, Work};
-use crate::core::time::Tick;
-use crate::sim::engine::{EngineEvent, EventKind};
+use super::feed::GeneratedChoice;
+use crate::core::model::time::Tick;
+use crate::sim::engine::{EngineEvent, EngineEventKind};
+use crate::sim::server::core::{ServerCore, SimWork};
 
 /// A step that starts right after another one starts at the planned end of
 /// that one, so that timer lag does not add up; beyond this much lag the
@@ -17,12 +17,12 @@ use crate::sim::engine::{EngineEvent, EventKind};
 const MAX_LAG: Duration = Duration::from_millis(250);
 
 /// Runs until the engine is stopped.
-pub(super) async fn run(sim: Arc<Sim>) {
+pub(super) async fn run(sim: Arc<ServerCore>) {
     let stopped = sim.stopped.clone();
     stopped.run_until_cancelled(step_for_ever(&sim)).await;
 }
 
-async fn step_for_ever(sim: &Sim) {
+async fn step_for_ever(sim: &ServerCore) {
     let mut last_end: Option<Tick> = None;
     let mut events = Vec::new();
     let mut wakers = Vec::new();
@@ -50,7 +50,7 @@ async fn step_for_ever(sim: &Sim) {
     }
 }
 
-fn start_step(sim: &Sim, last_end: Option<Tick>) -> Option<Tick> {
+fn start_step(sim: &ServerCore, last_end: Option<Tick>) -> Option<Tick> {
     let now = sim.now();
     let start = last_end.filter(|end| now.since(*end) < MAX_LAG).unwrap_or(now);
     let mut work = sim.work.lock();
@@ -62,7 +62,7 @@ fn start_step(sim: &Sim, last_end: Option<Tick>) -> Option<Tick> {
     Some(end)
 }
 
-fn book_step(work: &mut Work, end: Tick, events: &mut Vec<EngineEvent>, wakers: &mut Vec<Waker>) {
+fn book_step(work: &mut SimWork, end: Tick, events: &mut Vec<EngineEvent>, wakers: &mut Vec<Waker>) {
     work.engine.finish_step(end, events);
     for event in events.drain(..) {
         let Some(target) = work.targets.get(&event.request) else { continue };
@@ -70,19 +70,19 @@ fn book_step(work: &mut Work, end: Tick, events: &mut Vec<EngineEvent>, wakers: 
         let mut over = false;
         let waker = target.feed.update(target.base + event.choice as usize, |choice, cached| {
             match event.kind {
-                EventKind::Scheduled { cached_tokens } => {
+                EngineEventKind::Scheduled { cached_tokens } => {
                     if choice.scheduled.is_none() {
                         *cached += cached_tokens;
                     }
                     choice.scheduled.get_or_insert(event.at);
                 }
-                EventKind::Token { last } => {
+                EngineEventKind::Token { last } => {
                     stats.token(target, choice, event.at);
                     take_token(choice, event.at);
                     choice.done = last;
                 }
-                EventKind::Computed => choice.done = true,
-                EventKind::Preempted => {}
+                EngineEventKind::Computed => choice.done = true,
+                EngineEventKind::Preempted => {}
             }
             if choice.done {
                 stats.finished(target, choice, event.at);
@@ -96,7 +96,7 @@ fn book_step(work: &mut Work, end: Tick, events: &mut Vec<EngineEvent>, wakers: 
     }
 }
 
-fn take_token(choice: &mut Choice, at: Tick) {
+fn take_token(choice: &mut GeneratedChoice, at: Tick) {
     if choice.tokens == 0 {
         choice.first_token = at;
     }

@@ -37,7 +37,7 @@ pub(crate) fn word(id: u32) -> &'static str {
 
 /// A prompt as the engine model sees it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Prompt {
+pub(crate) struct SimPrompt {
     pub(crate) tokens: u32,
     /// Characters, for vLLM's bound on text length; 0 for token ids.
     pub(crate) chars: usize,
@@ -65,7 +65,7 @@ pub(crate) fn words_in(text: &str) -> Option<u32> {
     (count > 0 && words.map(id_of).all(|id| id.is_some())).then_some(count)
 }
 
-impl Prompt {
+impl SimPrompt {
     pub(crate) fn text(text: &str) -> Self {
         let mut prompt = Self::default();
         prompt.push_open(text);
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn prompts_share_exactly_their_common_blocks() {
-        let first = Prompt::text(&"kalo mine pura si to ve. ".repeat(40));
+        let first = SimPrompt::text(&"kalo mine pura si to ve. ".repeat(40));
         let mut second = first.clone();
         second.push("and something else", 0);
         let (a, b) = (first.blocks(0), second.blocks(0));
@@ -222,7 +222,7 @@ mod tests {
     fn words_are_distinct_and_counted_in_bytes() {
         assert_eq!(WORDS.iter().collect::<std::collections::HashSet<_>>().len(), VOCABULARY as usize);
         assert_eq!([0, 1, 4, 5].map(tokens_of), [0, 1, 1, 2]);
-        let mut prompt = Prompt::text(&"abcd".repeat(10));
+        let mut prompt = SimPrompt::text(&"abcd".repeat(10));
         prompt.truncate(3);
         assert_eq!((prompt.tokens, prompt.bytes.len()), (3, 12));
     }

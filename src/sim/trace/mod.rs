@@ -11,24 +11,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::read::{MAX_CALLS, MAX_PROMPT, TraceError, TraceErrorKind};
-pub use self::table::Names;
+pub use self::table::ColumnNames;
 
 use crate::sim::rng::Rng;
 
 /// One call of a trace.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Call {
+pub struct TraceCall {
     /// When it came, from the start of the trace.
     pub at: Duration,
-    /// Who made it: a place in [`Trace::tenants`].
+    /// Who made it: a place in [`TrafficTrace::tenants`].
     pub tenant: u32,
-    /// Its latency class: a place in [`Trace::classes`].
+    /// Its latency class: a place in [`TrafficTrace::classes`].
     pub class: u32,
     /// Prompt tokens, at least 1.
     pub prompt: u32,
     /// Generated tokens, at least 1.
     pub output: u32,
-    /// One hash for each whole block of [`Trace::prefix_block`] prompt tokens;
+    /// One hash for each whole block of [`TrafficTrace::prefix_block`] prompt tokens;
     /// each covers everything before it too. Empty = nothing is known.
     pub prefix: Arc<[u64]>,
     /// How long it waited before an engine had it; absent = not known.
@@ -39,21 +39,21 @@ pub struct Call {
 
 /// Calls in order of time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Trace {
+pub struct TrafficTrace {
     /// The calls; the first is at 0.
-    pub calls: Vec<Call>,
+    pub calls: Vec<TraceCall>,
     /// Names of the tenants; empty when the trace does not tell.
     pub tenants: Vec<Arc<str>>,
     /// Names of the classes; empty when the trace does not tell.
     pub classes: Vec<Arc<str>>,
-    /// Tokens of one hash in [`Call::prefix`]; 0 when there are none.
+    /// Tokens of one hash in [`TraceCall::prefix`]; 0 when there are none.
     pub prefix_block: u32,
     /// Lines that were left out because they had no prompt: no engine ever had
     /// them.
     pub left_out: u64,
 }
 
-impl Trace {
+impl TrafficTrace {
     /// Puts the calls in order of time, the first at 0.
     pub fn settle(&mut self) {
         self.calls.sort_by_key(|call| call.at);

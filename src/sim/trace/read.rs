@@ -11,8 +11,8 @@ use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 use thiserror::Error;
 
-use super::table::{self, Names};
-use super::{Call, Trace};
+use super::table::{self, ColumnNames};
+use super::{TraceCall, TrafficTrace};
 
 /// Calls that a trace may have.
 pub const MAX_CALLS: usize = 5_000_000;
@@ -91,21 +91,21 @@ pub enum TraceErrorKind {
     TooLong,
 }
 
-impl Trace {
+impl TrafficTrace {
     /// Reads a file; its name tells the format: `.csv` or `.jsonl`, each also
     /// with `.gz` after it. Calls are sorted by time, and the first is at 0.
     ///
     /// # Errors
     /// With the file, the line and the column that is wrong.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
-        Self::read_with(path, &Names::default())
+        Self::read_with(path, &ColumnNames::default())
     }
 
     /// Reads a file whose table has columns of these names.
     ///
     /// # Errors
     /// With the file, the line and the column that is wrong.
-    pub fn read_with(path: &Path, names: &Names) -> Result<Self, TraceError> {
+    pub fn read_with(path: &Path, names: &ColumnNames) -> Result<Self, TraceError> {
         let failed = |line, kind| TraceError { path: path.to_owned(), line, kind };
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         let (stem, packed) = name.strip_suffix(".gz").map_or((&*name, false), |stem| (stem, true));
@@ -115,7 +115,8 @@ impl Trace {
         }
         let file = File::open(path).map_err(|error| failed(None, error.into()))?;
         let plain = BufReader::new(file);
-        let mut lines = Lines { line: 0, buffer: String::new(), source: plain_or_packed(plain, packed) };
+        let mut lines =
+            NumberedLines { line: 0, buffer: String::new(), source: plain_or_packed(plain, packed) };
         let read = if csv { table::calls(&mut lines, names) } else { mooncake_calls(&mut lines) };
         let mut trace = read.map_err(|kind| failed(Some(lines.line), kind))?;
         if trace.calls.is_empty() {
@@ -134,13 +135,13 @@ fn plain_or_packed(plain: BufReader<File>, packed: bool) -> Box<dyn BufRead> {
 }
 
 /// Lines with their number, none longer than [`MAX_LINE`].
-pub(super) struct Lines {
+pub(super) struct NumberedLines {
     line: u64,
     buffer: String,
     source: Box<dyn BufRead>,
 }
 
-impl Lines {
+impl NumberedLines {
     /// The next line that is not blank.
     pub(super) fn next(&mut self) -> Result<Option<&str>, TraceErrorKind> {
         loop {
@@ -161,7 +162,7 @@ impl Lines {
     }
 }
 
-pub(super) fn push(trace: &mut Trace, call: Call) -> Result<(), TraceErrorKind> {
+pub(super) fn push(trace: &mut TrafficTrace, call: TraceCall) -> Result<(), TraceErrorKind> {
     if trace.calls.len() >= MAX_CALLS {
         return Err(TraceErrorKind::TooLong);
     }
@@ -188,8 +189,8 @@ struct MooncakeLine {
     hash_ids: Vec<u64>,
 }
 
-fn mooncake_calls(lines: &mut Lines) -> Result<Trace, TraceErrorKind> {
-    let mut trace = Trace { prefix_block: MOONCAKE_BLOCK, ..Trace::default() };
+fn mooncake_calls(lines: &mut NumberedLines) -> Result<TrafficTrace, TraceErrorKind> {
+    let mut trace = TrafficTrace { prefix_block: MOONCAKE_BLOCK, ..TrafficTrace::default() };
     while let Some(line) = lines.next()? {
         let read: MooncakeLine = serde_json::from_str(line)?;
         let count = |column, count: u64| {
@@ -203,12 +204,12 @@ fn mooncake_calls(lines: &mut Lines) -> Result<Trace, TraceErrorKind> {
             return Err(wrong("timestamp", "must be milliseconds, at least 0", &found));
         }
         let whole = (prompt / MOONCAKE_BLOCK) as usize;
-        let call = Call {
+        let call = TraceCall {
             at: Duration::from_secs_f64(read.timestamp / 1e3),
             prompt,
             output: count("output_length", read.output_length)?,
             prefix: chain(read.hash_ids.get(..whole).unwrap_or(&read.hash_ids)),
-            ..Call::default()
+            ..TraceCall::default()
         };
         push(&mut trace, call)?;
     }

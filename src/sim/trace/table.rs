@@ -9,8 +9,8 @@ use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
-use super::read::{Lines, TraceErrorKind, checked_tokens, push, wrong};
-use super::{Call, Trace};
+use super::read::{NumberedLines, TraceErrorKind, checked_tokens, push, wrong};
+use super::{TraceCall, TrafficTrace};
 
 /// The latest time, in seconds since any origin: the year 2286 since 1970.
 const LATEST: f64 = 1e10;
@@ -47,9 +47,9 @@ const TOOK: &[&str] = &["duration", "took", "latency", "e2e"];
 
 /// The names of a table's columns where they are not the usual ones.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Names(Vec<(&'static str, String)>);
+pub struct ColumnNames(Vec<(&'static str, String)>);
 
-impl FromStr for Names {
+impl FromStr for ColumnNames {
     type Err = String;
 
     /// Reads `time=created,input=prompt_size`.
@@ -70,7 +70,7 @@ impl FromStr for Names {
 
 /// A column of the table.
 #[derive(Debug)]
-struct Column {
+struct TableColumn {
     place: usize,
     /// As the header has it.
     name: String,
@@ -79,13 +79,13 @@ struct Column {
 }
 
 struct Columns {
-    time: Column,
-    input: Column,
-    output: Column,
-    tenant: Option<Column>,
-    class: Option<Column>,
-    wait: Option<Column>,
-    took: Option<Column>,
+    time: TableColumn,
+    input: TableColumn,
+    output: TableColumn,
+    tenant: Option<TableColumn>,
+    class: Option<TableColumn>,
+    wait: Option<TableColumn>,
+    took: Option<TableColumn>,
 }
 
 fn bare(name: &str) -> String {
@@ -102,15 +102,15 @@ fn unit(name: &str) -> (&str, f64) {
 }
 
 impl Columns {
-    fn of(header: &str, names: &Names) -> Result<Self, TraceErrorKind> {
+    fn of(header: &str, names: &ColumnNames) -> Result<Self, TraceErrorKind> {
         let header = fields(header.trim_start_matches('\u{feff}'));
         let found = || header.join(", ").chars().take(SHOWN).collect::<String>();
-        let optional = |what: &str, known: &[&str]| -> Result<Option<Column>, TraceErrorKind> {
+        let optional = |what: &str, known: &[&str]| -> Result<Option<TableColumn>, TraceErrorKind> {
             if let Some((_, wanted)) = names.0.iter().find(|(of, _)| *of == what) {
                 let place = header.iter().position(|name| name == wanted);
                 let missing = || TraceErrorKind::NotThere { column: wanted.clone(), found: found() };
                 let place = place.ok_or_else(missing)?;
-                return Ok(Some(Column { place, name: wanted.clone(), unit: unit(wanted).1 }));
+                return Ok(Some(TableColumn { place, name: wanted.clone(), unit: unit(wanted).1 }));
             }
             // The best known name first, with its unit or without.
             let place = known.iter().find_map(|known| {
@@ -122,7 +122,7 @@ impl Columns {
             Ok(place.map(|place| {
                 let name = header[place].clone();
                 let unit = unit(&name.to_ascii_lowercase()).1;
-                Column { place, name, unit }
+                TableColumn { place, name, unit }
             }))
         };
         let needed = |what: &str, known: &'static [&'static str]| {
@@ -164,13 +164,13 @@ fn fields(line: &str) -> Vec<String> {
 
 /// Names by their numbers, in the order in which they come.
 #[derive(Default)]
-struct Known {
+struct NameNumbers {
     numbers: HashMap<String, u32>,
     names: Vec<Arc<str>>,
 }
 
-impl Known {
-    fn number(&mut self, column: Option<&Column>, row: &[String]) -> Result<u32, TraceErrorKind> {
+impl NameNumbers {
+    fn number(&mut self, column: Option<&TableColumn>, row: &[String]) -> Result<u32, TraceErrorKind> {
         let Some(column) = column else { return Ok(0) };
         let name = text(column, row);
         if name.is_empty() {
@@ -187,10 +187,10 @@ impl Known {
 }
 
 /// Reads the whole table.
-pub(super) fn calls(lines: &mut Lines, names: &Names) -> Result<Trace, TraceErrorKind> {
+pub(super) fn calls(lines: &mut NumberedLines, names: &ColumnNames) -> Result<TrafficTrace, TraceErrorKind> {
     let columns = Columns::of(lines.next()?.ok_or(TraceErrorKind::Empty)?, names)?;
-    let mut trace = Trace::default();
-    let (mut tenants, mut classes) = (Known::default(), Known::default());
+    let mut trace = TrafficTrace::default();
+    let (mut tenants, mut classes) = (NameNumbers::default(), NameNumbers::default());
     while let Some(line) = lines.next()? {
         let row = fields(line);
         let at = moment(&columns.time, &row)?;
@@ -198,7 +198,7 @@ pub(super) fn calls(lines: &mut Lines, names: &Names) -> Result<Trace, TraceErro
             trace.left_out += 1;
             continue;
         };
-        let call = Call {
+        let call = TraceCall {
             at,
             tenant: tenants.number(columns.tenant.as_ref(), &row)?,
             class: classes.number(columns.class.as_ref(), &row)?,
@@ -216,12 +216,12 @@ pub(super) fn calls(lines: &mut Lines, names: &Names) -> Result<Trace, TraceErro
     Ok(trace)
 }
 
-fn text<'a>(column: &Column, row: &'a [String]) -> &'a str {
+fn text<'a>(column: &TableColumn, row: &'a [String]) -> &'a str {
     row.get(column.place).map(String::as_str).unwrap_or_default()
 }
 
 /// A number of a unit of time, or a date with a time.
-fn moment(column: &Column, row: &[String]) -> Result<Duration, TraceErrorKind> {
+fn moment(column: &TableColumn, row: &[String]) -> Result<Duration, TraceErrorKind> {
     const WHAT: &str = "must be a time: seconds, at least 0, or like 2026-11-16T18:15:46Z \
                         (a name that ends in _ms or _us says the unit)";
     let text = text(column, row);
@@ -243,7 +243,7 @@ fn moment(column: &Column, row: &[String]) -> Result<Duration, TraceErrorKind> {
 }
 
 /// A length of time; empty = not known.
-fn length(column: &Column, row: &[String]) -> Result<Option<Duration>, TraceErrorKind> {
+fn length(column: &TableColumn, row: &[String]) -> Result<Option<Duration>, TraceErrorKind> {
     match text(column, row) {
         "" => Ok(None),
         text => match text.parse::<f64>() {
@@ -256,7 +256,7 @@ fn length(column: &Column, row: &[String]) -> Result<Option<Duration>, TraceErro
 }
 
 /// A number of tokens; none where it is 0.
-fn tokens(column: &Column, row: &[String]) -> Result<Option<u32>, TraceErrorKind> {
+fn tokens(column: &TableColumn, row: &[String]) -> Result<Option<u32>, TraceErrorKind> {
     let text = text(column, row);
     // Some tools write whole numbers with a point.
     let whole = text.parse::<u64>().ok();

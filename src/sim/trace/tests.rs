@@ -8,7 +8,7 @@ use std::time::Duration;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::{Trace, TraceErrorKind, reblock};
+use super::{TraceErrorKind, TrafficTrace, reblock};
 
 struct Dir(tempfile::TempDir);
 
@@ -35,7 +35,7 @@ impl Dir {
 fn error(name: &str, text: &str) -> String {
     let dir = Dir::new();
     let path = dir.file(name, text);
-    let error = Trace::read(&path).unwrap_err().to_string();
+    let error = TrafficTrace::read(&path).unwrap_err().to_string();
     error.strip_prefix(&*path.to_string_lossy()).expect("names the file").to_owned()
 }
 
@@ -44,7 +44,7 @@ fn tables_are_read_plain_and_packed_in_any_order_of_columns() {
     let dir = Dir::new();
     let text = "out_tokens,t_s,tenant,in_tokens\r\n5,12.5,b,30\n\n7,10.25,a,40\n6,13,b,1\n";
     for path in [dir.file("a.csv", text), dir.packed("a.csv.gz", text)] {
-        let trace = Trace::read(&path).unwrap();
+        let trace = TrafficTrace::read(&path).unwrap();
         let rows: Vec<_> = trace.calls.iter().map(|c| (c.at.as_millis(), c.prompt, c.output)).collect();
         assert_eq!(rows, [(0, 40, 7), (2250, 30, 5), (2750, 1, 6)]);
         let names: Vec<_> = trace.calls.iter().map(|c| &*trace.tenants[c.tenant as usize]).collect();
@@ -62,7 +62,7 @@ fn mooncake_ids_become_hashes_that_cover_what_is_before() {
         )
     };
     let text = [line(0, 1100, "[1, 2, 3]"), line(500, 1024, "[1, 2]"), line(900, 1024, "[9, 2]")].concat();
-    let trace = Trace::read(&dir.packed("m.jsonl.gz", &text)).unwrap();
+    let trace = TrafficTrace::read(&dir.packed("m.jsonl.gz", &text)).unwrap();
     let prefix = |index: usize| &trace.calls[index].prefix;
     assert_eq!(prefix(0).len(), 2, "the third block is not whole");
     assert_eq!(prefix(0), prefix(1));
@@ -95,7 +95,7 @@ fn errors_name_line_and_column_and_say_what_is_needed() {
         let found = error(name, text);
         assert!(found.contains(expected), "{found}\nlacks\n{expected}");
     }
-    let missing = Trace::read(std::path::Path::new("/nowhere/x.csv")).unwrap_err();
+    let missing = TrafficTrace::read(std::path::Path::new("/nowhere/x.csv")).unwrap_err();
     assert!(matches!(missing.kind, TraceErrorKind::Io(_)));
     let long = format!("{head}{}\n", "9".repeat(5 << 20));
     assert!(error("x.csv", &long).contains("longer than"));
@@ -112,7 +112,7 @@ fn the_committed_traces_are_what_their_page_says() {
         ("servegen_mmid_1h.csv.gz", 42_792, 50, 0),
     ];
     for (name, calls, tenants, mean) in table {
-        let trace = Trace::read(&root.join(name)).unwrap();
+        let trace = TrafficTrace::read(&root.join(name)).unwrap();
         assert_eq!(trace.calls.len(), calls, "{name}");
         assert!(trace.tenants.len() >= tenants, "{name}: {}", trace.tenants.len());
         assert_eq!(trace.calls[0].at, Duration::ZERO);
@@ -122,13 +122,13 @@ fn the_committed_traces_are_what_their_page_says() {
     }
 }
 
-fn numbered(count: u32) -> Trace {
+fn numbered(count: u32) -> TrafficTrace {
     let mut text = String::from("t_s,in_tokens,out_tokens\n");
     for index in 0..count {
         // Pairs, so that the gaps have a shape.
         text += &format!("{}.{},{},1\n", index / 2, (index % 2) * 2, index + 1);
     }
-    Trace::read(&Dir::new().file("n.csv", &text)).unwrap()
+    TrafficTrace::read(&Dir::new().file("n.csv", &text)).unwrap()
 }
 
 #[test]
@@ -153,9 +153,9 @@ fn rotation_wraps_and_keeps_gaps_and_calls() {
     assert_eq!(starts[0], 1, "seed 0 changes nothing");
     starts.sort_unstable();
     assert!(starts.windows(2).all(|pair| pair[1] - pair[0] > 10), "{starts:?}");
-    let mut empty = Trace::default();
+    let mut empty = TrafficTrace::default();
     empty.rotate(3);
-    assert_eq!(empty, Trace::default());
+    assert_eq!(empty, TrafficTrace::default());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 use crate::sim::engine::BLOCK_TOKENS;
 use crate::sim::rng::Rng;
 use crate::sim::trace::reblock;

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use crate::sim::engine::{EngineEvent, EventKind};
-use crate::sim::world::exchange::Word;
-use crate::sim::world::replica::FaultKind;
+use crate::sim::engine::{EngineEvent, EngineEventKind};
+use crate::sim::world::exchange::EngineReply;
+use crate::sim::world::replica::WorldFaultKind;
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
 use crate::sim::world::run::{Happening, PACE_PERIOD, World};
 
@@ -29,7 +29,7 @@ impl World<'_> {
             self.start(replica);
         }
         for event in events.drain(..) {
-            self.say(replica, Word::Event(event));
+            self.say(replica, EngineReply::Event(event));
         }
         self.events = events;
         self.start(replica);
@@ -39,14 +39,14 @@ impl World<'_> {
     pub(super) fn engine_event(&mut self, job: JobIndex, replica: ReplicaIndex, event: EngineEvent) {
         let state = &mut self.jobs[job];
         match event.kind {
-            EventKind::Scheduled { cached_tokens } => {
+            EngineEventKind::Scheduled { cached_tokens } => {
                 state.cached =
                     if state.tokens == 0 && event.choice == 0 { cached_tokens } else { state.cached };
                 return;
             }
-            EventKind::Preempted => return,
-            EventKind::Computed | EventKind::Token { last: true } => state.ended += 1,
-            EventKind::Token { last: false } => {}
+            EngineEventKind::Preempted => return,
+            EngineEventKind::Computed | EngineEventKind::Token { last: true } => state.ended += 1,
+            EngineEventKind::Token { last: false } => {}
         }
         match &mut state.unsaid {
             Some(unsaid) => *unsaid += 1,
@@ -108,15 +108,15 @@ impl World<'_> {
             self.plan(self.now + every, Happening::FaultBegins(replica));
         }
         match fault.kind {
-            FaultKind::Frozen => self.replicas[replica].freeze(self.now + fault.lasts),
-            FaultKind::Crashed => {
+            WorldFaultKind::Frozen => self.replicas[replica].freeze(self.now + fault.lasts),
+            WorldFaultKind::Crashed => {
                 self.replicas[replica].crash();
                 let there = |job: &JobIndex| {
                     let state = &self.jobs[*job];
                     state.at == Some(replica) && state.entered
                 };
                 for job in (0..self.jobs.len()).filter(there).collect::<Vec<_>>() {
-                    self.say(replica, Word::Broken(self.try_of(job)));
+                    self.say(replica, EngineReply::Broken(self.try_of(job)));
                 }
             }
         }

@@ -10,11 +10,11 @@ use smallvec::SmallVec;
 
 use crate::sim::engine::{EngineEvent, EngineRequest, RequestId};
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
-use crate::sim::world::run::{Happening, Job, World};
+use crate::sim::world::run::{Happening, World, WorldJob};
 
 /// What comes up in an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Step {
+pub(super) enum ExchangeStep {
     /// The try is queued at its engine.
     Entry { request: RequestId, replica: ReplicaIndex, priority: i64 },
     /// The engine hears that nobody wants the try any more.
@@ -29,7 +29,7 @@ pub(super) enum Step {
 
 /// What an engine says of a try.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Word {
+pub(super) enum EngineReply {
     /// It works on it.
     Event(EngineEvent),
     /// It takes no connection.
@@ -40,7 +40,7 @@ pub(super) enum Word {
     Broken(RequestId),
 }
 
-impl Word {
+impl EngineReply {
     const fn request(&self) -> RequestId {
         match self {
             Self::Event(event) => event.request,
@@ -54,7 +54,7 @@ const fn job_of(request: RequestId) -> (JobIndex, u32) {
     (request as u32 as JobIndex, (request >> 32) as u32)
 }
 
-impl Job {
+impl WorldJob {
     /// It is at no engine, and nothing has come of it.
     pub(super) fn leave(&mut self) {
         *self = Self { gateway: self.gateway, attempt: self.attempt, over: self.over, ..Self::default() };
@@ -87,7 +87,7 @@ impl World<'_> {
         let request = self.try_of(job);
         let away = self.replicas[replica].trip() + self.setup.arrivals[job].held;
         if !away.is_zero() {
-            let step = Step::Entry { request, replica, priority };
+            let step = ExchangeStep::Entry { request, replica, priority };
             self.plan(self.now + away, Happening::Exchange(step));
             return None;
         }
@@ -117,7 +117,7 @@ impl World<'_> {
                 touched.push(replica);
             }
             trip => {
-                let step = Step::Cancelled { request, replica };
+                let step = ExchangeStep::Cancelled { request, replica };
                 self.plan(self.now + trip, Happening::Exchange(step));
             }
         }
@@ -136,9 +136,9 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn exchange(&mut self, step: Step) {
+    pub(super) fn exchange(&mut self, step: ExchangeStep) {
         match step {
-            Step::Entry { request, replica, priority } => {
+            ExchangeStep::Entry { request, replica, priority } => {
                 if self.is_at(request, replica) {
                     match self.enter(request, replica, priority) {
                         None => self.start(replica),
@@ -146,16 +146,16 @@ impl World<'_> {
                     }
                 }
             }
-            Step::Cancelled { request, replica } => {
+            ExchangeStep::Cancelled { request, replica } => {
                 self.replicas[replica].engine.cancel(request);
                 self.start(replica);
             }
-            Step::Heard(replica) => {
+            ExchangeStep::Heard(replica) => {
                 if let Some(word) = self.replicas[replica].said.pop_front() {
                     self.hear(replica, &word);
                 }
             }
-            Step::GoesOn(request) => {
+            ExchangeStep::GoesOn(request) => {
                 let (job, attempt) = job_of(request);
                 let state = &mut self.jobs[job];
                 if state.attempt == attempt
@@ -165,8 +165,8 @@ impl World<'_> {
                     self.tokens_came(job, replica, unsaid);
                 }
             }
-            Step::Leaves(job) if self.jobs[job].over => {}
-            Step::Leaves(job) => {
+            ExchangeStep::Leaves(job) if self.jobs[job].over => {}
+            ExchangeStep::Leaves(job) => {
                 let mut touched = SmallVec::new();
                 self.cancel(job, &mut touched);
                 self.records[job].left = true;
@@ -178,12 +178,12 @@ impl World<'_> {
     }
 
     /// The engine says something of a try.
-    pub(super) fn say(&mut self, replica: ReplicaIndex, word: Word) {
+    pub(super) fn say(&mut self, replica: ReplicaIndex, word: EngineReply) {
         match self.replicas[replica].trip() {
             Duration::ZERO => self.hear(replica, &word),
             trip => {
                 self.replicas[replica].said.push_back(word);
-                self.plan(self.now + trip, Happening::Exchange(Step::Heard(replica)));
+                self.plan(self.now + trip, Happening::Exchange(ExchangeStep::Heard(replica)));
             }
         }
     }
@@ -191,7 +191,7 @@ impl World<'_> {
     /// The job's stream says nothing for so long.
     pub(super) fn fall_silent(&mut self, job: JobIndex, lasts: Duration) {
         self.jobs[job].unsaid = Some(0);
-        let step = Step::GoesOn(self.try_of(job));
+        let step = ExchangeStep::GoesOn(self.try_of(job));
         self.plan(self.now + lasts, Happening::Exchange(step));
     }
 
@@ -202,9 +202,9 @@ impl World<'_> {
     }
 
     /// The try reaches its engine, which may not want it.
-    fn enter(&mut self, request: RequestId, replica: ReplicaIndex, priority: i64) -> Option<Word> {
+    fn enter(&mut self, request: RequestId, replica: ReplicaIndex, priority: i64) -> Option<EngineReply> {
         if !self.answers(replica) {
-            return Some(Word::Refused(request));
+            return Some(EngineReply::Refused(request));
         }
         let (job, _) = job_of(request);
         let arrival = &self.setup.arrivals[job];
@@ -218,35 +218,35 @@ impl World<'_> {
             adapter: None,
         };
         if self.replicas[replica].engine.submit(wanted).is_err() {
-            return Some(Word::TooLarge(request));
+            return Some(EngineReply::TooLarge(request));
         }
         self.jobs[job].entered = true;
         None
     }
 
     /// What the router is told of a try that its engine does not take.
-    fn told_at_once(&mut self, replica: ReplicaIndex, word: &Word) -> Option<Input<'static>> {
+    fn told_at_once(&mut self, replica: ReplicaIndex, word: &EngineReply) -> Option<Input<'static>> {
         let (job, _) = job_of(word.request());
         self.jobs[job].leave();
         match word {
-            Word::TooLarge(_) => {
+            EngineReply::TooLarge(_) => {
                 self.over(job, Duration::ZERO);
                 Some(Input::Finished { job, replica, cached: 0 })
             }
-            Word::Refused(_) => Some(Input::Failed { job, replica, refused: true }),
-            Word::Event(_) | Word::Broken(_) => None,
+            EngineReply::Refused(_) => Some(Input::Failed { job, replica, refused: true }),
+            EngineReply::Event(_) | EngineReply::Broken(_) => None,
         }
     }
 
-    fn hear(&mut self, replica: ReplicaIndex, word: &Word) {
+    fn hear(&mut self, replica: ReplicaIndex, word: &EngineReply) {
         let (job, _) = job_of(word.request());
         if !self.is_at(word.request(), replica) {
             return;
         }
         match word {
-            Word::Event(event) => self.engine_event(job, replica, *event),
-            Word::Broken(_) => self.break_off(job, replica),
-            Word::Refused(_) | Word::TooLarge(_) => {
+            EngineReply::Event(event) => self.engine_event(job, replica, *event),
+            EngineReply::Broken(_) => self.break_off(job, replica),
+            EngineReply::Refused(_) | EngineReply::TooLarge(_) => {
                 let gateway = usize::from(self.jobs[job].gateway);
                 if let Some(input) = self.told_at_once(replica, word) {
                     self.tell(gateway, input);

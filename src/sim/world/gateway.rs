@@ -5,35 +5,35 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::core::event::{Action, Event, Fault, Outcome};
-use crate::core::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
-use crate::core::job::{JobSpec, Prefix, Tokens, Usage};
-use crate::core::need::Need;
-use crate::core::placement::rules::Supply;
-use crate::core::policy::{Class, Model, Policy, Pool, Replica, Tenant};
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event};
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
+use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
+use crate::core::model::policy::{Class, Model, Policy, Pool, Replica, Tenant};
+use crate::core::model::time::Tick;
+use crate::core::placement::rules::PoolTraits;
 use crate::core::scheduler::Scheduler;
-use crate::core::table::Table;
-use crate::core::time::Tick;
 use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
-use crate::sim::world::router::{Command, Input, JobIndex, Member, Router};
+use crate::sim::world::router::{Input, JobIndex, MemberState, Router, RouterCommand};
 
 /// A gateway of the world.
 #[derive(Debug)]
-pub struct Gateway {
+pub struct SimGateway {
     scheduler: Scheduler,
     max_waits: Vec<Duration>,
     /// Prompt and output tokens of the jobs seen so far.
     sizes: Vec<(u32, u32)>,
     actions: Vec<Action>,
-    log: Option<Log>,
+    log: Option<EventTrace>,
     /// Where replicas come and go: with all that can be there.
     whole: Option<Policy>,
 }
 
 /// What a scheduler heard and what it wanted, from its first event on.
-pub type Log = Arc<Mutex<Vec<(Tick, Event, Vec<Action>)>>>;
+pub type EventTrace = Arc<Mutex<Vec<(Tick, Event, Vec<Action>)>>>;
 
-impl Gateway {
+impl SimGateway {
     /// A gateway under the policy. Arrivals name tenants and classes by their
     /// ids; all ask for the policy's first model.
     #[must_use]
@@ -53,13 +53,13 @@ impl Gateway {
     /// there at first; [`Input::Members`] tells of the others.
     #[must_use]
     pub fn elastic(policy: &Policy, initial: usize) -> Self {
-        let members: Vec<Member> = (0..policy.replicas.capacity())
-            .map(|index| if index < initial { Member::Serving } else { Member::Absent })
+        let members: Vec<MemberState> = (0..policy.replicas.capacity())
+            .map(|index| if index < initial { MemberState::Serving } else { MemberState::Absent })
             .collect();
         Self { whole: Some(policy.clone()), ..Self::new(with_members(policy, &members, policy.generation)) }
     }
 
-    fn joined(&self, members: &[Member]) -> Event {
+    fn joined(&self, members: &[MemberState]) -> Event {
         let Some(whole) = &self.whole else { return Event::Timer };
         let generation = self.scheduler.policy().generation + 1;
         Event::PolicyChanged(Arc::new(with_members(whole, members, generation)))
@@ -67,7 +67,7 @@ impl Gateway {
 
     /// Writes everything down. Memory grows with every event.
     #[must_use]
-    pub fn recorded(self, log: &Log) -> Self {
+    pub fn recorded(self, log: &EventTrace) -> Self {
         Self { log: Some(Arc::clone(log)), ..self }
     }
 
@@ -109,20 +109,26 @@ impl Gateway {
                     self.sizes.resize(job + 1, (0, 0));
                 }
                 self.sizes[job] = (arrival.prompt, arrival.output.saturating_mul(arrival.n.max(1)));
-                let prefix = Prefix { blocks: Arc::clone(&arrival.prefix), block_tokens: PREFIX_BLOCK };
+                let prefix = PromptPrefix { blocks: Arc::clone(&arrival.prefix), block_tokens: PREFIX_BLOCK };
                 Event::Arrived(self.spec(now, job, arrival), prefix)
             }
             Input::FirstToken { job, .. } => Event::FirstToken { job: JobId::new(job as u64) },
             Input::Finished { job, cached, .. } => {
                 let (input, output) = self.sizes[job];
-                let tokens =
-                    Tokens { input: u64::from(input), cached: u64::from(cached), output: u64::from(output) };
-                Event::Finished { job: JobId::new(job as u64), outcome: Outcome::Done(Usage::Exact(tokens)) }
+                let tokens = TokenCounts {
+                    input: u64::from(input),
+                    cached: u64::from(cached),
+                    output: u64::from(output),
+                };
+                Event::Finished {
+                    job: JobId::new(job as u64),
+                    outcome: AttemptOutcome::Done(JobUsage::Exact(tokens)),
+                }
             }
-            Input::Left { job } => Event::Left { job: JobId::new(job as u64), usage: Usage::Unknown },
+            Input::Left { job } => Event::Left { job: JobId::new(job as u64), usage: JobUsage::Unknown },
             Input::Failed { job, refused, .. } => {
-                let fault = if refused { Fault::Refused } else { Fault::Reset };
-                let outcome = Outcome::Failed { fault, usage: Usage::Unknown };
+                let fault = if refused { EngineFault::Refused } else { EngineFault::Reset };
+                let outcome = AttemptOutcome::Failed { fault, usage: JobUsage::Unknown };
                 Event::Finished { job: JobId::new(job as u64), outcome }
             }
             Input::Paced { replica, pace } => Event::Paced { replica: ReplicaId::from(replica), pace },
@@ -142,8 +148,8 @@ impl Gateway {
     }
 }
 
-impl Router for Gateway {
-    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<Command>) {
+impl Router for SimGateway {
+    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<RouterCommand>) {
         let event = self.event(now, input);
         let copy = self.log.is_some().then(|| event.clone());
         self.scheduler.handle(now, event, &mut self.actions);
@@ -153,13 +159,13 @@ impl Router for Gateway {
         for action in self.actions.drain(..) {
             out.extend(match action {
                 Action::Dispatch { job, replica, .. } => {
-                    Some(Command::Send { job: job.index(), replica: replica.index(), priority: 0 })
+                    Some(RouterCommand::Send { job: job.index(), replica: replica.index(), priority: 0 })
                 }
                 Action::Reject { job, why } => {
-                    Some(Command::Refuse { job: job.index(), retry_after: why.retry_after })
+                    Some(RouterCommand::Refuse { job: job.index(), retry_after: why.retry_after })
                 }
-                Action::Recall { job, .. } => Some(Command::Recall { job: job.index() }),
-                Action::Probe { replica } => Some(Command::Probe { replica: replica.index() }),
+                Action::Recall { job, .. } => Some(RouterCommand::Recall { job: job.index() }),
+                Action::Probe { replica } => Some(RouterCommand::Probe { replica: replica.index() }),
                 // Streams that break stay broken here.
                 Action::Requeue { .. }
                 | Action::WouldLimit { .. }
@@ -184,7 +190,7 @@ impl Router for Gateway {
         self.scheduler.next_deadline()
     }
 
-    fn needs(&mut self, now: Tick) -> Vec<Need> {
+    fn needs(&mut self, now: Tick) -> Vec<ReplicaDemand> {
         self.scheduler.needs(now)
     }
 
@@ -195,12 +201,13 @@ impl Router for Gateway {
 
 /// The policy with those of its replicas that are there, as discovery makes it:
 /// the ids stay the same.
-fn with_members(whole: &Policy, members: &[Member], generation: u64) -> Policy {
-    let mut policy = Policy { generation, replicas: Table::successor(&whole.replicas), ..whole.clone() };
-    let is_there = |id: &ReplicaId| members.get(id.index()).is_some_and(|member| *member != Member::Absent);
+fn with_members(whole: &Policy, members: &[MemberState], generation: u64) -> Policy {
+    let mut policy = Policy { generation, replicas: IdTable::successor(&whole.replicas), ..whole.clone() };
+    let is_there =
+        |id: &ReplicaId| members.get(id.index()).is_some_and(|member| *member != MemberState::Absent);
     for (id, name, row) in whole.replicas.iter().filter(|(id, ..)| is_there(id)) {
         policy.replicas.insert(name, row.clone());
-        if members[id.index()] == Member::Leaving {
+        if members[id.index()] == MemberState::Leaving {
             policy.draining.insert(id);
         }
     }
@@ -218,7 +225,7 @@ pub struct Rack {
     /// The name of their pool.
     pub pool: String,
     /// What the pool is; the word of its first rack counts.
-    pub supply: Supply,
+    pub supply: PoolTraits,
     /// How many there are.
     pub replicas: usize,
 }
@@ -227,7 +234,7 @@ impl Rack {
     /// Replicas of one pool without a price.
     #[must_use]
     pub fn plain(replicas: usize) -> Self {
-        Self { pool: "pool".to_owned(), supply: Supply::default(), replicas }
+        Self { pool: "pool".to_owned(), supply: PoolTraits::default(), replicas }
     }
 }
 

@@ -6,7 +6,6 @@
 pub mod arrival;
 pub mod autoscale;
 pub mod baseline;
-mod elastic;
 mod engines;
 mod exchange;
 pub mod gateway;

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 
 /// What became of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Record {
+pub struct WorldRecord {
     /// Whose it was.
     pub tenant: u32,
     /// Its class.
@@ -40,7 +40,7 @@ pub struct Record {
     pub recalls: u32,
 }
 
-impl Record {
+impl WorldRecord {
     /// Whether it was answered in full.
     #[must_use]
     pub fn served(&self) -> bool {
@@ -97,7 +97,7 @@ pub struct Summary {
 impl Summary {
     /// The figures of the records.
     #[must_use]
-    pub fn of<'a>(records: impl Iterator<Item = &'a Record>, goal: &Goal) -> Self {
+    pub fn of<'a>(records: impl Iterator<Item = &'a WorldRecord>, goal: &Goal) -> Self {
         let (mut ttft, mut itl, mut sum) = (Vec::new(), Vec::new(), Self::default());
         let (mut good, mut refused, mut cut, mut lost) = (0u64, 0u64, 0u64, 0u64);
         let (mut prompt, mut cached) = (0u64, 0u64);

@@ -6,16 +6,16 @@ use std::time::Duration;
 use proptest::prelude::prop;
 use proptest::{prop_assert_eq, proptest};
 
-use crate::core::ids::ClassId;
-use crate::core::policy::{Bounds, Class, Policy, Quota, Tenant};
+use crate::core::model::ids::ClassId;
+use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
+use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
-use crate::core::time::Tick;
 use crate::sim::engine::EngineOptions;
-use crate::sim::profile::Profile;
+use crate::sim::engine::profile::StepProfile;
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;
-use crate::sim::world::gateway::{Gateway, Log, Rack, policy};
-use crate::sim::world::replica::{Fault, FaultKind, ReplicaSetup};
+use crate::sim::world::gateway::{EventTrace, Rack, SimGateway, policy};
+use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{Setup, run};
 
@@ -36,7 +36,7 @@ fn rules(replicas: usize) -> Policy {
         default_class: ClassId::new(0),
         classes: [ClassId::new(0), ClassId::new(1)].into(),
         models: None,
-        bounds: Bounds { requests: 40, ..Bounds::default() },
+        bounds: QueueBounds { requests: 40, ..QueueBounds::default() },
         quota: Quota { guarantee: 0.2, ..Quota::default() },
         placement: Default::default(),
     };
@@ -65,13 +65,13 @@ fn arrivals(count: u64, seed: u64) -> Vec<Arrival> {
     (0..count).map(arrival).collect()
 }
 
-fn world(seed: u64, engines: usize, faulty: usize, kind: FaultKind, scrape: bool) -> Setup {
-    let profile = Profile::named("h100-8b").expect("a profile");
+fn world(seed: u64, engines: usize, faulty: usize, kind: WorldFaultKind, scrape: bool) -> Setup {
+    let profile = StepProfile::named("h100-8b").expect("a profile");
     let options = EngineOptions { max_seqs: Some(12), ..EngineOptions::default() };
     let mut replicas = vec![ReplicaSetup::new(profile, options); engines];
     let lasts = Duration::from_millis(700);
     if let Some(replica) = replicas.get_mut(faulty) {
-        replica.fault = Some(Fault { at: Tick::from_millis(100), lasts, every: None, kind });
+        replica.fault = Some(WorldFault { at: Tick::from_millis(100), lasts, every: None, kind });
     }
     let arrivals = arrivals(120, seed);
     Setup {
@@ -94,10 +94,10 @@ proptest! {
         frozen in prop::bool::ANY,
         scrape in prop::bool::ANY,
     ) {
-        let kind = if frozen { FaultKind::Frozen } else { FaultKind::Crashed };
+        let kind = if frozen { WorldFaultKind::Frozen } else { WorldFaultKind::Crashed };
         let setup = world(seed, engines, faulty, kind, scrape);
-        let logs = [Log::default(), Log::default()];
-        let gateway = |log| Box::new(Gateway::new(rules(engines)).recorded(log)) as Box<dyn Router>;
+        let logs = [EventTrace::default(), EventTrace::default()];
+        let gateway = |log| Box::new(SimGateway::new(rules(engines)).recorded(log)) as Box<dyn Router>;
         let mut routers: Vec<_> = logs.iter().map(gateway).collect();
         let outcome = run(&setup, &mut routers);
         prop_assert_eq!(outcome.faults, 0);

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::event::Report;
-use crate::core::time::Tick;
-use crate::sim::engine::{BLOCK_TOKENS, Engine, EngineEvent, EngineOptions};
-use crate::sim::profile::Profile;
-use crate::sim::world::exchange::Word;
-use crate::sim::world::router::Load;
+use crate::core::model::event::ReplicaReport;
+use crate::core::model::time::Tick;
+use crate::sim::engine::profile::StepProfile;
+use crate::sim::engine::{BLOCK_TOKENS, EngineEvent, EngineOptions, SimEngine};
+use crate::sim::world::exchange::EngineReply;
+use crate::sim::world::router::PolledLoad;
 
 /// Latencies that an engine remembers for polls.
 const SHOWN: usize = 64;
@@ -21,13 +21,13 @@ const NEAREST: usize = 9;
 #[derive(Debug, Clone)]
 pub struct ReplicaSetup {
     /// Its timing.
-    pub profile: Profile,
+    pub profile: StepProfile,
     /// Its limits.
     pub options: EngineOptions,
     /// Its steps take this many times as long as the profile says.
     pub slowness: f64,
     /// What befalls it.
-    pub fault: Option<Fault>,
+    pub fault: Option<WorldFault>,
     /// What it costs for an hour.
     pub price: f64,
     /// How long a word takes on the way to it, and as long on the way back. Scrapes
@@ -38,14 +38,14 @@ pub struct ReplicaSetup {
 impl ReplicaSetup {
     /// A healthy engine.
     #[must_use]
-    pub fn new(profile: Profile, options: EngineOptions) -> Self {
+    pub fn new(profile: StepProfile, options: EngineOptions) -> Self {
         Self { profile, options, slowness: 1.0, fault: None, price: 0.0, trip: Duration::ZERO }
     }
 }
 
 /// What befalls an engine, once or again and again.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Fault {
+pub struct WorldFault {
     /// When it begins.
     pub at: Tick,
     /// How long it lasts.
@@ -53,12 +53,12 @@ pub struct Fault {
     /// From one beginning to the next, longer than it lasts; absent = once.
     pub every: Option<Duration>,
     /// What it is.
-    pub kind: FaultKind,
+    pub kind: WorldFaultKind,
 }
 
 /// Ways to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FaultKind {
+pub enum WorldFaultKind {
     /// It stands still, and its health check still answers.
     Frozen,
     /// Its requests are lost, and it refuses connections.
@@ -67,15 +67,15 @@ pub enum FaultKind {
 
 /// A running engine.
 #[derive(Debug)]
-pub(super) struct Replica {
-    pub(super) engine: Engine,
+pub(super) struct WorldReplica {
+    pub(super) engine: SimEngine,
     setup: ReplicaSetup,
     /// The end of the step in flight that the world knows of.
     pub(super) step: Option<Tick>,
     pub(super) crashed: bool,
     frozen_until: Option<Tick>,
     /// What it said that is still on its way, in order.
-    pub(super) said: VecDeque<Word>,
+    pub(super) said: VecDeque<EngineReply>,
     /// Lately: requests inside when one came, and its time to the first token.
     latencies: VecDeque<(u64, Duration)>,
     /// Most requests that waited inside it after a step was planned.
@@ -84,9 +84,9 @@ pub(super) struct Replica {
     pub(super) busy: Duration,
 }
 
-impl Replica {
+impl WorldReplica {
     pub(super) fn new(setup: &ReplicaSetup) -> Self {
-        let mut engine = Engine::new(setup.profile, setup.options);
+        let mut engine = SimEngine::new(setup.profile, setup.options);
         engine.set_pace(setup.slowness);
         Self {
             engine,
@@ -105,7 +105,7 @@ impl Replica {
         self.setup.trip
     }
 
-    pub(super) fn fault(&self) -> Option<Fault> {
+    pub(super) fn fault(&self) -> Option<WorldFault> {
         self.setup.fault
     }
 
@@ -118,7 +118,7 @@ impl Replica {
 
     /// Everything it had is gone, and it is as new.
     pub(super) fn renew(&mut self) {
-        let mut engine = Engine::new(self.setup.profile, self.setup.options);
+        let mut engine = SimEngine::new(self.setup.profile, self.setup.options);
         engine.set_pace(self.setup.slowness);
         self.engine = engine;
         self.latencies.clear();
@@ -157,21 +157,21 @@ impl Replica {
 
     /// What a poll shows: the median latency of the samples taken nearest to
     /// the present number of requests.
-    pub(super) fn load(&self) -> Load {
+    pub(super) fn load(&self) -> PolledLoad {
         let in_flight = self.engine.requests();
         let mut samples: SmallVec<[(u64, Duration); SHOWN]> = self.latencies.iter().copied().collect();
         samples.sort_by_key(|(others, _)| others.abs_diff(in_flight));
         samples.truncate(NEAREST);
         samples.sort_unstable_by_key(|(_, latency)| *latency);
         let latency = samples.get(samples.len() / 2).map_or(Duration::ZERO, |(_, latency)| *latency);
-        Load { in_flight, latency }
+        PolledLoad { in_flight, latency }
     }
 
     /// What a scrape shows.
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn report(&self) -> ReplicaReport {
         let gauges = self.engine.gauges();
         let counters = self.engine.counters();
-        Report {
+        ReplicaReport {
             running: Some(gauges.running),
             waiting: Some(gauges.waiting),
             kv_usage: Some(gauges.blocks_used as f64 / gauges.blocks_total.max(1) as f64),

@@ -3,9 +3,9 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use crate::core::event::{Pace, Report};
-use crate::core::need::Need;
-use crate::core::time::Tick;
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::model::event::{ItlSample, ReplicaReport};
+use crate::core::model::time::Tick;
 use crate::sim::world::arrival::Arrival;
 
 /// A request in the world: its place among the arrivals.
@@ -58,14 +58,14 @@ pub enum Input<'a> {
         /// Where.
         replica: ReplicaIndex,
         /// What was seen.
-        pace: Pace,
+        pace: ItlSample,
     },
     /// A scrape.
     Reported {
         /// Of which engine.
         replica: ReplicaIndex,
         /// What it said.
-        report: Report,
+        report: ReplicaReport,
     },
     /// The answer to a probe.
     Probed {
@@ -79,12 +79,12 @@ pub enum Input<'a> {
         /// Which engine.
         replica: ReplicaIndex,
         /// What it said.
-        load: Option<Load>,
+        load: Option<PolledLoad>,
     },
     /// Replicas came or went: what each of the world's engines is now.
     Members {
         /// By number.
-        members: &'a [Member],
+        members: &'a [MemberState],
     },
     /// The moment asked for with [`Router::next_wake`].
     Wake,
@@ -92,7 +92,7 @@ pub enum Input<'a> {
 
 /// What an engine is to a router where engines come and go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Member {
+pub enum MemberState {
     /// It is not there.
     Absent,
     /// It takes work.
@@ -103,7 +103,7 @@ pub enum Member {
 
 /// What an engine made for it says of itself when a router polls it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Load {
+pub struct PolledLoad {
     /// Requests inside it, of all routers.
     pub in_flight: u64,
     /// The time to the first token that it has lately shown at about that
@@ -113,7 +113,7 @@ pub struct Load {
 
 /// What a router wants done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Command {
+pub enum RouterCommand {
     /// Give the job to an engine.
     Send {
         /// Which.
@@ -150,7 +150,7 @@ pub enum Command {
 /// A design for routing.
 pub trait Router: Send + Debug {
     /// Takes note of an input and appends what is to be done.
-    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<Command>);
+    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<RouterCommand>);
 
     /// When it wants [`Input::Wake`] next.
     fn next_wake(&self) -> Option<Tick> {
@@ -158,7 +158,7 @@ pub trait Router: Send + Debug {
     }
 
     /// What each of its pools needs now; empty where it has no word on that.
-    fn needs(&mut self, _now: Tick) -> Vec<Need> {
+    fn needs(&mut self, _now: Tick) -> Vec<ReplicaDemand> {
         Vec::new()
     }
 

@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::event::Pace;
-use crate::core::time::Tick;
+use crate::core::model::event::ItlSample;
+use crate::core::model::time::Tick;
 use crate::sim::engine::EngineEvent;
 use crate::sim::world::arrival::Arrival;
+use crate::sim::world::autoscale::elastic::{Beat, Elastic};
 use crate::sim::world::autoscale::{Scaled, Scaling};
-use crate::sim::world::elastic::{Beat, Elastic};
-use crate::sim::world::exchange::Step;
-use crate::sim::world::record::Record;
-use crate::sim::world::replica::{Replica, ReplicaSetup};
-use crate::sim::world::router::{Command, Input, JobIndex, ReplicaIndex, Router};
+use crate::sim::world::exchange::ExchangeStep;
+use crate::sim::world::record::WorldRecord;
+use crate::sim::world::replica::{ReplicaSetup, WorldReplica};
+use crate::sim::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
 
 /// How often routers are told the pace of streams.
 pub const PACE_PERIOD: Duration = Duration::from_millis(100);
@@ -46,15 +46,15 @@ pub struct Setup {
     /// in their order, when its last one has ended, and after a refusal when it is
     /// told to. Absent = all come at their time.
     pub clients: Option<usize>,
-    /// From when on [`Outcome::tokens`] are counted.
+    /// From when on [`RunOutcome::tokens`] are counted.
     pub counted_from: Tick,
 }
 
 /// What came of a run.
 #[derive(Debug, Clone, Default)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// One for each arrival; in a closed loop, of those that came.
-    pub records: Vec<Record>,
+    pub records: Vec<WorldRecord>,
     /// Most requests that waited in each engine after a step was planned.
     pub most_waiting: Vec<u64>,
     /// How long each engine computed.
@@ -73,7 +73,7 @@ pub struct Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Happening {
     Arrival(JobIndex),
-    Exchange(Step),
+    Exchange(ExchangeStep),
     StepEnd(ReplicaIndex),
     FaultBegins(ReplicaIndex),
     FaultEnds(ReplicaIndex),
@@ -85,7 +85,7 @@ pub(super) enum Happening {
 
 /// Where a request is.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Job {
+pub(super) struct WorldJob {
     pub(super) gateway: u8,
     /// Counts the times it was given to an engine.
     pub(super) attempt: u32,
@@ -112,16 +112,16 @@ pub(super) struct Job {
 pub(super) struct World<'a> {
     pub(super) setup: &'a Setup,
     pub(super) routers: &'a mut [Box<dyn Router>],
-    pub(super) replicas: Vec<Replica>,
-    pub(super) jobs: Vec<Job>,
-    pub(super) records: Vec<Record>,
+    pub(super) replicas: Vec<WorldReplica>,
+    pub(super) jobs: Vec<WorldJob>,
+    pub(super) records: Vec<WorldRecord>,
     /// Per router and replica.
-    pub(super) paces: Vec<Pace>,
+    pub(super) paces: Vec<ItlSample>,
     pub(super) heap: BinaryHeap<Reverse<(Tick, u64, Happening)>>,
     sequence: u64,
     /// The wake that each router has in the heap.
     wakes: Vec<Option<Tick>>,
-    commands: Vec<Command>,
+    commands: Vec<RouterCommand>,
     pub(super) events: Vec<EngineEvent>,
     /// Requests that have not ended, those to come included.
     pub(super) open: usize,
@@ -137,7 +137,7 @@ pub(super) struct World<'a> {
 }
 
 /// Runs the world until every request has ended.
-pub fn run(setup: &Setup, routers: &mut [Box<dyn Router>]) -> Outcome {
+pub fn run(setup: &Setup, routers: &mut [Box<dyn Router>]) -> RunOutcome {
     let mut world = World::new(setup, routers);
     let horizon = setup.horizon.map_or(Tick::NEVER, |horizon| Tick::ZERO + horizon);
     while world.open > 0
@@ -151,7 +151,7 @@ pub fn run(setup: &Setup, routers: &mut [Box<dyn Router>]) -> Outcome {
         world.records.truncate(world.come);
     }
     let open: u64 = world.jobs.iter().map(|job| u64::from(job.counted)).sum();
-    Outcome {
+    RunOutcome {
         tokens: world.tokens + open,
         faults: world.routers.iter().map(|router| router.faults()).sum(),
         most_waiting: world.replicas.iter().map(|replica| replica.most_waiting).collect(),
@@ -165,23 +165,25 @@ pub fn run(setup: &Setup, routers: &mut [Box<dyn Router>]) -> Outcome {
 impl<'a> World<'a> {
     fn new(setup: &'a Setup, routers: &'a mut [Box<dyn Router>]) -> Self {
         let (gateways, engines) = (routers.len(), setup.replicas.len());
-        let job =
-            |index: usize| Job { gateway: setup.gateways.get(index).copied().unwrap_or(0), ..Job::default() };
-        let record = |arrival: &Arrival| Record {
+        let job = |index: usize| WorldJob {
+            gateway: setup.gateways.get(index).copied().unwrap_or(0),
+            ..WorldJob::default()
+        };
+        let record = |arrival: &Arrival| WorldRecord {
             tenant: arrival.tenant,
             class: arrival.class,
             prompt: arrival.prompt,
             output: arrival.output,
             arrived: arrival.at,
-            ..Record::default()
+            ..WorldRecord::default()
         };
         let mut world = Self {
             setup,
             routers,
-            replicas: setup.replicas.iter().map(Replica::new).collect(),
+            replicas: setup.replicas.iter().map(WorldReplica::new).collect(),
             jobs: (0..setup.arrivals.len()).map(job).collect(),
             records: setup.arrivals.iter().map(record).collect(),
-            paces: vec![Pace::default(); gateways * engines],
+            paces: vec![ItlSample::default(); gateways * engines],
             heap: BinaryHeap::new(),
             sequence: 0,
             wakes: vec![None; gateways],
@@ -226,7 +228,7 @@ impl<'a> World<'a> {
                 self.come = self.come.max(job + 1);
                 self.records[job].arrived = self.now;
                 if let Some(leaves) = arrival.leaves {
-                    self.plan(self.now + leaves, Happening::Exchange(Step::Leaves(job)));
+                    self.plan(self.now + leaves, Happening::Exchange(ExchangeStep::Leaves(job)));
                 }
                 self.tell(usize::from(self.jobs[job].gateway), Input::Arrived { job, arrival });
                 self.knock();
@@ -283,21 +285,21 @@ impl<'a> World<'a> {
     }
 
     /// Does one thing; what it brings at once is told to the router.
-    fn obey(&mut self, command: Command, touched: &mut SmallVec<[usize; 4]>) -> Option<Input<'static>> {
+    fn obey(&mut self, command: RouterCommand, touched: &mut SmallVec<[usize; 4]>) -> Option<Input<'static>> {
         match command {
-            Command::Send { job, replica, priority } => self.send(job, replica, priority, touched),
-            Command::Refuse { job, retry_after } => {
+            RouterCommand::Send { job, replica, priority } => self.send(job, replica, priority, touched),
+            RouterCommand::Refuse { job, retry_after } => {
                 let record = &mut self.records[job];
                 (record.refused, record.told) = (true, Some(self.now.since(record.arrived)));
                 self.over(job, retry_after.unwrap_or(COME_BACK));
                 None
             }
-            Command::Recall { job } => {
+            RouterCommand::Recall { job } => {
                 self.take_back(job, touched);
                 None
             }
-            Command::Probe { replica } => Some(Input::Probed { replica, alive: self.answers(replica) }),
-            Command::Poll { replica } => {
+            RouterCommand::Probe { replica } => Some(Input::Probed { replica, alive: self.answers(replica) }),
+            RouterCommand::Poll { replica } => {
                 let engine = &self.replicas[replica];
                 Some(Input::Polled { replica, load: (!engine.crashed).then(|| engine.load()) })
             }

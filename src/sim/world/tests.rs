@@ -2,24 +2,24 @@
 
 use std::time::Duration;
 
-use crate::core::event::{Event, Outcome as Ended};
-use crate::core::ids::{ClassId, JobId};
-use crate::core::job::Usage;
-use crate::core::policy::{Bounds, Class, Policy, Quota, Tenant};
-use crate::core::time::Tick;
+use crate::core::model::event::{AttemptOutcome as Ended, Event};
+use crate::core::model::ids::{ClassId, JobId};
+use crate::core::model::job::JobUsage;
+use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
+use crate::core::model::time::Tick;
 use crate::sim::engine::EngineOptions;
-use crate::sim::profile::Profile;
+use crate::sim::engine::profile::StepProfile;
 use crate::sim::world::arrival::{Arrival, Pause};
 use crate::sim::world::baseline::at_once::AtOnce;
-use crate::sim::world::baseline::least_request::LeastRequest;
-use crate::sim::world::gateway::{Gateway, Log, Rack, policy};
-use crate::sim::world::record::{Goal, Record, Summary};
-use crate::sim::world::replica::{Fault, FaultKind, ReplicaSetup};
+use crate::sim::world::baseline::at_once::least_request::LeastRequest;
+use crate::sim::world::gateway::{EventTrace, Rack, SimGateway, policy};
+use crate::sim::world::record::{Goal, Summary, WorldRecord};
+use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
 use crate::sim::world::router::Router;
-use crate::sim::world::run::{Outcome, Setup, run};
+use crate::sim::world::run::{RunOutcome, Setup, run};
 
 fn setup(count: u64, gap: u64) -> Setup {
-    let profile = Profile::named("h100-8b").expect("a profile");
+    let profile = StepProfile::named("h100-8b").expect("a profile");
     let arrival = |index: u64| Arrival {
         at: Tick::from_millis(index * gap),
         prompt: 500,
@@ -50,7 +50,7 @@ fn rules(setup: &Setup) -> Policy {
         default_class: ClassId::new(0),
         classes: [ClassId::new(0)].into(),
         models: None,
-        bounds: Bounds::default(),
+        bounds: QueueBounds::default(),
         quota: Quota::default(),
         placement: Default::default(),
     };
@@ -58,12 +58,12 @@ fn rules(setup: &Setup) -> Policy {
 }
 
 fn gateway(setup: &Setup) -> Box<dyn Router> {
-    Box::new(Gateway::new(rules(setup)))
+    Box::new(SimGateway::new(rules(setup)))
 }
 
 const GOAL: Goal = Goal { ttft: Duration::from_millis(150), itl: Duration::from_millis(50) };
 
-fn summary(outcome: &Outcome) -> Summary {
+fn summary(outcome: &RunOutcome) -> Summary {
     Summary::of(outcome.records.iter(), &GOAL)
 }
 
@@ -99,7 +99,7 @@ fn the_same_world_twice_is_the_same() {
 }
 
 /// What the scheduler was told of the job, without its details.
-fn told(log: &Log, job: u64) -> Vec<&'static str> {
+fn told(log: &EventTrace, job: u64) -> Vec<&'static str> {
     let of_job = |event: &Event| match event {
         Event::Arrived(spec, _) => (spec.id == JobId::new(job)).then_some("arrived"),
         Event::FirstToken { job: id } => (*id == JobId::new(job)).then_some("first token"),
@@ -114,8 +114,8 @@ fn of_a_plain_answer_the_scheduler_hears_only_the_end() {
     for every in [1, 2] {
         let mut setup = setup(40, 30);
         setup.arrivals.iter_mut().step_by(every).for_each(|arrival| arrival.streams = false);
-        let log = Log::default();
-        let router = Box::new(Gateway::new(rules(&setup)).recorded(&log)) as Box<dyn Router>;
+        let log = EventTrace::default();
+        let router = Box::new(SimGateway::new(rules(&setup)).recorded(&log)) as Box<dyn Router>;
         let outcome = run(&setup, &mut [router]);
         assert_eq!(summary(&outcome).goodput, 1.0, "the record knows every first token");
         for (job, arrival) in setup.arrivals.iter().enumerate() {
@@ -134,30 +134,35 @@ fn a_plain_answer_that_breaks_is_asked_for_again() {
         let mut setup = setup(1, 1);
         setup.arrivals[0] = Arrival { streams, output: 200, ..setup.arrivals[0].clone() };
         let lasts = Duration::from_millis(500);
-        let kind = FaultKind::Crashed;
-        setup.replicas[0].fault = Some(Fault { at: Tick::from_millis(300), lasts, every: None, kind });
+        let kind = WorldFaultKind::Crashed;
+        setup.replicas[0].fault = Some(WorldFault { at: Tick::from_millis(300), lasts, every: None, kind });
         for router in [gateway(&setup), Box::new(AtOnce::new(2, LeastRequest::default())) as Box<dyn Router>]
         {
             let outcome = run(&setup, &mut [router]);
-            let count = |what: fn(&Record) -> bool| outcome.records.iter().filter(|r| what(r)).count();
-            assert_eq!((count(|r| r.cut), count(Record::served)), (cut, served), "{:?}", outcome.records);
+            let count = |what: fn(&WorldRecord) -> bool| outcome.records.iter().filter(|r| what(r)).count();
+            assert_eq!(
+                (count(|r| r.cut), count(WorldRecord::served)),
+                (cut, served),
+                "{:?}",
+                outcome.records
+            );
         }
     }
 }
 
 /// The only request of a world that `change` has changed, and what its engine
 /// counted of it.
-fn alone(change: impl Fn(&mut Setup)) -> (Record, Log) {
+fn alone(change: impl Fn(&mut Setup)) -> (WorldRecord, EventTrace) {
     let mut setup = setup(1, 1);
     change(&mut setup);
-    let log = Log::default();
-    let router = Box::new(Gateway::new(rules(&setup)).recorded(&log)) as Box<dyn Router>;
+    let log = EventTrace::default();
+    let router = Box::new(SimGateway::new(rules(&setup)).recorded(&log)) as Box<dyn Router>;
     let outcome = run(&setup, &mut [router]);
     assert_eq!(outcome.tokens, u64::from(setup.arrivals[0].output * setup.arrivals[0].n));
     (outcome.records[0], log)
 }
 
-fn lasted(record: &Record) -> Duration {
+fn lasted(record: &WorldRecord) -> Duration {
     record.ended.expect("it is served").since(record.arrived)
 }
 
@@ -178,8 +183,9 @@ fn a_word_takes_its_time_there_and_back() {
 fn what_is_on_its_way_to_an_engine_that_died_is_sent_elsewhere() {
     let (record, log) = alone(|setup| {
         setup.replicas.iter_mut().for_each(|replica| replica.trip = Duration::from_millis(40));
-        let kind = FaultKind::Crashed;
-        let fault = Fault { at: Tick::from_millis(20), lasts: Duration::from_secs(9), every: None, kind };
+        let kind = WorldFaultKind::Crashed;
+        let fault =
+            WorldFault { at: Tick::from_millis(20), lasts: Duration::from_secs(9), every: None, kind };
         setup.replicas[0].fault = Some(fault);
     });
     assert_eq!((record.sends, record.served()), (2, true));
@@ -193,7 +199,7 @@ fn choices_are_one_request_and_have_no_pace() {
     let events = log.lock();
     assert!(!events.iter().any(|(_, event, _)| matches!(event, Event::Paced { .. })));
     let used = events.iter().find_map(|(_, event, _)| match event {
-        Event::Finished { outcome: Ended::Done(Usage::Exact(tokens)), .. } => Some(tokens.output),
+        Event::Finished { outcome: Ended::Done(JobUsage::Exact(tokens)), .. } => Some(tokens.output),
         _ => None,
     });
     assert_eq!((used, record.served()), (Some(60), true));

@@ -1,7 +1,7 @@
 //! What requests cost.
 
-use crate::core::cost::bill::Bill;
-use crate::core::ids::TenantId;
+use crate::core::billing::bill::StayBill;
+use crate::core::model::ids::TenantId;
 use crate::telemetry::Telemetry;
 
 /// A stay of a request at a replica is over. Emitted with the request's end,
@@ -11,7 +11,7 @@ pub struct StayBilled<'a> {
     /// Who pays; absent = nobody known.
     pub tenant: Option<TenantId>,
     /// What it came to.
-    pub bill: &'a Bill,
+    pub bill: &'a StayBill,
 }
 
 impl StayBilled<'_> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
-use crate::core::ids::{PoolId, ReplicaId};
-use crate::core::policy::Policy;
+use crate::core::model::ids::{PoolId, ReplicaId};
+use crate::core::model::policy::Policy;
 use crate::telemetry::event::{millis, shorten};
 use crate::telemetry::{ConfigStatus, Telemetry};
 
@@ -198,8 +198,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::core::policy::Replica;
-    use crate::core::table::Table;
+    use crate::core::model::id_table::IdTable;
+    use crate::core::model::policy::Replica;
     use crate::telemetry::fixtures;
 
     fn lines(telemetry: &Telemetry, since: usize) -> Vec<Value> {
@@ -214,7 +214,7 @@ mod tests {
         let before_lines = telemetry.captured_log().lines().count();
         let mut after = Policy { generation: 7, ..Policy::clone(&before) };
         let pool = PoolId::new(0);
-        after.replicas = Table::successor(&before.replicas);
+        after.replicas = IdTable::successor(&before.replicas);
         let row = Replica { pool, max_seqs: None, kv_tokens: None };
         let one = after.replicas.insert("a100/http://10.0.0.2:8000", row);
         let mut members = before.pools.get(pool).unwrap().clone();

@@ -2,8 +2,8 @@
 
 use tracing::info;
 
-use crate::core::budget::rule::RuleId;
-use crate::core::ids::TenantId;
+use crate::core::limits::rule::LimitId;
+use crate::core::model::ids::TenantId;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::shorten;
 
@@ -15,7 +15,7 @@ pub struct LimitMet<'a> {
     /// Whose it is.
     pub tenant: Option<TenantId>,
     /// Which limit. Where it is in shadow mode, the request went on.
-    pub rule: RuleId,
+    pub rule: LimitId,
 }
 
 impl LimitMet<'_> {
@@ -23,7 +23,7 @@ impl LimitMet<'_> {
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         let tenant = self.tenant.map_or("", |tenant| policy.tenants.name(tenant));
-        let RuleId { scope, unit, period, shadow } = self.rule;
+        let LimitId { scope, unit, period, shadow } = self.rule;
         let (scope, unit, period) = (scope.name(), unit.name(), period.name());
         telemetry.log(|| {
             info!(request_id = shorten(self.request_id), tenant, scope, unit, period, shadow, "limit met");

@@ -7,42 +7,42 @@ mod cost;
 mod discovery;
 mod identity;
 mod limits;
+mod objective;
 mod overrides;
 mod pool;
 mod process;
-mod promise;
 mod replica;
 mod request;
-mod rest;
 mod scale;
 mod shadow;
+mod sleep;
 mod usage;
 
 pub use cost::StayBilled;
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
 pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
 pub use limits::LimitMet;
+pub use objective::ObjectiveUnattainable;
 pub use overrides::{OverrideChanged, OverrideExpired};
 pub use pool::{PoolDown, PoolStarted, PoolWanted};
 pub use process::{
     AnswerCutOff, ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused,
     InvariantBroken, ServerDraining, ServerStarted, ServerStopped,
 };
-pub use promise::PromiseUnkept;
 pub use replica::{
-    ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ReplicaSpared, ScrapeFailed,
+    EjectionWithheld, ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted, ScrapeFailed,
     ScrapeRecovered,
 };
 pub use request::{
     AuthFailed, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued,
     StreamBroken, StreamContinuation, Timings,
 };
-pub use rest::{ReplicaRested, ReplicaTurned, RestFailed, RestUnknown};
 pub use scale::{
     DeciderChanged, DemandNotKept, DemandRestored, DesiredChanged, PeerHeard, PeerLost, PeersSeen,
     ScalerAnswered, ScalerAsked, ScalerKeyUnknown,
 };
-pub use shadow::{ShadowCompared, ShadowSkipped, Side};
+pub use shadow::{ShadowCompared, ShadowSide, ShadowSkipped};
+pub use sleep::{SleepOrderDone, SleepOrderFailed, SleepStateChanged, SleepUnsupported};
 pub use usage::{
     UsageCounted, UsageDatabaseFound, UsageDatabaseLost, UsageDropping, UsageJournalBack, UsageJournalLost,
     UsageLinesBroken, UsageRowsDropped,
@@ -50,8 +50,8 @@ pub use usage::{
 
 use std::time::Duration;
 
-use crate::core::ids::{PoolId, ReplicaId};
-use crate::core::policy::Policy;
+use crate::core::model::ids::{PoolId, ReplicaId};
+use crate::core::model::policy::Policy;
 
 /// Longest text of foreign origin in a log line, in bytes.
 const MAX_TEXT: usize = 128;

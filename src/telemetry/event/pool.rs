@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use crate::core::event::Fault;
-use crate::core::ids::PoolId;
+use crate::core::model::event::EngineFault;
+use crate::core::model::ids::PoolId;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::millis;
 
@@ -33,7 +33,7 @@ pub struct PoolDown {
     /// The pool.
     pub pool: PoolId,
     /// What was wrong with that replica.
-    pub fault: Fault,
+    pub fault: EngineFault,
 }
 
 impl PoolDown {

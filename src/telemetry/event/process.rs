@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 use tracing::{debug, error, info};
 
-use crate::core::policy::Policy;
+use crate::core::model::policy::Policy;
 use crate::telemetry::event::{millis, shorten};
 use crate::telemetry::{ConfigStatus, Telemetry, wall};
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
-use crate::core::event::Fault;
-use crate::core::ids::ReplicaId;
+use crate::core::model::event::EngineFault;
+use crate::core::model::ids::ReplicaId;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{millis, pool_of, shorten};
 
@@ -15,7 +15,7 @@ pub struct ReplicaEjected {
     /// The replica.
     pub replica: ReplicaId,
     /// Why.
-    pub fault: Fault,
+    pub fault: EngineFault,
 }
 
 impl ReplicaEjected {
@@ -31,14 +31,14 @@ impl ReplicaEjected {
 /// The replica is to blame for a fault, but too many of its pool are out of
 /// service already: it only pauses.
 #[derive(Debug, Clone, Copy)]
-pub struct ReplicaSpared {
+pub struct EjectionWithheld {
     /// The replica.
     pub replica: ReplicaId,
     /// What was wrong.
-    pub fault: Fault,
+    pub fault: EngineFault,
 }
 
-impl ReplicaSpared {
+impl EjectionWithheld {
     /// Writes and counts the event.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();

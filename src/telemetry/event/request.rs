@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use tracing::{Level, debug, info, warn};
 
-use crate::core::adapters::Fit;
-use crate::core::event::{Fault, Placed, Recalled, RejectReason};
-use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::job::Usage;
-use crate::core::policy::Policy;
+use crate::core::model::event::{DispatchReason, EngineFault, PreemptReason, RejectReason};
+use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::job::JobUsage;
+use crate::core::model::policy::Policy;
+use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{known, millis, pool_of, shorten};
-use crate::tokens::Source;
+use crate::tokens::CountSource;
 
 /// One request, from its head to its last byte. Emitted exactly once for every
 /// request that got as far as a request id.
@@ -55,9 +55,9 @@ pub struct RequestFinished<'a> {
     pub reason: Option<&'static str>,
     /// Tokens of its prompt before any engine counted them, and how they are
     /// known; absent = it did not get so far.
-    pub prompt: Option<(u64, Source)>,
+    pub prompt: Option<(u64, CountSource)>,
     /// What it consumed; absent = it never reached an engine.
-    pub usage: Option<Usage>,
+    pub usage: Option<JobUsage>,
     /// Its part of replicas' time, over all its stays; absent = it had none.
     pub gpu: Option<Duration>,
     /// What that costs, in the currency of the configuration; absent = its pools
@@ -78,7 +78,7 @@ pub struct RequestFinished<'a> {
     /// The id of the retry that took its place.
     pub replaced_by: Option<&'a str>,
     /// Why it went where it went, the last time.
-    pub placed: Option<Placed>,
+    pub placed: Option<DispatchReason>,
     /// The engine's finish reason.
     pub finish_reason: Option<&'a str>,
 }
@@ -152,7 +152,7 @@ impl RequestFinished<'_> {
 
     #[expect(clippy::too_many_lines, reason = "a line for each field")]
     fn log(&self, policy: &Policy) {
-        let tokens = self.usage.and_then(Usage::tokens);
+        let tokens = self.usage.and_then(JobUsage::tokens);
         let times = &self.timings;
         macro_rules! line {
             ($level:expr) => {
@@ -199,7 +199,7 @@ impl RequestFinished<'_> {
                     finish_reason = self.finish_reason.map(shorten),
                     turn = self.placed.map(|why| why.turn.name()),
                     choice = self.placed.map(|why| why.choice.name()),
-                    adapter = self.placed.and_then(|why| why.adapter).map(Fit::name),
+                    adapter = self.placed.and_then(|why| why.adapter).map(AdapterState::name),
                     demoted_to = self.placed.and_then(|why| known(policy.classes.name(why.demoted_to()?))),
                     behind = self.placed.map(|why| why.behind),
                     candidates = self.placed.map(|why| why.candidates),
@@ -220,11 +220,11 @@ impl RequestFinished<'_> {
 }
 
 /// `exact`, `partial` or `unknown`; absent for work no engine saw.
-fn usage_name(usage: Option<Usage>) -> Option<&'static str> {
+fn usage_name(usage: Option<JobUsage>) -> Option<&'static str> {
     Some(match usage? {
-        Usage::Exact(_) => "exact",
-        Usage::Partial(_) => "partial",
-        Usage::Unknown => "unknown",
+        JobUsage::Exact(_) => "exact",
+        JobUsage::Partial(_) => "partial",
+        JobUsage::Unknown => "unknown",
     })
 }
 
@@ -263,7 +263,7 @@ pub struct RequestRequeued<'a> {
     /// The replica that failed it.
     pub replica: ReplicaId,
     /// What was wrong.
-    pub fault: Fault,
+    pub fault: EngineFault,
     /// The try that failed, from 1.
     pub attempt: u32,
 }
@@ -295,7 +295,7 @@ pub struct RequestRecalled<'a> {
     /// The replica it was taken from.
     pub replica: ReplicaId,
     /// Why.
-    pub why: Recalled,
+    pub why: PreemptReason,
     /// The try that ended so, from 1.
     pub attempt: u32,
 }
@@ -329,7 +329,7 @@ pub struct StreamContinuation<'a> {
     /// The one that goes on; absent when none did.
     pub to: Option<ReplicaId>,
     /// What was wrong.
-    pub fault: Fault,
+    pub fault: EngineFault,
 }
 
 impl StreamContinuation<'_> {
@@ -360,7 +360,7 @@ pub struct StreamBroken<'a> {
     /// The replica that broke it.
     pub replica: ReplicaId,
     /// What was wrong.
-    pub fault: Fault,
+    pub fault: EngineFault,
     /// Tokens that the client has.
     pub output_tokens: u64,
 }

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use tracing::{debug, info};
 
-use crate::core::ids::{ModelId, PoolId};
+use crate::core::model::ids::{ModelId, PoolId};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{RequestOutcome, known, millis, shorten};
 
 /// How a request went, or its copy. Times count from when it was sent to the
 /// engine that answered it: waits in the queue say nothing of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Side {
+pub struct ShadowSide {
     /// How it ended.
     pub outcome: RequestOutcome,
     /// Where it ran.
@@ -24,7 +24,7 @@ pub struct Side {
     pub output_tokens: Option<u64>,
 }
 
-impl Side {
+impl ShadowSide {
     /// What is counted of the two sides, under these names.
     pub(in crate::telemetry) const NAMES: [&'static str; 2] = ["original", "copy"];
 }
@@ -39,9 +39,9 @@ pub struct ShadowCompared<'a> {
     /// The model that served the copy.
     pub to: ModelId,
     /// The request.
-    pub original: Side,
+    pub original: ShadowSide,
     /// Its copy.
-    pub copy: Side,
+    pub copy: ShadowSide,
 }
 
 impl ShadowCompared<'_> {

@@ -7,30 +7,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dashmap::DashMap;
 use metrics::Label;
 
-use crate::core::cost::bill::Bill;
-use crate::core::ids::{PoolId, TenantId};
-use crate::core::policy::Policy;
+use crate::core::billing::bill::StayBill;
+use crate::core::model::ids::{PoolId, TenantId};
+use crate::core::model::policy::Policy;
 use crate::telemetry::event::known;
 use crate::telemetry::metrics::catalogue::{self, Metric};
 use crate::telemetry::metrics::scrape::Exposition;
 use crate::telemetry::metrics::series::MAX_OWNERS;
 use crate::telemetry::metrics::{Metrics, counter, labels};
 
-type Payer = (Option<TenantId>, Option<PoolId>);
+type CostOwner = (Option<TenantId>, Option<PoolId>);
 
 /// The sums of each tenant at each pool.
 #[derive(Debug, Default)]
-pub(super) struct Costs(DashMap<Payer, Arc<Sums>>);
+pub(super) struct Costs(DashMap<CostOwner, Arc<CostSums>>);
 
 #[derive(Debug, Default)]
-struct Sums {
+struct CostSums {
     nanos: AtomicU64,
     /// In 1e-9 of the currency.
     money: AtomicU64,
 }
 
 impl Costs {
-    fn add(&self, policy: &Policy, tenant: Option<TenantId>, bill: &Bill) {
+    fn add(&self, policy: &Policy, tenant: Option<TenantId>, bill: &StayBill) {
         let tenant = tenant.filter(|id| known(policy.tenants.name(*id)).is_some());
         let pool = Some(bill.pool).filter(|id| known(policy.pools.name(*id)).is_some());
         let sums = self.sums((tenant, pool));
@@ -39,7 +39,7 @@ impl Costs {
         sums.money.fetch_add(bill.money, Ordering::Relaxed);
     }
 
-    fn sums(&self, payer: Payer) -> Arc<Sums> {
+    fn sums(&self, payer: CostOwner) -> Arc<CostSums> {
         if let Some(sums) = self.0.get(&payer) {
             return Arc::clone(&sums);
         }
@@ -49,11 +49,11 @@ impl Costs {
 
     #[expect(clippy::cast_precision_loss, reason = "Prometheus values are doubles")]
     pub(super) fn write(&self, policy: &Policy, text: &mut String) {
-        type Read = fn(&Sums) -> &AtomicU64;
+        type ReadSum = fn(&CostSums) -> &AtomicU64;
         let mut rows: Vec<_> = self.0.iter().map(|row| (*row.key(), Arc::clone(row.value()))).collect();
         rows.sort_unstable_by_key(|(payer, _)| *payer);
         let mut out = Exposition(text);
-        let families: [(&Metric, Read); 2] =
+        let families: [(&Metric, ReadSum); 2] =
             [(&catalogue::GPU_SECONDS, |sums| &sums.nanos), (&catalogue::COST, |sums| &sums.money)];
         for (metric, read) in families {
             out.family(metric, "counter");
@@ -68,7 +68,7 @@ impl Costs {
 
 impl Metrics {
     /// Counts what a stay at a replica came to.
-    pub(in crate::telemetry) fn billed(&self, policy: &Policy, tenant: Option<TenantId>, bill: &Bill) {
+    pub(in crate::telemetry) fn billed(&self, policy: &Policy, tenant: Option<TenantId>, bill: &StayBill) {
         self.costs.add(policy, tenant, bill);
         if let Some(waste) = bill.waste.filter(|waste| waste.tokens > 0) {
             let reason = vec![Label::from_static_parts("reason", waste.why.name())];
@@ -81,17 +81,18 @@ impl Metrics {
 mod tests {
     use std::time::Duration;
 
-    use crate::core::cost::bill::{Bill, Waste, WastedBy};
-    use crate::core::ids::{PoolId, ReplicaId, TenantId};
+    use crate::core::billing::bill::{StayBill, Waste, WasteCause};
+    use crate::core::model::ids::{PoolId, ReplicaId, TenantId};
     use crate::telemetry::event::StayBilled;
     use crate::telemetry::fixtures::{render, samples, telemetry};
 
     #[test]
     fn parts_of_a_second_and_of_the_currency_add_up() {
         let telemetry = telemetry(1);
-        let waste = Some(Waste { tokens: 7, why: WastedBy::ClientGone });
+        let waste = Some(Waste { tokens: 7, why: WasteCause::ClientGone });
         let (time, money) = (Duration::from_millis(250), 1_500_000);
-        let bill = Bill { pool: PoolId::new(0), replica: ReplicaId::new(0), time, price: None, money, waste };
+        let bill =
+            StayBill { pool: PoolId::new(0), replica: ReplicaId::new(0), time, price: None, money, waste };
         for tenant in [Some(TenantId::new(0)), Some(TenantId::new(0)), Some(TenantId::new(77)), None] {
             StayBilled { tenant, bill: &bill }.emit(&telemetry);
         }

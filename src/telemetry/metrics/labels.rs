@@ -3,8 +3,8 @@
 
 use metrics::{Key, Label};
 
-use crate::core::ids::{ClassId, ModelId, PoolId, TenantId};
-use crate::core::policy::Policy;
+use crate::core::model::ids::{ClassId, ModelId, PoolId, TenantId};
+use crate::core::model::policy::Policy;
 use crate::telemetry::event::{RequestFinished, known};
 
 /// The value of a label whose subject the configuration does not know.
@@ -13,14 +13,14 @@ pub(super) const OTHER: &str = "other";
 /// Whose series. An id is only there when the policy has a name for it, so
 /// that a series cannot be stuck with `other`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Owner {
+pub(super) struct SeriesOwner {
     pub(super) tenant: Option<TenantId>,
     pub(super) class: Option<ClassId>,
     pub(super) model: Option<ModelId>,
     pub(super) pool: Option<PoolId>,
 }
 
-impl Owner {
+impl SeriesOwner {
     pub(super) fn of(policy: &Policy, event: &RequestFinished<'_>) -> Self {
         Self {
             tenant: event.tenant.filter(|id| known(policy.tenants.name(*id)).is_some()),

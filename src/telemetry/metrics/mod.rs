@@ -16,10 +16,10 @@ use std::fmt;
 use metrics::{Counter, Gauge, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
-use crate::core::ids::PoolId;
-use crate::core::policy::Policy;
+use crate::core::model::ids::PoolId;
+use crate::core::model::policy::Policy;
 use crate::telemetry::ConfigStatus;
-use crate::telemetry::event::{RequestFinished, Side};
+use crate::telemetry::event::{RequestFinished, ShadowSide};
 use crate::telemetry::metrics::catalogue::Metric;
 use crate::telemetry::metrics::cost::Costs;
 use crate::telemetry::metrics::scrape::SeenQueues;
@@ -187,8 +187,8 @@ impl Metrics {
         counter(&self.recorder, &catalogue::SHADOW_SKIPPED, labels).increment(1);
     }
 
-    pub(super) fn shadow_compared(&self, model: &str, to: &str, sides: [&Side; 2]) {
-        for (name, side) in Side::NAMES.into_iter().zip(sides) {
+    pub(super) fn shadow_compared(&self, model: &str, to: &str, sides: [&ShadowSide; 2]) {
+        for (name, side) in ShadowSide::NAMES.into_iter().zip(sides) {
             shadow::record(&self.recorder, &shadow::labels(model, to, ("side", name)), side);
         }
     }

@@ -2,16 +2,16 @@
 
 use std::fmt::Display;
 
-use crate::core::need::Need;
-use crate::core::policy::Policy;
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::model::policy::Policy;
 use crate::telemetry::metrics::catalogue::{self, Metric};
 use crate::telemetry::metrics::labels;
 use crate::telemetry::metrics::scrape::Exposition;
 
 /// The numbers of the scale signal, one row for each pool. What is not known is
 /// not-a-number: a series that is not there reads as zero to a scaler.
-pub(super) fn write(out: &mut Exposition<'_>, policy: &Policy, needs: &[Need]) {
-    let mut gauge = |metric: &Metric, value: &dyn Fn(&Need) -> Box<dyn Display>| {
+pub(super) fn write(out: &mut Exposition<'_>, policy: &Policy, needs: &[ReplicaDemand]) {
+    let mut gauge = |metric: &Metric, value: &dyn Fn(&ReplicaDemand) -> Box<dyn Display>| {
         out.family(metric, "gauge");
         for need in needs {
             out.sample(metric, &[("pool", labels::pool(policy, Some(need.pool)))], value(need));
@@ -34,15 +34,15 @@ pub(super) fn write(out: &mut Exposition<'_>, policy: &Policy, needs: &[Need]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::ids::PoolId;
-    use crate::core::snapshot::Snapshot;
+    use crate::core::model::ids::PoolId;
+    use crate::core::model::snapshot::Snapshot;
     use crate::telemetry::fixtures::{samples, telemetry};
     use crate::telemetry::metrics::Scrape;
 
     #[test]
     fn what_is_not_known_is_not_zero() {
         let telemetry = telemetry(1);
-        let need = Need {
+        let need = ReplicaDemand {
             pool: PoolId::new(0),
             desired: Some(7),
             reason: "burst",
@@ -55,7 +55,7 @@ mod tests {
             cold_start: None,
         };
         let pool = telemetry.policy().pools.name(need.pool).to_owned();
-        let render = |needs: &[Need]| {
+        let render = |needs: &[ReplicaDemand]| {
             telemetry.render(&Scrape { snapshot: &Snapshot::default(), engines: &[], needs })
         };
         let text = render(&[need]);
@@ -64,7 +64,7 @@ mod tests {
             ["desired_replicas", "pool_ready_replicas", "pool_in_flight", "pool_queued_tokens"].map(of);
         assert_eq!(numbers, [7.0, 3.0, 4.0, 500.0]);
         assert!(text.contains(&format!("penstock_desired_reason{{pool=\"{pool}\",reason=\"burst\"}} 1\n")));
-        let text = render(&[Need { desired: None, ..need }]);
+        let text = render(&[ReplicaDemand { desired: None, ..need }]);
         assert!(text.contains(&format!("penstock_desired_replicas{{pool=\"{pool}\"}} NaN\n")), "{text}");
     }
 }

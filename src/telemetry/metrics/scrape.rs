@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::core::event::Report;
-use crate::core::ids::{ClassId, ModelId, ReplicaId, TenantId};
-use crate::core::need::Need;
-use crate::core::overrides::Measure;
-use crate::core::policy::Policy;
-use crate::core::snapshot::{PoolState, PoolView, ReplicaState, ReplicaView, Snapshot};
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::model::event::ReplicaReport;
+use crate::core::model::ids::{ClassId, ModelId, ReplicaId, TenantId};
+use crate::core::model::overrides::OverrideChange;
+use crate::core::model::policy::Policy;
+use crate::core::model::snapshot::{PoolSnapshot, PoolStatus, ReplicaSnapshot, ReplicaStatus, Snapshot};
 use crate::telemetry::event::known;
 use crate::telemetry::metrics::catalogue::{self, Metric};
 use crate::telemetry::metrics::labels::{self, OTHER};
@@ -30,7 +30,7 @@ pub struct Scrape<'a> {
     /// The engines' own views.
     pub engines: &'a [EngineView],
     /// What pools need.
-    pub needs: &'a [Need],
+    pub needs: &'a [ReplicaDemand],
 }
 
 /// An engine's own view of itself, as last read.
@@ -39,7 +39,7 @@ pub struct EngineView {
     /// The replica.
     pub replica: ReplicaId,
     /// Its last report; absent = none yet.
-    pub report: Option<Report>,
+    pub report: Option<ReplicaReport>,
     /// Age of that report.
     pub age: Option<Duration>,
     /// What is wrong with reading it; absent = nothing.
@@ -49,7 +49,7 @@ pub struct EngineView {
 type QueueId = (Option<TenantId>, Option<ClassId>, Option<ModelId>);
 
 #[derive(Clone, Copy, Default)]
-struct QueueRow {
+struct QueueGaugeRow {
     waiting: u64,
     tokens: u64,
     oldest: Duration,
@@ -62,7 +62,7 @@ pub(super) struct SeenQueues(Mutex<BTreeSet<QueueId>>);
 
 impl SeenQueues {
     /// The rows of the snapshot, and zeros for the empty queues of the policy.
-    fn rows(&self, policy: &Policy, snapshot: &Snapshot) -> BTreeMap<QueueId, QueueRow> {
+    fn rows(&self, policy: &Policy, snapshot: &Snapshot) -> BTreeMap<QueueId, QueueGaugeRow> {
         let mut seen = self.0.lock();
         let present = |(tenant, class, model): &QueueId| {
             tenant.is_none_or(|id| policy.tenants.get(id).is_some())
@@ -70,8 +70,8 @@ impl SeenQueues {
                 && model.is_none_or(|id| policy.models.get(id).is_some())
         };
         seen.retain(present);
-        let mut rows: BTreeMap<QueueId, QueueRow> =
-            seen.iter().map(|queue| (*queue, QueueRow::default())).collect();
+        let mut rows: BTreeMap<QueueId, QueueGaugeRow> =
+            seen.iter().map(|queue| (*queue, QueueGaugeRow::default())).collect();
         for view in &snapshot.queues {
             let class = Some(view.class).filter(|id| known(policy.classes.name(*id)).is_some());
             let model = Some(view.model).filter(|id| known(policy.models.name(*id)).is_some());
@@ -106,7 +106,7 @@ impl Scrape<'_> {
     }
 }
 
-fn write_queues(out: &mut Exposition<'_>, policy: &Policy, rows: &BTreeMap<QueueId, QueueRow>) {
+fn write_queues(out: &mut Exposition<'_>, policy: &Policy, rows: &BTreeMap<QueueId, QueueGaugeRow>) {
     let labels = |(tenant, class, model): &QueueId| {
         [
             ("tenant", labels::tenant(policy, *tenant)),
@@ -137,17 +137,17 @@ fn replica_labels(policy: &Policy, id: ReplicaId) -> Option<[(&'static str, &str
 
 fn write_overrides(out: &mut Exposition<'_>, snapshot: &Snapshot) {
     out.family(&catalogue::OVERRIDES, "gauge");
-    for kind in Measure::NAMES {
+    for kind in OverrideChange::NAMES {
         let count = snapshot.overrides.iter().filter(|view| view.measure.name() == kind).count();
         out.sample(&catalogue::OVERRIDES, &[("kind", kind)], count);
     }
 }
 
-fn write_pools(out: &mut Exposition<'_>, policy: &Policy, pools: &[PoolView]) {
-    let label = |view: &PoolView| ("pool", labels::pool(policy, Some(view.pool)));
+fn write_pools(out: &mut Exposition<'_>, policy: &Policy, pools: &[PoolSnapshot]) {
+    let label = |view: &PoolSnapshot| ("pool", labels::pool(policy, Some(view.pool)));
     out.family(&catalogue::POOL_STATE, "gauge");
     for view in pools {
-        for state in PoolState::ALL {
+        for state in PoolStatus::ALL {
             let labels = [label(view), ("state", state.name())];
             out.sample(&catalogue::POOL_STATE, &labels, u8::from(state == view.state));
         }
@@ -177,9 +177,9 @@ fn write_pools(out: &mut Exposition<'_>, policy: &Policy, pools: &[PoolView]) {
     }
 }
 
-fn write_ledgers(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaView]) {
-    type Read = fn(&ReplicaView) -> u64;
-    let gauges: [(&Metric, Read); 4] = [
+fn write_ledgers(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaSnapshot]) {
+    type ReadReplica = fn(&ReplicaSnapshot) -> u64;
+    let gauges: [(&Metric, ReadReplica); 4] = [
         (&catalogue::REPLICA_RUNNING, |view| view.running.into()),
         (&catalogue::REPLICA_LIMIT, |view| view.limit.into()),
         (&catalogue::REPLICA_PREFILL, |view| view.prefill_tokens),
@@ -196,7 +196,7 @@ fn write_ledgers(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaV
     out.family(&catalogue::REPLICA_STATE, "gauge");
     for view in replicas {
         let Some([pool, replica]) = replica_labels(policy, view.replica) else { continue };
-        for state in ReplicaState::ALL {
+        for state in ReplicaStatus::ALL {
             let labels = [pool, replica, ("state", state.name())];
             out.sample(&catalogue::REPLICA_STATE, &labels, u8::from(state == view.state));
         }
@@ -205,7 +205,7 @@ fn write_ledgers(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaV
 
 /// The places of each pool, by use. A use that no place has is left out, but for
 /// `running` and `free`.
-fn write_seats(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaView]) {
+fn write_seats(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaSnapshot]) {
     let mut pools: BTreeMap<&str, BTreeMap<&str, u64>> = BTreeMap::new();
     for view in replicas {
         let Some([(_, pool), _]) = replica_labels(policy, view.replica) else { continue };
@@ -228,9 +228,9 @@ fn write_seats(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaVie
 }
 
 fn write_engines(out: &mut Exposition<'_>, policy: &Policy, engines: &[EngineView]) {
-    type Read = fn(&EngineView) -> Option<f64>;
+    type ReadEngine = fn(&EngineView) -> Option<f64>;
     #[expect(clippy::cast_precision_loss, reason = "Prometheus values are doubles")]
-    let gauges: [(&Metric, Read); 4] = [
+    let gauges: [(&Metric, ReadEngine); 4] = [
         (&catalogue::ENGINE_RUNNING, |view| view.report?.running.map(|value| value as f64)),
         (&catalogue::ENGINE_WAITING, |view| view.report?.waiting.map(|value| value as f64)),
         (&catalogue::ENGINE_KV_USAGE, |view| view.report?.kv_usage),
@@ -295,12 +295,12 @@ impl Exposition<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::bottleneck::{Bottleneck, Seats};
-    use crate::core::cost::account::Times;
-    use crate::core::ids::PoolId;
-    use crate::core::overrides::Closed;
-    use crate::core::snapshot::{OverrideView, QueueView};
-    use crate::core::table::Table;
+    use crate::core::billing::pool_account::PoolTimes;
+    use crate::core::model::id_table::IdTable;
+    use crate::core::model::ids::PoolId;
+    use crate::core::model::overrides::Closed;
+    use crate::core::model::snapshot::{ActiveOverride, QueueSnapshot};
+    use crate::core::replica::bottleneck::{Bottleneck, SlotCounts};
     use crate::telemetry::event::ConfigRejected;
     use crate::telemetry::fixtures::{load, policy, render, samples, telemetry};
 
@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn queues_go_to_zero_and_leave_with_their_tenant() {
         let telemetry = telemetry(2);
-        let row = |tenant, waiting| QueueView {
+        let row = |tenant, waiting| QueueSnapshot {
             tenant: TenantId::new(tenant),
             class: ClassId::new(0),
             model: ModelId::new(0),
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!(samples(&text)[&*key("depth", "team-1")], 0.0);
         assert_eq!(samples(&text)[&*key("oldest_seconds", "team-0")], 0.0);
 
-        let mut smaller = Policy { tenants: Table::successor(&telemetry.policy().tenants), ..policy(0) };
+        let mut smaller = Policy { tenants: IdTable::successor(&telemetry.policy().tenants), ..policy(0) };
         let kept = telemetry.policy().tenants.get(TenantId::new(0)).unwrap().clone();
         smaller.tenants.insert("team-0", kept);
         load(&telemetry, smaller, "d2");
@@ -371,35 +371,35 @@ mod tests {
 
     #[test]
     fn overrides_are_counted_by_kind() {
-        let view = |measure| OverrideView { measure, reason: "".into(), age: Duration::ZERO, left: None };
+        let view = |measure| ActiveOverride { measure, reason: "".into(), age: Duration::ZERO, left: None };
         let (pool, replica, tenant) = (0.into(), ReplicaId::new(0), TenantId::new(0));
         let measures = [
-            Measure::ClosePool(pool, Closed::Cordoned),
-            Measure::ClosePool(pool, Closed::Drained),
-            Measure::CloseReplica(replica, Closed::SpotNotice),
-            Measure::Pause(tenant),
-            Measure::Boost(tenant, 2.0),
-            Measure::Boost(TenantId::new(1), 2.0),
+            OverrideChange::ClosePool(pool, Closed::Cordoned),
+            OverrideChange::ClosePool(pool, Closed::Drained),
+            OverrideChange::CloseReplica(replica, Closed::SpotNotice),
+            OverrideChange::Pause(tenant),
+            OverrideChange::Boost(tenant, 2.0),
+            OverrideChange::Boost(TenantId::new(1), 2.0),
         ];
         let snapshot = Snapshot { overrides: measures.map(view).to_vec(), ..Snapshot::default() };
         let text = telemetry(1).render(&Scrape { snapshot: &snapshot, engines: &[], needs: &[] });
-        let counts =
-            Measure::NAMES.map(|kind| samples(&text)[&*format!(r#"penstock_overrides{{kind="{kind}"}}"#)]);
+        let counts = OverrideChange::NAMES
+            .map(|kind| samples(&text)[&*format!(r#"penstock_overrides{{kind="{kind}"}}"#)]);
         assert_eq!(counts, [1.0, 1.0, 1.0, 1.0, 2.0]);
     }
 
     #[test]
     fn pools_show_their_state_and_the_starts_that_were_measured() {
-        let view = |pool, state, cold_start| PoolView {
+        let view = |pool, state, cold_start| PoolSnapshot {
             pool: PoolId::new(pool),
             state,
             waiting: 7,
             cold_start,
             wake: cold_start,
             best: Default::default(),
-            times: Times { present: Duration::from_secs(90), busy: Duration::from_millis(2_500) },
+            times: PoolTimes { present: Duration::from_secs(90), busy: Duration::from_millis(2_500) },
         };
-        let starting = view(0, PoolState::Starting, Some(Duration::from_millis(90_500)));
+        let starting = view(0, PoolStatus::Starting, Some(Duration::from_millis(90_500)));
         let snapshot = Snapshot { pools: vec![starting], ..Snapshot::default() };
         let telemetry = telemetry(1);
         let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[], needs: &[] });
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(of("replica_seconds_total", r#",use="busy""#), 2.5);
         assert_eq!(of("replica_seconds_total", r#",use="idle""#), 87.5);
 
-        let snapshot = Snapshot { pools: vec![view(0, PoolState::Cold, None)], ..snapshot };
+        let snapshot = Snapshot { pools: vec![view(0, PoolStatus::Cold, None)], ..snapshot };
         let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[], needs: &[] });
         assert!(!text.contains("penstock_cold_start_seconds{"), "nothing was measured");
     }
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn ledgers_and_engine_reports_appear_by_replica() {
         let telemetry = telemetry(1);
-        let view = |replica, state| ReplicaView {
+        let view = |replica, state| ReplicaSnapshot {
             replica: ReplicaId::new(replica),
             state,
             running: 3,
@@ -433,15 +433,20 @@ mod tests {
             report_age: None,
             bottleneck: None,
             guest_bottleneck: None,
-            seats: Seats { running: 3, above_limit: Some((Bottleneck::Pace, 2)), out: 5, ..Seats::default() },
+            seats: SlotCounts {
+                running: 3,
+                above_limit: Some((Bottleneck::Pace, 2)),
+                out: 5,
+                ..SlotCounts::default()
+            },
         };
         let snapshot = Snapshot {
-            replicas: vec![view(0, ReplicaState::Busy), view(9, ReplicaState::Serving)],
+            replicas: vec![view(0, ReplicaStatus::Busy), view(9, ReplicaStatus::Serving)],
             jobs: 12,
             broken_invariants: 1,
             ..Snapshot::default()
         };
-        let report = Report { running: Some(2), kv_usage: Some(0.25), ..Report::default() };
+        let report = ReplicaReport { running: Some(2), kv_usage: Some(0.25), ..ReplicaReport::default() };
         let engine = EngineView {
             replica: ReplicaId::new(0),
             report: Some(report),

@@ -8,14 +8,14 @@ use metrics::{Counter, Histogram, Label, Recorder};
 use metrics_exporter_prometheus::PrometheusRecorder;
 use parking_lot::RwLock;
 
-use crate::core::ids::ModelId;
-use crate::core::job::{Tokens, Usage};
-use crate::core::policy::Policy;
+use crate::core::model::ids::ModelId;
+use crate::core::model::job::{JobUsage, TokenCounts};
+use crate::core::model::policy::Policy;
 use crate::telemetry::event::{RequestFinished, RequestOutcome};
 use crate::telemetry::metrics::catalogue::{self, Metric};
-use crate::telemetry::metrics::labels::{self, Owner};
+use crate::telemetry::metrics::labels::{self, SeriesOwner};
 use crate::telemetry::metrics::{METADATA, counter};
-use crate::tokens::Source;
+use crate::tokens::CountSource;
 
 /// Owners with series of their own. With more, the series of further tenants
 /// are kept under `other`.
@@ -23,15 +23,15 @@ pub(super) const MAX_OWNERS: usize = 1_000;
 
 /// The `penstock_*` series, by owner.
 #[derive(Default)]
-pub(super) struct RequestCache(DashMap<Owner, Arc<RequestSeries>>);
+pub(super) struct RequestCache(DashMap<SeriesOwner, Arc<RequestSeries>>);
 
 impl RequestCache {
     pub(super) fn record(&self, recorder: &PrometheusRecorder, policy: &Policy, event: &RequestFinished<'_>) {
-        let series = self.series(policy, Owner::of(policy, event));
+        let series = self.series(policy, SeriesOwner::of(policy, event));
         series.record(recorder, event);
     }
 
-    fn series(&self, policy: &Policy, owner: Owner) -> Arc<RequestSeries> {
+    fn series(&self, policy: &Policy, owner: SeriesOwner) -> Arc<RequestSeries> {
         if let Some(series) = self.0.get(&owner) {
             return Arc::clone(&series);
         }
@@ -45,7 +45,7 @@ impl RequestCache {
 struct RequestSeries {
     /// tenant, class, model, pool.
     labels: Vec<Label>,
-    ends: RwLock<Vec<End>>,
+    ends: RwLock<Vec<EndCounters>>,
     queue_wait: OnceLock<Histogram>,
     first_token: OnceLock<Histogram>,
     inter_token: OnceLock<Histogram>,
@@ -59,14 +59,14 @@ struct RequestSeries {
 }
 
 /// The counters of one way to end; few, for reasons are this program's text.
-struct End {
+struct EndCounters {
     outcome: RequestOutcome,
     reason: &'static str,
     requests: Counter,
     rejections: Option<Counter>,
 }
 
-impl End {
+impl EndCounters {
     fn count(&self) {
         self.requests.increment(1);
         if let Some(rejections) = &self.rejections {
@@ -118,7 +118,7 @@ impl RequestSeries {
 
     fn count_end(&self, recorder: &PrometheusRecorder, event: &RequestFinished<'_>) {
         let (outcome, reason) = (event.outcome, event.error_type().unwrap_or("none"));
-        let is_it = |end: &&End| end.outcome == outcome && end.reason == reason;
+        let is_it = |end: &&EndCounters| end.outcome == outcome && end.reason == reason;
         if let Some(end) = self.ends.read().iter().find(is_it) {
             return end.count();
         }
@@ -131,26 +131,31 @@ impl RequestSeries {
         ends.push(end);
     }
 
-    fn end(&self, recorder: &PrometheusRecorder, outcome: RequestOutcome, reason: &'static str) -> End {
+    fn end(
+        &self,
+        recorder: &PrometheusRecorder,
+        outcome: RequestOutcome,
+        reason: &'static str,
+    ) -> EndCounters {
         let mut labels = self.labels.clone();
         labels.push(Label::from_static_parts("outcome", outcome.name()));
         labels.push(Label::from_static_parts("reason", reason));
         let rejections = (outcome == RequestOutcome::Rejected).then(|| {
             counter(recorder, &catalogue::REJECTIONS, vec![Label::from_static_parts("reason", reason)])
         });
-        End { outcome, reason, requests: counter(recorder, &catalogue::REQUESTS, labels), rejections }
+        EndCounters { outcome, reason, requests: counter(recorder, &catalogue::REQUESTS, labels), rejections }
     }
 
-    fn count_usage(&self, recorder: &PrometheusRecorder, usage: Option<Usage>) {
+    fn count_usage(&self, recorder: &PrometheusRecorder, usage: Option<JobUsage>) {
         match usage {
             None => {}
-            Some(Usage::Exact(tokens)) => {
+            Some(JobUsage::Exact(tokens)) => {
                 self.exact.get_or_init(|| self.tokens(recorder, "exact")).count(tokens);
             }
-            Some(Usage::Partial(tokens)) => {
+            Some(JobUsage::Partial(tokens)) => {
                 self.partial.get_or_init(|| self.tokens(recorder, "partial")).count(tokens);
             }
-            Some(Usage::Unknown) => {
+            Some(JobUsage::Unknown) => {
                 let labels = || self.only(&["tenant", "model"]);
                 self.unknown
                     .get_or_init(|| counter(recorder, &catalogue::USAGE_UNKNOWN, labels()))
@@ -159,7 +164,7 @@ impl RequestSeries {
         }
     }
 
-    fn count_source(&self, recorder: &PrometheusRecorder, source: Option<Source>) {
+    fn count_source(&self, recorder: &PrometheusRecorder, source: Option<CountSource>) {
         let Some(source) = source else { return };
         let labels = || {
             let mut labels = self.only(&["model"]);
@@ -188,7 +193,7 @@ impl RequestSeries {
 }
 
 impl TokenCounters {
-    fn count(&self, tokens: Tokens) {
+    fn count(&self, tokens: TokenCounts) {
         self.input.increment(tokens.input);
         self.cached.increment(tokens.cached);
         self.output.increment(tokens.output);
@@ -220,7 +225,7 @@ impl GenAiCache {
         let key = GenAiKey {
             operation: event.operation,
             provider: event.engine.unwrap_or("penstock"),
-            model: Owner::of(policy, event).model,
+            model: SeriesOwner::of(policy, event).model,
             error: event.error_type(),
         };
         let series = self.series(key);
@@ -259,7 +264,7 @@ impl GenAiKey {
 
 /// Time after the first token over the tokens after the first.
 fn per_token(event: &RequestFinished<'_>) -> Option<Duration> {
-    let Some(Usage::Exact(tokens)) = event.usage else { return None };
+    let Some(JobUsage::Exact(tokens)) = event.usage else { return None };
     let after_first = u32::try_from(tokens.output.checked_sub(1)?).ok()?;
     event.timings.total.checked_sub(event.timings.first_token?)?.checked_div(after_first)
 }

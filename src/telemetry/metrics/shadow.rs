@@ -4,7 +4,7 @@
 use metrics::Label;
 use metrics_exporter_prometheus::PrometheusRecorder;
 
-use crate::telemetry::event::Side;
+use crate::telemetry::event::ShadowSide;
 use crate::telemetry::metrics::series::histogram;
 use crate::telemetry::metrics::{catalogue, counter};
 
@@ -17,7 +17,7 @@ pub(super) fn labels(model: &str, to: &str, (key, value): (&'static str, &'stati
 }
 
 /// Counts one side under its labels.
-pub(super) fn record(recorder: &PrometheusRecorder, labels: &[Label], side: &Side) {
+pub(super) fn record(recorder: &PrometheusRecorder, labels: &[Label], side: &ShadowSide) {
     let outcome = Label::from_static_parts("outcome", side.outcome.name());
     let with_outcome = labels.iter().cloned().chain([outcome]).collect();
     counter(recorder, &catalogue::SHADOW_REQUESTS, with_outcome).increment(1);

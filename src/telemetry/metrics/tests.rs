@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::core::event::{Fault, Recalled};
-use crate::core::ids::{ReplicaId, TenantId};
-use crate::core::job::{Tokens, Usage};
+use crate::core::model::event::{EngineFault, PreemptReason};
+use crate::core::model::ids::{ReplicaId, TenantId};
+use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::telemetry::event::{
     AuthFailed, ConnectionRefused, ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted,
     RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, ScrapeFailed, StreamBroken,
@@ -143,14 +143,18 @@ fn an_id_that_gets_its_name_later_is_not_stuck_with_other() {
 #[test]
 fn unknown_usage_is_not_zero_and_partial_usage_is_told_apart() {
     let telemetry = telemetry(1);
-    RequestFinished { usage: Some(Usage::Unknown), ..success() }.emit(&telemetry);
+    RequestFinished { usage: Some(JobUsage::Unknown), ..success() }.emit(&telemetry);
     let text = render(&telemetry);
     assert_eq!(samples(&text)[r#"penstock_usage_unknown_total{tenant="team-0",model="llama"}"#], 1.0);
     assert!(!text.contains("penstock_tokens_total{"));
 
-    let tokens = Tokens { input: 5, cached: 0, output: 2 };
-    RequestFinished { usage: Some(Usage::Partial(tokens)), outcome: RequestOutcome::ClientGone, ..success() }
-        .emit(&telemetry);
+    let tokens = TokenCounts { input: 5, cached: 0, output: 2 };
+    RequestFinished {
+        usage: Some(JobUsage::Partial(tokens)),
+        outcome: RequestOutcome::ClientGone,
+        ..success()
+    }
+    .emit(&telemetry);
     let text = render(&telemetry);
     let key = r#"penstock_tokens_total{tenant="team-0",model="llama",kind="output",source="partial"}"#;
     assert_eq!(samples(&text)[key], 2.0);
@@ -161,12 +165,12 @@ fn unknown_usage_is_not_zero_and_partial_usage_is_told_apart() {
 #[test]
 fn every_other_event_is_counted_under_its_pool_or_reason() {
     let telemetry = telemetry(1);
-    let (replica, fault, problem) = (ReplicaId::new(0), Fault::Refused, "refused");
+    let (replica, fault, problem) = (ReplicaId::new(0), EngineFault::Refused, "refused");
     RequestFinished { outcome: RequestOutcome::Rejected, reason: Some("queue_full"), ..success() }
         .emit(&telemetry);
     RequestRequeued { request_id: "r", replica, fault, attempt: 1 }.emit(&telemetry);
-    RequestRecalled { request_id: "r", replica, why: Recalled::Stalled, attempt: 1 }.emit(&telemetry);
-    StreamBroken { request_id: "r", replica, fault: Fault::Reset, output_tokens: 7 }.emit(&telemetry);
+    RequestRecalled { request_id: "r", replica, why: PreemptReason::Stalled, attempt: 1 }.emit(&telemetry);
+    StreamBroken { request_id: "r", replica, fault: EngineFault::Reset, output_tokens: 7 }.emit(&telemetry);
     ReplicaEjected { replica, fault }.emit(&telemetry);
     ReplicaReadmitted { replica, after: Duration::from_secs(2) }.emit(&telemetry);
     ProbeFailed { replica, problem }.emit(&telemetry);

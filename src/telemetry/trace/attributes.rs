@@ -3,7 +3,7 @@
 
 use opentelemetry::{Array, KeyValue, StringValue, Value};
 
-use crate::core::policy::Policy;
+use crate::core::model::policy::Policy;
 use crate::telemetry::event::{RequestFinished, known, shorten};
 
 /// Everything that is known of the request; what is not known is left out.
@@ -24,7 +24,7 @@ pub(super) fn of(event: &RequestFinished<'_>, policy: &Policy) -> Vec<KeyValue> 
     add("gen_ai.request.model", text(model.or(event.requested_model)));
     add("error.type", event.error_type().map(Value::from));
     add("gen_ai.response.finish_reasons", event.finish_reason.map(one_string));
-    if let Some(tokens) = event.usage.and_then(crate::core::job::Usage::tokens) {
+    if let Some(tokens) = event.usage.and_then(crate::core::model::job::JobUsage::tokens) {
         add("gen_ai.usage.input_tokens", Some(count(tokens.input)));
         add("gen_ai.usage.output_tokens", Some(count(tokens.output)));
         add("gen_ai.usage.cache_read.input_tokens", Some(count(tokens.cached)));

@@ -19,7 +19,7 @@ use opentelemetry_sdk::trace::{
 };
 
 use crate::config::settings::TelemetrySettings;
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 use crate::telemetry::event::{RequestFinished, RequestOutcome, shorten};
 use crate::telemetry::trace::context::ClientContext;
 use crate::telemetry::wall::Anchor;
@@ -104,7 +104,7 @@ impl Tracer {
     #[must_use]
     pub fn start(&self, request: TraceStart<'_>) -> RequestTrace {
         let client = ClientContext::of(request.headers);
-        let Some(enabled) = &self.0 else { return RequestTrace(Trace::PassOn(client)) };
+        let Some(enabled) = &self.0 else { return RequestTrace(TraceState::PassOn(client)) };
         let parent = match &client {
             None => Context::new(),
             Some(client) => Context::new().with_remote_span_context(client.as_parent()),
@@ -121,8 +121,8 @@ impl Tracer {
             .with_start_time(anchor.wall(request.arrived))
             .start_with_context(&enabled.tracer, &parent);
         let context = Context::new().with_span(span);
-        let live = Live { tracer: enabled.tracer.clone(), context, anchor };
-        RequestTrace(Trace::Live(Box::new(live)))
+        let live = LiveTrace { tracer: enabled.tracer.clone(), context, anchor };
+        RequestTrace(TraceState::Live(Box::new(live)))
     }
 
     /// Sends what is still held, for at most `timeout`.
@@ -158,17 +158,17 @@ impl fmt::Debug for Tracer {
 /// The trace of one request. Dropping it without [`Self::finish`] ends it at
 /// that moment.
 #[derive(Debug)]
-pub struct RequestTrace(Trace);
+pub struct RequestTrace(TraceState);
 
 #[derive(Debug)]
-enum Trace {
+enum TraceState {
     /// The client's own context, if it sent one.
     PassOn(Option<ClientContext>),
-    Live(Box<Live>),
+    Live(Box<LiveTrace>),
 }
 
 #[derive(Debug)]
-struct Live {
+struct LiveTrace {
     tracer: SdkTracer,
     context: Context,
     anchor: Anchor,
@@ -176,7 +176,7 @@ struct Live {
 
 /// A part of a request's life that gets a span of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub enum RequestPhase {
     /// In the gateway's queue.
     Queue,
     /// Getting a connection to the engine.
@@ -191,7 +191,7 @@ pub enum Phase {
     Settle,
 }
 
-impl Phase {
+impl RequestPhase {
     /// The span's name.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -216,7 +216,7 @@ impl RequestTrace {
 
     /// Adds the span of a phase that is over. A phase may come more than once,
     /// after a retry.
-    pub fn phase(&self, phase: Phase, start: Tick, end: Tick) {
+    pub fn phase(&self, phase: RequestPhase, start: Tick, end: Tick) {
         let Some(live) = self.recorded() else { return };
         let mut span = live
             .tracer
@@ -230,8 +230,8 @@ impl RequestTrace {
     /// Replaces the trace context in the headers of the request to the engine.
     pub fn inject(&self, headers: &mut HeaderMap) {
         match &self.0 {
-            Trace::PassOn(client) => context::pass_through(client.as_ref(), headers),
-            Trace::Live(live) => context::inject(live.context.span().span_context(), headers),
+            TraceState::PassOn(client) => context::pass_through(client.as_ref(), headers),
+            TraceState::Live(live) => context::inject(live.context.span().span_context(), headers),
         }
     }
 
@@ -246,10 +246,10 @@ impl RequestTrace {
         span.end_with_timestamp(live.anchor.wall(at));
     }
 
-    fn recorded(&self) -> Option<&Live> {
+    fn recorded(&self) -> Option<&LiveTrace> {
         match &self.0 {
-            Trace::Live(live) if live.context.span().is_recording() => Some(live),
-            Trace::Live(_) | Trace::PassOn(_) => None,
+            TraceState::Live(live) if live.context.span().is_recording() => Some(live),
+            TraceState::Live(_) | TraceState::PassOn(_) => None,
         }
     }
 }

@@ -18,11 +18,11 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use crate::config::settings::{LogFormat, TelemetrySettings};
-use crate::core::job::{Tokens, Usage};
-use crate::core::time::Tick;
+use crate::core::model::job::{JobUsage, TokenCounts};
+use crate::core::model::time::Tick;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{RequestFinished, RequestOutcome};
-use crate::telemetry::trace::{Phase, TraceStart, Tracer};
+use crate::telemetry::trace::{RequestPhase, TraceStart, Tracer};
 
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
@@ -68,9 +68,9 @@ fn a_request_becomes_a_span_under_the_clients_with_a_child_for_each_phase() {
     assert_eq!(trace.trace_id().as_deref(), Some("0af7651916cd43dd8448eb211c80319c"));
     let mut upstream = client_headers(PARENT);
     trace.inject(&mut upstream);
-    trace.phase(Phase::Queue, Tick::from_millis(1_004), Tick::from_millis(1_104));
-    trace.phase(Phase::FirstToken, Tick::from_millis(1_104), Tick::from_millis(1_254));
-    let usage = Some(Usage::Exact(Tokens { input: 9, cached: 4, output: 2 }));
+    trace.phase(RequestPhase::Queue, Tick::from_millis(1_004), Tick::from_millis(1_104));
+    trace.phase(RequestPhase::FirstToken, Tick::from_millis(1_104), Tick::from_millis(1_254));
+    let usage = Some(JobUsage::Exact(TokenCounts { input: 9, cached: 4, output: 2 }));
     let event = RequestFinished {
         operation: "chat",
         engine: Some("vllm"),
@@ -121,7 +121,7 @@ fn an_unsampled_request_records_nothing_but_tells_the_engine() {
     assert_eq!(trace.trace_id(), None);
     let mut upstream = client_headers("00-nonsense-01");
     trace.inject(&mut upstream);
-    trace.phase(Phase::Queue, Tick::ZERO, Tick::from_millis(5));
+    trace.phase(RequestPhase::Queue, Tick::ZERO, Tick::from_millis(5));
     trace.finish(&RequestFinished::default(), &Telemetry::for_tests(), Tick::from_millis(9));
     assert!(memory.0.lock().is_empty());
     let parent = upstream["traceparent"].to_str().unwrap();
@@ -206,7 +206,7 @@ async fn spans_reach_a_collector_over_grpc_before_shutdown_ends() {
     let (endpoint, mut calls) = collector().await;
     let telemetry = Telemetry::new(&settings(&endpoint)).unwrap();
     let trace = telemetry.tracer().start(start(&HeaderMap::new()));
-    trace.phase(Phase::Stream, Tick::from_millis(1_010), Tick::from_millis(1_020));
+    trace.phase(RequestPhase::Stream, Tick::from_millis(1_010), Tick::from_millis(1_020));
     let event = RequestFinished {
         request_id: "req-over-the-wire",
         outcome: RequestOutcome::Success,

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use serde_json::{Value, json};
 
-use crate::tokens::counter::{Counted, Form, MediaCosts, TOKENIZER, TokenCounter, Uncounted};
+use crate::tokens::counter::{CountError, CountedTokens, MediaCosts, PromptForm, TOKENIZER, TokenCounter};
 
 const NAMES: [&str; 3] = ["byte-level", "sentence-piece", "word-piece"];
 
@@ -31,13 +31,14 @@ fn chats_have_as_many_tokens_as_transformers_counts() {
             let body = row["request"].to_string();
             for again in [false, true] {
                 let never = AtomicBool::new(false);
-                let counted = counter.count(Form::Chat, body.as_bytes(), &MediaCosts::default(), 0, &never);
+                let counted =
+                    counter.count(PromptForm::Chat, body.as_bytes(), &MediaCosts::default(), 0, &never);
                 match row[name].as_u64() {
                     Some(tokens) => {
                         assert_eq!(counted.map(|one| one.all), Ok(tokens), "{name} {at} {again}: {body}");
                     }
                     None => {
-                        assert!(matches!(counted, Err(Uncounted::Unsure(_))), "{name} {at}: {counted:?}");
+                        assert!(matches!(counted, Err(CountError::Unsure(_))), "{name} {at}: {counted:?}");
                         refused += 1;
                     }
                 }
@@ -64,7 +65,7 @@ fn texts_have_as_many_tokens_as_transformers_counts() {
             let text = all_text(&row["request"]);
             let count = |body: Value| {
                 counter
-                    .count(Form::Text, body.to_string().as_bytes(), &MediaCosts::default(), 0, &never)
+                    .count(PromptForm::Text, body.to_string().as_bytes(), &MediaCosts::default(), 0, &never)
                     .unwrap()
             };
             let tokens = row["text"][name].as_u64().unwrap();
@@ -74,8 +75,8 @@ fn texts_have_as_many_tokens_as_transformers_counts() {
             assert!(both.all > tokens);
         }
         let ids = br#"{"prompt":[[1,2,3],[4]]}"#;
-        let counted = counter.count(Form::Text, ids, &MediaCosts::default(), 0, &never);
-        assert_eq!(counted, Ok(Counted { longest: 3, all: 4 }));
+        let counted = counter.count(PromptForm::Text, ids, &MediaCosts::default(), 0, &never);
+        assert_eq!(counted, Ok(CountedTokens { longest: 3, all: 4 }));
     }
 }
 
@@ -99,7 +100,7 @@ fn parts_that_were_counted_before_count_the_same() {
             messages.push(json!({ "role": role, "content": format!("{mark} mot {turn} né. ").repeat(60) }));
             let body = json!({ "messages": messages }).to_string();
             let count = |counter: &TokenCounter| {
-                counter.count(Form::Chat, body.as_bytes(), &MediaCosts::default(), 0, &never)
+                counter.count(PromptForm::Chat, body.as_bytes(), &MediaCosts::default(), 0, &never)
             };
             let counted = count(&warm).unwrap();
             assert_eq!(counted, count(&warm).unwrap());
@@ -123,16 +124,16 @@ fn what_is_no_text_counts_as_configured_or_not_at_all() {
     let never = AtomicBool::new(false);
     let count = |parts: Value, media: &MediaCosts| {
         let body = json!({ "messages": [{ "role": "user", "content": parts }] }).to_string();
-        counter.count(Form::Chat, body.as_bytes(), media, 0, &never)
+        counter.count(PromptForm::Chat, body.as_bytes(), media, 0, &never)
     };
     let image =
         json!([{ "type": "text", "text": "see" }, { "type": "image_url", "image_url": { "url": "data:" } }]);
     let costs = MediaCosts { image: Some(500), audio: None };
     let with = count(image.clone(), &costs).unwrap().all;
     assert!(with > 500 && with < 550, "{with}");
-    assert!(matches!(count(image, &MediaCosts::default()), Err(Uncounted::Unsure(_))));
-    assert!(matches!(count(json!([{ "type": "input_audio" }]), &costs), Err(Uncounted::Unsure(_))));
-    assert!(matches!(count(json!([{ "type": "hologram" }]), &costs), Err(Uncounted::Unsure(_))));
+    assert!(matches!(count(image, &MediaCosts::default()), Err(CountError::Unsure(_))));
+    assert!(matches!(count(json!([{ "type": "input_audio" }]), &costs), Err(CountError::Unsure(_))));
+    assert!(matches!(count(json!([{ "type": "hologram" }]), &costs), Err(CountError::Unsure(_))));
 }
 
 #[test]
@@ -141,14 +142,14 @@ fn why_there_is_no_count_never_quotes_the_prompt() {
     let never = AtomicBool::new(false);
     let secret = "the water is poisoned";
     for (form, body) in [
-        (Form::Chat, json!({ "messages": secret })),
-        (Form::Chat, json!({ "messages": [{ "role": { "a": secret }, "content": secret }] })),
-        (Form::Chat, json!({ "messages": [{ "role": "user", "content": [{ "type": secret }] }] })),
-        (Form::Text, json!({ "prompt": { "a": secret } })),
-        (Form::Text, json!({ "prompt": secret, "add_special_tokens": secret })),
+        (PromptForm::Chat, json!({ "messages": secret })),
+        (PromptForm::Chat, json!({ "messages": [{ "role": { "a": secret }, "content": secret }] })),
+        (PromptForm::Chat, json!({ "messages": [{ "role": "user", "content": [{ "type": secret }] }] })),
+        (PromptForm::Text, json!({ "prompt": { "a": secret } })),
+        (PromptForm::Text, json!({ "prompt": secret, "add_special_tokens": secret })),
     ] {
         let counted = counter.count(form, body.to_string().as_bytes(), &MediaCosts::default(), 0, &never);
-        let Err(Uncounted::Unsure(why)) = counted else { panic!("{body}: {counted:?}") };
+        let Err(CountError::Unsure(why)) = counted else { panic!("{body}: {counted:?}") };
         assert!(!why.contains("water"), "{why}");
     }
 }
@@ -158,8 +159,8 @@ fn a_count_stops_when_nobody_waits() {
     let body = json!({ "messages": [{ "role": "user", "content": "word ".repeat(1000) }] }).to_string();
     let left = AtomicBool::new(true);
     for name in NAMES {
-        let counted = open(name).count(Form::Chat, body.as_bytes(), &MediaCosts::default(), 0, &left);
-        assert_eq!(counted, Err(Uncounted::Stopped));
+        let counted = open(name).count(PromptForm::Chat, body.as_bytes(), &MediaCosts::default(), 0, &left);
+        assert_eq!(counted, Err(CountError::Stopped));
     }
 }
 

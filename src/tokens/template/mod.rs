@@ -20,7 +20,7 @@ const MAX_ADDED_BYTES: usize = 16 << 20;
 const NAME: &str = "chat";
 
 /// A template, ready to render.
-pub(super) struct Template {
+pub(super) struct ChatTemplate {
     env: Environment<'static>,
     /// Whether it takes content as a list of parts.
     pub(super) takes_parts: bool,
@@ -28,7 +28,7 @@ pub(super) struct Template {
     pub(super) knows_developers: bool,
 }
 
-impl fmt::Debug for Template {
+impl fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Template").field("takes_parts", &self.takes_parts).finish_non_exhaustive()
     }
@@ -36,7 +36,7 @@ impl fmt::Debug for Template {
 
 /// Why there is no text.
 #[derive(Debug)]
-pub(super) enum Unrendered {
+pub(super) enum RenderError {
     /// Nobody waits for it any more.
     Stopped,
     /// The template refuses the request, or takes too long over it: in which of
@@ -44,7 +44,7 @@ pub(super) enum Unrendered {
     Failed { line: Option<usize> },
 }
 
-impl Template {
+impl ChatTemplate {
     /// Reads a template's source.
     ///
     /// # Errors
@@ -80,19 +80,19 @@ impl Template {
         now: i64,
         bytes: usize,
         stop: &AtomicBool,
-    ) -> Result<String, Unrendered> {
+    ) -> Result<String, RenderError> {
         let clock = Value::from_function(move |format: String| python::strftime(&format, now));
         variables.push(("strftime_now".to_owned(), clock));
-        let mut out = Bounded { text: Vec::new(), room: bytes.saturating_mul(4) + MAX_ADDED_BYTES, stop };
-        let failed = |error: Error| Unrendered::Failed { line: error.line() };
+        let mut out = BoundedText { text: Vec::new(), room: bytes.saturating_mul(4) + MAX_ADDED_BYTES, stop };
+        let failed = |error: Error| RenderError::Failed { line: error.line() };
         let template = self.env.get_template(NAME).map_err(failed)?;
         let context = Value::from_pairs(variables);
         let rendered = template.render_captured_to(context, &mut out).map(drop);
         if stop.load(Ordering::Relaxed) {
-            return Err(Unrendered::Stopped);
+            return Err(RenderError::Stopped);
         }
         rendered.map_err(failed)?;
-        String::from_utf8(out.text).map_err(|_| Unrendered::Failed { line: None })
+        String::from_utf8(out.text).map_err(|_| RenderError::Failed { line: None })
     }
 }
 
@@ -103,13 +103,13 @@ fn said(error: &Error) -> String {
 }
 
 /// Text that ends where it gets too long, or where nobody wants it.
-struct Bounded<'a> {
+struct BoundedText<'a> {
     text: Vec<u8>,
     room: usize,
     stop: &'a AtomicBool,
 }
 
-impl Write for Bounded<'_> {
+impl Write for BoundedText<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.stop.load(Ordering::Relaxed) {
             return Err(io::Error::other("nobody waits for it"));
@@ -154,12 +154,12 @@ mod tests {
     use super::*;
 
     fn render(source: &str, variables: &[(&str, serde_json::Value)]) -> Result<String, String> {
-        let template = Template::new(source)?;
+        let template = ChatTemplate::new(source)?;
         let value = |json: &serde_json::Value| serde_json::from_value::<Value>(json.clone()).unwrap();
         let variables = variables.iter().map(|(name, json)| ((*name).to_owned(), value(json))).collect();
         template.render(variables, 86_400, 0, &AtomicBool::new(false)).map_err(|error| match error {
-            Unrendered::Stopped => "stopped".to_owned(),
-            Unrendered::Failed { line } => format!("line {line:?}"),
+            RenderError::Stopped => "stopped".to_owned(),
+            RenderError::Failed { line } => format!("line {line:?}"),
         })
     }
 
@@ -203,8 +203,8 @@ mod tests {
 
     #[test]
     fn a_rendering_stops_when_nobody_waits() {
-        let template = Template::new("{% for a in range(9000) %}{{ a }}{% endfor %}").unwrap();
+        let template = ChatTemplate::new("{% for a in range(9000) %}{{ a }}{% endfor %}").unwrap();
         let stopped = template.render(Vec::new(), 0, 0, &AtomicBool::new(true));
-        assert!(matches!(stopped, Err(Unrendered::Stopped)));
+        assert!(matches!(stopped, Err(RenderError::Stopped)));
     }
 }

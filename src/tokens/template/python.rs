@@ -8,7 +8,7 @@ use minijinja::{Error, ErrorKind, State};
 
 /// How `json.dumps` is to write.
 #[derive(Debug, Clone)]
-struct Style {
+struct JsonStyle {
     ensure_ascii: bool,
     indent: Option<String>,
     items: String,
@@ -16,7 +16,7 @@ struct Style {
     sort_keys: bool,
 }
 
-impl Default for Style {
+impl Default for JsonStyle {
     fn default() -> Self {
         Self {
             ensure_ascii: false,
@@ -31,7 +31,7 @@ impl Default for Style {
 /// The filter `tojson`, with the options that transformers gives it.
 #[expect(clippy::needless_pass_by_value, reason = "filters get them so")]
 pub(super) fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<String, Error> {
-    let mut style = Style::default();
+    let mut style = JsonStyle::default();
     if let Some(given) = options.get::<Option<Value>>("indent")?.or(indent).filter(|given| !given.is_none()) {
         let spaces = given.as_str().map(str::to_owned);
         style.indent = Some(spaces.unwrap_or_else(|| " ".repeat(given.as_usize().unwrap_or(0).min(16))));
@@ -49,7 +49,7 @@ pub(super) fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> 
     Ok(out)
 }
 
-fn dump(value: &Value, style: &Style, depth: usize, out: &mut String) -> Result<(), Error> {
+fn dump(value: &Value, style: &JsonStyle, depth: usize, out: &mut String) -> Result<(), Error> {
     match value.kind() {
         ValueKind::None => out.push_str("null"),
         ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -94,7 +94,7 @@ fn json_key(key: &Value) -> String {
 fn list(
     length: usize,
     [open, close]: [char; 2],
-    style: &Style,
+    style: &JsonStyle,
     depth: usize,
     out: &mut String,
     mut item: impl FnMut(usize, &mut String) -> Result<(), Error>,

@@ -8,7 +8,7 @@ use minijinja::machinery::ast::{CallArg, Expr, ForLoop, Macro, Stmt};
 
 /// Whether the template goes through the parts of messages' content.
 pub(super) fn takes_parts(template: &Stmt<'_>) -> bool {
-    let mut found = Found::default();
+    let mut found = ContentLoops::default();
     found.statement(template, None);
     let lists = aliases("messages", &found.sets);
     let is_list = |expr: &Expr<'_>| lists.iter().any(|name| is_of(expr, name, None));
@@ -33,14 +33,14 @@ pub(super) fn takes_parts(template: &Stmt<'_>) -> bool {
 
 /// The statements that matter, and the macro that each loop stands in.
 #[derive(Default)]
-struct Found<'a, 'b> {
+struct ContentLoops<'a, 'b> {
     loops: Vec<(&'b ForLoop<'a>, Option<usize>)>,
     sets: Vec<(&'b Expr<'a>, &'b Expr<'a>)>,
     macros: Vec<&'b Macro<'a>>,
     calls: Vec<(&'b str, &'b [CallArg<'a>])>,
 }
 
-impl<'a, 'b> Found<'a, 'b> {
+impl<'a, 'b> ContentLoops<'a, 'b> {
     fn all(&mut self, body: &'b [Stmt<'a>], within: Option<usize>) {
         for statement in body {
             self.statement(statement, within);

@@ -5,7 +5,7 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
 use crate::config::units::Span;
-use crate::usage::bill::{Dimension, Query, Share};
+use crate::usage::bill::{BillQuery, Dimension, TimeShare};
 
 /// A dimension by its name.
 ///
@@ -45,8 +45,8 @@ pub fn moment(text: &str, now_ms: i64) -> Result<i64, String> {
 ///
 /// # Errors
 /// A sentence that says what is wrong.
-pub fn from_url(query: &str, now_ms: i64) -> Result<Query, String> {
-    let mut asked = Query::default();
+pub fn from_url(query: &str, now_ms: i64) -> Result<BillQuery, String> {
+    let mut asked = BillQuery::default();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let value = unescape(value);
@@ -63,8 +63,8 @@ pub fn from_url(query: &str, now_ms: i64) -> Result<Query, String> {
             "until" => asked.until_ms = Some(moment(&value, now_ms)?),
             "share" => {
                 asked.share = match &*value {
-                    "steps" => Share::Steps,
-                    "tokens" => Share::Tokens,
+                    "steps" => TimeShare::Steps,
+                    "tokens" => TimeShare::Tokens,
                     _ => return Err(format!("`{value}` is no share; there are: steps, tokens")),
                 }
             }
@@ -107,14 +107,14 @@ mod tests {
     fn a_url_asks_what_the_command_asks() {
         let asked =
             from_url("by=tenant%2Cday,tenant&since=7d&until=2027-01-31T00:00:00%2B01:00&share=tokens", NOW);
-        let expected = Query {
+        let expected = BillQuery {
             by: vec![Dimension::Tenant, Dimension::Day],
             since_ms: Some(NOW - 7 * 86_400_000),
             until_ms: Some(1_801_350_000_000),
-            share: Share::Tokens,
+            share: TimeShare::Tokens,
         };
         assert_eq!(asked.unwrap(), expected);
-        assert_eq!(from_url("", NOW).unwrap(), Query::default());
+        assert_eq!(from_url("", NOW).unwrap(), BillQuery::default());
         for (text, part) in [
             ("by=colour", "there are: tenant"),
             ("share=fair", "steps, tokens"),

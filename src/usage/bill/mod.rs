@@ -19,10 +19,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use crate::config::settings::usage::Database;
-use crate::usage::row::{Kind, Row};
+use crate::config::settings::usage::UsageDatabase;
+use crate::usage::row::{RowKind, UsageRow};
 use crate::usage::segment::each_row;
-use crate::usage::store::{Access, Line as Answer, Problem, Store, open};
+use crate::usage::store::{Store, StoreAccess, StoreError, StoredLine as Answer, open};
 
 const DAY_MS: i64 = 86_400_000;
 /// Lines of the longest bill.
@@ -47,7 +47,7 @@ pub enum Dimension {
 
 /// How busy time is shared among requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Share {
+pub enum TimeShare {
     /// By their tokens in each step of the engine.
     #[default]
     Steps,
@@ -57,7 +57,7 @@ pub enum Share {
 
 /// What is asked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Query {
+pub struct BillQuery {
     /// In the order of the columns.
     pub by: Vec<Dimension>,
     /// Rows from this moment on, in milliseconds since 1970; absent = all.
@@ -65,14 +65,14 @@ pub struct Query {
     /// Rows before this one; absent = all.
     pub until_ms: Option<i64>,
     /// How busy time is shared.
-    pub share: Share,
+    pub share: TimeShare,
 }
 
 /// Where the rows are.
 #[derive(Debug, Clone)]
-pub enum Source {
+pub enum RowSource {
     /// In a database.
-    Database(Database),
+    Database(UsageDatabase),
     /// In the journal in a folder.
     Journal(std::path::PathBuf),
 }
@@ -82,7 +82,7 @@ pub enum Source {
 pub enum BillError {
     /// The database does not answer.
     #[error("the database: {0}")]
-    Database(#[from] Problem),
+    Database(#[from] StoreError),
     /// The journal cannot be read.
     #[error("the journal: {0}")]
     Journal(#[from] io::Error),
@@ -93,7 +93,7 @@ pub enum BillError {
 
 /// Amounts of some rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sums {
+pub struct BillSums {
     /// Requests that ended.
     pub requests: u64,
     /// Stays at replicas before the last one of a request.
@@ -114,7 +114,7 @@ pub struct Sums {
     pub money_nano: u128,
 }
 
-/// The columns of [`Sums`] in SQL; time in whole seconds and the rest, since years
+/// The columns of [`BillSums`] in SQL; time in whole seconds and the rest, since years
 /// of many replicas are more nanoseconds than a number holds.
 pub(super) const SUMS: [&str; 11] = [
     "CASE WHEN kind = 'request' THEN 1 ELSE 0 END",
@@ -132,11 +132,11 @@ pub(super) const SUMS: [&str; 11] = [
 
 const NANO: u128 = 1_000_000_000;
 
-impl Sums {
-    pub(super) fn of(row: &Row) -> Self {
+impl BillSums {
+    pub(super) fn of(row: &UsageRow) -> Self {
         Self {
-            requests: u64::from(row.kind == Kind::Request),
-            tries: u64::from(row.kind == Kind::Try),
+            requests: u64::from(row.kind == RowKind::Request),
+            tries: u64::from(row.kind == RowKind::Try),
             input_tokens: row.input_tokens,
             cached_tokens: row.cached_tokens,
             output_tokens: row.output_tokens,
@@ -179,13 +179,13 @@ impl Sums {
 
 /// One line of the bill.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct BillLine {
     /// A value for each dimension; empty where there is none.
     pub key: Vec<String>,
     /// Whether it is idle time, which is nobody's.
     pub unallocated: bool,
     /// What it comes to.
-    pub sums: Sums,
+    pub sums: BillSums,
 }
 
 /// The bill.
@@ -194,9 +194,9 @@ pub struct Bill {
     /// What its lines are told apart by.
     pub by: Vec<Dimension>,
     /// What is used first, by its key, then what is unallocated.
-    pub lines: Vec<Line>,
+    pub lines: Vec<BillLine>,
     /// All lines together.
-    pub total: Sums,
+    pub total: BillSums,
 }
 
 impl Dimension {
@@ -227,7 +227,7 @@ impl Dimension {
         }
     }
 
-    fn of(self, row: &Row) -> String {
+    fn of(self, row: &UsageRow) -> String {
         match self {
             Self::Tenant => row.tenant.to_string(),
             Self::Model => row.model.to_string(),
@@ -241,13 +241,13 @@ impl Dimension {
 
 /// Rows of one kind that a bill tells apart no further: its dimensions, and the
 /// pool and day where time is shared by tokens.
-type Cells = BTreeMap<(Vec<String>, Kind), Sums>;
+type Cells = BTreeMap<(Vec<String>, RowKind), BillSums>;
 
-impl Query {
+impl BillQuery {
     /// What cells are told apart by.
     fn grain(&self) -> Vec<Dimension> {
         let more = [Dimension::Pool, Dimension::Day];
-        let more = if self.share == Share::Tokens { &more[..] } else { &[] };
+        let more = if self.share == TimeShare::Tokens { &more[..] } else { &[] };
         self.by.iter().chain(more).copied().collect()
     }
 
@@ -276,49 +276,49 @@ impl Query {
 ///
 /// # Errors
 /// The source does not answer, or the bill is too long.
-pub fn make(query: &Query, source: &Source) -> Result<Bill, BillError> {
+pub fn make(query: &BillQuery, source: &RowSource) -> Result<Bill, BillError> {
     match source {
-        Source::Database(database) => from_store(query, &mut *open(database, Access::Read)?),
-        Source::Journal(folder) => from_journal(query, folder),
+        RowSource::Database(database) => from_store(query, &mut *open(database, StoreAccess::Read)?),
+        RowSource::Journal(folder) => from_journal(query, folder),
     }
 }
 
-pub(super) fn from_store(query: &Query, store: &mut dyn Store) -> Result<Bill, BillError> {
+pub(super) fn from_store(query: &BillQuery, store: &mut dyn Store) -> Result<Bill, BillError> {
     let keys = query.grain().len();
     let cells = store.lines(&query.sql("1 = 1"), keys + 1, SUMS.len())?.into_iter().map(cell);
     finish(query, cells.collect())
 }
 
-fn cell((mut key, columns): Answer) -> ((Vec<String>, Kind), Sums) {
+fn cell((mut key, columns): Answer) -> ((Vec<String>, RowKind), BillSums) {
     let kind = match key.pop().as_deref() {
-        Some("idle") => Kind::Idle,
-        Some("try") => Kind::Try,
-        _ => Kind::Request,
+        Some("idle") => RowKind::Idle,
+        Some("try") => RowKind::Try,
+        _ => RowKind::Request,
     };
-    ((key, kind), Sums::from_columns(&columns))
+    ((key, kind), BillSums::from_columns(&columns))
 }
 
-fn from_journal(query: &Query, folder: &Path) -> Result<Bill, BillError> {
+fn from_journal(query: &BillQuery, folder: &Path) -> Result<Bill, BillError> {
     let grain = query.grain();
     let mut cells = Cells::new();
     each_row(folder, |row| {
         if query.takes(row.time_ms) && cells.len() <= MAX_LINES {
             let key = grain.iter().map(|dimension| dimension.of(row)).collect();
-            cells.entry((key, row.kind)).or_default().add(&Sums::of(row));
+            cells.entry((key, row.kind)).or_default().add(&BillSums::of(row));
         }
     })?;
     finish(query, cells)
 }
 
-fn finish(query: &Query, mut cells: Cells) -> Result<Bill, BillError> {
+fn finish(query: &BillQuery, mut cells: Cells) -> Result<Bill, BillError> {
     if cells.len() > MAX_LINES {
         return Err(BillError::TooLong);
     }
-    if query.share == Share::Tokens {
+    if query.share == TimeShare::Tokens {
         share::by_tokens(&mut cells);
     }
-    let mut lines: BTreeMap<(bool, Vec<String>), Sums> = BTreeMap::new();
-    let mut total = Sums::default();
+    let mut lines: BTreeMap<(bool, Vec<String>), BillSums> = BTreeMap::new();
+    let mut total = BillSums::default();
     for ((mut key, kind), sums) in cells {
         key.truncate(query.by.len());
         for (value, dimension) in key.iter_mut().zip(&query.by) {
@@ -327,9 +327,9 @@ fn finish(query: &Query, mut cells: Cells) -> Result<Bill, BillError> {
             }
         }
         total.add(&sums);
-        lines.entry((kind == Kind::Idle, key)).or_default().add(&sums);
+        lines.entry((kind == RowKind::Idle, key)).or_default().add(&sums);
     }
-    let lines = lines.into_iter().map(|((unallocated, key), sums)| Line { key, unallocated, sums });
+    let lines = lines.into_iter().map(|((unallocated, key), sums)| BillLine { key, unallocated, sums });
     Ok(Bill { by: query.by.clone(), lines: lines.collect(), total })
 }
 

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::usage::bill::{Cells, Sums};
-use crate::usage::row::Kind;
+use crate::usage::bill::{BillSums, Cells};
+use crate::usage::row::RowKind;
 
 /// What a pool had on a day.
 #[derive(Default)]
-struct Day {
+struct PoolDay {
     busy_ns: u128,
     money_nano: u128,
     tokens: u128,
@@ -15,7 +15,7 @@ struct Day {
     passed: u128,
 }
 
-fn tokens(sums: &Sums) -> u128 {
+fn tokens(sums: &BillSums) -> u128 {
     u128::from(sums.input_tokens) + u128::from(sums.output_tokens)
 }
 
@@ -23,10 +23,10 @@ fn tokens(sums: &Sums) -> u128 {
 /// entries of a key are these. The parts are whole and their sum is exact. A day
 /// without a token stays as it is.
 pub(super) fn by_tokens(cells: &mut Cells) {
-    let mut days: BTreeMap<Vec<String>, Day> = BTreeMap::new();
+    let mut days: BTreeMap<Vec<String>, PoolDay> = BTreeMap::new();
     let place = |key: &[String]| key[key.len().saturating_sub(2)..].to_vec();
     for ((key, kind), sums) in &*cells {
-        if *kind != Kind::Idle {
+        if *kind != RowKind::Idle {
             let day = days.entry(place(key)).or_default();
             day.busy_ns += sums.gpu_ns;
             day.money_nano += sums.money_nano;
@@ -34,7 +34,8 @@ pub(super) fn by_tokens(cells: &mut Cells) {
         }
     }
     for ((key, kind), sums) in cells {
-        let Some(day) = days.get_mut(&place(key)).filter(|day| *kind != Kind::Idle && day.tokens > 0) else {
+        let Some(day) = days.get_mut(&place(key)).filter(|day| *kind != RowKind::Idle && day.tokens > 0)
+        else {
             continue;
         };
         let next = day.passed + tokens(sums);

@@ -5,18 +5,18 @@ use std::path::Path;
 
 use proptest::prelude::{prop, prop_assert_eq, proptest};
 
-use crate::config::settings::usage::Database;
-use crate::usage::bill::{Bill, Dimension, Query, Share, Source, Sums, make, text};
+use crate::config::settings::usage::UsageDatabase;
+use crate::usage::bill::{Bill, BillQuery, BillSums, Dimension, RowSource, TimeShare, make, text};
 use crate::usage::row::tests::row;
-use crate::usage::row::{Kind, Row};
-use crate::usage::segment::{Cursor, Folder};
-use crate::usage::store::{Access, open};
+use crate::usage::row::{RowKind, UsageRow};
+use crate::usage::segment::{Cursor, JournalFolder};
+use crate::usage::store::{StoreAccess, open};
 
 const DAY_MS: i64 = 86_400_000;
 
-fn idle(time_ms: i64, pool: &str, gpu_ns: u64) -> Row {
-    Row {
-        kind: Kind::Idle,
+fn idle(time_ms: i64, pool: &str, gpu_ns: u64) -> UsageRow {
+    UsageRow {
+        kind: RowKind::Idle,
         request_id: String::new(),
         tenant: "".into(),
         key: "".into(),
@@ -34,28 +34,28 @@ fn idle(time_ms: i64, pool: &str, gpu_ns: u64) -> Row {
     }
 }
 
-fn some_rows() -> Vec<Row> {
+fn some_rows() -> Vec<UsageRow> {
     vec![
         row(DAY_MS + 1, "red"),
-        Row { output_tokens: 60, gpu_ns: 7, money_nano: 3, ..row(DAY_MS + 2, "blue") },
-        Row { kind: Kind::Try, gpu_ns: 5, wasted_tokens: 9, ..row(DAY_MS + 3, "blue") },
-        Row { pool: "a10".into(), ..row(2 * DAY_MS, "blue") },
+        UsageRow { output_tokens: 60, gpu_ns: 7, money_nano: 3, ..row(DAY_MS + 2, "blue") },
+        UsageRow { kind: RowKind::Try, gpu_ns: 5, wasted_tokens: 9, ..row(DAY_MS + 3, "blue") },
+        UsageRow { pool: "a10".into(), ..row(2 * DAY_MS, "blue") },
         idle(2 * DAY_MS + 5, "h100", 4_000_000_000),
         idle(2 * DAY_MS + 6, "a10", 1_000_000_000),
     ]
 }
 
 /// The rows in a journal and in a database.
-fn sources(folder: &Path, rows: &[Row]) -> [Source; 2] {
+fn sources(folder: &Path, rows: &[UsageRow]) -> [RowSource; 2] {
     let lines: String = rows.iter().map(|row| serde_json::to_string(row).unwrap() + "\n").collect();
-    fs::write(Folder::new(folder).file(1), lines).unwrap();
-    let database = Database::Sqlite(folder.join("usage.db"));
-    open(&database, Access::Write).unwrap().append("j", rows, Cursor::default()).unwrap();
-    [Source::Journal(folder.to_owned()), Source::Database(database)]
+    fs::write(JournalFolder::new(folder).file(1), lines).unwrap();
+    let database = UsageDatabase::Sqlite(folder.join("usage.db"));
+    open(&database, StoreAccess::Write).unwrap().append("j", rows, Cursor::default()).unwrap();
+    [RowSource::Journal(folder.to_owned()), RowSource::Database(database)]
 }
 
 fn lines(bill: &Bill) -> Vec<(String, bool, u64, u128)> {
-    let line = |line: &crate::usage::bill::Line| {
+    let line = |line: &crate::usage::bill::BillLine| {
         (line.key.join(" "), line.unallocated, line.sums.requests, line.sums.gpu_ns)
     };
     bill.lines.iter().map(line).collect()
@@ -66,11 +66,11 @@ fn a_bill_says_who_used_what_and_what_nobody_did() {
     let temp = tempfile::tempdir().unwrap();
     for source in sources(temp.path(), &some_rows()) {
         let bill = |by: &[Dimension], share| {
-            make(&Query { by: by.to_vec(), share, ..Query::default() }, &source).unwrap()
+            make(&BillQuery { by: by.to_vec(), share, ..BillQuery::default() }, &source).unwrap()
         };
         let second = 1_000_000_000;
         let own = |key: &str, requests, gpu_ns| (key.to_owned(), false, requests, gpu_ns);
-        let steps = bill(&[Dimension::Tenant], Share::Steps);
+        let steps = bill(&[Dimension::Tenant], TimeShare::Steps);
         assert_eq!(
             lines(&steps),
             [
@@ -79,14 +79,14 @@ fn a_bill_says_who_used_what_and_what_nobody_did() {
                 (String::new(), true, 0, 5 * second)
             ]
         );
-        let days = bill(&[Dimension::Day, Dimension::Pool], Share::Steps);
+        let days = bill(&[Dimension::Day, Dimension::Pool], TimeShare::Steps);
         assert_eq!(lines(&days)[0], own("1970-01-02 h100", 2, 2 * second + 12));
         assert_eq!(lines(&days)[2], ("1970-01-03 a10".into(), true, 0, second));
         // On the first day blue had 280 of the pool's 400 tokens.
-        let tokens = bill(&[Dimension::Tenant], Share::Tokens);
+        let tokens = bill(&[Dimension::Tenant], TimeShare::Tokens);
         assert_eq!(lines(&tokens)[1], own("red", 1, 2 * second + 12 - (2 * second + 12) * 280 / 400));
         assert_eq!(tokens.total, steps.total);
-        let all = bill(&[], Share::Steps);
+        let all = bill(&[], TimeShare::Steps);
         assert_eq!((all.lines.len(), all.total), (2, steps.total));
     }
 }
@@ -95,7 +95,8 @@ fn a_bill_says_who_used_what_and_what_nobody_did() {
 fn only_rows_of_the_time_count() {
     let temp = tempfile::tempdir().unwrap();
     for source in sources(temp.path(), &some_rows()) {
-        let query = Query { since_ms: Some(DAY_MS + 2), until_ms: Some(2 * DAY_MS), ..Query::default() };
+        let query =
+            BillQuery { since_ms: Some(DAY_MS + 2), until_ms: Some(2 * DAY_MS), ..BillQuery::default() };
         let bill = make(&query, &source).unwrap();
         assert_eq!((bill.total.requests, bill.total.tries, bill.total.gpu_ns), (1, 1, 12));
     }
@@ -105,7 +106,8 @@ fn only_rows_of_the_time_count() {
 fn a_bill_is_a_table_csv_and_json() {
     let temp = tempfile::tempdir().unwrap();
     let [journal, _] = sources(temp.path(), &some_rows());
-    let bill = |by: &[Dimension]| make(&Query { by: by.to_vec(), ..Query::default() }, &journal).unwrap();
+    let bill =
+        |by: &[Dimension]| make(&BillQuery { by: by.to_vec(), ..BillQuery::default() }, &journal).unwrap();
     let table = |by| text::table(&bill(by));
     let is = |text: String, lines: &[&str]| assert_eq!(text.lines().collect::<Vec<_>>(), lines);
     is(
@@ -164,12 +166,12 @@ proptest! {
         rows in prop::collection::vec((0_i64..3, 0_u8..3, 0_u8..2, 0_u8..3, 0_u64..1_000_000_000, 0_u64..5_000), 0..40),
         by in prop::sample::subsequence(Dimension::ALL.to_vec(), 0..6),
     ) {
-        let rows: Vec<Row> = rows.into_iter().map(|(day, tenant, pool, kind, gpu_ns, tokens)| {
+        let rows: Vec<UsageRow> = rows.into_iter().map(|(day, tenant, pool, kind, gpu_ns, tokens)| {
             let (time_ms, pool) = (day * DAY_MS, format!("p{pool}"));
             match kind {
                 0 => idle(time_ms, &pool, gpu_ns),
-                kind => Row {
-                    kind: if kind == 1 { Kind::Try } else { Kind::Request },
+                kind => UsageRow {
+                    kind: if kind == 1 { RowKind::Try } else { RowKind::Request },
                     pool: pool.as_str().into(),
                     gpu_ns,
                     money_nano: gpu_ns / 7,
@@ -179,14 +181,14 @@ proptest! {
                 },
             }
         }).collect();
-        let mut all = Sums::default();
-        rows.iter().for_each(|row| all.add(&Sums::of(row)));
+        let mut all = BillSums::default();
+        rows.iter().for_each(|row| all.add(&BillSums::of(row)));
         let temp = tempfile::tempdir().unwrap();
         let mut bills = Vec::new();
         for source in sources(temp.path(), &rows) {
-            for share in [Share::Steps, Share::Tokens] {
-                let bill = make(&Query { by: by.clone(), share, ..Query::default() }, &source).unwrap();
-                let mut sum = Sums::default();
+            for share in [TimeShare::Steps, TimeShare::Tokens] {
+                let bill = make(&BillQuery { by: by.clone(), share, ..BillQuery::default() }, &source).unwrap();
+                let mut sum = BillSums::default();
                 bill.lines.iter().for_each(|line| sum.add(&line.sums));
                 prop_assert_eq!(&sum, &all);
                 prop_assert_eq!(&bill.total, &all);

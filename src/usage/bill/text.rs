@@ -6,7 +6,7 @@ use jiff::ToSpan as _;
 use jiff::civil::date;
 use serde_json::{Map, Value, json};
 
-use crate::usage::bill::{Bill, Dimension, NANO, Sums};
+use crate::usage::bill::{Bill, BillSums, Dimension, NANO};
 
 /// Who idle time is for.
 const UNALLOCATED: &str = "unallocated";
@@ -15,9 +15,9 @@ const NONE: &str = "-";
 const HOUR_NS: u128 = 3_600 * NANO;
 
 /// Columns of amounts in CSV and JSON: numbers, and exact decimals.
-type Amounts = [(&'static str, String); 9];
+type AmountColumns = [(&'static str, String); 9];
 
-fn amounts(sums: &Sums) -> Amounts {
+fn amounts(sums: &BillSums) -> AmountColumns {
     [
         ("requests", sums.requests.to_string()),
         ("tries", sums.tries.to_string()),
@@ -79,7 +79,7 @@ pub fn table(bill: &Bill) -> String {
         keys.push(String::new());
     }
     rows.push(keys.into_iter().chain(head.map(str::to_owned)).collect());
-    let shown = |sums: &Sums| {
+    let shown = |sums: &BillSums| {
         [
             sums.requests.to_string(),
             sums.input_tokens.to_string(),
@@ -119,7 +119,7 @@ fn align(rows: &[Vec<String>], left: usize) -> String {
 /// For spreadsheets (RFC 4180): no total, since it would be summed again.
 #[must_use]
 pub fn csv(bill: &Bill) -> String {
-    let amount_names = amounts(&Sums::default()).map(|(name, _)| name);
+    let amount_names = amounts(&BillSums::default()).map(|(name, _)| name);
     let keys = bill.by.iter().map(|dimension| dimension.name());
     let mut text = keys.chain(["kind"]).chain(amount_names).collect::<Vec<_>>().join(",") + "\r\n";
     for line in &bill.lines {
@@ -157,7 +157,7 @@ pub fn json(bill: &Bill) -> Value {
     json!({ "by": by, "lines": lines.collect::<Vec<_>>(), "total": Value::Object(numbers(&bill.total)) })
 }
 
-fn numbers(sums: &Sums) -> Map<String, Value> {
+fn numbers(sums: &BillSums) -> Map<String, Value> {
     let exact = |name: &str, text: String| match text.parse::<u64>() {
         Ok(number) => (name.to_owned(), json!(number)),
         Err(_) => (name.to_owned(), json!(text)),

@@ -5,14 +5,14 @@ mod postgres;
 mod secure;
 mod sqlite;
 
-use crate::config::settings::usage::Database;
-use crate::usage::row::Row;
+use crate::config::settings::usage::UsageDatabase;
+use crate::usage::row::UsageRow;
 use crate::usage::segment::Cursor;
 
 /// What is wrong with a database, in words, without secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Problem(pub(super) String);
+pub struct StoreError(pub(super) String);
 
 /// The tables, version by version. A released one never changes; the next one is
 /// added.
@@ -84,61 +84,61 @@ const COLUMNS: [&str; 24] = [
 
 /// A column's value.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Value<'a> {
+enum ColumnValue<'a> {
     Text(&'a str),
     Whole(i64),
     Real(f64),
 }
 
 /// A row in the order of [`COLUMNS`].
-fn values<'a>(journal: &'a str, row: &'a Row) -> [Value<'a>; COLUMNS.len()] {
-    let whole = |number: u64| Value::Whole(i64::try_from(number).unwrap_or(i64::MAX));
+fn values<'a>(journal: &'a str, row: &'a UsageRow) -> [ColumnValue<'a>; COLUMNS.len()] {
+    let whole = |number: u64| ColumnValue::Whole(i64::try_from(number).unwrap_or(i64::MAX));
     [
-        Value::Text(journal),
-        Value::Whole(row.time_ms),
-        Value::Text(row.kind.name()),
-        Value::Text(&row.request_id),
-        Value::Text(&row.tenant),
-        Value::Text(&row.key),
-        Value::Text(&row.class),
-        Value::Text(&row.model),
-        Value::Text(&row.pool),
-        Value::Text(&row.replica),
-        Value::Text(row.api),
+        ColumnValue::Text(journal),
+        ColumnValue::Whole(row.time_ms),
+        ColumnValue::Text(row.kind.name()),
+        ColumnValue::Text(&row.request_id),
+        ColumnValue::Text(&row.tenant),
+        ColumnValue::Text(&row.key),
+        ColumnValue::Text(&row.class),
+        ColumnValue::Text(&row.model),
+        ColumnValue::Text(&row.pool),
+        ColumnValue::Text(&row.replica),
+        ColumnValue::Text(row.api),
         whole(row.status.into()),
-        Value::Text(row.outcome),
-        Value::Text(row.usage),
+        ColumnValue::Text(row.outcome),
+        ColumnValue::Text(row.usage),
         whole(row.input_tokens),
         whole(row.cached_tokens),
         whole(row.output_tokens),
         whole(row.wasted_tokens),
-        Value::Text(row.wasted_by),
+        ColumnValue::Text(row.wasted_by),
         whole(row.queue_us),
         whole(row.gpu_ns),
-        Value::Real(row.price_per_hour),
+        ColumnValue::Real(row.price_per_hour),
         whole(row.money_nano),
         whole(row.attempts.into()),
     ]
 }
 
 /// One line of an answer: texts first, then whole numbers.
-pub(super) type Line = (Vec<String>, Vec<i64>);
+pub(super) type StoredLine = (Vec<String>, Vec<i64>);
 
 /// An open database.
 pub(super) trait Store: Send {
     /// Where to go on with a journal; the start where it is not known.
-    fn cursor(&mut self, journal: &str) -> Result<Cursor, Problem>;
+    fn cursor(&mut self, journal: &str) -> Result<Cursor, StoreError>;
 
     /// Adds rows and moves the cursor: both or neither.
-    fn append(&mut self, journal: &str, rows: &[Row], until: Cursor) -> Result<(), Problem>;
+    fn append(&mut self, journal: &str, rows: &[UsageRow], until: Cursor) -> Result<(), StoreError>;
 
     /// Asks for lines of `texts` texts and `wholes` whole numbers.
-    fn lines(&mut self, sql: &str, texts: usize, wholes: usize) -> Result<Vec<Line>, Problem>;
+    fn lines(&mut self, sql: &str, texts: usize, wholes: usize) -> Result<Vec<StoredLine>, StoreError>;
 }
 
 /// Why a database is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
+pub(super) enum StoreAccess {
     /// To add rows; the tables are made or brought up to date.
     Write,
     /// To ask.
@@ -146,19 +146,19 @@ pub(super) enum Access {
 }
 
 /// Opens a database; that may take some seconds.
-pub(super) fn open(database: &Database, access: Access) -> Result<Box<dyn Store>, Problem> {
+pub(super) fn open(database: &UsageDatabase, access: StoreAccess) -> Result<Box<dyn Store>, StoreError> {
     Ok(match database {
-        Database::Sqlite(path) => Box::new(sqlite::Sqlite::open(path, access)?),
-        Database::Postgres(settings) => Box::new(postgres::Postgres::open(settings, access)?),
+        UsageDatabase::Sqlite(path) => Box::new(sqlite::SqliteStore::open(path, access)?),
+        UsageDatabase::Postgres(settings) => Box::new(postgres::PostgresStore::open(settings, access)?),
     })
 }
 
 /// The migrations that tables of a version need.
-fn migrations_after(version: i64) -> Result<&'static [&'static str], Problem> {
+fn migrations_after(version: i64) -> Result<&'static [&'static str], StoreError> {
     let done = usize::try_from(version).unwrap_or(usize::MAX);
     MIGRATIONS.get(done..).ok_or_else(|| {
         let known = MIGRATIONS.len();
-        Problem(format!(
+        StoreError(format!(
             "its tables have version {version}, and this program knows versions up to {known}: use a newer one"
         ))
     })
@@ -178,9 +178,9 @@ mod tests {
         for (name, expected) in json.as_object().unwrap() {
             let column = if name == "key" { "key_id" } else { name };
             let found: serde_json::Value = match value(column) {
-                Value::Text(text) => text.into(),
-                Value::Whole(number) => number.into(),
-                Value::Real(number) => number.into(),
+                ColumnValue::Text(text) => text.into(),
+                ColumnValue::Whole(number) => number.into(),
+                ColumnValue::Real(number) => number.into(),
             };
             assert_eq!(*expected, found, "{name}");
         }

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use postgres::{Client, Config, IsolationLevel};
 
-use crate::config::settings::usage::Postgres as Settings;
-use crate::usage::row::Row;
+use crate::config::settings::usage::PostgresSettings as Settings;
+use crate::usage::row::UsageRow;
 use crate::usage::segment::Cursor;
-use crate::usage::store::secure::Secure;
+use crate::usage::store::secure::PostgresTls;
 use crate::usage::store::{
-    Access, COLUMNS, Line, Problem, Store, VERSION, VERSION_TABLE, Value, migrations_after, values,
+    COLUMNS, ColumnValue, Store, StoreAccess, StoreError, StoredLine, VERSION, VERSION_TABLE,
+    migrations_after, values,
 };
 
 const CONNECT: Duration = Duration::from_secs(5);
@@ -24,9 +25,9 @@ const SILENCE: Duration = Duration::from_secs(30);
 const MIGRATION_LOCK: i64 = 0x70_656e_7374_6f63;
 
 /// A connection.
-pub(super) struct Postgres(Client);
+pub(super) struct PostgresStore(Client);
 
-impl From<postgres::Error> for Problem {
+impl From<postgres::Error> for StoreError {
     /// What the server says, or else what the connection does.
     fn from(error: postgres::Error) -> Self {
         if let Some(said) = error.as_db_error() {
@@ -42,13 +43,13 @@ impl From<postgres::Error> for Problem {
     }
 }
 
-impl Postgres {
-    pub(super) fn open(settings: &Settings, access: Access) -> Result<Self, Problem> {
+impl PostgresStore {
+    pub(super) fn open(settings: &Settings, access: StoreAccess) -> Result<Self, StoreError> {
         let mut config = config(settings)?;
         config.application_name("penstock").connect_timeout(CONNECT).tcp_user_timeout(SILENCE);
-        let mut client = config.connect(Secure::new(settings.ca.as_deref())?)?;
+        let mut client = config.connect(PostgresTls::new(settings.ca.as_deref())?)?;
         client.batch_execute("SET statement_timeout = '60s'")?;
-        if access == Access::Write {
+        if access == StoreAccess::Write {
             migrate(&mut client)?;
         }
         Ok(Self(client))
@@ -56,15 +57,15 @@ impl Postgres {
 }
 
 /// The address as its file says it now.
-fn config(settings: &Settings) -> Result<Config, Problem> {
+fn config(settings: &Settings) -> Result<Config, StoreError> {
     let again = settings.url_file.as_ref().and_then(|path| fs::read_to_string(path).ok());
     let url = again.as_deref().map_or(settings.url.expose(), str::trim);
     // What is wrong with it may be its password.
     url.parse()
-        .map_err(|_| Problem("its address is none: postgres://user:password@host:5432/database".into()))
+        .map_err(|_| StoreError("its address is none: postgres://user:password@host:5432/database".into()))
 }
 
-fn migrate(client: &mut Client) -> Result<(), Problem> {
+fn migrate(client: &mut Client) -> Result<(), StoreError> {
     let mut all = client.transaction()?;
     all.execute("SELECT pg_advisory_xact_lock($1)", &[&MIGRATION_LOCK])?;
     all.batch_execute(VERSION_TABLE)?;
@@ -76,8 +77,8 @@ fn migrate(client: &mut Client) -> Result<(), Problem> {
     Ok(all.commit()?)
 }
 
-impl Store for Postgres {
-    fn cursor(&mut self, journal: &str) -> Result<Cursor, Problem> {
+impl Store for PostgresStore {
+    fn cursor(&mut self, journal: &str) -> Result<Cursor, StoreError> {
         let sql = "SELECT segment, byte_offset FROM penstock_usage_cursor WHERE journal = $1";
         let found = self.0.query_opt(sql, &[&journal])?;
         let number = |row: &postgres::Row, at| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
@@ -85,12 +86,12 @@ impl Store for Postgres {
             .map_or_else(Cursor::default, |row| Cursor { segment: number(&row, 0), offset: number(&row, 1) }))
     }
 
-    fn append(&mut self, journal: &str, rows: &[Row], until: Cursor) -> Result<(), Problem> {
+    fn append(&mut self, journal: &str, rows: &[UsageRow], until: Cursor) -> Result<(), StoreError> {
         let mut text = String::new();
         rows.iter().for_each(|row| copy_line(&values(journal, row), &mut text));
         let mut all = self.0.transaction()?;
         let mut copy = all.copy_in(&format!("COPY penstock_usage ({}) FROM STDIN", COLUMNS.join(", ")))?;
-        copy.write_all(text.as_bytes()).map_err(|error| Problem(error.to_string()))?;
+        copy.write_all(text.as_bytes()).map_err(|error| StoreError(error.to_string()))?;
         copy.finish()?;
         let place = [until.segment, until.offset].map(|number| i64::try_from(number).unwrap_or(i64::MAX));
         all.execute(
@@ -101,11 +102,11 @@ impl Store for Postgres {
         Ok(all.commit()?)
     }
 
-    fn lines(&mut self, sql: &str, texts: usize, wholes: usize) -> Result<Vec<Line>, Problem> {
+    fn lines(&mut self, sql: &str, texts: usize, wholes: usize) -> Result<Vec<StoredLine>, StoreError> {
         let transaction =
             self.0.build_transaction().isolation_level(IsolationLevel::RepeatableRead).read_only(true);
         let mut asked = transaction.start()?;
-        let lines = asked.query(sql, &[])?.into_iter().map(|row| -> Result<Line, postgres::Error> {
+        let lines = asked.query(sql, &[])?.into_iter().map(|row| -> Result<StoredLine, postgres::Error> {
             let names = (0..texts).map(|at| row.try_get(at)).collect::<Result<_, _>>()?;
             let numbers = (texts..texts + wholes).map(|at| row.try_get(at)).collect::<Result<_, _>>()?;
             Ok((names, numbers))
@@ -116,19 +117,19 @@ impl Store for Postgres {
 
 /// A line of the text form of COPY: tabs between the values, backslashes before
 /// what would end one. PostgreSQL has no NUL in texts.
-fn copy_line(values: &[Value<'_>], text: &mut String) {
+fn copy_line(values: &[ColumnValue<'_>], text: &mut String) {
     for (at, value) in values.iter().enumerate() {
         if at > 0 {
             text.push('\t');
         }
         match value {
-            Value::Whole(number) => {
+            ColumnValue::Whole(number) => {
                 let _infallible = write!(text, "{number}");
             }
-            Value::Real(number) => {
+            ColumnValue::Real(number) => {
                 let _infallible = write!(text, "{number}");
             }
-            Value::Text(value) => value.chars().for_each(|char| match char {
+            ColumnValue::Text(value) => value.chars().for_each(|char| match char {
                 '\\' => text.push_str("\\\\"),
                 '\n' => text.push_str("\\n"),
                 '\r' => text.push_str("\\r"),
@@ -148,7 +149,10 @@ mod tests {
     #[test]
     fn texts_cannot_leave_their_column() {
         let mut text = String::new();
-        copy_line(&[Value::Text("a\tb\\N\nc\0"), Value::Whole(-1), Value::Real(0.5)], &mut text);
+        copy_line(
+            &[ColumnValue::Text("a\tb\\N\nc\0"), ColumnValue::Whole(-1), ColumnValue::Real(0.5)],
+            &mut text,
+        );
         assert_eq!(text, "a\\tb\\\\N\\nc\t-1\t0.5\n");
     }
 }

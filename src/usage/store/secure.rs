@@ -16,36 +16,36 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsConnector;
 
 use crate::tls;
-use crate::usage::store::Problem;
+use crate::usage::store::StoreError;
 
 /// Makes connections whose certificates are checked.
 #[derive(Clone)]
-pub(super) struct Secure(Arc<ClientConfig>);
+pub(super) struct PostgresTls(Arc<ClientConfig>);
 
 /// What one connection is made with; no name for a socket of the machine, which
 /// has no TLS.
-pub(super) struct Named(Arc<ClientConfig>, Option<ServerName<'static>>);
+pub(super) struct NamedConnector(Arc<ClientConfig>, Option<ServerName<'static>>);
 
 pin_project! {
     /// A connection with TLS.
-    pub(super) struct Sealed<S> {
+    pub(super) struct PostgresTlsStream<S> {
         #[pin]
         stream: tokio_rustls::client::TlsStream<S>,
     }
 }
 
-impl Secure {
+impl PostgresTls {
     /// Trusts these authorities (PEM), or those of the system.
-    pub(super) fn new(ca: Option<&[u8]>) -> Result<Self, Problem> {
+    pub(super) fn new(ca: Option<&[u8]>) -> Result<Self, StoreError> {
         tls::install_provider();
         let config = match ca {
-            None => ClientConfig::with_platform_verifier().map_err(|error| Problem(error.to_string()))?,
+            None => ClientConfig::with_platform_verifier().map_err(|error| StoreError(error.to_string()))?,
             Some(pem) => {
                 let mut roots = RootCertStore::empty();
                 let certs = CertificateDer::pem_slice_iter(pem).flatten();
                 let (taken, _) = roots.add_parsable_certificates(certs);
                 if taken == 0 {
-                    return Err(Problem("`ca_file` holds no certificate".into()));
+                    return Err(StoreError("`ca_file` holds no certificate".into()));
                 }
                 ClientConfig::builder().with_root_certificates(roots).with_no_client_auth()
             }
@@ -54,37 +54,37 @@ impl Secure {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for Secure {
-    type Stream = Sealed<S>;
-    type TlsConnect = Named;
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for PostgresTls {
+    type Stream = PostgresTlsStream<S>;
+    type TlsConnect = NamedConnector;
     type Error = io::Error;
 
-    fn make_tls_connect(&mut self, host: &str) -> io::Result<Named> {
-        Ok(Named(Arc::clone(&self.0), ServerName::try_from(host.to_owned()).ok()))
+    fn make_tls_connect(&mut self, host: &str) -> io::Result<NamedConnector> {
+        Ok(NamedConnector(Arc::clone(&self.0), ServerName::try_from(host.to_owned()).ok()))
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for Named {
-    type Stream = Sealed<S>;
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for NamedConnector {
+    type Stream = PostgresTlsStream<S>;
     type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Sealed<S>>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = io::Result<PostgresTlsStream<S>>> + Send>>;
 
     fn connect(self, stream: S) -> Self::Future {
         Box::pin(async move {
             let name = self.1.ok_or_else(|| io::Error::other("its host name can have no certificate"))?;
             let stream = TlsConnector::from(self.0).connect(name, stream).await?;
-            Ok(Sealed { stream })
+            Ok(PostgresTlsStream { stream })
         })
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Sealed<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for PostgresTlsStream<S> {
     fn channel_binding(&self) -> ChannelBinding {
         ChannelBinding::none()
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Sealed<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for PostgresTlsStream<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -94,7 +94,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Sealed<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Sealed<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for PostgresTlsStream<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.project().stream.poll_write(context, bytes)
     }

@@ -5,25 +5,26 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _, ToSql, params_from_iter, types::ToSqlOutput};
 
-use crate::usage::row::Row;
+use crate::usage::row::UsageRow;
 use crate::usage::segment::Cursor;
 use crate::usage::store::{
-    Access, COLUMNS, Line, Problem, Store, VERSION, VERSION_TABLE, Value, migrations_after, values,
+    COLUMNS, ColumnValue, Store, StoreAccess, StoreError, StoredLine, VERSION, VERSION_TABLE,
+    migrations_after, values,
 };
 
 /// How long another connection may hold the file.
 const BUSY: Duration = Duration::from_secs(5);
 
 /// An open file.
-pub(super) struct Sqlite(Connection);
+pub(super) struct SqliteStore(Connection);
 
-impl From<rusqlite::Error> for Problem {
+impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         Self(error.to_string())
     }
 }
 
-impl ToSql for Value<'_> {
+impl ToSql for ColumnValue<'_> {
     fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
         match self {
             Self::Text(text) => text.to_sql(),
@@ -33,17 +34,17 @@ impl ToSql for Value<'_> {
     }
 }
 
-impl Sqlite {
-    pub(super) fn open(path: &Path, access: Access) -> Result<Self, Problem> {
+impl SqliteStore {
+    pub(super) fn open(path: &Path, access: StoreAccess) -> Result<Self, StoreError> {
         let flags = match access {
-            Access::Write => OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE,
-            Access::Read => OpenFlags::SQLITE_OPEN_READ_ONLY,
+            StoreAccess::Write => OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE,
+            StoreAccess::Read => OpenFlags::SQLITE_OPEN_READ_ONLY,
         };
         let file = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX);
         let mut connection =
-            file.map_err(|error| Problem(format!("cannot open {}: {error}", path.display())))?;
+            file.map_err(|error| StoreError(format!("cannot open {}: {error}", path.display())))?;
         connection.busy_timeout(BUSY)?;
-        if access == Access::Write {
+        if access == StoreAccess::Write {
             // What a power cut takes with `normal`, cursor and rows alike, is read
             // from the journal again.
             connection.pragma_update(None, "journal_mode", "wal")?;
@@ -54,7 +55,7 @@ impl Sqlite {
     }
 }
 
-fn migrate(connection: &mut Connection) -> Result<(), Problem> {
+fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
     let all = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
     all.execute_batch(VERSION_TABLE)?;
     let version: i64 = all.query_row(VERSION, (), |row| row.get(0))?;
@@ -65,8 +66,8 @@ fn migrate(connection: &mut Connection) -> Result<(), Problem> {
     Ok(all.commit()?)
 }
 
-impl Store for Sqlite {
-    fn cursor(&mut self, journal: &str) -> Result<Cursor, Problem> {
+impl Store for SqliteStore {
+    fn cursor(&mut self, journal: &str) -> Result<Cursor, StoreError> {
         let sql = "SELECT segment, byte_offset FROM penstock_usage_cursor WHERE journal = ?1";
         let found = self.0.query_row(sql, [journal], |row| {
             Ok(Cursor { segment: unsigned(row.get(0)?), offset: unsigned(row.get(1)?) })
@@ -74,7 +75,7 @@ impl Store for Sqlite {
         Ok(found.optional()?.unwrap_or_default())
     }
 
-    fn append(&mut self, journal: &str, rows: &[Row], until: Cursor) -> Result<(), Problem> {
+    fn append(&mut self, journal: &str, rows: &[UsageRow], until: Cursor) -> Result<(), StoreError> {
         let all = self.0.transaction()?;
         {
             let places = vec!["?"; COLUMNS.len()].join(", ");
@@ -93,7 +94,7 @@ impl Store for Sqlite {
         Ok(all.commit()?)
     }
 
-    fn lines(&mut self, sql: &str, texts: usize, wholes: usize) -> Result<Vec<Line>, Problem> {
+    fn lines(&mut self, sql: &str, texts: usize, wholes: usize) -> Result<Vec<StoredLine>, StoreError> {
         let mut asked = self.0.prepare(sql)?;
         let lines = asked.query_map((), |row| {
             let names = (0..texts).map(|at| row.get(at)).collect::<Result<_, _>>()?;

@@ -12,7 +12,7 @@ use super::before::assert_good;
 use super::reply::{End, Reply};
 use super::setup::{MODEL, Rig, Setup, chat, engine, tgi};
 use super::table::{Effect, Row, TABLE, What};
-use crate::rig::until;
+use crate::support::gateway::until;
 
 /// Streams that run at the same time.
 const AT_ONCE: usize = 12;

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::reply::{End, Reply};
 use super::setup::{MODEL, Rig, Setup, chat, engine, tgi};
 use super::table::{Effect, Row, TABLE, What};
-use crate::rig::until;
+use crate::support::gateway::until;
 
 /// Rows that run at the same time.
 const AT_ONCE: usize = 6;

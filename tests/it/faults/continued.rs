@@ -11,8 +11,8 @@ use tokio::task::JoinSet;
 
 use super::reply::{End, Reply};
 use super::setup::{MODEL, Rig, Setup, chat, engine};
-use crate::client::Call;
-use crate::rig::until;
+use crate::support::client::Call;
+use crate::support::gateway::until;
 
 const CHAT: &str = "/v1/chat/completions";
 const TOKENS: u32 = 40;
@@ -324,7 +324,7 @@ async fn a_client_that_leaves_while_its_stream_waits_leaves_nothing() {
     until("the stream waits", || rig.waiting() == 1).await;
     drop(open);
     rig.settled().await;
-    assert_eq!(rig.finished().len(), 1);
+    until("the request's line", || rig.finished().len() == 1).await;
     assert_eq!(rig.finished()[0]["outcome"], "client_gone");
 }
 

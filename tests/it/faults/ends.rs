@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use super::before::{assert_good, calls};
 use super::reply::End;
 use super::setup::{Rig, Setup, chat, engine};
-use crate::rig::{TENANT, until};
+use crate::support::gateway::{TENANT, until};
 
 const LIMITS: &str = "upstream: {first_token_timeout: 4s, stream_idle_timeout: 2s}\n";
 

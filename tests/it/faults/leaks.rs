@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use super::before::{assert_good, calls};
 use super::reply::{End, Reply};
 use super::setup::{ENGINE_MODEL, MODEL, Rig, Setup, chat, engine, tgi};
-use crate::rig::TENANT;
+use crate::support::gateway::TENANT;
 
 /// Nothing in the answer tells where, or what, the engine is.
 fn assert_discreet(rig: &Rig, what: &str, reply: &Reply) {

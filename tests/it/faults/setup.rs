@@ -2,11 +2,11 @@
 
 use std::ops::Deref;
 
-use penstock::sim::server::{Dialect, SimHandle, SimOptions, SimServer};
+use penstock::sim::server::{ServerDialect, SimHandle, SimOptions, SimServer};
 use serde_json::{Value, json};
 
 use super::reply::{Open, Reply};
-use crate::rig::{self, TENANT, head, pool_lines, tenant_lines, until};
+use crate::support::gateway::{self, TENANT, head, pool_lines, tenant_lines, until};
 
 /// The public model; the engines call it [`ENGINE_MODEL`].
 pub(super) const MODEL: &str = "llama";
@@ -46,16 +46,16 @@ pub(super) fn engine() -> SimOptions {
 
 /// A quick TGI.
 pub(super) fn tgi() -> SimOptions {
-    SimOptions { dialect: Dialect::Tgi, ..engine() }
+    SimOptions { dialect: ServerDialect::Tgi, ..engine() }
 }
 
 /// A running gateway and its engines; dropping it stops everything.
-pub(super) struct Rig(rig::Rig);
+pub(super) struct Rig(gateway::Rig);
 
 impl Deref for Rig {
-    type Target = rig::Rig;
+    type Target = gateway::Rig;
 
-    fn deref(&self) -> &rig::Rig {
+    fn deref(&self) -> &gateway::Rig {
         &self.0
     }
 }
@@ -63,7 +63,7 @@ impl Deref for Rig {
 impl Rig {
     pub(super) async fn start(setup: Setup) -> Self {
         let kind = match setup.engines.first().map(|engine| engine.dialect) {
-            Some(Dialect::Tgi) => "tgi",
+            Some(ServerDialect::Tgi) => "tgi",
             _ => "vllm",
         };
         let mut engines = Vec::new();
@@ -75,7 +75,7 @@ impl Rig {
         let text = head("") + "tenants:\n" + &tenant_lines(TENANT, "") + "pools:\n";
         let retry = format!("retry: {{{}}}\n", setup.retry);
         let text = text + &pool_lines("pool", &pool, &urls) + &retry + &setup.yaml;
-        Self(rig::Rig::with_file(&text, engines, [TENANT]).await)
+        Self(gateway::Rig::with_file(&text, engines, [TENANT]).await)
     }
 
     /// The name of an engine's replica in log lines.

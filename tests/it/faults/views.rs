@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::before::assert_good;
 use super::reply::End;
 use super::setup::{Rig, Setup, chat, engine};
-use crate::rig::until;
+use crate::support::gateway::until;
 
 /// Sixteen calls at once, all of them answered.
 async fn traffic(rig: &Arc<Rig>) {

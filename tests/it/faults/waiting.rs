@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock::core::snapshot::ReplicaState;
+use penstock::core::model::snapshot::ReplicaStatus;
 use penstock::sim::faults::{Fault, FaultKind, ResetPoint};
 use penstock::sim::server::{SimOptions, Terminate, VllmFlags};
 use tokio::task::JoinSet;
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::reply::End;
 use super::setup::{Rig, Setup, chat, engine};
-use crate::rig::until;
+use crate::support::gateway::until;
 
 const JOBS: usize = 50;
 const OUTAGE: Duration = Duration::from_secs(2);
@@ -130,7 +130,7 @@ async fn a_lost_replica_is_back_within_a_second_and_starts_slowly() {
         let rig = Arc::clone(&rig);
         jobs.spawn(async move { rig.post("/v1/chat/completions", &chat(400, true)).await });
     }
-    let ejected = |rig: &Rig| rig.snapshot().replicas[0].state == ReplicaState::Ejected;
+    let ejected = |rig: &Rig| rig.snapshot().replicas[0].state == ReplicaStatus::Ejected;
     until("the ejection", || ejected(&rig)).await;
     until("some failed probes", || rig.log("probe failed").len() >= 2).await;
     let stamps: Vec<_> = rig.log("probe failed").iter().map(|line| line["timestamp"].clone()).collect();
@@ -144,7 +144,7 @@ async fn a_lost_replica_is_back_within_a_second_and_starts_slowly() {
     until("work for the replica", || rig.snapshot().replicas[0].running > 0).await;
     let view = rig.snapshot().replicas[0].clone();
     assert!(
-        view.state == ReplicaState::SlowStart && view.running <= view.limit && view.limit < 32,
+        view.state == ReplicaStatus::SlowStart && view.running <= view.limit && view.limit < 32,
         "{view:?}"
     );
     until("all work there", || rig.snapshot().replicas[0].running == 16).await;

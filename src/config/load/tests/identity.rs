@@ -7,10 +7,10 @@ use std::time::{Duration, SystemTime};
 
 use crate::config::diff::diff;
 use crate::config::keys;
-use crate::config::load::{Loaded, Outcome, load_str_with};
+use crate::config::load::{LoadOutcome, Loaded, load_str_with};
 use crate::config::secret::SecretSource;
-use crate::config::settings::identity::{Auth, Credentials, Role};
-use crate::core::ids::{ClassId, TenantId};
+use crate::config::settings::identity::{Auth, Credentials, OperatorRole};
+use crate::core::model::ids::{ClassId, TenantId};
 
 /// Two certificates with their keys.
 struct Files {
@@ -48,7 +48,7 @@ fn key(id: &str, more: &str) -> String {
 }
 
 /// A file with such sections, and keys of the tenant `a`.
-fn load(sections: &str, keys: &str, tenant: &str) -> Outcome {
+fn load(sections: &str, keys: &str, tenant: &str) -> LoadOutcome {
     let text = format!(
         "version: 1\n{sections}\ntenants:\n  a: {{classes: [standard, batch], models: [m], keys: [{keys}]{tenant}}}\n\
          pools: {{p: {{engine: openai, models: [m, n], replicas: ['http://p:1']}}}}\n"
@@ -62,7 +62,7 @@ pub(super) fn load_with(text: &str, first: usize) -> Loaded {
     outcome.into_result().unwrap_or_else(|report| panic!("{report}"))
 }
 
-fn known(outcome: Outcome) -> (Loaded, std::sync::Arc<Credentials>) {
+fn known(outcome: LoadOutcome) -> (Loaded, std::sync::Arc<Credentials>) {
     let loaded = outcome.into_result().unwrap_or_else(|report| panic!("{report}"));
     let Auth::Known(known) = loaded.settings.edge.auth.clone() else { panic!("no credentials") };
     (loaded, known)
@@ -91,7 +91,7 @@ auth: {oidc: [{issuer: 'https://id.test', audience: [x], class_claim: c, tenants
     assert_eq!(issuer.classes.as_ref().unwrap().values.len(), 3);
     assert_eq!((known.failures.burst, known.failures.per_minute), (3, 30));
     let listeners = &loaded.settings.listeners;
-    assert_eq!(listeners.operators.tokens["cccccccc"].role, Role::Operate);
+    assert_eq!(listeners.operators.tokens["cccccccc"].role, OperatorRole::Operate);
     let tls = listeners.clients.as_ref().unwrap();
     assert_eq!(tls.config.alpn_protocols, [b"h2".to_vec(), b"http/1.1".to_vec()]);
     assert!(listeners.admin.is_none());

@@ -2,8 +2,8 @@
 
 use crate::config::load::tests::faults::expect_one_error;
 use crate::config::load::tests::{problems, settings};
-use crate::config::settings::names::{Called, Split, TenantNames};
-use crate::core::ids::{ModelId, TenantId};
+use crate::config::settings::names::{NamedModel, Split, TenantNames};
+use crate::core::model::ids::{ModelId, TenantId};
 
 /// Two models, and what a test adds to them.
 fn file(tenants: &str, models: &str) -> String {
@@ -29,20 +29,20 @@ fn names_stand_for_models_and_splits() {
     let [v1, v2] = ["v1", "v2"].map(|name| settings.policy.models.id(name).unwrap());
     let [a, b]: [TenantId; 2] = ["a", "b"].map(|name| settings.policy.tenants.id(name).unwrap());
     let split = Split { targets: vec![(v1, 95), (v2, 5)], fallbacks: vec![v1] };
-    let chat = Called::Split(&split);
+    let chat = NamedModel::Split(&split);
     assert_eq!(
         (names.called(a, "gpt"), names.called(b, "gpt")),
-        (Some(Called::Model(v2)), Some(Called::Model(v1)))
+        (Some(NamedModel::Model(v2)), Some(NamedModel::Model(v1)))
     );
     assert_eq!((names.called(a, "big"), names.called(b, "big")), (Some(chat), None));
     assert_eq!((names.called(b, "chat"), names.called(b, "talk")), (Some(chat), Some(chat)));
     assert!(settings.policy.models.id("chat").is_none(), "no pool serves it");
     assert_eq!(names.tenants[&b], TenantNames::default());
     let others = |tenant, called, model| names.fallbacks(tenant, called, model).collect::<Vec<ModelId>>();
-    assert_eq!(others(a, Called::Model(v1), v1), [v2]);
+    assert_eq!(others(a, NamedModel::Model(v1), v1), [v2]);
     assert_eq!(others(a, chat, v2), [v1]);
     assert_eq!(others(a, chat, v1), [], "it is not its own");
-    assert_eq!(others(b, Called::Model(v1), v1), [], "the tenant does not allow it");
+    assert_eq!(others(b, NamedModel::Model(v1), v1), [], "the tenant does not allow it");
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_split_may_have_the_name_of_one_of_its_targets() {
     let settings = settings(&file("a: {}", "v1: {split: {v1: 9, v2: 1}}"));
     let [v1, v2] = ["v1", "v2"].map(|name| settings.policy.models.id(name).unwrap());
     let split = Split { targets: vec![(v1, 9), (v2, 1)], fallbacks: Vec::new() };
-    assert_eq!(settings.edge.names.shared("v1"), Some(Called::Split(&split)));
+    assert_eq!(settings.edge.names.shared("v1"), Some(NamedModel::Split(&split)));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What pools are and where work may go.
 
 use super::{errors, problems, settings};
-use crate::core::placement::rules::{Capacity, Isolation, Otherwise, Price};
+use crate::core::placement::rules::{Capacity, Isolation, LatePolicy, Price};
 
 const PRICED: &str = "
 version: 1
@@ -33,7 +33,7 @@ fn places_are_what_the_file_says() {
     assert!(class("standard").allow(pool("shared"), &shared));
     assert_eq!(
         (class("batch").prefer, class("batch").otherwise),
-        (Some(Capacity::Spot), Some(Otherwise::Wait))
+        (Some(Capacity::Spot), Some(LatePolicy::Wait))
     );
 }
 

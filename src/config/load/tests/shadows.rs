@@ -2,7 +2,7 @@
 
 use crate::config::load::tests::faults::expect_one_error;
 use crate::config::load::tests::settings;
-use crate::config::settings::shadows::Shadow;
+use crate::config::settings::shadows::ShadowRule;
 
 fn file(more: &str) -> String {
     format!(
@@ -21,7 +21,7 @@ fn copies_have_a_tenant_and_a_class_of_their_own_after_all_others() {
     let policy = &settings.policy;
     let [v1, v2] = ["v1", "v2"].map(|name| policy.models.id(name).unwrap());
     let shadows = settings.edge.shadows.as_ref().unwrap();
-    let rule = Shadow { to: v2, share: 0.05, max_in_flight: 4 };
+    let rule = ShadowRule { to: v2, share: 0.05, max_in_flight: 4 };
     assert_eq!((shadows.rules.len(), shadows.rules[&v1]), (1, rule));
     let class = policy.classes.get(shadows.class).unwrap();
     let others = || policy.classes.iter().filter(|(id, ..)| *id != shadows.class);

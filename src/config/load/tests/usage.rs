@@ -4,9 +4,9 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::config::load::{Outcome, load_str_with};
+use crate::config::load::{LoadOutcome, load_str_with};
 use crate::config::secret::SecretSource;
-use crate::config::settings::usage::{Database, UsageSettings};
+use crate::config::settings::usage::{UsageDatabase, UsageSettings};
 
 const SMALL: &str =
     "version: 1\nauth: {mode: off}\npools: {p: {engine: vllm, models: [m], replicas: [http://a:1]}}\n";
@@ -30,7 +30,7 @@ impl SecretSource for World {
     }
 }
 
-fn load(usage: &str) -> Outcome {
+fn load(usage: &str) -> LoadOutcome {
     load_str_with(&format!("{SMALL}usage: {usage}\n"), "p", Path::new("/tmp"), None, &World)
 }
 
@@ -43,7 +43,7 @@ fn nothing_is_written_down_unless_a_folder_is_named() {
     assert_eq!(settings("{}"), None);
     let usual = settings("{folder: usage}").unwrap();
     assert_eq!(usual.folder, Path::new("/tmp/usage"));
-    assert_eq!(usual.database, Some(Database::Sqlite("/tmp/usage/usage.db".into())));
+    assert_eq!(usual.database, Some(UsageDatabase::Sqlite("/tmp/usage/usage.db".into())));
     assert_eq!((usual.keep_bytes, usual.segment_age), (1 << 30, Duration::from_secs(86_400)));
     assert_eq!(settings("{folder: usage, database: none}").unwrap().database, None);
 }
@@ -53,7 +53,7 @@ fn the_address_of_postgres_is_a_secret() {
     for place in ["env: URL", "file: url"] {
         let text = format!("{{folder: usage, database: postgres, postgres: {{url: {{{place}}}}}}}");
         let found = settings(&text).unwrap();
-        let Some(Database::Postgres(postgres)) = &found.database else { panic!("{found:?}") };
+        let Some(UsageDatabase::Postgres(postgres)) = &found.database else { panic!("{found:?}") };
         assert!(postgres.url.expose().contains("secret-text"));
         assert_eq!(postgres.url_file.is_some(), place.starts_with("file"));
         assert!(!format!("{found:?}").contains("secret-text"));

@@ -7,14 +7,14 @@ use proptest::collection::vec;
 use proptest::prelude::{prop_assert, proptest};
 
 use super::{World, placed, policy, reload, sent, spec};
-use crate::core::adapters::Fit;
-use crate::core::event::{Action, Event, Fault, Outcome};
-use crate::core::ids::{JobId, ModelId, PoolId, ReplicaId};
-use crate::core::job::{JobSpec, Usage};
-use crate::core::overrides::{Closed, Lever, Measure, Override};
-use crate::core::placement::place::Choice;
-use crate::core::policy::{Policy, Pool, StickySessions};
-use crate::core::time::Tick;
+use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event};
+use crate::core::model::ids::{JobId, ModelId, PoolId, ReplicaId};
+use crate::core::model::job::{JobSpec, JobUsage};
+use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
+use crate::core::model::policy::{Policy, Pool, StickySessions};
+use crate::core::model::time::Tick;
+use crate::core::placement::choose::PlacementReason;
+use crate::core::replica::affinity::adapter_slots::AdapterState;
 
 /// One pool of so many replicas; the base model 0 and five adapters.
 fn adapters(replicas: &[u32], slots: u32, load: u64) -> Policy {
@@ -35,7 +35,7 @@ fn with(id: u64, model: u32) -> JobSpec {
 }
 
 /// Where it goes, and how its adapter stands there.
-fn goes(world: &mut World, spec: JobSpec) -> (u32, Option<Fit>) {
+fn goes(world: &mut World, spec: JobSpec) -> (u32, Option<AdapterState>) {
     let actions = world.arrive(spec);
     (sent(&actions)[0].1, placed(&actions).adapter)
 }
@@ -44,18 +44,22 @@ fn goes(world: &mut World, spec: JobSpec) -> (u32, Option<Fit>) {
 fn an_adapter_goes_where_it_is_then_where_there_is_room_then_where_it_evicts() {
     let mut world = World::new(adapters(&[8, 8], 2, 100));
     let (first, fit) = goes(&mut world, with(1, 1));
-    assert_eq!(fit, Some(Fit::Room));
+    assert_eq!(fit, Some(AdapterState::Room));
     world.done(1);
-    assert_eq!(goes(&mut world, with(2, 1)), (first, Some(Fit::Loaded)), "though the other's turn is next");
+    assert_eq!(
+        goes(&mut world, with(2, 1)),
+        (first, Some(AdapterState::Loaded)),
+        "though the other's turn is next"
+    );
     world.done(2);
     assert_eq!(goes(&mut world, spec(3)), (1 - first, None), "the base model needs none");
     world.done(3);
     for (id, model) in [(4, 2), (5, 3), (6, 4)] {
-        assert_eq!(goes(&mut world, with(id, model)).1, Some(Fit::Room));
+        assert_eq!(goes(&mut world, with(id, model)).1, Some(AdapterState::Room));
         world.done(id);
     }
     let (_, fit) = goes(&mut world, with(7, 5));
-    assert_eq!(fit, Some(Fit::Evicts));
+    assert_eq!(fit, Some(AdapterState::Evicts));
 }
 
 #[test]
@@ -67,7 +71,7 @@ fn a_loaded_adapter_is_worth_what_a_load_costs_and_no_more() {
     for id in 2..60 {
         let (replica, fit) = goes(&mut world, JobSpec { prompt_tokens: 400, ..with(id, 1) });
         if replica != first {
-            assert_eq!(fit, Some(Fit::Room));
+            assert_eq!(fit, Some(AdapterState::Room));
             break;
         }
         there += 1;
@@ -115,11 +119,11 @@ fn engines_say_what_they_have_and_a_restart_forgets() {
     });
     let replica = ReplicaId::new(1);
     world.event(Event::AdaptersReported { replica, slots: Some(1), running: vec![ModelId::new(4)] });
-    assert_eq!(goes(&mut world, with(1, 4)), (1, Some(Fit::Loaded)));
-    world.fail(1, Fault::Refused);
+    assert_eq!(goes(&mut world, with(1, 4)), (1, Some(AdapterState::Loaded)));
+    world.fail(1, EngineFault::Refused);
     assert_eq!(sent(&world.event(Event::ReplicaFound { replica })), []);
     world.done(1);
-    assert_eq!(goes(&mut world, with(2, 4)).1, Some(Fit::Loaded), "at the one that it was moved to");
+    assert_eq!(goes(&mut world, with(2, 4)).1, Some(AdapterState::Loaded), "at the one that it was moved to");
 }
 
 #[test]
@@ -137,7 +141,7 @@ fn loads_are_measured_and_teach_nothing_of_speed() {
         world.done(id);
     }
     let why = placed(&world.arrive(with(9, 2)));
-    assert_eq!(why.adapter, Some(Fit::Evicts));
+    assert_eq!(why.adapter, Some(AdapterState::Evicts));
     assert!((600..720).contains(&why.expected.as_millis()), "{:?}", why.expected);
     let view = &world.scheduler.snapshot(world.now).replicas[0];
     assert!((view.speed_factor - 1.0).abs() < 1e-9, "{}", view.speed_factor);
@@ -162,7 +166,10 @@ fn a_session_keeps_to_its_replica() {
         let actions = world.arrive(of_session(id, session));
         let (replica, why) = (sent(&actions)[0].1, placed(&actions));
         let before = own.insert(session, replica);
-        assert_eq!(why.choice, if before.is_some() { Choice::Session } else { Choice::Only });
+        assert_eq!(
+            why.choice,
+            if before.is_some() { PlacementReason::Session } else { PlacementReason::Only }
+        );
         assert!(before.is_none_or(|before| before == replica));
         world.done(id);
     }
@@ -170,7 +177,7 @@ fn a_session_keeps_to_its_replica() {
         world.arrive(of_session(id, id));
         world.done(id);
     }
-    assert_eq!(placed(&world.arrive(of_session(200, 0))).choice, Choice::Only, "it was forgotten");
+    assert_eq!(placed(&world.arrive(of_session(200, 0))).choice, PlacementReason::Only, "it was forgotten");
 }
 
 #[test]
@@ -190,11 +197,11 @@ fn a_session_moves_when_its_replica_is_full_gone_draining_or_too_late() {
     }
     assert_eq!(at(&mut world, 5), second, "it has moved");
     world.done(5);
-    let lever = Measure::CloseReplica(ReplicaId::new(second), Closed::Drained);
+    let lever = OverrideChange::CloseReplica(ReplicaId::new(second), Closed::Drained);
     world.event(Event::Overridden(Override { measure: lever, until: Tick::NEVER, reason: "".into() }));
     assert_eq!(at(&mut world, 6), first, "draining");
     world.done(6);
-    world.event(Event::Restored(Lever::Replica(ReplicaId::new(second))));
+    world.event(Event::Restored(OverrideTarget::Replica(ReplicaId::new(second))));
     world.event(Event::ReplicaLost { replica: ReplicaId::new(first), answers: false });
     assert_eq!(at(&mut world, 7), second, "out of service");
     world.done(7);
@@ -212,7 +219,7 @@ fn sessions_that_are_off_cost_nothing_and_change_nothing() {
     let mut world = World::new(policy(&[&[8, 8]], &[&[0]]));
     for id in 0..4 {
         let actions = world.arrive(of_session(id, 7));
-        assert_eq!((sent(&actions)[0].1, placed(&actions).choice), ((id % 2) as u32, Choice::Only));
+        assert_eq!((sent(&actions)[0].1, placed(&actions).choice), ((id % 2) as u32, PlacementReason::Only));
         world.done(id);
     }
     assert!(world.scheduler.sessions.is_empty());
@@ -252,14 +259,14 @@ proptest! {
             for _ in 0..ends {
                 let Some((&job, _)) = at.iter().next() else { break };
                 at.remove(&job);
-                let actions = world.finish(job, Outcome::Done(Usage::Unknown));
+                let actions = world.finish(job, AttemptOutcome::Done(JobUsage::Unknown));
                 waiting -= note(&actions, &mut at, &models);
                 prop_assert!(most(&at) <= slots as usize);
             }
         }
         while let Some((&job, _)) = at.iter().next() {
             at.remove(&job);
-            let actions = world.finish(job, Outcome::Done(Usage::Unknown));
+            let actions = world.finish(job, AttemptOutcome::Done(JobUsage::Unknown));
             waiting -= note(&actions, &mut at, &models);
         }
         prop_assert!(waiting == 0 && world.scheduler.jobs() == 0, "{waiting} wait for ever");

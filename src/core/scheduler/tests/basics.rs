@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use crate::core::event::{BoundKind, Event, Outcome, RejectReason, Report, Turn};
-use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
-use crate::core::job::{JobSpec, Usage};
-use crate::core::policy::{Bounds, Pool, Replica, Tenant};
+use crate::core::model::event::{
+    AttemptOutcome, Event, OrderReason, QueueBound, RejectReason, ReplicaReport,
+};
+use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
+use crate::core::model::job::{JobSpec, JobUsage};
+use crate::core::model::policy::{Pool, QueueBounds, Replica, Tenant};
+use crate::core::model::time::Tick;
 use crate::core::scheduler::dispatch::MAX_PASSED;
 use crate::core::scheduler::tests::{World, of_tenant, placed, policy, rejected, sent, spec, tenant, used};
-use crate::core::time::Tick;
 
 #[test]
 fn an_idle_replica_takes_a_job_at_once() {
@@ -18,7 +20,7 @@ fn an_idle_replica_takes_a_job_at_once() {
     let why = placed(&actions);
     assert_eq!(
         (why.queued, why.attempt, why.behind, why.candidates, why.running, why.limit, why.turn),
-        (Duration::ZERO, 1, 0, 2, 0, 2, Turn::Alone)
+        (Duration::ZERO, 1, 0, 2, 0, 2, OrderReason::Alone)
     );
     assert_eq!(sent(&world.arrive(spec(2))), [(2, 1)], "least outstanding work");
     let actions = world.arrive(spec(3));
@@ -37,7 +39,7 @@ fn a_job_waits_for_credit_and_goes_in_order() {
     let actions = world.done(1);
     assert_eq!(sent(&actions), [(2, 0)]);
     let why = placed(&actions);
-    assert_eq!((why.queued, why.behind, why.turn), (Duration::from_millis(30), 2, Turn::Fair));
+    assert_eq!((why.queued, why.behind, why.turn), (Duration::from_millis(30), 2, OrderReason::Fair));
     assert_eq!(sent(&world.done(2)), [(3, 0)]);
 }
 
@@ -48,7 +50,7 @@ fn leaving_frees_everything_in_any_phase() {
     world.arrive(spec(2));
     world.arrive(spec(3));
     let leave =
-        |world: &mut World, id| world.event(Event::Left { job: JobId::new(id), usage: Usage::Unknown });
+        |world: &mut World, id| world.event(Event::Left { job: JobId::new(id), usage: JobUsage::Unknown });
     assert_eq!(leave(&mut world, 2), []);
     assert_eq!(sent(&leave(&mut world, 1)), [(3, 0)]);
     assert_eq!(leave(&mut world, 3), []);
@@ -182,20 +184,20 @@ fn a_first_token_ends_the_prefill() {
 #[test]
 fn bounds_are_about_what_waits() {
     let mut rules = policy(&[&[1]], &[&[0]]);
-    let bounds = Bounds { requests: 1, ..Bounds::default() };
+    let bounds = QueueBounds { requests: 1, ..QueueBounds::default() };
     rules.tenants.insert("a", Tenant { bounds, ..tenant(1.0) });
-    rules.bounds = Bounds { bytes: 250, ..Bounds::default() };
+    rules.bounds = QueueBounds { bytes: 250, ..QueueBounds::default() };
     let mut world = World::new(rules);
     assert!(world.scheduler.can_queue());
     assert_eq!(sent(&world.arrive(spec(1))).len(), 1);
     assert_eq!(world.arrive(spec(2)), []);
     let refused = rejected(&world.arrive(spec(3)));
-    assert_eq!(refused[0].1.reason, RejectReason::TenantQueueFull(BoundKind::Requests));
+    assert_eq!(refused[0].1.reason, RejectReason::TenantQueueFull(QueueBound::Requests));
     let retry_after = refused[0].1.retry_after.expect("worth another try");
     assert!((1..=60).contains(&retry_after.as_secs()), "{retry_after:?}");
     assert_eq!(world.arrive(of_tenant(4, 1)), []);
     let refused = rejected(&world.arrive(of_tenant(5, 2)));
-    assert_eq!(refused[0].1.reason, RejectReason::QueueFull(BoundKind::Bytes));
+    assert_eq!(refused[0].1.reason, RejectReason::QueueFull(QueueBound::Bytes));
     world.arrive(JobSpec { bytes: 50, ..of_tenant(6, 2) });
     assert!(!world.scheduler.can_queue());
     assert_eq!(sent(&world.done(1)).len(), 1);
@@ -205,11 +207,11 @@ fn bounds_are_about_what_waits() {
 #[test]
 fn a_queue_of_nothing_still_serves() {
     let mut rules = policy(&[&[1]], &[&[0]]);
-    rules.bounds = Bounds { requests: 0, bytes: 0, tokens: 0 };
+    rules.bounds = QueueBounds { requests: 0, bytes: 0, tokens: 0 };
     let mut world = World::new(rules);
     assert!(world.scheduler.can_queue());
     assert_eq!(sent(&world.arrive(spec(1))).len(), 1);
-    assert_eq!(rejected(&world.arrive(spec(2)))[0].1.reason, RejectReason::QueueFull(BoundKind::Requests));
+    assert_eq!(rejected(&world.arrive(spec(2)))[0].1.reason, RejectReason::QueueFull(QueueBound::Requests));
 }
 
 #[test]
@@ -279,18 +281,18 @@ fn hostile_numbers_do_no_harm() {
     world.done(9);
     for _ in 0..5 {
         for id in (0..5).chain([9]) {
-            world.finish(id, Outcome::Done(used(u64::MAX, u64::MAX)));
+            world.finish(id, AttemptOutcome::Done(used(u64::MAX, u64::MAX)));
         }
     }
     world.event(Event::ReplicaReported {
         replica: ReplicaId::new(0),
-        report: Report {
+        report: ReplicaReport {
             running: Some(u64::MAX),
             waiting: Some(u64::MAX),
             kv_usage: Some(f64::NAN),
             slots: Some(0),
             kv_tokens: Some(0),
-            ..Report::default()
+            ..ReplicaReport::default()
         },
     });
     assert_eq!(world.scheduler.jobs(), 0);
@@ -302,10 +304,14 @@ fn reports_set_limits_where_nothing_is_configured() {
     rules.replicas.insert("p0/r0", Replica { pool: PoolId::new(0), max_seqs: None, kv_tokens: None });
     let mut world = World::new(rules);
     let report = |report| Event::ReplicaReported { replica: ReplicaId::new(0), report };
-    world.event(report(Report { slots: Some(1), ..Report::default() }));
+    world.event(report(ReplicaReport { slots: Some(1), ..ReplicaReport::default() }));
     world.arrive(spec(1));
     assert_eq!(world.arrive(spec(2)), []);
-    let actions = world.event(report(Report { slots: Some(2), kv_tokens: Some(1000), ..Report::default() }));
+    let actions = world.event(report(ReplicaReport {
+        slots: Some(2),
+        kv_tokens: Some(1000),
+        ..ReplicaReport::default()
+    }));
     assert_eq!(sent(&actions), [(2, 0)], "new credit is used at once");
     let view = &world.scheduler.snapshot(Tick::from_millis(5)).replicas[0];
     assert_eq!((view.limit, view.report_age), (2, Some(Duration::from_millis(5))));
@@ -377,7 +383,7 @@ fn an_engine_that_holds_requests_back_gets_fewer() {
         world.arrive(spec(id));
         world.event(Event::FirstToken { job: JobId::new(id) });
     }
-    let report = Report { running: Some(4), waiting: Some(6), ..Report::default() };
+    let report = ReplicaReport { running: Some(4), waiting: Some(6), ..ReplicaReport::default() };
     for _ in 0..2 {
         world.event(Event::ReplicaReported { replica: ReplicaId::new(0), report });
     }

@@ -6,27 +6,27 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::budget::rule::{Period, Rule, RuleId, Scope, Unit};
-use crate::core::cost::bill::{Bill, Waste, WastedBy};
-use crate::core::event::{Action, Event, Fault, Recalled};
-use crate::core::ids::{JobId, PoolId, ReplicaId, TenantId};
-use crate::core::job::{JobSpec, Usage};
-use crate::core::overrides::{Closed, Measure, Override};
-use crate::core::placement::rules::{Price, Supply};
-use crate::core::policy::{Policy, Pool};
+use crate::core::billing::bill::{StayBill, Waste, WasteCause};
+use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit};
+use crate::core::model::event::{Action, EngineFault, Event, PreemptReason};
+use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
+use crate::core::model::job::{JobSpec, JobUsage};
+use crate::core::model::overrides::{Closed, Override, OverrideChange};
+use crate::core::model::policy::{Policy, Pool};
+use crate::core::model::time::Tick;
+use crate::core::placement::rules::{PoolTraits, Price};
 use crate::core::scheduler::tests::edge::Edge;
 use crate::core::scheduler::tests::worlds::{Rules, op, rules};
 use crate::core::scheduler::tests::{World, policy, sent, spec, used};
-use crate::core::time::Tick;
 
 const HOUR: u64 = 3_600_000;
 
 /// The bill of the stay that ended last.
-fn bill(world: &World) -> Bill {
+fn bill(world: &World) -> StayBill {
     world.bills.last().unwrap().1
 }
 
-fn waste(world: &World) -> Option<(u64, WastedBy)> {
+fn waste(world: &World) -> Option<(u64, WasteCause)> {
     bill(world).waste.map(|waste: Waste| (waste.tokens, waste.why))
 }
 
@@ -34,7 +34,7 @@ fn waste(world: &World) -> Option<(u64, WastedBy)> {
 fn priced(replicas: &[u32]) -> Policy {
     let mut policy = policy(&[replicas], &[&[0]]);
     let pool = PoolId::new(0);
-    let supply = Supply { price: Price::new(3.6), ..Supply::default() };
+    let supply = PoolTraits { price: Price::new(3.6), ..PoolTraits::default() };
     let row = Pool { supply, ..policy.pools.get(pool).unwrap().clone() };
     policy.pools.insert("p0", row);
     policy
@@ -66,27 +66,27 @@ fn a_stream_is_billed_for_its_part_of_each_step() {
 fn what_was_done_for_nobody_is_said() {
     let mut world = World::new(priced(&[1, 1]));
     world.arrive(spec(1));
-    world.fail(1, Fault::Reset);
-    assert_eq!(waste(&world), Some((10, WastedBy::Retry)));
+    world.fail(1, EngineFault::Reset);
+    assert_eq!(waste(&world), Some((10, WasteCause::Retry)));
     world.event(Event::Left { job: JobId::new(1), usage: used(10, 7) });
-    assert_eq!(waste(&world), Some((17, WastedBy::ClientGone)));
+    assert_eq!(waste(&world), Some((17, WasteCause::ClientGone)));
 
     let mut world = World::new(priced(&[1, 1]));
     world.arrive(spec(1));
-    world.fail(1, Fault::Refused);
+    world.fail(1, EngineFault::Refused);
     assert_eq!(waste(&world), None, "it never came there");
     world.event(Event::FirstToken { job: JobId::new(1) });
-    world.interrupt(1, Fault::Reset, 4);
-    assert_eq!(waste(&world), Some((10, WastedBy::Interrupted)));
+    world.interrupt(1, EngineFault::Reset, 4);
+    assert_eq!(waste(&world), Some((10, WasteCause::Interrupted)));
 
     let mut world = World::new(priced(&[1, 1]));
     let there = sent(&world.arrive(spec(1)))[0].1;
-    let measure = Measure::CloseReplica(ReplicaId::new(there), Closed::Drained);
+    let measure = OverrideChange::CloseReplica(ReplicaId::new(there), Closed::Drained);
     let set = Override { measure, until: Tick::NEVER, reason: "any".into() };
     let actions = world.whole_event(Event::Overridden(set));
     let at = |wanted: fn(&Action) -> bool| actions.iter().position(wanted);
-    let recall = at(|action| matches!(action, Action::Recall { why: Recalled::Drained, .. }));
-    let waste = Some(Waste { tokens: 10, why: WastedBy::Recall });
+    let recall = at(|action| matches!(action, Action::Recall { why: PreemptReason::Drained, .. }));
+    let waste = Some(Waste { tokens: 10, why: WasteCause::Recall });
     let billed = actions
         .iter()
         .position(|action| matches!(action, Action::Settled { bill, .. } if bill.waste == waste));
@@ -112,16 +112,16 @@ fn what_nobody_used_is_told_once() {
 }
 
 /// A limit that counts what each tenant is billed, and refuses nothing.
-fn tally(unit: Unit, tenant: u32) -> Rule {
-    let scope = Scope::Tenant(TenantId::new(tenant));
-    Rule { id: RuleId { scope, unit, period: Period::Month, shadow: true }, amount: u64::MAX / 2 }
+fn tally(unit: LimitUnit, tenant: u32) -> LimitRule {
+    let scope = LimitScope::Tenant(TenantId::new(tenant));
+    LimitRule { id: LimitId { scope, unit, period: LimitPeriod::Month, shadow: true }, amount: u64::MAX / 2 }
 }
 
 fn with_tally(mut rules: Rules, prices: &[f64]) -> Rules {
     for tenant in 0..5 {
-        rules.limits.extend([Unit::GpuTime, Unit::Money].map(|unit| tally(unit, tenant)));
+        rules.limits.extend([LimitUnit::GpuTime, LimitUnit::Money].map(|unit| tally(unit, tenant)));
     }
-    let supply = |(pool, price): (usize, &f64)| Supply {
+    let supply = |(pool, price): (usize, &f64)| PoolTraits {
         price: Price::new(*price),
         ..rules.places.supplies.get(pool).copied().unwrap_or_default()
     };
@@ -133,14 +133,15 @@ fn with_tally(mut rules: Rules, prices: &[f64]) -> Rules {
 /// what was billed is what was settled.
 fn adds_up(edge: &mut Edge, prices: &[f64]) {
     edge.ask_idle();
-    let mut settled: BTreeMap<(TenantId, Unit), u64> = BTreeMap::new();
+    let mut settled: BTreeMap<(TenantId, LimitUnit), u64> = BTreeMap::new();
     for (tenant, bill) in &edge.bills {
         let nanos = u64::try_from(bill.time.as_nanos()).unwrap();
-        *settled.entry((*tenant, Unit::GpuTime)).or_default() += nanos;
-        *settled.entry((*tenant, Unit::Money)).or_default() += bill.money;
+        *settled.entry((*tenant, LimitUnit::GpuTime)).or_default() += nanos;
+        *settled.entry((*tenant, LimitUnit::Money)).or_default() += bill.money;
     }
     for standing in edge.scheduler.limits(edge.now) {
-        let RuleId { scope: Scope::Tenant(tenant), unit, period: Period::Month, .. } = standing.rule.id
+        let LimitId { scope: LimitScope::Tenant(tenant), unit, period: LimitPeriod::Month, .. } =
+            standing.rule.id
         else {
             continue;
         };
@@ -187,8 +188,8 @@ proptest! {
     #[test]
     fn time_is_refused_when_it_is_spent(tokens in 1_u64..2_000, wait in 1_u64..5_000) {
         let mut rules = priced(&[8]);
-        rules.limits = vec![Rule {
-            id: RuleId { scope: Scope::Tenant(TenantId::new(0)), unit: Unit::GpuTime, period: Period::Day, shadow: false },
+        rules.limits = vec![LimitRule {
+            id: LimitId { scope: LimitScope::Tenant(TenantId::new(0)), unit: LimitUnit::GpuTime, period: LimitPeriod::Day, shadow: false },
             amount: 10_000_000_000,
         }];
         let mut world = World::new(rules);
@@ -215,15 +216,15 @@ proptest! {
 #[test]
 fn failed_tries_are_paid_for() {
     let mut rules = priced(&[1, 1]);
-    let scope = Scope::Tenant(TenantId::new(0));
-    let id = RuleId { scope, unit: Unit::Money, period: Period::Day, shadow: false };
-    rules.limits = vec![Rule { id, amount: 1_000_000_000 }];
+    let scope = LimitScope::Tenant(TenantId::new(0));
+    let id = LimitId { scope, unit: LimitUnit::Money, period: LimitPeriod::Day, shadow: false };
+    rules.limits = vec![LimitRule { id, amount: 1_000_000_000 }];
     let mut world = World::new(rules);
     world.arrive(spec(1));
     world.now = Tick::from_millis(40);
-    world.fail(1, Fault::Reset);
+    world.fail(1, EngineFault::Reset);
     world.now = Tick::from_millis(100);
-    world.event(Event::Left { job: JobId::new(1), usage: Usage::Unknown });
+    world.event(Event::Left { job: JobId::new(1), usage: JobUsage::Unknown });
     let standing = world.scheduler.limits(world.now)[0];
     assert_eq!(standing.rule.amount - standing.left, 100_000, "100 ms at 3.6 an hour");
 }

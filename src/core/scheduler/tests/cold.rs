@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::admission::MAX_RETRY_AFTER;
-use crate::core::event::{Action, Event, Fault, RejectReason};
-use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId};
-use crate::core::job::JobSpec;
-use crate::core::policy::{Class, Policy, Pool};
+use crate::core::model::event::{Action, EngineFault, Event, RejectReason};
+use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::policy::{Class, Policy, Pool};
+use crate::core::model::snapshot::{Obstacle, PoolSnapshot, PoolStatus};
+use crate::core::model::time::Tick;
+use crate::core::queue::admission::MAX_RETRY_AFTER;
 use crate::core::scheduler::tests::{World, policy, rejected, sent, spec};
-use crate::core::snapshot::{Obstacle, PoolState, PoolView};
-use crate::core::time::Tick;
 
 /// One pool of replicas with these limits, whose start is expected to take 3
 /// minutes, and classes that tolerate so many seconds of it.
@@ -59,7 +59,7 @@ fn first_token(world: &mut World, job: u64) -> Vec<Action> {
     world.event(Event::FirstToken { job: JobId::new(job) })
 }
 
-fn view(world: &World) -> PoolView {
+fn view(world: &World) -> PoolSnapshot {
     world.scheduler.snapshot(world.now).pools[0].clone()
 }
 
@@ -90,7 +90,7 @@ fn a_hundred_jobs_are_held_and_go_as_replicas_can_take_them() {
         let wanted = Action::PoolWanted { pool: PoolId::new(0), expected: Some(Duration::from_secs(180)) };
         assert_eq!(actions, if id == 0 { vec![wanted] } else { Vec::new() });
     }
-    assert_eq!((view(&world).state, view(&world).waiting), (PoolState::Starting, 100));
+    assert_eq!((view(&world).state, view(&world).waiting), (PoolStatus::Starting, 100));
     let why = world.scheduler.explain(JobId::new(7), world.now).unwrap();
     assert_eq!(why.obstacle, Obstacle::Starting);
 
@@ -98,14 +98,14 @@ fn a_hundred_jobs_are_held_and_go_as_replicas_can_take_them() {
     let actions = reload(&mut world, pool_of(&[16], None));
     let first: Vec<u64> = sent(&actions).into_iter().map(|(job, _)| job).collect();
     assert_eq!(first, [0, 1], "an eighth of the limit");
-    assert_eq!(view(&world).state, PoolState::Starting);
+    assert_eq!(view(&world).state, PoolStatus::Starting);
     world.at(110_000);
     let actions = first_token(&mut world, 0);
     let started = Action::PoolStarted { pool: PoolId::new(0), took: Duration::from_secs(110) };
     assert_eq!(actions.last(), Some(&started));
     assert_eq!(
         (view(&world).state, view(&world).cold_start),
-        (PoolState::Ready, Some(Duration::from_secs(110)))
+        (PoolStatus::Ready, Some(Duration::from_secs(110)))
     );
     let running: Vec<u64> = (0..100).filter(|id| !waits(&world, *id)).collect();
     assert!(running.len() <= 16, "{running:?}");
@@ -113,7 +113,7 @@ fn a_hundred_jobs_are_held_and_go_as_replicas_can_take_them() {
     assert!(most <= 16 && all == 100, "{most} at once, {all} in all");
 
     assert_eq!(reload(&mut world, pool_of(&[], None)), []);
-    assert_eq!((view(&world).state, world.scheduler.jobs()), (PoolState::Cold, 0));
+    assert_eq!((view(&world).state, world.scheduler.jobs()), (PoolStatus::Cold, 0));
 }
 
 fn waits(world: &World, id: u64) -> bool {
@@ -126,9 +126,9 @@ fn streams_finish_while_the_pool_drains_and_new_jobs_are_held() {
     assert_eq!(sent(&world.arrive(patient(0, 0))), [(0, 0)]);
     first_token(&mut world, 0);
     assert_eq!(reload(&mut world, pool_of(&[], None)), []);
-    assert_eq!(view(&world).state, PoolState::Draining);
+    assert_eq!(view(&world).state, PoolStatus::Draining);
     assert_eq!(rejected(&world.arrive(patient(1, 0))), []);
-    assert_eq!(view(&world).state, PoolState::Starting);
+    assert_eq!(view(&world).state, PoolStatus::Starting);
     assert_eq!(world.done(0), []);
     world.at(60_000);
     assert_eq!(sent(&reload(&mut world, pool_of(&[2], None))), [(1, 0)]);
@@ -144,7 +144,7 @@ fn who_cannot_wait_that_long_is_told_at_once_and_when_to_come_back() {
     assert_eq!(refused[0].1.reason, RejectReason::ColdStart);
     let wait = refused[0].1.retry_after.unwrap().as_secs();
     assert!((180..=225).contains(&wait), "{wait}");
-    assert_eq!(view(&world).state, PoolState::Cold, "nobody is held");
+    assert_eq!(view(&world).state, PoolStatus::Cold, "nobody is held");
 
     // Its question counts: the rest of the time is what the next one waits.
     world.at(20_000);
@@ -160,7 +160,7 @@ fn who_cannot_wait_that_long_is_told_at_once_and_when_to_come_back() {
     assert_eq!(refused[0].1.queued, Duration::from_secs(170));
     let wait = refused[0].1.retry_after.unwrap();
     assert!(wait >= MAX_RETRY_AFTER / 2 && wait <= MAX_RETRY_AFTER, "it is overdue: {wait:?}");
-    assert_eq!((view(&world).state, view(&world).cold_start), (PoolState::Cold, None));
+    assert_eq!((view(&world).state, view(&world).cold_start), (PoolStatus::Cold, None));
 }
 
 #[test]
@@ -216,22 +216,22 @@ fn the_tolerance_goes_on_while_the_first_replica_fails() {
     world.arrive(patient(0, 0));
     world.at(100_000);
     assert_eq!(sent(&reload(&mut world, pool_of(&[4], Some(200)))), [(0, 0)]);
-    world.fail(0, Fault::Refused);
+    world.fail(0, EngineFault::Refused);
     assert!(waits(&world, 0), "it is not there yet");
     assert_eq!(rejected(&world.arrive(patient(1, 100))), []);
     let refused = rejected(&world.at(200_000));
     assert_eq!((refused.len(), refused[0].0, refused[0].1.reason), (1, 0, RejectReason::ColdStart));
-    assert_eq!(view(&world).state, PoolState::Starting, "another one is held");
+    assert_eq!(view(&world).state, PoolStatus::Starting, "another one is held");
     let refused = rejected(&world.at(300_000));
-    assert_eq!((refused[0].0, view(&world).state), (1, PoolState::Down));
+    assert_eq!((refused[0].0, view(&world).state), (1, PoolStatus::Down));
 }
 
 #[test]
 fn replicas_that_only_fail_are_not_a_start() {
     let mut world = World::new(pool_of(&[4], Some(1)));
     world.arrive(patient(0, 0));
-    world.fail(0, Fault::Refused);
-    assert_eq!(view(&world).state, PoolState::Down);
+    world.fail(0, EngineFault::Refused);
+    assert_eq!(view(&world).state, PoolStatus::Down);
     assert_eq!(rejected(&world.arrive(patient(1, 0))), []);
     assert_eq!(rejected(&world.at(100_000)), []);
     assert_eq!(view(&world).waiting, 2);
@@ -265,8 +265,8 @@ fn how_slowly_jobs_went_while_nothing_ran_is_forgotten() {
 fn a_start_is_given_up_with_the_last_who_waits() {
     let mut world = World::new(pool_of(&[], None));
     world.arrive(patient(0, 0));
-    world.event(Event::Left { job: JobId::new(0), usage: crate::core::job::Usage::Unknown });
-    assert_eq!(view(&world).state, PoolState::Cold);
+    world.event(Event::Left { job: JobId::new(0), usage: crate::core::model::job::JobUsage::Unknown });
+    assert_eq!(view(&world).state, PoolStatus::Cold);
     world.at(50_000);
     world.arrive(patient(1, 50));
     world.at(60_000);
@@ -281,7 +281,7 @@ fn what_joins_a_starting_pool_whose_replica_goes_again_is_held_too() {
     world.arrive(patient(1, 0));
     reload(&mut world, pool_of(&[1], Some(600)));
     world.arrive(patient(2, 0));
-    world.fail(1, Fault::Busy { retry_after: None });
+    world.fail(1, EngineFault::Busy { retry_after: None });
     assert_eq!(world.scheduler.audit(), []);
 }
 
@@ -289,10 +289,10 @@ fn what_joins_a_starting_pool_whose_replica_goes_again_is_held_too() {
 fn a_static_address_that_is_scaled_to_zero_is_a_start_and_not_a_failure() {
     let mut world = World::new(scaled(Some(600)));
     world.arrive(JobSpec { falls_back: true, ..patient(1, 0) });
-    let actions = world.fail(1, Fault::Refused);
+    let actions = world.fail(1, EngineFault::Refused);
     let wanted = Action::PoolWanted { pool: PoolId::new(0), expected: Some(Duration::from_secs(180)) };
     assert!(actions.contains(&wanted) && rejected(&actions).is_empty(), "{actions:?}");
-    assert_eq!(view(&world).state, PoolState::Starting);
+    assert_eq!(view(&world).state, PoolStatus::Starting);
     assert_eq!(world.scheduler.explain(JobId::new(1), world.now).unwrap().obstacle, Obstacle::Starting);
     for id in 2..20 {
         assert_eq!(world.arrive(patient(id, 0)), [], "held like the first");
@@ -318,20 +318,20 @@ fn a_static_address_that_is_scaled_to_zero_is_a_start_and_not_a_failure() {
 fn who_cannot_wait_for_such_a_start_is_told_at_once() {
     let mut world = World::new(scaled(Some(60)));
     world.arrive(patient(1, 0));
-    let told = rejected(&world.fail(1, Fault::Refused));
+    let told = rejected(&world.fail(1, EngineFault::Refused));
     assert_eq!(told.len(), 1);
     assert_eq!(told[0].1.reason, RejectReason::ColdStart);
     assert!(told[0].1.retry_after.is_some_and(|after| after >= Duration::from_secs(180)), "{told:?}");
-    assert_eq!(view(&world).state, PoolState::Cold, "nobody waits");
+    assert_eq!(view(&world).state, PoolStatus::Cold, "nobody waits");
 }
 
 #[test]
 fn what_answers_badly_is_down_and_not_scaled_to_zero() {
     let mut world = World::new(scaled(Some(600)));
     world.arrive(patient(1, 0));
-    world.fail(1, Fault::ServerError);
-    assert_eq!(view(&world).state, PoolState::Down, "something is there");
+    world.fail(1, EngineFault::ServerError);
+    assert_eq!(view(&world).state, PoolStatus::Down, "something is there");
     world.at(200);
     world.event(Event::ReplicaLost { replica: ReplicaId::new(0), answers: false });
-    assert_eq!(view(&world).state, PoolState::Starting, "nothing is there any more");
+    assert_eq!(view(&world).state, PoolStatus::Starting, "nothing is there any more");
 }

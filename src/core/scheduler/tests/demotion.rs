@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::core::event::{Action, Fault, RejectReason};
-use crate::core::ids::ClassId;
-use crate::core::job::JobSpec;
-use crate::core::policy::{Class, Policy};
+use crate::core::model::event::{Action, EngineFault, RejectReason};
+use crate::core::model::ids::ClassId;
+use crate::core::model::job::JobSpec;
+use crate::core::model::policy::{Class, Policy};
+use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, class, of_tenant, placed, policy, rejected, sent, spec, tenant};
-use crate::core::time::Tick;
 
 const SECOND: ClassId = ClassId::new(1);
 
@@ -87,7 +87,7 @@ fn a_job_is_paid_for_in_the_class_it_is_served_in() {
     world.done(9);
     world.arrive(until(50, JobSpec { max_output_tokens: 200, ..spec(0) }));
     world.arrive(of_tenant(1, 1));
-    assert!(world.fail(0, Fault::Busy { retry_after: Some(Duration::from_millis(200)) }).len() == 1);
+    assert!(world.fail(0, EngineFault::Busy { retry_after: Some(Duration::from_millis(200)) }).len() == 1);
     world.arrive(spec(2));
     assert_eq!(world.at(50), [], "it went on in the second class");
     assert_eq!(sent(&world.at(250)), [(2, 0)], "a paid for nothing in the first class yet");

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::core::event::{Action, Event, Recalled};
-use crate::core::ids::{JobId, PoolId, ReplicaId};
-use crate::core::policy::Replica;
+use crate::core::model::event::{Action, Event, PreemptReason};
+use crate::core::model::ids::{JobId, PoolId, ReplicaId};
+use crate::core::model::policy::Replica;
+use crate::core::model::snapshot::ReplicaStatus;
+use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, policy, recalled, reload, sent, spec, without};
-use crate::core::snapshot::ReplicaState;
-use crate::core::time::Tick;
 
 const GOING: ReplicaId = ReplicaId::new(0);
 
@@ -32,14 +32,14 @@ fn drain(world: &mut World, draining: bool) -> Vec<Action> {
 fn what_nobody_has_seen_moves_at_once() {
     let mut world = one_stream_one_prompt();
     let actions = drain(&mut world, true);
-    assert_eq!(recalled(&actions), [(2, 0, Recalled::Drained)]);
+    assert_eq!(recalled(&actions), [(2, 0, PreemptReason::Drained)]);
     assert_eq!(sent(&actions), [(2, 1)]);
-    assert_eq!(world.state(0), Some(ReplicaState::Draining));
+    assert_eq!(world.state(0), Some(ReplicaStatus::Draining));
     assert_eq!(drain(&mut world, true), [], "it is no news");
     assert_eq!(world.done(1), [], "its stream ended in peace");
 
     drain(&mut world, false);
-    assert_eq!(world.state(0), Some(ReplicaState::Serving), "it stays after all");
+    assert_eq!(world.state(0), Some(ReplicaStatus::Serving), "it stays after all");
     assert_eq!(sent(&world.arrive(spec(3))), [(3, 0)]);
 }
 
@@ -54,7 +54,7 @@ fn what_left_the_policy_keeps_its_jobs_for_the_time_of_a_drain() {
     assert_eq!(world.at(2_999), []);
     assert!(world.scheduler.next_deadline() <= Some(Tick::from_millis(3_000)), "nobody else wakes it");
     let actions = world.at(3_000);
-    assert_eq!(recalled(&actions), [(2, 0, Recalled::Drained)], "the stream goes on");
+    assert_eq!(recalled(&actions), [(2, 0, PreemptReason::Drained)], "the stream goes on");
     assert_eq!(sent(&actions), [(2, 1)]);
     assert_eq!(world.at(100_000), []);
 }
@@ -94,7 +94,7 @@ fn a_moved_job_keeps_its_place_before_younger_ones() {
     }
     let first = world.scheduler.jobs.values().find(|job| job.run().is_some_and(|run| run.replica == GOING));
     let moved = first.expect("a job there").spec.id.index() as u64;
-    assert_eq!(recalled(&drain(&mut world, true)), [(moved, 0, Recalled::Drained)]);
+    assert_eq!(recalled(&drain(&mut world, true)), [(moved, 0, PreemptReason::Drained)]);
     let other = 3 - moved;
     assert_eq!(sent(&world.done(other)), [(moved, 1)]);
 }
@@ -102,13 +102,13 @@ fn a_moved_job_keeps_its_place_before_younger_ones() {
 #[test]
 fn new_replicas_start_slowly_but_for_the_first_ones() {
     let mut world = World::new(policy(&[&[8]], &[&[0]]));
-    assert_eq!(world.state(0), Some(ReplicaState::Serving));
+    assert_eq!(world.state(0), Some(ReplicaStatus::Serving));
     reload(&mut world, |next| {
         next.replicas.insert("p0/r1", Replica { pool: PoolId::new(0), max_seqs: Some(8), kv_tokens: None });
     });
-    assert_eq!(world.state(1), Some(ReplicaState::SlowStart));
+    assert_eq!(world.state(1), Some(ReplicaStatus::SlowStart));
     let limit = |world: &World| world.scheduler.snapshot(world.now).replicas[1].limit;
     assert_eq!(limit(&world), 1);
     world.at(5_000);
-    assert_eq!((world.state(1), limit(&world)), (Some(ReplicaState::Serving), 8));
+    assert_eq!((world.state(1), limit(&world)), (Some(ReplicaStatus::Serving), 8));
 }

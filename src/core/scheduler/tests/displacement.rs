@@ -3,18 +3,18 @@
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::event::{BoundKind, Event, Fault, RejectReason};
-use crate::core::ids::{ClassId, JobId};
-use crate::core::job::{JobSpec, Usage};
-use crate::core::policy::Bounds;
+use crate::core::model::event::{EngineFault, Event, QueueBound, RejectReason};
+use crate::core::model::ids::{ClassId, JobId};
+use crate::core::model::job::{JobSpec, JobUsage};
+use crate::core::model::policy::QueueBounds;
 use crate::core::scheduler::tests::{World, of_tenant, policy, rejected, spec, tenant};
 
-const FULL: RejectReason = RejectReason::QueueFull(BoundKind::Requests);
+const FULL: RejectReason = RejectReason::QueueFull(QueueBound::Requests);
 
 /// One replica of one sequence, which job 0 of tenant d has for ever.
 fn full_world(requests: u64, weights: [u32; 4]) -> World {
     let mut rules = policy(&[&[1]], &[&[0]]);
-    rules.bounds = Bounds { requests, ..Bounds::default() };
+    rules.bounds = QueueBounds { requests, ..QueueBounds::default() };
     for (name, weight) in ["a", "b", "c", "d"].into_iter().zip(weights) {
         rules.tenants.insert(name, tenant(f64::from(weight)));
     }
@@ -47,7 +47,7 @@ fn the_tail_of_whoever_has_most_makes_room() {
 fn what_came_back_is_not_displaced() {
     let mut world = full_world(2, [1; 4]);
     world.arrive(of_tenant(1, 3));
-    world.fail(0, Fault::Busy { retry_after: None });
+    world.fail(0, EngineFault::Busy { retry_after: None });
     assert_eq!(world.scheduler.waiting().requests, 2);
     assert_eq!(refused(&mut world, spec(2)), [(1, RejectReason::Displaced)]);
     assert_eq!(refused(&mut world, of_tenant(3, 1)), [(3, FULL)]);
@@ -56,14 +56,14 @@ fn what_came_back_is_not_displaced() {
 #[test]
 fn one_job_makes_room_for_one_or_nobody_goes() {
     let mut rules = policy(&[&[1]], &[&[0]]);
-    rules.bounds = Bounds { bytes: 1_000, ..Bounds::default() };
+    rules.bounds = QueueBounds { bytes: 1_000, ..QueueBounds::default() };
     let mut world = World::new(rules);
     world.arrive(of_tenant(0, 3));
     for id in 1..=10 {
         assert_eq!(refused(&mut world, spec(id)), []);
     }
     let large = JobSpec { bytes: 300, ..of_tenant(20, 1) };
-    assert_eq!(refused(&mut world, large), [(20, RejectReason::QueueFull(BoundKind::Bytes))]);
+    assert_eq!(refused(&mut world, large), [(20, RejectReason::QueueFull(QueueBound::Bytes))]);
     assert_eq!(refused(&mut world, of_tenant(21, 1)), [(10, RejectReason::Displaced)]);
 }
 
@@ -111,7 +111,7 @@ proptest! {
         }
         let everyone = world.scheduler.jobs() as u64;
         for (job, _) in &waiting {
-            world.event(Event::Left { job: JobId::new(*job), usage: Usage::Unknown });
+            world.event(Event::Left { job: JobId::new(*job), usage: JobUsage::Unknown });
         }
         prop_assert_eq!(everyone, waiting.len() as u64 + 1);
         prop_assert_eq!(world.scheduler.waiting().requests, 0);

@@ -4,17 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::cost::bill::{Bill, Idle};
-use crate::core::event::{Action, Event, Fault, Outcome, Placed, Recalled, RejectReason};
-use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::job::{JobSpec, Prefix, Usage};
-use crate::core::overrides::{Lever, Measure, Override};
-use crate::core::policy::Policy;
-use crate::core::rest::Rested;
+use crate::core::billing::bill::{IdleTime, StayBill};
+use crate::core::model::event::{
+    Action, AttemptOutcome, DispatchReason, EngineFault, Event, PreemptReason, RejectReason,
+};
+use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
+use crate::core::model::overrides::{Override, OverrideChange, OverrideTarget};
+use crate::core::model::policy::Policy;
+use crate::core::model::time::Tick;
+use crate::core::replica::health::sleep::SleepResult;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::used;
 use crate::core::scheduler::tests::worlds::{Op, Rules, build, models_of};
-use crate::core::time::Tick;
 
 /// Tokens of a block of a prompt.
 const BLOCK_TOKENS: u32 = 16;
@@ -25,7 +27,7 @@ pub(super) struct Seen {
     at: Option<ReplicaId>,
     started: bool,
     /// It was asked to hand over its stream, in this try.
-    asked: Option<Recalled>,
+    asked: Option<PreemptReason>,
     pub(super) tried: BTreeSet<ReplicaId>,
     /// Its replica came back while it ran there.
     outlived: bool,
@@ -33,11 +35,11 @@ pub(super) struct Seen {
 }
 
 /// A prompt of which three quarters are those of its model's family.
-fn prefix(spec: &JobSpec, family: u64) -> Prefix {
+fn prefix(spec: &JobSpec, family: u64) -> PromptPrefix {
     let (own, family) = (spec.id.index() as u64, 8 * spec.model.index() as u64 + family);
     let blocks = spec.prompt_tokens / u64::from(BLOCK_TOKENS);
     let hash = |block: u64| (if block * 4 < blocks * 3 { family } else { own }) * 1_000 + block;
-    Prefix { blocks: (0..blocks).map(hash).collect(), block_tokens: BLOCK_TOKENS }
+    PromptPrefix { blocks: (0..blocks).map(hash).collect(), block_tokens: BLOCK_TOKENS }
 }
 
 /// An edge that believes nothing.
@@ -51,13 +53,13 @@ pub(super) struct Edge {
     out_of_service: BTreeSet<ReplicaId>,
     probes: BTreeMap<ReplicaId, Tick>,
     /// Orders to sleep or to wake, since when they wait for their answer.
-    orders: BTreeMap<ReplicaId, (Tick, Rested)>,
+    orders: BTreeMap<ReplicaId, (Tick, SleepResult)>,
     /// What operators have closed or paused, and until when.
-    barred: BTreeMap<Lever, Tick>,
+    barred: BTreeMap<OverrideTarget, Tick>,
     /// Stays that have begun and not been billed.
     stays: BTreeMap<JobId, ReplicaId>,
-    pub(super) bills: Vec<(TenantId, Bill)>,
-    pub(super) idle: Vec<Idle>,
+    pub(super) bills: Vec<(TenantId, StayBill)>,
+    pub(super) idle: Vec<IdleTime>,
     pub(super) log: Vec<(Tick, Action)>,
 }
 
@@ -103,7 +105,7 @@ impl Edge {
         assert_eq!(self.scheduler.jobs(), live);
     }
 
-    fn dispatched(&mut self, job: JobId, replica: ReplicaId, why: &Placed) {
+    fn dispatched(&mut self, job: JobId, replica: ReplicaId, why: &DispatchReason) {
         let spec = self.specs[&job];
         let pool = self.policy.replicas.get(replica).expect("a replica of the policy").pool;
         let model = self.policy.models.get(spec.model).expect("a model of the policy");
@@ -112,7 +114,9 @@ impl Edge {
         assert!(!self.out_of_service.contains(&replica));
         assert!(!self.policy.draining.contains(&replica));
         assert!(!self.awaits(replica), "it sleeps");
-        for lever in [Lever::Pool(pool), Lever::Replica(replica), Lever::Pause(spec.tenant)] {
+        for lever in
+            [OverrideTarget::Pool(pool), OverrideTarget::Replica(replica), OverrideTarget::Pause(spec.tenant)]
+        {
             assert!(self.barred.get(&lever).is_none_or(|until| *until <= self.now), "{lever:?}");
         }
         let room = why.running + spec.sequences.max(1) <= why.limit || why.running == 0;
@@ -160,7 +164,7 @@ impl Edge {
             Action::Requeue { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert_eq!(seen.at.take(), Some(replica));
-                let made_way = seen.asked.is_some() && why == Fault::Draining && seen.started;
+                let made_way = seen.asked.is_some() && why == EngineFault::Draining && seen.started;
                 if (why.counts_as_attempt() || seen.started) && !seen.outlived && !made_way {
                     seen.tried.insert(replica);
                 }
@@ -169,13 +173,13 @@ impl Edge {
             Action::Recall { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert_eq!(seen.at.take(), Some(replica));
-                if why == Recalled::Stalled && !seen.outlived {
+                if why == PreemptReason::Stalled && !seen.outlived {
                     seen.tried.insert(replica);
                 }
             }
             Action::HandOver { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
-                let may = self.specs[&job].goes_on || why == Recalled::Stalled;
+                let may = self.specs[&job].goes_on || why == PreemptReason::Stalled;
                 assert!(may && seen.started && seen.at == Some(replica));
                 assert_eq!(seen.asked.replace(why), None, "asked once for each try");
                 assert!(self.scheduler.snapshot(self.now).replicas.len() > 1, "there is nobody else");
@@ -193,9 +197,9 @@ impl Edge {
             Action::WouldLimit { rule, .. } => assert!(rule.shadow),
             Action::PoolWanted { .. } | Action::PoolStarted { .. } => {}
             Action::Spare { replica, .. } => assert!(!self.out_of_service.contains(&replica)),
-            Action::PoolDown { why, .. } => assert!(why.ejects() || why == Fault::Malformed),
-            Action::Sleep { replica } => self.ordered(replica, Rested::Asleep),
-            Action::Wake { replica, .. } => self.ordered(replica, Rested::Awake),
+            Action::PoolDown { why, .. } => assert!(why.ejects() || why == EngineFault::Malformed),
+            Action::Sleep { replica } => self.ordered(replica, SleepResult::Asleep),
+            Action::Wake { replica, .. } => self.ordered(replica, SleepResult::Awake),
             Action::OverrideExpired { lever } => {
                 let overrides = self.scheduler.snapshot(self.now).overrides;
                 assert!(overrides.iter().all(|row| row.measure.lever() != lever));
@@ -209,9 +213,9 @@ impl Edge {
         }
     }
 
-    fn ordered(&mut self, replica: ReplicaId, order: Rested) {
+    fn ordered(&mut self, replica: ReplicaId, order: SleepResult) {
         assert!(!self.out_of_service.contains(&replica));
-        assert!(order == Rested::Awake || self.jobs.values().all(|seen| seen.at != Some(replica)));
+        assert!(order == SleepResult::Awake || self.jobs.values().all(|seen| seen.at != Some(replica)));
         assert!(!self.awaits(replica), "one order at a time");
         self.orders.insert(replica, (self.now, order));
     }
@@ -257,25 +261,28 @@ impl Edge {
         self.now = goal;
     }
 
-    fn arrive(&mut self, spec: JobSpec, prefix: Prefix) {
+    fn arrive(&mut self, spec: JobSpec, prefix: PromptPrefix) {
         self.specs.insert(spec.id, spec);
         self.jobs.insert(spec.id, Seen::default());
         self.event(Event::Arrived(spec, prefix));
     }
 
-    fn fail(&mut self, which: usize, fault: Fault) {
+    fn fail(&mut self, which: usize, fault: EngineFault) {
         let Some(job) = self.running(which) else { return };
         if self.jobs[&job].started {
             self.end(job);
         }
-        self.event(Event::Finished { job, outcome: Outcome::Failed { fault, usage: Usage::Unknown } });
+        self.event(Event::Finished {
+            job,
+            outcome: AttemptOutcome::Failed { fault, usage: JobUsage::Unknown },
+        });
     }
 
     /// A stream breaks off after its first token and may go on elsewhere.
-    fn interrupt(&mut self, which: usize, fault: Fault, output: u64) {
+    fn interrupt(&mut self, which: usize, fault: EngineFault, output: u64) {
         if let Some(job) = self.running(which).filter(|job| self.jobs[job].started) {
-            let fault = self.jobs[&job].asked.map_or(fault, Recalled::fault);
-            let outcome = Outcome::Interrupted { fault, usage: Usage::Unknown, output };
+            let fault = self.jobs[&job].asked.map_or(fault, PreemptReason::fault);
+            let outcome = AttemptOutcome::Interrupted { fault, usage: JobUsage::Unknown, output };
             self.event(Event::Finished { job, outcome });
         }
     }
@@ -285,7 +292,7 @@ impl Edge {
         if !live.is_empty() {
             let job = live[which % live.len()];
             self.end(job);
-            self.event(Event::Left { job, usage: Usage::Unknown });
+            self.event(Event::Left { job, usage: JobUsage::Unknown });
         }
     }
 
@@ -300,9 +307,9 @@ impl Edge {
         self.event(Event::PolicyChanged(Arc::clone(&self.policy)));
     }
 
-    fn set(&mut self, measure: Measure, millis: Option<u64>) {
+    fn set(&mut self, measure: OverrideChange, millis: Option<u64>) {
         let until = millis.map_or(Tick::NEVER, |millis| self.now + Duration::from_millis(millis));
-        if until > self.now && !matches!(measure.lever(), Lever::Boost(_)) {
+        if until > self.now && !matches!(measure.lever(), OverrideTarget::Boost(_)) {
             self.barred.insert(measure.lever(), until);
         }
         self.event(Event::Overridden(Override { measure, until, reason: "any".into() }));
@@ -310,8 +317,8 @@ impl Edge {
 
     fn stray(&mut self, job: JobId) {
         self.event(Event::FirstToken { job });
-        self.event(Event::Finished { job, outcome: Outcome::Done(Usage::Unknown) });
-        self.event(Event::Left { job, usage: Usage::Unknown });
+        self.event(Event::Finished { job, outcome: AttemptOutcome::Done(JobUsage::Unknown) });
+        self.event(Event::Left { job, usage: JobUsage::Unknown });
     }
 
     fn adapters(&mut self, replica: ReplicaId, slots: Option<u32>, running: u8) {
@@ -329,7 +336,7 @@ impl Edge {
         self.event(event);
     }
 
-    fn rest(&mut self, rested: Option<Rested>) {
+    fn rest(&mut self, rested: Option<SleepResult>) {
         let Some((&replica, &(_, order))) = self.orders.first_key_value() else { return };
         self.orders.remove(&replica);
         self.event(Event::Rested { replica, rested: rested.unwrap_or(order) });
@@ -381,7 +388,7 @@ impl Edge {
             Op::Done(which, usage) => {
                 if let Some(job) = self.running(which) {
                     self.end(job);
-                    self.event(Event::Finished { job, outcome: Outcome::Done(usage) });
+                    self.event(Event::Finished { job, outcome: AttemptOutcome::Done(usage) });
                 }
             }
             Op::Fail(which, fault) => self.fail(which, fault),
@@ -438,7 +445,7 @@ impl Edge {
             }
             if let Some(job) = self.running(0) {
                 self.end(job);
-                self.event(Event::Finished { job, outcome: Outcome::Done(used(5, 5)) });
+                self.event(Event::Finished { job, outcome: AttemptOutcome::Done(used(5, 5)) });
             } else {
                 self.pass(100);
             }

@@ -1,12 +1,12 @@
 //! What is refused before anything is learned from it, and what surely would be.
 
 use super::{World, of_tenant, policy, rejected, sent, spec};
-use crate::core::event::{BoundKind, RejectReason};
-use crate::core::ids::{ClassId, ModelId};
-use crate::core::job::JobSpec;
-use crate::core::limits::DEFAULT_SEQS;
-use crate::core::policy::Policy;
-use crate::core::time::Tick;
+use crate::core::model::event::{QueueBound, RejectReason};
+use crate::core::model::ids::{ClassId, ModelId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::policy::Policy;
+use crate::core::model::time::Tick;
+use crate::core::replica::seq_limit::DEFAULT_SEQS;
 
 fn wide(id: u64, sequences: u32) -> JobSpec {
     JobSpec { sequences, ..spec(id) }
@@ -36,7 +36,10 @@ fn a_replica_of_which_nothing_is_known_may_be_a_large_one() {
     let mut unknown = policy(&[&[1], &[]], &[&[0], &[1]]);
     let (id, name, row) =
         unknown.replicas.iter().map(|(id, name, row)| (id, name.to_owned(), row.clone())).next().unwrap();
-    assert_eq!(unknown.replicas.insert(&name, crate::core::policy::Replica { max_seqs: None, ..row }), id);
+    assert_eq!(
+        unknown.replicas.insert(&name, crate::core::model::policy::Replica { max_seqs: None, ..row }),
+        id
+    );
     let mut world = World::new(unknown);
     assert_eq!(sent(&world.arrive(wide(1, 4 * DEFAULT_SEQS))), [(1, 0)]);
     assert_eq!(rejected(&world.arrive(wide(2, 4 * DEFAULT_SEQS + 1))).len(), 1);
@@ -74,5 +77,5 @@ fn what_surely_is_refused_is_known_before_and_changes_nothing() {
     assert!(world.scheduler.surely_refuses(&spec(3), 0, now));
     assert!(!world.scheduler.surely_refuses(&of_tenant(3, 1), 0, now), "another tenant's may");
     let [(3, why)] = rejected(&world.arrive(spec(3)))[..] else { panic!("it is refused") };
-    assert_eq!(why.reason, RejectReason::TenantQueueFull(BoundKind::Requests));
+    assert_eq!(why.reason, RejectReason::TenantQueueFull(QueueBound::Requests));
 }

@@ -1,8 +1,8 @@
 //! Jobs that another model may serve.
 
-use crate::core::event::{Event, Fault, RejectReason};
-use crate::core::ids::{JobId, ModelId, ReplicaId};
-use crate::core::job::JobSpec;
+use crate::core::model::event::{EngineFault, Event, RejectReason};
+use crate::core::model::ids::{JobId, ModelId, ReplicaId};
+use crate::core::model::job::JobSpec;
 use crate::core::scheduler::tests::{World, of_tenant, policy, rejected, sent, spec};
 
 /// Two models, each with a replica of one sequence of its own.
@@ -45,7 +45,7 @@ fn it_does_not_wait_for_a_model_that_is_down() {
 fn it_does_not_wait_for_the_replica_that_it_saw_break() {
     let mut world = world();
     world.arrive(falls_back(spec(1)));
-    let actions = world.fail(1, Fault::Refused);
+    let actions = world.fail(1, EngineFault::Refused);
     assert_eq!(rejected(&actions)[0].1.reason, RejectReason::NoReplica);
     world.arrive(falls_back(spec(2)));
     assert_eq!(world.scheduler.jobs(), 0);
@@ -55,7 +55,7 @@ fn it_does_not_wait_for_the_replica_that_it_saw_break() {
 fn a_busy_model_is_not_down() {
     let mut world = world();
     world.arrive(falls_back(spec(1)));
-    assert_eq!(rejected(&world.fail(1, Fault::Busy { retry_after: None })), []);
+    assert_eq!(rejected(&world.fail(1, EngineFault::Busy { retry_after: None })), []);
     assert_eq!(world.scheduler.jobs(), 1);
 }
 
@@ -64,7 +64,7 @@ fn a_stream_that_has_begun_stays_with_its_model() {
     let mut world = world();
     world.arrive(falls_back(spec(1)));
     world.event(Event::FirstToken { job: JobId::new(1) });
-    assert_eq!(rejected(&world.interrupt(1, Fault::Reset, 4)), [], "it waits for its own");
+    assert_eq!(rejected(&world.interrupt(1, EngineFault::Reset, 4)), [], "it waits for its own");
     assert_eq!(world.scheduler.jobs(), 1);
 }
 
@@ -80,7 +80,7 @@ fn next_after_a_refusal(job: JobSpec) -> u64 {
     world.arrive(JobSpec { max_output_tokens: 5_000, ..job });
     world.arrive(of_tenant(2, 1));
     world.arrive(spec(3));
-    let refused = world.fail(1, Fault::Malformed);
+    let refused = world.fail(1, EngineFault::Malformed);
     assert!(matches!(rejected(&refused)[0].1.reason, RejectReason::AttemptsExhausted(_)));
     sent(&refused)[0].0
 }

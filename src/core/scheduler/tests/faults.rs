@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::core::admission::{MAX_RETRY_AFTER, spread};
-use crate::core::event::{Action, Event, Fault, RejectReason, Turn};
-use crate::core::ids::{JobId, PoolId, ReplicaId};
-use crate::core::job::JobSpec;
+use crate::core::model::event::{Action, EngineFault, Event, OrderReason, RejectReason};
+use crate::core::model::ids::{JobId, PoolId, ReplicaId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::snapshot::ReplicaStatus;
+use crate::core::model::time::Tick;
+use crate::core::queue::admission::{MAX_RETRY_AFTER, spread};
 use crate::core::scheduler::tests::{World, ejected, placed, policy, rejected, sent, spec};
-use crate::core::snapshot::ReplicaState;
-use crate::core::time::Tick;
 
 #[test]
 fn a_failed_job_goes_elsewhere_before_the_others() {
@@ -17,17 +17,20 @@ fn a_failed_job_goes_elsewhere_before_the_others() {
     world.arrive(spec(2));
     world.arrive(spec(3));
     world.now = Tick::from_millis(10);
-    let actions = world.fail(1, Fault::Reset);
+    let actions = world.fail(1, EngineFault::Reset);
     let (job, replica) = (JobId::new(1), ReplicaId::new(0));
     assert_eq!(
         actions,
-        [Action::Requeue { job, replica, why: Fault::Reset }, Action::Eject { replica, why: Fault::Reset }]
+        [
+            Action::Requeue { job, replica, why: EngineFault::Reset },
+            Action::Eject { replica, why: EngineFault::Reset }
+        ]
     );
     world.now = Tick::from_millis(15);
     let actions = world.done(2);
     assert_eq!(sent(&actions), [(1, 1)]);
     let why = placed(&actions);
-    assert_eq!((why.turn, why.attempt, why.queued), (Turn::Requeued, 2, Duration::from_millis(5)));
+    assert_eq!((why.turn, why.attempt, why.queued), (OrderReason::Requeued, 2, Duration::from_millis(5)));
 }
 
 #[test]
@@ -36,7 +39,7 @@ fn a_job_waits_for_an_untried_replica_and_blocks_nobody() {
     world.arrive(spec(1));
     world.arrive(spec(2));
     world.arrive(spec(3));
-    let actions = world.fail(1, Fault::Malformed);
+    let actions = world.fail(1, EngineFault::Malformed);
     assert_eq!(sent(&actions), [(3, 0)], "the lane goes on at the replica that failed the first");
     assert_eq!(sent(&world.done(2)), [(1, 1)]);
 }
@@ -45,9 +48,9 @@ fn a_job_waits_for_an_untried_replica_and_blocks_nobody() {
 fn with_every_live_replica_tried_it_may_go_back() {
     let mut world = World::new(policy(&[&[1]], &[&[0]]));
     world.arrive(spec(1));
-    assert_eq!(sent(&world.fail(1, Fault::Malformed)), [(1, 0)]);
-    world.fail(1, Fault::Refused);
-    assert_eq!(world.state(0), Some(ReplicaState::Ejected));
+    assert_eq!(sent(&world.fail(1, EngineFault::Malformed)), [(1, 0)]);
+    world.fail(1, EngineFault::Refused);
+    assert_eq!(world.state(0), Some(ReplicaStatus::Ejected));
     assert!(world.at(200).contains(&Action::Probe { replica: ReplicaId::new(0) }));
     let actions = world.event(Event::ReplicaFound { replica: ReplicaId::new(0) });
     let readmit = Action::Readmit { replica: ReplicaId::new(0), after: Duration::from_millis(200) };
@@ -59,7 +62,7 @@ fn with_every_live_replica_tried_it_may_go_back() {
 fn with_no_replica_up_it_waits_until_its_deadline() {
     let mut world = World::new(policy(&[&[1]], &[&[0]]));
     world.arrive(JobSpec { deadline: Tick::from_millis(900), ..spec(1) });
-    world.fail(1, Fault::Refused);
+    world.fail(1, EngineFault::Refused);
     assert_eq!(rejected(&world.at(899)), []);
     let (_, why) = rejected(&world.at(900))[0];
     assert_eq!(why.reason, RejectReason::DeadlineExceeded);
@@ -73,11 +76,11 @@ fn attempts_are_counted_and_end() {
     rules.retry.max_attempts = 2;
     let mut world = World::new(rules);
     world.arrive(spec(1));
-    world.fail(1, Fault::Busy { retry_after: None });
+    world.fail(1, EngineFault::Busy { retry_after: None });
     assert_eq!(sent(&world.at(250)), [(1, 0)], "busy does not count");
-    assert_eq!(sent(&world.fail(1, Fault::Malformed)), [(1, 0)]);
-    let refused = rejected(&world.fail(1, Fault::Malformed));
-    assert_eq!(refused[0].1.reason, RejectReason::AttemptsExhausted(Fault::Malformed));
+    assert_eq!(sent(&world.fail(1, EngineFault::Malformed)), [(1, 0)]);
+    let refused = rejected(&world.fail(1, EngineFault::Malformed));
+    assert_eq!(refused[0].1.reason, RejectReason::AttemptsExhausted(EngineFault::Malformed));
     assert_eq!(world.scheduler.jobs(), 0);
 }
 
@@ -87,7 +90,7 @@ fn after_the_first_token_the_job_just_ends() {
     world.arrive(spec(1));
     world.event(Event::FirstToken { job: JobId::new(1) });
     let replica = ReplicaId::new(0);
-    assert_eq!(world.fail(1, Fault::Reset), [Action::Eject { replica, why: Fault::Reset }]);
+    assert_eq!(world.fail(1, EngineFault::Reset), [Action::Eject { replica, why: EngineFault::Reset }]);
     assert_eq!(world.scheduler.jobs(), 0);
 }
 
@@ -95,16 +98,22 @@ fn after_the_first_token_the_job_just_ends() {
 fn busy_keeps_work_away_without_ejection() {
     let mut world = World::new(policy(&[&[4]], &[&[0]]));
     world.arrive(spec(1));
-    let actions = world.fail(1, Fault::Busy { retry_after: Some(Duration::from_secs(2)) });
+    let actions = world.fail(1, EngineFault::Busy { retry_after: Some(Duration::from_secs(2)) });
     assert_eq!((ejected(&actions).len(), sent(&actions).len()), (0, 0));
-    assert_eq!(world.state(0), Some(ReplicaState::Busy));
+    assert_eq!(world.state(0), Some(ReplicaStatus::Busy));
     assert_eq!(world.scheduler.next_deadline(), Some(Tick::from_millis(2000)));
     assert_eq!(sent(&world.at(2000)), [(1, 0)]);
 }
 
 #[test]
 fn one_poisonous_job_ejects_one_replica() {
-    for fault in [Fault::ServerError, Fault::Aborted, Fault::ErrorEvent, Fault::Reset, Fault::Silent] {
+    for fault in [
+        EngineFault::ServerError,
+        EngineFault::Aborted,
+        EngineFault::ErrorEvent,
+        EngineFault::Reset,
+        EngineFault::Silent,
+    ] {
         let mut world = World::new(policy(&[&[2, 2, 2, 2]], &[&[0]]));
         world.arrive(spec(1));
         let mut out = Vec::new();
@@ -122,7 +131,7 @@ fn a_dead_fleet_is_ejected_whole_and_costs_no_attempts() {
     world.arrive(spec(1));
     let mut out = Vec::new();
     for _ in 0..6 {
-        out.extend(world.fail(1, Fault::Refused));
+        out.extend(world.fail(1, EngineFault::Refused));
     }
     assert_eq!(ejected(&out).len(), 6);
     assert_eq!((rejected(&out).len(), world.scheduler.jobs()), (0, 1));
@@ -134,11 +143,11 @@ fn old_streams_do_not_eject_what_came_back() {
     world.arrive(spec(1));
     world.arrive(spec(2));
     world.event(Event::FirstToken { job: JobId::new(2) });
-    assert_eq!(ejected(&world.fail(1, Fault::Reset)), [0]);
+    assert_eq!(ejected(&world.fail(1, EngineFault::Reset)), [0]);
     world.at(200);
     world.event(Event::ReplicaFound { replica: ReplicaId::new(0) });
-    assert!(ejected(&world.fail(2, Fault::Silent)).is_empty());
-    assert_eq!(world.state(0), Some(ReplicaState::SlowStart));
+    assert!(ejected(&world.fail(2, EngineFault::Silent)).is_empty());
+    assert_eq!(world.state(0), Some(ReplicaStatus::SlowStart));
 }
 
 #[test]
@@ -160,7 +169,7 @@ fn it_comes_back_slowly() {
     }
     assert_eq!(steps, 7);
     assert_eq!(world.now, Tick::from_millis(5200));
-    assert_eq!(world.state(0), Some(ReplicaState::Serving));
+    assert_eq!(world.state(0), Some(ReplicaStatus::Serving));
 }
 
 #[test]
@@ -170,7 +179,7 @@ fn scrapes_neither_eject_nor_admit() {
     assert_eq!(world.event(report.clone()), []);
     world.event(Event::ReplicaLost { replica: ReplicaId::new(0), answers: true });
     assert_eq!(world.event(report), []);
-    assert_eq!(world.state(0), Some(ReplicaState::Ejected));
+    assert_eq!(world.state(0), Some(ReplicaStatus::Ejected));
 }
 
 #[test]
@@ -190,8 +199,8 @@ fn a_late_retry_has_one_chance_at_once() {
     let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
     world.arrive(JobSpec { deadline: Tick::from_millis(10), ..spec(1) });
     world.now = Tick::from_millis(50);
-    assert_eq!(sent(&world.fail(1, Fault::Reset)), [(1, 1)]);
-    let actions = world.fail(1, Fault::Refused);
+    assert_eq!(sent(&world.fail(1, EngineFault::Reset)), [(1, 1)]);
+    let actions = world.fail(1, EngineFault::Refused);
     assert_eq!(rejected(&actions)[0].1.reason, RejectReason::DeadlineExceeded);
 }
 
@@ -200,7 +209,7 @@ fn with_the_last_untried_replica_gone_a_tried_one_will_do() {
     let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
     world.arrive(spec(1));
     world.arrive(spec(2));
-    assert_eq!(sent(&world.fail(1, Fault::Malformed)), [], "it waits for the other one");
+    assert_eq!(sent(&world.fail(1, EngineFault::Malformed)), [], "it waits for the other one");
     let actions = world.event(Event::ReplicaLost { replica: ReplicaId::new(1), answers: true });
     assert_eq!((ejected(&actions), sent(&actions)), (vec![1], vec![(1, 0)]));
 }
@@ -221,7 +230,7 @@ fn a_replica_that_came_back_is_not_the_one_that_failed() {
     let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
     world.arrive(spec(1));
     world.arrive(spec(2));
-    assert_eq!(sent(&world.fail(1, Fault::Reset)), [], "the other one is full");
+    assert_eq!(sent(&world.fail(1, EngineFault::Reset)), [], "the other one is full");
     world.at(200);
     assert_eq!(sent(&world.event(Event::ReplicaFound { replica: ReplicaId::new(0) })), [(1, 0)]);
 }
@@ -231,7 +240,7 @@ fn a_busy_replica_may_have_the_job_later() {
     let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
     world.arrive(spec(1));
     world.arrive(spec(2));
-    assert_eq!(sent(&world.fail(1, Fault::Busy { retry_after: None })), []);
+    assert_eq!(sent(&world.fail(1, EngineFault::Busy { retry_after: None })), []);
     assert_eq!(sent(&world.at(250)), [(1, 0)]);
 }
 
@@ -242,7 +251,7 @@ fn an_engine_that_shuts_down_costs_no_attempt() {
     let mut world = World::new(rules);
     world.arrive(spec(1));
     for round in 0..5 {
-        let actions = world.fail(1, Fault::Draining);
+        let actions = world.fail(1, EngineFault::Draining);
         assert_eq!((ejected(&actions), rejected(&actions).len()), (vec![0], 0));
         world.at((round + 1) * 1000);
         assert_eq!(sent(&world.event(Event::ReplicaFound { replica: ReplicaId::new(0) })), [(1, 0)]);
@@ -260,14 +269,14 @@ fn those_that_failed_together_do_not_meet_again() {
     let together: Vec<_> = (4..=6).flat_map(|id| -> Vec<u32> { places(&world.arrive(spec(id))) }).collect();
     assert_eq!(together, [together[0]; 3]);
     let mut apart: Vec<_> =
-        (4..=6).flat_map(|id| -> Vec<u32> { places(&world.fail(id, Fault::Reset)) }).collect();
+        (4..=6).flat_map(|id| -> Vec<u32> { places(&world.fail(id, EngineFault::Reset)) }).collect();
     apart.sort_unstable();
     let others: Vec<_> = (0..4).filter(|replica| *replica != together[0]).collect();
     assert_eq!(apart, others);
     // With more of them than replicas, they still do not wait.
     for id in 7..=12 {
         world.arrive(spec(id));
-        assert_eq!(sent(&world.fail(id, Fault::Malformed)).len(), 1);
+        assert_eq!(sent(&world.fail(id, EngineFault::Malformed)).len(), 1);
     }
 }
 
@@ -281,12 +290,12 @@ fn spread_out() -> World {
 #[test]
 fn replicas_that_answer_badly_leave_no_more_than_their_share_of_a_pool() {
     let mut world = spread_out();
-    let mut out: Vec<Action> = (0..6).flat_map(|id| world.fail(id, Fault::ServerError)).collect();
+    let mut out: Vec<Action> = (0..6).flat_map(|id| world.fail(id, EngineFault::ServerError)).collect();
     assert_eq!(ejected(&out).len(), 3, "half of six");
     let spared = out.iter().filter(|action| matches!(action, Action::Spare { .. })).count();
     assert_eq!(spared, 3);
     let states: Vec<_> = (0..6).filter_map(|id| world.state(id)).collect();
-    assert_eq!(states.iter().filter(|state| **state == ReplicaState::Busy).count(), 3, "{states:?}");
+    assert_eq!(states.iter().filter(|state| **state == ReplicaStatus::Busy).count(), 3, "{states:?}");
     assert!(!out.iter().any(|action| matches!(action, Action::PoolDown { .. })), "it is still served");
     out = world.at(250);
     assert_eq!(sent(&out).len(), 3, "one job tries each of those that only paused");
@@ -294,7 +303,7 @@ fn replicas_that_answer_badly_leave_no_more_than_their_share_of_a_pool() {
 
 #[test]
 fn replicas_that_do_not_answer_leave_whatever_their_share() {
-    for fault in [Fault::Refused, Fault::Reset, Fault::Draining] {
+    for fault in [EngineFault::Refused, EngineFault::Reset, EngineFault::Draining] {
         let mut world = spread_out();
         let out: Vec<Action> = (0..6).flat_map(|id| world.fail(id, fault)).collect();
         assert_eq!(ejected(&out).len(), 6, "{fault:?}");
@@ -309,7 +318,7 @@ fn one_replica_may_always_be_ejected_and_that_it_was_the_last_is_said() {
     rules.health.max_ejected_permille = 0;
     let mut world = World::new(rules);
     world.arrive(spec(1));
-    let out = world.fail(1, Fault::ServerError);
+    let out = world.fail(1, EngineFault::ServerError);
     assert_eq!(ejected(&out), [0]);
-    assert!(out.contains(&Action::PoolDown { pool: PoolId::new(0), why: Fault::ServerError }));
+    assert!(out.contains(&Action::PoolDown { pool: PoolId::new(0), why: EngineFault::ServerError }));
 }

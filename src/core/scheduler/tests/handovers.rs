@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::core::event::{Action, Event, Fault, Recalled};
-use crate::core::ids::{JobId, ReplicaId};
-use crate::core::job::JobSpec;
-use crate::core::overrides::{Closed, Lever, Measure, Override};
+use crate::core::model::event::{Action, EngineFault, Event, PreemptReason};
+use crate::core::model::ids::{JobId, ReplicaId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
+use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{
     World, ejected, handed_over, policy, recalled, rejected, reload, sent, spec, without,
 };
-use crate::core::time::Tick;
 
 const GOING: ReplicaId = ReplicaId::new(0);
 
@@ -46,7 +46,7 @@ fn next(world: &mut World) -> Vec<Action> {
 }
 
 fn close(world: &mut World, closed: Closed) -> Vec<Action> {
-    let measure = Measure::CloseReplica(GOING, closed);
+    let measure = OverrideChange::CloseReplica(GOING, closed);
     world.event(Event::Overridden(Override { measure, until: Tick::NEVER, reason: "".into() }))
 }
 
@@ -55,14 +55,14 @@ fn a_silent_engine_is_asked_for_its_streams() {
     let mut world = three_at_one(4);
     let actions = next(&mut world);
     assert!(world.now < Tick::from_millis(2_000), "{:?}", world.now);
-    assert_eq!((ejected(&actions), recalled(&actions)), (vec![0], vec![(3, 0, Recalled::Stalled)]));
-    assert_eq!(handed_over(&actions), [(1, 0, Recalled::Stalled), (2, 0, Recalled::Stalled)]);
+    assert_eq!((ejected(&actions), recalled(&actions)), (vec![0], vec![(3, 0, PreemptReason::Stalled)]));
+    assert_eq!(handed_over(&actions), [(1, 0, PreemptReason::Stalled), (2, 0, PreemptReason::Stalled)]);
     let running = |world: &World| world.scheduler.snapshot(world.now).replicas[0].running;
     assert_eq!(running(&world), 2, "its credit is held until the edge has let go");
 
-    let actions = world.interrupt(1, Fault::Silent, 4);
+    let actions = world.interrupt(1, EngineFault::Silent, 4);
     let (job, replica) = (JobId::new(1), GOING);
-    assert_eq!(actions[0], Action::Requeue { job, replica, why: Fault::Silent });
+    assert_eq!(actions[0], Action::Requeue { job, replica, why: EngineFault::Silent });
     assert_eq!((sent(&actions), running(&world)), (vec![(1, 1)], 1));
     world.done(3);
     world.at(30_000);
@@ -94,17 +94,18 @@ fn what_an_ejected_replica_streams_is_watched_too() {
     world.arrive(JobSpec { prompt_tokens: 100_000, ..spec(4) });
     let there = |job: u64| world.scheduler.jobs[&JobId::new(job)].run().map(|run| run.replica);
     assert_eq!((there(3), there(4)), (Some(GOING), Some(ReplicaId::new(1))));
-    assert_eq!(ejected(&world.fail(3, Fault::Refused)), [0]);
+    assert_eq!(ejected(&world.fail(3, EngineFault::Refused)), [0]);
     let mut asked = Vec::new();
     while asked.is_empty() && world.now < Tick::from_millis(10_000) {
         asked = handed_over(&next(&mut world));
     }
-    assert_eq!(asked, [(1, 0, Recalled::Stalled), (2, 0, Recalled::Stalled)]);
+    assert_eq!(asked, [(1, 0, PreemptReason::Stalled), (2, 0, PreemptReason::Stalled)]);
 }
 
 #[test]
 fn streams_leave_a_drained_replica_when_its_time_is_over_and_nobody_is_blamed() {
-    let closings = [(Closed::Drained, 30, Recalled::Drained), (Closed::SpotNotice, 20, Recalled::SpotNotice)];
+    let closings =
+        [(Closed::Drained, 30, PreemptReason::Drained), (Closed::SpotNotice, 20, PreemptReason::SpotNotice)];
     for (closed, after, why) in closings {
         let mut world = three_at_one(1);
         let begun = world.now;
@@ -113,7 +114,7 @@ fn streams_leave_a_drained_replica_when_its_time_is_over_and_nobody_is_blamed() 
         let end = begun + Duration::from_secs(after);
         while world.now < end {
             // It is alive.
-            let pace = crate::core::event::Pace { gaps: 1, total: Duration::from_millis(20) };
+            let pace = crate::core::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
             early.extend(world.event(Event::Paced { replica: GOING, pace }));
             world.now = (world.now + Duration::from_millis(500)).min(end.before(Duration::from_nanos(1)));
             early.extend(world.event(Event::Timer));
@@ -124,7 +125,7 @@ fn streams_leave_a_drained_replica_when_its_time_is_over_and_nobody_is_blamed() 
         assert_eq!(handed_over(&early), [], "{closed:?}");
         let actions = world.event(Event::Timer);
         assert_eq!(handed_over(&actions), [(1, 0, why)], "{closed:?}");
-        let actions = world.interrupt(1, Fault::Draining, 4);
+        let actions = world.interrupt(1, EngineFault::Draining, 4);
         assert_eq!((ejected(&actions), rejected(&actions), sent(&actions)), (vec![], vec![], vec![(1, 1)]));
     }
 }
@@ -135,18 +136,18 @@ fn a_replica_that_left_the_policy_is_asked_too() {
     world.done(3);
     reload(&mut world, |next| next.replicas = without(&next.replicas, GOING));
     assert_eq!(handed_over(&world.at(29_000)), []);
-    assert_eq!(handed_over(&world.at(31_000)), [(1, 0, Recalled::Drained)]);
-    assert_eq!(sent(&world.interrupt(1, Fault::Draining, 4)), [(1, 1)]);
+    assert_eq!(handed_over(&world.at(31_000)), [(1, 0, PreemptReason::Drained)]);
+    assert_eq!(sent(&world.interrupt(1, EngineFault::Draining, 4)), [(1, 1)]);
 }
 
 #[test]
 fn what_opens_again_or_is_only_cordoned_keeps_its_streams() {
     let mut world = three_at_one(4);
     close(&mut world, Closed::Drained);
-    world.event(Event::Restored(Lever::Replica(GOING)));
+    world.event(Event::Restored(OverrideTarget::Replica(GOING)));
     close(&mut world, Closed::Cordoned);
     for second in 1..100 {
-        let pace = crate::core::event::Pace { gaps: 1, total: Duration::from_millis(20) };
+        let pace = crate::core::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
         world.event(Event::Paced { replica: GOING, pace });
         assert_eq!(handed_over(&world.at(100 + 500 * second)), []);
     }

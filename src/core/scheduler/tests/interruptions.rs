@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use crate::core::event::{Action, Event, Fault, RejectReason, Turn};
-use crate::core::ids::{JobId, ReplicaId};
-use crate::core::job::JobSpec;
+use crate::core::model::event::{Action, EngineFault, Event, OrderReason, RejectReason};
+use crate::core::model::ids::{JobId, ReplicaId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::snapshot::ReplicaSnapshot;
+use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, placed, policy, rejected, sent, spec};
-use crate::core::snapshot::ReplicaView;
-use crate::core::time::Tick;
 
 fn first_token(world: &mut World, job: u64) {
     world.event(Event::FirstToken { job: JobId::new(job) });
 }
 
-fn view(world: &World, replica: u32) -> ReplicaView {
+fn view(world: &World, replica: u32) -> ReplicaSnapshot {
     let views = world.scheduler.snapshot(world.now).replicas;
     views.into_iter().find(|view| view.replica == ReplicaId::new(replica)).unwrap()
 }
@@ -25,17 +25,20 @@ fn the_rest_goes_to_another_replica_before_the_others() {
         world.arrive(spec(job));
     }
     first_token(&mut world, 1);
-    let actions = world.interrupt(1, Fault::Reset, 4);
+    let actions = world.interrupt(1, EngineFault::Reset, 4);
     let (job, replica) = (JobId::new(1), ReplicaId::new(0));
     assert_eq!(
         actions,
-        [Action::Requeue { job, replica, why: Fault::Reset }, Action::Eject { replica, why: Fault::Reset }]
+        [
+            Action::Requeue { job, replica, why: EngineFault::Reset },
+            Action::Eject { replica, why: EngineFault::Reset }
+        ]
     );
     world.now = Tick::from_millis(7);
     let actions = world.done(2);
     assert_eq!(sent(&actions), [(1, 1)]);
     let why = placed(&actions);
-    assert_eq!((why.turn, why.attempt, why.queued), (Turn::Requeued, 2, Duration::from_millis(7)));
+    assert_eq!((why.turn, why.attempt, why.queued), (OrderReason::Requeued, 2, Duration::from_millis(7)));
 }
 
 #[test]
@@ -44,7 +47,7 @@ fn what_was_said_is_booked_as_prompt() {
     world.arrive(spec(1));
     let whole = view(&world, 0);
     first_token(&mut world, 1);
-    assert_eq!(sent(&world.interrupt(1, Fault::Reset, 4)), [(1, 1)]);
+    assert_eq!(sent(&world.interrupt(1, EngineFault::Reset, 4)), [(1, 1)]);
     let (left, rest) = (view(&world, 0), view(&world, 1));
     assert_eq!((left.running, left.prefill_tokens, left.kv_tokens), (0, 0, 0));
     assert_eq!(rest.prefill_tokens, whole.prefill_tokens + 4);
@@ -60,7 +63,7 @@ fn it_may_wait_as_long_again_although_its_deadline_has_passed() {
     world.arrive(JobSpec { deadline: Tick::from_millis(900), patience: Tick::from_millis(900), ..spec(1) });
     first_token(&mut world, 1);
     world.now = Tick::from_millis(5_000);
-    world.interrupt(1, Fault::Reset, 4);
+    world.interrupt(1, EngineFault::Reset, 4);
     assert_eq!(rejected(&world.at(64_999)), []);
     assert_eq!(rejected(&world.at(65_000))[0].1.reason, RejectReason::DeadlineExceeded);
     assert_eq!(world.scheduler.jobs(), 0);
@@ -73,9 +76,9 @@ fn every_broken_stream_counts_as_an_attempt() {
     let mut world = World::new(rules);
     world.arrive(spec(1));
     first_token(&mut world, 1);
-    assert_eq!(sent(&world.interrupt(1, Fault::Malformed, 1)), [(1, 0)]);
+    assert_eq!(sent(&world.interrupt(1, EngineFault::Malformed, 1)), [(1, 0)]);
     first_token(&mut world, 1);
-    let refused = rejected(&world.interrupt(1, Fault::Busy { retry_after: None }, 2));
-    assert_eq!(refused[0].1.reason, RejectReason::AttemptsExhausted(Fault::Busy { retry_after: None }));
+    let refused = rejected(&world.interrupt(1, EngineFault::Busy { retry_after: None }, 2));
+    assert_eq!(refused[0].1.reason, RejectReason::AttemptsExhausted(EngineFault::Busy { retry_after: None }));
     assert_eq!(world.scheduler.jobs(), 0);
 }

@@ -35,15 +35,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::cost::bill::Bill;
-use crate::core::event::{Action, Event, Fault, Outcome, Placed, Recalled, Rejection};
-use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::job::{JobSpec, Prefix, Tokens, Usage};
-use crate::core::policy::{Bounds, Class, Model, Policy, Pool, Quota, Replica, Tenant};
+use crate::core::billing::bill::StayBill;
+use crate::core::model::event::{
+    Action, AttemptOutcome, DispatchReason, EngineFault, Event, PreemptReason, Rejection,
+};
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
+use crate::core::model::policy::{Class, Model, Policy, Pool, QueueBounds, Quota, Replica, Tenant};
+use crate::core::model::snapshot::ReplicaStatus;
+use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
-use crate::core::snapshot::ReplicaState;
-use crate::core::table::Table;
-use crate::core::time::Tick;
 
 fn class(rank: u32, min_share: f64) -> Class {
     Class {
@@ -66,7 +68,7 @@ fn tenant(weight: f64) -> Tenant {
         default_class,
         classes: BTreeSet::from([default_class]),
         models: None,
-        bounds: Bounds::default(),
+        bounds: QueueBounds::default(),
         quota: Quota::default(),
         placement: Default::default(),
     }
@@ -129,15 +131,15 @@ fn of_tenant(id: u64, tenant: u32) -> JobSpec {
     JobSpec { tenant: TenantId::new(tenant), ..spec(id) }
 }
 
-fn used(input: u64, output: u64) -> Usage {
-    Usage::Exact(Tokens { input, cached: 0, output })
+fn used(input: u64, output: u64) -> JobUsage {
+    JobUsage::Exact(TokenCounts { input, cached: 0, output })
 }
 
 struct World {
     scheduler: Scheduler,
     now: Tick,
     /// What stays came to, with their jobs.
-    bills: Vec<(u64, Bill)>,
+    bills: Vec<(u64, StayBill)>,
 }
 
 impl World {
@@ -171,23 +173,23 @@ impl World {
     }
 
     fn arrive(&mut self, spec: JobSpec) -> Vec<Action> {
-        self.event(Event::Arrived(spec, Prefix::default()))
+        self.event(Event::Arrived(spec, PromptPrefix::default()))
     }
 
     fn done(&mut self, job: u64) -> Vec<Action> {
-        self.finish(job, Outcome::Done(used(10, 10)))
+        self.finish(job, AttemptOutcome::Done(used(10, 10)))
     }
 
-    fn fail(&mut self, job: u64, fault: Fault) -> Vec<Action> {
-        self.finish(job, Outcome::Failed { fault, usage: Usage::Unknown })
+    fn fail(&mut self, job: u64, fault: EngineFault) -> Vec<Action> {
+        self.finish(job, AttemptOutcome::Failed { fault, usage: JobUsage::Unknown })
     }
 
     /// The engine breaks a stream off of which the client has so many tokens.
-    fn interrupt(&mut self, job: u64, fault: Fault, output: u64) -> Vec<Action> {
-        self.finish(job, Outcome::Interrupted { fault, usage: Usage::Unknown, output })
+    fn interrupt(&mut self, job: u64, fault: EngineFault, output: u64) -> Vec<Action> {
+        self.finish(job, AttemptOutcome::Interrupted { fault, usage: JobUsage::Unknown, output })
     }
 
-    fn finish(&mut self, job: u64, outcome: Outcome) -> Vec<Action> {
+    fn finish(&mut self, job: u64, outcome: AttemptOutcome) -> Vec<Action> {
         self.event(Event::Finished { job: JobId::new(job), outcome })
     }
 
@@ -196,7 +198,7 @@ impl World {
         self.event(Event::Timer)
     }
 
-    fn state(&self, replica: u32) -> Option<ReplicaState> {
+    fn state(&self, replica: u32) -> Option<ReplicaStatus> {
         let views = self.scheduler.snapshot(self.now).replicas;
         views.into_iter().find(|view| view.replica == ReplicaId::new(replica)).map(|view| view.state)
     }
@@ -211,7 +213,7 @@ fn sent(actions: &[Action]) -> Vec<(u64, u32)> {
     actions.iter().filter_map(pair).collect()
 }
 
-fn placed(actions: &[Action]) -> Placed {
+fn placed(actions: &[Action]) -> DispatchReason {
     let why = actions.iter().find_map(|action| match action {
         Action::Dispatch { why, .. } => Some(*why),
         _ => None,
@@ -236,7 +238,7 @@ fn ejected(actions: &[Action]) -> Vec<u32> {
 }
 
 /// `(job, replica)` of the recalls among the actions, with their reasons.
-fn recalled(actions: &[Action]) -> Vec<(u64, u32, Recalled)> {
+fn recalled(actions: &[Action]) -> Vec<(u64, u32, PreemptReason)> {
     let row = |action: &Action| match action {
         Action::Recall { job, replica, why } => Some((job.index() as u64, replica.index() as u32, *why)),
         _ => None,
@@ -245,7 +247,7 @@ fn recalled(actions: &[Action]) -> Vec<(u64, u32, Recalled)> {
 }
 
 /// `(job, replica)` of the streams that are to be handed over, with the reasons.
-fn handed_over(actions: &[Action]) -> Vec<(u64, u32, Recalled)> {
+fn handed_over(actions: &[Action]) -> Vec<(u64, u32, PreemptReason)> {
     let row = |action: &Action| match action {
         Action::HandOver { job, replica, why } => Some((job.index() as u64, replica.index() as u32, *why)),
         _ => None,
@@ -263,10 +265,10 @@ fn reload(world: &mut World, change: impl FnOnce(&mut Policy)) -> Vec<Action> {
 
 /// The table without one row.
 fn without<I: Copy + From<usize> + Into<usize> + PartialEq, T: Clone>(
-    table: &Table<I, T>,
+    table: &IdTable<I, T>,
     gone: I,
-) -> Table<I, T> {
-    let mut next = Table::successor(table);
+) -> IdTable<I, T> {
+    let mut next = IdTable::successor(table);
     for (id, name, row) in table.iter().filter(|(id, ..)| *id != gone) {
         assert!(next.insert(name, row.clone()) == id);
     }

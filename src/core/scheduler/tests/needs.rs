@@ -6,18 +6,18 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::demand::state::{Kind, State};
-use crate::core::demand::work::work;
-use crate::core::event::{Action, Event, Outcome};
-use crate::core::ids::{JobId, PoolId, ReplicaId};
-use crate::core::job::{JobSpec, Prefix};
-use crate::core::need::Need;
-use crate::core::overrides::{Measure, Override};
-use crate::core::policy::{Class, Policy, Pool, Replica};
+use crate::core::autoscale::demand::state::{DemandState, ProfileKind};
+use crate::core::autoscale::demand::work::work;
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::model::event::{Action, AttemptOutcome, Event};
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::{JobId, PoolId, ReplicaId};
+use crate::core::model::job::{JobSpec, PromptPrefix};
+use crate::core::model::overrides::{Override, OverrideChange};
+use crate::core::model::policy::{Class, Policy, Pool, Replica};
+use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::{policy, spec, used};
-use crate::core::table::Table;
-use crate::core::time::Tick;
 
 const SECOND: u64 = 1_000_000_000;
 /// Jobs that a replica serves in a second.
@@ -93,7 +93,7 @@ fn farm(replicas: usize, start: u64, max_wait: u64, rate: fn(f64) -> f64) -> Far
 }
 
 impl Farm {
-    fn need(&mut self) -> Need {
+    fn need(&mut self) -> ReplicaDemand {
         let one = self.scheduler.needs(self.now);
         assert_eq!(one, self.scheduler.needs(self.now), "asked twice");
         let need = one[0];
@@ -141,7 +141,7 @@ impl Farm {
             let max_wait = self.scheduler.policy().classes.iter().next().unwrap().2.max_wait;
             let id = JobId::new(self.arrived);
             let spec = JobSpec { id, arrived: self.now, deadline: self.now + max_wait, ..spec(1) };
-            self.event(Event::Arrived(spec, Prefix::default()));
+            self.event(Event::Arrived(spec, PromptPrefix::default()));
         }
         let gap = self.gap();
         self.plan(gap, Next::Arrives);
@@ -156,7 +156,7 @@ impl Farm {
         keep.sort_by_key(|id| !busy.contains(id));
         keep.truncate(replicas as usize);
         let mut next = Policy { generation: old.generation + 1, ..(*old).clone() };
-        next.replicas = Table::successor(&old.replicas);
+        next.replicas = IdTable::successor(&old.replicas);
         let mut ids = Vec::new();
         for (id, name, row) in old.replicas.iter().filter(|(id, ..)| keep.contains(id)) {
             assert_eq!(next.replicas.insert(name, row.clone()), id);
@@ -211,7 +211,7 @@ impl Farm {
                 Next::Ends(job) => {
                     self.on.remove(&job);
                     self.event(Event::FirstToken { job });
-                    self.event(Event::Finished { job, outcome: Outcome::Done(used(10, 10)) });
+                    self.event(Event::Finished { job, outcome: AttemptOutcome::Done(used(10, 10)) });
                 }
                 Next::Arrives => self.arrive(),
                 Next::Looks => self.look(),
@@ -393,18 +393,18 @@ fn what_was_seen_survives_a_restart() {
     farm.run(600);
     let state = farm.scheduler.demand_state();
     let text = serde_json::to_string(&state).unwrap();
-    let back: State = serde_json::from_str(&text).unwrap();
+    let back: DemandState = serde_json::from_str(&text).unwrap();
     assert_eq!(back, state);
     let cost = state.pools[0].cost.unwrap();
     assert!(
         (0.8..1.2).contains(&(cost * 2.0 * work(10, 10))),
         "half a second of a replica for a job: {cost}"
     );
-    let class = state.rows.iter().find(|row| row.kind == Kind::Class && row.name == "first").unwrap();
+    let class = state.rows.iter().find(|row| row.kind == ProfileKind::Class && row.name == "first").unwrap();
     assert!((class.seen.band(0.5) - 3.0).abs() < 0.5, "{:?}", class.seen.minutes);
 
     let mut next = Scheduler::new(Arc::clone(farm.scheduler.policy()));
-    assert!(!next.restore_demand(&State { version: 0, ..State::default() }));
+    assert!(!next.restore_demand(&DemandState { version: 0, ..DemandState::default() }));
     assert!(next.restore_demand(&back));
     let mut again = state;
     assert!(again.pools[0].read_per_second.take().is_some(), "what replicas have shown is of this process");
@@ -419,7 +419,7 @@ fn jobs_of_a_paused_tenant_start_no_replica() {
     let before = farm.need();
     assert!(before.queued > 100, "{before:?}");
     let tenant = spec(1).tenant;
-    let measure = Measure::Pause(tenant);
+    let measure = OverrideChange::Pause(tenant);
     let order = Override { measure, until: Tick::from_millis(120_000), reason: "".into() };
     farm.event(Event::Overridden(order));
     let paused = farm.need();

@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::event::{Action, Event, Outcome};
-use crate::core::ids::JobId;
-use crate::core::job::{JobSpec, Prefix};
-use crate::core::need::Need;
-use crate::core::policy::{Class, Policy};
-use crate::core::scale::outlook::{Number, Others, Outlook};
-use crate::core::scale::peers::{Name, Peers, Report};
+use crate::core::autoscale::demand_report::{DecidedNumber, DemandReport, PeerDemand};
+use crate::core::autoscale::peers::{GatewayId, PeerGroup, PeerReport};
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::model::event::{Action, AttemptOutcome, Event};
+use crate::core::model::ids::JobId;
+use crate::core::model::job::{JobSpec, PromptPrefix};
+use crate::core::model::policy::{Class, Policy};
+use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::{policy, spec, used};
-use crate::core::time::Tick;
 
 /// Eight replicas, each for two jobs at once.
 fn rules(replicas: usize) -> Policy {
@@ -59,7 +59,7 @@ impl Gateway {
             self.running.pop_front();
             self.now = end;
             self.event(Event::FirstToken { job });
-            self.event(Event::Finished { job, outcome: Outcome::Done(used(10, 10)) });
+            self.event(Event::Finished { job, outcome: AttemptOutcome::Done(used(10, 10)) });
         }
         self.now = now;
         self.event(Event::Timer);
@@ -68,27 +68,30 @@ impl Gateway {
     fn arrive(&mut self) {
         self.arrived += 1;
         let (id, deadline) = (JobId::new(self.arrived), self.now + Duration::from_secs(300));
-        self.event(Event::Arrived(JobSpec { id, arrived: self.now, deadline, ..spec(1) }, Prefix::default()));
+        self.event(Event::Arrived(
+            JobSpec { id, arrived: self.now, deadline, ..spec(1) },
+            PromptPrefix::default(),
+        ));
     }
 
-    fn need(&mut self, others: &Others) -> Need {
+    fn need(&mut self, others: &PeerDemand) -> ReplicaDemand {
         let need = self.scheduler.needs_with(self.now, others)[0];
         assert_eq!(need, self.scheduler.needs_with(self.now, others)[0], "asked twice");
         need
     }
 
-    fn outlook(&mut self) -> Outlook {
+    fn outlook(&mut self) -> DemandReport {
         self.scheduler.outlook(self.now)
     }
 }
 
-fn others(sum: Outlook) -> Others {
-    Others { sum, expected: true, ..Others::default() }
+fn others(sum: DemandReport) -> PeerDemand {
+    PeerDemand { sum, expected: true, ..PeerDemand::default() }
 }
 
 /// All jobs at `whole`, and each at one of the two others by turns, `rate` each
 /// second; what the whole one and the first of the two say, second by second.
-fn halves(replicas: usize, rate: u64, seconds: u64) -> (Vec<[Need; 2]>, [Gateway; 3]) {
+fn halves(replicas: usize, rate: u64, seconds: u64) -> (Vec<[ReplicaDemand; 2]>, [Gateway; 3]) {
     let mut all = [(); 3].map(|()| Gateway::new(rules(replicas)));
     let mut said = Vec::new();
     for step in 0..seconds * rate {
@@ -97,7 +100,7 @@ fn halves(replicas: usize, rate: u64, seconds: u64) -> (Vec<[Need; 2]>, [Gateway
         all[0].arrive();
         all[1 + (step % 2) as usize].arrive();
         let sums = [all[1].outlook(), all[2].outlook()];
-        let whole = all[0].need(&Others::default());
+        let whole = all[0].need(&PeerDemand::default());
         let half = all[1].need(&others(sums[1].clone()));
         all[2].need(&others(sums[0].clone()));
         said.push([whole, half]);
@@ -116,7 +119,7 @@ fn two_that_have_half_each_say_what_one_with_all_says() {
     }
     let last = said.last().unwrap();
     assert_eq!(last[0].desired, last[1].desired);
-    let alone = all[1].need(&Others::default()).desired;
+    let alone = all[1].need(&PeerDemand::default()).desired;
     assert!(alone <= last[0].desired, "the memory holds: {alone:?}");
 }
 
@@ -127,28 +130,29 @@ fn what_waits_elsewhere_counts_here_too() {
     other.pass(Tick::from_millis(1000));
     (0..3).for_each(|_| other.arrive());
     one.pass(Tick::from_millis(1000));
-    assert_eq!(one.need(&Others::default()).desired, Some(0));
+    assert_eq!(one.need(&PeerDemand::default()).desired, Some(0));
     let theirs = other.outlook();
     let need = one.need(&others(theirs.clone()));
     assert_eq!((need.desired, need.queued, need.reason), (Some(1), 3, "start"));
-    let own = other.need(&Others::default());
+    let own = other.need(&PeerDemand::default());
     assert_eq!((need.queued_tokens, need.in_flight), (own.queued_tokens, 0));
     // Pools and classes of another file are nothing to this one.
     let mut odd = theirs;
     let line = odd.lines.pop_first().unwrap();
-    odd.lines.insert(crate::core::scale::outlook::LineKey { class: "gone".into(), ..line.0 }, line.1);
+    odd.lines
+        .insert(crate::core::autoscale::demand_report::PoolSetKey { class: "gone".into(), ..line.0 }, line.1);
     odd.pools = [("gone".to_owned(), odd.pools["p0"])].into();
     let fresh = &mut Gateway::new(rules(0));
     fresh.pass(Tick::from_millis(1000));
-    assert_eq!((fresh.need(&others(odd)).desired, fresh.need(&Others::default()).queued), (Some(0), 0));
+    assert_eq!((fresh.need(&others(odd)).desired, fresh.need(&PeerDemand::default()).queued), (Some(0), 0));
 }
 
 #[test]
 fn the_number_of_another_one_is_repeated_and_gone_on_from() {
     let mut gateway = Gateway::new(rules(2));
-    let number = Number { desired: 9, reason: "burst".into(), keep: true };
-    let decided: BTreeMap<String, Number> = [("p0".to_owned(), number)].into();
-    let told = Others { decided, follow: true, expected: true, ..Others::default() };
+    let number = DecidedNumber { desired: 9, reason: "burst".into(), keep: true };
+    let decided: BTreeMap<String, DecidedNumber> = [("p0".to_owned(), number)].into();
+    let told = PeerDemand { decided, follow: true, expected: true, ..PeerDemand::default() };
     for second in 0..200 {
         gateway.pass(Tick::from_millis(second * 1000));
         let need = gateway.need(&told);
@@ -158,10 +162,10 @@ fn the_number_of_another_one_is_repeated_and_gone_on_from() {
     // any number does.
     for second in 200..300 {
         gateway.pass(Tick::from_millis(second * 1000));
-        assert_eq!(gateway.need(&others(Outlook::default())).desired, Some(9));
+        assert_eq!(gateway.need(&others(DemandReport::default())).desired, Some(9));
     }
     gateway.pass(Tick::from_millis(700_000));
-    assert!(gateway.need(&others(Outlook::default())).desired < Some(9));
+    assert!(gateway.need(&others(DemandReport::default())).desired < Some(9));
     // A reason that this version does not know is replaced by its own.
     let mut odd = told;
     odd.decided.values_mut().for_each(|number| number.reason = "tide".into());
@@ -172,13 +176,17 @@ fn the_number_of_another_one_is_repeated_and_gone_on_from() {
 fn when_one_is_lost_and_the_other_gets_its_requests_the_number_stays() {
     let (said, mut all) = halves(8, 10, 400);
     let before = said.last().unwrap()[1].desired.unwrap();
-    let mut peers = Peers::new(Name { epoch: 1, id: 1 });
+    let mut peers = PeerGroup::new(GatewayId { epoch: 1, id: 1 });
     peers.list(&["other".to_owned()].into(), Tick::ZERO);
     let died = all[1].now;
-    let report = Report { from: Name { epoch: 2, id: 2 }, outlook: all[2].outlook(), ..Report::default() };
+    let report = PeerReport {
+        from: GatewayId { epoch: 2, id: 2 },
+        outlook: all[2].outlook(),
+        ..PeerReport::default()
+    };
     peers.heard("other", report, died);
     let one = &mut all[1];
-    let rate = |seen: &Outlook| seen.lines.values().map(|line| line.slow).sum::<f64>();
+    let rate = |seen: &DemandReport| seen.lines.values().map(|line| line.slow).sum::<f64>();
     let all_of_it = rate(&one.outlook()) * 2.0;
     peers.look(&one.outlook(), false, died);
     for step in 1..900_u64 {

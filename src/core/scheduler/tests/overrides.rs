@@ -2,30 +2,30 @@
 
 use std::time::Duration;
 
-use crate::core::event::{Action, Event, Recalled, RejectReason};
-use crate::core::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
-use crate::core::job::JobSpec;
-use crate::core::overrides::{Closed, Lever, Measure, Override};
-use crate::core::policy::{Class, Policy, Replica};
+use crate::core::model::event::{Action, Event, PreemptReason, RejectReason};
+use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
+use crate::core::model::policy::{Class, Policy, Replica};
+use crate::core::model::snapshot::{Obstacle, ReplicaStatus};
+use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, class, of_tenant, policy, rejected, sent, spec};
-use crate::core::snapshot::{Obstacle, ReplicaState};
-use crate::core::time::Tick;
 
 impl World {
     /// Puts a measure in force until the moment.
-    fn set(&mut self, measure: Measure, until: Tick) -> Vec<Action> {
+    fn set(&mut self, measure: OverrideChange, until: Tick) -> Vec<Action> {
         self.event(Event::Overridden(Override { measure, until, reason: "a test".into() }))
     }
 
     fn close(&mut self, replica: u32, how: Closed) -> Vec<Action> {
-        self.set(Measure::CloseReplica(ReplicaId::new(replica), how), Tick::NEVER)
+        self.set(OverrideChange::CloseReplica(ReplicaId::new(replica), how), Tick::NEVER)
     }
 
     fn pause(&mut self, tenant: u32, until: Tick) -> Vec<Action> {
-        self.set(Measure::Pause(TenantId::new(tenant)), until)
+        self.set(OverrideChange::Pause(TenantId::new(tenant)), until)
     }
 
-    fn restore(&mut self, lever: Lever) -> Vec<Action> {
+    fn restore(&mut self, lever: OverrideTarget) -> Vec<Action> {
         self.event(Event::Restored(lever))
     }
 
@@ -34,7 +34,7 @@ impl World {
     }
 }
 
-fn recalls(actions: &[Action]) -> Vec<(u64, u32, Recalled)> {
+fn recalls(actions: &[Action]) -> Vec<(u64, u32, PreemptReason)> {
     let row = |action: &Action| match action {
         Action::Recall { job, replica, why } => Some((job.index() as u64, replica.index() as u32, *why)),
         _ => None,
@@ -62,7 +62,7 @@ fn three_at_one() -> World {
             world.event(Event::FirstToken { job: JobId::new(job) });
         }
     }
-    world.restore(Lever::Replica(ReplicaId::new(1)));
+    world.restore(OverrideTarget::Replica(ReplicaId::new(1)));
     world
 }
 
@@ -71,9 +71,9 @@ fn a_drain_requeues_what_was_not_begun_and_lets_the_rest_finish() {
     let mut world = three_at_one();
     world.at(500);
     let actions = world.close(0, Closed::Drained);
-    assert_eq!(recalls(&actions), [(3, 0, Recalled::Drained)]);
+    assert_eq!(recalls(&actions), [(3, 0, PreemptReason::Drained)]);
     assert_eq!(sent(&actions), [(3, 1)]);
-    assert_eq!(world.state(0), Some(ReplicaState::Draining));
+    assert_eq!(world.state(0), Some(ReplicaStatus::Draining));
     assert_eq!(sent(&world.arrive(spec(4))), [(4, 1)]);
     for job in [1, 2, 3, 4] {
         world.done(job);
@@ -88,9 +88,9 @@ fn a_plain_answer_counts_as_begun_when_its_first_token_is_due() {
         world.close(1, Closed::Cordoned);
         world.arrive(plain(1));
         world.at(after);
-        world.restore(Lever::Replica(ReplicaId::new(1)));
+        world.restore(OverrideTarget::Replica(ReplicaId::new(1)));
         let actions = world.close(0, Closed::SpotNotice);
-        let expected = if moved { vec![(1, 0, Recalled::SpotNotice)] } else { vec![] };
+        let expected = if moved { vec![(1, 0, PreemptReason::SpotNotice)] } else { vec![] };
         assert_eq!(recalls(&actions), expected);
     }
 }
@@ -100,9 +100,9 @@ fn a_cordon_takes_nothing_away_and_ends_at_its_time() {
     let mut world = three_at_one();
     world.at(500);
     let until = Tick::from_millis(10_000);
-    let measure = Measure::CloseReplica(ReplicaId::new(0), Closed::Cordoned);
+    let measure = OverrideChange::CloseReplica(ReplicaId::new(0), Closed::Cordoned);
     assert_eq!(world.set(measure, until), []);
-    assert_eq!(world.state(0), Some(ReplicaState::Cordoned));
+    assert_eq!(world.state(0), Some(ReplicaStatus::Cordoned));
     assert_eq!(sent(&world.arrive(spec(4))), [(4, 1)]);
     for job in [1, 2, 3, 4] {
         world.done(job);
@@ -111,7 +111,7 @@ fn a_cordon_takes_nothing_away_and_ends_at_its_time() {
     assert_eq!(world.scheduler.next_deadline(), Some(until), "the core's own timer ends it");
     let actions = world.at(10_000);
     assert_eq!(actions, [Action::OverrideExpired { lever: measure.lever() }]);
-    assert_eq!((world.in_force(), world.state(0)), (0, Some(ReplicaState::Serving)));
+    assert_eq!((world.in_force(), world.state(0)), (0, Some(ReplicaStatus::Serving)));
 }
 
 #[test]
@@ -121,13 +121,13 @@ fn the_last_replica_keeps_what_has_nowhere_to_go() {
     assert_eq!(world.close(0, Closed::Drained), []);
     assert_eq!(world.arrive(spec(2)), []);
     world.done(1);
-    assert_eq!(sent(&world.restore(Lever::Replica(ReplicaId::new(0)))), [(2, 0)]);
+    assert_eq!(sent(&world.restore(OverrideTarget::Replica(ReplicaId::new(0)))), [(2, 0)]);
 }
 
 #[test]
 fn a_pool_closes_with_what_joins_it_and_over_a_reload() {
     let mut world = World::new(policy(&[&[4, 4], &[4]], &[&[0, 1]]));
-    world.set(Measure::ClosePool(PoolId::new(0), Closed::Cordoned), Tick::NEVER);
+    world.set(OverrideChange::ClosePool(PoolId::new(0), Closed::Cordoned), Tick::NEVER);
     assert_eq!(sent(&world.arrive(spec(1))), [(1, 2)]);
     let mut next = Policy { generation: 2, ..policy(&[&[4, 4], &[4]], &[&[0, 1]]) };
     let row = Replica { pool: PoolId::new(0), max_seqs: Some(4), kv_tokens: None };
@@ -136,10 +136,10 @@ fn a_pool_closes_with_what_joins_it_and_over_a_reload() {
     pool.replicas.push(joined);
     next.pools.insert("p0", pool);
     world.event(Event::PolicyChanged(next.into()));
-    assert_eq!(world.state(3), Some(ReplicaState::Cordoned));
+    assert_eq!(world.state(3), Some(ReplicaStatus::Cordoned));
     assert_eq!(sent(&world.arrive(spec(2))), [(2, 2)]);
-    world.restore(Lever::Pool(PoolId::new(0)));
-    assert_eq!(world.state(3), Some(ReplicaState::SlowStart));
+    world.restore(OverrideTarget::Pool(PoolId::new(0)));
+    assert_eq!(world.state(3), Some(ReplicaStatus::SlowStart));
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_paused_tenant_waits_and_others_go_on() {
     assert_eq!(sent(&world.done(2)), [(3, 0)]);
     assert_eq!(world.done(3), [], "a free replica, and it still waits");
     let actions = world.at(20_000);
-    assert_eq!(actions[0], Action::OverrideExpired { lever: Lever::Pause(TenantId::new(0)) });
+    assert_eq!(actions[0], Action::OverrideExpired { lever: OverrideTarget::Pause(TenantId::new(0)) });
     assert_eq!(sent(&actions), [(1, 0)]);
 }
 
@@ -208,7 +208,7 @@ fn a_pause_earns_no_priority_and_a_resume_no_false_refusals() {
         assert!(running > 100, "tenant 0 is paused");
     }
     world.at(600_000);
-    world.restore(Lever::Pause(TenantId::new(0)));
+    world.restore(OverrideTarget::Pause(TenantId::new(0)));
     assert_eq!(rejected(&world.arrive(JobSpec { deadline: far, ..of_tenant(900, 0) })), []);
     let mut turns = Vec::new();
     for step in 1..=8 {
@@ -238,7 +238,7 @@ fn a_boost_is_a_larger_share_for_its_time() {
         }
         boosted
     };
-    world.set(Measure::Boost(TenantId::new(0), 3.0), Tick::from_millis(1_000));
+    world.set(OverrideChange::Boost(TenantId::new(0), 3.0), Tick::from_millis(1_000));
     let with = share(&mut world, 0);
     world.at(1_000);
     let without = share(&mut world, 1_000);
@@ -249,16 +249,16 @@ fn a_boost_is_a_larger_share_for_its_time() {
 fn an_override_replaces_the_one_before_and_one_that_is_over_changes_nothing() {
     let mut world = World::new(policy(&[&[4, 4]], &[&[0]]));
     world.at(1_000);
-    world.set(Measure::CloseReplica(ReplicaId::new(0), Closed::Cordoned), Tick::from_millis(500));
-    assert_eq!((world.in_force(), world.state(0)), (0, Some(ReplicaState::Serving)));
+    world.set(OverrideChange::CloseReplica(ReplicaId::new(0), Closed::Cordoned), Tick::from_millis(500));
+    assert_eq!((world.in_force(), world.state(0)), (0, Some(ReplicaStatus::Serving)));
     world.close(0, Closed::Cordoned);
     let until = Tick::from_millis(5_000);
-    world.set(Measure::CloseReplica(ReplicaId::new(0), Closed::Drained), until);
+    world.set(OverrideChange::CloseReplica(ReplicaId::new(0), Closed::Drained), until);
     let views = world.scheduler.snapshot(world.now).overrides;
     assert_eq!(views.len(), 1);
     assert_eq!((views[0].left, &*views[0].reason), (Some(Duration::from_secs(4)), "a test"));
     assert_eq!(world.at(5_000).len(), 1);
-    assert_eq!(world.restore(Lever::Replica(ReplicaId::new(0))), [], "it has ended already");
+    assert_eq!(world.restore(OverrideTarget::Replica(ReplicaId::new(0))), [], "it has ended already");
 }
 
 #[test]
@@ -270,8 +270,8 @@ fn a_closed_replica_that_falls_silent_is_still_noticed() {
         world.now = world.scheduler.next_deadline().expect("a watch");
         actions = world.event(Event::Timer);
     }
-    assert!(recalls(&actions).contains(&(3, 0, Recalled::Stalled)), "{actions:?}");
-    assert_eq!(world.state(0), Some(ReplicaState::Ejected));
+    assert!(recalls(&actions).contains(&(3, 0, PreemptReason::Stalled)), "{actions:?}");
+    assert_eq!(world.state(0), Some(ReplicaStatus::Ejected));
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn who_waits_is_told_what_for() {
     assert_eq!((third.obstacle, third.ahead, third.waiting), (Obstacle::NoRoom, 1, 2));
     assert_eq!((third.queued, third.left), (Duration::from_secs(2), Duration::from_secs(48)));
     let states: Vec<_> = third.replicas.iter().map(|choice| (choice.state, choice.fits)).collect();
-    assert!(states.contains(&(ReplicaState::Cordoned, false)), "{states:?}");
+    assert!(states.contains(&(ReplicaStatus::Cordoned, false)), "{states:?}");
     world.close(0, Closed::Cordoned);
     assert_eq!(told(&world, 2).map(|view| view.obstacle), Some(Obstacle::NoReplica));
     world.pause(0, far);

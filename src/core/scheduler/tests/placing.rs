@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::core::event::{Event, Pace, PassedOver};
-use crate::core::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
-use crate::core::job::JobSpec;
-use crate::core::placement::place::Choice;
-use crate::core::placement::rules::{Isolation, Otherwise, Price, Rules, Supply};
-use crate::core::policy::{Class, Policy, Pool};
+use crate::core::model::event::{Event, ItlSample, PassedOverPool};
+use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::policy::{Class, Policy, Pool};
+use crate::core::model::snapshot::Obstacle;
+use crate::core::model::time::Tick;
+use crate::core::placement::choose::PlacementReason;
+use crate::core::placement::rules::{Isolation, LatePolicy, PlacementRules, PoolTraits, Price};
 use crate::core::scheduler::tests::{World, class, placed, policy, rejected, sent, spec};
-use crate::core::snapshot::Obstacle;
-use crate::core::time::Tick;
 
 const SECOND: ClassId = ClassId::new(1);
 
@@ -18,13 +18,13 @@ fn second(id: u64) -> JobSpec {
     JobSpec { class: SECOND, ..spec(id) }
 }
 
-fn set_supply(rules: &mut Policy, pool: u32, supply: Supply) {
+fn set_supply(rules: &mut Policy, pool: u32, supply: PoolTraits) {
     let row = rules.pools.get(PoolId::new(pool)).expect("a pool").clone();
     rules.pools.insert(&format!("p{pool}"), Pool { supply, ..row });
 }
 
-fn priced(price: f64) -> Supply {
-    Supply { price: Price::new(price), ..Supply::default() }
+fn priced(price: f64) -> PoolTraits {
+    PoolTraits { price: Price::new(price), ..PoolTraits::default() }
 }
 
 /// One replica of two sequences for 9, one of two for 1 an hour.
@@ -35,27 +35,30 @@ fn two_prices() -> Policy {
     rules
 }
 
-fn set_class(rules: &mut Policy, rank: u32, placement: Rules) {
+fn set_class(rules: &mut Policy, rank: u32, placement: PlacementRules) {
     let name = ["first", "second"][rank as usize];
     rules.classes.insert(name, Class { placement, ..class(rank, 0.0) });
 }
 
-fn only(pools: &[u32]) -> Rules {
-    Rules { pools: Some(pools.iter().copied().map(PoolId::new).collect()), ..Rules::default() }
+fn only(pools: &[u32]) -> PlacementRules {
+    PlacementRules {
+        pools: Some(pools.iter().copied().map(PoolId::new).collect()),
+        ..PlacementRules::default()
+    }
 }
 
 #[test]
 fn the_cheapest_fills_first_and_what_does_not_fit_spills() {
     let mut world = World::new(two_prices());
     let mut went = Vec::new();
-    let busy = PassedOver { pool: PoolId::new(1), busy: true };
+    let busy = PassedOverPool { pool: PoolId::new(1), busy: true };
     for id in 1..=4 {
         let actions = world.arrive(spec(id));
         world.event(Event::FirstToken { job: JobId::new(id) });
         went.push((sent(&actions)[0].1, placed(&actions).choice));
         assert_eq!(placed(&actions).passed_over, (id > 2).then_some(busy), "{id}");
     }
-    let (wanted, spilled) = ((1, Choice::Wanted), (0, Choice::Spilled));
+    let (wanted, spilled) = ((1, PlacementReason::Wanted), (0, PlacementReason::Spilled));
     assert_eq!(went, [wanted, wanted, spilled, spilled]);
     assert_eq!(world.arrive(spec(5)), [], "all is full");
     assert_eq!(sent(&world.done(1)), [(5, 1)]);
@@ -75,7 +78,11 @@ fn equal_prices_are_no_reason() {
 #[test]
 fn who_waits_takes_the_dearer_one_from_half_of_the_objective_on() {
     let mut rules = two_prices();
-    set_class(&mut rules, 0, Rules { otherwise: Some(Otherwise::Wait), ..Rules::default() });
+    set_class(
+        &mut rules,
+        0,
+        PlacementRules { otherwise: Some(LatePolicy::Wait), ..PlacementRules::default() },
+    );
     let mut world = World::new(rules);
     for id in 1..=2 {
         world.arrive(spec(id));
@@ -88,7 +95,7 @@ fn who_waits_takes_the_dearer_one_from_half_of_the_objective_on() {
     assert_eq!(why.obstacle, Obstacle::Rule);
     assert_eq!(world.at(499), []);
     let actions = world.at(500);
-    assert_eq!((sent(&actions), placed(&actions).choice), (vec![(3, 0)], Choice::Spilled));
+    assert_eq!((sent(&actions), placed(&actions).choice), (vec![(3, 0)], PlacementReason::Spilled));
 
     // What is late pays nothing more: it waits for the cheap one.
     world.at(900);
@@ -99,9 +106,9 @@ fn who_waits_takes_the_dearer_one_from_half_of_the_objective_on() {
 #[test]
 fn where_the_urgent_class_may_not_come_nobody_is_a_guest() {
     let mut rules = policy(&[&[10], &[10]], &[&[0, 1]]);
-    set_supply(&mut rules, 1, Supply { isolation: Isolation::TimeSliced, ..Supply::default() });
+    set_supply(&mut rules, 1, PoolTraits { isolation: Isolation::TimeSliced, ..PoolTraits::default() });
     let kinds = [Isolation::Dedicated, Isolation::Mig, Isolation::Mps].into();
-    set_class(&mut rules, 0, Rules { isolation: Some(kinds), ..Rules::default() });
+    set_class(&mut rules, 0, PlacementRules { isolation: Some(kinds), ..PlacementRules::default() });
     set_class(&mut rules, 1, only(&[1]));
     let mut world = World::new(rules);
     for id in 1..=10 {
@@ -137,7 +144,7 @@ fn new_rules_move_what_waits_and_leave_what_runs() {
 #[test]
 fn long_prompts_wait_for_a_large_window() {
     let mut rules = policy(&[&[1], &[1]], &[&[0, 1]]);
-    set_supply(&mut rules, 0, Supply { window: Some(1000), ..Supply::default() });
+    set_supply(&mut rules, 0, PoolTraits { window: Some(1000), ..PoolTraits::default() });
     let mut world = World::new(rules.clone());
     let long = |id| JobSpec { context: 1001, ..spec(id) };
     assert_eq!(sent(&world.arrive(long(1))), [(1, 1)]);
@@ -148,7 +155,7 @@ fn long_prompts_wait_for_a_large_window() {
         "it goes past the long one"
     );
     world.done(3);
-    set_supply(&mut rules, 0, Supply { window: Some(2000), ..Supply::default() });
+    set_supply(&mut rules, 0, PoolTraits { window: Some(2000), ..PoolTraits::default() });
     assert_eq!(sent(&world.event(Event::PolicyChanged(Arc::new(rules)))), [(2, 0)], "it fits now");
     assert_eq!(world.arrive(JobSpec { model: ModelId::new(5), ..long(4) }).len(), 1, "refused");
 }
@@ -160,7 +167,7 @@ fn streams_prefer_pools_that_can_keep_their_pace() {
         let objective = class(0, 0.0).itl_objective;
         // The cheaper one has never kept it.
         for (pool, gap) in [(0, objective / 2), (1, objective * 2)] {
-            let pace = Pace { gaps: 100, total: gap * 100 };
+            let pace = ItlSample { gaps: 100, total: gap * 100 };
             (0..50).for_each(|_| _ = world.event(Event::Paced { replica: ReplicaId::new(pool), pace }));
         }
         let went: Vec<u32> = (1..=4).map(|id| sent(&world.arrive(spec(id)))[0].1).collect();

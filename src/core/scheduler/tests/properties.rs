@@ -3,10 +3,10 @@
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::event::Action;
+use crate::core::model::event::Action;
+use crate::core::model::snapshot::ReplicaStatus;
 use crate::core::scheduler::tests::edge::Edge;
 use crate::core::scheduler::tests::worlds::{Op, Places, Rules, op, rules};
-use crate::core::snapshot::ReplicaState;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
@@ -75,7 +75,7 @@ proptest! {
                 let tried = &edge.jobs[job].tried;
                 if tried.contains(replica) {
                     let views = edge.scheduler.snapshot(edge.now).replicas;
-                    let up = |state| matches!(state, ReplicaState::Serving | ReplicaState::SlowStart);
+                    let up = |state| matches!(state, ReplicaStatus::Serving | ReplicaStatus::SlowStart);
                     let untried = views.iter().any(|v| up(v.state) && !tried.contains(&v.replica));
                     prop_assert!(!untried, "{:?} was tried, others were not: {:?}", replica, views);
                 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use proptest::collection::vec;
 use proptest::prelude::{Just, ProptestConfig, Strategy, prop_oneof, proptest};
 
-use crate::core::event::{Action, Event, Outcome, Turn};
-use crate::core::ids::{JobId, PoolId, ReplicaId, TenantId};
-use crate::core::job::JobSpec;
-use crate::core::policy::{Policy, Quota, Replica, Tenant};
+use crate::core::model::event::{Action, AttemptOutcome, Event, OrderReason};
+use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::policy::{Policy, Quota, Replica, Tenant};
+use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, of_tenant, placed, policy, rejected, sent, spec, tenant, used};
-use crate::core::time::Tick;
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -126,7 +126,7 @@ impl Cohort {
         }
         let spec = self.running.remove(pick % self.running.len());
         let actions =
-            self.world.event(Event::Finished { job: spec.id, outcome: Outcome::Done(used(10, 10)) });
+            self.world.event(Event::Finished { job: spec.id, outcome: AttemptOutcome::Done(used(10, 10)) });
         self.take(&actions);
     }
 }
@@ -192,12 +192,12 @@ fn a_guarantee_goes_before_a_smaller_counter() {
         world.arrive(of_tenant(id + 10, 1));
     }
     let actions = world.done(1);
-    assert_eq!((sent(&actions), placed(&actions).turn), (vec![(10, 0)], Turn::OwnQuota));
+    assert_eq!((sent(&actions), placed(&actions).turn), (vec![(10, 0)], OrderReason::OwnQuota));
     assert_eq!(sent(&world.done(2)), [(20, 0)], "from there on the counters decide");
     let actions = world.done(10);
-    assert_eq!((sent(&actions), placed(&actions).turn), (vec![(11, 0)], Turn::OwnQuota));
+    assert_eq!((sent(&actions), placed(&actions).turn), (vec![(11, 0)], OrderReason::OwnQuota));
     let idle = world.done(20);
-    assert_eq!((sent(&idle), placed(&idle).turn), (vec![(21, 0)], Turn::Fair));
+    assert_eq!((sent(&idle), placed(&idle).turn), (vec![(21, 0)], OrderReason::Fair));
 }
 
 #[test]

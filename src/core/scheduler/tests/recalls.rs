@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
-use crate::core::event::{Action, Event, Fault, Pace, Recalled};
-use crate::core::ids::{ClassId, JobId, ReplicaId};
-use crate::core::job::JobSpec;
-use crate::core::policy::Class;
+use crate::core::model::event::{Action, EngineFault, Event, ItlSample, PreemptReason};
+use crate::core::model::ids::{ClassId, JobId, ReplicaId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::policy::Class;
+use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, class, ejected, policy, recalled, sent, spec};
-use crate::core::time::Tick;
 
 fn paced(world: &mut World, replica: u32) -> Vec<Action> {
-    let pace = Pace { gaps: 10, total: Duration::from_millis(200) };
+    let pace = ItlSample { gaps: 10, total: Duration::from_millis(200) };
     world.event(Event::Paced { replica: ReplicaId::new(replica), pace })
 }
 
@@ -37,9 +37,9 @@ fn a_silent_engine_loses_what_its_clients_have_not_seen() {
         actions = world.event(Event::Timer);
     }
     assert!(world.now < Tick::from_millis(2_000), "{:?}", world.now);
-    assert_eq!(recalled(&actions), [(2, 0, Recalled::Stalled)], "the stream stays where it is");
+    assert_eq!(recalled(&actions), [(2, 0, PreemptReason::Stalled)], "the stream stays where it is");
     assert_eq!((ejected(&actions), sent(&actions)), (vec![0], vec![(2, 1)]));
-    assert!(actions.contains(&Action::Eject { replica: ReplicaId::new(0), why: Fault::Silent }));
+    assert!(actions.contains(&Action::Eject { replica: ReplicaId::new(0), why: EngineFault::Silent }));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_pressed_job_takes_the_place_of_one_that_has_sent_nothing() {
     assert_eq!(recalled(&paced(&mut world, 0)), [], "half of the objective is a second's half");
     let mut actions = world.at(600);
     actions.extend(paced(&mut world, 0));
-    assert_eq!(recalled(&actions), [(2, 0, Recalled::Preempted { by: JobId::new(10) })]);
+    assert_eq!(recalled(&actions), [(2, 0, PreemptReason::Preempted { by: JobId::new(10) })]);
     assert_eq!(sent(&actions), [(10, 0)]);
     world.done(10);
     assert_eq!(sent(&world.at(6_000)), [(2, 0)], "it goes on when nobody more urgent is there");

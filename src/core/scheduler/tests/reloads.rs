@@ -1,13 +1,13 @@
 //! What a new policy does to what waits and runs.
 
-use crate::core::event::{Action, Event, Fault, RejectReason};
-use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::job::JobSpec;
-use crate::core::policy::{Model, Replica};
+use crate::core::model::event::{Action, EngineFault, Event, RejectReason};
+use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::policy::{Model, Replica};
+use crate::core::model::snapshot::ReplicaStatus;
 use crate::core::scheduler::tests::{
     World, ejected, of_tenant, policy, rejected, reload, sent, spec, without,
 };
-use crate::core::snapshot::ReplicaState;
 
 #[test]
 fn jobs_survive_and_new_limits_take_effect_at_once() {
@@ -36,7 +36,7 @@ fn a_removed_replica_finishes_and_is_gone() {
     world.arrive(spec(0));
     let actions = reload(&mut world, |next| next.replicas = without(&next.replicas, ReplicaId::new(0)));
     assert_eq!(actions, []);
-    assert_eq!(world.state(0), Some(ReplicaState::Removed));
+    assert_eq!(world.state(0), Some(ReplicaStatus::Removed));
     assert_eq!(sent(&world.arrive(spec(1))), [(1, 1)]);
     assert_eq!(world.arrive(spec(2)), []);
     assert_eq!(world.done(0), []);
@@ -67,7 +67,7 @@ fn what_has_no_place_any_more_is_refused() {
     assert_eq!(reasons(&actions), [(3, RejectReason::Withdrawn)]);
     let actions = reload(&mut world, |next| next.models = without(&next.models, ModelId::new(1)));
     assert_eq!(reasons(&actions), [(5, RejectReason::NoPool)]);
-    assert_eq!(rejected(&world.fail(4, Fault::Refused))[0].1.reason, RejectReason::NoPool);
+    assert_eq!(rejected(&world.fail(4, EngineFault::Refused))[0].1.reason, RejectReason::NoPool);
     assert_eq!(sent(&world.done(0)), [(1, 0)]);
 }
 
@@ -108,9 +108,9 @@ fn a_replica_that_was_taken_out_and_put_back_starts_anew() {
         let row = Replica { pool: PoolId::new(0), max_seqs: Some(2), kv_tokens: None };
         next.replicas.insert("p0/r0", row);
     });
-    assert_eq!(world.state(0), Some(ReplicaState::SlowStart));
+    assert_eq!(world.state(0), Some(ReplicaStatus::SlowStart));
     assert_eq!(
-        ejected(&world.fail(0, Fault::Silent)),
+        ejected(&world.fail(0, EngineFault::Silent)),
         Vec::<u32>::new(),
         "the old stream is not the new start's fault"
     );

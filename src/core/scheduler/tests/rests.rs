@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use crate::core::event::{Action, Event, Fault, Recalled, RejectReason, Report};
-use crate::core::ids::{JobId, PoolId, ReplicaId, TenantId};
-use crate::core::job::JobSpec;
-use crate::core::overrides::{Measure, Override};
-use crate::core::policy::{Policy, Pool};
-use crate::core::rest::{Rested, Sleep};
+use crate::core::model::event::{Action, EngineFault, Event, PreemptReason, RejectReason, ReplicaReport};
+use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::overrides::{Override, OverrideChange};
+use crate::core::model::policy::{Policy, Pool};
+use crate::core::model::snapshot::{Obstacle, PoolSnapshot, PoolStatus, ReplicaStatus};
+use crate::core::model::time::Tick;
+use crate::core::replica::health::sleep::{SleepPolicy, SleepResult};
 use crate::core::scheduler::tests::{World, ejected, of_tenant, policy, recalled, rejected, sent, spec};
-use crate::core::snapshot::{Obstacle, PoolState, PoolView, ReplicaState};
-use crate::core::time::Tick;
 
-const IDLE: Report = Report {
+const IDLE: ReplicaReport = ReplicaReport {
     running: Some(0),
     waiting: Some(0),
     kv_usage: None,
@@ -23,14 +23,14 @@ const IDLE: Report = Report {
     asleep: Some(false),
 };
 
-const ASLEEP: Report = Report { asleep: Some(true), ..IDLE };
+const ASLEEP: ReplicaReport = ReplicaReport { asleep: Some(true), ..IDLE };
 
 /// A pool of replicas with these limits that sleep after a minute.
 fn sleepy(limits: &[u32], keep_awake: u32) -> Policy {
     let mut policy = policy(&[limits], &[&[0]]);
     let row = policy.pools.get(PoolId::new(0)).unwrap().clone();
     let (after_idle, wake_timeout) = (Duration::from_secs(60), Duration::from_secs(20));
-    let sleep = Some(Sleep { after_idle, keep_awake, wake_timeout });
+    let sleep = Some(SleepPolicy { after_idle, keep_awake, wake_timeout });
     policy.pools.insert("p0", Pool { sleep, ..row });
     policy
 }
@@ -39,11 +39,11 @@ fn id(replica: u32) -> ReplicaId {
     ReplicaId::new(replica)
 }
 
-fn report(world: &mut World, replica: u32, report: Report) -> Vec<Action> {
+fn report(world: &mut World, replica: u32, report: ReplicaReport) -> Vec<Action> {
     world.event(Event::ReplicaReported { replica: id(replica), report })
 }
 
-fn rested(world: &mut World, replica: u32, rested: Rested) -> Vec<Action> {
+fn rested(world: &mut World, replica: u32, rested: SleepResult) -> Vec<Action> {
     world.event(Event::Rested { replica: id(replica), rested })
 }
 
@@ -63,7 +63,7 @@ fn wakes(actions: &[Action]) -> Vec<u32> {
     actions.iter().filter_map(id).collect()
 }
 
-fn view(world: &World) -> PoolView {
+fn view(world: &World) -> PoolSnapshot {
     world.scheduler.snapshot(world.now).pools[0].clone()
 }
 
@@ -85,7 +85,7 @@ fn after_a_quiet_minute(limits: &[u32], keep_awake: u32) -> World {
     let asleep = sleeps(&world.at(60_000));
     assert_eq!(asleep.len() as u32, count - keep_awake);
     for replica in asleep {
-        rested(&mut world, replica, Rested::Asleep);
+        rested(&mut world, replica, SleepResult::Asleep);
     }
     world.at(61_000);
     world
@@ -101,20 +101,24 @@ fn the_idle_sleep_and_one_stays_awake() {
     all_idle(&mut world, 59_000, 3);
     assert_eq!(sent(&world.arrive(patient(1))), [(1, 0)]);
     assert_eq!(sleeps(&world.at(60_000)), [1, 2], "the first one works");
-    assert_eq!(world.state(1), Some(ReplicaState::Asleep));
+    assert_eq!(world.state(1), Some(ReplicaStatus::Asleep));
     assert_eq!(sent(&world.arrive(patient(2))), [(2, 0)], "who is told to sleep gets nothing");
-    rested(&mut world, 1, Rested::Asleep);
-    rested(&mut world, 2, Rested::Asleep);
+    rested(&mut world, 1, SleepResult::Asleep);
+    rested(&mut world, 2, SleepResult::Asleep);
     world.done(1);
     world.done(2);
     all_idle(&mut world, 200_000, 1);
     assert_eq!(world.at(400_000), [], "it is the last one");
-    assert_eq!(view(&world).state, PoolState::Ready);
+    assert_eq!(view(&world).state, PoolStatus::Ready);
 }
 
 #[test]
 fn nobody_sleeps_without_knowing_that_others_do_not_use_it() {
-    for seen in [None, Some(Report { running: Some(1), ..IDLE }), Some(Report { waiting: Some(1), ..IDLE })] {
+    for seen in [
+        None,
+        Some(ReplicaReport { running: Some(1), ..IDLE }),
+        Some(ReplicaReport { waiting: Some(1), ..IDLE }),
+    ] {
         let mut world = World::new(sleepy(&[2, 2], 1));
         world.at(59_000);
         for replica in [0, 1] {
@@ -125,8 +129,8 @@ fn nobody_sleeps_without_knowing_that_others_do_not_use_it() {
     let mut world = World::new(sleepy(&[2, 2], 1));
     for (at, progress) in [(1000, 5), (30_000, 5), (50_000, 9)] {
         world.at(at);
-        report(&mut world, 0, Report { progress: Some(1), ..IDLE });
-        report(&mut world, 1, Report { progress: Some(progress), ..IDLE });
+        report(&mut world, 0, ReplicaReport { progress: Some(1), ..IDLE });
+        report(&mut world, 1, ReplicaReport { progress: Some(progress), ..IDLE });
     }
     assert_eq!(sleeps(&world.at(60_000)), [0], "the other one worked for somebody");
 }
@@ -134,19 +138,19 @@ fn nobody_sleeps_without_knowing_that_others_do_not_use_it() {
 #[test]
 fn a_job_for_sleepers_wakes_one_and_is_held_as_for_a_start() {
     let mut world = after_a_quiet_minute(&[2, 2], 0);
-    assert_eq!(view(&world).state, PoolState::Asleep);
+    assert_eq!(view(&world).state, PoolStatus::Asleep);
     let actions = world.arrive(patient(1));
     assert_eq!((wakes(&actions), sent(&actions)), (vec![0], vec![]));
-    assert_eq!((view(&world).state, world.state(0)), (PoolState::Starting, Some(ReplicaState::Waking)));
+    assert_eq!((view(&world).state, world.state(0)), (PoolStatus::Starting, Some(ReplicaStatus::Waking)));
     let why = world.scheduler.explain(JobId::new(1), world.now).unwrap();
     assert_eq!(why.obstacle, Obstacle::Starting);
     assert!(wakes(&world.arrive(patient(2))).is_empty(), "the one that wakes takes two");
     assert_eq!(wakes(&world.arrive(patient(3))), [1]);
     world.at(66_000);
-    assert_eq!(sent(&rested(&mut world, 0, Rested::Awake)), [(1, 0), (2, 0)], "at full size");
+    assert_eq!(sent(&rested(&mut world, 0, SleepResult::Awake)), [(1, 0), (2, 0)], "at full size");
     assert_eq!(view(&world).wake, Some(Duration::from_secs(5)));
     world.event(Event::FirstToken { job: JobId::new(1) });
-    assert_eq!((view(&world).state, view(&world).cold_start), (PoolState::Ready, None));
+    assert_eq!((view(&world).state, view(&world).cold_start), (PoolStatus::Ready, None));
     assert!(sleeps(&world.at(120_000)).is_empty());
 }
 
@@ -155,12 +159,12 @@ fn what_a_wake_takes_is_told_once_it_is_known() {
     let mut world = after_a_quiet_minute(&[1], 0);
     world.arrive(patient(1));
     world.at(86_000);
-    assert_eq!(sent(&rested(&mut world, 0, Rested::Awake)), [(1, 0)]);
+    assert_eq!(sent(&rested(&mut world, 0, SleepResult::Awake)), [(1, 0)]);
     world.event(Event::FirstToken { job: JobId::new(1) });
     world.done(1);
     all_idle(&mut world, 145_000, 1);
     assert_eq!(sleeps(&world.at(146_000)), [0], "a minute after it woke");
-    rested(&mut world, 0, Rested::Asleep);
+    rested(&mut world, 0, SleepResult::Asleep);
     // Twenty-five seconds are too long for it, and yet it is a reason to wake.
     let hasty = JobSpec { deadline: Tick::from_millis(156_000), ..spec(2) };
     let actions = world.arrive(hasty);
@@ -173,23 +177,23 @@ fn what_a_wake_takes_is_told_once_it_is_known() {
 #[test]
 fn the_awake_are_used_first_and_more_are_woken_for_what_they_do_not_take() {
     let mut world = after_a_quiet_minute(&[1, 1, 1, 1], 1);
-    let awake = (0..4).find(|replica| world.state(*replica) == Some(ReplicaState::Serving)).unwrap();
+    let awake = (0..4).find(|replica| world.state(*replica) == Some(ReplicaStatus::Serving)).unwrap();
     assert_eq!(sent(&world.arrive(patient(1))), [(1, awake)]);
     world.event(Event::FirstToken { job: JobId::new(1) });
     assert_eq!(world.arrive(patient(2)), [], "it may be read in a moment");
     world.arrive(patient(3));
     world.now = Tick::from_millis(61_300);
-    let more = report(&mut world, awake, Report { running: Some(1), ..IDLE });
+    let more = report(&mut world, awake, ReplicaReport { running: Some(1), ..IDLE });
     assert_eq!(wakes(&more).len(), 2, "two wait");
     for replica in wakes(&more) {
-        assert_eq!(sent(&rested(&mut world, replica, Rested::Awake)).len(), 1);
+        assert_eq!(sent(&rested(&mut world, replica, SleepResult::Awake)).len(), 1);
     }
 }
 
 #[test]
 fn jobs_that_may_not_go_wake_nobody() {
     let mut world = after_a_quiet_minute(&[1], 0);
-    let measure = Measure::Pause(TenantId::new(1));
+    let measure = OverrideChange::Pause(TenantId::new(1));
     world.event(Event::Overridden(Override { measure, until: Tick::from_millis(65_000), reason: "".into() }));
     let parked = JobSpec { deadline: Tick::from_millis(900_000), ..of_tenant(1, 1) };
     assert!(wakes(&world.arrive(parked)).is_empty());
@@ -200,14 +204,14 @@ fn jobs_that_may_not_go_wake_nobody() {
 fn one_that_does_not_wake_is_ejected_and_another_is_woken() {
     let mut world = after_a_quiet_minute(&[1, 1], 0);
     assert_eq!(wakes(&world.arrive(patient(1))), [0]);
-    let actions = rested(&mut world, 0, Rested::Failed);
+    let actions = rested(&mut world, 0, SleepResult::Failed);
     assert_eq!((ejected(&actions), wakes(&actions)), (vec![0], vec![1]));
     // Nobody ever says what became of that one.
     let actions = world.at(91_000);
     assert_eq!(ejected(&actions), [1]);
     let actions = world.event(Event::ReplicaFound { replica: id(0) });
     assert_eq!(wakes(&actions), [0], "it is there, and sleeps");
-    assert_eq!(sent(&rested(&mut world, 0, Rested::Awake)), [(1, 0)]);
+    assert_eq!(sent(&rested(&mut world, 0, SleepResult::Awake)), [(1, 0)]);
 }
 
 #[test]
@@ -216,9 +220,9 @@ fn one_that_cannot_sleep_is_not_told_again() {
     all_idle(&mut world, 0, 2);
     all_idle(&mut world, 59_000, 2);
     assert_eq!(sleeps(&world.at(60_000)), [0, 1]);
-    rested(&mut world, 0, Rested::Unable);
-    rested(&mut world, 1, Rested::Unable);
-    assert_eq!(view(&world).state, PoolState::Ready);
+    rested(&mut world, 0, SleepResult::Unable);
+    rested(&mut world, 1, SleepResult::Unable);
+    assert_eq!(view(&world).state, PoolStatus::Ready);
     all_idle(&mut world, 300_000, 2);
     assert_eq!(world.at(301_000), []);
     assert_eq!(sent(&world.arrive(patient(1))).len(), 1);
@@ -230,14 +234,14 @@ fn one_that_others_put_to_sleep_gets_nothing_and_is_not_broken() {
     let mut world = World::new(policy(&[&[2, 2]], &[&[0]]));
     assert_eq!(sent(&world.arrive(patient(1))), [(1, 0)]);
     let actions = report(&mut world, 0, ASLEEP);
-    assert_eq!(recalled(&actions), [(1, 0, Recalled::Asleep)]);
+    assert_eq!(recalled(&actions), [(1, 0, PreemptReason::Asleep)]);
     assert_eq!((sent(&actions), ejected(&actions)), (vec![(1, 1)], vec![]));
-    assert_eq!(world.state(0), Some(ReplicaState::Asleep));
+    assert_eq!(world.state(0), Some(ReplicaStatus::Asleep));
     world.done(1);
     report(&mut world, 1, ASLEEP);
-    assert_eq!(view(&world).state, PoolState::Asleep);
+    assert_eq!(view(&world).state, PoolStatus::Asleep);
     assert_eq!(world.arrive(patient(2)), [], "held, and nobody is told to wake");
-    assert_eq!(view(&world).state, PoolState::Starting);
+    assert_eq!(view(&world).state, PoolStatus::Starting);
     world.at(10_000);
     assert_eq!(sent(&report(&mut world, 1, IDLE)), [(2, 1)]);
 }
@@ -253,10 +257,10 @@ fn what_hangs_in_one_that_was_put_to_sleep_wakes_it() {
 #[test]
 fn jobs_that_wait_are_held_when_the_last_one_awake_goes() {
     let mut world = after_a_quiet_minute(&[1, 1], 1);
-    let awake = (0..2).find(|replica| world.state(*replica) == Some(ReplicaState::Serving)).unwrap();
+    let awake = (0..2).find(|replica| world.state(*replica) == Some(ReplicaStatus::Serving)).unwrap();
     world.arrive(patient(1));
     world.arrive(patient(2));
-    let actions = world.fail(1, Fault::Refused);
+    let actions = world.fail(1, EngineFault::Refused);
     assert_eq!((ejected(&actions), wakes(&actions)), (vec![awake], vec![1 - awake]));
-    assert_eq!(view(&world).state, PoolState::Starting);
+    assert_eq!(view(&world).state, PoolStatus::Starting);
 }

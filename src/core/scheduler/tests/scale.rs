@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::core::event::{Action, Event, Outcome};
-use crate::core::ids::{ClassId, PoolId, ReplicaId, TenantId};
-use crate::core::job::{JobSpec, Prefix, Usage};
-use crate::core::policy::{Model, Policy, Pool, Quota, Replica, Tenant};
+use crate::core::model::event::{Action, AttemptOutcome, Event};
+use crate::core::model::ids::{ClassId, PoolId, ReplicaId, TenantId};
+use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
+use crate::core::model::policy::{Model, Policy, Pool, Quota, Replica, Tenant};
+use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::{class, spec, tenant, used};
-use crate::core::time::Tick;
 
 /// Search steps per event in a full queue with as many tenants and replicas.
 fn steps_per_event(tenants: u32, replicas: u32, jobs: u64, quota: Option<Quota>) -> f64 {
@@ -44,7 +44,11 @@ fn steps_per_event(tenants: u32, replicas: u32, jobs: u64, quota: Option<Quota>)
             ..spec(id)
         };
         let mut step = Vec::new();
-        scheduler.handle(Tick::from_millis(id / 100), Event::Arrived(spec, Prefix::default()), &mut step);
+        scheduler.handle(
+            Tick::from_millis(id / 100),
+            Event::Arrived(spec, PromptPrefix::default()),
+            &mut step,
+        );
         out.extend(step.into_iter().filter(|action| !is_bill(action)));
         events += 1;
     }
@@ -56,9 +60,9 @@ fn steps_per_event(tenants: u32, replicas: u32, jobs: u64, quota: Option<Quota>)
         let Action::Dispatch { job, .. } = out[next - 1] else { continue };
         done += 1;
         let event = if done % 7 == 0 {
-            Event::Left { job, usage: Usage::Unknown }
+            Event::Left { job, usage: JobUsage::Unknown }
         } else {
-            Event::Finished { job, outcome: Outcome::Done(used(100, 40)) }
+            Event::Finished { job, outcome: AttemptOutcome::Done(used(100, 40)) }
         };
         let mut step = Vec::new();
         scheduler.handle(Tick::from_millis(jobs / 100), event, &mut step);

@@ -3,13 +3,13 @@
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::event::{Action, Event, Fault, Outcome};
-use crate::core::ids::{ClassId, JobId};
-use crate::core::job::{JobSpec, Prefix, Usage};
-use crate::core::policy::Policy;
+use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event};
+use crate::core::model::ids::{ClassId, JobId};
+use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
+use crate::core::model::policy::Policy;
+use crate::core::model::time::Tick;
 use crate::core::scheduler::dispatch::MAX_PASSED;
 use crate::core::scheduler::tests::{World, class, of_tenant, placed, policy, sent, spec, tenant, used};
-use crate::core::time::Tick;
 
 /// Keeps three jobs of every tenant and class waiting at one replica of four
 /// sequences; counts the cost of what is dispatched.
@@ -39,7 +39,7 @@ impl Flood {
         let id = JobId::new(self.next * self.specs.len() as u64 + which as u64);
         let spec = JobSpec { id, deadline: Tick::NEVER, ..self.specs[which] };
         let mut out = Vec::new();
-        self.world.scheduler.handle(self.world.now, Event::Arrived(spec, Prefix::default()), &mut out);
+        self.world.scheduler.handle(self.world.now, Event::Arrived(spec, PromptPrefix::default()), &mut out);
         self.take(&out);
     }
 
@@ -56,7 +56,7 @@ impl Flood {
     /// Ends a running job and lets the next one in.
     fn step(&mut self, pick: usize) {
         let spec = self.running.swap_remove(pick % self.running.len());
-        let outcome = Outcome::Done(used(spec.prompt_tokens, spec.max_output_tokens));
+        let outcome = AttemptOutcome::Done(used(spec.prompt_tokens, spec.max_output_tokens));
         let mut out = Vec::new();
         self.world.scheduler.handle(self.world.now, Event::Finished { job: spec.id, outcome }, &mut out);
         self.take(&out);
@@ -179,7 +179,7 @@ fn without_a_share_the_lower_class_waits_for_the_higher_one() {
 
 #[test]
 fn a_guaranteed_turn_says_so() {
-    use crate::core::event::Turn;
+    use crate::core::model::event::OrderReason;
 
     let mut rules = policy(&[&[1]], &[&[0]]);
     rules.classes.insert("second", class(1, 0.5));
@@ -189,9 +189,9 @@ fn a_guaranteed_turn_says_so() {
     world.arrive(spec(1));
     world.arrive(spec(2));
     let first = world.done(0);
-    assert_eq!((sent(&first), placed(&first).turn), (vec![(1, 0)], Turn::Fair));
+    assert_eq!((sent(&first), placed(&first).turn), (vec![(1, 0)], OrderReason::Fair));
     let second = world.done(1);
-    assert_eq!((sent(&second), placed(&second).turn), (vec![(100, 0)], Turn::GuaranteedShare));
+    assert_eq!((sent(&second), placed(&second).turn), (vec![(100, 0)], OrderReason::GuaranteedShare));
 }
 
 #[test]
@@ -226,13 +226,13 @@ fn what_was_used_replaces_what_was_expected() {
         world.arrive(long(id + 10, 1));
     }
     assert_eq!(sent(&world.done(99)), [(0, 0)]);
-    let short = Outcome::Done(used(10, 0));
+    let short = AttemptOutcome::Done(used(10, 0));
     assert_eq!(sent(&world.finish(0, short)), [(10, 0)]);
-    let next = sent(&world.finish(10, Outcome::Done(used(10, 200))));
+    let next = sent(&world.finish(10, AttemptOutcome::Done(used(10, 200))));
     assert_eq!(next, [(1, 0)]);
-    let next = sent(&world.finish(1, Outcome::Done(used(10, 10))));
+    let next = sent(&world.finish(1, AttemptOutcome::Done(used(10, 10))));
     assert_eq!(next, [(2, 0)], "two short ones cost less than one long one");
-    let next = sent(&world.event(Event::Left { job: JobId::new(2), usage: Usage::Unknown }));
+    let next = sent(&world.event(Event::Left { job: JobId::new(2), usage: JobUsage::Unknown }));
     assert_eq!(next.len(), 1, "nothing known: the charge stands");
 }
 
@@ -266,7 +266,7 @@ fn a_retry_is_not_charged_again() {
     }
     assert_eq!(sent(&world.done(99)), [(0, 0)]);
     for _ in 0..3 {
-        assert_eq!(sent(&world.fail(0, Fault::Malformed)), [(0, 0)]);
+        assert_eq!(sent(&world.fail(0, EngineFault::Malformed)), [(0, 0)]);
     }
     assert_eq!(sent(&world.done(0)), [(10, 0)]);
     assert_eq!(sent(&world.done(10)), [(1, 0)], "both have had one job");
@@ -283,7 +283,7 @@ fn a_job_that_ends_while_it_waits_costs_nothing() {
         world.arrive(spec(id));
     }
     assert_eq!(sent(&world.done(99)), [(0, 0)]);
-    assert_eq!(sent(&world.fail(0, Fault::Busy { retry_after: None })), Vec::new());
+    assert_eq!(sent(&world.fail(0, EngineFault::Busy { retry_after: None })), Vec::new());
     world.at(100);
     assert_eq!(sent(&world.at(250)), [(11, 0)]);
     assert_eq!(sent(&world.done(11)), [(1, 0)], "the job that never ran is not held against its tenant");
@@ -301,7 +301,7 @@ fn a_class_of_which_nothing_waits_is_owed_nothing() {
         world.arrive(spec(id));
     }
     assert_eq!(sent(&world.done(0)), [(1, 0)]);
-    world.event(Event::Left { job: JobId::new(100), usage: Usage::Unknown });
+    world.event(Event::Left { job: JobId::new(100), usage: JobUsage::Unknown });
     world.arrive(second(101));
     assert_eq!(sent(&world.done(1)), [(2, 0)]);
     assert_eq!(sent(&world.done(2)), [(101, 0)]);

@@ -5,11 +5,11 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::event::{Fault, RejectReason};
-use crate::core::job::JobSpec;
-use crate::core::policy::Class;
+use crate::core::model::event::{EngineFault, RejectReason};
+use crate::core::model::job::JobSpec;
+use crate::core::model::policy::Class;
+use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, class, of_tenant, policy, rejected, sent, spec};
-use crate::core::time::Tick;
 
 /// Replicas that take so long for each job.
 struct Line {
@@ -79,7 +79,7 @@ fn what_came_back_is_not_refused_for_those_that_wait() {
     }
     line.until(1_050);
     let (_, running) = line.running[0];
-    let actions = line.world.fail(running, Fault::Malformed);
+    let actions = line.world.fail(running, EngineFault::Malformed);
     assert_eq!(rejected(&actions), []);
     assert_eq!(sent(&actions), [(running, 0)]);
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::core::event::{Action, Event, Fault, Recalled, RejectReason, Report};
-use crate::core::ids::{JobId, ReplicaId, TenantId};
-use crate::core::job::JobSpec;
+use crate::core::model::event::{Action, EngineFault, Event, PreemptReason, RejectReason, ReplicaReport};
+use crate::core::model::ids::{JobId, ReplicaId, TenantId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, ejected, handed_over, policy, recalled, rejected, sent, spec};
-use crate::core::time::Tick;
 
 /// Two replicas that have answered before.
 fn two() -> World {
@@ -44,7 +44,7 @@ fn place_of(world: &World, job: u64) -> Option<u32> {
 }
 
 fn progress(world: &mut World, replica: u32, progress: u64) -> Vec<Action> {
-    let report = Report { progress: Some(progress), ..Report::default() };
+    let report = ReplicaReport { progress: Some(progress), ..ReplicaReport::default() };
     world.event(Event::ReplicaReported { replica: ReplicaId::new(replica), report })
 }
 
@@ -189,7 +189,7 @@ fn silence_ejects_no_more_than_its_share_of_a_pool() {
     }
     let out = pass(&mut world, 2_500);
     assert_eq!(ejected(&out).len(), 2, "{out:?}");
-    assert!(out.iter().any(|action| matches!(action, Action::Spare { why: Fault::Silent, .. })));
+    assert!(out.iter().any(|action| matches!(action, Action::Spare { why: EngineFault::Silent, .. })));
 }
 
 #[test]
@@ -221,15 +221,17 @@ fn plain_answers_are_watched_by_gauges_alone() {
         });
     }
     assert_eq!(ejected(&out), [there.unwrap()]);
-    assert!(recalled(&out).iter().all(|(_, from, why)| Some(*from) == there && *why == Recalled::Stalled));
+    assert!(
+        recalled(&out).iter().all(|(_, from, why)| Some(*from) == there && *why == PreemptReason::Stalled)
+    );
 }
 
 #[test]
 fn an_answer_that_takes_too_long_ends_its_job_and_blames_nobody() {
     let mut world = two();
     world.arrive(JobSpec { streams: false, ..spec(1) });
-    let actions = world.fail(1, Fault::Overtime);
-    assert_eq!(rejected(&actions)[0].1.reason, RejectReason::AttemptsExhausted(Fault::Overtime));
+    let actions = world.fail(1, EngineFault::Overtime);
+    assert_eq!(rejected(&actions)[0].1.reason, RejectReason::AttemptsExhausted(EngineFault::Overtime));
     assert_eq!((ejected(&actions), sent(&actions)), (vec![], vec![]));
     assert_eq!(world.scheduler.jobs(), 0);
 }
@@ -245,6 +247,6 @@ fn one_request_that_hangs_at_an_engine_that_works_is_not_its_fault() {
         pass(&mut world, 500);
         world.event(Event::Heard { replica: ReplicaId::new(0) });
     }
-    let actions = world.fail(2, Fault::Silent);
+    let actions = world.fail(2, EngineFault::Silent);
     assert_eq!((ejected(&actions), sent(&actions)), (vec![], vec![(2, 1)]));
 }

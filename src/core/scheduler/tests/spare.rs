@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::core::event::{Event, Fault, Recalled, RejectReason};
-use crate::core::ids::{ClassId, JobId};
-use crate::core::job::JobSpec;
-use crate::core::policy::{Class, Policy};
+use crate::core::model::event::{EngineFault, Event, PreemptReason, RejectReason};
+use crate::core::model::ids::{ClassId, JobId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::policy::{Class, Policy};
 use crate::core::scheduler::tests::{World, class, policy, recalled, rejected, sent, spec};
 
 /// The second class is spare.
@@ -55,7 +55,7 @@ fn one_gives_way_until_its_end() {
     assert!(!refused(&mut world, 1));
     world.at(20);
     let actions = world.arrive(spec(2));
-    assert_eq!(recalled(&actions), [(1, 0, Recalled::Preempted { by: JobId::new(2) })]);
+    assert_eq!(recalled(&actions), [(1, 0, PreemptReason::Preempted { by: JobId::new(2) })]);
     assert_eq!(sent(&actions), [(2, 0)], "at once");
 }
 
@@ -64,7 +64,7 @@ fn one_starts_no_pool() {
     let mut rules = policy(&[&[]], &[&[0]]);
     rules.pools.insert(
         "p0",
-        crate::core::policy::Pool { cold_start: Some(Duration::from_secs(60)), ..Default::default() },
+        crate::core::model::policy::Pool { cold_start: Some(Duration::from_secs(60)), ..Default::default() },
     );
     let mut world = spare_class(rules);
     let actions = world.arrive(spare(1));
@@ -79,7 +79,7 @@ fn one_starts_no_pool() {
 fn one_that_failed_is_no_ones_burden() {
     let mut world = spare_class(policy(&[&[2], &[2]], &[&[0, 1]]));
     assert!(!refused(&mut world, 1));
-    world.fail(1, Fault::ServerError);
-    world.event(Event::Left { job: JobId::new(1), usage: crate::core::job::Usage::Unknown });
+    world.fail(1, EngineFault::ServerError);
+    world.event(Event::Left { job: JobId::new(1), usage: crate::core::model::job::JobUsage::Unknown });
     assert_eq!((world.scheduler.jobs(), world.scheduler.waiting().requests), (0, 0));
 }

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use proptest::prelude::{Just, ProptestConfig, prop, prop_assert, prop_oneof, proptest};
 
-use crate::core::event::{Action, Event, Fault, Outcome, RejectReason};
-use crate::core::ids::{JobId, ReplicaId};
-use crate::core::job::{JobSpec, Prefix, Usage};
-use crate::core::policy::Retry;
+use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event, RejectReason};
+use crate::core::model::ids::{JobId, ReplicaId};
+use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
+use crate::core::model::policy::RetryPolicy;
+use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::{World, policy, rejected, sent, spec, used};
-use crate::core::time::Tick;
 
 const STORM_ENDS: u64 = 20_000;
 /// An engine's first token after so many milliseconds.
 const FIRST_TOKEN: u64 = 50;
-const BUSY: Fault = Fault::Busy { retry_after: None };
+const BUSY: EngineFault = EngineFault::Busy { retry_after: None };
 
 /// Engines that all do the same wrong, while their probes succeed.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ struct Storm {
     /// One job each so many milliseconds.
     every: u64,
     /// After a millisecond; absent = nothing comes at all.
-    fault: Option<Fault>,
+    fault: Option<EngineFault>,
     /// Whether they work for a second before it.
     begins_well: bool,
 }
@@ -45,7 +45,7 @@ struct After {
 
 fn answer(scheduler: &mut Scheduler, now: Tick, job: JobId, out: &mut Vec<Action>) {
     scheduler.handle(now, Event::FirstToken { job }, out);
-    let outcome = Outcome::Done(used(10, 1));
+    let outcome = AttemptOutcome::Done(used(10, 1));
     scheduler.handle(now, Event::Finished { job, outcome }, out);
 }
 
@@ -63,7 +63,7 @@ fn storm(storm: &Storm) -> After {
         let storms = (if storm.begins_well { 1000 } else { 0 }..STORM_ENDS).contains(&millis);
         if millis % storm.every == 0 {
             after.jobs += 1;
-            scheduler.handle(now, Event::Arrived(spec(after.jobs), Prefix::default()), &mut out);
+            scheduler.handle(now, Event::Arrived(spec(after.jobs), PromptPrefix::default()), &mut out);
         }
         if scheduler.next_deadline().is_some_and(|at| at <= now) {
             scheduler.handle(now, Event::Timer, &mut out);
@@ -72,7 +72,7 @@ fn storm(storm: &Storm) -> After {
         asked.for_each(|replica| scheduler.handle(now, Event::ReplicaFound { replica }, &mut out));
         for (job, fault) in std::mem::take(&mut failing) {
             running.remove(&job);
-            let outcome = Outcome::Failed { fault, usage: Usage::Unknown };
+            let outcome = AttemptOutcome::Failed { fault, usage: JobUsage::Unknown };
             scheduler.handle(now, Event::Finished { job, outcome }, &mut out);
         }
         if millis == STORM_ENDS {
@@ -116,7 +116,7 @@ fn storm(storm: &Storm) -> After {
 #[test]
 fn engines_that_refuse_all_are_not_asked_by_everybody() {
     for retry_after in [None, Some(Duration::from_millis(100)), Some(Duration::from_secs(1))] {
-        let fault = Some(Fault::Busy { retry_after });
+        let fault = Some(EngineFault::Busy { retry_after });
         let after = storm(&Storm { limits: vec![16; 8], every: 10, fault, begins_well: false });
         assert!(after.tries * 10 <= after.jobs * 12, "{after:?}");
         assert!(after.recovered <= STORM_ENDS + 5_000, "{after:?}");
@@ -127,7 +127,7 @@ fn engines_that_refuse_all_are_not_asked_by_everybody() {
 /// First tries, the share of them that may be repeated, what is always allowed,
 /// and once what all replicas hold.
 fn bound(storm: &Storm, after: &After) -> u64 {
-    let rules = Retry::default();
+    let rules = RetryPolicy::default();
     let share = after.jobs * u64::from(rules.budget_permille) / 1000;
     let floor = u64::from(rules.budget_floor) * (STORM_ENDS / 10_000 + 2);
     after.jobs + share.max(floor) + storm.limits.iter().map(|limit| u64::from(*limit)).sum::<u64>()
@@ -135,7 +135,13 @@ fn bound(storm: &Storm, after: &After) -> u64 {
 
 #[test]
 fn engines_that_fail_all_are_not_stormed() {
-    let faults = [Fault::ServerError, Fault::Reset, Fault::Aborted, Fault::Malformed, Fault::Silent];
+    let faults = [
+        EngineFault::ServerError,
+        EngineFault::Reset,
+        EngineFault::Aborted,
+        EngineFault::Malformed,
+        EngineFault::Silent,
+    ];
     for fault in faults.map(Some).into_iter().chain([None]) {
         for begins_well in [false, true] {
             let world = Storm { limits: vec![16; 8], every: 10, fault, begins_well };
@@ -156,8 +162,8 @@ proptest! {
         limits in prop::collection::vec(1u32..40, 1..12),
         every in 2u64..200,
         fault in prop_oneof![
-            Just(Some(Fault::ServerError)), Just(Some(Fault::Reset)), Just(Some(Fault::Malformed)),
-            Just(Some(Fault::ErrorEvent)), Just(None),
+            Just(Some(EngineFault::ServerError)), Just(Some(EngineFault::Reset)), Just(Some(EngineFault::Malformed)),
+            Just(Some(EngineFault::ErrorEvent)), Just(None),
         ],
         begins_well: bool,
     ) {
@@ -171,7 +177,7 @@ proptest! {
 #[test]
 fn what_one_replica_loses_when_it_dies_is_no_storm() {
     const EACH: u64 = 300;
-    for fault in [Fault::Reset, Fault::ServerError, Fault::Aborted, BUSY] {
+    for fault in [EngineFault::Reset, EngineFault::ServerError, EngineFault::Aborted, BUSY] {
         let mut world = World::new(policy(&[&[300, 300]], &[&[0]]));
         let mut at = BTreeMap::new();
         for id in 0..2 * EACH {
@@ -199,11 +205,11 @@ fn a_replica_that_has_given_nothing_since_it_came_back_does_not_fall_again() {
     world.event(Event::ReplicaFound { replica: ReplicaId::new(0) });
     let jobs: Vec<u64> = (0..40).filter(|id| sent(&world.arrive(spec(*id))) == [(*id, 0)]).collect();
     assert!(jobs.len() > 2, "{jobs:?}");
-    assert_eq!(rejected(&world.fail(jobs[0], Fault::Reset)), []);
-    let refused = rejected(&world.fail(jobs[1], Fault::Reset));
-    assert_eq!(refused[0].1.reason, RejectReason::RetriesSpent(Fault::Reset));
+    assert_eq!(rejected(&world.fail(jobs[0], EngineFault::Reset)), []);
+    let refused = rejected(&world.fail(jobs[1], EngineFault::Reset));
+    assert_eq!(refused[0].1.reason, RejectReason::RetriesSpent(EngineFault::Reset));
     assert!(refused[0].1.retry_after.is_some());
-    assert_eq!(rejected(&world.fail(jobs[2], Fault::Refused)), [], "the engine did nothing for it");
+    assert_eq!(rejected(&world.fail(jobs[2], EngineFault::Refused)), [], "the engine did nothing for it");
 }
 
 /// One engine that answers 20 jobs a second, and 15 come until the outage ends.
@@ -220,7 +226,7 @@ fn an_outage_shorter_than_the_patience_costs_nobody_an_answer() {
         if millis % 65 == 0 && millis < 35_000 {
             came += 1;
             let job = JobSpec { arrived: now, deadline: now + Duration::from_secs(30), ..spec(came) };
-            scheduler.handle(now, Event::Arrived(job, Prefix::default()), &mut out);
+            scheduler.handle(now, Event::Arrived(job, PromptPrefix::default()), &mut out);
         }
         if scheduler.next_deadline().is_some_and(|at| at <= now) {
             scheduler.handle(now, Event::Timer, &mut out);
@@ -229,7 +235,7 @@ fn an_outage_shorter_than_the_patience_costs_nobody_an_answer() {
         asked.for_each(|replica| scheduler.handle(now, Event::ReplicaFound { replica }, &mut out));
         if let Some((job, _)) = running.take_if(|(_, ends)| down || *ends <= millis) {
             if down {
-                let outcome = Outcome::Failed { fault: BUSY, usage: Usage::Unknown };
+                let outcome = AttemptOutcome::Failed { fault: BUSY, usage: JobUsage::Unknown };
                 scheduler.handle(now, Event::Finished { job, outcome }, &mut out);
             } else {
                 answer(&mut scheduler, now, job, &mut out);

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use crate::core::event::{Action, Event, Rejection};
-use crate::core::ids::ClassId;
-use crate::core::job::JobSpec;
-use crate::core::policy::Class;
+use crate::core::model::event::{Action, Event, Rejection};
+use crate::core::model::ids::ClassId;
+use crate::core::model::job::JobSpec;
+use crate::core::model::policy::Class;
+use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, class, policy, rejected, sent, spec};
-use crate::core::time::Tick;
 
 /// Seconds that an engine takes for each job.
 const EACH: u64 = 2;

@@ -6,19 +6,20 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof};
 
-use crate::core::budget::rule::{Period, Rule, RuleId, Scope, Unit};
-use crate::core::event::{Fault, Pace, Report};
-use crate::core::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::job::{Tokens, Usage};
-use crate::core::overrides::{Closed, Lever, Measure};
-use crate::core::placement;
-use crate::core::placement::rules::Supply;
-use crate::core::policy::{
-    Bounds, Class, Health, Model, Policy, Pool, Quota, Replica, Retry, StickySessions, Tenant,
+use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit};
+use crate::core::model::event::{EngineFault, ItlSample, ReplicaReport};
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::job::{JobUsage, TokenCounts};
+use crate::core::model::overrides::{Closed, OverrideChange, OverrideTarget};
+use crate::core::model::policy::{
+    Class, HealthPolicy, Model, Policy, Pool, QueueBounds, Quota, Replica, RetryPolicy, StickySessions,
+    Tenant,
 };
-use crate::core::rest::{Rested, Sleep};
+use crate::core::placement;
+use crate::core::placement::rules::PoolTraits;
+use crate::core::replica::health::sleep::{SleepPolicy, SleepResult};
 use crate::core::scheduler::tests::{class, tenant, used};
-use crate::core::table::Table;
 
 /// The names that every policy of a run gives the same ids.
 const NAMES: [&str; 9] = ["0", "1", "2", "3", "4", "5", "6", "7", "8"];
@@ -50,7 +51,7 @@ pub(super) struct Rules {
     /// Milliseconds of idle time, and how many stay awake.
     pub(super) sleep: Option<(u64, u32)>,
     pub(super) places: Places,
-    pub(super) limits: Vec<Rule>,
+    pub(super) limits: Vec<LimitRule>,
     pub(super) affinity: Affinity,
 }
 
@@ -95,9 +96,9 @@ fn affinity() -> impl Strategy<Value = Affinity> {
 /// What pools are, and where classes and tenants may go; absent = as usual.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Places {
-    pub(super) supplies: Vec<Supply>,
-    pub(super) classes: Vec<placement::rules::Rules>,
-    pub(super) tenants: Vec<placement::rules::Rules>,
+    pub(super) supplies: Vec<PoolTraits>,
+    pub(super) classes: Vec<placement::rules::PlacementRules>,
+    pub(super) tenants: Vec<placement::rules::PlacementRules>,
 }
 
 fn places() -> impl Strategy<Value = Places> {
@@ -111,18 +112,18 @@ fn quota() -> impl Strategy<Value = [u8; 3]> {
     [part(), part(), part()]
 }
 
-fn limits() -> impl Strategy<Value = Vec<Rule>> {
+fn limits() -> impl Strategy<Value = Vec<LimitRule>> {
     let scope = prop_oneof![
-        (0u32..4).prop_map(|tenant| Scope::Tenant(TenantId::new(tenant))),
+        (0u32..4).prop_map(|tenant| LimitScope::Tenant(TenantId::new(tenant))),
         (0u32..4, 0u32..3)
-            .prop_map(|(tenant, model)| Scope::Model(TenantId::new(tenant), ModelId::new(model))),
+            .prop_map(|(tenant, model)| LimitScope::Model(TenantId::new(tenant), ModelId::new(model))),
     ];
-    let units = [Unit::Requests, Unit::InputTokens, Unit::OutputTokens, Unit::Tokens];
-    let periods = [Period::Now, Period::Minute, Period::Day];
+    let units = [LimitUnit::Requests, LimitUnit::InputTokens, LimitUnit::OutputTokens, LimitUnit::Tokens];
+    let periods = [LimitPeriod::Now, LimitPeriod::Minute, LimitPeriod::Day];
     let id =
         (scope, prop::sample::select(units.to_vec()), prop::sample::select(periods.to_vec()), any::<bool>());
-    let rule = (id, 0u64..2_000).prop_map(|((scope, unit, period, shadow), amount)| Rule {
-        id: RuleId { scope, unit, period, shadow },
+    let rule = (id, 0u64..2_000).prop_map(|((scope, unit, period, shadow), amount)| LimitRule {
+        id: LimitId { scope, unit, period, shadow },
         amount,
     });
     prop_oneof![2 => Just(Vec::new()), 1 => vec(rule, 0..6)]
@@ -176,17 +177,17 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
         )
 }
 
-fn table<I: Copy + From<usize> + Into<usize>, T>() -> Table<I, T> {
-    let mut table = Table::default();
+fn table<I: Copy + From<usize> + Into<usize>, T>() -> IdTable<I, T> {
+    let mut table = IdTable::default();
     for name in NAMES {
         table.reserve(name);
     }
     table
 }
 
-fn sleep((idle, keep_awake): (u64, u32)) -> Sleep {
+fn sleep((idle, keep_awake): (u64, u32)) -> SleepPolicy {
     let (after_idle, wake_timeout) = (Duration::from_millis(idle), Duration::from_secs(2));
-    Sleep { after_idle, keep_awake, wake_timeout }
+    SleepPolicy { after_idle, keep_awake, wake_timeout }
 }
 
 /// The policy that the rules describe.
@@ -202,9 +203,12 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
         limits: rules.limits.clone(),
         draining: (0..9usize).filter(|bit| rules.draining & (1 << bit) != 0).map(ReplicaId::from).collect(),
         spot_notices: Default::default(),
-        bounds: Bounds { requests: rules.bound, ..Bounds::default() },
-        retry: Retry { max_attempts: rules.attempts, ..Retry::default() },
-        health: Health { slow_start: Duration::from_millis(rules.slow_start), ..Health::default() },
+        bounds: QueueBounds { requests: rules.bound, ..QueueBounds::default() },
+        retry: RetryPolicy { max_attempts: rules.attempts, ..RetryPolicy::default() },
+        health: HealthPolicy {
+            slow_start: Duration::from_millis(rules.slow_start),
+            ..HealthPolicy::default()
+        },
         sessions: rules.affinity.sessions(),
     };
     let [cold_start, tolerance] = rules.starts.map(|millis| millis.map(Duration::from_millis));
@@ -251,7 +255,7 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
 fn put_tenants(rules: &Rules, policy: &mut Policy) {
     for (index, row) in rules.tenants.iter().enumerate() {
         if let Some((weight, requests, quota)) = row {
-            let bounds = Bounds { requests: *requests, ..Bounds::default() };
+            let bounds = QueueBounds { requests: *requests, ..QueueBounds::default() };
             let quota = quota.map(|parts| parts.map(|percent| f64::from(percent) / 100.0));
             let quota = quota.map(|[guarantee, borrow, lend]| Quota { guarantee, borrow, lend });
             let quota = quota.unwrap_or_default();
@@ -283,87 +287,88 @@ pub(super) enum Op {
         family: Option<u64>,
     },
     FirstToken(usize),
-    Done(usize, Usage),
-    Fail(usize, Fault),
-    Interrupt(usize, Fault, u64),
+    Done(usize, JobUsage),
+    Fail(usize, EngineFault),
+    Interrupt(usize, EngineFault, u64),
     Left(usize),
     Pass(u64),
-    Report(u32, Report),
+    Report(u32, ReplicaReport),
     /// A replica's slots and the adapters that it runs, one bit each.
     Adapters(u32, Option<u32>, u8),
-    Paced(u32, Pace),
+    Paced(u32, ItlSample),
     Answer(bool),
     /// To the first order that waits; absent = it is followed.
-    Rest(Option<Rested>),
+    Rest(Option<SleepResult>),
     Lost(u32),
     Stray(u64),
     Reload(usize),
     /// For so many milliseconds; absent = for ever.
-    Override(Measure, Option<u64>),
-    Restore(Lever),
+    Override(OverrideChange, Option<u64>),
+    Restore(OverrideTarget),
     Drain,
 }
 
-fn usage() -> impl Strategy<Value = Usage> {
+fn usage() -> impl Strategy<Value = JobUsage> {
     prop_oneof![
         3 => (0u64..100, 0u64..60).prop_map(|(input, output)| used(input, output)),
         1 => (0u64..100, 0u64..60)
-            .prop_map(|(input, output)| Usage::Partial(Tokens { input, cached: 0, output })),
-        1 => Just(Usage::Unknown),
+            .prop_map(|(input, output)| JobUsage::Partial(TokenCounts { input, cached: 0, output })),
+        1 => Just(JobUsage::Unknown),
     ]
 }
 
-fn fault() -> impl Strategy<Value = Fault> {
+fn fault() -> impl Strategy<Value = EngineFault> {
     prop_oneof![
-        Just(Fault::Refused),
-        Just(Fault::Reset),
-        Just(Fault::ServerError),
-        Just(Fault::Draining),
-        Just(Fault::Aborted),
-        Just(Fault::ErrorEvent),
-        Just(Fault::Malformed),
-        Just(Fault::Silent),
+        Just(EngineFault::Refused),
+        Just(EngineFault::Reset),
+        Just(EngineFault::ServerError),
+        Just(EngineFault::Draining),
+        Just(EngineFault::Aborted),
+        Just(EngineFault::ErrorEvent),
+        Just(EngineFault::Malformed),
+        Just(EngineFault::Silent),
         prop::option::of(0u64..60_000)
-            .prop_map(|ms| Fault::Busy { retry_after: ms.map(Duration::from_millis) }),
+            .prop_map(|ms| EngineFault::Busy { retry_after: ms.map(Duration::from_millis) }),
     ]
 }
 
-fn report() -> impl Strategy<Value = Report> {
+fn report() -> impl Strategy<Value = ReplicaReport> {
     let count = || prop_oneof![2 => Just(Some(0)), 3 => prop::option::of(0u64..8)];
     let asleep = prop::option::weighted(0.3, any::<bool>());
     (count(), count(), prop::option::of(0u32..6), prop::option::of(20u64..300), asleep).prop_map(
-        |(running, waiting, slots, kv_tokens, asleep)| Report {
+        |(running, waiting, slots, kv_tokens, asleep)| ReplicaReport {
             running,
             waiting,
             slots,
             kv_tokens,
             asleep,
-            ..Report::default()
+            ..ReplicaReport::default()
         },
     )
 }
 
-fn rested() -> impl Strategy<Value = Option<Rested>> {
+fn rested() -> impl Strategy<Value = Option<SleepResult>> {
     prop_oneof![
         4 => Just(None),
-        1 => Just(Some(Rested::Failed)),
-        1 => Just(Some(Rested::Unable)),
-        1 => Just(Some(Rested::Awake)),
-        1 => Just(Some(Rested::Asleep)),
+        1 => Just(Some(SleepResult::Failed)),
+        1 => Just(Some(SleepResult::Unable)),
+        1 => Just(Some(SleepResult::Awake)),
+        1 => Just(Some(SleepResult::Asleep)),
     ]
 }
 
-fn pace() -> impl Strategy<Value = Pace> {
-    (1u64..200, 0u64..200).prop_map(|(gaps, each)| Pace { gaps, total: Duration::from_millis(each * gaps) })
+fn pace() -> impl Strategy<Value = ItlSample> {
+    (1u64..200, 0u64..200)
+        .prop_map(|(gaps, each)| ItlSample { gaps, total: Duration::from_millis(each * gaps) })
 }
 
-fn measure() -> impl Strategy<Value = Measure> {
+fn measure() -> impl Strategy<Value = OverrideChange> {
     let how = || prop_oneof![Just(Closed::Cordoned), Just(Closed::Drained), Just(Closed::SpotNotice)];
     prop_oneof![
-        1 => (0usize..3, how()).prop_map(|(pool, how)| Measure::ClosePool(PoolId::from(pool), how)),
-        3 => (0u32..9, how()).prop_map(|(id, how)| Measure::CloseReplica(ReplicaId::new(id), how)),
-        2 => (0u32..5).prop_map(|id| Measure::Pause(TenantId::new(id))),
-        1 => (0u32..5, any::<f64>()).prop_map(|(id, by)| Measure::Boost(TenantId::new(id), by)),
+        1 => (0usize..3, how()).prop_map(|(pool, how)| OverrideChange::ClosePool(PoolId::from(pool), how)),
+        3 => (0u32..9, how()).prop_map(|(id, how)| OverrideChange::CloseReplica(ReplicaId::new(id), how)),
+        2 => (0u32..5).prop_map(|id| OverrideChange::Pause(TenantId::new(id))),
+        1 => (0u32..5, any::<f64>()).prop_map(|(id, by)| OverrideChange::Boost(TenantId::new(id), by)),
     ]
 }
 

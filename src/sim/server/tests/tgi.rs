@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 
 use super::client::{End, Open, get, open, post, reach, request, start};
 use crate::sim::faults::{Fault, FaultKind};
-use crate::sim::server::{Dialect, SimOptions};
+use crate::sim::server::{ServerDialect, SimOptions};
 
 fn options() -> SimOptions {
     SimOptions {
-        dialect: Dialect::Tgi,
+        dialect: ServerDialect::Tgi,
         models: vec!["org/model".into()],
         max_model_len: 512,
         max_concurrent_requests: 2,

@@ -7,17 +7,17 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::TgiError;
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 use crate::sim::engine::EngineRequest;
 use crate::sim::faults::mix;
-use crate::sim::server::body::{Render, SimBody};
-use crate::sim::server::feed::{End, Progress};
-use crate::sim::server::job::Job;
-use crate::sim::server::json::{Json, ordered};
-use crate::sim::server::reply::{self, Answer};
-use crate::sim::server::route::Call;
-use crate::sim::server::sim::Part;
-use crate::sim::server::text::{Prompt, Voice, word};
+use crate::sim::server::core::PlannedSequence;
+use crate::sim::server::feed::{FeedEnd, Progress};
+use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::json::{Json, ordered};
+use crate::sim::server::http::reply::{self, HandlerAnswer};
+use crate::sim::server::http::route::ServerCall;
+use crate::sim::server::job::ClientJob;
+use crate::sim::server::text::{SimPrompt, Voice, word};
 
 /// A request that is inside.
 #[derive(Debug)]
@@ -56,11 +56,11 @@ impl Generation {
 
 /// Queues a prompt under TGI's rules.
 pub(super) fn start(
-    call: &mut Call,
-    prompt: &Prompt,
+    call: &mut ServerCall,
+    prompt: &SimPrompt,
     max_new_tokens: Option<u64>,
     seed: u64,
-) -> Result<(Generation, Job), TgiError> {
+) -> Result<(Generation, ClientJob), TgiError> {
     let sim = Arc::clone(&call.sim);
     let options = &sim.options;
     let (most_input, total) = (options.window() - 1, options.window());
@@ -100,8 +100,8 @@ pub(super) fn start(
         priority: 0,
         adapter: None,
     };
-    let ticket = sim.submit(&id.to_string().into(), vec![Part { request, stops }])?;
-    let job = Job::new(ticket, call.late.take(), Arc::clone(&call.conn));
+    let ticket = sim.submit(&id.to_string().into(), vec![PlannedSequence { request, stops }])?;
+    let job = ClientJob::new(ticket, call.late.take(), Arc::clone(&call.conn));
     let generation = Generation {
         prompt_tokens: prompt.tokens,
         prompt_chars: prompt.chars,
@@ -115,7 +115,7 @@ pub(super) fn start(
     Ok((generation, job))
 }
 
-pub(super) async fn answer(mut call: Call) -> Answer {
+pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let (generation, mut job, stream) = match read(&mut call) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond()),
@@ -143,13 +143,13 @@ pub(super) async fn answer(mut call: Call) -> Answer {
 /// The error that an early end shows as, if it was one.
 pub(super) fn failed(progress: &Progress, stream: bool) -> Option<TgiError> {
     match progress.end.as_ref()? {
-        End::Failed(failure) => Some(failure.into()),
-        End::Aborted | End::NoFinish => Some(TgiError::broken_off(stream)),
-        End::Complete | End::Cut => None,
+        FeedEnd::Failed(failure) => Some(failure.into()),
+        FeedEnd::Aborted | FeedEnd::NoFinish => Some(TgiError::broken_off(stream)),
+        FeedEnd::Complete | FeedEnd::Cut => None,
     }
 }
 
-fn read(call: &mut Call) -> Result<(Generation, Job, bool), TgiError> {
+fn read(call: &mut ServerCall) -> Result<(Generation, ClientJob, bool), TgiError> {
     let body: Value = serde_json::from_slice(&call.body).map_err(|error| {
         TgiError::validation(format!("Failed to parse the request body as JSON: {error}"))
     })?;
@@ -171,7 +171,7 @@ fn read(call: &mut Call) -> Result<(Generation, Job, bool), TgiError> {
             TgiError::validation(format!("parameters.max_new_tokens: invalid value {value}, expected u32"))
         })?),
     };
-    let mut prompt = Prompt::text(inputs);
+    let mut prompt = SimPrompt::text(inputs);
     if let Some(limit) = parameter("truncate").and_then(Value::as_u64) {
         prompt.truncate(u32::try_from(limit.max(1)).unwrap_or(u32::MAX));
     }

@@ -7,11 +7,11 @@ use http::Response;
 use serde_json::Value;
 
 use crate::sim::faults::FaultKind;
-use crate::sim::server::body::SimBody;
-use crate::sim::server::json::{Json, ordered};
-use crate::sim::server::reply;
-use crate::sim::server::route::Call;
-use crate::sim::server::sim::Phase;
+use crate::sim::server::core::ServerPhase;
+use crate::sim::server::http::body::SimBody;
+use crate::sim::server::http::json::{Json, ordered};
+use crate::sim::server::http::reply;
+use crate::sim::server::http::route::ServerCall;
 use crate::sim::server::stats::Histogram;
 use crate::sim::server::text::BYTES_PER_TOKEN;
 use crate::sim::server::vllm;
@@ -22,7 +22,7 @@ pub(super) fn is_path(path: &str) -> bool {
     PATHS.contains(&path)
 }
 
-pub(super) fn answer(call: &Call) -> Response<SimBody> {
+pub(super) fn answer(call: &ServerCall) -> Response<SimBody> {
     match call.path.as_str() {
         "/" | "/info" => info(call),
         "/health" | "/ping" => health(call),
@@ -38,7 +38,7 @@ pub(super) fn answer(call: &Call) -> Response<SimBody> {
     }
 }
 
-fn info(call: &Call) -> Response<SimBody> {
+fn info(call: &ServerCall) -> Response<SimBody> {
     let options = &call.sim.options;
     reply::value(
         200,
@@ -52,14 +52,16 @@ fn info(call: &Call) -> Response<SimBody> {
     )
 }
 
-fn health(call: &Call) -> Response<SimBody> {
+fn health(call: &ServerCall) -> Response<SimBody> {
     match call.sim.work.lock().phase {
-        Phase::Dead => reply::value(503, &ordered!({"error": "unhealthy", "error_type": "healthcheck"})),
-        Phase::Serving | Phase::Draining => reply::empty(200),
+        ServerPhase::Dead => {
+            reply::value(503, &ordered!({"error": "unhealthy", "error_type": "healthcheck"}))
+        }
+        ServerPhase::Serving | ServerPhase::Draining => reply::empty(200),
     }
 }
 
-pub(super) fn tokenize(call: &Call) -> Response<SimBody> {
+pub(super) fn tokenize(call: &ServerCall) -> Response<SimBody> {
     let body: Value = serde_json::from_slice(&call.body).unwrap_or(Value::Null);
     let Some(text) = body.get("inputs").and_then(Value::as_str) else {
         return super::TgiError::validation("missing field `inputs`").respond();
@@ -77,7 +79,7 @@ pub(super) fn tokenize(call: &Call) -> Response<SimBody> {
     reply::value(200, &tokens)
 }
 
-fn metrics(call: &Call) -> Response<SimBody> {
+fn metrics(call: &ServerCall) -> Response<SimBody> {
     let sim = &call.sim;
     let frozen = sim.faults.state(sim.now(), |kind| matches!(kind, FaultKind::FrozenMetrics).then_some(()));
     let last = sim.last_metrics.lock().clone().filter(|_| frozen.is_some());
@@ -88,7 +90,7 @@ fn metrics(call: &Call) -> Response<SimBody> {
     reply::typed(200, "text/plain", text)
 }
 
-fn page(call: &Call) -> String {
+fn page(call: &ServerCall) -> String {
     let sim = &call.sim;
     let work = sim.work.lock();
     let view = work.view();

@@ -8,12 +8,12 @@ mod openai;
 use http::header::{HeaderName, HeaderValue};
 use http::{Method, Response};
 
-use super::body::SimBody;
 use super::feed::Failure;
-use super::json::{Json, ordered};
-use super::reply::{self, Answer};
-use super::route::Call;
-use super::sim::Refused;
+use crate::sim::server::core::Refused;
+use crate::sim::server::http::body::SimBody;
+use crate::sim::server::http::json::{Json, ordered};
+use crate::sim::server::http::reply::{self, HandlerAnswer};
+use crate::sim::server::http::route::ServerCall;
 
 const WORK: &[&str] = &[
     "/",
@@ -108,7 +108,7 @@ fn with_headers(mut response: Response<SimBody>, headers: &[(&'static str, Strin
 }
 
 /// Answers one request.
-pub(super) async fn answer(call: Call) -> Answer {
+pub(super) async fn answer(call: ServerCall) -> HandlerAnswer {
     let path = call.path.as_str();
     let work = is_work(path) || path == "/tokenize";
     if call.method == Method::POST && work {
@@ -136,7 +136,7 @@ pub(super) async fn answer(call: Call) -> Answer {
 }
 
 /// TGI lower-cases both sides.
-fn has_key(call: &Call) -> bool {
+fn has_key(call: &ServerCall) -> bool {
     let Some(key) = &call.sim.options.api_key else { return true };
     let given = call.header("authorization").unwrap_or_default();
     given.to_lowercase() == format!("bearer {}", key.to_lowercase())

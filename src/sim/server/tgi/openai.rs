@@ -8,13 +8,13 @@ use serde_json::Value;
 
 use super::TgiError;
 use super::generate::{self, Generation, event};
-use crate::sim::server::body::{Render, SimBody};
 use crate::sim::server::feed::Progress;
-use crate::sim::server::job::Job;
-use crate::sim::server::json::{Json, ordered};
-use crate::sim::server::reply::{self, Answer};
-use crate::sim::server::route::Call;
-use crate::sim::server::text::Prompt;
+use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::json::{Json, ordered};
+use crate::sim::server::http::reply::{self, HandlerAnswer};
+use crate::sim::server::http::route::ServerCall;
+use crate::sim::server::job::ClientJob;
+use crate::sim::server::text::SimPrompt;
 
 const FINGERPRINT: &str = "3.3.7-simulated";
 
@@ -27,7 +27,7 @@ struct Openai {
     model: String,
 }
 
-pub(super) async fn answer(mut call: Call) -> Answer {
+pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let (openai, mut job) = match read(&mut call) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond()),
@@ -47,7 +47,7 @@ pub(super) async fn answer(mut call: Call) -> Answer {
     Ok(reply::deliver(job, act, response, openai.whole(&progress).to_string().into()))
 }
 
-fn read(call: &mut Call) -> Result<(Openai, Job), TgiError> {
+fn read(call: &mut ServerCall) -> Result<(Openai, ClientJob), TgiError> {
     let body: Value = serde_json::from_slice(&call.body).map_err(|error| {
         TgiError::validation(format!("Failed to parse the request body as JSON: {error}"))
     })?;
@@ -58,7 +58,7 @@ fn read(call: &mut Call) -> Result<(Openai, Job), TgiError> {
             let message = "Template error: Conversation roles must alternate".to_owned();
             return Err(TgiError { status: 422, message, kind: "template_error" });
         }
-        (None, Some(text)) => (Prompt::text(text), false),
+        (None, Some(text)) => (SimPrompt::text(text), false),
         (None, None) => {
             let message =
                 "Failed to deserialize the JSON body into the target type: missing field `messages`";
@@ -80,8 +80,8 @@ fn read(call: &mut Call) -> Result<(Openai, Job), TgiError> {
     Ok((openai, job))
 }
 
-fn chat_prompt(messages: &[Value]) -> Prompt {
-    let mut prompt = Prompt::counted(1);
+fn chat_prompt(messages: &[Value]) -> SimPrompt {
+    let mut prompt = SimPrompt::counted(1);
     for message in messages {
         prompt.push("", 3);
         match message.get("content") {

@@ -5,30 +5,30 @@ use std::time::Duration;
 use http::Response;
 use serde_json::Value;
 
-use crate::sim::server::body::SimBody;
-use crate::sim::server::feed::End;
-use crate::sim::server::json::{Json, ordered};
-use crate::sim::server::reply;
-use crate::sim::server::route::Call;
-use crate::sim::server::sim::Sim;
+use crate::sim::server::core::ServerCore;
+use crate::sim::server::feed::FeedEnd;
+use crate::sim::server::http::body::SimBody;
+use crate::sim::server::http::json::{Json, ordered};
+use crate::sim::server::http::reply;
+use crate::sim::server::http::route::ServerCall;
 
-pub(super) fn abort(call: &Call) -> Response<SimBody> {
+pub(super) fn abort(call: &ServerCall) -> Response<SimBody> {
     let body: Value = serde_json::from_slice(&call.body).unwrap_or(Value::Null);
     let names = body.get("request_ids").and_then(Value::as_array);
     let names: Option<Vec<&str>> = names.map(|names| names.iter().filter_map(Value::as_str).collect());
-    let aborted = call.sim.end_requests(names.as_deref(), &End::Aborted);
+    let aborted = call.sim.end_requests(names.as_deref(), &FeedEnd::Aborted);
     reply::value(200, &ordered!({"status": "aborted", "aborted": aborted}))
 }
 
 /// `mode=wait` answers when the last running request has ended.
-pub(super) async fn pause(call: &Call) -> Response<SimBody> {
+pub(super) async fn pause(call: &ServerCall) -> Response<SimBody> {
     let mode = call.query("mode").unwrap_or("abort");
     if !["abort", "wait", "keep"].contains(&mode) {
         return reply::value(400, &ordered!({"error": "mode must be abort, wait or keep"}));
     }
     call.sim.work.lock().holding = true;
     if mode == "abort" {
-        call.sim.end_requests(None, &End::Aborted);
+        call.sim.end_requests(None, &FeedEnd::Aborted);
     }
     while mode == "wait" && call.sim.work.lock().engine_is_busy() {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -37,7 +37,7 @@ pub(super) async fn pause(call: &Call) -> Response<SimBody> {
     reply::value(200, &ordered!({"status": "paused"}))
 }
 
-pub(super) fn resume(call: &Call) -> Response<SimBody> {
+pub(super) fn resume(call: &ServerCall) -> Response<SimBody> {
     let mut work = call.sim.work.lock();
     (work.paused, work.holding) = (false, false);
     drop(work);
@@ -45,33 +45,33 @@ pub(super) fn resume(call: &Call) -> Response<SimBody> {
     reply::value(200, &ordered!({"status": "resumed"}))
 }
 
-pub(super) fn sleep(call: &Call) -> Response<SimBody> {
-    call.sim.end_requests(None, &End::Aborted);
+pub(super) fn sleep(call: &ServerCall) -> Response<SimBody> {
+    call.sim.end_requests(None, &FeedEnd::Aborted);
     call.sim.work.lock().asleep = true;
     let level = call.query("level").and_then(|level| level.parse::<u8>().ok()).unwrap_or(1);
     reply::value(200, &ordered!({"status": "sleeping", "level": level}))
 }
 
-pub(super) async fn wake_up(call: &Call) -> Response<SimBody> {
+pub(super) async fn wake_up(call: &ServerCall) -> Response<SimBody> {
     tokio::time::sleep(call.sim.options.vllm.wake_time).await;
     call.sim.work.lock().asleep = false;
     go_on(&call.sim);
     reply::value(200, &ordered!({"status": "awake", "tags": ()}))
 }
 
-pub(super) fn state(call: &Call, name: &str) -> Response<SimBody> {
+pub(super) fn state(call: &ServerCall, name: &str) -> Response<SimBody> {
     let work = call.sim.work.lock();
     let on = if name == "is_paused" { work.holding } else { work.asleep };
     reply::value(200, &Json::object().and(name, &on))
 }
 
-pub(super) fn reset_prefix_cache(call: &Call) -> Response<SimBody> {
+pub(super) fn reset_prefix_cache(call: &ServerCall) -> Response<SimBody> {
     call.sim.work.lock().engine.reset_prefix_cache();
     reply::value(200, &ordered!({"success": true}))
 }
 
 /// Hands what was held to the engine.
-fn go_on(sim: &Sim) {
+fn go_on(sim: &ServerCore) {
     let mut work = sim.work.lock();
     if !work.holding && !work.asleep {
         for request in std::mem::take(&mut work.held) {

@@ -8,17 +8,17 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::chat::{DONE, SSE};
-use super::error::{self, ApiError};
-use super::fields::Fields;
+use super::error::{self, VllmError};
+use super::fields::JsonFields;
 use super::params::Params;
-use super::session::{self, Session};
-use crate::sim::server::body::{Render, SimBody};
-use crate::sim::server::feed::{End, Progress};
-use crate::sim::server::job::Job;
-use crate::sim::server::json::ordered;
-use crate::sim::server::reply::{self, Answer};
-use crate::sim::server::route::Call;
-use crate::sim::server::text::Prompt;
+use super::session::{self, GenerationSession};
+use crate::sim::server::feed::{FeedEnd, Progress};
+use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::json::ordered;
+use crate::sim::server::http::reply::{self, HandlerAnswer};
+use crate::sim::server::http::route::ServerCall;
+use crate::sim::server::job::ClientJob;
+use crate::sim::server::text::SimPrompt;
 
 /// Sixteen-bit samples at 16 kHz.
 const BYTES_PER_SECOND: usize = 32_000;
@@ -27,7 +27,7 @@ const TOKENS_PER_SECOND: u32 = 50;
 /// Words that a second of sound holds.
 const WORDS_PER_SECOND: u32 = 3;
 
-pub(super) async fn answer(mut call: Call) -> Answer {
+pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let form = match read(&call).await {
         Ok(form) => form,
         Err(error) => return Ok(error.respond(&call.path)),
@@ -43,8 +43,8 @@ pub(super) async fn answer(mut call: Call) -> Answer {
         return Ok(reply::events(SSE, SimBody::stream(job, render, None)));
     }
     let (progress, act) = job.complete().await;
-    if let Some(End::Failed(failure)) = &progress.end {
-        return Ok(ApiError::from(failure.clone()).respond(&call.path));
+    if let Some(FeedEnd::Failed(failure)) = &progress.end {
+        return Ok(VllmError::from(failure.clone()).respond(&call.path));
     }
     let text = session.plans[0].text(0, progress.choices[0].tokens);
     let (kind, body) = match text_format {
@@ -57,20 +57,20 @@ pub(super) async fn answer(mut call: Call) -> Answer {
     Ok(reply::deliver(job, act, reply::typed(200, kind, ""), body.into()))
 }
 
-struct Form {
-    fields: Fields,
+struct AudioForm {
+    fields: JsonFields,
     /// Bytes of the sound.
     sound: usize,
     object: &'static str,
 }
 
-async fn read(call: &Call) -> Result<Form, ApiError> {
-    let missing = || ApiError::field("missing", "body.file", "Field required", "None");
+async fn read(call: &ServerCall) -> Result<AudioForm, VllmError> {
+    let missing = || VllmError::field("missing", "body.file", "Field required", "None");
     let content_type = call.header("content-type").unwrap_or_default();
     let boundary = multer::parse_boundary(content_type).map_err(|_| missing())?;
     let body = futures_util::stream::iter([Ok::<_, Infallible>(call.body.clone())]);
     let mut form = multer::Multipart::new(body, boundary);
-    let broken = |_| ApiError::bad("There was an error parsing the body");
+    let broken = |_| VllmError::bad("There was an error parsing the body");
     let (mut fields, mut sound) = (serde_json::Map::new(), None);
     while let Some(field) = form.next_field().await.map_err(broken)? {
         let name = field.name().unwrap_or_default().to_owned();
@@ -88,15 +88,19 @@ async fn read(call: &Call) -> Result<Form, ApiError> {
     }
     let object =
         if call.path.ends_with("translations") { "translation.chunk" } else { "transcription.chunk" };
-    Ok(Form { fields: Fields(fields), sound: sound.ok_or_else(missing)?, object })
+    Ok(AudioForm { fields: JsonFields(fields), sound: sound.ok_or_else(missing)?, object })
 }
 
-fn start(call: &mut Call, form: &Form, seconds: usize) -> Result<(Session, Job), ApiError> {
+fn start(
+    call: &mut ServerCall,
+    form: &AudioForm,
+    seconds: usize,
+) -> Result<(GenerationSession, ClientJob), VllmError> {
     let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
     let mut params = Params { stream: form.fields.bool("stream")?, n: 1, ..Params::default() };
     params.model = super::params::model(&form.fields, &call.sim.options)?;
     let params = params.with_exact_output(i64::from(seconds.saturating_mul(WORDS_PER_SECOND)));
-    let mut prompt = Prompt::counted(seconds.saturating_mul(TOKENS_PER_SECOND));
+    let mut prompt = SimPrompt::counted(seconds.saturating_mul(TOKENS_PER_SECOND));
     prompt.push(form.fields.string("prompt")?.unwrap_or_default(), 4);
     let prefix = if form.object == "translation.chunk" { "trsl-" } else { "trsc-" };
     let id = session::answer_id(call, prefix, None);
@@ -104,7 +108,7 @@ fn start(call: &mut Call, form: &Form, seconds: usize) -> Result<(Session, Job),
 }
 
 struct SpeechStream {
-    session: Session,
+    session: GenerationSession,
     sent: u32,
     object: &'static str,
 }
@@ -131,8 +135,8 @@ impl Render for SpeechStream {
         }
         match &progress.end {
             None => return,
-            Some(End::Failed(failure)) => out.push_back(error::event(failure).into()),
-            Some(End::Aborted) if self.sent > 0 => out.push_back(self.event("", Some("abort"))),
+            Some(FeedEnd::Failed(failure)) => out.push_back(error::event(failure).into()),
+            Some(FeedEnd::Aborted) if self.sent > 0 => out.push_back(self.event("", Some("abort"))),
             Some(_) => {}
         }
         out.push_back(Bytes::from_static(DONE));

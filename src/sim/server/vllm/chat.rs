@@ -6,21 +6,21 @@ use std::fmt::Write;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::error::{self, ApiError};
-use super::fields::{self, Fields};
-use super::params::{self, Params, Tool};
-use super::session::{self, FINGERPRINT, Plan, Session};
-use crate::sim::server::body::{Render, SimBody};
-use crate::sim::server::feed::{End, Progress};
-use crate::sim::server::json::{Json, ordered};
-use crate::sim::server::reply::{self, Answer};
-use crate::sim::server::route::Call;
-use crate::sim::server::text::Prompt;
+use super::error::{self, VllmError};
+use super::fields::{self, JsonFields};
+use super::params::{self, ForcedTool, Params};
+use super::session::{self, FINGERPRINT, GenerationSession, SequencePlan};
+use crate::sim::server::feed::{FeedEnd, Progress};
+use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::json::{Json, ordered};
+use crate::sim::server::http::reply::{self, HandlerAnswer};
+use crate::sim::server::http::route::ServerCall;
+use crate::sim::server::text::SimPrompt;
 
 pub(super) const SSE: &str = "text/event-stream; charset=utf-8";
 pub(super) const DONE: &[u8] = b"data: [DONE]\n\n";
 
-pub(super) async fn answer(mut call: Call) -> Answer {
+pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let (session, mut job, tool) = match start(&mut call) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond(&call.path)),
@@ -31,8 +31,8 @@ pub(super) async fn answer(mut call: Call) -> Answer {
         return Ok(reply::events(SSE, SimBody::stream(job, render, keep_alive)));
     }
     let (progress, act) = job.complete().await;
-    if let Some(End::Failed(failure)) = &progress.end {
-        return Ok(ApiError::from(failure.clone()).respond(&call.path));
+    if let Some(FeedEnd::Failed(failure)) = &progress.end {
+        return Ok(VllmError::from(failure.clone()).respond(&call.path));
     }
     let body = whole(&session, tool.as_ref(), &progress).to_string();
     let mut response = reply::json(200, "");
@@ -40,7 +40,9 @@ pub(super) async fn answer(mut call: Call) -> Answer {
     Ok(reply::deliver(job, act, response, body.into()))
 }
 
-fn start(call: &mut Call) -> Result<(Session, crate::sim::server::job::Job, Option<Tool>), ApiError> {
+fn start(
+    call: &mut ServerCall,
+) -> Result<(GenerationSession, crate::sim::server::job::ClientJob, Option<ForcedTool>), VllmError> {
     let fields = fields::parse(call)?;
     let messages = fields.list("messages")?;
     let params = Params::read(&fields, &call.sim.options, &["max_completion_tokens", "max_tokens"])?;
@@ -57,27 +59,27 @@ const MEDIA_TOKENS: u32 = 256;
 /// The prompt of a list of messages; tools are part of it.
 pub(super) fn prompt(
     messages: &[Value],
-    fields: &Fields,
+    fields: &JsonFields,
     model: &str,
     multimodal: bool,
-) -> Result<Prompt, ApiError> {
+) -> Result<SimPrompt, VllmError> {
     if messages.is_empty() {
         let message = "Cannot apply chat template to an empty conversation. Provide at least one message.";
-        return Err(ApiError::bad(message));
+        return Err(VllmError::bad(message));
     }
     let goes_on = fields.bool("continue_final_message")?;
     if goes_on && fields.get("add_generation_prompt") != Some(&Value::Bool(false)) {
         let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
-        return Err(ApiError::bad(message));
+        return Err(VllmError::bad(message));
     }
-    let mut prompt = Prompt::counted(1);
+    let mut prompt = SimPrompt::counted(1);
     if let Some(tools) = fields.get("tools").filter(|tools| tools.is_array()) {
         prompt.push(&tools.to_string(), 0);
     }
     for (index, message) in messages.iter().enumerate() {
         if !message.get("role").is_some_and(Value::is_string) {
             let loc = format!("body.messages.{index}.role");
-            return Err(ApiError::field("string_type", &loc, "Input should be a valid string", "5"));
+            return Err(VllmError::field("string_type", &loc, "Input should be a valid string", "5"));
         }
         if goes_on && index + 1 == messages.len() {
             prompt.push_open(message.get("content").and_then(Value::as_str).unwrap_or_default());
@@ -96,23 +98,28 @@ pub(super) fn prompt(
     Ok(prompt)
 }
 
-fn push_parts(prompt: &mut Prompt, parts: &[Value], model: &str, multimodal: bool) -> Result<(), ApiError> {
+fn push_parts(
+    prompt: &mut SimPrompt,
+    parts: &[Value],
+    model: &str,
+    multimodal: bool,
+) -> Result<(), VllmError> {
     for part in parts {
         match (part.get("text").and_then(Value::as_str), part.as_str()) {
             (Some(text), _) | (None, Some(text)) => prompt.push(text, 0),
             (None, None) if multimodal => prompt.push("", MEDIA_TOKENS),
-            (None, None) => return Err(ApiError::bad(format!("{model} is not a multimodal model"))),
+            (None, None) => return Err(VllmError::bad(format!("{model} is not a multimodal model"))),
         }
     }
     Ok(())
 }
 
-fn finish_reason(plan: &Plan, tool: Option<&Tool>) -> &'static str {
+fn finish_reason(plan: &SequencePlan, tool: Option<&ForcedTool>) -> &'static str {
     if tool.is_some() && plan.stops { "tool_calls" } else { plan.finish_reason() }
 }
 
 /// The arguments text of the tokens `from..to`: `{"parameter": "`, words, `"}`.
-fn arguments(plan: &Plan, tool: &Tool, from: u32, to: u32) -> String {
+fn arguments(plan: &SequencePlan, tool: &ForcedTool, from: u32, to: u32) -> String {
     let Some(parameter) = tool.parameter.as_ref().filter(|_| plan.tokens > 1) else {
         return if from == 0 && to > 0 { "{}".to_owned() } else { String::new() };
     };
@@ -127,11 +134,11 @@ fn arguments(plan: &Plan, tool: &Tool, from: u32, to: u32) -> String {
     out
 }
 
-fn tool_id(session: &Session, choice: usize) -> String {
+fn tool_id(session: &GenerationSession, choice: usize) -> String {
     format!("chatcmpl-tool-{:016x}", crate::sim::server::text::hash(&session.id) ^ choice as u64)
 }
 
-fn whole(session: &Session, tool: Option<&Tool>, progress: &Progress) -> Json {
+fn whole(session: &GenerationSession, tool: Option<&ForcedTool>, progress: &Progress) -> Json {
     let choice = |index: usize| {
         let (plan, tokens) = (&session.plans[index], progress.choices[index].tokens);
         let done = progress.choices[index].done;
@@ -165,7 +172,7 @@ fn whole(session: &Session, tool: Option<&Tool>, progress: &Progress) -> Json {
     })
 }
 
-fn logprobs(session: &Session, plan: &Plan, from: u32, to: u32) -> Option<Json> {
+fn logprobs(session: &GenerationSession, plan: &SequencePlan, from: u32, to: u32) -> Option<Json> {
     let top = session.params.logprobs?;
     let one = |index| {
         let (token, logprob) = plan.scored(index);
@@ -178,8 +185,8 @@ fn logprobs(session: &Session, plan: &Plan, from: u32, to: u32) -> Option<Json> 
 
 /// The events of a streamed chat.
 struct ChatStream {
-    session: Session,
-    tool: Option<Tool>,
+    session: GenerationSession,
+    tool: Option<ForcedTool>,
     /// Every event up to its choices.
     head: String,
     /// For each choice: role sent, tokens sent, finish reason sent.
@@ -187,7 +194,7 @@ struct ChatStream {
 }
 
 impl ChatStream {
-    fn new(session: Session, tool: Option<Tool>) -> Self {
+    fn new(session: GenerationSession, tool: Option<ForcedTool>) -> Self {
         let head = format!(
             "data: {{\"id\":{},\"object\":\"chat.completion.chunk\",\"created\":{},\"model\":{},\"choices\":[",
             Value::from(&*session.id),
@@ -286,15 +293,15 @@ impl ChatStream {
         out.push_back(self.event(&event, progress, &self.fingerprint()));
     }
 
-    fn close(&mut self, end: &End, progress: &Progress, out: &mut VecDeque<Bytes>) {
+    fn close(&mut self, end: &FeedEnd, progress: &Progress, out: &mut VecDeque<Bytes>) {
         for index in 0..self.sent.len() {
             match end {
-                End::Aborted => self.abort(index, progress, out),
-                End::NoFinish => self.role(index, progress, out),
-                End::Complete | End::Failed(_) | End::Cut => {}
+                FeedEnd::Aborted => self.abort(index, progress, out),
+                FeedEnd::NoFinish => self.role(index, progress, out),
+                FeedEnd::Complete | FeedEnd::Failed(_) | FeedEnd::Cut => {}
             }
         }
-        if let End::Failed(failure) = end {
+        if let FeedEnd::Failed(failure) = end {
             out.push_back(error::event(failure).into());
         } else if self.session.params.include_usage {
             let mut event = self.head.clone();

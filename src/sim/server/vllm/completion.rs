@@ -6,19 +6,19 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::chat::{DONE, SSE};
-use super::error::{self, ApiError};
-use super::fields::{self, Fields};
+use super::error::{self, VllmError};
+use super::fields::{self, JsonFields};
 use super::params::Params;
-use super::session::{self, FINGERPRINT, Plan, Session};
-use crate::sim::server::body::{Render, SimBody};
-use crate::sim::server::feed::{End, Progress};
-use crate::sim::server::job::Job;
-use crate::sim::server::json::{Json, ordered};
-use crate::sim::server::reply::{self, Answer};
-use crate::sim::server::route::Call;
-use crate::sim::server::text::{Prompt, VOCABULARY, word};
+use super::session::{self, FINGERPRINT, GenerationSession, SequencePlan};
+use crate::sim::server::feed::{FeedEnd, Progress};
+use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::json::{Json, ordered};
+use crate::sim::server::http::reply::{self, HandlerAnswer};
+use crate::sim::server::http::route::ServerCall;
+use crate::sim::server::job::ClientJob;
+use crate::sim::server::text::{SimPrompt, VOCABULARY, word};
 
-pub(super) async fn answer(mut call: Call) -> Answer {
+pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let (session, mut job, echoes) = match start(&mut call) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond(&call.path)),
@@ -29,8 +29,8 @@ pub(super) async fn answer(mut call: Call) -> Answer {
         return Ok(reply::events(SSE, SimBody::stream(job, render, keep_alive)));
     }
     let (progress, act) = job.complete().await;
-    if let Some(End::Failed(failure)) = &progress.end {
-        return Ok(ApiError::from(failure.clone()).respond(&call.path));
+    if let Some(FeedEnd::Failed(failure)) = &progress.end {
+        return Ok(VllmError::from(failure.clone()).respond(&call.path));
     }
     let body = whole(&session, &echoes, &progress).to_string();
     let mut response = reply::json(200, "");
@@ -38,7 +38,7 @@ pub(super) async fn answer(mut call: Call) -> Answer {
     Ok(reply::deliver(job, act, response, body.into()))
 }
 
-fn start(call: &mut Call) -> Result<(Session, Job, Vec<String>), ApiError> {
+fn start(call: &mut ServerCall) -> Result<(GenerationSession, ClientJob, Vec<String>), VllmError> {
     let fields = fields::parse(call)?;
     let prompts = prompts(&fields, "prompt")?;
     let params = Params::read(&fields, &call.sim.options, &["max_tokens"])?;
@@ -57,36 +57,36 @@ fn start(call: &mut Call) -> Result<(Session, Job, Vec<String>), ApiError> {
 
 /// The prompts of a text, a list of texts, a list of ids or a list of those,
 /// each with its text.
-pub(super) fn prompts(fields: &Fields, name: &str) -> Result<Vec<(Prompt, String)>, ApiError> {
+pub(super) fn prompts(fields: &JsonFields, name: &str) -> Result<Vec<(SimPrompt, String)>, VllmError> {
     match fields.required(name)? {
-        Value::String(text) => Ok(vec![(Prompt::text(text), text.clone())]),
+        Value::String(text) => Ok(vec![(SimPrompt::text(text), text.clone())]),
         Value::Array(items) if items.first().is_some_and(Value::is_number) => Ok(vec![token_ids(items)?]),
         Value::Array(items) if !items.is_empty() => items.iter().map(one_prompt).collect(),
-        _ => Err(ApiError::bad(format!("Either {name} or {name}_embeds must be provided and non-empty."))),
+        _ => Err(VllmError::bad(format!("Either {name} or {name}_embeds must be provided and non-empty."))),
     }
 }
 
-fn one_prompt(item: &Value) -> Result<(Prompt, String), ApiError> {
+fn one_prompt(item: &Value) -> Result<(SimPrompt, String), VllmError> {
     match item {
-        Value::String(text) => Ok((Prompt::text(text), text.clone())),
+        Value::String(text) => Ok((SimPrompt::text(text), text.clone())),
         Value::Array(ids) => token_ids(ids),
-        _ => Err(ApiError::either("body.prompt", &item.to_string())),
+        _ => Err(VllmError::either("body.prompt", &item.to_string())),
     }
 }
 
-fn token_ids(items: &[Value]) -> Result<(Prompt, String), ApiError> {
+fn token_ids(items: &[Value]) -> Result<(SimPrompt, String), VllmError> {
     let mut ids = Vec::with_capacity(items.len());
     for item in items {
         match item.as_u64() {
             Some(id) if id < u64::from(VOCABULARY) => ids.push(id as u32),
-            _ => return Err(ApiError::bad(format!("Token id {item} is out of vocabulary"))),
+            _ => return Err(VllmError::bad(format!("Token id {item} is out of vocabulary"))),
         }
     }
     let text = ids.iter().map(|id| word(*id)).collect();
-    Ok((Prompt::ids(&ids), text))
+    Ok((SimPrompt::ids(&ids), text))
 }
 
-fn logprobs(session: &Session, plan: &Plan, from: u32, to: u32) -> Option<Json> {
+fn logprobs(session: &GenerationSession, plan: &SequencePlan, from: u32, to: u32) -> Option<Json> {
     let top = session.params.logprobs?;
     let rows: Vec<_> = (from..to).map(|index| plan.scored(index)).collect();
     let offsets = rows.iter().scan(0, |at, (token, _)| {
@@ -105,7 +105,7 @@ fn logprobs(session: &Session, plan: &Plan, from: u32, to: u32) -> Option<Json> 
     }))
 }
 
-fn whole(session: &Session, echoes: &[String], progress: &Progress) -> Json {
+fn whole(session: &GenerationSession, echoes: &[String], progress: &Progress) -> Json {
     let choice = |index: usize| {
         let (plan, tokens) = (&session.plans[index], progress.choices[index].tokens);
         let mut text = echoes.get(index).cloned().unwrap_or_default();
@@ -130,7 +130,7 @@ fn whole(session: &Session, echoes: &[String], progress: &Progress) -> Json {
 }
 
 struct CompletionStream {
-    session: Session,
+    session: GenerationSession,
     echoes: Vec<String>,
     head: String,
     /// For each choice: tokens sent, finish reason sent.
@@ -138,7 +138,7 @@ struct CompletionStream {
 }
 
 impl CompletionStream {
-    fn new(session: Session, echoes: Vec<String>) -> Self {
+    fn new(session: GenerationSession, echoes: Vec<String>) -> Self {
         let head = format!(
             "data: {{\"id\":{},\"object\":\"text_completion\",\"created\":{},\"model\":{},\"choices\":[",
             Value::from(&*session.id),
@@ -194,15 +194,15 @@ impl CompletionStream {
         self.push(index, &text, &reason, logprobs.as_ref(), progress, out);
     }
 
-    fn close(&mut self, end: &End, progress: &Progress, out: &mut VecDeque<Bytes>) {
-        if *end == End::Aborted {
+    fn close(&mut self, end: &FeedEnd, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        if *end == FeedEnd::Aborted {
             for index in 0..self.sent.len() {
                 if self.sent[index].0 > 0 && !std::mem::replace(&mut self.sent[index].1, true) {
                     self.push(index, "", "\"abort\"", None, progress, out);
                 }
             }
         }
-        if let End::Failed(failure) = end {
+        if let FeedEnd::Failed(failure) = end {
             out.push_back(error::event(failure).into());
         } else if self.session.params.include_usage {
             let mut event = self.head.clone();

@@ -1,22 +1,22 @@
 //! vLLM's error answers, in their three shapes and exact texts.
 
-use crate::sim::server::body::SimBody;
+use crate::sim::server::core::Refused;
 use crate::sim::server::feed::Failure;
-use crate::sim::server::json::{Json, ordered};
-use crate::sim::server::reply;
-use crate::sim::server::sim::Refused;
+use crate::sim::server::http::body::SimBody;
+use crate::sim::server::http::json::{Json, ordered};
+use crate::sim::server::http::reply;
 use http::Response;
 
 /// An error as vLLM words it.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct ApiError {
+pub(crate) struct VllmError {
     pub(crate) status: u16,
     kind: String,
     message: String,
     param: Option<String>,
 }
 
-impl ApiError {
+impl VllmError {
     fn new(status: u16, kind: &str, message: impl Into<String>, param: Option<&str>) -> Self {
         Self { status, kind: kind.to_owned(), message: message.into(), param: param.map(str::to_owned) }
     }
@@ -118,13 +118,13 @@ impl ApiError {
 /// uncounted.
 pub(crate) const CHARS_PER_TOKEN: u64 = 13;
 
-impl From<Failure> for ApiError {
+impl From<Failure> for VllmError {
     fn from(failure: Failure) -> Self {
         Self::new(failure.status, failure.kind, failure.message, None)
     }
 }
 
-impl From<Refused> for ApiError {
+impl From<Refused> for VllmError {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::Failed(failure) => failure.into(),

@@ -6,19 +6,19 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::chat::{self, SSE};
-use super::error::ApiError;
-use super::fields::{self, Fields};
+use super::error::VllmError;
+use super::fields::{self, JsonFields};
 use super::params::{self, Params};
-use super::session::{self, Session};
-use crate::sim::server::body::{Render, SimBody};
-use crate::sim::server::feed::{End, Progress};
-use crate::sim::server::job::Job;
-use crate::sim::server::json::{Json, ordered};
-use crate::sim::server::reply::{self, Answer};
-use crate::sim::server::route::Call;
-use crate::sim::server::text::Prompt;
+use super::session::{self, GenerationSession};
+use crate::sim::server::feed::{FeedEnd, Progress};
+use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::json::{Json, ordered};
+use crate::sim::server::http::reply::{self, HandlerAnswer};
+use crate::sim::server::http::route::ServerCall;
+use crate::sim::server::job::ClientJob;
+use crate::sim::server::text::SimPrompt;
 
-pub(super) async fn answer(mut call: Call) -> Answer {
+pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let (session, mut job) = match start(&mut call) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond(&call.path)),
@@ -28,8 +28,8 @@ pub(super) async fn answer(mut call: Call) -> Answer {
         return Ok(reply::events(SSE, SimBody::stream(job, render, None)));
     }
     let (progress, act) = job.complete().await;
-    if let Some(End::Failed(failure)) = &progress.end {
-        return Ok(ApiError::from(failure.clone()).respond(&call.path));
+    if let Some(FeedEnd::Failed(failure)) = &progress.end {
+        return Ok(VllmError::from(failure.clone()).respond(&call.path));
     }
     let text = session.plans[0].text(0, progress.choices[0].tokens);
     let body = ordered!({
@@ -41,7 +41,7 @@ pub(super) async fn answer(mut call: Call) -> Answer {
 }
 
 /// Answers with the tokens of the prompt, without running it.
-pub(super) fn count(call: &Call) -> Answer {
+pub(super) fn count(call: &ServerCall) -> HandlerAnswer {
     let counted = fields::parse(call).and_then(|fields| {
         let model = params::model(&fields, &call.sim.options)?;
         prompt(&fields, &model, call)
@@ -58,7 +58,7 @@ pub(super) fn count(call: &Call) -> Answer {
     })
 }
 
-fn prompt(fields: &Fields, model: &str, call: &Call) -> Result<Prompt, ApiError> {
+fn prompt(fields: &JsonFields, model: &str, call: &ServerCall) -> Result<SimPrompt, VllmError> {
     let messages = fields.list("messages")?;
     let mut prompt = chat::prompt(messages, fields, model, call.sim.options.vllm.multimodal)?;
     match fields.get("system") {
@@ -73,7 +73,7 @@ fn prompt(fields: &Fields, model: &str, call: &Call) -> Result<Prompt, ApiError>
     Ok(prompt)
 }
 
-fn start(call: &mut Call) -> Result<(Session, Job), ApiError> {
+fn start(call: &mut ServerCall) -> Result<(GenerationSession, ClientJob), VllmError> {
     let fields = fields::parse(call)?;
     fields.required("max_tokens")?;
     let params = Params::read(&fields, &call.sim.options, &["max_tokens"])?;
@@ -83,7 +83,7 @@ fn start(call: &mut Call) -> Result<(Session, Job), ApiError> {
     session::start(call, id, params, vec![prompt])
 }
 
-fn stop_reason(session: &Session, progress: &Progress) -> Option<&'static str> {
+fn stop_reason(session: &GenerationSession, progress: &Progress) -> Option<&'static str> {
     match session.reason(progress, 0) {
         "stop" => Some("end_turn"),
         "length" => Some("max_tokens"),
@@ -91,7 +91,7 @@ fn stop_reason(session: &Session, progress: &Progress) -> Option<&'static str> {
     }
 }
 
-fn usage(session: &Session, progress: &Progress) -> Json {
+fn usage(session: &GenerationSession, progress: &Progress) -> Json {
     ordered!({
         "input_tokens": session.prompt_tokens - progress.cached_tokens.min(session.prompt_tokens),
         "output_tokens": progress.tokens(), "cache_creation_input_tokens": 0,
@@ -100,7 +100,7 @@ fn usage(session: &Session, progress: &Progress) -> Json {
 }
 
 struct MessageStream {
-    session: Session,
+    session: GenerationSession,
     started: bool,
     sent: u32,
 }
@@ -130,8 +130,8 @@ impl MessageStream {
         })));
     }
 
-    fn close(&mut self, end: &End, progress: &Progress, out: &mut VecDeque<Bytes>) {
-        if let End::Failed(failure) = end {
+    fn close(&mut self, end: &FeedEnd, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        if let FeedEnd::Failed(failure) = end {
             let error = ordered!({"type": failure.kind, "message": failure.message});
             out.push_back(named_event("error", &ordered!({"type": "error", "error": error})));
             return;
@@ -141,7 +141,7 @@ impl MessageStream {
             "content_block_stop",
             &ordered!({"type": "content_block_stop", "index": 0}),
         ));
-        if *end != End::NoFinish {
+        if *end != FeedEnd::NoFinish {
             out.push_back(named_event("message_delta", &ordered!({"type": "message_delta",
                 "delta": ordered!({"stop_reason": stop_reason(&self.session, progress), "stop_sequence": ()}),
                 "usage": usage(&self.session, progress)

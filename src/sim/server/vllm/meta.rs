@@ -5,17 +5,17 @@ use http::{HeaderName, Response};
 use serde_json::Value;
 
 use super::chat;
-use super::error::ApiError;
+use super::error::VllmError;
 use super::fields;
 use super::params;
 use crate::sim::faults::mix;
-use crate::sim::server::body::SimBody;
-use crate::sim::server::json::{Json, ordered};
-use crate::sim::server::reply;
-use crate::sim::server::route::Call;
+use crate::sim::server::http::body::SimBody;
+use crate::sim::server::http::json::{Json, ordered};
+use crate::sim::server::http::reply;
+use crate::sim::server::http::route::ServerCall;
 use crate::sim::server::text::{self, BYTES_PER_TOKEN, VOCABULARY};
 
-pub(super) fn models(call: &Call) -> Response<SimBody> {
+pub(super) fn models(call: &ServerCall) -> Response<SimBody> {
     let options = &call.sim.options;
     let created = call.sim.unix();
     let card = |name: &String, parent: Option<&str>| {
@@ -36,7 +36,7 @@ pub(super) fn models(call: &Call) -> Response<SimBody> {
     reply::value(200, &ordered!({"object": "list", "data": base.chain(adapters).collect::<Vec<_>>()}))
 }
 
-pub(super) fn load(call: &Call) -> Response<SimBody> {
+pub(super) fn load(call: &ServerCall) -> Response<SimBody> {
     let inside = if call.sim.options.vllm.load_tracking { call.sim.work.lock().inside } else { 0 };
     reply::value(200, &ordered!({"server_load": inside}))
 }
@@ -47,14 +47,14 @@ fn token_id(bytes: &[u8]) -> u32 {
     (mix(u64::from_le_bytes(word)) % u64::from(VOCABULARY)) as u32
 }
 
-pub(super) fn tokenize(call: &Call) -> Response<SimBody> {
+pub(super) fn tokenize(call: &ServerCall) -> Response<SimBody> {
     match try_tokenize(call) {
         Ok(body) => reply::value(200, &body),
         Err(error) => error.respond(&call.path),
     }
 }
 
-fn try_tokenize(call: &Call) -> Result<Json, ApiError> {
+fn try_tokenize(call: &ServerCall) -> Result<Json, VllmError> {
     let fields = fields::parse(call)?;
     let options = &call.sim.options;
     let model = params::model(&fields, options)?;
@@ -71,7 +71,7 @@ fn try_tokenize(call: &Call) -> Result<Json, ApiError> {
     }
     let prompt = fields
         .string("prompt")?
-        .ok_or_else(|| ApiError::field("missing", "body.prompt", "Field required", "None"))?;
+        .ok_or_else(|| VllmError::field("missing", "body.prompt", "Field required", "None"))?;
     let pieces: Vec<&[u8]> = prompt.as_bytes().chunks(BYTES_PER_TOKEN).collect();
     if let Some(count) = text::words_in(prompt) {
         let tokens: Vec<_> = prompt.as_bytes().chunks(prompt.len() / count as usize).map(token_id).collect();
@@ -88,7 +88,7 @@ fn try_tokenize(call: &Call) -> Result<Json, ApiError> {
     }))
 }
 
-pub(super) fn detokenize(call: &Call) -> Response<SimBody> {
+pub(super) fn detokenize(call: &ServerCall) -> Response<SimBody> {
     let text = fields::parse(call).and_then(|fields| {
         params::model(&fields, &call.sim.options)?;
         let ids = fields.list("tokens")?.iter().filter_map(Value::as_u64);
@@ -102,7 +102,7 @@ pub(super) fn detokenize(call: &Call) -> Response<SimBody> {
 
 /// Adds the in-band load report (ORCA) when the request asks for it; vLLM does
 /// so on answers in one piece only.
-pub(super) fn add_load_header(call: &Call, response: &mut Response<SimBody>) {
+pub(super) fn add_load_header(call: &ServerCall, response: &mut Response<SimBody>) {
     let Some(format) = call.header("endpoint-load-metrics-format") else { return };
     let gauges = call.sim.work.lock().view().gauges;
     let usage = gauges.blocks_used as f64 / gauges.blocks_total.max(1) as f64;

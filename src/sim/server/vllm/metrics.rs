@@ -6,15 +6,15 @@ use http::Response;
 
 use crate::sim::engine::BLOCK_TOKENS;
 use crate::sim::faults::FaultKind;
-use crate::sim::server::body::SimBody;
-use crate::sim::server::reply;
-use crate::sim::server::route::Call;
-use crate::sim::server::sim::View;
+use crate::sim::server::core::MetricsView;
+use crate::sim::server::http::body::SimBody;
+use crate::sim::server::http::reply;
+use crate::sim::server::http::route::ServerCall;
 use crate::sim::server::stats::{Histogram, Stats};
 
 const CONTENT_TYPE: &str = "text/plain; version=1.0.0; charset=utf-8";
 
-pub(super) fn answer(call: &Call) -> Response<SimBody> {
+pub(super) fn answer(call: &ServerCall) -> Response<SimBody> {
     let sim = &call.sim;
     let now = sim.now();
     let frozen = sim.faults.state(now, |kind| matches!(kind, FaultKind::FrozenMetrics).then_some(()));
@@ -25,7 +25,7 @@ pub(super) fn answer(call: &Call) -> Response<SimBody> {
     }
     let mut view = sim.work.lock().view();
     lie(call, &mut view);
-    let mut page = Page { out: String::with_capacity(8 << 10), model: sim.options.model() };
+    let mut page = MetricsPage { out: String::with_capacity(8 << 10), model: sim.options.model() };
     page.gauges(&view);
     page.counters(&view);
     {
@@ -43,7 +43,7 @@ pub(super) fn answer(call: &Call) -> Response<SimBody> {
 }
 
 /// Replaces the gauges by those of a `lying_metrics` fault.
-fn lie(call: &Call, view: &mut View) {
+fn lie(call: &ServerCall, view: &mut MetricsView) {
     let lie = call.sim.faults.state(call.sim.now(), |kind| match kind {
         FaultKind::LyingMetrics { running, waiting, kv_usage } => Some((*running, *waiting, *kv_usage)),
         _ => None,
@@ -58,7 +58,7 @@ fn lie(call: &Call, view: &mut View) {
 }
 
 /// Drops the series that a `missing_metrics` fault names.
-pub(crate) fn without_missing(call: &Call, text: String) -> String {
+pub(crate) fn without_missing(call: &ServerCall, text: String) -> String {
     let missing = call.sim.faults.state(call.sim.now(), |kind| match kind {
         FaultKind::MissingMetrics { names } => Some(names.clone()),
         _ => None,
@@ -72,12 +72,12 @@ pub(crate) fn without_missing(call: &Call, text: String) -> String {
     text.lines().filter(|line| !gone(line)).flat_map(|line| [line, "\n"]).collect()
 }
 
-struct Page<'a> {
+struct MetricsPage<'a> {
     out: String,
     model: &'a str,
 }
 
-impl Page<'_> {
+impl MetricsPage<'_> {
     fn head(&mut self, name: &str, kind: &str, help: &str) {
         let _ = write!(self.out, "# HELP vllm:{name} {help}\n# TYPE vllm:{name} {kind}\n");
     }
@@ -94,7 +94,7 @@ impl Page<'_> {
         let _ = writeln!(self.out, "vllm:{name}{{engine=\"0\",model_name=\"{model}\",{label}}} {value:?}");
     }
 
-    fn gauges(&mut self, view: &View) {
+    fn gauges(&mut self, view: &MetricsView) {
         let gauges = view.gauges;
         self.head("num_requests_running", "gauge", "Number of requests in model execution batches.");
         self.sample("num_requests_running", "", gauges.running as f64);
@@ -114,7 +114,7 @@ impl Page<'_> {
         self.sample("kv_cache_usage_perc", "", usage);
     }
 
-    fn counters(&mut self, view: &View) {
+    fn counters(&mut self, view: &MetricsView) {
         let counters = view.counters;
         let rows = [
             ("prefix_cache_queries_total", counters.prompt_tokens, "Prefix cache queries, in tokens."),
@@ -189,7 +189,7 @@ impl Page<'_> {
     }
 
     /// Nothing before the first request with an adapter, as in the real page.
-    fn adapters(&mut self, call: &Call) {
+    fn adapters(&mut self, call: &ServerCall) {
         let options = &call.sim.options;
         let (loads, running, waiting) = {
             let engine = &call.sim.work.lock().engine;
@@ -213,7 +213,7 @@ impl Page<'_> {
         );
     }
 
-    fn info(&mut self, view: &View) {
+    fn info(&mut self, view: &MetricsView) {
         self.head("cache_config_info", "gauge", "Information of the LLMEngine CacheConfig");
         let blocks = view.gauges.blocks_total;
         let tokens = blocks * u64::from(BLOCK_TOKENS);

@@ -21,13 +21,13 @@ mod session;
 use http::header::{ALLOW, HeaderName, HeaderValue, LOCATION, SERVER, VARY};
 use http::{Method, Response};
 
-use self::error::ApiError;
-use self::pooling::Route;
-use super::body::SimBody;
-use super::json::ordered;
+use self::error::VllmError;
+use self::pooling::PoolingRoute;
 use super::options::Tasks;
-use super::reply::{self, Answer};
-use super::route::Call;
+use crate::sim::server::http::body::SimBody;
+use crate::sim::server::http::json::ordered;
+use crate::sim::server::http::reply::{self, HandlerAnswer};
+use crate::sim::server::http::route::ServerCall;
 
 pub(super) use self::metrics::without_missing;
 
@@ -40,15 +40,15 @@ const GENERATE: &[&str] = &[
     "/v1/audio/translations",
     "/invocations",
 ];
-const POOL: &[(&str, Route)] = &[
-    ("/v1/embeddings", Route::Embed),
-    ("/pooling", Route::Pool),
-    ("/classify", Route::Classify),
-    ("/score", Route::Score),
-    ("/v1/score", Route::Score),
-    ("/rerank", Route::Rerank),
-    ("/v1/rerank", Route::Rerank),
-    ("/v2/rerank", Route::Rerank),
+const POOL: &[(&str, PoolingRoute)] = &[
+    ("/v1/embeddings", PoolingRoute::Embed),
+    ("/pooling", PoolingRoute::Pool),
+    ("/classify", PoolingRoute::Classify),
+    ("/score", PoolingRoute::Score),
+    ("/v1/score", PoolingRoute::Score),
+    ("/rerank", PoolingRoute::Rerank),
+    ("/v1/rerank", PoolingRoute::Rerank),
+    ("/v2/rerank", PoolingRoute::Rerank),
 ];
 const GET: &[&str] = &["/v1/models", "/health", "/ping", "/version", "/load", "/metrics"];
 const POST: &[&str] = &["/tokenize", "/detokenize", "/ping", "/v1/messages/count_tokens"];
@@ -63,11 +63,11 @@ pub(super) fn is_work(path: &str) -> bool {
 
 /// The answer of a `status` fault.
 pub(super) fn fault_status(path: &str, status: u16, message: &str) -> Response<SimBody> {
-    ApiError::from_status(status, message).respond(path)
+    VllmError::from_status(status, message).respond(path)
 }
 
 /// Answers one request.
-pub(super) async fn answer(call: Call) -> Answer {
+pub(super) async fn answer(call: ServerCall) -> HandlerAnswer {
     let id = call.headers.get("x-request-id").cloned().filter(|_| call.sim.options.vllm.request_id_headers);
     let mut response = dispatch(call).await?;
     let headers = response.headers_mut();
@@ -83,7 +83,7 @@ fn detail(status: u16, text: &str) -> Response<SimBody> {
     reply::value(status, &ordered!({"detail": text}))
 }
 
-async fn dispatch(call: Call) -> Answer {
+async fn dispatch(call: ServerCall) -> HandlerAnswer {
     let guarded = ["/v1", "/v2", "/inference", "/cohere"].iter().any(|prefix| call.path.starts_with(prefix));
     if guarded && call.sim.options.api_key.as_deref().is_some_and(|key| !call.bears(key)) {
         return Ok(reply::value(401, &ordered!({"error": "Unauthorized"})));
@@ -118,7 +118,7 @@ async fn dispatch(call: Call) -> Answer {
 }
 
 /// The methods of a path; none when there is no such path.
-fn methods(call: &Call, path: &str) -> Vec<Method> {
+fn methods(call: &ServerCall, path: &str) -> Vec<Method> {
     let options = &call.sim.options;
     let generate = options.tasks != Tasks::Pool;
     let pool = options.tasks != Tasks::Generate;
@@ -133,7 +133,7 @@ fn methods(call: &Call, path: &str) -> Vec<Method> {
 }
 
 /// A redirect for a known path with a slash too many, else 404.
-fn elsewhere(call: &Call) -> Response<SimBody> {
+fn elsewhere(call: &ServerCall) -> Response<SimBody> {
     let trimmed = call.path.trim_end_matches('/');
     if trimmed == call.path || methods(call, trimmed).is_empty() {
         return detail(404, "Not Found");
@@ -147,7 +147,7 @@ fn elsewhere(call: &Call) -> Response<SimBody> {
     response
 }
 
-async fn work(call: Call) -> Answer {
+async fn work(call: ServerCall) -> HandlerAnswer {
     if std::str::from_utf8(&call.body).is_err() && !call.path.starts_with("/v1/audio/") {
         return Ok(detail(400, "There was an error parsing the body"));
     }
@@ -167,7 +167,7 @@ async fn work(call: Call) -> Answer {
     }
 }
 
-fn meta(call: &Call) -> Response<SimBody> {
+fn meta(call: &ServerCall) -> Response<SimBody> {
     match call.path.as_str() {
         "/v1/models" => meta::models(call),
         "/version" => reply::value(200, &ordered!({"version": "0.32.0"})),

@@ -2,13 +2,13 @@
 
 use serde_json::Value;
 
-use super::error::ApiError;
-use super::fields::Fields;
+use super::error::VllmError;
+use super::fields::JsonFields;
 use crate::sim::server::options::{SimOptions, VllmFlags};
 
 /// A function the answer must call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Tool {
+pub(super) struct ForcedTool {
     pub(super) name: String,
     /// A parameter to fill in, if there is one.
     pub(super) parameter: Option<String>,
@@ -39,7 +39,11 @@ pub(super) struct Params {
 impl Params {
     /// Reads what chat and completions have in common. `limits` are the fields
     /// that may hold the output limit, the strongest first.
-    pub(super) fn read(fields: &Fields, options: &SimOptions, limits: &[&str]) -> Result<Self, ApiError> {
+    pub(super) fn read(
+        fields: &JsonFields,
+        options: &SimOptions,
+        limits: &[&str],
+    ) -> Result<Self, VllmError> {
         let mut max_tokens = None;
         for name in limits {
             max_tokens = max_tokens.or(fields.int(name)?);
@@ -74,22 +78,22 @@ impl Params {
     }
 
     /// The checks that vLLM makes after it has counted the prompt.
-    pub(super) fn check_sampling(&self) -> Result<(), ApiError> {
+    pub(super) fn check_sampling(&self) -> Result<(), VllmError> {
         const MAX_N: i64 = 16_384;
         if self.n < 1 {
-            return Err(ApiError::bad(format!("n must be at least 1, got {}.", self.n)));
+            return Err(VllmError::bad(format!("n must be at least 1, got {}.", self.n)));
         }
         if self.n > MAX_N {
             let hint = "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable.";
-            return Err(ApiError::bad(format!("n must be at most {MAX_N}, got {}. {hint}", self.n)));
+            return Err(VllmError::bad(format!("n must be at most {MAX_N}, got {}. {hint}", self.n)));
         }
         if self.temperature < 0.0 {
             let message = format!("temperature must be non-negative, got {:?}.", self.temperature);
-            return Err(ApiError::parameter("temperature", &message, format!("{:?}", self.temperature)));
+            return Err(VllmError::parameter("temperature", &message, format!("{:?}", self.temperature)));
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             let message = format!("top_p must be in (0, 1], got {:?}.", self.top_p);
-            return Err(ApiError::parameter("top_p", &message, format!("{:?}", self.top_p)));
+            return Err(VllmError::parameter("top_p", &message, format!("{:?}", self.top_p)));
         }
         Ok(())
     }
@@ -100,7 +104,7 @@ fn to_u32(number: i64) -> u32 {
 }
 
 /// The name for the answer: the first served name, or the adapter's own.
-pub(super) fn model(fields: &Fields, options: &SimOptions) -> Result<String, ApiError> {
+pub(super) fn model(fields: &JsonFields, options: &SimOptions) -> Result<String, VllmError> {
     let Some(name) = fields.string("model")?.filter(|name| !name.is_empty()) else {
         return Ok(options.model().to_owned());
     };
@@ -110,22 +114,22 @@ pub(super) fn model(fields: &Fields, options: &SimOptions) -> Result<String, Api
     if options.names().any(|known| known == name) {
         return Ok(options.model().to_owned());
     }
-    Err(ApiError::unknown_model(name, options.models.iter().map(String::as_str)))
+    Err(VllmError::unknown_model(name, options.models.iter().map(String::as_str)))
 }
 
-fn stream_options(fields: &Fields) -> Result<(bool, bool), ApiError> {
+fn stream_options(fields: &JsonFields) -> Result<(bool, bool), VllmError> {
     let Some(options) = fields.get("stream_options") else { return Ok((false, false)) };
     if !fields.bool("stream")? {
         let message =
             "Stream options can only be defined when `stream=True`. (parameter=stream_options)".to_owned();
-        return Err(ApiError::bad(message).about("stream_options"));
+        return Err(VllmError::bad(message).about("stream_options"));
     }
     let on = |name: &str| options.get(name).and_then(Value::as_bool).unwrap_or(false);
     Ok((on("include_usage"), on("continuous_usage_stats")))
 }
 
 /// Chat has `logprobs: true, top_logprobs: n`, completions `logprobs: n`.
-fn logprobs(fields: &Fields) -> Result<Option<u32>, ApiError> {
+fn logprobs(fields: &JsonFields) -> Result<Option<u32>, VllmError> {
     const MOST: i64 = 20;
     let asked = match fields.get("logprobs") {
         None | Some(Value::Bool(false)) => return Ok(None),
@@ -135,13 +139,13 @@ fn logprobs(fields: &Fields) -> Result<Option<u32>, ApiError> {
     if asked > MOST {
         let message =
             format!("Requested sample logprobs of {asked}, which is greater than max allowed: {MOST}");
-        return Err(ApiError::bad(message));
+        return Err(VllmError::bad(message));
     }
     Ok(Some(to_u32(asked)))
 }
 
 /// The function to call: only when the choice leaves no way around one.
-pub(super) fn tool(fields: &Fields, flags: &VllmFlags) -> Result<Option<Tool>, ApiError> {
+pub(super) fn tool(fields: &JsonFields, flags: &VllmFlags) -> Result<Option<ForcedTool>, VllmError> {
     let Some(tools) = fields.get("tools").and_then(Value::as_array).filter(|tools| !tools.is_empty()) else {
         return Ok(None);
     };
@@ -156,17 +160,17 @@ pub(super) fn tool(fields: &Fields, flags: &VllmFlags) -> Result<Option<Tool>, A
         _ => {
             let message =
                 "\"auto\" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set";
-            return Err(ApiError::bad(message));
+            return Err(VllmError::bad(message));
         }
     };
     let name = |tool: &Value| tool.pointer("/function/name").and_then(Value::as_str).map(str::to_owned);
     let chosen = tools.iter().find(|tool| named.is_none() || name(tool).as_deref() == named);
     let Some((tool, name)) = chosen.and_then(|tool| Some((tool, name(tool)?))) else {
-        return Err(ApiError::bad(
+        return Err(VllmError::bad(
             "The tool specified in `tool_choice` does not match any of the specified `tools`",
         ));
     };
     let parameters = tool.pointer("/function/parameters/properties").and_then(Value::as_object);
     let parameter = parameters.and_then(|parameters| parameters.keys().next().cloned());
-    Ok(Some(Tool { name, parameter }))
+    Ok(Some(ForcedTool { name, parameter }))
 }

@@ -6,23 +6,23 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::completion;
-use super::error::ApiError;
-use super::fields::{self, Fields};
+use super::error::VllmError;
+use super::fields::{self, JsonFields};
 use super::params;
 use super::session;
 use crate::sim::engine::EngineRequest;
 use crate::sim::faults::mix;
-use crate::sim::server::feed::{End, Progress};
-use crate::sim::server::job::Job;
-use crate::sim::server::json::{Json, ordered};
-use crate::sim::server::reply::{self, Answer};
-use crate::sim::server::route::Call;
-use crate::sim::server::sim::Part;
-use crate::sim::server::text::{self, Prompt};
+use crate::sim::server::core::PlannedSequence;
+use crate::sim::server::feed::{FeedEnd, Progress};
+use crate::sim::server::http::json::{Json, ordered};
+use crate::sim::server::http::reply::{self, HandlerAnswer};
+use crate::sim::server::http::route::ServerCall;
+use crate::sim::server::job::ClientJob;
+use crate::sim::server::text::{self, SimPrompt};
 
 /// Which of the routes it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Route {
+pub(super) enum PoolingRoute {
     Embed,
     Pool,
     Classify,
@@ -37,44 +37,46 @@ const MAX_INPUTS: usize = 8192;
 struct Pooled {
     id: Arc<str>,
     model: String,
-    fields: Fields,
-    prompts: Vec<Prompt>,
+    fields: JsonFields,
+    prompts: Vec<SimPrompt>,
     documents: Vec<String>,
     cached_tokens: u32,
     created: u64,
 }
 
-pub(super) async fn answer(mut call: Call, route: Route) -> Answer {
+pub(super) async fn answer(mut call: ServerCall, route: PoolingRoute) -> HandlerAnswer {
     let (mut pooled, mut job) = match start(&mut call, route) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond(&call.path)),
     };
     let (progress, act) = job.complete().await;
     match &progress.end {
-        Some(End::Failed(failure)) => return Ok(ApiError::from(failure.clone()).respond(&call.path)),
-        Some(End::Aborted | End::NoFinish) => {
-            return Ok(ApiError::from_status(500, "Request was aborted.").respond(&call.path));
+        Some(FeedEnd::Failed(failure)) => return Ok(VllmError::from(failure.clone()).respond(&call.path)),
+        Some(FeedEnd::Aborted | FeedEnd::NoFinish) => {
+            return Ok(VllmError::from_status(500, "Request was aborted.").respond(&call.path));
         }
-        Some(End::Complete | End::Cut) | None => {}
+        Some(FeedEnd::Complete | FeedEnd::Cut) | None => {}
     }
     pooled.take(&progress);
     let body = pooled.body(route).to_string();
     Ok(reply::deliver(job, act, reply::json(200, ""), body.into()))
 }
 
-fn start(call: &mut Call, route: Route) -> Result<(Pooled, Job), ApiError> {
+fn start(call: &mut ServerCall, route: PoolingRoute) -> Result<(Pooled, ClientJob), VllmError> {
     let fields = fields::parse(call)?;
     let model = params::model(&fields, &call.sim.options)?;
     let (prompts, documents) = inputs(&fields, route)?;
     if prompts.is_empty() || prompts.len() > MAX_INPUTS {
-        return Err(ApiError::bad(format!("between 1 and {MAX_INPUTS} inputs are simulated in one request")));
+        return Err(VllmError::bad(format!(
+            "between 1 and {MAX_INPUTS} inputs are simulated in one request"
+        )));
     }
     let prefix = match route {
-        Route::Embed => "embd-",
-        Route::Pool => "pool-",
-        Route::Classify => "classify-",
-        Route::Score => "score-",
-        Route::Rerank => "rerank-",
+        PoolingRoute::Embed => "embd-",
+        PoolingRoute::Pool => "pool-",
+        PoolingRoute::Classify => "classify-",
+        PoolingRoute::Score => "score-",
+        PoolingRoute::Rerank => "rerank-",
     };
     let id = session::answer_id(call, prefix, fields.string("request_id")?);
     let sim = Arc::clone(&call.sim);
@@ -91,39 +93,39 @@ fn start(call: &mut Call, route: Route) -> Result<(Pooled, Job), ApiError> {
             adapter: sim.options.lora(&model),
             ..EngineRequest::default()
         };
-        parts.push(Part { request, stops: true });
+        parts.push(PlannedSequence { request, stops: true });
     }
     let ticket = sim.submit(&id, parts)?;
-    let job = Job::new(ticket, call.late.take(), Arc::clone(&call.conn));
+    let job = ClientJob::new(ticket, call.late.take(), Arc::clone(&call.conn));
     let created = sim.unix();
     Ok((Pooled { id, model, fields, prompts, documents, cached_tokens: 0, created }, job))
 }
 
 /// The prompts, and for rerank the documents to give back.
-fn inputs(fields: &Fields, route: Route) -> Result<(Vec<Prompt>, Vec<String>), ApiError> {
+fn inputs(fields: &JsonFields, route: PoolingRoute) -> Result<(Vec<SimPrompt>, Vec<String>), VllmError> {
     let pair = |query: &str, document: &str| {
-        let mut prompt = Prompt::text(query);
+        let mut prompt = SimPrompt::text(query);
         prompt.push(document, 1);
         prompt
     };
     match route {
-        Route::Embed | Route::Pool | Route::Classify => {
+        PoolingRoute::Embed | PoolingRoute::Pool | PoolingRoute::Classify => {
             let prompts = completion::prompts(fields, "input")?;
             Ok((prompts.into_iter().map(|(prompt, _)| prompt).collect(), Vec::new()))
         }
-        Route::Rerank => {
+        PoolingRoute::Rerank => {
             let query = texts(fields.required("query")?);
-            let query = query.first().ok_or_else(|| ApiError::either("body.query", "None"))?;
+            let query = query.first().ok_or_else(|| VllmError::either("body.query", "None"))?;
             let documents: Vec<_> = fields.list("documents")?.iter().flat_map(texts).collect();
             Ok((documents.iter().map(|document| pair(query, document)).collect(), documents))
         }
-        Route::Score => {
+        PoolingRoute::Score => {
             let (mut left, right) = (texts(fields.required("text_1")?), texts(fields.required("text_2")?));
             if left.len() == 1 && right.len() > 1 {
                 left = vec![left[0].clone(); right.len()];
             }
             if left.len() != right.len() {
-                return Err(ApiError::bad("Input lengths must be either 1:1, 1:N or N:N"));
+                return Err(VllmError::bad("Input lengths must be either 1:1, 1:N or N:N"));
             }
             Ok((left.iter().zip(&right).map(|(left, right)| pair(left, right)).collect(), Vec::new()))
         }
@@ -156,22 +158,22 @@ impl Pooled {
         raw.iter().map(|value| (value / norm) as f32).collect()
     }
 
-    fn datum(&self, route: Route, index: usize) -> Json {
+    fn datum(&self, route: PoolingRoute, index: usize) -> Json {
         let score = self.score(index);
         match route {
-            Route::Embed => {
+            PoolingRoute::Embed => {
                 let base64 = self.fields.get("encoding_format").and_then(Value::as_str) == Some("base64");
                 let vector = self.vector(index);
                 let embedding = if base64 { Json::of(&encode(&vector)) } else { Json::of(&vector) };
                 ordered!({"index": index, "object": "embedding", "embedding": embedding})
             }
-            Route::Pool => ordered!({"index": index, "object": "pooling", "data": self.vector(index)}),
-            Route::Classify => {
+            PoolingRoute::Pool => ordered!({"index": index, "object": "pooling", "data": self.vector(index)}),
+            PoolingRoute::Classify => {
                 let label = if score > 0.5 { "LABEL_1" } else { "LABEL_0" };
                 ordered!({"index": index, "label": label, "probs": [1.0 - score, score], "num_classes": 2})
             }
-            Route::Score => ordered!({"index": index, "object": "score", "score": score}),
-            Route::Rerank => {
+            PoolingRoute::Score => ordered!({"index": index, "object": "score", "score": score}),
+            PoolingRoute::Rerank => {
                 ordered!({
                     "index": index, "document": ordered!({"text": self.documents[index], "multi_modal": ()}),
                     "relevance_score": score
@@ -180,16 +182,16 @@ impl Pooled {
         }
     }
 
-    fn body(&self, route: Route) -> Json {
+    fn body(&self, route: PoolingRoute) -> Json {
         let tokens: u64 = self.prompts.iter().map(|prompt| u64::from(prompt.tokens)).sum();
         let mut order: Vec<usize> = (0..self.prompts.len()).collect();
-        if route == Route::Rerank {
+        if route == PoolingRoute::Rerank {
             order.sort_by(|a, b| self.score(*b).total_cmp(&self.score(*a)));
             let top = self.fields.int("top_n").ok().flatten().filter(|top| *top > 0);
             order.truncate(top.map_or(usize::MAX, |top| top as usize));
         }
         let data: Vec<Json> = order.iter().map(|index| self.datum(route, *index)).collect();
-        if route == Route::Rerank {
+        if route == PoolingRoute::Rerank {
             let usage = ordered!({"prompt_tokens": tokens, "total_tokens": tokens});
             return ordered!({"id": &*self.id, "model": self.model, "usage": usage, "results": data});
         }

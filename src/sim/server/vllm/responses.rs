@@ -6,20 +6,20 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::chat::{self, SSE};
-use super::error::ApiError;
-use super::fields::{self, Fields};
+use super::error::VllmError;
+use super::fields::{self, JsonFields};
 use super::messages::named_event;
 use super::params::Params;
-use super::session::{self, Session};
-use crate::sim::server::body::{Render, SimBody};
-use crate::sim::server::feed::{End, Progress};
-use crate::sim::server::job::Job;
-use crate::sim::server::json::{Json, ordered};
-use crate::sim::server::reply::{self, Answer};
-use crate::sim::server::route::Call;
-use crate::sim::server::text::{Prompt, hash};
+use super::session::{self, GenerationSession};
+use crate::sim::server::feed::{FeedEnd, Progress};
+use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::json::{Json, ordered};
+use crate::sim::server::http::reply::{self, HandlerAnswer};
+use crate::sim::server::http::route::ServerCall;
+use crate::sim::server::job::ClientJob;
+use crate::sim::server::text::{SimPrompt, hash};
 
-pub(super) async fn answer(mut call: Call) -> Answer {
+pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let (session, mut job) = match start(&mut call) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond(&call.path)),
@@ -29,20 +29,20 @@ pub(super) async fn answer(mut call: Call) -> Answer {
         return Ok(reply::events(SSE, SimBody::stream(job, render, None)));
     }
     let (progress, act) = job.complete().await;
-    if let Some(End::Failed(failure)) = &progress.end {
-        return Ok(ApiError::from(failure.clone()).respond(&call.path));
+    if let Some(FeedEnd::Failed(failure)) = &progress.end {
+        return Ok(VllmError::from(failure.clone()).respond(&call.path));
     }
     let body = object(&session, Some(&progress)).to_string();
     Ok(reply::deliver(job, act, reply::json(200, ""), body.into()))
 }
 
 /// No response is stored, so none is found.
-pub(super) fn stored(call: &Call) -> Answer {
+pub(super) fn stored(call: &ServerCall) -> HandlerAnswer {
     let id = call.path.trim_start_matches("/v1/responses/");
-    Ok(ApiError::not_found(format!("Response with id '{id}' not found."), "response_id").respond(&call.path))
+    Ok(VllmError::not_found(format!("Response with id '{id}' not found."), "response_id").respond(&call.path))
 }
 
-fn start(call: &mut Call) -> Result<(Session, Job), ApiError> {
+fn start(call: &mut ServerCall) -> Result<(GenerationSession, ClientJob), VllmError> {
     let fields = fields::parse(call)?;
     let params = Params::read(&fields, &call.sim.options, &["max_output_tokens"])?;
     let params = Params { n: 1, ..params };
@@ -51,15 +51,15 @@ fn start(call: &mut Call) -> Result<(Session, Job), ApiError> {
     session::start(call, id, params, vec![prompt])
 }
 
-fn prompt(fields: &Fields, model: &str, call: &Call) -> Result<Prompt, ApiError> {
+fn prompt(fields: &JsonFields, model: &str, call: &ServerCall) -> Result<SimPrompt, VllmError> {
     let mut prompt = match fields.required("input")? {
         Value::String(text) => {
-            let mut prompt = Prompt::counted(1);
+            let mut prompt = SimPrompt::counted(1);
             prompt.push(text, 3);
             prompt
         }
         Value::Array(items) => chat::prompt(items, fields, model, call.sim.options.vllm.multimodal)?,
-        other => return Err(ApiError::either("body.input", &other.to_string())),
+        other => return Err(VllmError::either("body.input", &other.to_string())),
     };
     if let Some(text) = fields.string("instructions")? {
         prompt.push(text, 3);
@@ -67,11 +67,11 @@ fn prompt(fields: &Fields, model: &str, call: &Call) -> Result<Prompt, ApiError>
     Ok(prompt)
 }
 
-fn message_id(session: &Session) -> String {
+fn message_id(session: &GenerationSession) -> String {
     format!("msg_{:016x}", hash(&session.id))
 }
 
-fn item(session: &Session, text: Option<&str>) -> Json {
+fn item(session: &GenerationSession, text: Option<&str>) -> Json {
     let content = text
         .map(|text| ordered!({"annotations": [(); 0], "text": text, "type": "output_text", "logprobs": ()}));
     ordered!({
@@ -80,12 +80,12 @@ fn item(session: &Session, text: Option<&str>) -> Json {
     })
 }
 
-fn text_so_far(session: &Session, progress: &Progress) -> String {
+fn text_so_far(session: &GenerationSession, progress: &Progress) -> String {
     session.plans[0].text(0, progress.choices[0].tokens)
 }
 
 /// The response object, at its start or its end.
-fn object(session: &Session, progress: Option<&Progress>) -> Json {
+fn object(session: &GenerationSession, progress: Option<&Progress>) -> Json {
     let reason = progress.map(|progress| session.reason(progress, 0));
     let status = match reason {
         None => "in_progress",
@@ -124,7 +124,7 @@ fn object(session: &Session, progress: Option<&Progress>) -> Json {
 }
 
 struct ResponseStream {
-    session: Session,
+    session: GenerationSession,
     started: bool,
     sent: u32,
     sequence: u64,
@@ -153,14 +153,14 @@ impl ResponseStream {
         self.push("response.content_part.added", part, out);
     }
 
-    fn close(&mut self, end: &End, progress: &Progress, out: &mut VecDeque<Bytes>) {
-        if let End::Failed(failure) = end {
+    fn close(&mut self, end: &FeedEnd, progress: &Progress, out: &mut VecDeque<Bytes>) {
+        if let FeedEnd::Failed(failure) = end {
             let data = ordered!({"code": failure.status, "message": failure.message, "param": ()});
             self.push("error", data, out);
             return;
         }
         self.start(out);
-        if *end == End::NoFinish {
+        if *end == FeedEnd::NoFinish {
             return;
         }
         let (id, text) = (message_id(&self.session), text_so_far(&self.session, progress));

@@ -3,18 +3,18 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use super::error::{ApiError, CHARS_PER_TOKEN};
+use super::error::{CHARS_PER_TOKEN, VllmError};
 use super::params::Params;
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 use crate::sim::engine::EngineRequest;
 use crate::sim::faults::mix;
+use crate::sim::server::core::PlannedSequence;
 use crate::sim::server::feed::Progress;
-use crate::sim::server::job::Job;
-use crate::sim::server::json::{Json, ordered};
+use crate::sim::server::http::json::{Json, ordered};
+use crate::sim::server::http::route::ServerCall;
+use crate::sim::server::job::ClientJob;
 use crate::sim::server::options::SimOptions;
-use crate::sim::server::route::Call;
-use crate::sim::server::sim::Part;
-use crate::sim::server::text::{self, Prompt, Voice};
+use crate::sim::server::text::{self, SimPrompt, Voice};
 
 /// Upper bound on sequences of one body, for the simulator's memory.
 const MAX_SEQUENCES: i64 = 65_536;
@@ -23,7 +23,7 @@ pub(super) const FINGERPRINT: &str = "vllm-0.32.0-simulated";
 
 /// One sequence as planned.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plan {
+pub(super) struct SequencePlan {
     voice: Voice,
     choice: usize,
     /// Tokens of the answer that are part of the prompt.
@@ -34,7 +34,7 @@ pub(super) struct Plan {
     pub(super) stops: bool,
 }
 
-impl Plan {
+impl SequencePlan {
     /// Appends the text of the tokens `from..to`.
     pub(super) fn write(&self, from: u32, to: u32, out: &mut String) {
         let end = if self.stops { to.min(self.tokens - 1) } else { to };
@@ -60,11 +60,11 @@ impl Plan {
 
 /// What all answers to one request share.
 #[derive(Debug, Clone)]
-pub(super) struct Session {
+pub(super) struct GenerationSession {
     pub(super) id: Arc<str>,
     pub(super) created: u64,
     pub(super) prompt_tokens: u32,
-    pub(super) plans: Vec<Plan>,
+    pub(super) plans: Vec<SequencePlan>,
     pub(super) params: Params,
     details: bool,
     metrics: bool,
@@ -72,7 +72,7 @@ pub(super) struct Session {
 }
 
 /// The id of the answer: from `x-request-id`, the body's `request_id`, or new.
-pub(super) fn answer_id(call: &Call, prefix: &str, in_body: Option<&str>) -> Arc<str> {
+pub(super) fn answer_id(call: &ServerCall, prefix: &str, in_body: Option<&str>) -> Arc<str> {
     match call.header("x-request-id").or(in_body) {
         Some(id) => format!("{prefix}{id}").into(),
         None => {
@@ -84,14 +84,16 @@ pub(super) fn answer_id(call: &Call, prefix: &str, in_body: Option<&str>) -> Arc
 
 /// Queues the prompts; every prompt gets `n` sequences.
 pub(super) fn start(
-    call: &mut Call,
+    call: &mut ServerCall,
     id: Arc<str>,
     params: Params,
-    mut prompts: Vec<Prompt>,
-) -> Result<(Session, Job), ApiError> {
+    mut prompts: Vec<SimPrompt>,
+) -> Result<(GenerationSession, ClientJob), VllmError> {
     if params.n.max(1).saturating_mul(prompts.len() as i64) > MAX_SEQUENCES {
         params.check_sampling()?;
-        return Err(ApiError::bad(format!("at most {MAX_SEQUENCES} sequences are simulated in one request")));
+        return Err(VllmError::bad(format!(
+            "at most {MAX_SEQUENCES} sequences are simulated in one request"
+        )));
     }
     check_rank(call)?;
     let sim = Arc::clone(&call.sim);
@@ -111,7 +113,7 @@ pub(super) fn start(
         params.check_sampling()?;
         let (tokens, stops) = planned(&params, voice, (begun, limit), options);
         let n = params.n as u32;
-        plans.extend((0..n as usize).map(|choice| Plan { voice, choice, begun, tokens, stops }));
+        plans.extend((0..n as usize).map(|choice| SequencePlan { voice, choice, begun, tokens, stops }));
         let salt = text::hash(&params.salt) ^ text::hash(&params.model);
         let request = EngineRequest {
             id: sim.fresh_id(),
@@ -122,11 +124,11 @@ pub(super) fn start(
             priority: params.priority,
             adapter: options.lora(&params.model),
         };
-        parts.push(Part { request, stops });
+        parts.push(PlannedSequence { request, stops });
     }
     let ticket = sim.submit(&id, parts)?;
-    let job = Job::new(ticket, call.late.take(), Arc::clone(&call.conn));
-    let session = Session {
+    let job = ClientJob::new(ticket, call.late.take(), Arc::clone(&call.conn));
+    let session = GenerationSession {
         id,
         created: sim.unix(),
         prompt_tokens: prompts.iter().map(|prompt| prompt.tokens).sum(),
@@ -139,25 +141,25 @@ pub(super) fn start(
     Ok((session, job))
 }
 
-fn check_rank(call: &Call) -> Result<(), ApiError> {
+fn check_rank(call: &ServerCall) -> Result<(), VllmError> {
     match call.header("x-data-parallel-rank") {
         None | Some("0") => Ok(()),
-        Some(rank) => Err(ApiError::bad(format!("data_parallel_rank {rank} is out of range [0, 1)."))),
+        Some(rank) => Err(VllmError::bad(format!("data_parallel_rank {rank} is out of range [0, 1)."))),
     }
 }
 
 /// Whether the prompt fits the window at all.
-pub(super) fn check_length(prompt: &Prompt, window: u32) -> Result<(), ApiError> {
+pub(super) fn check_length(prompt: &SimPrompt, window: u32) -> Result<(), VllmError> {
     if prompt.chars as u64 > u64::from(window) * CHARS_PER_TOKEN {
-        return Err(ApiError::too_long_text(window, prompt.chars));
+        return Err(VllmError::too_long_text(window, prompt.chars));
     }
     if prompt.tokens > window {
-        return Err(ApiError::too_long_tokens(window, prompt.tokens));
+        return Err(VllmError::too_long_tokens(window, prompt.tokens));
     }
     Ok(())
 }
 
-fn output_limit(params: &Params, prompt_tokens: u32, window: u32) -> Result<u32, ApiError> {
+fn output_limit(params: &Params, prompt_tokens: u32, window: u32) -> Result<u32, VllmError> {
     let room = i64::from(window) - i64::from(prompt_tokens);
     let asked = params.max_tokens.unwrap_or(room);
     if asked > i64::from(window) {
@@ -165,12 +167,12 @@ fn output_limit(params: &Params, prompt_tokens: u32, window: u32) -> Result<u32,
             "max_tokens={asked} cannot be greater than max_model_len={window}. \
              Please request fewer output tokens."
         );
-        return Err(ApiError::parameter("max_tokens", &message, asked));
+        return Err(VllmError::parameter("max_tokens", &message, asked));
     }
     let limit = asked.min(room);
     if limit < 1 {
         let message = format!("max_tokens must be at least 1, got {limit}.");
-        return Err(ApiError::parameter("max_tokens", &message, limit));
+        return Err(VllmError::parameter("max_tokens", &message, limit));
     }
     Ok(u32::try_from(limit).unwrap_or(u32::MAX))
 }
@@ -186,7 +188,7 @@ fn planned(params: &Params, voice: Voice, (begun, limit): (u32, u32), options: &
     if own <= limit { (own, true) } else { (limit, false) }
 }
 
-impl Session {
+impl GenerationSession {
     /// Prompt tokens that were added to the prefix cache, in whole blocks.
     fn created_cache(&self, progress: &Progress) -> u32 {
         if progress.tokens() == 0 {

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 
 /// Time between two syncs.
 pub const SYNC: Duration = Duration::from_secs(15);
@@ -17,7 +17,7 @@ pub const USUAL_WINDOW: Duration = Duration::from_secs(300);
 /// How far one direction may go in a time. Where both are given the one that
 /// allows more counts; where none is, there is no limit.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Steps {
+pub struct StepLimit {
     /// At most so many replicas.
     pub pods: Option<u32>,
     /// At most this part of the replicas, in per cent.
@@ -35,7 +35,7 @@ pub struct Direction {
     /// Up the lowest proposal of this time counts, down the highest.
     pub window: Duration,
     /// How fast.
-    pub steps: Steps,
+    pub steps: StepLimit,
 }
 
 /// Both directions.
@@ -50,7 +50,7 @@ pub struct Behavior {
 impl Default for Behavior {
     /// What Kubernetes fills in where a `behavior` is written that says nothing.
     fn default() -> Self {
-        let steps = |pods| Steps { pods, percent: Some(100.0), period: SYNC };
+        let steps = |pods| StepLimit { pods, percent: Some(100.0), period: SYNC };
         Self {
             up: Direction { tolerance: USUAL_TOLERANCE, window: Duration::ZERO, steps: steps(Some(4)) },
             down: Direction { tolerance: USUAL_TOLERANCE, window: USUAL_WINDOW, steps: steps(None) },
@@ -64,7 +64,7 @@ impl Behavior {
     #[must_use]
     pub fn exact(max: u32) -> Self {
         let minute = Duration::from_secs(60);
-        let steps = |pods, period| Steps { pods: Some(pods), percent: None, period };
+        let steps = |pods, period| StepLimit { pods: Some(pods), percent: None, period };
         Self {
             up: Direction { tolerance: 0.0, window: Duration::ZERO, steps: steps(max, SYNC) },
             down: Direction { tolerance: 0.0, window: minute, steps: steps(1, minute) },
@@ -153,14 +153,14 @@ impl Hpa {
 
     /// The most replicas that the steps allow, counted from what was there at
     /// the start of their period.
-    fn most(&self, now: Tick, current: u32, steps: &Steps) -> u32 {
+    fn most(&self, now: Tick, current: u32, steps: &StepLimit) -> u32 {
         let start = self.at_start(now, current, steps.period);
         let pods = steps.pods.map(|pods| start.saturating_add(pods));
         let percent = steps.percent.map(|part| (f64::from(start) * (1.0 + part / 100.0)).ceil() as u32);
         pods.max(percent).unwrap_or(u32::MAX).max(current)
     }
 
-    fn least(&self, now: Tick, current: u32, steps: &Steps) -> u32 {
+    fn least(&self, now: Tick, current: u32, steps: &StepLimit) -> u32 {
         let start = self.at_start(now, current, steps.period);
         let pods = steps.pods.map(|pods| start.saturating_sub(pods));
         let percent = steps.percent.map(|part| (f64::from(start) * (1.0 - part / 100.0)) as u32);

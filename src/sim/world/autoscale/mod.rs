@@ -2,6 +2,7 @@
 //! autoscaler, order them by what they see, they are there after their start,
 //! and they leave when their streams have ended.
 
+pub(super) mod elastic;
 pub mod hpa;
 pub mod keda;
 pub mod kpa;
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use self::hpa::Behavior;
 use self::policy::ScalePolicy;
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 
 /// How the replicas of a world come and go. Its engines are the most that can
 /// be there.

@@ -1,7 +1,7 @@
 //! What stands between a policy and the number of replicas.
 
-use crate::core::need::Need;
-use crate::core::time::Tick;
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::model::time::Tick;
 use crate::sim::world::autoscale::Scaling;
 use crate::sim::world::autoscale::hpa::{Behavior, Hpa};
 use crate::sim::world::autoscale::keda::Keda;
@@ -10,7 +10,7 @@ use crate::sim::world::autoscale::policy::ScalePolicy;
 
 /// What can be seen of a world.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::sim::world) struct Seen {
+pub(in crate::sim::world) struct VisibleWorld {
     /// Requests that wait, at the router or in an engine.
     pub(in crate::sim::world) queued: usize,
     /// Requests that an engine computes.
@@ -18,10 +18,10 @@ pub(in crate::sim::world) struct Seen {
     /// Replicas that are ready.
     pub(in crate::sim::world) ready: u32,
     /// What the router says; absent = it says nothing.
-    pub(in crate::sim::world) need: Option<Need>,
+    pub(in crate::sim::world) need: Option<ReplicaDemand>,
 }
 
-impl Seen {
+impl VisibleWorld {
     fn open(&self) -> f64 {
         (self.queued + self.running) as f64
     }
@@ -29,7 +29,7 @@ impl Seen {
 
 /// One autoscaler at work.
 #[derive(Debug)]
-pub(in crate::sim::world) struct Scaler {
+pub(in crate::sim::world) struct WorldScaler {
     policy: ScalePolicy,
     keda: Keda,
     hpa: Hpa,
@@ -38,7 +38,7 @@ pub(in crate::sim::world) struct Scaler {
     max: u32,
 }
 
-impl Scaler {
+impl WorldScaler {
     pub(in crate::sim::world) fn new(scaling: &Scaling) -> Self {
         let usual = match scaling.policy {
             ScalePolicy::Need => Some(Behavior::exact(scaling.max)),
@@ -56,7 +56,7 @@ impl Scaler {
     }
 
     /// The metric and its target; absent = there is none, and all hold still.
-    fn metric(&self, seen: &Seen) -> Option<(f64, f64)> {
+    fn metric(&self, seen: &VisibleWorld) -> Option<(f64, f64)> {
         match self.policy {
             ScalePolicy::Need => Some((f64::from(seen.need?.desired?), 1.0)),
             ScalePolicy::Queue(target) => Some((seen.queued as f64, target)),
@@ -66,7 +66,7 @@ impl Scaler {
     }
 
     /// KEDA's poll, or its push: how many there are to be instead of `current`.
-    pub(in crate::sim::world) fn poll(&mut self, now: Tick, current: u32, seen: &Seen) -> u32 {
+    pub(in crate::sim::world) fn poll(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
         let active = match self.policy {
             ScalePolicy::Need => match seen.need {
                 Some(need) => need.is_busy() || need.keep || need.desired.is_none(),
@@ -81,12 +81,12 @@ impl Scaler {
     }
 
     /// The HPA's sync.
-    pub(in crate::sim::world) fn sync(&mut self, now: Tick, current: u32, seen: &Seen) -> u32 {
+    pub(in crate::sim::world) fn sync(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
         self.metric(seen).map_or(current, |(value, target)| self.hpa.sync(now, current, value, target))
     }
 
     /// A sample for Knative's autoscaler.
-    pub(in crate::sim::world) fn sample(&mut self, now: Tick, current: u32, seen: &Seen) -> u32 {
+    pub(in crate::sim::world) fn sample(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
         let decided = self.kpa.sample(now, seen.open(), seen.ready);
         decided.map_or(current, |count| count.clamp(self.min, self.max))
     }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 use crate::sim::rng::Rng;
 use crate::sim::world::autoscale::{Scaled, Scaling};
-use crate::sim::world::router::{Member, ReplicaIndex};
+use crate::sim::world::router::{MemberState, ReplicaIndex};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Slot {
+enum ReplicaSlot {
     Off,
     /// Ordered as the so many-th.
     Starting(u64),
@@ -19,7 +19,7 @@ enum Slot {
 
 /// What an order brought about.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::sim::world) struct Change {
+pub(in crate::sim::world) struct SlotChange {
     /// Replicas that start, the number of their order, and when they are ready.
     pub(in crate::sim::world) starts: Vec<(ReplicaIndex, u64, Tick)>,
     /// Replicas that get no new work.
@@ -28,19 +28,19 @@ pub(in crate::sim::world) struct Change {
 
 /// All places, and the account of what was in them.
 #[derive(Debug)]
-pub(in crate::sim::world) struct Slots {
-    slots: Vec<Slot>,
+pub(in crate::sim::world) struct ReplicaSlots {
+    slots: Vec<ReplicaSlot>,
     start: Duration,
     spread: f64,
     rng: Rng,
     /// Orders and moments of being ready so far.
     turn: u64,
     wanted: u32,
-    account: Account,
+    account: SlotAccount,
 }
 
 #[derive(Debug)]
-struct Account {
+struct SlotAccount {
     /// Nothing counts after it.
     until: Tick,
     since: Tick,
@@ -51,11 +51,12 @@ struct Account {
     told: Scaled,
 }
 
-impl Slots {
+impl ReplicaSlots {
     /// The first so many are ready; what comes after `until` is not counted.
     pub(in crate::sim::world) fn new(scaling: &Scaling, places: usize, until: Tick) -> Self {
         let initial = scaling.initial.min(places as u32);
-        let slot = |index: usize| if index < initial as usize { Slot::Serving(0) } else { Slot::Off };
+        let slot =
+            |index: usize| if index < initial as usize { ReplicaSlot::Serving(0) } else { ReplicaSlot::Off };
         let first = vec![(Tick::ZERO, initial)];
         let told = Scaled { peak: initial, orders: first.clone(), ready: first, ..Scaled::default() };
         Self {
@@ -65,7 +66,7 @@ impl Slots {
             rng: Rng::new(scaling.seed),
             turn: 0,
             wanted: initial,
-            account: Account { until, since: Tick::ZERO, replica_seconds: 0.0, up: None, turns: 0, told },
+            account: SlotAccount { until, since: Tick::ZERO, replica_seconds: 0.0, up: None, turns: 0, told },
         }
     }
 
@@ -76,20 +77,20 @@ impl Slots {
 
     /// Replicas that are ready.
     pub(in crate::sim::world) fn ready(&self) -> u32 {
-        self.slots.iter().filter(|slot| matches!(slot, Slot::Serving(_))).count() as u32
+        self.slots.iter().filter(|slot| matches!(slot, ReplicaSlot::Serving(_))).count() as u32
     }
 
     /// Whether anything can be there that computes.
     pub(in crate::sim::world) fn is_there(&self, replica: ReplicaIndex) -> bool {
-        matches!(self.slots[replica], Slot::Serving(_) | Slot::Leaving)
+        matches!(self.slots[replica], ReplicaSlot::Serving(_) | ReplicaSlot::Leaving)
     }
 
     /// What a router hears of its fleet.
-    pub(in crate::sim::world) fn members(&self) -> Vec<Member> {
-        let member = |slot: &Slot| match slot {
-            Slot::Off | Slot::Starting(_) => Member::Absent,
-            Slot::Serving(_) => Member::Serving,
-            Slot::Leaving => Member::Leaving,
+    pub(in crate::sim::world) fn members(&self) -> Vec<MemberState> {
+        let member = |slot: &ReplicaSlot| match slot {
+            ReplicaSlot::Off | ReplicaSlot::Starting(_) => MemberState::Absent,
+            ReplicaSlot::Serving(_) => MemberState::Serving,
+            ReplicaSlot::Leaving => MemberState::Leaving,
         };
         self.slots.iter().map(member).collect()
     }
@@ -97,26 +98,26 @@ impl Slots {
     /// There are to be so many. Of those that are too many the ones that start
     /// go first, the last ordered before the others, then those that are ready,
     /// the newest first.
-    pub(in crate::sim::world) fn order(&mut self, now: Tick, count: u32) -> Change {
-        let mut change = Change::default();
+    pub(in crate::sim::world) fn order(&mut self, now: Tick, count: u32) -> SlotChange {
+        let mut change = SlotChange::default();
         if count == self.wanted {
             return change;
         }
         self.pass(now);
         let before = self.wanted;
         while self.wanted < count
-            && let Some(place) = self.slots.iter().position(|slot| *slot == Slot::Off)
+            && let Some(place) = self.slots.iter().position(|slot| *slot == ReplicaSlot::Off)
         {
             self.turn += 1;
-            self.slots[place] = Slot::Starting(self.turn);
+            self.slots[place] = ReplicaSlot::Starting(self.turn);
             change.starts.push((place, self.turn, now + self.time_to_start()));
             self.wanted += 1;
         }
         while self.wanted > count
             && let Some(place) = self.dearest()
         {
-            let serves = matches!(self.slots[place], Slot::Serving(_));
-            self.slots[place] = if serves { Slot::Leaving } else { Slot::Off };
+            let serves = matches!(self.slots[place], ReplicaSlot::Serving(_));
+            self.slots[place] = if serves { ReplicaSlot::Leaving } else { ReplicaSlot::Off };
             change.leaves.extend(serves.then_some(place));
             self.wanted -= 1;
         }
@@ -130,9 +131,9 @@ impl Slots {
     /// Who goes next.
     fn dearest(&self) -> Option<ReplicaIndex> {
         let rank = |place: &usize| match self.slots[*place] {
-            Slot::Starting(turn) => Some((1, turn, *place)),
-            Slot::Serving(turn) => Some((0, turn, *place)),
-            Slot::Off | Slot::Leaving => None,
+            ReplicaSlot::Starting(turn) => Some((1, turn, *place)),
+            ReplicaSlot::Serving(turn) => Some((0, turn, *place)),
+            ReplicaSlot::Off | ReplicaSlot::Leaving => None,
         };
         (0..self.slots.len()).filter_map(|place| rank(&place)).max().map(|(_, _, place)| place)
     }
@@ -145,24 +146,24 @@ impl Slots {
     /// The start of that order is over. Says whether the replica is there now:
     /// the order may have been taken back.
     pub(in crate::sim::world) fn started(&mut self, now: Tick, replica: ReplicaIndex, order: u64) -> bool {
-        if self.slots[replica] != Slot::Starting(order) {
+        if self.slots[replica] != ReplicaSlot::Starting(order) {
             return false;
         }
         self.turn += 1;
-        self.slots[replica] = Slot::Serving(self.turn);
+        self.slots[replica] = ReplicaSlot::Serving(self.turn);
         self.note_ready(now);
         true
     }
 
     /// Whether the replica leaves.
     pub(in crate::sim::world) fn is_leaving(&self, replica: ReplicaIndex) -> bool {
-        self.slots[replica] == Slot::Leaving
+        self.slots[replica] == ReplicaSlot::Leaving
     }
 
     /// The last stream of one that leaves has ended.
     pub(in crate::sim::world) fn left(&mut self, now: Tick, replica: ReplicaIndex) {
         self.pass(now);
-        self.slots[replica] = Slot::Off;
+        self.slots[replica] = ReplicaSlot::Off;
     }
 
     /// What came of it all.
@@ -178,7 +179,7 @@ impl Slots {
 
     /// Counts what was there until now.
     fn pass(&mut self, now: Tick) {
-        let there = self.slots.iter().filter(|slot| **slot != Slot::Off).count();
+        let there = self.slots.iter().filter(|slot| **slot != ReplicaSlot::Off).count();
         let now = now.min(self.account.until);
         self.account.replica_seconds += there as f64 * now.since(self.account.since).as_secs_f64();
         self.account.since = self.account.since.max(now);
@@ -207,7 +208,7 @@ mod tests {
     use super::*;
     use crate::sim::world::autoscale::policy::ScalePolicy;
 
-    fn slots(initial: u32, spread: f64) -> Slots {
+    fn slots(initial: u32, spread: f64) -> ReplicaSlots {
         let scaling = Scaling {
             policy: ScalePolicy::Queue(10.0),
             start: Duration::from_secs(60),
@@ -220,7 +221,7 @@ mod tests {
             behavior: None,
             seed: 7,
         };
-        Slots::new(&scaling, 8, at(3_600))
+        ReplicaSlots::new(&scaling, 8, at(3_600))
     }
 
     fn at(seconds: u64) -> Tick {
@@ -234,11 +235,14 @@ mod tests {
         assert_eq!(change.starts, [(2, 1, at(60)), (3, 2, at(60))]);
         assert!(slots.started(at(60), 2, 1));
         assert_eq!((slots.ready(), slots.wanted()), (3, 4));
-        assert_eq!(slots.order(at(61), 3), Change::default(), "the start of place 3 is called off");
+        assert_eq!(slots.order(at(61), 3), SlotChange::default(), "the start of place 3 is called off");
         assert!(!slots.started(at(62), 3, 2));
         assert_eq!(slots.order(at(70), 1).leaves, [2, 1]);
         assert!(slots.is_leaving(2) && slots.is_there(2));
-        assert_eq!(slots.members()[..4], [Member::Serving, Member::Leaving, Member::Leaving, Member::Absent]);
+        assert_eq!(
+            slots.members()[..4],
+            [MemberState::Serving, MemberState::Leaving, MemberState::Leaving, MemberState::Absent]
+        );
         assert_eq!(slots.order(at(80), 2).starts[0].0, 3, "one that leaves is not called back");
     }
 

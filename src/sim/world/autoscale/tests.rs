@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use crate::core::ids::ClassId;
-use crate::core::policy::{Bounds, Class, Quota, Tenant};
-use crate::core::time::Tick;
+use crate::core::model::ids::ClassId;
+use crate::core::model::policy::{Class, QueueBounds, Quota, Tenant};
+use crate::core::model::time::Tick;
 use crate::sim::engine::EngineOptions;
-use crate::sim::profile::Profile;
+use crate::sim::engine::profile::StepProfile;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::autoscale::policy::ScalePolicy;
 use crate::sim::world::autoscale::{Scaled, Scaling};
 use crate::sim::world::baseline::at_once::AtOnce;
-use crate::sim::world::baseline::held::{Cap, Fifo, Held};
-use crate::sim::world::baseline::least_request::LeastRequest;
-use crate::sim::world::gateway::{Gateway, Rack, policy};
+use crate::sim::world::baseline::at_once::least_request::LeastRequest;
+use crate::sim::world::baseline::held::{Cap, Fifo, HeldRouter};
+use crate::sim::world::gateway::{Rack, SimGateway, policy};
 use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
-use crate::sim::world::run::{Outcome, Setup, run};
+use crate::sim::world::run::{RunOutcome, Setup, run};
 
 /// Twice the usual `max`.
 const PLACES: usize = 40;
@@ -41,7 +41,7 @@ fn scaling(policy: &str) -> Scaling {
 /// four at once: a request takes about 5 s, so that each replica serves 0.8 a
 /// second.
 fn setup(scaling: Scaling, seconds: impl Iterator<Item = u64>, each: u64) -> Setup {
-    let profile = Profile::named("a10-8b").unwrap();
+    let profile = StepProfile::named("a10-8b").unwrap();
     let options = EngineOptions { max_seqs: Some(4), ..EngineOptions::default() };
     let arrival = |second: u64, index: u64| Arrival {
         at: Tick::from_millis(second * 1_000 + index * 1_000 / each),
@@ -74,19 +74,19 @@ fn gateway(places: usize, initial: u32) -> Box<dyn Router> {
         default_class: ClassId::new(0),
         classes: [ClassId::new(0)].into(),
         models: None,
-        bounds: Bounds::default(),
+        bounds: QueueBounds::default(),
         quota: Quota::default(),
         placement: Default::default(),
     };
-    Box::new(Gateway::elastic(&policy(&[Rack::plain(places)], &[class], &[tenant]), initial as usize))
+    Box::new(SimGateway::elastic(&policy(&[Rack::plain(places)], &[class], &[tenant]), initial as usize))
 }
 
-fn penstock(setup: &Setup) -> (Outcome, Scaled) {
+fn penstock(setup: &Setup) -> (RunOutcome, Scaled) {
     let initial = setup.scaling.as_ref().unwrap().initial;
     ended(run(setup, &mut [gateway(setup.replicas.len(), initial)]))
 }
 
-fn ended(outcome: Outcome) -> (Outcome, Scaled) {
+fn ended(outcome: RunOutcome) -> (RunOutcome, Scaled) {
     let scaled = outcome.scaled.clone().unwrap();
     assert!(outcome.records.iter().all(|record| record.served()), "something was lost");
     assert_eq!(outcome.faults, 0);
@@ -137,7 +137,7 @@ fn other_designs_lose_nothing_either() {
     let cap = Cap { requests: 4, prefill: u64::MAX };
     let routers: [Box<dyn Router>; 2] = [
         Box::new(AtOnce::new(PLACES, LeastRequest::default())),
-        Box::new(Held::new(PLACES, cap, Fifo::default())),
+        Box::new(HeldRouter::new(PLACES, cap, Fifo::default())),
     ];
     for router in routers {
         let (outcome, scaled) = ended(run(&setup, &mut [router]));

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::held::Line;
+use crate::sim::world::baseline::held::WaitOrder;
 use crate::sim::world::router::JobIndex;
 
 /// Tokens that a tenant of weight 1 may use in a round.
@@ -45,7 +45,7 @@ impl Outputs {
 
 /// What one tenant has waiting, and its account.
 #[derive(Debug, Default)]
-struct Tenant {
+struct FairTenant {
     line: VecDeque<(JobIndex, Arrival)>,
     account: f64,
 }
@@ -58,7 +58,7 @@ fn weight(weights: &[f64], tenant: u32) -> f64 {
 #[derive(Debug)]
 pub struct DeficitRound {
     weights: Vec<f64>,
-    tenants: BTreeMap<u32, Tenant>,
+    tenants: BTreeMap<u32, FairTenant>,
     /// Tenants that wait, in the order of the round.
     round: VecDeque<u32>,
     outputs: Outputs,
@@ -72,7 +72,7 @@ impl DeficitRound {
     }
 }
 
-impl Line for DeficitRound {
+impl WaitOrder for DeficitRound {
     fn push(&mut self, job: JobIndex, arrival: Arrival) {
         let number = arrival.tenant;
         let tenant = self.tenants.entry(number).or_default();
@@ -116,7 +116,7 @@ impl Line for DeficitRound {
 #[derive(Debug)]
 pub struct VirtualCounters {
     weights: Vec<f64>,
-    tenants: BTreeMap<u32, Tenant>,
+    tenants: BTreeMap<u32, FairTenant>,
     outputs: Outputs,
 }
 
@@ -134,7 +134,7 @@ impl VirtualCounters {
     }
 }
 
-impl Line for VirtualCounters {
+impl WaitOrder for VirtualCounters {
     fn push(&mut self, job: JobIndex, arrival: Arrival) {
         let floor = self.least().map(|(_, account)| account);
         let tenant = self.tenants.entry(arrival.tenant).or_default();

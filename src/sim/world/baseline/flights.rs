@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::core::event::Report;
-use crate::core::time::Tick;
+use crate::core::model::event::ReplicaReport;
+use crate::core::model::time::Tick;
 use crate::sim::world::arrival::Arrival;
-use crate::sim::world::router::{Input, JobIndex, Member, ReplicaIndex};
+use crate::sim::world::router::{Input, JobIndex, MemberState, ReplicaIndex};
 
 /// Time without work for an engine that failed a request.
 pub const PAUSE: Duration = Duration::from_secs(5);
@@ -15,7 +15,7 @@ pub const TRIES: u32 = 4;
 
 /// A request in flight.
 #[derive(Debug, Clone)]
-pub struct Flight {
+pub struct InFlightRequest {
     /// What it asks for.
     pub arrival: Arrival,
     /// Where it is.
@@ -28,7 +28,7 @@ pub struct Flight {
 
 /// One engine as this router sees it.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Engine {
+pub struct KnownEngine {
     /// Requests in flight there, by this router.
     pub in_flight: u64,
     /// Prompt tokens of those that have no token yet.
@@ -38,7 +38,7 @@ pub struct Engine {
     /// Those that have one.
     pub decodes: u64,
     /// The last scrape.
-    pub report: Option<Report>,
+    pub report: Option<ReplicaReport>,
     /// Requests sent less those ended since the last scrape.
     pub since_report: i64,
     /// No work before then.
@@ -51,7 +51,7 @@ pub struct Engine {
 #[derive(Debug)]
 pub enum Failed {
     /// It may be tried once more.
-    Again(Flight),
+    Again(InFlightRequest),
     /// It had too many tries.
     TooOften,
     /// Its client has seen part of the answer.
@@ -60,18 +60,18 @@ pub enum Failed {
 
 /// The engines and the requests in flight of one router.
 #[derive(Debug)]
-pub struct Flights {
+pub struct InFlightRequests {
     /// By number.
-    pub engines: Vec<Engine>,
-    jobs: HashMap<JobIndex, Flight>,
+    pub engines: Vec<KnownEngine>,
+    jobs: HashMap<JobIndex, InFlightRequest>,
     open: Vec<ReplicaIndex>,
 }
 
-impl Flights {
+impl InFlightRequests {
     /// Nothing in flight.
     #[must_use]
     pub fn new(replicas: usize) -> Self {
-        Self { engines: vec![Engine::default(); replicas], jobs: HashMap::new(), open: Vec::new() }
+        Self { engines: vec![KnownEngine::default(); replicas], jobs: HashMap::new(), open: Vec::new() }
     }
 
     /// The engines that may get work now; all that are there when none may.
@@ -98,7 +98,7 @@ impl Flights {
         engine.in_flight += 1;
         engine.since_report += 1;
         engine.prefill += u64::from(arrival.prompt);
-        self.jobs.insert(job, Flight { arrival, replica, tries, begun: false });
+        self.jobs.insert(job, InFlightRequest { arrival, replica, tries, begun: false });
     }
 
     /// Takes note of what every router hears.
@@ -114,8 +114,8 @@ impl Flights {
             }
             Input::Members { members } => {
                 for (engine, member) in self.engines.iter_mut().zip(*members) {
-                    engine.away = *member != Member::Serving;
-                    if *member == Member::Absent {
+                    engine.away = *member != MemberState::Serving;
+                    if *member == MemberState::Absent {
                         engine.report = None;
                     }
                 }
@@ -136,7 +136,7 @@ impl Flights {
     }
 
     /// The request is not in flight any more.
-    pub fn ended(&mut self, job: JobIndex) -> Option<Flight> {
+    pub fn ended(&mut self, job: JobIndex) -> Option<InFlightRequest> {
         let flight = self.jobs.remove(&job)?;
         let engine = &mut self.engines[flight.replica];
         let prompt = u64::from(flight.arrival.prompt);

@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 use std::fmt::Debug;
 
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::baseline::at_once::least;
-use crate::sim::world::baseline::flights::{Failed, Flights};
-use crate::sim::world::router::{Command, Input, JobIndex, ReplicaIndex, Router};
+use crate::sim::world::baseline::flights::{Failed, InFlightRequests};
+use crate::sim::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
 
 /// The order of those who wait.
-pub trait Line: Send + Debug {
+pub trait WaitOrder: Send + Debug {
     /// One more waits.
     fn push(&mut self, job: JobIndex, arrival: Arrival);
     /// Who goes now.
@@ -23,7 +23,7 @@ pub trait Line: Send + Debug {
 #[derive(Debug, Default)]
 pub struct Fifo(VecDeque<(JobIndex, Arrival)>);
 
-impl Line for Fifo {
+impl WaitOrder for Fifo {
     fn push(&mut self, job: JobIndex, arrival: Arrival) {
         self.0.push_back((job, arrival));
     }
@@ -46,20 +46,20 @@ pub struct Cap {
 /// A router with a cap for each engine and one line for all of them; who
 /// leaves the line goes to the engine with the fewest requests in flight.
 #[derive(Debug)]
-pub struct Held<L> {
+pub struct HeldRouter<L> {
     line: L,
     /// Those that failed elsewhere go first.
     again: VecDeque<(JobIndex, Arrival, u32)>,
     cap: Cap,
-    flights: Flights,
+    flights: InFlightRequests,
     turn: usize,
 }
 
-impl<L: Line> Held<L> {
+impl<L: WaitOrder> HeldRouter<L> {
     /// Nobody waits.
     #[must_use]
     pub fn new(replicas: usize, cap: Cap, line: L) -> Self {
-        Self { line, again: VecDeque::new(), cap, flights: Flights::new(replicas), turn: 0 }
+        Self { line, again: VecDeque::new(), cap, flights: InFlightRequests::new(replicas), turn: 0 }
     }
 
     fn free(&mut self, now: Tick) -> Option<ReplicaIndex> {
@@ -77,24 +77,24 @@ impl<L: Line> Held<L> {
         Some(best)
     }
 
-    fn drain(&mut self, now: Tick, out: &mut Vec<Command>) {
+    fn drain(&mut self, now: Tick, out: &mut Vec<RouterCommand>) {
         while let Some(replica) = self.free(now) {
             let next = self.again.pop_front();
             let next = next.or_else(|| self.line.pop().map(|(job, arrival)| (job, arrival, 1)));
             let Some((job, arrival, tries)) = next else { return };
             self.flights.sent(job, arrival, replica, tries);
-            out.push(Command::Send { job, replica, priority: 0 });
+            out.push(RouterCommand::Send { job, replica, priority: 0 });
         }
     }
 }
 
-impl<L: Line> Router for Held<L> {
-    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<Command>) {
+impl<L: WaitOrder> Router for HeldRouter<L> {
+    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<RouterCommand>) {
         match input {
             Input::Arrived { job, arrival } => self.line.push(job, arrival.clone()),
             Input::Failed { job, .. } => match self.flights.failed(now, job) {
                 Failed::Again(flight) => self.again.push_back((job, flight.arrival, flight.tries + 1)),
-                Failed::TooOften => out.push(Command::Refuse { job, retry_after: None }),
+                Failed::TooOften => out.push(RouterCommand::Refuse { job, retry_after: None }),
                 Failed::Cut => {}
             },
             Input::Finished { job, .. } => {

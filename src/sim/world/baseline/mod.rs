@@ -10,14 +10,9 @@
 pub mod at_once;
 pub mod fair;
 pub mod flights;
-pub mod gauges;
 pub mod held;
-pub mod least_request;
-pub mod power_of_two;
 pub mod prefixes;
 pub mod prequal;
-pub mod random;
-pub mod round_robin;
 pub mod scorers;
 pub mod shedding;
 #[cfg(test)]

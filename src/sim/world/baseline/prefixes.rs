@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, HashMap};
 /// Hashes of prompt blocks that an engine got, the least recently used ones
 /// forgotten.
 #[derive(Debug)]
-pub struct Prefixes {
+pub struct SeenPrefixes {
     capacity: usize,
     stamps: HashMap<u64, u64>,
     order: BTreeMap<u64, u64>,
     next: u64,
 }
 
-impl Prefixes {
+impl SeenPrefixes {
     /// Room for so many hashes.
     #[must_use]
     pub fn new(capacity: usize) -> Self {

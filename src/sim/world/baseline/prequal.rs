@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use crate::core::time::Tick;
+use crate::core::model::time::Tick;
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::flights::{Failed, Flights};
-use crate::sim::world::baseline::random::drawn;
-use crate::sim::world::router::{Command, Input, JobIndex, Load, ReplicaIndex, Router};
+use crate::sim::world::baseline::at_once::random::drawn;
+use crate::sim::world::baseline::flights::{Failed, InFlightRequests};
+use crate::sim::world::router::{Input, JobIndex, PolledLoad, ReplicaIndex, Router, RouterCommand};
 
 /// Probes for each request.
 const PROBES: usize = 3;
@@ -24,10 +24,10 @@ const HOT_ASYNC: f64 = 0.84;
 const HOT_SYNC: f64 = 0.5;
 
 #[derive(Debug, Clone, Copy)]
-struct Probe {
+struct PrequalProbe {
     at: Tick,
     replica: ReplicaIndex,
-    load: Load,
+    load: PolledLoad,
 }
 
 /// A router that probes.
@@ -35,12 +35,12 @@ struct Probe {
 pub struct Prequal {
     /// Each request waits for probes of its own.
     sync: bool,
-    pool: Vec<Probe>,
+    pool: Vec<PrequalProbe>,
     /// The request whose probes are out, and how many are.
     asking: Option<(JobIndex, Arrival, u32, usize)>,
     /// Which of the oldest and the worst probe goes next.
     drop_worst: bool,
-    flights: Flights,
+    flights: InFlightRequests,
     rng: Rng,
 }
 
@@ -53,12 +53,19 @@ impl Prequal {
             pool: Vec::new(),
             asking: None,
             drop_worst: false,
-            flights: Flights::new(replicas),
+            flights: InFlightRequests::new(replicas),
             rng: Rng::new(seed),
         }
     }
 
-    fn arrived(&mut self, now: Tick, job: JobIndex, arrival: Arrival, tries: u32, out: &mut Vec<Command>) {
+    fn arrived(
+        &mut self,
+        now: Tick,
+        job: JobIndex,
+        arrival: Arrival,
+        tries: u32,
+        out: &mut Vec<RouterCommand>,
+    ) {
         self.flights.open(now);
         let probes = PROBES.min(self.flights.candidates().len());
         if self.sync {
@@ -70,11 +77,11 @@ impl Prequal {
         let mut unasked: Vec<ReplicaIndex> = self.flights.candidates().to_vec();
         for _ in 0..probes {
             let chosen = self.rng.below(unasked.len() as u64) as usize;
-            out.push(Command::Poll { replica: unasked.swap_remove(chosen) });
+            out.push(RouterCommand::Poll { replica: unasked.swap_remove(chosen) });
         }
     }
 
-    fn send(&mut self, now: Tick, job: JobIndex, arrival: Arrival, tries: u32, out: &mut Vec<Command>) {
+    fn send(&mut self, now: Tick, job: JobIndex, arrival: Arrival, tries: u32, out: &mut Vec<RouterCommand>) {
         self.pool.retain(|probe| now.since(probe.at) <= OLDEST);
         let replica = match self.best() {
             // Each answer is used once.
@@ -89,7 +96,7 @@ impl Prequal {
             self.forget_one();
         }
         self.flights.sent(job, arrival, replica, tries);
-        out.push(Command::Send { job, replica, priority: 0 });
+        out.push(RouterCommand::Send { job, replica, priority: 0 });
     }
 
     /// The number in flight above which an engine is hot.
@@ -102,7 +109,7 @@ impl Prequal {
     }
 
     /// Cold before hot, then the latency of the cold and the load of the hot.
-    fn rank(&self, probe: &Probe, threshold: u64) -> (bool, u128, u64) {
+    fn rank(&self, probe: &PrequalProbe, threshold: u64) -> (bool, u128, u64) {
         let hot = probe.load.in_flight > threshold;
         let latency = if hot { 0 } else { probe.load.latency.as_nanos() };
         (hot, latency, probe.load.in_flight)
@@ -130,9 +137,15 @@ impl Prequal {
         }
     }
 
-    fn polled(&mut self, now: Tick, replica: ReplicaIndex, load: Option<Load>, out: &mut Vec<Command>) {
+    fn polled(
+        &mut self,
+        now: Tick,
+        replica: ReplicaIndex,
+        load: Option<PolledLoad>,
+        out: &mut Vec<RouterCommand>,
+    ) {
         if let Some(load) = load {
-            self.pool.push(Probe { at: now, replica, load });
+            self.pool.push(PrequalProbe { at: now, replica, load });
         }
         while self.pool.len() > POOL
             && let Some(oldest) = (0..self.pool.len()).min_by_key(|place| self.pool[*place].at)
@@ -149,13 +162,13 @@ impl Prequal {
 }
 
 impl Router for Prequal {
-    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<Command>) {
+    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<RouterCommand>) {
         match input {
             Input::Arrived { job, arrival } => self.arrived(now, job, arrival.clone(), 1, out),
             Input::Polled { replica, load } => self.polled(now, replica, load, out),
             Input::Failed { job, .. } => match self.flights.failed(now, job) {
                 Failed::Again(flight) => self.arrived(now, job, flight.arrival, flight.tries + 1, out),
-                Failed::TooOften => out.push(Command::Refuse { job, retry_after: None }),
+                Failed::TooOften => out.push(RouterCommand::Refuse { job, retry_after: None }),
                 Failed::Cut => {}
             },
             other => self.flights.told(&other),

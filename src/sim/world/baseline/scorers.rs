@@ -3,9 +3,9 @@
 
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
-use crate::sim::world::baseline::at_once::Pick;
-use crate::sim::world::baseline::flights::Flights;
-use crate::sim::world::baseline::prefixes::Prefixes;
+use crate::sim::world::baseline::at_once::EnginePick;
+use crate::sim::world::baseline::flights::InFlightRequests;
+use crate::sim::world::baseline::prefixes::SeenPrefixes;
 use crate::sim::world::router::ReplicaIndex;
 
 const QUEUE: f64 = 2.0;
@@ -20,7 +20,7 @@ pub struct Scorers {
     /// The queue score is about its own requests in flight, not about the
     /// scraped number that wait.
     own: bool,
-    caches: Vec<Prefixes>,
+    caches: Vec<SeenPrefixes>,
     rng: Rng,
 }
 
@@ -28,19 +28,19 @@ impl Scorers {
     /// With or without its own count of requests in flight.
     #[must_use]
     pub fn new(replicas: usize, own: bool, seed: u64) -> Self {
-        let cache = || Prefixes::new(REMEMBERED / PREFIX_BLOCK as usize);
+        let cache = || SeenPrefixes::new(REMEMBERED / PREFIX_BLOCK as usize);
         Self { own, caches: (0..replicas).map(|_| cache()).collect(), rng: Rng::new(seed) }
     }
 
-    fn queue(&self, replica: ReplicaIndex, flights: &Flights) -> u64 {
+    fn queue(&self, replica: ReplicaIndex, flights: &InFlightRequests) -> u64 {
         let engine = &flights.engines[replica];
         let waiting = engine.report.and_then(|report| report.waiting);
         if self.own { engine.in_flight } else { waiting.unwrap_or(0) }
     }
 }
 
-impl Pick for Scorers {
-    fn pick(&mut self, arrival: &Arrival, flights: &Flights) -> ReplicaIndex {
+impl EnginePick for Scorers {
+    fn pick(&mut self, arrival: &Arrival, flights: &InFlightRequests) -> ReplicaIndex {
         let open = flights.candidates();
         let queues = || open.iter().map(|replica| self.queue(*replica, flights));
         let (shortest, longest) = (queues().min().unwrap_or(0), queues().max().unwrap_or(0));

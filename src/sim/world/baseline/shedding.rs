@@ -5,23 +5,23 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::core::time::Tick;
-use crate::sim::profile::{Profile, StepLoad};
+use crate::core::model::time::Tick;
+use crate::sim::engine::profile::{StepLoad, StepProfile};
 use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::flights::{Engine, Flights};
-use crate::sim::world::router::{Command, Input, JobIndex, Router};
+use crate::sim::world::baseline::flights::{InFlightRequests, KnownEngine};
+use crate::sim::world::router::{Input, JobIndex, Router, RouterCommand};
 
 /// A design and its refusals.
 #[derive(Debug)]
 pub struct Shedding {
     inner: Box<dyn Router>,
-    profiles: Vec<Profile>,
+    profiles: Vec<StepProfile>,
     /// By class.
     deadlines: Vec<Duration>,
-    flights: Flights,
+    flights: InFlightRequests,
     /// Those that the design keeps back, with what they ask for.
     waiting: HashMap<JobIndex, Arrival>,
-    spare: Vec<Command>,
+    spare: Vec<RouterCommand>,
 }
 
 impl Shedding {
@@ -29,19 +29,19 @@ impl Shedding {
     /// `deadlines` those of the classes by number, from arrival to first
     /// token. A class without one is never refused.
     #[must_use]
-    pub fn new(inner: Box<dyn Router>, profiles: Vec<Profile>, deadlines: Vec<Duration>) -> Self {
-        let flights = Flights::new(profiles.len());
+    pub fn new(inner: Box<dyn Router>, profiles: Vec<StepProfile>, deadlines: Vec<Duration>) -> Self {
+        let flights = InFlightRequests::new(profiles.len());
         Self { inner, profiles, deadlines, flights, waiting: HashMap::new(), spare: Vec::new() }
     }
 
     /// Passes on what the design wants, refusals in place of late sends.
-    fn pass(&mut self, now: Tick, mut wanted: Vec<Command>, out: &mut Vec<Command>) {
+    fn pass(&mut self, now: Tick, mut wanted: Vec<RouterCommand>, out: &mut Vec<RouterCommand>) {
         let mut next = 0;
         while next < wanted.len() {
             let command = wanted[next];
             next += 1;
-            let Command::Send { job, replica, .. } = command else {
-                if let Command::Refuse { job, .. } = command {
+            let RouterCommand::Send { job, replica, .. } = command else {
+                if let RouterCommand::Refuse { job, .. } = command {
                     self.waiting.remove(&job);
                 }
                 out.push(command);
@@ -55,7 +55,7 @@ impl Shedding {
             if deadline
                 .is_some_and(|deadline| expected > arrival.patience.unwrap_or(*deadline).min(*deadline))
             {
-                out.push(Command::Refuse { job, retry_after: None });
+                out.push(RouterCommand::Refuse { job, retry_after: None });
                 // To the design it is over; it may have another one to send.
                 self.inner.handle(now, Input::Finished { job, replica, cached: 0 }, &mut wanted);
                 continue;
@@ -78,7 +78,7 @@ impl Shedding {
 }
 
 impl Router for Shedding {
-    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<Command>) {
+    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<RouterCommand>) {
         match input {
             Input::Arrived { job, arrival } => {
                 self.waiting.insert(job, arrival.clone());
@@ -104,7 +104,7 @@ impl Router for Shedding {
 /// left of the step under way, then steps full of the prompts before it and
 /// its own.
 #[must_use]
-pub fn first_token(profile: &Profile, engine: &Engine, prompt: u32) -> Duration {
+pub fn first_token(profile: &StepProfile, engine: &KnownEngine, prompt: u32) -> Duration {
     let decodes = engine.decodes;
     let room = u64::from(profile.max_tokens).saturating_sub(decodes).max(1);
     let mut left = engine.prefill + u64::from(prompt);

@@ -3,23 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::event::Report;
-use crate::core::time::Tick;
-use crate::sim::profile::Profile;
+use crate::core::model::event::ReplicaReport;
+use crate::core::model::time::Tick;
+use crate::sim::engine::profile::StepProfile;
 use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::at_once::{AtOnce, Pick};
+use crate::sim::world::baseline::at_once::least_request::LeastRequest;
+use crate::sim::world::baseline::at_once::power_of_two::PowerOfTwo;
+use crate::sim::world::baseline::at_once::random::Random;
+use crate::sim::world::baseline::at_once::round_robin::RoundRobin;
+use crate::sim::world::baseline::at_once::shortest_scraped::ShortestScraped;
+use crate::sim::world::baseline::at_once::{AtOnce, EnginePick};
 use crate::sim::world::baseline::fair::{DeficitRound, VirtualCounters};
-use crate::sim::world::baseline::flights::Engine;
-use crate::sim::world::baseline::gauges::ShortestScraped;
-use crate::sim::world::baseline::held::{Cap, Fifo, Held, Line};
-use crate::sim::world::baseline::least_request::LeastRequest;
-use crate::sim::world::baseline::power_of_two::PowerOfTwo;
+use crate::sim::world::baseline::flights::KnownEngine;
+use crate::sim::world::baseline::held::{Cap, Fifo, HeldRouter, WaitOrder};
 use crate::sim::world::baseline::prequal::Prequal;
-use crate::sim::world::baseline::random::Random;
-use crate::sim::world::baseline::round_robin::RoundRobin;
 use crate::sim::world::baseline::scorers::Scorers;
 use crate::sim::world::baseline::shedding::{Shedding, first_token};
-use crate::sim::world::router::{Command, Input, JobIndex, Load, Router};
+use crate::sim::world::router::{Input, JobIndex, PolledLoad, Router, RouterCommand};
 
 /// Tells a router things and keeps what it answers.
 struct Desk {
@@ -33,17 +33,17 @@ impl Desk {
         Self { router: Box::new(router), now: Tick::ZERO, next: 0 }
     }
 
-    fn at_once(count: usize, pick: impl Pick + 'static) -> Self {
+    fn at_once(count: usize, pick: impl EnginePick + 'static) -> Self {
         Self::new(AtOnce::new(count, pick))
     }
 
-    fn tell(&mut self, input: Input<'_>) -> Vec<Command> {
+    fn tell(&mut self, input: Input<'_>) -> Vec<RouterCommand> {
         let mut out = Vec::new();
         self.router.handle(self.now, input, &mut out);
         out
     }
 
-    fn arrive(&mut self, arrival: &Arrival) -> Vec<Command> {
+    fn arrive(&mut self, arrival: &Arrival) -> Vec<RouterCommand> {
         self.next += 1;
         let arrival = Arrival { at: self.now, ..arrival.clone() };
         self.tell(Input::Arrived { job: self.next - 1, arrival: &arrival })
@@ -56,11 +56,11 @@ impl Desk {
     }
 
     fn report(&mut self, replica: usize, running: u64, kv: f64) {
-        let report = Report {
+        let report = ReplicaReport {
             running: Some(running),
             waiting: Some(running / 2),
             kv_usage: Some(kv),
-            ..Report::default()
+            ..ReplicaReport::default()
         };
         assert_eq!(self.tell(Input::Reported { replica, report }), []);
     }
@@ -70,9 +70,9 @@ impl Desk {
     }
 }
 
-fn sent(commands: &[Command]) -> Vec<(JobIndex, usize)> {
-    let send = |command: &Command| match command {
-        Command::Send { job, replica, .. } => Some((*job, *replica)),
+fn sent(commands: &[RouterCommand]) -> Vec<(JobIndex, usize)> {
+    let send = |command: &RouterCommand| match command {
+        RouterCommand::Send { job, replica, .. } => Some((*job, *replica)),
         _ => None,
     };
     commands.iter().filter_map(send).collect()
@@ -148,7 +148,7 @@ fn probes_find_the_idle_engine() {
     let mut desk = Desk::new(Prequal::new(3, true, 5));
     let polls = desk.arrive(&Arrival::default());
     assert_eq!(polls.len(), 3, "all of them: {polls:?}");
-    let answer = |in_flight, millis| Some(Load { in_flight, latency: Duration::from_millis(millis) });
+    let answer = |in_flight, millis| Some(PolledLoad { in_flight, latency: Duration::from_millis(millis) });
     assert_eq!(desk.tell(Input::Polled { replica: 0, load: answer(9, 500) }), []);
     assert_eq!(desk.tell(Input::Polled { replica: 1, load: None }), []);
     let out = desk.tell(Input::Polled { replica: 2, load: answer(1, 40) });
@@ -172,7 +172,11 @@ fn a_failed_request_is_tried_elsewhere_and_its_engine_rests() {
     assert_eq!(desk.replica(), 0);
     assert_eq!(sent(&fail(&mut desk, 0, 1)).len(), 1);
     assert_eq!(sent(&fail(&mut desk, 0, 2)).len(), 1);
-    assert_eq!(fail(&mut desk, 0, 0), [Command::Refuse { job: 0, retry_after: None }], "four are enough");
+    assert_eq!(
+        fail(&mut desk, 0, 0),
+        [RouterCommand::Refuse { job: 0, retry_after: None }],
+        "four are enough"
+    );
     desk.tell(Input::FirstToken { job: 2, replica: 1 });
     assert_eq!(fail(&mut desk, 2, 1), [], "its client has seen part of it");
 }
@@ -180,7 +184,7 @@ fn a_failed_request_is_tried_elsewhere_and_its_engine_rests() {
 #[test]
 fn caps_hold_and_what_is_freed_is_used() {
     let cap = Cap { requests: 2, prefill: 100 };
-    let mut desk = Desk::new(Held::new(2, cap, Fifo::default()));
+    let mut desk = Desk::new(HeldRouter::new(2, cap, Fifo::default()));
     let long = Arrival { prompt: 100, ..Arrival::default() };
     assert_eq!(sent(&desk.arrive(&long)), [(0, 0)]);
     assert_eq!(sent(&desk.arrive(&long)), [(1, 1)]);
@@ -198,8 +202,8 @@ fn caps_hold_and_what_is_freed_is_used() {
 }
 
 /// Who of a flood of 100 and of 20 of each polite tenant is among the first 60.
-fn first_sixty(line: impl Line + 'static) -> [usize; 3] {
-    let mut desk = Desk::new(Held::new(1, Cap { requests: 1, prefill: u64::MAX }, line));
+fn first_sixty(line: impl WaitOrder + 'static) -> [usize; 3] {
+    let mut desk = Desk::new(HeldRouter::new(1, Cap { requests: 1, prefill: u64::MAX }, line));
     let of = |tenant| Arrival { tenant, prompt: 200, output: 150, ..Arrival::default() };
     let mut owners = Vec::new();
     for (tenant, count) in [(0, 100), (1, 20), (2, 20)] {
@@ -231,7 +235,7 @@ fn a_flood_gets_its_share_and_no_more() {
 
 #[test]
 fn late_requests_are_refused_and_forgotten() {
-    let profile = Profile::named("h100-8b").unwrap();
+    let profile = StepProfile::named("h100-8b").unwrap();
     let inner = Box::new(AtOnce::new(1, LeastRequest::default()));
     let mut desk = Desk::new(Shedding::new(inner, vec![profile], vec![Duration::from_millis(150)]));
     let prompt = Arrival { prompt: 2_000, ..Arrival::default() };
@@ -239,8 +243,8 @@ fn late_requests_are_refused_and_forgotten() {
     let refused = loop {
         let out = desk.arrive(&prompt);
         match out[..] {
-            [Command::Send { .. }] => taken += 1,
-            [Command::Refuse { job, .. }] => break job,
+            [RouterCommand::Send { .. }] => taken += 1,
+            [RouterCommand::Refuse { job, .. }] => break job,
             _ => panic!("{out:?}"),
         }
     };
@@ -253,15 +257,16 @@ fn late_requests_are_refused_and_forgotten() {
 
 #[test]
 fn the_prediction_grows_with_what_is_there() {
-    let profile = Profile::named("h100-8b").unwrap();
-    let idle = Engine::default();
+    let profile = StepProfile::named("h100-8b").unwrap();
+    let idle = KnownEngine::default();
     let alone = first_token(&profile, &idle, 1024).as_secs_f64() * 1e3;
     assert!((alone - 26.0).abs() < 1.0, "{alone} ms on an idle engine");
-    let behind = Engine { prefill: 10_000, in_flight: 3, ..idle };
-    let decoding = Engine { decodes: 100, in_flight: 100, context: 100_000, ..idle };
+    let behind = KnownEngine { prefill: 10_000, in_flight: 3, ..idle };
+    let decoding = KnownEngine { decodes: 100, in_flight: 100, context: 100_000, ..idle };
     assert!(first_token(&profile, &behind, 1024).as_secs_f64() * 1e3 > 8.0 * alone);
     assert!(first_token(&profile, &decoding, 1024) > first_token(&profile, &idle, 1024));
     assert!(
-        first_token(&profile, &Engine { prefill: u64::MAX / 4, ..idle }, 1) < Duration::from_secs(1_000_001)
+        first_token(&profile, &KnownEngine { prefill: u64::MAX / 4, ..idle }, 1)
+            < Duration::from_secs(1_000_001)
     );
 }

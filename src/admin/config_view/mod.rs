@@ -1,0 +1,349 @@
+//! The configuration in force as JSON, without its secrets: keys appear by
+//! their public id, engine keys and URL credentials not at all.
+
+mod names;
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use crate::admin::report::BoundsRow;
+use crate::config::settings::identity::{Auth, Grant, ListenerTls, Listeners, OperatorRole};
+use crate::config::settings::usage::UsageDatabase;
+use crate::config::settings::{
+    EdgeSettings, EngineKind, LogFormat, PoolSettings, PoolSite, SessionField, SessionKey, Settings, Startup,
+};
+use crate::core::model::ids::{PoolId, TenantId};
+use crate::core::model::policy::{Class, Policy, Tenant};
+use crate::core::placement::rules::{Capacity, LatePolicy, PlacementRules, PoolTraits, Price};
+use crate::core::replica::health::sleep::SleepPolicy;
+use crate::telemetry::wall::unix_seconds;
+
+pub(super) use self::names::amount;
+
+/// `GET /admin/v1/config`. Times are in seconds.
+pub(super) fn effective(settings: &Settings) -> Value {
+    let Settings { digest, startup, listeners, scale, edge, policy } = settings;
+    json!({
+        "digest": digest,
+        "generation": policy.generation,
+        "startup": startup_view(startup),
+        "listeners": listeners_view(listeners),
+        "scale": {
+            "listen": scale.listen.map(|address| address.to_string()),
+            "client_certs": scale.names,
+            "stale_after": secs(scale.stale_after),
+            "max_streams": scale.max_streams,
+            "state_file": scale.state_file,
+        },
+        "auth": auth(&edge.auth, policy),
+        "classes": by_name(policy.classes.iter().map(|(_, name, class)| (name, class_view(class, policy)))),
+        "tenants": by_name(policy.tenants.iter().map(|(id, name, row)| (name, tenant_view(id, row, edge, policy)))),
+        "key_limits": names::key_limits(policy),
+        "models": names::models(edge, policy),
+        "splits": names::splits(edge, policy),
+        "pools": by_name(policy.pools.iter().map(|(id, name, _)| (name, pool_view(id, edge, policy)))),
+        "queue": BoundsRow::new(policy.bounds),
+        "retry": {
+            "max_attempts": policy.retry.max_attempts,
+            "budget": f64::from(policy.retry.budget_permille) / 1000.0,
+            "budget_floor": policy.retry.budget_floor,
+        },
+        "health": {
+            "probe_min": secs(policy.health.probe_min),
+            "probe_max": secs(policy.health.probe_max),
+            "slow_start": secs(policy.health.slow_start),
+            "busy_backoff": secs(policy.health.busy_backoff),
+            "max_ejected": f64::from(policy.health.max_ejected_permille) / 1000.0,
+            "drain": secs(policy.health.drain),
+        },
+        "sessions": edge.session.as_ref().map(|key| session_view(key, policy)),
+        "requests": {
+            "max_body_bytes": edge.requests.max_body_bytes,
+            "max_total_body_bytes": edge.requests.max_total_body_bytes,
+            "tenant_body_share": f64::from(edge.requests.tenant_body_permille) / 1000.0,
+            "min_body_rate": edge.requests.min_body_rate,
+            "max_answer_bytes": edge.requests.max_answer_bytes,
+            "max_total_answer_bytes": edge.requests.max_total_answer_bytes,
+            "stream_buffer_bytes": edge.requests.stream_buffer_bytes,
+            "class_header": edge.requests.class_header,
+        },
+        "upstream": {
+            "connect_timeout": secs(edge.upstream.connect_timeout),
+            "first_token_timeout": secs(edge.upstream.first_token_timeout),
+            "answer_timeout": secs(edge.upstream.answer_timeout),
+            "stream_idle_timeout": secs(edge.upstream.stream_idle_timeout),
+            "keep_alive": secs(edge.upstream.keep_alive),
+        },
+    })
+}
+
+fn session_view(key: &SessionKey, policy: &Policy) -> Value {
+    let fields = key.body.iter().map(|field| match field {
+        SessionField::PromptCacheKey => "prompt_cache_key",
+        SessionField::User => "user",
+    });
+    let rule = policy.sessions;
+    json!({
+        "header": key.header,
+        "body": fields.collect::<Vec<_>>(),
+        "max_delay": rule.map(|rule| secs(rule.max_delay)),
+        "max_sessions": rule.map(|rule| rule.bound),
+    })
+}
+
+fn startup_view(startup: &Startup) -> Value {
+    let Startup { listen, admin, door, drain_grace, audit, usage, telemetry } = startup;
+    json!({
+        "listen": listen.to_string(),
+        "admin": admin.to_string(),
+        "drain_grace": secs(*drain_grace),
+        "door": {
+            "max_connections": door.max_connections,
+            "head_timeout": secs(door.head_timeout),
+            "body_timeout": secs(door.body_timeout),
+            "send_timeout": secs(door.send_timeout),
+            "min_send_rate": door.min_send_rate,
+            "idle_timeout": secs(door.idle_timeout),
+            "max_head_bytes": door.max_head_bytes,
+            "handshake_timeout": secs(door.handshake_timeout),
+            "max_handshakes": door.max_handshakes,
+        },
+        "audit": audit.as_ref().map(|audit| audit.path.display().to_string()),
+        "usage": usage.as_ref().map(|usage| json!({
+            "folder": usage.folder.display().to_string(),
+            "database": usage.database.as_ref().map_or("none", UsageDatabase::name),
+            "segment_bytes": usage.segment_bytes,
+            "segment_age": secs(usage.segment_age),
+            "keep_bytes": usage.keep_bytes,
+            "queue": usage.queue,
+        })),
+        "telemetry": {
+            "log_format": match telemetry.log_format {
+                LogFormat::Json => "json",
+                LogFormat::Text => "text",
+            },
+            "log_level": telemetry.log_level,
+            "otlp_endpoint": telemetry.otlp_endpoint.as_deref().map(without_credentials),
+            "trace_sample": telemetry.trace_sample,
+        },
+    })
+}
+
+fn auth(auth: &Auth, policy: &Policy) -> Value {
+    match auth {
+        Auth::Off(tenant) => json!({ "mode": "off", "tenant": policy.tenants.name(*tenant) }),
+        Auth::Known(known) => {
+            let keys = known.keys.iter().map(|(id, key)| {
+                let mut row = grant(&key.grant, policy);
+                row["expires"] = json!(key.expires.map(unix_seconds));
+                (&**id, row)
+            });
+            let certs = known.certs.iter().map(|(name, held)| (&**name, grant(held, policy)));
+            let issuers: Vec<&str> = known.issuers.iter().map(|issuer| &*issuer.source.issuer).collect();
+            json!({
+                "mode": "keys",
+                "keys": by_name(keys),
+                "client_certs": by_name(certs),
+                "issuers": issuers,
+                "failures": { "burst": known.failures.burst, "per_minute": known.failures.per_minute },
+            })
+        }
+    }
+}
+
+fn grant(grant: &Grant, policy: &Policy) -> Value {
+    let classes =
+        grant.classes.as_ref().map(|ids| ids.iter().map(|id| policy.classes.name(*id)).collect::<Vec<_>>());
+    let models =
+        grant.models.as_ref().map(|ids| ids.iter().map(|id| policy.models.name(*id)).collect::<Vec<_>>());
+    json!({
+        "tenant": policy.tenants.name(grant.tenant),
+        "class": grant.class.map(|class| policy.classes.name(class)),
+        "classes": classes,
+        "models": models,
+    })
+}
+
+fn listeners_view(listeners: &Listeners) -> Value {
+    let tls = |tls: &Option<ListenerTls>| {
+        tls.as_ref().map(|tls| json!({ "certificate_ends": unix_seconds(tls.ends) }))
+    };
+    let operators = &listeners.operators;
+    let role = |role: OperatorRole| match role {
+        OperatorRole::Read => "read",
+        OperatorRole::Operate => "operate",
+    };
+    let tokens = operators.tokens.iter().map(|(id, token)| {
+        (&**id, json!({ "role": role(token.role), "expires": token.expires.map(unix_seconds) }))
+    });
+    let certs = operators.certs.iter().map(|(name, held)| (&**name, json!({ "role": role(*held) })));
+    json!({
+        "client_tls": tls(&listeners.clients),
+        "admin_tls": tls(&listeners.admin),
+        "scale_tls": tls(&listeners.scale),
+        "admin_tokens": by_name(tokens),
+        "admin_client_certs": by_name(certs),
+        "admin_loopback": operators.loopback,
+        "admin_open_metrics": operators.open_metrics,
+    })
+}
+
+fn class_view(class: &Class, policy: &Policy) -> Value {
+    json!({
+        "rank": class.rank,
+        "min_share": class.min_share,
+        "max_wait": secs(class.max_wait),
+        "cold_start_tolerance": class.cold_start_tolerance.map(secs),
+        "ttft_objective": secs(class.ttft_objective),
+        "itl_objective": secs(class.itl_objective),
+        "placement": rules_view(&class.placement, policy),
+    })
+}
+
+fn tenant_view(id: TenantId, row: &Tenant, edge: &EdgeSettings, policy: &Policy) -> Value {
+    let models = row.models.as_ref();
+    let mut view = names::tenant(id, row, edge, policy);
+    view["weight"] = json!(row.weight);
+    view["default_class"] = json!(policy.classes.name(row.default_class));
+    view["classes"] = row.classes.iter().map(|id| policy.classes.name(*id)).collect();
+    view["models"] =
+        json!(models.map(|ids| ids.iter().map(|id| policy.models.name(*id)).collect::<Vec<_>>()));
+    view["bounds"] = json!(BoundsRow::new(row.bounds));
+    view
+}
+
+fn pool_view(id: PoolId, edge: &EdgeSettings, policy: &Policy) -> Value {
+    let replicas = policy.replicas.iter().filter(|(_, _, row)| row.pool == id);
+    let replicas: Vec<Value> = replicas
+        .map(|(replica, name, row)| {
+            let urls = edge.replicas.get(replica);
+            let metrics = urls.and_then(|row| row.metrics_url.as_ref());
+            json!({
+                "name": without_credentials(name),
+                "url": urls.map(|row| without_credentials(&row.url.to_string())),
+                "metrics_url": metrics.map(|url| without_credentials(&url.to_string())),
+                "max_seqs": row.max_seqs,
+                "kv_tokens": row.kv_tokens,
+                "zone": urls.and_then(|row| row.zone.as_deref()),
+                "draining": policy.draining.contains(&replica),
+                "spot_notice": policy.spot_notices.contains(&replica),
+            })
+        })
+        .collect();
+    let pool_edge = edge.pools.get(id);
+    json!({
+        "engine": pool_edge.map(|pool| engine_name(pool.engine)),
+        "models": pool_edge.map(|pool| engine_models(pool, policy)),
+        "adapters": pool_edge.map(|pool| adapters(pool, policy)),
+        "adapter_slots": policy.pools.get(id).and_then(|pool| pool.adapter_slots),
+        "adapter_load": policy.pools.get(id).and_then(|pool| pool.adapter_load).map(secs),
+        "api_key": pool_edge.and_then(|pool| pool.api_key.as_ref()).map(|_| "set"),
+        "scrape_interval": pool_edge.map(|pool| secs(pool.scrape_interval)),
+        "engine_buffer": policy.pools.get(id).map(|pool| pool.engine_buffer),
+        "cold_start": policy.pools.get(id).and_then(|pool| pool.cold_start).map(secs),
+        "scales_to_zero": policy.pools.get(id).is_some_and(|pool| pool.scales_to_zero),
+        "sleep": policy.pools.get(id).and_then(|pool| pool.sleep).map(sleep_view),
+        "supply": policy.pools.get(id).map(|pool| supply_view(&pool.supply)),
+        "site": pool_edge.map(|pool| site_view(&pool.site)),
+        "discover": pool_edge.and_then(|pool| pool.discover.as_ref()).map(|found| found.source.name()),
+        "replicas": replicas,
+    })
+}
+
+fn sleep_view(sleep: SleepPolicy) -> Value {
+    json!({
+        "after_idle": secs(sleep.after_idle),
+        "keep_awake": sleep.keep_awake,
+        "wake_timeout": secs(sleep.wake_timeout),
+    })
+}
+
+fn supply_view(supply: &PoolTraits) -> Value {
+    json!({
+        "isolation": supply.isolation.name(),
+        "capacity": supply.capacity.name(),
+        "price": supply.price.map(Price::units),
+        "max_model_len": supply.window,
+    })
+}
+
+fn site_view(site: &PoolSite) -> Value {
+    json!({
+        "accelerator": site.accelerator,
+        "mig_profile": site.mig_profile,
+        "region": site.region,
+        "zone": site.zone,
+        "labels": site.labels,
+    })
+}
+
+fn rules_view(rules: &PlacementRules, policy: &Policy) -> Value {
+    let names = |pools: &mut dyn Iterator<Item = &PoolId>| -> Vec<&str> {
+        pools.map(|pool| policy.pools.name(*pool)).collect()
+    };
+    json!({
+        "isolation": rules.isolation.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()),
+        "capacity": rules.capacity.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()),
+        "pools": rules.pools.as_ref().map(|pools| names(&mut pools.iter())),
+        "max_price": rules.max_price.map(Price::units),
+        "spill": rules.spill.as_ref().map(|pools| names(&mut pools.iter())),
+        "prefer": rules.prefer.map(Capacity::name),
+        "otherwise": rules.otherwise.map(LatePolicy::name),
+    })
+}
+
+/// The engine's own name of each model.
+fn engine_models(pool: &PoolSettings, policy: &Policy) -> Value {
+    by_name(pool.model_names.iter().map(|(id, name)| (policy.models.name(*id), json!(name))))
+}
+
+fn adapters<'a>(pool: &PoolSettings, policy: &'a Policy) -> Vec<&'a str> {
+    pool.adapters.iter().map(|id| policy.models.name(*id)).collect()
+}
+
+const fn engine_name(engine: EngineKind) -> &'static str {
+    match engine {
+        EngineKind::Vllm => "vllm",
+        EngineKind::Tgi => "tgi",
+        EngineKind::Sglang => "sglang",
+        EngineKind::Trtllm => "trtllm",
+        EngineKind::Triton => "triton",
+        EngineKind::Llamacpp => "llamacpp",
+        EngineKind::Openai => "openai",
+    }
+}
+
+fn by_name<'a>(rows: impl Iterator<Item = (&'a str, Value)>) -> Value {
+    Value::Object(rows.map(|(name, row)| (name.to_owned(), row)).collect::<Map<_, _>>())
+}
+
+fn secs(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+/// A URL (perhaps behind a pool's name) without `user:password@`.
+fn without_credentials(url: &str) -> String {
+    let Some((before, rest)) = url.split_once("://") else { return url.to_owned() };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    format!("{before}://{host}{path}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_leave_urls_and_nothing_else_does() {
+        for (url, shown) in [
+            ("http://u:p@10.0.0.1:80/a@b?c", "http://10.0.0.1:80/a@b?c"),
+            ("pool/https://u:p@q@host/", "pool/https://host/"),
+            ("http://host:4317", "http://host:4317"),
+            ("no url", "no url"),
+        ] {
+            assert_eq!(without_credentials(url), shown);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Tells the scheduler when days and months begin, in UTC. The wall clock may
+//! jump, so it is looked at every minute.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, ToSpan as _, Zoned};
+
+use crate::core::limits::rule::LimitPeriod;
+use crate::core::model::event::Event;
+use crate::dispatcher::Dispatcher;
+use crate::telemetry::wall;
+
+/// The longest time between two looks at the clock.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// The day under way, by its first moment and that of the next, and the month.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::app) struct Today {
+    date: Date,
+    /// Seconds since 1970.
+    now: i64,
+}
+
+impl Today {
+    fn at(now: SystemTime) -> Self {
+        let now = Timestamp::try_from(now).unwrap_or(Timestamp::UNIX_EPOCH);
+        Self { date: Zoned::new(now, TimeZone::UTC).date(), now: now.as_second() }
+    }
+
+    /// When the day and the month began, in milliseconds since 1970.
+    pub(in crate::app) fn begins_ms(&self) -> [i64; 2] {
+        let begin = |date: Date| date.to_zoned(TimeZone::UTC).map_or(0, |at| at.timestamp().as_millisecond());
+        [begin(self.date), begin(self.date.first_of_month())]
+    }
+
+    fn month(&self) -> (i16, i8) {
+        (self.date.year(), self.date.month())
+    }
+
+    /// How long until the period is over; at most a day or a month.
+    fn left(&self, period: LimitPeriod) -> Duration {
+        let next = match period {
+            LimitPeriod::Month => self.date.first_of_month().checked_add(1.month()),
+            LimitPeriod::Now | LimitPeriod::Minute | LimitPeriod::Day => self.date.checked_add(1.day()),
+        };
+        let next = next.ok().and_then(|date| date.to_zoned(TimeZone::UTC).ok());
+        let left = next.map_or(0, |next| next.timestamp().as_second() - self.now);
+        Duration::from_secs(u64::try_from(left).unwrap_or(0))
+    }
+}
+
+/// Tells the scheduler the day and month that are under way.
+pub(in crate::app) fn begin(gate: &Dispatcher) -> Today {
+    let today = Today::at(wall::now());
+    tell(gate, &today, [true, true]);
+    today
+}
+
+/// Runs until dropped; `before` is what the scheduler knows.
+pub(in crate::app) async fn follow(gate: Arc<Dispatcher>, mut before: Today) {
+    loop {
+        tokio::time::sleep(before.left(LimitPeriod::Day).clamp(Duration::from_secs(1), LOOK)).await;
+        let today = Today::at(wall::now());
+        tell(&gate, &today, [before.date != today.date, before.month() != today.month()]);
+        before = today;
+    }
+}
+
+fn tell(gate: &Dispatcher, today: &Today, new: [bool; 2]) {
+    for (period, new) in [LimitPeriod::Day, LimitPeriod::Month].into_iter().zip(new) {
+        if new {
+            gate.event(Event::PeriodBegan { period, ends: gate.clock().now() + today.left(period) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_and_months_end_at_midnight() {
+        let at = |text: &str| Today::at(text.parse::<Timestamp>().unwrap().into());
+        let leap = at("2028-02-28T23:59:50Z");
+        assert_eq!(leap.left(LimitPeriod::Day), Duration::from_secs(10));
+        assert_eq!(leap.left(LimitPeriod::Month), Duration::from_secs(86_410));
+        assert_eq!(leap.begins_ms(), [1_835_308_800_000, 1_832_976_000_000]);
+        let year = at("2026-12-31T00:00:00Z");
+        assert_eq!(year.left(LimitPeriod::Day), Duration::from_secs(86_400));
+        assert_eq!((year.left(LimitPeriod::Month), year.month()), (Duration::from_secs(86_400), (2026, 12)));
+    }
+}

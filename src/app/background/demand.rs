@@ -1,0 +1,77 @@
+//! Keeps the demand that was seen over a restart, in a file of its own.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, interval_at};
+
+use crate::core::autoscale::demand::state::{DemandState, VERSION};
+use crate::dispatcher::Dispatcher;
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::{DemandNotKept, DemandRestored};
+
+/// How often it is written.
+const EVERY: Duration = Duration::from_secs(60);
+/// The largest file that is read.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// Takes over what the last process has seen. A file that cannot be read is said
+/// and left alone until the first one is written: the gateway starts cold.
+pub(in crate::app) fn restore(path: &Path, gate: &Dispatcher, telemetry: &Telemetry) {
+    let failed = |reason: &str| DemandNotKept { path, reason }.emit(telemetry);
+    match read(path) {
+        Ok(None) => {}
+        Ok(Some(state)) if gate.restore_demand(&state) => {
+            DemandRestored { path, rows: state.rows.len() }.emit(telemetry);
+        }
+        Ok(Some(state)) => failed(&format!("its version is {}, not {VERSION}", state.version)),
+        Err(problem) => failed(&problem.to_string()),
+    }
+}
+
+/// Writes it now and then, until dropped.
+pub(in crate::app) async fn follow(path: PathBuf, gate: Arc<Dispatcher>, telemetry: Telemetry) {
+    let mut every = interval_at(Instant::now() + EVERY, EVERY);
+    loop {
+        every.tick().await;
+        let (path, gate, telemetry) = (path.clone(), Arc::clone(&gate), telemetry.clone());
+        let _written = spawn_blocking(move || save(&path, &gate, &telemetry)).await;
+    }
+}
+
+/// Writes it; the file is whole at any time.
+pub(in crate::app) fn save(path: &Path, gate: &Dispatcher, telemetry: &Telemetry) {
+    if let Err(problem) = write(path, &gate.demand()) {
+        DemandNotKept { path, reason: &problem.to_string() }.emit(telemetry);
+    }
+}
+
+/// What was written; `None` where nothing was.
+///
+/// # Errors
+/// The file cannot be read, is far too large, or is something else.
+pub(in crate::app) fn read(path: &Path) -> io::Result<Option<DemandState>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if file.metadata()?.len() > MAX_BYTES {
+        return Err(io::Error::other("it is larger than 256 MiB"));
+    }
+    Ok(Some(serde_json::from_reader(io::BufReader::new(file))?))
+}
+
+fn write(path: &Path, state: &DemandState) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let new = PathBuf::from(name);
+    let mut file = File::create(&new)?;
+    file.write_all(&serde_json::to_vec(state)?)?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)
+}

@@ -1,0 +1,79 @@
+//! Says when a class promises what no pool can keep.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, interval};
+
+use crate::core::model::ids::{ClassId, ModelId};
+use crate::core::placement::unattainable::{ObjectiveKind, UnattainableObjective, unkept};
+use crate::proxy::handler::Proxy;
+use crate::telemetry::event::ObjectiveUnattainable;
+
+/// How often it is looked.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// How often the same is said.
+const SAY_EVERY: Duration = Duration::from_secs(3600);
+
+/// What was said lately, and when.
+#[derive(Debug, Default)]
+struct RecentWarnings(HashMap<(ClassId, ModelId, ObjectiveKind), Instant>);
+
+impl RecentWarnings {
+    /// Those that have not been said in the last hour.
+    fn news(&mut self, found: Vec<UnattainableObjective>, now: Instant) -> Vec<UnattainableObjective> {
+        self.0.retain(|_, at| now.duration_since(*at) < SAY_EVERY);
+        let mut is_news = |row: &UnattainableObjective| match self.0.entry((row.class, row.model, row.aim)) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(free) => {
+                free.insert(now);
+                true
+            }
+        };
+        found.into_iter().filter(|row| is_news(row)).collect()
+    }
+}
+
+/// Looks now and then. Runs until dropped.
+pub(in crate::app) async fn watch(proxy: Arc<Proxy>) {
+    let mut said = RecentWarnings::default();
+    let mut every = interval(LOOK_EVERY);
+    loop {
+        every.tick().await;
+        let policy = Arc::clone(&proxy.settings.load().policy);
+        let snapshot = proxy.gate.snapshot();
+        let best = |pool| snapshot.pools.iter().find(|view| view.pool == pool).map(|view| view.best);
+        for row in said.news(unkept(&policy, best), Instant::now()) {
+            ObjectiveUnattainable(row).emit(&proxy.telemetry);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::model::ids::PoolId;
+
+    #[test]
+    fn the_same_is_said_once_an_hour() {
+        let row = |model| UnattainableObjective {
+            class: ClassId::new(0),
+            model: ModelId::new(model),
+            aim: ObjectiveKind::Gap,
+            promised: Duration::from_millis(5),
+            pool: PoolId::new(0),
+            shown: Duration::from_millis(9),
+            samples: 5_000,
+        };
+        let (mut said, start) = (RecentWarnings::default(), Instant::now());
+        let mut count = |minutes: u64, rows: &[UnattainableObjective]| {
+            said.news(rows.to_vec(), start + Duration::from_secs(60 * minutes)).len()
+        };
+        assert_eq!(count(0, &[row(1)]), 1);
+        assert_eq!(count(1, &[row(1), row(2)]), 1, "the other one is news");
+        assert_eq!(count(59, &[row(1), row(2)]), 0);
+        assert_eq!(count(60, &[row(1), row(2)]), 1);
+    }
+}

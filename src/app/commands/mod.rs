@@ -1,0 +1,244 @@
+//! What each command does.
+
+pub(super) mod count;
+pub(super) mod demo;
+pub(super) mod keda;
+pub(super) mod operate;
+pub(super) mod plan;
+pub(super) mod simulate;
+
+use std::io::{self, Read as _, Write as _};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use clap::CommandFactory as _;
+
+use crate::app::gateway::signals;
+use crate::app::gateway::start_error;
+use crate::app::gateway::{self, Gateway};
+use crate::app::usage;
+use crate::cli::operate::AccessArgs;
+use crate::cli::{
+    CheckArgs, Cli, Command, DemoArgs, DialectArg, KedaArgs, KeysCommand, OutputFormat, ServeArgs,
+    SimEngineArgs,
+};
+use crate::config::measured::check_file_against;
+use crate::config::problem::Severity;
+use crate::config::report::{ConfigReport, UNREADABLE};
+use crate::config::secret::{MachineSecrets, SecretSource as _};
+use crate::config::{keys, load, schema};
+use crate::protocol::ids::random;
+use crate::sim::engine::profile::StepProfile;
+use crate::sim::server::{ServerDialect, SimOptions, SimServer};
+use crate::telemetry::{Telemetry, log};
+
+/// The smallest configuration: one engine, no keys.
+const FIRST_CONFIG: &str = include_str!("../../../config/examples/one-model.yaml");
+
+/// Runs the command; the process ends with the result.
+#[must_use]
+pub fn run(cli: Cli) -> ExitCode {
+    let done = match cli.command {
+        Command::Serve(args) => serve(args),
+        Command::Demo(args) => demo(args),
+        Command::Check(args) => check(&args),
+        Command::Schema => print(&schema::schema_text()),
+        Command::Status(args) => in_runtime(operate::status(args, |text| print(text).map(drop))),
+        Command::Explain(args) => print_from(operate::explain(args)),
+        Command::Pools(command) => print_from(operate::pools(command)),
+        Command::Replicas(command) => print_from(operate::replicas(command)),
+        Command::Tenants(command) => print_from(operate::tenants(command)),
+        Command::Usage(args) => usage::run(&args).and_then(|text| print(&text)),
+        Command::Count(args) => count::run(&args, |text| print(text).map(drop)),
+        Command::Keda(args) => keda(&args),
+        Command::Keys(command) => keys(&command),
+        Command::SimEngine(args) => in_runtime(sim_engine(args)),
+        Command::Simulate(args) => simulate::run(&args).and_then(|(text, code)| print(&text).map(|_| code)),
+        Command::Plan(args) => plan::run(&args).and_then(|text| print(&text)),
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "penstock", &mut script);
+            print(&String::from_utf8_lossy(&script))
+        }
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("penstock: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn in_runtime(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(command)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints what a command that asks a gateway has to say.
+fn print_from(command: impl Future<Output = anyhow::Result<String>>) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    print(&runtime.block_on(command)?)
+}
+
+/// Prints a result. A reader that has seen enough (`| head`) is no error.
+fn print(text: &str) -> anyhow::Result<ExitCode> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(error).context("write to standard output")
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    let is_missing = !args.config.exists();
+    let reloader = match gateway::load(args.config) {
+        Ok(reloader) => reloader,
+        Err(report) => {
+            eprint!("{report}");
+            if is_missing {
+                eprint!("{}", first_steps(&report.name));
+            }
+            return Ok(ExitCode::from(report.exit_code()));
+        }
+    };
+    let settings = reloader.current().load_full();
+    let _log = log::init(&settings.startup.telemetry)?;
+    in_runtime(async move {
+        let mut shutdown = signals::OsSignals::listen()?;
+        let telemetry = Telemetry::new(&settings.startup.telemetry)?;
+        let gateway = Gateway::start(reloader, telemetry).await?;
+        shutdown.asked().await;
+        gateway.drain_or_abort(shutdown).await;
+        Ok(())
+    })
+}
+
+/// What to do when there is no configuration file yet.
+fn first_steps(path: &str) -> String {
+    let example = FIRST_CONFIG.lines().filter(|line| !line.starts_with('#'));
+    let example: Vec<String> = example.map(|line| format!("  {line}")).collect();
+    format!(
+        "\nTo start, write this to {path} and put your engine and its model in:\n\n{}\n\n\
+         `penstock check {path}` says what is wrong with a file, `penstock schema` has every key,\n\
+         and `penstock demo` needs no file.\n",
+        example.join("\n")
+    )
+}
+
+fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
+    let _log = demo::quiet_log()?;
+    in_runtime(demo::run(args))
+}
+
+fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
+    let report = match &args.against {
+        None if args.access != AccessArgs::default() => {
+            bail!("--token-file, --ca, --cert and --key are for a gateway: --against says which")
+        }
+        None => load::check_file(&args.config),
+        Some(gateway) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let bests = runtime.block_on(operate::bests(gateway, &args.access))?;
+            check_file_against(&args.config, &|pool| bests.get(pool).copied())
+        }
+    };
+    print(&match args.format {
+        OutputFormat::Text => format!("{report}{}", summary(&report)),
+        OutputFormat::Json => format!("{:#}\n", report.to_json()),
+        OutputFormat::Github => report.to_github(),
+    })?;
+    Ok(ExitCode::from(report.exit_code()))
+}
+
+/// The last line of a check.
+fn summary(report: &ConfigReport) -> String {
+    let count = |severity| report.problems.iter().filter(|problem| problem.severity == severity).count();
+    let counted = |count: usize, what: &str| match count {
+        1 => format!("1 {what}"),
+        _ => format!("{count} {what}s"),
+    };
+    let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+    let gap = if report.problems.is_empty() { "" } else { "\n" };
+    let name = &report.name;
+    match (errors, warnings) {
+        (0, 0) => format!("{gap}{name} is valid\n"),
+        (0, _) => format!("{gap}{name} is valid, with {}\n", counted(warnings, "warning")),
+        _ if report.exit_code() == UNREADABLE => String::new(),
+        (_, 0) => format!("{gap}{name} has {}\n", counted(errors, "error")),
+        _ => format!("{gap}{name} has {} and {}\n", counted(errors, "error"), counted(warnings, "warning")),
+    }
+}
+
+/// `penstock keda`.
+fn keda(args: &KedaArgs) -> anyhow::Result<ExitCode> {
+    let measured = match &args.against {
+        Some(gateway) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(operate::cold_start(gateway, &args.pool))?
+        }
+        None => None,
+    };
+    print(&keda::manifests(args, measured)?)
+}
+
+fn keys(command: &KeysCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        KeysCommand::New => {
+            let key = keys::new(&random::bytes());
+            print(&format!(
+                "key (shown only here; give it to its holder):\n  {}\n\n\
+                 in the configuration, under tenants.<name>.keys (an operator's: with a `role` under admin.auth.tokens):\n  {}\n",
+                key.text,
+                key_line(&key.id, &key.digest)
+            ))
+        }
+        KeysCommand::Hash => {
+            let mut text = String::new();
+            io::stdin().read_to_string(&mut text).context("read the key from standard input")?;
+            let text = text.trim();
+            let parts = keys::parse(text)
+                .context("standard input has no Penstock key in it; `penstock keys new` makes one")?;
+            print(&format!("{}\n", key_line(parts.id, &keys::digest_text(&keys::digest(text)))))
+        }
+    }
+}
+
+/// A key as the configuration stores it.
+fn key_line(id: &str, digest: &str) -> String {
+    format!("- {{id: {id}, digest: \"{digest}\"}}")
+}
+
+fn profile(name: &str) -> anyhow::Result<StepProfile> {
+    let names = || StepProfile::names().collect::<Vec<_>>().join(", ");
+    StepProfile::named(name).with_context(|| format!("no profile is called {name}; there are: {}", names()))
+}
+
+async fn sim_engine(args: SimEngineArgs) -> anyhow::Result<()> {
+    let api_key = args.api_key_env.as_deref().map(|name| {
+        MachineSecrets.env(name).with_context(|| format!("the environment variable {name} is not set"))
+    });
+    let mut options = SimOptions {
+        listen: args.listen,
+        dialect: match args.dialect {
+            DialectArg::Vllm => ServerDialect::Vllm,
+            DialectArg::Tgi => ServerDialect::Tgi,
+        },
+        models: args.model,
+        profile: profile(&args.profile)?,
+        max_model_len: args.max_model_len,
+        speed: args.speed,
+        api_key: api_key.transpose()?,
+        ..SimOptions::default()
+    };
+    options.engine.max_seqs = args.max_seqs.or(options.engine.max_seqs);
+    let mut shutdown = signals::OsSignals::listen()?;
+    let listen = args.listen;
+    let engine = SimServer::start(options).await.map_err(|error| {
+        anyhow::anyhow!("cannot listen on {listen}: {error}{}", start_error::next_step(&error))
+    })?;
+    print(&format!("simulated engine on http://{}\n", engine.addr))?;
+    shutdown.asked().await;
+    engine.stop().await;
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! Asks a gateway's admin port.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use reqwest::{Certificate, Client, Identity, RequestBuilder};
+use serde_json::Value;
+
+use crate::cli::operate::{AccessArgs, AdminArgs};
+use crate::config::secret::{MachineSecrets, Secret, SecretSource as _};
+use crate::tls;
+
+/// Where a gateway listens that nobody has moved.
+const USUAL: &str = "http://127.0.0.1:8081";
+/// The environment variable with another address.
+const VARIABLE: &str = "PENSTOCK_ADMIN";
+/// The environment variable with an operator's token.
+const TOKEN_VARIABLE: &str = "PENSTOCK_ADMIN_TOKEN";
+/// Time for a whole answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A gateway's admin port.
+#[derive(Debug)]
+pub(super) struct AdminClient {
+    base: String,
+    http: Client,
+    token: Option<Secret>,
+}
+
+impl AdminClient {
+    /// # Errors
+    /// TLS cannot be set up, or a file cannot be read.
+    pub(super) fn new(args: &AdminArgs) -> anyhow::Result<Self> {
+        tls::install_provider();
+        let base =
+            args.admin.clone().or_else(|| MachineSecrets.env(VARIABLE)).unwrap_or_else(|| USUAL.to_owned());
+        let base = base.trim_end_matches('/');
+        let base = if base.contains("://") { base.to_owned() } else { format!("http://{base}") };
+        let mut http = Client::builder().timeout(TIMEOUT).no_proxy();
+        let access = &args.access;
+        if let Some(path) = &access.ca {
+            let certs = Certificate::from_pem_bundle(&read(path)?);
+            http =
+                http.tls_certs_only(certs.with_context(|| format!("no certificate in {}", path.display()))?);
+        }
+        if let Some((cert, key)) = access.cert.as_ref().zip(access.key.as_ref()) {
+            let pem = [read(key)?, b"\n".to_vec(), read(cert)?].concat();
+            let identity = Identity::from_pem(&pem);
+            http =
+                http.identity(identity.context("--cert and --key are not a certificate and its key (PEM)")?);
+        }
+        let http = http.build().context("cannot set up TLS")?;
+        Ok(Self { base, http, token: token(access)? })
+    }
+
+    /// # Errors
+    /// The gateway cannot be reached, or refuses.
+    pub(super) async fn get(&self, path: &str) -> anyhow::Result<Value> {
+        self.answer(self.http.get(self.url(path))).await
+    }
+
+    /// # Errors
+    /// The gateway cannot be reached, or refuses.
+    pub(super) async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+        let request = self.http.post(self.url(path)).header("content-type", "application/json");
+        self.answer(request.body(body.to_string())).await
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}/admin/v1/{path}", self.base)
+    }
+
+    async fn answer(&self, mut request: RequestBuilder) -> anyhow::Result<Value> {
+        let base = &self.base;
+        if let Some(token) = &self.token {
+            request = request.bearer_auth(token.expose());
+        }
+        let unreachable = || {
+            let hint =
+                if base.starts_with("https") { "; --ca names its certificate's authorities" } else { "" };
+            format!(
+                "no gateway answers at {base}; is it running, and is that its admin address? \
+                 --admin or {VARIABLE} choose another one{hint}"
+            )
+        };
+        let response = request.send().await.with_context(unreachable)?;
+        let status = response.status();
+        let text = response.text().await.with_context(unreachable)?;
+        let Ok(answer) = serde_json::from_str::<Value>(&text) else {
+            bail!(
+                "{base} answers {status}, which no Penstock admin port does; --admin or {VARIABLE} choose another address"
+            );
+        };
+        if !status.is_success() {
+            bail!("{}", answer["error"]["message"].as_str().unwrap_or(&text));
+        }
+        Ok(answer)
+    }
+}
+
+/// The operator's token. It stands in no argument, which everybody on the
+/// machine can see.
+fn token(args: &AccessArgs) -> anyhow::Result<Option<Secret>> {
+    let text = match &args.token_file {
+        Some(path) => {
+            let text = String::from_utf8(read(path)?);
+            Some(text.ok().with_context(|| format!("{} is not text", path.display()))?)
+        }
+        None => MachineSecrets.env(TOKEN_VARIABLE),
+    };
+    Ok(text.as_deref().map(str::trim).filter(|token| !token.is_empty()).map(Secret::new))
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    MachineSecrets.file(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// A text as one part of a path.
+pub(super) fn as_path_part(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
+    let part = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_cannot_leave_their_part_of_the_path() {
+        assert_eq!(as_path_part("req_1-a.b~"), "req_1-a.b~");
+        assert_eq!(as_path_part("../a?b#c%"), "..%2Fa%3Fb%23c%25");
+    }
+}

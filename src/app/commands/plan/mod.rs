@@ -1,0 +1,86 @@
+//! `penstock plan`: reads the source and the setting, and prints the report.
+
+mod seen;
+mod setting;
+mod source;
+
+use std::fs;
+use std::io::{self, IsTerminal as _};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use anyhow::{Context as _, bail};
+
+use crate::cli::plan::PlanArgs;
+use crate::sim::plan::make::{PlanRequest, plan};
+use crate::sim::plan::report::page;
+use crate::sim::plan::report::text;
+use crate::sim::plan::trials::FleetTrials;
+use crate::sim::plan::whatif::WhatIf;
+
+/// Simulations between two lines of progress where there is no terminal.
+const QUIET_STEP: usize = 25;
+
+/// Runs the command; what it returns goes to standard output.
+pub(in crate::app) fn run(args: &PlanArgs) -> anyhow::Result<String> {
+    if !(0.5..=1.0).contains(&args.keep) {
+        bail!("--keep: must be from 0.5 to 1, such as 0.99");
+    }
+    let settings = args.config.as_deref().map(setting::load).transpose()?;
+    let seen = seen::ask(args)?;
+    let setting = setting::of(args, settings.as_ref(), seen.as_ref())?;
+    let source = source::read(args, settings.as_ref(), &setting, seen.as_ref())?;
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let progress = progress(args.quiet);
+    let lab = FleetTrials {
+        setting: &setting,
+        threads: args.threads.map_or(cores, usize::from),
+        progress: &progress,
+    };
+    let asked = PlanRequest { name: source.name, what_if: what_if(args), notes: source.notes };
+    // Before the work, so that a wrong path does not cost it.
+    if let Some(path) = &args.html {
+        write(path, "")?;
+    }
+    let report = plan(source.trace, &lab, asked).map_err(anyhow::Error::msg)?;
+    if !args.quiet && io::stderr().is_terminal() {
+        eprint!("\r\x1b[K");
+    }
+    if let Some(path) = &args.html {
+        write(path, &page::html(&report))?;
+    }
+    if args.json {
+        let json = serde_json::to_string_pretty(&report).context("the report as JSON")?;
+        return Ok(format!("{json}\n"));
+    }
+    Ok(text::text(&report))
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}
+
+/// Every change that is asked for, in the order of the help.
+fn what_if(args: &PlanArgs) -> Vec<WhatIf> {
+    let named = |pool: &String| WhatIf::AddReplica((!pool.is_empty()).then(|| pool.clone()));
+    let more = args.add_replica.iter().map(named);
+    let classes = args.class.iter().cloned().map(WhatIf::Class);
+    more.chain(classes).chain(args.traffic.iter().copied().map(WhatIf::Traffic)).collect()
+}
+
+/// Tells what was simulated: on one line of a terminal, else now and then.
+fn progress(quiet: bool) -> impl Fn(&str) + Sync {
+    let (done, terminal) = (AtomicUsize::new(0), io::stderr().is_terminal());
+    move |what: &str| {
+        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+        if quiet {
+            return;
+        }
+        if terminal {
+            eprint!("\r\x1b[K[simulation {done}] {what}");
+        } else if done.is_multiple_of(QUIET_STEP) {
+            eprintln!("[simulation {done}] {what}");
+        }
+    }
+}

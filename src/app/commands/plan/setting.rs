@@ -1,0 +1,226 @@
+//! What a plan is made for, from the configuration and the command line.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+
+use crate::app::commands::plan::seen::SeenDemand;
+use crate::cli::plan::PlanArgs;
+use crate::config::load;
+use crate::config::settings::Settings;
+use crate::core::model::ids::PoolId;
+use crate::core::model::policy::{Class, Policy};
+use crate::core::placement::rules::{Capacity, PlacementRules, Price};
+use crate::sim::engine::profile::StepProfile;
+use crate::sim::plan::setting::{PoolSpec, Setting, measured};
+
+/// A start that nothing tells: pulling an image and loading weights.
+const USUAL_START: Duration = Duration::from_secs(180);
+/// The class of what comes without one, where there is one of that name.
+const USUAL_CLASS: &str = "interactive";
+/// The speed of replicas of which nothing is known.
+const USUAL_PROFILE: &str = "h100-8b";
+/// What the speed of replicas is called that was measured, and a pool of them.
+const MEASURED: [&str; 2] = ["replicas as measured", "measured"];
+/// A configuration for its built-in classes.
+const PLAIN: &str = "version: 1\nauth: {mode: off}\n\
+    pools: {p: {engine: vllm, models: [m], replicas: [http://127.0.0.1:1]}}\n";
+
+/// Loads the configuration.
+pub(super) fn load(path: &Path) -> anyhow::Result<Settings> {
+    let loaded = load::load_file(path, None).into_result();
+    let wrong = |report| anyhow::anyhow!("{report}the configuration {} cannot be used", path.display());
+    loaded.map(|loaded| loaded.settings).map_err(wrong)
+}
+
+/// The setting.
+pub(super) fn of(
+    args: &PlanArgs,
+    settings: Option<&Settings>,
+    seen: Option<&SeenDemand>,
+) -> anyhow::Result<Setting> {
+    let policy = match settings {
+        Some(settings) => Policy::clone(&settings.policy),
+        None => plain()?,
+    };
+    let mut classes: Vec<_> = policy.classes.iter().collect();
+    classes.sort_unstable_by_key(|(id, ..)| id.index());
+    let class = |class: &Class| Class {
+        // Pools have other ids here, and there is nothing to choose among them.
+        placement: PlacementRules::default(),
+        ..class.clone()
+    };
+    let mut classes: Vec<(String, Class)> =
+        classes.into_iter().map(|(_, name, row)| (name.to_owned(), class(row))).collect();
+    objectives(args, &mut classes)?;
+    let measured = seen.filter(|_| args.rates.is_none() && args.profile.is_empty());
+    let measured = measured.map(|seen| of_seen(args, seen)).transpose()?.unwrap_or_default();
+    let own_limits = settings.is_some() || !measured.is_empty();
+    let mut pools = match settings {
+        Some(_) => of_config(args, &policy, &measured)?,
+        None if measured.is_empty() => of_profiles(args)?,
+        None if args.replicas.is_some() && measured.len() > 1 => {
+            bail!("--replicas: of which pool? Choose one with --config and --pool")
+        }
+        None => measured,
+    };
+    if let Some(seen) = seen.filter(|_| args.rates.is_none()) {
+        pools.iter_mut().for_each(|pool| limit(pool, seen, args, own_limits));
+    }
+    let known = policy.pools.iter().filter_map(|(_, _, pool)| pool.cold_start).max();
+    let measured = seen.and_then(|seen| seen.start(&args.pool));
+    let start = args.start.map(|span| span.0).or(measured).or(known).unwrap_or(USUAL_START);
+    Ok(Setting { classes, pools, start, keep: args.keep })
+}
+
+/// Gives a pool the limits of replicas that a gateway has seen, where nothing else says
+/// them: its `own`, or those of the pools asked for.
+fn limit(pool: &mut PoolSpec, seen: &SeenDemand, args: &PlanArgs, own: bool) {
+    let name = [pool.name.clone()];
+    let (max_seqs, kv_tokens) = seen.limits(if own { &name } else { &args.pool });
+    pool.max_seqs = pool.max_seqs.or(max_seqs);
+    pool.kv_tokens = pool.kv_tokens.or(kv_tokens);
+}
+
+/// The place of the class that is taken where nothing tells.
+pub(super) fn usual_class(classes: &[(String, Class)]) -> usize {
+    classes.iter().position(|(name, _)| name == USUAL_CLASS).unwrap_or(0)
+}
+
+/// Sets what the command line says of the usual class.
+fn objectives(args: &PlanArgs, classes: &mut [(String, Class)]) -> anyhow::Result<()> {
+    let place = usual_class(classes);
+    let Some((_, class)) = classes.get_mut(place) else { bail!("the configuration has no class") };
+    for (flag, asked, objective) in
+        [("--ttft", args.ttft, &mut class.ttft_objective), ("--itl", args.itl, &mut class.itl_objective)]
+    {
+        match asked {
+            Some(span) if span.0.is_zero() => bail!("{flag}: must be longer than 0"),
+            Some(span) => *objective = span.0,
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+fn plain() -> anyhow::Result<Policy> {
+    let loaded = load::load_str(PLAIN, "built-in", Path::new("/"), None).into_result();
+    let loaded = loaded.map_err(|report| anyhow::anyhow!("{report}"))?;
+    Ok(Policy::clone(&loaded.settings.policy))
+}
+
+fn profile(name: &str) -> anyhow::Result<StepProfile> {
+    let names = || StepProfile::names().collect::<Vec<_>>().join(", ");
+    let profile = StepProfile::named(name);
+    profile.with_context(|| {
+        format!("--profile: no profile is called `{name}`; there are: {}; or give --rates", names())
+    })
+}
+
+fn price(args: &PlanArgs, usual: f64) -> anyhow::Result<f64> {
+    let price = args.price.unwrap_or(usual);
+    let known = Price::new(price);
+    known.with_context(|| format!("--price: must be from 0 to {}", Price::MAX))?;
+    Ok(price)
+}
+
+/// The speed that was measured, if one was given.
+fn rates(args: &PlanArgs) -> anyhow::Result<Option<StepProfile>> {
+    let rates = args.rates.as_deref().map(measured).transpose();
+    rates.map_err(|what| anyhow::anyhow!("--rates: {what}"))
+}
+
+fn pool(args: &PlanArgs, name: &str, speed: &str, profile: StepProfile) -> anyhow::Result<PoolSpec> {
+    Ok(PoolSpec {
+        name: name.to_owned(),
+        profile,
+        speed: speed.to_owned(),
+        price: price(args, profile.cost_h)?,
+        capacity: Capacity::OnDemand,
+        today: None,
+        max_seqs: None,
+        kv_tokens: None,
+    })
+}
+
+/// The pools whose speed a gateway has measured.
+fn of_seen(args: &PlanArgs, seen: &SeenDemand) -> anyhow::Result<Vec<PoolSpec>> {
+    let today = args.replicas.map(|count| count.get() as usize);
+    let pool = |(name, ready, profile)| {
+        let today = today.or(Some(ready)).filter(|count| *count > 0);
+        Ok(PoolSpec { today, ..pool(args, name, MEASURED[0], profile)? })
+    };
+    seen.measured().map(pool).collect()
+}
+
+/// A pool for each profile.
+fn of_profiles(args: &PlanArgs) -> anyhow::Result<Vec<PoolSpec>> {
+    let today = args.replicas.map(|count| count.get() as usize);
+    if let Some(profile) = rates(args)? {
+        return Ok(vec![PoolSpec { today, ..pool(args, MEASURED[1], MEASURED[0], profile)? }]);
+    }
+    if today.is_some() && args.profile.len() > 1 {
+        bail!("--replicas: of which profile? Give one --profile with it");
+    }
+    let mut pools: Vec<PoolSpec> = Vec::new();
+    let usual = [USUAL_PROFILE.to_owned()];
+    for name in if args.profile.is_empty() { &usual[..] } else { &args.profile } {
+        if pools.iter().all(|known| known.name != *name) {
+            pools.push(PoolSpec { today, ..pool(args, name, name, profile(name)?)? });
+        }
+    }
+    Ok(pools)
+}
+
+/// The pools of the configuration, each with its speed.
+fn of_config(args: &PlanArgs, policy: &Policy, measured: &[PoolSpec]) -> anyhow::Result<Vec<PoolSpec>> {
+    let names = || policy.pools.iter().map(|(_, name, _)| name).collect::<Vec<_>>().join(", ");
+    let named = args.profile.iter().filter_map(|text| text.split_once('=')).map(|(pool, _)| pool);
+    for name in args.pool.iter().map(String::as_str).chain(named) {
+        if policy.pools.id(name).is_none() {
+            bail!("there is no pool `{name}` in the configuration; there are: {}", names());
+        }
+    }
+    let wanted: Vec<(PoolId, &str)> = policy
+        .pools
+        .iter()
+        .map(|(id, name, _)| (id, name))
+        .filter(|(_, name)| args.pool.is_empty() || args.pool.iter().any(|pool| pool == name))
+        .collect();
+    if args.replicas.is_some() && wanted.len() > 1 {
+        bail!("--replicas: of which pool? Choose one with --pool; there are: {}", names());
+    }
+    wanted.into_iter().map(|(id, name)| of_pool(args, policy, (id, name), measured)).collect()
+}
+
+fn of_pool(
+    args: &PlanArgs,
+    policy: &Policy,
+    (id, name): (PoolId, &str),
+    measured: &[PoolSpec],
+) -> anyhow::Result<PoolSpec> {
+    let own = args.profile.iter().rev().find_map(|text| text.strip_prefix(name)?.strip_prefix('='));
+    let all = args.profile.iter().rev().find(|text| !text.contains('=')).map(String::as_str);
+    let speed = own.or(all).unwrap_or(USUAL_PROFILE);
+    let shown = measured.iter().find(|pool| pool.name == name);
+    let spec = match (rates(args)?, shown) {
+        (Some(rates), _) => pool(args, name, MEASURED[0], rates)?,
+        (None, Some(shown)) => shown.clone(),
+        (None, None) => pool(args, name, speed, profile(speed)?)?,
+    };
+    let Some(row) = policy.pools.get(id) else { return Ok(spec) };
+    let first = row.replicas.first().and_then(|replica| policy.replicas.get(*replica));
+    let here = Some(row.replicas.len()).filter(|count| *count > 0);
+    Ok(PoolSpec {
+        price: match args.price {
+            Some(_) => spec.price,
+            None => row.supply.price.map_or(spec.price, Price::units),
+        },
+        capacity: row.supply.capacity,
+        today: args.replicas.map(|count| count.get() as usize).or(here),
+        max_seqs: first.and_then(|replica| replica.max_seqs),
+        kv_tokens: first.and_then(|replica| replica.kv_tokens),
+        ..spec
+    })
+}

@@ -1,0 +1,419 @@
+//! A running gateway: how it comes up, and how it goes down.
+
+pub(super) mod hooks;
+pub(super) mod signals;
+pub(super) mod start_error;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use hyper::service::service_fn;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
+use tokio::time::{Instant, timeout};
+use tokio_util::task::TaskTracker;
+
+use crate::admin::{self, AdminHandle, AdminState, AdminTls};
+use crate::app::background::calendar::{self, Today};
+use crate::app::background::demand;
+use crate::app::background::idle;
+use crate::app::background::objectives;
+use crate::app::background::scaler;
+use crate::app::gateway::hooks::{ListenerMetrics, SettingsFollowers, ToScheduler, ToTelemetry};
+use crate::app::gateway::start_error::StartError;
+use crate::app::usage;
+use crate::auth::Authenticator;
+use crate::config::settings::Settings;
+use crate::config::settings::identity::Listeners;
+use crate::config::watch::{ReloadHandle, ReloadRequests, Reloader, channel};
+use crate::core::model::event::{Event, RejectReason, Rejection};
+use crate::dispatcher::Dispatcher;
+use crate::dispatcher::clock::GatewayClock;
+use crate::fleet::discovery::DiscoverySources;
+use crate::fleet::handle::{FleetMonitor, FleetTiming};
+use crate::fleet::hooks::NoteSink;
+use crate::protocol::request::prefix::PrefixHasher;
+use crate::proxy::handler::Proxy;
+use crate::proxy::listener::{self, ListenerShutdown};
+use crate::proxy::shutdown::ShutdownGrace;
+use crate::proxy::upstream::Upstreams;
+use crate::scaler::{ScaleHandle, SignalCache};
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::{
+    ConfigReloaded, HandshakeFailed, ServerDraining, ServerStarted, ServerStopped,
+};
+use crate::tls::Handshakes;
+use crate::usage::{Journal, UsageJournal};
+
+/// Wishes of the scheduler that may wait to be fulfilled.
+const REPLICA_ACTIONS: usize = 4096;
+/// How often a drain looks whether it is done.
+const DRAIN_POLL: Duration = Duration::from_millis(20);
+/// How long clients may take to read what they were sent, after the last
+/// request has ended.
+const GOODBYE: Duration = Duration::from_secs(5);
+
+/// How often unused connections to engines are looked at.
+const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(1);
+
+/// A running gateway.
+#[derive(Debug)]
+pub struct Gateway {
+    address: SocketAddr,
+    admin: AdminHandle,
+    scale: ScaleHandle,
+    proxy: Arc<Proxy>,
+    fleet: FleetMonitor,
+    sources: DiscoverySources,
+    reload: ReloadHandle,
+    shutdown: ListenerShutdown,
+    serving: JoinHandle<()>,
+    background: JoinSet<()>,
+    usage: Option<UsageJournal>,
+    /// Keeps the demand that was seen.
+    state_file: Option<PathBuf>,
+}
+
+/// What the scheduler needs beside events: time, days, and what streams show.
+fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
+    let gate = || Arc::clone(&proxy.gate);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(Arc::clone(&proxy.paces).sample(gate()));
+    tasks.spawn(calendar::follow(gate(), today));
+    tasks.spawn(gate().run_timer());
+    if proxy.journal.is_some() {
+        tasks.spawn(idle::follow(Arc::clone(proxy)));
+    }
+    tasks.spawn(objectives::watch(Arc::clone(proxy)));
+    if let Some(path) = &proxy.settings.load().scale.state_file {
+        tasks.spawn(demand::follow(path.clone(), gate(), proxy.telemetry.clone()));
+    }
+    tasks
+}
+
+/// The request path, with nothing in it yet.
+fn make_proxy(
+    gate: Arc<Dispatcher>,
+    settings: Arc<ArcSwap<Settings>>,
+    fleet: &FleetMonitor,
+    telemetry: &Telemetry,
+    journal: Option<Journal>,
+) -> Proxy {
+    let view = fleet.view();
+    Proxy {
+        gate,
+        settings,
+        doorman: Authenticator::default(),
+        upstreams: Upstreams::default(),
+        bodies: Arc::default(),
+        answers: Arc::default(),
+        pumps: TaskTracker::new(),
+        telemetry: telemetry.clone(),
+        meter: Arc::default(),
+        windows: Arc::new(move |settings, model, pool| view.window(settings, model, pool)),
+        retries: Arc::default(),
+        prefixes: PrefixHasher::default(),
+        paces: Arc::default(),
+        copies: Arc::default(),
+        grace: ShutdownGrace::default(),
+        journal,
+    }
+}
+
+/// Where clients connect. The port is chosen now if it is 0.
+fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
+    let failed = |problem| StartError::Listen { address, problem };
+    let listener = listener::listen(address).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
+impl Gateway {
+    /// Starts a gateway under the reloader's settings, inside a tokio runtime.
+    ///
+    /// # Errors
+    /// An address is taken, or what the settings ask for is not available.
+    pub async fn start(reloader: Reloader, telemetry: Telemetry) -> Result<Self, StartError> {
+        let settings = reloader.current();
+        let now = settings.load_full();
+        let mut usage =
+            now.startup.usage.as_ref().map(|usage| UsageJournal::start(usage, &telemetry)).transpose()?;
+        let (wishes, wished) = mpsc::channel(REPLICA_ACTIONS);
+        let gate = Dispatcher::new(Arc::clone(&now.policy), GatewayClock::start(), wishes);
+        let watch: Arc<dyn NoteSink> = Arc::new(ToTelemetry(telemetry.clone()));
+        let sink = Arc::new(ToScheduler(Arc::clone(&gate)));
+        let fleet =
+            FleetMonitor::start(Arc::clone(&settings), sink, Arc::clone(&watch), FleetTiming::default())?;
+        let sources = DiscoverySources::start(Arc::clone(&settings), watch);
+        let journal = usage.as_ref().map(|usage| usage.journal().clone());
+        let proxy = Arc::new(make_proxy(gate, settings, &fleet, &telemetry, journal));
+        prepare_identity(&proxy, &now)?;
+        if let Some(path) = &now.scale.state_file {
+            demand::restore(path, &proxy.gate, &telemetry);
+        }
+        let today = calendar::begin(&proxy.gate);
+        if let Some(usage) = &mut usage {
+            usage::follow(usage, &proxy.gate, &now.policy, today.begins_ms(), &telemetry)?;
+        }
+        let (reload, asks) = channel();
+        let (listener, address) = listen(now.startup.listen)?;
+        let board = SignalCache::new(Arc::clone(&proxy.settings), proxy.telemetry.clone());
+        let admin = start_admin(&now, &proxy, (&fleet, &sources), &reload, &board)?;
+        let mut background = scheduler_tasks(&proxy, today);
+        let scale = scaler::start(&now, &proxy, board, &mut background)?;
+
+        // Before anybody can know that the process is there: until then a
+        // SIGHUP ends it.
+        let hang_up = signals::hang_up().map_err(StartError::Signals)?;
+        ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[] }.emit(&telemetry);
+        ServerStarted { listen: address, admin: admin.addr(), scale: scale.address() }.emit(&telemetry);
+        let shutdown = ListenerShutdown::default();
+        let serving = serve_clients(listener, &now, &proxy, &shutdown);
+        background.spawn(telemetry.clone().upkeep());
+        background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));
+        background.spawn(close_idle(Arc::clone(&proxy)));
+        background.spawn(signals::reload_at(hang_up, reload.clone()));
+        let followers = SettingsFollowers::new(&proxy, &fleet, &sources);
+        let reloader = Arc::new(reloader);
+        background.spawn(follow_sources(Arc::clone(&reloader), followers.clone()));
+        background.spawn(follow_file(reloader, asks, followers));
+        Ok(Self {
+            address,
+            admin,
+            scale,
+            proxy,
+            fleet,
+            sources,
+            reload,
+            shutdown,
+            serving,
+            background,
+            usage,
+            state_file: now.scale.state_file.clone(),
+        })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where operators connect.
+    #[must_use]
+    pub const fn admin_address(&self) -> SocketAddr {
+        self.admin.addr()
+    }
+
+    /// Where KEDA connects, if anywhere.
+    #[must_use]
+    pub const fn scale_address(&self) -> Option<SocketAddr> {
+        self.scale.address()
+    }
+
+    /// The request path, for tests that look inside.
+    #[must_use]
+    pub const fn proxy(&self) -> &Arc<Proxy> {
+        &self.proxy
+    }
+
+    /// Reads the configuration again.
+    #[must_use]
+    pub fn reload_handle(&self) -> ReloadHandle {
+        self.reload.clone()
+    }
+
+    /// Ends everything now; in-flight requests are cut. For a second signal.
+    pub fn abort_switch(&self) -> impl Fn() + Send + use<> {
+        let (grace, shutdown) = (self.proxy.grace.clone(), self.shutdown.clone());
+        move || {
+            grace.end();
+            shutdown.abort.cancel();
+        }
+    }
+
+    /// Drains; the next signal ends it at once.
+    pub(super) async fn drain_or_abort(self, mut shutdown: signals::OsSignals) {
+        let abort = self.abort_switch();
+        let impatience = tokio::spawn(async move {
+            shutdown.asked().await;
+            abort();
+        });
+        self.drain().await;
+        impatience.abort();
+    }
+
+    /// Takes no new requests, lets the others finish within the grace, gives
+    /// the rest a retryable answer, and stops.
+    pub async fn drain(self) {
+        let Proxy { gate, grace, telemetry, settings, .. } = &*self.proxy;
+        let allowed = settings.load().startup.drain_grace;
+        grace.begin_drain();
+        self.scale.drain();
+        gate.event(Event::Draining);
+        ServerDraining { jobs: gate.snapshot().jobs, grace: allowed }.emit(telemetry);
+        let deadline = Instant::now() + allowed;
+        let mut cut_off = gate.snapshot().jobs;
+        while cut_off > 0 && Instant::now() < deadline {
+            if timeout(DRAIN_POLL, self.shutdown.abort.cancelled()).await.is_ok() {
+                // The jobs may be gone by now, but not because they were done.
+                break;
+            }
+            cut_off = gate.snapshot().jobs;
+        }
+        grace.end();
+        gate.refuse_waiting(Rejection {
+            reason: RejectReason::Draining,
+            queued: Duration::ZERO,
+            retry_after: Some(Duration::from_secs(1)),
+        });
+        self.shutdown.drain.cancel();
+        let abort = self.shutdown.abort.clone();
+        let mut serving = self.serving;
+        if timeout(GOODBYE, &mut serving).await.is_err() {
+            abort.cancel();
+            let _ended = timeout(GOODBYE, serving).await;
+        }
+        // What their clients left behind is written down first.
+        self.proxy.pumps.close();
+        let _ended = timeout(GOODBYE, self.proxy.pumps.wait()).await;
+        self.scale.stop().await;
+        idle::write(&self.proxy);
+        self.sources.stop().await;
+        self.fleet.stop().await;
+        ServerStopped { cut_off }.emit(telemetry);
+        let (admin, usage, state_file) = (self.admin, self.usage, self.state_file);
+        let gate = Arc::clone(gate);
+        let audited = telemetry.clone();
+        let _stopped = spawn_blocking(move || {
+            if let Some(path) = state_file {
+                demand::save(&path, &gate, &audited);
+            }
+            admin.stop();
+            audited.flush_audit(GOODBYE);
+            if let Some(usage) = usage {
+                usage.stop(GOODBYE);
+            }
+        })
+        .await;
+        telemetry.shutdown(GOODBYE).await;
+        drop(self.background);
+    }
+}
+
+/// What must be there before the first client is asked who it is.
+fn prepare_identity(proxy: &Proxy, settings: &Settings) -> Result<(), StartError> {
+    let telemetry = &proxy.telemetry;
+    if let Some(file) = settings.startup.audit.clone() {
+        telemetry.audit_to(file).map_err(StartError::Audit)?;
+    }
+    proxy.doorman.follow(&settings.edge.auth, telemetry);
+    hooks::certificates_loaded(&Listeners::default(), &settings.listeners, telemetry);
+    Ok(())
+}
+
+fn serve_clients(
+    listener: TcpListener,
+    settings: &Settings,
+    proxy: &Arc<Proxy>,
+    shutdown: &ListenerShutdown,
+) -> JoinHandle<()> {
+    let service = Arc::clone(proxy);
+    tokio::spawn(listener::serve(
+        listener,
+        settings.startup.door.clone(),
+        hooks::client_tls(&proxy.settings),
+        shutdown.clone(),
+        Arc::new(ListenerMetrics::new(&proxy.telemetry)),
+        move |peer| {
+            let (proxy, peer) = (Arc::clone(&service), Arc::new(peer));
+            service_fn(move |request| {
+                let (proxy, peer) = (Arc::clone(&proxy), Arc::clone(&peer));
+                async move { proxy.handle(request, &peer).await }
+            })
+        },
+    ))
+}
+
+fn start_admin(
+    settings: &Settings,
+    proxy: &Arc<Proxy>,
+    (fleet, sources): (&FleetMonitor, &DiscoverySources),
+    reload: &ReloadHandle,
+    board: &Arc<SignalCache>,
+) -> Result<AdminHandle, StartError> {
+    let (gate, rules, grace) = (Arc::clone(&proxy.gate), Arc::clone(&proxy.settings), proxy.grace.clone());
+    let (view, reload) = (fleet.view(), reload.clone());
+    let [operated, explained, limited, seen] = std::array::from_fn(|_| Arc::clone(&gate));
+    let sources = sources.clone();
+    let needs = Arc::clone(board);
+    let state = AdminState {
+        snapshot: Arc::new(move || gate.snapshot()),
+        settings: Arc::new(move || rules.load_full()),
+        reload: Arc::new(move |who| {
+            let reload = reload.clone();
+            Box::pin(async move { reload.reload(who).await })
+        }),
+        engines: Arc::new(move || hooks::engine_views(&view)),
+        sources: Arc::new(move || hooks::source_views(&sources)),
+        limits: Arc::new(move || limited.limits()),
+        needs: Arc::new(move || needs.view().needs().collect()),
+        demand: Arc::new(move || seen.demand()),
+        operate: Arc::new(move |wish| operated.operate(|now| hooks::event_of(wish, now))),
+        explain: Arc::new(move |job| explained.explain(job)),
+        bill: settings.startup.usage.clone().map(usage::bills),
+        ready: Arc::new(move || if grace.is_draining() { Err("draining") } else { Ok(()) }),
+        telemetry: proxy.telemetry.clone(),
+    };
+    let address = settings.startup.admin;
+    let (door, telemetry) = (&settings.startup.door, proxy.telemetry.clone());
+    let tls = AdminTls {
+        source: hooks::admin_tls(&proxy.settings),
+        handshakes: Handshakes::new(door.max_handshakes, door.handshake_timeout),
+        failed: Box::new(move |why| {
+            HandshakeFailed { listener: "admin", reason: why.label() }.emit(&telemetry);
+        }),
+    };
+    let router = admin::router(state, crate::scaler::router(Arc::clone(board)));
+    admin::spawn(address, router, tls).map_err(|problem| StartError::Admin { address, problem })
+}
+
+async fn follow_file(reloader: Arc<Reloader>, asks: ReloadRequests, followers: SettingsFollowers) {
+    reloader.watch(asks, |report| followers.reloaded(report)).await;
+}
+
+async fn follow_sources(reloader: Arc<Reloader>, followers: SettingsFollowers) {
+    loop {
+        let found = followers.next_found().await;
+        let (reloader, followers) = (Arc::clone(&reloader), followers.clone());
+        // A reload that reads files may be under way.
+        let told = spawn_blocking(move || followers.discovered(&reloader, found));
+        if told.await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn close_idle(proxy: Arc<Proxy>) {
+    let mut every = tokio::time::interval(CLOSE_IDLE_EVERY);
+    loop {
+        every.tick().await;
+        proxy.upstreams.close_idle(proxy.settings.load().edge.upstream.keep_alive);
+    }
+}
+
+/// Loads the file that a gateway is to run under.
+///
+/// # Errors
+/// The report, when the file cannot be used.
+pub(super) fn load(path: PathBuf) -> Result<Reloader, crate::config::report::ConfigReport> {
+    let (reloader, report) = Reloader::start(path)?;
+    if !report.problems.is_empty() {
+        eprint!("{report}");
+    }
+    Ok(reloader)
+}

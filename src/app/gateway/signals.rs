@@ -1,0 +1,44 @@
+//! What the operating system asks of the process.
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::config::watch::ReloadHandle;
+
+/// SIGTERM and Ctrl-C.
+pub(in crate::app) struct OsSignals {
+    term: Signal,
+    int: Signal,
+}
+
+impl OsSignals {
+    /// Takes the signals over from the default, which is to die.
+    ///
+    /// # Errors
+    /// The operating system takes no handler.
+    pub(in crate::app) fn listen() -> std::io::Result<Self> {
+        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+    }
+
+    /// Waits for the next of them and says which it was.
+    pub(in crate::app) async fn asked(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.term.recv() => "SIGTERM",
+            _ = self.int.recv() => "Ctrl-C",
+        }
+    }
+}
+
+/// Takes SIGHUP over from the default, which is to die.
+///
+/// # Errors
+/// The operating system takes no handler.
+pub(in crate::app) fn hang_up() -> std::io::Result<Signal> {
+    signal(SignalKind::hangup())
+}
+
+/// Reloads the configuration at every `signal`.
+pub(in crate::app) async fn reload_at(mut signal: Signal, reload: ReloadHandle) {
+    while signal.recv().await.is_some() {
+        reload.nudge();
+    }
+}

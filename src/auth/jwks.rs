@@ -1,0 +1,192 @@
+//! A provider's public keys: where they are, and what of them can be used.
+
+use std::time::Duration;
+
+use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse};
+use jsonwebtoken::{Algorithm, DecodingKey};
+use reqwest::redirect::Policy;
+use reqwest::{Certificate, Client};
+use serde_json::Value;
+
+use crate::config::settings::identity::KeySource;
+use crate::tls;
+
+/// Time for one answer of a provider.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of a provider's largest answer.
+const MAX_ANSWER: usize = 1 << 20;
+/// Keys of one provider that are looked at.
+const MAX_KEYS: usize = 128;
+const DISCOVERY: &str = "/.well-known/openid-configuration";
+
+/// Why there are no new keys. It holds no text of the provider's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum JwksError {
+    /// TLS cannot be set up.
+    #[error("no client for its address: are there CA certificates on this machine?")]
+    NoClient,
+    /// No whole answer in time, or no connection.
+    #[error("no whole answer from it")]
+    Unreachable,
+    /// Another status than 200.
+    #[error("status {0}")]
+    Status(u16),
+    /// More than 1 MiB.
+    #[error("its answer is longer than 1 MiB")]
+    TooLarge,
+    /// The answer is not what was asked for.
+    #[error("its answer is not what was asked for")]
+    NotUnderstood,
+    /// The discovery document is somebody else's.
+    #[error("its discovery document names another issuer")]
+    OtherIssuer,
+    /// The discovery document leads to keys in the clear.
+    #[error("its discovery document leads to keys without https")]
+    InTheClear,
+    /// No key that can be used.
+    #[error("it has no key that can be used")]
+    NoKeys,
+}
+
+/// One public key.
+#[derive(Debug, Clone)]
+pub(super) struct PublicKey {
+    pub(super) id: Option<String>,
+    pub(super) key: DecodingKey,
+    algorithms: Vec<Algorithm>,
+}
+
+/// The public keys of a provider at one time.
+#[derive(Debug, Default)]
+pub(super) struct KeySet {
+    keys: Vec<PublicKey>,
+    /// Hash of what they were read from.
+    pub(super) digest: Option<blake3::Hash>,
+}
+
+impl KeySet {
+    /// The keys of a JWK set. Those that cannot be used (secrets, keys for
+    /// encryption, kinds that we do not know) are left out.
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, JwksError> {
+        let set: Value = serde_json::from_slice(bytes).map_err(|_| JwksError::NotUnderstood)?;
+        let listed = set.get("keys").and_then(Value::as_array).ok_or(JwksError::NotUnderstood)?;
+        let keys: Vec<PublicKey> = listed.iter().take(MAX_KEYS).filter_map(public_key).collect();
+        if keys.is_empty() {
+            return Err(JwksError::NoKeys);
+        }
+        Ok(Self { keys, digest: Some(blake3::hash(bytes)) })
+    }
+
+    /// The key by which a token that names `id` can be checked; without a name
+    /// the only one that is for the algorithm.
+    pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<&PublicKey> {
+        let mut fit = self.keys.iter().filter(|key| {
+            key.algorithms.contains(&algorithm) && id.is_none_or(|id| key.id.as_deref() == Some(id))
+        });
+        let first = fit.next();
+        if id.is_none() && fit.next().is_some() { None } else { first }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.keys.len()
+    }
+}
+
+fn public_key(value: &Value) -> Option<PublicKey> {
+    let jwk: Jwk = serde_json::from_value(value.clone()).ok()?;
+    if jwk.common.public_key_use.as_ref().is_some_and(|of| *of != PublicKeyUse::Signature) {
+        return None;
+    }
+    use Algorithm::{ES256, ES384, EdDSA, PS256, PS384, PS512, RS256, RS384, RS512};
+    let mut algorithms = match &jwk.algorithm {
+        AlgorithmParameters::RSA(_) => vec![RS256, RS384, RS512, PS256, PS384, PS512],
+        AlgorithmParameters::EllipticCurve(curve) if curve.curve == EllipticCurve::P256 => vec![ES256],
+        AlgorithmParameters::EllipticCurve(curve) if curve.curve == EllipticCurve::P384 => vec![ES384],
+        AlgorithmParameters::OctetKeyPair(pair) if pair.curve == EllipticCurve::Ed25519 => vec![EdDSA],
+        _ => return None,
+    };
+    if let Some(only) = jwk.common.key_algorithm {
+        algorithms.retain(|algorithm| named(*algorithm) == Some(only));
+    }
+    let key = DecodingKey::from_jwk(&jwk).ok()?;
+    (!algorithms.is_empty()).then_some(PublicKey { id: jwk.common.key_id, key, algorithms })
+}
+
+const fn named(algorithm: Algorithm) -> Option<KeyAlgorithm> {
+    Some(match algorithm {
+        Algorithm::RS256 => KeyAlgorithm::RS256,
+        Algorithm::RS384 => KeyAlgorithm::RS384,
+        Algorithm::RS512 => KeyAlgorithm::RS512,
+        Algorithm::PS256 => KeyAlgorithm::PS256,
+        Algorithm::PS384 => KeyAlgorithm::PS384,
+        Algorithm::PS512 => KeyAlgorithm::PS512,
+        Algorithm::ES256 => KeyAlgorithm::ES256,
+        Algorithm::ES384 => KeyAlgorithm::ES384,
+        Algorithm::EdDSA => KeyAlgorithm::EdDSA,
+        _ => return None,
+    })
+}
+
+/// Asks one provider.
+#[derive(Debug)]
+pub(super) struct JwksFetcher {
+    source: KeySource,
+    client: Option<Client>,
+}
+
+impl JwksFetcher {
+    pub(super) fn new(source: KeySource) -> Self {
+        tls::install_provider();
+        let client = client(source.ca.as_deref());
+        Self { source, client }
+    }
+
+    /// The keys as they are now.
+    pub(super) async fn fetch(&self) -> Result<KeySet, JwksError> {
+        let client = self.client.as_ref().ok_or(JwksError::NoClient)?;
+        let url = match &self.source.jwks_url {
+            Some(url) => url.clone(),
+            None => self.discover(client).await?,
+        };
+        KeySet::read(&get(client, &url).await?)
+    }
+
+    async fn discover(&self, client: &Client) -> Result<String, JwksError> {
+        let issuer = &self.source.issuer;
+        let answer = get(client, &format!("{}{DISCOVERY}", issuer.trim_end_matches('/'))).await?;
+        let document: Value = serde_json::from_slice(&answer).map_err(|_| JwksError::NotUnderstood)?;
+        if document["issuer"].as_str() != Some(issuer) {
+            return Err(JwksError::OtherIssuer);
+        }
+        let url = document["jwks_uri"].as_str().ok_or(JwksError::NotUnderstood)?;
+        // The issuer itself may be without https only on this machine.
+        if !url.starts_with("https://") && !issuer.starts_with("http://") {
+            return Err(JwksError::InTheClear);
+        }
+        Ok(url.to_owned())
+    }
+}
+
+fn client(ca: Option<&[u8]>) -> Option<Client> {
+    let builder = || Client::builder().no_proxy().redirect(Policy::none()).timeout(TIMEOUT);
+    match ca {
+        Some(pem) => builder().tls_certs_only(Certificate::from_pem_bundle(pem).ok()?).build().ok(),
+        // A machine without certificates can still ask over plain http.
+        None => builder().build().or_else(|_| builder().tls_certs_only([]).build()).ok(),
+    }
+}
+
+async fn get(client: &Client, url: &str) -> Result<Vec<u8>, JwksError> {
+    let mut answer = client.get(url).send().await.map_err(|_| JwksError::Unreachable)?;
+    if answer.status().as_u16() != 200 {
+        return Err(JwksError::Status(answer.status().as_u16()));
+    }
+    let mut body = Vec::new();
+    while let Some(chunk) = answer.chunk().await.map_err(|_| JwksError::Unreachable)? {
+        if body.len() + chunk.len() > MAX_ANSWER {
+            return Err(JwksError::TooLarge);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}

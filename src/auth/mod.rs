@@ -1,0 +1,218 @@
+//! Who is asking: by key, by an identity provider's token, or by certificate.
+
+mod cache;
+pub mod client;
+mod issuers;
+mod jwks;
+mod jwt;
+pub mod throttle;
+
+use http::HeaderMap;
+use parking_lot::Mutex;
+
+use crate::auth::client::ConnectedClient;
+use crate::auth::issuers::Issuers;
+use crate::auth::jwt::TokenError;
+use crate::auth::throttle::{FailureRate, FailureThrottle};
+use crate::config::keys::{self, KeyError};
+use crate::config::settings::identity::{Auth, Credentials, Grant};
+use crate::core::model::ids::TenantId;
+use crate::core::model::time::Tick;
+use crate::protocol::error::ApiError;
+use crate::protocol::error::catalogue::ErrorKind;
+use crate::protocol::headers;
+use crate::telemetry::event::AuthFailed;
+use crate::telemetry::{Telemetry, wall};
+use crate::tls::address_group;
+
+/// A caller whose credential was checked.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    /// Whose work it is.
+    pub(crate) tenant: TenantId,
+    /// The credential's public id; absent when none is asked for.
+    pub(crate) key_id: Option<String>,
+    /// What the credential allows.
+    pub(crate) grant: Grant,
+}
+
+impl Identity {
+    fn new(grant: Grant, key_id: Option<String>) -> Self {
+        Self { tenant: grant.tenant, key_id, grant }
+    }
+}
+
+/// Checks credentials.
+#[derive(Debug, Default)]
+pub struct Authenticator {
+    issuers: Issuers,
+    failures: Mutex<FailureThrottle>,
+}
+
+/// What is known of one request before its credential is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PresentedCredential<'a> {
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) peer: &'a ConnectedClient,
+    pub(crate) now: Tick,
+}
+
+/// Why somebody is not let in.
+struct AuthError {
+    /// A stable code for logs and metrics.
+    reason: &'static str,
+    /// The public part of the key.
+    key_id: Option<String>,
+    /// Whether it counts as a failed attempt of its address.
+    counts: bool,
+    answer: ApiError,
+}
+
+impl Authenticator {
+    /// Fetches the keys of these providers from now on, and no others'. Must be
+    /// called inside a tokio runtime.
+    pub fn follow(&self, auth: &Auth, telemetry: &Telemetry) {
+        let issuers = match auth {
+            Auth::Off(_) => &[][..],
+            Auth::Known(known) => &known.issuers,
+        };
+        self.issuers.follow(issuers, telemetry);
+    }
+
+    /// Checks the credentials of a request. Waits, for a short while, only
+    /// for the keys of a token whose key is new.
+    ///
+    /// A key or token decides before a certificate. What is neither, such as
+    /// the `none` that SDKs are told to send, does not stand in the way of a
+    /// certificate.
+    ///
+    /// # Errors
+    /// No credential, or one that is not valid. The answer never tells which
+    /// part of a key was wrong.
+    pub(crate) async fn identify(
+        &self,
+        auth: &Auth,
+        caller: PresentedCredential<'_>,
+        telemetry: &Telemetry,
+    ) -> Result<Identity, ApiError> {
+        let known = match auth {
+            Auth::Off(tenant) => return Ok(Identity::new(Grant::whole(*tenant), None)),
+            Auth::Known(known) => known,
+        };
+        match self.check(known, caller).await {
+            Ok(identity) => Ok(identity),
+            Err(refusal) => Err(self.refuse(known, caller, refusal, telemetry)),
+        }
+    }
+
+    async fn check(
+        &self,
+        known: &Credentials,
+        caller: PresentedCredential<'_>,
+    ) -> Result<Identity, AuthError> {
+        let text = headers::credentials(caller.headers);
+        if let Some(text) = text {
+            if let Some(parts) = keys::parse(text) {
+                let key_id = Some(parts.id.to_owned());
+                return match keys::verify(&known.keys, text, wall::now) {
+                    Ok(entry) => Ok(Identity::new(entry.grant.clone(), key_id)),
+                    Err(error) => Err(wrong_key(error, key_id)),
+                };
+            }
+            if !known.issuers.is_empty() && jwt::is_token(text) {
+                let verified = self.issuers.verify(known, text).await;
+                return verified
+                    .map(|token| Identity::new(token.grant.clone(), Some(token.id.clone())))
+                    .map_err(wrong_token);
+            }
+        }
+        if let Some(names) = &caller.peer.names {
+            if let Some((name, grant)) = names.iter().find_map(|name| Some((name, known.certs.get(name)?))) {
+                return Ok(Identity::new(grant.clone(), Some(name.to_owned())));
+            }
+            if text.is_none() {
+                let text = "The client certificate is valid, but none of its subject alternative names is known \
+                            here. Ask the operator of this gateway to add one, or send an API key.";
+                let answer = ApiError::new(ErrorKind::NotMapped, text);
+                return Err(AuthError { reason: "certificate_unknown", key_id: None, counts: false, answer });
+            }
+        }
+        Err(match text {
+            Some(_) => wrong_key(KeyError::Malformed, None),
+            None => missing(),
+        })
+    }
+
+    /// Counts a failure, and answers more shortly those that fail all the time.
+    fn refuse(
+        &self,
+        known: &Credentials,
+        caller: PresentedCredential<'_>,
+        refusal: AuthError,
+        telemetry: &Telemetry,
+    ) -> ApiError {
+        let limit = known.failures;
+        if refusal.counts && limit.per_minute > 0 {
+            let rate = FailureRate { burst: limit.burst, per_minute: limit.per_minute };
+            let heard =
+                self.failures.lock().failed(address_group(caller.peer.address.ip()), caller.now, rate);
+            if let Err(wait) = heard {
+                AuthFailed { reason: "throttled", key_id: None }.emit(telemetry);
+                let text = "Too many attempts from this address had credentials that are not valid here.";
+                return ApiError::new(ErrorKind::TooManyFailures, text).with_retry_after(wait);
+            }
+        }
+        AuthFailed { reason: refusal.reason, key_id: refusal.key_id.as_deref() }.emit(telemetry);
+        refusal.answer
+    }
+}
+
+fn missing() -> AuthError {
+    let text = "No API key was given. Send it as `Authorization: Bearer <key>` or `x-api-key: <key>`.";
+    let answer = ApiError::new(ErrorKind::MissingKey, text);
+    AuthError { reason: "missing", key_id: None, counts: false, answer }
+}
+
+fn wrong_key(error: KeyError, key_id: Option<String>) -> AuthError {
+    let (reason, text) = match error {
+        KeyError::Malformed => ("malformed", NOT_VALID),
+        KeyError::Unknown => ("unknown", NOT_VALID),
+        KeyError::Mismatch => ("mismatch", NOT_VALID),
+        KeyError::Expired => {
+            ("expired", "The API key has expired. Ask the operator of this gateway for a new one.")
+        }
+    };
+    AuthError { reason, key_id, counts: true, answer: ApiError::new(ErrorKind::InvalidKey, text) }
+}
+
+const NOT_VALID: &str = "The API key is not valid here. Ask the operator of this gateway for one.";
+
+fn wrong_token(error: TokenError) -> AuthError {
+    let reason = error.reason();
+    let (kind, text) = match error {
+        TokenError::Unavailable => {
+            let text = "The token cannot be checked now: the identity provider's keys are not to be had.";
+            let answer = ApiError::new(ErrorKind::IdentityUnavailable, text)
+                .with_retry_after(issuers::USUAL_RETRY_AFTER);
+            return AuthError { reason, key_id: None, counts: false, answer };
+        }
+        TokenError::NotMapped => {
+            let text = "The token is valid, but it gives no right to anything here. Ask the operator of this gateway.";
+            let answer = ApiError::new(ErrorKind::NotMapped, text);
+            return AuthError { reason, key_id: None, counts: false, answer };
+        }
+        TokenError::Expired => {
+            (ErrorKind::InvalidKey, "The token has expired. Get a new one from its provider.")
+        }
+        TokenError::NotYet => (ErrorKind::InvalidKey, "The token is not valid yet."),
+        TokenError::Malformed
+        | TokenError::TooLong
+        | TokenError::Issuer
+        | TokenError::Audience
+        | TokenError::Algorithm
+        | TokenError::Critical
+        | TokenError::UnknownKey
+        | TokenError::Signature => (ErrorKind::InvalidKey, "The token is not valid here."),
+    };
+    AuthError { reason, key_id: None, counts: true, answer: ApiError::new(kind, text) }
+}

@@ -1,0 +1,157 @@
+//! Failed attempts by address, in bounded memory.
+//!
+//! Each address has a bucket of attempts (the generic cell rate algorithm: one
+//! tick says it all). Only failures take from it; whoever succeeds is never
+//! asked. While the table is full, all new addresses share one bucket.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::core::model::time::Tick;
+
+/// Addresses that are told apart.
+const MAX_ROWS: usize = 16_384;
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// How often something may happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FailureRate {
+    /// So many times at once, at least 1.
+    pub burst: u32,
+    /// So many more times in each minute, at least 1.
+    pub per_minute: u32,
+}
+
+/// What is left of a [`FailureRate`]: full at [`Tick::ZERO`] and before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TokenBucket {
+    /// When it will be full again.
+    full_at: Tick,
+}
+
+impl TokenBucket {
+    /// Takes one.
+    ///
+    /// # Errors
+    /// Nothing is left; how long until something is.
+    pub fn take(&mut self, now: Tick, rate: FailureRate) -> Result<(), Duration> {
+        let each = MINUTE / rate.per_minute.max(1);
+        let full_at = self.full_at.max(now);
+        let owed = full_at.since(now);
+        let room = each.saturating_mul(rate.burst.saturating_sub(1));
+        if owed > room {
+            return Err(owed - room);
+        }
+        self.full_at = full_at + each;
+        Ok(())
+    }
+}
+
+/// The failures of all addresses.
+#[derive(Debug, Default)]
+pub struct FailureThrottle {
+    rows: BTreeMap<u128, TokenBucket>,
+    /// Of those that have no row.
+    others: TokenBucket,
+}
+
+impl FailureThrottle {
+    /// Notes a failure of `who`.
+    ///
+    /// # Errors
+    /// It is one too many; how long until the next one may be heard.
+    pub fn failed(&mut self, who: u128, now: Tick, rate: FailureRate) -> Result<(), Duration> {
+        if !self.rows.contains_key(&who) && self.rows.len() >= MAX_ROWS {
+            self.rows.retain(|_, bucket| bucket.full_at > now);
+            if self.rows.len() >= MAX_ROWS {
+                return self.others.take(now, rate);
+            }
+        }
+        self.rows.entry(who).or_default().take(now, rate)
+    }
+
+    /// Addresses that are told apart just now.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether no address has failed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{any, prop_assert, proptest};
+
+    use super::*;
+
+    const RATE: FailureRate = FailureRate { burst: 3, per_minute: 6 };
+
+    fn at(seconds: u64) -> Tick {
+        Tick::from_millis(seconds * 1000)
+    }
+
+    #[test]
+    fn a_burst_then_one_each_ten_seconds() {
+        let mut throttle = FailureThrottle::default();
+        for _ in 0..3 {
+            assert_eq!(throttle.failed(1, at(5), RATE), Ok(()));
+        }
+        assert_eq!(throttle.failed(1, at(5), RATE), Err(Duration::from_secs(10)));
+        assert_eq!(throttle.failed(1, at(9), RATE), Err(Duration::from_secs(6)));
+        assert_eq!(throttle.failed(2, at(9), RATE), Ok(()), "each address has its own");
+        assert_eq!(throttle.failed(1, at(15), RATE), Ok(()));
+        assert!(throttle.failed(1, at(15), RATE).is_err());
+        for _ in 0..3 {
+            assert_eq!(throttle.failed(1, at(100), RATE), Ok(()), "it fills up, and no further");
+        }
+        assert!(throttle.failed(1, at(100), RATE).is_err());
+    }
+
+    #[test]
+    fn the_table_is_bounded_and_the_rest_shares_one_row() {
+        let mut throttle = FailureThrottle::default();
+        let all = MAX_ROWS as u128;
+        for who in 0..all {
+            assert_eq!(throttle.failed(who, at(1), RATE), Ok(()));
+        }
+        let more = (all..2 * all).filter(|who| throttle.failed(*who, at(1), RATE).is_ok()).count();
+        assert_eq!((more, throttle.len()), (3, MAX_ROWS));
+        assert_eq!(throttle.failed(0, at(1), RATE), Ok(()), "who is known keeps its own");
+        assert_eq!(throttle.failed(all, at(60), RATE), Ok(()));
+        assert_eq!(throttle.len(), 1, "those whose buckets are full again are forgotten");
+    }
+
+    proptest! {
+        /// Whatever comes when, no window of time hears more than its due.
+        #[test]
+        fn never_more_than_the_burst_and_what_grows_back(
+            gaps in proptest::collection::vec(0_u64..20_000, 1..200), burst in 1_u32..9, per_minute in 1_u32..100,
+            from in any::<u32>(),
+        ) {
+            let rate = FailureRate { burst, per_minute };
+            let (mut bucket, mut now) = (TokenBucket::default(), Tick::from_millis(from.into()));
+            let mut heard: Vec<Tick> = Vec::new();
+            for gap in gaps {
+                now += Duration::from_millis(gap);
+                match bucket.take(now, rate) {
+                    Ok(()) => heard.push(now),
+                    Err(wait) => {
+                        prop_assert!(!wait.is_zero());
+                        prop_assert!(bucket.clone().take(now + wait, rate).is_ok(), "the wait is honest");
+                    }
+                }
+            }
+            for (at, first) in heard.iter().enumerate() {
+                for (count, last) in heard[at..].iter().enumerate() {
+                    let grown = last.since(*first).as_secs_f64() / 60.0 * f64::from(per_minute);
+                    prop_assert!((count + 1) as f64 <= f64::from(burst) + grown + 1e-6);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! From a file to settings, with everything that is wrong with it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+use crate::config::decode::{Decoded, decode};
+use crate::config::file::ConfigFile;
+use crate::config::problem::ConfigProblem;
+use crate::config::report::ConfigReport;
+use crate::config::secret::{MachineSecrets, SecretReader, SecretSource, read_bounded};
+use crate::config::settings::Settings;
+use crate::config::validate::{Findings, validate};
+use crate::config::yaml;
+
+/// Bytes of the largest file: room for some ten thousand tenants.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// A configuration that holds.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// What the program uses.
+    pub settings: Settings,
+    /// What it was made from, defaults filled in.
+    pub file: ConfigFile,
+}
+
+/// What came of a file.
+#[derive(Debug)]
+pub struct LoadOutcome {
+    /// The configuration, unless an error was found.
+    pub loaded: Option<Loaded>,
+    /// What was found.
+    pub report: ConfigReport,
+    /// The files that were read.
+    pub(super) inputs: InputFiles,
+}
+
+impl LoadOutcome {
+    /// The configuration.
+    ///
+    /// # Errors
+    /// The report, when the file cannot be used.
+    pub fn into_result(self) -> Result<Loaded, ConfigReport> {
+        self.loaded.ok_or(self.report)
+    }
+}
+
+/// The files that a configuration was read from, with the hash of each (none
+/// when it could not be read).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct InputFiles {
+    config: Option<(PathBuf, Option<blake3::Hash>)>,
+    secrets: Vec<(PathBuf, Option<blake3::Hash>)>,
+}
+
+impl InputFiles {
+    /// The paths, the configuration file first.
+    pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.config.iter().chain(&self.secrets).map(|(path, _)| path.as_path())
+    }
+
+    /// Whether some file is no longer what it was, read as it was then.
+    pub(super) fn changed(&self, source: &dyn SecretSource) -> bool {
+        let differs = |hash: &Option<blake3::Hash>, now: io::Result<Vec<u8>>| {
+            now.ok().map(|bytes| blake3::hash(&bytes)) != *hash
+        };
+        self.config.iter().any(|(path, hash)| differs(hash, read_bounded(path, MAX_FILE_BYTES)))
+            || self.secrets.iter().any(|(path, hash)| differs(hash, source.file(path)))
+    }
+}
+
+/// Loads a file. Ids stay those of `previous`.
+#[must_use]
+pub fn load_file(path: &Path, previous: Option<&Settings>) -> LoadOutcome {
+    load_file_with(path, previous, &MachineSecrets)
+}
+
+/// Loads a file with secrets from `source`.
+#[must_use]
+pub fn load_file_with(path: &Path, previous: Option<&Settings>, source: &dyn SecretSource) -> LoadOutcome {
+    let name = path.display().to_string();
+    let read = read_bounded(path, MAX_FILE_BYTES);
+    let hash = read.as_ref().ok().map(|bytes| blake3::hash(bytes));
+    let utf8 = |bytes| String::from_utf8(bytes).map_err(|_| io::Error::other("not UTF-8 text"));
+    let mut outcome = match read.and_then(utf8) {
+        Ok(text) => load_str_with(&text, &name, folder(path), previous, source),
+        Err(error) => {
+            let report =
+                ConfigReport::unreadable(&name, ConfigProblem::of_file(format!("cannot be read: {error}")));
+            LoadOutcome { loaded: None, report, inputs: InputFiles::default() }
+        }
+    };
+    outcome.inputs.config = Some((path.to_owned(), hash));
+    outcome
+}
+
+/// Loads the text of a file that reports call `name`. Relative paths in it
+/// start at `base`.
+#[must_use]
+pub fn load_str(text: &str, name: &str, base: &Path, previous: Option<&Settings>) -> LoadOutcome {
+    load_str_with(text, name, base, previous, &MachineSecrets)
+}
+
+/// Loads the text of a file with secrets from `source`.
+#[must_use]
+pub fn load_str_with(
+    text: &str,
+    name: &str,
+    base: &Path,
+    previous: Option<&Settings>,
+    source: &dyn SecretSource,
+) -> LoadOutcome {
+    let mut secrets = SecretReader::new(source, base);
+    let (loaded, mut problems) = settle(text, previous, &mut secrets);
+    problems.sort_by_key(|problem| (problem.line, problem.column));
+    let loaded = loaded.filter(|_| !problems.iter().any(ConfigProblem::is_error));
+    let inputs = InputFiles { config: None, secrets: secrets.into_read() };
+    LoadOutcome { loaded, report: ConfigReport::new(name, text, problems), inputs }
+}
+
+fn settle(
+    text: &str,
+    previous: Option<&Settings>,
+    secrets: &mut SecretReader<'_>,
+) -> (Option<Loaded>, Vec<ConfigProblem>) {
+    let mut tree = match yaml::parse(text) {
+        Ok(tree) => tree,
+        Err(problem) => return (None, vec![problem]),
+    };
+    let Decoded { value, dropped, mut problems } = decode::<ConfigFile>(&mut tree);
+    let Some(file) = value else { return (None, problems) };
+    let mut findings = Findings::new(&tree, &dropped);
+    let digest = blake3::hash(text.as_bytes()).to_hex().to_string();
+    let settings = validate(&file, digest, previous, secrets, &mut findings);
+    problems.extend(findings.into_problems());
+    (Some(Loaded { settings, file }), problems)
+}
+
+/// Reads a YAML document of another shape than a configuration (a scenario),
+/// with the same care for mistakes.
+///
+/// # Errors
+/// Everything that is wrong with it, with lines.
+pub fn read_as<T: DeserializeOwned>(text: &str, name: &str) -> Result<T, ConfigReport> {
+    let failed = |problems| ConfigReport::new(name, text, problems);
+    let mut tree = yaml::parse(text).map_err(|problem| failed(vec![problem]))?;
+    let Decoded { value, problems, .. } = decode::<T>(&mut tree);
+    value.filter(|_| problems.is_empty()).ok_or_else(|| failed(problems))
+}
+
+/// The folder that a file is in.
+pub(super) fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Loads a file only to report on it: what `penstock check` does.
+#[must_use]
+pub fn check_file(path: &Path) -> ConfigReport {
+    load_file(path, None).report
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,305 @@
+//! The validated configuration, as the rest of the program sees it.
+
+pub mod identity;
+pub mod names;
+pub mod scale;
+pub mod shadows;
+pub mod usage;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Uri;
+
+use crate::config::discover::Discovery;
+pub use crate::config::file::routing::SessionField;
+use crate::config::secret::Secret;
+use crate::config::settings::identity::{AuditFile, Auth, Listeners};
+use crate::config::settings::names::ModelNames;
+use crate::config::settings::scale::ScaleSettings;
+use crate::config::settings::shadows::ShadowSettings;
+use crate::config::settings::usage::UsageSettings;
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId};
+use crate::core::model::policy::Policy;
+use crate::tokens::counter::{MediaCosts, TokenCounter};
+
+/// One whole, valid configuration.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Hash of the file's bytes, hex; tells two configurations apart.
+    pub digest: String,
+    /// What takes effect only at a start.
+    pub startup: Startup,
+    /// The listeners' certificates and operators; takes effect with the next
+    /// connection or request there.
+    pub listeners: Listeners,
+    /// How the scale signal is told.
+    pub scale: ScaleSettings,
+    /// What the edges need; takes effect with the next request.
+    pub edge: Arc<EdgeSettings>,
+    /// What the core decides by; takes effect at once.
+    pub policy: Arc<Policy>,
+}
+
+/// What takes effect only at a start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Startup {
+    /// Where clients connect.
+    pub listen: SocketAddr,
+    /// Where operators and Prometheus connect.
+    pub admin: SocketAddr,
+    /// Limits of the client listener.
+    pub door: ListenerLimits,
+    /// How long running and queued requests may go on after SIGTERM.
+    pub drain_grace: Duration,
+    /// Where the audit log goes beside the log; absent = nowhere.
+    pub audit: Option<AuditFile>,
+    /// Where it is written down what requests used; absent = nowhere.
+    pub usage: Option<UsageSettings>,
+    /// Logs and traces.
+    pub telemetry: TelemetrySettings,
+}
+
+/// Limits of the client listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenerLimits {
+    /// Open client connections; more are accepted only as others close.
+    pub max_connections: usize,
+    /// Time for a request head, from its first byte.
+    pub head_timeout: Duration,
+    /// Longest time without a byte of a request body.
+    pub body_timeout: Duration,
+    /// How far a client may fall behind with its answer.
+    pub send_timeout: Duration,
+    /// Bytes a second that a client must take on average while bytes wait for
+    /// it; 0 = any progress will do.
+    pub min_send_rate: u64,
+    /// How long a connection may stay open without a request.
+    pub idle_timeout: Duration,
+    /// Bytes of a request head.
+    pub max_head_bytes: usize,
+    /// Time for a TLS handshake.
+    pub handshake_timeout: Duration,
+    /// TLS handshakes at once.
+    pub max_handshakes: usize,
+}
+
+/// Logs and traces.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TelemetrySettings {
+    /// `json` or `text`.
+    pub log_format: LogFormat,
+    /// A tracing filter such as `info` or `penstock=debug`.
+    pub log_level: String,
+    /// OTLP gRPC endpoint for traces; absent = no traces.
+    pub otlp_endpoint: Option<String>,
+    /// Share of the requests that start a trace of their own, `0.0..=1.0`.
+    pub trace_sample: f64,
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// For people.
+    Text,
+}
+
+/// What the edges need.
+#[derive(Debug, Clone)]
+pub struct EdgeSettings {
+    /// Who may come in.
+    pub auth: Auth,
+    /// What clients call the models.
+    pub names: ModelNames,
+    /// How prompts are counted and what becomes of those that are too long, for
+    /// models where that is not as usual.
+    pub models: BTreeMap<ModelId, ModelSettings>,
+    /// Pools as the proxy and the probes see them.
+    pub pools: IdTable<PoolId, PoolSettings>,
+    /// Replicas as the proxy and the probes see them.
+    pub replicas: IdTable<ReplicaId, ReplicaSettings>,
+    /// Request limits.
+    pub requests: RequestLimits,
+    /// Engine-side time limits.
+    pub upstream: UpstreamLimits,
+    /// Whether a stream that breaks after its first token goes on at another
+    /// replica.
+    pub continue_streams: bool,
+    /// What names the session of a request, where sessions keep to a replica.
+    pub session: Option<SessionKey>,
+    /// Classes whose clients get the head of a stream while their requests are
+    /// held for a pool that has to start.
+    pub early_heads: BTreeSet<ClassId>,
+    /// Which requests are copied to other models; absent = none.
+    pub shadows: Option<ShadowSettings>,
+}
+
+/// What names the session of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionKey {
+    /// A header, lower case; it goes before the fields.
+    pub header: Option<String>,
+    /// Fields of the body; the first that is there counts.
+    pub body: Vec<SessionField>,
+}
+
+/// A model as the edges see it.
+#[derive(Debug, Clone, Default)]
+pub struct ModelSettings {
+    /// Its own tokenizer.
+    pub counter: Option<Arc<TokenCounter>>,
+    /// What images and sounds are counted as.
+    pub media: MediaCosts,
+    /// Whether a request is refused whose prompt and asked output together are
+    /// too long; else the output gets what is left.
+    pub rejects: bool,
+    /// Whether clients may have their prompts cut.
+    pub truncates: bool,
+}
+
+/// A pool as the edges see it.
+#[derive(Debug, Clone)]
+pub struct PoolSettings {
+    /// What runs there.
+    pub engine: EngineKind,
+    /// The engine's own name of each model it serves.
+    pub model_names: BTreeMap<ModelId, String>,
+    /// The adapters among them.
+    pub adapters: BTreeSet<ModelId>,
+    /// Sent as `Authorization: Bearer` to its engines.
+    pub api_key: Option<Secret>,
+    /// Time between two scrapes of an engine's own view.
+    pub scrape_interval: Duration,
+    /// What operators say of it.
+    pub site: PoolSite,
+    /// Where more of its replicas come from.
+    pub discover: Option<Discovery>,
+}
+
+/// What operators say of a pool, for people to read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PoolSite {
+    /// The kind of accelerator.
+    pub accelerator: Option<String>,
+    /// The profile of its slices, where it has such.
+    pub mig_profile: Option<String>,
+    /// Where it is.
+    pub region: Option<String>,
+    /// Where in its region it is.
+    pub zone: Option<String>,
+    /// Whatever else.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// A replica as the edges see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplicaSettings {
+    /// Its pool.
+    pub pool: PoolId,
+    /// `http://host:port` or `https://host:port`, perhaps with a path prefix;
+    /// no trailing slash.
+    pub url: Uri,
+    /// Where its metrics are, when they have a port of their own (Triton).
+    pub metrics_url: Option<Uri>,
+    /// The zone that it is in, where that is known.
+    pub zone: Option<Arc<str>>,
+}
+
+/// The software that a pool runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EngineKind {
+    /// vLLM's OpenAI server.
+    Vllm,
+    /// Hugging Face Text Generation Inference.
+    Tgi,
+    /// SGLang.
+    Sglang,
+    /// NVIDIA `trtllm-serve`.
+    Trtllm,
+    /// Triton with the TensorRT-LLM back end behind its OpenAI front end.
+    Triton,
+    /// llama.cpp's server.
+    Llamacpp,
+    /// Any other server that speaks the OpenAI API (Ray Serve and others).
+    Openai,
+}
+
+/// Limits of one request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// Bytes of one request body.
+    pub max_body_bytes: u64,
+    /// Bytes of all request bodies held at once.
+    pub max_total_body_bytes: u64,
+    /// Thousandths of the bytes that no other tenant holds which one tenant may
+    /// hold.
+    pub tenant_body_permille: u32,
+    /// Bytes a second that a body must come at; 0 = at any rate.
+    pub min_body_rate: u64,
+    /// Bytes of one answer that is not a stream.
+    pub max_answer_bytes: u64,
+    /// Bytes of all answers held at once, streams and others.
+    pub max_total_answer_bytes: u64,
+    /// Bytes of one stream that are held for a client that reads more slowly
+    /// than the engine writes.
+    pub stream_buffer_bytes: usize,
+    /// The header by which a client may ask for a class, lower case.
+    pub class_header: String,
+    /// Time between two signs of life to a client that has only the head of its
+    /// answer.
+    pub keepalive: Duration,
+}
+
+impl RequestLimits {
+    /// Bytes of bodies that a tenant may hold while the others hold so many: one
+    /// body at least.
+    #[must_use]
+    pub const fn most_of_tenant(&self, others: u64) -> u64 {
+        let free = self.max_total_body_bytes.saturating_sub(others);
+        let share = free as u128 * self.tenant_body_permille as u128 / 1000;
+        if share > self.max_body_bytes as u128 { share as u64 } else { self.max_body_bytes }
+    }
+}
+
+/// Engine-side time limits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UpstreamLimits {
+    /// Time for a connection to an engine.
+    pub connect_timeout: Duration,
+    /// Longest silence from dispatch to the first token of a stream.
+    pub first_token_timeout: Duration,
+    /// Longest time from dispatch to the whole of an answer that is not a stream.
+    pub answer_timeout: Duration,
+    /// Longest silence inside a stream.
+    pub stream_idle_timeout: Duration,
+    /// How long an unused connection to an engine is kept; below the 5 s
+    /// after which uvicorn closes it.
+    pub keep_alive: Duration,
+}
+
+impl EngineKind {
+    /// Whether it can go on with an answer that another engine began.
+    #[must_use]
+    pub const fn can_go_on(self) -> bool {
+        matches!(self, Self::Vllm | Self::Sglang)
+    }
+
+    /// The name that the configuration and telemetry use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Tgi => "tgi",
+            Self::Sglang => "sglang",
+            Self::Trtllm => "trtllm",
+            Self::Triton => "triton",
+            Self::Llamacpp => "llamacpp",
+            Self::Openai => "openai",
+        }
+    }
+}

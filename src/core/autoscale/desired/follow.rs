@@ -1,0 +1,72 @@
+//! A number that another gateway decides, and that this one may have to go on
+//! from.
+
+use std::time::Duration;
+
+use crate::core::model::time::Tick;
+
+use super::{DesiredReplicas, SLACK, whole};
+
+impl DesiredReplicas {
+    /// Another gateway decided on `number`, where `replicas` are needed as it looks
+    /// from here. What is needed is remembered for `hold`, as if the number were
+    /// our own, so that who goes on from it keeps it as long.
+    pub fn follow(&mut self, replicas: f64, number: u32, hold: Duration, now: Tick) {
+        if number > self.number {
+            self.fell = None;
+            self.remember(number, hold, now);
+        } else if number < self.number {
+            self.fell = Some(now);
+            self.peaks.iter_mut().for_each(|(_, peak)| *peak = (*peak).min(number));
+        }
+        self.number = number;
+        self.remember(whole(replicas / SLACK).min(number), hold, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Duration = Duration::from_secs(60);
+    const HOLD: Duration = Duration::from_secs(300);
+
+    fn at(seconds: u64) -> Tick {
+        Tick::from_millis(seconds * 1000)
+    }
+
+    /// One that decides and one that follows it, looking each second.
+    fn pair(need: impl Fn(u64) -> f64, seconds: u64) -> (DesiredReplicas, DesiredReplicas) {
+        let (mut first, mut second) = (DesiredReplicas::default(), DesiredReplicas::default());
+        for now in 0..seconds {
+            let (number, _) = first.settle(need(now), 0, HOLD, START, at(now));
+            second.follow(need(now), number, HOLD, at(now));
+        }
+        (first, second)
+    }
+
+    #[test]
+    fn who_goes_on_says_what_the_other_would_have_said() {
+        let needs: [fn(u64) -> f64; 3] =
+            [|_| 7.2, |now| if now < 600 { 9.5 } else { 3.0 }, |now| 4.0 + (now / 100) as f64];
+        for need in needs {
+            for until in [10, 610, 890, 905, 1500] {
+                let (mut first, mut second) = pair(need, until);
+                for now in until..until + 900 {
+                    let one = first.settle(need(now), 0, HOLD, START, at(now)).0;
+                    let other = second.settle(need(now), 0, HOLD, START, at(now)).0;
+                    assert_eq!(one, other, "{until} {now}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_has_just_come_keeps_what_it_was_told() {
+        let mut memory = DesiredReplicas::default();
+        memory.follow(3.0, 12, HOLD, at(1000));
+        let after = |memory: &mut DesiredReplicas, now| memory.settle(3.0, 0, HOLD, START, at(now)).0;
+        assert_eq!((after(&mut memory, 1001), after(&mut memory, 1300)), (12, 12));
+        assert_eq!(after(&mut memory, 1301), 9, "and falls as everybody does");
+    }
+}

@@ -1,0 +1,193 @@
+//! Which pools serve what the lines ask for: the one wanted most as far as it
+//! goes, then the next.
+
+use crate::core::model::ids::PoolId;
+
+use super::{ScaleReason, ScalingPool};
+use crate::core::autoscale::class_demand::PoolSetNeed;
+
+/// What one line asks for, and of whom.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PoolSetDemand {
+    /// Its pools, the one wanted most first.
+    pub order: Vec<PoolId>,
+    /// What it asks for.
+    pub asked: PoolSetNeed,
+    /// Jobs that wait in it.
+    pub waiting: u64,
+}
+
+/// What a pool is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PoolShare {
+    /// Replicas, as a number between whole ones.
+    pub replicas: f64,
+    /// What most of them are for.
+    pub reason: ScaleReason,
+    /// Those that most of them are for.
+    largest: f64,
+    /// It is to do something, and what its replicas can do is not known.
+    pub unknown: bool,
+    /// Replicas that would have met what came and could not wait.
+    pub hopeless: f64,
+    /// Some of what waits cannot wait longer for a start.
+    pub due: bool,
+    /// Some have waited for long.
+    pub strained: bool,
+    /// What it has does not meet what is asked of it, and it is the one to have more.
+    pub unmet: bool,
+}
+
+/// What each of the pools is to do, in their order. Lines with the least choice
+/// go first. What is more than all of a line's pools may have goes to the last
+/// of them that is not short.
+#[must_use]
+pub fn share(lines: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<PoolShare> {
+    let mut parts = vec![PoolShare::default(); pools.len()];
+    let place = |id: PoolId| pools.iter().position(|pool| pool.pool == id);
+    for line in lines.iter().filter(|line| line.asked.due) {
+        line.order.iter().filter_map(|id| place(*id)).for_each(|at| parts[at].due = true);
+    }
+    let mut sorted: Vec<&PoolSetDemand> = lines.iter().filter(|line| line.asked.work > 0.0).collect();
+    sorted.sort_by_key(|line| line.order.len());
+    for line in sorted {
+        let places: Vec<usize> = line.order.iter().filter_map(|id| place(*id)).collect();
+        places.iter().for_each(|at| parts[*at].strained |= line.asked.strained);
+        let grows =
+            |at: &&usize| !pools[**at].short && pools[**at].max.is_none_or(|max| pools[**at].ready < max);
+        let grown = places.iter().find(grows).filter(|_| line.asked.unmet);
+        grown.into_iter().for_each(|at| parts[*at].unmet = true);
+        let known = places.iter().find_map(|at| pools[*at].cost);
+        let Some(known) = known else {
+            let first = places.iter().find(|at| !pools[**at].short).or_else(|| places.first());
+            first.into_iter().for_each(|at| parts[*at].unknown = true);
+            continue;
+        };
+        let cost = |at: usize| pools[at].cost.unwrap_or(known);
+        let mut rest = line.asked.work;
+        for at in &places {
+            let most = most(&pools[*at]);
+            let room = (most - parts[*at].replicas).max(0.0);
+            let wanted = rest * cost(*at);
+            let given = wanted.min(room);
+            parts[*at].add(given, line.asked.reason);
+            rest = ((wanted - given) / cost(*at)).max(0.0);
+        }
+        if let Some(first) = places.first() {
+            parts[*first].hopeless += line.asked.hopeless * cost(*first);
+        }
+        // Pools that are short go on wanting what others do for them meanwhile.
+        for at in places.iter().filter(|at| pools[**at].short) {
+            let missing = line.asked.work * cost(*at) - parts[*at].replicas;
+            parts[*at].add(missing, line.asked.reason);
+        }
+        let last = places.iter().rev().find(|at| !pools[**at].short);
+        if let Some(at) = last.filter(|_| rest > 0.0) {
+            parts[*at].add(rest * cost(*at), line.asked.reason);
+        }
+    }
+    parts
+}
+
+fn most(pool: &ScalingPool) -> f64 {
+    let most = if pool.short { Some(pool.ready) } else { pool.max };
+    most.map_or(f64::INFINITY, f64::from)
+}
+
+impl PoolShare {
+    /// The same where what waits is left for later.
+    #[must_use]
+    pub fn put_off(self) -> Self {
+        Self { replicas: 0.0, unknown: false, ..self }
+    }
+
+    fn add(&mut self, replicas: f64, reason: ScaleReason) {
+        if replicas <= 0.0 {
+            return;
+        }
+        if replicas > self.largest {
+            (self.largest, self.reason) = (replicas, reason);
+        }
+        self.replicas += replicas;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const A: PoolId = PoolId::new(0);
+    const B: PoolId = PoolId::new(1);
+
+    fn pool(id: PoolId, cost: Option<f64>) -> ScalingPool {
+        ScalingPool { pool: id, cost, start: Duration::from_secs(60), ready: 1, max: None, short: false }
+    }
+
+    fn line(order: &[PoolId], work: f64) -> PoolSetDemand {
+        let asked = PoolSetNeed {
+            work,
+            reason: ScaleReason::Sustained,
+            hopeless: 0.0,
+            due: false,
+            strained: false,
+            unmet: false,
+        };
+        PoolSetDemand { order: order.to_vec(), asked, waiting: 0 }
+    }
+
+    fn replicas(lines: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<f64> {
+        share(lines, pools).iter().map(|part| part.replicas).collect()
+    }
+
+    #[test]
+    fn the_pool_wanted_most_gets_all_that_it_may_have() {
+        let (a, b) = (pool(A, Some(0.1)), pool(B, Some(0.05)));
+        let lines = [line(&[A, B], 50.0)];
+        assert_eq!(replicas(&lines, &[a, b]), [5.0, 0.0]);
+        let small = ScalingPool { max: Some(3), ..a };
+        assert_eq!(replicas(&lines, &[small, b]), [3.0, 1.0], "20 units at twice the speed");
+        let both = [small, ScalingPool { max: Some(1), ..b }];
+        assert_eq!(replicas(&[line(&[A, B], 90.0)], &both), [3.0, 3.0], "more than there may be is told");
+    }
+
+    #[test]
+    fn the_first_pool_that_may_grow_meets_what_is_unmet() {
+        let mut one = line(&[A, B], 5.0);
+        one.asked.unmet = true;
+        let unmet = |pools: &[ScalingPool]| {
+            share(&[one.clone()], pools).iter().map(|part| part.unmet).collect::<Vec<_>>()
+        };
+        let (a, b) = (pool(A, Some(0.1)), pool(B, Some(0.1)));
+        assert_eq!(unmet(&[a, b]), [true, false]);
+        assert_eq!(unmet(&[ScalingPool { max: Some(1), ..a }, b]), [false, true]);
+        assert_eq!(
+            unmet(&[ScalingPool { short: true, ..a }, ScalingPool { max: Some(1), ..b }]),
+            [false, false]
+        );
+    }
+
+    #[test]
+    fn lines_without_a_choice_go_first() {
+        let pools = [ScalingPool { max: Some(3), ..pool(A, Some(0.1)) }, pool(B, Some(0.1))];
+        assert_eq!(replicas(&[line(&[A, B], 20.0), line(&[A], 20.0)], &pools), [3.0, 1.0]);
+    }
+
+    #[test]
+    fn what_a_short_pool_lacks_is_made_up_for() {
+        let spot = ScalingPool { ready: 2, short: true, ..pool(A, Some(0.1)) };
+        let lines = [line(&[A, B], 50.0)];
+        assert_eq!(replicas(&lines, &[spot, pool(B, Some(0.1))]), [5.0, 3.0], "and it goes on asking");
+    }
+
+    #[test]
+    fn what_was_never_measured_is_unknown_or_like_its_neighbour() {
+        let lines = [line(&[A, B], 50.0)];
+        let parts = share(&lines, &[pool(A, None), pool(B, None)]);
+        assert_eq!((parts[0].unknown, parts[1].unknown), (true, false));
+        assert_eq!(replicas(&lines, &[pool(A, None), pool(B, Some(0.1))]), [5.0, 0.0]);
+        let short = ScalingPool { short: true, ready: 0, ..pool(A, None) };
+        assert!(share(&lines, &[short, pool(B, None)])[1].unknown);
+    }
+}

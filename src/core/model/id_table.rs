@@ -1,0 +1,177 @@
+//! Named rows with ids that stay the same over every reload of the policy.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// Names without a row that keep their ids. There are more only after so many
+/// replicas have come and gone, each with a name of its own.
+const REMEMBERED: usize = 4096;
+
+/// Rows by id and by name. A row that a reload removes leaves its name behind,
+/// and gets the same id when it comes back. When very many names are left
+/// behind, the ids of those that have been without a row for longest are given
+/// to new names.
+#[derive(Debug, Clone)]
+pub struct IdTable<I, T> {
+    rows: Vec<TableSlot<T>>,
+    by_name: HashMap<Arc<str>, I>,
+    /// Ids that new names may get, the next one last.
+    spare: Vec<I>,
+}
+
+#[derive(Debug, Clone)]
+struct TableSlot<T> {
+    name: Arc<str>,
+    row: Option<T>,
+    /// How many tables in a row had the name and no use for it.
+    idle: u32,
+}
+
+impl<I, T> Default for IdTable<I, T> {
+    fn default() -> Self {
+        Self { rows: Vec::new(), by_name: HashMap::new(), spare: Vec::new() }
+    }
+}
+
+impl<I: Copy + From<usize> + Into<usize>, T> IdTable<I, T> {
+    /// An empty table that remembers the names (and ids) of `previous`.
+    #[must_use]
+    pub fn successor(previous: &Self) -> Self {
+        let slot = |slot: &TableSlot<T>| {
+            let idle = if slot.row.is_some() { 0 } else { slot.idle.saturating_add(1) };
+            TableSlot { name: Arc::clone(&slot.name), row: None, idle }
+        };
+        let rows: Vec<TableSlot<T>> = previous.rows.iter().map(slot).collect();
+        let spare = spare(&rows).into_iter().map(I::from).collect();
+        Self { rows, by_name: previous.by_name.clone(), spare }
+    }
+
+    /// The id that `name` has or would get; the row itself may still be absent.
+    pub fn reserve(&mut self, name: &str) -> I {
+        if let Some(id) = self.by_name.get(name) {
+            self.rows[(*id).into()].idle = 0;
+            return *id;
+        }
+        let name: Arc<str> = name.into();
+        let slot = TableSlot { name: Arc::clone(&name), row: None, idle: 0 };
+        let id = match self.next_spare() {
+            Some(id) => {
+                let old = std::mem::replace(&mut self.rows[id.into()], slot);
+                self.by_name.remove(&old.name);
+                id
+            }
+            None => {
+                self.rows.push(slot);
+                I::from(self.rows.len() - 1)
+            }
+        };
+        self.by_name.insert(name, id);
+        id
+    }
+
+    /// An id whose name nobody has used since.
+    fn next_spare(&mut self) -> Option<I> {
+        while let Some(id) = self.spare.pop() {
+            if self.rows[id.into()].idle > 0 {
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// Puts the row called `name` in place and returns its id.
+    pub fn insert(&mut self, name: &str, row: T) -> I {
+        let id = self.reserve(name);
+        self.rows[id.into()].row = Some(row);
+        id
+    }
+
+    /// The row, unless it was removed or never there.
+    #[must_use]
+    pub fn get(&self, id: I) -> Option<&T> {
+        self.rows.get(id.into()).and_then(|slot| slot.row.as_ref())
+    }
+
+    /// The id of a present row.
+    #[must_use]
+    pub fn id(&self, name: &str) -> Option<I> {
+        let id = *self.by_name.get(name)?;
+        self.get(id).map(|_| id)
+    }
+
+    /// The name that goes with the id, also of a removed row; `""` for an id
+    /// this table never gave.
+    #[must_use]
+    pub fn name(&self, id: I) -> &str {
+        self.rows.get(id.into()).map_or("", |slot| &slot.name)
+    }
+
+    /// The present rows in the order of their ids.
+    pub fn iter(&self) -> impl Iterator<Item = (I, &str, &T)> {
+        let rows = self.rows.iter().enumerate();
+        rows.filter_map(|(index, slot)| Some((I::from(index), &*slot.name, slot.row.as_ref()?)))
+    }
+
+    /// How many ids were ever given: ids are `0..capacity()`.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.rows.len()
+    }
+}
+
+/// The ids beyond those that are remembered, the longest without a row last.
+fn spare<T>(rows: &[TableSlot<T>]) -> Vec<usize> {
+    let mut idle: Vec<(u32, usize)> =
+        rows.iter().enumerate().filter(|(_, slot)| slot.idle > 0).map(|(id, slot)| (slot.idle, id)).collect();
+    if idle.len() <= REMEMBERED {
+        return Vec::new();
+    }
+    idle.sort_unstable();
+    idle.into_iter().skip(REMEMBERED).map(|(_, id)| id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::model::ids::TenantId;
+
+    #[test]
+    fn ids_survive_removal_and_return() {
+        let mut first: IdTable<TenantId, u8> = IdTable::default();
+        let a = first.insert("a", 1);
+        let b = first.insert("b", 2);
+
+        let mut second = IdTable::successor(&first);
+        assert_eq!(second.insert("b", 3), b);
+        assert_eq!(second.get(a), None);
+        assert_eq!(second.id("a"), None);
+        assert_eq!(second.name(a), "a");
+        let c = second.insert("c", 4);
+        assert_eq!(second.insert("a", 5), a);
+        let rows: Vec<_> = second.iter().map(|(id, name, row)| (id, name.to_owned(), *row)).collect();
+        assert_eq!(rows, [(a, "a".to_owned(), 5), (b, "b".to_owned(), 3), (c, "c".to_owned(), 4)]);
+    }
+    #[test]
+    fn names_that_come_and_go_for_ever_take_no_room_for_ever() {
+        const BATCH: usize = 512;
+        let mut table: IdTable<TenantId, usize> = IdTable::default();
+        let stays = table.insert("stays", 0);
+        for round in 0..3 * REMEMBERED / BATCH {
+            let mut next = IdTable::successor(&table);
+            assert_eq!(next.insert("stays", round), stays);
+            for number in 0..BATCH {
+                let name = format!("passes {round} {number}");
+                let id = next.insert(&name, round);
+                assert_eq!((next.name(id), next.get(id), next.id(&name)), (&*name, Some(&round), Some(id)));
+            }
+            assert_eq!(next.iter().count(), BATCH + 1);
+            assert_eq!(next.by_name.len(), next.rows.len());
+            table = next;
+        }
+        assert!(table.capacity() <= REMEMBERED + 2 * BATCH + 1, "{}", table.capacity());
+        let mut next = IdTable::successor(&IdTable::successor(&table));
+        let (recent, id) = ("passes 23 7", table.id("passes 23 7"));
+        assert_eq!(Some(next.insert(recent, 1)), id, "it was there a moment ago");
+    }
+}

@@ -1,0 +1,13 @@
+//! The vocabulary of the core: ids, time, policy, jobs, events and snapshots.
+
+pub mod bit_set;
+pub mod event;
+pub mod id_table;
+pub mod ids;
+pub mod invariant;
+pub mod job;
+pub mod number_map;
+pub mod overrides;
+pub mod policy;
+pub mod snapshot;
+pub mod time;

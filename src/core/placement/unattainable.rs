@@ -1,0 +1,166 @@
+//! Promises that no pool can keep, by the best that each has shown.
+
+use std::time::Duration;
+
+use crate::core::model::ids::{ClassId, ModelId, PoolId};
+use crate::core::model::policy::Policy;
+use crate::core::placement::rules::eligible;
+use crate::core::replica::speed::pool_best::PoolBest;
+
+/// Samples after which the best of them counts as the best there can be.
+pub const ENOUGH_FIRST_TOKENS: u64 = 100;
+/// The same for gaps between tokens.
+pub const ENOUGH_GAPS: u64 = 2_000;
+
+/// An objective of a class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ObjectiveKind {
+    /// Time to the first token.
+    FirstToken,
+    /// Time between two tokens.
+    Gap,
+}
+
+impl ObjectiveKind {
+    /// Its name in the configuration.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FirstToken => "ttft",
+            Self::Gap => "itl",
+        }
+    }
+
+    /// What it is, for people.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::FirstToken => "first token",
+            Self::Gap => "mean time between tokens",
+        }
+    }
+
+    /// The best of a pool in this respect, and the number of samples, if they
+    /// are enough.
+    fn shown(self, best: &PoolBest) -> Option<(Duration, u64)> {
+        let (shown, samples, enough) = match self {
+            Self::FirstToken => (best.first_token, best.first_tokens, ENOUGH_FIRST_TOKENS),
+            Self::Gap => (best.gap, best.gaps, ENOUGH_GAPS),
+        };
+        shown.filter(|_| samples >= enough).map(|shown| (shown, samples))
+    }
+}
+
+/// An objective that none of the pools that may serve has ever kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnattainableObjective {
+    /// The class that promises it.
+    pub class: ClassId,
+    /// The model for which it is not kept.
+    pub model: ModelId,
+    /// Which objective.
+    pub aim: ObjectiveKind,
+    /// What is promised.
+    pub promised: Duration,
+    /// The pool that came nearest.
+    pub pool: PoolId,
+    /// Its best.
+    pub shown: Duration,
+    /// How many samples that is the best of.
+    pub samples: u64,
+}
+
+/// Every promise that some tenant may ask for and that no pool can keep. One
+/// without enough evidence of each of its pools is not among them.
+pub fn unkept(policy: &Policy, best: impl Fn(PoolId) -> Option<PoolBest>) -> Vec<UnattainableObjective> {
+    let mut found = Vec::new();
+    for (class, _, row) in policy.classes.iter().filter(|(_, _, row)| !row.spare) {
+        for (model, _, served) in policy.models.iter() {
+            let asked = policy.tenants.iter().any(|(_, _, tenant)| {
+                tenant.classes.contains(&class)
+                    && tenant.models.as_ref().is_none_or(|models| models.contains(&model))
+            });
+            if !asked {
+                continue;
+            }
+            let pools = eligible(policy, served, &row.placement, 0);
+            for (aim, promised) in
+                [(ObjectiveKind::FirstToken, row.ttft_objective), (ObjectiveKind::Gap, row.itl_objective)]
+            {
+                let shown = |pool: PoolId| {
+                    let (shown, samples) = aim.shown(&best(pool)?)?;
+                    Some((shown, pool, samples))
+                };
+                let all: Option<Vec<_>> = pools.iter().map(|pool| shown(*pool)).collect();
+                let nearest = all.unwrap_or_default().into_iter().min();
+                let Some((shown, pool, samples)) = nearest.filter(|(shown, ..)| *shown > promised) else {
+                    continue;
+                };
+                found.push(UnattainableObjective { class, model, aim, promised, pool, shown, samples });
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::load::load_str;
+
+    const FILE: &str = "
+version: 1
+auth: {mode: off}
+classes:
+  fast: {rank: 0, ttft: 200ms, itl: 20ms}
+  slow: {rank: 1, ttft: 2s, itl: 20ms, placement: {pools: [b]}}
+pools:
+  a: {engine: openai, models: [m], replicas: ['http://127.0.0.1:8001']}
+  b: {engine: openai, models: [m], replicas: ['http://127.0.0.1:8002']}
+";
+
+    fn best(first_token: u64, gap: u64) -> PoolBest {
+        let ms = |millis| Some(Duration::from_millis(millis));
+        PoolBest {
+            first_token: ms(first_token),
+            first_tokens: ENOUGH_FIRST_TOKENS,
+            gap: ms(gap),
+            gaps: ENOUGH_GAPS,
+            ..PoolBest::default()
+        }
+    }
+
+    /// `class aim pool shown` of what the two pools do not keep.
+    fn found(a: Option<PoolBest>, b: Option<PoolBest>) -> Vec<String> {
+        let loaded = load_str(FILE, "test", Path::new("."), None).into_result();
+        let policy = loaded.map_err(|report| report.to_string()).unwrap().settings.policy;
+        let name = |pool: PoolId| policy.pools.name(pool).to_owned();
+        let list = unkept(&policy, |pool| if name(pool) == "a" { a } else { b });
+        let line = |row: &UnattainableObjective| {
+            let class = policy.classes.name(row.class);
+            format!("{class} {} {} {}", row.aim.name(), name(row.pool), row.shown.as_millis())
+        };
+        list.iter().map(line).collect()
+    }
+
+    #[test]
+    fn a_promise_is_kept_where_one_pool_keeps_it() {
+        assert_eq!(found(Some(best(150, 10)), Some(best(900, 15))), [""; 0]);
+        assert_eq!(found(Some(best(300, 10)), Some(best(900, 15))), ["fast ttft a 300"]);
+        assert_eq!(
+            found(Some(best(300, 10)), Some(best(250, 30))),
+            ["fast ttft b 250", "slow itl b 30"],
+            "the class that may use only one is not helped by the other"
+        );
+    }
+
+    #[test]
+    fn without_enough_evidence_of_every_pool_nothing_is_said() {
+        let few = PoolBest { first_tokens: ENOUGH_FIRST_TOKENS - 1, gaps: ENOUGH_GAPS - 1, ..best(900, 90) };
+        assert_eq!(found(Some(best(900, 90)), Some(few)), [""; 0]);
+        assert_eq!(found(Some(best(900, 90)), None), [""; 0]);
+        assert_eq!(found(None, Some(best(900, 90))), ["slow itl b 90"]);
+    }
+}

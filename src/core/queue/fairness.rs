@@ -1,0 +1,174 @@
+//! Who has had how much: virtual counters of tenants, owed shares of classes.
+
+use crate::core::model::ids::TenantId;
+use crate::core::model::number_map::NumberMap;
+
+/// Parts of a virtual counter that one token costs a tenant of weight 1.
+const UNIT: f64 = 1024.0;
+
+/// What a job costs in tokens. An output token holds the engine longer than an
+/// input token; the field charges it double.
+#[must_use]
+pub const fn cost(input: u64, output: u64) -> u64 {
+    input.saturating_add(output.saturating_mul(2))
+}
+
+/// A tenant's virtual counters within a class: cost over weight, since the
+/// start. The tenant with the least counter goes first, so that over any time
+/// in which several wait, each gets work in proportion to its weight.
+#[derive(Debug, Clone, Default)]
+pub struct FairCounters {
+    accounts: NumberMap<TenantId, u128>,
+}
+
+impl FairCounters {
+    /// The tenant's counter.
+    #[must_use]
+    pub fn get(&self, tenant: TenantId) -> u128 {
+        self.accounts.get(&tenant).copied().unwrap_or(0)
+    }
+
+    /// Books work that is about to be done.
+    pub fn charge(&mut self, tenant: TenantId, weight: f64, cost: u64) {
+        let counter = self.accounts.entry(tenant).or_default();
+        *counter = counter.saturating_add(scaled(cost, weight));
+    }
+
+    /// Replaces what was booked for a job by what it came to.
+    pub fn correct(&mut self, tenant: TenantId, weight: f64, booked: u64, actual: u64) {
+        let counter = self.accounts.entry(tenant).or_default();
+        *counter = counter.saturating_add(scaled(actual, weight)).saturating_sub(scaled(booked, weight));
+    }
+
+    /// Lifts a tenant that comes back to `floor`, so that having been away
+    /// earns no priority; says whether that changed anything.
+    pub fn lift(&mut self, tenant: TenantId, floor: u128) -> bool {
+        let counter = self.accounts.entry(tenant).or_default();
+        let lifted = floor > *counter;
+        *counter = floor.max(*counter);
+        lifted
+    }
+
+    /// Forgets tenants.
+    pub fn retain(&mut self, keep: impl Fn(TenantId) -> bool) {
+        self.accounts.retain(|tenant, _| keep(*tenant));
+    }
+}
+
+fn scaled(cost: u64, weight: f64) -> u128 {
+    (cost as f64 * UNIT / weight.clamp(1e-6, 1e9)) as u128
+}
+
+/// What a class is owed of its guaranteed share.
+///
+/// Each time work is dispatched to replicas for which the class waits too, it
+/// is owed its share of that work. While it is owed anything it goes before
+/// the other classes, and pays in full. In its ordinary turn it pays at most
+/// what it is owed, so that work done while nobody else wanted the replicas is
+/// never held against it. When nothing of it waits, it is owed nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct GuaranteedShare {
+    owed: f64,
+}
+
+impl GuaranteedShare {
+    /// Work in tokens that the class is owed; negative when it had a job that
+    /// was larger than what it was owed.
+    #[must_use]
+    pub const fn owed(&self) -> f64 {
+        self.owed
+    }
+
+    /// Whether the class goes before the others.
+    #[must_use]
+    pub fn is_owed(&self) -> bool {
+        self.owed > 0.0
+    }
+
+    /// Work was dispatched where the class waits.
+    pub fn accrue(&mut self, cost: u64, min_share: f64) {
+        self.owed += cost as f64 * min_share;
+    }
+
+    /// The class itself got work, in a guaranteed turn or an ordinary one.
+    pub fn pay(&mut self, cost: u64, guaranteed: bool) {
+        let rest = self.owed - cost as f64;
+        self.owed = if guaranteed { rest } else { rest.max(self.owed.min(0.0)) };
+    }
+
+    /// Nothing of the class waits any more.
+    pub fn forget(&mut self) {
+        self.owed = self.owed.min(0.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weight_divides_the_cost() {
+        let mut counters = FairCounters::default();
+        let (light, heavy) = (TenantId::new(0), TenantId::new(1));
+        counters.charge(light, 1.0, cost(100, 50));
+        counters.charge(heavy, 4.0, cost(100, 50));
+        assert_eq!(counters.get(light), 200 * 1024);
+        assert_eq!(counters.get(heavy), 50 * 1024);
+    }
+
+    #[test]
+    fn a_correction_leaves_what_it_came_to() {
+        let mut counters = FairCounters::default();
+        let tenant = TenantId::new(0);
+        counters.charge(tenant, 2.0, 500);
+        counters.correct(tenant, 2.0, 500, 80);
+        assert_eq!(counters.get(tenant), 40 * 1024);
+        counters.correct(tenant, 2.0, u64::MAX, 0);
+        assert_eq!(counters.get(tenant), 0, "never below zero");
+    }
+
+    #[test]
+    fn a_lift_only_lifts() {
+        let mut counters = FairCounters::default();
+        let tenant = TenantId::new(0);
+        assert!(counters.lift(tenant, 10));
+        assert!(!counters.lift(tenant, 5));
+        assert_eq!(counters.get(tenant), 10);
+    }
+
+    #[test]
+    fn hostile_weights_stay_finite() {
+        let mut counters = FairCounters::default();
+        counters.charge(TenantId::new(0), f64::MIN_POSITIVE, u64::MAX);
+        counters.charge(TenantId::new(1), f64::NAN, 10);
+        assert!(counters.get(TenantId::new(0)) > 0);
+    }
+
+    #[test]
+    fn an_owed_class_gets_its_share_and_no_more() {
+        let (mut batch, mut served, mut all) = (GuaranteedShare::default(), 0u64, 0u64);
+        for _ in 0..10_000 {
+            let guaranteed = batch.is_owed();
+            let cost = if guaranteed { 300 } else { 100 };
+            all += cost;
+            batch.accrue(cost, 0.1);
+            if guaranteed {
+                served += cost;
+                batch.pay(cost, true);
+            }
+        }
+        let share = served as f64 / all as f64;
+        assert!((0.099..0.101).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn ordinary_turns_leave_no_debt() {
+        let mut batch = GuaranteedShare::default();
+        batch.accrue(100, 0.5);
+        batch.pay(1_000_000, false);
+        assert_eq!(batch.owed(), 0.0);
+        batch.accrue(100, 0.5);
+        batch.forget();
+        assert!(!batch.is_owed());
+    }
+}

@@ -1,0 +1,428 @@
+//! A tournament tree: the first, in some order, of those that fit.
+//!
+//! The order may depend on who asks: replicas stand in another order for a long
+//! prompt than for a short one. See [`FitRank`].
+
+#[cfg(test)]
+use std::cell::Cell;
+
+/// What a job needs, or what a replica has left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FitSize {
+    /// Sequences.
+    pub seqs: u32,
+    /// KV cache tokens.
+    pub kv: u64,
+    /// Prompt tokens that are still to be computed.
+    pub prefill: u64,
+}
+
+impl FitSize {
+    /// Nothing.
+    pub const ZERO: Self = Self { seqs: 0, kv: 0, prefill: 0 };
+    /// More than anything that is asked for.
+    pub const MAX: Self = Self { seqs: u32::MAX, kv: u64::MAX, prefill: u64::MAX };
+
+    /// Whether this fits into `room`, in every respect.
+    #[must_use]
+    pub fn within(self, room: Self) -> bool {
+        self.seqs <= room.seqs && self.kv <= room.kv && self.prefill <= room.prefill
+    }
+
+    /// What is missing to [`FitSize::MAX`]. Turns "at least" into "at most": `a`
+    /// fits into `b` exactly when `b.complement()` fits into
+    /// `a.complement()`.
+    #[must_use]
+    pub const fn complement(self) -> Self {
+        Self { seqs: u32::MAX - self.seqs, kv: u64::MAX - self.kv, prefill: u64::MAX - self.prefill }
+    }
+
+    /// The smaller one in each respect.
+    #[must_use]
+    pub fn least(self, other: Self) -> Self {
+        Self {
+            seqs: self.seqs.min(other.seqs),
+            kv: self.kv.min(other.kv),
+            prefill: self.prefill.min(other.prefill),
+        }
+    }
+
+    /// The larger one in each respect.
+    #[must_use]
+    pub fn most(self, other: Self) -> Self {
+        Self {
+            seqs: self.seqs.max(other.seqs),
+            kv: self.kv.max(other.kv),
+            prefill: self.prefill.max(other.prefill),
+        }
+    }
+}
+
+/// What places an entry in the order.
+pub trait FitRank: Copy + PartialEq {
+    /// What the order depends on.
+    type Query: Copy;
+    /// The place; the least goes first.
+    type Cost: Copy + Ord;
+
+    /// The place for this query.
+    fn cost(&self, query: Self::Query) -> Self::Cost;
+
+    /// A rank whose cost is, for every query, at most that of either.
+    #[must_use]
+    fn floor(self, other: Self) -> Self;
+}
+
+/// The first entry for a query, with its place.
+pub type FitMatch<K, V> = (<K as FitRank>::Cost, FitEntry<K, V>);
+
+/// One competitor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FitEntry<K, V> {
+    /// What places it in the order.
+    pub key: K,
+    /// What has to fit.
+    pub size: FitSize,
+    /// What it stands for.
+    pub value: V,
+}
+
+/// A search under way.
+struct FitSearch<'a, K: FitRank, V> {
+    query: K::Query,
+    room: FitSize,
+    skip: &'a dyn Fn(&V) -> bool,
+    best: Option<FitMatch<K, V>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct FitNode<K> {
+    key: Option<K>,
+    least: FitSize,
+    most: FitSize,
+    count: u32,
+}
+
+impl<K> FitNode<K> {
+    const EMPTY: Self = Self { key: None, least: FitSize::MAX, most: FitSize::ZERO, count: 0 };
+}
+
+impl<K: FitRank> FitNode<K> {
+    /// What is known of both.
+    fn join(&self, other: &Self) -> Self {
+        match (self.count, other.count) {
+            (_, 0) => return *self,
+            (0, _) => return *other,
+            _ => {}
+        }
+        Self {
+            key: self.key.zip(other.key).map(|(left, right)| left.floor(right)),
+            least: self.least.least(other.least),
+            most: self.most.most(other.most),
+            count: self.count + other.count,
+        }
+    }
+}
+
+/// Entries in numbered slots under a tree whose every node knows a floor of
+/// the keys, the least and the largest size below it.
+///
+/// A change costs O(log n) at most: it ends below the first node that it leaves
+/// as it was. A search goes only where something may fit and
+/// precede what was found: O(log n) when keys and sizes agree or little fits,
+/// about √n · log n when they are independent of each other.
+#[derive(Debug, Clone)]
+pub struct FitTree<K, V> {
+    entries: Vec<Option<FitEntry<K, V>>>,
+    nodes: Vec<FitNode<K>>,
+    free: Vec<usize>,
+    #[cfg(test)]
+    pub(crate) visits: Cell<u64>,
+}
+
+impl<K, V> Default for FitTree<K, V> {
+    fn default() -> Self {
+        Self {
+            entries: Vec::new(),
+            nodes: Vec::new(),
+            free: Vec::new(),
+            #[cfg(test)]
+            visits: Cell::new(0),
+        }
+    }
+}
+
+impl<K: FitRank, V: Copy> FitTree<K, V> {
+    /// Puts the entry in the slot, in a new one when there is none yet, or
+    /// clears the slot. Returns where the entry is now.
+    pub fn put(&mut self, slot: Option<usize>, entry: Option<FitEntry<K, V>>) -> Option<usize> {
+        match (slot, entry) {
+            (None, None) => None,
+            (Some(slot), None) => {
+                self.write(slot, None);
+                self.free.push(slot);
+                None
+            }
+            (Some(slot), entry) => {
+                self.write(slot, entry);
+                Some(slot)
+            }
+            (None, entry) => {
+                if self.free.is_empty() {
+                    self.grow();
+                }
+                let slot = self.free.pop()?;
+                self.write(slot, entry);
+                Some(slot)
+            }
+        }
+    }
+
+    /// Changes the key of the entry in a slot.
+    pub fn rekey(&mut self, slot: usize, change: impl FnOnce(K) -> K) {
+        if let Some(entry) = self.entries.get(slot).copied().flatten() {
+            self.write(slot, Some(FitEntry { key: change(entry.key), ..entry }));
+        }
+    }
+
+    /// The entry in a slot.
+    #[must_use]
+    pub fn get(&self, slot: usize) -> Option<&FitEntry<K, V>> {
+        self.entries.get(slot)?.as_ref()
+    }
+
+    /// How many entries there are.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.root().count
+    }
+
+    /// Whether there is no entry.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A floor of all keys; the least key where the order is fixed.
+    #[must_use]
+    pub fn least_key(&self) -> Option<K> {
+        self.root().key
+    }
+
+    /// The least size in each respect, over all entries.
+    #[must_use]
+    pub fn least_size(&self) -> FitSize {
+        self.root().least
+    }
+
+    /// The entry with the least cost for the query among those that fit into
+    /// `room` and are not to be skipped.
+    pub fn first(&self, query: K::Query, room: FitSize, skip: &dyn Fn(&V) -> bool) -> Option<FitMatch<K, V>> {
+        let mut search = FitSearch { query, room, skip, best: None };
+        if !self.nodes.is_empty() && self.open(1, &search).is_some() {
+            self.search(1, &mut search);
+        }
+        search.best
+    }
+
+    /// How many entries fit into `room`.
+    #[must_use]
+    pub fn count(&self, room: FitSize) -> u32 {
+        if self.nodes.is_empty() { 0 } else { self.count_below(1, room) }
+    }
+
+    fn root(&self) -> FitNode<K> {
+        self.nodes.get(1).copied().unwrap_or(FitNode::EMPTY)
+    }
+
+    /// Looks below a node that is open.
+    fn search(&self, at: usize, search: &mut FitSearch<'_, K, V>) {
+        #[cfg(test)]
+        self.visits.set(self.visits.get() + 1);
+        if let Some(slot) = at.checked_sub(self.entries.len()) {
+            let entry = self.entries[slot].filter(|entry| !(search.skip)(&entry.value));
+            search.best = entry.map(|entry| (entry.key.cost(search.query), entry)).or(search.best);
+            return;
+        }
+        let (left, right) = (2 * at, 2 * at + 1);
+        let right_first = match (self.open(left, search), self.open(right, search)) {
+            (Some(left), Some(right)) => right.cost(search.query) < left.cost(search.query),
+            (left, _) => left.is_none(),
+        };
+        for at in if right_first { [right, left] } else { [left, right] } {
+            if self.open(at, search).is_some() {
+                self.search(at, search);
+            }
+        }
+    }
+
+    /// The key of a node below which one may fit and precede what was found.
+    fn open(&self, at: usize, search: &FitSearch<'_, K, V>) -> Option<&K> {
+        let node = &self.nodes[at];
+        let key = node.key.as_ref().filter(|_| node.least.within(search.room))?;
+        let best = search.best.as_ref();
+        best.is_none_or(|(best, _)| key.cost(search.query) < *best).then_some(key)
+    }
+
+    fn count_below(&self, at: usize, room: FitSize) -> u32 {
+        let node = &self.nodes[at];
+        if node.count == 0 || !node.least.within(room) {
+            return 0;
+        }
+        if node.most.within(room) {
+            return node.count;
+        }
+        self.count_below(2 * at, room) + self.count_below(2 * at + 1, room)
+    }
+
+    fn write(&mut self, slot: usize, entry: Option<FitEntry<K, V>>) {
+        self.entries[slot] = entry;
+        let mut at = self.entries.len() + slot;
+        self.nodes[at] = entry.map_or(FitNode::EMPTY, |entry| FitNode {
+            key: Some(entry.key),
+            least: entry.size,
+            most: entry.size,
+            count: 1,
+        });
+        while at > 1 {
+            at /= 2;
+            let (left, right) = (&self.nodes[2 * at], &self.nodes[2 * at + 1]);
+            let joined = left.join(right);
+            if joined == self.nodes[at] {
+                break;
+            }
+            self.nodes[at] = joined;
+        }
+    }
+
+    fn grow(&mut self) {
+        let old = self.entries.len();
+        let size = (2 * old).max(1);
+        self.entries.resize(size, None);
+        self.free.extend((old..size).rev());
+        self.nodes = vec![FitNode::EMPTY; 2 * size];
+        for slot in 0..old {
+            let entry = self.entries[slot];
+            if entry.is_some() {
+                self.write(slot, entry);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A line: `start + slope * query`.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    struct Line {
+        start: u64,
+        slope: u64,
+        id: usize,
+    }
+
+    impl FitRank for Line {
+        type Query = u64;
+        type Cost = (u64, usize);
+
+        fn cost(&self, query: u64) -> (u64, usize) {
+            (self.start + self.slope * query, self.id)
+        }
+
+        fn floor(self, other: Self) -> Self {
+            Self {
+                start: self.start.min(other.start),
+                slope: self.slope.min(other.slope),
+                id: self.id.min(other.id),
+            }
+        }
+    }
+
+    fn size(seqs: u32, kv: u64) -> FitSize {
+        FitSize { seqs, kv, prefill: 0 }
+    }
+
+    fn entry(start: u64, slope: u64, size: FitSize, id: usize) -> FitEntry<Line, usize> {
+        FitEntry { key: Line { start, slope, id }, size, value: id }
+    }
+
+    fn first(board: &FitTree<Line, usize>, query: u64, room: FitSize) -> Option<usize> {
+        board.first(query, room, &|_| false).map(|(_, entry)| entry.value)
+    }
+
+    #[test]
+    fn an_empty_board_has_no_first() {
+        let board: FitTree<Line, usize> = FitTree::default();
+        assert_eq!(first(&board, 0, FitSize::MAX), None);
+        assert_eq!((board.len(), board.count(FitSize::MAX), board.least_key()), (0, 0, None));
+    }
+
+    #[test]
+    fn the_least_that_fits_goes_first() {
+        let mut board = FitTree::default();
+        board.put(None, Some(entry(1, 0, size(9, 9), 0)));
+        let second = board.put(None, Some(entry(2, 0, size(1, 5), 1)));
+        board.put(None, Some(entry(3, 0, size(2, 1), 2)));
+        let room = size(2, 5);
+        assert_eq!(first(&board, 0, room), Some(1));
+        assert_eq!(board.first(0, room, &|value| *value == 1).map(|(_, e)| e.value), Some(2));
+        assert_eq!(first(&board, 0, size(2, 1)), Some(2));
+        assert_eq!(board.count(room), 2);
+        board.put(second, None);
+        assert_eq!(first(&board, 0, room), Some(2));
+    }
+
+    #[test]
+    fn the_order_depends_on_who_asks() {
+        let mut board = FitTree::default();
+        board.put(None, Some(entry(0, 3, FitSize::ZERO, 0)));
+        board.put(None, Some(entry(10, 1, FitSize::ZERO, 1)));
+        assert_eq!(first(&board, 4, FitSize::MAX), Some(0));
+        assert_eq!(first(&board, 6, FitSize::MAX), Some(1));
+    }
+
+    #[test]
+    fn complement_turns_the_comparison_round() {
+        let (a, b) = (size(2, 10), size(3, 10));
+        assert!(a.within(b) && b.complement().within(a.complement()));
+        assert!(!b.within(a) && !a.complement().within(b.complement()));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn agrees_with_a_plain_scan(
+            steps in vec(
+                (
+                    0usize..24,
+                    prop::option::of((0u64..20, 0u64..4, 0u32..6, 0u64..6, 0u64..6)),
+                    (0u64..8, 0u32..6, 0u64..6, 0u64..6),
+                ),
+                1..80,
+            )
+        ) {
+            let mut board = FitTree::default();
+            let mut slots = [None; 24];
+            let mut plain: [Option<FitEntry<Line, usize>>; 24] = [None; 24];
+            for (who, what, (query, seqs, kv, prefill)) in steps {
+                plain[who] = what.map(|(start, slope, seqs, kv, prefill)| {
+                    entry(start, slope, FitSize { seqs, kv, prefill }, who)
+                });
+                slots[who] = board.put(slots[who], plain[who]);
+                let room = FitSize { seqs, kv, prefill };
+                let fits = || plain.iter().flatten().filter(|e| e.size.within(room));
+                let want = fits().filter(|e| e.value != 3).min_by_key(|e| e.key.cost(query)).map(|e| e.value);
+                let found = board.first(query, room, &|value| *value == 3).map(|(_, e)| e.value);
+                prop_assert_eq!(found, want);
+                prop_assert_eq!(board.count(room) as usize, fits().count());
+                let least = plain.iter().flatten().map(|e| e.key.start).min();
+                prop_assert_eq!(board.least_key().map(|key| key.start), least);
+            }
+        }
+    }
+}

@@ -1,0 +1,587 @@
+//! What waits: one lane per class, tenant, model, and windows that are too small.
+
+pub mod admission;
+pub mod drain_rate;
+pub mod estimate;
+pub mod fairness;
+pub mod fit_tree;
+pub mod headroom;
+pub mod oldest;
+pub mod order;
+pub mod quota;
+pub mod retry_budget;
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
+use std::ops::{AddAssign, Bound, SubAssign};
+
+use smallvec::SmallVec;
+
+use crate::core::model::ids::{ClassId, JobId, ModelId, TenantId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::number_map::NumberMap;
+use crate::core::model::time::Tick;
+use crate::core::queue::fit_tree::{FitRank, FitSize, FitTree};
+use crate::core::queue::oldest::OldestWaiting;
+use crate::core::queue::order::HeadPosition;
+
+/// The most jobs of a lane that are counted to find out how many go before one.
+const MAX_BEHIND: usize = 64;
+
+/// Names a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LaneKey {
+    /// The class.
+    pub class: ClassId,
+    /// The tenant.
+    pub tenant: TenantId,
+    /// The model.
+    pub model: ModelId,
+    /// See [`JobSpec::fit`].
+    pub fit: u8,
+}
+
+impl LaneKey {
+    /// The lane of a job.
+    #[must_use]
+    pub fn of(spec: &JobSpec) -> Self {
+        Self { class: spec.class, tenant: spec.tenant, model: spec.model, fit: spec.fit }
+    }
+}
+
+/// Where in its lane a job waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LanePart {
+    /// Back from a replica that failed it; before all fresh ones.
+    Returned = 0,
+    /// Not dispatched yet.
+    Fresh = 1,
+}
+
+impl LanePart {
+    /// Both, in the order of service.
+    pub const ALL: [Self; 2] = [Self::Returned, Self::Fresh];
+}
+
+/// A job's place in a part of its lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct LanePlace {
+    /// It can no longer keep its objective.
+    pub late: bool,
+    /// When its turn comes, against the others of its lane: earlier for short
+    /// prompts, and moved once when it becomes late.
+    pub due: Tick,
+    /// Its arrival number, which it keeps when it returns.
+    pub seq: u64,
+}
+
+/// How much waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QueuedLoad {
+    /// Requests.
+    pub requests: u64,
+    /// Bytes of their bodies.
+    pub bytes: u128,
+    /// Tokens, prompt and asked output.
+    pub tokens: u128,
+}
+
+impl QueuedLoad {
+    /// What one job adds.
+    #[must_use]
+    pub fn of(spec: &JobSpec) -> Self {
+        let tokens = u128::from(spec.prompt_tokens) + u128::from(spec.max_output_tokens);
+        Self { requests: 1, bytes: u128::from(spec.bytes), tokens }
+    }
+}
+
+impl AddAssign for QueuedLoad {
+    fn add_assign(&mut self, rhs: Self) {
+        self.requests += rhs.requests;
+        self.bytes += rhs.bytes;
+        self.tokens += rhs.tokens;
+    }
+}
+
+impl SubAssign for QueuedLoad {
+    fn sub_assign(&mut self, rhs: Self) {
+        self.requests -= rhs.requests;
+        self.bytes -= rhs.bytes;
+        self.tokens -= rhs.tokens;
+    }
+}
+
+/// One lane: in the order of places, in both parts; what is late stands apart, and
+/// goes by its due time among the others. Only the head of each part takes part in the competition for replicas, so that a returned job that
+/// waits for a certain replica does not block the others.
+#[derive(Debug, Clone, Default)]
+pub struct Lane {
+    parts: [BTreeSet<(LanePlace, JobId)>; 2],
+    /// The fresh ones that are late.
+    late: BTreeSet<(LanePlace, JobId)>,
+    /// The fresh ones by age.
+    ages: OldestWaiting,
+    load: QueuedLoad,
+    /// Where the two heads stand on the boards of their group.
+    pub(crate) seats: [Option<HeadPosition>; 2],
+    /// When one of them has to be seated anew.
+    pub(crate) reseat_at: Option<Tick>,
+}
+
+impl Lane {
+    /// The job that is next in this part.
+    #[must_use]
+    pub fn head(&self, part: LanePart) -> Option<JobId> {
+        let late = self.late.first().filter(|_| part == LanePart::Fresh);
+        let heads = self.parts[part as usize].first().into_iter().chain(late);
+        heads.min_by_key(|(place, _)| (place.due, place.seq)).map(|(_, job)| *job)
+    }
+
+    /// All its jobs: returned ones, fresh ones, those that are late, each in
+    /// their order.
+    pub fn jobs(&self) -> impl Iterator<Item = JobId> {
+        self.parts.iter().flatten().chain(&self.late).map(|(_, job)| *job)
+    }
+
+    /// Where a job with such a place is.
+    fn set_mut(&mut self, part: LanePart, place: LanePlace) -> &mut BTreeSet<(LanePlace, JobId)> {
+        if place.late { &mut self.late } else { &mut self.parts[part as usize] }
+    }
+
+    /// When the fresh one arrived that arrived first.
+    #[must_use]
+    pub fn oldest(&self) -> Option<Tick> {
+        self.ages.oldest()
+    }
+
+    /// The fresh one whose turn would come last, with its place.
+    #[must_use]
+    pub fn last(&self) -> Option<(LanePlace, JobId)> {
+        self.late.last().or(self.parts[LanePart::Fresh as usize].last()).copied()
+    }
+
+    /// Jobs in time that surely go before a fresh one that is in time; 0 for one
+    /// that is late, which any other may overtake. Counted from the end: 0, for want
+    /// of a better answer, when more than `MAX_BEHIND` go after it.
+    #[must_use]
+    pub fn before(&self, place: LanePlace, job: JobId) -> u64 {
+        if place.late {
+            return 0;
+        }
+        let after = (Bound::Excluded((place, job)), Bound::Unbounded);
+        let behind = self.parts[LanePart::Fresh as usize].range(after).take(MAX_BEHIND + 1).count();
+        let rest = self.load.requests.saturating_sub((self.late.len() + behind + 1) as u64);
+        if behind > MAX_BEHIND { 0 } else { rest }
+    }
+
+    /// How much waits here.
+    #[must_use]
+    pub const fn load(&self) -> QueuedLoad {
+        self.load
+    }
+}
+
+/// What waits for one tenant.
+#[derive(Debug, Clone, Copy, Default)]
+struct TenantBacklog {
+    load: QueuedLoad,
+    weight: f64,
+    /// Where it stands among those of the other tenants.
+    slot: Option<usize>,
+}
+
+/// A tenant's requests per weight, as a number that orders as they do: the bits
+/// of a float that is not negative. The most goes first, and among equals the
+/// newest tenant.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct WeightedLoad(Reverse<(u64, TenantId)>);
+
+impl FitRank for WeightedLoad {
+    type Query = ();
+    type Cost = Reverse<(u64, TenantId)>;
+
+    fn cost(&self, (): ()) -> Self::Cost {
+        self.0
+    }
+
+    fn floor(self, other: Self) -> Self {
+        Self(self.0.min(other.0))
+    }
+}
+
+/// Model and fit of a lane.
+type LaneModel = (ModelId, u8);
+
+/// All lanes with waiting jobs.
+#[derive(Debug, Clone, Default)]
+pub struct Queue {
+    lanes: NumberMap<LaneKey, Lane>,
+    /// The rest of the keys of each tenant's lanes of a class, in their order.
+    models: NumberMap<(ClassId, TenantId), SmallVec<[LaneModel; 4]>>,
+    tenants: NumberMap<TenantId, TenantBacklog>,
+    shares: FitTree<WeightedLoad, TenantId>,
+    total: QueuedLoad,
+}
+
+impl Queue {
+    /// Puts a job in its lane. `weight` is its tenant's; the newest one counts
+    /// for all that waits of it.
+    pub fn push(&mut self, spec: &JobSpec, part: LanePart, place: LanePlace, weight: f64) {
+        let key = LaneKey::of(spec);
+        let lane = self.lanes.entry(key).or_insert_with(|| {
+            let models = self.models.entry((key.class, key.tenant)).or_default();
+            let own = (key.model, key.fit);
+            models.insert(models.partition_point(|other| *other < own), own);
+            Lane::default()
+        });
+        if lane.set_mut(part, place).insert((place, spec.id)) {
+            if part == LanePart::Fresh {
+                lane.ages.push(place.seq, spec.arrived);
+            }
+            let load = QueuedLoad::of(spec);
+            lane.load += load;
+            self.total += load;
+            self.change_backlog(spec.tenant, |own| {
+                own.load += load;
+                own.weight = sane(weight);
+            });
+        }
+    }
+
+    /// Takes a job out of its lane; says whether it was there.
+    pub fn remove(&mut self, spec: &JobSpec, part: LanePart, place: LanePlace) -> bool {
+        let Some(lane) = self.lanes.get_mut(&LaneKey::of(spec)) else { return false };
+        if !lane.set_mut(part, place).remove(&(place, spec.id)) {
+            return false;
+        }
+        if part == LanePart::Fresh {
+            lane.ages.remove(place.seq);
+        }
+        let load = QueuedLoad::of(spec);
+        lane.load -= load;
+        self.total -= load;
+        self.change_backlog(spec.tenant, |own| own.load -= load);
+        true
+    }
+
+    /// Makes a fresh job late, with the place of its later turn; says whether it
+    /// was there, and in time.
+    pub fn make_late(&mut self, key: LaneKey, job: JobId, from: LanePlace, to: LanePlace) -> bool {
+        let Some(lane) = self.lanes.get_mut(&key).filter(|_| !from.late && to.late) else { return false };
+        let found = lane.parts[LanePart::Fresh as usize].remove(&(from, job));
+        if found {
+            lane.late.insert((to, job));
+        }
+        found
+    }
+
+    /// Forgets a lane in which nothing waits.
+    pub fn drop_empty(&mut self, key: LaneKey) {
+        if self.lanes.get(&key).is_some_and(|lane| lane.load.requests == 0) {
+            self.lanes.remove(&key);
+            if let Entry::Occupied(mut models) = self.models.entry((key.class, key.tenant)) {
+                models.get_mut().retain(|own| *own != (key.model, key.fit));
+                if models.get().is_empty() {
+                    models.remove();
+                }
+            }
+        }
+    }
+
+    /// The lane, if it exists.
+    #[must_use]
+    pub fn lane(&self, key: LaneKey) -> Option<&Lane> {
+        self.lanes.get(&key)
+    }
+
+    /// The lane, to note where its heads stand.
+    pub fn lane_mut(&mut self, key: LaneKey) -> Option<&mut Lane> {
+        self.lanes.get_mut(&key)
+    }
+
+    /// Every lane, in no order.
+    pub fn unsorted(&self) -> impl Iterator<Item = (&LaneKey, &Lane)> {
+        self.lanes.iter()
+    }
+
+    /// Every lane, in the order of the keys; sorts them.
+    pub fn lanes(&self) -> impl Iterator<Item = (LaneKey, &Lane)> {
+        let mut keys: Vec<LaneKey> = self.lanes.keys().copied().collect();
+        keys.sort_unstable();
+        self.with_lanes(keys)
+    }
+
+    /// A tenant's lanes of a class.
+    pub fn lanes_of(&self, class: ClassId, tenant: TenantId) -> impl Iterator<Item = (LaneKey, &Lane)> {
+        self.with_lanes(self.keys_of(class, tenant))
+    }
+
+    /// The same without a look at the lanes.
+    pub fn keys_of(&self, class: ClassId, tenant: TenantId) -> impl Iterator<Item = LaneKey> {
+        let models = self.models.get(&(class, tenant)).into_iter().flatten();
+        models.map(move |(model, fit)| LaneKey { class, tenant, model: *model, fit: *fit })
+    }
+
+    fn with_lanes(&self, keys: impl IntoIterator<Item = LaneKey>) -> impl Iterator<Item = (LaneKey, &Lane)> {
+        keys.into_iter().filter_map(|key| Some((key, self.lanes.get(&key)?)))
+    }
+
+    /// How much waits for a tenant.
+    #[must_use]
+    pub fn tenant(&self, tenant: TenantId) -> QueuedLoad {
+        self.tenants.get(&tenant).map(|own| own.load).unwrap_or_default()
+    }
+
+    /// Tenants for which something waits, each with its requests per weight:
+    /// the most first, and among equals the newest tenant. The first few cost
+    /// O(log tenants) each.
+    pub fn heaviest(&self) -> impl Iterator<Item = (TenantId, f64)> {
+        let mut seen = Vec::new();
+        std::iter::from_fn(move || {
+            let (Reverse((share, tenant)), _) =
+                self.shares.first((), FitSize::MAX, &|tenant| seen.contains(tenant))?;
+            seen.push(tenant);
+            Some((tenant, f64::from_bits(share)))
+        })
+    }
+
+    /// What waits for a tenant, in requests per weight, with so many fewer.
+    #[must_use]
+    pub fn share(&self, tenant: TenantId, fewer: u64) -> f64 {
+        let own = self.tenants.get(&tenant);
+        own.map_or(0.0, |own| own.load.requests.saturating_sub(fewer) as f64 / own.weight)
+    }
+
+    /// How much waits in all.
+    #[must_use]
+    pub const fn total(&self) -> QueuedLoad {
+        self.total
+    }
+
+    /// Changes a tenant's backlog, and its place among the others; one without
+    /// requests is forgotten.
+    fn change_backlog(&mut self, tenant: TenantId, change: impl FnOnce(&mut TenantBacklog)) {
+        let own = self.tenants.entry(tenant).or_default();
+        change(own);
+        let share = (own.load.requests as f64 / own.weight).to_bits();
+        let key = WeightedLoad(Reverse((share, tenant)));
+        let waits = own.load.requests > 0;
+        let entry = waits.then_some(fit_tree::FitEntry { key, size: FitSize::ZERO, value: tenant });
+        own.slot = self.shares.put(own.slot, entry);
+        if !waits {
+            self.tenants.remove(&tenant);
+        }
+    }
+}
+
+/// A weight that can be divided by.
+fn sane(weight: f64) -> f64 {
+    if weight.is_nan() { 1.0 } else { weight.clamp(1e-6, 1e9) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::collection::vec;
+    use proptest::prelude::{Just, prop_assert, prop_assert_eq, prop_oneof, proptest};
+
+    use super::*;
+    use crate::core::model::time::Tick;
+
+    fn spec(id: u64, tenant: u32, model: u32) -> JobSpec {
+        JobSpec {
+            id: JobId::new(id),
+            tenant: TenantId::new(tenant),
+            key: None,
+            class: ClassId::new(0),
+            model: ModelId::new(model),
+            prompt_tokens: 10,
+            max_output_tokens: 5,
+            sequences: 1,
+            bytes: 100,
+            streams: true,
+            arrived: Tick::from_millis(id),
+            deadline: Tick::NEVER,
+            patience: Tick::NEVER,
+            falls_back: false,
+            goes_on: false,
+            context: 0,
+            fit: 0,
+            fingerprint: None,
+            session: None,
+        }
+    }
+
+    fn at(seq: u64) -> LanePlace {
+        LanePlace { seq, ..LanePlace::default() }
+    }
+
+    #[test]
+    fn heads_are_the_oldest_of_each_part() {
+        let mut queue = Queue::default();
+        for id in [3, 1, 2] {
+            queue.push(&spec(id, 0, 0), LanePart::Fresh, at(id), 1.0);
+        }
+        queue.push(&spec(9, 0, 0), LanePart::Returned, at(9), 1.0);
+        queue.push(&spec(8, 0, 0), LanePart::Returned, at(8), 1.0);
+        let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
+        assert_eq!(lane.head(LanePart::Fresh), Some(JobId::new(1)));
+        assert_eq!(lane.head(LanePart::Returned), Some(JobId::new(8)));
+        assert_eq!(lane.oldest(), Some(Tick::from_millis(1)));
+        assert_eq!(lane.jobs().count(), 5);
+    }
+
+    #[test]
+    fn what_is_late_waits_for_its_later_turn() {
+        let mut queue = Queue::default();
+        let place = |late, due, seq| LanePlace { late, due: Tick::from_millis(due), seq };
+        let rows = [place(true, 7, 1), place(false, 9, 2), place(false, 5, 3), place(true, 20, 4)];
+        for place in rows {
+            queue.push(&spec(place.seq, 0, 0), LanePart::Fresh, place, 1.0);
+        }
+        let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
+        let last = lane.last().map(|(_, job)| job);
+        assert_eq!((lane.oldest(), last), (Some(Tick::from_millis(1)), Some(JobId::new(4))));
+        let mut order = Vec::new();
+        while let Some(next) =
+            queue.lane(LaneKey::of(&spec(0, 0, 0))).and_then(|lane| lane.head(LanePart::Fresh))
+        {
+            let place = rows.iter().find(|place| place.seq as usize == next.index()).unwrap();
+            assert!(queue.remove(&spec(place.seq, 0, 0), LanePart::Fresh, *place));
+            order.push(next.index());
+        }
+        assert_eq!(order, [3, 1, 2, 4]);
+    }
+
+    #[test]
+    fn a_job_that_becomes_late_goes_behind_the_others() {
+        let mut queue = Queue::default();
+        let (key, place) =
+            (LaneKey::of(&spec(0, 0, 0)), |due| LanePlace { due: Tick::from_millis(due), ..at(due) });
+        for id in 1..4 {
+            queue.push(&spec(id, 0, 0), LanePart::Fresh, place(id), 1.0);
+        }
+        let all = queue.total();
+        let late = LanePlace { late: true, due: Tick::from_millis(9), ..place(1) };
+        assert!(queue.make_late(key, JobId::new(1), place(1), late));
+        assert!(!queue.make_late(key, JobId::new(1), place(1), late), "it is late already");
+        assert!(!queue.make_late(key, JobId::new(1), late, late));
+        let lane = queue.lane(key).expect("a lane");
+        assert_eq!(lane.jobs().map(JobId::index).collect::<Vec<_>>(), [2, 3, 1]);
+        assert_eq!((lane.before(place(3), JobId::new(3)), queue.total()), (1, all));
+    }
+
+    #[test]
+    fn before_a_job_go_those_with_an_earlier_place() {
+        let mut queue = Queue::default();
+        let place = |late, due, seq| LanePlace { late, due: Tick::from_millis(due), seq };
+        for id in 0..10 {
+            queue.push(&spec(id, 0, 0), LanePart::Fresh, place(false, id * 10, id), 1.0);
+        }
+        queue.push(&spec(10, 0, 0), LanePart::Fresh, place(true, 1, 10), 1.0);
+        queue.push(&spec(11, 0, 0), LanePart::Returned, at(11), 1.0);
+        let before = |queue: &Queue, due, id| {
+            queue
+                .lane(LaneKey::of(&spec(0, 0, 0)))
+                .map(|lane| lane.before(place(false, due, id), JobId::new(id)))
+        };
+        assert_eq!(before(&queue, 90, 9), Some(10));
+        assert_eq!(before(&queue, 30, 3), Some(4));
+        let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
+        assert_eq!(lane.before(place(true, 1, 10), JobId::new(10)), 0);
+        assert!(queue.remove(&spec(10, 0, 0), LanePart::Fresh, place(true, 1, 10)));
+        assert_eq!(before(&queue, 90, 9), Some(10), "the late one did not count");
+        for id in 100..200 {
+            queue.push(&spec(id, 0, 0), LanePart::Fresh, place(false, 1000, id), 1.0);
+        }
+        assert_eq!(before(&queue, 90, 9), Some(0), "too many behind it to count");
+        assert_eq!(before(&queue, 1000, 150), Some(61));
+    }
+
+    #[test]
+    fn totals_follow_and_return_to_zero() {
+        let mut queue = Queue::default();
+        queue.push(&spec(1, 0, 0), LanePart::Fresh, at(1), 1.0);
+        queue.push(&spec(1, 0, 0), LanePart::Fresh, at(1), 1.0);
+        queue.push(&spec(2, 1, 1), LanePart::Fresh, at(2), 1.0);
+        assert_eq!(queue.total(), QueuedLoad { requests: 2, bytes: 200, tokens: 30 });
+        assert_eq!(queue.tenant(TenantId::new(1)).requests, 1);
+        assert!(!queue.remove(&spec(1, 0, 0), LanePart::Returned, at(1)));
+        assert!(queue.remove(&spec(1, 0, 0), LanePart::Fresh, at(1)));
+        assert!(!queue.remove(&spec(1, 0, 0), LanePart::Fresh, at(1)));
+        assert!(queue.remove(&spec(2, 1, 1), LanePart::Fresh, at(2)));
+        assert_eq!(queue.total(), QueuedLoad::default());
+        assert_eq!(queue.tenant(TenantId::new(1)), QueuedLoad::default());
+        queue.drop_empty(LaneKey::of(&spec(1, 0, 0)));
+        assert_eq!(queue.lanes().count(), 1);
+    }
+
+    #[test]
+    fn a_tenants_lanes_of_a_class_come_in_the_order_of_models() {
+        let mut queue = Queue::default();
+        for (id, (tenant, model)) in [(0, 4), (1, 7), (1, 2), (2, 0)].into_iter().enumerate() {
+            queue.push(&spec(id as u64, tenant, model), LanePart::Fresh, at(id as u64), 1.0);
+        }
+        let lanes: Vec<_> =
+            queue.lanes_of(ClassId::new(0), TenantId::new(1)).map(|(key, _)| key.model.index()).collect();
+        assert_eq!(lanes, [2, 7]);
+    }
+
+    fn heaviest(queue: &Queue) -> Vec<(usize, f64)> {
+        queue.heaviest().map(|(tenant, share)| (tenant.index(), share)).collect()
+    }
+
+    #[test]
+    fn the_heaviest_tenant_has_most_requests_for_its_weight() {
+        let mut queue = Queue::default();
+        assert_eq!(heaviest(&queue), []);
+        for id in 0..6 {
+            queue.push(&spec(id, 0, id as u32), LanePart::Fresh, at(id), 3.0);
+        }
+        for id in 6..9 {
+            queue.push(&spec(id, 1, 0), LanePart::Returned, at(id), 1.0);
+        }
+        queue.push(&spec(9, 2, 0), LanePart::Fresh, at(9), 0.5);
+        assert_eq!(heaviest(&queue), [(1, 3.0), (2, 2.0), (0, 2.0)]);
+        assert!(queue.remove(&spec(6, 1, 0), LanePart::Returned, at(6)));
+        assert!(queue.remove(&spec(7, 1, 0), LanePart::Returned, at(7)));
+        assert_eq!(heaviest(&queue), [(2, 2.0), (0, 2.0), (1, 1.0)]);
+        queue.push(&spec(10, 0, 0), LanePart::Fresh, at(10), 1.0);
+        assert_eq!(heaviest(&queue), [(0, 7.0), (2, 2.0), (1, 1.0)], "a new weight counts for all");
+    }
+
+    proptest! {
+        #[test]
+        fn the_index_says_what_counting_says(
+            steps in vec(
+                (0..40_u64, 0..5_u32, prop_oneof![
+                    0.1..10.0, Just(f64::NAN), Just(-1.0), Just(0.0), Just(f64::INFINITY),
+                ]),
+                0..120,
+            ),
+        ) {
+            let mut queue = Queue::default();
+            let mut model: BTreeMap<u64, u32> = BTreeMap::new();
+            let mut weights: BTreeMap<u32, f64> = BTreeMap::new();
+            for (id, tenant, weight) in steps {
+                if let Some(tenant) = model.remove(&id) {
+                    prop_assert!(queue.remove(&spec(id, tenant, 0), LanePart::Fresh, at(id)));
+                } else {
+                    queue.push(&spec(id, tenant, 0), LanePart::Fresh, at(id), weight);
+                    model.insert(id, tenant);
+                    weights.insert(tenant, sane(weight));
+                }
+                let mut expected: Vec<_> = (0..5)
+                    .map(|tenant| (tenant, model.values().filter(|other| **other == tenant).count()))
+                    .filter(|(_, count)| *count > 0)
+                    .map(|(tenant, count)| (tenant as usize, count as f64 / weights[&tenant]))
+                    .collect();
+                expected.sort_by(|a, b| b.1.total_cmp(&a.1).then(b.0.cmp(&a.0)));
+                prop_assert_eq!(heaviest(&queue), expected);
+                prop_assert_eq!(queue.total().requests as usize, model.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Quotas of tenants within a group of models, in the manner of cohorts.
+//!
+//! A tenant with a quota holds sequences of the group's replicas. With fewer
+//! than its guarantee it goes before all others of its class; from there on it
+//! borrows; at its ceiling (guarantee and borrow limit together) it is parked
+//! until something of its own ends or the capacity changes. What a tenant does
+//! not lend of its guarantee stays free for it. Whole sequences count, and at
+//! least one of a guarantee or ceiling, however small.
+//!
+//! A job may have several sequences, so a tenant can be above its ceiling by
+//! all but one of those of its last job. Tenants without a quota of their own
+//! only ever borrow, and cost nothing here.
+
+use std::collections::BTreeMap;
+
+use crate::core::model::ids::TenantId;
+use crate::core::model::policy::{Policy, Quota};
+
+/// Sequences within which a product of a fraction and a capacity counts as
+/// whole.
+const EXACT: f64 = 1e-6;
+/// A change of the capacity by less than this part of it is not followed: it
+/// would move every tenant a little each time that a limit is learned.
+const STEADY: u64 = 64;
+
+/// Where a tenant stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum QuotaState {
+    /// It holds less than its guarantee.
+    Guaranteed,
+    /// It holds its guarantee, or has none.
+    Borrowing,
+    /// It holds all that it may.
+    Parked,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct QuotaAccount {
+    quota: Quota,
+    held: u64,
+}
+
+impl QuotaAccount {
+    fn standing(&self, capacity: u64) -> QuotaState {
+        let Quota { guarantee, borrow, .. } = self.quota;
+        let held = self.held as f64;
+        let part = |fraction: f64| (fraction * capacity as f64 + EXACT).floor().max(1.0);
+        if guarantee + borrow < 1.0 && held >= part(guarantee + borrow) {
+            QuotaState::Parked
+        } else if guarantee > 0.0 && held < part(guarantee) {
+            QuotaState::Guaranteed
+        } else {
+            QuotaState::Borrowing
+        }
+    }
+
+    /// What stays free for it.
+    fn kept(&self, capacity: u64) -> u64 {
+        let unlent = (self.quota.guarantee - self.quota.lend).max(0.0) * capacity as f64;
+        ((unlent + EXACT) as u64).saturating_sub(self.held)
+    }
+}
+
+/// The quotas of a group.
+#[derive(Debug, Clone, Default)]
+pub struct TenantQuotas {
+    /// Tenants with a quota that is not the usual one.
+    accounts: BTreeMap<TenantId, QuotaAccount>,
+    capacity: u64,
+    /// Sequences that all tenants hold.
+    held: u64,
+    /// Sequences that stay free for who does not lend them.
+    kept: u64,
+}
+
+impl TenantQuotas {
+    /// The quotas of a policy, with nothing held and no capacity.
+    #[must_use]
+    pub fn new(policy: &Policy) -> Self {
+        let rows = policy.tenants.iter().filter(|(_, _, row)| row.quota != Quota::default());
+        let accounts =
+            rows.map(|(id, _, row)| (id, QuotaAccount { quota: sane(row.quota), held: 0 })).collect();
+        Self { accounts, ..Self::default() }
+    }
+
+    /// Whether nobody has a quota of its own.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.accounts.is_empty()
+    }
+
+    /// Where the tenant stands.
+    #[must_use]
+    pub fn standing(&self, tenant: TenantId) -> QuotaState {
+        self.accounts.get(&tenant).map_or(QuotaState::Borrowing, |own| own.standing(self.capacity))
+    }
+
+    /// Sequences that who borrows may take of those that are free.
+    #[must_use]
+    pub fn spare(&self) -> u32 {
+        if self.kept == 0 {
+            return u32::MAX;
+        }
+        let spare = self.capacity.saturating_sub(self.held).saturating_sub(self.kept);
+        u32::try_from(spare).unwrap_or(u32::MAX)
+    }
+
+    /// Whether a job of the tenant with so many sequences may go.
+    #[must_use]
+    pub fn allows(&self, tenant: TenantId, seqs: u32) -> bool {
+        match self.standing(tenant) {
+            QuotaState::Guaranteed => true,
+            QuotaState::Borrowing => seqs <= self.spare(),
+            QuotaState::Parked => false,
+        }
+    }
+
+    /// A job of the tenant goes to a replica; says whether the tenant's standing
+    /// changed.
+    pub fn take(&mut self, tenant: TenantId, seqs: u32) -> bool {
+        self.held = self.held.saturating_add(u64::from(seqs));
+        self.change(tenant, |held| held.saturating_add(u64::from(seqs)))
+    }
+
+    /// A job of the tenant left its replica; says whether the tenant's standing
+    /// changed.
+    pub fn give_back(&mut self, tenant: TenantId, seqs: u32) -> bool {
+        self.held = self.held.saturating_sub(u64::from(seqs));
+        self.change(tenant, |held| held.saturating_sub(u64::from(seqs)))
+    }
+
+    /// The replicas can run so many sequences now. Returns the tenants whose
+    /// standing changed; looks at all that have a quota.
+    pub fn resize(&mut self, capacity: u64) -> Vec<TenantId> {
+        let before = self.capacity;
+        if capacity == before || capacity.abs_diff(before).saturating_mul(STEADY) < before {
+            return Vec::new();
+        }
+        self.capacity = capacity;
+        self.kept = self.accounts.values().map(|own| own.kept(capacity)).sum();
+        let moved = self.accounts.iter().filter(|(_, own)| own.standing(before) != own.standing(capacity));
+        moved.map(|(tenant, _)| *tenant).collect()
+    }
+
+    /// Whether the accounts are what these sequences by tenant come to.
+    #[must_use]
+    pub fn agrees(&self, held: &BTreeMap<TenantId, u64>) -> bool {
+        let own = |tenant| held.get(tenant).copied().unwrap_or(0);
+        self.is_empty()
+            || (self.accounts.iter().all(|(tenant, account)| account.held == own(tenant))
+                && self.held == held.values().sum::<u64>()
+                && self.kept == self.accounts.values().map(|own| own.kept(self.capacity)).sum::<u64>())
+    }
+
+    fn change(&mut self, tenant: TenantId, act: impl FnOnce(u64) -> u64) -> bool {
+        let Some(own) = self.accounts.get_mut(&tenant) else { return false };
+        let (standing, kept) = (own.standing(self.capacity), own.kept(self.capacity));
+        own.held = act(own.held);
+        self.kept = self.kept - kept + own.kept(self.capacity);
+        standing != own.standing(self.capacity)
+    }
+}
+
+/// Fractions that can be multiplied with.
+fn sane(quota: Quota) -> Quota {
+    let part = |fraction: f64| if fraction.is_nan() { 0.0 } else { fraction.clamp(0.0, 1.0) };
+    let Quota { guarantee, borrow, lend } = quota;
+    Quota { guarantee: part(guarantee), borrow: part(borrow), lend: part(lend) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::{any, prop_assert, proptest};
+
+    use super::*;
+    use crate::core::model::ids::ClassId;
+    use crate::core::model::policy::{QueueBounds, Tenant};
+
+    fn quotas(rows: &[(f64, f64, f64)], capacity: u64) -> TenantQuotas {
+        let mut policy = Policy::default();
+        for (index, (guarantee, borrow, lend)) in rows.iter().copied().enumerate() {
+            let row = Tenant {
+                weight: 1.0,
+                default_class: ClassId::new(0),
+                classes: [ClassId::new(0)].into(),
+                models: None,
+                bounds: QueueBounds::default(),
+                quota: Quota { guarantee, borrow, lend },
+                placement: Default::default(),
+            };
+            policy.tenants.insert(&index.to_string(), row);
+        }
+        let mut quotas = TenantQuotas::new(&policy);
+        quotas.resize(capacity);
+        quotas
+    }
+
+    fn walk(quotas: &mut TenantQuotas, tenant: u32, steps: u32) -> Vec<QuotaState> {
+        let tenant = TenantId::new(tenant);
+        (0..steps)
+            .map(|_| {
+                let before = quotas.standing(tenant);
+                let changed = quotas.take(tenant, 1);
+                assert_eq!(changed, before != quotas.standing(tenant));
+                before
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_tenant_goes_from_its_guarantee_to_its_ceiling() {
+        use QuotaState::{Borrowing, Guaranteed, Parked};
+        let mut some = quotas(&[(0.3, 0.2, 1.0), (0.0, 0.0, 1.0), (0.1, 1.0, 1.0)], 10);
+        let first = walk(&mut some, 0, 6);
+        assert_eq!(first, [Guaranteed, Guaranteed, Guaranteed, Borrowing, Borrowing, Parked]);
+        assert_eq!(walk(&mut some, 1, 2), [Borrowing, Parked], "one sequence at least");
+        assert_eq!(walk(&mut some, 2, 12)[1..], [Borrowing; 11], "no ceiling");
+        assert_eq!(walk(&mut some, 9, 2), [Borrowing; 2], "nobody knows it");
+    }
+
+    #[test]
+    fn what_is_not_lent_stays_free_and_usual_quotas_keep_nothing() {
+        let mut some = quotas(&[(0.5, 1.0, 0.2), (0.2, 1.0, 0.0), (0.2, 1.0, 0.9)], 10);
+        assert_eq!(some.spare(), 5, "3 and 2 are kept");
+        walk(&mut some, 0, 2);
+        assert_eq!(some.spare(), 5, "it took its own");
+        walk(&mut some, 9, 5);
+        assert_eq!(some.spare(), 0);
+        assert!(!some.allows(TenantId::new(9), 1) && some.allows(TenantId::new(0), 1));
+        walk(&mut some, 0, 1);
+        walk(&mut some, 1, 2);
+        assert_eq!(some.spare(), u32::MAX, "nothing is kept, so nothing limits");
+
+        let usual = quotas(&[(0.0, 1.0, 1.0)], 10);
+        assert!(usual.is_empty() && usual.allows(TenantId::new(0), u32::MAX));
+    }
+
+    #[test]
+    fn capacity_moves_those_it_concerns_and_small_changes_nobody() {
+        let mut some = quotas(&[(0.5, 0.0, 1.0), (0.1, 1.0, 1.0)], 100);
+        walk(&mut some, 0, 50);
+        assert_eq!(some.standing(TenantId::new(0)), QuotaState::Parked);
+        assert_eq!(some.resize(101), [], "a hundredth is not followed");
+        assert_eq!(some.resize(102), [TenantId::new(0)]);
+        assert_eq!(some.standing(TenantId::new(0)), QuotaState::Guaranteed);
+        assert_eq!(some.resize(0), [TenantId::new(0)], "one sequence stays guaranteed to the other");
+        assert_eq!(some.resize(0), []);
+    }
+
+    proptest! {
+        #[test]
+        fn accounts_come_back_to_nothing(
+            rows in vec((any::<f64>(), any::<f64>(), any::<f64>()), 1..5),
+            capacity in 0u64..1 << 50,
+            jobs in vec((0u32..6, any::<u32>()), 0..40),
+        ) {
+            let mut some = quotas(&rows, capacity);
+            let mut held: BTreeMap<TenantId, u64> = BTreeMap::new();
+            for (tenant, seqs) in &jobs {
+                let tenant = TenantId::new(*tenant);
+                some.take(tenant, *seqs);
+                *held.entry(tenant).or_default() += u64::from(*seqs);
+                prop_assert!(some.agrees(&held));
+            }
+            for (tenant, seqs) in jobs {
+                some.give_back(TenantId::new(tenant), seqs);
+            }
+            prop_assert!(some.agrees(&BTreeMap::new()));
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Which replica each session was sent to last.
+//!
+//! A session is a number that the edge makes of a tenant and a key of the
+//! client's. The table is bounded: the session that was used longest ago is
+//! forgotten first.
+
+use std::collections::BTreeMap;
+
+use crate::core::model::ids::ReplicaId;
+use crate::core::model::number_map::NumberMap;
+
+/// The sessions that are remembered.
+#[derive(Debug, Clone, Default)]
+pub struct Sessions {
+    known: NumberMap<u64, KnownSession>,
+    /// Sessions by the number of their last use.
+    order: BTreeMap<u64, u64>,
+    uses: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct KnownSession {
+    replica: ReplicaId,
+    used: u64,
+}
+
+impl Sessions {
+    /// The replica that the session was sent to last.
+    #[must_use]
+    pub fn get(&self, session: u64) -> Option<ReplicaId> {
+        self.known.get(&session).map(|known| known.replica)
+    }
+
+    /// The session is sent to a replica; at most `bound` sessions are kept. Says
+    /// whether a session has lost the replica that it had.
+    pub fn note(&mut self, session: u64, replica: ReplicaId, bound: usize) -> bool {
+        self.uses += 1;
+        let used = self.uses;
+        let before = self.known.insert(session, KnownSession { replica, used });
+        if let Some(before) = before {
+            self.order.remove(&before.used);
+        }
+        self.order.insert(used, session);
+        let kept = self.len();
+        self.shrink(bound);
+        before.is_some_and(|before| before.replica != replica) || self.len() < kept
+    }
+
+    /// Forgets those used longest ago until at most `bound` are left.
+    pub fn shrink(&mut self, bound: usize) {
+        while self.known.len() > bound
+            && let Some((_, session)) = self.order.pop_first()
+        {
+            self.known.remove(&session);
+        }
+    }
+
+    /// How many are remembered.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::{prop_assert_eq, proptest};
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn it_keeps_the_last_used_and_no_more(uses in vec((0..20_u64, 0..4_u32), 0..100), bound in 0..12_usize) {
+            let mut sessions = Sessions::default();
+            let mut naive: Vec<(u64, u32)> = Vec::new();
+            for (session, replica) in uses {
+                let lost = sessions.note(session, ReplicaId::new(replica), bound);
+                let before = naive.clone();
+                naive.retain(|(other, _)| *other != session);
+                naive.push((session, replica));
+                naive.drain(..naive.len().saturating_sub(bound));
+                let moved = |old: &(u64, u32)| !naive.contains(old);
+                prop_assert_eq!(lost, before.iter().any(moved) || bound == 0);
+                prop_assert_eq!(sessions.len(), naive.len());
+                prop_assert_eq!(sessions.order.len(), naive.len());
+                for session in 0..20 {
+                    let expected = naive.iter().find(|(other, _)| *other == session);
+                    prop_assert_eq!(sessions.get(session), expected.map(|(_, replica)| ReplicaId::new(*replica)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The adapters that replicas have loaded.
+
+use std::time::Duration;
+
+use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
+use crate::core::model::policy::Policy;
+use crate::core::model::time::Tick;
+use crate::core::queue::fit_tree::FitSize;
+use crate::core::replica::affinity::adapter_slots::{AdapterSlots, AdapterState, EvictedAdapters};
+use crate::core::replica::ledger::{Booking, RoutingDemand};
+
+use super::Fleet;
+use crate::core::replica::fleet::pool_state::PoolState;
+
+/// Replicas that are remembered for one adapter. One more counts as if it did
+/// not have it.
+const MAX_HOLDERS: usize = 128;
+
+impl Fleet {
+    /// New pools for a new policy; what was learned of their adapters stays.
+    pub(super) fn renew_pools(&mut self, policy: &Policy) {
+        let before = std::mem::take(&mut self.pools);
+        self.pools = vec![PoolState::default(); policy.pools.capacity()];
+        for (id, _, row) in policy.pools.iter() {
+            let pool = &mut self.pools[id.index()];
+            (pool.buffer, pool.sleep) = (row.engine_buffer, row.sleep);
+            pool.starts = row.scales_to_zero;
+            pool.adapters.clone_from(&row.adapters);
+            pool.load = before.get(id.index()).map(|pool| pool.load).unwrap_or_default();
+            pool.load.configured = row.adapter_load;
+        }
+        self.shown = self.pools.iter().map(PoolState::shown).collect();
+    }
+
+    /// What a new policy says of the adapters of a replica.
+    pub(super) fn configure_adapters(&mut self, id: ReplicaId, policy: &Policy) {
+        let Some(pool) = self.node(id).and_then(|node| policy.pools.get(node.pool)) else { return };
+        self.change_adapters(id, |slots| slots.configure(pool.adapter_slots));
+    }
+
+    /// How the model stands to the replica, if it is an adapter there.
+    #[must_use]
+    pub fn adapter_fit(&self, id: ReplicaId, model: ModelId) -> Option<AdapterState> {
+        let node = self.node(id)?;
+        node.adapter_fit(self.pools.get(node.pool.index())?, model)
+    }
+
+    /// Whether the model is an adapter in the pool.
+    #[must_use]
+    pub fn is_adapter(&self, pool: PoolId, model: ModelId) -> bool {
+        self.pools.get(pool.index()).is_some_and(|pool| pool.adapters.contains(&model))
+    }
+
+    /// Nanoseconds that the replica takes to load an adapter.
+    pub(super) fn load_nanos(&self, id: ReplicaId) -> u64 {
+        let pool = self.node(id).and_then(|node| self.pools.get(node.pool.index()));
+        pool.map_or(0, |pool| pool.load.nanos())
+    }
+
+    /// The replicas that have the adapter loaded; none if it is none in these
+    /// pools.
+    pub(super) fn holders(&self, pools: &[PoolId], model: ModelId) -> &[ReplicaId] {
+        let is_one = self.pools(pools).any(|pool| pool.adapters.contains(&model));
+        let holders = is_one.then(|| self.holders.get(&model)).flatten();
+        holders.map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether the model is an adapter in one of the pools that none of their
+    /// replicas can take in, whatever else there is room for.
+    #[must_use]
+    pub fn shuts_out(&self, pools: &[PoolId], model: ModelId) -> bool {
+        let takes_in = |pool: &PoolState| {
+            let ask = RoutingDemand { weight: 0, output: 0, loads: pool.adapters.contains(&model) };
+            let least = pool.soon.first(ask, FitSize::ZERO.complement(), &|_| false);
+            least.is_some_and(|(_, entry)| entry.key.takes_in(ask))
+        };
+        let holders = self.holders(pools, model);
+        let has_room = |id: &ReplicaId| self.node(*id).is_some_and(|node| node.rooms.soon.is_some());
+        self.pools(pools).any(|pool| pool.adapters.contains(&model))
+            && !self.pools(pools).any(takes_in)
+            && !holders.iter().any(has_room)
+    }
+
+    pub(super) fn take_adapter(&mut self, id: ReplicaId, booking: &Booking) {
+        if let Some(model) = booking.adapter {
+            self.change_adapters(id, |slots| slots.take(model));
+            self.hold_adapter(id, model);
+        }
+    }
+
+    /// False when the job's adapter is not there.
+    pub(super) fn give_back_adapter(&mut self, id: ReplicaId, booking: &Booking) -> bool {
+        let Some(model) = booking.adapter else { return true };
+        self.nodes
+            .get_mut(id.index())
+            .and_then(Option::as_mut)
+            .is_some_and(|node| node.adapters.give_back(model))
+    }
+
+    /// What an engine says of its adapters: how many it computes with at once,
+    /// and those that it runs requests with.
+    pub fn report_adapters(&mut self, id: ReplicaId, slots: Option<u32>, running: &[ModelId], now: Tick) {
+        self.change_adapters(id, |own| own.report(slots, running));
+        let held: Vec<ModelId> = self.adapters_at(id).map(|(model, _)| model).collect();
+        held.into_iter().for_each(|model| self.hold_adapter(id, model));
+        self.refresh(id, now);
+    }
+
+    /// The replica started anew, or may have.
+    pub fn forget_adapters(&mut self, id: ReplicaId, now: Tick) {
+        self.change_adapters(id, AdapterSlots::forget);
+        self.refresh(id, now);
+    }
+
+    /// A job's first token came so long after its dispatch, where `raw`
+    /// nanoseconds were predicted for a replica of speed 1 that has its adapter
+    /// loaded, and this one had not.
+    pub fn loaded(&mut self, id: ReplicaId, observed: Duration, raw: u64) {
+        let Some(node) = self.nodes.get(id.index()).and_then(Option::as_ref) else { return };
+        let Some(pool) = self.pools.get_mut(node.pool.index()) else { return };
+        let due = (raw as f64 * node.factor) as u64;
+        let observed = u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX);
+        pool.load.learn(observed.saturating_sub(due));
+    }
+
+    /// The adapters in the replica's slots, each with the jobs that run with it.
+    pub fn adapters_at(&self, id: ReplicaId) -> impl Iterator<Item = (ModelId, u32)> {
+        self.node(id).into_iter().flat_map(|node| node.adapters.held())
+    }
+
+    fn change_adapters(&mut self, id: ReplicaId, act: impl FnOnce(&mut AdapterSlots) -> EvictedAdapters) {
+        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        for model in act(&mut node.adapters) {
+            if let Some(holders) = self.holders.get_mut(&model) {
+                holders.retain(|other| *other != id);
+                if holders.is_empty() {
+                    self.holders.remove(&model);
+                }
+            }
+        }
+    }
+
+    fn hold_adapter(&mut self, id: ReplicaId, model: ModelId) {
+        let holders = self.holders.entry(model).or_default();
+        if holders.len() < MAX_HOLDERS && !holders.contains(&id) {
+            holders.push(id);
+        }
+    }
+
+    /// Forgets a replica that is no longer known.
+    pub(super) fn drop_adapters(&mut self, id: ReplicaId) {
+        let held: Vec<ModelId> = self.adapters_at(id).map(|(model, _)| model).collect();
+        for model in held {
+            self.change_adapters(id, |_| EvictedAdapters::from_slice(&[model]));
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Which replicas are in service and which are out of it, and pools of which
+//! nothing is there.
+
+use crate::core::model::ids::{PoolId, ReplicaId};
+use crate::core::model::snapshot::ReplicaStatus;
+use crate::core::model::time::Tick;
+
+use super::Fleet;
+use crate::core::replica::fleet::replica_state::ReplicaState;
+
+impl Fleet {
+    /// Whether the replica has answered since it joined or came back.
+    #[must_use]
+    pub fn is_proven(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.vitals.is_proven())
+    }
+
+    /// Whether the replica is no longer what it was in that epoch: ejected, come
+    /// back since, or gone.
+    #[must_use]
+    pub fn has_fallen(&self, id: ReplicaId, epoch: u32) -> bool {
+        let stands =
+            |node: &&ReplicaState| node.present && !node.vitals.is_out() && node.vitals.epoch() == epoch;
+        self.node(id).filter(stands).is_none()
+    }
+
+    /// Whether a job runs there that failed elsewhere and has not got its first
+    /// token yet.
+    #[must_use]
+    pub fn has_suspect(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.ledger.suspects > 0)
+    }
+
+    /// Whether the replica is ejected.
+    #[must_use]
+    pub fn is_out(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.vitals.is_out())
+    }
+
+    /// Whether the replica may get work, credit left or not.
+    #[must_use]
+    pub fn is_up(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.up)
+    }
+
+    /// How many replicas of the pools may get work.
+    #[must_use]
+    pub fn count_up(&self, pools: &[PoolId]) -> u64 {
+        self.shown(pools).map(|pool| u64::from(pool.up)).sum()
+    }
+
+    /// How often a replica came into service or went out of it.
+    #[must_use]
+    pub const fn turns(&self) -> u64 {
+        self.turns
+    }
+
+    /// Whether the policy gives the pool no replica but those that are about to go.
+    #[must_use]
+    pub fn is_vacant(&self, pool: PoolId) -> bool {
+        let members = self.pools.get(pool.index()).map(|pool| &*pool.members);
+        members.unwrap_or_default().iter().filter_map(|id| self.node(*id)).all(|node| node.leaving)
+    }
+
+    /// Whether no replica of the pools is in service, not even a busy one.
+    #[must_use]
+    pub fn is_down(&self, pools: &[PoolId], now: Tick) -> bool {
+        let mut members = self.pools(pools).flat_map(|pool| &pool.members).filter_map(|id| self.node(*id));
+        self.count_up(pools) == 0 && members.all(|node| node.state(now, &self.rules) != ReplicaStatus::Busy)
+    }
+
+    /// Whether one more of the replica's pool may be ejected that answers, but
+    /// badly. One always may.
+    #[must_use]
+    pub fn may_eject(&self, id: ReplicaId) -> bool {
+        let pool = self.node(id).and_then(|node| self.pools.get(node.pool.index()));
+        pool.is_some_and(|pool| {
+            let share = pool.members.len() as u64 * u64::from(self.rules.max_ejected_permille) / 1000;
+            u64::from(pool.out) < share.max(1)
+        })
+    }
+
+    /// Whether the replica paused, and a job is on its way that will show whether
+    /// it takes work again.
+    #[must_use]
+    pub fn is_tried(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.vitals.is_tried())
+    }
+
+    /// Whether the pool has a replica that gets work, or will in a moment.
+    #[must_use]
+    pub fn is_served(&self, pool: PoolId) -> bool {
+        self.pools.get(pool.index()).is_some_and(|pool| pool.up + pool.busy > 0)
+    }
+
+    /// Whether the pool is scaled to zero: the policy says that its addresses stay
+    /// while nothing runs there, and nothing answers at any.
+    #[must_use]
+    pub fn is_away(&self, pool: PoolId) -> bool {
+        self.pools.get(pool.index()).is_some_and(crate::core::replica::fleet::pool_state::PoolState::is_away)
+    }
+}

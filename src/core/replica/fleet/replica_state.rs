@@ -1,0 +1,340 @@
+//! One replica: its ledger, what was learned of it, what it can still take.
+
+use std::time::Duration;
+
+use crate::core::billing::meter::ReplicaMeter;
+use crate::core::billing::pool_account::ReplicaPresence;
+use crate::core::model::event::ReplicaReport;
+use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
+use crate::core::model::overrides::Closed;
+use crate::core::model::policy::HealthPolicy;
+use crate::core::model::snapshot::ReplicaStatus;
+use crate::core::model::time::Tick;
+use crate::core::queue::fit_tree::FitSize;
+use crate::core::replica::affinity::adapter_slots::{AdapterSlots, AdapterState};
+use crate::core::replica::health::ReplicaHealth;
+use crate::core::replica::health::sleep::SleepState;
+use crate::core::replica::health::stall_detector::{StallDetector, WatchedGauges};
+use crate::core::replica::itl_limit::ItlLimit;
+use crate::core::replica::ledger::{Ledger, ReplicaRank};
+use crate::core::replica::reconcile::Reconciler;
+use crate::core::replica::seq_limit::{LearnedSeqLimit, full_seqs, ramped};
+use crate::core::replica::shared_kv::SharedKv;
+use crate::core::replica::speed::pool_best::GapStretch;
+use crate::core::replica::speed::prefill_rate::ReplicaReads;
+use crate::core::replica::speed::ttft_model::{self, TtftModel};
+use crate::core::replica::speed::{PoolSpeeds, SpeedBin, SpeedFactor};
+
+use crate::core::replica::fleet::pool_state::PoolState;
+use crate::core::replica::fleet::prefill::PrefillLoad;
+
+/// Part of a replica's sequence limit that guests may fill.
+const GUEST_SEQS: f64 = 0.8;
+/// Part of its KV cache that may be in use for a guest to come.
+const GUEST_KV: f64 = 0.7;
+/// Part of the promised time between tokens that a step with a guest may take.
+const GUEST_STEP: f64 = 0.5;
+/// What a replica can take now; absent where it can take nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct FreeCapacity {
+    /// Of the urgent class.
+    pub(super) own: Option<FitSize>,
+    /// Of classes less urgent than the one that the pool has made its promise
+    /// to.
+    pub(super) guest: Option<FitSize>,
+    /// Of the urgent class, as soon as it has read its prompts.
+    pub(super) soon: Option<FitSize>,
+}
+
+impl FreeCapacity {
+    /// What it can take now of guests, or of the urgent class.
+    pub(super) const fn now(&self, guest: bool) -> Option<FitSize> {
+        if guest { self.guest } else { self.own }
+    }
+}
+
+/// What the replica's pool counts it among.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct PoolContribution {
+    pub(super) busy: bool,
+    /// It is ejected.
+    pub(super) out: bool,
+    /// Nothing answers there, or it is about to go.
+    pub(super) away: bool,
+    /// It sleeps or wakes.
+    pub(super) sleeps: bool,
+    /// It sleeps and can be woken.
+    pub(super) can_wake: bool,
+    /// Sequences that it will take in a moment.
+    pub(super) waking: u32,
+}
+
+/// One replica.
+#[derive(Debug, Clone)]
+pub(super) struct ReplicaState {
+    pub(super) pool: PoolId,
+    pub(super) present: bool,
+    /// Whether the policy says that it is about to go.
+    pub(super) leaving: bool,
+    pub(super) configured_seqs: Option<u32>,
+    pub(super) configured_kv: Option<u64>,
+    pub(super) ledger: Ledger,
+    pub(super) meter: ReplicaMeter,
+    /// Weight of all prompts ever sent there.
+    pub(super) weights: u64,
+    /// How much of its time it spends on them.
+    pub(super) reading: PrefillLoad,
+    /// What its pool's account counts it as.
+    pub(super) accounted: ReplicaPresence,
+    pub(super) adapters: AdapterSlots,
+    pub(super) vitals: ReplicaHealth,
+    /// How an operator has closed it to new work.
+    pub(super) closed: Option<Closed>,
+    pub(super) watch: StallDetector,
+    /// Streams there that wait for their clients.
+    pub(super) paused: u32,
+    pub(super) gauges: WatchedGauges,
+    pub(super) rest: SleepState,
+    /// How long it is idle before it sleeps, if it ever does.
+    pub(super) idle_after: Option<Duration>,
+    pub(super) foreign: Reconciler,
+    /// Sequences that run there and are not ours, as of the last change.
+    pub(super) others: u32,
+    /// Sequences ever booked there.
+    pub(super) sent: u64,
+    pub(super) learned: LearnedSeqLimit,
+    pub(super) kv_shared: SharedKv,
+    pub(super) pace: ItlLimit,
+    pub(super) stretch: GapStretch,
+    pub(super) reader: ReplicaReads,
+    pub(super) speed: SpeedFactor,
+    /// What its predicted times are multiplied by, as of the last change.
+    pub(super) factor: f64,
+    /// Where its speed stands among those of its pool.
+    pub(super) bin: Option<SpeedBin>,
+    pub(super) report: Option<(Tick, ReplicaReport)>,
+    pub(super) held: bool,
+    pub(super) last_chosen: u64,
+    pub(super) rooms: FreeCapacity,
+    /// Where it stands on the boards of its pool.
+    pub(super) slots: [Option<usize>; 3],
+    pub(super) wake: Option<Tick>,
+    pub(super) up: bool,
+    /// Whether its pool counts it among those that are busy, that sleep, and that
+    /// can be woken.
+    pub(super) counted: PoolContribution,
+    /// Whether its pool counts it among those that read guests' prompts.
+    pub(super) reads_guest: bool,
+    /// Its part in the capacity of its pool.
+    pub(super) capacity: u32,
+}
+
+impl ReplicaState {
+    pub(super) fn new(pool: PoolId) -> Self {
+        Self {
+            pool,
+            present: false,
+            leaving: false,
+            configured_seqs: None,
+            configured_kv: None,
+            ledger: Ledger::default(),
+            meter: ReplicaMeter::default(),
+            weights: 0,
+            reading: PrefillLoad::default(),
+            accounted: ReplicaPresence::default(),
+            adapters: AdapterSlots::default(),
+            vitals: ReplicaHealth::default(),
+            closed: None,
+            watch: StallDetector::default(),
+            paused: 0,
+            gauges: WatchedGauges::default(),
+            rest: SleepState::default(),
+            idle_after: None,
+            foreign: Reconciler::default(),
+            others: 0,
+            sent: 0,
+            learned: LearnedSeqLimit::default(),
+            kv_shared: SharedKv::default(),
+            pace: ItlLimit::default(),
+            stretch: GapStretch::default(),
+            reader: ReplicaReads::default(),
+            speed: SpeedFactor::default(),
+            factor: 1.0,
+            bin: None,
+            report: None,
+            held: false,
+            last_chosen: 0,
+            rooms: FreeCapacity::default(),
+            slots: [None; 3],
+            wake: None,
+            up: false,
+            counted: PoolContribution::default(),
+            reads_guest: false,
+            capacity: 0,
+        }
+    }
+
+    pub(super) fn state(&self, now: Tick, rules: &HealthPolicy) -> ReplicaStatus {
+        let state = self.vitals.state(now, rules);
+        match self.closed {
+            _ if !self.present => ReplicaStatus::Removed,
+            _ if matches!(state, ReplicaStatus::Ejected | ReplicaStatus::Gone) => state,
+            Some(Closed::Drained | Closed::SpotNotice) => ReplicaStatus::Draining,
+            _ if self.leaving => ReplicaStatus::Draining,
+            Some(Closed::Cordoned) => ReplicaStatus::Cordoned,
+            None => self.rest.state().unwrap_or(state),
+        }
+    }
+
+    /// What its pool is to count it among.
+    pub(super) fn count(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> PoolContribution {
+        let state = self.state(now, rules);
+        PoolContribution {
+            busy: state == ReplicaStatus::Busy,
+            out: self.vitals.is_out(),
+            away: self.leaving || self.vitals.is_silent(),
+            sleeps: matches!(state, ReplicaStatus::Asleep | ReplicaStatus::Waking),
+            can_wake: state == ReplicaStatus::Asleep && self.rest.can_wake() && pool.sleep.is_some(),
+            waking: if state == ReplicaStatus::Waking { self.full(pool) } else { 0 },
+        }
+    }
+
+    /// What it counts as in its pool's time.
+    pub(super) fn presence(&self, now: Tick, rules: &HealthPolicy) -> ReplicaPresence {
+        let busy = self.ledger.jobs > 0;
+        let away = matches!(
+            self.state(now, rules),
+            ReplicaStatus::Asleep | ReplicaStatus::Gone | ReplicaStatus::Removed
+        );
+        ReplicaPresence { present: busy || !away, busy }
+    }
+
+    pub(super) fn is_up(&self, now: Tick, rules: &HealthPolicy) -> bool {
+        matches!(self.state(now, rules), ReplicaStatus::Serving | ReplicaStatus::SlowStart)
+    }
+
+    /// When something is due.
+    pub(super) fn next_wake(&self, now: Tick, rules: &HealthPolicy) -> Option<Tick> {
+        let wake = self.vitals.next_wake(now, rules);
+        let others = [self.watch.check_at(), self.rest.next_wake()];
+        wake.into_iter().chain(others.into_iter().flatten()).min().filter(|_| self.present)
+    }
+
+    /// Sequences that it runs at full size, whatever its pace.
+    pub(super) fn full(&self, pool: &PoolState) -> u32 {
+        let reported = self.report.and_then(|(_, report)| report.slots);
+        full_seqs(self.configured_seqs, reported, self.learned, pool.buffer)
+    }
+
+    pub(super) fn limit(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> u32 {
+        let ours = self.full(pool).saturating_sub(self.others).max(1);
+        let full = ours.min(self.pace.seqs().max(pool.promise.widest));
+        ramped(full, self.vitals.eighths(now, rules))
+    }
+
+    /// Its KV tokens; no bound where nothing is known of them.
+    pub(super) fn kv(&self) -> u64 {
+        let reported = self.report.and_then(|(_, report)| report.kv_tokens);
+        self.configured_kv.or(reported).unwrap_or(u64::MAX)
+    }
+
+    /// Its limits, whatever runs there.
+    pub(super) fn whole(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> FitSize {
+        FitSize { seqs: self.limit(pool, now, rules), kv: self.kv(), prefill: u64::MAX }
+    }
+
+    /// What it can take. An empty one takes any one job, however large, since
+    /// no other could do better.
+    pub(super) fn find_rooms(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> FreeCapacity {
+        if self.held || self.vitals.is_tried() || !self.is_up(now, rules) {
+            return FreeCapacity::default();
+        }
+        if self.ledger.jobs == 0 {
+            return FreeCapacity {
+                own: Some(FitSize::MAX),
+                guest: Some(FitSize::MAX),
+                soon: Some(FitSize::MAX),
+            };
+        }
+        let limit = self.limit(pool, now, rules);
+        let seqs = limit.saturating_sub(self.ledger.seqs);
+        let soon = (seqs > 0).then_some(FitSize { seqs, kv: self.kv_left(1.0), prefill: u64::MAX });
+        let prefill = self.prefill_left(pool);
+        let own = soon.filter(|_| prefill > 0).map(|size| FitSize { prefill, ..size });
+        let guest = self.guest_seqs(pool, limit);
+        let guest = guest.map(|seqs| FitSize { seqs, kv: self.kv_left(GUEST_KV), prefill: u64::MAX });
+        FreeCapacity { own, guest, soon }
+    }
+
+    /// Sequences for guests: only while it reads no prompt, and only as many as
+    /// leave its steps short enough.
+    fn guest_seqs(&self, pool: &PoolState, limit: u32) -> Option<u32> {
+        let slow = self.is_slow_for_guests(pool);
+        let seqs =
+            Self::guest_share(limit).saturating_sub(pool.promise.reserve).saturating_sub(self.ledger.seqs);
+        (self.ledger.prefill <= self.on_the_way() && !slow && seqs > 0).then_some(seqs)
+    }
+
+    /// Sequences of a limit that guests may fill.
+    pub(super) fn guest_share(limit: u32) -> u32 {
+        (f64::from(limit) * GUEST_SEQS) as u32
+    }
+
+    /// Whether its steps are too long for guests to come.
+    pub(super) fn is_slow_for_guests(&self, pool: &PoolState) -> bool {
+        let aim = pool.promise.itl.as_nanos() as f64 * GUEST_STEP;
+        self.decode_step() > aim || self.pace.mean().is_some_and(|mean| mean > aim)
+    }
+
+    pub(super) fn kv_left(&self, part: f64) -> u64 {
+        match self.kv() {
+            u64::MAX => u64::MAX,
+            kv => ((kv as f64 * part) as u64).saturating_sub(self.kv_held()),
+        }
+    }
+
+    /// KV tokens that its jobs hold or will hold: what prompts share counts once.
+    pub(super) fn kv_held(&self) -> u64 {
+        self.ledger.kv.saturating_sub(self.kv_shared.saved(self.ledger.kv_prompts))
+    }
+
+    /// Nanoseconds of a step in which each of its sequences gets a token.
+    pub(super) fn decode_step(&self) -> f64 {
+        ttft_model::decode_step(&self.ledger) as f64 * self.factor
+    }
+
+    pub(super) fn outlook(&self) -> TtftModel {
+        ttft_model::outlook(&self.ledger).slowed(self.factor)
+    }
+
+    pub(super) fn key(&self, pool: &PoolState, replica: ReplicaId) -> ReplicaRank {
+        let none = pool.adapters.is_empty();
+        let miss = if none { 0 } else { pool.load.cost(self.adapters.fit_of_other()) };
+        ReplicaRank { outlook: self.outlook(), miss, last_chosen: self.last_chosen, replica }
+    }
+
+    /// How the model stands to it, if it is an adapter there.
+    pub(super) fn adapter_fit(&self, pool: &PoolState, model: ModelId) -> Option<AdapterState> {
+        pool.adapters.contains(&model).then(|| self.adapters.fit(model))
+    }
+
+    /// Puts its speed where it belongs among those of its pool.
+    pub(super) fn rank_speed(&mut self, speeds: &mut PoolSpeeds) {
+        let bin = self.speed.is_known().then(|| PoolSpeeds::bin(self.speed.factor()));
+        if bin != self.bin {
+            speeds.shift(self.bin, bin);
+            self.bin = bin;
+        }
+    }
+
+    /// It is new in the policy, or was taken out of it and put back: a new
+    /// start.
+    pub(super) fn join(&mut self, now: Tick) {
+        self.vitals.join(now);
+        (self.speed, self.pace, self.learned) =
+            (SpeedFactor::default(), ItlLimit::default(), LearnedSeqLimit::default());
+        self.kv_shared = SharedKv::default();
+        (self.foreign, self.rest, self.gauges) =
+            (Reconciler::default(), SleepState::default(), WatchedGauges::default());
+    }
+}

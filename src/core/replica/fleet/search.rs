@@ -1,0 +1,263 @@
+//! Which replica can take a job.
+
+use crate::core::model::bit_set::BitSet;
+use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
+use crate::core::model::time::Tick;
+use crate::core::queue::fit_tree::{FitRank, FitSize, FitTree};
+use crate::core::replica::affinity::adapter_slots::AdapterState;
+use crate::core::replica::ledger::{ReplicaRank, RoutingDemand};
+use crate::core::replica::speed::ttft_model::{self, TtftModel};
+
+use super::Fleet;
+use crate::core::replica::fleet::pool_state::PoolState;
+use crate::core::replica::fleet::replica_state::{FreeCapacity, ReplicaState};
+
+/// A replica that is only reading prompts is worth waiting for when it promises
+/// the first token within this part of the time that the best free one needs.
+const WORTH_WAITING: f64 = 0.7;
+
+fn worth_waiting(free: u64, soon: u64) -> bool {
+    (soon as f64) < free as f64 * WORTH_WAITING
+}
+
+/// What a job wants of a replica.
+#[derive(Debug, Clone, Copy)]
+pub struct ReplicaRequirements<'a> {
+    /// What it needs; of prefill, where most of its prompt is cached.
+    pub need: FitSize,
+    /// Its prompt tokens.
+    pub prompt: u64,
+    /// Output tokens of each of its sequences, as many as count where it is sent.
+    pub output: u64,
+    /// Replicas that have the start of its prompt, with the tokens of it.
+    pub cached: &'a [(ReplicaId, u64)],
+    /// Whether it is a guest: a more urgent class uses the replicas.
+    pub guest: bool,
+    /// Its model, which may be an adapter.
+    pub model: ModelId,
+    /// The replica of its session, and the nanoseconds by which its first token
+    /// may come later there than elsewhere.
+    pub session: Option<(ReplicaId, u64)>,
+}
+
+impl ReplicaRequirements<'_> {
+    /// Tokens of its prompt that a replica has.
+    #[must_use]
+    pub fn cached_at(&self, replica: ReplicaId) -> u64 {
+        self.cached.iter().find(|(id, _)| *id == replica).map_or(0, |(_, tokens)| *tokens)
+    }
+
+    /// What its prompt costs to read there.
+    #[must_use]
+    pub fn weight_at(&self, replica: ReplicaId) -> u64 {
+        ttft_model::weight(self.prompt, self.cached_at(replica))
+    }
+
+    /// What it needs there.
+    fn need_at(&self, replica: ReplicaId) -> FitSize {
+        FitSize { prefill: self.weight_at(replica), ..self.need }
+    }
+}
+
+/// A replica for a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplicaMatch {
+    /// Which.
+    pub replica: ReplicaId,
+    /// Nanoseconds to the first token that it promises.
+    pub ttft: u64,
+    /// Another one, which only has to read its prompts first, promises it so
+    /// much sooner that it is worth waiting for.
+    pub waits: bool,
+}
+
+impl Fleet {
+    /// Those of the pools that have a replica with free credit, each with the
+    /// largest in each respect.
+    pub fn openings(&self, pools: &BitSet, guest: bool) -> impl Iterator<Item = (PoolId, FitSize)> {
+        self.open.common(pools).filter_map(move |index| {
+            let pool = self.pools.get(index).filter(|pool| pool.is_open(guest))?;
+            let board = pool.board(guest);
+            (!board.is_empty()).then(|| (PoolId::from(index), board.least_size().complement()))
+        })
+    }
+
+    /// The replica that can take the job and promises its first token soonest.
+    pub fn find(
+        &self,
+        pools: &[PoolId],
+        wish: &ReplicaRequirements<'_>,
+        avoid: &dyn Fn(ReplicaId) -> bool,
+    ) -> Option<ReplicaMatch> {
+        let weight = ttft_model::weight(wish.prompt, 0);
+        let need = FitSize { prefill: weight, ..wish.need }.complement();
+        let skip = |id: &ReplicaId| avoid(*id);
+        let first = |pool: &PoolState, board: &FitTree<ReplicaRank, ReplicaId>| {
+            let ask =
+                RoutingDemand { weight, output: wish.output, loads: pool.adapters.contains(&wish.model) };
+            let found = board.first(ask, need, &skip).filter(|(_, entry)| entry.key.takes_in(ask));
+            found.map(|(cost, _)| cost)
+        };
+        let open = self.pools(pools).filter(|pool| pool.is_open(wish.guest));
+        let cold = open.filter_map(|pool| first(pool, pool.board(wish.guest)));
+        let usable = |room: fn(&FreeCapacity, bool) -> Option<FitSize>| {
+            let here = self.known_to(pools, wish).filter(|id| !avoid(*id));
+            here.filter_map(move |id| self.own_cost(id, pools, wish, room))
+        };
+        let warm = usable(FreeCapacity::now);
+        let best = cold.chain(warm).min()?;
+        let found = |waits| Some(ReplicaMatch { replica: best.2, ttft: self.ttft(best.2, wish), waits });
+        if wish.guest {
+            return found(false);
+        }
+        let soon =
+            self.pools(pools).filter_map(|pool| first(pool, &pool.soon)).chain(usable(|rooms, _| rooms.soon));
+        let soon = soon.map(|cost| cost.0).min();
+        found(soon.is_some_and(|soon| worth_waiting(best.0, soon)))
+    }
+
+    /// For how many nanoseconds more a job that leaves a free replica to others does
+    /// so for its session's sake.
+    pub fn stays_for(
+        &self,
+        pools: &[PoolId],
+        wish: &ReplicaRequirements<'_>,
+        avoid: &dyn Fn(ReplicaId) -> bool,
+    ) -> Option<u64> {
+        let (own, left) = wish.session?;
+        let bare = ReplicaRequirements { session: None, ..*wish };
+        let free = self.find(pools, &bare, avoid)?.replica;
+        let (free, own) = (self.cost(free, &bare)?, self.cost(own, &bare)?);
+        let enough = (free as f64 * WORTH_WAITING).ceil() as u64;
+        Some(left.saturating_sub(own.saturating_sub(enough)))
+    }
+
+    /// Replicas that may do better for the job than their place in the order
+    /// says: they have the start of its prompt, its adapter, or its session.
+    fn known_to<'a>(
+        &'a self,
+        pools: &[PoolId],
+        wish: &'a ReplicaRequirements<'_>,
+    ) -> impl Iterator<Item = ReplicaId> {
+        let cached = wish.cached.iter().map(|(id, _)| *id);
+        let session = wish.session.map(|(id, _)| id);
+        cached.chain(self.holders(pools, wish.model).iter().copied()).chain(session)
+    }
+
+    /// What a replica promises the job, with all that it has for it, if it has
+    /// room.
+    fn own_cost(
+        &self,
+        id: ReplicaId,
+        pools: &[PoolId],
+        wish: &ReplicaRequirements<'_>,
+        room: fn(&FreeCapacity, bool) -> Option<FitSize>,
+    ) -> Option<<ReplicaRank as FitRank>::Cost> {
+        let node = self.node(id).filter(|node| pools.contains(&node.pool))?;
+        let pool = self.pools.get(node.pool.index()).filter(|pool| pool.is_open(wish.guest))?;
+        let fits =
+            room(&node.rooms, pool.is_guest(wish.guest)).is_some_and(|room| wish.need_at(id).within(room));
+        let cost = self.cost(id, wish).filter(|_| fits)?;
+        Some((cost, node.last_chosen, id))
+    }
+
+    /// What the job costs at the replica, to compare; `None` where it cannot
+    /// come in for its adapter.
+    #[must_use]
+    pub fn cost(&self, id: ReplicaId, wish: &ReplicaRequirements<'_>) -> Option<u64> {
+        let node = self.node(id)?;
+        let pool = self.pools.get(node.pool.index())?;
+        let fit = node.adapter_fit(pool, wish.model);
+        if fit == Some(AdapterState::Full) {
+            return None;
+        }
+        let miss = fit.map_or(0, |fit| pool.load.cost(fit));
+        let cost = node.outlook().cost(wish.weight_at(id), wish.output).saturating_add(miss);
+        Some(wish.session.filter(|(own, _)| *own == id).map_or(cost, |(_, bound)| cost.saturating_sub(bound)))
+    }
+
+    /// Nanoseconds to the job's first token that the replica promises.
+    #[must_use]
+    pub fn ttft(&self, id: ReplicaId, wish: &ReplicaRequirements<'_>) -> u64 {
+        let load = self.adapter_fit(id, wish.model).filter(|fit| fit.loads());
+        let load = load.map_or(0, |_| self.load_nanos(id));
+        self.outlook(id).map_or(u64::MAX, |outlook| outlook.ttft(wish.weight_at(id)).saturating_add(load))
+    }
+
+    /// Whether a replica can take the job once it has read its prompts.
+    #[must_use]
+    pub fn fits_soon(&self, pools: &[PoolId], wish: &ReplicaRequirements<'_>) -> bool {
+        let need = wish.need.complement();
+        let fits = |pool: &PoolState| {
+            let ask = RoutingDemand { weight: 0, output: 0, loads: pool.adapters.contains(&wish.model) };
+            pool.soon.first(ask, need, &|_| false).is_some_and(|(_, entry)| entry.key.takes_in(ask))
+        };
+        let bare = ReplicaRequirements { need: FitSize { prefill: 0, ..wish.need }, prompt: 0, ..*wish };
+        let holders = self.holders(pools, wish.model).iter();
+        self.pools(pools).any(fits)
+            || holders.clone().any(|id| self.own_cost(*id, pools, &bare, |rooms, _| rooms.soon).is_some())
+    }
+
+    /// How many replicas of the pools can take the job now.
+    #[must_use]
+    pub fn count_fitting(&self, pools: &[PoolId], wish: &ReplicaRequirements<'_>) -> u32 {
+        let open = self.pools(pools).filter(|pool| pool.is_open(wish.guest));
+        open.map(|pool| pool.board(wish.guest).count(wish.need.complement())).sum()
+    }
+
+    /// Whether the replica can take the job now; one that is held can, when
+    /// asked for.
+    #[must_use]
+    pub fn fits(&self, id: ReplicaId, wish: &ReplicaRequirements<'_>, even_held: bool, now: Tick) -> bool {
+        let Some(node) = self.node(id) else { return false };
+        let Some(pool) = self.pools.get(node.pool.index()) else { return false };
+        let rooms = match node.held && even_held {
+            true => ReplicaState { held: false, ..node.clone() }.find_rooms(pool, now, &self.rules),
+            false => node.rooms,
+        };
+        let room = rooms.now(pool.is_guest(wish.guest));
+        let comes_in = node.adapter_fit(pool, wish.model) != Some(AdapterState::Full);
+        comes_in && pool.is_open(wish.guest) && room.is_some_and(|room| wish.need_at(id).within(room))
+    }
+
+    /// Whether a replica promises the job's first token so much sooner than
+    /// this one that the job waits for it.
+    #[must_use]
+    pub fn waits_for_better(&self, id: ReplicaId, pools: &[PoolId], wish: &ReplicaRequirements<'_>) -> bool {
+        let promised = |id: ReplicaId| self.cost(id, wish).unwrap_or(u64::MAX);
+        let others = self.pools(pools).flat_map(|pool| &pool.members);
+        let soon = others.filter(|other| {
+            let room = self.node(**other).and_then(|node| node.rooms.soon);
+            room.is_some_and(|room| FitSize { prefill: 0, ..wish.need }.within(room))
+        });
+        !wish.guest
+            && soon.map(|other| promised(*other)).min().is_some_and(|soon| worth_waiting(promised(id), soon))
+    }
+
+    /// What the replica promises.
+    #[must_use]
+    pub fn outlook(&self, id: ReplicaId) -> Option<TtftModel> {
+        self.node(id).map(ReplicaState::outlook)
+    }
+
+    /// The replica to hold for `need`: of those in the pool that are large
+    /// enough for it as a whole, else of all, the one that is free soonest.
+    /// Looks at every replica of the pool.
+    #[must_use]
+    pub fn to_hold(
+        &self,
+        pool: PoolId,
+        need: FitSize,
+        now: Tick,
+        avoid: &dyn Fn(ReplicaId) -> bool,
+    ) -> Option<ReplicaId> {
+        let pool = self.pools.get(pool.index())?;
+        let members = pool.members.iter().copied().filter(|id| !avoid(*id));
+        let ranked = members.filter_map(|id| {
+            let node = self.node(id).filter(|node| node.up && !node.held)?;
+            let whole = node.whole(pool, now, &self.rules);
+            Some((!need.within(whole), node.ledger.work(), id))
+        });
+        ranked.min().map(|(_, _, id)| id)
+    }
+}

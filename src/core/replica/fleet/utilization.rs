@@ -1,0 +1,125 @@
+//! How much of its replicas a pool uses, and what they are.
+
+use crate::core::autoscale::demand::utilization::{ReplicasInUse, WAYS};
+use crate::core::model::ids::PoolId;
+use crate::core::replica::seq_limit::most_seqs;
+use crate::core::replica::speed::pool_best::PoolTypical;
+
+use super::Fleet;
+use crate::core::replica::fleet::pool_state::PoolState;
+use crate::core::replica::fleet::replica_state::ReplicaState;
+
+impl Fleet {
+    /// How many replicas' worth of the pool is in use just now, in each of the ways
+    /// in which one can be full. One that can take nothing more counts as full in
+    /// all of them when jobs wait for the pool. Where other gateways count what is
+    /// theirs (`shared`), only our part of each replica is counted.
+    #[must_use]
+    pub fn used(&self, pool: PoolId, contended: bool, shared: bool) -> ReplicasInUse {
+        let mut sum = ReplicasInUse::default();
+        let Some(state) = self.pools.get(pool.index()) else { return sum };
+        for node in state.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.ledger.jobs > 0) {
+            let full = contended && node.rooms.own.is_none();
+            let parts = match (full, shared) {
+                (true, false) => [1.0; WAYS],
+                (true, true) => [node.our_part(); WAYS],
+                (false, _) => node.used(state, shared),
+            };
+            sum.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part.min(1.0));
+        }
+        sum
+    }
+
+    /// What the pool usually shows.
+    #[must_use]
+    pub fn usual(&self, pool: PoolId) -> PoolTypical {
+        self.pools.get(pool.index()).map_or_else(PoolTypical::default, |pool| pool.bests.usual())
+    }
+
+    /// Replicas of the pool in service, and what one of them takes: sequences, the
+    /// middle of all, and the fewest tokens of KV cache; absent where nothing is known.
+    #[must_use]
+    pub fn sizes(&self, pool: PoolId) -> (u32, Option<u32>, Option<u64>) {
+        let Some(state) = self.pools.get(pool.index()) else { return (0, None, None) };
+        let nodes = || state.members.iter().filter_map(|id| self.node(*id));
+        let mut seqs: Vec<u32> = nodes().map(|node| node.full(state)).collect();
+        seqs.sort_unstable();
+        let kv = nodes().map(ReplicaState::kv).filter(|kv| *kv < u64::MAX).min();
+        (state.up, seqs.get(seqs.len() / 2).copied(), kv)
+    }
+
+    /// How many replicas of the pool have a job of ours.
+    #[must_use]
+    pub fn active(&self, pool: PoolId) -> u32 {
+        let members = self.pools.get(pool.index()).into_iter().flat_map(|state| &state.members);
+        let active = members.filter_map(|id| self.node(*id)).filter(|node| node.ledger.jobs > 0);
+        u32::try_from(active.count()).unwrap_or(u32::MAX)
+    }
+}
+
+impl Fleet {
+    /// Whether some replica of the pools runs so many sequences at once, when it
+    /// has nothing else to do. Pools without a replica may get one that does.
+    #[must_use]
+    pub fn runs(&self, pools: &[PoolId], sequences: u32) -> bool {
+        let mut most = self.most_of(pools);
+        most.any(|most| sequences <= most)
+    }
+
+    /// The most sequences that a replica of the pools runs at once.
+    #[must_use]
+    pub fn most_sequences(&self, pools: &[PoolId]) -> u32 {
+        self.most_of(pools).max().unwrap_or(1)
+    }
+
+    fn most_of<'a>(&'a self, pools: &'a [PoolId]) -> impl Iterator<Item = u32> + 'a {
+        self.pools(pools).flat_map(|pool| {
+            let none = pool.members.is_empty().then(|| most_seqs(None, None, pool.buffer));
+            let members = pool.members.iter().filter_map(|id| self.node(*id));
+            members.map(|node| node.most(pool)).chain(none)
+        })
+    }
+}
+
+impl ReplicaState {
+    /// Sequences that a request may ask for here.
+    fn most(&self, pool: &PoolState) -> u32 {
+        let reported = self.report.and_then(|(_, report)| report.slots);
+        most_seqs(self.configured_seqs, reported, pool.buffer)
+    }
+
+    /// The part of it that is in use: of its sequences, of its KV cache, of the
+    /// prompts that it can read at once, and of the time between tokens that lies
+    /// between the best that was seen and what is promised.
+    fn used(&self, pool: &PoolState, shared: bool) -> ReplicasInUse {
+        let ours = self.full(pool).saturating_sub(self.others).max(1).min(self.pace.seqs().max(1));
+        let (seqs, paced) =
+            if shared { (ours.saturating_add(self.others), self.our_part()) } else { (ours, 1.0) };
+        let part = |of: u64, whole: u64| of as f64 / whole.max(1) as f64;
+        [
+            part(u64::from(self.ledger.seqs), u64::from(seqs)),
+            part(self.kv_held(), self.kv()),
+            part(self.ledger.prefill, self.prefill_at_once(pool)),
+            self.used_pace(pool) * paced,
+        ]
+    }
+
+    /// Our part of the sequences that run there.
+    fn our_part(&self) -> f64 {
+        let ours = f64::from(self.ledger.seqs);
+        ours / (ours + f64::from(self.others)).max(1.0)
+    }
+
+    fn used_pace(&self, pool: &PoolState) -> f64 {
+        let aim = self.pace.aim(pool.promise.itl);
+        let best = pool.bests.all().gap.map_or(f64::INFINITY, |gap| gap.as_nanos() as f64);
+        match self.pace.mean().filter(|_| self.ledger.streams > 0 && best < aim * MOST_BARE) {
+            Some(mean) => ((mean - best) / (aim - best)).max(0.0),
+            None => 0.0,
+        }
+    }
+}
+
+/// Where the best time between tokens is more than this part of what is
+/// promised, how much lies between the two says nothing.
+const MOST_BARE: f64 = 0.7;

@@ -1,0 +1,440 @@
+//! Whether a replica gets work: ejected, probed, busy, coming back.
+
+pub mod sleep;
+pub mod stall_detector;
+pub mod suspects;
+
+use std::time::Duration;
+
+use crate::core::model::policy::HealthPolicy;
+use crate::core::model::snapshot::ReplicaStatus;
+use crate::core::model::time::Tick;
+
+/// A probe without an answer for this long counts as failed.
+pub const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest time an engine can keep work away by saying it is busy.
+pub const MAX_BUSY: Duration = Duration::from_secs(30);
+/// What the pause grows to of an engine that says "busy" again and again
+/// without a time of its own.
+const MAX_BUSY_PAUSE: Duration = Duration::from_secs(4);
+/// The same of one that is to blame for faults, but stays in service.
+const MAX_SPARED_PAUSE: Duration = Duration::from_secs(1);
+/// A replica is gone when nothing has answered there for so long.
+pub const GONE_AFTER: Duration = Duration::from_secs(60);
+/// An engine that has not refused a job within this time has taken it.
+const TAKEN: Duration = Duration::from_secs(1);
+/// One answer that is no protocol may be the request's doing; so many in a row,
+/// to different requests, are not.
+const MAX_GARBLED: u32 = 3;
+/// The shortest pause of any kind, so that a zero in the policy cannot make
+/// the timers spin.
+const MIN_PAUSE: Duration = Duration::from_millis(1);
+/// Out again within this time of coming back: the probe proved nothing, and the
+/// next pause is twice as long.
+const RELAPSE: Duration = Duration::from_secs(30);
+/// What such pauses grow to, where `probe_max` is less.
+const MAX_RELAPSE_PAUSE: Duration = Duration::from_secs(10);
+/// Steps in which the limit grows after a re-admission, beyond the first
+/// eighth.
+const RAMP_STEPS: u128 = 7;
+
+/// The health of one replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReplicaHealth {
+    out: Option<Ejection>,
+    busy: Option<BusyState>,
+    back_since: Option<Tick>,
+    /// When it last came back.
+    returned: Option<Tick>,
+    /// How often in a row it was out again soon after it came back.
+    relapses: u32,
+    epoch: u32,
+    /// Nothing good has come from it since it joined or came back.
+    unproven: bool,
+    /// Answers in a row that were no protocol; coming back forgets none.
+    garbled: u32,
+}
+
+/// It said "busy". When the pause is over it gets one job, and more only once
+/// that, or any other, shows that it takes work again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct BusyState {
+    until: Tick,
+    pause: Duration,
+    /// When the job that was sent to try it will have been taken.
+    trial: Option<Tick>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ejection {
+    since: Tick,
+    /// Since when nothing answers there.
+    silent_since: Option<Tick>,
+    pause: Duration,
+    probe: ProbeState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ProbeState {
+    Due(Tick),
+    Sent { until: Tick },
+}
+
+impl ReplicaHealth {
+    /// How it stands now.
+    #[must_use]
+    pub fn state(&self, now: Tick, rules: &HealthPolicy) -> ReplicaStatus {
+        if let Some(out) = self.out {
+            let gone = out.silent_since.is_some_and(|since| now.since(since) >= GONE_AFTER);
+            return if gone { ReplicaStatus::Gone } else { ReplicaStatus::Ejected };
+        }
+        if self.busy.is_some_and(|busy| busy.until > now) {
+            return ReplicaStatus::Busy;
+        }
+        if self.eighths(now, rules) < 8 { ReplicaStatus::SlowStart } else { ReplicaStatus::Serving }
+    }
+
+    /// How often it came back. A fault of a stream that began before the last
+    /// return says nothing about what came back.
+    #[must_use]
+    pub const fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Whether it has answered since it joined or came back. What there is at the
+    /// start counts as proven.
+    #[must_use]
+    pub const fn is_proven(&self) -> bool {
+        !self.unproven
+    }
+
+    /// Whether it is ejected.
+    #[must_use]
+    pub const fn is_out(&self) -> bool {
+        self.out.is_some()
+    }
+
+    /// Whether it is ejected and nothing answers there.
+    #[must_use]
+    pub const fn is_silent(&self) -> bool {
+        matches!(self.out, Some(Ejection { silent_since: Some(_), .. }))
+    }
+
+    /// A token or a whole answer came from it.
+    pub fn proved(&mut self) {
+        (self.unproven, self.garbled) = (false, 0);
+    }
+
+    /// It sent what is no protocol; whether it has done so too often by now.
+    pub fn garbled(&mut self) -> bool {
+        self.garbled = self.garbled.saturating_add(1);
+        self.garbled >= MAX_GARBLED
+    }
+
+    /// Eighths of its limit that it may use: one right after its return, eight
+    /// when `slow_start` has passed.
+    #[must_use]
+    pub fn eighths(&self, now: Tick, rules: &HealthPolicy) -> u32 {
+        let Some(since) = self.back_since else { return 8 };
+        let (elapsed, whole) = (now.since(since).as_nanos(), rules.slow_start.as_nanos());
+        if elapsed >= whole {
+            return 8;
+        }
+        1 + u32::try_from(elapsed * RAMP_STEPS / whole).unwrap_or(7)
+    }
+
+    /// Takes it out of service; false when it is out already.
+    pub fn eject(&mut self, now: Tick, rules: &HealthPolicy) -> bool {
+        if self.out.is_some() {
+            return false;
+        }
+        let soon = self.returned.is_some_and(|at| now.since(at) < RELAPSE);
+        self.relapses = if soon { self.relapses.saturating_add(1) } else { 0 };
+        let first = rules.probe_min.max(MIN_PAUSE);
+        let longest = rules.probe_max.max(first).max(MAX_RELAPSE_PAUSE);
+        let pause = first.saturating_mul(1 << self.relapses.min(16)).min(longest);
+        self.out =
+            Some(Ejection { since: now, silent_since: None, pause, probe: ProbeState::Due(now + pause) });
+        (self.busy, self.back_since) = (None, None);
+        true
+    }
+
+    /// It said that it can take no more for now, and perhaps for how long. Said
+    /// again after a pause, the next pause is twice as long.
+    pub fn busy(&mut self, now: Tick, retry_after: Option<Duration>, rules: &HealthPolicy) {
+        self.pause(now, retry_after, rules, MAX_BUSY_PAUSE);
+    }
+
+    /// It is to blame for a fault, but stays in service: it pauses like a busy one,
+    /// and what it gave before says nothing of what it will give.
+    pub fn spare(&mut self, now: Tick, rules: &HealthPolicy) {
+        self.pause(now, None, rules, MAX_SPARED_PAUSE);
+        self.unproven = true;
+    }
+
+    fn pause(&mut self, now: Tick, retry_after: Option<Duration>, rules: &HealthPolicy, longest: Duration) {
+        let bounded = |pause: Duration| pause.clamp(MIN_PAUSE, MAX_BUSY);
+        let first = bounded(retry_after.filter(|asked| !asked.is_zero()).unwrap_or(rules.busy_backoff));
+        let (pause, until) = match self.busy {
+            Some(busy) if busy.until > now => (busy.pause, busy.until.max(now + first)),
+            Some(busy) => {
+                let longer = busy.pause.saturating_mul(2).min(longest).max(first);
+                (longer, now + longer)
+            }
+            None => (first, now + first),
+        };
+        self.busy = Some(BusyState { until, pause, trial: None });
+    }
+
+    /// Whether it was busy and has a job on its way that will show whether it
+    /// still is.
+    #[must_use]
+    pub fn is_tried(&self) -> bool {
+        self.busy.is_some_and(|busy| busy.trial.is_some())
+    }
+
+    /// A job was sent there.
+    pub fn sent(&mut self, now: Tick) {
+        if let Some(busy) = self.busy.as_mut().filter(|busy| busy.until <= now) {
+            busy.trial.get_or_insert(now + TAKEN);
+        }
+    }
+
+    /// Something came of a job there.
+    pub fn answered(&mut self, now: Tick) {
+        self.busy = self.busy.filter(|busy| busy.until > now);
+    }
+
+    /// While it is out: whether something is there that answers.
+    pub fn heard(&mut self, now: Tick, answers: bool) {
+        if let Some(out) = &mut self.out {
+            out.silent_since = if answers { None } else { out.silent_since.or(Some(now)) };
+        }
+    }
+
+    /// The probe that is out failed: the next one waits twice as long.
+    pub fn probe_failed(&mut self, now: Tick, rules: &HealthPolicy) {
+        let Some(out) = &mut self.out else { return };
+        if let ProbeState::Sent { .. } = out.probe {
+            out.pause = out.pause.saturating_mul(2).min(rules.probe_max.max(rules.probe_min)).max(MIN_PAUSE);
+            out.probe = ProbeState::Due(now + out.pause);
+        }
+    }
+
+    /// It is there again: back in service, slowly at first. Returns how long
+    /// it was out; `None` when it was not.
+    pub fn found(&mut self, now: Tick) -> Option<Duration> {
+        let out = self.out.take()?;
+        (self.back_since, self.returned) = (Some(now), Some(now));
+        self.epoch = self.epoch.wrapping_add(1);
+        self.unproven = true;
+        Some(now.since(out.since))
+    }
+
+    /// It gets work again after it was kept from it in good health: slowly at
+    /// first.
+    pub fn ease_in(&mut self, now: Tick) {
+        if self.out.is_none() {
+            self.back_since = Some(now);
+        }
+    }
+
+    /// It is new in the policy, or was taken out of it and put back: a new
+    /// start, slowly at first.
+    pub fn join(&mut self, now: Tick) {
+        *self = Self {
+            epoch: self.epoch.wrapping_add(1),
+            back_since: Some(now),
+            unproven: true,
+            ..Self::default()
+        };
+    }
+
+    /// Does what is due by now; says whether to send a probe.
+    pub fn wake(&mut self, now: Tick, rules: &HealthPolicy) -> bool {
+        self.busy = self.busy.filter(|busy| busy.trial.is_none_or(|taken| taken > now));
+        if self.eighths(now, rules) == 8 {
+            self.back_since = None;
+        }
+        let Some(out) = &mut self.out else { return false };
+        match out.probe {
+            ProbeState::Due(at) if at <= now => {
+                out.probe = ProbeState::Sent { until: now + PROBE_TIMEOUT };
+                true
+            }
+            ProbeState::Sent { until } if until <= now => {
+                self.probe_failed(now, rules);
+                false
+            }
+            ProbeState::Due(_) | ProbeState::Sent { .. } => false,
+        }
+    }
+
+    /// When time alone will change something next.
+    #[must_use]
+    pub fn next_wake(&self, now: Tick, rules: &HealthPolicy) -> Option<Tick> {
+        match self.out.map(|out| out.probe) {
+            Some(ProbeState::Due(at) | ProbeState::Sent { until: at }) => return Some(at),
+            None => {}
+        }
+        let step = self.back_since.filter(|_| self.eighths(now, rules) < 8).map(|since| {
+            let steps = u128::from(self.eighths(now, rules));
+            let nanos = (rules.slow_start.as_nanos() * steps).div_ceil(RAMP_STEPS);
+            since + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        });
+        let busy = self.busy.and_then(|busy| if busy.until > now { Some(busy.until) } else { busy.trial });
+        step.into_iter().chain(busy).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(millis: u64) -> Tick {
+        Tick::from_millis(millis)
+    }
+
+    fn rules() -> HealthPolicy {
+        HealthPolicy::default()
+    }
+
+    #[test]
+    fn probes_back_off_and_only_one_is_out() {
+        let mut vitals = ReplicaHealth::default();
+        assert!(vitals.eject(ms(0), &rules()));
+        assert!(!vitals.eject(ms(1), &rules()));
+        let mut sent = Vec::new();
+        let mut now = ms(0);
+        for _ in 0..5 {
+            now = vitals.next_wake(now, &rules()).expect("a probe");
+            assert!(vitals.wake(now, &rules()));
+            assert!(!vitals.wake(now, &rules()), "one at a time");
+            sent.push(now.as_nanos() / 1_000_000);
+            vitals.probe_failed(now, &rules());
+            vitals.probe_failed(now, &rules());
+        }
+        assert_eq!(sent, [200, 600, 1400, 2400, 3400]);
+    }
+
+    #[test]
+    fn who_has_not_answered_for_a_minute_is_gone() {
+        let mut vitals = ReplicaHealth::default();
+        vitals.heard(ms(0), false);
+        vitals.eject(ms(1000), &rules());
+        assert_eq!(vitals.state(ms(100_000), &rules()), ReplicaStatus::Ejected, "nobody has looked");
+        vitals.heard(ms(2000), false);
+        vitals.heard(ms(3000), false);
+        assert_eq!(vitals.state(ms(61_999), &rules()), ReplicaStatus::Ejected);
+        assert_eq!(vitals.state(ms(62_000), &rules()), ReplicaStatus::Gone);
+        vitals.heard(ms(63_000), true);
+        assert_eq!(vitals.state(ms(63_000), &rules()), ReplicaStatus::Ejected, "it answers badly");
+        assert!(vitals.found(ms(64_000)).is_some());
+    }
+
+    #[test]
+    fn who_is_out_again_at_once_stays_out_longer() {
+        let mut vitals = ReplicaHealth::default();
+        let (mut now, mut pauses) = (ms(0), Vec::new());
+        for _ in 0..8 {
+            vitals.eject(now, &rules());
+            let next = vitals.next_wake(now, &rules()).expect("a probe");
+            pauses.push(next.since(now).as_millis());
+            now = next;
+            vitals.wake(now, &rules());
+            vitals.found(now);
+        }
+        assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+        now += Duration::from_secs(31);
+        vitals.eject(now, &rules());
+        assert_eq!(vitals.next_wake(now, &rules()), Some(now + Duration::from_millis(200)));
+    }
+
+    #[test]
+    fn a_probe_without_an_answer_is_lost() {
+        let mut vitals = ReplicaHealth::default();
+        vitals.eject(ms(0), &rules());
+        assert!(vitals.wake(ms(200), &rules()));
+        assert_eq!(vitals.next_wake(ms(200), &rules()), Some(ms(10_200)));
+        assert!(!vitals.wake(ms(10_200), &rules()));
+        assert_eq!(vitals.next_wake(ms(10_200), &rules()), Some(ms(10_600)));
+    }
+
+    #[test]
+    fn it_comes_back_in_eighths() {
+        let mut vitals = ReplicaHealth::default();
+        vitals.eject(ms(0), &rules());
+        assert_eq!(vitals.found(ms(700)), Some(Duration::from_millis(700)));
+        assert_eq!(vitals.found(ms(700)), None);
+        assert_eq!(vitals.epoch(), 1);
+        let (mut now, mut seen) = (ms(700), Vec::new());
+        while let Some(next) = vitals.next_wake(now, &rules()) {
+            assert!(next > now);
+            now = next;
+            vitals.wake(now, &rules());
+            seen.push(vitals.eighths(now, &rules()));
+        }
+        assert_eq!(seen, [2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(now, ms(5_700));
+        assert_eq!(vitals.state(now, &rules()), ReplicaStatus::Serving);
+    }
+
+    #[test]
+    fn busy_is_bounded_and_ends() {
+        let mut vitals = ReplicaHealth::default();
+        vitals.busy(ms(0), Some(Duration::from_secs(3600)), &rules());
+        assert_eq!(vitals.state(ms(29_999), &rules()), ReplicaStatus::Busy);
+        assert_eq!(vitals.next_wake(ms(0), &rules()), Some(ms(30_000)));
+        assert_eq!(vitals.state(ms(30_000), &rules()), ReplicaStatus::Serving);
+
+        vitals.busy(ms(1), None, &rules());
+        assert_eq!(vitals.next_wake(ms(1), &rules()), Some(ms(30_000)), "the longer spell counts");
+
+        let mut vitals = ReplicaHealth::default();
+        vitals.busy(ms(0), None, &rules());
+        assert_eq!(vitals.next_wake(ms(0), &rules()), Some(ms(250)));
+        let zero = HealthPolicy { busy_backoff: Duration::ZERO, ..rules() };
+        let mut vitals = ReplicaHealth::default();
+        vitals.busy(ms(0), Some(Duration::ZERO), &zero);
+        assert_eq!(vitals.next_wake(ms(0), &zero), Some(ms(1)), "never a spinning timer");
+    }
+
+    #[test]
+    fn who_stays_busy_is_tried_with_one_job_and_ever_more_rarely() {
+        let (mut vitals, mut now, mut pauses) = (ReplicaHealth::default(), ms(0), Vec::new());
+        for _ in 0..6 {
+            for _ in 0..3 {
+                vitals.busy(now, None, &rules());
+            }
+            let next = vitals.next_wake(now, &rules()).expect("the end of the pause");
+            pauses.push(next.since(now).as_millis());
+            now = next;
+            vitals.wake(now, &rules());
+            assert!(!vitals.is_tried());
+            vitals.sent(now);
+            assert!(vitals.is_tried());
+        }
+        assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 4000]);
+
+        let mut answered = vitals;
+        answered.answered(now);
+        assert!(!answered.is_tried());
+        answered.busy(now, None, &rules());
+        assert_eq!(answered.next_wake(now, &rules()), Some(now + Duration::from_millis(250)));
+
+        let taken = vitals.next_wake(now, &rules()).expect("the end of the trial");
+        assert_eq!(taken, now + TAKEN);
+        vitals.wake(taken, &rules());
+        assert_eq!((vitals.is_tried(), vitals.next_wake(taken, &rules())), (false, None));
+    }
+
+    #[test]
+    fn no_slow_start_means_full_size_at_once() {
+        let at_once = HealthPolicy { slow_start: Duration::ZERO, ..rules() };
+        let mut vitals = ReplicaHealth::default();
+        vitals.eject(ms(0), &at_once);
+        vitals.found(ms(5));
+        assert_eq!(vitals.eighths(ms(5), &at_once), 8);
+        assert_eq!(vitals.next_wake(ms(5), &at_once), None);
+    }
+}

@@ -1,0 +1,262 @@
+//! How many sequences a replica may run so that its streams keep their pace.
+//!
+//! A step takes longer the more sequences are in it, so the time between tokens
+//! is taken as a line over the sequences that run: `gap = alone + slope * seqs`.
+//! The line goes through the mean of what was seen lately. Its slope is learned
+//! from how the two moved together, with the predicted one as a start. The limit
+//! is where the line meets the aim. Both means lag by the same few seconds, so a
+//! limit that falls does not overshoot while streams leave slowly.
+//!
+//! An objective that the engine cannot keep even for one sequence alone limits
+//! nothing: fewer sequences would make nobody faster and everybody wait. It
+//! counts as out of reach when the pool has never kept it, and when the time
+//! between tokens stays above it without the part in which prompts are read and
+//! without twice what the other sequences are predicted to add. And the limit does
+//! not fall below where the engine makes enough of the tokens that it could make
+//! ([`ItlConditions::enough`]).
+
+use std::time::Duration;
+
+use crate::core::model::event::ItlSample;
+
+/// The aim as a part of the objective: some streams are slower than the mean.
+const AIM: f64 = 0.9;
+/// The most that one cut takes of what runs.
+const DEEPEST_CUT: f64 = 0.7;
+/// Weight of the newest pace in the means: with ten paces a second, a memory of
+/// about three seconds. A shorter one takes each prompt that is read for a
+/// lack of room.
+const NEWEST: f64 = 0.03;
+/// The same for how gaps and sequences move together.
+const NEWEST_MOVES: f64 = 0.005;
+/// How many times as much as the mean one a pace with more gaps may weigh.
+const MOST_PART: f64 = 4.0;
+/// Variance of the sequences, squared sequences, that weighs as much as the
+/// predicted slope.
+const PRIOR_VARIANCE: f64 = 16.0;
+/// The least part of the predicted slope that is believed.
+const LEAST_SLOPE: f64 = 0.25;
+/// How many times as much as predicted a sequence may add to a step before an
+/// objective counts as out of reach.
+const MOST_SLOPE: f64 = 2.0;
+
+/// One replica's limit by pace.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ItlLimit {
+    limit: f64,
+    mean: Option<ItlPoint>,
+    /// Mean of the times between tokens over those predicted for a replica of
+    /// speed 1.
+    slowness: f64,
+    /// Mean number of gaps of a pace.
+    gaps: f64,
+    /// Slower means, and how what is seen moves about them.
+    base: ItlPoint,
+    variance: f64,
+    covariance: f64,
+}
+
+/// Sequences, and nanoseconds between tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct ItlPoint {
+    seqs: f64,
+    gap: f64,
+}
+
+impl ItlPoint {
+    fn follow(&mut self, seen: Self, weight: f64) {
+        self.seqs += (seen.seqs - self.seqs) * weight;
+        self.gap += (seen.gap - self.gap) * weight;
+    }
+}
+
+/// What a replica's limit by pace depends on beside the pace.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ItlConditions {
+    /// Sequences that run there.
+    pub running: u32,
+    /// Nanoseconds of a step as predicted for a replica of speed 1.
+    pub step: f64,
+    /// Nanoseconds that one more sequence is predicted to add to a step.
+    pub slope: f64,
+    /// The part of its time in which it reads prompts, as predicted; below 1.
+    pub reading: f64,
+    /// The shortest mean time between tokens that its pool has shown.
+    pub best: Option<Duration>,
+    /// The promised time between tokens.
+    pub objective: Duration,
+    /// Sequences that would run there if nothing held them back.
+    pub wanted: u32,
+    /// The part of the tokens of so many sequences that it makes at least.
+    pub enough: f64,
+}
+
+impl Default for ItlLimit {
+    fn default() -> Self {
+        let base = ItlPoint::default();
+        Self {
+            limit: f64::INFINITY,
+            mean: None,
+            slowness: 1.0,
+            gaps: 0.0,
+            base,
+            variance: 0.0,
+            covariance: 0.0,
+        }
+    }
+}
+
+impl ItlLimit {
+    /// Sequences; at least 1, `u32::MAX` where the pace limits nothing.
+    #[must_use]
+    pub fn seqs(&self) -> u32 {
+        self.limit as u32
+    }
+
+    /// Mean time between tokens just now, in nanoseconds.
+    #[must_use]
+    pub fn mean(&self) -> Option<f64> {
+        self.mean.map(|mean| mean.gap)
+    }
+
+    /// How many times as long as predicted for a replica of speed 1 its steps take;
+    /// `None` before any was seen.
+    #[must_use]
+    pub fn slowness(&self) -> Option<f64> {
+        self.mean.map(|_| self.slowness)
+    }
+
+    /// The mean that it keeps to under an objective, in nanoseconds.
+    #[must_use]
+    pub fn aim(&self, objective: Duration) -> f64 {
+        objective.as_nanos() as f64 * AIM
+    }
+
+    /// Learns from what streams showed.
+    pub fn learn(&mut self, pace: &ItlSample, at: &ItlConditions) {
+        if pace.gaps == 0 {
+            return;
+        }
+        let gaps = pace.gaps as f64;
+        let gap = pace.total.as_nanos() as f64 / gaps;
+        let seen = ItlPoint { seqs: f64::from(at.running).max(1.0), gap };
+        let slowness = gap / at.step.max(1.0);
+        if self.mean.is_none() {
+            (self.base, self.slowness, self.gaps) = (seen, slowness, gaps);
+        }
+        // Each gap counts alike: long ones come few in a pace.
+        self.gaps += (gaps - self.gaps) * NEWEST;
+        let part = (gaps / self.gaps).min(MOST_PART);
+        let (newest, newest_moves) = (NEWEST * part, NEWEST_MOVES * part);
+        self.slowness += (slowness - self.slowness) * newest;
+        let mean = self.mean.get_or_insert(seen);
+        mean.follow(seen, newest);
+        let (seqs, gap) = (seen.seqs - self.base.seqs, seen.gap - self.base.gap);
+        self.variance += (seqs * seqs - self.variance) * newest_moves;
+        self.covariance += (seqs * gap - self.covariance) * newest_moves;
+        self.base.follow(seen, newest_moves);
+        let mean = *mean;
+        let predicted = at.slope + at.reading * mean.gap / mean.seqs;
+        self.limit = self.limit_at(mean, self.slope(mean, predicted), at);
+    }
+
+    /// Nanoseconds that one more sequence adds. The line does not start below 0.
+    fn slope(&self, mean: ItlPoint, predicted: f64) -> f64 {
+        let (least, most) = (predicted * LEAST_SLOPE, mean.gap / mean.seqs);
+        let shown = (self.covariance + predicted * PRIOR_VARIANCE) / (self.variance + PRIOR_VARIANCE);
+        shown.max(least).min(most).max(1.0)
+    }
+
+    fn limit_at(&self, mean: ItlPoint, slope: f64, at: &ItlConditions) -> f64 {
+        let aim = self.aim(at.objective);
+        let kept_once = at.best.is_some_and(|best| best.as_nanos() as f64 <= aim);
+        let (decoding, others) = (mean.gap * (1.0 - at.reading), at.slope * (mean.seqs - 1.0));
+        if decoding - MOST_SLOPE * others > aim && !kept_once {
+            return f64::INFINITY;
+        }
+        let best = at.best.map_or(0.0, |best| best.as_nanos() as f64);
+        let alone = best.min(decoding).max(decoding - others);
+        let fits = mean.seqs + (aim - mean.gap) / slope;
+        let limit = fits.max(f64::from(at.running) * DEEPEST_CUT);
+        let (wanted, alone) = (f64::from(at.wanted), alone.max(0.0));
+        let slope = (mean.gap - alone).max(0.0) / mean.seqs;
+        let enough = at.enough * wanted * alone / (alone + (1.0 - at.enough) * slope * wanted).max(1.0);
+        limit.max(enough.ceil()).max(1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: f64 = 1e6;
+
+    /// An engine whose gaps are `alone + slope * seqs` milliseconds, for so many
+    /// paces at which as many sequences run as the limit lets and demand asks.
+    fn run(limit: &mut ItlLimit, (alone, slope): (f64, f64), demand: u32, times: u32, wanted: u32) {
+        let mut best = None;
+        for _ in 0..times {
+            let running = demand.min(limit.seqs());
+            let gap = Duration::from_nanos(((alone + slope * f64::from(running)) * MS) as u64);
+            let pace = ItlSample { gaps: 10, total: gap * 10 };
+            best = best.into_iter().chain([gap]).min();
+            let objective = Duration::from_millis(50);
+            let (step, slope) = (8.0 * MS, 0.4 * MS);
+            let at =
+                ItlConditions { running, step, slope, reading: 0.0, best, objective, wanted, enough: 0.9 };
+            limit.learn(&pace, &at);
+        }
+    }
+
+    #[test]
+    fn it_settles_where_the_line_meets_the_aim() {
+        for (alone, slope) in [(30.0, 0.77), (10.0, 0.2), (10.0, 1.0), (20.0, 0.1)] {
+            let mut limit = ItlLimit::default();
+            for demand in [4, 8, 12, 16, 400] {
+                run(&mut limit, (alone, slope), demand, 50, 1);
+            }
+            run(&mut limit, (alone, slope), 400, 3_000, 1);
+            let fits = (50.0 * AIM - alone) / slope;
+            let near = (fits * 0.9)..(fits * 1.1);
+            assert!(near.contains(&f64::from(limit.seqs())), "{} of {fits}", limit.seqs());
+        }
+    }
+
+    #[test]
+    fn an_objective_out_of_reach_limits_nothing() {
+        let mut limit = ItlLimit::default();
+        run(&mut limit, (62.0, 0.4), 16, 1_000, 1);
+        assert_eq!(limit.seqs(), u32::MAX);
+    }
+
+    #[test]
+    fn what_was_kept_once_is_not_out_of_reach() {
+        let mut limit = ItlLimit::default();
+        let pace = ItlSample { gaps: 10, total: Duration::from_millis(700) };
+        let best = Some(Duration::from_millis(40));
+        let objective = Duration::from_millis(50);
+        for _ in 0..100 {
+            let at = ItlConditions {
+                running: 10,
+                step: 8.0 * MS,
+                slope: 0.2 * MS,
+                reading: 0.0,
+                best,
+                objective,
+                wanted: 1,
+                enough: 0.9,
+            };
+            limit.learn(&pace, &at);
+        }
+        assert_eq!(limit.seqs(), 7, "one cut at a time");
+    }
+
+    #[test]
+    fn most_of_the_tokens_are_made() {
+        let mut limit = ItlLimit::default();
+        run(&mut limit, (30.0, 0.77), 64, 3_000, 64);
+        let tokens = |seqs: f64| seqs / (30.0 + 0.77 * seqs);
+        let part = tokens(f64::from(limit.seqs())) / tokens(64.0);
+        assert!((0.8..0.97).contains(&part), "{part} at {}", limit.seqs());
+    }
+}

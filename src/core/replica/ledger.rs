@@ -1,0 +1,292 @@
+//! Which replica is next: the one that promises the first token soonest.
+
+use crate::core::model::ids::{ModelId, ReplicaId};
+use crate::core::queue::fit_tree::FitRank;
+use crate::core::replica::speed::ttft_model::TtftModel;
+
+/// What is in flight at a replica, in tokens and sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ledger {
+    /// Jobs.
+    pub jobs: u32,
+    /// Sequences.
+    pub seqs: u32,
+    /// Weight (see [`crate::core::replica::speed::ttft_model::weight`]) of the prompts that are not
+    /// read yet.
+    pub prefill: u64,
+    /// The part of `prefill` that guests brought.
+    pub guest_prefill: u64,
+    /// Output tokens expected still to come.
+    pub output: u64,
+    /// KV cache tokens: prompts and all expected output.
+    pub kv: u64,
+    /// The part of `kv` that is in the cache for sure: prompts whose first tokens
+    /// came or were due.
+    pub kv_prompts: u64,
+    /// Jobs whose tokens are seen as they come.
+    pub streams: u32,
+    /// Streams whose silence says something of the replica.
+    pub watched_streams: u32,
+    /// The same of jobs that do not stream.
+    pub watched_answers: u32,
+    /// Jobs that failed elsewhere and whose first output token has not come.
+    pub suspects: u32,
+    /// Jobs whose prompts may still be read, as far as is seen.
+    pub unread: u32,
+    /// Weight of the prompts that count as read though their first tokens were not
+    /// due.
+    pub ahead: u64,
+}
+
+/// What one job books at a replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Booking {
+    /// Its sequences.
+    pub seqs: u32,
+    /// Its prompt tokens.
+    pub prompt: u64,
+    /// What reading the prompt costs there, by
+    /// [`crate::core::replica::speed::ttft_model::weight`].
+    pub weight: u64,
+    /// The output tokens that are expected of it.
+    pub output: u64,
+    /// Whether its first token has come.
+    pub started: bool,
+    /// Whether its prompt counts as read: its first token has come, or is about to.
+    pub read: bool,
+    /// Whether its first token came or was due. Until then a prompt that counts as
+    /// read is ahead of its time.
+    pub due: bool,
+    /// Whether it is so late that its prompt was surely read. Streams are when their
+    /// first token comes.
+    pub settled: bool,
+    /// Whether it failed elsewhere.
+    pub suspect: bool,
+    /// Whether it came as a guest of a more urgent class.
+    pub guest: bool,
+    /// Whether its tokens are seen as they come.
+    pub streams: bool,
+    /// Whether its silence says something of the replica.
+    pub watched: bool,
+    /// The adapter that it runs with there, if its model is one.
+    pub adapter: Option<ModelId>,
+}
+
+impl Booking {
+    /// KV cache tokens it will hold at its end.
+    #[must_use]
+    pub const fn kv(&self) -> u64 {
+        self.prompt.saturating_add(self.output)
+    }
+
+    const fn prefill(&self) -> u64 {
+        if self.read { 0 } else { self.weight }
+    }
+
+    const fn guest_prefill(&self) -> u64 {
+        if self.guest { self.prefill() } else { 0 }
+    }
+
+    fn suspects(&self) -> u32 {
+        u32::from(self.suspect && !self.started)
+    }
+
+    fn watched_streams(&self) -> u32 {
+        u32::from(self.watched && self.streams)
+    }
+
+    fn watched_answers(&self) -> u32 {
+        u32::from(self.watched && !self.streams)
+    }
+
+    const fn remaining(&self) -> u64 {
+        if self.read { self.output / 2 } else { self.output }
+    }
+
+    fn unread(&self) -> u32 {
+        u32::from(!self.started && !self.settled)
+    }
+
+    const fn kv_prompts(&self) -> u64 {
+        if self.due { self.prompt } else { 0 }
+    }
+
+    const fn ahead(&self) -> u64 {
+        if self.read && !self.due { self.weight } else { 0 }
+    }
+}
+
+impl Ledger {
+    /// Outstanding work in tokens: prompt tokens still to be read plus output
+    /// tokens still to be written. Nothing tells how far a stream has come, and
+    /// at a random moment in a stream half of it is left on average, so a job
+    /// counts its expected output until its prompt is read and half of it after.
+    #[must_use]
+    pub const fn work(&self) -> u64 {
+        self.prefill.saturating_add(self.output)
+    }
+
+    /// Books a job.
+    pub fn add(&mut self, booking: &Booking) {
+        self.jobs += 1;
+        self.seqs = self.seqs.saturating_add(booking.seqs);
+        self.prefill = self.prefill.saturating_add(booking.prefill());
+        self.guest_prefill = self.guest_prefill.saturating_add(booking.guest_prefill());
+        self.output = self.output.saturating_add(booking.remaining());
+        self.kv = self.kv.saturating_add(booking.kv());
+        self.kv_prompts = self.kv_prompts.saturating_add(booking.kv_prompts());
+        self.streams += u32::from(booking.streams);
+        self.watched_streams += booking.watched_streams();
+        self.watched_answers += booking.watched_answers();
+        self.suspects += booking.suspects();
+        self.unread += booking.unread();
+        self.ahead = self.ahead.saturating_add(booking.ahead());
+    }
+
+    /// Takes a job out again; false when it was not all there.
+    pub fn take(&mut self, booking: &Booking) -> bool {
+        let rest = || {
+            Some(Self {
+                jobs: self.jobs.checked_sub(1)?,
+                seqs: self.seqs.checked_sub(booking.seqs)?,
+                prefill: self.prefill.checked_sub(booking.prefill())?,
+                guest_prefill: self.guest_prefill.checked_sub(booking.guest_prefill())?,
+                output: self.output.checked_sub(booking.remaining())?,
+                kv: self.kv.checked_sub(booking.kv())?,
+                kv_prompts: self.kv_prompts.checked_sub(booking.kv_prompts())?,
+                streams: self.streams.checked_sub(u32::from(booking.streams))?,
+                watched_streams: self.watched_streams.checked_sub(booking.watched_streams())?,
+                watched_answers: self.watched_answers.checked_sub(booking.watched_answers())?,
+                suspects: self.suspects.checked_sub(booking.suspects())?,
+                unread: self.unread.checked_sub(booking.unread())?,
+                ahead: self.ahead.checked_sub(booking.ahead())?,
+            })
+        };
+        let Some(rest) = rest() else { return false };
+        *self = rest;
+        true
+    }
+}
+
+/// The order of replicas with free credit: the shortest predicted time to the
+/// first token first; among equals the one that was chosen longest ago, so that
+/// idle replicas take turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplicaRank {
+    /// What it promises.
+    pub outlook: TtftModel,
+    /// What it costs, in nanoseconds, that an adapter is not loaded there;
+    /// [`u64::MAX`] where none can come in now.
+    pub miss: u64,
+    /// Number of the dispatch that last chose it, 0 for none.
+    pub last_chosen: u64,
+    /// Makes the order total.
+    pub replica: ReplicaId,
+}
+
+/// What the order of replicas depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoutingDemand {
+    /// Weight of the prompt.
+    pub weight: u64,
+    /// Output tokens that are expected of each sequence.
+    pub output: u64,
+    /// Whether an adapter would have to be loaded.
+    pub loads: bool,
+}
+
+impl ReplicaRank {
+    /// Whether what asks can come in, as far as adapters go.
+    #[must_use]
+    pub const fn takes_in(&self, ask: RoutingDemand) -> bool {
+        !ask.loads || self.miss < u64::MAX
+    }
+}
+
+impl FitRank for ReplicaRank {
+    type Query = RoutingDemand;
+    type Cost = (u64, u64, ReplicaId);
+
+    fn cost(&self, ask: RoutingDemand) -> Self::Cost {
+        let miss = if ask.loads { self.miss } else { 0 };
+        (self.outlook.cost(ask.weight, ask.output).saturating_add(miss), self.last_chosen, self.replica)
+    }
+
+    fn floor(self, other: Self) -> Self {
+        let (one, two) = (self.outlook, other.outlook);
+        let outlook = TtftModel {
+            wait: one.wait.min(two.wait),
+            per_token: one.per_token.min(two.per_token),
+            writing: one.writing.min(two.writing),
+        };
+        Self {
+            outlook,
+            miss: self.miss.min(other.miss),
+            last_chosen: self.last_chosen.min(other.last_chosen),
+            replica: self.replica.min(other.replica),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_weighs_less_once_its_prompt_is_read() {
+        let mut ledger = Ledger::default();
+        let mut booking = Booking {
+            seqs: 2,
+            prompt: 100,
+            weight: 100,
+            output: 51,
+            started: false,
+            read: false,
+            due: false,
+            settled: false,
+            suspect: true,
+            guest: true,
+            streams: true,
+            watched: true,
+            adapter: None,
+        };
+        ledger.add(&booking);
+        assert_eq!((ledger.work(), ledger.kv, ledger.suspects), (151, 151, 1));
+        assert_eq!((ledger.watched_streams, ledger.watched_answers), (1, 0));
+        assert!(ledger.take(&booking));
+        booking.read = true;
+        ledger.add(&booking);
+        assert_eq!((ledger.work(), ledger.kv, ledger.suspects, ledger.ahead), (25, 151, 1, 100));
+        assert!(ledger.take(&booking));
+        (booking.started, booking.due) = (true, true);
+        ledger.add(&booking);
+        assert_eq!((ledger.work(), ledger.kv, ledger.suspects, ledger.ahead), (25, 151, 0, 0));
+        assert!(ledger.take(&booking));
+        assert_eq!(ledger, Ledger::default());
+        assert!(!ledger.take(&booking));
+        assert_eq!(ledger, Ledger::default());
+    }
+
+    #[test]
+    fn idle_replicas_take_turns_and_long_prompts_go_to_fast_ones() {
+        let key = |wait, per_token, last_chosen, id| ReplicaRank {
+            outlook: TtftModel { wait, per_token, writing: 0 },
+            miss: 100 * u64::from(id),
+            last_chosen,
+            replica: ReplicaId::new(id),
+        };
+        let ask = |weight| RoutingDemand { weight, output: 1, loads: false };
+        assert!(key(5, 1, 1, 0).cost(ask(9)) > key(4, 1, 9, 1).cost(ask(9)));
+        assert!(key(0, 1, 3, 0).cost(ask(9)) > key(0, 1, 2, 1).cost(ask(9)));
+        let loads = RoutingDemand { weight: 9, output: 1, loads: true };
+        assert!(key(5, 1, 1, 0).cost(loads) < key(4, 1, 9, 1).cost(loads), "there it can be loaded sooner");
+        let (slow, fast) = (key(0, 3, 0, 0), key(10, 1, 0, 1));
+        assert!(slow.cost(ask(2)) < fast.cost(ask(2)) && slow.cost(ask(9)) > fast.cost(ask(9)));
+        let floor = slow.floor(fast);
+        assert!(
+            [ask(0), ask(5), ask(9), loads]
+                .into_iter()
+                .all(|ask| floor.cost(ask) <= slow.cost(ask).min(fast.cost(ask)))
+        );
+    }
+}

@@ -1,0 +1,12 @@
+//! Replicas as the core knows them: the ledger, speed, limits, health and caches.
+
+pub mod affinity;
+pub mod bottleneck;
+pub mod fleet;
+pub mod health;
+pub mod itl_limit;
+pub mod ledger;
+pub mod reconcile;
+pub mod seq_limit;
+pub mod shared_kv;
+pub mod speed;

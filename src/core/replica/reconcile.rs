@@ -1,0 +1,387 @@
+//! What an engine says of itself against what the ledger says of it.
+//!
+//! The ledger knows only what this gateway sent. An engine that runs more has
+//! other clients; one that runs less for long has lost something. A report
+//! shows a moment that has passed: sequences of ours may have come or gone
+//! while it was on its way, and an engine counts a request only when it has
+//! read it. So nothing is concluded from one report.
+//!
+//! The use of the KV cache is not looked at: engines differ in whether they
+//! count what they merely keep for later.
+
+use std::time::Duration;
+
+use crate::core::model::event::ReplicaReport;
+use crate::core::model::time::Tick;
+
+/// Counts beyond this are no counts.
+const MAX_COUNT: u64 = 1 << 20;
+/// Weight of the newest gap between reports.
+const NEWEST_GAP: f64 = 0.25;
+/// The usual gap between reports is taken to be within these, in seconds.
+const GAPS: std::ops::RangeInclusive<f64> = 0.1..=60.0;
+/// A gap counts at most so many times the usual one: a pause of the reports
+/// is no new habit.
+const MAX_GAP_GROWTH: f64 = 4.0;
+/// Usual gaps after which an estimate is worth nothing.
+const GONE_AFTER: f64 = 10.0;
+/// Reports in a row that must show less than the ledger.
+const MISSING_REPORTS: u32 = 3;
+/// What an engine does not show after this long has not got lost in its
+/// frontend.
+const MISSING_AFTER: Duration = Duration::from_secs(10);
+
+/// What the ledger knows of a replica at the moment of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LedgerView {
+    /// Sequences booked there.
+    pub seqs: u32,
+    /// Sequences ever booked there, those that have ended included. Never
+    /// goes back.
+    pub sent: u64,
+}
+
+/// What the reports of a replica show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReconcileFinding {
+    /// Nothing that the ledger does not explain.
+    Consistent,
+    /// It runs at least so many sequences that are not ours.
+    Foreign(u32),
+    /// At least so many of our sequences, and half of those that have been
+    /// there for ten seconds, are not there any more.
+    Missing(u32),
+    /// A counter of it went back: it is not the process that it was.
+    Restarted,
+}
+
+/// The reconciliation of one replica.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Reconciler {
+    last: Option<Tick>,
+    /// The usual gap between reports, in seconds.
+    gap: Option<f64>,
+    /// What the last report shows beyond our own.
+    excess: Option<u32>,
+    /// The least of the last two.
+    estimate: Option<u32>,
+    progress: Option<u64>,
+    shortage: Option<Shortage>,
+}
+
+/// Reports in a row that show less than the ledger.
+#[derive(Debug, Clone, Copy)]
+struct Shortage {
+    reports: u32,
+    /// Two moments at least ten seconds apart; the older one is what
+    /// tells old sequences from new ones.
+    older: ReportMark,
+    newer: ReportMark,
+    /// Old sequences that the last report lacks.
+    missing: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct ReportMark {
+    at: Tick,
+    sent: u64,
+}
+
+impl Reconciler {
+    /// A report arrived. One without a plausible count of what runs tells
+    /// nothing, and ages what is known like no report at all.
+    pub fn report(&mut self, now: Tick, report: &ReplicaReport, own: LedgerView) -> ReconcileFinding {
+        let restarted = report.progress.zip(self.progress).is_some_and(|(new, before)| new < before);
+        self.progress = report.progress.or(self.progress);
+        if restarted {
+            (self.excess, self.estimate, self.shortage) = (None, None, None);
+        }
+        let found = count(report).map(|(seqs, whole)| self.compare(now, seqs, whole, own));
+        if restarted { ReconcileFinding::Restarted } else { found.unwrap_or(ReconcileFinding::Consistent) }
+    }
+
+    /// Sequences that run there and are not ours: the least that the last two
+    /// reports show, less the older they are; 0 when nothing is known. Always
+    /// leave the replica at least one sequence of ours, or a mistake here
+    /// could never be found out.
+    #[must_use]
+    pub fn seqs(&self, now: Tick) -> u32 {
+        (f64::from(self.estimate.unwrap_or(0)) * self.confidence(now)).round() as u32
+    }
+
+    /// What [`Self::seqs`] rests on: 1 while reports come as usual, one half
+    /// when the last one is two usual gaps old, 0 after ten and before there
+    /// were two of them.
+    #[must_use]
+    pub fn confidence(&self, now: Tick) -> f64 {
+        let (Some(last), Some(gap), Some(_)) = (self.last, self.gap, self.estimate) else { return 0.0 };
+        let gaps = now.since(last).as_secs_f64() / gap;
+        if gaps >= GONE_AFTER {
+            return 0.0;
+        }
+        0.5_f64.powf((gaps - 1.0).max(0.0))
+    }
+
+    fn compare(&mut self, now: Tick, seqs: u32, whole: bool, own: LedgerView) -> ReconcileFinding {
+        self.tick(now);
+        let excess = seqs.saturating_sub(own.seqs);
+        self.estimate = self.excess.replace(excess).map(|before| before.min(excess));
+        if whole && seqs < own.seqs {
+            return self
+                .lacks(now, seqs, own)
+                .map_or(ReconcileFinding::Consistent, ReconcileFinding::Missing);
+        }
+        self.shortage = None;
+        self.estimate.filter(|seqs| *seqs > 0).map_or(ReconcileFinding::Consistent, ReconcileFinding::Foreign)
+    }
+
+    /// Learns how often reports come.
+    fn tick(&mut self, now: Tick) {
+        if let Some(last) = self.last {
+            let seen = now.since(last).as_secs_f64();
+            let usual = self
+                .gap
+                .map_or(seen, |usual| usual + (seen.min(usual * MAX_GAP_GROWTH) - usual) * NEWEST_GAP);
+            self.gap = Some(usual.clamp(*GAPS.start(), *GAPS.end()));
+        }
+        self.last = self.last.max(Some(now));
+    }
+
+    /// The report shows less than the ledger. What was sent lately may not be
+    /// counted yet, and what ends at once may never be, so only sequences that
+    /// have been there for long can be missing. All that was sent since is
+    /// taken to be still there, so this is a lower bound: nothing is found
+    /// while new work goes through faster than the ledger is large.
+    fn lacks(&mut self, now: Tick, seqs: u32, own: LedgerView) -> Option<u32> {
+        let here = ReportMark { at: now, sent: own.sent };
+        let start = Shortage { reports: 0, older: here, newer: here, missing: 0 };
+        let shortage = self.shortage.get_or_insert(start);
+        shortage.reports = shortage.reports.saturating_add(1);
+        let late = u32::try_from(own.sent.saturating_sub(shortage.older.sent)).unwrap_or(u32::MAX);
+        let old = own.seqs.saturating_sub(late);
+        let missing = old.saturating_sub(seqs);
+        let least = missing.min(std::mem::replace(&mut shortage.missing, missing));
+        let long = shortage.reports >= MISSING_REPORTS && now.since(shortage.older.at) > MISSING_AFTER;
+        if now.since(shortage.newer.at) > MISSING_AFTER {
+            (shortage.older, shortage.newer) = (shortage.newer, here);
+        }
+        (long && least > 0 && least >= old.div_ceil(2)).then_some(least)
+    }
+}
+
+/// Sequences that the report shows, and whether those that wait are among
+/// them.
+fn count(report: &ReplicaReport) -> Option<(u32, bool)> {
+    let plausible = |count: u64| u32::try_from(count).ok().filter(|_| count <= MAX_COUNT);
+    let running = plausible(report.running?)?;
+    let Some(waiting) = report.waiting else { return Some((running, false)) };
+    Some((running + plausible(waiting)?, true))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
+
+    use super::*;
+
+    fn s(seconds: u64) -> Tick {
+        Tick::from_millis(seconds * 1000)
+    }
+
+    fn report(running: u64, waiting: u64) -> ReplicaReport {
+        ReplicaReport { running: Some(running), waiting: Some(waiting), ..ReplicaReport::default() }
+    }
+
+    fn own(seqs: u32) -> LedgerView {
+        LedgerView { seqs, sent: 1000 }
+    }
+
+    fn lie() -> impl Strategy<Value = (u64, ReplicaReport, u32)> {
+        let count = || option::of(prop_oneof![0..50_u64, any::<u64>(), Just(u64::MAX)]);
+        let usage = option::of(prop_oneof![Just(f64::NAN), Just(f64::INFINITY), Just(-1.0), 0.0..1.0]);
+        (0..20_000_u64, count(), count(), usage, count(), 0..60_u32).prop_map(
+            |(gap, running, waiting, kv_usage, progress, seqs)| {
+                (
+                    gap,
+                    ReplicaReport { running, waiting, kv_usage, progress, ..ReplicaReport::default() },
+                    seqs,
+                )
+            },
+        )
+    }
+
+    /// Plays lies; returns when the last one came.
+    fn play(foreign: &mut Reconciler, lies: &[(u64, ReplicaReport, u32)]) -> Tick {
+        let mut now = Tick::ZERO;
+        for (gap, report, seqs) in lies {
+            now += Duration::from_millis(*gap);
+            foreign.report(now, report, own(*seqs));
+            assert!((0.0..=1.0).contains(&foreign.confidence(now)));
+            assert!(foreign.seqs(now) <= 2 << 20);
+        }
+        now
+    }
+
+    proptest! {
+        #[test]
+        fn two_true_reports_are_enough(
+            lies in vec(lie(), 0..12), true_foreign in 0..40_u32, ours in vec(0..40_u32, 2),
+        ) {
+            let mut foreign = Reconciler::default();
+            let mut now = play(&mut foreign, &lies);
+            let mut found = ReconcileFinding::Consistent;
+            for ours in ours {
+                now += Duration::from_secs(1);
+                found = foreign.report(now, &report(u64::from(ours + true_foreign), 0), own(ours));
+            }
+            prop_assert_eq!(foreign.seqs(now), true_foreign);
+            prop_assert!((foreign.confidence(now) - 1.0).abs() < 1e-9);
+            let expected = if true_foreign > 0 { ReconcileFinding::Foreign(true_foreign) } else { ReconcileFinding::Consistent };
+            prop_assert_eq!(found, expected);
+        }
+
+        #[test]
+        fn what_is_missing_is_right_after_two_true_reports_and_said_in_time(
+            lies in vec(lie(), 0..12), ours in 1..40_u32, there in 0..40_u32,
+        ) {
+            let mut foreign = Reconciler::default();
+            let mut now = play(&mut foreign, &lies);
+            let lost = ours.saturating_sub(there);
+            let mut last = ReconcileFinding::Consistent;
+            for number in 1..=6 {
+                now += Duration::from_secs(6);
+                last = foreign.report(now, &report(u64::from(there), 0), own(ours));
+                if let ReconcileFinding::Missing(said) = last && number >= 2 {
+                    prop_assert_eq!(said, lost);
+                }
+            }
+            prop_assert_eq!(last == ReconcileFinding::Missing(lost), lost > 0 && lost >= ours.div_ceil(2));
+            now += Duration::from_secs(1);
+            prop_assert_eq!(foreign.report(now, &report(u64::from(ours), 0), own(ours)), ReconcileFinding::Consistent);
+        }
+
+        #[test]
+        fn sequences_that_come_and_go_are_never_missing(
+            steps in vec((0..30_u32, 0..30_u32, 500..8000_u64), 1..60),
+        ) {
+            let (mut foreign, mut now, mut sent) = (Reconciler::default(), Tick::ZERO, 0);
+            for (ours, lag, gap) in steps {
+                now += Duration::from_millis(gap);
+                sent += u64::from(ours);
+                let seen = u64::from(ours.saturating_sub(lag));
+                let found = foreign.report(now, &report(seen, 0), LedgerView { seqs: ours, sent });
+                prop_assert_eq!(found, ReconcileFinding::Consistent);
+            }
+        }
+    }
+
+    #[test]
+    fn without_reports_nothing_is_foreign() {
+        let foreign = Reconciler::default();
+        assert_eq!((foreign.seqs(s(100)), foreign.confidence(s(100))), (0, 0.0));
+        let mut foreign = Reconciler::default();
+        for second in 0..5 {
+            let silent = ReplicaReport { waiting: Some(9), kv_usage: Some(1.0), ..ReplicaReport::default() };
+            assert_eq!(foreign.report(s(second), &silent, own(0)), ReconcileFinding::Consistent);
+        }
+        assert_eq!((foreign.seqs(s(5)), foreign.confidence(s(5))), (0, 0.0));
+    }
+
+    #[test]
+    fn what_ended_while_the_report_was_on_its_way_is_not_foreign() {
+        let mut foreign = Reconciler::default();
+        for second in 0..20 {
+            let (seen, ours) = if second == 10 { (64, 0) } else { (0, 0) };
+            assert_eq!(foreign.report(s(second), &report(seen, 0), own(ours)), ReconcileFinding::Consistent);
+            assert_eq!(foreign.seqs(s(second)), 0);
+        }
+    }
+
+    #[test]
+    fn an_estimate_fades_with_its_age() {
+        let mut foreign = Reconciler::default();
+        for second in 0..10 {
+            foreign.report(s(second * 2), &report(15, 5), own(4));
+        }
+        let at = |millis: u64| Tick::from_millis(18_000 + millis);
+        assert_eq!((foreign.seqs(at(0)), foreign.seqs(at(2000))), (16, 16));
+        assert!((foreign.confidence(at(4000)) - 0.5).abs() < 1e-9);
+        assert_eq!(foreign.seqs(at(4000)), 8);
+        assert!(foreign.confidence(at(19_999)) > 0.0);
+        assert_eq!((foreign.seqs(at(20_000)), foreign.confidence(at(20_000))), (0, 0.0));
+    }
+
+    #[test]
+    fn a_pause_is_no_new_habit_but_a_new_interval_is() {
+        let mut foreign = Reconciler::default();
+        let mut now = Tick::ZERO;
+        let mut step = |foreign: &mut Reconciler, millis: u64| {
+            now += Duration::from_millis(millis);
+            foreign.report(now, &report(9, 0), own(0));
+            now
+        };
+        (0..10).for_each(|_| _ = step(&mut foreign, 1000));
+        let after_pause = step(&mut foreign, 3_600_000);
+        assert_eq!(foreign.confidence(after_pause + Duration::from_secs(20)), 0.0);
+        (0..12).for_each(|_| _ = step(&mut foreign, 15_000));
+        let now = step(&mut foreign, 15_000);
+        assert!(foreign.confidence(now + Duration::from_secs(15)) > 0.9);
+    }
+
+    #[test]
+    fn a_counter_that_goes_back_is_a_restart_and_clears_what_was_known() {
+        let mut foreign = Reconciler::default();
+        let with = |progress| ReplicaReport { progress: Some(progress), ..report(20, 0) };
+        assert_eq!(foreign.report(s(0), &with(500), own(0)), ReconcileFinding::Consistent);
+        assert_eq!(foreign.report(s(1), &with(500), own(0)), ReconcileFinding::Foreign(20));
+        assert_eq!(foreign.report(s(2), &report(20, 0), own(0)), ReconcileFinding::Foreign(20));
+        assert_eq!(foreign.report(s(3), &with(3), own(0)), ReconcileFinding::Restarted);
+        assert_eq!((foreign.seqs(s(3)), foreign.confidence(s(3))), (0, 0.0));
+        assert_eq!(foreign.report(s(4), &with(4), own(0)), ReconcileFinding::Foreign(20));
+    }
+
+    #[test]
+    fn missing_needs_three_reports_and_more_than_ten_seconds() {
+        let mut foreign = Reconciler::default();
+        let mut at = |millis: u64| foreign.report(Tick::from_millis(millis), &report(1, 0), own(8));
+        let early: Vec<_> = (0..=10).map(|second| at(second * 1000)).collect();
+        assert!(early.iter().all(|found| *found == ReconcileFinding::Consistent));
+        assert_eq!(at(10_500), ReconcileFinding::Missing(7));
+
+        let mut foreign = Reconciler::default();
+        assert_eq!(foreign.report(s(0), &report(1, 0), own(8)), ReconcileFinding::Consistent);
+        assert_eq!(foreign.report(s(30), &report(1, 0), own(8)), ReconcileFinding::Consistent);
+        assert_eq!(foreign.report(s(60), &report(1, 0), own(8)), ReconcileFinding::Missing(7));
+    }
+
+    #[test]
+    fn a_loss_is_found_behind_a_standing_lag_and_under_new_work() {
+        let (mut foreign, mut sent) = (Reconciler::default(), 0);
+        for second in 0..100 {
+            sent += 20;
+            let found = foreign.report(s(second), &report(0, 0), LedgerView { seqs: 20, sent });
+            assert_eq!(found, ReconcileFinding::Consistent, "jobs so short that they are never seen");
+        }
+        let mut found = Vec::new();
+        for second in 100..130 {
+            sent += 1;
+            found.push(foreign.report(s(second), &report(5, 0), LedgerView { seqs: 45, sent }));
+        }
+        let right = |found: &ReconcileFinding| {
+            matches!(found, ReconcileFinding::Consistent | ReconcileFinding::Missing(10..=40))
+        };
+        assert!(found.iter().all(right), "{found:?}");
+        assert_ne!(found.last(), Some(&ReconcileFinding::Consistent));
+    }
+
+    #[test]
+    fn an_engine_that_does_not_say_what_waits_is_never_short() {
+        let mut foreign = Reconciler::default();
+        let silent = ReplicaReport { running: Some(0), ..ReplicaReport::default() };
+        for second in 0..60 {
+            assert_eq!(foreign.report(s(second), &silent, own(8)), ReconcileFinding::Consistent);
+        }
+    }
+}

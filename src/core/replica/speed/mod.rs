@@ -1,0 +1,310 @@
+//! How fast a replica is: one learned factor on its predicted times.
+//!
+//! The factor is the ratio of two sums, observed over predicted times to the
+//! first token, in which older requests fade. The prediction in the sum is the
+//! raw one, without the factor; a factor that corrects itself, or a mean of
+//! ratios, makes routing swing.
+//!
+//! What is known of a replica also fades with time, towards the median of its
+//! pool: a replica that was slow once, and is chosen no more for that, shows
+//! nothing new by itself. Replicas whose factor lies near the median count as
+//! equal, so that noise does not prefer one for ever.
+
+pub mod pool_best;
+pub mod prefill_rate;
+pub mod ttft_model;
+
+use std::time::Duration;
+
+use crate::core::model::time::Tick;
+
+/// How much of the sums is left after each request.
+const KEEP: f64 = 0.98;
+/// In this time half of the evidence is forgotten.
+const HALF_LIFE: Duration = Duration::from_secs(60);
+/// Weight of "as predicted" at the start, in nanoseconds of either sum.
+const PRIOR: f64 = 20e6;
+/// What is left of either sum however long ago it was learned: the factor then
+/// stays, without weight against what comes.
+const LEAST: f64 = 1e6;
+/// How many requests the median of the pool weighs against a replica's own.
+const POOL_WEIGHT: f64 = 5.0;
+/// How many times as long as expected one request may count; the next one in a
+/// row counts in full.
+const OUTLIER: f64 = 4.0;
+/// Plain answers tell the speed of a replica only after such a time without a
+/// first token: theirs is worked out, not seen.
+const UNSEEN: Duration = Duration::from_secs(30);
+/// Factors between these multiples of the pool's median count as the median.
+const DEAD_BAND: std::ops::RangeInclusive<f64> = 0.6..=1.6;
+/// The slowest and fastest that is believed.
+const BOUNDS: (f64, f64) = (1.0 / 256.0, 256.0);
+
+/// One replica's speed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SpeedFactor {
+    observed: f64,
+    raw: f64,
+    /// Requests that the sums stand for.
+    weight: f64,
+    /// Mean of the predicted times of the requests lately.
+    raw_mean: f64,
+    at: Tick,
+    /// When the last first token was seen.
+    seen: Option<Tick>,
+    /// The last request took far longer than expected.
+    outlier: bool,
+}
+
+impl Default for SpeedFactor {
+    fn default() -> Self {
+        Self {
+            observed: PRIOR,
+            raw: PRIOR,
+            weight: 0.0,
+            raw_mean: 0.0,
+            at: Tick::ZERO,
+            seen: None,
+            outlier: false,
+        }
+    }
+}
+
+impl SpeedFactor {
+    /// Times its predictions have to be multiplied by as far as it has shown
+    /// itself; above 1 for slow ones.
+    #[must_use]
+    pub fn factor(&self) -> f64 {
+        (self.observed / self.raw).clamp(BOUNDS.0, BOUNDS.1)
+    }
+
+    /// Mean of the predicted times to the first token that it was learned from,
+    /// in nanoseconds for a replica of speed 1.
+    #[must_use]
+    pub fn mean_raw(&self) -> f64 {
+        if self.weight > 0.0 { self.raw_mean } else { 0.0 }
+    }
+
+    /// Whether anything was learned.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.weight > 0.0
+    }
+
+    /// A first token came `observed` nanoseconds after its dispatch, where
+    /// `raw` were predicted for a replica of speed 1, and `cold` if nothing of the
+    /// prompt was cached there. Which of the two it was is not told, so all between
+    /// them is as expected.
+    pub fn learn(&mut self, observed: u64, (raw, cold): (u64, u64), now: Tick) {
+        self.seen = Some(now);
+        let (observed, raw, cold) = (observed as f64, raw as f64, cold as f64);
+        let as_expected = observed / self.factor();
+        self.add(observed, as_expected.clamp(raw, cold.max(raw)), now);
+    }
+
+    /// A plain answer took `ratio` times as long as predicted for a replica of
+    /// speed 1; its first token was predicted after `raw` nanoseconds.
+    pub fn learn_whole(&mut self, ratio: f64, raw: u64, now: Tick) {
+        if self.seen.is_none_or(|seen| now.since(seen) >= UNSEEN) {
+            self.add(raw as f64 * ratio, raw as f64, now);
+        }
+    }
+
+    fn add(&mut self, observed: f64, raw: f64, now: Tick) {
+        let fade = self.fade(now);
+        let left = fade.max(LEAST / self.raw).min(1.0) * KEEP;
+        let most = raw * self.factor() * OUTLIER;
+        let far = observed > most;
+        let observed = if far && !self.outlier { most } else { observed };
+        self.observed = self.observed * left + observed;
+        self.raw = self.raw * left + raw;
+        self.weight = self.weight * fade * KEEP + 1.0;
+        self.raw_mean += (raw - self.raw_mean) / self.weight;
+        (self.at, self.outlier) = (now, far);
+    }
+
+    /// What time has left of the evidence.
+    fn fade(&self, now: Tick) -> f64 {
+        (-now.since(self.at).as_secs_f64() / HALF_LIFE.as_secs_f64()).exp2()
+    }
+}
+
+/// Steps of an octave in which factors are told apart.
+const STEPS: f64 = 16.0;
+/// From a 256th to 256 times.
+const BINS: usize = 16 * STEPS as usize + 1;
+
+/// The factors of a pool's replicas, for their median.
+#[derive(Debug, Clone)]
+pub struct PoolSpeeds {
+    bins: Vec<u32>,
+    known: u32,
+    median: f64,
+}
+
+impl Default for PoolSpeeds {
+    fn default() -> Self {
+        Self { bins: vec![0; BINS], known: 0, median: 1.0 }
+    }
+}
+
+/// Where a factor stands in [`PoolSpeeds`].
+pub type SpeedBin = u16;
+
+impl PoolSpeeds {
+    /// The bin of a factor.
+    #[must_use]
+    pub fn bin(factor: f64) -> SpeedBin {
+        let at = (factor.log2() + 8.0) * STEPS;
+        at.round().clamp(0.0, (BINS - 1) as f64) as SpeedBin
+    }
+
+    /// Moves a replica from one bin to another; `None` where it had or has
+    /// none.
+    pub fn shift(&mut self, from: Option<SpeedBin>, to: Option<SpeedBin>) {
+        if let Some(bin) = from {
+            self.bins[usize::from(bin)] -= 1;
+            self.known -= 1;
+        }
+        if let Some(bin) = to {
+            self.bins[usize::from(bin)] += 1;
+            self.known += 1;
+        }
+        self.median = self.find_median();
+    }
+
+    /// The median factor, the lower one of two; 1 while none is known.
+    #[must_use]
+    pub const fn median(&self) -> f64 {
+        self.median
+    }
+
+    fn find_median(&self) -> f64 {
+        let mut left = self.known.div_ceil(2);
+        let at = self.bins.iter().position(|count| {
+            left = left.saturating_sub(*count);
+            left == 0
+        });
+        match at.filter(|_| self.known > 0) {
+            Some(bin) => ((bin as f64) / STEPS - 8.0).exp2(),
+            None => 1.0,
+        }
+    }
+
+    /// What a replica's predictions are multiplied by: what it has shown against
+    /// the pool's median, by the weight of the evidence.
+    #[must_use]
+    pub fn applied(&self, speed: &SpeedFactor, now: Tick) -> f64 {
+        let (median, weight) = (self.median, speed.weight * speed.fade(now));
+        let factor = (speed.factor() * weight + median * POOL_WEIGHT) / (weight + POOL_WEIGHT);
+        if DEAD_BAND.contains(&(factor / median)) { median } else { factor }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn at(seconds: u64) -> Tick {
+        Tick::from_millis(seconds * 1_000)
+    }
+
+    #[test]
+    fn a_slow_replica_is_found_within_fifty_requests() {
+        let mut speed = SpeedFactor::default();
+        for _ in 0..50 {
+            speed.learn(90 * MS, (30 * MS, 30 * MS), at(1));
+        }
+        assert!((2.8..3.01).contains(&speed.factor()), "{}", speed.factor());
+        for _ in 0..200 {
+            speed.learn(30 * MS, (30 * MS, 30 * MS), at(1));
+        }
+        assert!(speed.factor() < 1.1, "{}", speed.factor());
+    }
+
+    #[test]
+    fn what_an_empty_cache_explains_is_no_slowness() {
+        let mut speed = SpeedFactor::default();
+        for _ in 0..50 {
+            speed.learn(200 * MS, (20 * MS, 100 * MS), at(1));
+        }
+        assert!((1.9..2.01).contains(&speed.factor()), "{}", speed.factor());
+        for _ in 0..50 {
+            speed.learn(40 * MS, (20 * MS, 100 * MS), at(1));
+        }
+        assert!((1.9..2.01).contains(&speed.factor()), "{}", speed.factor());
+    }
+
+    #[test]
+    fn one_outlier_moves_little_and_two_in_a_row_count() {
+        let mut speed = SpeedFactor::default();
+        for _ in 0..5 {
+            speed.learn(30 * MS, (30 * MS, 30 * MS), at(1));
+        }
+        speed.learn(3_000 * MS, (30 * MS, 30 * MS), at(1));
+        assert!(speed.factor() < 1.6, "{}", speed.factor());
+        speed.learn(3_000 * MS, (30 * MS, 30 * MS), at(1));
+        assert!(speed.factor() > 10.0, "{}", speed.factor());
+    }
+
+    #[test]
+    fn the_median_follows_its_members() {
+        let mut speeds = PoolSpeeds::default();
+        assert_eq!(speeds.median(), 1.0);
+        for factor in [0.33, 3.0, 3.1, 9.0] {
+            speeds.shift(None, Some(PoolSpeeds::bin(factor)));
+        }
+        assert!((2.8..3.2).contains(&speeds.median()), "{}", speeds.median());
+        speeds.shift(Some(PoolSpeeds::bin(9.0)), None);
+        speeds.shift(Some(PoolSpeeds::bin(3.1)), Some(PoolSpeeds::bin(0.3)));
+        assert!((0.28..0.36).contains(&speeds.median()), "{}", speeds.median());
+    }
+
+    fn shown(observed: u64, times: u32) -> SpeedFactor {
+        let mut speed = SpeedFactor::default();
+        for _ in 0..times {
+            speed.learn(observed * MS, (100 * MS, 100 * MS), at(1));
+        }
+        speed
+    }
+
+    #[test]
+    fn near_the_median_counts_as_the_median() {
+        let mut speeds = PoolSpeeds::default();
+        for observed in [100, 100, 130, 400] {
+            speeds.shift(None, Some(PoolSpeeds::bin(shown(observed, 100).factor())));
+        }
+        let median = speeds.median();
+        assert_eq!(speeds.applied(&shown(130, 100), at(1)), median);
+        assert!(speeds.applied(&shown(400, 100), at(1)) > 3.5);
+        assert_eq!(speeds.applied(&SpeedFactor::default(), at(1)), median);
+    }
+
+    #[test]
+    fn a_newcomer_is_measured_by_its_pool_and_old_evidence_fades() {
+        let mut speeds = PoolSpeeds::default();
+        let known = shown(50, 100);
+        speeds.shift(None, Some(PoolSpeeds::bin(known.factor())));
+        let mut newcomer = SpeedFactor::default();
+        newcomer.learn(30 * MS, (4 * MS, 4 * MS), at(2));
+        let median = speeds.median();
+        assert_eq!(speeds.applied(&newcomer, at(2)), median, "one slow first token is no verdict");
+        let slow = shown(300, 100);
+        assert!(speeds.applied(&slow, at(1)) > median * 4.0);
+        assert_eq!(speeds.applied(&slow, at(600)), median, "it is given another chance");
+        assert!((2.9..3.1).contains(&slow.factor()), "and what it showed is not forgotten");
+    }
+
+    #[test]
+    fn plain_answers_tell_only_where_no_stream_does() {
+        let mut speed = shown(100, 50);
+        speed.learn_whole(9.0, 100 * MS, at(20));
+        assert!((0.9..1.1).contains(&speed.factor()), "{}", speed.factor());
+        for second in 40..90 {
+            speed.learn_whole(3.0, 100 * MS, at(second));
+        }
+        assert!((2.5..3.1).contains(&speed.factor()), "{}", speed.factor());
+    }
+}

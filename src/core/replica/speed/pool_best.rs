@@ -1,0 +1,197 @@
+//! The best that a pool has shown: what its hardware can do when nothing is in
+//! its way. An objective beyond it cannot be kept, whatever the order of work.
+//!
+//! Gaps between tokens are taken as means of whole stretches at one replica: a
+//! burst after a pause looks faster than the engine is. What was shown counts
+//! for one to two hours, so that a new model or machine is seen as it is.
+
+use std::time::Duration;
+
+use crate::core::autoscale::demand::histogram::CoarseHistogram;
+use crate::core::model::event::ItlSample;
+use crate::core::model::time::Tick;
+use crate::core::replica::speed::prefill_rate::{self, PrefillRate};
+
+/// Gaps of one stretch.
+const STRETCH: u64 = 64;
+/// After that, what was shown before the last such time is forgotten.
+const WINDOW: Duration = Duration::from_secs(3600);
+
+/// What a pool has shown; counted with the evidence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PoolBest {
+    /// The shortest time from dispatch to the first token of a stream; absent
+    /// before the first.
+    pub first_token: Option<Duration>,
+    /// How many first tokens that is the best of.
+    pub first_tokens: u64,
+    /// The shortest mean time between tokens; absent before a whole stretch.
+    pub gap: Option<Duration>,
+    /// How many gaps that is the best of.
+    pub gaps: u64,
+    /// The most prompt tokens a second that were read for a first token, those
+    /// from a cache left out.
+    pub read_per_second: u64,
+}
+
+impl PoolBest {
+    fn and(self, other: Self) -> Self {
+        let shorter = |a: Option<Duration>, b: Option<Duration>| a.into_iter().chain(b).min();
+        Self {
+            first_token: shorter(self.first_token, other.first_token),
+            first_tokens: self.first_tokens.saturating_add(other.first_tokens),
+            gap: shorter(self.gap, other.gap),
+            gaps: self.gaps.saturating_add(other.gaps),
+            read_per_second: self.read_per_second.max(other.read_per_second),
+        }
+    }
+}
+
+/// What a pool usually shows while it works: what plans are made with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PoolTypical {
+    /// The prompt tokens a second that a replica reads; absent before the first.
+    pub read_per_second: Option<u64>,
+    /// The median of the mean times between tokens; absent before a whole stretch.
+    pub gap: Option<Duration>,
+}
+
+/// Keeps the best of a pool, and what is usual.
+#[derive(Debug, Clone, Default)]
+pub struct PoolBestTracker {
+    now: PoolBest,
+    before: PoolBest,
+    since: Tick,
+    reads: PrefillRate,
+    /// Microseconds between tokens.
+    gaps: CoarseHistogram,
+}
+
+/// What is left of what was usual after each [`WINDOW`].
+const KEPT: f64 = 0.5;
+
+impl PoolBestTracker {
+    /// The first token came so long after its dispatch, of a prompt of which so
+    /// many tokens had to be read.
+    pub fn first_token(&mut self, took: Duration, read: u64, now: Tick) {
+        let rate = read as f64 / took.as_secs_f64().max(1e-6);
+        let read_per_second = rate as u64;
+        self.add(
+            PoolBest { first_token: Some(took), first_tokens: 1, read_per_second, ..PoolBest::default() },
+            now,
+        );
+    }
+
+    /// One of its replicas read prompts without a pause.
+    pub fn read(&mut self, stretch: prefill_rate::ReadStretch) {
+        self.reads.add(stretch);
+    }
+
+    /// A stretch of gaps between tokens at one replica ended.
+    pub fn stretch(&mut self, stretch: &ItlSample, now: Tick) {
+        let mean = u32::try_from(stretch.gaps).ok().and_then(|gaps| stretch.total.checked_div(gaps));
+        mean.into_iter().for_each(|mean| self.gaps.add(mean.as_nanos() as f64 / 1e3, stretch.gaps as f64));
+        self.add(PoolBest { gap: mean, gaps: stretch.gaps, ..PoolBest::default() }, now);
+    }
+
+    /// What it has shown in the last one to two hours of its work.
+    #[must_use]
+    pub fn all(&self) -> PoolBest {
+        self.now.and(self.before)
+    }
+
+    /// What it usually shows, the last hours more than those before.
+    #[must_use]
+    pub fn usual(&self) -> PoolTypical {
+        let gap = Some(self.gaps.quantile(0.5)).filter(|_| self.gaps.total() > 0.0);
+        PoolTypical {
+            read_per_second: self.reads.per_second(self.all().read_per_second),
+            gap: gap.map(|micros| Duration::from_nanos((micros * 1e3) as u64)),
+        }
+    }
+
+    fn add(&mut self, new: PoolBest, now: Tick) {
+        if now.since(self.since) >= WINDOW {
+            self.reads.fade(KEPT);
+            self.gaps.fade(KEPT);
+            (self.before, self.now, self.since) = (self.now, PoolBest::default(), now);
+        }
+        self.now = self.now.and(new);
+    }
+}
+
+/// Gaps at one replica on the way to a stretch.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct GapStretch(ItlSample);
+
+impl GapStretch {
+    /// Adds gaps; gives the stretch once it is whole.
+    pub fn add(&mut self, pace: &ItlSample) -> Option<ItlSample> {
+        self.0.gaps = self.0.gaps.saturating_add(pace.gaps);
+        self.0.total = self.0.total.saturating_add(pace.total);
+        (self.0.gaps >= STRETCH).then(|| std::mem::take(&mut self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn the_best_counts_with_its_evidence_and_is_forgotten() {
+        let mut bests = PoolBestTracker::default();
+        assert_eq!(bests.all(), PoolBest::default());
+        for (took, read) in [(300, 3_000), (200, 100), (400, 8_000)] {
+            bests.first_token(ms(took), read, Tick::from_millis(1));
+        }
+        let expected = PoolBest {
+            first_token: Some(ms(200)),
+            first_tokens: 3,
+            read_per_second: 20_000,
+            ..PoolBest::default()
+        };
+        assert_eq!(bests.all(), expected);
+        let hours = |hours: u64| Tick::from_millis(hours * 3_600_000);
+        bests.first_token(ms(500), 1, hours(1));
+        assert_eq!(bests.all().first_token, Some(ms(200)));
+        bests.first_token(ms(500), 1, hours(2));
+        assert_eq!((bests.all().first_token, bests.all().first_tokens), (Some(ms(500)), 2));
+    }
+
+    #[test]
+    fn what_is_usual_is_not_the_best() {
+        let mut bests = PoolBestTracker::default();
+        assert_eq!(bests.usual(), PoolTypical::default());
+        for _ in 0..100 {
+            bests.first_token(ms(100), 2_000, Tick::from_millis(1));
+            bests.stretch(&ItlSample { gaps: 100, total: ms(1_600) }, Tick::from_millis(1));
+        }
+        bests.first_token(ms(10), 2_000, Tick::from_millis(1));
+        bests.stretch(&ItlSample { gaps: 100, total: ms(800) }, Tick::from_millis(1));
+        assert_eq!((bests.all().read_per_second, bests.all().gap), (200_000, Some(ms(8))));
+        let usual = bests.usual();
+        let gap = usual.gap.unwrap();
+        assert!((ms(13)..ms(20)).contains(&gap), "{gap:?}");
+    }
+
+    #[test]
+    fn a_burst_after_a_pause_is_not_taken_for_speed() {
+        let (mut bests, mut stretch) = (PoolBestTracker::default(), GapStretch::default());
+        for round in 0..100 {
+            // A pause of a second and its burst, in two parts.
+            for pace in
+                [ItlSample { gaps: 1, total: ms(1_000) }, ItlSample { gaps: 19, total: Duration::ZERO }]
+            {
+                if let Some(whole) = stretch.add(&pace) {
+                    bests.stretch(&whole, Tick::from_millis(round));
+                }
+            }
+        }
+        let best = bests.all();
+        assert!(best.gap.is_some_and(|gap| gap >= ms(35)) && best.gaps > 1_900, "{best:?}");
+    }
+}

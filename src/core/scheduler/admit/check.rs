@@ -1,0 +1,68 @@
+//! Whether a job may come in, asked before anything is reserved for it or learned
+//! from it.
+
+use crate::core::limits::rule::LimitUnit;
+use crate::core::model::event::RejectReason;
+use crate::core::model::job::JobSpec;
+use crate::core::model::time::Tick;
+use crate::core::queue::admission;
+use crate::core::queue::{LaneKey, LanePart};
+
+use crate::core::scheduler::Scheduler;
+
+impl Scheduler {
+    /// Why a job of this kind cannot be taken at all.
+    pub(in crate::core::scheduler) fn unwelcome(&self, spec: &JobSpec) -> Option<RejectReason> {
+        if self.draining {
+            return Some(RejectReason::Draining);
+        }
+        let late = spec.deadline < self.now;
+        self.orphaned(LaneKey::of(spec))
+            .or_else(|| late.then_some(RejectReason::DeadlineExceeded))
+            .or_else(|| self.too_wide(spec))
+            .or_else(|| self.finds_no_room(spec))
+    }
+
+    /// Why jobs of this lane cannot be served under the policy in force.
+    pub(in crate::core::scheduler) fn orphaned(&self, lane: LaneKey) -> Option<RejectReason> {
+        let known =
+            self.policy.tenants.get(lane.tenant).is_some() && self.policy.classes.get(lane.class).is_some();
+        if !known {
+            return Some(RejectReason::Withdrawn);
+        }
+        self.placement.route(lane).is_none().then_some(RejectReason::NoPool)
+    }
+
+    /// A job of more sequences than any replica runs at once could only start at
+    /// one that is drained for it, and would still wait inside the engine.
+    fn too_wide(&self, spec: &JobSpec) -> Option<RejectReason> {
+        let pools = self.placement.line(LaneKey::of(spec)).map(|line| &*line.pools)?;
+        let fits = spec.sequences <= 1 || self.fleet.runs(pools, spec.sequences);
+        (!fits).then(|| RejectReason::TooManySequences { most: self.fleet.most_sequences(pools) })
+    }
+
+    /// Whether a job that came now, beside `others` of its tenant that are about
+    /// to come, surely would be refused, so that no work should go into it before.
+    /// False where it depends on how many tokens it has.
+    pub fn surely_refuses(&mut self, spec: &JobSpec, others: u64, now: Tick) -> bool {
+        if self.unwelcome(spec).is_some() {
+            return true;
+        }
+        let taken = |unit: LimitUnit| if unit == LimitUnit::Requests { others } else { 0 };
+        let limits = self.limits_of(spec, now);
+        let mut limits = limits.iter().filter(|standing| !standing.rule.id.shadow);
+        limits.any(|standing| standing.left <= taken(standing.rule.id.unit)) || self.would_wait_in_vain(spec)
+    }
+
+    /// Whether jobs of its lane wait already, so that it would, too, and the queue
+    /// has no place for one more.
+    fn would_wait_in_vain(&self, spec: &JobSpec) -> bool {
+        let lane = self.queue.lane(LaneKey::of(spec));
+        let Some(bounds) = self.policy.tenants.get(spec.tenant).map(|tenant| tenant.bounds) else {
+            return true;
+        };
+        lane.is_some_and(|lane| lane.head(LanePart::Fresh).is_some())
+            && !(admission::has_space(&self.queue.tenant(spec.tenant), &bounds)
+                && admission::has_space(&self.queue.total(), &self.policy.bounds))
+    }
+}

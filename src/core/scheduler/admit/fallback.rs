@@ -1,0 +1,44 @@
+//! Jobs that another model may serve do not wait for one that is down.
+
+use crate::core::model::event::{Action, RejectReason};
+use crate::core::model::ids::{JobId, PoolId};
+use crate::core::queue::LaneKey;
+
+use crate::core::scheduler::Scheduler;
+
+impl Scheduler {
+    /// Whether a job waits for replicas none of which is in service, though
+    /// another model may serve it.
+    pub(in crate::core::scheduler) fn waits_in_vain(&self, id: JobId) -> bool {
+        let job = self.jobs.get(&id).filter(|job| job.spec.falls_back && job.part().is_some());
+        job.is_some_and(|job| self.is_down(LaneKey::of(&job.spec)))
+    }
+
+    /// Refuses the jobs that wait in vain since the last replica of their model
+    /// was lost. Says whether there were any.
+    pub(in crate::core::scheduler) fn refuse_vain_waits(&mut self, out: &mut Vec<Action>) -> bool {
+        if !std::mem::take(&mut self.look_again) || self.fallbacks == 0 || self.all_up() {
+            return false;
+        }
+        let down = self.queue.lanes().filter(|(lane, _)| self.is_down(*lane));
+        let jobs = down.flat_map(|(_, lane)| lane.jobs()).filter(|id| self.waits_in_vain(*id));
+        let jobs: Vec<JobId> = jobs.collect();
+        for id in &jobs {
+            self.reject(*id, RejectReason::NoReplica, out);
+        }
+        !jobs.is_empty()
+    }
+
+    /// Whether every pool has a replica in service.
+    fn all_up(&self) -> bool {
+        self.policy.pools.iter().all(|(pool, ..)| self.fleet.count_up(&[pool]) > 0)
+    }
+
+    /// Whether nothing is in service for the lane, and nothing is starting for
+    /// it: a job that is held for a start is told of its end.
+    fn is_down(&self, lane: LaneKey) -> bool {
+        let is_down = |pools: &[PoolId]| self.fleet.is_down(pools, self.now);
+        let down = self.placement.line(lane).is_none_or(|line| is_down(&line.pools));
+        down && self.cold_pools(lane).is_none()
+    }
+}

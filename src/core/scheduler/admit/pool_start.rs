@@ -1,0 +1,272 @@
+//! Jobs that are held for pools that have to start.
+//!
+//! A pool is cold when the policy gives it no replica, and stays so until one is
+//! in service: one that only fails is not cold, unless the policy says that its
+//! addresses stay while it is scaled to zero, and nothing answers at any. One
+//! whose replicas sleep is like a cold one that starts when they are woken. A job all of whose pools are
+//! cold is held as long as its class tolerates, counted from when it is held,
+//! and never beyond its deadline. It is told at once when what is known of its
+//! pools' starts is longer than that.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::core::autoscale::pool_start::StartStep;
+use crate::core::model::event::{Action, RejectReason};
+use crate::core::model::ids::{JobId, PoolId};
+use crate::core::model::snapshot::{PoolSnapshot, PoolStatus, ReplicaSnapshot};
+use crate::core::model::time::Tick;
+use crate::core::queue::LaneKey;
+use crate::core::queue::admission;
+
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::job::RunningAttempt;
+
+impl Scheduler {
+    /// Holds a job that has just joined its lane, if all of its pools are cold. A
+    /// replica of a pool that starts may fail it: then it goes on being held.
+    pub(in crate::core::scheduler) fn hold_if_cold(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let (spec, held) = (job.spec, job.held_until);
+        if self.is_spare(spec.class) {
+            return;
+        }
+        let key = LaneKey::of(&spec);
+        let goes_on = held.filter(|_| self.is_starting(key));
+        let cold = self.cold_pools(key);
+        if cold.is_none() && goes_on.is_none() {
+            return;
+        }
+        for pool in cold.unwrap_or_default() {
+            let dormant = self.fleet.is_dormant(pool);
+            if dormant {
+                let parked = self.overrides.paused_until(spec.tenant).is_some();
+                self.missed.extend((!parked).then_some(pool));
+            } else {
+                self.starts.ask(pool, self.configured_start(pool), self.now);
+            }
+            self.starts.hold(pool, dormant, self.now);
+        }
+        let tolerance = self.policy.classes.get(spec.class).and_then(|class| class.cold_start_tolerance);
+        let fresh = tolerance.map_or(Tick::NEVER, |tolerance| self.now + tolerance);
+        let until = goes_on.unwrap_or(fresh).min(spec.deadline);
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.held_until = Some(until);
+        }
+        if until < spec.deadline {
+            self.held.insert((until, id));
+        }
+    }
+
+    /// Whether the job waits for a pool that has to start.
+    #[must_use]
+    pub fn is_held(&self, id: JobId) -> bool {
+        let job = self.jobs.get(&id).filter(|job| job.part().is_some());
+        job.is_some_and(|job| self.cold_pools(LaneKey::of(&job.spec)).is_some())
+    }
+
+    /// The job is no longer held. Where nobody else is, the start is given up.
+    pub(in crate::core::scheduler) fn let_go(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let Some(until) = job.held_until else { return };
+        let key = LaneKey::of(&job.spec);
+        self.held.remove(&(until, id));
+        let group = self.placement.group_of_model(key.model);
+        let (Some(group), Some(pools)) = (group, self.cold_pools(key)) else { return };
+        for pool in pools {
+            if self.groups[group].waiting_for(pool) == 0 {
+                self.give_up_start(pool);
+            }
+        }
+    }
+
+    /// What is left of the soonest start that the lane's jobs wait for: zero when
+    /// it is overdue or a replica has just come, `None` when nothing is known of
+    /// it. Absent while they wait for no start.
+    pub(in crate::core::scheduler) fn start_left(&self, key: LaneKey) -> Option<Option<Duration>> {
+        let pools = &self.placement.line(key)?.pools;
+        if self.fleet.count_up(pools) > 0 {
+            return self.is_starting(key).then_some(Some(Duration::ZERO));
+        }
+        let left = |pool: PoolId| match self.fleet.is_dormant(pool) {
+            true => self.starts.wake_left(pool, self.now),
+            false => self.starts.left(pool, self.configured_start(pool), self.now),
+        };
+        self.cold_pools(key).map(|pools| pools.into_iter().filter_map(left).min())
+    }
+
+    /// Whether a start surely takes longer than the job can be held; absent while
+    /// it waits for none.
+    pub(in crate::core::scheduler) fn starts_too_late(&self, id: JobId) -> Option<bool> {
+        let job = self.jobs.get(&id)?;
+        let left = self.start_left(LaneKey::of(&job.spec))?;
+        let until = job.held_until.unwrap_or(job.spec.deadline);
+        Some(left.is_some_and(|left| left > until.since(self.now)))
+    }
+
+    /// When a job that waits for a start should come back.
+    pub(in crate::core::scheduler) fn retry_after_start(&self, key: LaneKey, id: JobId) -> Option<Duration> {
+        let left = self.start_left(key)?;
+        Some(left.map_or(admission::MAX_RETRY_AFTER, |left| admission::after_start(left, id)))
+    }
+
+    /// The reason to tell a job's client that has waited in vain.
+    pub(in crate::core::scheduler) fn reason_of_wait(&self, id: JobId, usual: RejectReason) -> RejectReason {
+        let Some(job) = self.jobs.get(&id) else { return usual };
+        let cold = self.cold_pools(LaneKey::of(&job.spec)).is_some();
+        self.reason_for(job.spec.tenant, if cold { RejectReason::ColdStart } else { usual })
+    }
+
+    /// Whether the job's hold is over in vain; a hold that a start has ended is
+    /// forgotten.
+    pub(in crate::core::scheduler) fn is_held_in_vain(&mut self, until: Tick, id: JobId) -> bool {
+        let key = self.jobs.get(&id).map(|job| LaneKey::of(&job.spec));
+        let cold = key.is_some_and(|key| self.cold_pools(key).is_some());
+        if !cold {
+            self.held.remove(&(until, id));
+        }
+        cold
+    }
+
+    /// A job's first token came. How fast jobs went while nothing
+    /// was in service says nothing of how they will go.
+    pub(in crate::core::scheduler) fn note_start(&mut self, run: &RunningAttempt) {
+        let Some(pool) = self.fleet.pool_of(run.replica) else { return };
+        if self.starts.started(pool, run.since, self.now)
+            && let Some(group) = self.placement.group_of(pool)
+        {
+            self.groups[group].restart_drains(self.now);
+            // Its replica may be closed or gone again.
+            self.look_again = true;
+        }
+    }
+
+    /// A client left whose job ran. If it was the last that the pool was to start
+    /// for, nobody knows when the next one comes.
+    pub(in crate::core::scheduler) fn note_left(&mut self, run: &RunningAttempt) {
+        let Some(pool) = self.fleet.pool_of(run.replica) else { return };
+        if self.starts.is_running(pool) && self.waiting_for(pool) == 0 {
+            self.give_up_start(pool);
+        }
+    }
+
+    /// Takes up the holds under a new policy: jobs whose pools have gone cold are
+    /// held from now on, or told at once.
+    pub(in crate::core::scheduler) fn hold_again(&mut self, out: &mut Vec<Action>) {
+        let policy = &self.policy;
+        self.starts.retain(|pool| policy.pools.get(pool).is_some());
+        self.held.clear();
+        let waiting: Vec<JobId> = self.deadlines.iter().map(|(_, id)| *id).collect();
+        for id in waiting {
+            let before = self.jobs.get(&id).and_then(|job| job.held_until);
+            self.hold_if_cold(id);
+            let newly = before.is_none() && self.starts_too_late(id) == Some(true);
+            if newly && !self.demote(id) {
+                self.reject(id, self.reason_of_wait(id, RejectReason::ColdStart), out);
+            }
+        }
+        let pools = self.policy.pools.iter().map(|(pool, ..)| pool);
+        let idle: Vec<PoolId> = pools.filter(|pool| self.waiting_for(*pool) == 0).collect();
+        idle.into_iter().for_each(|pool| self.give_up_start(pool));
+    }
+
+    /// Nobody waits for the pool to start. What joins it from now on, and could
+    /// be served elsewhere, is not held for it.
+    fn give_up_start(&mut self, pool: PoolId) {
+        self.look_again |= self.starts.give_up(pool);
+    }
+
+    /// Says what has come of the starts.
+    pub(in crate::core::scheduler) fn report_starts(&mut self, out: &mut Vec<Action>) {
+        for step in self.starts.steps() {
+            out.push(match step {
+                StartStep::Wanted(pool) => {
+                    let expected = self.starts.left(pool, self.configured_start(pool), self.now);
+                    Action::PoolWanted { pool, expected }
+                }
+                StartStep::Started(pool, took) => Action::PoolStarted { pool, took },
+            });
+        }
+    }
+
+    /// One row for each pool.
+    pub(in crate::core::scheduler) fn pool_views(
+        &self,
+        replicas: &[ReplicaSnapshot],
+        now: Tick,
+    ) -> Vec<PoolSnapshot> {
+        let leaves = |view: &&ReplicaSnapshot| view.running > 0 && !self.fleet.is_up(view.replica);
+        let left = replicas.iter().filter(leaves).filter_map(|view| self.fleet.pool_of(view.replica));
+        let left: BTreeSet<PoolId> = left.collect();
+        let view = |pool: PoolId| PoolSnapshot {
+            pool,
+            state: self.pool_state(pool, left.contains(&pool)),
+            waiting: self.waiting_for(pool),
+            cold_start: self.starts.measured(pool),
+            wake: self.starts.wake(pool),
+            best: self.fleet.best(pool),
+            times: self.fleet.times(pool, now),
+        };
+        self.policy.pools.iter().map(|(pool, ..)| view(pool)).collect()
+    }
+
+    /// `busy` = replicas run something that get no new work.
+    fn pool_state(&self, pool: PoolId, busy: bool) -> PoolStatus {
+        if self.starts.is_running(pool) {
+            PoolStatus::Starting
+        } else if self.fleet.count_up(&[pool]) > 0 {
+            PoolStatus::Ready
+        } else if self.fleet.is_dormant(pool) {
+            PoolStatus::Asleep
+        } else if !self.fleet.is_vacant(pool) && !self.fleet.is_away(pool) {
+            PoolStatus::Down
+        } else if busy {
+            PoolStatus::Draining
+        } else {
+            PoolStatus::Cold
+        }
+    }
+
+    /// Whether each job that waits for a start is held, and no other has a timer
+    /// for it.
+    pub(in crate::core::scheduler) fn holds_agree(&self) -> bool {
+        let waits = |id: &JobId| self.jobs.get(id).filter(|job| job.part().is_some());
+        let timed = |(at, id): &(Tick, JobId)| waits(id).is_some_and(|job| job.held_until == Some(*at));
+        let watched = self.deadlines.iter().filter_map(|(_, id)| Some((*id, waits(id)?))).all(|(id, job)| {
+            let until = job.held_until.unwrap_or(Tick::NEVER);
+            self.is_spare(job.spec.class)
+                || self.cold_pools(LaneKey::of(&job.spec)).is_none()
+                || (job.held_until.is_some()
+                    && (until >= job.spec.deadline || self.held.contains(&(until, id))))
+        });
+        watched && self.held.iter().all(timed)
+    }
+
+    pub(in crate::core::scheduler) fn waiting_for(&self, pool: PoolId) -> u64 {
+        self.placement.group_of(pool).map_or(0, |group| self.groups[group].waiting_for(pool))
+    }
+
+    /// The pools of the lane, if all of them are cold.
+    pub(in crate::core::scheduler) fn cold_pools(&self, key: LaneKey) -> Option<Vec<PoolId>> {
+        let pools = &self.placement.line(key)?.pools;
+        pools.iter().all(|pool| self.is_cold(*pool)).then(|| pools.clone())
+    }
+
+    fn is_cold(&self, pool: PoolId) -> bool {
+        self.fleet.count_up(&[pool]) == 0
+            && (self.fleet.is_vacant(pool)
+                || self.fleet.is_dormant(pool)
+                || self.fleet.is_away(pool)
+                || self.starts.is_running(pool))
+    }
+
+    /// Whether a pool of the lane is on its way to its first token.
+    fn is_starting(&self, key: LaneKey) -> bool {
+        let pools = self.placement.line(key).map(|line| &*line.pools).unwrap_or_default();
+        pools.iter().any(|pool| self.starts.is_running(*pool))
+    }
+
+    fn configured_start(&self, pool: PoolId) -> Option<Duration> {
+        self.policy.pools.get(pool)?.cold_start
+    }
+}

@@ -1,0 +1,201 @@
+//! What pools need.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::core::autoscale::demand_report::{DecidedNumber, PeerDemand};
+use crate::core::autoscale::desired::whole;
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::autoscale::share::{PoolSetDemand, PoolShare, share};
+use crate::core::autoscale::{DEFAULT_START, ScaleReason, ScalingPool, hold, window};
+use crate::core::model::ids::PoolId;
+use crate::core::model::policy::Pool;
+use crate::core::model::time::Tick;
+use crate::core::placement::rules::Capacity;
+
+use crate::core::scheduler::Scheduler;
+
+/// The part of a replica that patient work must keep busy to be worth a start.
+const WORTH_A_START: f64 = 0.5;
+
+impl Scheduler {
+    /// One row for each pool of the policy. Asked twice at the same instant, it
+    /// says the same.
+    pub fn needs(&mut self, now: Tick) -> Vec<ReplicaDemand> {
+        self.needs_with(now, &PeerDemand::default())
+    }
+
+    /// The same where other gateways serve the same pools: by what all of them
+    /// see together.
+    pub fn needs_with(&mut self, now: Tick, others: &PeerDemand) -> Vec<ReplicaDemand> {
+        let now = self.now.max(now);
+        let watched = self.demand.advance(now);
+        let mut waits = self.look_at_lanes(now);
+        let mut running = self.running();
+        self.count_others(others, &mut waits, &mut running);
+        let views = self.look_at_pools(others, now);
+        let mut needs = Vec::new();
+        for group in 0..self.groups.len() {
+            let here = |view: &&ScalingPool| self.placement.group_of(view.pool) == Some(group);
+            let pools: Vec<ScalingPool> = views.iter().filter(here).copied().collect();
+            let lines = self.asked_of(group, &pools, (&waits, others), watched);
+            let parts = share(&lines, &pools);
+            for (view, part) in pools.iter().zip(parts) {
+                let counted = ReplicaDemand {
+                    pool: view.pool,
+                    desired: None,
+                    reason: ScaleReason::Idle.name(),
+                    keep: false,
+                    ready: view.ready,
+                    queued: waiting_at(&lines, &pools, view, &part),
+                    due: false,
+                    queued_tokens: waits.tokens.get(&view.pool).copied().unwrap_or_default(),
+                    in_flight: running.get(&view.pool).copied().unwrap_or_default(),
+                    cold_start: self.starts.measured(view.pool),
+                };
+                let told = others.decided.get(self.policy.pools.name(view.pool));
+                needs.push(self.decide(counted, view, &part, (told, others.follow), (watched, now)));
+            }
+        }
+        let alone = |view: &&ScalingPool| self.placement.group_of(view.pool).is_none();
+        needs.extend(views.iter().filter(alone).map(|view| unused(view, &running)));
+        needs.sort_by_key(|need| need.pool);
+        needs
+    }
+
+    /// Jobs that run in each pool.
+    pub(in crate::core::scheduler) fn running(&self) -> BTreeMap<PoolId, u64> {
+        let mut running: BTreeMap<PoolId, u64> = BTreeMap::new();
+        for (replica, ledger) in self.fleet.ledgers().filter(|(_, ledger)| ledger.jobs > 0) {
+            if let Some(pool) = self.fleet.pool_of(replica) {
+                *running.entry(pool).or_default() += u64::from(ledger.jobs);
+            }
+        }
+        running
+    }
+
+    /// Takes note of how much of each pool is in use.
+    fn look_at_pools(&mut self, others: &PeerDemand, now: Tick) -> Vec<ScalingPool> {
+        let pools: Vec<PoolId> = self.policy.pools.iter().map(|(id, ..)| id).collect();
+        let look = |id: PoolId| {
+            let contended = self.waiting_for(id) > 0;
+            self.demand.look(id, self.fleet.used(id, contended, others.expected), now);
+            let row = self.policy.pools.get(id)?;
+            let theirs = others.sum.pools.get(self.policy.pools.name(id));
+            let measured = self.starts.measured(id).or_else(|| theirs?.start);
+            let start = measured.or(row.cold_start).unwrap_or(DEFAULT_START);
+            let ready = u32::try_from(self.fleet.count_up(&[id])).unwrap_or(u32::MAX);
+            self.demand.look_at_replicas(id, ready, self.fleet.active(id), now);
+            let may_be_taken = row.supply.capacity == Capacity::Spot;
+            let memory = self.numbers.entry(id).or_default();
+            let short = memory.is_short(ready, start, may_be_taken, now);
+            let own = self.demand.pool(id).and_then(|pool| pool.cost());
+            let cost = theirs.map_or(own, |theirs| self.measured(id).plus(theirs).cost());
+            Some(ScalingPool { pool: id, cost, start, ready, max: row.max_replicas, short })
+        };
+        pools.into_iter().filter_map(look).collect()
+    }
+
+    /// The pool's number: one that another gateway decided, or our own.
+    fn decide(
+        &mut self,
+        counted: ReplicaDemand,
+        view: &ScalingPool,
+        part: &PoolShare,
+        (told, follow): (Option<&DecidedNumber>, bool),
+        (watched, now): (Duration, Tick),
+    ) -> ReplicaDemand {
+        let Some(row) = self.policy.pools.get(view.pool) else { return counted };
+        let counted = ReplicaDemand { due: is_due(view, part, row), ..counted };
+        let part = &if counted.due { *part } else { part.put_off() };
+        let memory = self.numbers.entry(view.pool).or_default();
+        if part.hopeless > 0.0 {
+            memory.hopeless(part.replicas + part.hopeless, window(view.start), now);
+        }
+        if part.strained {
+            memory.strain(now);
+        }
+        let bursts = memory.floor(part.replicas, now);
+        let unmet = memory.unmet(part.unmet && view.ready > 0, view.ready, window(view.start), now);
+        if let Some(told) = told {
+            memory.follow(part.replicas, told.desired, hold(view.start), now);
+        }
+        if let Some(told) = told.filter(|_| follow) {
+            let reason = ScaleReason::named(&told.reason).unwrap_or(part.reason);
+            return ReplicaDemand {
+                desired: Some(told.desired),
+                reason: reason.name(),
+                keep: told.keep,
+                ..counted
+            };
+        }
+        let least = least(&counted, view, part, (row, bursts));
+        let least = if unmet > least.0 { (unmet, ScaleReason::Unmet) } else { least };
+        let (number, kept) = memory.settle(part.replicas, least.0, hold(view.start), view.start, now);
+        // Until a whole window was seen, what is there is not known to be too much.
+        let held = if watched < window(view.start) { number.max(view.ready) } else { number };
+        let bounded = held.min(row.max_replicas.unwrap_or(u32::MAX).max(row.min_replicas));
+        let reason = match () {
+            () if bounded < held => ScaleReason::Clamp,
+            () if held > number => ScaleReason::HoldRestart,
+            () if kept => ScaleReason::Hold,
+            () if number == 0 && counted.queued > 0 => ScaleReason::Later,
+            () if number > whole(part.replicas) || number == 0 => least.1,
+            () => part.reason,
+        };
+        let keep = bursts > 0 || row.min_replicas > 0;
+        ReplicaDemand { desired: Some(bounded), reason: reason.name(), keep, ..counted }
+    }
+}
+
+/// Whether what waits is to be served now: where that costs no start, or a cheap
+/// one, or when it cannot wait longer, or is enough to keep a replica busy.
+fn is_due(view: &ScalingPool, part: &PoolShare, row: &Pool) -> bool {
+    view.ready > 0 || row.supply.capacity == Capacity::Spot || part.due || part.replicas >= WORTH_A_START
+}
+
+/// The least that the pool must have, whatever is asked for, and why.
+fn least(
+    counted: &ReplicaDemand,
+    view: &ScalingPool,
+    part: &PoolShare,
+    (row, bursts): (&Pool, u32),
+) -> (u32, ScaleReason) {
+    let busy = match view.ready {
+        0 if counted.calls_for_more_than(0) => (1, ScaleReason::Start),
+        ready if part.unknown => (ready.max(1), ScaleReason::Sustained),
+        _ => (u32::from(counted.is_busy()), ScaleReason::Sustained),
+    };
+    let floor = (row.min_replicas.max(bursts), ScaleReason::Floor);
+    let most = if floor.0 > busy.0 { floor } else { busy };
+    Some(most).filter(|(least, _)| *least > 0).unwrap_or_default()
+}
+
+/// Jobs that wait for the pool: those of lines that it serves or is to serve.
+/// Where no pool of a line does, they wait for the one wanted most.
+fn waiting_at(lines: &[PoolSetDemand], pools: &[ScalingPool], view: &ScalingPool, part: &PoolShare) -> u64 {
+    let is_up = |id: &PoolId| pools.iter().any(|pool| pool.pool == *id && pool.ready > 0);
+    let waits = |line: &&PoolSetDemand| {
+        let first = line.order.first() == Some(&view.pool) && !line.order.iter().any(is_up);
+        let serves = view.ready > 0 || part.replicas > 0.0 || part.unknown;
+        line.order.contains(&view.pool) && (first || serves)
+    };
+    lines.iter().filter(waits).map(|line| line.waiting).sum()
+}
+
+/// A pool that no model uses.
+fn unused(view: &ScalingPool, running: &BTreeMap<PoolId, u64>) -> ReplicaDemand {
+    let in_flight = running.get(&view.pool).copied().unwrap_or_default();
+    ReplicaDemand {
+        pool: view.pool,
+        desired: Some(u32::from(in_flight > 0)),
+        reason: ScaleReason::Idle.name(),
+        keep: false,
+        ready: view.ready,
+        queued: 0,
+        due: false,
+        queued_tokens: 0,
+        in_flight,
+        cold_start: None,
+    }
+}

@@ -1,0 +1,454 @@
+//! Which job goes to which replica now.
+//!
+//! Heads of lanes are looked at in the order of service; one that fits nowhere
+//! is passed over, so that it blocks neither other lanes nor other replicas.
+//! A large job must not starve behind small ones that take each bit of credit
+//! as it comes: the job that is first in the order may be passed over
+//! [`MAX_PASSED`] times by jobs that go to a pool it waits for. Then a replica
+//! of that pool is held (see [`crate::core::replica::fleet::Fleet::to_hold`]): it takes
+//! nothing more until the large job fits. At most one replica of a pool is
+//! held at a time, and it is let go when the job goes elsewhere or leaves. The
+//! same is done for a job whose adapter finds no slot for half of its objective.
+
+pub(super) mod objective;
+pub(super) mod place;
+pub(super) mod preempt;
+pub(super) mod scavenger;
+
+use std::cell::OnceCell;
+use std::iter;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::core::model::event::{Action, DispatchReason, OrderReason};
+use crate::core::model::ids::{JobId, ModelId, PoolId, ReplicaId};
+use crate::core::model::invariant::InvariantId;
+use crate::core::placement::choose::PlacementReason;
+use crate::core::queue::fairness::cost;
+use crate::core::queue::fit_tree::FitSize;
+use crate::core::queue::order::{Candidate, HeldReplica, LaneHead, OpenRoom, RoomIn};
+use crate::core::queue::quota::QuotaState;
+use crate::core::queue::{LaneKey, LanePart, LanePlace};
+use crate::core::replica::affinity::adapter_slots::AdapterState;
+use crate::core::replica::ledger::Booking;
+
+use super::Scheduler;
+use super::job::{JobPhase, RunningAttempt};
+use crate::core::scheduler::admit::LaneAccounts;
+
+/// How often others may go before the first in the order.
+pub(super) const MAX_PASSED: u32 = 32;
+
+/// Heads of one class and line that find no place in one decision, before the
+/// others of the line are left for the next one.
+const MAX_TRIES: usize = 32;
+
+/// Lines and the adapters that no replica of theirs can take in, each with the
+/// first job that it keeps waiting.
+type BlockedAdapters = SmallVec<[(usize, ModelId, JobId); 4]>;
+
+/// Heads that found no place in one decision, by class, line and part.
+type FailedHeads = SmallVec<[((usize, usize, LanePart), usize); 4]>;
+
+/// A job and where it goes.
+#[derive(Debug, Clone, Copy)]
+struct DispatchPick {
+    chosen: Candidate,
+    replica: ReplicaId,
+    pool: PoolId,
+    /// Why there.
+    choice: PlacementReason,
+    /// The replica was held for it.
+    held: bool,
+    /// Tokens of the prompt that the replica is taken to have.
+    cached: u64,
+}
+
+impl Scheduler {
+    /// Sends what can be sent in every group that was touched.
+    pub(super) fn dispatch(&mut self, out: &mut Vec<Action>) {
+        while let Some(group) = self.touched.pop_first() {
+            self.keep_promise(group);
+            self.keep_quotas(group);
+            self.groups[group].session_until = None;
+            let mut made_room = false;
+            loop {
+                let Some(pick) = self.pick_held(group).or_else(|| self.pick(group)) else {
+                    if !made_room && self.preempt(group, out) {
+                        made_room = true;
+                        continue;
+                    }
+                    break;
+                };
+                let passed = self.passed_by(group, &pick);
+                if self.send(group, &pick, out).is_none() {
+                    break;
+                }
+                if let Some(passed) = passed {
+                    self.pass_over(group, pick.pool, passed);
+                }
+            }
+            self.touched.remove(&group);
+            self.wake_for(group, out);
+            let here = &mut self.groups[group];
+            let waiting = here.waiting() > 0;
+            here.drain.busy(self.now, waiting);
+        }
+    }
+
+    /// The first in the order for which there is a replica.
+    fn pick(&mut self, group: usize) -> Option<DispatchPick> {
+        if self.groups[group].waiting() == 0 {
+            return None;
+        }
+        let mut passed: Vec<JobId> = Vec::new();
+        let mut blocked: BlockedAdapters = SmallVec::new();
+        let mut tries: FailedHeads = SmallVec::new();
+        let openings: [OnceCell<_>; 2] = Default::default();
+        loop {
+            let here = &self.groups[group];
+            let find = |guest| here.openings(self.fleet.openings(&here.pools, guest));
+            let rooms = OpenRoom {
+                openings: &|guest| openings[usize::from(guest)].get_or_init(|| find(guest)),
+                wanted: &|line| self.wanted_tier(&here.shape.lines[line]),
+                closed: &|at| tries.iter().any(|(tried, times)| *tried == at && *times >= MAX_TRIES),
+            };
+            let skip = |head: &LaneHead| passed.contains(&head.job) || self.is_blocked(head, &blocked);
+            let Some(chosen) = here.first(RoomIn::In(rooms), &skip) else {
+                self.hold_for_shut_out(group, &blocked);
+                return None;
+            };
+            if self.falls_behind(&chosen.head) {
+                continue;
+            }
+            let place = self.place_for(group, &chosen, passed.len());
+            match place.and_then(|(replica, choice)| Some((replica, choice, self.fleet.pool_of(replica)?))) {
+                Some((replica, choice, pool)) => {
+                    let cached = self.cached(chosen.head.job, replica);
+                    return Some(DispatchPick { chosen, replica, pool, choice, held: false, cached });
+                }
+                None => {
+                    self.note_session(group, &chosen);
+                    blocked.extend(self.blocked_by(group, &chosen));
+                    passed.push(chosen.head.job);
+                    let at = (chosen.class, chosen.line, chosen.head.part);
+                    match tries.iter_mut().find(|(tried, _)| *tried == at) {
+                        Some((_, times)) => *times += 1,
+                        None => tries.push((at, 1)),
+                    }
+                }
+            }
+        }
+    }
+
+    /// The line and the adapter of a job, if the adapter cannot come in at any
+    /// replica of the line: then no other job with it need be looked at.
+    fn blocked_by(&self, group: usize, chosen: &Candidate) -> Option<(usize, ModelId, JobId)> {
+        let (pools, model) = (&self.groups[group].shape.lines[chosen.line].pools, chosen.head.lane.model);
+        self.fleet.shuts_out(pools, model).then_some((chosen.line, model, chosen.head.job))
+    }
+
+    fn is_blocked(&self, head: &LaneHead, blocked: &BlockedAdapters) -> bool {
+        let line = |(line, model, _): &(usize, ModelId, JobId)| {
+            head.lane.model == *model
+                && self.placement.route(head.lane).is_some_and(|route| route.line == *line)
+        };
+        blocked.iter().any(line)
+    }
+
+    /// Whether a head has just become late: then it has a later turn, and others of
+    /// its lane may go first.
+    fn falls_behind(&mut self, head: &LaneHead) -> bool {
+        let now = self.now;
+        let later = self.later_turn(head.lane.class);
+        let Some(job) = self.jobs.get_mut(&head.job) else { return false };
+        if head.part != LanePart::Fresh || job.place.late || now <= job.late_after {
+            return false;
+        }
+        let place = LanePlace { late: true, due: job.place.due + later, ..job.place };
+        let whole = self.queue.make_late(head.lane, head.job, job.place, place);
+        job.place = place;
+        self.invariants.check(InvariantId::QueueConsistent, whole);
+        self.refresh_lane(head.lane);
+        true
+    }
+
+    /// A job for which a held replica has room by now. Holds that have lost
+    /// their reason end here.
+    fn pick_held(&mut self, group: usize) -> Option<DispatchPick> {
+        let mut index = 0;
+        while let Some(hold) = self.groups[group].holds.get(index).copied() {
+            let wanted = self.wanted(group, &hold);
+            if wanted.is_some_and(|wanted| !self.fits_held(&hold, &wanted)) {
+                index += 1;
+                continue;
+            }
+            self.groups[group].holds.remove(index);
+            self.fleet.hold(hold.replica, false, self.now);
+            if let Some(chosen) = wanted {
+                let (replica, pool, choice) = (hold.replica, hold.pool, PlacementReason::Held);
+                return Some(DispatchPick { chosen, replica, pool, choice, held: true, cached: 0 });
+            }
+        }
+        None
+    }
+
+    /// The job of a hold, as long as it still waits for that replica.
+    fn wanted(&self, group: usize, hold: &HeldReplica) -> Option<Candidate> {
+        let job = self.jobs.get(&hold.job)?;
+        let part = job.part()?;
+        let lane = LaneKey::of(&job.spec);
+        let spot = self.spot(lane).filter(|spot| spot.group == group)?;
+        let pools = &self.groups[group].shape.lines[spot.line].pools;
+        let usable = pools.contains(&hold.pool)
+            && self.fleet.is_up(hold.replica)
+            && !self.shunned(hold.job, pools).contains(&hold.replica);
+        let head = LaneHead { job: hold.job, lane, part };
+        let standing = self.standing(group, lane.tenant);
+        let allowed = self.allows(group, lane.tenant, job.spec.sequences);
+        (usable && allowed).then_some(Candidate {
+            class: spot.class,
+            line: spot.line,
+            head,
+            place: job.place_in(part),
+            need: job.need(),
+            guaranteed: false,
+            guest: false,
+            standing,
+        })
+    }
+
+    /// Replicas that the job must not go to: those in service that failed it,
+    /// as long as there is another one in service. What came back from an
+    /// ejection is not what failed it.
+    pub(super) fn shunned(&self, job: JobId, pools: &[PoolId]) -> SmallVec<[ReplicaId; 2]> {
+        let Some(job) = self.jobs.get(&job).filter(|job| !job.tried.is_empty()) else {
+            return SmallVec::new();
+        };
+        let here = |&(id, epoch): &(ReplicaId, u32)| {
+            let same = self.fleet.is_up(id) && self.fleet.epoch(id) == Some(epoch);
+            let ours = same && self.fleet.pool_of(id).is_some_and(|pool| pools.contains(&pool));
+            ours.then_some(id)
+        };
+        let tried: SmallVec<[ReplicaId; 2]> = job.tried.iter().filter_map(here).collect();
+        if self.fleet.count_up(pools) > tried.len() as u64 { tried } else { SmallVec::new() }
+    }
+
+    /// Tokens of the job's prompt that a replica is taken to have.
+    fn cached(&self, job: JobId, replica: ReplicaId) -> u64 {
+        let Some(job) = self.jobs.get(&job) else { return 0 };
+        let holders = self.prefixes.matches(&job.prefix);
+        holders.iter().find(|(id, _)| *id == replica).map_or(0, |(_, tokens)| *tokens)
+    }
+
+    /// Whether a held replica has room for the job by now.
+    fn fits_held(&self, hold: &HeldReplica, wanted: &Candidate) -> bool {
+        let job = self.jobs.get(&wanted.head.job);
+        job.is_some_and(|job| self.fleet.fits(hold.replica, &job.wish(&[], wanted.guest), true, self.now))
+    }
+
+    /// The first in the order of the group, whether it fits or not.
+    pub(super) fn first_of(&self, group: usize) -> Option<Candidate> {
+        self.groups[group].first(RoomIn::Anywhere, &|_| false)
+    }
+
+    /// The first in the order among all that wait for the pool, whether it
+    /// fits or not, if another one goes there.
+    fn passed_by(&self, group: usize, pick: &DispatchPick) -> Option<JobId> {
+        let here = &self.groups[group];
+        if here.leads(&pick.chosen, pick.pool) {
+            return None;
+        }
+        let openings = here.openings(iter::once((pick.pool, FitSize::MAX)));
+        let rooms = OpenRoom {
+            openings: &|_| &openings,
+            wanted: &|line| self.wanted_tier(&here.shape.lines[line]),
+            closed: &|_| false,
+        };
+        let first = here.first(RoomIn::In(rooms), &|_| false)?.head.job;
+        (first != pick.chosen.head.job).then_some(first)
+    }
+
+    /// Another went before the first in the order. Once too often, and a
+    /// replica is held for it.
+    fn pass_over(&mut self, group: usize, pool: PoolId, first: JobId) {
+        if !self.would_take(first, pool) {
+            return;
+        }
+        let Some(job) = self.jobs.get_mut(&first) else { return };
+        job.passed = job.passed.saturating_add(1);
+        if job.passed >= MAX_PASSED {
+            self.hold_for(group, pool, first);
+        }
+    }
+
+    /// Those that other adapters keep out have a replica held for them once they
+    /// have waited for half of their objective, whoever is first in the order: else
+    /// others that come and go would keep all slots for ever.
+    fn hold_for_shut_out(&mut self, group: usize, blocked: &BlockedAdapters) {
+        for (line, model, id) in blocked {
+            let Some(job) = self.jobs.get(id) else { continue };
+            let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
+            if job.queued(self.now) < objective.unwrap_or_default() / 2 {
+                continue;
+            }
+            let pools = self.groups[group].shape.lines[*line].pools.iter().copied();
+            let can: SmallVec<[PoolId; 4]> = pools
+                .filter(|pool| self.fleet.is_adapter(*pool, *model) && self.would_take(*id, *pool))
+                .collect();
+            can.into_iter().for_each(|pool| self.hold_for(group, pool, *id));
+        }
+    }
+
+    /// Holds a replica of the pool for the job, unless the pool has one held or
+    /// the job has one.
+    fn hold_for(&mut self, group: usize, pool: PoolId, first: JobId) {
+        let Some(job) = self.jobs.get(&first) else { return };
+        let holds = &self.groups[group].holds;
+        if holds.iter().any(|hold| hold.pool == pool || hold.job == first) {
+            return;
+        }
+        let need = job.need();
+        let line = self.placement.line(LaneKey::of(&job.spec));
+        let shunned = line.map(|line| self.shunned(first, &line.pools)).unwrap_or_default();
+        if let Some(replica) = self.fleet.to_hold(pool, need, self.now, &|id| shunned.contains(&id)) {
+            self.fleet.hold(replica, true, self.now);
+            self.groups[group].holds.push(HeldReplica { replica, pool, job: first });
+        }
+    }
+
+    /// Books the job at the replica and says so; `None` when one of the two is
+    /// unknown and nothing was done.
+    fn send(&mut self, group: usize, pick: &DispatchPick, out: &mut Vec<Action>) -> Option<()> {
+        let now = self.now;
+        let id = pick.chosen.head.job;
+        let why = self.reasons(group, pick)?;
+        let standing = self.fleet.standing(pick.replica, now)?;
+        let job = self.jobs.get(&id)?;
+        let adapter = why.adapter.map(|_| job.spec.model);
+        let booking = Booking { adapter, ..job.booking(pick.cached, pick.chosen.guest) };
+        let uncached = booking.prompt.saturating_sub(pick.cached);
+        let (spec, unpaid, share) = (job.spec, job.charged.is_none(), job.share(uncached));
+        let price = cost(spec.prompt_tokens, job.output);
+
+        let cached = [(pick.replica, pick.cached)];
+        let fits = self.fleet.fits(pick.replica, &job.wish(&cached, pick.chosen.guest), true, now);
+        let lead = self.fleet.lead(pick.replica, booking.weight);
+        let raw = self.fleet.raw_outlook(pick.replica).map_or(0, |outlook| outlook.ttft(booking.weight));
+        self.invariants.check(InvariantId::CreditKept, fits);
+        self.groups[group].account(&pick.chosen, pick.pool, price);
+        self.groups[group].class_mut(pick.chosen.class).backlogs.sent(spec.tenant, now);
+        let lane = self.take_from_lane(id)?;
+        if unpaid {
+            let weight = self.weight(spec.tenant);
+            self.groups[group].class_mut(pick.chosen.class).counters.charge(spec.tenant, weight, price);
+            self.follow_payment(LaneAccounts { group, class: pick.chosen.class }, lane);
+        } else {
+            self.refresh_lane(lane);
+        }
+        self.queue.drop_empty(lane);
+        let stay = self.fleet.book(pick.replica, &booking, share, now);
+        self.take_quota(group, spec.tenant, booking.seqs);
+        self.groups[group].started(pick.chosen.class);
+        let at = (group, pick.chosen.class, pick.chosen.line);
+        self.note_taken(id, at, pick.pool, why.queued, why.attempt > 1);
+        self.note_sent(group, pick, &why);
+        let replica = pick.replica;
+        let run = RunningAttempt {
+            replica,
+            epoch: standing.epoch,
+            booking,
+            stay,
+            uncached,
+            since: now,
+            read_at: None,
+            mark: self.fleet.mark(replica),
+            proven: self.fleet.is_proven(replica),
+            expected: why.expected,
+            raw,
+            loads: why.adapter.is_some_and(AdapterState::loads),
+        };
+        self.set_running(id, run, &why, price);
+        self.await_reading(id, self.read_at(why.expected, lead));
+        out.push(Action::Dispatch { job: id, replica: pick.replica, why });
+        Some(())
+    }
+
+    /// Counts a job that goes to its replica: for the drain and the retries of its
+    /// group, and what still waits for its pool.
+    fn note_sent(&mut self, group: usize, pick: &DispatchPick, why: &DispatchReason) {
+        let now = self.now;
+        if !pick.chosen.guest {
+            let waiting = self.groups[group].waiting_in_for(pick.chosen.class, pick.pool);
+            self.fleet.came(pick.pool, waiting);
+        }
+        self.groups[group].drain.note(now);
+        if why.attempt == 1 {
+            self.groups[group].retries.tried(now);
+        }
+    }
+
+    /// The job runs from now on, and its replica has the start of its prompt and
+    /// its session.
+    fn set_running(&mut self, id: JobId, run: RunningAttempt, why: &DispatchReason, price: u64) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.waited = why.queued;
+        job.tries = why.attempt;
+        job.passed = 0;
+        job.charged.get_or_insert(price);
+        self.prefixes.note(run.replica, &job.prefix);
+        if let (Some(rule), Some(session)) = (&self.policy.sessions, job.spec.session)
+            && self.sessions.note(session, run.replica, rule.bound)
+        {
+            // It may be what a job of another group stays for.
+            let groups = self.groups.iter().enumerate();
+            let staying = groups.filter(|(_, group)| group.session_until.is_some());
+            self.touched.extend(staying.map(|(index, _)| index));
+        }
+        job.phase = JobPhase::Running(run);
+        self.note_movable(id, &run);
+    }
+
+    /// Why this job, why there, why now; worked out before anything is booked.
+    fn reasons(&self, group: usize, pick: &DispatchPick) -> Option<DispatchReason> {
+        let chosen = &pick.chosen;
+        let job = self.jobs.get(&chosen.head.job)?;
+        let here = &self.groups[group];
+        let standing = self.fleet.standing(pick.replica, self.now)?;
+        let pools = &here.shape.lines[chosen.line].pools;
+        let shunned = self.shunned(chosen.head.job, pools);
+        let cached = [(pick.replica, pick.cached)];
+        let wish = job.wish(&cached, chosen.guest);
+        let refused = shunned.iter().filter(|id| self.fleet.fits(**id, &wish, false, self.now)).count();
+        let fitting = self.fleet.count_fitting(pools, &wish);
+        let turn = if chosen.head.part == LanePart::Returned {
+            OrderReason::Requeued
+        } else if here.waiting_for(pick.pool) <= 1 {
+            OrderReason::Alone
+        } else if chosen.guaranteed && !pick.held && here.overtaken(chosen.class, pick.pool) {
+            OrderReason::GuaranteedShare
+        } else if chosen.standing == QuotaState::Guaranteed {
+            OrderReason::OwnQuota
+        } else {
+            OrderReason::Fair
+        };
+        Some(DispatchReason {
+            queued: job.queued(self.now),
+            attempt: job.tries.saturating_add(1),
+            behind: here.waiting().saturating_sub(1),
+            candidates: fitting.saturating_sub(u32::try_from(refused).unwrap_or(u32::MAX)),
+            outstanding_tokens: standing.work,
+            cached_tokens: pick.cached,
+            expected: Duration::from_nanos(self.fleet.ttft(pick.replica, &wish)),
+            running: standing.running,
+            limit: standing.limit,
+            turn,
+            choice: pick.choice,
+            passed_over: self.passed_over(&here.shape.lines[chosen.line], pick.pool, &wish),
+            adapter: self.fleet.adapter_fit(pick.replica, wish.model),
+            class: job.spec.class,
+            demoted_from: job.demoted_from,
+        })
+    }
+}

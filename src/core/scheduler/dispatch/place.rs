@@ -1,0 +1,230 @@
+//! Where a job goes whose turn it is: what the ledgers promise, put before
+//! [`place`].
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::core::model::event::PassedOverPool;
+use crate::core::model::ids::{JobId, PoolId, ReplicaId};
+use crate::core::model::time::Tick;
+use crate::core::placement::PoolSet;
+use crate::core::placement::choose::{JobTerms, PlacementDecision, PlacementReason, TierOffer, bound, place};
+use crate::core::placement::unattainable::ENOUGH_GAPS;
+use crate::core::queue::LaneKey;
+use crate::core::queue::order::Candidate;
+use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
+
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::job::Job;
+
+/// Jobs that leave a free replica to others, in one decision, since a busy one
+/// promises to be sooner. It can only be sooner for the first few.
+const MAX_DECLINED: usize = 4;
+/// The same for those whose session has a replica: each may have another one.
+const MAX_STAYED: usize = 16;
+
+/// Finds the best replica of some pools.
+type ReplicaFinder<'a> = &'a dyn Fn(&[PoolId]) -> Option<ReplicaMatch>;
+
+impl Scheduler {
+    /// Where the job goes now. One that failed before keeps away from others
+    /// that did, where it can: if one of them breaks whatever engine it meets,
+    /// it takes no other with it a second time.
+    ///
+    /// Once so many others found no place in this decision, it takes what is free,
+    /// even if one that is busy promises to be sooner.
+    pub(in crate::core::scheduler) fn place_for(
+        &self,
+        group: usize,
+        chosen: &Candidate,
+        others: usize,
+    ) -> Option<(ReplicaId, PlacementReason)> {
+        let job = self.jobs.get(&chosen.head.job)?;
+        let here = &self.groups[group];
+        let line = &here.shape.lines[chosen.line];
+        let last = here.last_tier(chosen.class, chosen.line);
+        let shunned = self.shunned(chosen.head.job, &line.pools);
+        let cached = self.prefixes.matches(&job.prefix);
+        let wish = ReplicaRequirements { session: self.session(job), ..job.wish(&cached, chosen.guest) };
+        let eager = others >= if wish.session.is_some() { MAX_STAYED } else { MAX_DECLINED };
+        let choose = |avoid: &dyn Fn(ReplicaId) -> bool| {
+            let find = |pools: &[PoolId]| {
+                let found = self.fleet.find(pools, &wish, avoid)?;
+                Some(ReplicaMatch { waits: found.waits && !eager, ..found })
+            };
+            self.choose(job, line, last, &find)
+        };
+        let apart = || choose(&|id| shunned.contains(&id) || self.fleet.has_suspect(id));
+        let apart = job.suspect.then(apart).flatten();
+        let (replica, choice) = apart.or_else(|| choose(&|id| shunned.contains(&id)))?;
+        let choice = match choice {
+            PlacementReason::Only if wish.session.is_some_and(|(own, _)| own == replica) => {
+                PlacementReason::Session
+            }
+            PlacementReason::Only if wish.cached_at(replica) > 0 => PlacementReason::Prefix,
+            other => other,
+        };
+        Some((replica, choice))
+    }
+
+    /// The replica of the job's session, and by how many nanoseconds its first
+    /// token may come later there. What the job has waited counts too, so that it
+    /// gives up its replica in time.
+    pub(in crate::core::scheduler) fn session(&self, job: &Job) -> Option<(ReplicaId, u64)> {
+        let rule = self.policy.sessions.as_ref()?;
+        let replica = self.sessions.get(job.spec.session?)?;
+        let left = rule.max_delay.saturating_sub(self.now.since(job.spec.arrived));
+        Some((replica, u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// When the job, which stays, gives up the replica of its session at the
+    /// latest, if nothing else changes: the longer it waits, the less that replica
+    /// may be later than others.
+    fn session_until(&self, group: usize, chosen: &Candidate) -> Option<Tick> {
+        let job = self.jobs.get(&chosen.head.job)?;
+        let session = self.session(job).filter(|(_, left)| *left > 0)?;
+        let line = &self.groups[group].shape.lines[chosen.line];
+        let cached = self.prefixes.matches(&job.prefix);
+        let wish = ReplicaRequirements { session: Some(session), ..job.wish(&cached, chosen.guest) };
+        let shunned = self.shunned(chosen.head.job, &line.pools);
+        let pools = line.tiers.iter().map(|tier| &*tier.pools).chain([&*line.pools]);
+        let each = pools.filter_map(|pools| self.fleet.stays_for(pools, &wish, &|id| shunned.contains(&id)));
+        let nanos = each.filter(|nanos| *nanos > 0).min().unwrap_or(session.1);
+        Some(self.now + Duration::from_nanos(nanos))
+    }
+
+    /// Chooses among the tiers of a line by what `find` says of each. Pools that cannot
+    /// keep the pace come after all others.
+    pub(in crate::core::scheduler) fn choose(
+        &self,
+        job: &Job,
+        line: &PoolSet,
+        last: Option<usize>,
+        find: ReplicaFinder<'_>,
+    ) -> Option<(ReplicaId, PlacementReason)> {
+        let go = |found: ReplicaMatch, choice| (!found.waits).then_some((found.replica, choice));
+        let able = self.able(job, &line.pools);
+        let find = |pools: &[PoolId]| {
+            let here = able.iter().copied().filter(|pool| pools.contains(pool));
+            let here: SmallVec<[PoolId; 4]> = here.collect();
+            let first = (!here.is_empty()).then(|| find(&here)).flatten();
+            first.filter(|found| !found.waits).or_else(|| find(pools))
+        };
+        if line.tiers.len() == 1 {
+            return go(find(&line.pools)?, PlacementReason::Only);
+        }
+        let found = self.offers(line).map(|offer| {
+            let pools = &line.tiers[offer.tier].pools;
+            let last = !able.is_empty() && !pools.iter().any(|pool| able.contains(pool));
+            let rank = offer.rank + if last { line.tiers.len() } else { 0 };
+            let found = find(pools);
+            (TierOffer { ttft: found.map(|found| found.ttft), rank, ..offer }, found)
+        });
+        let (offers, found): (SmallVec<[TierOffer; 8]>, SmallVec<[Option<ReplicaMatch>; 8]>) = found.unzip();
+        let goal = self.goal(job);
+        let left = u64::try_from(goal.since(self.now).as_nanos()).unwrap_or(u64::MAX);
+        let patient = self.is_patient(job, line);
+        match place(&offers, &JobTerms { left, patient, otherwise: line.otherwise, last }) {
+            PlacementDecision::Go(tier, choice) => {
+                let at = offers.iter().position(|offer| offer.tier == tier)?;
+                go(found[at]?, choice)
+            }
+            PlacementDecision::Soonest => go(find(&line.pools)?, PlacementReason::Fastest),
+            PlacementDecision::Wait => None,
+        }
+    }
+
+    /// Those of the pools that may keep the time between tokens which a stream was
+    /// promised, where others have never come near it; none where all are alike.
+    fn able(&self, job: &Job, pools: &[PoolId]) -> SmallVec<[PoolId; 4]> {
+        let class = self.policy.classes.get(job.spec.class).filter(|_| job.spec.streams && pools.len() > 1);
+        let Some(objective) = class.map(|class| class.itl_objective) else { return SmallVec::new() };
+        let may = |pool: &PoolId| {
+            let best = self.fleet.best(*pool);
+            best.gaps < ENOUGH_GAPS || best.gap.is_none_or(|gap| gap <= objective)
+        };
+        let able: SmallVec<[PoolId; 4]> = pools.iter().copied().filter(may).collect();
+        if able.len() < pools.len() { able } else { SmallVec::new() }
+    }
+
+    /// The tiers of a line that have a replica in service, with what work costs
+    /// there: the price of the time that a token takes.
+    fn offers(&self, line: &PoolSet) -> impl Iterator<Item = TierOffer> {
+        let up = line.tiers.iter().enumerate().filter(|(_, tier)| self.fleet.count_up(&tier.pools) > 0);
+        up.map(|(index, tier)| {
+            let price = tier.price.map_or(f64::INFINITY, |price| price.units());
+            TierOffer {
+                tier: index,
+                rank: tier.rank,
+                cost: price * self.fleet.per_token(&tier.pools),
+                ttft: None,
+            }
+        })
+    }
+
+    /// When the objective of the job's class has passed.
+    fn goal(&self, job: &Job) -> Tick {
+        let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
+        job.spec.arrived + objective.unwrap_or_default()
+    }
+
+    /// Whether the job waits for the pools that it wants most, with time to.
+    fn is_patient(&self, job: &Job, line: &PoolSet) -> bool {
+        line.waits() && matches!(bound(job.spec.arrived, self.goal(job), self.now), (true, Some(_)))
+    }
+
+    /// Whether it looks only at the pools that it wants most just now.
+    pub(in crate::core::scheduler) fn is_bound(&self, job: &Job, line: &PoolSet) -> bool {
+        line.waits() && bound(job.spec.arrived, self.goal(job), self.now).0
+    }
+
+    /// The tier of a line's pools that is wanted most just now.
+    pub(in crate::core::scheduler) fn wanted_tier(&self, line: &PoolSet) -> Option<usize> {
+        self.offers(line).min_by(TierOffer::order).map(|offer| offer.tier)
+    }
+
+    /// The pool that the job wanted more than the one that it goes to.
+    pub(in crate::core::scheduler) fn passed_over(
+        &self,
+        line: &PoolSet,
+        taken: PoolId,
+        wish: &ReplicaRequirements<'_>,
+    ) -> Option<PassedOverPool> {
+        if line.tiers.len() == 1 {
+            return None;
+        }
+        let wanted = &line.tiers[self.wanted_tier(line)?].pools;
+        let pool = wanted.first().copied().filter(|_| !wanted.contains(&taken))?;
+        Some(PassedOverPool { pool, busy: self.fleet.count_fitting(wanted, wish) == 0 })
+    }
+
+    /// A job that is next stays: while its session has a replica, the group has to
+    /// be looked at when the job gives that up.
+    pub(in crate::core::scheduler) fn note_session(&mut self, group: usize, chosen: &Candidate) {
+        let until = self.session_until(group, chosen);
+        let first = &mut self.groups[group].session_until;
+        *first = first.iter().copied().chain(until).min();
+    }
+
+    /// Lanes with a head that begins or ceases to look at all of its pools.
+    pub(in crate::core::scheduler) fn reseat_heads(&mut self) {
+        while let Some((_, key)) = self.reseats.first().copied().filter(|(at, _)| *at <= self.now) {
+            self.reseats.pop_first();
+            if let Some(lane) = self.queue.lane_mut(key) {
+                lane.reseat_at = None;
+            }
+            self.refresh_lane(key);
+            self.touched.extend(self.placement.group_of_model(key.model));
+        }
+    }
+
+    /// Whether the job, of those that may use the pool, looks at it by now.
+    pub(in crate::core::scheduler) fn would_take(&self, id: JobId, pool: PoolId) -> bool {
+        let Some(job) = self.jobs.get(&id) else { return false };
+        self.placement.line(LaneKey::of(&job.spec)).is_some_and(|line| {
+            let wanted = self.wanted_tier(line);
+            !self.is_patient(job, line) || wanted.is_none_or(|tier| line.tiers[tier].pools.contains(&pool))
+        })
+    }
+}

@@ -1,0 +1,206 @@
+//! Taking jobs back whose clients have seen nothing of them: from an engine
+//! that is silent (see `silence`) or is to be left, and from places that a more
+//! urgent class needs.
+//!
+//! A stream that has produced output is never taken back for others. From an
+//! engine that has stalled or is about to be cut off it is handed over to
+//! another one, where that can go on with it: only its edge knows how far it
+//! has come, so the edge is asked, and the job keeps its credit until the
+//! answer is here ([`Action::HandOver`]). A job is taken back
+//! for others at most [`MAX_PREEMPTIONS`] times, and only by a job of a more
+//! urgent class, so that no two jobs can take places from each other.
+
+use std::cmp::Reverse;
+use std::collections::btree_map::Entry;
+use std::time::Duration;
+
+use crate::core::model::event::{Action, PreemptReason};
+use crate::core::model::ids::{JobId, ReplicaId};
+use crate::core::model::job::JobUsage;
+use crate::core::model::time::Tick;
+use crate::core::queue::order::Candidate;
+use crate::core::queue::{LaneKey, LanePart};
+
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::job::{Job, JobPhase, RunningAttempt};
+
+/// How often a job may lose its place to others.
+pub(in crate::core::scheduler) const MAX_PREEMPTIONS: u32 = 2;
+
+/// A running job of a pool that may be taken back for a more urgent one: those
+/// of the slowest class first, of these the one that was sent last.
+pub(in crate::core::scheduler) type PreemptibleJob = (Reverse<usize>, Reverse<Tick>, JobId);
+
+impl Scheduler {
+    /// Asks for the streams of a replica that others in service can go on with,
+    /// and for all that a silent one has: what cannot go on there is not to wait
+    /// for as long as a stream of an engine that lives.
+    pub(in crate::core::scheduler) fn hand_over(
+        &mut self,
+        replica: ReplicaId,
+        why: PreemptReason,
+        out: &mut Vec<Action>,
+    ) {
+        let movable = |job: &Job, run: &RunningAttempt| {
+            let streams = job.spec.streams && run.booking.started;
+            let wanted = job.spec.goes_on || why == PreemptReason::Stalled;
+            streams && wanted && !job.is_suspect() && job.asked.is_none() && self.has_others(job)
+        };
+        for id in self.jobs_at(replica, movable) {
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.asked = Some(why);
+                out.push(Action::HandOver { job: id, replica, why });
+            }
+        }
+    }
+
+    /// Takes back what a closed replica has not begun to answer, and what others
+    /// in service can take. How far a plain answer has come nobody sees; it
+    /// counts as begun when its first token was due.
+    pub(in crate::core::scheduler) fn vacate(
+        &mut self,
+        replica: ReplicaId,
+        why: PreemptReason,
+        out: &mut Vec<Action>,
+    ) {
+        if self.fleet.is_up(replica) {
+            return;
+        }
+        let now = self.now;
+        let jobs = self.jobs_at(replica, |job, run| {
+            let begun = !job.spec.streams && run.since + Duration::from_nanos(run.raw) <= now;
+            job.is_unseen() && !begun && self.has_others(job)
+        });
+        for job in jobs {
+            self.recall(job, why, out);
+        }
+    }
+
+    /// Whether a replica in service may serve the job.
+    pub(in crate::core::scheduler) fn has_others(&self, job: &Job) -> bool {
+        let line = self.placement.line(LaneKey::of(&job.spec));
+        line.is_some_and(|line| self.fleet.count_up(&line.pools) > 0)
+    }
+
+    /// What runs at a replica and is wanted; the oldest first.
+    pub(in crate::core::scheduler) fn jobs_at(
+        &self,
+        replica: ReplicaId,
+        wanted: impl Fn(&Job, &RunningAttempt) -> bool,
+    ) -> Vec<JobId> {
+        let here = |job: &&Job| job.run().is_some_and(|run| run.replica == replica && wanted(job, &run));
+        let mut jobs: Vec<_> =
+            self.jobs.values().filter(here).map(|job| (job.place.seq, job.spec.id)).collect();
+        jobs.sort_unstable();
+        jobs.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Takes back a job of a slower class for the first in the order: of a spare
+    /// class at once, of another one when the first has waited for half of its
+    /// objective. Says whether it did.
+    pub(in crate::core::scheduler) fn preempt(&mut self, group: usize, out: &mut Vec<Action>) -> bool {
+        if self.movable.is_empty() {
+            return false;
+        }
+        let Some(first) = self.first_of(group) else { return false };
+        let pools = &self.groups[group].shape.lines[first.line].pools;
+        let next = pools.iter().filter_map(|pool| self.movable.get(pool)?.first().copied());
+        let Some((class, _, job)) = next.filter(|(class, ..)| class.0 > first.class).min() else {
+            return false;
+        };
+        let is_spare = self.is_spare(self.groups[group].class_id(class.0));
+        if !is_spare && !self.is_pressed(&first) {
+            return false;
+        }
+        self.recall(job, PreemptReason::Preempted { by: first.head.job }, out);
+        true
+    }
+
+    /// Whether a job has waited for so long that others make room for it, which
+    /// they need not where a prompt that is being read is all that is in its
+    /// way.
+    fn is_pressed(&self, first: &Candidate) -> bool {
+        let Some(job) = self.jobs.get(&first.head.job) else { return false };
+        let class = self.policy.classes.get(job.spec.class);
+        let pools = self.placement.line(first.head.lane).map(|line| &*line.pools);
+        class.is_some_and(|class| job.queued(self.now) >= class.ttft_objective / 2)
+            && !self.fleet.fits_soon(pools.unwrap_or_default(), &job.wish(&[], false))
+    }
+
+    /// Takes a job back into its lane. What it lost is not its fault, so it may
+    /// wait as long as a new one, within its client's patience.
+    pub(in crate::core::scheduler) fn recall(
+        &mut self,
+        id: JobId,
+        why: PreemptReason,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(run) = self.jobs.get(&id).and_then(Job::run) else { return };
+        self.release(id, &run, Some((why.into(), JobUsage::Unknown)), out);
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let max_wait = self.policy.classes.get(job.spec.class).map_or(Duration::ZERO, |class| class.max_wait);
+        job.spec.deadline = job.spec.deadline.max((self.now + max_wait).min(job.spec.patience));
+        job.phase = JobPhase::Waiting { part: LanePart::Returned, since: self.now };
+        match why {
+            PreemptReason::Stalled => job.note_tried(&run),
+            PreemptReason::Preempted { .. } => job.preemptions += 1,
+            PreemptReason::Drained | PreemptReason::SpotNotice | PreemptReason::Asleep => {}
+        }
+        let lane = LaneKey::of(&job.spec);
+        if why == PreemptReason::Stalled {
+            self.note_silence(id);
+        }
+        if let Some(account) = self.account(lane) {
+            let here = &mut self.groups[account.group];
+            here.drain.take_back(self.now);
+            here.class_mut(account.class).backlogs.came_back(lane.tenant, self.now);
+        }
+        out.push(Action::Recall { job: id, replica: run.replica, why });
+        self.look_again = true;
+        match self.orphaned(lane) {
+            Some(reason) => self.refuse_returned(id, reason, out),
+            None => self.join(id),
+        }
+    }
+
+    /// Keeps account of a running job that others may take the place of. One
+    /// whose client has seen part of its answer keeps its place.
+    pub(in crate::core::scheduler) fn note_movable(&mut self, id: JobId, run: &RunningAttempt) {
+        let gives_way = |job: &&Job| job.preemptions < MAX_PREEMPTIONS && job.begun == 0;
+        let Some(job) = self.jobs.get(&id).filter(gives_way) else { return };
+        let (Some(pool), Some(account)) =
+            (self.fleet.pool_of(run.replica), self.account(LaneKey::of(&job.spec)))
+        else {
+            return;
+        };
+        if account.class > 0 {
+            let movable = (Reverse(account.class), Reverse(run.since), id);
+            self.movable.entry(pool).or_default().insert(movable);
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.movable = Some((pool, movable));
+            }
+        }
+    }
+
+    /// The classes have other places in the order of service.
+    pub(in crate::core::scheduler) fn note_movables_again(&mut self) {
+        self.movable.clear();
+        self.jobs.values_mut().for_each(|job| job.movable = None);
+        let unseen = self.jobs.iter().filter(|(_, job)| job.is_unseen());
+        let runs: Vec<(JobId, RunningAttempt)> =
+            unseen.filter_map(|(id, job)| Some((*id, job.run()?))).collect();
+        runs.into_iter().for_each(|(id, run)| self.note_movable(id, &run));
+    }
+
+    /// The job is no longer one that others may take the place of.
+    pub(in crate::core::scheduler) fn forget_movable(&mut self, id: JobId) {
+        if let Some((pool, movable)) = self.jobs.get_mut(&id).and_then(|job| job.movable.take())
+            && let Entry::Occupied(mut here) = self.movable.entry(pool)
+        {
+            here.get_mut().remove(&movable);
+            if here.get().is_empty() {
+                here.remove();
+            }
+        }
+    }
+}

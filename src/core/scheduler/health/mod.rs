@@ -1,0 +1,158 @@
+//! What faults, probes and reports do to a replica.
+//!
+//! A fault ejects when it says something about the replica:
+//!
+//! * a refused connection and a drain text always do;
+//! * what is no protocol does when it comes three times in a row;
+//! * silence does only if the engine has shown no life meanwhile, to nobody: else
+//!   one request hangs, and not its engine;
+//! * an answer that takes longer than it may never does;
+//! * any other fault does only if no engine has failed that job before: a job
+//!   that breaks whatever it meets ejects one replica, not the fleet, while a
+//!   replica that breaks whatever it gets is ejected by the next job;
+//! * a fault of a stream that began before the replica's last return says
+//!   nothing about what came back.
+//!
+//! One that answers, however badly, and one that is silent stay when too many of
+//! their pool are out already: they pause like busy ones, and are tried with one job
+//! at a time. What fails everywhere is rarely the replicas' doing.
+//!
+//! Streams of an ejected replica go on.
+
+pub(super) mod departures;
+pub(super) mod prefill;
+pub(super) mod sleep;
+pub(super) mod stalls;
+
+use crate::core::model::event::{Action, EngineFault};
+use crate::core::model::ids::ReplicaId;
+use crate::core::replica::health::stall_detector::StallVerdict;
+
+use super::Scheduler;
+use super::job::RunningAttempt;
+
+impl Scheduler {
+    /// Draws the conclusions from a fault for the replica that had it.
+    pub(super) fn blame(
+        &mut self,
+        run: &RunningAttempt,
+        fault: EngineFault,
+        suspect: bool,
+        out: &mut Vec<Action>,
+    ) {
+        let now = self.now;
+        if let EngineFault::Busy { retry_after } = fault {
+            self.fleet.with_vitals(run.replica, now, |vitals, rules| vitals.busy(now, retry_after, rules));
+            self.touch_replica(run.replica);
+            return;
+        }
+        let hangs = fault == EngineFault::Silent && self.fleet.is_alive(run.replica, run.since, now);
+        if hangs || fault == EngineFault::Overtime {
+            return;
+        }
+        let fallen = self.fleet.has_fallen(run.replica, run.epoch);
+        let stays = (fault.answers() || fault == EngineFault::Silent)
+            && !fallen
+            && !self.fleet.may_eject(run.replica);
+        if stays && self.fleet.is_tried(run.replica) {
+            return self.pause(run.replica);
+        }
+        let garbled = fault == EngineFault::Malformed && !suspect;
+        let too_often = self.fleet.with_vitals(run.replica, now, |vitals, _| {
+            vitals.answered(now);
+            garbled && vitals.garbled()
+        });
+        let its_own = matches!(fault, EngineFault::Refused | EngineFault::Draining) || !suspect;
+        let ejects = (fault.ejects() && its_own) || too_often == Some(true);
+        if !ejects || fallen {
+            return;
+        }
+        if stays {
+            return self.spare(run.replica, fault, out);
+        }
+        self.eject(run.replica, fault, out);
+        if fault == EngineFault::Silent {
+            self.leave_silent(run.replica, out);
+        }
+        if fault == EngineFault::Refused {
+            self.fleet.with_vitals(run.replica, now, |vitals, _| vitals.heard(now, false));
+        }
+    }
+
+    /// It is to blame, but too many of its pool are out: it only pauses.
+    pub(super) fn spare(&mut self, replica: ReplicaId, why: EngineFault, out: &mut Vec<Action>) {
+        self.pause(replica);
+        out.push(Action::Spare { replica, why });
+    }
+
+    /// It gets no work for a moment, then one job. Until that goes well, what fails
+    /// there takes from the budget of retries.
+    fn pause(&mut self, replica: ReplicaId) {
+        let now = self.now;
+        self.fleet.with_vitals(replica, now, |vitals, rules| vitals.spare(now, rules));
+        self.touch_replica(replica);
+    }
+
+    /// Whether a fault belongs to the fall of a replica that worked: all that it
+    /// had fails with it, once, and none of that is a storm. One that has given
+    /// nothing since it came back does not fall again.
+    pub(super) fn is_part_of_a_fall(&self, run: &RunningAttempt, suspect: bool) -> bool {
+        let worked = run.proven || run.booking.started;
+        worked && (!suspect || self.fleet.has_fallen(run.replica, run.epoch))
+    }
+
+    /// A probe failed, or somebody took the replica away.
+    pub(super) fn lost(&mut self, replica: ReplicaId, answers: bool, out: &mut Vec<Action>) {
+        let now = self.now;
+        self.fleet.with_vitals(replica, now, |vitals, rules| vitals.probe_failed(now, rules));
+        self.eject(replica, EngineFault::Refused, out);
+        self.fleet.with_vitals(replica, now, |vitals, _| vitals.heard(now, answers));
+    }
+
+    /// A probe succeeded.
+    pub(super) fn found(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+        let now = self.now;
+        let after = self.fleet.with_vitals(replica, now, |vitals, _| vitals.found(now)).flatten();
+        if let Some(after) = after {
+            out.push(Action::Readmit { replica, after });
+            self.touch_replica(replica);
+        }
+    }
+
+    /// Probes that are due, busy spells that end, limits that grow, replicas that
+    /// have been idle for long.
+    pub(super) fn wake_replicas(&mut self, out: &mut Vec<Action>) {
+        let now = self.now;
+        while let Some(replica) = self.fleet.due(now) {
+            let probe = self.fleet.with_vitals(replica, now, |vitals, rules| vitals.wake(now, rules));
+            if probe == Some(true) {
+                out.push(Action::Probe { replica });
+            }
+            match self.fleet.look(replica, now) {
+                StallVerdict::Calm => {}
+                StallVerdict::Ask if self.fleet.shows_progress(replica) => {
+                    out.push(Action::Inspect { replica });
+                }
+                StallVerdict::Ask => {}
+                StallVerdict::Silent(silence) => self.silent(replica, silence, out),
+            }
+            self.look_at_rest(replica, out);
+            self.touch_replica(replica);
+        }
+    }
+
+    pub(super) fn eject(&mut self, replica: ReplicaId, why: EngineFault, out: &mut Vec<Action>) {
+        let now = self.now;
+        let pool = self.fleet.pool_of(replica).filter(|pool| self.fleet.is_served(*pool));
+        if self.fleet.with_vitals(replica, now, |vitals, rules| vitals.eject(now, rules)) == Some(true) {
+            self.prefixes.forget(replica);
+            self.fleet.forget_adapters(replica, now);
+            out.push(Action::Eject { replica, why });
+            out.extend(
+                pool.filter(|pool| !self.fleet.is_served(*pool)).map(|pool| Action::PoolDown { pool, why }),
+            );
+            self.look_again = true;
+            self.touch_replica(replica);
+        }
+    }
+}

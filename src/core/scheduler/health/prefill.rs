@@ -1,0 +1,94 @@
+//! When prompts count as read.
+//!
+//! A prompt is in the way of others for as long as its engine reads it. A stream
+//! shows when that is over, by its first token. A plain answer shows nothing
+//! before its end, so its prompt counts as read when its first token is due, by
+//! what its replica has shown.
+//!
+//! Either may count as read ahead of that time, by a step and the way to the
+//! engine: the next prompt should be there when the step begins that has room for
+//! it, else that step runs without one. No more than a step's worth is ahead at a
+//! replica. A stream stays ahead until its first token comes. One that tells
+//! nothing is over when it is [`OVERDUE`] times late: engines hold tokens back
+//! while they gather a tool call, and whether one is silent is for `watch` to say.
+//! Until a plain answer is as late, the engine may still hold its prompt back: that
+//! says nothing of how many requests it runs at once.
+
+use std::time::Duration;
+
+use crate::core::model::ids::JobId;
+use crate::core::model::invariant::InvariantId;
+use crate::core::model::job::JobUsage;
+use crate::core::model::time::Tick;
+
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::job::{JobPhase, RunningAttempt};
+
+/// How many times as long as predicted a first token may take before its prompt
+/// counts as read without it.
+const OVERDUE: u32 = 4;
+/// What is never late.
+const GRACE: Duration = Duration::from_millis(250);
+
+impl Scheduler {
+    /// When the prompt of a job that is sent now counts as read, if its first
+    /// token is expected so long from now at a replica with such a lead.
+    pub(in crate::core::scheduler) fn read_at(&self, expected: Duration, lead: Duration) -> Tick {
+        self.now + expected.saturating_sub(lead).max(expected / 4)
+    }
+
+    /// Keeps account of when the job's prompt counts as read.
+    pub(in crate::core::scheduler) fn await_reading(&mut self, id: JobId, at: Tick) {
+        if let Some(JobPhase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase) {
+            run.read_at = Some(at);
+            self.reading.insert((at, id));
+        }
+    }
+
+    /// The job is no longer read, or there is nothing left to await.
+    pub(in crate::core::scheduler) fn forget_reading(&mut self, id: JobId) {
+        if let Some(JobPhase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase)
+            && let Some(at) = run.read_at.take()
+        {
+            self.reading.remove(&(at, id));
+        }
+    }
+
+    /// Prompts that count as read by now.
+    pub(in crate::core::scheduler) fn end_readings(&mut self) {
+        while let Some((_, id)) = self.reading.first().copied().filter(|(at, _)| *at <= self.now) {
+            self.forget_reading(id);
+            let Some(job) = self.jobs.get_mut(&id) else { continue };
+            let (streams, JobPhase::Running(run)) = (job.spec.streams, &mut job.phase) else { continue };
+            let overdue = run.since + run.expected.saturating_mul(OVERDUE) + GRACE;
+            let due = if streams { overdue } else { run.since + run.expected };
+            let (replica, is_due) = (run.replica, self.now >= due);
+            if run.booking.due {
+                let whole = self.fleet.settle(replica, &mut run.booking, self.now);
+                self.invariants.check(InvariantId::LedgerBalanced, whole);
+                continue;
+            }
+            if !is_due && !self.fleet.may_be_ahead(replica, run.booking.weight) {
+                self.await_reading(id, due);
+                continue;
+            }
+            let whole = self.fleet.read(replica, &mut run.booking, is_due, self.now);
+            if !is_due || !streams {
+                self.await_reading(id, if is_due { overdue } else { due });
+            }
+            self.invariants.check(InvariantId::LedgerBalanced, whole);
+            self.touch_replica(replica);
+        }
+    }
+
+    /// Learns from a plain answer how fast its replica is.
+    pub(in crate::core::scheduler) fn learn_whole(&mut self, run: &RunningAttempt, usage: JobUsage) {
+        if let JobUsage::Exact(tokens) = usage
+            && !run.booking.streams
+            && !run.loads
+        {
+            let stay = (self.now.since(run.since), run.booking.seqs);
+            self.fleet.answered_whole(run.replica, (run.mark, run.raw), tokens, stay, self.now);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Which replicas sleep, and when they are woken.
+//!
+//! A replica sleeps when it has been idle for as long as its pool's rules say,
+//! nothing waits that could go there, nobody else uses it, and enough others of
+//! its pool are awake. It is woken when jobs wait that those awake do not take:
+//! at once where none is awake, else after a moment, since jobs also wait for
+//! prompts to be read. As many are woken as take what waits. Each stays awake
+//! for the idle time at least.
+//!
+//! A pool of which nothing is awake holds its jobs like one that has to start.
+
+use std::time::Duration;
+
+use crate::core::model::event::{Action, EngineFault, PreemptReason, ReplicaReport};
+use crate::core::model::ids::ReplicaId;
+use crate::core::queue::order::RoomIn;
+use crate::core::replica::health::sleep::{SleepChange, SleepDue, SleepResult};
+use crate::core::replica::reconcile::ReconcileFinding;
+
+use crate::core::scheduler::Scheduler;
+
+/// Who has waited for less may only wait for a prompt to be read.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+impl Scheduler {
+    /// A replica's own view arrived.
+    pub(in crate::core::scheduler) fn reported(
+        &mut self,
+        replica: ReplicaId,
+        report: ReplicaReport,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(seen) = self.fleet.report(replica, report, self.now) else { return };
+        if seen.finding == ReconcileFinding::Restarted || seen.fell_asleep {
+            self.prefixes.forget(replica);
+            self.fleet.forget_adapters(replica, self.now);
+        }
+        if let Some(tokens) = report.kv_tokens {
+            self.prefixes.resize(replica, tokens);
+        }
+        if seen.fell_asleep {
+            self.vacate(replica, PreemptReason::Asleep, out);
+            if self.fleet.sleeps_on_work(replica) {
+                self.wake(replica, out);
+            }
+            self.look_again = true;
+        }
+        self.touch_replica(replica);
+    }
+
+    /// What came of an order to sleep or to wake.
+    pub(in crate::core::scheduler) fn rested(
+        &mut self,
+        replica: ReplicaId,
+        rested: SleepResult,
+        out: &mut Vec<Action>,
+    ) {
+        let turn = self.fleet.rested(replica, rested, self.now);
+        self.follow_rest(replica, turn, out);
+    }
+
+    /// A replica has been idle for long, or an order has gone without an answer.
+    pub(in crate::core::scheduler) fn look_at_rest(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+        match self.fleet.rest_due(replica, self.now) {
+            Some(SleepDue::Idle) if self.may_sleep(replica) => {
+                self.fleet.retire(replica, self.now);
+                self.prefixes.forget(replica);
+                out.push(Action::Sleep { replica });
+            }
+            Some(SleepDue::Idle) => self.fleet.stay_awake(replica, self.now),
+            Some(SleepDue::Unanswered) => {
+                let turn = self.fleet.give_up_rest(replica, self.now);
+                self.follow_rest(replica, turn, out);
+            }
+            None => {}
+        }
+    }
+
+    /// Wakes what the group's jobs need that those awake do not take.
+    pub(in crate::core::scheduler) fn wake_for(&mut self, group: usize, out: &mut Vec<Action>) {
+        if !self.fleet.has_sleepers() || self.groups[group].waiting() == 0 {
+            return;
+        }
+        let room = RoomIn::Where(&|pools| self.fleet.can_wake(pools));
+        let Some(first) = self.groups[group].first(room, &|_| false) else { return };
+        let Some(job) = self.jobs.get(&first.head.job) else { return };
+        let pools = self.groups[group].shape.lines[first.line].pools.clone();
+        let soon = self.fleet.count_up(&pools) > 0 && job.queued(self.now) < PATIENCE;
+        if soon || !self.allows(group, job.spec.tenant, job.spec.sequences) {
+            return;
+        }
+        let waiting = pools.iter().map(|pool| self.groups[group].waiting_for(*pool)).max().unwrap_or(0);
+        while self.fleet.waking(&pools) < waiting
+            && let Some(replica) = self.fleet.sleeper(&pools)
+        {
+            self.wake(replica, out);
+        }
+    }
+
+    /// Wakes pools that a job wanted which could not be held for as long as
+    /// that takes.
+    pub(in crate::core::scheduler) fn wake_wanted(&mut self, out: &mut Vec<Action>) {
+        for pool in std::mem::take(&mut self.missed) {
+            if self.fleet.is_dormant(pool)
+                && self.fleet.waking(&[pool]) == 0
+                && let Some(replica) = self.fleet.sleeper(&[pool])
+            {
+                self.wake(replica, out);
+            }
+        }
+    }
+
+    /// Follows pools that lost their last replica in service or got their first:
+    /// what waits for those that have just gone to sleep is held, and so is what
+    /// has joined those that start while a replica of theirs was there for a
+    /// moment.
+    pub(in crate::core::scheduler) fn follow_pools(&mut self, out: &mut Vec<Action>) {
+        let (dormant, empty) = (self.fleet.fell_dormant(), self.fleet.fell_empty());
+        if empty | self.fleet.rose() {
+            self.find_halted();
+        }
+        if dormant || (empty && self.starts.any()) {
+            self.hold_again(out);
+        }
+    }
+
+    /// Marks the groups none of whose pools has a replica in service.
+    pub(in crate::core::scheduler) fn find_halted(&mut self) {
+        for group in &mut self.groups {
+            let halted = self.fleet.count_up(&group.shape.pools) == 0;
+            group.halt(halted, self.now);
+        }
+    }
+
+    fn may_sleep(&self, replica: ReplicaId) -> bool {
+        let Some(pool) = self.fleet.pool_of(replica) else { return false };
+        let Some(rules) = self.policy.pools.get(pool).and_then(|row| row.sleep) else { return false };
+        let wanted = self.draining || self.waiting_for(pool) > 0 || self.starts.is_running(pool);
+        !wanted && self.fleet.may_sleep(replica, &rules, self.now)
+    }
+
+    fn wake(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+        let Some(pool) = self.fleet.pool_of(replica) else { return };
+        let Some(rules) = self.policy.pools.get(pool).and_then(|row| row.sleep) else { return };
+        self.fleet.rouse(replica, &rules, self.now);
+        self.starts.roused(pool, self.now);
+        out.push(Action::Wake { replica, waiting: self.waiting_for(pool) });
+    }
+
+    fn follow_rest(&mut self, replica: ReplicaId, turn: SleepChange, out: &mut Vec<Action>) {
+        match (turn, self.fleet.pool_of(replica)) {
+            (SleepChange::Woke(took), Some(pool)) => self.starts.woke(pool, took),
+            (SleepChange::Stuck, _) => self.eject(replica, EngineFault::Refused, out),
+            (SleepChange::Nothing | SleepChange::Woke(_), _) => {}
+        }
+        self.touch_replica(replica);
+    }
+}

@@ -1,0 +1,202 @@
+//! What becomes of a replica that owes something and is silent, and of its jobs.
+//!
+//! A frozen engine must be left within seconds, and a working one never. A
+//! single request that takes long looks like a frozen engine, so one silent job
+//! convicts nobody:
+//!
+//! * streams that flowed and stopped, at least two of them, or one beside a first
+//!   token that is overdue, convict the replica; a lone stream does only after
+//!   [`LONE_STREAM`] or, where no gauge shows progress, [`LONE_BLIND_STREAM`]:
+//!   engines hold a tool call back for seconds;
+//! * first tokens that are overdue convict it only when one was missed there
+//!   before, nothing has come since, and the job was sent after that. A job that
+//!   missed its first token elsewhere is no witness;
+//! * an overdue job that convicts nobody is moved to another replica, where one
+//!   has room for it;
+//! * a job that met silence at two replicas is a suspect: it stays where it is,
+//!   and neither its silence nor that of the same request, sent again, is held
+//!   against anybody.
+//!
+//! A convicted replica is ejected, within `max_ejected` of its pool. What its
+//! clients have seen nothing of goes to others, and so do streams that others can
+//! go on with.
+
+use std::time::Duration;
+
+use crate::core::model::event::{Action, EngineFault, PreemptReason};
+use crate::core::model::ids::{JobId, ReplicaId};
+use crate::core::model::time::Tick;
+use crate::core::queue::LaneKey;
+
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::job::{Job, RunningAttempt};
+
+/// How long a lone stream is silent in the middle until its engine is to blame.
+const LONE_STREAM: Duration = Duration::from_secs(4);
+/// The same at an engine of which no gauge shows progress.
+const LONE_BLIND_STREAM: Duration = Duration::from_secs(10);
+/// Replicas that were silent about a job until it is a suspect.
+const SUSPECT_AFTER: u8 = 2;
+
+/// What speaks against a silent replica.
+#[derive(Debug, Clone, Copy, Default)]
+struct StallEvidence {
+    /// Jobs that were under way and stopped.
+    stopped: usize,
+    /// Jobs whose first token is overdue, that missed none elsewhere.
+    overdue: usize,
+    /// Of these, those that were sent after another missed its own here.
+    repeated: usize,
+}
+
+impl Job {
+    /// Whether replicas were silent about it so often that it is the suspect.
+    pub(in crate::core::scheduler) const fn is_suspect(&self) -> bool {
+        self.silences >= SUSPECT_AFTER
+    }
+
+    /// Whether its silence says something of its replica.
+    pub(in crate::core::scheduler) const fn is_watched(&self) -> bool {
+        !self.known_suspect && !self.is_suspect()
+    }
+}
+
+impl Scheduler {
+    /// A replica owes something and has been silent for so long.
+    pub(in crate::core::scheduler) fn silent(
+        &mut self,
+        replica: ReplicaId,
+        silence: Duration,
+        out: &mut Vec<Action>,
+    ) {
+        let pool = self.fleet.pool_of(replica);
+        let Some(group) = pool.and_then(|pool| self.placement.group_of(pool)) else { return };
+        let up = self.fleet.count_up(&self.groups[group].shape.pools);
+        if up == u64::from(self.fleet.is_up(replica)) {
+            return;
+        }
+        let evidence = self.evidence(replica);
+        if !self.fleet.is_out(replica) && !self.convicts(replica, &evidence, silence) {
+            return self.move_overdue(replica, evidence.overdue > 0, out);
+        }
+        if !self.fleet.is_out(replica) && !self.fleet.may_eject(replica) {
+            self.spare(replica, EngineFault::Silent, out);
+            return self.recall_unseen(replica, out);
+        }
+        self.fleet.note_silence(replica, self.now);
+        self.eject(replica, EngineFault::Silent, out);
+        self.leave_silent(replica, out);
+    }
+
+    /// What a convicted replica has goes to others, as far as it can.
+    pub(in crate::core::scheduler) fn leave_silent(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+        self.recall_unseen(replica, out);
+        self.hand_over(replica, PreemptReason::Stalled, out);
+    }
+
+    fn evidence(&self, replica: ReplicaId) -> StallEvidence {
+        let (missed, sign) = (self.fleet.missed(replica), self.fleet.last_sign(replica));
+        let patience = self.fleet.patience(replica, self.now);
+        let mut evidence = StallEvidence::default();
+        let here = |job: &Job| job.run().filter(|run| run.replica == replica && job.is_watched());
+        for (job, run) in self.jobs.values().filter_map(|job| Some((job, here(job)?))) {
+            if is_under_way(job, &run, sign) {
+                evidence.stopped += 1;
+            } else if job.silences == 0 && self.is_overdue(&run, patience) {
+                evidence.overdue += 1;
+                evidence.repeated += usize::from(missed.is_some_and(|missed| run.since >= missed));
+            }
+        }
+        evidence.stopped = evidence.stopped.saturating_sub(self.fleet.paused(replica) as usize);
+        evidence
+    }
+
+    fn is_overdue(&self, run: &RunningAttempt, patience: Duration) -> bool {
+        run.since + patience <= self.now
+    }
+
+    fn convicts(&self, replica: ReplicaId, evidence: &StallEvidence, silence: Duration) -> bool {
+        let lone = if self.fleet.shows_progress(replica) { LONE_STREAM } else { LONE_BLIND_STREAM };
+        match evidence.stopped {
+            0 => evidence.repeated > 0,
+            1 => evidence.overdue > 0 || silence >= lone,
+            _ => true,
+        }
+    }
+
+    /// Moves overdue jobs to replicas that have room for them, once or twice each.
+    fn move_overdue(&mut self, replica: ReplicaId, missed: bool, out: &mut Vec<Action>) {
+        let patience = self.fleet.patience(replica, self.now);
+        let sign = self.fleet.last_sign(replica);
+        let overdue = |job: &Job, run: &RunningAttempt| {
+            let waits = job.is_watched() && !is_under_way(job, run, sign);
+            waits && self.is_overdue(run, patience) && self.fits_elsewhere(job, replica)
+        };
+        for id in self.jobs_at(replica, overdue) {
+            // The room may have gone to the one before.
+            if self.jobs.get(&id).is_some_and(|job| self.fits_elsewhere(job, replica)) {
+                self.take_from_silent(id, out);
+                self.dispatch(out);
+            }
+        }
+        if missed {
+            self.fleet.miss(replica, self.now);
+        }
+    }
+
+    fn fits_elsewhere(&self, job: &Job, replica: ReplicaId) -> bool {
+        let Some(line) = self.placement.line(LaneKey::of(&job.spec)) else { return false };
+        let wish = job.wish(&[], false);
+        let here = u32::from(self.fleet.fits(replica, &wish, false, self.now));
+        self.fleet.count_fitting(&line.pools, &wish) > here
+    }
+
+    /// Takes back what the clients of a convicted replica have seen nothing of.
+    fn recall_unseen(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+        let wanted =
+            |job: &Job, _: &RunningAttempt| job.is_unseen() && !job.is_suspect() && self.has_others(job);
+        for id in self.jobs_at(replica, wanted) {
+            self.take_from_silent(id, out);
+        }
+    }
+
+    fn take_from_silent(&mut self, id: JobId, out: &mut Vec<Action>) {
+        let Some((lane, run)) = self.jobs.get(&id).and_then(|job| Some((LaneKey::of(&job.spec), job.run()?)))
+        else {
+            return;
+        };
+        // One that never worked would take the same jobs again and again.
+        if run.proven || self.take_retry(lane) {
+            self.recall(id, PreemptReason::Stalled, out);
+        }
+    }
+
+    /// A replica was silent about the job, which has left it.
+    pub(in crate::core::scheduler) fn note_silence(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.silences = job.silences.saturating_add(1);
+        if let Some(fingerprint) = job.spec.fingerprint.filter(|_| job.is_suspect()) {
+            self.suspects.note(fingerprint, self.now);
+        }
+    }
+
+    /// The first token of a job has come. A request that was a suspect and is
+    /// served without delay is none.
+    pub(in crate::core::scheduler) fn clear_suspect(&mut self, id: JobId, run: &RunningAttempt) {
+        let Some(job) = self.jobs.get(&id).filter(|job| job.known_suspect) else { return };
+        let quick = self.now.since(run.since) < self.fleet.patience(run.replica, self.now);
+        if let Some(fingerprint) = job.spec.fingerprint.filter(|_| quick) {
+            self.suspects.forget(fingerprint);
+        }
+    }
+}
+
+/// Whether tokens have come for the job. Nobody sees that of an answer that is
+/// not a stream: it counts as under way when its engine has shown life after its
+/// first token was due.
+fn is_under_way(job: &Job, run: &RunningAttempt, sign: Tick) -> bool {
+    match job.spec.streams {
+        true => run.booking.started,
+        false => run.since + Duration::from_nanos(run.raw) < sign,
+    }
+}

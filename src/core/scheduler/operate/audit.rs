@@ -1,0 +1,221 @@
+//! A second look at the whole state, for tests and the simulator.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::core::model::ids::{JobId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::invariant::InvariantId;
+use crate::core::queue::quota::QuotaState;
+use crate::core::queue::{LaneKey, LanePart, QueuedLoad};
+use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
+use crate::core::replica::ledger::Ledger;
+
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::admit::LaneAccounts;
+use crate::core::scheduler::job::{Job, RunningAttempt};
+
+impl Scheduler {
+    /// Every invariant that the state breaks right now. Looks at all jobs,
+    /// lanes and replicas, without the indexes that decisions use.
+    #[must_use]
+    pub fn audit(&self) -> Vec<InvariantId> {
+        let checks = [
+            (InvariantId::LedgerBalanced, self.ledgers_balance()),
+            (InvariantId::QueueConsistent, self.queue_agrees()),
+            (InvariantId::HeadsRanked, self.heads_are_ranked() && self.heads_follow()),
+            (
+                InvariantId::DeadlineWatched,
+                self.deadlines_agree() && self.holds_agree() && self.readings_agree(),
+            ),
+            (InvariantId::ReplicaWatched, self.fleet.timers_agree(self.now)),
+            (InvariantId::NoIdleCredit, !self.credit_is_idle()),
+            (InvariantId::QuotasBalanced, self.quotas_agree() && self.fleet.shows_truly()),
+            (InvariantId::TimeShared, self.shares_agree()),
+            (InvariantId::LimitsBalanced, self.budgets.agree(self.jobs.values().map(|job| &job.hold))),
+            (InvariantId::HoldJustified, self.holds_are_justified()),
+            (InvariantId::NoVainWait, !self.jobs.keys().any(|id| self.waits_in_vain(*id))),
+            (InvariantId::OverridesFollowed, self.overrides_are_followed()),
+        ];
+        checks.into_iter().filter(|(_, holds)| !holds).map(|(id, _)| id).collect()
+    }
+
+    /// Nodes of search trees that were looked at since the start.
+    #[cfg(test)]
+    pub(crate) fn visits(&self) -> u64 {
+        self.fleet.visits()
+            + self.groups.iter().map(crate::core::queue::order::PoolGroup::visits).sum::<u64>()
+    }
+
+    fn waiting_jobs(&self) -> impl Iterator<Item = (&JobId, &Job)> {
+        self.jobs.iter().filter(|(_, job)| job.part().is_some())
+    }
+
+    fn ledgers_balance(&self) -> bool {
+        let mut sums: BTreeMap<ReplicaId, Ledger> = BTreeMap::new();
+        for run in self.jobs.values().filter_map(Job::run) {
+            sums.entry(run.replica).or_default().add(&run.booking);
+        }
+        let ledgers: BTreeMap<_, _> = self.fleet.ledgers().filter(|(_, ledger)| ledger.jobs > 0).collect();
+        ledgers == sums
+            && self.adapters_agree()
+            && self.fleet.ledgers().all(|(_, ledger)| ledger.jobs > 0 || ledger == Ledger::default())
+    }
+
+    fn adapters_agree(&self) -> bool {
+        let mut jobs: BTreeMap<(ReplicaId, ModelId), u32> = BTreeMap::new();
+        for run in self.jobs.values().filter_map(Job::run) {
+            if let Some(model) = run.booking.adapter {
+                *jobs.entry((run.replica, model)).or_default() += 1;
+            }
+        }
+        let known = self.fleet.ledgers().map(|(id, _)| id);
+        let held =
+            known.flat_map(|id| self.fleet.adapters_at(id).map(move |(model, jobs)| ((id, model), jobs)));
+        held.filter(|(_, jobs)| *jobs > 0).collect::<BTreeMap<_, _>>() == jobs
+    }
+
+    fn queue_agrees(&self) -> bool {
+        let mut lanes: BTreeMap<LaneKey, QueuedLoad> = BTreeMap::new();
+        let mut total = QueuedLoad::default();
+        for (_, job) in self.waiting_jobs() {
+            *lanes.entry(LaneKey::of(&job.spec)).or_default() += QueuedLoad::of(&job.spec);
+            total += QueuedLoad::of(&job.spec);
+        }
+        let found: BTreeMap<LaneKey, QueuedLoad> =
+            self.queue.lanes().map(|(key, lane)| (key, lane.load())).collect();
+        let mut tallies = vec![BTreeMap::new(); self.groups.len()];
+        for (key, lane) in self.queue.lanes() {
+            let Some(spot) = self.spot(key) else { return false };
+            *tallies[spot.group].entry((key.class, spot.line)).or_insert(0) += lane.load().requests;
+        }
+        let fallbacks = self.waiting_jobs().filter(|(_, job)| job.spec.falls_back).count() as u64;
+        found == lanes
+            && fallbacks == self.fallbacks
+            && total == self.queue.total()
+            && self.groups.iter().zip(tallies).all(|(group, tally)| group.tally() == tally)
+    }
+
+    fn heads_are_ranked(&self) -> bool {
+        self.queue.lanes().all(|(key, lane)| {
+            LanePart::ALL.into_iter().all(|part| {
+                let (Some(spot), seat) = (self.spot(key), lane.seats[part as usize]) else { return false };
+                let group = &self.groups[spot.group];
+                let found = seat.and_then(|seat| group.get(spot.class, spot.line, part, seat));
+                let standing = self.standing(spot.group, key.tenant);
+                if standing == QuotaState::Parked {
+                    return seat.is_none();
+                }
+                let head = lane.head(part).and_then(|id| self.jobs.get(&id));
+                let paid = part == LanePart::Returned;
+                let counter = if paid { 0 } else { group.counter(spot.class, key.tenant) };
+                let line = &group.shape.lines[spot.line];
+                if head.is_some_and(|job| seat.map(|seat| seat.bound) != Some(self.is_bound(job, line))) {
+                    return false;
+                }
+                found.map(|entry| (entry.value.job, entry.key.standing, entry.key.counter, entry.size))
+                    == head.map(|job| (job.spec.id, standing, counter, job.need()))
+            })
+        })
+    }
+
+    /// Whether each tenant's counter moves all of its fresh heads, and no others.
+    fn heads_follow(&self) -> bool {
+        let mut heads: BTreeMap<(LaneAccounts, TenantId), usize> = BTreeMap::new();
+        for (key, lane) in self.queue.lanes() {
+            if let Some(account) = self.account(key) {
+                let seated = usize::from(lane.seats[LanePart::Fresh as usize].is_some());
+                *heads.entry((account, key.tenant)).or_default() += seated;
+            }
+        }
+        heads.into_iter().all(|((account, tenant), heads)| {
+            self.groups[account.group].followers(account.class, tenant) == heads
+        })
+    }
+
+    fn deadlines_agree(&self) -> bool {
+        let watched = self.waiting_jobs().all(|(id, job)| self.deadlines.contains(&(job.spec.deadline, *id)));
+        watched && self.deadlines.len() == self.waiting_jobs().count()
+    }
+
+    fn readings_agree(&self) -> bool {
+        let runs = self.jobs.iter().filter_map(|(id, job)| Some((*id, job.run()?)));
+        let is_awaited = |run: &RunningAttempt| {
+            !run.booking.due || !(run.booking.settled || run.booking.streams || run.booking.started)
+        };
+        let awaited = runs.filter(|(_, run)| is_awaited(run));
+        let awaited: BTreeSet<_> = awaited.filter_map(|(id, run)| Some((run.read_at?, id))).collect();
+        let unread = |job: &Job| job.run().is_some_and(|run| is_awaited(&run));
+        awaited == self.reading && self.jobs.values().filter(|job| unread(job)).count() == awaited.len()
+    }
+
+    fn credit_is_idle(&self) -> bool {
+        let heads = self.queue.lanes().flat_map(|(key, lane)| {
+            LanePart::ALL.into_iter().filter_map(move |part| Some((key, lane.head(part)?)))
+        });
+        let mut waiting = heads.filter_map(|(key, id)| Some((self.spot(key)?, self.jobs.get(&id)?)));
+        waiting.any(|(spot, job)| {
+            let group = &self.groups[spot.group];
+            let line = &group.shape.lines[spot.line];
+            let last = group.last_tier(spot.class, spot.line);
+            let shunned = self.shunned(job.spec.id, &line.pools);
+            let cached = self.prefixes.matches(&job.prefix);
+            let wish = ReplicaRequirements {
+                session: self.session(job),
+                ..job.wish(&cached, group.comes_as_guest(spot.class))
+            };
+            let find = |pools: &[PoolId]| self.best_of_all(pools, &wish, &shunned);
+            self.allows(spot.group, job.spec.tenant, job.spec.sequences)
+                && self.choose(job, line, last, &find).is_some()
+        })
+    }
+
+    /// What the indexes should find, by looking at every replica.
+    fn best_of_all(
+        &self,
+        pools: &[PoolId],
+        wish: &ReplicaRequirements<'_>,
+        shunned: &[ReplicaId],
+    ) -> Option<ReplicaMatch> {
+        let within = |id: &ReplicaId| self.fleet.pool_of(*id).is_some_and(|pool| pools.contains(&pool));
+        let all = self.fleet.ledgers().map(|(id, _)| id).filter(within);
+        let fitting = all.filter(|id| !shunned.contains(id) && self.fleet.fits(*id, wish, false, self.now));
+        let costs = fitting.filter_map(|id| Some((self.fleet.cost(id, wish)?, id)));
+        let (_, replica) = costs.min()?;
+        let waits = self.fleet.waits_for_better(replica, pools, wish);
+        Some(ReplicaMatch { replica, ttft: self.fleet.ttft(replica, wish), waits })
+    }
+
+    fn quotas_agree(&self) -> bool {
+        let mut held = vec![BTreeMap::new(); self.groups.len()];
+        for job in self.jobs.values() {
+            if let (Some(run), Some(group)) = (job.run(), self.placement.group_of_model(job.spec.model)) {
+                *held[group].entry(job.spec.tenant).or_insert(0) += u64::from(run.booking.seqs);
+            }
+        }
+        self.groups.iter().zip(&held).all(|(group, held)| group.quotas.agrees(held)) && self.capacity_agrees()
+    }
+
+    fn capacity_agrees(&self) -> bool {
+        let mut sums: BTreeMap<PoolId, u64> = BTreeMap::new();
+        for view in self.fleet.views(self.now).filter(|view| self.fleet.is_up(view.replica)) {
+            if let Some(pool) = self.fleet.pool_of(view.replica) {
+                *sums.entry(pool).or_default() += u64::from(view.limit);
+            }
+        }
+        let sum = |pool| sums.get(&pool).copied().unwrap_or(0);
+        self.policy.pools.iter().all(|(pool, ..)| self.fleet.capacity(&[pool]) == sum(pool))
+    }
+
+    fn holds_are_justified(&self) -> bool {
+        let holds: Vec<_> = self.groups.iter().flat_map(|group| &group.holds).collect();
+        let pools: BTreeSet<_> = holds.iter().map(|hold| hold.pool).collect();
+        let jobs: BTreeSet<_> = holds.iter().map(|hold| hold.job).collect();
+        let single = pools.len() == holds.len() && jobs.len() == holds.len();
+        single
+            && holds.iter().all(|hold| {
+                self.jobs.get(&hold.job).is_some_and(|job| {
+                    let fits = self.fleet.fits(hold.replica, &job.wish(&[], false), true, self.now);
+                    job.part().is_some() && self.fleet.is_up(hold.replica) && !fits
+                })
+            })
+    }
+}

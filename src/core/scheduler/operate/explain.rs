@@ -1,0 +1,106 @@
+//! Why a job waits, for whoever asks.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use crate::core::model::ids::{JobId, PoolId};
+use crate::core::model::snapshot::{Obstacle, ReplicaOption, WaitExplanation};
+use crate::core::model::time::Tick;
+use crate::core::queue::{LaneKey, LanePart};
+use crate::core::replica::fleet::ReplicaRequirements;
+
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::admit::LanePosition;
+use crate::core::scheduler::job::Job;
+
+/// Replicas that are listed at most.
+const MAX_CHOICES: usize = 16;
+
+impl Scheduler {
+    /// What a waiting job waits for; `None` for one that does not wait. Looks
+    /// at every replica.
+    #[must_use]
+    pub fn explain(&self, id: JobId, now: Tick) -> Option<WaitExplanation> {
+        let now = self.now.max(now);
+        let job = self.jobs.get(&id)?;
+        let part = job.part()?;
+        let key = LaneKey::of(&job.spec);
+        let spot = self.spot(key)?;
+        let here = &self.groups[spot.group];
+        let lane = self.queue.lane(key).filter(|_| part == LanePart::Fresh);
+        let ahead = lane.map_or(0, |lane| lane.before(job.place, id));
+        let pools = &here.shape.lines[spot.line].pools;
+        let guest = here.is_guest(spot.class);
+        let mut replicas = self.choices(job, pools, guest, now);
+        replicas.sort_by_key(|choice| (Reverse(choice.fits), choice.expected, choice.replica));
+        let obstacle = if self.overrides.paused_until(key.tenant).is_some() {
+            Obstacle::Paused
+        } else if !self.allows(spot.group, key.tenant, job.spec.sequences) {
+            Obstacle::Quota
+        } else if self.start_left(key).is_some() {
+            Obstacle::Starting
+        } else if self.fleet.count_up(pools) == 0 {
+            Obstacle::NoReplica
+        } else if !replicas.iter().any(|choice| choice.fits) {
+            Obstacle::NoRoom
+        } else {
+            self.obstacle_at_free(job, spot)
+        };
+        let replicas_in_all = replicas.len();
+        replicas.truncate(MAX_CHOICES);
+        Some(WaitExplanation {
+            queued: job.queued(now),
+            left: job.spec.deadline.since(now),
+            class: job.spec.class,
+            demoted_from: job.demoted_from,
+            ahead,
+            waiting: here.waiting(),
+            obstacle,
+            replicas_in_all,
+            replicas,
+        })
+    }
+
+    /// What keeps a job from replicas that have room for it.
+    fn obstacle_at_free(&self, job: &Job, spot: LanePosition) -> Obstacle {
+        let here = &self.groups[spot.group];
+        let line = &here.shape.lines[spot.line];
+        let shunned = self.shunned(job.spec.id, &line.pools);
+        let cached = self.prefixes.matches(&job.prefix);
+        let wish = ReplicaRequirements {
+            session: self.session(job),
+            ..job.wish(&cached, here.is_guest(spot.class))
+        };
+        let find = |pools: &[PoolId]| self.fleet.find(pools, &wish, &|id| shunned.contains(&id));
+        let last = here.last_tier(spot.class, spot.line);
+        if self.choose(job, line, last, &find).is_some() {
+            return Obstacle::Turn;
+        }
+        let wanted = self.wanted_tier(line).and_then(|tier| find(&line.tiers[tier].pools));
+        if self.is_bound(job, line) && wanted.is_none() { Obstacle::Rule } else { Obstacle::Sooner }
+    }
+
+    fn choices(&self, job: &Job, pools: &[PoolId], guest: bool, now: Tick) -> Vec<ReplicaOption> {
+        let shunned = self.shunned(job.spec.id, pools);
+        let cached = self.prefixes.matches(&job.prefix);
+        let wish = job.wish(&cached, guest);
+        let views = self.fleet.views(now);
+        let ours =
+            views.filter(|view| self.fleet.pool_of(view.replica).is_some_and(|pool| pools.contains(&pool)));
+        let choice = ours.map(|view| {
+            let id = view.replica;
+            ReplicaOption {
+                replica: id,
+                state: view.state,
+                running: view.running,
+                limit: view.limit,
+                fits: !shunned.contains(&id) && self.fleet.fits(id, &wish, false, now),
+                bottleneck: if guest { view.guest_bottleneck } else { view.bottleneck },
+                tried: shunned.contains(&id),
+                adapter: self.fleet.adapter_fit(id, wish.model),
+                expected: Duration::from_nanos(self.fleet.ttft(id, &wish)),
+            }
+        });
+        choice.collect()
+    }
+}

@@ -1,0 +1,146 @@
+//! What operators set apart from the policy: closed pools and replicas, paused
+//! and boosted tenants.
+//!
+//! A closed replica gets nothing new and finishes what streams, as far as it may
+//! (`depart`). One that opens
+//! again starts slowly, since it may have been restarted in between. A paused
+//! tenant's jobs wait; those that surely cannot wait until the pause ends are
+//! refused when they come. A pause earns no priority.
+
+use crate::core::model::event::{Action, PreemptReason, RejectReason};
+use crate::core::model::ids::{ReplicaId, TenantId};
+use crate::core::model::overrides::{Closed, Override, OverrideTarget};
+use crate::core::queue::quota::QuotaState;
+use crate::core::queue::{LaneKey, LanePart};
+
+use crate::core::scheduler::Scheduler;
+
+impl Scheduler {
+    /// Puts an override in force; one whose time is over already changes
+    /// nothing.
+    pub(in crate::core::scheduler) fn set_override(&mut self, wanted: Override, out: &mut Vec<Action>) {
+        if wanted.until <= self.now {
+            return;
+        }
+        let measure = wanted.measure;
+        self.overrides.set(wanted, self.now);
+        self.follow(measure.lever());
+        let why = match measure.closed() {
+            Some(Closed::Drained) => PreemptReason::Drained,
+            Some(Closed::SpotNotice) => PreemptReason::SpotNotice,
+            Some(Closed::Cordoned) | None => return,
+        };
+        for replica in self.replicas_of(measure.lever()) {
+            self.vacate(replica, why, out);
+            if self.fleet.pool_of(replica).is_some() {
+                self.expect_departure(replica);
+            }
+        }
+    }
+
+    /// Ends the override of a lever, if there is one.
+    pub(in crate::core::scheduler) fn end_override(&mut self, lever: OverrideTarget) {
+        if !self.overrides.end(lever) {
+            return;
+        }
+        if let OverrideTarget::Pause(tenant) = lever {
+            self.resume(tenant);
+        }
+        self.follow(lever);
+    }
+
+    /// Ends the overrides whose time is over.
+    pub(in crate::core::scheduler) fn expire_overrides(&mut self, out: &mut Vec<Action>) {
+        while let Some(lever) = self.overrides.due(self.now) {
+            self.end_override(lever);
+            out.push(Action::OverrideExpired { lever });
+        }
+    }
+
+    /// Closes and opens every replica as the overrides in force say.
+    pub(in crate::core::scheduler) fn close_all(&mut self) {
+        let replicas: Vec<ReplicaId> = self.policy.replicas.iter().map(|(id, _, _)| id).collect();
+        replicas.into_iter().for_each(|replica| self.close(replica));
+    }
+
+    /// Where a tenant stands in a group: a paused one is parked.
+    pub(in crate::core::scheduler) fn standing(&self, group: usize, tenant: TenantId) -> QuotaState {
+        match self.overrides.paused_until(tenant) {
+            Some(_) => QuotaState::Parked,
+            None => self.groups[group].quotas.standing(tenant),
+        }
+    }
+
+    /// Whether a job of the tenant with so many sequences may go.
+    pub(in crate::core::scheduler) fn allows(&self, group: usize, tenant: TenantId, seqs: u32) -> bool {
+        self.overrides.paused_until(tenant).is_none() && self.groups[group].quotas.allows(tenant, seqs)
+    }
+
+    /// The reason to tell a tenant's client whose job waits in vain.
+    pub(in crate::core::scheduler) fn reason_for(
+        &self,
+        tenant: TenantId,
+        usual: RejectReason,
+    ) -> RejectReason {
+        self.overrides.paused_until(tenant).map_or(usual, |_| RejectReason::Paused)
+    }
+
+    /// Whether all replicas are closed as the overrides say.
+    pub(in crate::core::scheduler) fn overrides_are_followed(&self) -> bool {
+        self.policy.replicas.iter().filter(|(_, _, row)| self.policy.pools.get(row.pool).is_some()).all(
+            |(id, _, row)| {
+                let closed = self.overrides.closed(row.pool, id);
+                self.fleet.closed(id) == closed && !(closed.is_some() && self.fleet.is_up(id))
+            },
+        )
+    }
+
+    /// Brings everything that the lever moves up to date.
+    fn follow(&mut self, lever: OverrideTarget) {
+        match lever {
+            OverrideTarget::Pool(_) | OverrideTarget::Replica(_) => {
+                self.replicas_of(lever).into_iter().for_each(|replica| self.close(replica));
+            }
+            OverrideTarget::Pause(tenant) | OverrideTarget::Boost(tenant) => {
+                for group in 0..self.groups.len() {
+                    self.refresh_standing(group, tenant);
+                    self.touched.insert(group);
+                }
+            }
+        }
+    }
+
+    /// The replicas that a lever closes, in the order of the file.
+    fn replicas_of(&self, lever: OverrideTarget) -> Vec<ReplicaId> {
+        match lever {
+            OverrideTarget::Pool(pool) => {
+                self.policy.pools.get(pool).map_or(Vec::new(), |row| row.replicas.clone())
+            }
+            OverrideTarget::Replica(replica) => vec![replica],
+            OverrideTarget::Pause(_) | OverrideTarget::Boost(_) => Vec::new(),
+        }
+    }
+
+    fn close(&mut self, replica: ReplicaId) {
+        let Some(pool) = self.fleet.pool_of(replica) else { return };
+        self.fleet.close(replica, self.overrides.closed(pool, replica), self.now);
+        self.expect_no_departure(replica);
+        self.look_again = true;
+        self.touch_pool(pool);
+    }
+
+    /// A pause is over: the tenant stands where one stands that comes now, and
+    /// how slowly its jobs went says nothing of how they will go.
+    fn resume(&mut self, tenant: TenantId) {
+        for group in &mut self.groups {
+            group.restart_backlogs(tenant, self.now);
+        }
+        let lanes: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
+        for key in lanes.into_iter().filter(|key| key.tenant == tenant) {
+            let waits = self.queue.lane(key).is_some_and(|lane| lane.head(LanePart::Fresh).is_some());
+            if let Some(spot) = self.spot(key).filter(|_| waits) {
+                self.groups[spot.group].lift(spot.class, spot.line, tenant);
+            }
+        }
+    }
+}

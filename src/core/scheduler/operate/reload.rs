@@ -1,0 +1,95 @@
+//! A new policy takes over.
+
+use std::sync::Arc;
+
+use crate::core::model::event::{Action, RejectReason};
+use crate::core::model::ids::JobId;
+use crate::core::model::invariant::InvariantId;
+use crate::core::model::policy::Policy;
+use crate::core::placement::Placement;
+use crate::core::queue::LaneKey;
+use crate::core::queue::order::PoolGroup;
+
+use crate::core::scheduler::Scheduler;
+
+impl Scheduler {
+    /// Swaps the policy. Jobs that wait keep their places, jobs that run go
+    /// on; what has no place in the new policy is refused. This looks at
+    /// everything, once.
+    pub(in crate::core::scheduler) fn reload(&mut self, policy: Arc<Policy>, out: &mut Vec<Action>) {
+        let placement = Placement::new(&policy);
+        let groups =
+            placement.groups().iter().map(|shape| PoolGroup::new(&policy, shape, &self.groups)).collect();
+        self.policy = policy;
+        self.placement = placement;
+        self.groups = groups;
+        let departures = self.fleet.apply(&self.policy, self.now);
+        self.count_demand();
+        self.numbers.retain(|pool, _| self.policy.pools.get(*pool).is_some());
+        self.find_halted();
+        self.close_all();
+        self.lengths.retain(&self.policy);
+        self.change_limits();
+        self.count_quotas();
+        self.note_movables_again();
+
+        let orphans = self.seat_all();
+        for (job, reason) in orphans {
+            self.reject(job, reason, out);
+        }
+        self.depart(departures, out);
+        self.hold_again(out);
+        self.touched = (0..self.groups.len()).collect();
+        self.look_again = true;
+    }
+
+    /// Context windows may have changed, and with them the lanes of jobs.
+    fn refit(&mut self) {
+        for job in self.jobs.values_mut() {
+            let fit = self.placement.fit(job.spec.model, job.spec.context);
+            if fit == job.spec.fit {
+                continue;
+            }
+            let before = job.spec;
+            job.spec.fit = fit;
+            if let Some(part) = job.part() {
+                let place = job.place_in(part);
+                let weight = self.policy.tenants.get(before.tenant).map_or(1.0, |row| row.weight);
+                let whole = self.queue.remove(&before, part, place);
+                self.invariants.check(InvariantId::QueueConsistent, whole);
+                self.queue.drop_empty(LaneKey::of(&before));
+                self.queue.push(&job.spec, part, place, weight);
+            }
+        }
+    }
+
+    /// Gives every lane its place in the new groups. Returns the jobs that
+    /// have none.
+    fn seat_all(&mut self) -> Vec<(JobId, RejectReason)> {
+        self.refit();
+        self.reseats.clear();
+        let keys: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
+        let mut orphans = Vec::new();
+        for key in keys {
+            let Some(lane) = self.queue.lane_mut(key) else { continue };
+            (lane.seats, lane.reseat_at) = ([None; 2], None);
+            let waiting = lane.load().requests;
+            if let Some(spot) = self.spot(key) {
+                for _ in 0..waiting {
+                    self.groups[spot.group].joined(spot.class, spot.line, key.tenant, self.now);
+                }
+                let jobs = self.queue.lane(key).into_iter().flat_map(|lane| lane.jobs());
+                for job in jobs.filter_map(|id| self.jobs.get(&id)) {
+                    self.groups[spot.group].note_wide(job.spec.sequences);
+                }
+            }
+            if let Some(reason) = self.orphaned(key) {
+                let lane = self.queue.lane(key);
+                orphans.extend(lane.into_iter().flat_map(|lane| lane.jobs()).map(|job| (job, reason)));
+            } else {
+                self.refresh_lane(key);
+            }
+        }
+        orphans
+    }
+}

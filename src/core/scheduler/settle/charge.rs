@@ -1,0 +1,58 @@
+//! What each stay at a replica came to, and who pays for it.
+
+use std::time::Duration;
+
+use crate::core::billing::bill::{StayBill, Waste, WasteCause};
+use crate::core::model::event::Action;
+use crate::core::model::ids::{JobId, PoolId};
+use crate::core::model::job::JobUsage;
+
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::job::{Job, RunningAttempt};
+
+impl Scheduler {
+    /// Bills a stay that is over, and adds it to what its job has spent.
+    pub(in crate::core::scheduler) fn bill(
+        &mut self,
+        id: JobId,
+        (pool, run): (PoolId, &RunningAttempt),
+        time: Duration,
+        wasted: Option<(WasteCause, JobUsage)>,
+        out: &mut Vec<Action>,
+    ) {
+        let bill = self.fleet.charge(pool, run.replica, time);
+        if let Some(job) = self.jobs.get_mut(&id) {
+            let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+            job.spent = (job.spent.0.saturating_add(nanos), job.spent.1.saturating_add(bill.money));
+        }
+        let waste = wasted.map(|(why, usage)| Waste { tokens: tokens(run, why, usage), why });
+        out.push(Action::Settled { job: id, bill: StayBill { waste, ..bill } });
+    }
+
+    /// How long the pool's replicas were there and worked, since the start.
+    #[cfg(test)]
+    pub(crate) fn times(&self, pool: PoolId) -> crate::core::billing::pool_account::PoolTimes {
+        self.fleet.times(pool, self.now)
+    }
+
+    /// Whether what replicas share out is what their jobs have a part in.
+    pub(in crate::core::scheduler) fn shares_agree(&self) -> bool {
+        let mut weights = std::collections::BTreeMap::new();
+        for run in self.jobs.values().filter_map(Job::run) {
+            *weights.entry(run.replica).or_insert(0) += run.stay.weight();
+        }
+        self.fleet.meters_agree(|replica| weights.get(&replica).copied().unwrap_or(0))
+    }
+}
+
+/// Tokens that were read or written for nobody. Of a stream that goes on
+/// elsewhere the client keeps what was written; of what nobody counted, the
+/// prompt is what was surely sent.
+fn tokens(run: &RunningAttempt, why: WasteCause, usage: JobUsage) -> u64 {
+    match usage.tokens() {
+        Some(tokens) if why != WasteCause::Interrupted => {
+            tokens.input.saturating_sub(tokens.cached).saturating_add(tokens.output)
+        }
+        _ => run.uncached,
+    }
+}

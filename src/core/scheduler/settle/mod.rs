@@ -1,0 +1,266 @@
+//! How tries and jobs end.
+//!
+//! A try that fails before the first token sends the job back to its lane, with
+//! its age, to go to a replica that has not failed it yet. Its tenant has paid
+//! with the first try. A job whose wait would have ended in the meantime gets
+//! one more chance, at once; if no replica is free, its deadline has passed.
+//!
+//! A stream that breaks after its first token takes the same way where another
+//! engine can go on from there: what it has said is then part of its prompt. It
+//! kept its first deadline, so it may wait as long again.
+//!
+//! What a replica that worked loses when it falls goes elsewhere whatever it
+//! comes to. All other tries that failed take from a budget
+//! ([`crate::core::queue::retry_budget`]); when it is spent, the job is refused: nothing
+//! suggests that it would fare better by waiting, and its client may know
+//! another place to go.
+//!
+//! One that made way
+//! since its replica is about to go has not failed, and its replica neither.
+
+pub(super) mod charge;
+
+use std::time::Duration;
+
+use crate::core::billing::bill::WasteCause;
+use crate::core::model::event::{Action, AttemptOutcome, EngineFault, RejectReason};
+use crate::core::model::ids::{JobId, TenantId};
+use crate::core::model::invariant::InvariantId;
+use crate::core::model::job::{JobUsage, TokenCounts};
+use crate::core::queue::fairness::cost;
+use crate::core::queue::{LaneKey, LanePart};
+
+use super::Scheduler;
+use super::job::{Job, JobPhase, RunningAttempt};
+use crate::core::scheduler::admit::LaneAccounts;
+
+impl Scheduler {
+    /// The client is gone: everything the job holds is free at once.
+    pub(super) fn left(&mut self, id: JobId, usage: JobUsage, out: &mut Vec<Action>) {
+        match self.jobs.get(&id).map(|job| job.phase) {
+            Some(JobPhase::Waiting { .. }) => self.leave(id),
+            Some(JobPhase::Running(run)) => {
+                self.release(id, &run, Some((WasteCause::ClientGone, usage)), out);
+                self.note_left(&run);
+            }
+            None => {}
+        }
+        if let Some(job) = self.jobs.remove(&id) {
+            self.settle(job, usage);
+        }
+    }
+
+    /// The first token came: the prompt is read.
+    pub(super) fn first_token(&mut self, id: JobId) {
+        let Some(JobPhase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase) else { return };
+        if !run.booking.started {
+            let whole = self.fleet.start(run.replica, &mut run.booking, &mut run.stay, self.now);
+            self.invariants.check(InvariantId::LedgerBalanced, whole);
+            let run = *run;
+            self.forget_reading(id);
+            if self.jobs.get(&id).is_some_and(|job| !job.is_unseen()) {
+                self.forget_movable(id);
+            }
+            let took = self.now.since(run.since);
+            match run.loads {
+                true => self.fleet.loaded(run.replica, took, run.raw),
+                false => self.fleet.answered(run.replica, took, (run.raw, &run.booking), self.now),
+            }
+            self.note_start(&run);
+            self.clear_suspect(id, &run);
+            self.touch_replica(run.replica);
+        }
+    }
+
+    /// The engine is done with it.
+    pub(super) fn finished(&mut self, id: JobId, outcome: AttemptOutcome, out: &mut Vec<Action>) {
+        let Some(run) = self.jobs.get(&id).and_then(Job::run) else { return };
+        match outcome {
+            AttemptOutcome::Done(usage) => {
+                if !run.booking.started {
+                    self.learn_whole(&run, usage);
+                    self.note_start(&run);
+                }
+                self.fleet.proved(run.replica, self.now);
+                if usage != JobUsage::Exact(TokenCounts::default()) {
+                    self.fleet.heard(run.replica, self.now);
+                }
+                self.release(id, &run, None, out);
+                if let Some(job) = self.jobs.remove(&id) {
+                    self.lengths.learn(&job.spec, usage);
+                    self.learn_use(&job, usage);
+                    self.settle(job, usage);
+                }
+            }
+            AttemptOutcome::Failed { fault, usage } => self.failed(id, run, fault, usage, None, out),
+            AttemptOutcome::Interrupted { fault, usage, output } => {
+                self.failed(id, run, fault, usage, Some(output), out);
+            }
+        }
+    }
+
+    /// An engine failed a job. `begun` says how many output tokens its client
+    /// has, where another engine can go on from there.
+    fn failed(
+        &mut self,
+        id: JobId,
+        run: RunningAttempt,
+        fault: EngineFault,
+        usage: JobUsage,
+        begun: Option<u64>,
+        out: &mut Vec<Action>,
+    ) {
+        let asked = self.jobs.get(&id).and_then(|job| job.asked);
+        let why = match begun {
+            Some(_) => WasteCause::Interrupted,
+            None if run.booking.started => WasteCause::Broken,
+            None => WasteCause::Retry,
+        };
+        let wasted = (run.booking.started || fault.counts_as_attempt()).then_some((why, usage));
+        self.release(id, &run, wasted, out);
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let suspect = job.suspect;
+        let made_way = begun.is_some() && fault == EngineFault::Draining && asked.is_some();
+        let counts = !made_way && (fault.counts_as_attempt() || run.booking.started);
+        if counts {
+            job.suspect = true;
+            job.failures = job.failures.saturating_add(1);
+            job.note_tried(&run);
+        }
+        if let Some(output) = begun {
+            let class = self.policy.classes.get(job.spec.class);
+            job.interrupted(output, self.now + class.map_or(Duration::ZERO, |class| class.max_wait));
+        }
+        let (failures, lane) = (job.failures, LaneKey::of(&job.spec));
+        let hopeless = fault == EngineFault::Overtime || (fault == EngineFault::Silent && job.is_suspect());
+        let exhausted = counts && (hopeless || failures >= self.policy.retry.max_attempts.max(1));
+        if fault == EngineFault::Silent && begun.is_some() {
+            self.note_silence(id);
+        }
+        let is_free = !counts || self.is_part_of_a_fall(&run, suspect);
+
+        if !run.booking.started
+            && let Some(account) = self.account(lane)
+        {
+            let here = &mut self.groups[account.group];
+            here.drain.take_back(self.now);
+            here.class_mut(account.class).backlogs.came_back(lane.tenant, self.now);
+        }
+        if run.booking.started && begun.is_none() {
+            if let Some(job) = self.jobs.remove(&id) {
+                self.settle(job, usage);
+            }
+        } else if let Some(reason) = self.orphaned(lane) {
+            self.refuse(id, reason, usage, out);
+        } else if exhausted {
+            self.refuse(id, RejectReason::AttemptsExhausted(fault), usage, out);
+        } else if !is_free && !self.take_retry(lane) {
+            self.refuse(id, RejectReason::RetriesSpent(fault), usage, out);
+        } else {
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.phase = JobPhase::Waiting { part: LanePart::Returned, since: self.now };
+            }
+            out.push(Action::Requeue { job: id, replica: run.replica, why: fault });
+            self.look_again = true;
+            self.join(id);
+        }
+        if !made_way {
+            self.blame(&run, fault, suspect, out);
+        }
+    }
+
+    /// Takes one retry from the budget of the lane's group.
+    pub(super) fn take_retry(&mut self, lane: LaneKey) -> bool {
+        let group = self.placement.group_of_model(lane.model).and_then(|group| self.groups.get_mut(group));
+        group.is_some_and(|group| group.retries.take(self.now, &self.policy.retry))
+    }
+
+    /// Refuses a job that waits.
+    pub(super) fn reject(&mut self, id: JobId, reason: RejectReason, out: &mut Vec<Action>) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let why = self.rejection(&job.spec, reason, Some(job));
+        self.demand.book.refused(&job.spec);
+        self.note_refused(id, reason);
+        out.push(Action::Reject { job: id, why });
+        self.left(id, JobUsage::Unknown, out);
+    }
+
+    /// Refuses a job whose try has been released.
+    fn refuse(&mut self, id: JobId, reason: RejectReason, usage: JobUsage, out: &mut Vec<Action>) {
+        let Some(job) = self.jobs.remove(&id) else { return };
+        let why = self.rejection(&job.spec, reason, Some(&job));
+        self.demand.book.refused(&job.spec);
+        out.push(Action::Reject { job: id, why });
+        let nothing = JobUsage::Exact(TokenCounts::default());
+        let usage = if job.spec.falls_back { nothing } else { usage };
+        self.settle(job, usage);
+    }
+
+    /// Refuses a job that was taken back and has no lane any more.
+    pub(super) fn refuse_returned(&mut self, id: JobId, reason: RejectReason, out: &mut Vec<Action>) {
+        self.refuse(id, reason, JobUsage::Unknown, out);
+    }
+
+    /// Ends a job's stay at a replica. `wasted` says why it was for nothing, if
+    /// it was, and what is known of what it consumed.
+    pub(super) fn release(
+        &mut self,
+        id: JobId,
+        run: &RunningAttempt,
+        wasted: Option<(WasteCause, JobUsage)>,
+        out: &mut Vec<Action>,
+    ) {
+        self.forget_movable(id);
+        self.forget_reading(id);
+        self.touch_replica(run.replica);
+        let lane = self.jobs.get_mut(&id).map(|job| {
+            job.asked = None;
+            LaneKey::of(&job.spec)
+        });
+        if let Some(account) = lane.and_then(|lane| self.account(lane)) {
+            let stay = self.now.since(run.since);
+            self.groups[account.group].stopped(account.class, stay, self.now);
+            self.demand.ended(account.group, account.class, stay);
+            self.note_stay(id, run.replica, stay);
+        }
+        let pool = self.fleet.pool_of(run.replica);
+        let (whole, time) = self.fleet.release(run.replica, &run.booking, &run.stay, self.now);
+        self.invariants.check(InvariantId::LedgerBalanced, whole);
+        if let Some(pool) = pool {
+            self.bill(id, (pool, run), time, wasted, out);
+        }
+        if let Some(lane) = lane {
+            self.give_back_quota(lane, run.booking.seqs);
+        }
+    }
+
+    /// Replaces what the tenant was charged by what the job came to. A job of
+    /// which nothing is known keeps its charge if it was at a replica, and
+    /// gets it back if it waited: there it consumed nothing.
+    fn settle(&mut self, mut job: Job, usage: JobUsage) {
+        let waits = job.part().is_some();
+        self.demand.book.leave(&job.spec, usage.tokens().map_or(0, |tokens| tokens.output));
+        let usage = usage.with_prompt(job.spec.prompt_tokens);
+        let known = usage.tokens().or_else(|| waits.then(TokenCounts::default));
+        self.settle_limits(&mut job, known);
+        let (Some(charged), Some(tokens)) = (job.charged, known) else { return };
+        let Some(account) = self.account(LaneKey::of(&job.spec)) else { return };
+        self.recharge(account, LaneKey::of(&job.spec), charged, cost(tokens.input, tokens.output));
+    }
+
+    /// Replaces a charge of the lane's tenant in the class by another one.
+    pub(super) fn recharge(&mut self, account: LaneAccounts, lane: LaneKey, charged: u64, cost: u64) {
+        let weight = self.weight(lane.tenant);
+        let class = self.groups[account.group].class_mut(account.class);
+        class.counters.correct(lane.tenant, weight, charged, cost);
+        self.follow_payment(account, lane);
+        self.touched.insert(account.group);
+    }
+
+    /// The tenant's weight, boosted or not; 1 for one that is no longer in the
+    /// policy.
+    pub(super) fn weight(&self, tenant: TenantId) -> f64 {
+        let weight = self.policy.tenants.get(tenant).map_or(1.0, |row| row.weight);
+        weight * self.overrides.boost(tenant)
+    }
+}

@@ -1,0 +1,635 @@
+//! The async door to the scheduler: feeds it events with the time, and applies
+//! its actions after the lock is released.
+
+pub mod clock;
+mod ticket;
+mod waiters;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tokio::sync::{Notify, mpsc, oneshot};
+
+pub use self::ticket::{LimitsAtEntry, Ticket};
+pub use crate::dispatcher::waiters::{DispatchGrant, StayBills};
+
+use crate::core::autoscale::demand::state::DemandState;
+use crate::core::autoscale::demand_report::{DemandReport, PeerDemand};
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::billing::bill::IdleTime;
+use crate::core::limits::LimitStatus;
+use crate::core::model::event::{Action, Event, Rejection};
+use crate::core::model::ids::JobId;
+use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
+use crate::core::model::policy::Policy;
+use crate::core::model::snapshot::{OverrideResult, Snapshot, WaitExplanation};
+use crate::core::model::time::Tick;
+use crate::core::scheduler::Scheduler;
+use crate::dispatcher::clock::GatewayClock;
+use crate::dispatcher::waiters::{AttemptId, Notification, Notifications, WaitResult, Waiters};
+
+/// What a scheduler was told, from the moment on when it was asked to be written
+/// down. Memory grows with every event.
+pub type EventLog = Arc<Mutex<Vec<(Tick, Event)>>>;
+
+/// The one scheduler of this process and everybody who waits for it.
+#[derive(Debug)]
+pub struct Dispatcher {
+    inner: Mutex<DispatcherState>,
+    clock: GatewayClock,
+    next_job: AtomicU64,
+    timer_changed: Notify,
+    /// Whether somebody waits for the next arrival.
+    awaited: AtomicBool,
+    arrival: Notify,
+    replica_actions: mpsc::Sender<Action>,
+}
+
+#[derive(Debug)]
+struct DispatcherState {
+    /// Of the policy in force.
+    generation: u64,
+    scheduler: Scheduler,
+    desks: Waiters,
+    actions: Vec<Action>,
+    leftover: StepEffects,
+    timer: Option<Tick>,
+    told: Option<EventLog>,
+}
+
+/// What a step leaves to be done once the lock is released.
+#[derive(Debug, Default)]
+struct StepEffects {
+    mail: Notifications,
+    replica_actions: SmallVec<[Action; 2]>,
+    timer_moved_up: bool,
+}
+
+impl Dispatcher {
+    /// A gate under `policy`. Actions about replicas (eject, probe, readmit)
+    /// go to `replica_actions`; one that finds the channel full is dropped,
+    /// and the core asks again when a probe stays unanswered.
+    #[must_use]
+    pub fn new(policy: Arc<Policy>, clock: GatewayClock, replica_actions: mpsc::Sender<Action>) -> Arc<Self> {
+        Arc::new(Self {
+            inner: Mutex::new(DispatcherState {
+                generation: policy.generation,
+                scheduler: Scheduler::new(policy),
+                desks: Waiters::default(),
+                actions: Vec::new(),
+                leftover: StepEffects::default(),
+                timer: None,
+                told: None,
+            }),
+            clock,
+            next_job: AtomicU64::new(1),
+            timer_changed: Notify::new(),
+            awaited: AtomicBool::new(false),
+            arrival: Notify::new(),
+            replica_actions,
+        })
+    }
+
+    /// Writes down what the scheduler is told from now on, for tests and replays.
+    pub fn write_down(&self, told: &EventLog) {
+        self.inner.lock().told = Some(Arc::clone(told));
+    }
+
+    /// The clock that the scheduler lives by.
+    #[must_use]
+    pub fn clock(&self) -> GatewayClock {
+        self.clock
+    }
+
+    /// An id for a job that has not arrived yet.
+    #[must_use]
+    pub fn next_job_id(&self) -> JobId {
+        JobId::new(self.next_job.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Lets the job in. The ticket is its life: dropping it ends the job. The
+    /// ids in `spec` are those of `policy`, which comes into force first if
+    /// the scheduler does not know it yet.
+    #[must_use]
+    pub fn admit(self: &Arc<Self>, spec: JobSpec, prefix: PromptPrefix, policy: &Arc<Policy>) -> Ticket {
+        let (answer, bills, limits) = self.locked(|inner, now| {
+            let answer = inner.desks.wait(spec.id);
+            let bills = inner.desks.bills(spec.id);
+            inner.follow(policy, now);
+            inner.handle(now, Event::Arrived(spec, prefix));
+            (answer, bills, inner.limits_of(&spec, now))
+        });
+        if self.awaited.load(Ordering::Relaxed) && self.awaited.swap(false, Ordering::Relaxed) {
+            self.arrival.notify_one();
+        }
+        Ticket::new(Arc::clone(self), spec.id, answer, (limits, bills))
+    }
+
+    /// Whether a job that came now, beside `others` of its tenant that are about to
+    /// come, surely would be refused, however many tokens it has.
+    #[must_use]
+    pub fn surely_refuses(&self, spec: &JobSpec, others: u64) -> bool {
+        let now = self.clock.now();
+        self.inner.lock().scheduler.surely_refuses(spec, others, now)
+    }
+
+    /// From now on an arrival counts for [`Self::next_arrival`].
+    pub fn expect_arrival(&self) {
+        self.awaited.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits for the first arrival since one was expected; for one waiter.
+    pub async fn next_arrival(&self) {
+        self.arrival.notified().await;
+    }
+
+    /// Brings a policy into force unless it is, or a later one.
+    pub fn follow(&self, policy: &Arc<Policy>) {
+        self.locked(|inner, now| inner.follow(policy, now));
+    }
+
+    /// Tells the scheduler what happened.
+    pub fn event(&self, event: Event) {
+        self.locked(|inner, now| {
+            let Event::Left { job, .. } = event else { return inner.handle(now, event) };
+            // Nothing is said to it any more, but what it came to is kept for
+            // whoever tells of it.
+            inner.desks.leave(job);
+            inner.handle(now, event);
+            inner.apply();
+            inner.desks.close(job);
+        });
+    }
+
+    /// The time in which replicas ran nothing since this was last asked, by
+    /// pool.
+    #[must_use]
+    pub fn take_idle(&self) -> Vec<IdleTime> {
+        self.locked(|inner, now| {
+            inner.handle(now, Event::IdleAsked);
+            let idle = inner.actions.extract_if(.., |action| matches!(action, Action::Idled(_)));
+            idle.filter_map(|action| if let Action::Idled(idle) = action { Some(idle) } else { None })
+                .collect()
+        })
+    }
+
+    /// Whether a request that arrived now could wait.
+    #[must_use]
+    pub fn can_queue(&self) -> bool {
+        self.inner.lock().scheduler.can_queue()
+    }
+
+    /// A picture of this moment.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let now = self.clock.now();
+        self.inner.lock().scheduler.snapshot(now)
+    }
+
+    /// What every pool needs now.
+    #[must_use]
+    pub fn needs(&self) -> Vec<ReplicaDemand> {
+        let now = self.clock.now();
+        self.inner.lock().scheduler.needs(now)
+    }
+
+    /// What every pool needs now, by what other gateways see, too.
+    #[must_use]
+    pub fn needs_with(&self, others: &PeerDemand) -> Vec<ReplicaDemand> {
+        let now = self.clock.now();
+        self.inner.lock().scheduler.needs_with(now, others)
+    }
+
+    /// What this gateway sees of the demand.
+    #[must_use]
+    pub fn outlook(&self) -> DemandReport {
+        let now = self.clock.now();
+        self.inner.lock().scheduler.outlook(now)
+    }
+
+    /// The demand that was seen, to be kept over a restart.
+    #[must_use]
+    pub fn demand(&self) -> DemandState {
+        self.inner.lock().scheduler.demand_state()
+    }
+
+    /// Takes over the demand that was seen before a restart. False when it is of
+    /// another version.
+    pub fn restore_demand(&self, state: &DemandState) -> bool {
+        self.inner.lock().scheduler.restore_demand(state)
+    }
+
+    /// How it stands with all limits, in a fixed order.
+    #[must_use]
+    pub fn limits(&self) -> Vec<LimitStatus> {
+        let now = self.clock.now();
+        self.inner.lock().scheduler.limits(now)
+    }
+
+    /// Why a job waits; `None` for one that does not.
+    #[must_use]
+    pub fn explain(&self, job: JobId) -> Option<WaitExplanation> {
+        let now = self.clock.now();
+        self.inner.lock().scheduler.explain(job, now)
+    }
+
+    /// Whether a job waits for a pool that has to start.
+    #[must_use]
+    pub fn is_held(&self, job: JobId) -> bool {
+        self.inner.lock().scheduler.is_held(job)
+    }
+
+    /// Hands in an operator's wish, which may depend on the time; says what it
+    /// changed.
+    pub fn operate(&self, wish: impl FnOnce(Tick) -> Event) -> OverrideResult {
+        self.locked(|inner, now| {
+            let before = inner.scheduler.snapshot(now);
+            inner.handle(now, wish(now));
+            let recalls = inner.actions.iter().filter(|action| matches!(action, Action::Recall { .. }));
+            let requeued = recalls.count() as u64;
+            OverrideResult { before, after: inner.scheduler.snapshot(now), requeued }
+        })
+    }
+
+    /// Refuses everything that still waits, at the end of a drain's grace.
+    pub fn refuse_waiting(&self, why: Rejection) {
+        let waiting = self.inner.lock().desks.take_waiting();
+        for (job, waiter) in waiting {
+            self.event(Event::Left { job, usage: JobUsage::Unknown });
+            Notification::Answer(waiter, Err(why)).deliver();
+        }
+    }
+
+    /// Wakes the scheduler at its deadlines. Runs until dropped.
+    pub async fn run_timer(self: Arc<Self>) {
+        loop {
+            let changed = self.timer_changed.notified();
+            let deadline = self.inner.lock().timer;
+            match deadline {
+                None => changed.await,
+                Some(at) => {
+                    tokio::select! {
+                        () = tokio::time::sleep_until(self.clock.instant(at)) => self.event(Event::Timer),
+                        () = changed => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Passes on an event of a try, unless the job has been taken away from
+    /// it, by what was due before; whether it was passed on.
+    fn report(&self, job: JobId, dispatch: AttemptId, event: Event) -> bool {
+        self.locked(|inner, now| inner.report(now, job, dispatch, event))
+    }
+
+    /// The same for the event that ends the job.
+    fn finish(&self, job: JobId, dispatch: AttemptId, event: Event) -> bool {
+        self.locked(|inner, now| {
+            let finished = inner.report(now, job, dispatch, event);
+            if finished {
+                inner.desks.close(job);
+            }
+            finished
+        })
+    }
+
+    /// The same for an event after which the job waits again.
+    fn retry(&self, job: JobId, dispatch: AttemptId, event: Event) -> Option<oneshot::Receiver<WaitResult>> {
+        self.locked(|inner, now| {
+            if !inner.desks.owns(job, dispatch) {
+                return None;
+            }
+            let again = inner.desks.wait(job);
+            inner.handle(now, event);
+            Some(again)
+        })
+    }
+
+    /// One step under the lock, and what it leads to after it.
+    fn locked<T>(&self, step: impl FnOnce(&mut DispatcherState, Tick) -> T) -> T {
+        let (value, leftover) = {
+            let mut inner = self.inner.lock();
+            let value = step(&mut inner, self.clock.now());
+            (value, inner.leftover())
+        };
+        if leftover.timer_moved_up {
+            self.timer_changed.notify_one();
+        }
+        leftover.mail.into_iter().for_each(Notification::deliver);
+        for action in leftover.replica_actions {
+            let _full = self.replica_actions.try_send(action);
+        }
+        value
+    }
+
+    /// Applies actions as if the scheduler had asked for them.
+    #[cfg(test)]
+    pub(crate) fn act(&self, actions: impl IntoIterator<Item = Action>) {
+        self.locked(|inner, _| inner.actions.extend(actions));
+    }
+}
+
+impl DispatcherState {
+    fn handle(&mut self, now: Tick, event: Event) {
+        if let Some(told) = &self.told {
+            told.lock().push((now, event.clone()));
+        }
+        self.scheduler.handle(now, event, &mut self.actions);
+    }
+
+    /// How it stands with the limits of a job that has just arrived.
+    fn limits_of(&mut self, spec: &JobSpec, now: Tick) -> LimitsAtEntry {
+        let would = self.actions.iter().filter_map(|action| match action {
+            Action::WouldLimit { job, rule } if *job == spec.id => Some(*rule),
+            _ => None,
+        });
+        LimitsAtEntry { shadowed: would.collect(), standings: self.scheduler.limits_of(spec, now) }
+    }
+
+    fn follow(&mut self, policy: &Arc<Policy>, now: Tick) {
+        if policy.generation > self.generation {
+            self.generation = policy.generation;
+            self.handle(now, Event::PolicyChanged(Arc::clone(policy)));
+        }
+    }
+
+    /// Hands in an event of a try, if the job is still there when it is its
+    /// turn; whether it was.
+    fn report(&mut self, now: Tick, job: JobId, dispatch: AttemptId, event: Event) -> bool {
+        if !self.desks.owns(job, dispatch) {
+            return false;
+        }
+        self.handle(now, event);
+        self.apply();
+        self.desks.owns(job, dispatch)
+    }
+
+    /// Does what the scheduler wants done.
+    fn apply(&mut self) {
+        for action in self.actions.drain(..) {
+            self.leftover.replica_actions.extend(self.desks.apply(action, &mut self.leftover.mail));
+        }
+    }
+
+    fn leftover(&mut self) -> StepEffects {
+        self.apply();
+        let mut leftover = std::mem::take(&mut self.leftover);
+        let timer = self.scheduler.next_deadline();
+        leftover.timer_moved_up = timer.is_some_and(|new| self.timer.is_none_or(|old| new < old));
+        self.timer = timer;
+        leftover
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::load::load_str_with;
+    use crate::config::secret::MachineSecrets;
+    use crate::config::settings::Settings;
+    use crate::core::model::event::{AttemptOutcome, EngineFault, PreemptReason, RejectReason};
+    use crate::core::model::ids::{ClassId, ModelId, TenantId};
+
+    const ONE_SLOT: &str = "
+version: 1
+auth: {mode: off}
+pools:
+  p: {engine: vllm, models: [m], max_seqs: 1, replicas: ['http://127.0.0.1:9']}
+";
+
+    fn settings(text: &str, previous: Option<&Settings>) -> Settings {
+        let outcome = load_str_with(text, "test", Path::new("."), previous, &MachineSecrets);
+        outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings
+    }
+
+    fn gate(settings: &Settings) -> (Arc<Dispatcher>, mpsc::Receiver<Action>) {
+        let (wishes, wished) = mpsc::channel(8);
+        (Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), wishes), wished)
+    }
+
+    fn admit(gate: &Arc<Dispatcher>, settings: &Settings, wait: Duration) -> Ticket {
+        let policy = &settings.policy;
+        let spec = JobSpec {
+            id: gate.next_job_id(),
+            tenant: policy.tenants.iter().map(|(id, _, _)| id).next().unwrap_or(TenantId::new(0)),
+            key: None,
+            class: policy.classes.id("interactive").unwrap_or(ClassId::new(0)),
+            model: policy.models.id("m").unwrap_or(ModelId::new(0)),
+            prompt_tokens: 10,
+            max_output_tokens: 10,
+            sequences: 1,
+            bytes: 100,
+            streams: true,
+            arrived: Tick::NEVER,
+            deadline: gate.clock().now() + wait,
+            patience: Tick::NEVER,
+            falls_back: false,
+            goes_on: false,
+            context: 0,
+            fit: 0,
+            fingerprint: None,
+            session: None,
+        };
+        gate.admit(spec, PromptPrefix::default(), policy)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dropped_ticket_lets_the_next_one_go() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let mut first = admit(&gate, &settings, Duration::from_secs(60));
+        let mut second = admit(&gate, &settings, Duration::from_secs(60));
+        first.placed().await.unwrap();
+        assert_eq!(gate.snapshot().jobs, 2);
+        drop(first);
+        second.placed().await.unwrap();
+        assert!(second.first_token());
+        assert!(second.finish(AttemptOutcome::Done(JobUsage::Unknown)));
+        drop(second);
+        assert_eq!(gate.snapshot().jobs, 0);
+    }
+
+    /// Whatever ends a stay, its bill is there as soon as the ticket is gone, and
+    /// only once.
+    #[tokio::test(start_paused = true)]
+    async fn bills_are_complete_when_the_ticket_is_gone() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let pass = || tokio::time::advance(Duration::from_millis(10));
+        let told = |bills: &StayBills| -> Vec<u128> {
+            bills.take().into_iter().map(|bill| bill.time.as_millis()).collect()
+        };
+        // It leaves while it runs, with or without its first token.
+        for begins in [false, true] {
+            let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+            let bills = ticket.bills();
+            ticket.placed().await.unwrap();
+            pass().await;
+            assert!(!begins || ticket.first_token());
+            assert_eq!(told(&bills), []);
+            drop(ticket);
+            assert_eq!(told(&bills), [10]);
+        }
+        // A retry takes its place: somebody else ends it.
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let bills = ticket.bills();
+        ticket.placed().await.unwrap();
+        let waits = admit(&gate, &settings, Duration::from_secs(60));
+        let waited = waits.bills();
+        drop(waits);
+        pass().await;
+        gate.event(Event::Left { job: ticket.job(), usage: JobUsage::Unknown });
+        drop(ticket);
+        assert_eq!((told(&bills), told(&waited)), (vec![10], vec![]));
+        // It fails, and is given up while it waits again.
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let bills = ticket.bills();
+        ticket.placed().await.unwrap();
+        pass().await;
+        assert!(ticket.failed_unseen(EngineFault::Refused, JobUsage::Unknown));
+        gate.refuse_waiting(Rejection {
+            reason: RejectReason::Draining,
+            queued: Duration::ZERO,
+            retry_after: None,
+        });
+        assert!(ticket.placed().await.is_err());
+        drop(ticket);
+        assert_eq!(told(&bills), [10]);
+        assert!(gate.inner.lock().desks.is_empty(), "no desk outlives its job");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ticket_whose_job_somebody_else_ended_may_be_asked_again_for_a_recall() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        ticket.placed().await.unwrap();
+        gate.event(Event::Left { job: ticket.job(), usage: JobUsage::Unknown });
+        for _ in 0..2 {
+            let recalled = tokio::time::timeout(Duration::from_secs(1), ticket.recalled());
+            assert!(recalled.await.is_err(), "there is no word to come");
+        }
+        assert!(!ticket.first_token());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deadline_ends_the_wait() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        tokio::spawn(Arc::clone(&gate).run_timer());
+        let _running = admit(&gate, &settings, Duration::from_secs(60));
+        let mut late = admit(&gate, &settings, Duration::from_secs(3));
+        let begun = tokio::time::Instant::now();
+        let rejection = late.placed().await.unwrap_err();
+        assert_eq!(rejection.reason, RejectReason::DeadlineExceeded);
+        assert_eq!(begun.elapsed().as_secs(), 3);
+        assert_eq!(gate.snapshot().jobs, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_try_goes_back_to_the_queue_and_asks_for_a_probe() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, mut wished) = gate(&settings);
+        tokio::spawn(Arc::clone(&gate).run_timer());
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let placement = ticket.placed().await.unwrap();
+        assert!(ticket.failed_unseen(EngineFault::Refused, JobUsage::Unknown));
+        let eject = Action::Eject { replica: placement.replica, why: EngineFault::Refused };
+        assert_eq!(wished.recv().await, Some(eject));
+        let last = wished.recv().await;
+        assert!(matches!(last, Some(Action::PoolDown { why: EngineFault::Refused, .. })), "{last:?}");
+        assert_eq!(wished.recv().await, Some(Action::Probe { replica: placement.replica }));
+        gate.event(Event::ReplicaFound { replica: placement.replica });
+        assert_eq!(ticket.placed().await.unwrap().why.attempt, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_job_brings_its_policy_with_it() {
+        let old = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&old);
+        let text = ONE_SLOT.replace("models: [m]", "models: [m, new]");
+        let new = settings(&text, Some(&old));
+        let spec = JobSpec {
+            id: gate.next_job_id(),
+            tenant: new.policy.tenants.iter().map(|(id, _, _)| id).next().unwrap(),
+            key: None,
+            class: new.policy.classes.id("interactive").unwrap(),
+            model: new.policy.models.id("new").unwrap(),
+            prompt_tokens: 1,
+            max_output_tokens: 1,
+            sequences: 1,
+            bytes: 1,
+            streams: true,
+            arrived: Tick::NEVER,
+            deadline: gate.clock().now() + Duration::from_secs(1),
+            patience: Tick::NEVER,
+            falls_back: false,
+            goes_on: false,
+            context: 0,
+            fit: 0,
+            fingerprint: None,
+            session: None,
+        };
+        gate.admit(spec, PromptPrefix::default(), &new.policy).placed().await.unwrap();
+        // An older policy does not come back.
+        gate.follow(&old.policy);
+        let again = JobSpec { id: gate.next_job_id(), ..spec };
+        gate.admit(again, PromptPrefix::default(), &new.policy).placed().await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_still_waits_is_refused_at_the_end() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let running = admit(&gate, &settings, Duration::from_secs(60));
+        let mut waiting = admit(&gate, &settings, Duration::from_secs(60));
+        let why = Rejection { reason: RejectReason::Draining, queued: Duration::ZERO, retry_after: None };
+        gate.refuse_waiting(why);
+        assert_eq!(waiting.placed().await.unwrap_err(), why);
+        assert_eq!(gate.snapshot().jobs, 1);
+        drop(running);
+        assert_eq!(gate.snapshot().jobs, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_of_a_recalled_try_reaches_the_scheduler() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let DispatchGrant { replica, why } = ticket.placed().await.unwrap();
+        let job = JobId::new(1);
+        gate.act([
+            Action::Recall { job, replica, why: PreemptReason::Stalled },
+            Action::Dispatch { job, replica, why },
+        ]);
+        // The edge has not noticed yet.
+        let before = gate.snapshot();
+        assert!(!ticket.first_token());
+        assert!(!ticket.failed_unseen(EngineFault::Reset, JobUsage::Unknown));
+        assert!(!ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
+        let after = gate.snapshot();
+        assert_eq!((after.jobs, &after.replicas), (before.jobs, &before.replicas));
+        assert_eq!(ticket.recalled().await, PreemptReason::Stalled);
+        ticket.placed().await.unwrap();
+        assert!(ticket.first_token() && ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
+        assert_eq!(gate.snapshot().jobs, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_recalled_job_that_is_dropped_leaves_nothing() {
+        let settings = settings(ONE_SLOT, None);
+        let (gate, _wished) = gate(&settings);
+        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let replica = ticket.placed().await.unwrap().replica;
+        gate.act([Action::Recall { job: JobId::new(1), replica, why: PreemptReason::Stalled }]);
+        assert!(!ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
+        drop(ticket);
+        assert_eq!(gate.snapshot().jobs, 0);
+    }
+}

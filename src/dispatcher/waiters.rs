@@ -1,0 +1,417 @@
+//! Who waits at the gate, and who may still speak for a try: one desk for each
+//! job that is alive. Everything here happens under the gate's lock.
+//!
+//! A job's try is over for the scheduler the moment it says so, but its edge
+//! learns of it later. In between, the edge may report on a try that it no
+//! longer owns, while the job waits again or even runs elsewhere. Each dispatch
+//! has a number for that reason, and only the present one is listened to.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use crate::core::billing::bill::StayBill;
+use crate::core::model::event::{Action, DispatchReason, PreemptReason, Rejection};
+use crate::core::model::ids::{JobId, ReplicaId};
+
+/// Where a job may start now.
+#[derive(Debug, Clone, Copy)]
+pub struct DispatchGrant {
+    /// The replica; its credit is booked.
+    pub replica: ReplicaId,
+    /// Why.
+    pub why: DispatchReason,
+}
+
+/// The number of a dispatch; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AttemptId(u64);
+
+/// The end of a wait.
+pub(super) type WaitResult = Result<AttemptStart, Rejection>;
+
+/// A try that begins.
+#[derive(Debug)]
+pub(super) struct AttemptStart {
+    pub(super) placement: DispatchGrant,
+    pub(super) dispatch: AttemptId,
+    /// What the scheduler has to say of the try while it lasts.
+    pub(super) word: oneshot::Receiver<Signal>,
+}
+
+/// What the scheduler may say of a try, once.
+#[derive(Debug)]
+pub(super) enum Signal {
+    /// It was taken away. The job waits again, or has got its next answer
+    /// already.
+    Recalled { why: PreemptReason, again: oneshot::Receiver<WaitResult> },
+    /// Its stream is to be handed over; it owns the job until it does so.
+    HandOver(PreemptReason),
+}
+
+/// What is to be handed to a ticket, once the lock is released.
+#[derive(Debug)]
+pub(super) enum Notification {
+    Answer(oneshot::Sender<WaitResult>, WaitResult),
+    Word(oneshot::Sender<Signal>, Signal),
+}
+
+/// Letters of one step.
+pub(super) type Notifications = SmallVec<[Notification; 4]>;
+
+impl Notification {
+    /// Hands it over. A ticket that is gone has said so to the scheduler.
+    pub(super) fn deliver(self) {
+        match self {
+            Self::Answer(to, answer) => drop(to.send(answer)),
+            Self::Word(to, word) => drop(to.send(word)),
+        }
+    }
+}
+
+/// What a job's stays at replicas came to, in their order. Complete once its
+/// ticket is gone.
+#[derive(Debug, Default)]
+pub struct StayBills(Mutex<SmallVec<[StayBill; 1]>>);
+
+impl StayBills {
+    /// Takes them out.
+    pub fn take(&self) -> SmallVec<[StayBill; 1]> {
+        std::mem::take(&mut self.0.lock())
+    }
+
+    fn add(&self, bill: StayBill) {
+        self.0.lock().push(bill);
+    }
+}
+
+#[derive(Debug)]
+struct Waiter {
+    post: WaiterState,
+    bills: Arc<StayBills>,
+}
+
+#[derive(Debug)]
+enum WaiterState {
+    Waits(oneshot::Sender<WaitResult>),
+    /// Nothing more is said once the word was given.
+    Runs {
+        dispatch: AttemptId,
+        word: Option<oneshot::Sender<Signal>>,
+    },
+    /// Nobody is there any more; only its last bill is waited for.
+    Left,
+}
+
+/// The desks of all jobs that are alive.
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    desks: HashMap<JobId, Waiter>,
+    dispatches: u64,
+}
+
+impl Waiters {
+    /// The job waits from now on, for the first time or again.
+    pub(super) fn wait(&mut self, job: JobId) -> oneshot::Receiver<WaitResult> {
+        let (sender, receiver) = oneshot::channel();
+        self.put(job, WaiterState::Waits(sender));
+        receiver
+    }
+
+    /// Whether there is no job.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.desks.is_empty()
+    }
+
+    /// Where the job's bills are put.
+    pub(super) fn bills(&self, job: JobId) -> Arc<StayBills> {
+        self.desks.get(&job).map(|desk| Arc::clone(&desk.bills)).unwrap_or_default()
+    }
+
+    /// The job is about to be over, and hears nothing any more.
+    pub(super) fn leave(&mut self, job: JobId) {
+        if let Some(desk) = self.desks.get_mut(&job) {
+            desk.post = WaiterState::Left;
+        }
+    }
+
+    fn put(&mut self, job: JobId, post: WaiterState) {
+        match self.desks.get_mut(&job) {
+            Some(desk) => desk.post = post,
+            None => drop(self.desks.insert(job, Waiter { post, bills: Arc::default() })),
+        }
+    }
+
+    /// The job is over.
+    pub(super) fn close(&mut self, job: JobId) {
+        self.desks.remove(&job);
+    }
+
+    /// Whether the job is still where `dispatch` sent it.
+    pub(super) fn owns(&self, job: JobId, dispatch: AttemptId) -> bool {
+        let post = self.desks.get(&job).map(|desk| &desk.post);
+        matches!(post, Some(WaiterState::Runs { dispatch: present, .. }) if *present == dispatch)
+    }
+
+    /// Takes out everybody who waits.
+    pub(super) fn take_waiting(&mut self) -> Vec<(JobId, oneshot::Sender<WaitResult>)> {
+        let waits = |_: &JobId, desk: &mut Waiter| matches!(desk.post, WaiterState::Waits(_));
+        let taken = self.desks.extract_if(waits);
+        taken
+            .filter_map(|(job, desk)| match desk.post {
+                WaiterState::Waits(sender) => Some((job, sender)),
+                WaiterState::Runs { .. } | WaiterState::Left => None,
+            })
+            .collect()
+    }
+
+    /// Applies an action of the scheduler to the job that it is about; gives
+    /// it back if it is about none. Actions that do not fit the job's
+    /// state are of a job that has just ended, and change nothing.
+    pub(super) fn apply(&mut self, action: Action, mail: &mut Notifications) -> Option<Action> {
+        match action {
+            Action::Dispatch { job, replica, why } => {
+                if let Some(waiter) = self.take_waiter(job) {
+                    let start = self.start(job, DispatchGrant { replica, why });
+                    mail.push(Notification::Answer(waiter, Ok(start)));
+                }
+            }
+            Action::Reject { job, why } => {
+                if let Some(waiter) = self.take_waiter(job) {
+                    self.close(job);
+                    mail.push(Notification::Answer(waiter, Err(why)));
+                }
+            }
+            Action::Recall { job, why, .. } => {
+                if let Some(word) = self.take_runner(job) {
+                    let again = self.wait(job);
+                    mail.extend(word.map(|to| Notification::Word(to, Signal::Recalled { why, again })));
+                }
+            }
+            Action::HandOver { job, why, .. } => {
+                if let Some(Waiter { post: WaiterState::Runs { word, .. }, .. }) = self.desks.get_mut(&job) {
+                    mail.extend(word.take().map(|to| Notification::Word(to, Signal::HandOver(why))));
+                }
+            }
+            Action::Settled { job, bill } => {
+                if let Some(desk) = self.desks.get(&job) {
+                    desk.bills.add(bill);
+                }
+            }
+            // The ticket's owner knows: it brought the failure.
+            Action::Requeue { .. } => {}
+            // Read when the job arrived.
+            Action::WouldLimit { .. } => {}
+            Action::Eject { .. }
+            | Action::Spare { .. }
+            | Action::PoolDown { .. }
+            | Action::Probe { .. }
+            | Action::Inspect { .. }
+            | Action::Sleep { .. }
+            | Action::Wake { .. }
+            | Action::Readmit { .. }
+            | Action::PoolWanted { .. }
+            | Action::PoolStarted { .. }
+            | Action::Idled(_)
+            | Action::OverrideExpired { .. } => return Some(action),
+        }
+        None
+    }
+
+    fn start(&mut self, job: JobId, placement: DispatchGrant) -> AttemptStart {
+        self.dispatches += 1;
+        let dispatch = AttemptId(self.dispatches);
+        let (sender, word) = oneshot::channel();
+        self.put(job, WaiterState::Runs { dispatch, word: Some(sender) });
+        AttemptStart { placement, dispatch, word }
+    }
+
+    fn take_waiter(&mut self, job: JobId) -> Option<oneshot::Sender<WaitResult>> {
+        match self.take_post(job)? {
+            WaiterState::Waits(sender) => Some(sender),
+            other => {
+                self.put(job, other);
+                None
+            }
+        }
+    }
+
+    fn take_runner(&mut self, job: JobId) -> Option<Option<oneshot::Sender<Signal>>> {
+        match self.take_post(job)? {
+            WaiterState::Runs { word, .. } => Some(word),
+            other => {
+                self.put(job, other);
+                None
+            }
+        }
+    }
+
+    /// Takes a job's post, to put another in its place.
+    fn take_post(&mut self, job: JobId) -> Option<WaiterState> {
+        self.desks.get_mut(&job).map(|desk| std::mem::replace(&mut desk.post, WaiterState::Left))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::core::model::event::{EngineFault, RejectReason};
+
+    const JOB: JobId = JobId::new(7);
+
+    fn dispatch(replica: u32) -> Action {
+        Action::Dispatch { job: JOB, replica: ReplicaId::new(replica), why: DispatchReason::ALONE }
+    }
+
+    fn recall(replica: u32) -> Action {
+        Action::Recall { job: JOB, replica: ReplicaId::new(replica), why: PreemptReason::Stalled }
+    }
+
+    fn reject() -> Action {
+        let why = Rejection { reason: RejectReason::Draining, queued: Duration::ZERO, retry_after: None };
+        Action::Reject { job: JOB, why }
+    }
+
+    /// Applies the actions as those of one step, and hands out the letters.
+    fn step(desks: &mut Waiters, actions: impl IntoIterator<Item = Action>) {
+        let mut mail = Notifications::new();
+        for action in actions {
+            assert_eq!(desks.apply(action, &mut mail), None);
+        }
+        mail.into_iter().for_each(Notification::deliver);
+    }
+
+    fn started(mut answer: oneshot::Receiver<WaitResult>) -> AttemptStart {
+        answer.try_recv().unwrap().unwrap()
+    }
+
+    /// The next wait of a try that was taken away since the engine stalled.
+    fn taken_away(mut start: AttemptStart) -> oneshot::Receiver<WaitResult> {
+        match start.word.try_recv() {
+            Ok(Signal::Recalled { why: PreemptReason::Stalled, again }) => again,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_recalled_try_may_not_speak_even_when_the_job_runs_again_in_the_same_step() {
+        let mut desks = Waiters::default();
+        let answer = desks.wait(JOB);
+        step(&mut desks, [dispatch(0)]);
+        let mut first = started(answer);
+        assert!(desks.owns(JOB, first.dispatch));
+        assert!(first.word.try_recv().is_err());
+
+        step(&mut desks, [recall(0), dispatch(1)]);
+        let before = first.dispatch;
+        assert!(!desks.owns(JOB, before));
+        let second = started(taken_away(first));
+        assert_eq!(second.placement.replica, ReplicaId::new(1));
+        assert!(desks.owns(JOB, second.dispatch) && second.dispatch != before);
+    }
+
+    #[test]
+    fn a_recalled_job_waits_until_it_is_placed_or_refused() {
+        let mut desks = Waiters::default();
+        let answer = desks.wait(JOB);
+        step(&mut desks, [dispatch(0)]);
+        let first = started(answer);
+        let before = first.dispatch;
+        step(&mut desks, [recall(0)]);
+        let mut again = taken_away(first);
+        assert!(again.try_recv().is_err() && !desks.owns(JOB, before));
+        step(&mut desks, [reject()]);
+        assert_eq!(again.try_recv().unwrap().unwrap_err().reason, RejectReason::Draining);
+        assert!(desks.desks.is_empty());
+    }
+
+    #[test]
+    fn a_recall_before_the_placement_was_noticed_is_told_after_it() {
+        let mut desks = Waiters::default();
+        let answer = desks.wait(JOB);
+        step(&mut desks, [dispatch(0), recall(0), dispatch(0)]);
+        let first = started(answer);
+        let before = first.dispatch;
+        let second = started(taken_away(first));
+        assert!(desks.owns(JOB, second.dispatch) && !desks.owns(JOB, before));
+    }
+
+    #[test]
+    fn a_try_is_asked_once_for_its_stream_and_owns_the_job_until_then() {
+        let mut desks = Waiters::default();
+        let answer = desks.wait(JOB);
+        let replica = ReplicaId::new(0);
+        let ask = |why| Action::HandOver { job: JOB, replica, why };
+        step(&mut desks, [ask(PreemptReason::Stalled), dispatch(0)]);
+        let mut first = started(answer);
+        assert!(first.word.try_recv().is_err());
+        step(&mut desks, [ask(PreemptReason::Drained), ask(PreemptReason::Stalled)]);
+        assert!(matches!(first.word.try_recv(), Ok(Signal::HandOver(PreemptReason::Drained))));
+        assert!(desks.owns(JOB, first.dispatch));
+        let again = desks.wait(JOB);
+        step(&mut desks, [dispatch(1)]);
+        assert_eq!(started(again).placement.replica, ReplicaId::new(1));
+    }
+
+    #[test]
+    fn a_failed_try_waits_like_a_new_job() {
+        let mut desks = Waiters::default();
+        let answer = desks.wait(JOB);
+        step(&mut desks, [dispatch(0)]);
+        let first = started(answer);
+        let answer = desks.wait(JOB);
+        assert!(!desks.owns(JOB, first.dispatch));
+        step(
+            &mut desks,
+            [Action::Requeue { job: JOB, replica: ReplicaId::new(0), why: EngineFault::Reset }, dispatch(1)],
+        );
+        assert_eq!(started(answer).placement.replica, ReplicaId::new(1));
+    }
+
+    #[test]
+    fn what_does_not_fit_changes_nothing() {
+        let mut desks = Waiters::default();
+        step(&mut desks, [dispatch(0), recall(0), reject()]);
+        assert!(desks.desks.is_empty());
+        let mut answer = desks.wait(JOB);
+        step(&mut desks, [recall(0)]);
+        assert!(answer.try_recv().is_err());
+        step(&mut desks, [dispatch(0)]);
+        let start = started(answer);
+        step(&mut desks, [dispatch(1), reject()]);
+        assert!(desks.owns(JOB, start.dispatch));
+        desks.close(JOB);
+        assert!(!desks.owns(JOB, start.dispatch));
+    }
+
+    #[test]
+    fn only_those_who_wait_are_taken_out() {
+        let mut desks = Waiters::default();
+        let answer = desks.wait(JOB);
+        step(&mut desks, [dispatch(0)]);
+        let _waits = desks.wait(JobId::new(8));
+        let taken: Vec<JobId> = desks.take_waiting().into_iter().map(|(job, _)| job).collect();
+        assert_eq!(taken, [JobId::new(8)]);
+        assert!(desks.owns(JOB, started(answer).dispatch));
+    }
+
+    #[test]
+    fn actions_about_replicas_are_given_back() {
+        let replica = ReplicaId::new(3);
+        let mut mail = Notifications::new();
+        for action in [
+            Action::Probe { replica },
+            Action::Eject { replica, why: EngineFault::Reset },
+            Action::Readmit { replica, after: Duration::ZERO },
+        ] {
+            assert_eq!(Waiters::default().apply(action.clone(), &mut mail), Some(action));
+        }
+        assert!(mail.is_empty());
+    }
+}

@@ -1,0 +1,166 @@
+//! Replicas by DNS: when to ask, and what to make of the answer.
+//!
+//! An answer holds for its TTL, within the configured bounds. One that cannot
+//! be had changes nothing. "There is no such name" and "it has no addresses"
+//! may be true (the last pod is gone) or the mistake of a moment (the zone is
+//! being loaded), so the last addresses hold for a grace time first.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use crate::config::discover::DnsSource;
+use crate::fleet::discovery::pause::RetryPauses;
+use crate::fleet::discovery::source_status::SourceReporter;
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct DnsAnswer {
+    /// Addresses and ports; empty when the name has none, or is none.
+    pub(super) addresses: Vec<(IpAddr, u16)>,
+    /// How long it holds.
+    pub(super) ttl: Duration,
+}
+
+/// Asks for ever.
+pub(super) async fn run<F>(dns: &DnsSource, desk: &SourceReporter, ask: impl Fn() -> F)
+where
+    F: Future<Output = Result<DnsAnswer, String>>,
+{
+    let mut pauses = RetryPauses::new(dns.min_refresh, dns.max_refresh);
+    let mut empty_since: Option<Instant> = None;
+    loop {
+        let pause = match ask().await {
+            Err(why) => {
+                desk.lost(&why);
+                pauses.next()
+            }
+            Ok(answer) => {
+                pauses.reset();
+                let held = answer.ttl.clamp(dns.min_refresh, dns.max_refresh);
+                if answer.addresses.is_empty() && desk.has_some() {
+                    held.min(hold(dns, desk, &mut empty_since))
+                } else {
+                    empty_since = None;
+                    let endpoint = |(host, port): (IpAddr, u16)| dns.form.endpoint(&host.to_string(), port);
+                    desk.found(answer.addresses.into_iter().filter_map(endpoint).collect());
+                    held
+                }
+            }
+        };
+        sleep(pause).await;
+    }
+}
+
+/// The name has no addresses any more, where it had some. Returns how long the
+/// last ones hold.
+fn hold(dns: &DnsSource, desk: &SourceReporter, empty_since: &mut Option<Instant>) -> Duration {
+    let first = empty_since.is_none();
+    let since = *empty_since.get_or_insert_with(Instant::now);
+    let left = dns.empty_grace.saturating_sub(since.elapsed());
+    if left.is_zero() {
+        *empty_since = None;
+        desk.found(Vec::new());
+        return dns.min_refresh;
+    }
+    if first {
+        desk.empty(left);
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::config::discover::DnsRecords;
+    use crate::fleet::discovery::source_status::tests::{FORM, Office};
+
+    fn rules() -> DnsSource {
+        DnsSource {
+            name: "vllm.".into(),
+            records: DnsRecords::A,
+            port: 8000,
+            form: FORM,
+            min_refresh: Duration::from_secs(2),
+            max_refresh: Duration::from_secs(60),
+            empty_grace: Duration::from_secs(30),
+            servers: Vec::new(),
+        }
+    }
+
+    fn hosts(last: &[u8], ttl: u64) -> Result<DnsAnswer, String> {
+        let addresses = last.iter().map(|last| (IpAddr::from([10, 0, 0, *last]), 8000)).collect();
+        Ok(DnsAnswer { addresses, ttl: Duration::from_secs(ttl) })
+    }
+
+    /// Plays the answers and returns, for each of them, the second in which it
+    /// was asked for and the number of endpoints that held just before.
+    async fn play(office: &Office, answers: Vec<Result<DnsAnswer, String>>) -> Vec<(u64, usize)> {
+        let start = Instant::now();
+        let (asked, count) = (RefCell::new(Vec::new()), answers.len());
+        let (rules, done) = (rules(), tokio::sync::Notify::new());
+        let ask = || async {
+            let at = asked.borrow().len();
+            asked.borrow_mut().push((start.elapsed().as_secs(), office.hosts().len()));
+            if at == count {
+                done.notify_one();
+                std::future::pending::<()>().await;
+            }
+            answers[at].clone()
+        };
+        tokio::select! {
+            () = run(&rules, &office.desk, ask) => {}
+            () = done.notified() => {}
+        }
+        asked.into_inner()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_holds_for_its_ttl_within_bounds() {
+        let office = Office::new();
+        let answers = vec![hosts(&[1], 5), hosts(&[1, 2], 0), hosts(&[2], 3600), hosts(&[3], 10)];
+        assert_eq!(play(&office, answers).await, [(0, 0), (5, 1), (7, 2), (67, 1), (77, 1)]);
+        assert_eq!(office.hosts(), ["10.0.0.3:8000"]);
+        assert_eq!(office.noted(), Vec::<String>::new());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_keeps_the_last_view_and_backs_off() {
+        let office = Office::new();
+        let fail = || Err("SERVFAIL".to_owned());
+        let mut answers = vec![hosts(&[1, 2], 2)];
+        answers.extend((0..8).map(|_| fail()));
+        answers.push(hosts(&[1], 2));
+        let asked = play(&office, answers).await;
+        assert!(asked[1..10].iter().all(|(_, held)| *held == 2), "{asked:?}");
+        let pauses: Vec<u64> = asked[1..10].windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
+        assert!(pauses[0] <= 2 && (45..=60).contains(&pauses[7]), "{pauses:?}");
+        let noted = office.noted();
+        assert_eq!((noted.len(), noted[0].as_str(), noted[8].as_str()), (9, "Lost", "Back"));
+        assert_eq!(office.hosts(), ["10.0.0.1:8000"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_addresses_count_after_a_grace_time() {
+        let office = Office::new();
+        let nothing = || hosts(&[], 20);
+        let answers = vec![nothing(), hosts(&[1], 2), nothing(), nothing(), nothing(), nothing()];
+        let asked = play(&office, answers).await;
+        // Nothing at the start is nothing; later it holds for 30 s.
+        assert_eq!(asked, [(0, 0), (20, 0), (22, 1), (42, 1), (52, 1), (54, 0), (74, 0)]);
+        assert_eq!(office.noted(), ["Empty"]);
+        assert_eq!(office.hosts(), Vec::<String>::new());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn addresses_that_come_back_in_time_never_went() {
+        let office = Office::new();
+        let answers = vec![hosts(&[1], 2), hosts(&[], 20), hosts(&[1], 40), hosts(&[], 20), hosts(&[1], 2)];
+        let asked = play(&office, answers).await;
+        assert!(asked[1..].iter().all(|(_, held)| *held == 1), "{asked:?}");
+        assert_eq!(office.noted(), ["Empty", "Empty"], "the grace begins anew");
+    }
+}

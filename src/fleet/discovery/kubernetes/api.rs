@@ -1,0 +1,235 @@
+//! The two questions to a Kubernetes API server.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use reqwest::header::RETRY_AFTER;
+use reqwest::redirect::Policy;
+use reqwest::{Certificate, Client, RequestBuilder, Response};
+use serde::Deserialize;
+use tokio::task::spawn_blocking;
+
+use crate::config::discover::KubernetesSource;
+use crate::fleet::discovery::kubernetes::watch::KubeObject;
+use crate::tls;
+
+/// The namespace that the program runs in, as Kubernetes tells every pod.
+const NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// For one page of a list.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// For the head of a watch's answer.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest silence of a watch. Bookmarks come about once a minute.
+const SILENCE: Duration = Duration::from_secs(150);
+/// Longest watch that is asked for; API servers end them after some minutes.
+const LONGEST_WATCH: Duration = Duration::from_secs(290);
+/// Slices in one page of a list.
+const PAGE: &str = "500";
+/// Bytes of a page beyond which it is not read on.
+const MAX_PAGE: usize = 64 << 20;
+
+/// What went wrong. It holds no token.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum KubeError {
+    /// There is no server to ask.
+    #[error("no API server: this is not a pod of a cluster, and `server` names none")]
+    NoServer,
+    /// A file cannot be read.
+    #[error("{0} cannot be read: {1}")]
+    Unreadable(String, String),
+    /// The CA's file has no certificates.
+    #[error("{0} holds no certificates, or TLS cannot be set up with them")]
+    NoCertificates(String),
+    /// No connection, or no answer in time.
+    #[error("no answer from the API server: {0}")]
+    Unreachable(&'static str),
+    /// The answer ended before it was whole.
+    #[error("the answer broke off")]
+    Broken,
+    /// The version that was asked for is too old.
+    #[error("the version is too old")]
+    Gone,
+    /// It answered with an error.
+    #[error("the API server answers {code}{}{message}", if message.is_empty() { "" } else { ": " })]
+    Refused {
+        /// The status.
+        code: u16,
+        /// Its own words.
+        message: String,
+        /// When it may be asked again.
+        retry_after: Option<Duration>,
+    },
+    /// It answered with something else than was asked for.
+    #[error("{0}")]
+    NotUnderstood(&'static str),
+    /// The slices do not tell the engines' port.
+    #[error("{0}")]
+    NoPort(String),
+}
+
+impl KubeError {
+    /// The trouble that a status stands for.
+    pub(super) fn of(code: u16, message: String, retry_after: Option<Duration>) -> Self {
+        if code == 410 { Self::Gone } else { Self::Refused { code, message, retry_after } }
+    }
+
+    pub(super) const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KubeResource {
+    /// The EndpointSlices of a Service.
+    Slices,
+    /// All Nodes.
+    Nodes,
+}
+
+/// One page of a list.
+#[derive(Deserialize)]
+#[serde(bound = "T: serde::de::DeserializeOwned")]
+pub(super) struct ListPage<T> {
+    pub(super) metadata: PageMetadata,
+    #[serde(default)]
+    pub(super) items: Vec<T>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PageMetadata {
+    pub(super) resource_version: String,
+    /// Where the next page begins; absent or empty on the last one.
+    #[serde(rename = "continue")]
+    pub(super) next: Option<String>,
+}
+
+/// A way to ask, with the CA's certificates of this moment.
+pub(super) struct KubeApi {
+    client: Client,
+    url: String,
+    /// Absent = all.
+    selector: Option<String>,
+    token_file: Option<PathBuf>,
+}
+
+impl KubeApi {
+    pub(super) async fn new(rules: &KubernetesSource, resource: KubeResource) -> Result<Self, KubeError> {
+        let server = rules.server.as_ref().ok_or(KubeError::NoServer)?.to_string();
+        let path = match resource {
+            KubeResource::Slices => slices_path(rules).await?,
+            KubeResource::Nodes => "/api/v1/nodes".to_owned(),
+        };
+        let url = format!("{}{path}", server.trim_end_matches('/'));
+        tls::install_provider();
+        let mut builder = Client::builder()
+            .no_proxy()
+            .redirect(Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(SILENCE)
+            .user_agent(concat!("penstock/", env!("CARGO_PKG_VERSION")));
+        if let Some(file) = &rules.ca_file
+            && url.starts_with("https:")
+        {
+            let nothing = || KubeError::NoCertificates(file.display().to_string());
+            let pem = text(file.clone()).await?;
+            let certificates = Certificate::from_pem_bundle(pem.as_bytes()).map_err(|_| nothing())?;
+            if certificates.is_empty() {
+                return Err(nothing());
+            }
+            builder = builder.tls_certs_only(certificates);
+        } else if !url.starts_with("https:") {
+            builder = builder.tls_certs_only([]);
+        }
+        let client = builder.build().map_err(|_| KubeError::NoCertificates("the system".to_owned()))?;
+        let selector = (resource == KubeResource::Slices).then(|| rules.selector.clone());
+        let token_file = rules.token_file.clone();
+        Ok(Self { client, url, selector, token_file })
+    }
+
+    /// One page of the list; the first one, or the one after `after`.
+    pub(super) async fn list<T: KubeObject>(&self, after: Option<&str>) -> Result<ListPage<T>, KubeError> {
+        let query = [("limit", PAGE), ("continue", after.unwrap_or_default())];
+        let query = if after.is_some() { &query[..] } else { &query[..1] };
+        let asked = async {
+            let mut answer = self.send(query).await?;
+            let mut body = Vec::new();
+            while let Some(chunk) = answer.chunk().await.map_err(|_| KubeError::Broken)? {
+                if body.len() + chunk.len() > MAX_PAGE {
+                    return Err(KubeError::NotUnderstood("the list is too long"));
+                }
+                body.extend_from_slice(&chunk);
+            }
+            serde_json::from_slice(&body).map_err(|_| KubeError::NotUnderstood(T::NO_LIST))
+        };
+        let late = Err(KubeError::Unreachable("no whole list in time"));
+        tokio::time::timeout(LIST_TIMEOUT, asked).await.unwrap_or(late)
+    }
+
+    /// The changes since a version, for `rest` at most.
+    pub(super) async fn watch(&self, version: &str, rest: Duration) -> Result<Response, KubeError> {
+        let seconds = rest.min(LONGEST_WATCH).as_secs().max(1).to_string();
+        let query = [
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", version),
+            ("timeoutSeconds", &seconds),
+        ];
+        let late = Err(KubeError::Unreachable("no head in time"));
+        tokio::time::timeout(HEAD_TIMEOUT, self.send(&query)).await.unwrap_or(late)
+    }
+
+    async fn send(&self, query: &[(&str, &str)]) -> Result<Response, KubeError> {
+        let mut url = self.url.clone();
+        let selector = self.selector.as_deref().map(|selector| ("labelSelector", selector));
+        for (at, (key, value)) in selector.into_iter().chain(query.iter().copied()).enumerate() {
+            let sign = if at == 0 { '?' } else { '&' };
+            url += &format!("{sign}{key}={}", encoded(value));
+        }
+        let request = self.authorized(self.client.get(url)).await?;
+        let answer = request.send().await.map_err(|error| {
+            KubeError::Unreachable(if error.is_connect() { "no connection" } else { "the connection broke" })
+        })?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let code = answer.status().as_u16();
+        let after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        Err(KubeError::of(code, String::new(), after.map(Duration::from_secs)))
+    }
+
+    async fn authorized(&self, request: RequestBuilder) -> Result<RequestBuilder, KubeError> {
+        Ok(match &self.token_file {
+            Some(file) => request.bearer_auth(text(file.clone()).await?),
+            None => request,
+        })
+    }
+}
+
+async fn slices_path(rules: &KubernetesSource) -> Result<String, KubeError> {
+    let namespace = match &rules.namespace {
+        Some(namespace) => namespace.clone(),
+        None => text(PathBuf::from(NAMESPACE)).await?,
+    };
+    Ok(format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"))
+}
+
+/// The text of a small file, without the white space around it.
+async fn text(path: PathBuf) -> Result<String, KubeError> {
+    let shown = path.display().to_string();
+    let read = spawn_blocking(move || std::fs::read_to_string(path)).await;
+    let text = read.unwrap_or_else(|error| Err(io::Error::other(error)));
+    text.map(|text| text.trim().to_owned()).map_err(|error| KubeError::Unreadable(shown, error.to_string()))
+}
+
+/// A value as it stands in a query.
+fn encoded(value: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~');
+    value.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}

@@ -1,0 +1,147 @@
+//! Replicas from the EndpointSlices of a Kubernetes Service, and notice of
+//! machines that are about to go from the taints and conditions of Nodes.
+//! Whatever fails, the last view holds: without the Nodes there are no
+//! notices, and without the slices no changes at all.
+
+mod api;
+mod lines;
+mod nodes;
+mod slices;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::config::discover::{KubernetesSource, NodeNotices};
+use crate::fleet::discovery::pause::RetryPauses;
+use crate::fleet::discovery::source_status::SourceReporter;
+
+use self::api::{KubeError, KubeResource};
+use self::nodes::{KubeNode, NodesOnNotice};
+use self::slices::{EndpointSlice, ServiceSlices};
+use crate::fleet::discovery::kubernetes::watch::{LONGEST_PAUSE, ObjectStore, follow};
+
+const SHORTEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Asks for ever.
+pub(super) async fn run(rules: &KubernetesSource, desk: &SourceReporter) {
+    run_with(rules, desk, || RetryPauses::new(SHORTEST_PAUSE, LONGEST_PAUSE)).await;
+}
+
+async fn run_with(rules: &KubernetesSource, desk: &SourceReporter, pauses: impl Fn() -> RetryPauses) {
+    let view = EndpointsView { rules, desk, known: Mutex::default() };
+    let slices = follow(rules, KubeResource::Slices, OfSlices(&view), pauses());
+    match &rules.nodes {
+        None => slices.await,
+        Some(notices) => {
+            let audience = OfNodes { view: &view, notices, is_lost: false };
+            tokio::join!(slices, follow(rules, KubeResource::Nodes, audience, pauses()));
+        }
+    }
+}
+
+/// What both watches have come to.
+struct EndpointsView<'a> {
+    rules: &'a KubernetesSource,
+    desk: &'a SourceReporter,
+    known: Mutex<KnownObjects>,
+}
+
+#[derive(Default)]
+struct KnownObjects {
+    /// Absent before the first list.
+    slices: Option<ServiceSlices>,
+    doomed: NodesOnNotice,
+}
+
+impl EndpointsView<'_> {
+    fn publish(&self) -> Result<(), KubeError> {
+        let known = self.known.lock();
+        let Some(slices) = &known.slices else { return Ok(()) };
+        let endpoints = slices.endpoints(self.rules, &known.doomed)?;
+        self.desk.found(endpoints);
+        Ok(())
+    }
+}
+
+struct OfSlices<'a>(&'a EndpointsView<'a>);
+
+impl ObjectStore for OfSlices<'_> {
+    type Object = EndpointSlice;
+
+    fn replace(&mut self, all: Vec<EndpointSlice>) -> Result<(), KubeError> {
+        let mut slices = ServiceSlices::default();
+        all.into_iter().for_each(|slice| slices.put(slice));
+        self.0.known.lock().slices = Some(slices);
+        self.publish()
+    }
+
+    fn put(&mut self, slice: EndpointSlice) -> bool {
+        self.0.known.lock().slices.get_or_insert_default().put(slice);
+        true
+    }
+
+    fn remove(&mut self, slice: &EndpointSlice) -> bool {
+        self.0.known.lock().slices.get_or_insert_default().remove(slice);
+        true
+    }
+
+    fn publish(&mut self) -> Result<(), KubeError> {
+        self.0.publish()
+    }
+
+    fn lost(&mut self, why: &str) {
+        self.0.desk.lost(why);
+    }
+}
+
+struct OfNodes<'a> {
+    view: &'a EndpointsView<'a>,
+    notices: &'a NodeNotices,
+    is_lost: bool,
+}
+
+impl OfNodes<'_> {
+    /// What is wrong with the slices is said where those are asked for.
+    fn tell(&self) {
+        let _said = self.view.publish();
+    }
+}
+
+impl ObjectStore for OfNodes<'_> {
+    type Object = KubeNode;
+
+    fn replace(&mut self, all: Vec<KubeNode>) -> Result<(), KubeError> {
+        let mut doomed = NodesOnNotice::default();
+        for node in all {
+            doomed.put(node, self.notices);
+        }
+        self.view.known.lock().doomed = doomed;
+        self.tell();
+        Ok(())
+    }
+
+    fn put(&mut self, node: KubeNode) -> bool {
+        self.view.known.lock().doomed.put(node, self.notices)
+    }
+
+    fn remove(&mut self, node: &KubeNode) -> bool {
+        self.view.known.lock().doomed.remove(node)
+    }
+
+    fn publish(&mut self) -> Result<(), KubeError> {
+        if std::mem::take(&mut self.is_lost) {
+            self.view.desk.beside(None);
+        }
+        self.tell();
+        Ok(())
+    }
+
+    fn lost(&mut self, why: &str) {
+        self.is_lost = true;
+        self.view.desk.beside(Some(&format!("nodes: {why}")));
+    }
+}

@@ -1,0 +1,172 @@
+//! Replicas that the file does not list: one task for each pool that has a
+//! source. What a source said last holds until it says something else.
+
+pub mod addresses;
+mod dns;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
+mod pause;
+mod resolver;
+mod source_status;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::discover::ReplicaSource;
+use crate::config::merge::FoundEndpoints;
+use crate::config::settings::Settings;
+use crate::core::model::ids::PoolId;
+use crate::fleet::hooks::NoteSink;
+
+pub use crate::fleet::discovery::source_status::SourceStatus;
+
+use crate::fleet::discovery::source_status::{SourceReporter, SourceStatuses};
+
+/// The shortest time between two sets of replicas that are handed out.
+const BETWEEN_SETS: Duration = Duration::from_millis(200);
+
+/// The running sources. Clones are handles to the same ones; they stop when
+/// the last one is dropped.
+#[derive(Clone)]
+pub struct DiscoverySources {
+    inner: Arc<SourcesState>,
+}
+
+struct SourcesState {
+    settings: Arc<ArcSwap<Settings>>,
+    board: Arc<SourceStatuses>,
+    watch: Arc<dyn NoteSink>,
+    running: Mutex<BTreeMap<PoolId, RunningSource>>,
+    /// When a set may be handed out again.
+    next_set: Mutex<Instant>,
+    root: CancellationToken,
+    tasks: TaskTracker,
+    runtime: Handle,
+}
+
+struct RunningSource {
+    source: ReplicaSource,
+    token: CancellationToken,
+}
+
+impl fmt::Debug for DiscoverySources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sources").field("pools", &self.inner.running.lock().len()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for SourcesState {
+    fn drop(&mut self) {
+        self.root.cancel();
+    }
+}
+
+impl DiscoverySources {
+    /// Starts asking every configured source. Must be called inside a tokio
+    /// runtime; the other methods may be called from anywhere.
+    #[must_use]
+    pub fn start(settings: Arc<ArcSwap<Settings>>, watch: Arc<dyn NoteSink>) -> Self {
+        let sources = Self {
+            inner: Arc::new(SourcesState {
+                settings,
+                board: Arc::default(),
+                watch,
+                running: Mutex::default(),
+                next_set: Mutex::new(Instant::now()),
+                root: CancellationToken::new(),
+                tasks: TaskTracker::new(),
+                runtime: Handle::current(),
+            }),
+        };
+        sources.reloaded();
+        sources
+    }
+
+    /// Call it when the settings have changed. A source that changed starts
+    /// anew; what the one before it said holds until it answers.
+    pub fn reloaded(&self) {
+        let inner = &*self.inner;
+        let mut running = inner.running.lock();
+        if inner.root.is_cancelled() {
+            return;
+        }
+        let settings = inner.settings.load();
+        let pools = settings.edge.pools.iter();
+        let mut wanted: BTreeMap<PoolId, &ReplicaSource> =
+            pools.filter_map(|(pool, _, row)| Some((pool, &row.discover.as_ref()?.source))).collect();
+        inner.board.keep(|pool| wanted.contains_key(&pool));
+        running.retain(|pool, running| {
+            let same = wanted.get(pool) == Some(&&running.source);
+            if same {
+                wanted.remove(pool);
+            } else {
+                inner.board.locked(|| running.token.cancel());
+            }
+            same
+        });
+        for (pool, source) in wanted {
+            let token = inner.root.child_token();
+            let desk = SourceReporter::new(pool, source.name(), &inner.board, &inner.watch, &token);
+            inner.spawn(source.clone(), desk, token.clone());
+            running.insert(pool, RunningSource { source: source.clone(), token });
+        }
+    }
+
+    /// Waits until the sources have said something new, and returns all that
+    /// they name. At most five times a second: what comes in the meantime
+    /// becomes one.
+    pub async fn next(&self) -> FoundEndpoints {
+        let earliest = *self.inner.next_set.lock();
+        sleep_until(earliest).await;
+        self.inner.board.changed().await;
+        *self.inner.next_set.lock() = Instant::now() + BETWEEN_SETS;
+        self.inner.board.found()
+    }
+
+    /// How every source stands.
+    #[must_use]
+    pub fn views(&self) -> Vec<SourceStatus> {
+        self.inner.board.views()
+    }
+
+    /// Ends all tasks and waits for them.
+    pub async fn stop(&self) {
+        {
+            let mut running = self.inner.running.lock();
+            self.inner.root.cancel();
+            running.clear();
+        }
+        self.inner.tasks.close();
+        self.inner.tasks.wait().await;
+    }
+}
+
+impl SourcesState {
+    fn spawn(&self, source: ReplicaSource, desk: SourceReporter, token: CancellationToken) {
+        let asking = async move {
+            match source {
+                ReplicaSource::Dns(dns) => {
+                    let resolver = resolver::SystemResolver::new(dns.clone());
+                    dns::run(&dns, &desk, || resolver.ask()).await;
+                }
+                #[cfg(feature = "kubernetes")]
+                ReplicaSource::Kubernetes(rules) => kubernetes::run(&rules, &desk).await,
+                #[cfg(not(feature = "kubernetes"))]
+                ReplicaSource::Kubernetes(_) => desk.lost("this program was built without Kubernetes"),
+            }
+        };
+        let until_ended = async move {
+            token.run_until_cancelled(asking).await;
+        };
+        self.tasks.spawn_on(until_ended, &self.runtime);
+    }
+}

@@ -1,0 +1,50 @@
+//! How long to wait before a source that failed is asked again.
+
+use std::time::Duration;
+
+use crate::protocol::ids::random;
+
+/// Doubles from the shortest to the longest pause.
+#[derive(Debug)]
+pub(super) struct RetryPauses {
+    shortest: Duration,
+    longest: Duration,
+    next: Duration,
+}
+
+impl RetryPauses {
+    pub(super) const fn new(shortest: Duration, longest: Duration) -> Self {
+        Self { shortest, longest, next: shortest }
+    }
+
+    /// The pause after one more failure: three quarters of its length or more,
+    /// so that many gateways do not ask at the same moment.
+    pub(super) fn next(&mut self) -> Duration {
+        let whole = self.next;
+        self.next = whole.saturating_mul(2).min(self.longest);
+        let [random] = random::frequent();
+        whole.mul_f64(0.75 + f64::from(random) / 1024.0)
+    }
+
+    /// It answered.
+    pub(super) const fn reset(&mut self) {
+        self.next = self.shortest;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_within_their_bounds() {
+        let seconds = Duration::from_secs;
+        let mut pauses = RetryPauses::new(seconds(1), seconds(5));
+        for whole in [1, 2, 4, 5, 5] {
+            let pause = pauses.next();
+            assert!(pause >= seconds(whole).mul_f64(0.75) && pause < seconds(whole), "{pause:?}");
+        }
+        pauses.reset();
+        assert!(pauses.next() < seconds(1));
+    }
+}

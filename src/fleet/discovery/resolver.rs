@@ -1,0 +1,155 @@
+//! The system's DNS resolver, or one for configured servers.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+use hickory_resolver::TokioResolver;
+use hickory_resolver::config::{
+    ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
+};
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::net::{DnsError, NetError};
+use hickory_resolver::proto::op::ResponseCode;
+use hickory_resolver::proto::rr::{RData, RecordType};
+
+use crate::config::discover::{DnsRecords, DnsSource, MAX_REPLICAS};
+use crate::fleet::discovery::dns::DnsAnswer;
+
+/// For one try; there are two.
+const TIMEOUT: Duration = Duration::from_secs(2);
+const TRIES: usize = 2;
+/// Hosts of SRV records that are asked for at the same time.
+const AT_ONCE: usize = 16;
+/// How long "there is nothing" holds where the answer does not say.
+const NOTHING: Duration = Duration::from_secs(5);
+
+/// Asks for one name.
+pub(super) struct SystemResolver {
+    dns: DnsSource,
+}
+
+/// What one question brought: records, and how long they hold.
+struct ResolvedNames {
+    data: Vec<RData>,
+    ttl: Duration,
+}
+
+impl SystemResolver {
+    pub(super) const fn new(dns: DnsSource) -> Self {
+        Self { dns }
+    }
+
+    /// Asks once. The system's servers are looked up each time, since they may
+    /// change.
+    ///
+    /// # Errors
+    /// What went wrong, for people.
+    pub(super) async fn ask(&self) -> Result<DnsAnswer, String> {
+        let resolver = self.resolver().map_err(|error| error.to_string())?;
+        match self.dns.records {
+            DnsRecords::A => {
+                let (hosts, ttl) = addresses(&resolver, &self.dns.name).await?;
+                Ok(DnsAnswer {
+                    addresses: hosts.into_iter().map(|host| (host, self.dns.port)).collect(),
+                    ttl,
+                })
+            }
+            DnsRecords::Srv => services(&resolver, &self.dns.name).await,
+        }
+    }
+
+    fn resolver(&self) -> Result<TokioResolver, NetError> {
+        let mut builder = if self.dns.servers.is_empty() {
+            TokioResolver::builder_tokio()?
+        } else {
+            let servers = self.dns.servers.iter().map(|server| name_server(*server)).collect();
+            let config = ResolverConfig::from_name_servers(servers);
+            TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())
+        };
+        let options: &mut ResolverOpts = builder.options_mut();
+        // We keep the answer ourselves, for as long as it holds.
+        options.cache_size = 0;
+        options.use_hosts_file = ResolveHosts::Never;
+        (options.timeout, options.attempts) = (TIMEOUT, TRIES);
+        builder.build()
+    }
+}
+
+fn name_server(address: SocketAddr) -> NameServerConfig {
+    let at = |mut connection: ConnectionConfig| {
+        connection.port = address.port();
+        connection
+    };
+    let ways = vec![at(ConnectionConfig::udp()), at(ConnectionConfig::tcp())];
+    NameServerConfig::new(address.ip(), true, ways)
+}
+
+/// The addresses of a name, of both families. A server that fails for IPv6
+/// only has answered.
+async fn addresses(resolver: &TokioResolver, name: &str) -> Result<(Vec<IpAddr>, Duration), String> {
+    let (four, six) =
+        tokio::join!(records(resolver, name, RecordType::A), records(resolver, name, RecordType::AAAA));
+    let mut found = four?;
+    match six {
+        Ok(six) => {
+            // A family without addresses says nothing of how long the other's hold.
+            found.ttl = match (found.data.is_empty(), six.data.is_empty()) {
+                (true, false) => six.ttl,
+                (false, true) => found.ttl,
+                _ => found.ttl.min(six.ttl),
+            };
+            found.data.extend(six.data);
+        }
+        Err(why) if found.data.is_empty() => return Err(why),
+        Err(_) => {}
+    }
+    let address = |data: &RData| match data {
+        RData::A(address) => Some(IpAddr::V4(address.0)),
+        RData::AAAA(address) => Some(IpAddr::V6(address.0)),
+        _ => None,
+    };
+    Ok((found.data.iter().filter_map(address).collect(), found.ttl))
+}
+
+/// The hosts and ports of a service, of those with the lowest priority number.
+async fn services(resolver: &TokioResolver, name: &str) -> Result<DnsAnswer, String> {
+    let found = records(resolver, name, RecordType::SRV).await?;
+    let service = |data: &RData| match data {
+        RData::SRV(srv) => Some((srv.priority, (srv.target.to_string(), srv.port))),
+        _ => None,
+    };
+    let services: Vec<_> = found.data.iter().filter_map(service).collect();
+    let first = services.iter().map(|(priority, _)| *priority).min();
+    let targets: BTreeSet<(String, u16)> =
+        services.into_iter().filter(|(priority, _)| Some(*priority) == first).map(|(_, host)| host).collect();
+    let asked = stream::iter(targets.into_iter().take(MAX_REPLICAS)).map(|(host, port)| async move {
+        let (hosts, ttl) = addresses(resolver, &host).await?;
+        Ok::<_, String>((hosts.into_iter().map(move |host| (host, port)).collect::<Vec<_>>(), ttl))
+    });
+    let hosts: Vec<(Vec<_>, Duration)> = asked.buffer_unordered(AT_ONCE).try_collect().await?;
+    let ttl = hosts.iter().map(|(_, ttl)| *ttl).chain([found.ttl]).min().unwrap_or(found.ttl);
+    Ok(DnsAnswer { addresses: hosts.into_iter().flat_map(|(hosts, _)| hosts).collect(), ttl })
+}
+
+/// The records of a name; none where there are none or no such name.
+async fn records(resolver: &TokioResolver, name: &str, kind: RecordType) -> Result<ResolvedNames, String> {
+    match resolver.lookup(name, kind).await {
+        Ok(found) => {
+            let ttl = found.answers().iter().map(|record| record.ttl).min().unwrap_or(0);
+            let data = found.answers().iter().filter(|record| record.record_type() == kind);
+            Ok(ResolvedNames {
+                data: data.map(|record| record.data.clone()).collect(),
+                ttl: Duration::from_secs(ttl.into()),
+            })
+        }
+        Err(NetError::Dns(DnsError::NoRecordsFound(none)))
+            if matches!(none.response_code, ResponseCode::NXDomain | ResponseCode::NoError) =>
+        {
+            let ttl = none.negative_ttl.map_or(NOTHING, |ttl| Duration::from_secs(ttl.into()));
+            Ok(ResolvedNames { data: Vec::new(), ttl })
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}

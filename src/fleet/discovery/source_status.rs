@@ -1,0 +1,280 @@
+//! What every source said last.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::discover::{Endpoint, MAX_REPLICAS};
+use crate::config::merge::FoundEndpoints;
+use crate::core::model::ids::PoolId;
+use crate::fleet::hooks::{NoteSink, SourceNote};
+
+/// What every source said last.
+#[derive(Default)]
+pub(super) struct SourceStatuses {
+    rows: Mutex<BTreeMap<PoolId, SourceEntry>>,
+    changed: Notify,
+}
+
+struct SourceEntry {
+    source: &'static str,
+    found: Option<Arc<[Endpoint]>>,
+    answered: Option<Instant>,
+    trouble: Option<(String, Instant)>,
+    /// The same of what is asked for beside the endpoints.
+    beside: Option<(String, Instant)>,
+}
+
+/// How one source stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SourceStatus {
+    /// The pool that it is of.
+    pub pool: PoolId,
+    /// What kind of source it is.
+    pub source: &'static str,
+    /// How many endpoints it named last; absent while it has never answered.
+    pub endpoints: Option<usize>,
+    /// Time since its last answer. One that is watched says nothing while
+    /// nothing changes.
+    pub age: Option<Duration>,
+    /// Why it cannot be asked just now.
+    pub problem: Option<String>,
+}
+
+impl SourceStatuses {
+    /// Waits until the sources have said something new.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// What was found.
+    pub(super) fn found(&self) -> FoundEndpoints {
+        let rows = self.rows.lock();
+        rows.iter().filter_map(|(pool, row)| Some((*pool, Arc::clone(row.found.as_ref()?)))).collect()
+    }
+
+    /// Forgets the sources of all other pools.
+    pub(super) fn keep(&self, wanted: impl Fn(PoolId) -> bool) {
+        self.rows.lock().retain(|pool, _| wanted(*pool));
+    }
+
+    /// Acts while no source can say anything.
+    pub(super) fn locked(&self, act: impl FnOnce()) {
+        let _rows = self.rows.lock();
+        act();
+    }
+
+    pub(super) fn views(&self) -> Vec<SourceStatus> {
+        let view = |(pool, row): (&PoolId, &SourceEntry)| SourceStatus {
+            pool: *pool,
+            source: row.source,
+            endpoints: row.found.as_ref().map(|found| found.len()),
+            age: row.answered.map(|at| at.elapsed()),
+            problem: row.trouble.as_ref().or(row.beside.as_ref()).map(|(why, _)| why.clone()),
+        };
+        self.rows.lock().iter().map(view).collect()
+    }
+}
+
+/// Where one source says what it has to say. Once its task has been told to
+/// end, nothing more is heard.
+pub(super) struct SourceReporter {
+    pool: PoolId,
+    board: Arc<SourceStatuses>,
+    watch: Arc<dyn NoteSink>,
+    token: CancellationToken,
+}
+
+impl SourceReporter {
+    pub(super) fn new(
+        pool: PoolId,
+        source: &'static str,
+        board: &Arc<SourceStatuses>,
+        watch: &Arc<dyn NoteSink>,
+        token: &CancellationToken,
+    ) -> Self {
+        let mut rows = board.rows.lock();
+        let row = rows.entry(pool).or_insert(SourceEntry {
+            source,
+            found: None,
+            answered: None,
+            trouble: None,
+            beside: None,
+        });
+        (row.source, row.trouble, row.beside) = (source, None, None);
+        Self { pool, board: Arc::clone(board), watch: Arc::clone(watch), token: token.clone() }
+    }
+
+    /// These are the endpoints. One that is named twice counts once, and goes
+    /// only if each time it is said to go.
+    pub(super) fn found(&self, mut endpoints: Vec<Endpoint>) {
+        endpoints.sort_by_cached_key(|endpoint| (endpoint.url.to_string(), endpoint.draining));
+        endpoints.dedup_by(|next, first| next.url == first.url);
+        let named = endpoints.len();
+        endpoints.truncate(MAX_REPLICAS);
+        let heard = self.row(|row| {
+            let new = row.found.as_deref() != Some(&*endpoints);
+            if new {
+                row.found = Some(endpoints.into());
+            }
+            row.answered = Some(Instant::now());
+            (new, row.trouble.take().map(|(_, since)| since.elapsed()))
+        });
+        let Some((new, lost_for)) = heard else { return };
+        if let Some(after) = lost_for {
+            self.watch.source(self.pool, SourceNote::Back { after });
+        }
+        if new {
+            self.board.changed.notify_one();
+            if named > MAX_REPLICAS {
+                self.watch.source(self.pool, SourceNote::TooMany { named });
+            }
+        }
+    }
+
+    /// The source named some endpoints before.
+    pub(super) fn has_some(&self) -> bool {
+        self.row(|row| row.found.as_ref().is_some_and(|found| !found.is_empty())).unwrap_or(false)
+    }
+
+    /// There are no endpoints any more; the last ones hold for `holds`.
+    pub(super) fn empty(&self, holds: Duration) {
+        if !self.token.is_cancelled() {
+            self.watch.source(self.pool, SourceNote::Empty { holds });
+        }
+    }
+
+    /// The source cannot be asked. The last endpoints hold.
+    pub(super) fn lost(&self, why: &str) {
+        let first = self.row(|row| {
+            let since = row.trouble.as_ref().map(|(_, since)| *since);
+            row.trouble = Some((why.to_owned(), since.unwrap_or_else(Instant::now)));
+            since.is_none()
+        });
+        if let Some(first) = first {
+            self.watch.source(self.pool, SourceNote::Lost { why, first });
+        }
+    }
+
+    /// What is asked for beside the endpoints cannot be asked; absent = it can
+    /// again.
+    pub(super) fn beside(&self, why: Option<&str>) {
+        let before = self.row(|row| {
+            let before = row.beside.take().map(|(_, since)| since);
+            row.beside = why.map(|why| (why.to_owned(), before.unwrap_or_else(Instant::now)));
+            before
+        });
+        match (before, why) {
+            (Some(since), Some(why)) => {
+                self.watch.source(self.pool, SourceNote::Lost { why, first: since.is_none() });
+            }
+            (Some(Some(since)), None) => {
+                self.watch.source(self.pool, SourceNote::Back { after: since.elapsed() });
+            }
+            (Some(None) | None, _) => {}
+        }
+    }
+
+    fn row<T>(&self, act: impl FnOnce(&mut SourceEntry) -> T) -> Option<T> {
+        let mut rows = self.board.rows.lock();
+        if self.token.is_cancelled() { None } else { rows.get_mut(&self.pool).map(act) }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::config::discover::{EndpointForm, EndpointScheme};
+    use crate::core::model::ids::ReplicaId;
+    use crate::fleet::hooks::ReplicaNote;
+
+    /// Keeps what was noted.
+    #[derive(Default)]
+    pub(in crate::fleet::discovery) struct Notes(pub(in crate::fleet::discovery) Mutex<Vec<String>>);
+
+    impl NoteSink for Notes {
+        fn note(&self, _: ReplicaId, _: ReplicaNote<'_>) {}
+
+        fn source(&self, _: PoolId, note: SourceNote<'_>) {
+            let text = format!("{note:?}");
+            self.0.lock().push(text.split([' ', '{']).next().unwrap_or_default().to_owned());
+        }
+    }
+
+    /// A desk, with what can be seen of it.
+    pub(in crate::fleet::discovery) struct Office {
+        pub(in crate::fleet::discovery) board: Arc<SourceStatuses>,
+        pub(in crate::fleet::discovery) notes: Arc<Notes>,
+        pub(in crate::fleet::discovery) token: CancellationToken,
+        pub(in crate::fleet::discovery) desk: SourceReporter,
+    }
+
+    impl Office {
+        pub(in crate::fleet::discovery) fn new() -> Self {
+            let (board, notes, token) = (Arc::default(), Arc::<Notes>::default(), CancellationToken::new());
+            let watch: Arc<dyn NoteSink> = notes.clone();
+            let desk = SourceReporter::new(PoolId::new(0), "test", &board, &watch, &token);
+            Self { board, notes, token, desk }
+        }
+
+        /// The hosts that hold just now; a `-` marks one that is about to go.
+        pub(in crate::fleet::discovery) fn hosts(&self) -> Vec<String> {
+            let found = self.board.found();
+            let found = found.get(&PoolId::new(0)).into_iter().flat_map(|found| found.iter());
+            let text = |endpoint: &Endpoint| {
+                let going = if endpoint.draining { "-" } else { "" };
+                format!("{going}{}", endpoint.url.authority().unwrap())
+            };
+            found.map(text).collect()
+        }
+
+        pub(in crate::fleet::discovery) fn noted(&self) -> Vec<String> {
+            std::mem::take(&mut *self.notes.0.lock())
+        }
+    }
+
+    pub(in crate::fleet::discovery) const FORM: EndpointForm =
+        EndpointForm { scheme: EndpointScheme::Http, metrics_port: None };
+
+    fn endpoint(last: usize) -> Endpoint {
+        FORM.endpoint(&format!("10.0.{}.{}", last / 250, last % 250), 80).unwrap()
+    }
+
+    #[test]
+    fn the_last_word_holds_and_each_change_of_mood_is_noted_once() {
+        let office = Office::new();
+        assert_eq!(office.board.found(), FoundEndpoints::new(), "unknown is not empty");
+        office.desk.lost("no route");
+        office.desk.lost("no route");
+        office.desk.found(vec![endpoint(2), endpoint(1)]);
+        assert_eq!(office.hosts(), ["10.0.0.1:80", "10.0.0.2:80"]);
+        office.desk.lost("refused");
+        assert_eq!(office.hosts().len(), 2);
+        assert_eq!(office.board.views()[0].problem.as_deref(), Some("refused"));
+        assert_eq!(office.noted(), ["Lost", "Lost", "Back", "Lost"]);
+        office.token.cancel();
+        office.desk.found(Vec::new());
+        assert_eq!((office.hosts().len(), office.noted().len()), (2, 0), "it was told to end");
+    }
+
+    #[test]
+    fn who_is_named_twice_goes_only_if_both_say_so() {
+        let office = Office::new();
+        let going = |last| Endpoint { draining: true, ..endpoint(last) };
+        office.desk.found(vec![going(1), going(2), endpoint(1), going(2)]);
+        assert_eq!(office.hosts(), ["10.0.0.1:80", "-10.0.0.2:80"]);
+    }
+
+    #[test]
+    fn there_is_an_upper_bound() {
+        let office = Office::new();
+        office.desk.found((0..MAX_REPLICAS + 5).map(endpoint).collect());
+        assert_eq!(office.hosts().len(), MAX_REPLICAS);
+        assert_eq!(office.noted(), ["TooMany"]);
+    }
+}

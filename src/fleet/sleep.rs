@@ -1,0 +1,111 @@
+//! Puts a replica to sleep, or wakes it. Told when the core wants it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::core::model::event::Event;
+use crate::core::replica::health::sleep::SleepResult;
+use crate::fleet::fetch::FetchError;
+use crate::fleet::handle::FleetContext;
+use crate::fleet::hooks::ReplicaNote;
+use crate::fleet::scrape::MonitoredReplica;
+
+/// How long an engine may take to fall asleep.
+const SLEEP_LIMIT: Duration = Duration::from_secs(30);
+/// For the question what came of an order.
+const STATE_LIMIT: Duration = Duration::from_secs(5);
+
+/// What a replica is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SleepOrder {
+    /// To give its accelerator's memory back, and take no work.
+    Sleep,
+    /// To take it again.
+    Wake {
+        /// How long it may take.
+        limit: Duration,
+    },
+}
+
+impl SleepOrder {
+    /// A short stable name for logs and metric labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sleep => "sleep",
+            Self::Wake { .. } => "wake",
+        }
+    }
+
+    const fn limit(self) -> Duration {
+        match self {
+            Self::Sleep => SLEEP_LIMIT,
+            Self::Wake { limit } => limit,
+        }
+    }
+
+    const fn done(self) -> SleepResult {
+        match self {
+            Self::Sleep => SleepResult::Asleep,
+            Self::Wake { .. } => SleepResult::Awake,
+        }
+    }
+}
+
+/// Gives one order; the sink gets `Rested` in any case, unless a reload ends
+/// the replica meanwhile.
+pub(super) async fn obey(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>, order: SleepOrder) {
+    let began = Instant::now();
+    member.cell.lock().told.open += 1;
+    let answer = tell(&shared, &member, order).await;
+    let rested = match answer {
+        Ok(()) => order.done(),
+        Err(FetchError::Status(404 | 405 | 501)) => SleepResult::Unable,
+        // It may have done it all the same.
+        Err(_) => ask(&shared, &member).await.unwrap_or(SleepResult::Failed),
+    };
+    if member.ended() {
+        return;
+    }
+    {
+        let mut status = member.cell.lock();
+        (status.told.open, status.told.answered) = (status.told.open - 1, Some(Instant::now()));
+        if let SleepResult::Asleep | SleepResult::Awake = rested {
+            status.gauges.asleep = Some(rested == SleepResult::Asleep);
+        }
+    }
+    member.refresh.notify_one();
+    let replica = member.target.replica;
+    shared.watch.note(
+        replica,
+        match (rested == order.done(), answer) {
+            (true, _) => ReplicaNote::Obeyed { order, took: began.elapsed() },
+            (false, Err(_)) if rested == SleepResult::Unable => ReplicaNote::CannotSleep,
+            (false, answer) => {
+                ReplicaNote::Disobeyed { order, why: answer.err().unwrap_or(FetchError::NotUnderstood) }
+            }
+        },
+    );
+    shared.sink.event(Event::Rested { replica, rested });
+}
+
+async fn tell(shared: &FleetContext, member: &MonitoredReplica, order: SleepOrder) -> Result<(), FetchError> {
+    let target = &member.target;
+    let Some(paths) = &target.adapter().sleep else { return Err(FetchError::Status(404)) };
+    let path = match order {
+        SleepOrder::Sleep => paths.sleep,
+        SleepOrder::Wake { .. } => paths.wake,
+    };
+    shared.fetcher.post(&target.url(path), target.key.as_ref(), order.limit()).await
+}
+
+/// Whether it sleeps, if it says so.
+async fn ask(shared: &FleetContext, member: &MonitoredReplica) -> Option<SleepResult> {
+    let target = &member.target;
+    let paths = target.adapter().sleep.as_ref()?;
+    let body = shared.fetcher.body(&target.url(paths.state), target.key.as_ref(), STATE_LIMIT).await.ok()?;
+    let asleep = (paths.read)(&body)?;
+    Some(if asleep { SleepResult::Asleep } else { SleepResult::Awake })
+}

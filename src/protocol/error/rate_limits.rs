@@ -1,0 +1,188 @@
+//! Limits as clients are told of them: the words of a refusal, and the
+//! `x-ratelimit-*` headers of every answer.
+
+use std::time::Duration;
+
+use http::HeaderMap;
+use http::header::{HeaderName, HeaderValue};
+
+use crate::core::limits::rule::{LimitPeriod, LimitScope, LimitUnit};
+use crate::core::limits::{LimitExceeded, LimitStatus};
+use crate::protocol::error::ApiError;
+use crate::protocol::error::catalogue::ErrorKind;
+
+macro_rules! names {
+    ($of:literal) => {
+        [
+            HeaderName::from_static(concat!("x-ratelimit-limit-", $of)),
+            HeaderName::from_static(concat!("x-ratelimit-remaining-", $of)),
+            HeaderName::from_static(concat!("x-ratelimit-reset-", $of)),
+        ]
+    };
+}
+
+/// The longest wait that SDKs keep to. A minute's window is over a little
+/// later, which costs one more refusal at most.
+const LONGEST: Duration = Duration::from_secs(60);
+
+const fn of_whom(scope: LimitScope) -> &'static str {
+    match scope {
+        LimitScope::Tenant(_) => "your tenant",
+        LimitScope::Key(_) => "this API key",
+        LimitScope::Model(..) => "your tenant for this model",
+    }
+}
+
+/// An amount of the unit as people read it.
+fn amount(unit: LimitUnit, amount: u64) -> String {
+    match unit {
+        LimitUnit::Requests if amount == 1 => "1 request".to_owned(),
+        LimitUnit::Requests => format!("{amount} requests"),
+        LimitUnit::InputTokens => format!("{amount} input tokens"),
+        LimitUnit::OutputTokens => format!("{amount} output tokens"),
+        LimitUnit::Tokens => format!("{amount} tokens"),
+        LimitUnit::GpuTime => format!("{:.3} GPU seconds", amount as f64 / 1e9),
+        LimitUnit::Money => format!("{:.6} of money", amount as f64 / 1e9),
+    }
+}
+
+const fn over(period: LimitPeriod) -> &'static str {
+    match period {
+        LimitPeriod::Now => "at a time",
+        LimitPeriod::Minute => "a minute",
+        LimitPeriod::Day => "a day",
+        LimitPeriod::Month => "a month",
+    }
+}
+
+/// The refusal of a request that would pass a limit: which, of whom, how much
+/// it asked for and how much is left.
+#[must_use]
+pub fn refusal(why: &LimitExceeded) -> ApiError {
+    let unit = why.rule.unit;
+    let limit = format!("{} {}", amount(unit, why.limit), over(why.rule.period));
+    let numbers = format!(
+        "The limit of {} is {limit}: {} left, and this request needs {}.",
+        of_whom(why.rule.scope),
+        amount(unit, why.left),
+        amount(unit, why.asked),
+    );
+    let Some(wait) = why.retry_after else {
+        let text = format!("{numbers} It alone is more than the limit, so trying again does not help.");
+        return ApiError::new(ErrorKind::QuotaSpent, text);
+    };
+    if why.is_quota() {
+        return ApiError::new(ErrorKind::QuotaSpent, numbers).with_retry_after(wait);
+    }
+    let text = format!("{numbers} Try again in {}.", seconds(wait));
+    ApiError::new(ErrorKind::RateLimited, text).with_retry_after(wait.min(LONGEST))
+}
+
+fn seconds(wait: Duration) -> String {
+    format!("{:.2} s", (wait.as_secs_f64() * 100.0).ceil() / 100.0)
+}
+
+/// Writes the state of the limits that count in the last minute: of requests
+/// and of tokens the one of which the least part is left.
+pub fn write_headers(standings: &[LimitStatus], headers: &mut HeaderMap) {
+    let families: [(&[LimitUnit], [HeaderName; 3]); 2] = [
+        (&[LimitUnit::Requests], names!("requests")),
+        (&[LimitUnit::Tokens, LimitUnit::InputTokens, LimitUnit::OutputTokens], names!("tokens")),
+    ];
+    for (units, [limit, remaining, reset]) in families {
+        let mine = |standing: &&LimitStatus| {
+            let id = standing.rule.id;
+            !id.shadow && id.period == LimitPeriod::Minute && units.contains(&id.unit)
+        };
+        let part = |standing: &LimitStatus| standing.left as f64 / standing.rule.amount.max(1) as f64;
+        let tightest = standings.iter().filter(mine).min_by(|one, other| part(one).total_cmp(&part(other)));
+        let Some(standing) = tightest else { continue };
+        headers.insert(limit, HeaderValue::from(standing.rule.amount));
+        headers.insert(remaining, HeaderValue::from(standing.left));
+        if let Ok(text) = HeaderValue::try_from(duration(standing.reset)) {
+            headers.insert(reset, text);
+        }
+    }
+}
+
+/// A duration as OpenAI writes it: `120ms`, `7.5s`, `1m0s`.
+fn duration(wait: Duration) -> String {
+    let millis = wait.as_nanos().div_ceil(1_000_000);
+    let (minutes, rest) = (millis / 60_000, millis % 60_000);
+    match (minutes, rest) {
+        (0, 0) => "0s".to_owned(),
+        (0, rest) if rest < 1_000 => format!("{rest}ms"),
+        (0, rest) => format!("{}s", rest as f64 / 1e3),
+        (minutes, rest) => format!("{minutes}m{}s", rest as f64 / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::limits::rule::{LimitId, LimitRule};
+    use crate::core::model::ids::{KeyId, TenantId};
+
+    const TENANT: LimitScope = LimitScope::Tenant(TenantId::new(1));
+
+    fn exceeded(unit: LimitUnit, period: LimitPeriod, retry_after: Option<Duration>) -> LimitExceeded {
+        let rule = LimitId { scope: TENANT, unit, period, shadow: false };
+        LimitExceeded { rule, limit: 100, asked: 80, left: 30, retry_after }
+    }
+
+    #[test]
+    fn a_refusal_names_the_limit_and_the_numbers() {
+        let error =
+            refusal(&exceeded(LimitUnit::Tokens, LimitPeriod::Minute, Some(Duration::from_millis(1_234))));
+        assert_eq!(error.kind(), ErrorKind::RateLimited);
+        let text = "The limit of your tenant is 100 tokens a minute: 30 tokens left, and this request needs 80 \
+                    tokens. Try again in 1.24 s.";
+        assert_eq!(error.message(), text);
+        assert!(error.should_retry());
+        assert_eq!(error.retry_after(), Some(Duration::from_millis(1_234)));
+        let full =
+            refusal(&exceeded(LimitUnit::Requests, LimitPeriod::Minute, Some(Duration::from_millis(60_250))));
+        assert_eq!((full.retry_after(), full.should_retry()), (Some(LONGEST), true));
+    }
+
+    #[test]
+    fn nobody_is_told_to_try_again_in_vain() {
+        let spent =
+            refusal(&exceeded(LimitUnit::Money, LimitPeriod::Month, Some(Duration::from_secs(86_400))));
+        assert_eq!((spent.kind(), spent.should_retry()), (ErrorKind::QuotaSpent, false));
+        assert!(spent.message().contains("0.000000 of money a month"), "{}", spent.message());
+        let never = refusal(&exceeded(LimitUnit::InputTokens, LimitPeriod::Minute, None));
+        assert_eq!((never.code(), never.should_retry()), ("insufficient_quota", false));
+    }
+
+    #[test]
+    fn headers_tell_the_tightest_limit_of_each_kind() {
+        let standing = |scope, unit, period, amount, left| LimitStatus {
+            rule: LimitRule { id: LimitId { scope, unit, period, shadow: false }, amount },
+            left,
+            reset: Duration::from_millis(61_500),
+        };
+        let key = LimitScope::Key(KeyId::new(1));
+        let mut headers = HeaderMap::new();
+        write_headers(
+            &[
+                standing(TENANT, LimitUnit::Tokens, LimitPeriod::Minute, 1_000, 900),
+                standing(key, LimitUnit::InputTokens, LimitPeriod::Minute, 100, 10),
+                standing(TENANT, LimitUnit::Tokens, LimitPeriod::Day, 1_000, 0),
+                standing(TENANT, LimitUnit::Requests, LimitPeriod::Now, 5, 1),
+            ],
+            &mut headers,
+        );
+        let read = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        assert_eq!(read("x-ratelimit-limit-tokens"), Some("100"));
+        assert_eq!(read("x-ratelimit-remaining-tokens"), Some("10"));
+        assert_eq!(read("x-ratelimit-reset-tokens"), Some("1m1.5s"));
+        assert_eq!(read("x-ratelimit-limit-requests"), None);
+    }
+
+    #[test]
+    fn durations_are_short() {
+        let of = |millis| duration(Duration::from_millis(millis));
+        assert_eq!([of(0), of(120), of(7_500), of(60_000)], ["0s", "120ms", "7.5s", "1m0s"]);
+    }
+}

@@ -1,0 +1,235 @@
+//! The fields of a JSON request that are read, and the shapes of their values.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::protocol::error::ApiError;
+use crate::protocol::json::{JsonText, drain_seq};
+use crate::protocol::request::resumable;
+
+/// The fields that are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RequestField {
+    Model,
+    Stream,
+    MaxTokens,
+    MaxCompletionTokens,
+    MaxOutputTokens,
+    MinTokens,
+    Parameters,
+    N,
+    BestOf,
+    ServiceTier,
+    StreamOptions,
+    User,
+    PromptCacheKey,
+    Priority,
+    ContinueFinalMessage,
+    AddGenerationPrompt,
+    TruncatePromptTokens,
+    Messages,
+    Prompt,
+    Input,
+    Inputs,
+    System,
+    Instructions,
+    Tools,
+    Functions,
+    Query,
+    Documents,
+    Text1,
+    Text2,
+    Queries,
+    Items,
+}
+
+impl RequestField {
+    pub(crate) const ALL: [(Self, &'static str); 31] = [
+        (Self::Model, "model"),
+        (Self::Stream, "stream"),
+        (Self::MaxTokens, "max_tokens"),
+        (Self::MaxCompletionTokens, "max_completion_tokens"),
+        (Self::MaxOutputTokens, "max_output_tokens"),
+        (Self::MinTokens, "min_tokens"),
+        (Self::Parameters, "parameters"),
+        (Self::N, "n"),
+        (Self::BestOf, "best_of"),
+        (Self::ServiceTier, "service_tier"),
+        (Self::StreamOptions, "stream_options"),
+        (Self::User, "user"),
+        (Self::PromptCacheKey, "prompt_cache_key"),
+        (Self::Priority, "priority"),
+        (Self::ContinueFinalMessage, "continue_final_message"),
+        (Self::AddGenerationPrompt, "add_generation_prompt"),
+        (Self::TruncatePromptTokens, "truncate_prompt_tokens"),
+        (Self::Messages, "messages"),
+        (Self::Prompt, "prompt"),
+        (Self::Input, "input"),
+        (Self::Inputs, "inputs"),
+        (Self::System, "system"),
+        (Self::Instructions, "instructions"),
+        (Self::Tools, "tools"),
+        (Self::Functions, "functions"),
+        (Self::Query, "query"),
+        (Self::Documents, "documents"),
+        (Self::Text1, "text_1"),
+        (Self::Text2, "text_2"),
+        (Self::Queries, "queries"),
+        (Self::Items, "items"),
+    ];
+    pub(crate) const FIRST_OF_PROMPT: usize = Self::Messages as usize;
+    /// Fields that hold one prompt each entry when they are arrays.
+    pub(crate) const BATCHES: [Self; 6] =
+        [Self::Prompt, Self::Input, Self::Documents, Self::Text2, Self::Items, Self::Inputs];
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, known)| *known == name).map(|(field, _)| *field)
+    }
+
+    pub(crate) const fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct RequestFields<'a> {
+    pub(crate) values: [Option<&'a RawValue>; RequestField::ALL.len()],
+    pub(crate) twice: Option<RequestField>,
+    pub(crate) is_empty: bool,
+    /// A field that is not read keeps other engines from going on with the
+    /// answer.
+    pub(crate) is_closed: bool,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for RequestFields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(RequestFieldsVisitor)
+    }
+}
+
+struct RequestFieldsVisitor;
+
+impl<'de> Visitor<'de> for RequestFieldsVisitor {
+    type Value = RequestFields<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut fields = RequestFields { is_empty: true, ..RequestFields::default() };
+        while let Some(JsonText(Some(name))) = map.next_key()? {
+            fields.is_empty = false;
+            let Some(field) = RequestField::named(&name) else {
+                let value: &RawValue = map.next_value()?;
+                fields.is_closed |= !resumable::allows(&name, value.get());
+                continue;
+            };
+            if fields.values[field as usize].replace(map.next_value()?).is_some() {
+                fields.twice.get_or_insert(field);
+            }
+        }
+        Ok(fields)
+    }
+}
+
+#[derive(serde::Deserialize)]
+pub(crate) struct Parameters<'a> {
+    #[serde(borrow)]
+    pub(crate) max_new_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(crate) best_of: Option<&'a RawValue>,
+}
+
+pub(crate) struct StreamOptions<'a> {
+    pub(crate) include_usage: Option<&'a RawValue>,
+    pub(crate) continuous_usage_stats: Option<&'a RawValue>,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for StreamOptions<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OptionsVisitor;
+        impl<'de> Visitor<'de> for OptionsVisitor {
+            type Value = StreamOptions<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut options = StreamOptions { include_usage: None, continuous_usage_stats: None };
+                while let Some(key) = map.next_key::<Cow<'_, str>>()? {
+                    let value: &RawValue = map.next_value()?;
+                    let slot = match &*key {
+                        "include_usage" => &mut options.include_usage,
+                        "continuous_usage_stats" => &mut options.continuous_usage_stats,
+                        _ => continue,
+                    };
+                    if slot.replace(value).is_some() {
+                        return Err(A::Error::custom("an option is given twice"));
+                    }
+                }
+                Ok(options)
+            }
+        }
+        deserializer.deserialize_map(OptionsVisitor)
+    }
+}
+
+/// A count of things. Negative means "no limit" to some engines and an error
+/// to others: it is left to them and says nothing here.
+pub(crate) fn count(raw: Option<&RawValue>, field: &'static str) -> Result<Option<u64>, ApiError> {
+    let Some(text) = raw.map(RawValue::get).filter(|text| *text != "null") else {
+        return Ok(None);
+    };
+    if let Ok(number) = text.parse() {
+        return Ok(Some(number));
+    }
+    match text.parse::<f64>() {
+        Ok(number) if number < 0.0 => Ok(None),
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "float casts saturate")]
+        Ok(number) if number.fract() == 0.0 => Ok(Some(number as u64)),
+        _ => Err(ApiError::invalid_field(field, "must be a whole number.")),
+    }
+}
+
+pub(crate) fn at_least_one(count: Option<u64>) -> u32 {
+    u32::try_from(count.unwrap_or(1).max(1)).unwrap_or(u32::MAX)
+}
+
+/// How many prompts a value holds: the entries of an array, unless they are
+/// the token ids of one prompt.
+pub(crate) fn batch_length(raw: &RawValue) -> u32 {
+    let text = raw.get();
+    let is_tokens =
+        |rest: &str| rest.trim_ascii_start().starts_with(|c: char| c == '-' || c.is_ascii_digit());
+    if text.strip_prefix('[').is_none_or(is_tokens) {
+        return 1;
+    }
+    let entries = serde_json::from_str::<ArrayLength>(text).map_or(1, |ArrayLength(count)| count);
+    at_least_one(u64::try_from(entries).ok())
+}
+
+/// The number of entries of an array.
+struct ArrayLength(usize);
+
+impl<'de> Deserialize<'de> for ArrayLength {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ArrayLengthVisitor;
+        impl<'de> Visitor<'de> for ArrayLengthVisitor {
+            type Value = ArrayLength;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<ArrayLength, A::Error> {
+                drain_seq(seq).map(ArrayLength)
+            }
+        }
+        deserializer.deserialize_seq(ArrayLengthVisitor)
+    }
+}

@@ -1,0 +1,8 @@
+//! Requests of clients: parsed in one pass, checked, and edited without a copy.
+
+pub mod edit;
+pub(super) mod fields;
+pub(super) mod multipart;
+pub mod parse;
+pub mod prefix;
+pub(super) mod resumable;

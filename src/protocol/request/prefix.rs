@@ -1,0 +1,231 @@
+//! The start of a prompt in hashed blocks, to find the engine that has
+//! computed it before.
+//!
+//! What engines cache is the prompt's start, and templates put tools and
+//! system text before the conversation. So the blocks run over the raw bytes
+//! of those fields first and of the conversation last, as if they were one
+//! text. Its last byte, the closing bracket or quote, is left out: a
+//! conversation that grows keeps all its blocks.
+//!
+//! Hashes are SipHash with keys drawn at the start of the process. A client
+//! that could make two prompts collide could have others' prompts taken for
+//! cached ones and sent to a replica that does not have them, so the hash must
+//! be one that nobody can aim at without the keys. It reads about a gigabyte a
+//! second; at most `MAX_BLOCKS` blocks are read.
+
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+
+use crate::core::model::ids::{ModelId, TenantId};
+use crate::core::model::job::{JobSpec, PromptPrefix};
+use crate::protocol::api::Api;
+use crate::protocol::request::parse::ParsedRequest;
+
+/// Bytes in a block: about 256 tokens of English.
+const BLOCK_BYTES: usize = 1024;
+/// Blocks of a prompt that are looked at.
+const MAX_BLOCKS: usize = 256;
+/// Bytes at either end of a body that make up its fingerprint.
+const END_BYTES: usize = 4096;
+
+/// Makes prefixes that can be compared with each other.
+#[derive(Debug, Default)]
+pub struct PrefixHasher {
+    keys: RandomState,
+}
+
+impl PrefixHasher {
+    /// The prefix of a request for `model`, whose `body` was peeked at and
+    /// whose prompt has about `prompt_tokens` tokens. Empty for calls that
+    /// generate nothing and for prompts of less than one block.
+    #[must_use]
+    pub fn of(&self, model: ModelId, peek: &ParsedRequest, body: &[u8], prompt_tokens: u64) -> PromptPrefix {
+        let bytes = peek.prompt_bytes();
+        if !peek.api.generates() || peek.api.is_multipart() {
+            return PromptPrefix::default();
+        }
+        // The conversation is the first of the fields, whatever their order in
+        // the body.
+        let mut pieces = peek.prompt_pieces(body);
+        let conversation = pieces.next().unwrap_or_default();
+        let conversation = &conversation[..conversation.len().saturating_sub(1)];
+        let others: usize = pieces.map(<[u8]>::len).sum();
+        let blocks = ((others + conversation.len()) / BLOCK_BYTES).min(MAX_BLOCKS);
+        if blocks == 0 {
+            return PromptPrefix::default();
+        }
+        let mut chain = HashChain::new(&self.keys, model, blocks);
+        for piece in peek.prompt_pieces(body).skip(1) {
+            chain.read(piece);
+        }
+        chain.read(conversation);
+        let tokens = u128::from(prompt_tokens) * BLOCK_BYTES as u128 / u128::from(bytes.max(1));
+        PromptPrefix {
+            blocks: chain.blocks.into(),
+            block_tokens: u32::try_from(tokens).unwrap_or(u32::MAX).max(1),
+        }
+    }
+
+    /// What stands for a request by which it is known when it is sent again: its
+    /// tenant, model, call, length, and the ends of its body. The boundary of a
+    /// form is another in each try, so forms have none.
+    #[must_use]
+    pub fn fingerprint(&self, spec: &JobSpec, api: Api, body: &[u8]) -> Option<u64> {
+        if api.is_multipart() {
+            return None;
+        }
+        let mut hasher = self.keys.build_hasher();
+        (spec.tenant, spec.model, api, body.len()).hash(&mut hasher);
+        let end = body.len().min(END_BYTES);
+        hasher.write(&body[..end]);
+        hasher.write(&body[body.len() - end..]);
+        Some(hasher.finish())
+    }
+
+    /// What stands for a session of a tenant with a model. Whoever does not have
+    /// the keys cannot tell from it what named the session.
+    #[must_use]
+    pub fn session(&self, tenant: TenantId, model: ModelId, key: &[u8]) -> u64 {
+        let mut hasher = self.keys.build_hasher();
+        hasher.write_u64(tenant.index() as u64);
+        hasher.write_u64(model.index() as u64);
+        hasher.write(key);
+        hasher.finish()
+    }
+}
+
+/// One hash over everything so far, noted at the end of each block.
+struct HashChain<H> {
+    hasher: H,
+    blocks: Vec<u64>,
+    wanted: usize,
+    /// Bytes that the block under way still takes.
+    room: usize,
+}
+
+impl<H: Hasher> HashChain<H> {
+    fn new(keys: &impl BuildHasher<Hasher = H>, model: ModelId, wanted: usize) -> Self {
+        let mut hasher = keys.build_hasher();
+        hasher.write_u64(model.index() as u64);
+        Self { hasher, blocks: Vec::with_capacity(wanted), wanted, room: BLOCK_BYTES }
+    }
+
+    fn read(&mut self, mut piece: &[u8]) {
+        while self.blocks.len() < self.wanted && !piece.is_empty() {
+            let (now, later) = piece.split_at(piece.len().min(self.room));
+            self.hasher.write(now);
+            self.room -= now.len();
+            if self.room == 0 {
+                self.blocks.push(self.hasher.finish());
+                self.room = BLOCK_BYTES;
+            }
+            piece = later;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::header::CONTENT_TYPE;
+    use http::{HeaderMap, HeaderValue};
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::protocol::api::Api;
+    use crate::protocol::request::parse::peek;
+
+    const MODEL: ModelId = ModelId::new(3);
+
+    fn prefix_of(prefixes: &PrefixHasher, api: Api, body: &Value) -> PromptPrefix {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let body = body.to_string();
+        let peek = peek(api, &headers, body.as_bytes()).unwrap();
+        prefixes.of(MODEL, &peek, body.as_bytes(), peek.prompt_bytes().div_ceil(4))
+    }
+
+    fn common(a: &PromptPrefix, b: &PromptPrefix) -> usize {
+        a.blocks.iter().zip(&*b.blocks).take_while(|(a, b)| a == b).count()
+    }
+
+    fn message(text: &str) -> Value {
+        json!({ "role": "user", "content": text })
+    }
+
+    #[test]
+    fn a_short_prompt_has_no_prefix_and_a_long_one_ends() {
+        let prefixes = PrefixHasher::default();
+        let with =
+            |length: usize| prefix_of(&prefixes, Api::Completions, &json!({ "prompt": "x".repeat(length) }));
+        assert_eq!(with(BLOCK_BYTES - 2), PromptPrefix::default());
+        assert_eq!(with(BLOCK_BYTES - 1).blocks.len(), 1);
+        assert_eq!(with(5 * BLOCK_BYTES).blocks.len(), 5);
+        assert_eq!(with(5 * BLOCK_BYTES).block_tokens, 256);
+        assert_eq!(with(2 * MAX_BLOCKS * BLOCK_BYTES).blocks.len(), MAX_BLOCKS);
+    }
+
+    #[test]
+    fn each_block_covers_all_before_it() {
+        let prefixes = PrefixHasher::default();
+        let of = |text: String| prefix_of(&prefixes, Api::Completions, &json!({ "prompt": text }));
+        let same = of("x".repeat(4 * BLOCK_BYTES));
+        let distinct: std::collections::HashSet<_> = same.blocks.iter().collect();
+        assert_eq!(distinct.len(), same.blocks.len());
+        let late = of("x".repeat(2 * BLOCK_BYTES) + "y" + &"x".repeat(2 * BLOCK_BYTES));
+        let early = of("y".to_owned() + &"x".repeat(4 * BLOCK_BYTES));
+        assert_eq!((common(&same, &late), common(&same, &early)), (2, 0));
+    }
+
+    #[test]
+    fn tools_and_system_text_come_first_wherever_they_stand() {
+        let prefixes = PrefixHasher::default();
+        let long = "s".repeat(3 * BLOCK_BYTES);
+        let talk = |text: &str| json!([message(text)]);
+        let first = json!({ "system": long, "messages": talk("a"), "max_tokens": 1 });
+        let second = json!({ "max_tokens": 1, "messages": talk("b"), "system": long });
+        let [first, second] = [first, second].map(|body| prefix_of(&prefixes, Api::Messages, &body));
+        assert_eq!((first.blocks.len(), common(&first, &second)), (3, 3));
+        let tools = json!({ "system": long, "messages": talk("a"), "tools": [{ "name": "t" }] });
+        let tools = prefix_of(&prefixes, Api::Messages, &tools);
+        assert!(common(&first, &tools) <= 3 && tools.blocks.len() == 3);
+    }
+
+    #[test]
+    fn models_processes_and_other_calls_share_nothing() {
+        let prefixes = PrefixHasher::default();
+        let body = json!({ "input": "x".repeat(3 * BLOCK_BYTES), "prompt": "x" }).to_string();
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let peeked = peek(Api::Responses, &headers, body.as_bytes()).unwrap();
+        let of = |prefixes: &PrefixHasher, model| prefixes.of(model, &peeked, body.as_bytes(), 10);
+        let one = of(&prefixes, MODEL);
+        assert_eq!(one.blocks.len(), 3);
+        assert_eq!(one, of(&prefixes, MODEL));
+        assert_eq!(common(&one, &of(&prefixes, ModelId::new(4))), 0);
+        assert_eq!(common(&one, &of(&PrefixHasher::default(), MODEL)), 0);
+        let embedded = peek(Api::Embeddings, &headers, body.as_bytes()).unwrap();
+        assert_eq!(prefixes.of(MODEL, &embedded, body.as_bytes(), 10), PromptPrefix::default());
+    }
+
+    proptest! {
+        #[test]
+        fn a_conversation_that_grows_keeps_its_blocks(
+            texts in prop::collection::vec("\\PC{0,1500}", 1..8),
+            tools in prop::option::of("[a-z]{0,1500}"),
+        ) {
+            let prefixes = PrefixHasher::default();
+            let mut last = PromptPrefix::default();
+            for length in 1..=texts.len() {
+                let messages: Vec<Value> = texts[..length].iter().map(|text| message(text)).collect();
+                let mut body = json!({ "messages": messages });
+                if let Some(tools) = &tools {
+                    body["tools"] = json!([tools]);
+                }
+                let next = prefix_of(&prefixes, Api::Chat, &body);
+                prop_assert_eq!(common(&last, &next), last.blocks.len());
+                prop_assert!(next.blocks.is_empty() || next.block_tokens > 0);
+                last = next;
+            }
+        }
+    }
+}

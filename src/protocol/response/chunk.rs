@@ -1,0 +1,172 @@
+//! Events and answers with `choices`: chat, completions, transcriptions.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+use smallvec::SmallVec;
+
+use crate::protocol::json::{JsonText, NonEmpty};
+use crate::protocol::response::{ChoiceEnding, ChoiceNews, EventNews, usage};
+
+#[derive(serde::Deserialize)]
+struct ChatChunk<'a> {
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    created: Option<&'a RawValue>,
+    #[serde(borrow)]
+    system_fingerprint: Option<&'a RawValue>,
+    #[serde(borrow)]
+    model: Option<&'a RawValue>,
+    #[serde(borrow)]
+    choices: Option<ChunkChoices<'a>>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+/// Reads one event; absent when it is no JSON object.
+pub(crate) fn read(data: &[u8]) -> Option<EventNews<'_>> {
+    let chunk: ChatChunk<'_> = serde_json::from_slice(data).ok()?;
+    let error = chunk.error.is_some() || chunk.choices.is_none() && is_flat_error(data);
+    Some(EventNews {
+        model: chunk.model,
+        head: [chunk.id, chunk.created, chunk.system_fingerprint],
+        choices: chunk.choices.map(|choices| choices.0).unwrap_or_default(),
+        usage: chunk.usage.and_then(usage::read),
+        raw_usage: chunk.usage,
+        error,
+        ..EventNews::default()
+    })
+}
+
+/// Whether it is an error without the `error` member around it.
+fn is_flat_error(data: &[u8]) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Object<'a> {
+        #[serde(borrow, default)]
+        object: JsonText<'a>,
+    }
+    serde_json::from_slice(data).is_ok_and(|object: Object<'_>| object.object.0.as_deref() == Some("error"))
+}
+
+/// What the choices say, in their order.
+pub(crate) struct ChunkChoices<'a>(pub(crate) SmallVec<[ChoiceNews<'a>; 1]>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for ChunkChoices<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ChunkChoicesVisitor<'a>(PhantomData<&'a ()>);
+        impl<'de: 'a, 'a> Visitor<'de> for ChunkChoicesVisitor<'a> {
+            type Value = ChunkChoices<'a>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array of choices")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<ChunkChoices<'a>, A::Error> {
+                let mut choices = SmallVec::new();
+                while let Some(ChunkChoice(news)) = seq.next_element()? {
+                    choices.push(news);
+                }
+                Ok(ChunkChoices(choices))
+            }
+        }
+        deserializer.deserialize_seq(ChunkChoicesVisitor(PhantomData))
+    }
+}
+
+struct ChunkChoice<'a>(ChoiceNews<'a>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for ChunkChoice<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ChunkChoiceVisitor;
+        impl<'de> Visitor<'de> for ChunkChoiceVisitor {
+            type Value = ChunkChoice<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a choice")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ChunkChoice<'de>, A::Error> {
+                let mut news = ChoiceNews::default();
+                while let Some(JsonText(key)) = map.next_key()? {
+                    match key.as_deref() {
+                        Some("index") => news.index = map.next_value()?,
+                        Some("finish_reason") => {
+                            let JsonText(reason) = map.next_value()?;
+                            news.ending = reason.map(|reason| ChoiceEnding::of(&reason));
+                        }
+                        Some("delta" | "message") => {
+                            let delta = map.next_value::<Option<ChunkDelta<'_>>>()?.unwrap_or_default();
+                            news.role |= delta.role;
+                            news.more |= delta.more;
+                            news.text = news.text.or(delta.text);
+                        }
+                        Some("text") => {
+                            let (text, more) = text(map.next_value()?);
+                            (news.text, news.more) = (text, news.more | more);
+                        }
+                        Some("logprobs" | "token_ids") => news.more |= map.next_value::<NonEmpty>()?.0,
+                        _ => {
+                            map.next_value::<IgnoredAny>()?;
+                        }
+                    }
+                }
+                news.output = news.more || news.text.is_some();
+                Ok(ChunkChoice(news))
+            }
+        }
+        deserializer.deserialize_map(ChunkChoiceVisitor)
+    }
+}
+
+/// The value as a text that says something, and whether it is another value
+/// that does.
+fn text(raw: &RawValue) -> (Option<&RawValue>, bool) {
+    match raw.get() {
+        "null" | "\"\"" | "[]" | "{}" => (None, false),
+        string if string.starts_with('"') => (Some(raw), false),
+        _ => (None, true),
+    }
+}
+
+/// The delta of a chat: a role, its text, and output under any other name
+/// (reasoning, tool calls, a refusal, ...).
+#[derive(Default)]
+struct ChunkDelta<'a> {
+    role: bool,
+    text: Option<&'a RawValue>,
+    more: bool,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for ChunkDelta<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ChunkDeltaVisitor;
+        impl<'de> Visitor<'de> for ChunkDeltaVisitor {
+            type Value = ChunkDelta<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a delta")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ChunkDelta<'de>, A::Error> {
+                let mut delta = ChunkDelta::default();
+                while let Some(JsonText(key)) = map.next_key()? {
+                    match key.as_deref() {
+                        Some("role") => delta.role |= map.next_value::<NonEmpty>()?.0,
+                        Some("content") => {
+                            let (text, more) = text(map.next_value()?);
+                            (delta.text, delta.more) = (text, delta.more | more);
+                        }
+                        _ => delta.more |= map.next_value::<NonEmpty>()?.0,
+                    }
+                }
+                Ok(delta)
+            }
+        }
+        deserializer.deserialize_map(ChunkDeltaVisitor)
+    }
+}

@@ -1,0 +1,259 @@
+//! Reading a request body: every limit is counted while it comes, by the bytes
+//! that are there and not by those that were announced.
+
+pub(super) mod gather;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dashmap::DashMap;
+use http_body::Body;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::time::{Instant, timeout_at};
+
+use crate::config::settings::RequestLimits;
+use crate::core::model::ids::TenantId;
+use crate::protocol::error::ApiError;
+use crate::protocol::error::catalogue::ErrorKind;
+use crate::proxy::body::gather::GatheredBody;
+
+/// When a client may come back that found no room for its body.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Bytes of all request bodies that are held at once, and of each tenant's.
+#[derive(Debug, Default)]
+pub struct BodyBudget {
+    all: AtomicU64,
+    tenants: DashMap<TenantId, Arc<AtomicU64>>,
+}
+
+/// Part of the budget; given back when dropped.
+#[derive(Debug)]
+pub struct BodyReservation {
+    budget: Arc<BodyBudget>,
+    tenant: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl BodyBudget {
+    /// Nothing yet, for a request of the tenant.
+    pub(super) fn hold(self: &Arc<Self>, tenant: TenantId) -> BodyReservation {
+        let tenant = Arc::clone(&self.tenants.entry(tenant).or_default());
+        BodyReservation { budget: Arc::clone(self), tenant, bytes: 0 }
+    }
+
+    /// Bytes held now.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.all.load(Ordering::Relaxed)
+    }
+}
+
+impl BodyReservation {
+    /// As many bytes again, for somebody who holds the same body for longer and
+    /// can do without: at most half of the budget is in use with them.
+    #[must_use]
+    pub fn once_more(&self, limit: u64) -> Option<Self> {
+        let (budget, tenant) = (Arc::clone(&self.budget), Arc::clone(&self.tenant));
+        let mut held = Self { budget, tenant, bytes: 0 };
+        let (all, _) = held.take(self.bytes);
+        (all <= limit / 2).then_some(held)
+    }
+
+    /// Whether it may be held for as long as an answer takes: bodies of running
+    /// streams take no more than half of what all bodies may.
+    #[must_use]
+    pub fn may_stay(&self, limit: u64) -> bool {
+        self.budget.held() <= limit / 2
+    }
+
+    /// So many bytes came.
+    fn add(&mut self, bytes: u64, limits: &RequestLimits) -> Result<(), ApiError> {
+        let (all, own) = self.take(bytes);
+        let text = if all > limits.max_total_body_bytes {
+            "the gateway holds as many request bytes as it may; try again in a moment"
+        } else if own > limits.most_of_tenant(all.saturating_sub(own)) {
+            "your requests hold as many bytes as one tenant may at once; try again in a moment"
+        } else {
+            return Ok(());
+        };
+        Err(ApiError::new(ErrorKind::QueueFull, text).with_retry_after(RETRY_AFTER))
+    }
+
+    /// Counts bytes; gives those of all and of the tenant then.
+    fn take(&mut self, bytes: u64) -> (u64, u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        let plus = |counter: &AtomicU64| counter.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        (plus(&self.budget.all), plus(&self.tenant))
+    }
+}
+
+impl Drop for BodyReservation {
+    fn drop(&mut self) {
+        self.budget.all.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.tenant.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Why a body is not there.
+#[derive(Debug)]
+pub enum BodyError {
+    /// It is refused: too large, too slow, or more than the gateway can hold.
+    Refused(ApiError),
+    /// It broke off: the client is gone, or does not keep to the protocol.
+    BrokeOff,
+}
+
+impl From<ApiError> for BodyError {
+    fn from(error: ApiError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// Until when the next piece of a body must come.
+#[derive(Debug, Clone, Copy)]
+struct BodyDeadline {
+    begun: Instant,
+    last: Instant,
+    /// Between two pieces, and beyond the least rate.
+    patience: Duration,
+    /// Bytes a second over the whole body; 0 = any.
+    least: u64,
+}
+
+impl BodyDeadline {
+    fn deadline(&self, received: u64) -> Instant {
+        let next = self.last + self.patience;
+        match self.least {
+            0 => next,
+            least => next.min(self.begun + self.patience + Duration::from_secs(received / least)),
+        }
+    }
+
+    /// What the client is told when it did not come.
+    fn too_slow(&self) -> ApiError {
+        let silent = self.last.elapsed() >= self.patience;
+        let text = if silent {
+            format!("No byte of the request body came for {} s.", self.patience.as_secs_f64())
+        } else {
+            format!("The request body came at less than {} bytes a second.", self.least)
+        };
+        ApiError::new(ErrorKind::BodyTimeout, text)
+    }
+}
+
+/// Reads the whole body into `held`, with at most `patience` between two pieces
+/// of it, and not slower than it must be. One that comes in one piece is not
+/// copied.
+///
+/// # Errors
+/// See [`BodyError`].
+pub async fn read(
+    mut body: Incoming,
+    limits: &RequestLimits,
+    patience: Duration,
+    mut held: BodyReservation,
+) -> Result<(Bytes, BodyReservation), BodyError> {
+    let declared = body.size_hint().exact();
+    if declared.is_some_and(|declared| declared > limits.max_body_bytes) {
+        return Err(ApiError::body_too_large(limits.max_body_bytes).into());
+    }
+    let mut gathered = GatheredBody::new(declared.and_then(|bytes| usize::try_from(bytes).ok()));
+    let begun = Instant::now();
+    let mut pace = BodyDeadline { begun, last: begun, patience, least: limits.min_body_rate };
+    // The door times the bytes of an HTTP/1 connection, but an HTTP/2 stream
+    // may be silent on a lively one.
+    loop {
+        let next = timeout_at(pace.deadline(gathered.len() as u64), body.frame());
+        let Some(frame) = next.await.map_err(|_| pace.too_slow())? else { break };
+        let Ok(data) = frame.map_err(|_| BodyError::BrokeOff)?.into_data() else {
+            continue;
+        };
+        pace.last = Instant::now();
+        if (gathered.len() + data.len()) as u64 > limits.max_body_bytes {
+            return Err(ApiError::body_too_large(limits.max_body_bytes).into());
+        }
+        held.add(data.len() as u64, limits)?;
+        gathered.push(data);
+    }
+    Ok((gathered.finish(), held))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn limits() -> RequestLimits {
+        RequestLimits {
+            max_body_bytes: 32 * MIB,
+            max_total_body_bytes: 1024 * MIB,
+            tenant_body_permille: 500,
+            min_body_rate: 1024,
+            max_answer_bytes: MIB,
+            max_total_answer_bytes: MIB,
+            stream_buffer_bytes: 1,
+            class_header: "x-class".to_owned(),
+            keepalive: Duration::from_secs(10),
+        }
+    }
+
+    /// How many whole bodies a tenant can hold beside what is held already.
+    fn fill(budget: &Arc<BodyBudget>, tenant: u32) -> Vec<BodyReservation> {
+        let mut all = Vec::new();
+        loop {
+            let mut held = budget.hold(TenantId::new(tenant));
+            match held.add(32 * MIB, &limits()) {
+                Ok(()) => all.push(held),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::QueueFull);
+                    return all;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_tenant_takes_what_another_needs() {
+        let budget = Arc::new(BodyBudget::default());
+        let first = fill(&budget, 1);
+        assert_eq!(first.len(), 16, "half of all");
+        let second = fill(&budget, 2);
+        assert_eq!(second.len(), 8, "half of what the first leaves");
+        let third = fill(&budget, 3);
+        assert_eq!(third.len(), 4);
+        drop((first, second));
+        assert_eq!(budget.held(), 4 * 32 * MIB);
+        assert_eq!(fill(&budget, 3).len(), 12, "what it holds counts");
+        drop(third);
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn one_body_always_fits_a_tenant_s_share() {
+        let limits = RequestLimits { max_total_body_bytes: 32 * MIB, ..limits() };
+        let budget = Arc::new(BodyBudget::default());
+        assert!(budget.hold(TenantId::new(1)).add(32 * MIB, &limits).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_least_rate_is_one_of_the_whole_body() {
+        let begun = Instant::now();
+        let seconds = Duration::from_secs;
+        let mut pace = BodyDeadline { begun, last: begun, patience: seconds(30), least: 1024 };
+        assert_eq!(pace.deadline(0), begun + seconds(30));
+        pace.last = begun + seconds(25);
+        assert_eq!(pace.deadline(10), begun + seconds(30), "a drip does not move it");
+        assert_eq!(pace.deadline(10 * 1024), begun + seconds(40), "what came buys time");
+        assert_eq!(pace.deadline(MIB), begun + seconds(55), "but not to be silent");
+        assert_eq!(BodyDeadline { least: 0, ..pace }.deadline(0), begun + seconds(55));
+        tokio::time::advance(seconds(30)).await;
+        assert!(pace.too_slow().message().contains("1024 bytes a second"));
+        tokio::time::advance(seconds(25)).await;
+        assert!(pace.too_slow().message().contains("No byte"));
+    }
+}

@@ -1,0 +1,119 @@
+//! The tries of one request: it waits for a replica, and goes to the next one
+//! after a fault or a recall.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use http::HeaderMap;
+use tokio::time::sleep_until;
+
+use crate::core::model::event::{AttemptOutcome, EngineFault};
+use crate::core::model::job::JobUsage;
+use crate::core::model::time::Tick;
+use crate::dispatcher::Ticket;
+use crate::protocol::error::ApiError;
+use crate::protocol::response::partial_answer::PartialAnswer;
+use crate::proxy::attempt::resets::EngineResets;
+use crate::proxy::attempt::{AttemptContext, AttemptResult};
+use crate::proxy::request::InferenceRequest;
+use crate::proxy::summary::RequestRecord;
+use crate::telemetry::trace::RequestPhase;
+
+use super::{ClientAnswer, Proxy, ServeError, place};
+
+impl Proxy {
+    /// Waits for a replica and tries it, until one answers or the scheduler
+    /// gives up. `headers` are those of the client that go upstream; `so_far`
+    /// is the part of the answer that the client has, where another engine can
+    /// go on from it.
+    ///
+    /// # Errors
+    /// Why there is no answer; the job is over.
+    pub(in crate::proxy) async fn tries(
+        &self,
+        order: &InferenceRequest,
+        headers: &HeaderMap,
+        so_far: Option<&PartialAnswer>,
+        ticket: &mut Ticket,
+        record: &mut RequestRecord,
+    ) -> Result<ClientAnswer, ServeError> {
+        let (upstreams, paces, answers) = (&self.upstreams, &*self.paces, &self.answers);
+        let tries = AttemptContext { upstreams, paces, answers, order, headers, so_far };
+        let mut resets = EngineResets::default();
+        let before = record.usage;
+        loop {
+            let waiting_since = record.clock.now();
+            let placement = ticket.placed().await.map_err(ServeError::Rejected)?;
+            if let Some(trace) = &record.trace {
+                trace.phase(RequestPhase::Queue, waiting_since, record.clock.now());
+            }
+            let settings = self.settings.load_full();
+            let place = place(&settings, placement);
+            record.sent(place);
+            record.usage = Some(before.unwrap_or_default());
+            let sent = record.clock.now();
+            // A recall drops the try and with it the connection.
+            let attempt = tokio::select! {
+                biased;
+                why = ticket.recalled() => Err(why),
+                () = self.patience_of(order, so_far, record.early_head.clone()) => {
+                    ticket.give_up(JobUsage::Unknown);
+                    return Err(ServeError::Refused(ApiError::client_deadline()));
+                }
+                attempt = tries.at(&settings, place, resets.left(place.replica), record) => Ok(attempt),
+            };
+            if let Ok(AttemptResult::Failed(EngineFault::Reset, _)) = attempt {
+                resets.note(place.replica, record.sends);
+            }
+            match attempt {
+                Err(why) => record.recalled(place.replica, why),
+                Ok(AttemptResult::Stream { stream, head, whole }) if ticket.first_token() => {
+                    record.token_came();
+                    return Ok(ClientAnswer::Stream { stream, head, whole });
+                }
+                Ok(AttemptResult::Answer { status, head, body, usage, finish_reason })
+                    if ticket.finish(AttemptOutcome::Done(usage)) =>
+                {
+                    record.finish_reason = finish_reason;
+                    record.engine = Some(record.clock.now().since(sent));
+                    record.succeeded(usage);
+                    return Ok(ClientAnswer::Whole { status, head, body });
+                }
+                Ok(AttemptResult::Refused(error, usage))
+                    if ticket.finish(AttemptOutcome::Done(before.unwrap_or(usage))) =>
+                {
+                    record.usage = Some(before.unwrap_or(usage));
+                    return Err(ServeError::Refused(error));
+                }
+                Ok(AttemptResult::Failed(fault, usage))
+                    if ticket.failed_unseen(
+                        fault,
+                        before.filter(|_| usage == JobUsage::Unknown).unwrap_or(usage),
+                    ) =>
+                {
+                    record.requeued(place.replica, fault);
+                }
+                // It came too late: the job was recalled while it was on its way.
+                Ok(_) => record.recalled(place.replica, ticket.recalled().await),
+            }
+        }
+    }
+
+    /// Waits until the client is about to give up, if it said when. One that has
+    /// begun to get its answer does not.
+    async fn patience_of(
+        &self,
+        order: &InferenceRequest,
+        so_far: Option<&PartialAnswer>,
+        early: Option<Arc<AtomicBool>>,
+    ) {
+        if so_far.is_some_and(PartialAnswer::is_resumed) || order.spec.patience == Tick::NEVER {
+            return pending().await;
+        }
+        sleep_until(self.gate.clock().instant(order.spec.patience)).await;
+        if early.is_some_and(|sent| sent.load(Ordering::Relaxed)) {
+            pending::<()>().await;
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Takes connections in, up to a limit, and sees them off at shutdown.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::service::Service;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::{Id, JoinSet};
+use tokio::time::sleep;
+
+use crate::auth::client::ConnectedClient;
+use crate::config::settings::ListenerLimits;
+use crate::proxy::listener::conn_state::ConnState;
+use crate::proxy::listener::{BoxError, ListenerEvents, ListenerShutdown, connection};
+use crate::tls::{CertificateSource, Handshakes};
+
+/// Connections that the kernel keeps ready while the limit is reached.
+const BACKLOG: u32 = 1024;
+/// When TCP starts to ask a silent peer whether it is still there, and how
+/// often it asks; so a client that lost its power is noticed.
+const PROBE_AFTER: Duration = Duration::from_secs(30);
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+/// Waits after an accept that failed for want of file descriptors or memory.
+const MIN_BACK_OFF: Duration = Duration::from_millis(5);
+const MAX_BACK_OFF: Duration = Duration::from_secs(1);
+
+/// Binds `address` with the door's backlog.
+///
+/// # Errors
+/// What the operating system says: the address is in use, is not ours, or
+/// needs more rights.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Accepts connections, plain or TLS as `tls` says, and serves HTTP/1.1,
+/// HTTP/1.0 and HTTP/2 (by ALPN or with prior knowledge) on them, until
+/// `shutdown`. `make_service` is called once per connection with what is known
+/// of the client.
+///
+/// Each connection is one task that runs its requests too; a request whose
+/// client leaves is dropped at once. Returns when every connection has ended.
+pub async fn serve<M, S, B>(
+    listener: TcpListener,
+    door: ListenerLimits,
+    tls: CertificateSource,
+    shutdown: ListenerShutdown,
+    events: Arc<dyn ListenerEvents>,
+    make_service: M,
+) where
+    M: Fn(ConnectedClient) -> S + Clone + Send + Sync + 'static,
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Send + 'static,
+    S::Future: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let free = Arc::new(Semaphore::new(door.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
+    let handshakes = Arc::new(Handshakes::new(door.max_handshakes, door.handshake_timeout));
+    let door = Arc::new(door);
+    let mut guests = Connections::default();
+    loop {
+        let (permit, stream, peer) = tokio::select! {
+            biased;
+            () = shutdown.drain.cancelled() => break,
+            () = shutdown.abort.cancelled() => break,
+            () = guests.reap(), if !guests.tasks.is_empty() => continue,
+            entry = admit(&listener, &free, &*events) => entry,
+        };
+        let state = Arc::new(ConnState::new(Arc::clone(&events)));
+        let visit = ConnectionGuard { _permit: permit, events: Arc::clone(&events) };
+        events.accepted();
+        let (config, handshakes, door) = (tls(), Arc::clone(&handshakes), Arc::clone(&door));
+        let (make_service, drain) = (make_service.clone(), shutdown.drain.clone());
+        let told = Arc::clone(&state);
+        guests.welcome(state, async move {
+            let visit = visit;
+            let welcome = tokio::select! {
+                biased;
+                welcome = handshakes.welcome(stream, config) => welcome,
+                () = drain.cancelled() => return,
+            };
+            match welcome {
+                Ok((stream, names)) => {
+                    let service = make_service(ConnectedClient { address: peer, names });
+                    connection::serve(stream, service, door, told).await;
+                }
+                Err(trouble) => visit.events.handshake_failed(trouble),
+            }
+        });
+    }
+    drop(listener);
+    guests.see_off(&shutdown).await;
+}
+
+/// Waits for a free place, then for a client.
+async fn admit(
+    listener: &TcpListener,
+    free: &Arc<Semaphore>,
+    events: &dyn ListenerEvents,
+) -> (Option<OwnedSemaphorePermit>, TcpStream, SocketAddr) {
+    // The semaphore is never closed.
+    let permit = Arc::clone(free).acquire_owned().await.ok();
+    let mut back_off = MIN_BACK_OFF;
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                prepare(&stream);
+                return (permit, stream, peer);
+            }
+            Err(error) if is_of_one_client(&error) => {}
+            Err(error) => {
+                events.accept_failed(&error);
+                sleep(back_off).await;
+                back_off = (back_off * 2).min(MAX_BACK_OFF);
+            }
+        }
+    }
+}
+
+/// Sets what helps but is not needed: a socket that refuses these options is
+/// about to fail anyway.
+fn prepare(stream: &TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let probing = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL);
+    let _ = SockRef::from(stream).set_tcp_keepalive(&probing);
+}
+
+/// True for a client that left before it was accepted.
+fn is_of_one_client(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::Interrupted
+    )
+}
+
+/// Holds a place under the connection limit; its drop is the end.
+struct ConnectionGuard {
+    _permit: Option<OwnedSemaphorePermit>,
+    events: Arc<dyn ListenerEvents>,
+}
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        self.events.closed();
+    }
+}
+
+/// The open connections.
+#[derive(Default)]
+struct Connections {
+    tasks: JoinSet<()>,
+    states: HashMap<Id, Arc<ConnState>>,
+}
+
+impl Connections {
+    fn welcome(&mut self, state: Arc<ConnState>, serving: impl Future<Output = ()> + Send + 'static) {
+        let task = self.tasks.spawn(serving);
+        self.states.insert(task.id(), state);
+    }
+
+    /// Forgets one connection that has ended, as soon as one has.
+    async fn reap(&mut self) {
+        let id = match self.tasks.join_next_with_id().await {
+            Some(Ok((id, ()))) => id,
+            Some(Err(error)) => error.id(),
+            None => return,
+        };
+        self.states.remove(&id);
+    }
+
+    /// Lets running requests end, or ends them when `abort` comes.
+    async fn see_off(&mut self, shutdown: &ListenerShutdown) {
+        for state in self.states.values() {
+            state.drain();
+        }
+        while !self.tasks.is_empty() {
+            tokio::select! {
+                biased;
+                () = shutdown.abort.cancelled() => return self.tasks.shutdown().await,
+                () = self.reap() => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Time limits of one connection. Timers are armed only while something is
+//! awaited, and moved only when they fire, so a read costs no timer call.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::Context;
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::config::settings::ListenerLimits;
+
+/// Time between two looks at whether a client that must not be read from
+/// has left.
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+
+/// What a connection waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ConnWait {
+    /// The first byte of a request.
+    Idle,
+    /// The rest of a head.
+    Head,
+    /// More of a body.
+    Body,
+    /// The next look at the socket.
+    Watch,
+}
+
+/// Measures one wait at a time.
+#[derive(Debug)]
+pub(super) struct ConnClock {
+    idle: Duration,
+    head: Duration,
+    body: Duration,
+    waiting: Option<(ConnWait, Instant)>,
+    alarm: Alarm,
+}
+
+impl ConnClock {
+    pub(super) fn new(door: &ListenerLimits) -> Self {
+        Self {
+            idle: door.idle_timeout,
+            head: door.head_timeout,
+            body: door.body_timeout,
+            waiting: None,
+            alarm: Alarm::default(),
+        }
+    }
+
+    /// Ends the wait, if there is one.
+    pub(super) fn clear(&mut self) {
+        self.waiting = None;
+    }
+
+    /// True when `wait` has lasted too long. It starts with the first call
+    /// after [`Self::clear`] or after another wait. Otherwise the task is
+    /// woken when it has.
+    pub(super) fn overdue(&mut self, cx: &mut Context<'_>, wait: ConnWait) -> bool {
+        let deadline = match self.waiting {
+            Some((same, deadline)) if same == wait => deadline,
+            _ => Instant::now() + self.limit(wait),
+        };
+        self.waiting = Some((wait, deadline));
+        self.alarm.rings(cx, deadline)
+    }
+
+    fn limit(&self, wait: ConnWait) -> Duration {
+        match wait {
+            ConnWait::Idle => self.idle,
+            ConnWait::Head => self.head,
+            ConnWait::Body => self.body,
+            ConnWait::Watch => WATCH_INTERVAL,
+        }
+    }
+}
+
+/// A timer that is made when first needed.
+#[derive(Debug, Default)]
+pub(super) struct Alarm(Option<Pin<Box<Sleep>>>);
+
+impl Alarm {
+    /// Whether `deadline` has passed; otherwise the task is woken when it has.
+    pub(super) fn rings(&mut self, cx: &mut Context<'_>, deadline: Instant) -> bool {
+        let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+        if sleep.deadline() > deadline {
+            sleep.as_mut().reset(deadline);
+        }
+        while sleep.as_mut().poll(cx).is_ready() {
+            if sleep.deadline() == deadline {
+                return true;
+            }
+            sleep.as_mut().reset(deadline);
+        }
+        false
+    }
+}

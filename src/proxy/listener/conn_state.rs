@@ -1,0 +1,110 @@
+//! What the parts of one connection tell each other.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::task::Context;
+
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+
+use crate::proxy::listener::ListenerEvents;
+use crate::proxy::listener::progress::Delivery;
+use crate::proxy::listener::rejected::RequestRejected;
+
+/// Shared by a connection's socket side, its service side and the accept
+/// loop. The first two run in one task, so plain loads and stores order well.
+pub(super) struct ConnState {
+    pub(super) events: Arc<dyn ListenerEvents>,
+    draining: AtomicBool,
+    drain_waker: AtomicWaker,
+    request_whole: AtomicBool,
+    answered: AtomicBool,
+    /// 0, or 1 + the discriminant of the refusal.
+    fault: AtomicU8,
+    /// Of the HTTP/2 stream that begins just now.
+    delivery: Mutex<Option<Arc<Delivery>>>,
+}
+
+impl ConnState {
+    pub(super) fn new(events: Arc<dyn ListenerEvents>) -> Self {
+        Self {
+            events,
+            draining: AtomicBool::new(false),
+            drain_waker: AtomicWaker::new(),
+            request_whole: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
+            fault: AtomicU8::new(0),
+            delivery: Mutex::new(None),
+        }
+    }
+
+    /// Asks the connection to end when its requests have.
+    pub(super) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+        self.drain_waker.wake();
+    }
+
+    /// True once [`Self::drain`] was called; wakes the task when it is.
+    pub(super) fn is_draining(&self, cx: &Context<'_>) -> bool {
+        self.drain_waker.register(cx.waker());
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// A new request is expected.
+    pub(super) fn next_request(&self) {
+        self.request_whole.store(false, Ordering::Relaxed);
+        self.answered.store(false, Ordering::Relaxed);
+    }
+
+    /// The last byte of the request has come.
+    pub(super) fn set_request_whole(&self) {
+        self.request_whole.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn request_is_whole(&self) -> bool {
+        self.request_whole.load(Ordering::Relaxed)
+    }
+
+    /// Nothing more is to come of the response.
+    pub(super) fn set_answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed)
+    }
+
+    /// An HTTP/2 stream begins; this is how its client takes the answer.
+    pub(super) fn stream_begins(&self) -> Arc<Delivery> {
+        let delivery = Arc::<Delivery>::default();
+        *self.delivery.lock() = Some(Arc::clone(&delivery));
+        delivery
+    }
+
+    /// The same, for whoever runs the stream.
+    pub(super) fn take_delivery(&self) -> Arc<Delivery> {
+        self.delivery.lock().take().unwrap_or_default()
+    }
+
+    /// The body of the request at hand is bad or will not come.
+    pub(super) fn set_fault(&self, refusal: RequestRejected) {
+        self.fault.store(1 + refusal as u8, Ordering::Relaxed);
+    }
+
+    pub(super) fn fault(&self) -> Option<RequestRejected> {
+        let index = usize::from(self.fault.load(Ordering::Relaxed)).checked_sub(1)?;
+        RequestRejected::ALL.get(index).copied()
+    }
+}
+
+impl fmt::Debug for ConnState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnState")
+            .field("draining", &self.draining)
+            .field("request_whole", &self.request_whole)
+            .field("answered", &self.answered)
+            .field("fault", &self.fault())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,107 @@
+//! One client connection: finds out which HTTP it speaks and serves that.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::service::Service;
+
+use crate::config::settings::ListenerLimits;
+use crate::proxy::listener::clock::{ConnClock, ConnWait};
+use crate::proxy::listener::conn_state::ConnState;
+use crate::proxy::listener::http1::strict_io::StrictIo;
+use crate::proxy::listener::progress::SendProgress;
+use crate::proxy::listener::rejected::RequestRejected;
+use crate::proxy::listener::socket::{ClientSocket, poll_append};
+use crate::proxy::listener::{BoxError, http1, http2};
+
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Serves `socket` until the connection ends.
+pub(super) async fn serve<T, S, B>(
+    mut socket: T,
+    service: S,
+    door: Arc<ListenerLimits>,
+    state: Arc<ConnState>,
+) where
+    T: ClientSocket,
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    S::Future: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let (mut clock, progress) = (ConnClock::new(&door), SendProgress::new(&door));
+    let mut held = BytesMut::new();
+    let limit = door.max_head_bytes;
+    match poll_fn(|cx| poll_protocol(&mut socket, cx, &mut held, &mut clock, &state)).await {
+        ProtocolSniff::Http1 => {
+            let io = StrictIo::new(socket, held, clock, progress, limit, Arc::clone(&state));
+            http1::serve(io, service, limit, state).await;
+        }
+        ProtocolSniff::Http2 => http2::serve((socket, held), (clock, progress), service, limit, state).await,
+        ProtocolSniff::TooSlow => {
+            let mut io = StrictIo::new(socket, held, clock, progress, limit, state);
+            io.refuse_head(RequestRejected::HeadTimeout);
+            io.finish().await;
+        }
+        ProtocolSniff::Nothing => {}
+    }
+}
+
+/// What a connection starts with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ProtocolSniff {
+    Http1,
+    Http2,
+    /// A beginning that could be either, and no more in time.
+    TooSlow,
+    /// Not a byte before the end.
+    Nothing,
+}
+
+fn poll_protocol<T: ClientSocket>(
+    socket: &mut T,
+    cx: &mut Context<'_>,
+    held: &mut BytesMut,
+    clock: &mut ConnClock,
+    state: &ConnState,
+) -> Poll<ProtocolSniff> {
+    if state.is_draining(cx) {
+        return Poll::Ready(ProtocolSniff::Nothing);
+    }
+    loop {
+        if let Some(opening) = classify(held) {
+            return Poll::Ready(opening);
+        }
+        match poll_append(socket, cx, held) {
+            Poll::Ready(Ok(1..)) => {}
+            Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(ProtocolSniff::Nothing),
+            Poll::Pending if held.is_empty() => {
+                let late = clock.overdue(cx, ConnWait::Idle);
+                return if late { Poll::Ready(ProtocolSniff::Nothing) } else { Poll::Pending };
+            }
+            Poll::Pending => {
+                let late = clock.overdue(cx, ConnWait::Head);
+                return if late { Poll::Ready(ProtocolSniff::TooSlow) } else { Poll::Pending };
+            }
+        }
+    }
+}
+
+/// Tells HTTP/1 from HTTP/2 once the first bytes do.
+fn classify(bytes: &[u8]) -> Option<ProtocolSniff> {
+    let common = bytes.len().min(HTTP2_PREFACE.len());
+    if bytes[..common] != HTTP2_PREFACE[..common] {
+        return Some(ProtocolSniff::Http1);
+    }
+    (common == HTTP2_PREFACE.len()).then_some(ProtocolSniff::Http2)
+}
+
+#[cfg(test)]
+#[path = "connection_tests.rs"]
+mod tests;

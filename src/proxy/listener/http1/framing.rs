@@ -1,0 +1,100 @@
+//! Where each HTTP/1 message starts and ends in a client's bytes.
+//!
+//! Pure: bytes in, a count of approved bytes or a refusal out. What comes
+//! out does not depend on how the bytes were split.
+
+use crate::proxy::listener::http1::chunk::ChunkedFrame;
+use crate::proxy::listener::http1::head::{BodyFrame, HeadScan};
+use crate::proxy::listener::rejected::RequestRejected;
+
+/// The frame of one message after the other.
+#[derive(Debug)]
+pub(in crate::proxy::listener) struct Framing {
+    stage: FramingStage,
+    max_head_bytes: usize,
+}
+
+#[derive(Debug)]
+enum FramingStage {
+    Head(HeadScan),
+    /// Bytes left of a body with Content-Length.
+    Length(u64),
+    Chunked(ChunkedFrame),
+    /// The message has ended and no other has begun.
+    Whole,
+    Broken(RequestRejected),
+}
+
+impl Framing {
+    /// Expects a head of at most `max_head_bytes`.
+    pub(in crate::proxy::listener) fn new(max_head_bytes: usize) -> Self {
+        Self { stage: FramingStage::Head(HeadScan::default()), max_head_bytes }
+    }
+
+    /// Expects the next message's head.
+    pub(in crate::proxy::listener) fn next_message(&mut self) {
+        self.stage = FramingStage::Head(HeadScan::default());
+    }
+
+    /// True when the message has ended; the bytes that follow belong to the
+    /// next one.
+    pub(in crate::proxy::listener) fn is_whole(&self) -> bool {
+        matches!(self.stage, FramingStage::Whole)
+    }
+
+    /// How many of `bytes` belong to this message and may go on. `bytes`
+    /// starts with the first byte that was not approved before. While the
+    /// head is not whole nothing is approved.
+    ///
+    /// # Errors
+    /// The rule that the first byte, or the head, breaks.
+    pub(in crate::proxy::listener) fn advance(&mut self, bytes: &[u8]) -> Result<usize, RequestRejected> {
+        let mut approved = 0;
+        if let FramingStage::Head(scan) = &mut self.stage {
+            match scan.scan(bytes, self.max_head_bytes) {
+                Ok(None) => return Ok(0),
+                Ok(Some((length, BodyFrame::Length(body)))) => {
+                    approved = length;
+                    self.stage = FramingStage::Length(body);
+                }
+                Ok(Some((length, BodyFrame::Chunked))) => {
+                    approved = length;
+                    self.stage = FramingStage::Chunked(ChunkedFrame::default());
+                }
+                Err(refusal) => self.stage = FramingStage::Broken(refusal),
+            }
+        }
+        self.body(&bytes[approved..]).map(|body| approved + body).or_else(|refusal| {
+            // What is good goes on first; the next call reports the rest.
+            if approved > 0 { Ok(approved) } else { Err(refusal) }
+        })
+    }
+
+    fn body(&mut self, bytes: &[u8]) -> Result<usize, RequestRejected> {
+        match &mut self.stage {
+            FramingStage::Length(left) => {
+                let taken = usize::try_from(*left).map_or(bytes.len(), |left| left.min(bytes.len()));
+                *left -= taken as u64;
+                if *left == 0 {
+                    self.stage = FramingStage::Whole;
+                }
+                Ok(taken)
+            }
+            FramingStage::Chunked(chunked) => {
+                let (taken, outcome) = chunked.advance(bytes);
+                match outcome {
+                    Ok(()) if chunked.ended() => self.stage = FramingStage::Whole,
+                    Ok(()) => {}
+                    Err(refusal) => self.stage = FramingStage::Broken(refusal),
+                }
+                if taken > 0 { Ok(taken) } else { outcome.map(|()| 0) }
+            }
+            FramingStage::Broken(refusal) => Err(*refusal),
+            FramingStage::Head(_) | FramingStage::Whole => Ok(0),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "framing_tests.rs"]
+mod tests;

@@ -1,0 +1,327 @@
+//! The byte stream that hyper's HTTP/1 connection reads: only whole, valid
+//! heads and valid body bytes come through it, one message at a time.
+//!
+//! A message's bytes are held back until the answer to the one before it has
+//! been written. So hyper's own buffer is empty while a request runs, its
+//! read finds out when the client leaves, and a bad message cannot cut short
+//! the answer to a good one.
+
+use std::io::{self, IoSlice};
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::timeout;
+
+use crate::proxy::listener::clock::{ConnClock, ConnWait};
+use crate::proxy::listener::conn_state::ConnState;
+use crate::proxy::listener::http1::framing::Framing;
+use crate::proxy::listener::progress::SendProgress;
+use crate::proxy::listener::rejected::RequestRejected;
+use crate::proxy::listener::socket::{ClientSocket, READ_BYTES, poll_append};
+
+/// How long, and for how many bytes, a closing connection still takes what
+/// the client sends: a reset would destroy the answer on its way to it. A
+/// client may send a body that is much too long, and look for the answer only
+/// after its last byte.
+const LINGER: Duration = Duration::from_secs(30);
+const LINGER_BYTES: usize = 256 * 1024 * 1024;
+/// How long it waits for more of that, and for its own last bytes to leave.
+const LINGER_SILENCE: Duration = Duration::from_secs(5);
+
+/// A client's HTTP/1 byte stream.
+#[derive(Debug)]
+pub(in crate::proxy::listener) struct StrictIo<T> {
+    socket: T,
+    state: Arc<ConnState>,
+    framing: Framing,
+    /// Read from the socket, not yet handed on.
+    held: BytesMut,
+    /// How many bytes of `held` may be handed on.
+    approved: usize,
+    /// From the head's approval until the answer is written.
+    in_flight: bool,
+    /// The client has closed its side, or the socket has failed.
+    ended: bool,
+    /// Why the head at hand was refused; answered by [`Self::finish`].
+    refusal: Option<RequestRejected>,
+    /// hyper waits for a read: the socket will wake it.
+    reading: bool,
+    clock: ConnClock,
+    progress: SendProgress,
+}
+
+impl<T: ClientSocket> StrictIo<T> {
+    /// `held` has what was read from the socket before.
+    pub(in crate::proxy::listener) fn new(
+        socket: T,
+        held: BytesMut,
+        clock: ConnClock,
+        progress: SendProgress,
+        max_head_bytes: usize,
+        state: Arc<ConnState>,
+    ) -> Self {
+        Self {
+            socket,
+            state,
+            framing: Framing::new(max_head_bytes),
+            held,
+            approved: 0,
+            in_flight: false,
+            ended: false,
+            refusal: None,
+            reading: false,
+            clock,
+            progress,
+        }
+    }
+
+    fn poll_release(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            if self.approved > 0 {
+                self.hand_on(out);
+                return Poll::Ready(Ok(()));
+            }
+            if self.refusal.is_some() {
+                return Poll::Ready(Ok(()));
+            }
+            if self.framing.is_whole() {
+                return self.poll_left(cx).map(Ok);
+            }
+            if !self.held.is_empty() {
+                match self.framing.advance(&self.held) {
+                    Ok(0) => {}
+                    Ok(approved) => {
+                        self.approve();
+                        self.approved = approved;
+                        continue;
+                    }
+                    Err(refusal) => return Poll::Ready(self.refuse(refusal)),
+                }
+            }
+            if self.ended {
+                return Poll::Ready(self.end_of_input());
+            }
+            match self.poll_more(cx, out) {
+                Poll::Ready(Ok(true)) => return Poll::Ready(Ok(())),
+                Poll::Ready(Ok(false)) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return self.poll_overdue(cx),
+            }
+        }
+    }
+
+    /// Reads once, straight into `out` when nothing is held; true when bytes
+    /// in `out` may go on at once.
+    fn poll_more(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<bool>> {
+        if !self.held.is_empty() {
+            let read = ready!(poll_append(&mut self.socket, cx, &mut self.held))?;
+            self.ended = read == 0;
+            return Poll::Ready(Ok(false));
+        }
+        let before = out.filled().len();
+        ready!(Pin::new(&mut self.socket).poll_read(cx, out))?;
+        let fresh = &out.filled()[before..];
+        if fresh.is_empty() {
+            self.ended = true;
+            return Poll::Ready(Ok(false));
+        }
+        // A refusal shows itself again when what is held is looked at.
+        let approved = self.framing.advance(fresh).unwrap_or(0);
+        self.held.extend_from_slice(&fresh[approved..]);
+        out.set_filled(before + approved);
+        if approved > 0 {
+            self.approve();
+        }
+        Poll::Ready(Ok(approved > 0))
+    }
+
+    fn approve(&mut self) {
+        self.in_flight = true;
+        self.clock.clear();
+        if self.framing.is_whole() {
+            self.state.set_request_whole();
+        }
+    }
+
+    fn hand_on(&mut self, out: &mut ReadBuf<'_>) {
+        let count = self.approved.min(out.remaining());
+        out.put_slice(&self.held[..count]);
+        self.held.advance(count);
+        self.approved -= count;
+        if self.held.is_empty() {
+            self.held = BytesMut::new();
+        }
+    }
+
+    /// Gives up on the input. A bad head looks like its end to hyper and is
+    /// answered by [`Self::finish`]; a bad body fails the body's read and is
+    /// answered in the service's place.
+    fn refuse(&mut self, refusal: RequestRejected) -> io::Result<()> {
+        if !self.in_flight {
+            self.refuse_head(refusal);
+            return Ok(());
+        }
+        if self.state.fault().is_none() {
+            self.state.events.refused(refusal);
+            self.state.set_fault(refusal);
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, refusal))
+    }
+
+    /// Marks the head at hand as bad; [`Self::finish`] says so.
+    pub(in crate::proxy::listener) fn refuse_head(&mut self, refusal: RequestRejected) {
+        self.state.events.refused(refusal);
+        self.refusal = Some(refusal);
+    }
+
+    fn end_of_input(&mut self) -> io::Result<()> {
+        if self.in_flight { self.refuse(RequestRejected::BodyCutShort) } else { Ok(()) }
+    }
+
+    fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let (wait, refusal) = match (self.in_flight, self.held.is_empty()) {
+            (true, _) => (ConnWait::Body, Some(RequestRejected::BodyTimeout)),
+            (false, false) => (ConnWait::Head, Some(RequestRejected::HeadTimeout)),
+            (false, true) => (ConnWait::Idle, None),
+        };
+        if !self.clock.overdue(cx, wait) {
+            return Poll::Pending;
+        }
+        Poll::Ready(refusal.map_or(Ok(()), |refusal| self.refuse(refusal)))
+    }
+
+    /// Ready when the client has left while its request runs. Keeps one
+    /// buffer of what it sends meanwhile; when that is full it is not read
+    /// from any more, only looked at.
+    fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while !self.ended {
+            if self.held.len() < READ_BYTES {
+                let read = ready!(poll_append(&mut self.socket, cx, &mut self.held));
+                self.ended = matches!(read, Ok(0) | Err(_));
+            } else if self.clock.overdue(cx, ConnWait::Watch) {
+                self.clock.clear();
+                self.ended = self.socket.has_left();
+            } else {
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Times the client by a write of so many bytes; one that it is too late
+    /// with fails.
+    fn timed(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match write {
+            Poll::Ready(Ok(bytes)) => self.progress.took(bytes as u64),
+            Poll::Ready(Err(_)) => {}
+            Poll::Pending if self.progress.overdue(cx) => {
+                self.state.events.cut_off();
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            Poll::Pending => {}
+        }
+        write
+    }
+
+    /// Called when all that hyper had to write is written.
+    fn flushed(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let reading = mem::take(&mut self.reading);
+        if !self.in_flight {
+            return Poll::Ready(Ok(()));
+        }
+        if self.state.is_answered() && self.framing.is_whole() && self.approved == 0 {
+            self.in_flight = false;
+            self.clock.clear();
+            self.framing.next_message();
+            self.state.next_request();
+            self.progress.begins();
+            // hyper may not read before something wakes it: what is here
+            // already, or the end of the idle time.
+            if self.ended || !self.held.is_empty() || self.clock.overdue(cx, ConnWait::Idle) {
+                cx.waker().wake_by_ref();
+            }
+        } else if !reading && self.poll_left(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ends the connection: answers a refused head, closes the sending side,
+    /// and for a short while takes in what the client is still sending.
+    pub(in crate::proxy::listener) async fn finish(mut self) {
+        if let Some(refusal) = self.refusal {
+            let answer = refusal.wire();
+            if !matches!(timeout(LINGER_SILENCE, self.socket.write_all(&answer)).await, Ok(Ok(()))) {
+                return;
+            }
+        }
+        if !matches!(timeout(LINGER_SILENCE, self.socket.shutdown()).await, Ok(Ok(()))) || self.ended {
+            return;
+        }
+        if self.in_flight || self.refusal.is_some() || !self.held.is_empty() {
+            let _ = timeout(LINGER, self.discard()).await;
+        }
+    }
+
+    /// Reads on until the client ends, falls silent, or has sent enough.
+    async fn discard(&mut self) {
+        let mut left = LINGER_BYTES;
+        self.held = BytesMut::with_capacity(READ_BYTES);
+        while let Ok(Ok(read @ 1..)) = timeout(LINGER_SILENCE, self.socket.read_buf(&mut self.held)).await {
+            self.held.clear();
+            left = left.saturating_sub(read);
+            if left == 0 {
+                return;
+            }
+        }
+    }
+}
+
+impl<T: ClientSocket> AsyncRead for StrictIo<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let me = self.get_mut();
+        let read = me.poll_release(cx, out);
+        me.reading = read.is_pending();
+        read
+    }
+}
+
+impl<T: ClientSocket> AsyncWrite for StrictIo<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let me = self.get_mut();
+        let write = Pin::new(&mut me.socket).poll_write(cx, bytes);
+        me.timed(cx, write)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let me = self.get_mut();
+        let write = Pin::new(&mut me.socket).poll_write_vectored(cx, bytes);
+        me.timed(cx, write)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let me = self.get_mut();
+        let flush = Pin::new(&mut me.socket).poll_flush(cx);
+        let flush = flush.map_ok(|()| 0);
+        ready!(me.timed(cx, flush))?;
+        me.flushed(cx)
+    }
+
+    /// Left to [`StrictIo::finish`], which has more to do than to shut down.
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,172 @@
+//! How fast a client takes the bytes that wait for it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Context;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::config::settings::ListenerLimits;
+use crate::proxy::listener::clock::Alarm;
+
+/// Times a client that has bytes to take. It may fall behind by `limit`; time
+/// counts only while bytes wait, and each byte taken gives back `1 / rate`
+/// seconds. So a client below the rate is late in the end, and one that takes
+/// nothing after `limit`.
+#[derive(Debug)]
+pub(super) struct SendProgress {
+    limit: Duration,
+    /// Bytes a second; 0 = a byte gives everything back.
+    rate: u64,
+    /// What is left of the limit.
+    left: Duration,
+    /// Since when bytes wait.
+    waiting: Option<Instant>,
+    alarm: Alarm,
+}
+
+impl SendProgress {
+    pub(super) fn new(door: &ListenerLimits) -> Self {
+        let (limit, rate) = (door.send_timeout, door.min_send_rate);
+        Self { limit, rate, left: limit, waiting: None, alarm: Alarm::default() }
+    }
+
+    /// Another client's, with nothing taken yet.
+    pub(super) fn fresh(&self) -> Self {
+        Self { limit: self.limit, rate: self.rate, left: self.limit, waiting: None, alarm: Alarm::default() }
+    }
+
+    /// The next answer begins: what was before it does not count.
+    pub(super) fn begins(&mut self) {
+        self.waiting = None;
+        self.left = self.limit;
+    }
+
+    /// Nothing waits just now.
+    pub(super) fn rests(&mut self) {
+        if let Some(since) = self.waiting.take() {
+            self.left = self.left.saturating_sub(since.elapsed());
+        }
+    }
+
+    /// The client took this many bytes.
+    pub(super) fn took(&mut self, bytes: u64) {
+        self.rests();
+        // Who was too late stays so.
+        if self.left == self.limit || self.left.is_zero() || bytes == 0 {
+            return;
+        }
+        self.left = match self.rate {
+            0 => self.limit,
+            rate => {
+                let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
+                let earned = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+                self.left.saturating_add(earned).min(self.limit)
+            }
+        };
+    }
+
+    /// Bytes wait: whether the client is too late with them. Otherwise the task
+    /// is woken when it is.
+    pub(super) fn overdue(&mut self, cx: &mut Context<'_>) -> bool {
+        let now = Instant::now();
+        let deadline = *self.waiting.get_or_insert(now) + self.left;
+        now >= deadline || self.alarm.rings(cx, deadline)
+    }
+}
+
+/// What the body of an HTTP/2 answer tells of its client's progress. Body and
+/// stream run in one task, so plain loads and stores order well.
+#[derive(Debug, Default)]
+pub(super) struct Delivery {
+    taken: AtomicU64,
+    waits: AtomicBool,
+}
+
+impl Delivery {
+    /// A piece was handed over, and waits for its window.
+    pub(super) fn offers(&self) {
+        self.waits.store(true, Ordering::Relaxed);
+    }
+
+    /// The last piece, of this many bytes, is on its way.
+    pub(super) fn sent(&self, bytes: usize) {
+        self.waits.store(false, Ordering::Relaxed);
+        let taken = self.taken.load(Ordering::Relaxed) + bytes as u64;
+        self.taken.store(taken, Ordering::Relaxed);
+    }
+
+    /// Bytes on their way or there.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Whether a piece waits for its window.
+    pub(super) fn waits(&self) -> bool {
+        self.waits.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn progress(rate: u64) -> SendProgress {
+        SendProgress { limit: 60 * SECOND, rate, left: 60 * SECOND, waiting: None, alarm: Alarm::default() }
+    }
+
+    /// The seconds until a client is cut off that takes `bytes` every `every`
+    /// seconds, within an hour.
+    async fn lasts(mut progress: SendProgress, bytes: u64, every: u64) -> Option<u64> {
+        let mut cx = Context::from_waker(Waker::noop());
+        for second in 0..3_600 {
+            if progress.overdue(&mut cx) {
+                return Some(second);
+            }
+            sleep(SECOND).await;
+            if (second + 1) % every == 0 {
+                progress.took(bytes);
+            }
+        }
+        None
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_below_the_rate_is_late_in_the_end() {
+        assert_eq!(lasts(progress(1024), 0, 1).await, Some(60));
+        let half = lasts(progress(1024), 512, 1).await;
+        assert!(half.is_some_and(|seconds| (119..=120).contains(&seconds)), "{half:?}");
+        assert_eq!(lasts(progress(1024), 1, 59).await, Some(61));
+        assert_eq!(lasts(progress(1024), 1024, 1).await, None);
+        assert_eq!(lasts(progress(1024), 16 * 1024, 16).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_rate_any_progress_will_do() {
+        assert_eq!(lasts(progress(0), 1, 59).await, None);
+        assert_eq!(lasts(progress(0), 1, 61).await, Some(60));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_without_bytes_does_not_count() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut progress = progress(1024);
+        assert!(!progress.overdue(&mut cx));
+        sleep(50 * SECOND).await;
+        progress.rests();
+        sleep(1000 * SECOND).await;
+        assert!(!progress.overdue(&mut cx));
+        sleep(9 * SECOND).await;
+        assert!(!progress.overdue(&mut cx), "a second is left");
+        sleep(2 * SECOND).await;
+        assert!(progress.overdue(&mut cx));
+        progress.begins();
+        assert!(!progress.overdue(&mut cx), "the next answer has its own time");
+    }
+}

@@ -1,0 +1,53 @@
+//! What the listener needs of a client's byte stream.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::BytesMut;
+use futures_util::FutureExt;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::tls::MaybeTlsStream;
+
+/// Bytes taken from a socket at a time when they are kept aside.
+pub(super) const READ_BYTES: usize = 8 * 1024;
+
+/// A client's byte stream.
+pub(super) trait ClientSocket: AsyncRead + AsyncWrite + Unpin {
+    /// True when the peer has closed its side, even while there are bytes
+    /// that nobody has read yet.
+    fn has_left(&self) -> bool;
+}
+
+impl ClientSocket for MaybeTlsStream {
+    fn has_left(&self) -> bool {
+        self.tcp().has_left()
+    }
+}
+
+impl ClientSocket for TcpStream {
+    fn has_left(&self) -> bool {
+        match self.ready(Interest::READABLE).now_or_never() {
+            Some(Ok(ready)) => ready.is_read_closed(),
+            Some(Err(_)) => true,
+            None => false,
+        }
+    }
+}
+
+/// Reads once and appends to `kept`; 0 = the peer has closed its side.
+/// Nothing is allocated while there is nothing to read.
+pub(super) fn poll_append<T: ClientSocket>(
+    socket: &mut T,
+    cx: &mut Context<'_>,
+    kept: &mut BytesMut,
+) -> Poll<io::Result<usize>> {
+    let mut space = [MaybeUninit::uninit(); READ_BYTES];
+    let mut buf = ReadBuf::uninit(&mut space);
+    ready!(Pin::new(socket).poll_read(cx, &mut buf))?;
+    kept.extend_from_slice(buf.filled());
+    Poll::Ready(Ok(buf.filled().len()))
+}

@@ -1,0 +1,75 @@
+//! GET /v1/models: what the caller may use.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::config::settings::Settings;
+use crate::config::settings::identity::Grant;
+use crate::config::settings::names::NamedModel;
+use crate::core::model::ids::{ModelId, PoolId};
+use crate::core::model::policy::Policy;
+use crate::core::placement::rules::largest_window;
+
+/// The context window that the engines of a pool report for a model, in tokens.
+pub(crate) type Windows = Arc<dyn Fn(&Settings, ModelId, PoolId) -> Option<u32> + Send + Sync>;
+
+/// The answer to GET /v1/models.
+#[must_use]
+pub(crate) fn list(settings: &Settings, grant: &Grant, windows: &Windows) -> Value {
+    let names = settings.edge.names.of(grant.tenant);
+    let data: Vec<Value> = names.into_iter().filter_map(|name| one(settings, grant, name, windows)).collect();
+    json!({ "object": "list", "data": data })
+}
+
+/// The answer to GET /v1/models/{name}; `None` for a model that does not
+/// exist or that the caller may not use: the two look alike from outside.
+#[must_use]
+pub(crate) fn one(settings: &Settings, grant: &Grant, name: &str, windows: &Windows) -> Option<Value> {
+    Some(row(settings, name, called(settings, grant, name)?, windows))
+}
+
+/// What the caller means by the name, where it may use all that is meant.
+#[must_use]
+pub(crate) fn called<'a>(settings: &'a Settings, grant: &Grant, name: &str) -> Option<NamedModel<'a>> {
+    let called = settings.edge.names.called(grant.tenant, name)?;
+    called.models().all(|model| may_use(&settings.policy, grant, model)).then_some(called)
+}
+
+/// The models that the caller may use.
+pub(crate) fn usable(policy: &Policy, grant: &Grant) -> impl Iterator<Item = ModelId> {
+    policy.models.iter().map(|(id, _, _)| id).filter(move |id| may_use(policy, grant, *id))
+}
+
+/// Whether the tenant may use the model, and by this credential.
+#[must_use]
+pub(crate) fn may_use(policy: &Policy, grant: &Grant, model: ModelId) -> bool {
+    let tenant = policy.tenants.get(grant.tenant).filter(|_| grant.allows_model(model));
+    tenant.is_some_and(|tenant| tenant.models.as_ref().is_none_or(|models| models.contains(&model)))
+}
+
+fn row(settings: &Settings, name: &str, called: NamedModel<'_>, windows: &Windows) -> Value {
+    let policy = &settings.policy;
+    let root = match called {
+        NamedModel::Model(model) => policy.models.name(model),
+        NamedModel::Split(_) => name,
+    };
+    let mut row = json!({
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "penstock",
+        "root": root,
+    });
+    let window = |model| {
+        let row = policy.models.get(model);
+        let configured = row.and_then(|row| largest_window(policy, row, &[]).or(row.max_model_len));
+        let pools = row.map(|row| row.pools.as_slice()).unwrap_or_default();
+        let reported = pools.iter().filter_map(|pool| windows(settings, model, *pool)).max();
+        configured.into_iter().chain(reported).min()
+    };
+    if let Some(window) = called.models().filter_map(window).min() {
+        row["max_model_len"] = window.into();
+    }
+    row
+}

@@ -1,0 +1,420 @@
+//! What the replicas' engines are heard to do: gaps between tokens, signs of life
+//! and streams that wait for their clients, counted where they pass and told to
+//! the scheduler a few times a second.
+//!
+//! A relayed chunk costs two additions on shared counters and nothing else. A
+//! gap counts only when both of its ends are known to be the moment when the
+//! engine sent: a chunk that lay ready because its client reads slowly says
+//! nothing of the engine.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use dashmap::DashMap;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::config::settings::EdgeSettings;
+use crate::core::model::event::{Event, ItlSample};
+use crate::core::model::ids::ReplicaId;
+use crate::core::model::job::JobUsage;
+use crate::dispatcher::Dispatcher;
+
+/// Time between two samples.
+const SAMPLE_EVERY: Duration = Duration::from_millis(100);
+/// A chunk that lies ready this soon after the one before it came with it.
+const BURST: Duration = Duration::from_millis(5);
+/// Streams with fewer events say too little of the tokens in one.
+const MIN_EVENTS: u64 = 8;
+/// Weight of one more stream in the mean of tokens per event: 1/8.
+const LEARN_SHIFT: u32 = 3;
+/// The fixed point of tokens per event.
+const ONE: u32 = 1 << 10;
+/// No engine puts more tokens into one event.
+const MAX_TOKENS_PER_EVENT: u32 = 64 * ONE;
+
+/// The counters of one replica.
+#[derive(Debug)]
+pub(in crate::proxy) struct ReplicaCounters {
+    gaps: AtomicU64,
+    nanos: AtomicU64,
+    /// Learned tokens per event, at least [`ONE`].
+    per_event: AtomicU32,
+    /// Whether a byte has come since the last sample.
+    heard: AtomicBool,
+    /// Streams that wait for their clients.
+    paused: AtomicU32,
+    /// The same as the scheduler was told.
+    told: AtomicU32,
+}
+
+impl Default for ReplicaCounters {
+    fn default() -> Self {
+        Self {
+            gaps: AtomicU64::new(0),
+            nanos: AtomicU64::new(0),
+            per_event: AtomicU32::new(ONE),
+            heard: AtomicBool::new(false),
+            paused: AtomicU32::new(0),
+            told: AtomicU32::new(0),
+        }
+    }
+}
+
+/// What was counted since the last sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(in crate::proxy) struct ItlCounts {
+    pace: Option<ItlSample>,
+    /// Bytes came, though they are no gap.
+    heard: bool,
+    /// Streams that wait for their clients, when that has changed.
+    paused: Option<u32>,
+}
+
+impl ItlCounts {
+    fn events(self, replica: ReplicaId) -> impl Iterator<Item = Event> {
+        let paused = self.paused.map(|streams| Event::Paused { replica, streams });
+        let heard = self.heard.then_some(Event::Heard { replica });
+        let pace = self.pace.map(|pace| Event::Paced { replica, pace });
+        [paused, heard, pace].into_iter().flatten()
+    }
+}
+
+impl ReplicaCounters {
+    /// A byte of the engine's answers came.
+    pub(in crate::proxy) fn hear(&self) {
+        if !self.heard.load(Ordering::Relaxed) {
+            self.heard.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// What was counted since the last call, if there is anything to tell.
+    fn sample(&self) -> Option<ItlCounts> {
+        let paused = self.paused.load(Ordering::Relaxed);
+        let changed = self.told.swap(paused, Ordering::Relaxed) != paused;
+        let heard = self.heard.swap(false, Ordering::Relaxed);
+        let pace = self.take();
+        let sample = ItlCounts { pace, heard: heard && pace.is_none(), paused: changed.then_some(paused) };
+        (sample != ItlCounts::default()).then_some(sample)
+    }
+
+    /// `total` passed over `gaps` gaps between tokens. The time goes in first:
+    /// a sample taken in between leaves the pair to the next one.
+    fn add(&self, gaps: u64, total: Duration) {
+        let nanos = u64::try_from(total.as_nanos()).unwrap_or(u64::MAX);
+        self.nanos.fetch_add(nanos, Ordering::Relaxed);
+        self.gaps.fetch_add(gaps, Ordering::Relaxed);
+    }
+
+    /// What was counted since the last call.
+    pub(in crate::proxy) fn take(&self) -> Option<ItlSample> {
+        if self.gaps.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let gaps = self.gaps.swap(0, Ordering::Relaxed);
+        let total = Duration::from_nanos(self.nanos.swap(0, Ordering::Relaxed));
+        (gaps > 0).then_some(ItlSample { gaps, total })
+    }
+
+    /// A stream of `events` had `tokens` in all. Two streams that end at once
+    /// may overwrite each other: it is a mean over many.
+    fn learn(&self, events: u64, tokens: u64) {
+        if events < MIN_EVENTS {
+            return;
+        }
+        let seen = tokens.saturating_mul(u64::from(ONE)) / events;
+        let seen = u32::try_from(seen).unwrap_or(u32::MAX).clamp(ONE, MAX_TOKENS_PER_EVENT);
+        let old = self.per_event.load(Ordering::Relaxed);
+        let new = old - (old >> LEARN_SHIFT) + (seen >> LEARN_SHIFT);
+        self.per_event.store(new.clamp(ONE, MAX_TOKENS_PER_EVENT), Ordering::Relaxed);
+    }
+}
+
+/// The counters of all replicas.
+#[derive(Debug, Default)]
+pub struct ItlCounters {
+    meters: DashMap<ReplicaId, Arc<ReplicaCounters>>,
+}
+
+impl ItlCounters {
+    /// The replica's counters, for a stream to keep.
+    pub(in crate::proxy) fn meter(&self, replica: ReplicaId) -> Arc<ReplicaCounters> {
+        if let Some(known) = self.meters.get(&replica) {
+            return Arc::clone(&known);
+        }
+        Arc::clone(&self.meters.entry(replica).or_default())
+    }
+
+    /// Forgets replicas that are no longer configured.
+    pub fn retain(&self, edge: &EdgeSettings) {
+        self.meters.retain(|id, _| edge.replicas.get(*id).is_some());
+    }
+
+    /// Tells the scheduler how the streams go. Runs until dropped.
+    pub async fn sample(self: Arc<Self>, gate: Arc<Dispatcher>) {
+        let mut every = interval(SAMPLE_EVERY);
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            every.tick().await;
+            for (replica, sample) in self.take() {
+                sample.events(replica).for_each(|event| gate.event(event));
+            }
+        }
+    }
+
+    fn take(&self) -> Vec<(ReplicaId, ItlCounts)> {
+        self.meters.iter().filter_map(|entry| Some((*entry.key(), entry.value().sample()?))).collect()
+    }
+}
+
+/// What one stream tells of its replica beside its pace: that bytes come, and
+/// whether it waits for its client.
+#[derive(Debug)]
+pub(in crate::proxy) struct StreamObserver {
+    meter: Arc<ReplicaCounters>,
+    paused: bool,
+}
+
+impl StreamObserver {
+    pub(in crate::proxy) fn new(meter: Arc<ReplicaCounters>) -> Self {
+        Self { meter, paused: false }
+    }
+
+    /// Bytes came.
+    pub(in crate::proxy) fn hears(&self) {
+        self.meter.hear();
+    }
+
+    /// Whether the stream waits for its client, and nothing is read of it.
+    pub(in crate::proxy) fn pauses(&mut self, paused: bool) {
+        if self.paused != paused {
+            self.paused = paused;
+            match paused {
+                true => self.meter.paused.fetch_add(1, Ordering::Relaxed),
+                false => self.meter.paused.fetch_sub(1, Ordering::Relaxed),
+            };
+        }
+    }
+}
+
+impl Drop for StreamObserver {
+    fn drop(&mut self) {
+        self.pauses(false);
+    }
+}
+
+/// The pace of one stream with one choice, from its first token on. Streams
+/// with several are not measured: their events come in no fixed order.
+#[derive(Debug)]
+pub(in crate::proxy) struct ItlSampler {
+    meter: Arc<ReplicaCounters>,
+    /// When the last token was read, and whether that was when it came.
+    last: Instant,
+    exact: bool,
+    /// Whether the stream had nothing to say since then.
+    waited: bool,
+    /// Events with output so far.
+    events: u64,
+    /// The part of a token that is not counted yet, in parts of [`ONE`].
+    rest: u64,
+}
+
+impl ItlSampler {
+    /// The stream's first token is here, the first of `events` events.
+    pub(in crate::proxy) fn new(meter: Arc<ReplicaCounters>, events: u64, now: Instant) -> Self {
+        Self { meter, last: now, exact: true, waited: false, events, rest: 0 }
+    }
+
+    /// The stream has nothing to say just now.
+    pub(in crate::proxy) fn waits(&mut self) {
+        self.waited = true;
+    }
+
+    /// A chunk was read, after which the stream has had `events` events with
+    /// output.
+    pub(in crate::proxy) fn read(&mut self, events: u64, now: Instant) {
+        let new = events.saturating_sub(self.events);
+        if new == 0 {
+            return;
+        }
+        let gap = now.saturating_duration_since(self.last);
+        let exact = self.waited || self.exact && gap < BURST;
+        if self.exact && exact {
+            let per_event = u64::from(self.meter.per_event.load(Ordering::Relaxed));
+            let tokens = self.rest + new.saturating_mul(per_event);
+            self.rest = tokens % u64::from(ONE);
+            self.meter.add(tokens / u64::from(ONE), gap);
+        }
+        self.events = events;
+        self.last = now;
+        self.exact = exact;
+        self.waited = false;
+    }
+
+    /// The stream is whole.
+    pub(in crate::proxy) fn ended(&self, usage: JobUsage) {
+        if let JobUsage::Exact(tokens) = usage {
+            self.meter.learn(self.events, tokens.output);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::model::job::TokenCounts;
+    use crate::dispatcher::clock::GatewayClock;
+
+    const MILLIS: Duration = Duration::from_millis(1);
+
+    struct Stream {
+        pacer: ItlSampler,
+        now: Instant,
+        events: u64,
+    }
+
+    impl Stream {
+        fn begin(meter: &Arc<ReplicaCounters>) -> Self {
+            let now = Instant::now();
+            Self { pacer: ItlSampler::new(Arc::clone(meter), 1, now), now, events: 1 }
+        }
+
+        /// A chunk of `events` events comes after `gap`, and is waited for.
+        fn comes(&mut self, gap: u32, events: u64) {
+            self.pacer.waits();
+            self.lies_ready(gap, events);
+        }
+
+        /// The same, but nobody looked before.
+        fn lies_ready(&mut self, gap: u32, events: u64) {
+            self.now += gap * MILLIS;
+            self.events += events;
+            self.pacer.read(self.events, self.now);
+        }
+
+        fn ends(&self, tokens: u64) {
+            self.pacer.ended(JobUsage::Exact(TokenCounts { input: 1, cached: 0, output: tokens }));
+        }
+    }
+
+    fn pace(gaps: u64, millis: u64) -> Option<ItlSample> {
+        Some(ItlSample { gaps, total: Duration::from_millis(millis) })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_token_is_no_gap_and_every_later_one_is() {
+        let meter = Arc::default();
+        let mut stream = Stream::begin(&meter);
+        assert_eq!(meter.take(), None);
+        stream.comes(20, 1);
+        stream.comes(30, 1);
+        // Bytes without a token are no end of a gap.
+        stream.comes(10, 0);
+        stream.comes(10, 1);
+        assert_eq!(meter.take(), pace(3, 70));
+        assert_eq!(meter.take(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_that_come_together_share_their_gap() {
+        let meter = Arc::default();
+        let mut stream = Stream::begin(&meter);
+        stream.comes(40, 3);
+        stream.lies_ready(0, 1);
+        assert_eq!(meter.take(), pace(4, 40));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_slowly_says_nothing_of_the_engine() {
+        let meter = Arc::default();
+        let mut stream = Stream::begin(&meter);
+        stream.comes(20, 1);
+        stream.lies_ready(5_000, 1);
+        stream.lies_ready(0, 9);
+        // It has caught up; the next whole gap counts.
+        stream.comes(3, 1);
+        stream.comes(25, 1);
+        assert_eq!(meter.take(), pace(2, 45));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn several_tokens_in_an_event_are_as_many_gaps() {
+        let meter = Arc::default();
+        let mut stream = Stream::begin(&meter);
+        for _ in 0..9 {
+            stream.comes(10, 1);
+        }
+        let before = meter.take();
+        assert_eq!(before, pace(9, 90));
+        for _ in 0..60 {
+            stream.ends(35);
+        }
+        // 3.5 tokens an event: 10 ms for each is 2.86 ms a token.
+        for _ in 0..100 {
+            stream.comes(10, 1);
+        }
+        let after = meter.take().unwrap();
+        assert!((340..=350).contains(&after.gaps), "{after:?}");
+        assert_eq!(after.total, Duration::from_secs(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_learned_stays_in_its_bounds() {
+        let meter = ReplicaCounters::default();
+        for (events, tokens) in [(7, 700), (0, 5), (100, 0), (100, 40)] {
+            meter.learn(events, tokens);
+            assert_eq!(meter.per_event.load(Ordering::Relaxed), ONE);
+        }
+        for _ in 0..200 {
+            meter.learn(8, u64::MAX);
+        }
+        let learned = meter.per_event.load(Ordering::Relaxed);
+        assert!(learned > MAX_TOKENS_PER_EVENT / 2 && learned <= MAX_TOKENS_PER_EVENT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn replicas_are_sampled_apart_and_only_when_something_happened() {
+        let paces = ItlCounters::default();
+        let [a, b] = [ReplicaId::new(1), ReplicaId::new(2)];
+        let (mut one, _idle) = (Stream::begin(&paces.meter(a)), Stream::begin(&paces.meter(b)));
+        assert!(paces.take().is_empty());
+        one.comes(20, 1);
+        assert_eq!(paces.take(), [(a, ItlCounts { pace: pace(1, 20), ..ItlCounts::default() })]);
+        assert!(paces.take().is_empty());
+        assert!(Arc::ptr_eq(&paces.meter(a), &paces.meter(a)));
+    }
+
+    #[test]
+    fn bytes_and_streams_that_wait_are_told_once() {
+        let meter = Arc::<ReplicaCounters>::default();
+        let (mut one, other) =
+            (StreamObserver::new(Arc::clone(&meter)), StreamObserver::new(Arc::clone(&meter)));
+        assert_eq!(meter.sample(), None);
+        other.hears();
+        other.hears();
+        one.pauses(true);
+        one.pauses(true);
+        assert_eq!(meter.sample(), Some(ItlCounts { pace: None, heard: true, paused: Some(1) }));
+        assert_eq!(meter.sample(), None);
+        meter.add(1, MILLIS);
+        one.hears();
+        assert_eq!(meter.sample(), Some(ItlCounts { pace: pace(1, 1), ..ItlCounts::default() }));
+        drop((one, other));
+        assert_eq!(meter.sample(), Some(ItlCounts { paused: Some(0), ..ItlCounts::default() }));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_sampler_empties_the_counters_ten_times_a_second() {
+        let (wishes, _wished) = tokio::sync::mpsc::channel(1);
+        let gate = Dispatcher::new(Arc::default(), GatewayClock::start(), wishes);
+        let paces = Arc::new(ItlCounters::default());
+        let meter = paces.meter(ReplicaId::new(0));
+        tokio::spawn(Arc::clone(&paces).sample(gate));
+        tokio::time::sleep(MILLIS).await;
+        meter.add(1, MILLIS);
+        tokio::time::sleep(SAMPLE_EVERY - 2 * MILLIS).await;
+        assert_eq!(meter.gaps.load(Ordering::Relaxed), 1);
+        tokio::time::sleep(2 * MILLIS).await;
+        assert_eq!(meter.take(), None);
+    }
+}

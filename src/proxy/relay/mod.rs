@@ -1,0 +1,8 @@
+//! An engine's answer on its way to the client.
+
+pub(super) mod buffer;
+pub(super) mod continuation;
+pub(super) mod engine_stream;
+pub mod itl;
+pub mod memory;
+pub(super) mod pump;

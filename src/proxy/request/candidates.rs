@@ -1,0 +1,179 @@
+//! From the name that a client uses to the models that may serve it.
+
+use std::collections::VecDeque;
+
+use crate::config::settings::Settings;
+use crate::config::settings::identity::Grant;
+use crate::config::settings::names::NamedModel;
+use crate::core::model::ids::{JobId, ModelId};
+use crate::protocol::error::ApiError;
+use crate::protocol::request::parse::ParsedRequest;
+use crate::proxy::models_api::list;
+
+/// The models that may serve a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::proxy) struct ModelCandidates {
+    /// The model that it is for.
+    pub(in crate::proxy) first: ModelId,
+    /// Those that may serve in its place and have not been asked yet, best
+    /// first.
+    pub(in crate::proxy) others: VecDeque<ModelId>,
+}
+
+/// The models that may serve what the request asks for.
+///
+/// # Errors
+/// The model is unknown, or not for this caller.
+pub(in crate::proxy) fn of(
+    settings: &Settings,
+    grant: &Grant,
+    peek: &ParsedRequest,
+    job: JobId,
+) -> Result<ModelCandidates, ApiError> {
+    let tenant = grant.tenant;
+    let called = called(settings, grant, peek.model.as_deref())?;
+    let first = match called {
+        NamedModel::Model(model) => model,
+        NamedModel::Split(split) => split.at(point(settings.policy.tenants.name(tenant), peek, job)),
+    };
+    let others = settings.edge.names.fallbacks(tenant, called, first);
+    let others = others.filter(|model| list::may_use(&settings.policy, grant, *model)).collect();
+    Ok(ModelCandidates { first, others })
+}
+
+/// A request without a model name gets the only model that its caller may
+/// use, as the engines themselves do it.
+fn called<'a>(settings: &'a Settings, grant: &Grant, name: Option<&str>) -> Result<NamedModel<'a>, ApiError> {
+    if let Some(name) = name {
+        return list::called(settings, grant, name).ok_or_else(|| ApiError::model_not_found(name));
+    }
+    let mut usable = list::usable(&settings.policy, grant);
+    match (usable.next(), usable.next()) {
+        (Some(only), None) => Ok(NamedModel::Model(only)),
+        _ => {
+            Err(ApiError::invalid_field("model", "is missing. GET /v1/models lists the models you can use."))
+        }
+    }
+}
+
+/// Where between 0 and 1 the request stands in a split. Requests that name a
+/// conversation or an end user stand where that one's hash is, so that they keep
+/// to one model; all others stand in the sequence of multiples of the golden
+/// ratio, which fills any part of the line in its due share almost exactly.
+fn point(tenant: &str, peek: &ParsedRequest, job: JobId) -> f64 {
+    const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+    let bits = match peek.prompt_cache_key.as_deref().or(peek.user.as_deref()) {
+        Some(key) => hash(tenant, key),
+        None => (job.index() as u64).wrapping_mul(GOLDEN),
+    };
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// The same in every process. White space is in no tenant's name, so that no
+/// two pairs look alike.
+fn hash(tenant: &str, key: &str) -> u64 {
+    let digest = blake3::hash(format!("{tenant} {key}").as_bytes());
+    digest.as_bytes()[..8].iter().fold(0, |bits, byte| bits << 8 | u64::from(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::load::load_str_with;
+    use crate::config::secret::MachineSecrets;
+    use crate::protocol::api::Api;
+
+    const FILE: &str = "
+version: 1
+auth: {mode: off, tenant: all}
+tenants:
+  all: {allow_fallback: true, model_map: {mine: v2}}
+  few: {allow_fallback: true, models: [v1, v2]}
+models:
+  chat: {split: {v1: 95, v2: 5}}
+  v1: {fallbacks: [v3, v2]}
+pools:
+  p: {engine: openai, models: [v1, v2, v3], replicas: ['http://127.0.0.1:9']}
+";
+
+    fn settings() -> Settings {
+        let outcome = load_str_with(FILE, "test", Path::new("."), None, &MachineSecrets);
+        outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings
+    }
+
+    fn ask(
+        settings: &Settings,
+        tenant: &str,
+        peek: &ParsedRequest,
+        job: u64,
+    ) -> Result<Vec<String>, ApiError> {
+        let tenant = settings.policy.tenants.id(tenant).unwrap();
+        let ModelCandidates { first, others } = of(settings, &Grant::whole(tenant), peek, JobId::new(job))?;
+        let name = |model| settings.policy.models.name(model).to_owned();
+        Ok(std::iter::once(first).chain(others).map(name).collect())
+    }
+
+    fn for_model(name: &str) -> ParsedRequest {
+        ParsedRequest { model: Some(name.to_owned()), ..ParsedRequest::empty(Api::Chat) }
+    }
+
+    /// How often each model is the one that a request is for.
+    fn shares<'a>(peeks: impl Iterator<Item = &'a ParsedRequest>, step: u64) -> BTreeMap<String, usize> {
+        let settings = settings();
+        let mut shares = BTreeMap::new();
+        for (job, peek) in (1..).zip(peeks) {
+            let first = ask(&settings, "all", peek, job * step).unwrap().swap_remove(0);
+            *shares.entry(first).or_default() += 1;
+        }
+        shares
+    }
+
+    #[test]
+    fn a_tenant_gets_what_it_may_use_in_the_order_of_the_file() {
+        let settings = settings();
+        let asks = |tenant, name| ask(&settings, tenant, &for_model(name), 1).ok();
+        let names = |names: &[&str]| Some(names.iter().map(ToString::to_string).collect());
+        assert_eq!(asks("all", "v1"), names(&["v1", "v3", "v2"]));
+        assert_eq!(asks("few", "v1"), names(&["v1", "v2"]));
+        assert_eq!(asks("all", "mine"), names(&["v2"]));
+        assert_eq!((asks("few", "mine"), asks("few", "v3"), asks("all", "none")), (None, None, None));
+        let windows: list::Windows = std::sync::Arc::new(|_: &Settings, _, _| None);
+        let listed = |tenant: &str| {
+            let tenant = settings.policy.tenants.id(tenant).unwrap();
+            let rows = list::list(&settings, &Grant::whole(tenant), &windows);
+            rows["data"].as_array().unwrap().iter().map(|row| row["id"].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(json!(listed("all")), json!(["chat", "mine", "v1", "v2", "v3"]));
+        assert_eq!(json!(listed("few")), json!(["chat", "v1", "v2"]));
+    }
+
+    #[test]
+    fn a_split_is_exact_over_time_whatever_comes_between() {
+        let peek = for_model("chat");
+        for (count, step) in [(20, 1), (100, 1), (1_000, 2), (10_000, 1), (10_000, 3), (10_000, 7)] {
+            let shares = shares(std::iter::repeat_n(&peek, count), step);
+            let off = shares.get("v2").copied().unwrap_or(0) as f64 - count as f64 * 0.05;
+            assert!(off.abs() <= 3.0, "{off} of {count}, one in {step}");
+        }
+    }
+
+    #[test]
+    fn a_conversation_or_a_user_keeps_to_one_model() {
+        let keyed =
+            |key: usize| ParsedRequest { prompt_cache_key: Some(key.to_string()), ..for_model("chat") };
+        let user = |user: usize| ParsedRequest { user: Some(user.to_string()), ..for_model("chat") };
+        for peek in [keyed(1), user(1), keyed(77)] {
+            assert_eq!(shares(std::iter::repeat_n(&peek, 100), 1).len(), 1);
+        }
+        let many: Vec<ParsedRequest> = (0..10_000).map(keyed).collect();
+        let share = shares(many.iter(), 1)["v2"];
+        assert!((435..=565).contains(&share), "three standard deviations: {share}");
+        let both = ParsedRequest { user: Some("another".to_owned()), ..keyed(1) };
+        assert_eq!(shares([keyed(1), both].iter(), 1).len(), 1, "the conversation decides");
+    }
+}

@@ -1,0 +1,136 @@
+//! What a request came to, as an answer.
+
+pub(super) mod body;
+pub(super) mod early_head;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{HeaderMap, Response, StatusCode};
+
+use crate::core::model::ids::TenantId;
+use crate::core::model::job::JobUsage;
+use crate::protocol::api::Dialect;
+use crate::protocol::error::ApiError;
+use crate::protocol::error::catalogue::ErrorKind;
+use crate::protocol::error::rate_limits;
+use crate::protocol::headers;
+use crate::protocol::request::edit::EditedBody;
+use crate::proxy::handler::{ClientAnswer, Proxy, ServedRequest};
+use crate::proxy::relay::buffer::{BufferReader, BufferWriter, stream_buffer};
+use crate::proxy::relay::continuation::LiveStream;
+use crate::proxy::relay::pump::Pump;
+use crate::proxy::response::body::{AnswerBody, ClientStream};
+use crate::proxy::summary::RequestRecord;
+use crate::telemetry::event::RequestOutcome;
+
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+/// The model that serves, when that is not the name that the client used.
+pub(super) const SERVING_MODEL: HeaderName = HeaderName::from_static("x-penstock-model");
+/// The output that was left of the context window, when more was asked for.
+const MAX_TOKENS: HeaderName = HeaderName::from_static("x-penstock-max-tokens");
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+impl Proxy {
+    /// The answer, whose head is not out yet.
+    pub(super) fn respond(&self, served: ServedRequest) -> Response<AnswerBody> {
+        let ServedRequest { answered, mut record } = served;
+        match answered {
+            Ok((ClientAnswer::Stream { stream, head, whole }, ticket, continuation)) => {
+                let headers = answer_headers(&head, &record);
+                let live = Box::new(LiveStream { stream, ticket, record, continuation });
+                stream_response(headers, AnswerBody::Stream(self.stream(live, whole)))
+            }
+            Ok((ClientAnswer::Whole { status, head, body }, ..)) => {
+                whole_response(status, &head, body, &mut record)
+            }
+            Err(error) => error_response(error, &mut record),
+        }
+    }
+
+    /// The way of a stream to its client, from its first token on.
+    pub(super) fn stream(&self, mut live: Box<LiveStream>, whole: Option<JobUsage>) -> ClientStream {
+        live.record.streams();
+        let tenant = live.record.identity.as_ref().map_or(TenantId::new(0), |who| who.tenant);
+        let (writer, reader) = self.stream_buffer(tenant);
+        let pump = Pump::new(self, live, whole, writer);
+        let filling = (!pump.is_over()).then(|| self.pumps.spawn(pump.run()).abort_handle());
+        ClientStream::new(reader, filling)
+    }
+
+    /// A buffer for a stream of the tenant.
+    pub(super) fn stream_buffer(&self, tenant: TenantId) -> (BufferWriter, BufferReader) {
+        let settings = self.settings.load();
+        let limits = &settings.edge.requests;
+        stream_buffer(self.answers.share(tenant, limits), limits.stream_buffer_bytes)
+    }
+}
+
+/// A stream of events.
+pub(super) fn stream_response(headers: HeaderMap, body: AnswerBody) -> Response<AnswerBody> {
+    let mut response = Response::new(body);
+    *response.headers_mut() = headers;
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response.headers_mut().insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
+    response
+}
+
+/// Those of the engine's that a client gets, and the gateway's own.
+pub(super) fn answer_headers(engine: &HeaderMap, record: &RequestRecord) -> HeaderMap {
+    let mut headers = headers::client_headers(engine, &record.request_id);
+    if record.api.dialect() == Dialect::Anthropic {
+        headers.insert(ANTHROPIC_REQUEST_ID, record.request_id.clone());
+    }
+    if let Some(timing) = record.server_timing() {
+        headers.insert(SERVER_TIMING, timing);
+    }
+    if let Some(lowered) = record.lowered() {
+        headers.insert(MAX_TOKENS, lowered);
+    }
+    if let Some(model) = record.serving_model() {
+        headers.insert(SERVING_MODEL, model);
+    }
+    rate_limits::write_headers(&record.limits.standings, &mut headers);
+    headers
+}
+
+fn whole_response(
+    status: StatusCode,
+    head: &HeaderMap,
+    body: EditedBody,
+    record: &mut RequestRecord,
+) -> Response<AnswerBody> {
+    record.status = status.as_u16();
+    let mut response = Response::new(AnswerBody::Whole(body));
+    *response.status_mut() = status;
+    *response.headers_mut() = answer_headers(head, record);
+    response.headers_mut().entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
+    response
+}
+
+pub(super) fn error_response(error: ApiError, record: &mut RequestRecord) -> Response<AnswerBody> {
+    let dialect = record.api.dialect();
+    note_error(&error, record);
+    let mut response = error.into_response(dialect, &record.request_id);
+    record.status = response.status().as_u16();
+    if let Some(timing) = record.server_timing() {
+        response.headers_mut().insert(SERVER_TIMING, timing);
+    }
+    rate_limits::write_headers(&record.limits.standings, response.headers_mut());
+    response.map(|body: Bytes| AnswerBody::from(body))
+}
+
+/// How the request ended, unless that has been said already.
+pub(super) fn note_error(error: &ApiError, record: &mut RequestRecord) {
+    if record.reason.is_some() {
+        return;
+    }
+    let outcome = match error.kind() {
+        ErrorKind::QueueFull | ErrorKind::Draining | ErrorKind::DeadlineUnmeetable => {
+            RequestOutcome::Rejected
+        }
+        _ if error.kind().status(record.api.dialect()).is_client_error() => RequestOutcome::ClientError,
+        _ => RequestOutcome::Failed,
+    };
+    record.ended(outcome, error.kind().code());
+}

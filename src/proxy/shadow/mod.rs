@@ -1,0 +1,230 @@
+//! Copies of requests for another model, to compare the two.
+//!
+//! A copy is made when the answer of its original has begun, so it cannot delay
+//! it. It is a job of its own, of a tenant and a class that take only what
+//! nobody else needs (`core/scheduler/spare`): it starts at once or not at all,
+//! and gives way to whoever is in need. Its answer is read and thrown away. How
+//! it ends, and whether, nobody but the operator sees.
+
+mod copy;
+mod pair;
+
+use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::HeaderName;
+use http::{HeaderMap, HeaderValue};
+use parking_lot::Mutex;
+
+use crate::config::settings::shadows::{ShadowRule, ShadowSettings};
+use crate::core::model::ids::ModelId;
+use crate::core::model::job::JobSpec;
+use crate::proxy::body::BodyReservation;
+use crate::proxy::handler::Proxy;
+use crate::proxy::request::InferenceRequest;
+use crate::proxy::request::candidates::ModelCandidates;
+use crate::proxy::summary::RequestRecord;
+use crate::telemetry::event::ShadowSkipped;
+
+pub(super) use pair::ShadowHalf;
+
+use copy::ShadowCopy;
+use pair::ShadowPair;
+
+/// What a copy's id ends with.
+const SUFFIX: &str = "-shadow";
+/// How long a copy counts as one that can be served; it does not wait.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// What belongs to the trace of the original.
+const TRACE: [HeaderName; 3] = [
+    HeaderName::from_static("traceparent"),
+    HeaderName::from_static("tracestate"),
+    HeaderName::from_static("baggage"),
+];
+
+/// The copies that run now, by the model of their originals.
+#[derive(Debug, Default)]
+pub struct ShadowCopies(Mutex<HashMap<ModelId, u32>>);
+
+/// One of them; gives its place back when dropped.
+#[derive(Debug)]
+struct ShadowGuard {
+    flights: Arc<ShadowCopies>,
+    model: ModelId,
+}
+
+impl ShadowCopies {
+    /// Copies that run now.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.0.lock().values().sum()
+    }
+
+    fn take(self: &Arc<Self>, model: ModelId, limit: u32) -> Option<ShadowGuard> {
+        let mut all = self.0.lock();
+        let count = all.entry(model).or_default();
+        if *count >= limit {
+            return None;
+        }
+        *count += 1;
+        Some(ShadowGuard { flights: Arc::clone(self), model })
+    }
+}
+
+impl Drop for ShadowGuard {
+    fn drop(&mut self) {
+        let mut all = self.flights.0.lock();
+        if let Some(count) = all.get_mut(&self.model) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.model);
+            }
+        }
+    }
+}
+
+/// Whether the request of this id is among the share. The same for every
+/// gateway, and for each request that carries the id.
+fn is_sampled(request_id: &HeaderValue, share: f64) -> bool {
+    let hash = blake3::hash(request_id.as_bytes());
+    let [a, b, c, d, ..] = *hash.as_bytes();
+    f64::from(u32::from_le_bytes([a, b, c, d])) < share * f64::from(u32::MAX)
+}
+
+impl Proxy {
+    /// Sends off a copy of a request whose answer has begun, if it is to have
+    /// one. `headers` are those of its client that go upstream.
+    pub(super) fn copy(
+        self: &Arc<Self>,
+        order: &InferenceRequest,
+        headers: &HeaderMap,
+        held: &BodyReservation,
+        record: &mut RequestRecord,
+    ) {
+        let settings = self.settings.load();
+        let Some(shadows) = &settings.edge.shadows else { return };
+        let model = order.spec.model;
+        let Some(rule) = shadows.rules.get(&model).filter(|_| model == order.candidates.first) else {
+            return;
+        };
+        if !is_sampled(&record.request_id, rule.share) {
+            return;
+        }
+        let limit = settings.edge.requests.max_total_body_bytes;
+        let flight = self.copies.take(model, rule.max_in_flight).ok_or("in_flight");
+        let all = flight.and_then(|flight| Ok((flight, held.once_more(limit).ok_or("memory")?)));
+        let (flight, held) = match all {
+            _ if self.grace.is_draining() => return,
+            Ok(all) => all,
+            Err(reason) => return ShadowSkipped { model, to: rule.to, reason }.emit(&self.telemetry),
+        };
+        let (original, copied) =
+            ShadowPair::halves(&self.telemetry, record.request_id.clone(), (model, rule.to));
+        record.half = Some(original);
+        let copy = ShadowCopy {
+            proxy: Arc::clone(self),
+            order: self.order_for(order, shadows, rule),
+            headers: headers_for(headers),
+            request_id: id_for(&record.request_id),
+            half: copied,
+            skipped: ShadowSkipped { model, to: rule.to, reason: "" },
+        };
+        tokio::spawn(async move {
+            copy.run().await;
+            drop((flight, held));
+        });
+    }
+
+    /// The order of a copy. Its answer reaches nobody, so it can be taken away
+    /// from its replica until it is whole.
+    fn order_for(
+        &self,
+        order: &InferenceRequest,
+        shadows: &ShadowSettings,
+        rule: &ShadowRule,
+    ) -> InferenceRequest {
+        let now = self.gate.clock().now();
+        let spec = JobSpec {
+            id: self.gate.next_job_id(),
+            tenant: shadows.tenant,
+            class: shadows.class,
+            model: rule.to,
+            streams: false,
+            arrived: now,
+            deadline: now + PATIENCE,
+            patience: now + PATIENCE,
+            falls_back: false,
+            goes_on: false,
+            key: None,
+            fingerprint: None,
+            session: None,
+            ..order.spec
+        };
+        let candidates = ModelCandidates { first: rule.to, others: VecDeque::new() };
+        InferenceRequest {
+            api: order.api,
+            body: order.body.clone(),
+            peek: order.peek.clone(),
+            candidates,
+            estimated: order.estimated,
+            spec,
+            asking: None,
+        }
+    }
+}
+
+fn headers_for(original: &HeaderMap) -> HeaderMap {
+    let mut headers = original.clone();
+    for name in TRACE {
+        headers.remove(name);
+    }
+    headers
+}
+
+fn id_for(original: &HeaderValue) -> HeaderValue {
+    let text = [original.as_bytes(), SUFFIX.as_bytes()].concat();
+    HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static(SUFFIX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_is_kept_and_depends_on_the_id_alone() {
+        let id = |number: u32| HeaderValue::try_from(format!("req_{number}")).unwrap();
+        for share in [0.0, 0.05, 0.5, 1.0] {
+            let count = (0..10_000).filter(|number| is_sampled(&id(*number), share)).count() as f64;
+            let off = (count - 10_000.0 * share).abs();
+            assert!(off <= 3.0 * (10_000.0 * share * (1.0 - share)).sqrt(), "{count} of 10000 at {share}");
+        }
+        let chosen: Vec<u32> = (0..1000).filter(|number| is_sampled(&id(*number), 0.05)).collect();
+        assert!(chosen.iter().all(|number| is_sampled(&id(*number), 0.06)), "a larger share adds to it");
+    }
+
+    #[test]
+    fn flights_are_bounded_by_model() {
+        let flights = Arc::<ShadowCopies>::default();
+        let [a, b] = [ModelId::new(1), ModelId::new(2)];
+        let first = flights.take(a, 2);
+        let second = flights.take(a, 2);
+        assert!(first.is_some() && second.is_some() && flights.take(a, 2).is_none());
+        assert!(flights.take(b, 1).is_some(), "it ends at once");
+        drop(first);
+        assert!(flights.take(a, 2).is_some());
+        drop(second);
+        assert!(flights.0.lock().is_empty());
+    }
+
+    #[test]
+    fn a_copy_is_not_part_of_the_clients_trace() {
+        let mut client = HeaderMap::new();
+        client.insert("traceparent", HeaderValue::from_static("00-1-2-01"));
+        client.insert("x-session-id", HeaderValue::from_static("s"));
+        let headers = headers_for(&client);
+        assert_eq!((headers.len(), headers.contains_key("x-session-id")), (1, true));
+        assert_eq!(id_for(&HeaderValue::from_static("r1")), "r1-shadow");
+    }
+}

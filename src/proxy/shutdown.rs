@@ -1,0 +1,84 @@
+//! The end of a drain's grace, as seen by requests that still run.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+/// How far the shutdown has come. Clones share one state.
+#[derive(Debug, Clone, Default)]
+pub struct ShutdownGrace {
+    draining: Arc<AtomicBool>,
+    over: Arc<AtomicBool>,
+    drain: CancellationToken,
+    token: CancellationToken,
+}
+
+impl ShutdownGrace {
+    /// From now on new requests are refused.
+    pub fn begin_drain(&self) {
+        self.draining.store(true, Ordering::Release);
+        self.drain.cancel();
+    }
+
+    /// From now on running requests are ended too.
+    pub fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        self.token.cancel();
+    }
+
+    /// Whether new requests are refused.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// Waits until new requests are refused.
+    pub async fn began(&self) {
+        self.drain.cancelled().await;
+    }
+
+    /// Waits for the end.
+    pub async fn ended(&self) {
+        self.token.cancelled().await;
+    }
+
+    pub(super) fn watch(&self) -> ShutdownWatch {
+        ShutdownWatch {
+            over: Arc::clone(&self.over),
+            wait: Box::pin(self.token.clone().cancelled_owned()),
+            registered: None,
+        }
+    }
+}
+
+/// Polled by a stream beside its data. Costs one atomic read, except when the
+/// polling task changes.
+pub(super) struct ShutdownWatch {
+    over: Arc<AtomicBool>,
+    wait: Pin<Box<WaitForCancellationFutureOwned>>,
+    registered: Option<Waker>,
+}
+
+impl ShutdownWatch {
+    pub(super) fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.over.load(Ordering::Acquire) {
+            return Poll::Ready(());
+        }
+        if self.registered.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            return Poll::Pending;
+        }
+        self.registered = Some(cx.waker().clone());
+        self.wait.as_mut().poll(cx)
+    }
+}
+
+impl fmt::Debug for ShutdownWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GraceWatch").field("over", &self.over).finish_non_exhaustive()
+    }
+}

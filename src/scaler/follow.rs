@@ -1,0 +1,90 @@
+//! Keeps the board up to date: now and then, and at once when a request comes
+//! while a pool is idle, here or at another gateway.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::core::autoscale::demand_report::{DemandReport, PeerDemand};
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::scaler::signal_cache::{PoolSignal, SignalCache, SignalView};
+use crate::telemetry::event::DesiredChanged;
+
+/// How often it is looked without a reason.
+const TICK: Duration = Duration::from_millis(250);
+/// Time between two looks at least, and where looks take long.
+const GAP: Duration = Duration::from_millis(20);
+const LONG_GAP: Duration = Duration::from_millis(40);
+/// A look takes at most this part of the time, 1 / 50, up to the longer gap.
+const SHARE: u32 = 50;
+
+/// Where the needs of pools come from.
+pub trait DemandFeed: Send + Sync {
+    /// What every pool needs now, each with its name.
+    fn needs(&self) -> Vec<(String, ReplicaDemand)>;
+    /// The same by what other gateways see, too.
+    fn needs_with(&self, others: &PeerDemand) -> Vec<(String, ReplicaDemand)>;
+    /// What this gateway sees of the demand.
+    fn outlook(&self) -> DemandReport;
+    /// Whether it takes nothing new.
+    fn is_draining(&self) -> bool;
+    /// From now on an arrival counts for [`Self::arrival`].
+    fn expect_arrival(&self);
+    /// Waits for the next arrival since it was expected.
+    fn arrival(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+}
+
+/// Keeps the board up to date until dropped.
+pub async fn follow(feed: Arc<dyn DemandFeed>, board: Arc<SignalCache>) {
+    loop {
+        let began = Instant::now();
+        // Before the look, so that nobody comes unseen between the two.
+        feed.expect_arrival();
+        let has_idle = look(&*feed, &board);
+        sleep((began.elapsed() * SHARE).clamp(GAP, LONG_GAP)).await;
+        let arrival = async { if has_idle { feed.arrival().await } else { std::future::pending().await } };
+        let news = async {
+            match &board.exchange {
+                Some(exchange) => exchange.news().await,
+                None => std::future::pending().await,
+            }
+        };
+        let either = async {
+            tokio::select! {
+                () = arrival => {}
+                () = news => {}
+            }
+        };
+        let _in_time = timeout(TICK, either).await;
+    }
+}
+
+/// Puts what is so now on the board; whether a pool is idle.
+pub(super) fn look(feed: &dyn DemandFeed, board: &SignalCache) -> bool {
+    let (now, before) = (Instant::now(), board.view());
+    let mut pools = BTreeMap::new();
+    let (needs, fleet) = match &board.exchange {
+        None => (feed.needs(), None),
+        Some(exchange) => {
+            let (needs, fleet) = exchange.look(feed, now);
+            (needs, Some(fleet))
+        }
+    };
+    for (name, need) in needs {
+        let old = before.pools.get(&name);
+        let last_busy = if need.is_busy() { Some(now) } else { old.and_then(|row| row.last_busy) };
+        let was = old.and_then(|row| row.need.desired);
+        if let (Some(to), false) = (need.desired, need.desired == was) {
+            let (pool, reason) = (&*name, need.reason);
+            DesiredChanged { pool, from: was, to, reason, ready: need.ready }.emit(&board.telemetry);
+        }
+        pools.insert(name, PoolSignal { need, last_busy });
+    }
+    let has_idle = pools.values().any(|row| !row.need.is_busy());
+    board.publish(SignalView { as_of: now, pools, fleet });
+    has_idle
+}

@@ -1,0 +1,22 @@
+//! The scale signal at the edge: KEDA's external scaler over gRPC on a port of
+//! its own, and the same numbers as JSON. What a pool needs is decided by the
+//! core; here it is published, and told to whoever asks, from memory alone. Of
+//! several gateways each tells the same.
+
+mod activity;
+mod answer;
+mod follow;
+mod json;
+mod peers;
+mod proto;
+mod rpc;
+mod server;
+mod signal_cache;
+mod trigger;
+
+pub use crate::scaler::answer::METRIC;
+pub use crate::scaler::follow::{DemandFeed, follow};
+pub use crate::scaler::json::router;
+pub use crate::scaler::peers::{PeerRules, TlsSource};
+pub use crate::scaler::server::{CertificateCheck, ScaleHandle, ScaleListener, start};
+pub use crate::scaler::signal_cache::{SignalCache, SignalView};

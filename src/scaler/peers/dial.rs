@@ -1,0 +1,239 @@
+//! Listens to the other gateways: one connection and one stream for each place
+//! at which one should be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Channel, Endpoint};
+use tower_service::Service;
+
+use crate::config::settings::scale::PeerPlace;
+use crate::core::autoscale::peers::{LIVE, MOST, ReportOutcome};
+use crate::protocol::ids::random;
+use crate::scaler::proto::gateways::WatchRequest;
+use crate::scaler::proto::gateways::gateways_client::GatewaysClient;
+use crate::telemetry::event::{PeerHeard, PeerLost};
+
+use super::wire::{MAX_REPORT, decode, name};
+use super::{PeerExchange, shown};
+
+/// For a connection, its handshake, and the first report.
+const CONNECT: Duration = Duration::from_secs(3);
+/// The shortest and the longest pause before a place is tried again.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3)];
+/// How long a place that turned out to be this gateway is left alone.
+const OWN: Duration = Duration::from_secs(60);
+
+/// What connections to other gateways are made with now; `None` = no TLS.
+pub type TlsSource = Box<dyn Fn() -> Option<Arc<ClientConfig>> + Send + Sync>;
+
+/// Where the other gateways are, and how they are reached.
+pub struct PeerRules {
+    /// The places, once they are known, as they change.
+    pub places: watch::Receiver<Option<BTreeSet<PeerPlace>>>,
+    /// What connections are made with.
+    pub tls: TlsSource,
+}
+
+impl fmt::Debug for PeerRules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerRules").field("places", &*self.places.borrow()).finish_non_exhaustive()
+    }
+}
+
+/// Why a stream is over.
+enum PeerStreamEnd {
+    /// It said goodbye.
+    Left,
+    /// It was this gateway.
+    Myself,
+    /// What went wrong.
+    Lost(String),
+}
+
+/// Listens to all of them until dropped.
+pub(in crate::scaler) async fn listen(exchange: Arc<PeerExchange>, rules: PeerRules) {
+    let PeerRules { mut places, tls } = rules;
+    let tls = Arc::new(tls);
+    let mut running: BTreeMap<PeerPlace, PeerTask> = BTreeMap::new();
+    loop {
+        let listed = places.borrow_and_update().clone();
+        if let Some(listed) = listed {
+            let listed: BTreeSet<PeerPlace> = listed.into_iter().take(MOST).collect();
+            exchange.list(&listed);
+            running.retain(|_, task| !task.0.is_finished());
+            for place in &listed {
+                running.entry(place.clone()).or_insert_with(|| {
+                    let caller = PeerCaller {
+                        exchange: Arc::clone(&exchange),
+                        key: place.to_string(),
+                        place: place.clone(),
+                        tls: Arc::clone(&tls),
+                    };
+                    PeerTask(tokio::spawn(caller.run()))
+                });
+            }
+        }
+        if places.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// A task that ends with its owner.
+struct PeerTask(JoinHandle<()>);
+
+impl Drop for PeerTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Who listens to one place.
+struct PeerCaller {
+    exchange: Arc<PeerExchange>,
+    key: String,
+    place: PeerPlace,
+    tls: Arc<TlsSource>,
+}
+
+impl PeerCaller {
+    /// Until nobody should be there any more and nobody is.
+    async fn run(self) {
+        let (mut pause, mut lost) = (PAUSES[0], false);
+        loop {
+            let mut heard = false;
+            let end = self.session(&mut heard).await;
+            if heard {
+                (pause, lost) = (PAUSES[0], false);
+            }
+            if !self.exchange.expects(&self.key) {
+                return;
+            }
+            match end {
+                PeerStreamEnd::Myself => sleep(OWN).await,
+                PeerStreamEnd::Left => sleep(jittered(PAUSES[0])).await,
+                PeerStreamEnd::Lost(problem) => {
+                    let first = !std::mem::replace(&mut lost, true);
+                    let (place, problem) = (&*self.key, &*problem);
+                    PeerLost { place, problem, first }.emit(&self.exchange.telemetry);
+                    sleep(jittered(pause)).await;
+                    pause = (pause * 2).min(PAUSES[1]);
+                }
+            }
+        }
+    }
+
+    /// One connection, from its start to its end.
+    async fn session(&self, heard: &mut bool) -> PeerStreamEnd {
+        let lost = |what: &dyn fmt::Display| PeerStreamEnd::Lost(what.to_string());
+        let late = || PeerStreamEnd::Lost("no answer in time".to_owned());
+        let channel = match timeout(CONNECT, self.connect()).await {
+            Ok(Ok(channel)) => channel,
+            Ok(Err(problem)) => return PeerStreamEnd::Lost(problem),
+            Err(_) => return late(),
+        };
+        let mut client = GatewaysClient::new(channel).max_decoding_message_size(MAX_REPORT);
+        let request = WatchRequest { from: Some(name(self.exchange.me)) };
+        let mut stream = match timeout(CONNECT, client.watch(request)).await {
+            Ok(Ok(answer)) => answer.into_inner(),
+            Ok(Err(status)) => return lost(&status),
+            Err(_) => return late(),
+        };
+        loop {
+            let sent = match timeout(LIVE, stream.message()).await {
+                Ok(Ok(Some(sent))) => sent,
+                Ok(Ok(None)) => return lost(&"it ended the stream"),
+                Ok(Err(status)) => return lost(&status),
+                Err(_) => return lost(&"it says nothing"),
+            };
+            let Some(report) = decode(sent) else { return lost(&"it does not say who it is") };
+            let (from, leaving) = (report.from, report.leaving);
+            match self.exchange.heard(&self.key, report) {
+                ReportOutcome::Myself => return PeerStreamEnd::Myself,
+                _ if leaving => return PeerStreamEnd::Left,
+                ReportOutcome::Old | ReportOutcome::Usual | ReportOutcome::News => {}
+            }
+            if !std::mem::replace(heard, true) {
+                PeerHeard { place: &self.key, id: &shown(from) }.emit(&self.exchange.telemetry);
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Channel, String> {
+        let endpoint =
+            Endpoint::from_shared(format!("http://{}", self.place)).map_err(|error| causes(&error))?;
+        let dial = PeerConnector { place: self.place.clone(), tls: (self.tls)() };
+        endpoint.connect_with_connector(dial).await.map_err(|error| causes(&error))
+    }
+}
+
+/// An error with what led to it: tonic's own says only that there was one.
+fn causes(error: &tonic::transport::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// Three quarters of it or more, so that many do not come at the same moment.
+fn jittered(pause: Duration) -> Duration {
+    let [random] = random::frequent();
+    pause.mul_f64(0.75 + f64::from(random) / 1024.0)
+}
+
+/// Connects to one place, whatever the URL says.
+#[derive(Clone)]
+struct PeerConnector {
+    place: PeerPlace,
+    tls: Option<Arc<ClientConfig>>,
+}
+
+impl PeerConnector {
+    async fn open(self) -> io::Result<TokioIo<Box<dyn PeerIo>>> {
+        let tcp = TcpStream::connect((&*self.place.host, self.place.port)).await?;
+        let _ = tcp.set_nodelay(true);
+        let Some(certified) = self.place.certified else { return Ok(TokioIo::new(Box::new(tcp))) };
+        let config = self.tls.ok_or_else(|| io::Error::other("no authority is known"))?;
+        let name = ServerName::try_from(certified).map_err(io::Error::other)?;
+        let stream = TlsConnector::from(config).connect(name, tcp).await?;
+        Ok(TokioIo::new(Box::new(stream)))
+    }
+}
+
+/// A byte stream, with TLS or without.
+trait PeerIo: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
+
+impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> PeerIo for T {}
+
+impl Service<Uri> for PeerConnector {
+    type Response = TokioIo<Box<dyn PeerIo>>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        Box::pin(self.clone().open())
+    }
+}

@@ -1,0 +1,197 @@
+//! The other gateways: what this one tells them, and what it makes of their
+//! word. The rules are the core's ([`crate::core::autoscale::peers`]); here are
+//! the clock, the streams and the connections.
+
+mod dial;
+mod serve;
+mod wire;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::config::settings::scale::PeerPlace;
+use crate::core::autoscale::demand_report::{DecidedNumber, PeerDemand};
+use crate::core::autoscale::peers::{
+    GatewayId, PeerCount, PeerGroup, PeerReport, PeerRole, PeerView, ReportOutcome, ScaleDecision,
+};
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::model::time::Tick;
+use crate::protocol::ids::random;
+use crate::scaler::follow::DemandFeed;
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::{DeciderChanged, PeersSeen};
+use crate::telemetry::wall;
+
+pub(super) use self::dial::listen;
+pub(super) use self::serve::service;
+
+pub use self::dial::{PeerRules, TlsSource};
+
+/// Time between two reports without news.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// How it stands with the other gateways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PeerState {
+    /// This gateway.
+    pub(super) me: GatewayId,
+    /// Who decides, if anybody.
+    pub(super) decider: Option<GatewayId>,
+    /// How many there are.
+    pub(super) count: PeerCount,
+    /// Whether too few are heard to know what all need.
+    pub(super) blind: bool,
+}
+
+/// The exchange with the other gateways.
+pub(super) struct PeerExchange {
+    me: GatewayId,
+    origin: Instant,
+    peers: Mutex<PeerGroup>,
+    /// Told when a report says what somebody waits for.
+    news: Notify,
+    report: watch::Sender<Arc<wire::Report>>,
+    last: Mutex<LastSent>,
+    telemetry: Telemetry,
+}
+
+/// What this gateway said last.
+#[derive(Default)]
+struct LastSent {
+    said: Option<(Instant, PeerReport)>,
+    decider: Option<GatewayId>,
+}
+
+impl fmt::Debug for PeerExchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exchange").field("me", &self.me).finish_non_exhaustive()
+    }
+}
+
+impl PeerExchange {
+    /// A gateway that has begun now.
+    pub(super) fn new(telemetry: Telemetry) -> Arc<Self> {
+        let since = wall::unix_seconds(wall::now());
+        let me = GatewayId { epoch: (since * 1e3) as u64, id: u64::from_le_bytes(random::bytes()) };
+        Arc::new(Self {
+            me,
+            origin: Instant::now(),
+            peers: Mutex::new(PeerGroup::new(me)),
+            news: Notify::new(),
+            report: watch::Sender::new(Arc::default()),
+            last: Mutex::default(),
+            telemetry,
+        })
+    }
+
+    fn tick(&self, at: Instant) -> Tick {
+        Tick::ZERO + at.saturating_duration_since(self.origin)
+    }
+
+    /// What every pool needs by what all gateways see, and how it stands with
+    /// them. Tells the others what is news to them.
+    pub(super) fn look(
+        &self,
+        feed: &dyn DemandFeed,
+        now: Instant,
+    ) -> (Vec<(String, ReplicaDemand)>, PeerState) {
+        let (draining, outlook) = (feed.is_draining(), feed.outlook());
+        let PeerView { others, role, count, decider, blind } =
+            self.peers.lock().look(&outlook, draining, self.tick(now));
+        let follow = matches!(role, PeerRole::Follows(_));
+        let decided = match &role {
+            PeerRole::Follows(told) | PeerRole::Decides(Some(told)) => told.numbers.clone(),
+            PeerRole::Decides(None) | PeerRole::Waits | PeerRole::Blind => BTreeMap::new(),
+        };
+        let mut needs = feed.needs_with(&PeerDemand { sum: others, expected: true, decided, follow });
+        let unknown = role == PeerRole::Blind;
+        if unknown {
+            needs.iter_mut().for_each(|(_, need)| need.desired = None);
+        }
+        let decision = match role {
+            PeerRole::Decides(_) => {
+                Some(ScaleDecision { by: self.me, age: Duration::ZERO, numbers: numbers(&needs) })
+            }
+            PeerRole::Follows(told) => Some(told),
+            PeerRole::Waits | PeerRole::Blind => None,
+        };
+        let report =
+            PeerReport { from: self.me, sequence: 0, draining, leaving: false, blind, outlook, decision };
+        self.say(report, now);
+        PeersSeen { live: count.live, replayed: count.replayed, silent: count.silent }.emit(&self.telemetry);
+        self.note_decider(decider);
+        (needs, PeerState { me: self.me, decider, count, blind: unknown })
+    }
+
+    fn note_decider(&self, decider: Option<GatewayId>) {
+        let before = std::mem::replace(&mut self.last.lock().decider, decider);
+        if before != decider {
+            let id = decider.map(shown);
+            let own = decider == Some(self.me);
+            DeciderChanged { id: id.as_deref(), own }.emit(&self.telemetry);
+        }
+    }
+
+    /// Tells the others, if it is time or news to them.
+    fn say(&self, mut report: PeerReport, now: Instant) {
+        let mut last = self.last.lock();
+        if let Some((at, before)) = &last.said {
+            let due = now.saturating_duration_since(*at) >= EVERY || report.is_news_after(before);
+            if before.leaving || !due {
+                return;
+            }
+            report.sequence = before.sequence;
+        }
+        report.sequence += 1;
+        self.report.send_replace(Arc::new(wire::encode(&report)));
+        last.said = Some((now, report));
+    }
+
+    /// Says goodbye: nothing of what was said counts any more.
+    pub(super) fn leave(&self) {
+        let said = self.last.lock().said.as_ref().map(|(_, report)| report.clone());
+        let report = said.unwrap_or_else(|| PeerReport { from: self.me, ..PeerReport::default() });
+        self.say(PeerReport { leaving: true, decision: None, ..report }, Instant::now());
+    }
+
+    fn heard(&self, place: &str, report: PeerReport) -> ReportOutcome {
+        let heard = self.peers.lock().heard(place, report, self.tick(Instant::now()));
+        if heard == ReportOutcome::News {
+            self.news.notify_one();
+        }
+        heard
+    }
+
+    fn list(&self, places: &BTreeSet<PeerPlace>) {
+        let names = places.iter().map(PeerPlace::to_string).collect();
+        self.peers.lock().list(&names, self.tick(Instant::now()));
+        self.news.notify_one();
+    }
+
+    fn expects(&self, place: &str) -> bool {
+        self.peers.lock().expects(place)
+    }
+
+    /// Waits until another gateway has said what somebody waits for.
+    pub(super) async fn news(&self) {
+        self.news.notified().await;
+    }
+}
+
+fn numbers(needs: &[(String, ReplicaDemand)]) -> BTreeMap<String, DecidedNumber> {
+    let number = |need: &ReplicaDemand| {
+        Some(DecidedNumber { desired: need.desired?, reason: need.reason.to_owned(), keep: need.keep })
+    };
+    needs.iter().filter_map(|(name, need)| Some((name.clone(), number(need)?))).collect()
+}
+
+/// A gateway's id as people see it.
+pub(super) fn shown(name: GatewayId) -> String {
+    format!("{:016x}", name.id)
+}

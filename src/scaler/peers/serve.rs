@@ -1,0 +1,63 @@
+//! Tells other gateways what this one knows: the latest report, whenever there
+//! is one.
+
+use std::sync::Arc;
+
+use futures_util::stream::unfold;
+use tokio::sync::{Semaphore, watch};
+use tonic::{Request, Response, Status};
+
+use crate::core::autoscale::peers::MOST;
+use crate::scaler::proto::gateways::WatchRequest;
+use crate::scaler::proto::gateways::gateways_server::{Gateways, GatewaysServer};
+use crate::scaler::rpc::Answers;
+
+use super::PeerExchange;
+use super::wire::Report;
+
+/// Streams that may be open: each gateway has one, and may come back before the
+/// last one is known to be lost.
+const STREAMS: usize = 2 * MOST;
+
+/// The service.
+#[derive(Debug)]
+pub(in crate::scaler) struct PeerService {
+    exchange: Arc<PeerExchange>,
+    streams: Arc<Semaphore>,
+}
+
+/// The service of this gateway.
+pub(in crate::scaler) fn service(exchange: &Arc<PeerExchange>) -> GatewaysServer<PeerService> {
+    let watches = PeerService { exchange: Arc::clone(exchange), streams: Arc::new(Semaphore::new(STREAMS)) };
+    GatewaysServer::new(watches).max_decoding_message_size(1024)
+}
+
+#[tonic::async_trait]
+impl Gateways for PeerService {
+    type WatchStream = Answers<Report>;
+
+    async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let permit = Arc::clone(&self.streams).try_acquire_owned();
+        let permit = permit.map_err(|_| Status::resource_exhausted("too many gateways watch"))?;
+        let mut reports = self.exchange.report.subscribe();
+        reports.mark_changed();
+        let stream = unfold(Some((reports, permit)), |open| async move {
+            let (mut reports, permit) = open?;
+            let report = next(&mut reports).await?;
+            let leaving = report.leaving;
+            Some((Ok(report), (!leaving).then_some((reports, permit))))
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+/// The next report that says something.
+async fn next(reports: &mut watch::Receiver<Arc<Report>>) -> Option<Report> {
+    loop {
+        reports.changed().await.ok()?;
+        let report = Report::clone(&reports.borrow_and_update());
+        if report.from.is_some() {
+            return Some(report);
+        }
+    }
+}

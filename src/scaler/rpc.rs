@@ -1,0 +1,185 @@
+//! The five calls of the contract. Whatever they say stands on the board
+//! already; what a metric is called and its target come from the trigger and
+//! the configuration alone.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::Stream;
+use tokio::time::Instant;
+use tonic::{Code, Request, Response, Status};
+
+use crate::scaler::activity;
+use crate::scaler::answer::{TriggerAnswer, answer};
+use crate::scaler::proto::external_scaler_server::ExternalScaler;
+use crate::scaler::proto::{
+    GetMetricSpecResponse, GetMetricsRequest, GetMetricsResponse, IsActiveResponse, MetricSpec, MetricValue,
+    ScaledObjectRef,
+};
+use crate::scaler::signal_cache::{MissingSignal, SignalCache};
+use crate::scaler::trigger::{TriggerError, TriggerMode, TriggerQuery};
+use crate::telemetry::event::ScalerAsked;
+
+/// A stream of answers.
+pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// The service.
+#[derive(Debug)]
+pub(super) struct ScalerService(pub(super) Arc<SignalCache>);
+
+impl ScalerService {
+    fn ask(&self, of: &ScaledObjectRef) -> Result<TriggerQuery, Status> {
+        let keys = of.scaler_metadata.iter().map(|(key, value)| (&**key, &**value));
+        self.0.ask(keys).map_err(status_of)
+    }
+
+    /// What a trigger is told now.
+    fn answer(&self, ask: &TriggerQuery) -> Result<TriggerAnswer, Status> {
+        let now = Instant::now();
+        let row = self.0.row(&ask.pool, now).map_err(blank)?;
+        match self.0.is_alone() {
+            Some(alone) => Err(blank(alone)),
+            None => Ok(answer(ask, &row, now)),
+        }
+    }
+
+    fn spec(&self, of: &ScaledObjectRef) -> Result<GetMetricSpecResponse, Status> {
+        self.ask(of).map(|ask| spec_of(&ask))
+    }
+
+    fn active(&self, of: &ScaledObjectRef) -> Result<IsActiveResponse, Status> {
+        let ask = self.ask(of)?;
+        let (result, _) = self.0.activity(&ask, Instant::now()).map_err(blank)?;
+        Ok(IsActiveResponse { result })
+    }
+
+    fn metrics(&self, request: &GetMetricsRequest) -> Result<GetMetricsResponse, Status> {
+        let of = request.scaled_object_ref.as_ref();
+        let of = of.ok_or_else(|| Status::invalid_argument("scaledObjectRef is missing"))?;
+        let ask = self.ask(of)?;
+        let name = ask.mode.metric();
+        if request.metric_name != name {
+            return Err(Status::invalid_argument(format!("the metric of this trigger is called {name}")));
+        }
+        let told = self.answer(&ask)?;
+        let Some(value) = told.value else { return Err(blank(MissingSignal::New)) };
+        self.log(&ask, of, told, value);
+        #[expect(clippy::cast_precision_loss, reason = "the contract's type")]
+        let metric_value_float = value as f64;
+        let metric_value = i64::try_from(value).unwrap_or(i64::MAX);
+        let value = MetricValue { metric_name: name.to_owned(), metric_value, metric_value_float };
+        Ok(GetMetricsResponse { metric_values: vec![value] })
+    }
+
+    fn log(&self, ask: &TriggerQuery, of: &ScaledObjectRef, told: TriggerAnswer, value: u64) {
+        crate::telemetry::event::ScalerAnswered {
+            pool: &ask.pool,
+            scaled_object: &of.name,
+            namespace: &of.namespace,
+            value,
+            active: told.active,
+            reason: told.reason.name,
+            clamped: told.reason.clamped,
+            raw: ask.mode != TriggerMode::Desired,
+        }
+        .emit(&self.0.telemetry);
+    }
+
+    /// A stream of what `open` makes, while there is room for one more.
+    fn stream<T>(
+        &self,
+        of: &ScaledObjectRef,
+        open: impl FnOnce(Arc<SignalCache>, TriggerQuery, activity::StreamPermit) -> Answers<T>,
+    ) -> Result<Answers<T>, Status> {
+        let ask = self.ask(of)?;
+        let permit = Arc::clone(&self.0.streams).try_acquire_owned();
+        let permit = permit
+            .map_err(|_| Status::resource_exhausted("too many streams are open (scale.max_streams)"))?;
+        Ok(open(Arc::clone(&self.0), ask, permit))
+    }
+
+    fn said<T>(&self, method: &'static str, done: Result<T, Status>) -> Result<Response<T>, Status> {
+        let code = done.as_ref().err().map_or(Code::Ok, Status::code);
+        ScalerAsked { method, code: code_name(code), problem: done.as_ref().err().map(Status::message) }
+            .emit(&self.0.telemetry);
+        done.map(Response::new)
+    }
+}
+
+#[tonic::async_trait]
+impl ExternalScaler for ScalerService {
+    type StreamIsActiveStream = Answers<IsActiveResponse>;
+    type StreamMetricSpecStream = Answers<GetMetricSpecResponse>;
+
+    async fn is_active(
+        &self,
+        request: Request<ScaledObjectRef>,
+    ) -> Result<Response<IsActiveResponse>, Status> {
+        self.said("IsActive", self.active(request.get_ref()))
+    }
+
+    async fn stream_is_active(
+        &self,
+        request: Request<ScaledObjectRef>,
+    ) -> Result<Response<Self::StreamIsActiveStream>, Status> {
+        self.said("StreamIsActive", self.stream(request.get_ref(), activity::stream))
+    }
+
+    async fn get_metric_spec(
+        &self,
+        request: Request<ScaledObjectRef>,
+    ) -> Result<Response<GetMetricSpecResponse>, Status> {
+        self.said("GetMetricSpec", self.spec(request.get_ref()))
+    }
+
+    async fn get_metrics(
+        &self,
+        request: Request<GetMetricsRequest>,
+    ) -> Result<Response<GetMetricsResponse>, Status> {
+        self.said("GetMetrics", self.metrics(request.get_ref()))
+    }
+
+    async fn stream_metric_spec(
+        &self,
+        request: Request<ScaledObjectRef>,
+    ) -> Result<Response<Self::StreamMetricSpecStream>, Status> {
+        self.said("StreamMetricSpec", self.stream(request.get_ref(), activity::specs))
+    }
+}
+
+/// The one metric of a trigger.
+pub(super) fn spec_of(ask: &TriggerQuery) -> GetMetricSpecResponse {
+    // A target of 0 makes an HPA that the API server refuses.
+    #[expect(clippy::cast_possible_truncation, reason = "the contract's type; it saturates")]
+    let target_size = (ask.target as i64).max(1);
+    let spec =
+        MetricSpec { metric_name: ask.mode.metric().to_owned(), target_size, target_size_float: ask.target };
+    GetMetricSpecResponse { metric_specs: vec![spec] }
+}
+
+pub(super) fn gone(pool: &str) -> Status {
+    Status::not_found(format!("no pool is called {pool:?} any more"))
+}
+
+fn status_of(refusal: TriggerError) -> Status {
+    match refusal {
+        TriggerError::Unknown(message) => Status::not_found(message),
+        TriggerError::Wrong(message) => Status::invalid_argument(message),
+    }
+}
+
+fn blank(blank: MissingSignal) -> Status {
+    Status::unavailable(blank.to_string())
+}
+
+/// The code's name, for metrics.
+const fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "ok",
+        Code::InvalidArgument => "invalid_argument",
+        Code::NotFound => "not_found",
+        Code::ResourceExhausted => "resource_exhausted",
+        Code::Unavailable => "unavailable",
+        _ => "other",
+    }
+}

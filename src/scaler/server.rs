@@ -1,0 +1,263 @@
+//! The scaler's threads and its listener: apart from the data path, so that KEDA
+//! gets its answers when that is saturated.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tonic::service::Routes;
+use tonic_health::ServingStatus;
+use tonic_health::server::{HealthReporter, health_reporter};
+
+use crate::core::autoscale::peers::MOST;
+use crate::scaler::follow::{DemandFeed, follow, look};
+use crate::scaler::peers::{self, PeerRules};
+use crate::scaler::proto::DESCRIPTORS;
+use crate::scaler::proto::external_scaler_server::{ExternalScalerServer, SERVICE_NAME};
+use crate::scaler::rpc::ScalerService;
+use crate::scaler::signal_cache::SignalCache;
+use crate::tls::{CertificateNames, CertificateSource, HandshakeError, Handshakes};
+
+/// Open connections; KEDA has one from its operator and one from its metrics
+/// adapter, and each of the other gateways has one.
+const MAX_CONNECTIONS: usize = 64 + MOST;
+/// Streams of a connection beside those that stay open.
+const MORE_STREAMS: usize = 256;
+/// Bytes of one request: its metadata.
+const MAX_REQUEST: usize = 64 * 1024;
+const MAX_HEAD: u32 = 16 * 1024;
+/// Unread bytes of requests, and unsent ones of answers.
+const WINDOW: u32 = 64 * 1024;
+const MAX_SEND_BYTES: usize = 64 * 1024;
+/// KEDA sends no pings, so a client that is gone shows only here.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time for the last answers.
+const LAST_ANSWER: Duration = Duration::from_secs(2);
+/// Pause after a failed accept (out of file descriptors, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// One may wait for the scheduler while the other answers.
+const THREADS: usize = 2;
+
+/// Whether a client whose certificate has such names may stay; `None` = it
+/// showed none.
+pub type CertificateCheck = Box<dyn Fn(Option<&CertificateNames>) -> bool + Send + Sync>;
+
+/// Where the scaler listens, and who may come in.
+pub struct ScaleListener {
+    /// The address.
+    pub address: SocketAddr,
+    /// What a new connection gets.
+    pub tls: CertificateSource,
+    /// Bounds of the handshakes.
+    pub handshakes: Handshakes,
+    /// Who may stay.
+    pub allows: CertificateCheck,
+    /// Told of each connection that is lost at the door, and why.
+    pub failed: Box<dyn Fn(&'static str) + Send + Sync>,
+}
+
+impl fmt::Debug for ScaleListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScaleListener").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// The running scaler. Dropping it stops it without waiting.
+pub struct ScaleHandle {
+    address: Option<SocketAddr>,
+    board: Arc<SignalCache>,
+    health: HealthReporter,
+    stop: watch::Sender<bool>,
+    /// Full when no connection is open.
+    connections: Arc<Semaphore>,
+    runtime: Option<Runtime>,
+}
+
+impl fmt::Debug for ScaleHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScaleHandle").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// Starts to keep the board up to date, and to tell of it if there is a
+/// listener; `others` are the gateways that serve the same demand.
+///
+/// # Errors
+/// The address cannot be had, or there is no thread.
+pub fn start(
+    board: Arc<SignalCache>,
+    feed: Arc<dyn DemandFeed>,
+    listener: Option<ScaleListener>,
+    others: Option<PeerRules>,
+) -> io::Result<ScaleHandle> {
+    let threads = if listener.is_some() { THREADS } else { 1 };
+    let runtime =
+        Builder::new_multi_thread().worker_threads(threads).thread_name("scale").enable_all().build()?;
+    look(&*feed, &board);
+    let (stop, stopped) = watch::channel(false);
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let (health, health_server) = health_reporter();
+    let mut address = None;
+    if let Some(rules) = listener {
+        let socket = StdListener::bind(rules.address)?;
+        socket.set_nonblocking(true)?;
+        address = Some(socket.local_addr()?);
+        let socket = {
+            let _inside = runtime.enter();
+            TcpListener::from_std(socket)?
+        };
+        let routes = routes(&board, health_server)?;
+        let reporter = health.clone();
+        runtime.spawn(async move { reporter.set_service_status(SERVICE_NAME, ServingStatus::Serving).await });
+        let door = ScalerListener {
+            rules,
+            routes,
+            max_streams: board.settings().scale.max_streams.saturating_add(MORE_STREAMS),
+            stopped,
+            connections: Arc::clone(&connections),
+        };
+        runtime.spawn(Arc::new(door).serve(socket));
+    }
+    if let (Some(exchange), Some(rules)) = (&board.exchange, others) {
+        runtime.spawn(peers::listen(Arc::clone(exchange), rules));
+    }
+    runtime.spawn(follow(feed, Arc::clone(&board)));
+    Ok(ScaleHandle { address, board, health, stop, connections, runtime: Some(runtime) })
+}
+
+/// The contract, health and reflection.
+fn routes(
+    board: &Arc<SignalCache>,
+    health: tonic_health::pb::health_server::HealthServer<impl tonic_health::pb::health_server::Health>,
+) -> io::Result<Router> {
+    let scaler =
+        ExternalScalerServer::new(ScalerService(Arc::clone(board))).max_decoding_message_size(MAX_REQUEST);
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let mut routes = Routes::new(scaler).add_service(health);
+    if let Some(exchange) = &board.exchange {
+        routes = routes.add_service(peers::service(exchange));
+    }
+    let routes = routes
+        .add_service(reflection().build_v1().map_err(io::Error::other)?)
+        .add_service(reflection().build_v1alpha().map_err(io::Error::other)?);
+    Ok(routes.prepare().into_axum_router())
+}
+
+impl ScaleHandle {
+    /// Where it listens; the port is the real one when 0 was asked for.
+    #[must_use]
+    pub const fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    /// Ends all streams well, so that clients look for another gateway, and
+    /// goes on answering.
+    pub fn drain(&self) {
+        self.board.end_streams();
+        let health = self.health.clone();
+        if let Some(runtime) = &self.runtime {
+            runtime.spawn(async move {
+                health.set_service_status("", ServingStatus::NotServing).await;
+                health.set_service_status(SERVICE_NAME, ServingStatus::NotServing).await;
+            });
+        }
+    }
+
+    /// Closes the listener, lets running calls end for about two seconds, and
+    /// waits for that.
+    pub async fn stop(mut self) {
+        self.board.end_streams();
+        if let Some(exchange) = &self.board.exchange {
+            exchange.leave();
+        }
+        self.stop.send_replace(true);
+        let all = u32::try_from(MAX_CONNECTIONS).unwrap_or(u32::MAX);
+        let _in_time = tokio::time::timeout(LAST_ANSWER, self.connections.acquire_many(all)).await;
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for ScaleHandle {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// The listener's own.
+struct ScalerListener {
+    rules: ScaleListener,
+    routes: Router,
+    max_streams: usize,
+    stopped: watch::Receiver<bool>,
+    connections: Arc<Semaphore>,
+}
+
+impl ScalerListener {
+    async fn serve(self: Arc<Self>, socket: TcpListener) {
+        let mut stopped = self.stopped.clone();
+        loop {
+            let next = async {
+                let permit = Arc::clone(&self.connections).acquire_owned().await;
+                (permit, socket.accept().await)
+            };
+            let accepted = tokio::select! {
+                _ = stopped.wait_for(|stop| *stop) => return,
+                accepted = next => accepted,
+            };
+            match accepted {
+                (Ok(permit), Ok((stream, _))) => {
+                    tokio::spawn(Arc::clone(&self).connection(stream, permit));
+                }
+                (_, Err(_)) | (Err(_), _) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            }
+        }
+    }
+
+    async fn connection(self: Arc<Self>, stream: TcpStream, _permit: OwnedSemaphorePermit) {
+        let _ = stream.set_nodelay(true);
+        let (stream, names) = match self.rules.handshakes.welcome(stream, (self.rules.tls)()).await {
+            Ok(welcome) => welcome,
+            Err(trouble) => return (self.rules.failed)(HandshakeError::label(trouble)),
+        };
+        if !(self.rules.allows)(names.as_deref()) {
+            return (self.rules.failed)("not_allowed");
+        }
+        let connection = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(u32::try_from(self.max_streams).unwrap_or(u32::MAX))
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
+            .max_send_buf_size(MAX_SEND_BYTES)
+            .max_header_list_size(MAX_HEAD)
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.routes.clone()));
+        let mut connection = pin!(connection);
+        let mut stopped = self.stopped.clone();
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            _ = stopped.wait_for(|stop| *stop) => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        let _ = tokio::time::timeout(LAST_ANSWER, connection).await;
+    }
+}

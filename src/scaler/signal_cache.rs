@@ -1,0 +1,180 @@
+//! What is known of all pools at one moment, and who may look at it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
+
+use crate::config::settings::Settings;
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::scaler::answer::answer;
+use crate::scaler::peers::{PeerExchange, PeerState};
+use crate::scaler::trigger::{TriggerError, TriggerQuery};
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::ScalerKeyUnknown;
+
+/// Keys whose first use is remembered.
+const MAX_ODD: usize = 100;
+
+/// One pool at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PoolSignal {
+    /// What it needs.
+    pub(super) need: ReplicaDemand,
+    /// When it was last seen to have work.
+    pub(super) last_busy: Option<Instant>,
+}
+
+/// All pools at one moment.
+#[derive(Debug, Clone)]
+pub struct SignalView {
+    /// The moment.
+    pub(super) as_of: Instant,
+    /// Pools by name.
+    pub(super) pools: BTreeMap<String, PoolSignal>,
+    /// How it stands with other gateways, where there may be any.
+    pub(super) fleet: Option<PeerState>,
+}
+
+impl SignalView {
+    /// What every pool needs.
+    pub fn needs(&self) -> impl Iterator<Item = ReplicaDemand> {
+        self.pools.values().map(|row| row.need)
+    }
+}
+
+/// Why a pool's row cannot be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MissingSignal {
+    /// The pool came into the file a moment ago.
+    New,
+    /// What is known is so old.
+    Stale(Duration),
+    /// Too many of the gateways are silent.
+    Alone { silent: usize, known: usize },
+}
+
+impl fmt::Display for MissingSignal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::New => f.write_str("what the pool needs is not known yet"),
+            Self::Stale(age) => write!(f, "what is known is {} s old (scale.stale_after)", age.as_secs()),
+            Self::Alone { silent, known } => {
+                write!(f, "{silent} of {known} gateways cannot be heard (scale.peers)")
+            }
+        }
+    }
+}
+
+/// What is known, and what all who tell it have in common.
+#[derive(Debug)]
+pub struct SignalCache {
+    view: watch::Sender<Arc<SignalView>>,
+    settings: Arc<ArcSwap<Settings>>,
+    pub(super) telemetry: Telemetry,
+    /// Whether streams are to end, well.
+    ending: watch::Sender<bool>,
+    /// Streams that may still be opened.
+    pub(super) streams: Arc<Semaphore>,
+    odd: Mutex<BTreeSet<String>>,
+    /// The other gateways, where there may be any.
+    pub(super) exchange: Option<Arc<PeerExchange>>,
+}
+
+impl SignalCache {
+    /// A board on which nothing stands yet.
+    #[must_use]
+    pub fn new(settings: Arc<ArcSwap<Settings>>, telemetry: Telemetry) -> Arc<Self> {
+        let now = settings.load_full();
+        let (max, has_peers) = (now.scale.max_streams, now.scale.peers.is_some());
+        let nothing = SignalView { as_of: Instant::now(), pools: BTreeMap::new(), fleet: None };
+        let exchange = has_peers.then(|| PeerExchange::new(telemetry.clone()));
+        Arc::new(Self {
+            view: watch::Sender::new(Arc::new(nothing)),
+            settings,
+            telemetry,
+            ending: watch::Sender::new(false),
+            streams: Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS))),
+            odd: Mutex::default(),
+            exchange,
+        })
+    }
+
+    /// What is known now.
+    #[must_use]
+    pub fn view(&self) -> Arc<SignalView> {
+        Arc::clone(&self.view.borrow())
+    }
+
+    pub(super) fn publish(&self, view: SignalView) {
+        self.view.send_replace(Arc::new(view));
+    }
+
+    pub(super) fn follow(&self) -> watch::Receiver<Arc<SignalView>> {
+        self.view.subscribe()
+    }
+
+    /// Ends all streams well, those opened from now on after their first word.
+    pub fn end_streams(&self) {
+        self.ending.send_replace(true);
+    }
+
+    pub(super) fn ending(&self) -> watch::Receiver<bool> {
+        self.ending.subscribe()
+    }
+
+    pub(super) fn settings(&self) -> Arc<Settings> {
+        self.settings.load_full()
+    }
+
+    /// Reads what a trigger asks for; says once of each key that it is unknown.
+    pub(super) fn ask<'a>(
+        &self,
+        keys: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<TriggerQuery, TriggerError> {
+        let ask = TriggerQuery::read(keys, &self.settings.load().policy)?;
+        for key in &ask.odd {
+            let mut odd = self.odd.lock();
+            if odd.len() < MAX_ODD && odd.insert(key.clone()) {
+                ScalerKeyUnknown { key }.emit(&self.telemetry);
+            }
+        }
+        Ok(ask)
+    }
+
+    /// The pool's row, unless it says nothing of this moment.
+    pub(super) fn row(&self, pool: &str, now: Instant) -> Result<PoolSignal, MissingSignal> {
+        let (view, limit) = (self.view(), self.settings.load().scale.stale_after);
+        let age = now.saturating_duration_since(view.as_of);
+        if age > limit {
+            return Err(MissingSignal::Stale(age));
+        }
+        view.pools.get(pool).copied().ok_or(MissingSignal::New)
+    }
+
+    /// Whether the pool is active. That it is needs one gateway that says so; that
+    /// it is not needs most of them.
+    pub(super) fn activity(
+        &self,
+        ask: &TriggerQuery,
+        now: Instant,
+    ) -> Result<(bool, PoolSignal), MissingSignal> {
+        let row = self.row(&ask.pool, now)?;
+        let active = answer(ask, &row, now).active;
+        match self.is_alone() {
+            Some(alone) if !active => Err(alone),
+            _ => Ok((active, row)),
+        }
+    }
+
+    /// Why nothing is known of what all gateways need, if so.
+    pub(super) fn is_alone(&self) -> Option<MissingSignal> {
+        let fleet = self.view().fleet.filter(|fleet| fleet.blind)?;
+        Some(MissingSignal::Alone { silent: fleet.count.silent, known: fleet.count.known })
+    }
+}

@@ -1,0 +1,116 @@
+//! Step-time profiles: how long one engine step takes on which accelerator.
+//!
+//! Where the numbers of `profiles.json` come from: `t_w`, `i0` and `a` of the
+//! A100 and H100 rows are our own fit to the GEMM and norm timings published
+//! by microsoft/vidur (`data/profiling/compute/*/mlp.csv`, MIT licence). `c`
+//! is computed from memory bandwidth at 60 % efficiency, `d` from attention
+//! FLOPs at about 45 % of peak, `t_ovh` (scheduling and sampling) is assumed.
+//! The A10, L4 and MIG rows are scaled from the A40 and A100 tables by
+//! bandwidth and FLOPs; they were not measured. `tiny` models nothing: its
+//! steps last half a millisecond so that tests are quick.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use serde::{Deserialize, Serialize};
+
+/// One replica's step-time model. Times are in milliseconds of model time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepProfile {
+    /// Fixed cost of a step: scheduling and sampling.
+    pub t_ovh: f64,
+    /// Time to read the weights once: the floor of a step's linear layers.
+    pub t_w: f64,
+    /// Linear layers: fixed part, once they are bound by compute.
+    pub i0: f64,
+    /// Linear layers: per token of the step.
+    pub a: f64,
+    /// Decode attention: per KV token read.
+    pub c: f64,
+    /// Prefill attention: per token times context token.
+    pub d: f64,
+    /// Tokens the KV cache holds.
+    pub kv_tokens: u64,
+    /// Sequences that may run at once.
+    pub max_seqs: u32,
+    /// Tokens of one step (chunked prefill budget).
+    pub max_tokens: u32,
+    /// Price per hour in dollars, for cost studies.
+    pub cost_h: f64,
+}
+
+/// What one step computes.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct StepLoad {
+    /// Prompt (or recomputed) tokens.
+    pub prefill_tokens: u64,
+    /// Sequences that get one more token.
+    pub decodes: u64,
+    /// KV tokens which those sequences read.
+    pub decode_kv: u64,
+    /// Sum of `chunk * (context before + chunk / 2)` over the prefill chunks.
+    pub prefill_area: f64,
+}
+
+static PROFILES: LazyLock<BTreeMap<String, StepProfile>> = LazyLock::new(|| {
+    serde_json::from_str(include_str!("profiles.json")).expect("profiles.json is part of the program")
+});
+
+impl StepProfile {
+    /// The profile with this name, if there is one.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        PROFILES.get(name).copied()
+    }
+
+    /// Every known name, in order.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        PROFILES.keys().map(String::as_str)
+    }
+
+    /// The quick profile for tests.
+    #[must_use]
+    pub fn tiny() -> Self {
+        Self::named("tiny").expect("profiles.json has the tiny row")
+    }
+
+    /// One of the constants of the step time by its name: `t_ovh`, `t_w`, `i0`,
+    /// `a`, `c` or `d`.
+    pub fn constant(&mut self, name: &str) -> Option<&mut f64> {
+        Some(match name {
+            "t_ovh" => &mut self.t_ovh,
+            "t_w" => &mut self.t_w,
+            "i0" => &mut self.i0,
+            "a" => &mut self.a,
+            "c" => &mut self.c,
+            "d" => &mut self.d,
+            _ => return None,
+        })
+    }
+
+    /// Length of a step in milliseconds:
+    /// `t_ovh + max(t_w, i0 + a*(prefill + decodes)) + c*kv + d*area`.
+    #[must_use]
+    pub fn step_ms(&self, load: &StepLoad) -> f64 {
+        let tokens = (load.prefill_tokens + load.decodes) as f64;
+        let linear = (self.i0 + self.a * tokens).max(self.t_w);
+        self.t_ovh + linear + self.c * load.decode_kv as f64 + self.d * load.prefill_area
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_profile_is_usable() {
+        assert!(StepProfile::names().count() >= 8);
+        for name in StepProfile::names() {
+            let profile = StepProfile::named(name).unwrap();
+            assert!(profile.kv_tokens >= 16 && profile.max_seqs > 0 && profile.max_tokens > 0, "{name}");
+            assert!(profile.step_ms(&StepLoad::default()) > 0.0, "{name}");
+        }
+        assert_eq!(StepProfile::named("none"), None);
+    }
+}

@@ -1,0 +1,327 @@
+//! The no-harm matrix: which engines, requests and classes a gateway is measured
+//! with against the same clients straight at the engines, and the least ratio of
+//! output tokens a second that each cell must reach.
+//!
+//! One definition for two measurements: `loadtest no-harm` in real time over HTTP,
+//! and its twin in virtual time.
+
+use crate::sim::engine::profile::{StepLoad, StepProfile};
+
+/// Engines of one kind in a fleet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineGroup {
+    /// Their step-time profile.
+    pub profile: &'static str,
+    /// How many.
+    pub count: u16,
+}
+
+/// Engines, and the clients that keep them busy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MatrixFleet {
+    /// Its name.
+    pub name: &'static str,
+    /// Its engines.
+    pub groups: &'static [EngineGroup],
+    /// Clients of usual requests, each with one open at any time.
+    pub clients: u32,
+    /// Prompt tokens of a usual request.
+    pub prompt: u32,
+    /// Output tokens of a usual request.
+    pub output: u32,
+}
+
+/// What kind of requests clients send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestKind {
+    /// Usual ones, as streams.
+    Stream,
+    /// Usual ones, whole answers.
+    Plain,
+    /// Half of them as streams.
+    Half,
+    /// Streams of two choices.
+    Two,
+    /// Streams that begin with one long system message; engines have prefix caches.
+    Shared,
+    /// Streams of 8,000-token prompts.
+    Long,
+    /// Whole answers of one token.
+    OneToken,
+}
+
+/// What clients of a cell ask for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CellRequests {
+    /// Clients.
+    pub clients: u32,
+    /// The share that asks for whole answers, from 0 to 1.
+    pub plain: f64,
+    /// Prompt tokens, the shared ones included.
+    pub prompt: u32,
+    /// Prompt tokens that are the same in all.
+    pub shared: u32,
+    /// Output tokens of each choice.
+    pub output: u32,
+    /// Choices.
+    pub n: u32,
+}
+
+/// A latency class that is built in, with its objective between tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CellClass {
+    /// Its name.
+    pub name: &'static str,
+    /// Milliseconds.
+    pub itl_ms: f64,
+    /// Seconds that its requests may wait.
+    pub max_wait_s: f64,
+}
+
+/// Whether engines can keep a class's objective between tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keeps {
+    /// Under the cell's whole load.
+    Loaded,
+    /// Only under less load than there is.
+    Partly,
+    /// Not even with one request: the objective must not steer.
+    Never,
+}
+
+/// One cell.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MatrixCell {
+    /// The engines.
+    pub fleet: &'static MatrixFleet,
+    /// The requests' kind.
+    pub kind: RequestKind,
+    /// The class that they ask for.
+    pub class: &'static CellClass,
+}
+
+/// The part of an objective up to which a load counts as one that keeps it: what
+/// varies from step to step must fit above.
+const MARGIN: f64 = 0.8;
+
+const fn group(profile: &'static str, count: u16) -> EngineGroup {
+    EngineGroup { profile, count }
+}
+
+/// Every fleet.
+pub const FLEETS: [MatrixFleet; 6] = [
+    MatrixFleet { name: "a100-8b", groups: &[group("a100-8b", 4)], clients: 128, prompt: 500, output: 150 },
+    MatrixFleet { name: "h100-8b", groups: &[group("h100-8b", 1)], clients: 512, prompt: 500, output: 150 },
+    MatrixFleet { name: "a10", groups: &[group("a10-8b", 2)], clients: 32, prompt: 500, output: 150 },
+    MatrixFleet { name: "l4", groups: &[group("l4-8b", 2)], clients: 32, prompt: 200, output: 100 },
+    MatrixFleet { name: "70b", groups: &[group("a100-70b-tp4", 2)], clients: 128, prompt: 500, output: 150 },
+    MatrixFleet {
+        name: "mixed",
+        groups: &[group("a100-8b", 2), group("a10-8b", 1), group("l4-8b", 1)],
+        clients: 96,
+        prompt: 500,
+        output: 150,
+    },
+];
+
+/// Every kind of requests.
+pub const KINDS: [RequestKind; 7] = [
+    RequestKind::Stream,
+    RequestKind::Plain,
+    RequestKind::Half,
+    RequestKind::Two,
+    RequestKind::Shared,
+    RequestKind::Long,
+    RequestKind::OneToken,
+];
+
+/// Every class.
+pub const CLASSES: [CellClass; 3] = [
+    CellClass { name: "interactive", itl_ms: 50.0, max_wait_s: 30.0 },
+    CellClass { name: "standard", itl_ms: 100.0, max_wait_s: 120.0 },
+    CellClass { name: "batch", itl_ms: 500.0, max_wait_s: 3600.0 },
+];
+
+/// All cells, fleet by fleet.
+pub fn cells() -> impl Iterator<Item = MatrixCell> {
+    FLEETS.iter().flat_map(|fleet| {
+        let of = move |kind| CLASSES.iter().map(move |class| MatrixCell { fleet, kind, class });
+        KINDS.into_iter().flat_map(of)
+    })
+}
+
+impl RequestKind {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Plain => "plain",
+            Self::Half => "half",
+            Self::Two => "two",
+            Self::Shared => "shared",
+            Self::Long => "long",
+            Self::OneToken => "one-token",
+        }
+    }
+
+    /// The kind of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        KINDS.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+impl MatrixFleet {
+    /// The fleet of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        FLEETS.iter().find(|fleet| fleet.name == name)
+    }
+
+    /// Its engines' profiles, one for each engine.
+    pub fn profiles(&self) -> impl Iterator<Item = StepProfile> {
+        let each = |group: &'static EngineGroup| {
+            let profile = StepProfile::named(group.profile);
+            profile.into_iter().flat_map(|profile| std::iter::repeat_n(profile, usize::from(group.count)))
+        };
+        self.groups.iter().flat_map(each)
+    }
+}
+
+impl CellClass {
+    /// The class of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        CLASSES.iter().find(|class| class.name == name)
+    }
+}
+
+impl MatrixCell {
+    /// `fleet/requests/class`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}/{}/{}", self.fleet.name, self.kind.name(), self.class.name)
+    }
+
+    /// What its clients ask for. As many sequences are open as with usual requests,
+    /// fewer only where prompts are long.
+    #[must_use]
+    pub fn requests(&self) -> CellRequests {
+        let MatrixFleet { clients, prompt, output, .. } = *self.fleet;
+        let usual = CellRequests { clients, plain: 0.0, prompt, shared: 0, output, n: 1 };
+        match self.kind {
+            RequestKind::Stream => usual,
+            RequestKind::Plain => CellRequests { plain: 1.0, ..usual },
+            RequestKind::Half => CellRequests { plain: 0.5, ..usual },
+            RequestKind::Two => CellRequests { clients: clients / 2, n: 2, ..usual },
+            RequestKind::Shared => CellRequests { prompt: 3000, shared: 2900, output: 100, ..usual },
+            RequestKind::Long => CellRequests { clients: clients / 4, prompt: 8000, output: 100, ..usual },
+            RequestKind::OneToken => CellRequests { plain: 1.0, output: 1, ..usual },
+        }
+    }
+
+    /// Whether an answer takes longer than its class waits, by Little's law, where engines
+    /// write so many tokens a second in all: refusals are then what the class asks for.
+    #[must_use]
+    pub fn outwaits(&self, tokens_per_second: f64) -> bool {
+        let requests = self.requests();
+        let open = f64::from(requests.clients * requests.n * requests.output);
+        open / tokens_per_second.max(1e-9) > self.class.max_wait_s
+    }
+
+    /// Whether its engines, each with an equal part of the load, keep the class's
+    /// objective between tokens. The fastest of them decide: a gateway may prefer
+    /// them.
+    #[must_use]
+    pub fn keeps(&self) -> Keeps {
+        let requests = self.requests();
+        let engines = self.fleet.groups.iter().map(|group| f64::from(group.count)).sum::<f64>();
+        let sequences = f64::from(requests.clients * requests.n) / engines;
+        let best = |sequences: f64| {
+            self.fleet
+                .profiles()
+                .map(|one| mean_gap_ms(&one, &requests, sequences))
+                .fold(f64::INFINITY, f64::min)
+        };
+        let loaded =
+            self.fleet.profiles().map(|one| mean_gap_ms(&one, &requests, sequences)).fold(0.0, f64::max);
+        match self.class.itl_ms {
+            _ if requests.output == 1 => Keeps::Loaded,
+            objective if loaded <= objective * MARGIN => Keeps::Loaded,
+            objective if best(1.0) > objective => Keeps::Never,
+            _ => Keeps::Partly,
+        }
+    }
+
+    /// The least ratio of output tokens a second, through a gateway with its
+    /// defaults to straight at the engines.
+    #[must_use]
+    pub fn mark(&self) -> f64 {
+        match (self.class.name, self.keeps()) {
+            ("interactive", Keeps::Partly) => 0.80,
+            ("interactive", Keeps::Never) => 0.95,
+            _ => 0.97,
+        }
+    }
+}
+
+/// Mean time between two tokens of a stream at an engine with so many sequences,
+/// whose prompts are read in between.
+fn mean_gap_ms(profile: &StepProfile, requests: &CellRequests, sequences: f64) -> f64 {
+    let (prompt, output) = (f64::from(requests.prompt - requests.shared), f64::from(requests.output));
+    let rows = sequences.min(f64::from(profile.max_seqs));
+    // Every sequence brings its part of a prompt once in `output` steps.
+    let read = rows * prompt / output / f64::from(requests.n);
+    let load = StepLoad {
+        prefill_tokens: read as u64,
+        decodes: rows as u64,
+        decode_kv: (rows * (f64::from(requests.prompt) + output / 2.0)) as u64,
+        prefill_area: read * (f64::from(requests.prompt) - prompt / 2.0),
+    };
+    profile.step_ms(&load)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cell_has_engines_clients_and_a_name_of_its_own() {
+        let cells: Vec<MatrixCell> = cells().collect();
+        assert_eq!(cells.len(), 6 * 7 * 3);
+        let mut names: Vec<String> = cells.iter().map(MatrixCell::name).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), cells.len());
+        for cell in &cells {
+            let requests = cell.requests();
+            assert!(cell.fleet.profiles().count() > 0 && requests.clients > 0, "{}", cell.name());
+            assert!(requests.shared < requests.prompt, "{}", cell.name());
+            let least = cell.fleet.profiles().map(|one| one.kv_tokens).min().expect("an engine");
+            assert!(u64::from(requests.prompt + requests.output) < least, "{}", cell.name());
+        }
+    }
+
+    #[test]
+    fn marks_follow_what_engines_can_keep() {
+        let cell = |fleet: &str, kind, class: &str| MatrixCell {
+            fleet: MatrixFleet::named(fleet).expect("a fleet"),
+            kind,
+            class: CellClass::named(class).expect("a class"),
+        };
+        let table = [
+            ("a100-8b", RequestKind::Stream, "interactive", Keeps::Loaded, 0.97),
+            ("l4", RequestKind::Stream, "interactive", Keeps::Never, 0.95),
+            ("l4", RequestKind::Plain, "standard", Keeps::Loaded, 0.97),
+            ("70b", RequestKind::Half, "interactive", Keeps::Partly, 0.80),
+            ("70b", RequestKind::Half, "batch", Keeps::Loaded, 0.97),
+            ("l4", RequestKind::OneToken, "interactive", Keeps::Loaded, 0.97),
+        ];
+        for (fleet, kind, class, keeps, mark) in table {
+            let cell = cell(fleet, kind, class);
+            assert_eq!(cell.keeps(), keeps, "{}", cell.name());
+            assert!((cell.mark() - mark).abs() < 1e-9, "{}", cell.name());
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The twin of `loadtest no-harm` in virtual time: each cell of the
+//! [matrix](crate::sim::no_harm::matrix) as a closed loop of patient clients, straight at
+//! the engines (in turn, or to the one with the fewest requests: what is better) and
+//! through the scheduler under the policy of a configuration that says nothing but
+//! where the engines are.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::config::load;
+use crate::core::model::policy::Policy;
+use crate::core::model::time::Tick;
+use crate::sim::engine::EngineOptions;
+use crate::sim::no_harm::matrix::{CLASSES, MatrixCell, MatrixFleet, RequestKind};
+use crate::sim::rng::Rng;
+use crate::sim::world::arrival::Arrival;
+use crate::sim::world::baseline::at_once::AtOnce;
+use crate::sim::world::baseline::at_once::least_request::LeastRequest;
+use crate::sim::world::baseline::at_once::round_robin::RoundRobin;
+use crate::sim::world::gateway::SimGateway;
+use crate::sim::world::replica::ReplicaSetup;
+use crate::sim::world::router::Router;
+use crate::sim::world::run::{Setup, run};
+
+/// More requests a second than any fleet of the matrix answers.
+const MOST_PER_SECOND: f64 = 400.0;
+/// Time over which the clients send their first requests.
+const BEGIN: Duration = Duration::from_secs(1);
+/// Answers are this part shorter or longer than the cell says, so that clients do not
+/// go in step.
+const SPREAD: f64 = 0.2;
+/// Time between two scrapes of an engine, as in the defaults.
+const SCRAPE: Duration = Duration::from_secs(2);
+
+/// How a cell is measured, and what its engines are like.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CellConditions {
+    /// Load before tokens count.
+    pub warmup: Duration,
+    /// How long they count.
+    pub window: Duration,
+    /// Round trip to an engine.
+    pub rtt: Duration,
+    /// Factors of constants of the engines' step time, by their names.
+    pub off: Vec<(String, f64)>,
+    /// Whether engines cache prompts by prefix.
+    pub prefix_cache: bool,
+    /// Draws the sizes.
+    pub seed: u64,
+}
+
+impl Default for CellConditions {
+    fn default() -> Self {
+        Self {
+            warmup: Duration::from_secs(15),
+            window: Duration::from_secs(45),
+            rtt: Duration::ZERO,
+            off: Vec::new(),
+            prefix_cache: true,
+            seed: 1,
+        }
+    }
+}
+
+/// What came of one cell.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CellRow {
+    /// Which.
+    pub cell: MatrixCell,
+    /// Output tokens a second straight at the engines.
+    pub straight: f64,
+    /// The same through the scheduler.
+    pub through: f64,
+    /// Requests that the scheduler refused.
+    pub refused: usize,
+    /// Straight at the engines an answer takes longer than the class waits, so that
+    /// refusals are what the class asks for.
+    pub outwaits: bool,
+}
+
+impl CellRow {
+    /// Through the scheduler over straight at the engines.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        self.through / self.straight.max(1e-9)
+    }
+
+    /// Whether it reaches its cell's mark, and nothing was refused that the class
+    /// would wait for.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        self.ratio() >= self.cell.mark() && (self.refused == 0 || self.outwaits)
+    }
+}
+
+impl fmt::Display for CellRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, ratio, mark) = (self.cell.name(), self.ratio(), self.cell.mark());
+        let verdict = if self.passed() { "ok" } else { "LOW" };
+        write!(f, "{name:<28}{:>9.0}{:>9.0}{ratio:>8.3}{mark:>6.2}  {verdict}", self.straight, self.through)?;
+        match self.refused {
+            0 => Ok(()),
+            refused => write!(f, "  {refused} refused"),
+        }
+    }
+}
+
+/// What one side of a cell came to.
+struct CellSide {
+    tokens_per_second: f64,
+    refused: usize,
+}
+
+/// Measures these requests at this fleet in every class.
+///
+/// # Errors
+/// When the fleet cannot be made into a configuration, or a constant is unknown.
+pub fn measure(
+    fleet: &'static MatrixFleet,
+    kind: RequestKind,
+    conditions: &CellConditions,
+) -> Result<[CellRow; CLASSES.len()], String> {
+    let policy = policy(fleet)?;
+    let setup = setup(&MatrixCell { fleet, kind, class: &CLASSES[0] }, conditions)?;
+    let engines = setup.replicas.len();
+    let in_turn = side(&setup, Box::new(AtOnce::new(engines, RoundRobin::new(vec![1.0; engines], 0))))?;
+    let to_least = side(&setup, Box::new(AtOnce::new(engines, LeastRequest::default())))?;
+    let mut rows = CLASSES.each_ref().map(|class| CellRow {
+        cell: MatrixCell { fleet, kind, class },
+        straight: in_turn.tokens_per_second.max(to_least.tokens_per_second),
+        through: 0.0,
+        refused: 0,
+        outwaits: false,
+    });
+    for row in &mut rows {
+        let class = policy.classes.id(row.cell.class.name).ok_or("no such class")?;
+        let mut setup = setup.clone();
+        setup.arrivals.iter_mut().for_each(|arrival| arrival.class = class.index() as u32);
+        row.outwaits = row.cell.outwaits(row.straight);
+        let side = side(&setup, Box::new(SimGateway::new(policy.clone())))?;
+        (row.through, row.refused) = (side.tokens_per_second, side.refused);
+    }
+    Ok(rows)
+}
+
+fn side(setup: &Setup, router: Box<dyn Router>) -> Result<CellSide, String> {
+    let outcome = run(setup, &mut [router]);
+    if outcome.records.len() == setup.arrivals.len() {
+        return Err("clients ran out of requests".to_owned());
+    }
+    if outcome.faults > 0 {
+        return Err(format!("{} invariants broke", outcome.faults));
+    }
+    let window = (Tick::ZERO + setup.horizon.unwrap_or_default()).since(setup.counted_from);
+    Ok(CellSide {
+        tokens_per_second: outcome.tokens as f64 / window.as_secs_f64(),
+        refused: outcome.records.iter().filter(|record| record.refused).count(),
+    })
+}
+
+/// The policy of a configuration that names the fleet's engines and nothing else.
+fn policy(fleet: &MatrixFleet) -> Result<Policy, String> {
+    let mut text = "version: 1\nauth: {mode: off}\npools:\n".to_owned();
+    let mut port = 1;
+    for group in fleet.groups {
+        let urls = (0..group.count).map(|_| {
+            port += 1;
+            format!("http://127.0.0.1:{port}")
+        });
+        let urls = urls.collect::<Vec<_>>().join(", ");
+        text += &format!("  {}: {{engine: vllm, models: [sim], replicas: [{urls}]}}\n", group.profile);
+    }
+    let loaded = load::load_str(&text, "no-harm", Path::new("."), None).into_result();
+    loaded.map(|loaded| Policy::clone(&loaded.settings.policy)).map_err(|report| report.to_string())
+}
+
+fn setup(cell: &MatrixCell, conditions: &CellConditions) -> Result<Setup, String> {
+    let options = EngineOptions { prefix_cache: conditions.prefix_cache, ..EngineOptions::default() };
+    let mut replicas = Vec::new();
+    for mut profile in cell.fleet.profiles() {
+        for (name, factor) in &conditions.off {
+            *profile.constant(name).ok_or_else(|| format!("there is no constant `{name}`"))? *= factor;
+        }
+        replicas.push(ReplicaSetup { trip: conditions.rtt / 2, ..ReplicaSetup::new(profile, options) });
+    }
+    let end = conditions.warmup + conditions.window;
+    Ok(Setup {
+        replicas,
+        arrivals: arrivals(cell, end, conditions.seed),
+        scrape: Some(SCRAPE),
+        late: true,
+        horizon: Some(end),
+        clients: Some(cell.requests().clients as usize),
+        counted_from: Tick::ZERO + conditions.warmup,
+        ..Setup::default()
+    })
+}
+
+/// More requests than the clients send by the `end`.
+fn arrivals(cell: &MatrixCell, end: Duration, seed: u64) -> Vec<Arrival> {
+    let requests = cell.requests();
+    let clients = u64::from(requests.clients);
+    let count = clients * 2 + (end.as_secs_f64() * MOST_PER_SECOND) as u64;
+    let mut rng = Rng::new(seed);
+    let arrival = |number: u64| {
+        let output = f64::from(requests.output) * (1.0 + SPREAD * (2.0 * rng.unit() - 1.0));
+        let output = (output.round() as u32).max(1);
+        let begin = BEGIN.mul_f64(number as f64 / clients as f64);
+        let arrival = Arrival {
+            at: Tick::ZERO + if number < clients { begin } else { Duration::ZERO },
+            prompt: requests.prompt,
+            output,
+            max_output: output,
+            n: requests.n,
+            streams: rng.unit() >= requests.plain,
+            ..Arrival::default()
+        };
+        match requests.shared {
+            0 => arrival,
+            shared => arrival.with_prompt(seed, shared, rng.bits()),
+        }
+    };
+    (0..count).map(arrival).collect()
+}
+
+pub mod matrix;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! The seven inputs, measured over the whole source.
+
+pub mod bursts;
+pub mod concurrency;
+
+use std::time::Duration;
+
+use crate::sim::plan::measure::bursts::{Surge, surges};
+use crate::sim::plan::measure::concurrency::Levels;
+use crate::sim::plan::report::{Bursts, Percentiles, PlanClassRow, QueueFigures, TokenRates};
+use crate::sim::plan::setting::Setting;
+use crate::sim::trace::{TraceCall, TrafficTrace};
+use crate::sim::world::record::quantile;
+
+/// Length of the bins of work and tokens.
+const BIN: Duration = Duration::from_secs(10);
+/// The most of them: a longer source has longer ones.
+const MOST_BINS: u32 = 1_000_000;
+/// The shortest time that shows what is sustained.
+const SUSTAINED: Duration = Duration::from_secs(60);
+/// Surges that a report lists.
+pub const LISTED: usize = 500;
+
+/// How long demand has to be there to be sustained: a minute, or as long as a
+/// replica needs to start.
+#[must_use]
+pub fn sustained(start: Duration) -> Duration {
+    start.max(SUSTAINED)
+}
+
+/// How long the bins of a source are in which its work is counted.
+#[must_use]
+pub fn bin(trace: &TrafficTrace) -> Duration {
+    BIN.max(trace.span() / MOST_BINS)
+}
+
+/// The percentiles of the samples; 0 without any.
+#[must_use]
+pub fn percentiles(mut samples: Vec<f64>) -> Percentiles {
+    let mut part = |part| quantile(&mut samples, part);
+    Percentiles { p50: part(0.5), p90: part(0.9), p99: part(0.99) }
+}
+
+/// How long a request is in service: as the source says, or as replicas of a
+/// pool take that are as busy as the fleet that is recommended.
+#[derive(Debug, Clone, Copy)]
+pub struct Service {
+    /// Times the time to the first token of a replica that is idle.
+    pub slowness: f64,
+    /// Between two tokens, seconds.
+    pub gap: f64,
+}
+
+impl Service {
+    /// Seconds in service.
+    #[must_use]
+    pub fn seconds(&self, setting: &Setting, pool: usize, call: &TraceCall) -> f64 {
+        if let Some(took) = call.took {
+            return took.saturating_sub(call.waited.unwrap_or_default()).as_secs_f64();
+        }
+        let alone = setting.pools[pool].alone(call.prompt, call.output);
+        alone.ttft.as_secs_f64() * self.slowness + self.gap * f64::from(call.output.saturating_sub(1))
+    }
+}
+
+/// Requests in service over time.
+#[must_use]
+pub fn in_service(trace: &TrafficTrace, seconds: &[f64]) -> Levels {
+    let stays = trace.calls.iter().zip(seconds).map(|(call, seconds)| {
+        let from = call.at + call.waited.unwrap_or_default();
+        (from, from + Duration::from_secs_f64(seconds.clamp(0.0, 1e9)))
+    });
+    Levels::of(stays, end(trace))
+}
+
+/// The source's end; a moment after its start where all came at once.
+fn end(trace: &TrafficTrace) -> Duration {
+    trace.span().max(Duration::from_secs(1))
+}
+
+/// What waited, where the source tells it.
+#[must_use]
+pub fn queue(trace: &TrafficTrace) -> Option<QueueFigures> {
+    let known = || trace.calls.iter().filter_map(|call| Some((call.at, call.waited?)));
+    known().next()?;
+    let depth = Levels::of(known().map(|(at, waited)| (at, at + waited)), end(trace)).bands();
+    Some(QueueFigures {
+        depth,
+        wait_s: percentiles(known().map(|(_, waited)| waited.as_secs_f64()).collect()),
+    })
+}
+
+/// Sums of an amount of each call, bin by bin; the last may be shorter.
+fn binned(trace: &TrafficTrace, amount: impl Fn(usize, &TraceCall) -> f64) -> Vec<f64> {
+    let width = bin(trace).as_nanos();
+    let place = |at: Duration| (at.as_nanos() / width) as usize;
+    let mut bins = vec![0.0; place(trace.span()) + 1];
+    for (index, call) in trace.calls.iter().enumerate() {
+        bins[place(call.at)] += amount(index, call);
+    }
+    bins
+}
+
+/// Surges of work, in replica-seconds for each call; all of them, the highest
+/// first.
+#[must_use]
+pub fn bursts(trace: &TrafficTrace, work: &[f64], start: Duration) -> Bursts {
+    let bins = binned(trace, |index, _| work[index]);
+    let mut found = surges(&bins, bin(trace).as_secs_f64(), sustained(start));
+    found.sort_by(|a, b| b.height.total_cmp(&a.height));
+    let hours = (end(trace).as_secs_f64() / 3_600.0).max(1e-9);
+    let of = |what: fn(&Surge) -> f64| percentiles(found.iter().map(what).collect());
+    let noise = found.iter().filter(|surge| surge.is_noise(start)).count();
+    Bursts {
+        noise_per_hour: noise as f64 / hours,
+        bursts_per_hour: (found.len() - noise) as f64 / hours,
+        height: of(|surge| surge.height),
+        length_s: of(|surge| surge.lasts_s),
+        surges: found,
+    }
+}
+
+/// Tokens that arrive in a second.
+#[must_use]
+pub fn tokens(trace: &TrafficTrace) -> TokenRates {
+    let span = end(trace).as_secs_f64();
+    let sum = |of: fn(&TraceCall) -> u32| trace.calls.iter().map(|call| f64::from(of(call))).sum::<f64>();
+    let mut bins = binned(trace, |_, call| f64::from(call.prompt) + f64::from(call.output));
+    if bins.len() > 1 {
+        // It is shorter than the others.
+        bins.pop();
+    }
+    let all = percentiles(bins.iter().map(|sum| sum / bin(trace).as_secs_f64().min(span)).collect());
+    TokenRates { input: sum(|call| call.prompt) / span, output: sum(|call| call.output) / span, all }
+}
+
+/// The classes that have work.
+#[must_use]
+pub fn classes(trace: &TrafficTrace, setting: &Setting) -> Vec<PlanClassRow> {
+    let size = |call: &TraceCall| f64::from(call.prompt) + f64::from(call.output);
+    let all: f64 = trace.calls.iter().map(size).sum();
+    let row = |(index, (name, class)): (usize, &(String, crate::core::model::policy::Class))| {
+        let own = || trace.calls.iter().filter(move |call| call.class as usize == index);
+        let requests = own().count();
+        let waits: Vec<Duration> = own().filter_map(|call| call.waited).collect();
+        let within = waits.iter().filter(|waited| **waited <= class.max_wait).count();
+        PlanClassRow {
+            name: name.clone(),
+            requests: requests as f64 / trace.calls.len().max(1) as f64,
+            tokens: own().map(size).sum::<f64>() / all.max(1.0),
+            ttft_s: class.ttft_objective.as_secs_f64(),
+            itl_s: class.itl_objective.as_secs_f64(),
+            max_wait_s: class.max_wait.as_secs_f64(),
+            waits_for_a_start: class.max_wait >= setting.start,
+            waited_within: (!waits.is_empty()).then(|| within as f64 / waits.len() as f64),
+        }
+    };
+    setting.classes.iter().enumerate().map(row).filter(|row| row.requests > 0.0).collect()
+}

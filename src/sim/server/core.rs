@@ -1,0 +1,356 @@
+//! The shared state of one simulated engine.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::feed::{Failure, FeedEnd, TokenFeed};
+use super::options::SimOptions;
+use super::stats::Stats;
+use crate::core::model::time::Tick;
+use crate::sim::engine::{EngineRequest, RequestId, SimCounters, SimEngine, SimGauges};
+use crate::sim::faults::{FaultBoard, FaultKind};
+
+/// Whether new work is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ServerPhase {
+    Serving,
+    Draining,
+    Dead,
+}
+
+/// Where one engine request reports.
+#[derive(Debug, Clone)]
+pub(crate) struct SequenceTarget {
+    pub(crate) feed: Arc<TokenFeed>,
+    /// The feed's choice for the request's choice 0.
+    pub(crate) base: usize,
+    /// How many of the feed's choices are its.
+    pub(crate) choices: usize,
+    /// For the histograms.
+    pub(crate) prompt_tokens: u32,
+    /// Whether it ends with a stop token rather than at its limit.
+    pub(crate) stops: bool,
+    /// The `id` that the answer carries.
+    pub(crate) name: Arc<str>,
+}
+
+/// One engine request of a client's request.
+#[derive(Debug)]
+pub(crate) struct PlannedSequence {
+    pub(crate) request: EngineRequest,
+    /// Whether it ends with a stop token rather than at its limit.
+    pub(crate) stops: bool,
+}
+
+/// What `/metrics` reads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MetricsView {
+    pub(crate) gauges: SimGauges,
+    pub(crate) counters: SimCounters,
+    pub(crate) asleep: bool,
+}
+
+/// Everything behind the one lock.
+#[derive(Debug)]
+pub(crate) struct SimWork {
+    pub(crate) engine: SimEngine,
+    pub(crate) targets: HashMap<RequestId, SequenceTarget>,
+    pub(crate) stats: Stats,
+    pub(crate) phase: ServerPhase,
+    /// What `/metrics` shows while the engine process hangs.
+    pub(crate) frozen: Option<MetricsView>,
+    /// New requests are held back.
+    pub(crate) holding: bool,
+    pub(crate) paused: bool,
+    pub(crate) asleep: bool,
+    /// The whole process hangs, for good.
+    pub(crate) hung: bool,
+    /// The port is closed, for good.
+    pub(crate) closed: bool,
+    /// Held in the API server while paused or asleep.
+    pub(crate) held: Vec<EngineRequest>,
+    /// Requests (not sequences) that are inside.
+    pub(crate) inside: u64,
+    /// Time in steps.
+    pub(crate) busy: Duration,
+    /// Counts the restarts.
+    generation: u64,
+}
+
+impl SimWork {
+    fn new(options: &SimOptions) -> Self {
+        let mut engine = SimEngine::new(options.profile, options.engine);
+        engine.set_pace(1.0 / options.speed);
+        Self {
+            engine,
+            targets: HashMap::new(),
+            stats: Stats::default(),
+            phase: ServerPhase::Serving,
+            frozen: None,
+            holding: false,
+            paused: false,
+            asleep: false,
+            hung: false,
+            closed: false,
+            held: Vec::new(),
+            inside: 0,
+            busy: Duration::ZERO,
+            generation: 0,
+        }
+    }
+
+    pub(crate) fn engine_is_busy(&self) -> bool {
+        let gauges = self.engine.gauges();
+        gauges.running + gauges.waiting > 0
+    }
+
+    pub(crate) fn stands_still(&self) -> bool {
+        self.frozen.is_some() || self.paused || self.asleep || self.hung
+    }
+
+    pub(crate) fn view(&self) -> MetricsView {
+        let now = MetricsView {
+            gauges: self.engine.gauges(),
+            counters: self.engine.counters(),
+            asleep: self.asleep,
+        };
+        self.frozen.unwrap_or(now)
+    }
+}
+
+/// One simulated engine.
+#[derive(Debug)]
+pub(crate) struct ServerCore {
+    pub(crate) options: SimOptions,
+    pub(crate) addr: SocketAddr,
+    pub(crate) work: Mutex<SimWork>,
+    pub(crate) faults: FaultBoard,
+    /// Something for the stepping task to look at.
+    pub(crate) stepping: Notify,
+    /// Whether the port accepts connections.
+    pub(crate) listening: watch::Sender<bool>,
+    pub(crate) stopped: CancellationToken,
+    /// Cancelled when every open connection is to end.
+    life: Mutex<CancellationToken>,
+    started: Instant,
+    /// For what happens later, wherever it is asked for.
+    pub(crate) runtime: Handle,
+    next_id: AtomicU64,
+    pub(crate) total: AtomicU64,
+    pub(crate) cancelled: AtomicU64,
+    pub(crate) connections: AtomicU64,
+    /// Exposition text that `frozen_metrics` repeats.
+    pub(crate) last_metrics: Mutex<Option<String>>,
+    pub(crate) spot_notice: Mutex<Option<u64>>,
+}
+
+/// Why work is refused at the door.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// A failure of the engine.
+    Failed(Failure),
+    /// More than the KV cache can ever hold.
+    TooLarge,
+}
+
+impl ServerCore {
+    pub(crate) fn new(options: SimOptions, addr: SocketAddr) -> Self {
+        Self {
+            work: Mutex::new(SimWork::new(&options)),
+            faults: FaultBoard::new(options.seed),
+            addr,
+            stepping: Notify::new(),
+            listening: watch::Sender::new(true),
+            stopped: CancellationToken::new(),
+            life: Mutex::new(CancellationToken::new()),
+            started: Instant::now(),
+            runtime: Handle::current(),
+            next_id: AtomicU64::new(1),
+            total: AtomicU64::new(0),
+            cancelled: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            last_metrics: Mutex::new(None),
+            spot_notice: Mutex::new(None),
+            options,
+        }
+    }
+
+    /// Time since the start.
+    pub(crate) fn now(&self) -> Tick {
+        Tick::ZERO + self.started.elapsed()
+    }
+
+    /// The runtime's clock at `tick`.
+    pub(crate) fn instant(&self, tick: Tick) -> Instant {
+        self.started + tick.since(Tick::ZERO)
+    }
+
+    /// Unix seconds, for `created` fields.
+    pub(crate) fn unix(&self) -> u64 {
+        self.options.epoch + self.started.elapsed().as_secs()
+    }
+
+    /// A number that was not given before.
+    pub(crate) fn fresh_id(&self) -> RequestId {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Ends with every connection that is open now.
+    pub(crate) fn life(&self) -> CancellationToken {
+        self.life.lock().clone()
+    }
+
+    /// Ends every open connection.
+    pub(crate) fn cut_connections(&self) {
+        std::mem::replace(&mut *self.life.lock(), CancellationToken::new()).cancel();
+    }
+
+    /// Brings pace, freeze and listener in line with the active faults.
+    pub(crate) fn apply_faults(&self) {
+        let now = self.now();
+        let slow = self.faults.state(now, |kind| match kind {
+            FaultKind::Slow { factor } => Some(*factor),
+            _ => None,
+        });
+        let frozen = self.faults.state(now, |kind| matches!(kind, FaultKind::Freeze).then_some(()));
+        let refuse = self.faults.state(now, |kind| matches!(kind, FaultKind::Refuse).then_some(()));
+        let mut work = self.work.lock();
+        work.engine.set_pace(slow.unwrap_or(1.0) / self.options.speed);
+        work.frozen = frozen.map(|()| work.view());
+        let open = refuse.is_none() && !work.closed;
+        drop(work);
+        self.listening.send_if_modified(|listening| std::mem::replace(listening, open) != open);
+        self.stepping.notify_one();
+    }
+
+    /// Queues the parts of one request; they report to one feed, in order.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        name: &Arc<str>,
+        parts: Vec<PlannedSequence>,
+    ) -> Result<SimTicket, Refused> {
+        let now = self.now();
+        let draining = self.faults.state(now, |kind| matches!(kind, FaultKind::Drain).then_some(()));
+        let mut work = self.work.lock();
+        match work.phase {
+            ServerPhase::Dead => return Err(Refused::Failed(Failure::ENGINE_DEAD)),
+            ServerPhase::Draining => return Err(Refused::Failed(Failure::DRAINING)),
+            ServerPhase::Serving if draining.is_some() => return Err(Refused::Failed(Failure::DRAINING)),
+            ServerPhase::Serving => {}
+        }
+        if self.options.vllm.max_queued_reqs.is_some_and(|limit| work.inside >= u64::from(limit)) {
+            work.stats.rejected += 1;
+            return Err(Refused::Failed(Failure::BUSY));
+        }
+        let choices = parts.iter().map(|part| part.request.n.max(1) as usize).sum();
+        let feed = Arc::new(TokenFeed::new(now, choices));
+        let mut ids = SmallVec::new();
+        let mut base = 0;
+        for PlannedSequence { request, stops } in parts {
+            let (id, choices) = (request.id, request.n.max(1) as usize);
+            let prompt_tokens = request.prompt_tokens;
+            if work.holding || work.asleep {
+                work.held.push(request);
+            } else if work.engine.submit(request).is_err() {
+                work.withdraw(&ids);
+                return Err(Refused::TooLarge);
+            }
+            let target = SequenceTarget {
+                feed: Arc::clone(&feed),
+                base,
+                choices,
+                prompt_tokens,
+                stops,
+                name: Arc::clone(name),
+            };
+            work.targets.insert(id, target);
+            ids.push(id);
+            base += choices;
+        }
+        work.inside += 1;
+        let generation = work.generation;
+        drop(work);
+        self.total.fetch_add(1, Ordering::Relaxed);
+        self.stepping.notify_one();
+        Ok(SimTicket { sim: Arc::clone(self), ids, feed, generation })
+    }
+
+    /// Ends every request (or those with one of the names) early.
+    pub(crate) fn end_requests(&self, names: Option<&[&str]>, end: &FeedEnd) -> usize {
+        let mut work = self.work.lock();
+        let chosen: Vec<(RequestId, Arc<TokenFeed>)> = work
+            .targets
+            .iter()
+            .filter(|(_, target)| names.is_none_or(|names| names.contains(&&*target.name)))
+            .map(|(id, target)| (*id, Arc::clone(&target.feed)))
+            .collect();
+        let ids: SmallVec<[RequestId; 1]> = chosen.iter().map(|(id, _)| *id).collect();
+        work.withdraw(&ids);
+        if *end == FeedEnd::Aborted {
+            work.stats.aborted += ids.len() as u64;
+        }
+        drop(work);
+        for (_, feed) in &chosen {
+            feed.end(end.clone());
+        }
+        chosen.len()
+    }
+
+    /// Forgets everything, as a new process would.
+    pub(crate) fn reset(&self) {
+        let mut work = self.work.lock();
+        let generation = work.generation + 1;
+        *work = SimWork { generation, ..SimWork::new(&self.options) };
+        drop(work);
+        *self.last_metrics.lock() = None;
+        *self.spot_notice.lock() = None;
+        self.apply_faults();
+    }
+}
+
+impl SimWork {
+    /// Takes requests out of the engine; true when one was still there.
+    fn withdraw(&mut self, ids: &[RequestId]) -> bool {
+        let mut found = false;
+        for id in ids {
+            if self.targets.remove(id).is_some() {
+                found = true;
+                self.engine.cancel(*id);
+                self.held.retain(|held| held.id != *id);
+            }
+        }
+        found
+    }
+}
+
+/// A request that is inside; dropping it cancels what is left of it.
+#[derive(Debug)]
+pub(crate) struct SimTicket {
+    sim: Arc<ServerCore>,
+    ids: SmallVec<[RequestId; 1]>,
+    pub(crate) feed: Arc<TokenFeed>,
+    generation: u64,
+}
+
+impl Drop for SimTicket {
+    fn drop(&mut self) {
+        let mut work = self.sim.work.lock();
+        if work.generation != self.generation {
+            return;
+        }
+        work.inside = work.inside.saturating_sub(1);
+        if work.withdraw(&self.ids) {
+            self.sim.cancelled.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

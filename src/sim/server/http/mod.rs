@@ -1,0 +1,8 @@
+//! The simulated engine's side of HTTP: connections, bodies and routes.
+
+pub(super) mod body;
+pub(super) mod conn;
+pub(super) mod json;
+pub(super) mod listen;
+pub(super) mod reply;
+pub(super) mod route;

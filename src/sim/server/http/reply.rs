@@ -1,0 +1,70 @@
+//! Responses in one piece.
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode};
+use serde::Serialize;
+
+use crate::sim::server::http::body::{BrokenBody, SimBody};
+use crate::sim::server::http::json::Json;
+use crate::sim::server::job::{Act, ClientJob};
+
+/// What a handler gives back: a response, or the end of the connection.
+pub(crate) type HandlerAnswer = Result<Response<SimBody>, BrokenBody>;
+
+/// A JSON response.
+pub(crate) fn json(status: u16, body: impl Into<Bytes>) -> Response<SimBody> {
+    typed(status, "application/json", body)
+}
+
+/// A JSON response from a value.
+pub(crate) fn value(status: u16, body: &impl Serialize) -> Response<SimBody> {
+    json(status, Json::of(body).to_string())
+}
+
+/// A response of any type.
+pub(crate) fn typed(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Response<SimBody> {
+    let mut response = empty(status);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    *response.body_mut() = SimBody::full(body);
+    response
+}
+
+/// A response without a body.
+pub(crate) fn empty(status: u16) -> Response<SimBody> {
+    let mut response = Response::new(SimBody::full(Bytes::new()));
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response
+}
+
+/// A 200 event stream.
+pub(crate) fn events(content_type: &'static str, body: SimBody) -> Response<SimBody> {
+    let mut response = empty(200);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    *response.body_mut() = body;
+    response
+}
+
+/// Sends `whole` the way the request's fault wants it sent.
+pub(crate) fn deliver(
+    job: ClientJob,
+    act: Option<Act>,
+    mut whole: Response<SimBody>,
+    bytes: Bytes,
+) -> Response<SimBody> {
+    *whole.body_mut() = match act {
+        None => SimBody::full(bytes),
+        Some(Act::Cut) => SimBody::half(&bytes),
+        Some(Act::Reset) => {
+            job.conn.reset();
+            SimBody::half(&bytes)
+        }
+        Some(Act::Silent) => SimBody::hang(job),
+        Some(Act::BadChunk) => {
+            job.conn.corrupt();
+            SimBody::full(bytes)
+        }
+        Some(Act::BadSse | Act::BadJson) => SimBody::full(bytes.slice(..bytes.len() / 2)),
+    };
+    whole
+}

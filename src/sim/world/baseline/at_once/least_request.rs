@@ -1,0 +1,20 @@
+//! To the engine with the fewest requests in flight.
+
+use crate::sim::world::arrival::Arrival;
+use crate::sim::world::baseline::at_once::{EnginePick, least};
+use crate::sim::world::baseline::flights::InFlightRequests;
+use crate::sim::world::router::ReplicaIndex;
+
+/// Counts its own requests in flight; ties go round.
+#[derive(Debug, Default)]
+pub struct LeastRequest {
+    turn: usize,
+}
+
+impl EnginePick for LeastRequest {
+    fn pick(&mut self, _arrival: &Arrival, flights: &InFlightRequests) -> ReplicaIndex {
+        let chosen = least(flights, self.turn, |replica| flights.engines[replica].in_flight);
+        self.turn = chosen + 1;
+        chosen
+    }
+}

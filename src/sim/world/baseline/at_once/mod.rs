@@ -1,0 +1,69 @@
+//! Designs that send a request on at once.
+
+pub mod least_request;
+pub mod power_of_two;
+pub mod random;
+pub mod round_robin;
+pub mod shortest_scraped;
+
+use std::fmt::Debug;
+
+use crate::core::model::time::Tick;
+use crate::sim::world::arrival::Arrival;
+use crate::sim::world::baseline::flights::{Failed, InFlightRequests};
+use crate::sim::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
+
+/// Chooses an engine.
+pub trait EnginePick: Send + Debug {
+    /// One of [`InFlightRequests::candidates`], of which there is at least one.
+    fn pick(&mut self, arrival: &Arrival, flights: &InFlightRequests) -> ReplicaIndex;
+}
+
+/// A router that sends each request where its [`EnginePick`] says.
+#[derive(Debug)]
+pub struct AtOnce<P> {
+    pick: P,
+    flights: InFlightRequests,
+}
+
+impl<P: EnginePick> AtOnce<P> {
+    /// Nothing in flight.
+    #[must_use]
+    pub fn new(replicas: usize, pick: P) -> Self {
+        Self { pick, flights: InFlightRequests::new(replicas) }
+    }
+
+    fn send(&mut self, now: Tick, job: JobIndex, arrival: Arrival, tries: u32, out: &mut Vec<RouterCommand>) {
+        self.flights.open(now);
+        let replica = self.pick.pick(&arrival, &self.flights);
+        self.flights.sent(job, arrival, replica, tries);
+        out.push(RouterCommand::Send { job, replica, priority: 0 });
+    }
+}
+
+impl<P: EnginePick> Router for AtOnce<P> {
+    fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<RouterCommand>) {
+        match input {
+            Input::Arrived { job, arrival } => self.send(now, job, arrival.clone(), 1, out),
+            Input::Failed { job, .. } => match self.flights.failed(now, job) {
+                Failed::Again(flight) => self.send(now, job, flight.arrival, flight.tries + 1, out),
+                Failed::TooOften => out.push(RouterCommand::Refuse { job, retry_after: None }),
+                Failed::Cut => {}
+            },
+            other => self.flights.told(&other),
+        }
+    }
+}
+
+/// The candidate with the least score; `turn` breaks ties by going round.
+pub(super) fn least<K: Ord>(
+    flights: &InFlightRequests,
+    turn: usize,
+    score: impl Fn(ReplicaIndex) -> K,
+) -> ReplicaIndex {
+    let count = flights.engines.len().max(1);
+    let turned = |replica: usize| (replica + count - turn % count) % count;
+    let chosen =
+        flights.candidates().iter().copied().min_by_key(|replica| (score(*replica), turned(*replica)));
+    chosen.unwrap_or(0)
+}

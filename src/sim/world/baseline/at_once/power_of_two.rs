@@ -1,0 +1,28 @@
+//! The less loaded of two engines drawn at random.
+
+use crate::sim::rng::Rng;
+use crate::sim::world::arrival::Arrival;
+use crate::sim::world::baseline::at_once::EnginePick;
+use crate::sim::world::baseline::at_once::random::drawn;
+use crate::sim::world::baseline::flights::InFlightRequests;
+use crate::sim::world::router::ReplicaIndex;
+
+/// Power of two choices on its own count of requests in flight.
+#[derive(Debug)]
+pub struct PowerOfTwo(Rng);
+
+impl PowerOfTwo {
+    /// Draws from the seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(Rng::new(seed))
+    }
+}
+
+impl EnginePick for PowerOfTwo {
+    fn pick(&mut self, _arrival: &Arrival, flights: &InFlightRequests) -> ReplicaIndex {
+        let (one, two) = (drawn(&mut self.0, flights), drawn(&mut self.0, flights));
+        let load = |replica: usize| flights.engines[replica].in_flight;
+        if load(two) < load(one) { two } else { one }
+    }
+}

@@ -1,0 +1,31 @@
+//! Anywhere.
+
+use crate::sim::rng::Rng;
+use crate::sim::world::arrival::Arrival;
+use crate::sim::world::baseline::at_once::EnginePick;
+use crate::sim::world::baseline::flights::InFlightRequests;
+use crate::sim::world::router::ReplicaIndex;
+
+/// An engine drawn at random.
+#[derive(Debug)]
+pub struct Random(Rng);
+
+impl Random {
+    /// Draws from the seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(Rng::new(seed))
+    }
+}
+
+impl EnginePick for Random {
+    fn pick(&mut self, _arrival: &Arrival, flights: &InFlightRequests) -> ReplicaIndex {
+        drawn(&mut self.0, flights)
+    }
+}
+
+/// A candidate drawn at random.
+pub(in crate::sim::world::baseline) fn drawn(rng: &mut Rng, flights: &InFlightRequests) -> ReplicaIndex {
+    let open = flights.candidates();
+    open.get(rng.below(open.len() as u64) as usize).copied().unwrap_or(0)
+}

@@ -1,0 +1,39 @@
+//! The shortest queue by what the engines said last.
+
+use crate::sim::rng::Rng;
+use crate::sim::world::arrival::Arrival;
+use crate::sim::world::baseline::at_once::EnginePick;
+use crate::sim::world::baseline::flights::InFlightRequests;
+use crate::sim::world::router::ReplicaIndex;
+
+/// Join the shortest queue on scraped gauges: requests running and waiting.
+/// Ties are drawn.
+#[derive(Debug)]
+pub struct ShortestScraped {
+    /// Adds what it sent, less what ended, since the scrape.
+    own: bool,
+    rng: Rng,
+}
+
+impl ShortestScraped {
+    /// With or without its own share since the scrape.
+    #[must_use]
+    pub fn new(own: bool, seed: u64) -> Self {
+        Self { own, rng: Rng::new(seed) }
+    }
+}
+
+impl EnginePick for ShortestScraped {
+    fn pick(&mut self, _arrival: &Arrival, flights: &InFlightRequests) -> ReplicaIndex {
+        let load = |replica: usize| {
+            let engine = &flights.engines[replica];
+            let seen =
+                engine.report.map_or(0, |report| report.running.unwrap_or(0) + report.waiting.unwrap_or(0));
+            seen as i64 + if self.own { engine.since_report } else { 0 }
+        };
+        let open = flights.candidates();
+        let best = open.iter().map(|replica| load(*replica)).min();
+        let ties: Vec<usize> = open.iter().copied().filter(|replica| Some(load(*replica)) == best).collect();
+        ties.get(self.rng.below(ties.len() as u64) as usize).copied().unwrap_or(0)
+    }
+}

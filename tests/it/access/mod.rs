@@ -1,0 +1,6 @@
+//! Who may come in, at each listener.
+
+pub(crate) mod keys;
+pub(crate) mod oidc;
+pub(crate) mod operators;
+pub(crate) mod tls;

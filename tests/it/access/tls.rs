@@ -1,0 +1,207 @@
+//! TLS on the client listener, and certificates as credentials.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use bytes::Bytes;
+use http::Method;
+use http_body_util::{BodyExt as _, Full};
+use penstock::sim::server::{SimOptions, SimServer};
+use rcgen::SanType;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::support::certificates::{Authority, Leaf, connect, put, send, uri};
+use crate::support::client::{Answer, Call, H2, H2Body, Session};
+use crate::support::gateway::{Rig, chat, head, pool_lines, soon, tenant_lines, until};
+
+const CHAT: &str = "/v1/chat/completions";
+const H1: &[&[u8]] = &[b"http/1.1"];
+const BOTH: &[&[u8]] = &[b"h2", b"http/1.1"];
+const ALPHA: &str = "spiffe://test/alpha";
+
+/// A gateway with a certificate of `server`, that asks for those of
+/// `clients`.
+async fn rig(server: &Authority, clients: &Authority, tls: &str, tenant: &str, more: &str) -> Rig {
+    let folder = tempfile::tempdir().unwrap();
+    server.server().put(folder.path(), "server");
+    put(&folder.path().join("clients.crt"), &clients.pem());
+    let engine = SimServer::start(SimOptions::default()).await.unwrap();
+    let tls = format!("tls: {{cert: server.crt, key: server.key, client_ca: clients.crt{tls}}}{more}");
+    let text = format!(
+        "{}tenants:\n{}{}pools:\n{}",
+        head(&tls),
+        tenant_lines("alpha", tenant),
+        tenant_lines("beta", ""),
+        pool_lines("main", "engine: vllm\nmodels: [sim, other]", &[engine.url()])
+    );
+    let path = folder.path().join("penstock.yaml");
+    std::fs::write(&path, text).unwrap();
+    Rig::at(folder, path, vec![engine], ["alpha", "beta"]).await
+}
+
+fn ask(tokens: u32) -> Call {
+    Call::post(CHAT, &chat(tokens, true))
+}
+
+#[tokio::test]
+async fn both_http_versions_run_over_tls_and_plain_text_does_not() {
+    let ca = Authority::new();
+    let rig = rig(&ca, &ca, "", "", "").await;
+    let key = rig.key("alpha").to_owned();
+
+    let one = connect(rig.address(), &ca.client(None, BOTH)).await.unwrap();
+    assert_eq!(one.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+    let mut two = H2::over(one).await;
+    let bytes = Bytes::from(chat(5, true).to_string());
+    let body = H2Body::new(Full::new(bytes).map_err(|never| match never {}));
+    let asked = two.sender.send_request(ask(5).key(&key).http2(body));
+    let answer = Answer::of(soon("an answer", asked).await.unwrap()).await;
+    assert!(answer.is_done(), "{answer:?}");
+
+    let plain = connect(rig.address(), &ca.client(None, H1)).await.unwrap();
+    assert_eq!(plain.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
+    let mut session = Session::over(plain).await;
+    for _ in 0..3 {
+        assert!(session.call(ask(3).key(&key)).await.is_done());
+    }
+    // The strict door is behind the handshake: a repeated Host is refused.
+    let mut raw = connect(rig.address(), &ca.client(None, H1)).await.unwrap();
+    raw.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n").await.unwrap();
+    let mut said = Vec::new();
+    let _ended = soon("the end", raw.read_to_end(&mut said)).await;
+    assert!(said.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&said));
+
+    let mut in_the_clear = TcpStream::connect(rig.address()).await.unwrap();
+    in_the_clear.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    let mut said = Vec::new();
+    let _ended = soon("the end", in_the_clear.read_to_end(&mut said)).await;
+    assert!(!said.starts_with(b"HTTP"), "an alert at most");
+    until("it is counted", || rig.telemetry.captured_log().contains("\"reason\":\"not_tls\"")).await;
+    assert!(rig.metric("penstock_tls_handshakes_failed_total").await >= 1.0);
+    assert!(rig.metric("penstock_tls_certificate_ends_timestamp_seconds").await > 1.7e9);
+}
+
+#[tokio::test]
+async fn a_new_certificate_counts_at_once_and_drops_nobody() {
+    let (ca, next) = (Authority::new(), Authority::new());
+    let rig = rig(&ca, &ca, "", "", "").await;
+    let key = rig.key("alpha").to_owned();
+    let mut before = Session::over(connect(rig.address(), &ca.client(None, H1)).await.unwrap()).await;
+    assert!(before.call(ask(2).key(&key)).await.is_done());
+
+    // A broken one changes nothing, and says so.
+    let folder = rig.folder.path();
+    put(&folder.join("server.crt"), "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    until("it is refused", || rig.telemetry.captured_log().contains("config rejected")).await;
+    assert!(rig.telemetry.captured_log().contains("server.crt"));
+    assert!(send(rig.address(), &ca.client(None, H1), ask(2).key(&key)).await.is_done());
+    let loaded = || rig.telemetry.captured_log().matches("certificate loaded").count();
+    assert_eq!(loaded(), 1);
+
+    next.server().put(folder, "server");
+    until("it is loaded", || loaded() == 2).await;
+    assert!(connect(rig.address(), &ca.client(None, H1)).await.is_err(), "the old authority is over");
+    assert!(send(rig.address(), &next.client(None, H1), ask(2).key(&key)).await.is_done());
+    assert!(before.call(ask(2).key(&key)).await.is_done(), "the open connection goes on");
+    let log = rig.telemetry.captured_log();
+    assert!(log.contains("\"changed\":\"server.tls\""), "the audit names what changed");
+    assert!(!log.contains("BEGIN"));
+}
+
+#[tokio::test]
+async fn handshakes_take_a_bounded_time_and_one_that_stalls_stops_nobody() {
+    let ca = Authority::new();
+    let rig = rig(&ca, &ca, "", "", ", handshake_timeout: 1s, max_handshakes: 1").await;
+    let stalled: Vec<_> =
+        futures_util::future::join_all((0..2).map(|_| TcpStream::connect(rig.address()))).await;
+    // Were a turn theirs, this one's time would be over when it had its own.
+    assert!(send(rig.address(), &ca.client(None, H1), ask(2).key(rig.key("alpha"))).await.is_done());
+    for stream in stalled {
+        let mut end = [0; 64];
+        assert!(matches!(soon("the end", stream.unwrap().read(&mut end)).await, Ok(0) | Err(_)));
+    }
+    until("they are counted", || rig.telemetry.captured_log().contains("\"reason\":\"timeout\"")).await;
+}
+
+#[tokio::test]
+async fn a_certificate_is_a_credential() {
+    let ca = Authority::new();
+    let tenant = "client_certs: [{uri: 'spiffe://test/alpha', class: batch, classes: [batch, standard], models: [sim]}, {dns: Trainer.Test}, {email: a@b.test}]";
+    let rig = rig(&ca, &ca, "", tenant, "").await;
+    let client = |leaf: &Leaf| ca.client(Some(leaf), H1);
+    let mine = ca.leaf(vec![SanType::DnsName("unknown.test".try_into().unwrap()), uri(ALPHA)]);
+    let answer = send(rig.address(), &client(&mine), ask(2).header("x-request-id", "by-cert")).await;
+    assert!(answer.is_done(), "{answer:?}");
+    let line = rig.line_of("by-cert").await;
+    assert_eq!(
+        (&line["tenant"], &line["class"], &line["key_id"]),
+        (&"alpha".into(), &"batch".into(), &format!("uri:{ALPHA}").into())
+    );
+    for leaf in [
+        ca.leaf(vec![SanType::DnsName("trainer.test".try_into().unwrap())]),
+        ca.leaf(vec![SanType::Rfc822Name("a@b.test".try_into().unwrap())]),
+    ] {
+        assert!(send(rig.address(), &client(&leaf), ask(2)).await.is_done());
+    }
+    // What the certificate may not use.
+    let urgent = ask(2).header("x-penstock-class", "interactive");
+    let answer = send(rig.address(), &client(&mine), urgent).await;
+    assert_eq!((answer.status, &*answer.code()), (403, "class_not_allowed"));
+    assert!(answer.text().contains("one of: standard, batch"), "{}", answer.text());
+    let mut body = chat(2, true);
+    body["model"] = "other".into();
+    let answer = send(rig.address(), &client(&mine), Call::post(CHAT, &body)).await;
+    assert_eq!((answer.status, &*answer.code()), (404, "model_not_found"));
+    let listed = send(rig.address(), &client(&mine), Call::get("/v1/models")).await.ok();
+    assert_eq!(listed.json()["data"].as_array().unwrap().len(), 1);
+    // A key goes before it, and what only looks like one does not.
+    let as_beta = ask(2).key(rig.key("beta")).header("x-request-id", "by-key");
+    assert!(send(rig.address(), &client(&mine), as_beta).await.is_done());
+    assert_eq!(rig.line_of("by-key").await["tenant"], "beta");
+    assert!(send(rig.address(), &client(&mine), ask(2).key("none")).await.is_done());
+}
+
+#[tokio::test]
+async fn who_has_no_certificate_of_ours_is_told_so() {
+    let (ca, other) = (Authority::new(), Authority::new());
+    let tenant = "client_certs: [{uri: 'spiffe://test/alpha'}]";
+    let rig = rig(&ca, &ca, "", tenant, "").await;
+    let unknown = ca.leaf(vec![uri("spiffe://test/nobody")]);
+    let answer = send(rig.address(), &ca.client(Some(&unknown), H1), ask(2)).await;
+    assert_eq!((answer.status, &*answer.code()), (403, "identity_not_mapped"));
+    assert!(answer.text().contains("subject alternative names"), "{}", answer.text());
+    assert!(!answer.text().contains("nobody"));
+    let answer = send(rig.address(), &ca.client(None, H1), ask(2)).await;
+    assert_eq!((answer.status, &*answer.code()), (401, "missing_api_key"));
+
+    // Of another authority: the same name, and no way in.
+    let forged = other.leaf(vec![uri(ALPHA)]);
+    let config = ca.client(Some(&forged), H1);
+    let refused = match connect(rig.address(), &config).await {
+        Err(_) => true,
+        // In TLS 1.3 the client believes that it is through until it reads.
+        Ok(mut stream) => {
+            let _ = stream.write_all(&ask(2).bytes()).await;
+            let mut said = Vec::new();
+            soon("the end", stream.read_to_end(&mut said)).await.is_err() || said.is_empty()
+        }
+    };
+    assert!(refused);
+    until("it is counted", || rig.telemetry.captured_log().contains("\"reason\":\"certificate\"")).await;
+    assert_eq!(rig.engine(0).state().total, 0);
+}
+
+#[tokio::test]
+async fn a_listener_may_insist_on_a_certificate() {
+    let ca = Authority::new();
+    let rig = rig(&ca, &ca, ", require_client_cert: true, min_version: '1.3'", "", "").await;
+    // In TLS 1.3 the client believes that it is through until it reads.
+    let mut bare = connect(rig.address(), &ca.client(None, H1)).await.unwrap();
+    let _ = bare.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let mut said = Vec::new();
+    let ended = soon("the end", bare.read_to_end(&mut said)).await;
+    assert!(ended.is_err() || said.is_empty());
+    let any = ca.leaf(vec![uri("spiffe://test/any")]);
+    let answer = send(rig.address(), &ca.client(Some(&any), H1), Call::new(Method::GET, "/health")).await;
+    assert_eq!(answer.status, 200);
+    assert!(send(rig.address(), &ca.client(Some(&any), H1), ask(2).key(rig.key("alpha"))).await.is_done());
+}

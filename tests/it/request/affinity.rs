@@ -1,0 +1,165 @@
+//! Adapters and sessions end to end: which replica they keep to.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock::sim::engine::EngineOptions;
+use penstock::sim::server::{SimOptions, Terminate};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use crate::support::client::Call;
+use crate::support::gateway::{Rig, RigOptions, TENANT, chat, holds_within};
+
+const CHAT: &str = "/v1/chat/completions";
+/// Public names of the adapters; the engines call them `lora-0` and so on.
+const ADAPTERS: [&str; 4] = ["sql", "law", "med", "fin"];
+
+/// An engine with all adapters, and slots for some of them.
+fn engine(slots: u32) -> SimOptions {
+    let load =
+        EngineOptions { max_loras: slots, lora_load: Duration::from_millis(60), ..EngineOptions::default() };
+    let loras = (0..ADAPTERS.len()).map(|number| format!("lora-{number}")).collect();
+    SimOptions { loras, engine: load, ..SimOptions::default() }
+}
+
+fn options(slots: u32, replicas: usize, pool: &'static str, more: &str) -> RigOptions {
+    let engines = (0..replicas).map(|_| engine(slots)).collect();
+    RigOptions { engines, pool: Some(pool), more: more.to_owned(), ..RigOptions::default() }
+}
+
+fn ask(model: &str, tokens: u32) -> Value {
+    let mut body = chat(tokens, true);
+    body["model"] = model.into();
+    body
+}
+
+/// Three clients for each adapter, each with one request after the other. Gives the
+/// loads of all engines, and how many requests of each adapter were answered.
+async fn under_load(pool: &'static str) -> (u64, BTreeMap<&'static str, u64>) {
+    let rig = Arc::new(Rig::start(options(2, 2, pool, "")).await);
+    let mut clients = JoinSet::new();
+    for client in 0..12 {
+        let (rig, name) = (Arc::clone(&rig), ADAPTERS[client % 4]);
+        clients.spawn(async move {
+            for number in 0..12 {
+                let answer = rig.post(CHAT, &ask(name, 5 + (number * 7 + client as u32) % 11)).await;
+                let text = answer.text();
+                assert_eq!(answer.status, 200, "{text}");
+                assert!(text.contains(&format!("\"model\":\"{name}\"")) && !text.contains("lora-"), "{text}");
+            }
+            (name, 12)
+        });
+    }
+    let mut answered = BTreeMap::new();
+    while let Some(done) = clients.join_next().await {
+        let (name, count) = done.unwrap();
+        *answered.entry(name).or_default() += count;
+    }
+    rig.emptied_within(Duration::from_secs(5)).await;
+    let loads = rig.engines.iter().map(|engine| engine.control().state().adapter_loads).sum();
+    (loads, answered)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn adapters_stay_where_they_are_loaded() {
+    let known = "engine: vllm\nmodels: [sim]\nadapter_slots: 2\n\
+                 adapters: {sql: lora-0, law: lora-1, med: lora-2, fin: lora-3}";
+    let unknown = "engine: vllm\nmodels: {sim: sim, sql: lora-0, law: lora-1, med: lora-2, fin: lora-3}";
+    let (with, answered) = under_load(known).await;
+    let (without, _) = under_load(unknown).await;
+    println!("loads: {with} with, {without} without");
+    assert!(answered.values().all(|count| *count == 36), "{answered:?}");
+    assert!((4..=8).contains(&with), "{with} loads of 4 adapters in 4 slots");
+    assert!(without >= 3 * with, "{without} loads without, {with} with");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_adapters_than_slots_are_all_served() {
+    let pool = "engine: vllm\nmodels: [sim]\nadapter_slots: 1\n\
+                adapters: {sql: lora-0, law: lora-1, med: lora-2, fin: lora-3}";
+    let rig = Arc::new(Rig::start(options(1, 1, pool, "")).await);
+    let mut clients = JoinSet::new();
+    for client in 0..8 {
+        let (rig, name) = (Arc::clone(&rig), if client < 6 { "sql" } else { ADAPTERS[client - 5] });
+        clients.spawn(async move {
+            for _ in 0..if client < 6 { 30 } else { 2 } {
+                assert_eq!(rig.post(CHAT, &ask(name, 10)).await.status, 200);
+            }
+        });
+    }
+    while let Some(done) = clients.join_next().await {
+        done.unwrap();
+    }
+    rig.emptied_within(Duration::from_secs(5)).await;
+    // One that comes while others run with theirs waits here, not in the engine.
+    let lines = rig.finished();
+    let last = lines.iter().rposition(|line| line["model"] != "sql").unwrap();
+    assert!(last + 20 < lines.len(), "the others came in between: {last} of {}", lines.len());
+    assert!(lines.iter().all(|line| line["outcome"] == "success" && !line["adapter"].is_null()), "{lines:?}");
+}
+
+#[tokio::test]
+async fn the_engines_word_counts_where_the_file_says_nothing() {
+    let pool = "engine: vllm\nmodels: [sim]\nadapters: {sql: lora-0, law: lora-1}\nscrape_interval: 100ms";
+    let rig = Rig::start(options(1, 1, pool, "")).await;
+    let model_list = rig.admin(http::Method::GET, "/admin/v1/config").await.text();
+    assert!(model_list.contains("\"adapters\""), "{model_list}");
+    let mut fits = Vec::new();
+    for number in 0..100 {
+        assert_eq!(rig.post(CHAT, &ask(ADAPTERS[number % 2], 2)).await.status, 200);
+        fits = rig.finished().iter().map(|line| line["adapter"].clone()).collect();
+        if fits.last() == Some(&json!("evicts")) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!((fits.first(), fits.last()), (Some(&json!("room")), Some(&json!("evicts"))), "{fits:?}");
+}
+
+/// The replicas of the requests so far, in the order of their ends.
+fn replicas(rig: &Rig) -> Vec<Value> {
+    rig.finished().iter().map(|line| line["replica"].clone()).collect()
+}
+
+#[tokio::test]
+async fn a_session_keeps_to_its_replica_until_that_is_gone() {
+    let more = "routing: {session: {header: X-Session-Id, body: [prompt_cache_key, user]}}\n";
+    let rig = Rig::start(options(1, 3, "engine: vllm\nmodels: [sim]", more)).await;
+    let call = |body: &Value| Call::post(CHAT, body).key(rig.key(TENANT));
+    for _ in 0..6 {
+        let answer = call(&ask("sim", 2)).header("x-session-id", "secret-session").send(rig.address()).await;
+        assert_eq!(answer.status, 200);
+    }
+    let of_header: BTreeSet<_> = replicas(&rig).iter().map(Value::to_string).collect();
+    assert_eq!(of_header.len(), 1, "{of_header:?}");
+    for field in ["prompt_cache_key", "user"] {
+        let before = replicas(&rig).len();
+        let mut body = ask("sim", 2);
+        body[field] = format!("secret-{field}").into();
+        for _ in 0..6 {
+            assert_eq!(call(&body).send(rig.address()).await.status, 200);
+        }
+        let own: BTreeSet<_> = replicas(&rig)[before..].iter().map(Value::to_string).collect();
+        assert_eq!(own.len(), 1, "{field}: {own:?}");
+    }
+    let own = of_header.first().unwrap().clone();
+    let gone = rig.engines.iter().find(|engine| own.contains(&engine.url())).unwrap();
+    gone.control().terminate(Terminate::KillServer);
+    let before = replicas(&rig).len();
+    for _ in 0..6 {
+        let answer = call(&ask("sim", 2)).header("x-session-id", "secret-session").send(rig.address()).await;
+        assert_eq!(answer.status, 200);
+    }
+    let moved: BTreeSet<_> = replicas(&rig)[before..].iter().map(Value::to_string).collect();
+    assert!(moved.len() == 1 && !moved.contains(&own), "{moved:?}");
+    let log = rig.telemetry.captured_log();
+    let metrics = rig.admin(http::Method::GET, "/metrics").await.text();
+    assert!(holds_within(Duration::from_secs(1), || log.contains("\"choice\":\"session\"")).await, "{log}");
+    assert!(
+        !log.contains("secret-") && !metrics.contains("secret-"),
+        "names of sessions are nobody's business"
+    );
+}

@@ -1,0 +1,170 @@
+//! What the scheduler is told of a request: by the proxy over HTTP, and by the
+//! simulated world of the same request under the same policy. Whatever differs is
+//! something that no simulation can find.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::time::Duration;
+
+use penstock::core::model::event::{AttemptOutcome, Event};
+use penstock::core::model::policy::Policy;
+use penstock::core::model::time::Tick;
+use penstock::dispatcher::EventLog;
+use penstock::sim::engine::EngineOptions;
+use penstock::sim::engine::profile::StepProfile;
+use penstock::sim::faults::{Fault as EngineFault, FaultKind as Breaks, ResetPoint};
+use penstock::sim::server::SimOptions;
+use penstock::sim::world::arrival::Arrival;
+use penstock::sim::world::gateway::{EventTrace, SimGateway};
+use penstock::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
+use penstock::sim::world::router::Router;
+use penstock::sim::world::run::{Setup, run};
+use serde_json::Value;
+
+use crate::support::client::{Call, Raw};
+use crate::support::gateway::{Rig, RigOptions, TENANT, chat, until};
+
+/// What becomes of the request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    Served,
+    /// Its engine does not want it.
+    Unfit,
+    /// The first engine that has it dies.
+    Broken,
+    /// Its client leaves while the engine works on it.
+    Left,
+}
+
+/// One request in both worlds.
+struct Case {
+    stream: bool,
+    n: u32,
+    fate: Fate,
+    told: &'static [&'static str],
+}
+
+const CASES: [Case; 12] = [
+    Case { stream: true, n: 1, fate: Fate::Served, told: &["stream of 1", "first token", "done", "paced"] },
+    Case { stream: false, n: 1, fate: Fate::Served, told: &["plain of 1", "done"] },
+    Case { stream: true, n: 2, fate: Fate::Served, told: &["stream of 2", "first token", "done"] },
+    Case { stream: false, n: 2, fate: Fate::Served, told: &["plain of 2", "done"] },
+    Case { stream: true, n: 1, fate: Fate::Unfit, told: &["stream of 1", "done"] },
+    Case { stream: false, n: 1, fate: Fate::Unfit, told: &["plain of 1", "done"] },
+    Case { stream: true, n: 1, fate: Fate::Broken, told: &["stream of 1", "first token", "failed", "paced"] },
+    Case { stream: false, n: 1, fate: Fate::Broken, told: &["plain of 1", "failed", "done"] },
+    Case { stream: true, n: 2, fate: Fate::Broken, told: &["stream of 2", "first token", "failed"] },
+    Case { stream: true, n: 1, fate: Fate::Left, told: &["stream of 1", "first token", "left", "paced"] },
+    Case { stream: false, n: 1, fate: Fate::Left, told: &["plain of 1", "left"] },
+    Case { stream: true, n: 2, fate: Fate::Left, told: &["stream of 2", "first token", "left"] },
+];
+
+/// Tokens of an answer: more than a sample of the pace takes.
+const TOKENS: u32 = 1_000;
+/// A stream breaks off, or its client leaves, after so many of them.
+const SEEN: u32 = 300;
+
+/// The kinds of the events of the only job, in their order; at the end whether its
+/// replica showed a pace, which is told at moments of its own.
+fn kinds<'a>(mut events: impl Iterator<Item = &'a Event> + Clone) -> Vec<String> {
+    let of_job = events.clone().filter_map(|event| match event {
+        Event::Arrived(spec, _) => {
+            let kind = if spec.streams { "stream" } else { "plain" };
+            Some(format!("{kind} of {}", spec.sequences))
+        }
+        Event::FirstToken { .. } => Some("first token".to_owned()),
+        Event::Finished { outcome: AttemptOutcome::Done(_), .. } => Some("done".to_owned()),
+        Event::Finished { .. } => Some("failed".to_owned()),
+        Event::Left { .. } => Some("left".to_owned()),
+        _ => None,
+    });
+    let paced = events.any(|event| matches!(event, Event::Paced { .. }));
+    of_job.chain(paced.then(|| "paced".to_owned())).collect()
+}
+
+fn engine() -> SimOptions {
+    SimOptions { profile: StepProfile::tiny(), ..SimOptions::default() }
+}
+
+impl Case {
+    /// What the proxy tells the scheduler, and the policy under which it does.
+    async fn over_http(&self) -> (Vec<String>, Policy) {
+        let more = "retry: {continue_streams: false}\n".to_owned();
+        let options = RigOptions { engines: vec![engine(), engine()], more, ..RigOptions::default() };
+        let rig = Rig::start(options).await;
+        let told = EventLog::default();
+        rig.gateway.proxy().gate.write_down(&told);
+        if self.fate == Fate::Broken {
+            let fault = match self.stream {
+                true => Breaks::Cut { after_tokens: SEEN },
+                false => Breaks::Reset { at: ResetPoint::Request },
+            };
+            let path = Some("/v1/chat/completions".to_owned());
+            rig.engine(0).add(EngineFault { path, ..EngineFault::from(fault).times(1) }).unwrap();
+        }
+        let mut body = chat(TOKENS, self.stream);
+        body["n"] = Value::from(self.n);
+        if self.fate == Fate::Unfit {
+            body["temperature"] = Value::from(-1);
+        }
+        let call = Call::post("/v1/chat/completions", &body).key(rig.key(TENANT));
+        let mut client = Raw::open(rig.address()).await;
+        client.write(call.header("connection", "close").bytes()).await.unwrap();
+        match self.fate {
+            Fate::Left if self.stream => {
+                for _ in 0..SEEN {
+                    client.read_past("data: ").await.unwrap();
+                }
+            }
+            Fate::Left => {
+                let runs = || rig.snapshot().replicas.iter().any(|replica| replica.running > 0);
+                until("it is at an engine", runs).await;
+            }
+            _ => {
+                client.read_to_end().await;
+            }
+        }
+        drop(client);
+        let now = || kinds(told.lock().iter().map(|(_, event)| event));
+        until("it has ended", || rig.is_empty()).await;
+        if self.told.contains(&"paced") {
+            until("its pace is told", || now().contains(&"paced".to_owned())).await;
+        }
+        (now(), Policy::clone(&rig.gateway.proxy().settings.load().policy))
+    }
+
+    /// What the simulated world tells it.
+    fn in_the_world(&self, policy: Policy) -> Vec<String> {
+        let step = StepProfile::tiny().step_ms(&Default::default());
+        let seen = Duration::from_secs_f64(f64::from(SEEN) * step / 1e3);
+        let mut replicas = vec![ReplicaSetup::new(StepProfile::tiny(), EngineOptions::default()); 2];
+        if self.fate == Fate::Broken {
+            let at = Tick::ZERO + seen;
+            let fault =
+                WorldFault { at, lasts: Duration::from_secs(60), every: None, kind: WorldFaultKind::Crashed };
+            replicas[0].fault = Some(fault);
+        }
+        let arrival = Arrival {
+            prompt: if self.fate == Fate::Unfit { 1_000_000 } else { 20 },
+            output: TOKENS,
+            n: self.n,
+            streams: self.stream,
+            leaves: (self.fate == Fate::Left).then_some(seen),
+            ..Arrival::default()
+        };
+        let log = EventTrace::default();
+        let mut routers = [Box::new(SimGateway::new(policy).recorded(&log)) as Box<dyn Router>];
+        run(&Setup { replicas, arrivals: vec![arrival], ..Setup::default() }, &mut routers);
+        let log = log.lock();
+        kinds(log.iter().map(|(_, event, _)| event))
+    }
+}
+
+#[tokio::test]
+async fn the_proxy_and_the_world_tell_the_scheduler_the_same() {
+    for case in CASES {
+        let what = format!("{} choices, stream: {}, {:?}", case.n, case.stream, case.fate);
+        let (over_http, policy) = case.over_http().await;
+        assert_eq!(over_http, case.told, "{what}: the proxy");
+        assert_eq!(case.in_the_world(policy), case.told, "{what}: the world");
+    }
+}

@@ -1,0 +1,356 @@
+//! Requests that would hurt others before they are admitted, and what another
+//! tenant sees of them: served at once, no engine ejected, ledgers empty.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::time::Duration;
+
+use penstock::sim::server::{ServerDialect, SimOptions, SimServer};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::support::client::{Answer, Call, Raw};
+use crate::support::gateway::{MODEL, PATIENCE, Rig, RigOptions, chat, until};
+use crate::support::recorder::Tap;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const CLASS: &str = "x-penstock-class";
+const EVIL: &str = "evil";
+const GOOD: &str = "good";
+/// The longest that the other tenant may wait in the queue, in milliseconds.
+const SOON: f64 = 1000.0;
+const MIB: usize = 1 << 20;
+
+async fn rig(engines: usize, pool: &'static str, evil: &'static str, more: &str) -> Rig {
+    Rig::start(RigOptions {
+        engines: (0..engines).map(|_| SimOptions::default()).collect(),
+        pool: Some(pool),
+        tenants: vec![(EVIL, evil), (GOOD, "")],
+        server: "body_timeout: 2s",
+        more: more.to_owned(),
+        ..RigOptions::default()
+    })
+    .await
+}
+
+async fn ask(rig: &Rig, tenant: &str, path: &str, body: &Value) -> Answer {
+    Call::post(path, body).key(rig.key(tenant)).send(rig.address()).await
+}
+
+/// The other tenant's request is served, and did not wait.
+async fn good_is_served(rig: &Rig, class: &str, id: &str) {
+    let call = Call::post(CHAT, &chat(4, true)).key(rig.key(GOOD)).header(CLASS, class);
+    let answer = call.header("x-request-id", id).send(rig.address()).await;
+    assert!(answer.is_done(), "{answer:?}");
+    let waited = rig.line_of(id).await["queue_ms"].as_f64().unwrap();
+    assert!(waited < SOON, "waited {waited} ms");
+}
+
+async fn no_harm_is_left(rig: &Rig) {
+    rig.emptied_within(PATIENCE).await;
+    assert_eq!(rig.metric("penstock_ejections_total").await, 0.0);
+}
+
+/// Streams of the other tenant, in class `interactive`.
+fn streams(rig: &Rig, count: usize, tokens: u32) -> JoinSet<Answer> {
+    let mut streams = JoinSet::new();
+    for _ in 0..count {
+        let call = Call::post(CHAT, &chat(tokens, true)).key(rig.key(GOOD)).header(CLASS, "interactive");
+        streams.spawn(call.send(rig.address()));
+    }
+    streams
+}
+
+fn wide(n: u64) -> Value {
+    let mut body = chat(4, false);
+    body["n"] = n.into();
+    body
+}
+
+#[tokio::test]
+async fn a_refused_number_of_choices_holds_nobody_up() {
+    let rig = rig(1, "engine: vllm\nmodels: [sim]\nmax_seqs: 64", "", "").await;
+    // How long an interactive request holds a place is known.
+    assert!(streams(&rig, 4, 8).join_all().await.iter().all(Answer::is_done));
+    let running = streams(&rig, 4, 400);
+    until("the streams run", || rig.snapshot().replicas[0].running == 4).await;
+    good_is_served(&rig, "standard", "before").await;
+    for round in 0..5 {
+        let call = Call::post(CHAT, &wide(u64::from(u32::MAX))).key(rig.key(EVIL));
+        let answer = call.header(CLASS, "interactive").send(rig.address()).await;
+        let error = &answer.json()["error"];
+        assert_eq!((answer.status, &error["param"]), (400, &json!("n")), "{answer:?}");
+        assert!(error["message"].as_str().unwrap().contains("Ask for at most 64"), "{error}");
+        assert_eq!(answer.header("x-should-retry"), "false");
+        good_is_served(&rig, "standard", &format!("after-{round}")).await;
+    }
+    assert!(running.join_all().await.iter().all(Answer::is_done));
+    no_harm_is_left(&rig).await;
+    let evil = rig.finished().into_iter().find(|line| line["tenant"] == EVIL).unwrap();
+    assert_eq!((&evil["outcome"], &evil["status"]), (&json!("client_error"), &json!(400)));
+}
+
+#[tokio::test]
+async fn no_replica_is_drained_for_a_job_that_none_can_take() {
+    let rig = rig(2, "engine: vllm\nmodels: [sim]\nmax_seqs: 64", "", "").await;
+    let running = streams(&rig, 12, 300);
+    until("the streams run", || rig.snapshot().replicas.iter().map(|at| at.running).sum::<u32>() == 12).await;
+    for _ in 0..100 {
+        assert_eq!(ask(&rig, EVIL, CHAT, &wide(60_000)).await.status, 400);
+    }
+    good_is_served(&rig, "standard", "beside").await;
+    assert!(running.join_all().await.iter().all(Answer::is_done));
+    no_harm_is_left(&rig).await;
+    let seen: u64 = (0..2).map(|engine| rig.engine(engine).state().total).sum();
+    assert_eq!(seen, 13, "no engine saw one of them");
+}
+
+#[tokio::test]
+async fn what_is_too_wide_is_named_and_the_widest_passes() {
+    let rig = rig(1, "engine: vllm\nmodels: [sim]\nmax_seqs: 64", "", "").await;
+    let prompts = |count: usize| -> Value { vec!["a b c"; count].into() };
+    let completion = |prompt: Value, n: u32, best_of: u32| json!({"model": MODEL, "prompt": prompt, "n": n, "best_of": best_of, "max_tokens": 2});
+    for (path, body, field, most) in [
+        (CHAT, wide(65), "n", 64),
+        (COMPLETIONS, completion("a".into(), 1, 65), "best_of", 64),
+        (COMPLETIONS, completion(prompts(65), 1, 1), "prompt", 64),
+        (COMPLETIONS, completion(prompts(65), 2, 2), "prompt", 32),
+        (COMPLETIONS, completion(prompts(9), 8, 8), "n", 7),
+    ] {
+        let answer = ask(&rig, EVIL, path, &body).await;
+        let error = &answer.json()["error"];
+        let told = (answer.status, error["param"].as_str(), error["code"].as_str(), error["type"].as_str());
+        assert_eq!(
+            told,
+            (400, Some(field), Some("invalid_value"), Some("invalid_request_error")),
+            "{answer:?}"
+        );
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("takes 64") && message.contains(&format!("at most {most} ")), "{message}");
+    }
+    assert_eq!(rig.engine(0).state().total, 0);
+    let answer = ask(&rig, EVIL, CHAT, &wide(64)).await.ok();
+    assert_eq!(answer.json()["choices"].as_array().unwrap().len(), 64);
+    let answer = ask(&rig, EVIL, COMPLETIONS, &completion(prompts(8), 8, 8)).await.ok();
+    assert_eq!(answer.json()["choices"].as_array().unwrap().len(), 64);
+    no_harm_is_left(&rig).await;
+}
+
+#[tokio::test]
+async fn tgi_best_of_is_bounded_too() {
+    let engine = SimOptions { dialect: ServerDialect::Tgi, ..SimOptions::default() };
+    let rig = Rig::start(RigOptions {
+        engines: vec![engine],
+        pool: Some("engine: tgi\nmodels: [sim]\nmax_seqs: 8"),
+        tenants: vec![(EVIL, "")],
+        ..RigOptions::default()
+    })
+    .await;
+    let body = json!({"inputs": "a b", "parameters": {"best_of": 9, "max_new_tokens": 2}});
+    let answer = ask(&rig, EVIL, "/generate", &body).await;
+    let json = answer.json();
+    assert_eq!((answer.status, json["error_type"].as_str()), (422, Some("validation")), "{answer:?}");
+    assert!(json["error"].as_str().unwrap().starts_with("`parameters.best_of` asks for 9"), "{json}");
+}
+
+/// Opens a request with a body of so many bytes and sends the first of them.
+async fn begun(rig: &Rig, length: usize, sent: usize) -> Raw {
+    let mut raw = Raw::open(rig.address()).await;
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nauthorization: Bearer {}\r\n\
+         content-length: {length}\r\n\r\n",
+        rig.key(EVIL)
+    );
+    raw.write(head).await.unwrap();
+    // A refusal may close the connection before all is sent.
+    let _refused = raw.write(vec![b' '; sent]).await;
+    raw
+}
+
+const BODIES: &str = "requests: {max_body: 1MiB, max_total_body: 4MiB}\n";
+
+#[tokio::test]
+async fn bodies_that_drip_refuse_nobody_else() {
+    let rig = rig(1, "engine: vllm\nmodels: [sim]\nmax_seqs: 8", "", BODIES).await;
+    let mut dripping = Vec::new();
+    for _ in 0..33 {
+        dripping.push(begun(&rig, MIB, 1).await);
+    }
+    until("they are being read", || rig.gateway.proxy().bodies.held() == 33).await;
+    good_is_served(&rig, "interactive", "small").await;
+    let padded = " ".repeat(MIB - 1000) + &chat(4, false).to_string();
+    Call::post_text(CHAT, &padded).key(rig.key(GOOD)).send(rig.address()).await.ok();
+    drop(dripping);
+    no_harm_is_left(&rig).await;
+}
+
+#[tokio::test]
+async fn one_tenant_s_bodies_leave_room_for_another_s() {
+    let rig = rig(1, "engine: vllm\nmodels: [sim]\nmax_seqs: 8", "", BODIES).await;
+    let mut large = Vec::new();
+    for _ in 0..8 {
+        large.push(begun(&rig, MIB, 900 << 10).await);
+    }
+    let mut refused = JoinSet::new();
+    for mut raw in large {
+        refused.spawn(async move { raw.read_past("\r\n\r\n").await.map(|head| (head, raw)) });
+    }
+    // Two fit the half that one tenant may hold; six do not.
+    for _ in 0..6 {
+        let (head, _) = refused.join_next().await.unwrap().unwrap().unwrap();
+        assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 1"), "{head}");
+    }
+    assert!(rig.gateway.proxy().bodies.held() <= 2 * MIB as u64);
+    let padded = " ".repeat(MIB - 1000) + &chat(4, false).to_string();
+    Call::post_text(CHAT, &padded).key(rig.key(GOOD)).send(rig.address()).await.ok();
+    refused.abort_all();
+    no_harm_is_left(&rig).await;
+}
+
+#[tokio::test]
+async fn a_body_that_is_slower_than_the_least_rate_is_ended() {
+    let more = "requests: {min_body_rate: 1MiB}\n";
+    let rig = rig(1, "engine: vllm\nmodels: [sim]\nmax_seqs: 8", "", more).await;
+    let mut raw = begun(&rig, MIB, 1).await;
+    // Never silent for as long as `body_timeout`.
+    let head = loop {
+        tokio::select! {
+            head = raw.read_past("bytes a second") => break head,
+            () = sleep(Duration::from_millis(100)) => {}
+        }
+        let _ended = raw.write(" ").await;
+    };
+    assert!(head.unwrap().starts_with("HTTP/1.1 408 "));
+    no_harm_is_left(&rig).await;
+}
+
+#[tokio::test]
+async fn nobody_s_requests_leave_no_rows_and_few_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let usage = format!("usage: {{folder: {}}}\n", folder.path().join("usage").display());
+    let rig = rig(1, "engine: vllm\nmodels: [sim]", "", &usage).await;
+    for _ in 0..60 {
+        let call = Call::post(CHAT, &chat(4, false)).header("x-request-id", "nobody");
+        assert_eq!(call.send(rig.address()).await.status, 401);
+    }
+    good_is_served(&rig, "interactive", "somebody").await;
+    let journal = || {
+        let files = std::fs::read_dir(folder.path().join("usage")).unwrap();
+        let texts = files.filter_map(|file| std::fs::read(file.unwrap().path()).ok());
+        texts.map(|text| String::from_utf8_lossy(&text).into_owned()).collect::<String>()
+    };
+    // Rows are written in the order of the requests.
+    until("its row", || journal().contains("somebody")).await;
+    assert!(!journal().contains("nobody"), "{}", journal());
+    let lines = rig.finished().iter().filter(|line| line["request_id"] == "nobody").count();
+    let kept_back = rig.metric("penstock_log_lines_kept_back_total").await;
+    assert_eq!(lines as f64 + kept_back, 60.0, "each is logged or counted");
+    assert_eq!(rig.metric("penstock_auth_failures_total").await, 60.0);
+    no_harm_is_left(&rig).await;
+}
+
+/// A gateway whose one engine counts prompts, behind a tap.
+async fn counting(evil: &'static str) -> (Rig, Tap) {
+    let sim = SimServer::start(SimOptions { max_model_len: 2048, ..SimOptions::default() }).await.unwrap();
+    let tap = Tap::before(sim.addr).await;
+    let mut rig = Rig::start(RigOptions {
+        urls: vec![tap.url.clone()],
+        pool: Some("engine: vllm\nmodels: [sim]\nmax_seqs: 8"),
+        tenants: vec![(EVIL, evil), (GOOD, "")],
+        more: "models: {sim: {max_model_len: 2048}}\n".to_owned(),
+        ..RigOptions::default()
+    })
+    .await;
+    rig.engines.push(sim);
+    (rig, tap)
+}
+
+/// A chat whose prompt may or may not fit 2,048 tokens, by its bytes.
+fn near_window() -> Value {
+    let mut body = chat(4, false);
+    body["messages"][0]["content"] = "how high is the water? ".repeat(300).into();
+    body
+}
+
+fn asked(tap: &Tap) -> usize {
+    tap.posts().iter().filter(|post| post.path == "/tokenize").count()
+}
+
+#[tokio::test]
+async fn no_engine_counts_a_prompt_that_a_limit_refuses() {
+    for at_once in [false, true] {
+        let (rig, tap) = counting("limits: {per_minute: {requests: 1}}").await;
+        let mut answers = Vec::new();
+        if at_once {
+            let mut calls = JoinSet::new();
+            for _ in 0..5 {
+                calls.spawn(Call::post(CHAT, &near_window()).key(rig.key(EVIL)).send(rig.address()));
+            }
+            answers = calls.join_all().await;
+        } else {
+            for _ in 0..5 {
+                answers.push(ask(&rig, EVIL, CHAT, &near_window()).await);
+            }
+        }
+        let count = |status: u16| answers.iter().filter(|answer| answer.status == status).count();
+        assert_eq!((count(200), count(429)), (1, 4), "{answers:?}");
+        assert_eq!(asked(&tap), 1, "at once: {at_once}");
+        ask(&rig, GOOD, CHAT, &near_window()).await.ok();
+        assert_eq!(asked(&tap), 2, "the other tenant's is counted");
+        no_harm_is_left(&rig).await;
+    }
+}
+
+#[tokio::test]
+async fn no_engine_counts_what_no_window_holds() {
+    let (rig, tap) = counting("").await;
+    let mut body = near_window();
+    body["messages"][0]["content"] = "how high is the water? ".repeat(8000).into();
+    let answer = ask(&rig, EVIL, CHAT, &body).await;
+    assert_eq!((answer.status, answer.code().as_str()), (400, "context_length_exceeded"), "{answer:?}");
+    assert_eq!(asked(&tap), 0, "the engine that would serve it says so itself");
+    no_harm_is_left(&rig).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_too_large_is_tried_once_and_blames_nobody() {
+    let pool = "engine: vllm\nmodels: [sim]\nmax_seqs: 8";
+    let rig = rig(2, pool, "", "requests: {max_answer: 16KiB}\n").await;
+    for round in 0..6 {
+        let body = json!({"model": MODEL, "input": vec!["the water"; 64], "dimensions": 1024});
+        let id = format!("large-{round}");
+        let call = Call::post("/v1/embeddings", &body).key(rig.key(EVIL)).header("x-request-id", &id);
+        let answer = call.send(rig.address()).await;
+        let error = &answer.json()["error"];
+        assert_eq!((answer.status, answer.code().as_str()), (400, "answer_too_large"), "{answer:?}");
+        assert_eq!((error["param"].as_str(), answer.header("x-should-retry")), (Some("input"), "false"));
+        assert!(error["message"].as_str().unwrap().contains("base64"), "{error}");
+        let line = rig.line_of(&id).await;
+        let told = (line["attempts"].as_u64(), line["usage"].as_str(), line["reason"].as_str());
+        assert_eq!(told, (Some(1), Some("unknown"), Some("answer_too_large")));
+        good_is_served(&rig, "interactive", &format!("good-{round}")).await;
+    }
+    let mut body = chat(3000, false);
+    body["model"] = MODEL.into();
+    let answer = ask(&rig, EVIL, CHAT, &body).await;
+    assert_eq!(answer.code(), "answer_too_large", "{answer:?}");
+    assert!(answer.text().contains(r#"\"stream\": true"#), "{answer:?}");
+    assert_eq!(rig.metric("penstock_requeues_total").await, 0.0);
+    no_harm_is_left(&rig).await;
+}
+
+/// `max_tokens` of 2^64 - 1, where not every engine is vLLM.
+#[tokio::test]
+async fn the_largest_number_overflows_nothing() {
+    let pool = "engine: openai\nmodels: [sim]\nmax_seqs: 8";
+    let rig = rig(1, pool, "", "models: {sim: {max_model_len: 2048}}\n").await;
+    let mut body = near_window();
+    for field in ["max_tokens", "n"] {
+        body[field] = u64::MAX.into();
+        let answer = ask(&rig, EVIL, CHAT, &body).await;
+        assert_eq!(answer.status, 400, "{answer:?}");
+        good_is_served(&rig, "interactive", field).await;
+    }
+    no_harm_is_left(&rig).await;
+}

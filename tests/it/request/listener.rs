@@ -1,0 +1,671 @@
+//! The client listener over real sockets.
+
+use std::convert::Infallible;
+use std::future::{pending, poll_fn};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, Version};
+use http_body::Frame;
+use http_body_util::{BodyExt, Empty, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::body::Incoming;
+use hyper::client::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use penstock::config::settings::ListenerLimits;
+use penstock::proxy::listener::{ListenerEvents, ListenerShutdown, RequestRejected, listen, serve};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Longer than anything here should take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How soon a departed client's request must be gone, on a machine that does
+/// much else: one that nobody misses stays for ever.
+const PROMPT: Duration = Duration::from_secs(1);
+/// What the `/limit` service reads of a body.
+const BODY_LIMIT: usize = 1024 * 1024;
+
+fn door() -> ListenerLimits {
+    ListenerLimits {
+        max_connections: 64,
+        head_timeout: Duration::from_millis(300),
+        body_timeout: Duration::from_millis(300),
+        send_timeout: Duration::from_secs(5),
+        min_send_rate: 0,
+        idle_timeout: Duration::from_secs(5),
+        max_head_bytes: 8192,
+        handshake_timeout: Duration::from_secs(5),
+        max_handshakes: 8,
+    }
+}
+
+/// What the listener and its service count.
+#[derive(Default)]
+struct Counts {
+    open: AtomicUsize,
+    running: AtomicUsize,
+    body_bytes: AtomicUsize,
+    refused: parking_lot::Mutex<Vec<RequestRejected>>,
+}
+
+struct Events(Arc<Counts>);
+
+impl ListenerEvents for Events {
+    fn accepted(&self) {
+        self.0.open.fetch_add(1, Ordering::SeqCst);
+    }
+    fn closed(&self) {
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+    fn refused(&self, why: RequestRejected) {
+        self.0.refused.lock().push(why);
+    }
+}
+
+/// Counts a request, its answer's body included, while it lives.
+struct Running(Arc<Counts>);
+
+impl Running {
+    fn new(counts: &Arc<Counts>) -> Self {
+        counts.running.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(counts))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
+
+fn answer(status: StatusCode, text: String) -> Answer {
+    let mut response = Response::new(Full::new(Bytes::from(text)).boxed_unsync());
+    *response.status_mut() = status;
+    response
+}
+
+/// `/echo` gives the request's path and body back, `/hang` never answers,
+/// `/stream` sends one frame and hangs, `/limit` stops reading at a limit,
+/// `/slow` answers after 300 ms.
+async fn act(request: Request<Incoming>, running: Running) -> Answer {
+    match request.uri().path() {
+        "/hang" => pending().await,
+        "/stream" => {
+            let frames = futures_util::stream::unfold((0, running), |(sent, running)| async move {
+                if sent > 0 {
+                    pending::<()>().await;
+                }
+                Some((Ok(Frame::data(Bytes::from_static(b"first"))), (1, running)))
+            });
+            Response::new(StreamBody::new(frames).boxed_unsync())
+        }
+        "/slow" => {
+            sleep(Duration::from_millis(300)).await;
+            answer(StatusCode::OK, "slow".to_owned())
+        }
+        "/limit" => {
+            let mut body = request.into_body();
+            let mut seen = 0;
+            while let Some(Ok(frame)) = body.frame().await {
+                seen += frame.data_ref().map_or(0, Bytes::len);
+                running.0.body_bytes.store(seen, Ordering::SeqCst);
+                if seen > BODY_LIMIT {
+                    return answer(StatusCode::PAYLOAD_TOO_LARGE, "too much".to_owned());
+                }
+            }
+            answer(StatusCode::OK, seen.to_string())
+        }
+        _ => {
+            let path = request.uri().path().to_owned();
+            match request.into_body().collect().await {
+                Ok(body) => {
+                    answer(StatusCode::OK, format!("{path}|{}", String::from_utf8_lossy(&body.to_bytes())))
+                }
+                Err(error) => answer(StatusCode::IM_A_TEAPOT, error.to_string()),
+            }
+        }
+    }
+}
+
+struct Rig {
+    address: SocketAddr,
+    counts: Arc<Counts>,
+    shutdown: ListenerShutdown,
+    serving: JoinHandle<()>,
+}
+
+fn rig(door: ListenerLimits) -> Rig {
+    let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("loopback has a free port");
+    let address = listener.local_addr().expect("it is bound");
+    let counts = Arc::new(Counts::default());
+    let shutdown = ListenerShutdown::default();
+    let for_service = Arc::clone(&counts);
+    let make_service = move |_peer| {
+        let counts = Arc::clone(&for_service);
+        service_fn(move |request| {
+            let running = Running::new(&counts);
+            async move { Ok::<_, Infallible>(act(request, running).await) }
+        })
+    };
+    let events = Arc::new(Events(Arc::clone(&counts)));
+    let serving =
+        tokio::spawn(serve(listener, door, Arc::new(|| None), shutdown.clone(), events, make_service));
+    Rig { address, counts, shutdown, serving }
+}
+
+impl Rig {
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.expect("the listener accepts")
+    }
+
+    /// Sends `bytes` and gives all that comes back until the server closes.
+    async fn exchange(&self, bytes: &[u8]) -> String {
+        let mut client = self.connect().await;
+        client.write_all(bytes).await.expect("the server reads");
+        rest(&mut client).await
+    }
+
+    async fn until_running(&self, wanted: usize) -> Duration {
+        until(|| self.counts.running.load(Ordering::SeqCst) == wanted).await
+    }
+}
+
+/// Waits until `met`; gives the time it took.
+async fn until(met: impl Fn() -> bool) -> Duration {
+    let start = Instant::now();
+    while !met() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain");
+        sleep(Duration::from_millis(1)).await;
+    }
+    start.elapsed()
+}
+
+async fn rest(client: &mut TcpStream) -> String {
+    let mut bytes = Vec::new();
+    timeout(PATIENCE, client.read_to_end(&mut bytes)).await.expect("the server closes").expect("no reset");
+    String::from_utf8(bytes).expect("answers are text")
+}
+
+/// Reads until the text ends with `end`.
+async fn read_until(client: &mut TcpStream, end: &str) -> String {
+    let mut text = String::new();
+    while !text.ends_with(end) {
+        let byte = timeout(PATIENCE, client.read_u8()).await.expect("an answer").expect("no early end");
+        text.push(char::from(byte));
+    }
+    text
+}
+
+/// Closes with a reset instead of a FIN.
+fn reset(client: TcpStream) {
+    socket2::SockRef::from(&client).set_linger(Some(Duration::ZERO)).expect("a plain socket");
+    drop(client);
+}
+
+const SMUGGLING: &[(&str, &str)] = &[
+    ("host_missing", "GET /echo HTTP/1.1\r\n\r\n"),
+    ("host_repeated", "GET /echo HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"),
+    ("host_invalid", "GET /echo HTTP/1.1\r\nHost: a/b\r\n\r\n"),
+    ("host_mismatch", "GET http://a/echo HTTP/1.1\r\nHost: b\r\n\r\n"),
+    (
+        "length_and_encoding",
+        "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /x HTTP/1.1\r\nHost: a\r\n\r\n",
+    ),
+    (
+        "length_and_encoding",
+        "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    ),
+    (
+        "length_repeated",
+        "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+    ),
+    (
+        "length_repeated",
+        "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+    ),
+    ("length_invalid", "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5, 5\r\n\r\nhello"),
+    ("length_invalid", "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: +5\r\n\r\nhello"),
+    ("length_invalid", "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n"),
+    ("length_invalid", "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length:\r\n\r\n"),
+    ("length_invalid", "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 0x5\r\n\r\nhello"),
+    ("length_invalid", "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 18446744073709551616\r\n\r\n"),
+    ("length_invalid", "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5 \t 5\r\n\r\nhello"),
+    ("control_byte", "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: \x0c5\r\n\r\nhello"),
+    ("encoding", "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n"),
+    ("encoding", "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
+    ("encoding", "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n"),
+    (
+        "encoding",
+        "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ),
+    ("encoding", "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: identity\r\n\r\n"),
+    ("encoding", "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n"),
+    ("control_byte", "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n"),
+    ("encoding", "POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+    ("space_before_colon", "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n"),
+    (
+        "folding",
+        "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n , identity\r\n\r\n0\r\n\r\n",
+    ),
+    ("folding", "GET /echo HTTP/1.1\r\n Host: a\r\n\r\n"),
+    ("control_byte", "GET /echo HTTP/1.1\r\nHost: a\r\nx: a\rContent-Length: 5\r\n\r\n"),
+    ("control_byte", "GET /echo HTTP/1.1\r\nHost: a\r\nx: a\0b\r\n\r\n"),
+    ("control_byte", "GET /ec\x7fho HTTP/1.1\r\nHost: a\r\n\r\n"),
+    ("bare_lf", "GET /echo HTTP/1.1\nHost: a\n\n"),
+    ("bare_lf", "GET /echo HTTP/1.1\r\nHost: a\r\n\n"),
+    ("header_name", "GET /echo HTTP/1.1\r\nHost: a\r\nfoo\r\n\r\n"),
+    ("header_name", "GET /echo HTTP/1.1\r\nHost: a\r\n: empty\r\n\r\n"),
+    ("header_name", "GET /echo HTTP/1.1\r\nHost: a\r\nx[y]: z\r\n\r\n"),
+    ("request_line", "GET  /echo HTTP/1.1\r\nHost: a\r\n\r\n"),
+    ("request_line", "\x16\x03\x01\x02\0\x01\0"),
+    ("request_line", "GET /echo\u{20}extra HTTP/1.1\r\nHost: a\r\n\r\n"),
+    ("version", "GET /echo\r\n"),
+    ("version", "GET /echo HTTP/1.2\r\nHost: a\r\n\r\n"),
+    ("version", "GET /echo HTTP/2.0\r\nHost: a\r\n\r\n"),
+    ("target", "GET echo HTTP/1.1\r\nHost: a\r\n\r\n"),
+    ("target", "GET /a#b HTTP/1.1\r\nHost: a\r\n\r\n"),
+    ("connect", "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n"),
+];
+
+const BAD_CHUNKS: &[(&str, &str)] = &[
+    ("chunk_size", "\r\n\r\n"),
+    ("chunk_size", "+5\r\nhello\r\n0\r\n\r\n"),
+    ("chunk_size", "0x5\r\nhello\r\n0\r\n\r\n"),
+    ("chunk_size", "5 \r\nhello\r\n0\r\n\r\n"),
+    ("chunk_size", "5\nhello\n0\n\n"),
+    ("chunk_size", "00000000000000005\r\nhello\r\n0\r\n\r\n"),
+    ("chunk_size", "fffffffffffffffff\r\nhello\r\n"),
+    ("chunk_size", "ffffffffffffffff\r\nhello\r\n"),
+    ("chunk_end", "5\r\nhelloX\r\n0\r\n\r\n"),
+    ("chunk_end", "5\r\nhello0\r\n\r\n"),
+    ("chunk_end", "5\r\nhello\n0\r\n\r\n"),
+    ("chunk_extension", "5;a=\nb\r\nhello\r\n0\r\n\r\n"),
+    ("trailer", "0\r\nbad name: x\r\n\r\n"),
+    ("trailer", "0\r\n\n"),
+];
+
+fn assert_refused(text: &str, status: u16, label: &str, case: &str) {
+    assert!(text.starts_with(&format!("HTTP/1.1 {status} ")), "{label} {case:?}: {text}");
+    assert_eq!(text.matches("\r\n\r\n").count(), 1, "{case:?}: {text}");
+    assert!(text.to_ascii_lowercase().contains("\r\nconnection: close\r\n"), "{case:?}: {text}");
+    let body = text.split("\r\n\r\n").nth(1).unwrap_or_default();
+    let json: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
+    assert_eq!(json["error"]["type"], "invalid_request_error", "{case:?}: {text}");
+}
+
+#[tokio::test]
+async fn ambiguous_messages_are_refused_and_never_reach_the_service() {
+    let rig = rig(door());
+    for (label, case) in SMUGGLING {
+        let text = rig.exchange(case.as_bytes()).await;
+        assert_refused(&text, 400, label, case);
+        let refused = rig.counts.refused.lock().pop().map(RequestRejected::label);
+        assert_eq!(refused, Some(*label), "{case:?}");
+    }
+    for (label, chunks) in BAD_CHUNKS {
+        let case = format!("POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}");
+        let text = rig.exchange(case.as_bytes()).await;
+        assert_refused(&text, 400, label, &case);
+        let refused = rig.counts.refused.lock().pop().map(RequestRejected::label);
+        assert_eq!(refused, Some(*label), "{case:?}");
+    }
+    assert_eq!(rig.counts.running.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn oversized_heads_get_431() {
+    let rig = rig(door());
+    let long = format!("GET /echo HTTP/1.1\r\nHost: a\r\nx: {}\r\n\r\n", "y".repeat(9000));
+    assert_refused(&rig.exchange(long.as_bytes()).await, 431, "head_too_large", "long");
+    let many = format!("GET /echo HTTP/1.1\r\nHost: a\r\n{}\r\n", "a: b\r\n".repeat(101));
+    assert_refused(&rig.exchange(many.as_bytes()).await, 431, "too_many_fields", "many");
+    assert_eq!(*rig.counts.refused.lock(), [RequestRejected::HeadTooLarge, RequestRejected::TooManyFields]);
+}
+
+#[tokio::test]
+async fn plain_requests_pass_in_every_form() {
+    let rig = rig(door());
+    let cases = [
+        ("GET /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", "/echo|"),
+        ("GET /echo HTTP/1.0\r\n\r\n", "/echo|"),
+        ("\r\nGET /echo HTTP/1.1\r\nHost: a:80\r\nConnection: close\r\n\r\n", "/echo|"),
+        ("GET http://A/echo?x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", "/echo|"),
+        ("OPTIONS * HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", "*|"),
+        (
+            "POST /e HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n6\r\n world\r\n0\r\nt: u\r\n\r\n",
+            "/e|hello world",
+        ),
+        (
+            "GET /e HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
+            "/e|",
+        ),
+    ];
+    for (case, expected) in cases {
+        let text = rig.exchange(case.as_bytes()).await;
+        assert!(text.contains(" 200 OK\r\n"), "{case:?}: {text}");
+        assert!(text.ends_with(&format!("\r\n\r\n{expected}")), "{case:?}: {text}");
+    }
+    let head = rig.exchange(b"HEAD /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
+    assert!(head.contains("content-length: 6\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+    assert!(rig.counts.refused.lock().is_empty());
+}
+
+#[tokio::test]
+async fn connection_is_kept_and_pipelining_answers_in_order() {
+    let rig = rig(door());
+    let mut client = rig.connect().await;
+    for round in ["one", "two"] {
+        let request =
+            format!("POST /{round} HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{round}", round.len());
+        client.write_all(request.as_bytes()).await.unwrap();
+        read_until(&mut client, &format!("/{round}|{round}")).await;
+    }
+    let mut many: String = (0..50).map(|n| format!("GET /p{n} HTTP/1.1\r\nHost: a\r\n\r\n")).collect();
+    many.push_str("GET /last HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n");
+    client.write_all(many.as_bytes()).await.unwrap();
+    for n in 0..50 {
+        let text = read_until(&mut client, &format!("/p{n}|")).await;
+        assert_eq!(text.matches("HTTP/1.1 200").count(), 1, "{text}");
+    }
+    assert_refused(&rest(&mut client).await, 400, "host_repeated", "behind fifty good ones");
+    assert_eq!(rig.counts.open.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn violation_does_not_cut_the_answer_before_it() {
+    let rig = rig(door());
+    let text = rig.exchange(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\nGET /x HTTP/1.1\nHost: a\n\n").await;
+    let (first, second) = text.split_once("slow").expect("the first answer is whole");
+    assert!(first.starts_with("HTTP/1.1 200 OK\r\n"), "{text}");
+    assert_refused(second, 400, "bare_lf", "second");
+}
+
+#[tokio::test]
+async fn expect_continue_is_answered_before_the_body() {
+    let rig = rig(door());
+    let mut client = rig.connect().await;
+    client
+        .write_all(b"POST /e HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        .await
+        .unwrap();
+    read_until(&mut client, "HTTP/1.1 100 Continue\r\n\r\n").await;
+    client.write_all(b"ok").await.unwrap();
+    read_until(&mut client, "/e|ok").await;
+}
+
+#[tokio::test]
+async fn slow_heads_and_bodies_get_408() {
+    let rig = rig(door());
+    let start = Instant::now();
+    let head = rig.exchange(b"GET /echo HTTP/1.1\r\nHost: ").await;
+    assert_refused(&head, 408, "head_timeout", "head");
+    let body = rig.exchange(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc").await;
+    assert_refused(&body, 408, "body_timeout", "body");
+    assert!(start.elapsed() >= Duration::from_millis(600));
+    assert_eq!(*rig.counts.refused.lock(), [RequestRejected::HeadTimeout, RequestRejected::BodyTimeout]);
+}
+
+#[tokio::test]
+async fn idle_connection_is_closed_in_silence() {
+    let rig = rig(ListenerLimits { idle_timeout: Duration::from_millis(200), ..door() });
+    assert_eq!(rig.exchange(b"").await, "");
+    let kept = rig.exchange(b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert!(kept.ends_with("/echo|"), "{kept}");
+    assert!(rig.counts.refused.lock().is_empty());
+}
+
+/// More than a server that stops at its limit takes.
+const ENDLESS: usize = 288 * 1024 * 1024;
+
+/// Sends chunks until the server stops taking them, or has taken [`ENDLESS`] bytes;
+/// gives the bytes sent.
+async fn send_without_end(client: &mut TcpStream, patience: Duration) -> usize {
+    let mut chunk = b"10000\r\n".to_vec();
+    chunk.resize(7 + 0x10000, b'x');
+    chunk.extend_from_slice(b"\r\n");
+    let mut sent = 0;
+    let mut offset = 0;
+    while let Ok(Ok(written @ 1..)) = timeout(patience, client.write(&chunk[offset..])).await {
+        sent += written;
+        if sent >= ENDLESS {
+            break;
+        }
+        offset = (offset + written) % chunk.len();
+    }
+    sent
+}
+
+const CHUNKED_HEAD: &str = " HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+
+#[tokio::test]
+async fn endless_body_stops_at_the_limit_and_is_not_drained_for_ever() {
+    let rig = rig(door());
+    let mut client = rig.connect().await;
+    client.write_all(format!("POST /limit{CHUNKED_HEAD}").as_bytes()).await.unwrap();
+    let sent = send_without_end(&mut client, PATIENCE).await;
+    assert!(sent < ENDLESS, "{sent} bytes were taken");
+    assert!(rig.counts.body_bytes.load(Ordering::SeqCst) < BODY_LIMIT + 128 * 1024);
+    until(|| rig.counts.open.load(Ordering::SeqCst) == 0).await;
+}
+
+#[tokio::test]
+async fn answer_to_a_body_over_the_limit_reaches_a_client_that_sends_on() {
+    let rig = rig(door());
+    let body = "x".repeat(4 * 1024 * 1024);
+    let head = format!("POST /limit HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", body.len());
+    let text = rig.exchange(format!("{head}{body}").as_bytes()).await;
+    assert!(text.starts_with("HTTP/1.1 413 "), "{text}");
+}
+
+#[tokio::test]
+async fn unread_body_is_held_back_at_the_client() {
+    let rig = rig(door());
+    let mut client = rig.connect().await;
+    client.write_all(format!("POST /hang{CHUNKED_HEAD}").as_bytes()).await.unwrap();
+    let before = resident_bytes();
+    let sent = send_without_end(&mut client, Duration::from_millis(500)).await;
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(sent < 32 * 1024 * 1024, "{sent} bytes went into a request that reads none");
+    assert!(grown < 24 * 1024 * 1024, "{grown} bytes of memory");
+    // A FIN would wait behind what the server does not take; a reset does not.
+    reset(client);
+    let took = rig.until_running(0).await;
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: usize = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    pages * 4096
+}
+
+#[tokio::test]
+async fn connections_over_the_limit_wait_for_a_place() {
+    let rig = rig(ListenerLimits { max_connections: 2, ..door() });
+    let (first, second) = (rig.connect().await, rig.connect().await);
+    until(|| rig.counts.open.load(Ordering::SeqCst) == 2).await;
+    let mut third = rig.connect().await;
+    third.write_all(b"GET /third HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
+    let early = timeout(Duration::from_millis(100), third.read_u8()).await;
+    assert!(early.is_err(), "served over the limit");
+    drop(first);
+    assert!(rest(&mut third).await.ends_with("/third|"));
+    drop(second);
+    until(|| rig.counts.open.load(Ordering::SeqCst) == 0).await;
+}
+
+#[tokio::test]
+async fn departed_http1_client_takes_its_request_along() {
+    let rig = rig(door());
+    let next = "GET /echo HTTP/1.1\r\nHost: a\r\n\r\n";
+    for path in ["/hang", "/stream"] {
+        for pipelined in [String::new(), next.to_owned()] {
+            for with_reset in [false, true] {
+                let mut client = rig.connect().await;
+                let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n{pipelined}");
+                client.write_all(request.as_bytes()).await.unwrap();
+                rig.until_running(1).await;
+                if path == "/stream" {
+                    read_until(&mut client, "first").await;
+                }
+                if with_reset {
+                    reset(client);
+                } else {
+                    drop(client);
+                }
+                let took = rig.until_running(0).await;
+                assert!(took < PROMPT, "{path} reset={with_reset} {pipelined:?}: {took:?}");
+            }
+        }
+    }
+    assert!(rig.counts.refused.lock().is_empty());
+}
+
+#[tokio::test]
+async fn departure_is_seen_behind_bytes_that_are_not_read() {
+    let rig = rig(door());
+    let mut client = rig.connect().await;
+    let pipelined = "GET /echo HTTP/1.1\r\nHost: a\r\n\r\n".repeat(2000);
+    client.write_all(format!("GET /hang HTTP/1.1\r\nHost: a\r\n\r\n{pipelined}").as_bytes()).await.unwrap();
+    rig.until_running(1).await;
+    client.shutdown().await.unwrap();
+    let took = rig.until_running(0).await;
+    assert!(took < Duration::from_millis(700), "{took:?}");
+}
+
+/// An HTTP/2 connection, its task, and its socket once more.
+struct Http2 {
+    client: http2::SendRequest<Empty<Bytes>>,
+    connection: JoinHandle<()>,
+    socket: std::net::TcpStream,
+}
+
+async fn http2_client(rig: &Rig) -> Http2 {
+    let socket = rig.connect().await.into_std().expect("it can leave the runtime");
+    let again = socket.try_clone().and_then(TcpStream::from_std).expect("it can come back");
+    let (client, connection) =
+        http2::handshake(TokioExecutor::new(), TokioIo::new(again)).await.expect("the server speaks HTTP/2");
+    Http2 { client, connection: tokio::spawn(async move { drop(connection.await) }), socket }
+}
+
+fn get(path: &str) -> Request<Empty<Bytes>> {
+    Request::get(format!("http://a.test{path}")).body(Empty::new()).expect("a valid request")
+}
+
+#[tokio::test]
+async fn http2_with_prior_knowledge_multiplexes() {
+    let rig = rig(door());
+    let http2 = http2_client(&rig).await;
+    let calls = (0..100).map(|n| {
+        let mut client = http2.client.clone();
+        async move {
+            let response = client.send_request(get(&format!("/n{n}"))).await.expect("an answer");
+            assert_eq!(response.version(), Version::HTTP_2);
+            let body = response.into_body().collect().await.expect("a whole body").to_bytes();
+            assert_eq!(body, format!("/n{n}|"));
+        }
+    });
+    futures_util::future::join_all(calls).await;
+    assert_eq!(rig.counts.open.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn http2_request_is_dropped_with_its_stream_and_with_its_connection() {
+    let rig = rig(door());
+    for path in ["/hang", "/stream"] {
+        let mut http2 = http2_client(&rig).await;
+        let kept = http2.client.send_request(get("/hang"));
+        let mut call = Box::pin(http2.client.send_request(get(path)));
+        let mut answer = None;
+        poll_fn(|cx| match call.as_mut().poll(cx) {
+            Poll::Ready(response) => {
+                answer = Some(response.expect("an answer"));
+                Poll::Ready(())
+            }
+            Poll::Pending if path == "/hang" => Poll::Ready(()),
+            Poll::Pending => Poll::Pending,
+        })
+        .await;
+        rig.until_running(2).await;
+        drop((call, answer));
+        let took = rig.until_running(1).await;
+        assert!(took < PROMPT, "{path}: {took:?} after a reset stream");
+        http2.socket.shutdown(std::net::Shutdown::Both).unwrap();
+        let took = rig.until_running(0).await;
+        assert!(took < PROMPT, "{path}: {took:?} after a closed connection");
+        drop(kept);
+    }
+}
+
+#[tokio::test]
+async fn http2_request_without_a_host_gets_400() {
+    let rig = rig(door());
+    let mut client = rig.connect().await;
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend_from_slice(&[0, 0, 0, 4, 0, 0, 0, 0, 0]);
+    // HEADERS that end stream 1: `:method GET`, `:scheme http`, `:path /`.
+    bytes.extend_from_slice(&[0, 0, 3, 1, 5, 0, 0, 0, 1, 0x82, 0x86, 0x84]);
+    client.write_all(&bytes).await.unwrap();
+    loop {
+        let mut head = [0; 9];
+        timeout(PATIENCE, client.read_exact(&mut head)).await.expect("a frame").unwrap();
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut payload = vec![0; length as usize];
+        client.read_exact(&mut payload).await.unwrap();
+        if head[3] == 1 {
+            // `:status 400` is entry 12 of the static table.
+            assert_eq!(payload.first(), Some(&0x8c));
+            break;
+        }
+    }
+    assert_eq!(*rig.counts.refused.lock(), [RequestRejected::HostMissing]);
+}
+
+#[tokio::test]
+async fn drain_closes_idle_connections_and_waits_for_the_busy() {
+    let rig = rig(door());
+    let mut idle = rig.connect().await;
+    idle.write_all(b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    read_until(&mut idle, "/echo|").await;
+    let idle_http2 = http2_client(&rig).await;
+    let mut busy_http2 = http2_client(&rig).await;
+    let busy_call = tokio::spawn(busy_http2.client.send_request(get("/slow")));
+    let mut busy = rig.connect().await;
+    busy.write_all(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    rig.until_running(2).await;
+    let start = Instant::now();
+    rig.shutdown.drain.cancel();
+    assert_eq!(rest(&mut idle).await, "");
+    timeout(PROMPT, idle_http2.connection).await.expect("idle HTTP/2 connections close at once").unwrap();
+    assert!(start.elapsed() < PROMPT, "{:?}", start.elapsed());
+    assert!(TcpStream::connect(rig.address).await.is_err(), "still accepting");
+    let answer = rest(&mut busy).await;
+    assert!(answer.contains("connection: close\r\n") && answer.ends_with("slow"), "{answer}");
+    let response = busy_call.await.unwrap().expect("the stream ends well");
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "slow");
+    timeout(PATIENCE, rig.serving).await.expect("it returns when all have left").unwrap();
+}
+
+#[tokio::test]
+async fn abort_ends_what_still_runs() {
+    let rig = rig(door());
+    let mut client = rig.connect().await;
+    client.write_all(b"GET /hang HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    rig.until_running(1).await;
+    rig.shutdown.drain.cancel();
+    let counts = Arc::clone(&rig.counts);
+    let mut serving = rig.serving;
+    assert!(timeout(Duration::from_millis(100), &mut serving).await.is_err(), "did not wait");
+    rig.shutdown.abort.cancel();
+    timeout(PROMPT, serving).await.expect("it ends at once").unwrap();
+    assert_eq!(counts.running.load(Ordering::SeqCst), 0);
+    assert_eq!(counts.open.load(Ordering::SeqCst), 0);
+}

@@ -1,0 +1,770 @@
+//! The fleet against engines that behave well, badly, and not at all.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use penstock::config::secret::Secret;
+use penstock::config::settings::identity::{Auth, Listeners};
+use penstock::config::settings::names::ModelNames;
+use penstock::config::settings::scale::ScaleSettings;
+use penstock::config::settings::{
+    EdgeSettings, EngineKind, ListenerLimits, LogFormat, PoolSettings, ReplicaSettings, RequestLimits,
+    Settings, Startup, TelemetrySettings, UpstreamLimits,
+};
+use penstock::core::model::event::{Event, ReplicaReport};
+use penstock::core::model::id_table::IdTable;
+use penstock::core::model::ids::{ModelId, PoolId, ReplicaId, TenantId};
+use penstock::core::model::policy::{Model, Policy, Pool, Replica};
+use penstock::core::replica::health::sleep::SleepResult;
+use penstock::fleet::fetch::FetchError;
+use penstock::fleet::handle::{FleetMonitor, FleetTiming};
+use penstock::fleet::hooks::{NoteSink, ReplicaNote, ReportSink, SourceNote};
+use penstock::fleet::sleep::SleepOrder;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+const KEY: &str = "sk-very-secret";
+const METRICS: &str = "vllm:num_requests_running 3\nvllm:num_requests_waiting 2\n\
+                       vllm:kv_cache_usage_perc 0.5\nvllm:generation_tokens_total 41\n";
+const MODELS: &str = r#"{"data":[{"id":"served","max_model_len":2048}]}"#;
+
+/// What an engine does with a question.
+#[derive(Clone)]
+enum Reply {
+    Text(u16, String),
+    Redirect(String),
+    Hang,
+    Endless,
+    Cut,
+}
+
+fn ok(text: &str) -> Reply {
+    Reply::Text(200, text.to_owned())
+}
+
+#[derive(Default)]
+struct Desk {
+    replies: Mutex<HashMap<String, Reply>>,
+    /// Path and `Authorization` of every question.
+    asked: Mutex<Vec<(String, Option<String>)>>,
+    open: AtomicUsize,
+    most_open: AtomicUsize,
+}
+
+struct Engine {
+    desk: Arc<Desk>,
+    url: String,
+    server: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl Engine {
+    async fn new(replies: &[(&str, Reply)]) -> Self {
+        let desk = Arc::new(Desk::default());
+        for (path, reply) in replies {
+            desk.replies.lock().insert((*path).to_owned(), reply.clone());
+        }
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let app = Router::new().fallback(answer).with_state(Arc::clone(&desk));
+        let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { desk, url, server }
+    }
+
+    async fn healthy() -> Self {
+        Self::new(&[("/metrics", ok(METRICS)), ("/v1/models", ok(MODELS)), ("/health", ok(""))]).await
+    }
+
+    fn set(&self, path: &str, reply: Reply) {
+        self.desk.replies.lock().insert(path.to_owned(), reply);
+    }
+
+    fn times(&self, path: &str) -> usize {
+        self.desk.asked.lock().iter().filter(|(asked, _)| asked == path).count()
+    }
+}
+
+struct Open(Arc<Desk>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+async fn answer(State(desk): State<Arc<Desk>>, request: Request) -> Response {
+    let now_open = desk.open.fetch_add(1, Ordering::SeqCst) + 1;
+    desk.most_open.fetch_max(now_open, Ordering::SeqCst);
+    let _open = Open(Arc::clone(&desk));
+    let path = request.uri().path().to_owned();
+    let key = request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
+    desk.asked.lock().push((path.clone(), key));
+    let reply = desk.replies.lock().get(&path).cloned();
+    let stream = |parts: Vec<std::io::Result<Bytes>>| {
+        Response::new(Body::from_stream(futures_util::stream::iter(parts)))
+    };
+    match reply {
+        None => Response::builder().status(404).body(Body::empty()).unwrap(),
+        Some(Reply::Text(status, text)) => Response::builder().status(status).body(Body::from(text)).unwrap(),
+        Some(Reply::Redirect(to)) => {
+            Response::builder().status(307).header("location", to).body(Body::empty()).unwrap()
+        }
+        Some(Reply::Hang) => std::future::pending().await,
+        Some(Reply::Endless) => stream((0..200).map(|_| Ok(Bytes::from(vec![b'x'; 64 << 10]))).collect()),
+        Some(Reply::Cut) => stream(vec![Ok(Bytes::from(METRICS)), Err(std::io::Error::other("cut"))]),
+    }
+}
+
+/// Both ends of the fleet's findings.
+struct Ends {
+    events: UnboundedReceiver<Event>,
+    notes: UnboundedReceiver<(ReplicaId, String, Option<FetchError>)>,
+}
+
+struct Sender {
+    events: UnboundedSender<Event>,
+    notes: UnboundedSender<(ReplicaId, String, Option<FetchError>)>,
+}
+
+impl ReportSink for Sender {
+    fn event(&self, event: Event) {
+        let _ = self.events.send(event);
+    }
+}
+
+impl NoteSink for Sender {
+    fn note(&self, replica: ReplicaId, note: ReplicaNote<'_>) {
+        let why = match note {
+            ReplicaNote::ScrapeFailed { why, .. }
+            | ReplicaNote::InfoFailed { why }
+            | ReplicaNote::ProbeFailed { why } => Some(why),
+            _ => None,
+        };
+        let _ = self.notes.send((replica, format!("{note:?}"), why));
+    }
+
+    fn source(&self, _: PoolId, _: SourceNote<'_>) {}
+}
+
+fn ends() -> (Arc<Sender>, Ends) {
+    let (events, events_out) = unbounded_channel();
+    let (notes, notes_out) = unbounded_channel();
+    (Arc::new(Sender { events, notes }), Ends { events: events_out, notes: notes_out })
+}
+
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), what).await.expect("it happens within 20 s")
+}
+
+impl Ends {
+    async fn event(&mut self) -> Event {
+        soon(self.events.recv()).await.unwrap()
+    }
+
+    /// The next report; `ReplicaFound` and the like are an error.
+    async fn report(&mut self) -> (ReplicaId, ReplicaReport) {
+        match self.event().await {
+            Event::ReplicaReported { replica, report } => (replica, report),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Drops events until a report of this replica is as wanted.
+    async fn report_of(&mut self, replica: ReplicaId, wanted: impl Fn(&ReplicaReport) -> bool) {
+        soon(async {
+            loop {
+                let (reported, report) = self.report().await;
+                if reported == replica && wanted(&report) {
+                    return;
+                }
+            }
+        })
+        .await;
+    }
+
+    /// Drops events until the answer to a probe: true for `ReplicaFound`.
+    async fn probed(&mut self) -> (ReplicaId, bool) {
+        soon(async {
+            loop {
+                match self.event().await {
+                    Event::ReplicaFound { replica } => return (replica, true),
+                    Event::ReplicaLost { replica, .. } => return (replica, false),
+                    _ => {}
+                }
+            }
+        })
+        .await
+    }
+
+    /// Drops events until the answer to an order.
+    async fn rested(&mut self) -> (ReplicaId, SleepResult) {
+        soon(async {
+            loop {
+                if let Event::Rested { replica, rested } = self.event().await {
+                    return (replica, rested);
+                }
+            }
+        })
+        .await
+    }
+
+    /// The next note that starts with `text`.
+    async fn note(&mut self, text: &str) -> (ReplicaId, String, Option<FetchError>) {
+        soon(async {
+            loop {
+                let note = self.notes.recv().await.unwrap();
+                if note.1.starts_with(text) {
+                    return note;
+                }
+            }
+        })
+        .await
+    }
+}
+
+/// Settings with one pool per row: engine, key, URL.
+fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str)]) -> Settings {
+    let model = ModelId::new(0);
+    let mut pools = IdTable::default();
+    let mut replicas = previous.map(|old| IdTable::successor(&old.edge.replicas)).unwrap_or_default();
+    let mut policy = Policy::default();
+    for (index, (engine, key, url)) in rows.iter().enumerate() {
+        let pool: PoolId = pools.insert(
+            &format!("pool{index}"),
+            PoolSettings {
+                engine: *engine,
+                model_names: BTreeMap::from([(model, "served".to_owned())]),
+                adapters: BTreeSet::new(),
+                api_key: key.map(Secret::new),
+                scrape_interval: Duration::from_millis(20),
+                site: Default::default(),
+                discover: None,
+            },
+        );
+        let replica = replicas
+            .insert(url, ReplicaSettings { pool, url: url.parse().unwrap(), metrics_url: None, zone: None });
+        policy.pools.insert(
+            &format!("pool{index}"),
+            Pool { replicas: vec![replica], models: [model].into(), ..Pool::default() },
+        );
+        policy.replicas.insert(url, Replica { pool, max_seqs: None, kv_tokens: None });
+    }
+    let all = (0..rows.len()).map(PoolId::from).collect();
+    policy.models.insert("public", Model { pools: all, max_model_len: None });
+    let stale_after = Duration::from_secs(10);
+    Settings {
+        digest: String::new(),
+        scale: ScaleSettings {
+            listen: None,
+            max_streams: 1,
+            names: None,
+            state_file: None,
+            peers: None,
+            stale_after,
+        },
+        startup: startup(),
+        listeners: Listeners::default(),
+        edge: Arc::new(edge(pools, replicas)),
+        policy: Arc::new(policy),
+    }
+}
+
+fn edge(pools: IdTable<PoolId, PoolSettings>, replicas: IdTable<ReplicaId, ReplicaSettings>) -> EdgeSettings {
+    EdgeSettings {
+        models: Default::default(),
+        auth: Auth::Off(TenantId::new(0)),
+        names: ModelNames::default(),
+        pools,
+        replicas,
+        requests: RequestLimits {
+            max_body_bytes: 1,
+            max_total_body_bytes: 1,
+            tenant_body_permille: 500,
+            min_body_rate: 0,
+            max_answer_bytes: 1,
+            max_total_answer_bytes: 1,
+            stream_buffer_bytes: 1,
+            class_header: String::new(),
+            keepalive: std::time::Duration::from_secs(10),
+        },
+        upstream: UpstreamLimits {
+            connect_timeout: Duration::from_secs(1),
+            first_token_timeout: Duration::from_secs(1),
+            answer_timeout: Duration::from_secs(1),
+            stream_idle_timeout: Duration::from_secs(1),
+            keep_alive: Duration::from_secs(1),
+        },
+        continue_streams: true,
+        session: None,
+        early_heads: Default::default(),
+        shadows: None,
+    }
+}
+
+fn startup() -> Startup {
+    Startup {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        admin: "127.0.0.1:0".parse().unwrap(),
+        door: ListenerLimits {
+            max_connections: 1,
+            head_timeout: Duration::from_secs(1),
+            body_timeout: Duration::from_secs(1),
+            send_timeout: Duration::from_secs(1),
+            min_send_rate: 0,
+            idle_timeout: Duration::from_secs(1),
+            max_head_bytes: 1,
+            handshake_timeout: Duration::from_secs(1),
+            max_handshakes: 1,
+        },
+        drain_grace: Duration::from_secs(1),
+        audit: None,
+        usage: None,
+        telemetry: TelemetrySettings {
+            log_format: LogFormat::Text,
+            log_level: "info".to_owned(),
+            otlp_endpoint: None,
+            trace_sample: 0.0,
+        },
+    }
+}
+
+const PATIENT: FleetTiming = FleetTiming {
+    scrape_timeout: Duration::from_secs(10),
+    probe_timeout: Duration::from_secs(10),
+    info_every: Duration::from_secs(3600),
+    info_retry: Duration::from_millis(20),
+};
+
+const HASTY: FleetTiming = FleetTiming {
+    scrape_timeout: Duration::from_millis(50),
+    probe_timeout: Duration::from_millis(50),
+    ..PATIENT
+};
+
+fn start(
+    rows: &[(EngineKind, Option<&str>, &str)],
+    timing: FleetTiming,
+) -> (FleetMonitor, Ends, Arc<ArcSwap<Settings>>) {
+    let (sender, ends) = ends();
+    let shared = Arc::new(ArcSwap::from_pointee(settings(None, rows)));
+    let fleet = FleetMonitor::start(Arc::clone(&shared), sender.clone(), sender, timing).unwrap();
+    (fleet, ends, shared)
+}
+
+const FIRST: ReplicaId = ReplicaId::new(0);
+const SECOND: ReplicaId = ReplicaId::new(1);
+
+#[tokio::test]
+async fn reports_metrics_and_models_with_the_key() {
+    let engine = Engine::healthy().await;
+    let (fleet, mut ends, settings) = start(&[(EngineKind::Vllm, Some(KEY), &engine.url)], PATIENT);
+    let (replica, report) = ends.report().await;
+    let expected = ReplicaReport {
+        running: Some(3),
+        waiting: Some(2),
+        kv_usage: Some(0.5),
+        max_model_len: Some(2048),
+        progress: Some(41),
+        ..ReplicaReport::default()
+    };
+    assert_eq!((replica, report), (FIRST, expected));
+    assert_eq!(ends.report().await.1, expected);
+
+    let asked = engine.desk.asked.lock().clone();
+    assert!(asked.iter().all(|(_, key)| key.as_deref() == Some("Bearer sk-very-secret")), "{asked:?}");
+    assert_eq!(engine.times("/v1/models"), 1);
+
+    let status = fleet.view().get(FIRST).unwrap();
+    assert_eq!((status.gauges.running, status.failures, status.trouble), (Some(3), 0, None));
+    assert!(status.gauges_age().is_some() && status.info.is_some());
+    assert_eq!(fleet.view().all().len(), 1);
+    assert_eq!(fleet.view().window(&settings.load(), ModelId::new(0), PoolId::new(0)), Some(2048));
+    assert_eq!(fleet.view().window(&settings.load(), ModelId::new(7), PoolId::new(0)), None);
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn answers_that_are_no_metrics_change_nothing() {
+    let trap = Engine::healthy().await;
+    let cases = [
+        (Reply::Text(500, METRICS.to_owned()), FetchError::Status(500)),
+        (Reply::Redirect(format!("{}/metrics", trap.url)), FetchError::Redirect(307)),
+        (ok("<html>hello</html>"), FetchError::NotUnderstood),
+        (ok(""), FetchError::NotUnderstood),
+        (Reply::Endless, FetchError::TooLarge),
+        (ok(&"x 1\n".repeat(2 << 20)), FetchError::TooLarge),
+        (Reply::Cut, FetchError::Broken),
+    ];
+    let engine = Engine::healthy().await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, Some(KEY), &engine.url)], PATIENT);
+    let (_, good) = ends.report().await;
+    for (reply, expected) in cases {
+        engine.set("/metrics", reply);
+        let (replica, _, why) = ends.note("ScrapeFailed").await;
+        assert_eq!((replica, why), (FIRST, Some(expected)));
+        ends.note("ScrapeFailed { why: ").await;
+        let status = fleet.view().get(FIRST).unwrap();
+        assert!(status.failures >= 2 && status.trouble == Some(expected), "{status:?}");
+        assert_eq!(status.gauges.running, good.running);
+
+        while let Ok(event) = ends.events.try_recv() {
+            assert!(matches!(event, Event::ReplicaReported { report, .. } if report == good), "{event:?}");
+        }
+        engine.set("/metrics", ok(METRICS));
+        ends.note("ScrapeRecovered").await;
+        assert_eq!(ends.report().await.1, good);
+    }
+    assert_eq!(trap.times("/metrics"), 0, "no redirect is followed");
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn old_gauges_are_not_reported_again() {
+    let engine = Engine::healthy().await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    ends.report().await;
+    engine.set("/metrics", Reply::Text(500, String::new()));
+    ends.note("ScrapeFailed").await;
+    while ends.events.try_recv().is_ok() {}
+    fleet.probe(FIRST);
+    assert_eq!(ends.probed().await, (FIRST, true));
+    let (_, report) = ends.report().await;
+    assert_eq!(report, ReplicaReport { max_model_len: Some(2048), ..ReplicaReport::default() });
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_comes_back_is_asked_for_its_models_again() {
+    let engine = Engine::healthy().await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    assert_eq!(ends.report().await.1.max_model_len, Some(2048));
+    engine.set("/metrics", Reply::Text(500, String::new()));
+    ends.note("ScrapeFailed").await;
+    engine.set("/v1/models", ok(r#"{"data":[{"id":"served","max_model_len":4096}]}"#));
+    engine.set("/metrics", ok(METRICS));
+    ends.report_of(FIRST, |report| report.max_model_len == Some(4096)).await;
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn a_slow_engine_is_asked_one_question_at_a_time() {
+    let engine = Engine::healthy().await;
+    engine.set("/metrics", Reply::Hang);
+    engine.set("/v1/models", Reply::Hang);
+    // Ten ticks pass during each question.
+    let timing = FleetTiming { scrape_timeout: Duration::from_millis(200), ..PATIENT };
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], timing);
+    for _ in 0..3 {
+        assert_eq!(ends.note("ScrapeFailed").await.2, Some(FetchError::Timeout));
+    }
+    // One, and perhaps another whose connection is just closing.
+    assert!((1..=2).contains(&engine.desk.most_open.load(Ordering::SeqCst)));
+    assert!(ends.events.try_recv().is_err(), "silence is no event");
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_is_gone_changes_nothing() {
+    let engine = Engine::healthy().await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    ends.report().await;
+    let url = engine.url.clone();
+    drop(engine);
+    soon(async {
+        // The server's end closes the listener a moment later.
+        while tokio::net::TcpStream::connect(&url["http://".len()..]).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    soon(async { while ends.note("ScrapeFailed").await.2 != Some(FetchError::Connect) {} }).await;
+    while let Ok(event) = ends.events.try_recv() {
+        assert!(matches!(event, Event::ReplicaReported { .. }), "{event:?}");
+    }
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn engines_without_metrics_report_what_they_say_of_themselves() {
+    let engine = Engine::new(&[
+        ("/v1/models", ok(r#"{"data":[{"id":"served"}]}"#)),
+        ("/props", ok(r#"{"default_generation_settings":{"n_ctx":512},"total_slots":4}"#)),
+    ])
+    .await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Llamacpp, None, &engine.url)], PATIENT);
+    let expected = ReplicaReport { slots: Some(4), max_model_len: Some(512), ..ReplicaReport::default() };
+    assert_eq!(ends.report().await.1, expected);
+    assert_eq!(ends.note("ScrapeFailed").await.2, Some(FetchError::Status(404)));
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn a_reload_ends_the_tasks_of_replicas_that_left() {
+    let (leaves, stays) = (Engine::healthy().await, Engine::healthy().await);
+    leaves.set("/health", Reply::Hang);
+    let stay = (EngineKind::Vllm, None, stays.url.as_str());
+    let (fleet, mut ends, shared) = start(&[stay, (EngineKind::Vllm, None, &leaves.url)], PATIENT);
+    ends.report_of(SECOND, |_| true).await;
+    fleet.probe(SECOND);
+    soon(async {
+        while leaves.times("/health") == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+
+    let next = settings(Some(&shared.load()), &[stay]);
+    shared.store(Arc::new(next));
+    fleet.reloaded();
+    assert!(fleet.view().get(SECOND).is_none());
+    // A question may have been on its way; it is over once the door is empty.
+    soon(async {
+        while leaves.desk.open.load(Ordering::SeqCst) > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    while ends.events.try_recv().is_ok() {}
+    let before = leaves.desk.asked.lock().len();
+    fleet.probe(SECOND);
+    for _ in 0..5 {
+        assert_eq!(ends.report().await.0, FIRST);
+    }
+    assert_eq!(leaves.desk.asked.lock().len(), before);
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn a_reload_that_changes_a_replica_starts_it_anew() {
+    let engine = Engine::healthy().await;
+    engine.set("/health", Reply::Hang);
+    let (fleet, mut ends, shared) = start(&[(EngineKind::Vllm, Some("old"), &engine.url)], PATIENT);
+    ends.report().await;
+    fleet.reloaded();
+    fleet.probe(FIRST);
+    soon(async {
+        while engine.times("/health") == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    fleet.probe(FIRST);
+    engine.set("/health", ok(""));
+
+    let next = settings(Some(&shared.load()), &[(EngineKind::Vllm, Some("new"), &engine.url)]);
+    shared.store(Arc::new(next));
+    fleet.reloaded();
+    assert_eq!(ends.probed().await, (FIRST, true), "the probe in flight is repeated");
+    let asked = engine.desk.asked.lock().clone();
+    let healths: Vec<_> = asked.iter().filter(|(path, _)| path == "/health").map(|(_, key)| key).collect();
+    assert_eq!(healths, [&Some("Bearer old".to_owned()), &Some("Bearer new".to_owned())]);
+    while ends.events.try_recv().is_ok() {}
+    ends.report().await;
+    assert_eq!(engine.desk.asked.lock().last().unwrap().1.as_deref(), Some("Bearer new"));
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn a_reload_brings_new_replicas_and_their_probes() {
+    let (first, second) = (Engine::healthy().await, Engine::healthy().await);
+    let old = (EngineKind::Vllm, None, first.url.as_str());
+    let (fleet, mut ends, shared) = start(&[old], PATIENT);
+    let next = settings(Some(&shared.load()), &[old, (EngineKind::Vllm, None, &second.url)]);
+    shared.store(Arc::new(next));
+    fleet.probe(SECOND);
+    assert_eq!(ends.probed().await, (SECOND, true));
+    ends.report_of(SECOND, |_| true).await;
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn probes_follow_the_engine() {
+    let vllm = Engine::healthy().await;
+    let triton = Engine::new(&[("/health/ready", ok(""))]).await;
+    let openai = Engine::new(&[("/v1/models", Reply::Text(401, String::new()))]).await;
+    let (fleet, mut ends, _) = start(
+        &[
+            (EngineKind::Vllm, Some(KEY), &vllm.url),
+            (EngineKind::Triton, None, &triton.url),
+            (EngineKind::Openai, None, &openai.url),
+        ],
+        PATIENT,
+    );
+    for id in 0..3 {
+        fleet.probe(ReplicaId::new(id));
+        assert_eq!(ends.probed().await, (ReplicaId::new(id), true));
+    }
+    vllm.set("/health", Reply::Text(503, String::new()));
+    triton.set("/health/ready", Reply::Text(400, String::new()));
+    openai.set("/v1/models", Reply::Text(502, String::new()));
+    for (id, status) in [(0, 503), (1, 400), (2, 502)] {
+        fleet.probe(ReplicaId::new(id));
+        assert_eq!(ends.probed().await, (ReplicaId::new(id), false));
+        assert_eq!(ends.note("ProbeFailed").await.2, Some(FetchError::Status(status)));
+    }
+    fleet.probe(ReplicaId::new(9));
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn a_probe_gives_up_in_time() {
+    let engine = Engine::healthy().await;
+    engine.set("/health", Reply::Hang);
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], HASTY);
+    fleet.probe(FIRST);
+    assert_eq!(ends.probed().await, (FIRST, false));
+    assert_eq!(ends.note("ProbeFailed").await.2, Some(FetchError::Timeout));
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn a_replica_that_is_found_is_asked_for_its_models_again() {
+    let engine = Engine::healthy().await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    assert_eq!(ends.report().await.1.max_model_len, Some(2048));
+    engine.set("/v1/models", ok(r#"{"data":[{"id":"served","max_model_len":4096}]}"#));
+    fleet.probe(FIRST);
+    assert_eq!(ends.probed().await, (FIRST, true));
+    ends.report_of(FIRST, |report| report.max_model_len == Some(4096)).await;
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn a_vllm_that_sleeps_says_so() {
+    let engine = Engine::healthy().await;
+    engine.set("/metrics", ok("vllm:engine_sleep_state{sleep_state=\"weights_offloaded\"} 1\n"));
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    ends.report_of(FIRST, |report| report.asleep == Some(true)).await;
+    ends.note("Asleep").await;
+    fleet.probe(FIRST);
+    assert_eq!(ends.probed().await, (FIRST, true), "it is there, and not broken");
+    engine.set("/metrics", ok("vllm:engine_sleep_state{sleep_state=\"awake\"} 1\n"));
+    ends.report_of(FIRST, |report| report.asleep == Some(false)).await;
+    ends.note("Awake").await;
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn orders_to_sleep_and_to_wake_are_answered() {
+    let engine = Engine::healthy().await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, Some(KEY), &engine.url)], PATIENT);
+    let wake = SleepOrder::Wake { limit: Duration::from_secs(20) };
+    engine.set("/sleep", ok("{}"));
+    fleet.order(FIRST, SleepOrder::Sleep);
+    assert_eq!(ends.rested().await, (FIRST, SleepResult::Asleep));
+    assert!(ends.note("Obeyed").await.1.contains("Sleep"));
+    // The order fails, and the engine says what came of it.
+    engine.set("/wake_up", Reply::Text(500, String::new()));
+    for (state, rested) in [
+        (ok(r#"{"is_sleeping":true}"#), SleepResult::Asleep),
+        (ok(r#"{"is_sleeping":false}"#), SleepResult::Awake),
+        (ok("[]"), SleepResult::Failed),
+        (Reply::Text(404, String::new()), SleepResult::Failed),
+    ] {
+        engine.set("/is_sleeping", state);
+        fleet.order(FIRST, wake);
+        assert_eq!(ends.rested().await, (FIRST, rested));
+    }
+    // Not started with VLLM_SERVER_DEV_MODE=1.
+    engine.set("/sleep", Reply::Text(404, String::new()));
+    fleet.order(FIRST, SleepOrder::Sleep);
+    assert_eq!(ends.rested().await, (FIRST, SleepResult::Unable));
+    ends.note("CannotSleep").await;
+    assert!(engine.desk.asked.lock().iter().all(|(_, key)| key.is_some()));
+    soon(fleet.stop()).await;
+
+    let tgi = Engine::new(&[]).await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Tgi, None, &tgi.url)], PATIENT);
+    fleet.order(FIRST, SleepOrder::Sleep);
+    assert_eq!(ends.rested().await, (FIRST, SleepResult::Unable));
+    assert_eq!(tgi.times("/sleep"), 0);
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn a_model_that_the_engine_does_not_list_is_noted_once() {
+    let engine = Engine::healthy().await;
+    engine.set("/v1/models", ok(r#"{"data":[{"id":"other"}]}"#));
+    let often = FleetTiming { info_every: Duration::from_millis(20), ..PATIENT };
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], often);
+    let (_, note, _) = ends.note("ModelMismatch").await;
+    assert!(note.contains("\"served\"") && note.contains("\"other\""), "{note}");
+    soon(async {
+        while engine.times("/v1/models") < 4 {
+            ends.report().await;
+        }
+    })
+    .await;
+    engine.set("/v1/models", ok(MODELS));
+    let (_, next, _) = ends.note("Model").await;
+    assert_eq!(next, "ModelsMatch");
+    assert!(fleet.view().get(FIRST).unwrap().missing.is_empty());
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn the_key_is_in_no_message() {
+    let engine = Engine::new(&[]).await;
+    let broken = format!("{KEY}\nx");
+    let rows = [
+        (EngineKind::Vllm, Some(KEY), engine.url.as_str()),
+        (EngineKind::Vllm, Some(&broken), "http://[::1]:9"),
+    ];
+    let (fleet, mut ends, shared) = start(&rows, PATIENT);
+    let mut texts = vec![format!("{fleet:?}"), format!("{shared:?}")];
+    for start in ["ScrapeFailed", "InfoFailed", "ScrapeFailed"] {
+        texts.push(ends.note(start).await.1);
+    }
+    fleet.probe(SECOND);
+    assert_eq!(ends.probed().await, (SECOND, false));
+    let (_, text, why) = ends.note("ProbeFailed").await;
+    assert_eq!(why, Some(FetchError::Unsendable));
+    texts.push(text);
+    texts.push(why.unwrap().to_string());
+    texts.push(format!("{:?}", fleet.view().all()));
+    for text in texts {
+        assert!(!text.contains(KEY), "{text}");
+    }
+    soon(fleet.stop()).await;
+}
+
+#[tokio::test]
+async fn nothing_is_reported_after_a_stop() {
+    let engine = Engine::healthy().await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    ends.report().await;
+    engine.set("/metrics", Reply::Hang);
+    engine.set("/health", Reply::Hang);
+    fleet.probe(FIRST);
+    soon(fleet.stop()).await;
+    while ends.events.try_recv().is_ok() {}
+    fleet.probe(FIRST);
+    fleet.reloaded();
+    drop(fleet);
+    assert!(soon(ends.events.recv()).await.is_none(), "nobody holds the sink any more");
+}
+
+#[tokio::test]
+async fn the_last_handle_ends_the_tasks() {
+    let engine = Engine::healthy().await;
+    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    let view = fleet.view();
+    ends.report().await;
+    drop(fleet);
+    soon(async { while ends.events.recv().await.is_some() {} }).await;
+    assert_eq!(view.get(FIRST).unwrap().gauges.running, Some(3));
+}

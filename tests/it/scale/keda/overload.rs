@@ -1,0 +1,80 @@
+//! The scaler answers from its first moment and while the data path is full.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::time::Duration;
+
+use penstock::sim::server::{SimHandle, SimOptions, start_fleet};
+use tokio::time::Instant;
+
+use super::setup::{Keda, METRIC, rig};
+use crate::support::client::Call;
+use crate::support::gateway::{TENANT, chat, until};
+
+const MAIN: &[(&str, &str)] = &[("pool", "main")];
+
+#[tokio::test]
+async fn the_first_call_of_a_new_gateway_is_answered() {
+    let rig = rig(Vec::new(), &[], "").await;
+    let begun = Instant::now();
+    let keda = Keda::of(&rig).await;
+    assert_eq!(keda.specs(MAIN).await.unwrap().len(), 1);
+    assert_eq!(keda.desired().await, 0, "what is known is there before the port opens");
+    println!("connection, spec and value: {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
+}
+
+/// What blocks every thread of the data path, and thereby shows that the
+/// scaler needs none of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_data_path_that_stands_still_does_not_stop_the_scaler() {
+    let engines = start_fleet(vec![SimOptions::default()]).await.unwrap();
+    let urls: Vec<String> = engines.iter().map(SimHandle::url).collect();
+    let rig = rig(engines, &urls, "").await;
+    let calls: Vec<_> = (0..200)
+        .map(|_| {
+            let call = Call::post("/v1/chat/completions", &chat(200, true)).key(rig.key(TENANT));
+            tokio::spawn(call.send(rig.address()))
+        })
+        .collect();
+    until("the queue is full", || rig.waiting() > 100).await;
+    let address = rig.gateway.scale_address().unwrap();
+    let (told, tell) = std::sync::mpsc::channel();
+    // The client has a thread of its own as well.
+    let asks = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let keda = Keda::at(address).await;
+            tell_when(&told, &keda).await
+        })
+    });
+    tell.recv().unwrap();
+    // Both threads of the gateway's runtime, until the client is done.
+    let stuck: Vec<_> =
+        (0..2).map(|_| tokio::spawn(async { std::thread::sleep(Duration::from_millis(300)) })).collect();
+    std::thread::sleep(Duration::from_millis(300));
+    let mut times = asks.join().unwrap();
+    times.sort_unstable();
+    let p99 = times[times.len() * 99 / 100];
+    println!("{} polls, p99 {:.1} ms", times.len(), p99.as_secs_f64() * 1e3);
+    assert!(p99 < Duration::from_secs(2), "{p99:?}");
+    for task in stuck {
+        task.await.unwrap();
+    }
+    calls.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Polls as KEDA does; says when it begins.
+async fn tell_when(told: &std::sync::mpsc::Sender<()>, keda: &Keda) -> Vec<Duration> {
+    while !keda.is_active(MAIN).await.unwrap() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    told.send(()).unwrap();
+    let mut times = Vec::new();
+    for _ in 0..200 {
+        let begun = Instant::now();
+        assert_eq!(keda.specs(MAIN).await.unwrap().len(), 1);
+        assert_eq!(keda.values(MAIN, METRIC).await.unwrap().len(), 1);
+        assert!(keda.is_active(MAIN).await.unwrap());
+        times.push(begun.elapsed());
+    }
+    times
+}

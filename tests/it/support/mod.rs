@@ -1,0 +1,9 @@
+//! What the tests share: gateways, clients and servers of the test's own.
+
+pub(crate) mod certificates;
+pub(crate) mod client;
+pub(crate) mod dns;
+pub(crate) mod gateway;
+pub(crate) mod postgres;
+pub(crate) mod process;
+pub(crate) mod recorder;
