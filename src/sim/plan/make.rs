@@ -6,11 +6,10 @@ use crate::sim::plan::demand::{TraceStretch, WHOLE, busiest};
 use crate::sim::plan::fleets::{Followed, follow};
 use crate::sim::plan::measure::concurrency::Levels;
 use crate::sim::plan::measure::{self, Service};
-use crate::sim::plan::report::answers;
-use crate::sim::plan::report::numbers;
 use crate::sim::plan::report::{
     Advice, Concurrency, DemandSourceRow, MeasuredInputs, Percentiles, PlanClassRow, PlanFleetRow,
-    PlanPoolRow, PlanReport, ResidencyFigures, SettingRow, Tolerance, VerifiedMaximum, WindowNeed,
+    PlanPoolRow, PlanReport, ResidencyFigures, SettingRow, Tolerance, VerifiedMaximum, WindowNeed, answers,
+    numbers,
 };
 use crate::sim::plan::setting::{MOST_REPLICAS, Setting};
 use crate::sim::plan::trials::{FleetSearch, FleetTrials, TriedFleet, in_parallel};
@@ -333,7 +332,7 @@ fn advice(
         Tolerance {
             class: class.name.clone(),
             now_s: class.max_wait_s,
-            enough_s: round_up(class.ttft_s.max(longest / 1e3)).min(class.max_wait_s),
+            enough_s: numbers::round_up(class.ttft_s.max(longest / 1e3)).min(class.max_wait_s),
         }
     };
     let pool = |found: &FleetSearch| PlanPoolRow {
@@ -415,15 +414,6 @@ fn apart(mut stretches: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     apart
 }
 
-/// The next number that people would write.
-fn round_up(seconds: f64) -> f64 {
-    const STEPS: [f64; 17] = [
-        0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0,
-        3_600.0,
-    ];
-    STEPS.into_iter().find(|step| *step >= seconds).unwrap_or(seconds)
-}
-
 fn fleets(
     lab: &FleetTrials<'_>,
     stretch: &TraceStretch,
@@ -475,6 +465,6 @@ mod tests {
 
     #[test]
     fn tolerances_are_numbers_that_people_write() {
-        assert_eq!([0.03, 0.7, 2.1, 61.0, 9_999.0].map(round_up), [0.1, 1.0, 3.0, 120.0, 9_999.0]);
+        assert_eq!([0.03, 0.7, 2.1, 61.0, 9_999.0].map(numbers::round_up), [0.1, 1.0, 3.0, 120.0, 9_999.0]);
     }
 }

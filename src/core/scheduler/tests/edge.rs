@@ -16,10 +16,7 @@ use crate::core::model::time::Tick;
 use crate::core::replica::health::sleep::SleepResult;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::tests::used;
-use crate::core::scheduler::tests::worlds::{Op, Rules, build, models_of};
-
-/// Tokens of a block of a prompt.
-const BLOCK_TOKENS: u32 = 16;
+use crate::core::scheduler::tests::worlds::{Op, Rules, build, models_of, prefix};
 
 /// What the edge knows of a job.
 #[derive(Debug, Clone, Default)]
@@ -32,14 +29,6 @@ pub(super) struct Seen {
     /// Its replica came back while it ran there.
     outlived: bool,
     ends: u32,
-}
-
-/// A prompt of which three quarters are those of its model's family.
-fn prefix(spec: &JobSpec, family: u64) -> PromptPrefix {
-    let (own, family) = (spec.id.index() as u64, 8 * spec.model.index() as u64 + family);
-    let blocks = spec.prompt_tokens / u64::from(BLOCK_TOKENS);
-    let hash = |block: u64| (if block * 4 < blocks * 3 { family } else { own }) * 1_000 + block;
-    PromptPrefix { blocks: (0..blocks).map(hash).collect(), block_tokens: BLOCK_TOKENS }
 }
 
 /// An edge that believes nothing.

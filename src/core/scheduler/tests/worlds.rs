@@ -10,7 +10,7 @@ use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, Lim
 use crate::core::model::event::{EngineFault, ItlSample, ReplicaReport};
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::model::job::{JobUsage, TokenCounts};
+use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
 use crate::core::model::overrides::{Closed, OverrideChange, OverrideTarget};
 use crate::core::model::policy::{
     Class, HealthPolicy, Model, Policy, Pool, QueueBounds, Quota, Replica, RetryPolicy, StickySessions,
@@ -23,6 +23,9 @@ use crate::core::scheduler::tests::{class, tenant, used};
 
 /// The names that every policy of a run gives the same ids.
 const NAMES: [&str; 9] = ["0", "1", "2", "3", "4", "5", "6", "7", "8"];
+
+/// Tokens of a block of a prompt.
+const BLOCK_TOKENS: u32 = 16;
 
 /// Sequences and KV tokens, where configured.
 type Limits = (Option<u32>, Option<u64>);
@@ -413,4 +416,12 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         4 => (measure(), prop::option::of(0u64..3000)).prop_map(|(what, millis)| Op::Override(what, millis)),
         3 => measure().prop_map(|what| Op::Restore(what.lever())),
     ]
+}
+
+/// A prompt of which three quarters are those of its model's family.
+pub(super) fn prefix(spec: &JobSpec, family: u64) -> PromptPrefix {
+    let (own, family) = (spec.id.index() as u64, 8 * spec.model.index() as u64 + family);
+    let blocks = spec.prompt_tokens / u64::from(BLOCK_TOKENS);
+    let hash = |block: u64| (if block * 4 < blocks * 3 { family } else { own }) * 1_000 + block;
+    PromptPrefix { blocks: (0..blocks).map(hash).collect(), block_tokens: BLOCK_TOKENS }
 }

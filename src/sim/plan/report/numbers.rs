@@ -85,6 +85,15 @@ pub fn wrapped(text: &str, indent: usize, width: usize) -> String {
     lines
 }
 
+/// The next number that people would write.
+pub(in crate::sim::plan) fn round_up(seconds: f64) -> f64 {
+    const STEPS: [f64; 17] = [
+        0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0,
+        3_600.0,
+    ];
+    STEPS.into_iter().find(|step| *step >= seconds).unwrap_or(seconds)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
