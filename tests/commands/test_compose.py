@@ -123,7 +123,7 @@ def test_image_builds_from_what_is_admitted(context):
             if not (source.parent / name).exists():
                 missing.append(f"{source.relative_to(context)}: {name}")
     assert missing == []
-    assert (context / "src/sim/profiles.json").exists()
+    assert (context / "src/sim/engine/profiles.json").exists()
 
 
 def test_admin_answers_while_it_serves(start, tmp_path):

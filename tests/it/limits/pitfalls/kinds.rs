@@ -70,9 +70,9 @@ fn no_kind_is_forgotten() {
         let is_counted = |name: &&str| name.ends_with("requests") || name.ends_with("tokens");
         names(of).into_iter().filter(is_counted).collect::<Vec<_>>()
     };
-    assert_eq!(names("Limits"), ["concurrent", "per_day", "per_minute", "per_month", "shadow"]);
-    assert_eq!(counted("Concurrent"), HELD);
-    assert_eq!(counted("Amounts"), ["input_tokens", "output_tokens", "requests", "tokens"]);
+    assert_eq!(names("LimitsSection"), ["concurrent", "per_day", "per_minute", "per_month", "shadow"]);
+    assert_eq!(counted("ConcurrentSection"), HELD);
+    assert_eq!(counted("AmountsSection"), ["input_tokens", "output_tokens", "requests", "tokens"]);
 }
 
 #[tokio::test]

@@ -175,7 +175,7 @@ fn sqlite_has_every_row_once_when_the_process_is_killed() {
     let mut next = 0;
     for round in 0..4 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["usage::child_writes_until_it_is_killed", "--exact", "--nocapture"])
+            .args(["limits::usage::child_writes_until_it_is_killed", "--exact", "--nocapture"])
             .current_dir(temp.path())
             .stdout(Stdio::piped())
             .spawn()
