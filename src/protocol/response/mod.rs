@@ -1,4 +1,4 @@
-//! The one classifier of engine answers: [`stream::StreamJudge`] for streams,
+//! The one classifier of engine answers: [`stream::StreamClassifier`] for streams,
 //! [`answer::judge_answer`] for whole answers. Both decide by the same rules:
 //! an answer is good only when every choice ended for a real reason, and an
 //! engine's status line alone says little.

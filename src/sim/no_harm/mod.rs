@@ -1,5 +1,5 @@
 //! The twin of `loadtest no-harm` in virtual time: each cell of the
-//! [matrix](crate::sim::no_harm::matrix) as a closed loop of patient clients, straight at
+//! [matrix] as a closed loop of patient clients, straight at
 //! the engines (in turn, or to the one with the fewest requests: what is better) and
 //! through the scheduler under the policy of a configuration that says nothing but
 //! where the engines are.
