@@ -12,7 +12,7 @@ use crate::fleet::sleep::SleepOrder;
 /// `ReplicaLost` and `Rested`.
 pub trait ReportSink: Send + Sync {
     /// Called from the fleet's tasks with no lock held; must not block. It
-    /// may call [`crate::fleet::handle::Fleet::probe`].
+    /// may call [`crate::fleet::handle::FleetMonitor::probe`].
     fn event(&self, event: Event);
 }
 

@@ -2,10 +2,10 @@
 //! for and from what one replica can do, so that replicas which are starting
 //! are never counted twice.
 //!
-//! [`want`] makes one number of what the classes of a line ask for, [`share`]
-//! spreads it over the pools of the line, and [`memory`] keeps what comes of it
+//! [`replica_demand`] makes one number of what the classes of a line ask for, [`share`]
+//! spreads it over the pools of the line, and [`desired`] keeps what comes of it
 //! from falling too soon. Of several gateways one decides by the sum of what
-//! they see ([`outlook`], [`peers`]).
+//! they see ([`demand_report`], [`peers`]).
 
 pub mod class_demand;
 pub mod demand;

@@ -21,7 +21,7 @@ const CHEAPER: f64 = 0.9;
 pub struct TierOffer {
     /// Its place among the job's tiers.
     pub tier: usize,
-    /// See [`Tier::rank`](crate::core::placement::rules::Tier::rank).
+    /// See [`PoolTier::rank`](crate::core::placement::rules::PoolTier::rank).
     pub rank: usize,
     /// What its work costs there, to compare; infinite where unknown.
     pub cost: f64,

@@ -1,7 +1,7 @@
 //! Which pools can serve which job, and which models share replicas.
 //!
 //! [`rules`] says which pools a job may use and how much each is wanted,
-//! [`place`] chooses among them for one job. Here all of it that changes only
+//! [`choose`] chooses among them for one job. Here all of it that changes only
 //! with the policy is worked out once.
 
 pub mod choose;

@@ -107,9 +107,9 @@ pub(super) struct RunningAttempt {
     pub(super) read_at: Option<Tick>,
     /// What the replica's prompts and steps came to when it was sent.
     pub(super) mark: PrefillMark,
-    /// Whether the replica had answered before; see [`Vitals::is_proven`].
+    /// Whether the replica had answered before; see [`ReplicaHealth::is_proven`].
     ///
-    /// [`Vitals::is_proven`]: crate::core::replica::health::Vitals::is_proven
+    /// [`ReplicaHealth::is_proven`]: crate::core::replica::health::ReplicaHealth::is_proven
     pub(super) proven: bool,
     /// Its time to the first token as predicted.
     pub(super) expected: Duration,

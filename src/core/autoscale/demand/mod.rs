@@ -1,7 +1,7 @@
 //! What is asked for, measured: work per class and line as it arrives, and what
 //! the replicas of each pool are used by it; [`crate::core::autoscale`] makes numbers
 //! of that. For reports, what it looks like by model, pool, class and tenant
-//! ([`book`]). All of it is bounded by the policy.
+//! ([`profiles`]). All of it is bounded by the policy.
 
 pub mod flow;
 pub mod histogram;

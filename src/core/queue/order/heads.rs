@@ -169,9 +169,9 @@ impl fmt::Debug for OpenRoom<'_> {
 pub struct GroupObjective {
     /// The classes that wait, run or did so a moment ago.
     pub active: BitSet,
-    /// See [`super::Group::reserve`].
+    /// See [`super::PoolGroup::reserve`].
     pub reserve: u32,
-    /// See [`super::Group::widest`].
+    /// See [`super::PoolGroup::widest`].
     pub widest: u32,
     /// See [`Fleet::turns`](crate::core::replica::fleet::Fleet::turns).
     pub turns: u64,
