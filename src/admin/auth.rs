@@ -78,7 +78,7 @@ pub(super) async fn check(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let settings = (guard.state.settings)();
+    let settings = guard.state.settings();
     let operators = &settings.listeners.operators;
     let path = request.uri().path();
     let is_open = OPEN.contains(&path) || (operators.open_metrics && path == METRICS);

@@ -4,6 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
+use tokio::sync::mpsc;
+
 use crate::admin::AdminState;
 use crate::config::secret::Secret;
 use crate::config::settings::identity::{Auth, Credentials, Grant, KeyEntry, Listeners};
@@ -13,15 +16,18 @@ use crate::config::settings::{
     EdgeSettings, EngineKind, ListenerLimits, LogFormat, PoolSettings, ReplicaSettings, RequestLimits,
     Settings, Startup, TelemetrySettings, UpstreamLimits,
 };
-use crate::config::watch::{ReloadOutcome, ReloadReport};
-use crate::core::autoscale::demand::state::DemandState;
+use crate::config::watch::{ReloadHandle, ReloadOutcome, ReloadReport};
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::model::policy::{Policy, QueueBounds};
+use crate::core::model::policy::{Policy, QueueBounds, Replica};
 use crate::core::model::snapshot::{
-    OverrideResult, PoolSnapshot, PoolStatus, QueueSnapshot, ReplicaSnapshot, ReplicaStatus, Snapshot,
+    PoolSnapshot, PoolStatus, QueueSnapshot, ReplicaSnapshot, ReplicaStatus, Snapshot,
 };
 use crate::core::replica::bottleneck::{Bottleneck, SlotCounts};
+use crate::dispatcher::Dispatcher;
+use crate::dispatcher::clock::GatewayClock;
+use crate::fleet::discovery::DiscoverySources;
+use crate::scaler::SignalCache;
 use crate::telemetry::{Telemetry, fixtures};
 
 pub(super) const KEY_DIGEST: [u8; 32] = *b"digest-of-a-key-digest-of-a-key!";
@@ -88,8 +94,10 @@ fn edge(policy: &Policy) -> EdgeSettings {
 }
 
 pub(super) fn settings() -> Settings {
-    let policy =
-        Policy { bounds: QueueBounds { requests: 500, ..QueueBounds::default() }, ..fixtures::policy(2) };
+    let bounds = QueueBounds { requests: 500, ..QueueBounds::default() };
+    let mut policy = Policy { bounds, ..fixtures::policy(2) };
+    let replica = Replica { pool: PoolId::new(0), max_seqs: Some(1), kv_tokens: None };
+    policy.replicas.insert("a100/http://10.0.0.1:8000", replica);
     let seconds = Duration::from_secs;
     let scale = ScaleSettings {
         listen: None,
@@ -172,10 +180,6 @@ pub(super) fn snapshot() -> Snapshot {
     }
 }
 
-pub(super) fn unchanged_state() -> OverrideResult {
-    OverrideResult { before: snapshot(), after: snapshot(), requeued: 0 }
-}
-
 pub(super) fn unchanged() -> ReloadReport {
     ReloadReport {
         outcome: ReloadOutcome::Unchanged,
@@ -188,21 +192,19 @@ pub(super) fn unchanged() -> ReloadReport {
     }
 }
 
-pub(super) fn bare_state(telemetry: &Telemetry) -> AdminState {
-    let settings = Arc::new(settings());
+/// The parts of a gateway that does nothing yet, under [`settings`].
+pub(super) fn state(telemetry: &Telemetry, reload: ReloadHandle) -> AdminState {
+    let settings = Arc::new(ArcSwap::from_pointee(settings()));
+    let (actions, _) = mpsc::channel(1);
+    let policy = Arc::clone(&settings.load().policy);
     AdminState {
-        snapshot: Arc::new(Snapshot::default),
-        settings: Arc::new(move || Arc::clone(&settings)),
-        reload: Arc::new(|_| Box::pin(std::future::ready(Some(unchanged())))),
-        engines: Arc::new(Vec::new),
-        sources: Arc::new(Vec::new),
-        limits: Arc::new(Vec::new),
-        needs: Arc::new(Vec::new),
-        demand: Arc::new(DemandState::default),
-        operate: Arc::new(|_| unchanged_state()),
-        explain: Arc::new(|_| None),
-        bill: None,
-        ready: Arc::new(|| Ok(())),
+        dispatcher: Dispatcher::new(policy, GatewayClock::start(), actions),
+        reload,
+        engines: Arc::default(),
+        sources: DiscoverySources::start(Arc::clone(&settings), telemetry.clone()),
+        signals: SignalCache::new(Arc::clone(&settings), telemetry.clone()),
+        settings,
+        usage: None,
         telemetry: telemetry.clone(),
     }
 }

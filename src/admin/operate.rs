@@ -15,11 +15,13 @@ use crate::admin::auth::Operator;
 use crate::admin::overview::{self, named};
 use crate::config::problem::nearest;
 use crate::config::units::Span;
+use crate::core::model::event::Event;
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{PoolId, TenantId};
-use crate::core::model::overrides::{BOOSTS, Closed, OverrideChange, OverrideTarget};
+use crate::core::model::overrides::{BOOSTS, Closed, Override, OverrideChange, OverrideTarget};
 use crate::core::model::policy::Policy;
 use crate::core::model::snapshot::{OverrideResult, Snapshot};
+use crate::core::model::time::Tick;
 use crate::telemetry::event::OverrideChanged;
 
 /// How long an override lasts when nobody says.
@@ -55,22 +57,6 @@ pub(super) const VERBS: [(&str, OperatorVerb); 11] = [
     ("/admin/v1/tenants/resume", OperatorVerb::Resume),
     ("/admin/v1/tenants/boost", OperatorVerb::Boost),
 ];
-
-/// What the edge is to tell the scheduler.
-#[derive(Debug, Clone, PartialEq)]
-pub enum OperatorCommand {
-    /// Put this in force.
-    Set {
-        /// What.
-        measure: OverrideChange,
-        /// For how long; absent = until somebody ends it.
-        lasts: Option<Duration>,
-        /// The operator's words.
-        reason: Arc<str>,
-    },
-    /// End what is in force.
-    End(OverrideTarget),
-}
 
 /// Why nothing was done.
 #[derive(Debug)]
@@ -129,7 +115,8 @@ impl OperatorVerb {
         })
     }
 
-    fn wish(self, lever: OverrideTarget, ask: &CheckedVerb) -> OperatorCommand {
+    /// The event that brings about what was asked for.
+    fn event(self, lever: OverrideTarget, ask: &CheckedVerb, now: Tick) -> Event {
         let measure = match (self, lever) {
             (Self::ClosePool(closed), OverrideTarget::Pool(pool)) => OverrideChange::ClosePool(pool, closed),
             (Self::CloseReplica(closed), OverrideTarget::Replica(id)) => {
@@ -137,9 +124,10 @@ impl OperatorVerb {
             }
             (Self::Pause, OverrideTarget::Pause(tenant)) => OverrideChange::Pause(tenant),
             (Self::Boost, OverrideTarget::Boost(tenant)) => OverrideChange::Boost(tenant, ask.by),
-            _ => return OperatorCommand::End(lever),
+            _ => return Event::Restored(lever),
         };
-        OperatorCommand::Set { measure, lasts: ask.lasts, reason: Arc::clone(&ask.reason) }
+        let until = ask.lasts.map_or(Tick::NEVER, |lasts| now + lasts);
+        Event::Overridden(Override { measure, until, reason: Arc::clone(&ask.reason) })
     }
 
     const fn ends(self) -> bool {
@@ -204,16 +192,16 @@ pub(super) fn act(
     let ask: VerbBody = serde_json::from_slice(body).map_err(|problem| {
         bad(format!("the body is not what this asks for: {problem}; send {{\"name\": ..., \"for\": \"30m\", \"reason\": ...}}"))
     })?;
-    let settings = (state.settings)();
+    let settings = state.settings();
     let policy = &settings.policy;
     let levers = verb.levers(policy, &ask.name)?;
     let checked = CheckedVerb::new(verb, &ask)?;
     if verb == OperatorVerb::OpenReplica {
-        closed_by_its_pool(policy, &(state.snapshot)(), levers[0])?;
+        closed_by_its_pool(policy, &state.snapshot(), levers[0])?;
     }
     let mut changed: Option<OverrideResult> = None;
     for lever in &levers {
-        let next = (state.operate)(verb.wish(*lever, &checked));
+        let next = state.dispatcher.operate(|now| verb.event(*lever, &checked, now));
         changed = Some(match changed {
             None => next,
             Some(first) => {
@@ -349,19 +337,14 @@ fn bad(text: String) -> VerbError {
 
 #[cfg(test)]
 mod tests {
-    use parking_lot::Mutex;
-
     use super::*;
-    use crate::admin::fixtures::{bare_state, settings};
-    use crate::core::model::event::Event;
-    use crate::core::model::overrides::Override;
-    use crate::core::model::time::Tick;
-    use crate::core::scheduler::Scheduler;
+    use crate::admin::fixtures::state;
+    use crate::config::watch::channel;
     use crate::telemetry::Telemetry;
 
     const REPLICA: &str = "a100/http://10.0.0.1:8000";
 
-    /// A scheduler with two tenants and one replica, behind the verbs.
+    /// A dispatcher with two tenants and one replica, behind the verbs.
     struct World {
         state: AdminState,
         telemetry: Telemetry,
@@ -370,24 +353,7 @@ mod tests {
     impl World {
         fn new() -> Self {
             let telemetry = Telemetry::for_tests();
-            let scheduler = Arc::new(Mutex::new(Scheduler::new(settings().policy)));
-            let seen = Arc::clone(&scheduler);
-            let mut state = bare_state(&telemetry);
-            state.snapshot = Arc::new(move || seen.lock().snapshot(Tick::ZERO));
-            state.operate = Arc::new(move |wish| {
-                let mut scheduler = scheduler.lock();
-                let before = scheduler.snapshot(Tick::ZERO);
-                let event = match wish {
-                    OperatorCommand::Set { measure, lasts, reason } => {
-                        let until = lasts.map_or(Tick::NEVER, |lasts| Tick::ZERO + lasts);
-                        Event::Overridden(Override { measure, until, reason })
-                    }
-                    OperatorCommand::End(lever) => Event::Restored(lever),
-                };
-                scheduler.handle(Tick::ZERO, event, &mut Vec::new());
-                OverrideResult { before, after: scheduler.snapshot(Tick::ZERO), requeued: 0 }
-            });
-            Self { state, telemetry }
+            Self { state: state(&telemetry, channel().0), telemetry }
         }
 
         fn try_as(&self, media: &str, path: &str, body: &str) -> Result<VerbOutcome, VerbError> {
@@ -407,8 +373,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_last_replica_is_closed_with_a_word_and_an_audit_line() {
+    #[tokio::test]
+    async fn the_last_replica_is_closed_with_a_word_and_an_audit_line() {
         let world = World::new();
         let body = format!(r#"{{"name": "{REPLICA}", "for": "30m", "reason": "new driver"}}"#);
         let done = world.done("replicas/drain", &body);
@@ -438,8 +404,8 @@ mod tests {
         );
     }
 
-    #[test]
-    fn a_replica_does_not_open_without_its_pool() {
+    #[tokio::test]
+    async fn a_replica_does_not_open_without_its_pool() {
         let world = World::new();
         world.done("pools/cordon", r#"{"name": "a100", "for": "forever"}"#);
         let (status, text) = world.refused("replicas/uncordon", &format!(r#"{{"name": "{REPLICA}"}}"#));
@@ -447,8 +413,8 @@ mod tests {
         assert!(text.ends_with("`penstock pools uncordon a100`"), "{text}");
     }
 
-    #[test]
-    fn resume_ends_both_pause_and_boost() {
+    #[tokio::test]
+    async fn resume_ends_both_pause_and_boost() {
         let world = World::new();
         assert_eq!(
             world.done("tenants/boost", r#"{"name": "team-0", "by": 4}"#).ends_in_seconds,
@@ -457,11 +423,11 @@ mod tests {
         world.done("tenants/pause", r#"{"name": "team-0"}"#);
         let done = world.done("tenants/resume", r#"{"name": "team-0"}"#);
         assert_eq!((&*done.before, &*done.after), ("pause, boost x4", "none"));
-        assert_eq!((world.state.snapshot)().overrides, []);
+        assert_eq!(world.state.snapshot().overrides, []);
     }
 
-    #[test]
-    fn what_cannot_be_done_says_what_can() {
+    #[tokio::test]
+    async fn what_cannot_be_done_says_what_can() {
         let world = World::new();
         for (path, body, status, said) in [
             ("pools/cordon", r#"{"name": "A-10O"}"#, 404, "did you mean `a100`?"),
@@ -483,11 +449,11 @@ mod tests {
         }
         let long = format!(r#"{{"name": "team-0", "reason": "{}"}}"#, "x".repeat(201));
         assert!(world.refused("tenants/pause", &long).1.contains("at most 200 bytes"));
-        assert_eq!((world.state.snapshot)().overrides, []);
+        assert_eq!(world.state.snapshot().overrides, []);
     }
 
-    #[test]
-    fn what_a_page_of_another_site_can_send_is_refused() {
+    #[tokio::test]
+    async fn what_a_page_of_another_site_can_send_is_refused() {
         let world = World::new();
         for media in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"] {
             let VerbError(status, text) =
@@ -495,6 +461,6 @@ mod tests {
             assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
             assert!(text.contains("content-type: application/json"));
         }
-        assert_eq!((world.state.snapshot)().overrides, []);
+        assert_eq!(world.state.snapshot().overrides, []);
     }
 }

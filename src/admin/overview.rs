@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::admin::standing::{self, SourceReport, SourceStatusRow};
+use crate::admin::standing::{self, SourceStatusRow};
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::ids::{ClassId, PoolId, TenantId};
 use crate::core::model::overrides::{OverrideChange, OverrideTarget};
@@ -12,6 +12,7 @@ use crate::core::model::policy::{Class, Policy};
 use crate::core::model::snapshot::{ActiveOverride, QueueSnapshot, ReplicaSnapshot, ReplicaStatus, Snapshot};
 use crate::core::placement::unattainable::{UnattainableObjective, unkept};
 use crate::core::replica::speed::pool_best::PoolBest;
+use crate::fleet::discovery::SourceStatus;
 
 /// What is in force where no operator has said anything.
 pub(super) const NOTHING: &str = "none";
@@ -137,7 +138,7 @@ pub(super) fn unkept_promises(snapshot: &Snapshot, policy: &Policy) -> Vec<Unatt
 /// The pools with what runs there.
 pub(super) fn pools(
     snapshot: &Snapshot,
-    sources: &[SourceReport],
+    sources: &[SourceStatus],
     needs: &[ReplicaDemand],
     policy: &Policy,
 ) -> Vec<PoolOverviewRow> {

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::admin::AdminState;
 use crate::admin::overview::{self, ClassQueueRow, OverrideRow, PoolOverviewRow, UnattainableRow};
-use crate::admin::standing::{self, LimitRow, SourceReport};
+use crate::admin::standing::{self, LimitRow};
 use crate::config::settings::Settings;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::limits::LimitStatus;
@@ -15,6 +15,7 @@ use crate::core::model::ids::TenantId;
 use crate::core::model::policy::{Policy, QueueBounds, Tenant};
 use crate::core::model::snapshot::{ReplicaSnapshot, Snapshot};
 use crate::core::replica::bottleneck::Bottleneck;
+use crate::fleet::discovery::SourceStatus;
 use crate::telemetry::metrics::EngineView;
 use crate::telemetry::{ConfigStatus, wall};
 
@@ -57,7 +58,7 @@ struct LastReload {
 pub(super) struct ProcessFacts {
     snapshot: Snapshot,
     engines: Vec<EngineView>,
-    sources: Vec<SourceReport>,
+    sources: Vec<SourceStatus>,
     needs: Vec<ReplicaDemand>,
     limits: Vec<LimitStatus>,
 }
@@ -66,11 +67,11 @@ impl ProcessFacts {
     /// Asks them.
     pub(super) fn by(state: &AdminState) -> Self {
         Self {
-            snapshot: (state.snapshot)(),
-            engines: (state.engines)(),
-            sources: (state.sources)(),
-            needs: (state.needs)(),
-            limits: (state.limits)(),
+            snapshot: state.snapshot(),
+            engines: state.engine_views(),
+            sources: state.sources.views(),
+            needs: state.demands(),
+            limits: state.dispatcher.limits(),
         }
     }
 }

@@ -98,24 +98,24 @@ pub fn router(state: AdminState, more: Router) -> Router {
 
 /// One format whatever is asked for: every Prometheus reads text 0.0.4.
 async fn metrics(State(admin): State<AdminRoutes>) -> impl IntoResponse {
-    let (snapshot, engines) = ((admin.state.snapshot)(), (admin.state.engines)());
-    let needs = (admin.state.needs)();
+    let (snapshot, engines) = (admin.state.snapshot(), admin.state.engine_views());
+    let needs = admin.state.demands();
     let scrape = Scrape { snapshot: &snapshot, engines: &engines, needs: &needs };
     let text = admin.state.telemetry.render(&scrape);
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text)
 }
 
 async fn ready(State(admin): State<AdminRoutes>) -> (StatusCode, String) {
-    match (admin.state.ready)() {
+    match admin.state.readiness() {
         Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
         Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
     }
 }
 
 async fn status(State(admin): State<AdminRoutes>) -> impl IntoResponse {
-    let ready = (admin.state.ready)();
+    let ready = admin.state.readiness();
     let config = admin.state.telemetry.config_status();
-    let settings = (admin.state.settings)();
+    let settings = admin.state.settings();
     let uptime = admin.started.elapsed();
     Json(report::StatusReport::new(
         uptime,
@@ -127,31 +127,33 @@ async fn status(State(admin): State<AdminRoutes>) -> impl IntoResponse {
 }
 
 async fn queues(State(admin): State<AdminRoutes>) -> impl IntoResponse {
-    let settings = (admin.state.settings)();
-    Json(json!({ "queues": report::queues(&(admin.state.snapshot)(), &settings.policy) }))
+    let settings = admin.state.settings();
+    Json(json!({ "queues": report::queues(&admin.state.snapshot(), &settings.policy) }))
 }
 
 async fn replicas(State(admin): State<AdminRoutes>) -> impl IntoResponse {
-    let settings = (admin.state.settings)();
-    let (snapshot, engines) = ((admin.state.snapshot)(), (admin.state.engines)());
+    let settings = admin.state.settings();
+    let (snapshot, engines) = (admin.state.snapshot(), admin.state.engine_views());
     Json(json!({ "replicas": report::replicas(&snapshot, &engines, &settings.policy) }))
 }
 
 async fn tenants(State(admin): State<AdminRoutes>) -> impl IntoResponse {
-    let settings = (admin.state.settings)();
-    Json(json!({ "tenants": report::tenants(&(admin.state.snapshot)(), &(admin.state.limits)(), &settings) }))
+    let settings = admin.state.settings();
+    Json(
+        json!({ "tenants": report::tenants(&admin.state.snapshot(), &admin.state.dispatcher.limits(), &settings) }),
+    )
 }
 
 async fn pools(State(admin): State<AdminRoutes>) -> impl IntoResponse {
-    let settings = (admin.state.settings)();
+    let settings = admin.state.settings();
     let (snapshot, sources, needs) =
-        ((admin.state.snapshot)(), (admin.state.sources)(), (admin.state.needs)());
+        (admin.state.snapshot(), admin.state.sources.views(), admin.state.demands());
     Json(json!({ "pools": overview::pools(&snapshot, &sources, &needs, &settings.policy) }))
 }
 
 async fn overrides(State(admin): State<AdminRoutes>) -> impl IntoResponse {
-    let settings = (admin.state.settings)();
-    Json(json!({ "overrides": overview::overrides(&(admin.state.snapshot)(), &settings.policy) }))
+    let settings = admin.state.settings();
+    Json(json!({ "overrides": overview::overrides(&admin.state.snapshot(), &settings.policy) }))
 }
 
 async fn request(State(admin): State<AdminRoutes>, Path(id): Path<String>) -> Response {
@@ -162,8 +164,8 @@ async fn request(State(admin): State<AdminRoutes>, Path(id): Path<String>) -> Re
         );
         return problem(StatusCode::NOT_FOUND, &message);
     };
-    let waiting = (admin.state.explain)(story.job);
-    Json(explain::request(&story, waiting.as_ref(), &(admin.state.settings)().policy)).into_response()
+    let waiting = admin.state.dispatcher.explain(story.job);
+    Json(explain::request(&story, waiting.as_ref(), &admin.state.settings().policy)).into_response()
 }
 
 async fn act(
@@ -180,24 +182,25 @@ async fn act(
 }
 
 async fn usage(State(admin): State<AdminRoutes>, uri: Uri) -> Response {
-    match admin.bills.make(admin.state.bill.as_ref(), uri.query().unwrap_or_default()).await {
+    match admin.bills.make(admin.state.usage.as_ref(), uri.query().unwrap_or_default()).await {
         Ok(bill) => Json(bill).into_response(),
         Err(VerbError(status, message)) => problem(status, &message),
     }
 }
 
 async fn demand(State(admin): State<AdminRoutes>) -> impl IntoResponse {
-    Json((admin.state.demand)())
+    Json(admin.state.dispatcher.demand())
 }
 
 async fn config(State(admin): State<AdminRoutes>) -> impl IntoResponse {
-    Json(config_view::effective(&(admin.state.settings)()))
+    Json(config_view::effective(&admin.state.settings()))
 }
 
 /// 200 when the file is in force, 422 with every problem when it is not valid.
 /// The reload goes on when the caller hangs up.
 async fn reload(State(admin): State<AdminRoutes>, Extension(who): Extension<Operator>) -> Response {
-    let reloading = tokio::spawn((admin.state.reload)(who.who));
+    let reload = admin.state.reload.clone();
+    let reloading = tokio::spawn(async move { reload.reload(who.who).await });
     let report = match tokio::time::timeout(RELOAD_TIMEOUT, reloading).await {
         Ok(Ok(Some(report))) => report,
         Ok(Ok(None)) => return problem(StatusCode::SERVICE_UNAVAILABLE, "the gateway is shutting down"),

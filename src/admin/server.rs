@@ -16,7 +16,9 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::tls::{CertificateSource, HandshakeError, Handshakes};
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::HandshakeFailed;
+use crate::tls::{CertificateSource, Handshakes};
 
 /// Open connections; more wait in the listen queue.
 const MAX_CONNECTIONS: usize = 64;
@@ -47,7 +49,7 @@ pub struct AdminTls {
     /// Their bounds.
     pub handshakes: Handshakes,
     /// Told of each that failed.
-    pub failed: Box<dyn Fn(HandshakeError) + Send + Sync>,
+    pub telemetry: Telemetry,
 }
 
 impl std::fmt::Debug for AdminTls {
@@ -138,7 +140,9 @@ async fn connection(
     let _ = stream.set_nodelay(true);
     let (stream, names) = match tls.handshakes.welcome(stream, (tls.source)()).await {
         Ok(welcome) => welcome,
-        Err(trouble) => return (tls.failed)(trouble),
+        Err(error) => {
+            return HandshakeFailed { listener: "admin", reason: error.label() }.emit(&tls.telemetry);
+        }
     };
     if let Some(names) = names {
         router = router.layer(Extension(names));

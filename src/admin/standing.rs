@@ -1,7 +1,5 @@
 //! How pools' sources of replicas and tenants' limits stand, in rows.
 
-use std::time::Duration;
-
 use serde::Serialize;
 use serde_json::Value;
 
@@ -11,21 +9,7 @@ use crate::config::settings::identity::Auth;
 use crate::core::limits::LimitStatus;
 use crate::core::limits::rule::{LimitId, LimitScope};
 use crate::core::model::ids::{PoolId, TenantId};
-
-/// How the source of a pool's replicas stands.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SourceReport {
-    /// The pool that it is of.
-    pub pool: PoolId,
-    /// What kind of source it is.
-    pub source: &'static str,
-    /// How many endpoints it named last; absent while it has never answered.
-    pub endpoints: Option<usize>,
-    /// Time since its last answer.
-    pub age: Option<Duration>,
-    /// Why it cannot be asked just now.
-    pub problem: Option<String>,
-}
+use crate::fleet::discovery::SourceStatus;
 
 /// Where more of a pool's replicas come from than the file lists.
 #[derive(Debug, Serialize)]
@@ -37,7 +21,7 @@ pub(super) struct SourceStatusRow {
 }
 
 /// The source of a pool, if it has one.
-pub(super) fn source(pool: PoolId, sources: &[SourceReport]) -> Option<SourceStatusRow> {
+pub(super) fn source(pool: PoolId, sources: &[SourceStatus]) -> Option<SourceStatusRow> {
     let view = sources.iter().find(|view| view.pool == pool)?;
     Some(SourceStatusRow {
         kind: view.source,

@@ -3,7 +3,6 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -14,19 +13,21 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower_service::Service;
 
-use crate::admin::fixtures::{KEY_DIGEST, bare_state, settings, snapshot, unchanged, unchanged_state};
-use crate::admin::{AdminState, AdminTls, router, spawn};
+use crate::admin::fixtures::{KEY_DIGEST, settings, snapshot, state, unchanged};
+use crate::admin::{AdminState, AdminTls, overview, report, router, spawn};
 use crate::config::problem::ConfigProblem;
-use crate::config::watch::{ReloadOutcome, ReloadReport};
-use crate::core::autoscale::demand::state::DemandState;
+use crate::config::watch::{ReloadOutcome, ReloadReport, ReloadRequests, channel};
 use crate::core::model::event::ReplicaReport;
-use crate::core::model::ids::ReplicaId;
+use crate::core::model::ids::{ClassId, ModelId, ReplicaId};
+use crate::core::model::job::{JobSpec, PromptPrefix};
+use crate::core::model::time::Tick;
+use crate::dispatcher::{Dispatcher, Ticket};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::ConfigRejected;
 use crate::telemetry::fixtures;
 use crate::telemetry::metrics::EngineView;
 use crate::tls::Handshakes;
-use crate::usage::bill::{Bill, BillSums};
+use crate::usage::bill::RowSource;
 
 const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9);
 
@@ -34,50 +35,72 @@ fn no_tls() -> AdminTls {
     AdminTls {
         source: Arc::new(|| None),
         handshakes: Handshakes::new(1, Duration::from_secs(1)),
-        failed: Box::new(|_| {}),
+        telemetry: Telemetry::for_tests(),
     }
 }
 
 struct World {
     router: Router,
-    draining: Arc<AtomicBool>,
+    dispatcher: Arc<Dispatcher>,
     telemetry: Telemetry,
+    reloads: ReloadRequests,
 }
 
-fn world(report: ReloadReport) -> World {
+/// A gateway that does nothing, under the fixtures' settings.
+fn world() -> World {
+    with_usage(None)
+}
+
+fn with_usage(usage: Option<RowSource>) -> World {
     let telemetry = fixtures::telemetry(2);
-    let settings = Arc::new(settings());
-    let draining = Arc::new(AtomicBool::new(false));
-    let ready = Arc::clone(&draining);
-    let engine = EngineView {
-        replica: ReplicaId::new(0),
-        report: Some(ReplicaReport { running: Some(1), ..ReplicaReport::default() }),
-        age: Some(Duration::from_millis(500)),
-        problem: None,
-    };
-    let state = AdminState {
-        snapshot: Arc::new(snapshot),
-        settings: Arc::new(move || Arc::clone(&settings)),
-        reload: Arc::new(move |_| Box::pin(std::future::ready(Some(report.clone())))),
-        engines: Arc::new(move || vec![engine.clone()]),
-        sources: Arc::new(Vec::new),
-        limits: Arc::new(Vec::new),
-        needs: Arc::new(Vec::new),
-        demand: Arc::new(DemandState::default),
-        operate: Arc::new(|_| unchanged_state()),
-        explain: Arc::new(|_| None),
-        bill: Some(Arc::new(|query| {
-            let total = BillSums { requests: 7, ..BillSums::default() };
-            Box::pin(std::future::ready(Ok(Bill { by: query.by, lines: Vec::new(), total })))
-        })),
-        ready: Arc::new(move || if ready.load(Ordering::Relaxed) { Err("draining") } else { Ok(()) }),
-        telemetry: telemetry.clone(),
-    };
+    let (reload, reloads) = channel();
+    let state = AdminState { usage, ..state(&telemetry, reload) };
+    let dispatcher = Arc::clone(&state.dispatcher);
     let more = Router::new().route("/scale/v1/pools", axum::routing::get(async || "{}"));
-    World { router: router(state, more), draining, telemetry }
+    World { router: router(state, more), dispatcher, telemetry, reloads }
+}
+
+impl World {
+    /// A job of `team-1` in the only class, which may wait for a minute.
+    fn admit(&self) -> Ticket {
+        let policy = settings().policy;
+        let spec = JobSpec {
+            id: self.dispatcher.next_job_id(),
+            tenant: policy.tenants.id("team-1").unwrap(),
+            key: None,
+            class: ClassId::new(0),
+            model: ModelId::new(0),
+            prompt_tokens: 10,
+            max_output_tokens: 10,
+            sequences: 1,
+            bytes: 100,
+            streams: true,
+            arrived: Tick::NEVER,
+            deadline: self.dispatcher.clock().now() + Duration::from_secs(60),
+            patience: Tick::NEVER,
+            falls_back: false,
+            goes_on: false,
+            context: 0,
+            fit: 0,
+            fingerprint: None,
+            session: None,
+        };
+        self.dispatcher.admit(spec, PromptPrefix::default(), &policy)
+    }
+
+    /// Answers the next reload request with `report`, after `delay`.
+    async fn answer_reload(&mut self, report: ReloadReport, delay: Duration) {
+        let reply = self.reloads.next().await.unwrap();
+        tokio::time::sleep(delay).await;
+        let _gone = reply.send(report);
+    }
 }
 
 async fn call(world: &World, method: &str, path: &str) -> (StatusCode, HeaderMap, String) {
+    send(world.router.clone(), method, path).await
+}
+
+async fn send(mut router: Router, method: &str, path: &str) -> (StatusCode, HeaderMap, String) {
     let request = Request::builder()
         .extension(ConnectInfo(HERE))
         .method(method)
@@ -89,7 +112,7 @@ async fn call(world: &World, method: &str, path: &str) -> (StatusCode, HeaderMap
         .header("accept-encoding", "gzip")
         .body(Body::empty())
         .unwrap();
-    let (head, body) = world.router.clone().call(request).await.unwrap().into_parts();
+    let (head, body) = router.call(request).await.unwrap().into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     (head.status, head.headers, String::from_utf8(body.to_vec()).unwrap())
 }
@@ -102,7 +125,8 @@ async fn json_of(world: &World, path: &str) -> Value {
 
 #[tokio::test]
 async fn metrics_are_plain_text_0_0_4_whatever_is_asked_for() {
-    let world = world(unchanged());
+    let world = world();
+    let _tickets = [world.admit(), world.admit()];
     let (status, headers, body) = call(&world, "GET", "/metrics").await;
     assert_eq!(
         (status, &headers["content-type"]),
@@ -110,10 +134,9 @@ async fn metrics_are_plain_text_0_0_4_whatever_is_asked_for() {
     );
     assert!(!headers.contains_key("content-encoding"));
     for sample in [
-        r#"penstock_queue_depth{tenant="team-1",class="interactive",model="llama"} 3"#,
-        r#"penstock_replica_running{pool="a100",replica="a100/http://10.0.0.1:8000"} 2"#,
-        r#"penstock_engine_report_age_seconds{pool="a100",replica="a100/http://10.0.0.1:8000"} 0.5"#,
-        "penstock_jobs 5",
+        r#"penstock_queue_depth{tenant="team-1",class="interactive",model="llama"} 1"#,
+        r#"penstock_replica_running{pool="a100",replica="a100/http://10.0.0.1:8000"} 1"#,
+        "penstock_jobs 2",
     ] {
         assert!(body.lines().any(|line| line == sample), "{sample}");
     }
@@ -124,11 +147,11 @@ async fn metrics_are_plain_text_0_0_4_whatever_is_asked_for() {
 
 #[tokio::test]
 async fn readiness_ends_with_the_drain_and_liveness_does_not() {
-    let world = world(unchanged());
+    let world = world();
     for path in ["/readyz", "/healthz", "/livez"] {
         assert_eq!(call(&world, "GET", path).await.0, StatusCode::OK, "{path}");
     }
-    world.draining.store(true, Ordering::Relaxed);
+    world.dispatcher.shutdown().begin_drain();
     for path in ["/readyz", "/healthz"] {
         let (status, _, body) = call(&world, "GET", path).await;
         assert_eq!((status, &*body), (StatusCode::SERVICE_UNAVAILABLE, "draining\n"), "{path}");
@@ -140,11 +163,12 @@ async fn readiness_ends_with_the_drain_and_liveness_does_not() {
 
 #[tokio::test]
 async fn status_has_the_problems_of_the_last_reload() {
-    let world = world(unchanged());
+    let world = world();
+    let _ticket = world.admit();
     ConfigRejected { problems: &["pools.a: no replicas".into()] }.emit(&world.telemetry);
     let status = json_of(&world, "/admin/v1/status").await;
     assert_eq!(status["version"], env!("CARGO_PKG_VERSION"));
-    assert_eq!((&status["jobs"], &status["broken_invariants"]), (&json!(5), &json!(0)));
+    assert_eq!((&status["jobs"], &status["broken_invariants"]), (&json!(1), &json!(0)));
     assert!(status["uptime_seconds"].as_f64().unwrap() >= 0.0);
     let config = &status["config"];
     assert_eq!((&config["generation"], &config["digest"]), (&json!(1), &json!("d1")));
@@ -154,20 +178,44 @@ async fn status_has_the_problems_of_the_last_reload() {
 }
 
 #[tokio::test]
-async fn queues_replicas_and_tenants_are_named_rows() {
-    let world = world(unchanged());
-    let queues = json_of(&world, "/admin/v1/queues").await;
+async fn queues_pools_replicas_and_tenants_are_lists_of_rows() {
+    let world = world();
+    let _tickets = [world.admit(), world.admit()];
+    for (path, list) in
+        [("/admin/v1/queues", "queues"), ("/admin/v1/pools", "pools"), ("/admin/v1/replicas", "replicas")]
+    {
+        let rows = json_of(&world, path).await;
+        assert_eq!(rows[list].as_array().unwrap().len(), 1, "{path}");
+    }
+    let tenants = json_of(&world, "/admin/v1/tenants").await;
+    assert_eq!(
+        (&tenants["tenants"][1]["tenant"], &tenants["tenants"][1]["waiting"]),
+        (&json!("team-1"), &json!(1))
+    );
+}
+
+#[test]
+fn rows_name_what_they_are_of() {
+    let (snapshot, settings) = (snapshot(), settings());
+    let policy = &settings.policy;
+    let queues = json!(report::queues(&snapshot, policy));
     let row = json!({
         "tenant": "team-1", "class": "interactive", "model": "llama",
         "waiting": 3, "bytes": 900, "tokens": 70, "oldest_seconds": 2.5,
     });
-    assert_eq!(queues, json!({ "queues": [row] }));
+    assert_eq!(queues, json!([row]));
 
-    let pools = json_of(&world, "/admin/v1/pools").await;
-    let pools = &pools["pools"];
+    let pools = json!(overview::pools(&snapshot, &[], &[], policy));
     assert_eq!((&pools[0]["pool"], &pools[0]["state"]), (&json!("a100"), &json!("ready")));
     assert_eq!((&pools[0]["waiting"], &pools[0]["cold_start_seconds"]), (&json!(3), &json!(41.5)));
-    let replicas = json_of(&world, "/admin/v1/replicas").await;
+
+    let engine = EngineView {
+        replica: ReplicaId::new(0),
+        report: Some(ReplicaReport { running: Some(1), ..ReplicaReport::default() }),
+        age: Some(Duration::from_millis(500)),
+        problem: None,
+    };
+    let replicas = json!(report::replicas(&snapshot, &[engine], policy));
     let row = json!({
         "replica": "a100/http://10.0.0.1:8000", "pool": "a100", "state": "slow_start",
         "running": 2, "limit": 4, "prefill_tokens": 10, "kv_tokens": 20,
@@ -178,20 +226,20 @@ async fn queues_replicas_and_tenants_are_named_rows() {
             "max_model_len": null, "age_seconds": 0.5, "problem": null,
         },
     });
-    assert_eq!(replicas, json!({ "replicas": [row] }));
+    assert_eq!(replicas, json!([row]));
 
-    let tenants = json_of(&world, "/admin/v1/tenants").await;
+    let tenants = json!(report::tenants(&snapshot, &[], &settings));
     let row = json!({
         "tenant": "team-1", "weight": 1.0, "default_class": "interactive", "classes": ["interactive"],
         "models": null, "bounds": { "requests": null, "bytes": null, "tokens": null }, "limits": [],
         "waiting": 3, "oldest_seconds": 2.5, "overrides": [],
     });
-    assert_eq!(tenants["tenants"][1], row);
+    assert_eq!(tenants[1], row);
 }
 
 #[tokio::test]
 async fn the_config_is_shown_whole_without_its_secrets() {
-    let world = world(unchanged());
+    let world = world();
     let config = json_of(&world, "/admin/v1/config").await;
     let key = &config["auth"]["keys"]["pk_1"];
     assert_eq!((&key["tenant"], &key["class"]), (&json!("team-0"), &json!("interactive")));
@@ -223,66 +271,60 @@ async fn the_config_is_shown_whole_without_its_secrets() {
 
 #[tokio::test]
 async fn a_reload_answers_200_or_422_with_the_problems() {
-    let (status, _, body) = call(&world(unchanged()), "POST", "/admin/v1/reload").await;
-    assert_eq!(status, StatusCode::OK);
-    assert_eq!(serde_json::from_str::<Value>(&body).unwrap()["outcome"], "unchanged");
+    let reloaded = async |report| {
+        let mut world = world();
+        let router = world.router.clone();
+        let asked = tokio::spawn(async move { send(router, "POST", "/admin/v1/reload").await });
+        world.answer_reload(report, Duration::ZERO).await;
+        let (status, _, body) = asked.await.unwrap();
+        (status, serde_json::from_str::<Value>(&body).unwrap())
+    };
+    let (status, body) = reloaded(unchanged()).await;
+    assert_eq!((status, &body["outcome"]), (StatusCode::OK, &json!("unchanged")));
 
     let rejected = ReloadReport {
         outcome: ReloadOutcome::Failed,
         problems: vec![ConfigProblem::of_file("tenants.a: unknown class")],
         ..unchanged()
     };
-    let (status, _, body) = call(&world(rejected), "POST", "/admin/v1/reload").await;
-    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
-    let body: Value = serde_json::from_str(&body).unwrap();
-    assert_eq!(
-        (&body["outcome"], &body["problems"][0]["message"]),
-        (&json!("failed"), &json!("tenants.a: unknown class"))
-    );
+    let (status, body) = reloaded(rejected).await;
+    assert_eq!((status, &body["outcome"]), (StatusCode::UNPROCESSABLE_ENTITY, &json!("failed")));
+    assert_eq!(body["problems"][0]["message"], "tenants.a: unknown class");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_reload_that_hangs_is_answered_and_goes_on() {
-    let mut world = world(unchanged());
-    let over = Arc::new(AtomicBool::new(false));
-    let done = Arc::clone(&over);
-    let mut state = bare_state(&world.telemetry);
-    state.reload = Arc::new(move |_| {
-        let done = Arc::clone(&done);
-        Box::pin(async move {
-            tokio::time::sleep(Duration::from_secs(45)).await;
-            done.store(true, Ordering::Relaxed);
-            Some(unchanged())
-        })
-    });
-    world.router = router(state, Router::new());
-    let (status, _, body) = call(&world, "POST", "/admin/v1/reload").await;
+    let mut world = world();
+    let router = world.router.clone();
+    let answering =
+        tokio::spawn(async move { world.answer_reload(unchanged(), Duration::from_secs(45)).await });
+    let (status, _, body) = send(router, "POST", "/admin/v1/reload").await;
     assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
     assert!(body.contains("/admin/v1/status"), "{body}");
-    assert!(!over.load(Ordering::Relaxed));
-    tokio::time::sleep(Duration::from_secs(20)).await;
-    assert!(over.load(Ordering::Relaxed));
+    assert!(!answering.is_finished());
+    answering.await.unwrap();
 }
 
 #[tokio::test]
 async fn a_bill_is_made_as_it_was_asked_for() {
-    let world = world(unchanged());
+    let folder = tempfile::tempdir().unwrap();
+    let world = with_usage(Some(RowSource::Journal(folder.path().to_owned())));
     let (status, _, body) = call(&world, "GET", "/admin/v1/usage?by=tenant,day&since=7d&share=tokens").await;
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(
         (status, &body["by"], &body["total"]["requests"]),
-        (StatusCode::OK, &json!(["tenant", "day"]), &json!(7))
+        (StatusCode::OK, &json!(["tenant", "day"]), &json!(0))
     );
     let (status, _, body) = call(&world, "GET", "/admin/v1/usage?by=colour").await;
     assert!(status == StatusCode::BAD_REQUEST && body.contains("there are: tenant"), "{body}");
-    let nothing = router(bare_state(&world.telemetry), Router::new());
-    let (status, _, body) = call(&World { router: nothing, ..world }, "GET", "/admin/v1/usage").await;
+    let (status, _, body) = call(&self::world(), "GET", "/admin/v1/usage").await;
     assert!(status == StatusCode::NOT_FOUND && body.contains("usage.folder"), "{body}");
 }
 
 #[tokio::test]
 async fn unknown_paths_and_methods_are_json_errors_that_help() {
-    let world = world(unchanged());
+    let folder = tempfile::tempdir().unwrap();
+    let world = with_usage(Some(RowSource::Journal(folder.path().to_owned())));
     for (method, path, expected) in [
         ("GET", "/admin/v2/status", StatusCode::NOT_FOUND),
         ("GET", "/admin/v1/reload", StatusCode::METHOD_NOT_ALLOWED),
@@ -318,7 +360,7 @@ const LIVEZ: &str = "GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n
 /// listener can only answer from its own.
 #[tokio::test]
 async fn the_listener_answers_while_the_callers_runtime_is_blocked() {
-    let handle = spawn("127.0.0.1:0".parse().unwrap(), world(unchanged()).router, no_tls()).unwrap();
+    let handle = spawn("127.0.0.1:0".parse().unwrap(), world().router, no_tls()).unwrap();
     let answer = ask(handle.addr(), LIVEZ);
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("ok\n"), "{answer}");
     let head = ask(handle.addr(), &LIVEZ.replace("GET /livez", "HEAD /metrics"));
@@ -333,10 +375,9 @@ async fn the_listener_answers_while_the_callers_runtime_is_blocked() {
     drop(idle);
 }
 
-#[test]
-fn a_taken_address_is_an_error() {
+#[tokio::test]
+async fn a_taken_address_is_an_error() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let router = router(bare_state(&Telemetry::for_tests()), Router::new());
-    let problem = spawn(taken.local_addr().unwrap(), router, no_tls()).unwrap_err();
+    let problem = spawn(taken.local_addr().unwrap(), world().router, no_tls()).unwrap_err();
     assert_eq!(problem.kind(), std::io::ErrorKind::AddrInUse);
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use serde_json::Value;
 use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 
-use crate::admin::Billing;
 use crate::admin::operate::VerbError;
 use crate::telemetry::wall;
-use crate::usage::bill::{ask, text};
+use crate::usage::bill::{self, RowSource, ask, text};
 
 /// Makes one bill at a time: each reads a database.
 #[derive(Debug)]
@@ -25,8 +25,8 @@ impl BillMaker {
     /// # Errors
     /// Nothing is written down, the question has a mistake, another one is being
     /// answered, or the database does not answer.
-    pub(super) async fn make(&self, billing: Option<&Billing>, query: &str) -> Result<Value, VerbError> {
-        let Some(billing) = billing else {
+    pub(super) async fn make(&self, source: Option<&RowSource>, query: &str) -> Result<Value, VerbError> {
+        let Some(source) = source.cloned() else {
             let message = "nothing is written down: the configuration has no `usage.folder`";
             return Err(VerbError(StatusCode::NOT_FOUND, message.to_owned()));
         };
@@ -37,14 +37,14 @@ impl BillMaker {
             let message = "another bill is being made; ask again in a moment";
             return Err(VerbError(StatusCode::SERVICE_UNAVAILABLE, message.to_owned()));
         };
-        let making = billing(asked);
         // It goes on when the caller hangs up, and nobody else begins until then.
-        let made = tokio::spawn(async move {
+        let made = spawn_blocking(move || {
             let _alone = alone;
-            making.await
+            bill::make(&asked, &source)
         });
-        let bill = made.await.unwrap_or_else(|error| Err(error.to_string()));
-        let bill = bill.map_err(|message| VerbError(StatusCode::SERVICE_UNAVAILABLE, message))?;
+        let unavailable = |message| VerbError(StatusCode::SERVICE_UNAVAILABLE, message);
+        let bill = made.await.map_err(|error| unavailable(error.to_string()))?;
+        let bill = bill.map_err(|error| unavailable(error.to_string()))?;
         Ok(text::json(&bill))
     }
 }

@@ -4,9 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use tokio::task::spawn_blocking;
 
-use crate::admin::Billing;
 use crate::cli::usage::{BillFormat, UsageArgs};
 use crate::config::load;
 use crate::config::secret::{MachineSecrets, Secret, SecretSource as _};
@@ -88,16 +86,10 @@ fn amount(unit: LimitUnit, sums: &BillSums) -> u64 {
     }
 }
 
-/// Makes bills for operators, one at a time, on a thread of their own.
-pub(super) fn bills(settings: UsageSettings) -> Billing {
-    let source = settings.database.map_or(RowSource::Journal(settings.folder), RowSource::Database);
-    Arc::new(move |query| {
-        let source = source.clone();
-        Box::pin(async move {
-            let made = spawn_blocking(move || bill::make(&query, &source)).await;
-            made.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
-        })
-    })
+/// Where the rows of a running gateway are.
+pub(super) fn row_source(settings: &UsageSettings) -> RowSource {
+    let database = settings.database.clone();
+    database.map_or_else(|| RowSource::Journal(settings.folder.clone()), RowSource::Database)
 }
 
 /// `penstock usage`: what to print.

@@ -2,6 +2,7 @@
 //! its actions after the lock is released.
 
 pub mod clock;
+pub mod shutdown;
 mod ticket;
 mod waiters;
 
@@ -28,6 +29,7 @@ use crate::core::model::snapshot::{OverrideResult, Snapshot, WaitExplanation};
 use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
 use crate::dispatcher::clock::GatewayClock;
+use crate::dispatcher::shutdown::ShutdownGrace;
 use crate::dispatcher::waiters::{AttemptId, Notification, Notifications, WaitResult, Waiters};
 
 /// What a scheduler was told, from the moment on when it was asked to be written
@@ -39,6 +41,7 @@ pub type EventLog = Arc<Mutex<Vec<(Tick, Event)>>>;
 pub struct Dispatcher {
     inner: Mutex<DispatcherState>,
     clock: GatewayClock,
+    shutdown: ShutdownGrace,
     next_job: AtomicU64,
     timer_changed: Notify,
     /// Whether somebody waits for the next arrival.
@@ -84,6 +87,7 @@ impl Dispatcher {
                 told: None,
             }),
             clock,
+            shutdown: ShutdownGrace::default(),
             next_job: AtomicU64::new(1),
             timer_changed: Notify::new(),
             awaited: AtomicBool::new(false),
@@ -101,6 +105,12 @@ impl Dispatcher {
     #[must_use]
     pub fn clock(&self) -> GatewayClock {
         self.clock
+    }
+
+    /// How far the shutdown of this gateway has come.
+    #[must_use]
+    pub const fn shutdown(&self) -> &ShutdownGrace {
+        &self.shutdown
     }
 
     /// An id for a job that has not arrived yet.

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -15,50 +14,19 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::settings::Settings;
 use crate::core::model::ids::ReplicaId;
+use crate::dispatcher::Dispatcher;
+use crate::fleet::context::{FleetContext, FleetTiming};
 use crate::fleet::fetch::{NoTls, ReplicaClient};
-use crate::fleet::hooks::{NoteSink, ReportSink};
 use crate::fleet::probe;
 use crate::fleet::scrape::{self, MonitoredReplica, Probing};
 use crate::fleet::sleep::{self, SleepOrder};
 use crate::fleet::target::ReplicaTarget;
 use crate::fleet::view::FleetView;
+use crate::telemetry::Telemetry;
 
 /// Scrapes that may run at the same time; more wait for their turn. Probes do
 /// not wait.
 const CONCURRENT_SCRAPES: usize = 64;
-
-/// The fleet's times. The default is right for the gateway.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FleetTiming {
-    /// For one answer about metrics or models.
-    pub scrape_timeout: Duration,
-    /// For all of one probe.
-    pub probe_timeout: Duration,
-    /// Between two questions about the models.
-    pub info_every: Duration,
-    /// The same after one that failed; no shorter than the scrape interval.
-    pub info_retry: Duration,
-}
-
-impl Default for FleetTiming {
-    fn default() -> Self {
-        Self {
-            scrape_timeout: Duration::from_secs(5),
-            probe_timeout: Duration::from_secs(1),
-            info_every: Duration::from_secs(300),
-            info_retry: Duration::from_secs(10),
-        }
-    }
-}
-
-/// What all tasks share.
-pub(super) struct FleetContext {
-    pub(super) fetcher: ReplicaClient,
-    pub(super) sink: Arc<dyn ReportSink>,
-    pub(super) watch: Arc<dyn NoteSink>,
-    pub(super) timing: FleetTiming,
-    pub(super) permits: Semaphore,
-}
 
 /// The running fleet. Clones are handles to the same one; it stops when the
 /// last one is dropped.
@@ -98,8 +66,8 @@ impl FleetMonitor {
     /// certificates.
     pub fn start(
         settings: Arc<ArcSwap<Settings>>,
-        sink: Arc<dyn ReportSink>,
-        watch: Arc<dyn NoteSink>,
+        dispatcher: Arc<Dispatcher>,
+        telemetry: Telemetry,
         timing: FleetTiming,
     ) -> Result<Self, NoTls> {
         let fetcher =
@@ -107,7 +75,7 @@ impl FleetMonitor {
         let permits = Semaphore::new(CONCURRENT_SCRAPES);
         let fleet = Self {
             inner: Arc::new(MonitorState {
-                shared: Arc::new(FleetContext { fetcher, sink, watch, timing, permits }),
+                shared: Arc::new(FleetContext { fetcher, dispatcher, telemetry, timing, permits }),
                 settings,
                 view: Arc::new(FleetView::default()),
                 members: Mutex::new(BTreeMap::new()),
@@ -126,7 +94,7 @@ impl FleetMonitor {
         Arc::clone(&self.inner.view)
     }
 
-    /// Asks `replica` whether it is there; the sink gets `ReplicaFound` or
+    /// Asks `replica` whether it is there; the dispatcher gets `ReplicaFound` or
     /// `ReplicaLost` within `Timing::probe_timeout`. While a probe of the same
     /// replica is in flight its answer counts for this call too. A replica
     /// that is not configured (any more) is not asked and gets no answer.
@@ -142,7 +110,7 @@ impl FleetMonitor {
         }
     }
 
-    /// Scrapes `replica` now, unless a scrape of it is under way; the sink gets
+    /// Scrapes `replica` now, unless a scrape of it is under way; the dispatcher gets
     /// `ReplicaReported` when it answers.
     pub fn inspect(&self, replica: ReplicaId) {
         if let Some(member) = self.inner.members.lock().get(&replica) {
@@ -150,7 +118,7 @@ impl FleetMonitor {
         }
     }
 
-    /// Tells `replica` to sleep or to wake; the sink gets `Rested`. A replica
+    /// Tells `replica` to sleep or to wake; the dispatcher gets `Rested`. A replica
     /// that is not configured (any more), or that changes meanwhile, gives no
     /// answer.
     pub fn order(&self, replica: ReplicaId, order: SleepOrder) {

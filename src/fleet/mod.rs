@@ -3,11 +3,11 @@
 //! fails changes nothing by itself, and only a probe that the core asked for
 //! says that a replica is lost or found.
 
+pub mod context;
 pub mod discovery;
 pub mod engine;
 pub mod fetch;
 pub mod handle;
-pub mod hooks;
 pub mod promtext;
 pub mod view;
 

@@ -1,12 +1,12 @@
-//! Is a replica there? Asked when the core wants to know.
+//! Probes of ejected replicas, sent when the scheduler asks for them.
 
 use std::sync::Arc;
 
 use crate::core::model::event::Event;
+use crate::fleet::context::FleetContext;
 use crate::fleet::fetch::FetchError;
-use crate::fleet::handle::FleetContext;
-use crate::fleet::hooks::ReplicaNote;
 use crate::fleet::scrape::MonitoredReplica;
+use crate::telemetry::event::ProbeFailed;
 
 /// Answers one `Action::Probe`, with `ReplicaFound` or `ReplicaLost`.
 pub(super) async fn answer(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>) {
@@ -22,12 +22,11 @@ pub(super) async fn answer(shared: Arc<FleetContext>, member: Arc<MonitoredRepli
         Ok(()) => {
             // It may be another engine than before.
             member.refresh.notify_one();
-            shared.watch.note(replica, ReplicaNote::ProbeSucceeded);
-            shared.sink.event(Event::ReplicaFound { replica });
+            shared.dispatcher.event(Event::ReplicaFound { replica });
         }
         Err(why) => {
-            shared.watch.note(replica, ReplicaNote::ProbeFailed { why });
-            shared.sink.event(Event::ReplicaLost { replica, answers: why.answers() });
+            ProbeFailed { replica, problem: &why.to_string() }.emit(&shared.telemetry);
+            shared.dispatcher.event(Event::ReplicaLost { replica, answers: why.answers() });
         }
     }
 }

@@ -8,12 +8,12 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::core::model::event::Event;
+use crate::fleet::context::FleetContext;
 use crate::fleet::engine::{EngineGauges, ModelInfo};
 use crate::fleet::fetch::FetchError;
-use crate::fleet::handle::FleetContext;
-use crate::fleet::hooks::ReplicaNote;
 use crate::fleet::target::ReplicaTarget;
 use crate::fleet::view::StatusCell;
+use crate::telemetry::event::{ModelMismatch, ScrapeFailed, ScrapeRecovered, SleepStateChanged};
 
 /// One replica while its target stays the same.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ async fn round(shared: &FleetContext, member: &MonitoredReplica, info_due: &mut 
     };
     if fresh || informed {
         let report = member.cell.lock().report(fresh);
-        shared.sink.event(Event::ReplicaReported { replica: member.target.replica, report });
+        shared.dispatcher.event(Event::ReplicaReported { replica: member.target.replica, report });
     }
 }
 
@@ -128,7 +128,7 @@ fn report_adapters(shared: &FleetContext, member: &MonitoredReplica, text: &str)
     let Some(loras) = read.and_then(|read| read(text)) else { return };
     let known = target.adapters.iter().filter(|(name, _)| loras.running.contains(name));
     let running = known.map(|(_, id)| *id).collect();
-    shared.sink.event(Event::AdaptersReported { replica: target.replica, slots: loras.slots, running });
+    shared.dispatcher.event(Event::AdaptersReported { replica: target.replica, slots: loras.slots, running });
 }
 
 /// Enters the result of a scrape that began at that moment; true when it is the
@@ -139,7 +139,7 @@ fn note_scrape(
     began: Instant,
     result: Result<EngineGauges, FetchError>,
 ) -> bool {
-    let replica = member.target.replica;
+    let (replica, telemetry) = (member.target.replica, &shared.telemetry);
     let mut status = member.cell.lock();
     let before = status.failures;
     match result {
@@ -154,11 +154,11 @@ fn note_scrape(
             status.trouble = None;
             drop(status);
             if before > 0 {
-                shared.watch.note(replica, ReplicaNote::ScrapeRecovered { times: before });
+                ScrapeRecovered { replica }.emit(telemetry);
             }
             match (slept, gauges.asleep.unwrap_or(false)) {
-                (false, true) => shared.watch.note(replica, ReplicaNote::Asleep),
-                (true, false) => shared.watch.note(replica, ReplicaNote::Awake),
+                (false, true) => SleepStateChanged { replica, asleep: true }.emit(telemetry),
+                (true, false) => SleepStateChanged { replica, asleep: false }.emit(telemetry),
                 _ => {}
             }
             before > 0
@@ -168,7 +168,7 @@ fn note_scrape(
             status.failures = times;
             status.trouble = Some(why);
             drop(status);
-            shared.watch.note(replica, ReplicaNote::ScrapeFailed { why, times });
+            ScrapeFailed { replica, problem: &why.to_string(), first: times == 1 }.emit(telemetry);
             false
         }
     }
@@ -197,23 +197,18 @@ fn note_info(
     result: Result<ModelInfo, FetchError>,
 ) -> bool {
     let replica = member.target.replica;
-    let info = match result {
-        Ok(info) => Arc::new(info),
-        Err(why) => {
-            shared.watch.note(replica, ReplicaNote::InfoFailed { why });
-            return false;
-        }
-    };
+    let Ok(info) = result.map(Arc::new) else { return false };
     let missing: Arc<[String]> = missing(&member.target, &info).into();
     let before = {
         let mut status = member.cell.lock();
         status.info = Some(Arc::clone(&info));
         std::mem::replace(&mut status.missing, Arc::clone(&missing))
     };
-    if missing.is_empty() && !before.is_empty() {
-        shared.watch.note(replica, ReplicaNote::ModelsMatch);
-    } else if missing != before {
-        shared.watch.note(replica, ReplicaNote::ModelMismatch { missing: &missing, served: &info.names });
+    if missing != before {
+        let served: Vec<String> = info.names.iter().map(|served| served.name.clone()).collect();
+        for expected in missing.iter() {
+            ModelMismatch { replica, expected, served: &served }.emit(&shared.telemetry);
+        }
     }
     info.max_model_len.is_some() || info.slots.is_some()
 }

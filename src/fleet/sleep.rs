@@ -1,4 +1,4 @@
-//! Puts a replica to sleep, or wakes it. Told when the core wants it.
+//! Sleep orders: a replica is put to sleep, or woken, when the scheduler asks for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use crate::core::model::event::Event;
 use crate::core::replica::health::sleep::SleepResult;
+use crate::fleet::context::FleetContext;
 use crate::fleet::fetch::FetchError;
-use crate::fleet::handle::FleetContext;
-use crate::fleet::hooks::ReplicaNote;
 use crate::fleet::scrape::MonitoredReplica;
+use crate::telemetry::event::{SleepOrderDone, SleepOrderFailed, SleepUnsupported};
 
 /// How long an engine may take to fall asleep.
 const SLEEP_LIMIT: Duration = Duration::from_secs(30);
@@ -54,7 +54,7 @@ impl SleepOrder {
     }
 }
 
-/// Gives one order; the sink gets `Rested` in any case, unless a reload ends
+/// Gives one order; the dispatcher gets `Rested` in any case, unless a reload ends
 /// the replica meanwhile.
 pub(super) async fn obey(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>, order: SleepOrder) {
     let began = Instant::now();
@@ -78,17 +78,16 @@ pub(super) async fn obey(shared: Arc<FleetContext>, member: Arc<MonitoredReplica
     }
     member.refresh.notify_one();
     let replica = member.target.replica;
-    shared.watch.note(
-        replica,
-        match (rested == order.done(), answer) {
-            (true, _) => ReplicaNote::Obeyed { order, took: began.elapsed() },
-            (false, Err(_)) if rested == SleepResult::Unable => ReplicaNote::CannotSleep,
-            (false, answer) => {
-                ReplicaNote::Disobeyed { order, why: answer.err().unwrap_or(FetchError::NotUnderstood) }
-            }
-        },
-    );
-    shared.sink.event(Event::Rested { replica, rested });
+    let telemetry = &shared.telemetry;
+    match (rested == order.done(), answer) {
+        (true, _) => SleepOrderDone { replica, order: order.name(), took: began.elapsed() }.emit(telemetry),
+        (false, Err(_)) if rested == SleepResult::Unable => SleepUnsupported { replica }.emit(telemetry),
+        (false, answer) => {
+            let problem = answer.err().unwrap_or(FetchError::NotUnderstood).to_string();
+            SleepOrderFailed { replica, order: order.name(), problem: &problem }.emit(telemetry);
+        }
+    }
+    shared.dispatcher.event(Event::Rested { replica, rested });
 }
 
 async fn tell(shared: &FleetContext, member: &MonitoredReplica, order: SleepOrder) -> Result<(), FetchError> {

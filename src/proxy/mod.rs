@@ -5,7 +5,6 @@ pub mod context;
 pub mod handler;
 pub mod listener;
 pub mod shadow;
-pub mod shutdown;
 pub mod upstream;
 
 mod attempt;

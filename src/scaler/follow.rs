@@ -1,17 +1,14 @@
-//! Keeps the board up to date: now and then, and at once when a request comes
-//! while a pool is idle, here or at another gateway.
+//! Refresh of the signal cache: every 250 ms, and at once when a request
+//! arrives while a pool is idle, here or at another gateway.
 
 use std::collections::BTreeMap;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::core::autoscale::demand_report::{DemandReport, PeerDemand};
-use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::scaler::signal_cache::{PoolSignal, SignalCache, SignalView};
+use crate::scaler::source::DemandSource;
 use crate::telemetry::event::DesiredChanged;
 
 /// How often it is looked without a reason.
@@ -22,31 +19,15 @@ const LONG_GAP: Duration = Duration::from_millis(40);
 /// A look takes at most this part of the time, 1 / 50, up to the longer gap.
 const SHARE: u32 = 50;
 
-/// Where the needs of pools come from.
-pub trait DemandFeed: Send + Sync {
-    /// What every pool needs now, each with its name.
-    fn needs(&self) -> Vec<(String, ReplicaDemand)>;
-    /// The same by what other gateways see, too.
-    fn needs_with(&self, others: &PeerDemand) -> Vec<(String, ReplicaDemand)>;
-    /// What this gateway sees of the demand.
-    fn outlook(&self) -> DemandReport;
-    /// Whether it takes nothing new.
-    fn is_draining(&self) -> bool;
-    /// From now on an arrival counts for [`Self::arrival`].
-    fn expect_arrival(&self);
-    /// Waits for the next arrival since it was expected.
-    fn arrival(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
-}
-
 /// Keeps the board up to date until dropped.
-pub async fn follow(feed: Arc<dyn DemandFeed>, board: Arc<SignalCache>) {
+pub async fn follow(source: DemandSource, board: Arc<SignalCache>) {
     loop {
         let began = Instant::now();
         // Before the look, so that nobody comes unseen between the two.
-        feed.expect_arrival();
-        let has_idle = look(&*feed, &board);
+        source.expect_arrival();
+        let has_idle = look(&source, &board);
         sleep((began.elapsed() * SHARE).clamp(GAP, LONG_GAP)).await;
-        let arrival = async { if has_idle { feed.arrival().await } else { std::future::pending().await } };
+        let arrival = async { if has_idle { source.arrival().await } else { std::future::pending().await } };
         let news = async {
             match &board.exchange {
                 Some(exchange) => exchange.news().await,
@@ -64,13 +45,13 @@ pub async fn follow(feed: Arc<dyn DemandFeed>, board: Arc<SignalCache>) {
 }
 
 /// Puts what is so now on the board; whether a pool is idle.
-pub(super) fn look(feed: &dyn DemandFeed, board: &SignalCache) -> bool {
+pub(super) fn look(source: &DemandSource, board: &SignalCache) -> bool {
     let (now, before) = (Instant::now(), board.view());
     let mut pools = BTreeMap::new();
     let (needs, fleet) = match &board.exchange {
-        None => (feed.needs(), None),
+        None => (source.demands(), None),
         Some(exchange) => {
-            let (needs, fleet) = exchange.look(feed, now);
+            let (needs, fleet) = exchange.look(source, now);
             (needs, Some(fleet))
         }
     };

@@ -12,11 +12,13 @@ mod proto;
 mod rpc;
 mod server;
 mod signal_cache;
+mod source;
 mod trigger;
 
 pub use crate::scaler::answer::METRIC;
-pub use crate::scaler::follow::{DemandFeed, follow};
+pub use crate::scaler::follow::follow;
 pub use crate::scaler::json::router;
-pub use crate::scaler::peers::{PeerRules, TlsSource};
-pub use crate::scaler::server::{CertificateCheck, ScaleHandle, ScaleListener, start};
+pub use crate::scaler::peers::PeerRules;
+pub use crate::scaler::server::{ScaleHandle, ScaleListener, start};
 pub use crate::scaler::signal_cache::{SignalCache, SignalView};
+pub use crate::scaler::source::DemandSource;

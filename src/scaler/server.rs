@@ -19,14 +19,17 @@ use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 
+use crate::config::settings::Settings;
 use crate::core::autoscale::peers::MOST;
-use crate::scaler::follow::{DemandFeed, follow, look};
+use crate::scaler::follow::{follow, look};
 use crate::scaler::peers::{self, PeerRules};
 use crate::scaler::proto::DESCRIPTORS;
 use crate::scaler::proto::external_scaler_server::{ExternalScalerServer, SERVICE_NAME};
 use crate::scaler::rpc::ScalerService;
 use crate::scaler::signal_cache::SignalCache;
-use crate::tls::{CertificateNames, CertificateSource, HandshakeError, Handshakes};
+use crate::scaler::source::DemandSource;
+use crate::telemetry::event::HandshakeFailed;
+use crate::tls::{CertificateNames, CertificateSource, Handshakes};
 
 /// Open connections; KEDA has one from its operator and one from its metrics
 /// adapter, and each of the other gateways has one.
@@ -49,11 +52,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// One may wait for the scheduler while the other answers.
 const THREADS: usize = 2;
 
-/// Whether a client whose certificate has such names may stay; `None` = it
-/// showed none.
-pub type CertificateCheck = Box<dyn Fn(Option<&CertificateNames>) -> bool + Send + Sync>;
-
-/// Where the scaler listens, and who may come in.
+/// Where the scaler listens.
 pub struct ScaleListener {
     /// The address.
     pub address: SocketAddr,
@@ -61,10 +60,6 @@ pub struct ScaleListener {
     pub tls: CertificateSource,
     /// Bounds of the handshakes.
     pub handshakes: Handshakes,
-    /// Who may stay.
-    pub allows: CertificateCheck,
-    /// Told of each connection that is lost at the door, and why.
-    pub failed: Box<dyn Fn(&'static str) + Send + Sync>,
 }
 
 impl fmt::Debug for ScaleListener {
@@ -97,14 +92,14 @@ impl fmt::Debug for ScaleHandle {
 /// The address cannot be had, or there is no thread.
 pub fn start(
     board: Arc<SignalCache>,
-    feed: Arc<dyn DemandFeed>,
+    source: DemandSource,
     listener: Option<ScaleListener>,
     others: Option<PeerRules>,
 ) -> io::Result<ScaleHandle> {
     let threads = if listener.is_some() { THREADS } else { 1 };
     let runtime =
         Builder::new_multi_thread().worker_threads(threads).thread_name("scale").enable_all().build()?;
-    look(&*feed, &board);
+    look(&source, &board);
     let (stop, stopped) = watch::channel(false);
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let (health, health_server) = health_reporter();
@@ -122,6 +117,7 @@ pub fn start(
         runtime.spawn(async move { reporter.set_service_status(SERVICE_NAME, ServingStatus::Serving).await });
         let door = ScalerListener {
             rules,
+            board: Arc::clone(&board),
             routes,
             max_streams: board.settings().scale.max_streams.saturating_add(MORE_STREAMS),
             stopped,
@@ -132,8 +128,15 @@ pub fn start(
     if let (Some(exchange), Some(rules)) = (&board.exchange, others) {
         runtime.spawn(peers::listen(Arc::clone(exchange), rules));
     }
-    runtime.spawn(follow(feed, Arc::clone(&board)));
+    runtime.spawn(follow(source, Arc::clone(&board)));
     Ok(ScaleHandle { address, board, health, stop, connections, runtime: Some(runtime) })
+}
+
+/// Whether a client whose certificate has these names may connect. `None`: it
+/// showed no certificate.
+fn is_allowed(settings: &Settings, names: Option<&CertificateNames>) -> bool {
+    let Some(allowed) = &settings.scale.names else { return true };
+    names.is_some_and(|names| names.iter().any(|name| allowed.contains(name)))
 }
 
 /// The contract, health and reflection.
@@ -205,6 +208,7 @@ impl Drop for ScaleHandle {
 /// The listener's own.
 struct ScalerListener {
     rules: ScaleListener,
+    board: Arc<SignalCache>,
     routes: Router,
     max_streams: usize,
     stopped: watch::Receiver<bool>,
@@ -232,14 +236,18 @@ impl ScalerListener {
         }
     }
 
+    fn refused(&self, reason: &'static str) {
+        HandshakeFailed { listener: "scale", reason }.emit(&self.board.telemetry);
+    }
+
     async fn connection(self: Arc<Self>, stream: TcpStream, _permit: OwnedSemaphorePermit) {
         let _ = stream.set_nodelay(true);
         let (stream, names) = match self.rules.handshakes.welcome(stream, (self.rules.tls)()).await {
             Ok(welcome) => welcome,
-            Err(trouble) => return (self.rules.failed)(HandshakeError::label(trouble)),
+            Err(error) => return self.refused(error.label()),
         };
-        if !(self.rules.allows)(names.as_deref()) {
-            return (self.rules.failed)("not_allowed");
+        if !is_allowed(&self.board.settings(), names.as_deref()) {
+            return self.refused("not_allowed");
         }
         let connection = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())

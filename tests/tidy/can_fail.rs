@@ -24,7 +24,7 @@ fn on_an_arrow_upwards_or_sideways() {
         ("telemetry/log.rs", "use crate::app::App;"),
         ("telemetry/log.rs", "use crate::config::load::Outcome;"),
         ("protocol/sse.rs", "use crate::config::settings::Settings;"),
-        ("proxy/a.rs", "use crate::{core::ids::JobId, fleet::handle::Fleet};"),
+        ("proxy/a.rs", "use crate::{core::ids::JobId, scaler::SignalCache};"),
         ("proxy/a.rs", "use crate::{\n    core::{ids::JobId, job},\n    sim::world,\n};"),
         ("proxy/a.rs", "use super::super::sim::world;"),
         ("usage/a.rs", "use crate::proxy::handler::Proxy;"),

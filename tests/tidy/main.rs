@@ -142,7 +142,7 @@ fn twice(sources: &[Source]) -> Vec<String> {
 
 /// Files that import each other in a circle.
 fn tangled(sources: &[Source]) -> Vec<String> {
-    let known: BTreeSet<&str> = TANGLED.into_iter().flatten().copied().collect();
+    let known: BTreeSet<&str> = TANGLED.iter().copied().flatten().copied().collect();
     let found = circles(sources);
     let in_one: BTreeSet<&str> = found.iter().flatten().copied().collect();
     let new = found.iter().filter(|circle| circle.iter().any(|path| !known.contains(path)));

@@ -1,66 +1,21 @@
-//! Puts the scale signal together: from the gate to the board, from the board
-//! to KEDA and to the admin port.
+//! Start of the scaler: its demand source, its listener and its peers.
 
 use std::collections::BTreeSet;
-use std::future::Future;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::app::gateway::hooks;
+use crate::app::gateway::certificates::certificate_source;
 use crate::app::gateway::start_error::StartError;
 use crate::config::discover::DnsSource;
 use crate::config::settings::Settings;
 use crate::config::settings::scale::{PeerPlace, PeerSettings};
-use crate::core::autoscale::demand_report::{DemandReport, PeerDemand};
-use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::fleet::discovery::addresses;
 use crate::proxy::handler::Proxy;
-use crate::scaler::{self, DemandFeed, PeerRules, ScaleHandle, ScaleListener, SignalCache};
-use crate::telemetry::event::HandshakeFailed;
-use crate::tls::{CertificateNames, Handshakes};
-
-/// The gate as the board sees it.
-struct FromGate(Arc<Proxy>);
-
-impl FromGate {
-    fn named(&self, needs: Vec<ReplicaDemand>) -> Vec<(String, ReplicaDemand)> {
-        let policy = &self.0.settings.load().policy;
-        let named = needs.into_iter().filter(|need| policy.pools.get(need.pool).is_some());
-        named.map(|need| (policy.pools.name(need.pool).to_owned(), need)).collect()
-    }
-}
-
-impl DemandFeed for FromGate {
-    fn needs(&self) -> Vec<(String, ReplicaDemand)> {
-        let needs = self.0.gate.needs();
-        self.named(needs)
-    }
-
-    fn needs_with(&self, others: &PeerDemand) -> Vec<(String, ReplicaDemand)> {
-        let needs = self.0.gate.needs_with(others);
-        self.named(needs)
-    }
-
-    fn outlook(&self) -> DemandReport {
-        self.0.gate.outlook()
-    }
-
-    fn is_draining(&self) -> bool {
-        self.0.grace.is_draining()
-    }
-
-    fn expect_arrival(&self) {
-        self.0.gate.expect_arrival();
-    }
-
-    fn arrival(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(self.0.gate.next_arrival())
-    }
-}
+use crate::scaler::{self, DemandSource, PeerRules, ScaleHandle, ScaleListener, SignalCache};
+use crate::tls::Handshakes;
 
 /// Starts the scaler.
 ///
@@ -72,20 +27,15 @@ pub(in crate::app) fn start(
     board: Arc<SignalCache>,
     tasks: &mut JoinSet<()>,
 ) -> Result<ScaleHandle, StartError> {
-    let listener = now.scale.listen.map(|address| {
-        let (door, rules, telemetry) =
-            (&now.startup.door, Arc::clone(&proxy.settings), proxy.telemetry.clone());
-        ScaleListener {
-            address,
-            tls: hooks::scale_tls(&proxy.settings),
-            handshakes: Handshakes::new(door.max_handshakes, door.handshake_timeout),
-            allows: Box::new(move |names| is_allowed(&rules.load(), names)),
-            failed: Box::new(move |reason| HandshakeFailed { listener: "scale", reason }.emit(&telemetry)),
-        }
+    let limits = &now.startup.door;
+    let listener = now.scale.listen.map(|address| ScaleListener {
+        address,
+        tls: certificate_source(&proxy.settings, |listeners| &listeners.scale),
+        handshakes: Handshakes::new(limits.max_handshakes, limits.handshake_timeout),
     });
     let address = listener.as_ref().map(|listener| listener.address);
-    let feed = Arc::new(FromGate(Arc::clone(proxy)));
-    scaler::start(board, feed, listener, peers(now, proxy, tasks)).map_err(|problem| match address {
+    let source = DemandSource::new(Arc::clone(&proxy.gate), Arc::clone(&proxy.settings));
+    scaler::start(board, source, listener, peers(now, proxy, tasks)).map_err(|problem| match address {
         Some(address) => StartError::Scale { address, problem },
         None => StartError::ScaleThread(problem),
     })
@@ -102,9 +52,7 @@ fn peers(now: &Settings, proxy: &Arc<Proxy>, tasks: &mut JoinSet<()>) -> Option<
             places
         }
     };
-    let settings = Arc::clone(&proxy.settings);
-    let tls = move || Some(Arc::clone(&settings.load().scale.peers.as_ref()?.tls.as_ref()?.config));
-    Some(PeerRules { places, tls: Box::new(tls) })
+    Some(PeerRules { places, settings: Arc::clone(&proxy.settings) })
 }
 
 /// Tells of all places whenever the name leads elsewhere.
@@ -120,9 +68,4 @@ async fn follow(peers: PeerSettings, dns: DnsSource, found: watch::Sender<Option
         found.send_replace(Some(all));
     };
     addresses::follow(&dns, tell).await;
-}
-
-fn is_allowed(settings: &Settings, names: Option<&CertificateNames>) -> bool {
-    let Some(allowed) = &settings.scale.names else { return true };
-    names.is_some_and(|names| names.iter().any(|name| allowed.contains(name)))
 }

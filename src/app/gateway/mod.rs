@@ -1,6 +1,8 @@
 //! A running gateway: how it comes up, and how it goes down.
 
-pub(super) mod hooks;
+pub(super) mod certificates;
+mod reload;
+mod replica_actions;
 pub(super) mod signals;
 pub(super) mod start_error;
 
@@ -23,29 +25,27 @@ use crate::app::background::demand;
 use crate::app::background::idle;
 use crate::app::background::objectives;
 use crate::app::background::scaler;
-use crate::app::gateway::hooks::{ListenerMetrics, SettingsFollowers, ToScheduler, ToTelemetry};
+use crate::app::gateway::certificates::{certificate_source, certificates_loaded};
+use crate::app::gateway::reload::{SettingsFollowers, follow_file, follow_sources};
 use crate::app::gateway::start_error::StartError;
 use crate::app::usage;
 use crate::auth::Authenticator;
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Listeners;
-use crate::config::watch::{ReloadHandle, ReloadRequests, Reloader, channel};
+use crate::config::watch::{ReloadHandle, Reloader, channel};
 use crate::core::model::event::{Event, RejectReason, Rejection};
 use crate::dispatcher::Dispatcher;
 use crate::dispatcher::clock::GatewayClock;
+use crate::fleet::context::FleetTiming;
 use crate::fleet::discovery::DiscoverySources;
-use crate::fleet::handle::{FleetMonitor, FleetTiming};
-use crate::fleet::hooks::NoteSink;
+use crate::fleet::handle::FleetMonitor;
 use crate::protocol::request::prefix::PrefixHasher;
 use crate::proxy::handler::Proxy;
 use crate::proxy::listener::{self, ListenerShutdown};
-use crate::proxy::shutdown::ShutdownGrace;
 use crate::proxy::upstream::Upstreams;
 use crate::scaler::{ScaleHandle, SignalCache};
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{
-    ConfigReloaded, HandshakeFailed, ServerDraining, ServerStarted, ServerStopped,
-};
+use crate::telemetry::event::{ConfigReloaded, ServerDraining, ServerStarted, ServerStopped};
 use crate::tls::Handshakes;
 use crate::usage::{Journal, UsageJournal};
 
@@ -103,7 +103,6 @@ fn make_proxy(
     telemetry: &Telemetry,
     journal: Option<Journal>,
 ) -> Proxy {
-    let view = fleet.view();
     Proxy {
         gate,
         settings,
@@ -114,12 +113,11 @@ fn make_proxy(
         pumps: TaskTracker::new(),
         telemetry: telemetry.clone(),
         meter: Arc::default(),
-        windows: Arc::new(move |settings, model, pool| view.window(settings, model, pool)),
+        engines: fleet.view(),
         retries: Arc::default(),
         prefixes: PrefixHasher::default(),
         paces: Arc::default(),
         copies: Arc::default(),
-        grace: ShutdownGrace::default(),
         journal,
     }
 }
@@ -144,11 +142,9 @@ impl Gateway {
             now.startup.usage.as_ref().map(|usage| UsageJournal::start(usage, &telemetry)).transpose()?;
         let (wishes, wished) = mpsc::channel(REPLICA_ACTIONS);
         let gate = Dispatcher::new(Arc::clone(&now.policy), GatewayClock::start(), wishes);
-        let watch: Arc<dyn NoteSink> = Arc::new(ToTelemetry(telemetry.clone()));
-        let sink = Arc::new(ToScheduler(Arc::clone(&gate)));
-        let fleet =
-            FleetMonitor::start(Arc::clone(&settings), sink, Arc::clone(&watch), FleetTiming::default())?;
-        let sources = DiscoverySources::start(Arc::clone(&settings), watch);
+        let timing = FleetTiming::default();
+        let fleet = FleetMonitor::start(Arc::clone(&settings), Arc::clone(&gate), telemetry.clone(), timing)?;
+        let sources = DiscoverySources::start(Arc::clone(&settings), telemetry.clone());
         let journal = usage.as_ref().map(|usage| usage.journal().clone());
         let proxy = Arc::new(make_proxy(gate, settings, &fleet, &telemetry, journal));
         prepare_identity(&proxy, &now)?;
@@ -174,7 +170,7 @@ impl Gateway {
         let shutdown = ListenerShutdown::default();
         let serving = serve_clients(listener, &now, &proxy, &shutdown);
         background.spawn(telemetry.clone().upkeep());
-        background.spawn(hooks::carry_out(wished, fleet.clone(), telemetry));
+        background.spawn(replica_actions::carry_out(wished, fleet.clone(), telemetry));
         background.spawn(close_idle(Arc::clone(&proxy)));
         background.spawn(signals::reload_at(hang_up, reload.clone()));
         let followers = SettingsFollowers::new(&proxy, &fleet, &sources);
@@ -229,7 +225,7 @@ impl Gateway {
 
     /// Ends everything now; in-flight requests are cut. For a second signal.
     pub fn abort_switch(&self) -> impl Fn() + Send + use<> {
-        let (grace, shutdown) = (self.proxy.grace.clone(), self.shutdown.clone());
+        let (grace, shutdown) = (self.proxy.gate.shutdown().clone(), self.shutdown.clone());
         move || {
             grace.end();
             shutdown.abort.cancel();
@@ -250,7 +246,8 @@ impl Gateway {
     /// Takes no new requests, lets the others finish within the grace, gives
     /// the rest a retryable answer, and stops.
     pub async fn drain(self) {
-        let Proxy { gate, grace, telemetry, settings, .. } = &*self.proxy;
+        let Proxy { gate, telemetry, settings, .. } = &*self.proxy;
+        let grace = gate.shutdown();
         let allowed = settings.load().startup.drain_grace;
         grace.begin_drain();
         self.scale.drain();
@@ -312,7 +309,7 @@ fn prepare_identity(proxy: &Proxy, settings: &Settings) -> Result<(), StartError
         telemetry.audit_to(file).map_err(StartError::Audit)?;
     }
     proxy.doorman.follow(&settings.edge.auth, telemetry);
-    hooks::certificates_loaded(&Listeners::default(), &settings.listeners, telemetry);
+    certificates_loaded(&Listeners::default(), &settings.listeners, telemetry);
     Ok(())
 }
 
@@ -326,9 +323,9 @@ fn serve_clients(
     tokio::spawn(listener::serve(
         listener,
         settings.startup.door.clone(),
-        hooks::client_tls(&proxy.settings),
+        certificate_source(&proxy.settings, |listeners| &listeners.clients),
         shutdown.clone(),
-        Arc::new(ListenerMetrics::new(&proxy.telemetry)),
+        proxy.telemetry.clone(),
         move |peer| {
             let (proxy, peer) = (Arc::clone(&service), Arc::new(peer));
             service_fn(move |request| {
@@ -346,56 +343,24 @@ fn start_admin(
     reload: &ReloadHandle,
     board: &Arc<SignalCache>,
 ) -> Result<AdminHandle, StartError> {
-    let (gate, rules, grace) = (Arc::clone(&proxy.gate), Arc::clone(&proxy.settings), proxy.grace.clone());
-    let (view, reload) = (fleet.view(), reload.clone());
-    let [operated, explained, limited, seen] = std::array::from_fn(|_| Arc::clone(&gate));
-    let sources = sources.clone();
-    let needs = Arc::clone(board);
     let state = AdminState {
-        snapshot: Arc::new(move || gate.snapshot()),
-        settings: Arc::new(move || rules.load_full()),
-        reload: Arc::new(move |who| {
-            let reload = reload.clone();
-            Box::pin(async move { reload.reload(who).await })
-        }),
-        engines: Arc::new(move || hooks::engine_views(&view)),
-        sources: Arc::new(move || hooks::source_views(&sources)),
-        limits: Arc::new(move || limited.limits()),
-        needs: Arc::new(move || needs.view().needs().collect()),
-        demand: Arc::new(move || seen.demand()),
-        operate: Arc::new(move |wish| operated.operate(|now| hooks::event_of(wish, now))),
-        explain: Arc::new(move |job| explained.explain(job)),
-        bill: settings.startup.usage.clone().map(usage::bills),
-        ready: Arc::new(move || if grace.is_draining() { Err("draining") } else { Ok(()) }),
+        dispatcher: Arc::clone(&proxy.gate),
+        settings: Arc::clone(&proxy.settings),
+        reload: reload.clone(),
+        engines: fleet.view(),
+        sources: sources.clone(),
+        signals: Arc::clone(board),
+        usage: settings.startup.usage.as_ref().map(usage::row_source),
         telemetry: proxy.telemetry.clone(),
     };
-    let address = settings.startup.admin;
-    let (door, telemetry) = (&settings.startup.door, proxy.telemetry.clone());
+    let (address, limits) = (settings.startup.admin, &settings.startup.door);
     let tls = AdminTls {
-        source: hooks::admin_tls(&proxy.settings),
-        handshakes: Handshakes::new(door.max_handshakes, door.handshake_timeout),
-        failed: Box::new(move |why| {
-            HandshakeFailed { listener: "admin", reason: why.label() }.emit(&telemetry);
-        }),
+        source: certificate_source(&proxy.settings, |listeners| &listeners.admin),
+        handshakes: Handshakes::new(limits.max_handshakes, limits.handshake_timeout),
+        telemetry: proxy.telemetry.clone(),
     };
     let router = admin::router(state, crate::scaler::router(Arc::clone(board)));
     admin::spawn(address, router, tls).map_err(|problem| StartError::Admin { address, problem })
-}
-
-async fn follow_file(reloader: Arc<Reloader>, asks: ReloadRequests, followers: SettingsFollowers) {
-    reloader.watch(asks, |report| followers.reloaded(report)).await;
-}
-
-async fn follow_sources(reloader: Arc<Reloader>, followers: SettingsFollowers) {
-    loop {
-        let found = followers.next_found().await;
-        let (reloader, followers) = (Arc::clone(&reloader), followers.clone());
-        // A reload that reads files may be under way.
-        let told = spawn_blocking(move || followers.discovered(&reloader, found));
-        if told.await.is_err() {
-            return;
-        }
-    }
 }
 
 async fn close_idle(proxy: Arc<Proxy>) {

@@ -263,6 +263,14 @@ pub struct ReloadHandle(mpsc::Sender<ReloadRequest>);
 #[derive(Debug)]
 pub struct ReloadRequests(mpsc::Receiver<ReloadRequest>);
 
+#[cfg(test)]
+impl ReloadRequests {
+    /// Where the answer to the next request goes; `None` when every handle is gone.
+    pub(crate) async fn next(&mut self) -> Option<oneshot::Sender<ReloadReport>> {
+        self.0.recv().await?.reply
+    }
+}
+
 /// A handle and its other end.
 #[must_use]
 pub fn channel() -> (ReloadHandle, ReloadRequests) {

@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
     use crate::config::discover::DnsRecords;
-    use crate::fleet::discovery::source_status::tests::{FORM, Office};
+    use crate::fleet::discovery::source_status::tests::{FORM, ReporterFixture};
 
     fn rules() -> DnsSource {
         DnsSource {
@@ -98,13 +98,13 @@ mod tests {
 
     /// Plays the answers and returns, for each of them, the second in which it
     /// was asked for and the number of endpoints that held just before.
-    async fn play(office: &Office, answers: Vec<Result<DnsAnswer, String>>) -> Vec<(u64, usize)> {
+    async fn play(fixture: &ReporterFixture, answers: Vec<Result<DnsAnswer, String>>) -> Vec<(u64, usize)> {
         let start = Instant::now();
         let (asked, count) = (RefCell::new(Vec::new()), answers.len());
         let (rules, done) = (rules(), tokio::sync::Notify::new());
         let ask = || async {
             let at = asked.borrow().len();
-            asked.borrow_mut().push((start.elapsed().as_secs(), office.hosts().len()));
+            asked.borrow_mut().push((start.elapsed().as_secs(), fixture.hosts().len()));
             if at == count {
                 done.notify_one();
                 std::future::pending::<()>().await;
@@ -112,7 +112,7 @@ mod tests {
             answers[at].clone()
         };
         tokio::select! {
-            () = run(&rules, &office.desk, ask) => {}
+            () = run(&rules, &fixture.reporter, ask) => {}
             () = done.notified() => {}
         }
         asked.into_inner()
@@ -120,47 +120,47 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_holds_for_its_ttl_within_bounds() {
-        let office = Office::new();
+        let fixture = ReporterFixture::new();
         let answers = vec![hosts(&[1], 5), hosts(&[1, 2], 0), hosts(&[2], 3600), hosts(&[3], 10)];
-        assert_eq!(play(&office, answers).await, [(0, 0), (5, 1), (7, 2), (67, 1), (77, 1)]);
-        assert_eq!(office.hosts(), ["10.0.0.3:8000"]);
-        assert_eq!(office.noted(), Vec::<String>::new());
+        assert_eq!(play(&fixture, answers).await, [(0, 0), (5, 1), (7, 2), (67, 1), (77, 1)]);
+        assert_eq!(fixture.hosts(), ["10.0.0.3:8000"]);
+        assert_eq!(fixture.logged(), Vec::<&str>::new());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_failure_keeps_the_last_view_and_backs_off() {
-        let office = Office::new();
+        let fixture = ReporterFixture::new();
         let fail = || Err("SERVFAIL".to_owned());
         let mut answers = vec![hosts(&[1, 2], 2)];
         answers.extend((0..8).map(|_| fail()));
         answers.push(hosts(&[1], 2));
-        let asked = play(&office, answers).await;
+        let asked = play(&fixture, answers).await;
         assert!(asked[1..10].iter().all(|(_, held)| *held == 2), "{asked:?}");
         let pauses: Vec<u64> = asked[1..10].windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
         assert!(pauses[0] <= 2 && (45..=60).contains(&pauses[7]), "{pauses:?}");
-        let noted = office.noted();
-        assert_eq!((noted.len(), noted[0].as_str(), noted[8].as_str()), (9, "Lost", "Back"));
-        assert_eq!(office.hosts(), ["10.0.0.1:8000"]);
+        let noted = fixture.logged();
+        assert_eq!((noted.len(), noted[0], noted[8]), (9, "lost", "back"));
+        assert_eq!(fixture.hosts(), ["10.0.0.1:8000"]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn no_addresses_count_after_a_grace_time() {
-        let office = Office::new();
+        let fixture = ReporterFixture::new();
         let nothing = || hosts(&[], 20);
         let answers = vec![nothing(), hosts(&[1], 2), nothing(), nothing(), nothing(), nothing()];
-        let asked = play(&office, answers).await;
+        let asked = play(&fixture, answers).await;
         // Nothing at the start is nothing; later it holds for 30 s.
         assert_eq!(asked, [(0, 0), (20, 0), (22, 1), (42, 1), (52, 1), (54, 0), (74, 0)]);
-        assert_eq!(office.noted(), ["Empty"]);
-        assert_eq!(office.hosts(), Vec::<String>::new());
+        assert_eq!(fixture.logged(), ["empty"]);
+        assert_eq!(fixture.hosts(), Vec::<String>::new());
     }
 
     #[tokio::test(start_paused = true)]
     async fn addresses_that_come_back_in_time_never_went() {
-        let office = Office::new();
+        let fixture = ReporterFixture::new();
         let answers = vec![hosts(&[1], 2), hosts(&[], 20), hosts(&[1], 40), hosts(&[], 20), hosts(&[1], 2)];
-        let asked = play(&office, answers).await;
+        let asked = play(&fixture, answers).await;
         assert!(asked[1..].iter().all(|(_, held)| *held == 1), "{asked:?}");
-        assert_eq!(office.noted(), ["Empty", "Empty"], "the grace begins anew");
+        assert_eq!(fixture.logged(), ["empty", "empty"], "the grace begins anew");
     }
 }

@@ -25,7 +25,7 @@ use crate::config::discover::ReplicaSource;
 use crate::config::merge::FoundEndpoints;
 use crate::config::settings::Settings;
 use crate::core::model::ids::PoolId;
-use crate::fleet::hooks::NoteSink;
+use crate::telemetry::Telemetry;
 
 pub use crate::fleet::discovery::source_status::SourceStatus;
 
@@ -44,7 +44,7 @@ pub struct DiscoverySources {
 struct SourcesState {
     settings: Arc<ArcSwap<Settings>>,
     board: Arc<SourceStatuses>,
-    watch: Arc<dyn NoteSink>,
+    telemetry: Telemetry,
     running: Mutex<BTreeMap<PoolId, RunningSource>>,
     /// When a set may be handed out again.
     next_set: Mutex<Instant>,
@@ -74,12 +74,12 @@ impl DiscoverySources {
     /// Starts asking every configured source. Must be called inside a tokio
     /// runtime; the other methods may be called from anywhere.
     #[must_use]
-    pub fn start(settings: Arc<ArcSwap<Settings>>, watch: Arc<dyn NoteSink>) -> Self {
+    pub fn start(settings: Arc<ArcSwap<Settings>>, telemetry: Telemetry) -> Self {
         let sources = Self {
             inner: Arc::new(SourcesState {
                 settings,
                 board: Arc::default(),
-                watch,
+                telemetry,
                 running: Mutex::default(),
                 next_set: Mutex::new(Instant::now()),
                 root: CancellationToken::new(),
@@ -115,7 +115,7 @@ impl DiscoverySources {
         });
         for (pool, source) in wanted {
             let token = inner.root.child_token();
-            let desk = SourceReporter::new(pool, source.name(), &inner.board, &inner.watch, &token);
+            let desk = SourceReporter::new(pool, source.name(), &inner.board, &inner.telemetry, &token);
             inner.spawn(source.clone(), desk, token.clone());
             running.insert(pool, RunningSource { source: source.clone(), token });
         }

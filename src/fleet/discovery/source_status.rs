@@ -12,7 +12,8 @@ use tokio_util::sync::CancellationToken;
 use crate::config::discover::{Endpoint, MAX_REPLICAS};
 use crate::config::merge::FoundEndpoints;
 use crate::core::model::ids::PoolId;
-use crate::fleet::hooks::{NoteSink, SourceNote};
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::{SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
 
 /// What every source said last.
 #[derive(Default)]
@@ -86,7 +87,7 @@ impl SourceStatuses {
 pub(super) struct SourceReporter {
     pool: PoolId,
     board: Arc<SourceStatuses>,
-    watch: Arc<dyn NoteSink>,
+    telemetry: Telemetry,
     token: CancellationToken,
 }
 
@@ -95,7 +96,7 @@ impl SourceReporter {
         pool: PoolId,
         source: &'static str,
         board: &Arc<SourceStatuses>,
-        watch: &Arc<dyn NoteSink>,
+        telemetry: &Telemetry,
         token: &CancellationToken,
     ) -> Self {
         let mut rows = board.rows.lock();
@@ -107,7 +108,7 @@ impl SourceReporter {
             beside: None,
         });
         (row.source, row.trouble, row.beside) = (source, None, None);
-        Self { pool, board: Arc::clone(board), watch: Arc::clone(watch), token: token.clone() }
+        Self { pool, board: Arc::clone(board), telemetry: telemetry.clone(), token: token.clone() }
     }
 
     /// These are the endpoints. One that is named twice counts once, and goes
@@ -127,12 +128,12 @@ impl SourceReporter {
         });
         let Some((new, lost_for)) = heard else { return };
         if let Some(after) = lost_for {
-            self.watch.source(self.pool, SourceNote::Back { after });
+            self.back(after);
         }
         if new {
             self.board.changed.notify_one();
             if named > MAX_REPLICAS {
-                self.watch.source(self.pool, SourceNote::TooMany { named });
+                SourceTooLarge { pool: self.pool, named }.emit(&self.telemetry);
             }
         }
     }
@@ -145,7 +146,7 @@ impl SourceReporter {
     /// There are no endpoints any more; the last ones hold for `holds`.
     pub(super) fn empty(&self, holds: Duration) {
         if !self.token.is_cancelled() {
-            self.watch.source(self.pool, SourceNote::Empty { holds });
+            SourceEmpty { pool: self.pool, holds }.emit(&self.telemetry);
         }
     }
 
@@ -157,7 +158,7 @@ impl SourceReporter {
             since.is_none()
         });
         if let Some(first) = first {
-            self.watch.source(self.pool, SourceNote::Lost { why, first });
+            self.unreachable(why, first);
         }
     }
 
@@ -171,13 +172,21 @@ impl SourceReporter {
         });
         match (before, why) {
             (Some(since), Some(why)) => {
-                self.watch.source(self.pool, SourceNote::Lost { why, first: since.is_none() });
+                self.unreachable(why, since.is_none());
             }
             (Some(Some(since)), None) => {
-                self.watch.source(self.pool, SourceNote::Back { after: since.elapsed() });
+                self.back(since.elapsed());
             }
             (Some(None) | None, _) => {}
         }
+    }
+
+    fn unreachable(&self, problem: &str, first: bool) {
+        SourceLost { pool: self.pool, problem, first }.emit(&self.telemetry);
+    }
+
+    fn back(&self, after: Duration) {
+        SourceBack { pool: self.pool, after }.emit(&self.telemetry);
     }
 
     fn row<T>(&self, act: impl FnOnce(&mut SourceEntry) -> T) -> Option<T> {
@@ -188,43 +197,31 @@ impl SourceReporter {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::config::discover::{EndpointForm, EndpointScheme};
-    use crate::core::model::ids::ReplicaId;
-    use crate::fleet::hooks::ReplicaNote;
 
-    /// Keeps what was noted.
-    #[derive(Default)]
-    pub(in crate::fleet::discovery) struct Notes(pub(in crate::fleet::discovery) Mutex<Vec<String>>);
-
-    impl NoteSink for Notes {
-        fn note(&self, _: ReplicaId, _: ReplicaNote<'_>) {}
-
-        fn source(&self, _: PoolId, note: SourceNote<'_>) {
-            let text = format!("{note:?}");
-            self.0.lock().push(text.split([' ', '{']).next().unwrap_or_default().to_owned());
-        }
-    }
-
-    /// A desk, with what can be seen of it.
-    pub(in crate::fleet::discovery) struct Office {
-        pub(in crate::fleet::discovery) board: Arc<SourceStatuses>,
-        pub(in crate::fleet::discovery) notes: Arc<Notes>,
+    /// A reporter, with what can be seen of it.
+    pub(in crate::fleet::discovery) struct ReporterFixture {
+        pub(in crate::fleet::discovery) statuses: Arc<SourceStatuses>,
+        pub(in crate::fleet::discovery) telemetry: Telemetry,
         pub(in crate::fleet::discovery) token: CancellationToken,
-        pub(in crate::fleet::discovery) desk: SourceReporter,
+        pub(in crate::fleet::discovery) reporter: SourceReporter,
+        read_lines: AtomicUsize,
     }
 
-    impl Office {
+    impl ReporterFixture {
         pub(in crate::fleet::discovery) fn new() -> Self {
-            let (board, notes, token) = (Arc::default(), Arc::<Notes>::default(), CancellationToken::new());
-            let watch: Arc<dyn NoteSink> = notes.clone();
-            let desk = SourceReporter::new(PoolId::new(0), "test", &board, &watch, &token);
-            Self { board, notes, token, desk }
+            let (statuses, telemetry) = (Arc::default(), Telemetry::for_tests());
+            let token = CancellationToken::new();
+            let reporter = SourceReporter::new(PoolId::new(0), "test", &statuses, &telemetry, &token);
+            Self { statuses, telemetry, token, reporter, read_lines: AtomicUsize::new(0) }
         }
 
         /// The hosts that hold just now; a `-` marks one that is about to go.
         pub(in crate::fleet::discovery) fn hosts(&self) -> Vec<String> {
-            let found = self.board.found();
+            let found = self.statuses.found();
             let found = found.get(&PoolId::new(0)).into_iter().flat_map(|found| found.iter());
             let text = |endpoint: &Endpoint| {
                 let going = if endpoint.draining { "-" } else { "" };
@@ -233,8 +230,19 @@ pub(super) mod tests {
             found.map(text).collect()
         }
 
-        pub(in crate::fleet::discovery) fn noted(&self) -> Vec<String> {
-            std::mem::take(&mut *self.notes.0.lock())
+        /// What was logged since the last call.
+        pub(in crate::fleet::discovery) fn logged(&self) -> Vec<&'static str> {
+            let log = self.telemetry.captured_log();
+            let before = self.read_lines.swap(log.lines().count(), Ordering::SeqCst);
+            let kinds = [
+                ("source of replicas lost", "lost"),
+                ("source of replicas still lost", "lost"),
+                ("source of replicas answers again", "back"),
+                ("source names no replica", "empty"),
+                ("source names too many", "too many"),
+            ];
+            let kind = |line: &str| kinds.iter().find(|(text, _)| line.contains(text)).unwrap().1;
+            log.lines().skip(before).map(kind).collect()
         }
     }
 
@@ -247,34 +255,34 @@ pub(super) mod tests {
 
     #[test]
     fn the_last_word_holds_and_each_change_of_mood_is_noted_once() {
-        let office = Office::new();
-        assert_eq!(office.board.found(), FoundEndpoints::new(), "unknown is not empty");
-        office.desk.lost("no route");
-        office.desk.lost("no route");
-        office.desk.found(vec![endpoint(2), endpoint(1)]);
-        assert_eq!(office.hosts(), ["10.0.0.1:80", "10.0.0.2:80"]);
-        office.desk.lost("refused");
-        assert_eq!(office.hosts().len(), 2);
-        assert_eq!(office.board.views()[0].problem.as_deref(), Some("refused"));
-        assert_eq!(office.noted(), ["Lost", "Lost", "Back", "Lost"]);
-        office.token.cancel();
-        office.desk.found(Vec::new());
-        assert_eq!((office.hosts().len(), office.noted().len()), (2, 0), "it was told to end");
+        let fixture = ReporterFixture::new();
+        assert_eq!(fixture.statuses.found(), FoundEndpoints::new(), "unknown is not empty");
+        fixture.reporter.lost("no route");
+        fixture.reporter.lost("no route");
+        fixture.reporter.found(vec![endpoint(2), endpoint(1)]);
+        assert_eq!(fixture.hosts(), ["10.0.0.1:80", "10.0.0.2:80"]);
+        fixture.reporter.lost("refused");
+        assert_eq!(fixture.hosts().len(), 2);
+        assert_eq!(fixture.statuses.views()[0].problem.as_deref(), Some("refused"));
+        assert_eq!(fixture.logged(), ["lost", "lost", "back", "lost"]);
+        fixture.token.cancel();
+        fixture.reporter.found(Vec::new());
+        assert_eq!((fixture.hosts().len(), fixture.logged().len()), (2, 0), "it was told to end");
     }
 
     #[test]
     fn who_is_named_twice_goes_only_if_both_say_so() {
-        let office = Office::new();
+        let fixture = ReporterFixture::new();
         let going = |last| Endpoint { draining: true, ..endpoint(last) };
-        office.desk.found(vec![going(1), going(2), endpoint(1), going(2)]);
-        assert_eq!(office.hosts(), ["10.0.0.1:80", "-10.0.0.2:80"]);
+        fixture.reporter.found(vec![going(1), going(2), endpoint(1), going(2)]);
+        assert_eq!(fixture.hosts(), ["10.0.0.1:80", "-10.0.0.2:80"]);
     }
 
     #[test]
     fn there_is_an_upper_bound() {
-        let office = Office::new();
-        office.desk.found((0..MAX_REPLICAS + 5).map(endpoint).collect());
-        assert_eq!(office.hosts().len(), MAX_REPLICAS);
-        assert_eq!(office.noted(), ["TooMany"]);
+        let fixture = ReporterFixture::new();
+        fixture.reporter.found((0..MAX_REPLICAS + 5).map(endpoint).collect());
+        assert_eq!(fixture.hosts().len(), MAX_REPLICAS);
+        assert_eq!(fixture.logged(), ["too many"]);
     }
 }

@@ -18,6 +18,7 @@ use crate::config::settings::Settings;
 use crate::core::model::event::{Event, RejectReason, Rejection};
 use crate::core::model::job::{JobSpec, JobUsage, TokenCounts};
 use crate::dispatcher::{DispatchGrant, Dispatcher, Ticket};
+use crate::fleet::view::FleetView;
 use crate::protocol::api::{Api, Dialect};
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
@@ -30,7 +31,6 @@ use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::protocol::route::{Route, route};
 use crate::proxy::body::{self, BodyBudget, BodyError, BodyReservation};
 use crate::proxy::context::PromptCounter;
-use crate::proxy::models_api::list::Windows;
 use crate::proxy::relay::continuation::{self, Continuation};
 use crate::proxy::relay::engine_stream::EngineStream;
 use crate::proxy::relay::itl::ItlCounters;
@@ -41,7 +41,6 @@ use crate::proxy::request::{self, InferenceRequest};
 use crate::proxy::response::body::AnswerBody;
 use crate::proxy::response::error_response;
 use crate::proxy::shadow::ShadowCopies;
-use crate::proxy::shutdown::ShutdownGrace;
 use crate::proxy::summary::{DispatchedTo, RequestRecord};
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
@@ -74,8 +73,8 @@ pub struct Proxy {
     pub telemetry: Telemetry,
     /// What counts prompts.
     pub meter: Arc<PromptCounter>,
-    /// What the engines say of their context windows.
-    pub windows: Windows,
+    /// What the engines say of themselves.
+    pub engines: Arc<FleetView>,
     /// Requests that may be repeated while they live.
     pub retries: Arc<LiveRequests>,
     /// Names the starts of prompts.
@@ -84,15 +83,13 @@ pub struct Proxy {
     pub paces: Arc<ItlCounters>,
     /// Copies of requests that run now.
     pub copies: Arc<ShadowCopies>,
-    /// How far the shutdown has come.
-    pub grace: ShutdownGrace,
     /// Where it is written down what requests used; absent = nowhere.
     pub journal: Option<Journal>,
 }
 
 impl fmt::Debug for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Proxy").field("grace", &self.grace).finish_non_exhaustive()
+        f.debug_struct("Proxy").field("gate", &self.gate).finish_non_exhaustive()
     }
 }
 
@@ -184,7 +181,7 @@ impl Proxy {
         let taken = tokio::select! {
             biased;
             taken = Box::pin(self.take(api, request, peer, &mut record)) => taken,
-            () = self.grace.ended() => Err(ApiError::from(RejectReason::Draining)),
+            () = self.gate.shutdown().ended() => Err(ApiError::from(RejectReason::Draining)),
         };
         let taken = match taken {
             Ok(taken) => taken,
@@ -210,7 +207,7 @@ impl Proxy {
         let (parts, body) = request.into_parts();
         let identity = self.identify(&settings, &parts.headers, peer).await?;
         record.identity = Some(identity.clone());
-        if self.grace.is_draining() {
+        if self.gate.shutdown().is_draining() {
             return Err(ApiError::from(RejectReason::Draining));
         }
         let patience = settings.startup.door.body_timeout;
@@ -238,7 +235,7 @@ impl Proxy {
             biased;
             () = replaced(notice) => Err(record.superseded()),
             answered = self.by_any_model(&mut order, &headers, &held, settings, &mut record) => answered,
-            () = self.grace.ended() => Err(ApiError::from(RejectReason::Draining)),
+            () = self.gate.shutdown().ended() => Err(ApiError::from(RejectReason::Draining)),
         };
         let (answered, ticket, can_go_on) = match answered {
             Ok(answered) => answered,

@@ -32,7 +32,6 @@ use crate::proxy::handler::{ClientAnswer, Proxy, ServeError};
 use crate::proxy::relay::continuation::{Continuation, LiveStream};
 use crate::proxy::request::{self, InferenceRequest};
 use crate::proxy::response::body::AnswerBody;
-use crate::proxy::shutdown::ShutdownGrace;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
@@ -73,12 +72,11 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
         pumps: TaskTracker::new(),
         telemetry: Telemetry::for_tests(),
         meter: Arc::default(),
-        windows: Arc::new(|_, _, _| None),
+        engines: Arc::default(),
         retries: Arc::default(),
         prefixes: PrefixHasher::default(),
         paces: Arc::default(),
         copies: Arc::default(),
-        grace: ShutdownGrace::default(),
         journal: None,
     })
 }

@@ -20,8 +20,12 @@ use tokio::time::sleep;
 
 use crate::auth::client::ConnectedClient;
 use crate::config::settings::ListenerLimits;
+use crate::proxy::listener::answer::BoxError;
 use crate::proxy::listener::conn_state::ConnState;
-use crate::proxy::listener::{BoxError, ListenerEvents, ListenerShutdown, connection};
+use crate::proxy::listener::connection;
+use crate::proxy::listener::metrics::ListenerMetrics;
+use crate::proxy::listener::shutdown::ListenerShutdown;
+use crate::telemetry::Telemetry;
 use crate::tls::{CertificateSource, Handshakes};
 
 /// Connections that the kernel keeps ready while the limit is reached.
@@ -58,7 +62,7 @@ pub async fn serve<M, S, B>(
     door: ListenerLimits,
     tls: CertificateSource,
     shutdown: ListenerShutdown,
-    events: Arc<dyn ListenerEvents>,
+    telemetry: Telemetry,
     make_service: M,
 ) where
     M: Fn(ConnectedClient) -> S + Clone + Send + Sync + 'static,
@@ -70,6 +74,7 @@ pub async fn serve<M, S, B>(
     let free = Arc::new(Semaphore::new(door.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
     let handshakes = Arc::new(Handshakes::new(door.max_handshakes, door.handshake_timeout));
     let door = Arc::new(door);
+    let metrics = Arc::new(ListenerMetrics::new(telemetry));
     let mut guests = Connections::default();
     loop {
         let (permit, stream, peer) = tokio::select! {
@@ -77,11 +82,11 @@ pub async fn serve<M, S, B>(
             () = shutdown.drain.cancelled() => break,
             () = shutdown.abort.cancelled() => break,
             () = guests.reap(), if !guests.tasks.is_empty() => continue,
-            entry = admit(&listener, &free, &*events) => entry,
+            entry = admit(&listener, &free, &metrics) => entry,
         };
-        let state = Arc::new(ConnState::new(Arc::clone(&events)));
-        let visit = ConnectionGuard { _permit: permit, events: Arc::clone(&events) };
-        events.accepted();
+        let state = Arc::new(ConnState::new(Arc::clone(&metrics)));
+        let visit = ConnectionGuard { _permit: permit, metrics: Arc::clone(&metrics) };
+        metrics.accepted();
         let (config, handshakes, door) = (tls(), Arc::clone(&handshakes), Arc::clone(&door));
         let (make_service, drain) = (make_service.clone(), shutdown.drain.clone());
         let told = Arc::clone(&state);
@@ -97,7 +102,7 @@ pub async fn serve<M, S, B>(
                     let service = make_service(ConnectedClient { address: peer, names });
                     connection::serve(stream, service, door, told).await;
                 }
-                Err(trouble) => visit.events.handshake_failed(trouble),
+                Err(trouble) => visit.metrics.handshake_failed(trouble),
             }
         });
     }
@@ -109,7 +114,7 @@ pub async fn serve<M, S, B>(
 async fn admit(
     listener: &TcpListener,
     free: &Arc<Semaphore>,
-    events: &dyn ListenerEvents,
+    metrics: &ListenerMetrics,
 ) -> (Option<OwnedSemaphorePermit>, TcpStream, SocketAddr) {
     // The semaphore is never closed.
     let permit = Arc::clone(free).acquire_owned().await.ok();
@@ -122,7 +127,7 @@ async fn admit(
             }
             Err(error) if is_of_one_client(&error) => {}
             Err(error) => {
-                events.accept_failed(&error);
+                metrics.accept_failed(&error);
                 sleep(back_off).await;
                 back_off = (back_off * 2).min(MAX_BACK_OFF);
             }
@@ -152,12 +157,12 @@ fn is_of_one_client(error: &io::Error) -> bool {
 /// Holds a place under the connection limit; its drop is the end.
 struct ConnectionGuard {
     _permit: Option<OwnedSemaphorePermit>,
-    events: Arc<dyn ListenerEvents>,
+    metrics: Arc<ListenerMetrics>,
 }
 
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
-        self.events.closed();
+        self.metrics.closed();
     }
 }
 

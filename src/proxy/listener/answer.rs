@@ -21,6 +21,9 @@ use crate::proxy::listener::http2::checks::screen_http2;
 use crate::proxy::listener::progress::Delivery;
 use crate::proxy::listener::rejected::RequestRejected;
 
+/// Any error, as hyper takes it from a body.
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
 /// The longest piece of an answer that is handed on at once: what a client has
 /// taken is known in steps of this size. HTTP/2 sends no longer ones.
 const PIECE_BYTES: usize = 16 * 1024;
@@ -51,7 +54,7 @@ where
         let delivery = is_http2.then(|| self.state.stream_begins());
         let refusal = if is_http2 { screen_http2(&request).err() } else { None };
         if let Some(refusal) = refusal {
-            self.state.events.refused(refusal);
+            self.state.metrics.refused(refusal);
         }
         let running = refusal.is_none().then(|| self.service.call(request));
         Answering { running, refusal, delivery, state: Arc::clone(&self.state) }

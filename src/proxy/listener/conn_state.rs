@@ -8,14 +8,14 @@ use std::task::Context;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
-use crate::proxy::listener::ListenerEvents;
+use crate::proxy::listener::metrics::ListenerMetrics;
 use crate::proxy::listener::progress::Delivery;
 use crate::proxy::listener::rejected::RequestRejected;
 
 /// Shared by a connection's socket side, its service side and the accept
 /// loop. The first two run in one task, so plain loads and stores order well.
 pub(super) struct ConnState {
-    pub(super) events: Arc<dyn ListenerEvents>,
+    pub(super) metrics: Arc<ListenerMetrics>,
     draining: AtomicBool,
     drain_waker: AtomicWaker,
     request_whole: AtomicBool,
@@ -27,9 +27,9 @@ pub(super) struct ConnState {
 }
 
 impl ConnState {
-    pub(super) fn new(events: Arc<dyn ListenerEvents>) -> Self {
+    pub(super) fn new(metrics: Arc<ListenerMetrics>) -> Self {
         Self {
-            events,
+            metrics,
             draining: AtomicBool::new(false),
             drain_waker: AtomicWaker::new(),
             request_whole: AtomicBool::new(false),

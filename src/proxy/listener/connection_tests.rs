@@ -13,17 +13,17 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::config::settings::ListenerLimits;
-use crate::proxy::listener::ListenerEvents;
 use crate::proxy::listener::conn_state::ConnState;
 use crate::proxy::listener::connection::{ProtocolSniff, classify, serve};
+use crate::proxy::listener::metrics::ListenerMetrics;
 use crate::proxy::listener::rejected::RequestRejected;
 use crate::proxy::listener::socket::ClientSocket;
+use crate::telemetry::Telemetry;
 
 /// A pipe has no way to say that its other end has left before all is read.
 struct Pipe(DuplexStream, Arc<AtomicBool>);
@@ -62,15 +62,6 @@ impl tokio::io::AsyncWrite for Pipe {
     }
 }
 
-#[derive(Default)]
-struct Seen(Mutex<Vec<RequestRejected>>);
-
-impl ListenerEvents for Seen {
-    fn refused(&self, why: RequestRejected) {
-        self.0.lock().push(why);
-    }
-}
-
 /// Counts what runs, so that a test can see it dropped.
 struct Running(Arc<AtomicUsize>);
 
@@ -90,7 +81,7 @@ impl Drop for Running {
 struct Rig {
     client: DuplexStream,
     serving: JoinHandle<()>,
-    seen: Arc<Seen>,
+    telemetry: Telemetry,
     state: Arc<ConnState>,
     running: Arc<AtomicUsize>,
     left: Arc<AtomicBool>,
@@ -103,8 +94,8 @@ const PIPE_BYTES: usize = 64 * 1024;
 /// 100 s for 1000 s, `/flood` sends without end, `/late` reads after 100 s.
 fn rig() -> Rig {
     let (client, server) = duplex(PIPE_BYTES);
-    let seen = Arc::new(Seen::default());
-    let state = Arc::new(ConnState::new(Arc::clone(&seen) as Arc<dyn ListenerEvents>));
+    let telemetry = Telemetry::for_tests();
+    let state = Arc::new(ConnState::new(Arc::new(ListenerMetrics::new(telemetry.clone()))));
     let running = Arc::new(AtomicUsize::new(0));
     let left = Arc::new(AtomicBool::new(false));
     let door = ListenerLimits {
@@ -125,7 +116,7 @@ fn rig() -> Rig {
     });
     let pipe = Pipe(server, Arc::clone(&left));
     let serving = tokio::spawn(serve(pipe, service, Arc::new(door), Arc::clone(&state)));
-    Rig { client, serving, seen, state, running, left }
+    Rig { client, serving, telemetry, state, running, left }
 }
 
 async fn act(request: Request<Incoming>, running: Running) -> BoxBody<Bytes, Infallible> {
@@ -176,8 +167,12 @@ impl Rig {
         text
     }
 
-    fn refusals(&self) -> Vec<RequestRejected> {
-        self.seen.0.lock().clone()
+    /// The reasons of the refusals so far.
+    fn refusals(&self) -> Vec<String> {
+        let log = self.telemetry.captured_log();
+        let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let refused = lines.filter(|line| line["message"] == "connection refused");
+        refused.map(|line| line["reason"].as_str().unwrap().to_owned()).collect()
     }
 
     /// Waits until no service call and no answer is left.
@@ -241,7 +236,7 @@ async fn slow_head_is_refused_however_it_trickles() {
         let answer = rig.rest().await;
         assert!(answer.starts_with("HTTP/1.1 408 "), "{beginning:?}: {answer}");
         assert!(took(start, 10), "{beginning:?}: {:?}", start.elapsed());
-        assert_eq!(rig.refusals(), [RequestRejected::HeadTimeout]);
+        assert_eq!(rig.refusals(), [RequestRejected::HeadTimeout.label()]);
     }
 }
 
@@ -258,7 +253,7 @@ async fn slow_body_is_refused_and_its_request_dropped() {
         assert!(answer.contains("connection: close\r\n"), "{answer}");
         assert!(took(start, 20));
         assert_eq!(rig.running.load(Ordering::Relaxed), 0);
-        assert_eq!(rig.refusals(), [RequestRejected::BodyTimeout]);
+        assert_eq!(rig.refusals(), [RequestRejected::BodyTimeout.label()]);
     }
 }
 
@@ -304,7 +299,7 @@ async fn bad_chunk_is_answered_in_the_place_of_the_service() {
     let answer = rig.until("}}").await;
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
     assert!(answer.contains("connection: close\r\n"), "{answer}");
-    assert_eq!(rig.refusals(), [RequestRejected::ChunkSize]);
+    assert_eq!(rig.refusals(), [RequestRejected::ChunkSize.label()]);
     assert_eq!(rig.running.load(Ordering::Relaxed), 0);
     rig.client.shutdown().await.unwrap();
     rig.serving.await.unwrap();
@@ -318,7 +313,7 @@ async fn body_cut_short_drops_the_request() {
     rig.client.shutdown().await.unwrap();
     let answer = rig.rest().await;
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
-    assert_eq!(rig.refusals(), [RequestRejected::BodyCutShort]);
+    assert_eq!(rig.refusals(), [RequestRejected::BodyCutShort.label()]);
     assert_eq!(rig.running.load(Ordering::Relaxed), 0);
 }
 
@@ -344,9 +339,9 @@ async fn leaving_drops_the_request_in_every_phase() {
         rig.client.shutdown().await.unwrap();
         let took = rig.until_dropped().await;
         assert!(took < Duration::from_millis(5), "{took:?} for {case:?}");
-        rig.serving.await.unwrap();
+        (&mut rig.serving).await.unwrap();
         let whole = !case.contains("Content-Length");
-        assert!(!whole || rig.seen.0.lock().is_empty(), "{case:?}");
+        assert!(!whole || rig.refusals().is_empty(), "{case:?}");
     }
 }
 
@@ -398,7 +393,7 @@ async fn bad_message_waits_for_the_answer_before_it() {
     assert_eq!(answer.matches("1\r\nx\r\n").count(), 10);
     let refusal = rig.until("}}").await;
     assert!(refusal.starts_with("HTTP/1.1 400 "), "{refusal}");
-    assert_eq!(rig.refusals(), [RequestRejected::HostMissing]);
+    assert_eq!(rig.refusals(), [RequestRejected::HostMissing.label()]);
     rig.client.shutdown().await.unwrap();
     rig.serving.await.unwrap();
 }

@@ -1,32 +1,28 @@
 //! GET /v1/models: what the caller may use.
 
-use std::sync::Arc;
-
 use serde_json::{Value, json};
 
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Grant;
 use crate::config::settings::names::NamedModel;
-use crate::core::model::ids::{ModelId, PoolId};
+use crate::core::model::ids::ModelId;
 use crate::core::model::policy::Policy;
 use crate::core::placement::rules::largest_window;
-
-/// The context window that the engines of a pool report for a model, in tokens.
-pub(crate) type Windows = Arc<dyn Fn(&Settings, ModelId, PoolId) -> Option<u32> + Send + Sync>;
+use crate::fleet::view::FleetView;
 
 /// The answer to GET /v1/models.
 #[must_use]
-pub(crate) fn list(settings: &Settings, grant: &Grant, windows: &Windows) -> Value {
+pub(crate) fn list(settings: &Settings, grant: &Grant, engines: &FleetView) -> Value {
     let names = settings.edge.names.of(grant.tenant);
-    let data: Vec<Value> = names.into_iter().filter_map(|name| one(settings, grant, name, windows)).collect();
+    let data: Vec<Value> = names.into_iter().filter_map(|name| one(settings, grant, name, engines)).collect();
     json!({ "object": "list", "data": data })
 }
 
 /// The answer to GET /v1/models/{name}; `None` for a model that does not
 /// exist or that the caller may not use: the two look alike from outside.
 #[must_use]
-pub(crate) fn one(settings: &Settings, grant: &Grant, name: &str, windows: &Windows) -> Option<Value> {
-    Some(row(settings, name, called(settings, grant, name)?, windows))
+pub(crate) fn one(settings: &Settings, grant: &Grant, name: &str, engines: &FleetView) -> Option<Value> {
+    Some(row(settings, name, called(settings, grant, name)?, engines))
 }
 
 /// What the caller means by the name, where it may use all that is meant.
@@ -48,7 +44,7 @@ pub(crate) fn may_use(policy: &Policy, grant: &Grant, model: ModelId) -> bool {
     tenant.is_some_and(|tenant| tenant.models.as_ref().is_none_or(|models| models.contains(&model)))
 }
 
-fn row(settings: &Settings, name: &str, called: NamedModel<'_>, windows: &Windows) -> Value {
+fn row(settings: &Settings, name: &str, called: NamedModel<'_>, engines: &FleetView) -> Value {
     let policy = &settings.policy;
     let root = match called {
         NamedModel::Model(model) => policy.models.name(model),
@@ -65,7 +61,7 @@ fn row(settings: &Settings, name: &str, called: NamedModel<'_>, windows: &Window
         let row = policy.models.get(model);
         let configured = row.and_then(|row| largest_window(policy, row, &[]).or(row.max_model_len));
         let pools = row.map(|row| row.pools.as_slice()).unwrap_or_default();
-        let reported = pools.iter().filter_map(|pool| windows(settings, model, *pool)).max();
+        let reported = pools.iter().filter_map(|pool| engines.window(settings, model, *pool)).max();
         configured.into_iter().chain(reported).min()
     };
     if let Some(window) = called.models().filter_map(window).min() {

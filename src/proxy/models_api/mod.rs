@@ -21,7 +21,7 @@ impl Proxy {
     ) -> Result<Response<Bytes>, ApiError> {
         let settings = self.settings.load_full();
         let identity = self.identify(&settings, headers, peer).await?;
-        Ok(json_response(&list::list(&settings, &identity.grant, &self.windows)))
+        Ok(json_response(&list::list(&settings, &identity.grant, &self.engines)))
     }
 
     /// GET /v1/models/{name}.
@@ -33,14 +33,14 @@ impl Proxy {
     ) -> Result<Response<Bytes>, ApiError> {
         let settings = self.settings.load_full();
         let identity = self.identify(&settings, headers, peer).await?;
-        let model = list::one(&settings, &identity.grant, name, &self.windows);
+        let model = list::one(&settings, &identity.grant, name, &self.engines);
         let model = model.ok_or_else(|| ApiError::model_not_found(name))?;
         Ok(json_response(&model))
     }
 
     /// GET /health: whether a request sent now could wait or run.
     pub(super) fn health(&self) -> Result<Response<Bytes>, ApiError> {
-        if self.grace.is_draining() {
+        if self.gate.shutdown().is_draining() {
             return Err(ApiError::new(ErrorKind::Draining, "The gateway is shutting down."));
         }
         if !self.gate.can_queue() {

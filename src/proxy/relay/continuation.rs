@@ -147,7 +147,7 @@ impl LiveStream {
         let notice = record.notice().map(Arc::clone);
         let found = tokio::select! {
             biased;
-            () = proxy.grace.ended() => return ContinuationSearch::Ended(record.shut_down()),
+            () = proxy.gate.shutdown().ended() => return ContinuationSearch::Ended(record.shut_down()),
             () = replaced(notice) => return ContinuationSearch::Ended(record.superseded()),
             found = timeout(patience, proxy.tries(order, headers, Some(so_far), ticket, record)) => found,
         };

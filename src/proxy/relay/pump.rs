@@ -13,6 +13,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::core::model::event::EngineFault;
 use crate::core::model::job::JobUsage;
+use crate::dispatcher::shutdown::ShutdownWatch;
 use crate::protocol::response::engine_error::EngineError;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::proxy::handler::Proxy;
@@ -20,7 +21,6 @@ use crate::proxy::relay::buffer::{BufferEnd, BufferWriter};
 use crate::proxy::relay::continuation::{ContinuationSearch, LiveStream};
 use crate::proxy::relay::engine_stream::StreamStep;
 use crate::proxy::relay::itl::{ItlCounters, ItlSampler, StreamObserver};
-use crate::proxy::shutdown::ShutdownWatch;
 
 /// How long a stream that cannot go on elsewhere is still waited for when its
 /// replica has stalled.
@@ -78,7 +78,7 @@ impl Pump {
             live,
             out,
             has_room: true,
-            grace: proxy.grace.watch(),
+            grace: proxy.gate.shutdown().watch(),
             paces: Arc::clone(&proxy.paces),
             pacer: None,
             ear: None,

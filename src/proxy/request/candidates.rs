@@ -86,6 +86,7 @@ mod tests {
     use super::*;
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;
+    use crate::fleet::view::FleetView;
     use crate::protocol::api::Api;
 
     const FILE: &str = "
@@ -142,10 +143,10 @@ pools:
         assert_eq!(asks("few", "v1"), names(&["v1", "v2"]));
         assert_eq!(asks("all", "mine"), names(&["v2"]));
         assert_eq!((asks("few", "mine"), asks("few", "v3"), asks("all", "none")), (None, None, None));
-        let windows: list::Windows = std::sync::Arc::new(|_: &Settings, _, _| None);
+        let engines = FleetView::default();
         let listed = |tenant: &str| {
             let tenant = settings.policy.tenants.id(tenant).unwrap();
-            let rows = list::list(&settings, &Grant::whole(tenant), &windows);
+            let rows = list::list(&settings, &Grant::whole(tenant), &engines);
             rows["data"].as_array().unwrap().iter().map(|row| row["id"].clone()).collect::<Vec<_>>()
         };
         assert_eq!(json!(listed("all")), json!(["chat", "mine", "v1", "v2", "v3"]));

@@ -56,7 +56,7 @@ impl ShadowCopy {
         record.bills.push(ticket.bills());
         let dropped = tokio::select! {
             biased;
-            () = proxy.grace.began() => Some(RejectReason::Draining.name()),
+            () = proxy.gate.shutdown().began() => Some(RejectReason::Draining.name()),
             dropped = answer(&proxy, &order, &headers, (&mut ticket, placement), &mut record) => dropped,
         };
         if let Some(reason) = dropped {

@@ -116,7 +116,7 @@ impl Proxy {
         let flight = self.copies.take(model, rule.max_in_flight).ok_or("in_flight");
         let all = flight.and_then(|flight| Ok((flight, held.once_more(limit).ok_or("memory")?)));
         let (flight, held) = match all {
-            _ if self.grace.is_draining() => return,
+            _ if self.gate.shutdown().is_draining() => return,
             Ok(all) => all,
             Err(reason) => return ShadowSkipped { model, to: rule.to, reason }.emit(&self.telemetry),
         };

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
@@ -22,6 +23,7 @@ use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 use tower_service::Service;
 
+use crate::config::settings::Settings;
 use crate::config::settings::scale::PeerPlace;
 use crate::core::autoscale::peers::{LIVE, MOST, ReportOutcome};
 use crate::protocol::ids::random;
@@ -39,15 +41,12 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3
 /// How long a place that turned out to be this gateway is left alone.
 const OWN: Duration = Duration::from_secs(60);
 
-/// What connections to other gateways are made with now; `None` = no TLS.
-pub type TlsSource = Box<dyn Fn() -> Option<Arc<ClientConfig>> + Send + Sync>;
-
 /// Where the other gateways are, and how they are reached.
 pub struct PeerRules {
     /// The places, once they are known, as they change.
     pub places: watch::Receiver<Option<BTreeSet<PeerPlace>>>,
-    /// What connections are made with.
-    pub tls: TlsSource,
+    /// The settings in force, whose `scale.peers.tls` connections use.
+    pub settings: Arc<ArcSwap<Settings>>,
 }
 
 impl fmt::Debug for PeerRules {
@@ -68,8 +67,7 @@ enum PeerStreamEnd {
 
 /// Listens to all of them until dropped.
 pub(in crate::scaler) async fn listen(exchange: Arc<PeerExchange>, rules: PeerRules) {
-    let PeerRules { mut places, tls } = rules;
-    let tls = Arc::new(tls);
+    let PeerRules { mut places, settings } = rules;
     let mut running: BTreeMap<PeerPlace, PeerTask> = BTreeMap::new();
     loop {
         let listed = places.borrow_and_update().clone();
@@ -83,7 +81,7 @@ pub(in crate::scaler) async fn listen(exchange: Arc<PeerExchange>, rules: PeerRu
                         exchange: Arc::clone(&exchange),
                         key: place.to_string(),
                         place: place.clone(),
-                        tls: Arc::clone(&tls),
+                        settings: Arc::clone(&settings),
                     };
                     PeerTask(tokio::spawn(caller.run()))
                 });
@@ -109,7 +107,7 @@ struct PeerCaller {
     exchange: Arc<PeerExchange>,
     key: String,
     place: PeerPlace,
-    tls: Arc<TlsSource>,
+    settings: Arc<ArcSwap<Settings>>,
 }
 
 impl PeerCaller {
@@ -178,7 +176,8 @@ impl PeerCaller {
     async fn connect(&self) -> Result<Channel, String> {
         let endpoint =
             Endpoint::from_shared(format!("http://{}", self.place)).map_err(|error| causes(&error))?;
-        let dial = PeerConnector { place: self.place.clone(), tls: (self.tls)() };
+        let tls = self.settings.load().scale.peers.as_ref().and_then(|peers| peers.tls.clone());
+        let dial = PeerConnector { place: self.place.clone(), tls: tls.map(|tls| tls.config) };
         endpoint.connect_with_connector(dial).await.map_err(|error| causes(&error))
     }
 }

@@ -23,7 +23,7 @@ use crate::core::autoscale::peers::{
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::time::Tick;
 use crate::protocol::ids::random;
-use crate::scaler::follow::DemandFeed;
+use crate::scaler::source::DemandSource;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{DeciderChanged, PeersSeen};
 use crate::telemetry::wall;
@@ -31,7 +31,7 @@ use crate::telemetry::wall;
 pub(super) use self::dial::listen;
 pub(super) use self::serve::service;
 
-pub use self::dial::{PeerRules, TlsSource};
+pub use self::dial::PeerRules;
 
 /// Time between two reports without news.
 const EVERY: Duration = Duration::from_secs(1);
@@ -98,10 +98,10 @@ impl PeerExchange {
     /// them. Tells the others what is news to them.
     pub(super) fn look(
         &self,
-        feed: &dyn DemandFeed,
+        source: &DemandSource,
         now: Instant,
     ) -> (Vec<(String, ReplicaDemand)>, PeerState) {
-        let (draining, outlook) = (feed.is_draining(), feed.outlook());
+        let (draining, outlook) = (source.is_draining(), source.report());
         let PeerView { others, role, count, decider, blind } =
             self.peers.lock().look(&outlook, draining, self.tick(now));
         let follow = matches!(role, PeerRole::Follows(_));
@@ -109,7 +109,7 @@ impl PeerExchange {
             PeerRole::Follows(told) | PeerRole::Decides(Some(told)) => told.numbers.clone(),
             PeerRole::Decides(None) | PeerRole::Waits | PeerRole::Blind => BTreeMap::new(),
         };
-        let mut needs = feed.needs_with(&PeerDemand { sum: others, expected: true, decided, follow });
+        let mut needs = source.demands_with(&PeerDemand { sum: others, expected: true, decided, follow });
         let unknown = role == PeerRole::Blind;
         if unknown {
             needs.iter_mut().for_each(|(_, need)| need.desired = None);

@@ -71,7 +71,7 @@ impl Drain {
         let Rig { gateway, engines, telemetry, .. } = rig;
         let begun = Instant::now();
         let draining = tokio::spawn(gateway.drain());
-        until("the drain has begun", || proxy.grace.is_draining()).await;
+        until("the drain has begun", || proxy.gate.shutdown().is_draining()).await;
         Self { draining, engines, telemetry, begun }
     }
 

@@ -17,7 +17,10 @@ use hyper::client::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use penstock::config::settings::ListenerLimits;
-use penstock::proxy::listener::{ListenerEvents, ListenerShutdown, RequestRejected, listen, serve};
+use penstock::core::model::snapshot::Snapshot;
+use penstock::proxy::listener::{ListenerShutdown, RequestRejected, listen, serve};
+use penstock::telemetry::Telemetry;
+use penstock::telemetry::metrics::Scrape;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -48,24 +51,8 @@ fn door() -> ListenerLimits {
 /// What the listener and its service count.
 #[derive(Default)]
 struct Counts {
-    open: AtomicUsize,
     running: AtomicUsize,
     body_bytes: AtomicUsize,
-    refused: parking_lot::Mutex<Vec<RequestRejected>>,
-}
-
-struct Events(Arc<Counts>);
-
-impl ListenerEvents for Events {
-    fn accepted(&self) {
-        self.0.open.fetch_add(1, Ordering::SeqCst);
-    }
-    fn closed(&self) {
-        self.0.open.fetch_sub(1, Ordering::SeqCst);
-    }
-    fn refused(&self, why: RequestRejected) {
-        self.0.refused.lock().push(why);
-    }
 }
 
 /// Counts a request, its answer's body included, while it lives.
@@ -138,6 +125,7 @@ async fn act(request: Request<Incoming>, running: Running) -> Answer {
 struct Rig {
     address: SocketAddr,
     counts: Arc<Counts>,
+    telemetry: Telemetry,
     shutdown: ListenerShutdown,
     serving: JoinHandle<()>,
 }
@@ -155,10 +143,11 @@ fn rig(door: ListenerLimits) -> Rig {
             async move { Ok::<_, Infallible>(act(request, running).await) }
         })
     };
-    let events = Arc::new(Events(Arc::clone(&counts)));
+    let telemetry = Telemetry::for_tests();
+    let metrics = telemetry.clone();
     let serving =
-        tokio::spawn(serve(listener, door, Arc::new(|| None), shutdown.clone(), events, make_service));
-    Rig { address, counts, shutdown, serving }
+        tokio::spawn(serve(listener, door, Arc::new(|| None), shutdown.clone(), metrics, make_service));
+    Rig { address, counts, telemetry, shutdown, serving }
 }
 
 impl Rig {
@@ -176,6 +165,22 @@ impl Rig {
     async fn until_running(&self, wanted: usize) -> Duration {
         until(|| self.counts.running.load(Ordering::SeqCst) == wanted).await
     }
+}
+
+/// Client connections that are open, by the metric.
+fn open(telemetry: &Telemetry) -> usize {
+    let scrape = Scrape { snapshot: &Snapshot::default(), engines: &[], needs: &[] };
+    let text = telemetry.render(&scrape);
+    let sample = text.lines().find_map(|line| line.strip_prefix("penstock_open_connections "));
+    sample.expect("the gauge is there").parse().expect("it is whole")
+}
+
+/// The reasons of all refusals so far, by the log.
+fn refused(telemetry: &Telemetry) -> Vec<String> {
+    let log = telemetry.captured_log();
+    let lines = log.lines().map(|line| serde_json::from_str(line).expect("JSON lines"));
+    let refused = lines.filter(|line: &serde_json::Value| line["message"] == "connection refused");
+    refused.map(|line| line["reason"].as_str().expect("a reason").to_owned()).collect()
 }
 
 /// Waits until `met`; gives the time it took.
@@ -307,15 +312,15 @@ async fn ambiguous_messages_are_refused_and_never_reach_the_service() {
     for (label, case) in SMUGGLING {
         let text = rig.exchange(case.as_bytes()).await;
         assert_refused(&text, 400, label, case);
-        let refused = rig.counts.refused.lock().pop().map(RequestRejected::label);
-        assert_eq!(refused, Some(*label), "{case:?}");
+        let refused = refused(&rig.telemetry).pop();
+        assert_eq!(refused, Some((*label).to_owned()), "{case:?}");
     }
     for (label, chunks) in BAD_CHUNKS {
         let case = format!("POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}");
         let text = rig.exchange(case.as_bytes()).await;
         assert_refused(&text, 400, label, &case);
-        let refused = rig.counts.refused.lock().pop().map(RequestRejected::label);
-        assert_eq!(refused, Some(*label), "{case:?}");
+        let refused = refused(&rig.telemetry).pop();
+        assert_eq!(refused, Some((*label).to_owned()), "{case:?}");
     }
     assert_eq!(rig.counts.running.load(Ordering::SeqCst), 0);
 }
@@ -327,7 +332,10 @@ async fn oversized_heads_get_431() {
     assert_refused(&rig.exchange(long.as_bytes()).await, 431, "head_too_large", "long");
     let many = format!("GET /echo HTTP/1.1\r\nHost: a\r\n{}\r\n", "a: b\r\n".repeat(101));
     assert_refused(&rig.exchange(many.as_bytes()).await, 431, "too_many_fields", "many");
-    assert_eq!(*rig.counts.refused.lock(), [RequestRejected::HeadTooLarge, RequestRejected::TooManyFields]);
+    assert_eq!(
+        refused(&rig.telemetry),
+        [RequestRejected::HeadTooLarge.label(), RequestRejected::TooManyFields.label()]
+    );
 }
 
 #[tokio::test]
@@ -355,7 +363,7 @@ async fn plain_requests_pass_in_every_form() {
     }
     let head = rig.exchange(b"HEAD /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
     assert!(head.contains("content-length: 6\r\n") && head.ends_with("\r\n\r\n"), "{head}");
-    assert!(rig.counts.refused.lock().is_empty());
+    assert!(refused(&rig.telemetry).is_empty());
 }
 
 #[tokio::test]
@@ -376,7 +384,7 @@ async fn connection_is_kept_and_pipelining_answers_in_order() {
         assert_eq!(text.matches("HTTP/1.1 200").count(), 1, "{text}");
     }
     assert_refused(&rest(&mut client).await, 400, "host_repeated", "behind fifty good ones");
-    assert_eq!(rig.counts.open.load(Ordering::SeqCst), 1);
+    assert_eq!(open(&rig.telemetry), 1);
 }
 
 #[tokio::test]
@@ -410,7 +418,10 @@ async fn slow_heads_and_bodies_get_408() {
     let body = rig.exchange(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc").await;
     assert_refused(&body, 408, "body_timeout", "body");
     assert!(start.elapsed() >= Duration::from_millis(600));
-    assert_eq!(*rig.counts.refused.lock(), [RequestRejected::HeadTimeout, RequestRejected::BodyTimeout]);
+    assert_eq!(
+        refused(&rig.telemetry),
+        [RequestRejected::HeadTimeout.label(), RequestRejected::BodyTimeout.label()]
+    );
 }
 
 #[tokio::test]
@@ -419,7 +430,7 @@ async fn idle_connection_is_closed_in_silence() {
     assert_eq!(rig.exchange(b"").await, "");
     let kept = rig.exchange(b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(kept.ends_with("/echo|"), "{kept}");
-    assert!(rig.counts.refused.lock().is_empty());
+    assert!(refused(&rig.telemetry).is_empty());
 }
 
 /// More than a server that stops at its limit takes.
@@ -453,7 +464,7 @@ async fn endless_body_stops_at_the_limit_and_is_not_drained_for_ever() {
     let sent = send_without_end(&mut client, PATIENCE).await;
     assert!(sent < ENDLESS, "{sent} bytes were taken");
     assert!(rig.counts.body_bytes.load(Ordering::SeqCst) < BODY_LIMIT + 128 * 1024);
-    until(|| rig.counts.open.load(Ordering::SeqCst) == 0).await;
+    until(|| open(&rig.telemetry) == 0).await;
 }
 
 #[tokio::test]
@@ -491,7 +502,7 @@ fn resident_bytes() -> usize {
 async fn connections_over_the_limit_wait_for_a_place() {
     let rig = rig(ListenerLimits { max_connections: 2, ..door() });
     let (first, second) = (rig.connect().await, rig.connect().await);
-    until(|| rig.counts.open.load(Ordering::SeqCst) == 2).await;
+    until(|| open(&rig.telemetry) == 2).await;
     let mut third = rig.connect().await;
     third.write_all(b"GET /third HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
     let early = timeout(Duration::from_millis(100), third.read_u8()).await;
@@ -499,7 +510,7 @@ async fn connections_over_the_limit_wait_for_a_place() {
     drop(first);
     assert!(rest(&mut third).await.ends_with("/third|"));
     drop(second);
-    until(|| rig.counts.open.load(Ordering::SeqCst) == 0).await;
+    until(|| open(&rig.telemetry) == 0).await;
 }
 
 #[tokio::test]
@@ -526,7 +537,7 @@ async fn departed_http1_client_takes_its_request_along() {
             }
         }
     }
-    assert!(rig.counts.refused.lock().is_empty());
+    assert!(refused(&rig.telemetry).is_empty());
 }
 
 #[tokio::test]
@@ -574,7 +585,7 @@ async fn http2_with_prior_knowledge_multiplexes() {
         }
     });
     futures_util::future::join_all(calls).await;
-    assert_eq!(rig.counts.open.load(Ordering::SeqCst), 1);
+    assert_eq!(open(&rig.telemetry), 1);
 }
 
 #[tokio::test]
@@ -626,7 +637,7 @@ async fn http2_request_without_a_host_gets_400() {
             break;
         }
     }
-    assert_eq!(*rig.counts.refused.lock(), [RequestRejected::HostMissing]);
+    assert_eq!(refused(&rig.telemetry), [RequestRejected::HostMissing.label()]);
 }
 
 #[tokio::test]
@@ -661,11 +672,11 @@ async fn abort_ends_what_still_runs() {
     client.write_all(b"GET /hang HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     rig.until_running(1).await;
     rig.shutdown.drain.cancel();
-    let counts = Arc::clone(&rig.counts);
+    let (counts, telemetry) = (Arc::clone(&rig.counts), rig.telemetry.clone());
     let mut serving = rig.serving;
     assert!(timeout(Duration::from_millis(100), &mut serving).await.is_err(), "did not wait");
     rig.shutdown.abort.cancel();
     timeout(PROMPT, serving).await.expect("it ends at once").unwrap();
     assert_eq!(counts.running.load(Ordering::SeqCst), 0);
-    assert_eq!(counts.open.load(Ordering::SeqCst), 0);
+    assert_eq!(open(&telemetry), 0);
 }

@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -12,12 +12,11 @@ use hickory_resolver::proto::op::ResponseCode;
 use hickory_resolver::proto::rr::RecordType;
 use http::Method;
 use penstock::config::load::load_str;
-use penstock::core::model::ids::{PoolId, ReplicaId};
 use penstock::core::model::snapshot::ReplicaStatus;
 use penstock::fleet::discovery::DiscoverySources;
-use penstock::fleet::hooks::{NoteSink, ReplicaNote, SourceNote};
 use penstock::sim::faults::FaultKind;
 use penstock::sim::server::{SimHandle, SimOptions, SimServer};
+use penstock::telemetry::Telemetry;
 use tokio::task::JoinSet;
 
 use crate::support::client::Call;
@@ -26,22 +25,11 @@ use crate::support::gateway::{Rig, chat, head, soon, tenant_lines, until};
 
 const CHAT: &str = "/v1/chat/completions";
 
-#[derive(Default)]
-struct Notes(Mutex<Vec<String>>);
-
-impl NoteSink for Notes {
-    fn note(&self, _: ReplicaId, _: ReplicaNote<'_>) {}
-
-    fn source(&self, _: PoolId, note: SourceNote<'_>) {
-        self.0.lock().unwrap().push(format!("{note:?}"));
-    }
-}
-
 /// The source of one pool that asks a server of the test's own.
 struct Asking {
     names: Names,
     sources: DiscoverySources,
-    notes: Arc<Notes>,
+    telemetry: Telemetry,
 }
 
 impl Asking {
@@ -56,10 +44,10 @@ impl Asking {
         );
         let loaded = load_str(&text, "test", Path::new("/"), None).into_result();
         let settings = loaded.unwrap_or_else(|report| panic!("{report}")).settings;
-        let notes = Arc::<Notes>::default();
-        let watch: Arc<dyn NoteSink> = notes.clone();
-        let sources = DiscoverySources::start(Arc::new(ArcSwap::from_pointee(settings)), watch);
-        Self { names, sources, notes }
+        let telemetry = Telemetry::for_tests();
+        let settings = Arc::new(ArcSwap::from_pointee(settings));
+        let sources = DiscoverySources::start(settings, telemetry.clone());
+        Self { names, sources, telemetry }
     }
 
     /// What is found next.
@@ -69,8 +57,9 @@ impl Asking {
         endpoints.map(|endpoint| endpoint.url.authority().unwrap().to_string()).collect()
     }
 
-    fn noted(&self, what: &str) -> usize {
-        self.notes.0.lock().unwrap().iter().filter(|note| note.starts_with(what)).count()
+    /// Log lines that have the text.
+    fn logged(&self, text: &str) -> usize {
+        self.telemetry.captured_log().lines().filter(|line| line.contains(text)).count()
     }
 }
 
@@ -148,15 +137,15 @@ async fn failures_keep_the_last_answer_and_an_absent_name_does_for_a_while() {
     assert_eq!(asking.found().await, ["127.0.0.1:8000"]);
     let problem = || asking.sources.views()[0].problem.clone();
     asking.names.say("weak.test.", RecordType::A, Says::Code(ResponseCode::ServFail));
-    until("the failure is noted", || asking.noted("Lost") >= 2).await;
+    until("the failure is noted", || asking.logged("lost") >= 2).await;
     assert!(problem().unwrap().to_lowercase().contains("server fail"), "{:?}", problem());
     assert_eq!(asking.sources.views()[0].endpoints, Some(1));
     asking.names.say("weak.test.", RecordType::A, Says::Records(vec![a("127.0.0.1"), a("127.0.0.2")], 0));
     assert_eq!(asking.found().await, ["127.0.0.1:8000", "127.0.0.2:8000"]);
-    assert_eq!((asking.noted("Back"), problem()), (1, None));
+    assert_eq!((asking.logged("answers again"), problem()), (1, None));
 
     asking.names.forget("weak.test.");
-    until("the emptiness is noted", || asking.noted("Empty") == 1).await;
+    until("the emptiness is noted", || asking.logged("names no replica") == 1).await;
     assert_eq!(asking.sources.views()[0].endpoints, Some(2), "they hold for a while");
     assert_eq!(asking.found().await, Vec::<String>::new());
 }

@@ -2,8 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -26,11 +26,16 @@ use penstock::core::model::id_table::IdTable;
 use penstock::core::model::ids::{ModelId, PoolId, ReplicaId, TenantId};
 use penstock::core::model::policy::{Model, Policy, Pool, Replica};
 use penstock::core::replica::health::sleep::SleepResult;
+use penstock::dispatcher::clock::GatewayClock;
+use penstock::dispatcher::{Dispatcher, EventLog};
+use penstock::fleet::context::FleetTiming;
 use penstock::fleet::fetch::FetchError;
-use penstock::fleet::handle::{FleetMonitor, FleetTiming};
-use penstock::fleet::hooks::{NoteSink, ReplicaNote, ReportSink, SourceNote};
+use penstock::fleet::handle::FleetMonitor;
 use penstock::fleet::sleep::SleepOrder;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use penstock::telemetry::Telemetry;
+use penstock::telemetry::event::ConfigReloaded;
+use serde_json::Value;
+use tokio::sync::mpsc::channel;
 
 const KEY: &str = "sk-very-secret";
 const METRICS: &str = "vllm:num_requests_running 3\nvllm:num_requests_waiting 2\n\
@@ -129,50 +134,52 @@ async fn answer(State(desk): State<Arc<Desk>>, request: Request) -> Response {
     }
 }
 
-/// Both ends of the fleet's findings.
-struct Ends {
-    events: UnboundedReceiver<Event>,
-    notes: UnboundedReceiver<(ReplicaId, String, Option<FetchError>)>,
-}
-
-struct Sender {
-    events: UnboundedSender<Event>,
-    notes: UnboundedSender<(ReplicaId, String, Option<FetchError>)>,
-}
-
-impl ReportSink for Sender {
-    fn event(&self, event: Event) {
-        let _ = self.events.send(event);
-    }
-}
-
-impl NoteSink for Sender {
-    fn note(&self, replica: ReplicaId, note: ReplicaNote<'_>) {
-        let why = match note {
-            ReplicaNote::ScrapeFailed { why, .. }
-            | ReplicaNote::InfoFailed { why }
-            | ReplicaNote::ProbeFailed { why } => Some(why),
-            _ => None,
-        };
-        let _ = self.notes.send((replica, format!("{note:?}"), why));
-    }
-
-    fn source(&self, _: PoolId, _: SourceNote<'_>) {}
-}
-
-fn ends() -> (Arc<Sender>, Ends) {
-    let (events, events_out) = unbounded_channel();
-    let (notes, notes_out) = unbounded_channel();
-    (Arc::new(Sender { events, notes }), Ends { events: events_out, notes: notes_out })
+/// What the fleet monitor told the dispatcher and the log, read from the start.
+struct Reports {
+    events: EventLog,
+    next_event: usize,
+    telemetry: Telemetry,
+    next_line: usize,
+    dispatcher: Weak<Dispatcher>,
 }
 
 async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(20), what).await.expect("it happens within 20 s")
 }
 
-impl Ends {
+impl Reports {
+    /// The next event that is there already.
+    fn next(&mut self) -> Option<Event> {
+        let event = self.events.lock().get(self.next_event).map(|(_, event)| event.clone())?;
+        self.next_event += 1;
+        Some(event)
+    }
+
+    /// Drops the events that are there already.
+    fn skip(&mut self) {
+        self.next_event = self.events.lock().len();
+    }
+
     async fn event(&mut self) -> Event {
-        soon(self.events.recv()).await.unwrap()
+        soon(async {
+            loop {
+                match self.next() {
+                    Some(event) => return event,
+                    None => tokio::time::sleep(Duration::from_millis(1)).await,
+                }
+            }
+        })
+        .await
+    }
+
+    /// Waits until the fleet monitor holds the dispatcher no more.
+    async fn ended(&self) {
+        soon(async {
+            while self.dispatcher.strong_count() > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
     }
 
     /// The next report; `ReplicaFound` and the like are an error.
@@ -222,14 +229,20 @@ impl Ends {
         .await
     }
 
-    /// The next note that starts with `text`.
-    async fn note(&mut self, text: &str) -> (ReplicaId, String, Option<FetchError>) {
+    /// The problem in the next log line with this message, and its replica.
+    async fn logged(&mut self, message: &str) -> (String, String) {
         soon(async {
             loop {
-                let note = self.notes.recv().await.unwrap();
-                if note.1.starts_with(text) {
-                    return note;
+                let log = self.telemetry.captured_log();
+                for line in log.lines().skip(self.next_line) {
+                    self.next_line += 1;
+                    let line: Value = serde_json::from_str(line).unwrap();
+                    if line["message"] == message {
+                        let text = |field: &str| line[field].as_str().unwrap_or_default().to_owned();
+                        return (text("replica"), text("problem"));
+                    }
                 }
+                tokio::time::sleep(Duration::from_millis(1)).await;
             }
         })
         .await
@@ -358,12 +371,27 @@ const HASTY: FleetTiming = FleetTiming {
 fn start(
     rows: &[(EngineKind, Option<&str>, &str)],
     timing: FleetTiming,
-) -> (FleetMonitor, Ends, Arc<ArcSwap<Settings>>) {
-    let (sender, ends) = ends();
+) -> (FleetMonitor, Reports, Arc<ArcSwap<Settings>>) {
     let shared = Arc::new(ArcSwap::from_pointee(settings(None, rows)));
-    let fleet = FleetMonitor::start(Arc::clone(&shared), sender.clone(), sender, timing).unwrap();
-    (fleet, ends, shared)
+    let (telemetry, policy) = (Telemetry::for_tests(), Arc::clone(&shared.load().policy));
+    ConfigReloaded { policy: &policy, digest: "", restart_needed: &[] }.emit(&telemetry);
+    let (actions, _) = channel(1);
+    let dispatcher = Dispatcher::new(policy, GatewayClock::start(), actions);
+    let events = EventLog::default();
+    dispatcher.write_down(&events);
+    let reports = Reports {
+        events,
+        next_event: 0,
+        telemetry: telemetry.clone(),
+        next_line: telemetry.captured_log().lines().count(),
+        dispatcher: Arc::downgrade(&dispatcher),
+    };
+    let fleet = FleetMonitor::start(Arc::clone(&shared), dispatcher, telemetry, timing).unwrap();
+    (fleet, reports, shared)
 }
+
+/// The message of a replica that does not list its model.
+const UNSERVED: &str = "model not served by engine";
 
 const FIRST: ReplicaId = ReplicaId::new(0);
 const SECOND: ReplicaId = ReplicaId::new(1);
@@ -371,8 +399,8 @@ const SECOND: ReplicaId = ReplicaId::new(1);
 #[tokio::test]
 async fn reports_metrics_and_models_with_the_key() {
     let engine = Engine::healthy().await;
-    let (fleet, mut ends, settings) = start(&[(EngineKind::Vllm, Some(KEY), &engine.url)], PATIENT);
-    let (replica, report) = ends.report().await;
+    let (fleet, mut reports, settings) = start(&[(EngineKind::Vllm, Some(KEY), &engine.url)], PATIENT);
+    let (replica, report) = reports.report().await;
     let expected = ReplicaReport {
         running: Some(3),
         waiting: Some(2),
@@ -382,7 +410,7 @@ async fn reports_metrics_and_models_with_the_key() {
         ..ReplicaReport::default()
     };
     assert_eq!((replica, report), (FIRST, expected));
-    assert_eq!(ends.report().await.1, expected);
+    assert_eq!(reports.report().await.1, expected);
 
     let asked = engine.desk.asked.lock().clone();
     assert!(asked.iter().all(|(_, key)| key.as_deref() == Some("Bearer sk-very-secret")), "{asked:?}");
@@ -410,23 +438,23 @@ async fn answers_that_are_no_metrics_change_nothing() {
         (Reply::Cut, FetchError::Broken),
     ];
     let engine = Engine::healthy().await;
-    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, Some(KEY), &engine.url)], PATIENT);
-    let (_, good) = ends.report().await;
+    let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, Some(KEY), &engine.url)], PATIENT);
+    let (_, good) = reports.report().await;
     for (reply, expected) in cases {
         engine.set("/metrics", reply);
-        let (replica, _, why) = ends.note("ScrapeFailed").await;
-        assert_eq!((replica, why), (FIRST, Some(expected)));
-        ends.note("ScrapeFailed { why: ").await;
+        let problem = expected.to_string();
+        assert_eq!(reports.logged("scrape failed").await, (engine.url.clone(), problem.clone()));
+        assert_eq!(reports.logged("scrape failed").await.1, problem);
         let status = fleet.view().get(FIRST).unwrap();
         assert!(status.failures >= 2 && status.trouble == Some(expected), "{status:?}");
         assert_eq!(status.gauges.running, good.running);
 
-        while let Ok(event) = ends.events.try_recv() {
+        while let Some(event) = reports.next() {
             assert!(matches!(event, Event::ReplicaReported { report, .. } if report == good), "{event:?}");
         }
         engine.set("/metrics", ok(METRICS));
-        ends.note("ScrapeRecovered").await;
-        assert_eq!(ends.report().await.1, good);
+        reports.logged("scrape recovered").await;
+        assert_eq!(reports.report().await.1, good);
     }
     assert_eq!(trap.times("/metrics"), 0, "no redirect is followed");
     soon(fleet.stop()).await;
@@ -435,14 +463,14 @@ async fn answers_that_are_no_metrics_change_nothing() {
 #[tokio::test]
 async fn old_gauges_are_not_reported_again() {
     let engine = Engine::healthy().await;
-    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
-    ends.report().await;
+    let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    reports.report().await;
     engine.set("/metrics", Reply::Text(500, String::new()));
-    ends.note("ScrapeFailed").await;
-    while ends.events.try_recv().is_ok() {}
+    reports.logged("scrape failed").await;
+    reports.skip();
     fleet.probe(FIRST);
-    assert_eq!(ends.probed().await, (FIRST, true));
-    let (_, report) = ends.report().await;
+    assert_eq!(reports.probed().await, (FIRST, true));
+    let (_, report) = reports.report().await;
     assert_eq!(report, ReplicaReport { max_model_len: Some(2048), ..ReplicaReport::default() });
     soon(fleet.stop()).await;
 }
@@ -450,13 +478,13 @@ async fn old_gauges_are_not_reported_again() {
 #[tokio::test]
 async fn an_engine_that_comes_back_is_asked_for_its_models_again() {
     let engine = Engine::healthy().await;
-    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
-    assert_eq!(ends.report().await.1.max_model_len, Some(2048));
+    let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    assert_eq!(reports.report().await.1.max_model_len, Some(2048));
     engine.set("/metrics", Reply::Text(500, String::new()));
-    ends.note("ScrapeFailed").await;
+    reports.logged("scrape failed").await;
     engine.set("/v1/models", ok(r#"{"data":[{"id":"served","max_model_len":4096}]}"#));
     engine.set("/metrics", ok(METRICS));
-    ends.report_of(FIRST, |report| report.max_model_len == Some(4096)).await;
+    reports.report_of(FIRST, |report| report.max_model_len == Some(4096)).await;
     soon(fleet.stop()).await;
 }
 
@@ -467,21 +495,21 @@ async fn a_slow_engine_is_asked_one_question_at_a_time() {
     engine.set("/v1/models", Reply::Hang);
     // Ten ticks pass during each question.
     let timing = FleetTiming { scrape_timeout: Duration::from_millis(200), ..PATIENT };
-    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], timing);
+    let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, None, &engine.url)], timing);
     for _ in 0..3 {
-        assert_eq!(ends.note("ScrapeFailed").await.2, Some(FetchError::Timeout));
+        assert_eq!(reports.logged("scrape failed").await.1, FetchError::Timeout.to_string());
     }
     // One, and perhaps another whose connection is just closing.
     assert!((1..=2).contains(&engine.desk.most_open.load(Ordering::SeqCst)));
-    assert!(ends.events.try_recv().is_err(), "silence is no event");
+    assert!(reports.next().is_none(), "silence is no event");
     soon(fleet.stop()).await;
 }
 
 #[tokio::test]
 async fn an_engine_that_is_gone_changes_nothing() {
     let engine = Engine::healthy().await;
-    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
-    ends.report().await;
+    let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    reports.report().await;
     let url = engine.url.clone();
     drop(engine);
     soon(async {
@@ -491,8 +519,9 @@ async fn an_engine_that_is_gone_changes_nothing() {
         }
     })
     .await;
-    soon(async { while ends.note("ScrapeFailed").await.2 != Some(FetchError::Connect) {} }).await;
-    while let Ok(event) = ends.events.try_recv() {
+    let connect = FetchError::Connect.to_string();
+    soon(async { while reports.logged("scrape failed").await.1 != connect {} }).await;
+    while let Some(event) = reports.next() {
         assert!(matches!(event, Event::ReplicaReported { .. }), "{event:?}");
     }
     soon(fleet.stop()).await;
@@ -505,10 +534,10 @@ async fn engines_without_metrics_report_what_they_say_of_themselves() {
         ("/props", ok(r#"{"default_generation_settings":{"n_ctx":512},"total_slots":4}"#)),
     ])
     .await;
-    let (fleet, mut ends, _) = start(&[(EngineKind::Llamacpp, None, &engine.url)], PATIENT);
+    let (fleet, mut reports, _) = start(&[(EngineKind::Llamacpp, None, &engine.url)], PATIENT);
     let expected = ReplicaReport { slots: Some(4), max_model_len: Some(512), ..ReplicaReport::default() };
-    assert_eq!(ends.report().await.1, expected);
-    assert_eq!(ends.note("ScrapeFailed").await.2, Some(FetchError::Status(404)));
+    assert_eq!(reports.report().await.1, expected);
+    assert_eq!(reports.logged("scrape failed").await.1, FetchError::Status(404).to_string());
     soon(fleet.stop()).await;
 }
 
@@ -517,8 +546,8 @@ async fn a_reload_ends_the_tasks_of_replicas_that_left() {
     let (leaves, stays) = (Engine::healthy().await, Engine::healthy().await);
     leaves.set("/health", Reply::Hang);
     let stay = (EngineKind::Vllm, None, stays.url.as_str());
-    let (fleet, mut ends, shared) = start(&[stay, (EngineKind::Vllm, None, &leaves.url)], PATIENT);
-    ends.report_of(SECOND, |_| true).await;
+    let (fleet, mut reports, shared) = start(&[stay, (EngineKind::Vllm, None, &leaves.url)], PATIENT);
+    reports.report_of(SECOND, |_| true).await;
     fleet.probe(SECOND);
     soon(async {
         while leaves.times("/health") == 0 {
@@ -538,11 +567,11 @@ async fn a_reload_ends_the_tasks_of_replicas_that_left() {
         }
     })
     .await;
-    while ends.events.try_recv().is_ok() {}
+    reports.skip();
     let before = leaves.desk.asked.lock().len();
     fleet.probe(SECOND);
     for _ in 0..5 {
-        assert_eq!(ends.report().await.0, FIRST);
+        assert_eq!(reports.report().await.0, FIRST);
     }
     assert_eq!(leaves.desk.asked.lock().len(), before);
     soon(fleet.stop()).await;
@@ -552,8 +581,8 @@ async fn a_reload_ends_the_tasks_of_replicas_that_left() {
 async fn a_reload_that_changes_a_replica_starts_it_anew() {
     let engine = Engine::healthy().await;
     engine.set("/health", Reply::Hang);
-    let (fleet, mut ends, shared) = start(&[(EngineKind::Vllm, Some("old"), &engine.url)], PATIENT);
-    ends.report().await;
+    let (fleet, mut reports, shared) = start(&[(EngineKind::Vllm, Some("old"), &engine.url)], PATIENT);
+    reports.report().await;
     fleet.reloaded();
     fleet.probe(FIRST);
     soon(async {
@@ -568,12 +597,12 @@ async fn a_reload_that_changes_a_replica_starts_it_anew() {
     let next = settings(Some(&shared.load()), &[(EngineKind::Vllm, Some("new"), &engine.url)]);
     shared.store(Arc::new(next));
     fleet.reloaded();
-    assert_eq!(ends.probed().await, (FIRST, true), "the probe in flight is repeated");
+    assert_eq!(reports.probed().await, (FIRST, true), "the probe in flight is repeated");
     let asked = engine.desk.asked.lock().clone();
     let healths: Vec<_> = asked.iter().filter(|(path, _)| path == "/health").map(|(_, key)| key).collect();
     assert_eq!(healths, [&Some("Bearer old".to_owned()), &Some("Bearer new".to_owned())]);
-    while ends.events.try_recv().is_ok() {}
-    ends.report().await;
+    reports.skip();
+    reports.report().await;
     assert_eq!(engine.desk.asked.lock().last().unwrap().1.as_deref(), Some("Bearer new"));
     soon(fleet.stop()).await;
 }
@@ -582,12 +611,12 @@ async fn a_reload_that_changes_a_replica_starts_it_anew() {
 async fn a_reload_brings_new_replicas_and_their_probes() {
     let (first, second) = (Engine::healthy().await, Engine::healthy().await);
     let old = (EngineKind::Vllm, None, first.url.as_str());
-    let (fleet, mut ends, shared) = start(&[old], PATIENT);
+    let (fleet, mut reports, shared) = start(&[old], PATIENT);
     let next = settings(Some(&shared.load()), &[old, (EngineKind::Vllm, None, &second.url)]);
     shared.store(Arc::new(next));
     fleet.probe(SECOND);
-    assert_eq!(ends.probed().await, (SECOND, true));
-    ends.report_of(SECOND, |_| true).await;
+    assert_eq!(reports.probed().await, (SECOND, true));
+    reports.report_of(SECOND, |_| true).await;
     soon(fleet.stop()).await;
 }
 
@@ -596,7 +625,7 @@ async fn probes_follow_the_engine() {
     let vllm = Engine::healthy().await;
     let triton = Engine::new(&[("/health/ready", ok(""))]).await;
     let openai = Engine::new(&[("/v1/models", Reply::Text(401, String::new()))]).await;
-    let (fleet, mut ends, _) = start(
+    let (fleet, mut reports, _) = start(
         &[
             (EngineKind::Vllm, Some(KEY), &vllm.url),
             (EngineKind::Triton, None, &triton.url),
@@ -606,15 +635,15 @@ async fn probes_follow_the_engine() {
     );
     for id in 0..3 {
         fleet.probe(ReplicaId::new(id));
-        assert_eq!(ends.probed().await, (ReplicaId::new(id), true));
+        assert_eq!(reports.probed().await, (ReplicaId::new(id), true));
     }
     vllm.set("/health", Reply::Text(503, String::new()));
     triton.set("/health/ready", Reply::Text(400, String::new()));
     openai.set("/v1/models", Reply::Text(502, String::new()));
     for (id, status) in [(0, 503), (1, 400), (2, 502)] {
         fleet.probe(ReplicaId::new(id));
-        assert_eq!(ends.probed().await, (ReplicaId::new(id), false));
-        assert_eq!(ends.note("ProbeFailed").await.2, Some(FetchError::Status(status)));
+        assert_eq!(reports.probed().await, (ReplicaId::new(id), false));
+        assert_eq!(reports.logged("probe failed").await.1, FetchError::Status(status).to_string());
     }
     fleet.probe(ReplicaId::new(9));
     soon(fleet.stop()).await;
@@ -624,22 +653,22 @@ async fn probes_follow_the_engine() {
 async fn a_probe_gives_up_in_time() {
     let engine = Engine::healthy().await;
     engine.set("/health", Reply::Hang);
-    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], HASTY);
+    let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, None, &engine.url)], HASTY);
     fleet.probe(FIRST);
-    assert_eq!(ends.probed().await, (FIRST, false));
-    assert_eq!(ends.note("ProbeFailed").await.2, Some(FetchError::Timeout));
+    assert_eq!(reports.probed().await, (FIRST, false));
+    assert_eq!(reports.logged("probe failed").await.1, FetchError::Timeout.to_string());
     soon(fleet.stop()).await;
 }
 
 #[tokio::test]
 async fn a_replica_that_is_found_is_asked_for_its_models_again() {
     let engine = Engine::healthy().await;
-    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
-    assert_eq!(ends.report().await.1.max_model_len, Some(2048));
+    let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    assert_eq!(reports.report().await.1.max_model_len, Some(2048));
     engine.set("/v1/models", ok(r#"{"data":[{"id":"served","max_model_len":4096}]}"#));
     fleet.probe(FIRST);
-    assert_eq!(ends.probed().await, (FIRST, true));
-    ends.report_of(FIRST, |report| report.max_model_len == Some(4096)).await;
+    assert_eq!(reports.probed().await, (FIRST, true));
+    reports.report_of(FIRST, |report| report.max_model_len == Some(4096)).await;
     soon(fleet.stop()).await;
 }
 
@@ -647,26 +676,26 @@ async fn a_replica_that_is_found_is_asked_for_its_models_again() {
 async fn a_vllm_that_sleeps_says_so() {
     let engine = Engine::healthy().await;
     engine.set("/metrics", ok("vllm:engine_sleep_state{sleep_state=\"weights_offloaded\"} 1\n"));
-    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
-    ends.report_of(FIRST, |report| report.asleep == Some(true)).await;
-    ends.note("Asleep").await;
+    let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    reports.report_of(FIRST, |report| report.asleep == Some(true)).await;
+    reports.logged("replica was put to sleep or woken by others").await;
     fleet.probe(FIRST);
-    assert_eq!(ends.probed().await, (FIRST, true), "it is there, and not broken");
+    assert_eq!(reports.probed().await, (FIRST, true), "it is there, and not broken");
     engine.set("/metrics", ok("vllm:engine_sleep_state{sleep_state=\"awake\"} 1\n"));
-    ends.report_of(FIRST, |report| report.asleep == Some(false)).await;
-    ends.note("Awake").await;
+    reports.report_of(FIRST, |report| report.asleep == Some(false)).await;
+    reports.logged("replica was put to sleep or woken by others").await;
     soon(fleet.stop()).await;
 }
 
 #[tokio::test]
 async fn orders_to_sleep_and_to_wake_are_answered() {
     let engine = Engine::healthy().await;
-    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, Some(KEY), &engine.url)], PATIENT);
+    let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, Some(KEY), &engine.url)], PATIENT);
     let wake = SleepOrder::Wake { limit: Duration::from_secs(20) };
     engine.set("/sleep", ok("{}"));
     fleet.order(FIRST, SleepOrder::Sleep);
-    assert_eq!(ends.rested().await, (FIRST, SleepResult::Asleep));
-    assert!(ends.note("Obeyed").await.1.contains("Sleep"));
+    assert_eq!(reports.rested().await, (FIRST, SleepResult::Asleep));
+    reports.logged("replica told to sleep or wake").await;
     // The order fails, and the engine says what came of it.
     engine.set("/wake_up", Reply::Text(500, String::new()));
     for (state, rested) in [
@@ -677,20 +706,20 @@ async fn orders_to_sleep_and_to_wake_are_answered() {
     ] {
         engine.set("/is_sleeping", state);
         fleet.order(FIRST, wake);
-        assert_eq!(ends.rested().await, (FIRST, rested));
+        assert_eq!(reports.rested().await, (FIRST, rested));
     }
     // Not started with VLLM_SERVER_DEV_MODE=1.
     engine.set("/sleep", Reply::Text(404, String::new()));
     fleet.order(FIRST, SleepOrder::Sleep);
-    assert_eq!(ends.rested().await, (FIRST, SleepResult::Unable));
-    ends.note("CannotSleep").await;
+    assert_eq!(reports.rested().await, (FIRST, SleepResult::Unable));
+    reports.logged("replica cannot sleep: it does not know /sleep").await;
     assert!(engine.desk.asked.lock().iter().all(|(_, key)| key.is_some()));
     soon(fleet.stop()).await;
 
     let tgi = Engine::new(&[]).await;
-    let (fleet, mut ends, _) = start(&[(EngineKind::Tgi, None, &tgi.url)], PATIENT);
+    let (fleet, mut reports, _) = start(&[(EngineKind::Tgi, None, &tgi.url)], PATIENT);
     fleet.order(FIRST, SleepOrder::Sleep);
-    assert_eq!(ends.rested().await, (FIRST, SleepResult::Unable));
+    assert_eq!(reports.rested().await, (FIRST, SleepResult::Unable));
     assert_eq!(tgi.times("/sleep"), 0);
     soon(fleet.stop()).await;
 }
@@ -700,19 +729,28 @@ async fn a_model_that_the_engine_does_not_list_is_noted_once() {
     let engine = Engine::healthy().await;
     engine.set("/v1/models", ok(r#"{"data":[{"id":"other"}]}"#));
     let often = FleetTiming { info_every: Duration::from_millis(20), ..PATIENT };
-    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], often);
-    let (_, note, _) = ends.note("ModelMismatch").await;
-    assert!(note.contains("\"served\"") && note.contains("\"other\""), "{note}");
+    let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, None, &engine.url)], often);
+    reports.logged(UNSERVED).await;
     soon(async {
         while engine.times("/v1/models") < 4 {
-            ends.report().await;
+            reports.report().await;
         }
     })
     .await;
     engine.set("/v1/models", ok(MODELS));
-    let (_, next, _) = ends.note("Model").await;
-    assert_eq!(next, "ModelsMatch");
-    assert!(fleet.view().get(FIRST).unwrap().missing.is_empty());
+    soon(async {
+        while !fleet.view().get(FIRST).unwrap().missing.is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    let log = reports.telemetry.captured_log();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains(UNSERVED)).collect();
+    assert!(
+        lines[0].contains(r#""expected":"served""#) && lines[0].contains(r#""served":"other""#),
+        "{lines:?}"
+    );
+    assert_eq!(lines.len(), 1, "{lines:?}");
     soon(fleet.stop()).await;
 }
 
@@ -724,17 +762,15 @@ async fn the_key_is_in_no_message() {
         (EngineKind::Vllm, Some(KEY), engine.url.as_str()),
         (EngineKind::Vllm, Some(&broken), "http://[::1]:9"),
     ];
-    let (fleet, mut ends, shared) = start(&rows, PATIENT);
+    let (fleet, mut reports, shared) = start(&rows, PATIENT);
     let mut texts = vec![format!("{fleet:?}"), format!("{shared:?}")];
-    for start in ["ScrapeFailed", "InfoFailed", "ScrapeFailed"] {
-        texts.push(ends.note(start).await.1);
+    for _ in 0..2 {
+        reports.logged("scrape failed").await;
     }
     fleet.probe(SECOND);
-    assert_eq!(ends.probed().await, (SECOND, false));
-    let (_, text, why) = ends.note("ProbeFailed").await;
-    assert_eq!(why, Some(FetchError::Unsendable));
-    texts.push(text);
-    texts.push(why.unwrap().to_string());
+    assert_eq!(reports.probed().await, (SECOND, false));
+    assert_eq!(reports.logged("probe failed").await.1, FetchError::Unsendable.to_string());
+    texts.push(reports.telemetry.captured_log());
     texts.push(format!("{:?}", fleet.view().all()));
     for text in texts {
         assert!(!text.contains(KEY), "{text}");
@@ -745,26 +781,27 @@ async fn the_key_is_in_no_message() {
 #[tokio::test]
 async fn nothing_is_reported_after_a_stop() {
     let engine = Engine::healthy().await;
-    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
-    ends.report().await;
+    let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    reports.report().await;
     engine.set("/metrics", Reply::Hang);
     engine.set("/health", Reply::Hang);
     fleet.probe(FIRST);
     soon(fleet.stop()).await;
-    while ends.events.try_recv().is_ok() {}
+    reports.skip();
     fleet.probe(FIRST);
     fleet.reloaded();
     drop(fleet);
-    assert!(soon(ends.events.recv()).await.is_none(), "nobody holds the sink any more");
+    reports.ended().await;
+    assert!(reports.next().is_none());
 }
 
 #[tokio::test]
 async fn the_last_handle_ends_the_tasks() {
     let engine = Engine::healthy().await;
-    let (fleet, mut ends, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
+    let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, None, &engine.url)], PATIENT);
     let view = fleet.view();
-    ends.report().await;
+    reports.report().await;
     drop(fleet);
-    soon(async { while ends.events.recv().await.is_some() {} }).await;
+    reports.ended().await;
     assert_eq!(view.get(FIRST).unwrap().gauges.running, Some(3));
 }

@@ -18,7 +18,7 @@ use hyper::server::conn::http1::Builder;
 use hyper::service::Service;
 use hyper_util::rt::TokioIo;
 
-use crate::proxy::listener::BoxError;
+use crate::proxy::listener::answer::BoxError;
 use crate::proxy::listener::answer::GuardedService;
 use crate::proxy::listener::conn_state::ConnState;
 use crate::proxy::listener::http1::strict_io::StrictIo;

@@ -167,7 +167,7 @@ impl<T: ClientSocket> StrictIo<T> {
             return Ok(());
         }
         if self.state.fault().is_none() {
-            self.state.events.refused(refusal);
+            self.state.metrics.refused(refusal);
             self.state.set_fault(refusal);
         }
         Err(io::Error::new(io::ErrorKind::InvalidData, refusal))
@@ -175,7 +175,7 @@ impl<T: ClientSocket> StrictIo<T> {
 
     /// Marks the head at hand as bad; [`Self::finish`] says so.
     pub(in crate::proxy::listener) fn refuse_head(&mut self, refusal: RequestRejected) {
-        self.state.events.refused(refusal);
+        self.state.metrics.refused(refusal);
         self.refusal = Some(refusal);
     }
 
@@ -220,7 +220,7 @@ impl<T: ClientSocket> StrictIo<T> {
             Poll::Ready(Ok(bytes)) => self.progress.took(bytes as u64),
             Poll::Ready(Err(_)) => {}
             Poll::Pending if self.progress.overdue(cx) => {
-                self.state.events.cut_off();
+                self.state.metrics.cut_off();
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
             Poll::Pending => {}

@@ -26,7 +26,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::proxy::listener::BoxError;
+use crate::proxy::listener::answer::BoxError;
 use crate::proxy::listener::answer::GuardedService;
 use crate::proxy::listener::clock::{ConnClock, ConnWait};
 use crate::proxy::listener::conn_state::ConnState;
@@ -218,7 +218,7 @@ impl Future for AnswerStream {
             return Poll::Ready(());
         }
         if me.is_late(cx) {
-            me.tally.state.events.cut_off();
+            me.tally.state.metrics.cut_off();
             return Poll::Ready(());
         }
         Poll::Pending

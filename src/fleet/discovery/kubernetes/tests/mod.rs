@@ -17,7 +17,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{RetryPauses, run_with};
 use crate::config::discover::KubernetesSource;
-use crate::fleet::discovery::source_status::tests::{FORM, Office};
+use crate::fleet::discovery::source_status::tests::{FORM, ReporterFixture};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -132,7 +132,7 @@ impl Asked {
 
 /// The stand-in, with a watch that asks it.
 struct Cluster {
-    office: Arc<Office>,
+    fixture: Arc<ReporterFixture>,
     asked: mpsc::Receiver<Asked>,
 }
 
@@ -170,13 +170,13 @@ impl Cluster {
                 }
             }
         });
-        let office = Arc::new(Office::new());
-        let asking = Arc::clone(&office);
+        let fixture = Arc::new(ReporterFixture::new());
+        let asking = Arc::clone(&fixture);
         tokio::spawn(async move {
             let quick = || RetryPauses::new(Duration::from_millis(1), Duration::from_millis(20));
-            run_with(&rules, &asking.desk, quick).await;
+            run_with(&rules, &asking.reporter, quick).await;
         });
-        Self { office, asked }
+        Self { fixture, asked }
     }
 
     /// The next request.
@@ -198,12 +198,12 @@ impl Cluster {
     async fn holds(&self, hosts: &[&str]) {
         let wanted: Vec<String> = hosts.iter().map(|host| format!("{host}:8000")).collect();
         let reached = async {
-            while self.office.hosts() != wanted {
+            while self.fixture.hosts() != wanted {
                 sleep(Duration::from_millis(1)).await;
             }
         };
         let in_time = timeout(PATIENCE, reached).await;
-        assert!(in_time.is_ok(), "{:?} instead of {wanted:?}", self.office.hosts());
+        assert!(in_time.is_ok(), "{:?} instead of {wanted:?}", self.fixture.hosts());
     }
 }
 
@@ -222,7 +222,7 @@ async fn a_list_in_pages_then_a_watch() {
     first.answer(200, &page).await;
     let second = cluster.next().await;
     assert_eq!(second.query("continue"), Some("more%2B"));
-    assert_eq!(cluster.office.hosts(), Vec::<String>::new(), "half a list is none");
+    assert_eq!(cluster.fixture.hosts(), Vec::<String>::new(), "half a list is none");
     second.answer(200, &list(7, &[slice("b", 4, &["10.0.0.2"])])).await;
 
     let mut watch = cluster.next().await.begin().await;
@@ -237,14 +237,14 @@ async fn a_list_in_pages_then_a_watch() {
     for piece in line.as_bytes().chunks(40) {
         watch.chunk(std::str::from_utf8(piece).unwrap()).await;
     }
-    assert_eq!(cluster.office.hosts().len(), 3, "a line without an end is none yet");
+    assert_eq!(cluster.fixture.hosts().len(), 3, "a line without an end is none yet");
     watch.chunk("\n").await;
     cluster.holds(&["-10.0.0.1", "10.0.0.2", "10.0.0.3"]).await;
     let gone = [slice("a", 10, &["-10.0.0.1"]), slice("b", 11, &["10.0.0.2"])];
     let lines = gone.map(|slice| json!({"type": "DELETED", "object": slice}).to_string() + "\n");
     watch.chunk(&lines.concat()).await;
     cluster.holds(&["10.0.0.3"]).await;
-    assert_eq!(cluster.office.noted(), Vec::<String>::new());
+    assert_eq!(cluster.fixture.logged(), Vec::<&str>::new());
 }
 
 #[tokio::test]
@@ -257,13 +257,13 @@ async fn a_watch_that_breaks_off_goes_on_from_the_last_version() {
     drop(watch);
     let mut watch = cluster.next().await.begin().await;
     assert_eq!(watch.query("resourceVersion"), Some("42"));
-    assert_eq!(cluster.office.hosts(), ["10.0.0.1:8000"], "half a line is none");
+    assert_eq!(cluster.fixture.hosts(), ["10.0.0.1:8000"], "half a line is none");
     watch.event("MODIFIED", &slice("a", 43, &["10.0.0.1", "10.0.0.2"])).await;
     cluster.holds(&["10.0.0.1", "10.0.0.2"]).await;
     watch.end().await;
     let watch = cluster.next().await.begin().await;
     assert_eq!(watch.query("resourceVersion"), Some("43"), "an end in peace is no reason to list");
-    assert_eq!(cluster.office.noted(), Vec::<String>::new(), "nor is it a loss");
+    assert_eq!(cluster.fixture.logged(), Vec::<&str>::new(), "nor is it a loss");
 }
 
 #[tokio::test]
@@ -278,10 +278,10 @@ async fn a_version_that_is_gone_means_a_new_list() {
     cluster.next().await.answer(410, &status(410)).await;
     let asked = cluster.next().await;
     assert!(!asked.is_watch());
-    assert_eq!(cluster.office.hosts(), ["10.0.0.2:8000"], "until the list comes the last view holds");
+    assert_eq!(cluster.fixture.hosts(), ["10.0.0.2:8000"], "until the list comes the last view holds");
     asked.answer(200, &list(90, &[])).await;
     cluster.holds(&[]).await;
-    assert_eq!(cluster.office.noted(), Vec::<String>::new());
+    assert_eq!(cluster.fixture.logged(), Vec::<&str>::new());
 }
 
 #[tokio::test]
@@ -295,17 +295,17 @@ async fn other_errors_go_on_from_where_it_was() {
         asked.answer(code, &status(code)).await;
     }
     let asked = cluster.next().await;
-    assert_eq!(cluster.office.hosts(), ["10.0.0.1:8000"]);
-    let problem = cluster.office.board.views()[0].problem.clone();
+    assert_eq!(cluster.fixture.hosts(), ["10.0.0.1:8000"]);
+    let problem = cluster.fixture.statuses.views()[0].problem.clone();
     assert_eq!(problem.as_deref(), Some("the API server answers 403"));
     let _watch = asked.begin().await;
     let back = async {
-        while cluster.office.board.views()[0].problem.is_some() {
+        while cluster.fixture.statuses.views()[0].problem.is_some() {
             sleep(Duration::from_millis(1)).await;
         }
     };
     timeout(PATIENCE, back).await.expect("it answers again");
-    assert_eq!(cluster.office.noted(), ["Lost", "Lost", "Lost", "Lost", "Back"]);
+    assert_eq!(cluster.fixture.logged(), ["lost", "lost", "lost", "lost", "back"]);
 }
 
 #[tokio::test]
@@ -321,8 +321,8 @@ async fn garbage_is_a_reason_to_list_anew() {
     asked.answer(200, &json!({"kind": "Pizza"})).await;
     let _watch = cluster.listed(version, &[slice("a", 3, &["10.0.0.1"])]).await;
     cluster.holds(&["10.0.0.1"]).await;
-    let noted = cluster.office.noted();
-    assert_eq!(noted.iter().filter(|note| *note == "Lost").count(), 5, "{noted:?}");
+    let noted = cluster.fixture.logged();
+    assert_eq!(noted.iter().filter(|note| **note == "lost").count(), 5, "{noted:?}");
 }
 
 #[tokio::test]
@@ -336,8 +336,8 @@ async fn without_an_api_server_the_last_view_holds() {
         drop(cluster.next().await);
     }
     let _asked = cluster.next().await;
-    assert_eq!(cluster.office.hosts(), ["10.0.0.1:8000"]);
-    assert!(cluster.office.noted().iter().filter(|note| *note == "Lost").count() >= 3);
+    assert_eq!(cluster.fixture.hosts(), ["10.0.0.1:8000"]);
+    assert!(cluster.fixture.logged().iter().filter(|note| **note == "lost").count() >= 3);
 }
 
 #[tokio::test]
@@ -373,7 +373,7 @@ async fn what_is_missing_is_said() {
         (Box::new(|rules| rules.token_file = Some("/nowhere/token".into())), "/nowhere/token cannot be read"),
     ] {
         let cluster = Cluster::start(adapt).await;
-        let problem = || cluster.office.board.views()[0].problem.clone();
+        let problem = || cluster.fixture.statuses.views()[0].problem.clone();
         let told = async {
             while problem().is_none() {
                 sleep(Duration::from_millis(1)).await;

@@ -45,7 +45,7 @@ async fn a_tainted_node_is_a_spot_notice_for_what_runs_there() {
     cluster.holds(&["10.0.0.1"]).await;
     nodes.event("MODIFIED", &node("node-1", 6, &["other", SPOT])).await;
     cluster.holds(&["-10.0.0.1"]).await;
-    let found = cluster.office.board.found();
+    let found = cluster.fixture.statuses.found();
     assert!(found.values().flat_map(|found| found.iter()).all(|endpoint| endpoint.spot_notice));
     slices.event("MODIFIED", &slice("a", 7, &["10.0.0.1", "10.0.0.2"])).await;
     cluster.holds(&["-10.0.0.1", "-10.0.0.2"]).await;
@@ -55,7 +55,7 @@ async fn a_tainted_node_is_a_spot_notice_for_what_runs_there() {
     cluster.holds(&["-10.0.0.1", "-10.0.0.2"]).await;
     nodes.event("DELETED", &node("node-1", 10, &[SPOT])).await;
     cluster.holds(&["10.0.0.1", "10.0.0.2"]).await;
-    assert_eq!(cluster.office.noted(), Vec::<String>::new());
+    assert_eq!(cluster.fixture.logged(), Vec::<&str>::new());
 }
 
 #[tokio::test]
@@ -75,7 +75,7 @@ async fn without_a_right_to_see_nodes_there_are_replicas_and_a_problem() {
         }
     }
     cluster.holds(&["10.0.0.1"]).await;
-    let problem = cluster.office.board.views()[0].problem.clone();
+    let problem = cluster.fixture.statuses.views()[0].problem.clone();
     assert_eq!(problem.as_deref(), Some("nodes: the API server answers 403"));
     // Once it may, the notice counts.
     let mut asked = cluster.next().await;
@@ -84,7 +84,7 @@ async fn without_a_right_to_see_nodes_there_are_replicas_and_a_problem() {
     let mut nodes = asked.begin().await;
     cluster.holds(&["-10.0.0.1"]).await;
     let mended = async {
-        while cluster.office.board.views()[0].problem.is_some() {
+        while cluster.fixture.statuses.views()[0].problem.is_some() {
             sleep(Duration::from_millis(1)).await;
         }
     };

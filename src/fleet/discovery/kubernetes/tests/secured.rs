@@ -42,12 +42,12 @@ async fn in_a_cluster_the_ca_and_the_token_of_this_moment_count() {
     .await;
     // A server whose certificate leads elsewhere gets no token.
     let told = async {
-        while cluster.office.board.views()[0].problem.is_none() {
+        while cluster.fixture.statuses.views()[0].problem.is_none() {
             sleep(Duration::from_millis(1)).await;
         }
     };
     timeout(PATIENCE, told).await.expect("a problem");
-    let problem = cluster.office.board.views()[0].problem.clone();
+    let problem = cluster.fixture.statuses.views()[0].problem.clone();
     assert_eq!(problem.as_deref(), Some("no answer from the API server: no connection"));
     assert!(cluster.asked.try_recv().is_err(), "it was asked");
 
@@ -71,11 +71,11 @@ async fn in_a_cluster_the_ca_and_the_token_of_this_moment_count() {
     std::fs::write(&ca, certificates("other")).unwrap();
     watch.end().await;
     timeout(PATIENCE, async {
-        while cluster.office.board.views()[0].problem.is_none() {
+        while cluster.fixture.statuses.views()[0].problem.is_none() {
             sleep(Duration::from_millis(1)).await;
         }
     })
     .await
     .expect("a problem");
-    assert_eq!(cluster.office.hosts(), ["10.0.0.2:8000"]);
+    assert_eq!(cluster.fixture.hosts(), ["10.0.0.2:8000"]);
 }

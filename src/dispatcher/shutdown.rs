@@ -1,4 +1,4 @@
-//! The end of a drain's grace, as seen by requests that still run.
+//! Shutdown grace: how far a drain has come, as requests that still run see it.
 
 use std::fmt;
 use std::future::Future;
@@ -47,7 +47,7 @@ impl ShutdownGrace {
         self.token.cancelled().await;
     }
 
-    pub(super) fn watch(&self) -> ShutdownWatch {
+    pub(crate) fn watch(&self) -> ShutdownWatch {
         ShutdownWatch {
             over: Arc::clone(&self.over),
             wait: Box::pin(self.token.clone().cancelled_owned()),
@@ -58,14 +58,14 @@ impl ShutdownGrace {
 
 /// Polled by a stream beside its data. Costs one atomic read, except when the
 /// polling task changes.
-pub(super) struct ShutdownWatch {
+pub(crate) struct ShutdownWatch {
     over: Arc<AtomicBool>,
     wait: Pin<Box<WaitForCancellationFutureOwned>>,
     registered: Option<Waker>,
 }
 
 impl ShutdownWatch {
-    pub(super) fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.over.load(Ordering::Acquire) {
             return Poll::Ready(());
         }
@@ -79,6 +79,6 @@ impl ShutdownWatch {
 
 impl fmt::Debug for ShutdownWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GraceWatch").field("over", &self.over).finish_non_exhaustive()
+        f.debug_struct("ShutdownWatch").field("over", &self.over).finish_non_exhaustive()
     }
 }

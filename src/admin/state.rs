@@ -1,0 +1,74 @@
+//! Admin state: the parts of the process that the admin routes ask.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+
+use crate::config::settings::Settings;
+use crate::config::watch::ReloadHandle;
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::model::snapshot::Snapshot;
+use crate::dispatcher::Dispatcher;
+use crate::fleet::discovery::DiscoverySources;
+use crate::fleet::view::FleetView;
+use crate::scaler::SignalCache;
+use crate::telemetry::Telemetry;
+use crate::telemetry::metrics::EngineView;
+use crate::usage::bill::RowSource;
+
+/// Handles to the parts of the process. Every question to them is quick enough
+/// for the admin thread.
+#[derive(Debug, Clone)]
+pub struct AdminState {
+    /// Everything that waits and runs.
+    pub dispatcher: Arc<Dispatcher>,
+    /// The settings in force.
+    pub settings: Arc<ArcSwap<Settings>>,
+    /// Reads the configuration again.
+    pub reload: ReloadHandle,
+    /// The engines' own views.
+    pub engines: Arc<FleetView>,
+    /// The sources of replicas.
+    pub sources: DiscoverySources,
+    /// The scale signal, as scalers read it.
+    pub signals: Arc<SignalCache>,
+    /// Where usage rows are; absent when the configuration keeps none.
+    pub usage: Option<RowSource>,
+    /// Metrics, recent requests and the state of the configuration.
+    pub telemetry: Telemetry,
+}
+
+impl AdminState {
+    pub(super) fn snapshot(&self) -> Snapshot {
+        self.dispatcher.snapshot()
+    }
+
+    pub(super) fn settings(&self) -> Arc<Settings> {
+        self.settings.load_full()
+    }
+
+    /// The demand of each pool, as scalers read it.
+    pub(super) fn demands(&self) -> Vec<ReplicaDemand> {
+        self.signals.view().needs().collect()
+    }
+
+    /// The engines' own views, as last read.
+    pub(super) fn engine_views(&self) -> Vec<EngineView> {
+        let rows = self.engines.all().into_iter();
+        rows.map(|(replica, status)| EngineView {
+            replica,
+            report: status.gauges_age().map(|_| status.report(true)),
+            age: status.gauges_age(),
+            problem: status.trouble.map(|trouble| trouble.to_string()),
+        })
+        .collect()
+    }
+
+    /// Whether new requests are taken.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub(super) fn readiness(&self) -> Result<(), &'static str> {
+        if self.dispatcher.shutdown().is_draining() { Err("draining") } else { Ok(()) }
+    }
+}

@@ -1,0 +1,125 @@
+//! Reload: new settings are brought to every part of the process that follows them.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::task::spawn_blocking;
+
+use crate::app::gateway::certificates::certificates_loaded;
+use crate::config::merge::FoundEndpoints;
+use crate::config::settings::Settings;
+use crate::config::settings::identity::Listeners;
+use crate::config::watch::{ReloadOutcome, ReloadReport, ReloadRequests, Reloader};
+use crate::fleet::discovery::DiscoverySources;
+use crate::fleet::handle::FleetMonitor;
+use crate::proxy::handler::Proxy;
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::{
+    ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ReplicasChanged,
+};
+
+/// Brings each reload of the files to the followers. Runs until dropped.
+pub(super) async fn follow_file(reloader: Arc<Reloader>, asks: ReloadRequests, followers: SettingsFollowers) {
+    reloader.watch(asks, |report| followers.reloaded(report)).await;
+}
+
+/// Brings each set of discovered replicas to the followers. Runs until dropped.
+pub(super) async fn follow_sources(reloader: Arc<Reloader>, followers: SettingsFollowers) {
+    loop {
+        let found = followers.next_found().await;
+        let (reloader, followers) = (Arc::clone(&reloader), followers.clone());
+        // A reload that reads files may be under way.
+        let told = spawn_blocking(move || followers.discovered(&reloader, found));
+        if told.await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Everybody who lives by the settings.
+#[derive(Clone)]
+pub(in crate::app) struct SettingsFollowers {
+    proxy: Arc<Proxy>,
+    fleet: FleetMonitor,
+    sources: DiscoverySources,
+    /// What the listeners had at the last reload.
+    listeners: Arc<ArcSwap<Listeners>>,
+    /// Held while they are told, so that nobody hears of older settings last.
+    telling: Arc<Mutex<()>>,
+}
+
+impl SettingsFollowers {
+    pub(in crate::app) fn new(proxy: &Arc<Proxy>, fleet: &FleetMonitor, sources: &DiscoverySources) -> Self {
+        Self {
+            proxy: Arc::clone(proxy),
+            fleet: fleet.clone(),
+            sources: sources.clone(),
+            listeners: Arc::new(ArcSwap::from_pointee(proxy.settings.load().listeners.clone())),
+            telling: Arc::default(),
+        }
+    }
+
+    /// What was found, once that is news.
+    pub(in crate::app) async fn next_found(&self) -> FoundEndpoints {
+        self.sources.next().await
+    }
+
+    /// Brings the settings of this moment to everybody.
+    fn tell(&self) -> Arc<Settings> {
+        let _telling = self.telling.lock();
+        let settings = self.proxy.settings.load_full();
+        self.proxy.gate.follow(&settings.policy);
+        self.proxy.doorman.follow(&settings.edge.auth, &self.proxy.telemetry);
+        self.proxy.upstreams.retain(&settings.edge);
+        self.proxy.paces.retain(&settings.edge);
+        self.fleet.reloaded();
+        self.sources.reloaded();
+        settings
+    }
+
+    /// Brings a reload's result to everybody whom it concerns.
+    pub(in crate::app) fn reloaded(&self, report: &ReloadReport) {
+        let telemetry = &self.proxy.telemetry;
+        audit(report, telemetry);
+        match report.outcome {
+            ReloadOutcome::Unchanged => ConfigUnchanged.emit(telemetry),
+            ReloadOutcome::Failed => {
+                let problems: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
+                ConfigRejected { problems: &problems }.emit(telemetry);
+            }
+            ReloadOutcome::Applied => {
+                let before = telemetry.policy();
+                let settings = self.tell();
+                let listeners = self.listeners.swap(Arc::new(settings.listeners.clone()));
+                certificates_loaded(&listeners, &settings.listeners, telemetry);
+                let policy = &settings.policy;
+                let restart_needed = &report.needs_restart;
+                ConfigReloaded { policy, digest: &settings.digest, restart_needed }.emit(telemetry);
+                ReplicasChanged { before: &before, after: policy }.emit(telemetry);
+            }
+        }
+    }
+
+    /// Brings other replicas, found beside those of the file, into force.
+    pub(in crate::app) fn discovered(&self, reloader: &Reloader, found: FoundEndpoints) {
+        if let Some([before, after]) = reloader.discovered(found) {
+            self.tell();
+            ReplicasChanged { before: &before.policy, after: &after.policy }.emit(&self.proxy.telemetry);
+        }
+    }
+}
+
+/// Writes down who changed what. That nothing changed is of interest only when
+/// somebody asked.
+fn audit(report: &ReloadReport, telemetry: &Telemetry) {
+    let outcome = match report.outcome {
+        ReloadOutcome::Applied => "applied",
+        ReloadOutcome::Unchanged if report.asked_by.is_none() => return,
+        ReloadOutcome::Unchanged => "unchanged",
+        ReloadOutcome::Failed => "failed",
+    };
+    let changed: Vec<&str> = report.changed.iter().map(|change| &*change.path).collect();
+    let (who, digest) = (report.asked_by.as_deref().unwrap_or("file"), &*report.digest);
+    ConfigAudited { who, outcome, generation: report.generation, digest, changed: &changed }.emit(telemetry);
+}
