@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use penstock::core::model::event::{Action, AttemptOutcome, Event};
+use penstock::core::model::event::{Action, AttemptOutcome, Event, JobAction};
 use penstock::core::model::ids::{ClassId, JobId, ModelId, TenantId};
 use penstock::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
 use penstock::core::model::time::Tick;
@@ -229,7 +229,7 @@ impl World {
     /// The jobs that were sent since the last call.
     fn sent(&mut self) -> Vec<JobId> {
         let sent = self.actions.drain(..).filter_map(|action| match action {
-            Action::Dispatch { job, .. } => Some(job),
+            Action::Job(JobAction::Dispatch { job, .. }) => Some(job),
             _ => None,
         });
         let sent: Vec<JobId> = sent.collect();

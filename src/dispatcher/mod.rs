@@ -21,7 +21,7 @@ use crate::core::autoscale::demand_report::{DemandReport, PeerDemand};
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::billing::bill::IdleTime;
 use crate::core::limits::LimitStatus;
-use crate::core::model::event::{Action, Event, Rejection};
+use crate::core::model::event::{Action, Event, Rejection, ReplicaAction};
 use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::Policy;
@@ -47,7 +47,7 @@ pub struct Dispatcher {
     /// Whether somebody waits for the next arrival.
     awaited: AtomicBool,
     arrival: Notify,
-    replica_actions: mpsc::Sender<Action>,
+    replica_actions: mpsc::Sender<ReplicaAction>,
 }
 
 #[derive(Debug)]
@@ -66,7 +66,7 @@ struct DispatcherState {
 #[derive(Debug, Default)]
 struct StepEffects {
     mail: Notifications,
-    replica_actions: SmallVec<[Action; 2]>,
+    replica_actions: SmallVec<[ReplicaAction; 2]>,
     timer_moved_up: bool,
 }
 
@@ -75,7 +75,11 @@ impl Dispatcher {
     /// go to `replica_actions`; one that finds the channel full is dropped,
     /// and the core asks again when a probe stays unanswered.
     #[must_use]
-    pub fn new(policy: Arc<Policy>, clock: GatewayClock, replica_actions: mpsc::Sender<Action>) -> Arc<Self> {
+    pub fn new(
+        policy: Arc<Policy>,
+        clock: GatewayClock,
+        replica_actions: mpsc::Sender<ReplicaAction>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             inner: Mutex::new(DispatcherState {
                 generation: policy.generation,
@@ -128,8 +132,7 @@ impl Dispatcher {
             let answer = inner.desks.wait(spec.id);
             let bills = inner.desks.bills(spec.id);
             inner.follow(policy, now);
-            inner.handle(now, Event::Arrived(spec, prefix));
-            (answer, bills, inner.limits_of(&spec, now))
+            (answer, bills, inner.arrive(now, spec, prefix))
         });
         if self.awaited.load(Ordering::Relaxed) && self.awaited.swap(false, Ordering::Relaxed) {
             self.arrival.notify_one();
@@ -177,12 +180,8 @@ impl Dispatcher {
     /// pool.
     #[must_use]
     pub fn take_idle(&self) -> Vec<IdleTime> {
-        self.locked(|inner, now| {
-            inner.handle(now, Event::IdleAsked);
-            let idle = inner.actions.extract_if(.., |action| matches!(action, Action::Idled(_)));
-            idle.filter_map(|action| if let Action::Idled(idle) = action { Some(idle) } else { None })
-                .collect()
-        })
+        let now = self.clock.now();
+        self.inner.lock().scheduler.take_idle(now)
     }
 
     /// Whether a request that arrived now could wait.
@@ -255,11 +254,9 @@ impl Dispatcher {
     /// changed.
     pub fn operate(&self, wish: impl FnOnce(Tick) -> Event) -> OverrideResult {
         self.locked(|inner, now| {
-            let before = inner.scheduler.snapshot(now);
-            inner.handle(now, wish(now));
-            let recalls = inner.actions.iter().filter(|action| matches!(action, Action::Recall { .. }));
-            let requeued = recalls.count() as u64;
-            OverrideResult { before, after: inner.scheduler.snapshot(now), requeued }
+            let event = wish(now);
+            inner.write_down(now, &event);
+            inner.scheduler.operate(now, event, &mut inner.actions)
         })
     }
 
@@ -343,20 +340,24 @@ impl Dispatcher {
 }
 
 impl DispatcherState {
-    fn handle(&mut self, now: Tick, event: Event) {
+    fn write_down(&self, now: Tick, event: &Event) {
         if let Some(told) = &self.told {
             told.lock().push((now, event.clone()));
         }
+    }
+
+    fn handle(&mut self, now: Tick, event: Event) {
+        self.write_down(now, &event);
         self.scheduler.handle(now, event, &mut self.actions);
     }
 
-    /// How it stands with the limits of a job that has just arrived.
-    fn limits_of(&mut self, spec: &JobSpec, now: Tick) -> LimitsAtEntry {
-        let would = self.actions.iter().filter_map(|action| match action {
-            Action::WouldLimit { job, rule } if *job == spec.id => Some(*rule),
-            _ => None,
-        });
-        LimitsAtEntry { shadowed: would.collect(), standings: self.scheduler.limits_of(spec, now) }
+    /// Lets a job in. Returns the state of its limits once it has reserved its part.
+    fn arrive(&mut self, now: Tick, spec: JobSpec, prefix: PromptPrefix) -> LimitsAtEntry {
+        if self.told.is_some() {
+            self.write_down(now, &Event::Arrived(spec, prefix.clone()));
+        }
+        let shadowed = self.scheduler.arrive(now, spec, prefix, &mut self.actions);
+        LimitsAtEntry { shadowed, standings: self.scheduler.limits_of(&spec, now) }
     }
 
     fn follow(&mut self, policy: &Arc<Policy>, now: Tick) {
@@ -380,7 +381,10 @@ impl DispatcherState {
     /// Does what the scheduler wants done.
     fn apply(&mut self) {
         for action in self.actions.drain(..) {
-            self.leftover.replica_actions.extend(self.desks.apply(action, &mut self.leftover.mail));
+            match action {
+                Action::Job(action) => self.desks.apply(action, &mut self.leftover.mail),
+                Action::Replica(action) => self.leftover.replica_actions.push(action),
+            }
         }
     }
 
@@ -403,7 +407,7 @@ mod tests {
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;
     use crate::config::settings::Settings;
-    use crate::core::model::event::{AttemptOutcome, EngineFault, PreemptReason, RejectReason};
+    use crate::core::model::event::{AttemptOutcome, EngineFault, JobAction, PreemptReason, RejectReason};
     use crate::core::model::ids::{ClassId, ModelId, TenantId};
 
     const ONE_SLOT: &str = "
@@ -418,7 +422,7 @@ pools:
         outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings
     }
 
-    fn gate(settings: &Settings) -> (Arc<Dispatcher>, mpsc::Receiver<Action>) {
+    fn gate(settings: &Settings) -> (Arc<Dispatcher>, mpsc::Receiver<ReplicaAction>) {
         let (wishes, wished) = mpsc::channel(8);
         (Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), wishes), wished)
     }
@@ -550,11 +554,11 @@ pools:
         let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
         let placement = ticket.placed().await.unwrap();
         assert!(ticket.failed_unseen(EngineFault::Refused, JobUsage::Unknown));
-        let eject = Action::Eject { replica: placement.replica, why: EngineFault::Refused };
+        let eject = ReplicaAction::Eject { replica: placement.replica, why: EngineFault::Refused };
         assert_eq!(wished.recv().await, Some(eject));
         let last = wished.recv().await;
-        assert!(matches!(last, Some(Action::PoolDown { why: EngineFault::Refused, .. })), "{last:?}");
-        assert_eq!(wished.recv().await, Some(Action::Probe { replica: placement.replica }));
+        assert!(matches!(last, Some(ReplicaAction::PoolDown { why: EngineFault::Refused, .. })), "{last:?}");
+        assert_eq!(wished.recv().await, Some(ReplicaAction::Probe { replica: placement.replica }));
         gate.event(Event::ReplicaFound { replica: placement.replica });
         assert_eq!(ticket.placed().await.unwrap().why.attempt, 2);
     }
@@ -615,8 +619,8 @@ pools:
         let DispatchGrant { replica, why } = ticket.placed().await.unwrap();
         let job = JobId::new(1);
         gate.act([
-            Action::Recall { job, replica, why: PreemptReason::Stalled },
-            Action::Dispatch { job, replica, why },
+            Action::Job(JobAction::Recall { job, replica, why: PreemptReason::Stalled }),
+            Action::Job(JobAction::Dispatch { job, replica, why }),
         ]);
         // The edge has not noticed yet.
         let before = gate.snapshot();
@@ -637,7 +641,11 @@ pools:
         let (gate, _wished) = gate(&settings);
         let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
         let replica = ticket.placed().await.unwrap().replica;
-        gate.act([Action::Recall { job: JobId::new(1), replica, why: PreemptReason::Stalled }]);
+        gate.act([Action::Job(JobAction::Recall {
+            job: JobId::new(1),
+            replica,
+            why: PreemptReason::Stalled,
+        })]);
         assert!(!ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         drop(ticket);
         assert_eq!(gate.snapshot().jobs, 0);

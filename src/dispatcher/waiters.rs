@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::core::billing::bill::StayBill;
-use crate::core::model::event::{Action, DispatchReason, PreemptReason, Rejection};
+use crate::core::model::event::{DispatchReason, JobAction, PreemptReason, Rejection};
 use crate::core::model::ids::{JobId, ReplicaId};
 
 /// Where a job may start now.
@@ -169,57 +169,41 @@ impl Waiters {
             .collect()
     }
 
-    /// Applies an action of the scheduler to the job that it is about; gives
-    /// it back if it is about none. Actions that do not fit the job's
-    /// state are of a job that has just ended, and change nothing.
-    pub(super) fn apply(&mut self, action: Action, mail: &mut Notifications) -> Option<Action> {
+    /// Applies an action of the scheduler to its job. An action that does not fit
+    /// the job's state is of a job that has just ended, and changes nothing.
+    pub(super) fn apply(&mut self, action: JobAction, mail: &mut Notifications) {
         match action {
-            Action::Dispatch { job, replica, why } => {
+            JobAction::Dispatch { job, replica, why } => {
                 if let Some(waiter) = self.take_waiter(job) {
                     let start = self.start(job, DispatchGrant { replica, why });
                     mail.push(Notification::Answer(waiter, Ok(start)));
                 }
             }
-            Action::Reject { job, why } => {
+            JobAction::Reject { job, why } => {
                 if let Some(waiter) = self.take_waiter(job) {
                     self.close(job);
                     mail.push(Notification::Answer(waiter, Err(why)));
                 }
             }
-            Action::Recall { job, why, .. } => {
+            JobAction::Recall { job, why, .. } => {
                 if let Some(word) = self.take_runner(job) {
                     let again = self.wait(job);
                     mail.extend(word.map(|to| Notification::Word(to, Signal::Recalled { why, again })));
                 }
             }
-            Action::HandOver { job, why, .. } => {
+            JobAction::HandOver { job, why, .. } => {
                 if let Some(Waiter { post: WaiterState::Runs { word, .. }, .. }) = self.desks.get_mut(&job) {
                     mail.extend(word.take().map(|to| Notification::Word(to, Signal::HandOver(why))));
                 }
             }
-            Action::Settled { job, bill } => {
+            JobAction::Settled { job, bill } => {
                 if let Some(desk) = self.desks.get(&job) {
                     desk.bills.add(bill);
                 }
             }
             // The ticket's owner knows: it brought the failure.
-            Action::Requeue { .. } => {}
-            // Read when the job arrived.
-            Action::WouldLimit { .. } => {}
-            Action::Eject { .. }
-            | Action::Spare { .. }
-            | Action::PoolDown { .. }
-            | Action::Probe { .. }
-            | Action::Inspect { .. }
-            | Action::Sleep { .. }
-            | Action::Wake { .. }
-            | Action::Readmit { .. }
-            | Action::PoolWanted { .. }
-            | Action::PoolStarted { .. }
-            | Action::Idled(_)
-            | Action::OverrideExpired { .. } => return Some(action),
+            JobAction::Requeue { .. } => {}
         }
-        None
     }
 
     fn start(&mut self, job: JobId, placement: DispatchGrant) -> AttemptStart {
@@ -265,24 +249,24 @@ mod tests {
 
     const JOB: JobId = JobId::new(7);
 
-    fn dispatch(replica: u32) -> Action {
-        Action::Dispatch { job: JOB, replica: ReplicaId::new(replica), why: DispatchReason::ALONE }
+    fn dispatch(replica: u32) -> JobAction {
+        JobAction::Dispatch { job: JOB, replica: ReplicaId::new(replica), why: DispatchReason::ALONE }
     }
 
-    fn recall(replica: u32) -> Action {
-        Action::Recall { job: JOB, replica: ReplicaId::new(replica), why: PreemptReason::Stalled }
+    fn recall(replica: u32) -> JobAction {
+        JobAction::Recall { job: JOB, replica: ReplicaId::new(replica), why: PreemptReason::Stalled }
     }
 
-    fn reject() -> Action {
+    fn reject() -> JobAction {
         let why = Rejection { reason: RejectReason::Draining, queued: Duration::ZERO, retry_after: None };
-        Action::Reject { job: JOB, why }
+        JobAction::Reject { job: JOB, why }
     }
 
     /// Applies the actions as those of one step, and hands out the letters.
-    fn step(desks: &mut Waiters, actions: impl IntoIterator<Item = Action>) {
+    fn step(desks: &mut Waiters, actions: impl IntoIterator<Item = JobAction>) {
         let mut mail = Notifications::new();
         for action in actions {
-            assert_eq!(desks.apply(action, &mut mail), None);
+            desks.apply(action, &mut mail);
         }
         mail.into_iter().for_each(Notification::deliver);
     }
@@ -347,7 +331,7 @@ mod tests {
         let mut desks = Waiters::default();
         let answer = desks.wait(JOB);
         let replica = ReplicaId::new(0);
-        let ask = |why| Action::HandOver { job: JOB, replica, why };
+        let ask = |why| JobAction::HandOver { job: JOB, replica, why };
         step(&mut desks, [ask(PreemptReason::Stalled), dispatch(0)]);
         let mut first = started(answer);
         assert!(first.word.try_recv().is_err());
@@ -369,7 +353,10 @@ mod tests {
         assert!(!desks.owns(JOB, first.dispatch));
         step(
             &mut desks,
-            [Action::Requeue { job: JOB, replica: ReplicaId::new(0), why: EngineFault::Reset }, dispatch(1)],
+            [
+                JobAction::Requeue { job: JOB, replica: ReplicaId::new(0), why: EngineFault::Reset },
+                dispatch(1),
+            ],
         );
         assert_eq!(started(answer).placement.replica, ReplicaId::new(1));
     }
@@ -399,19 +386,5 @@ mod tests {
         let taken: Vec<JobId> = desks.take_waiting().into_iter().map(|(job, _)| job).collect();
         assert_eq!(taken, [JobId::new(8)]);
         assert!(desks.owns(JOB, started(answer).dispatch));
-    }
-
-    #[test]
-    fn actions_about_replicas_are_given_back() {
-        let replica = ReplicaId::new(3);
-        let mut mail = Notifications::new();
-        for action in [
-            Action::Probe { replica },
-            Action::Eject { replica, why: EngineFault::Reset },
-            Action::Readmit { replica, after: Duration::ZERO },
-        ] {
-            assert_eq!(Waiters::default().apply(action.clone(), &mut mail), Some(action));
-        }
-        assert!(mail.is_empty());
     }
 }

@@ -1,6 +1,6 @@
 //! Replica actions of the scheduler, carried out by the fleet monitor or told to telemetry.
 
-use crate::core::model::event::Action;
+use crate::core::model::event::ReplicaAction;
 use crate::fleet::handle::FleetMonitor;
 use crate::fleet::sleep::SleepOrder;
 use crate::telemetry::Telemetry;
@@ -8,42 +8,38 @@ use crate::telemetry::event::{
     EjectionWithheld, OverrideExpired, PoolDown, PoolStarted, PoolWanted, ReplicaEjected, ReplicaReadmitted,
 };
 
-/// Carries the scheduler's wishes about replicas to those who fulfil them.
+/// Carries out replica actions in the order in which the scheduler decided them.
+/// Runs until the dispatcher is gone.
 pub(in crate::app) async fn carry_out(
-    mut actions: tokio::sync::mpsc::Receiver<Action>,
+    mut actions: tokio::sync::mpsc::Receiver<ReplicaAction>,
     fleet: FleetMonitor,
     telemetry: Telemetry,
 ) {
     while let Some(action) = actions.recv().await {
         match action {
-            Action::Probe { replica } => fleet.probe(replica),
-            Action::Inspect { replica } => fleet.inspect(replica),
-            Action::Sleep { replica } => fleet.order(replica, SleepOrder::Sleep),
-            Action::Wake { replica, .. } => {
+            ReplicaAction::Probe { replica } => fleet.probe(replica),
+            ReplicaAction::Inspect { replica } => fleet.inspect(replica),
+            ReplicaAction::Sleep { replica } => fleet.order(replica, SleepOrder::Sleep),
+            ReplicaAction::Wake { replica, .. } => {
                 let policy = telemetry.policy();
                 let pool = policy.replicas.get(replica).and_then(|row| policy.pools.get(row.pool));
                 if let Some(rules) = pool.and_then(|pool| pool.sleep) {
                     fleet.order(replica, SleepOrder::Wake { limit: rules.wake_timeout });
                 }
             }
-            Action::Eject { replica, why } => ReplicaEjected { replica, fault: why }.emit(&telemetry),
-            Action::Spare { replica, why } => EjectionWithheld { replica, fault: why }.emit(&telemetry),
-            Action::PoolDown { pool, why } => PoolDown { pool, fault: why }.emit(&telemetry),
-            Action::Readmit { replica, after } => ReplicaReadmitted { replica, after }.emit(&telemetry),
-            Action::PoolWanted { pool, expected } => PoolWanted { pool, expected }.emit(&telemetry),
-            Action::PoolStarted { pool, took } => PoolStarted { pool, took }.emit(&telemetry),
-            Action::OverrideExpired { lever } => {
+            ReplicaAction::Eject { replica, why } => ReplicaEjected { replica, fault: why }.emit(&telemetry),
+            ReplicaAction::Spare { replica, why } => {
+                EjectionWithheld { replica, fault: why }.emit(&telemetry);
+            }
+            ReplicaAction::PoolDown { pool, why } => PoolDown { pool, fault: why }.emit(&telemetry),
+            ReplicaAction::Readmit { replica, after } => {
+                ReplicaReadmitted { replica, after }.emit(&telemetry);
+            }
+            ReplicaAction::PoolWanted { pool, expected } => PoolWanted { pool, expected }.emit(&telemetry),
+            ReplicaAction::PoolStarted { pool, took } => PoolStarted { pool, took }.emit(&telemetry),
+            ReplicaAction::OverrideExpired { lever } => {
                 OverrideExpired { subject: lever.name(&telemetry.policy()) }.emit(&telemetry);
             }
-            // The request that is concerned tells its own story.
-            Action::Dispatch { .. }
-            | Action::Reject { .. }
-            | Action::Requeue { .. }
-            | Action::WouldLimit { .. }
-            | Action::Settled { .. }
-            | Action::Idled(_)
-            | Action::Recall { .. }
-            | Action::HandOver { .. } => {}
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::billing::bill::{IdleTime, StayBill};
+use crate::core::billing::bill::StayBill;
 use crate::core::limits::LimitExceeded;
 use crate::core::limits::rule::{LimitId, LimitPeriod};
 use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
@@ -120,9 +120,6 @@ pub enum Event {
         /// In its unit.
         amount: u64,
     },
-    /// It is time to say for how long replicas had nothing to do. Answered by
-    /// `Idled`.
-    IdleAsked,
     /// New rules are in force.
     PolicyChanged(Arc<Policy>),
     /// No new work is taken; what waits or runs may end. Sent once, at the
@@ -257,8 +254,17 @@ pub struct ReplicaReport {
 }
 
 /// Something the edge must do, with the reason for it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Action {
+    /// About a job: for the request that owns it.
+    Job(JobAction),
+    /// About a replica, a pool or an override: for the parts of the process that watch them.
+    Replica(ReplicaAction),
+}
+
+/// What is to become of a job.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum JobAction {
     /// Send the job to the replica now; its credit is booked.
     Dispatch {
         /// The job.
@@ -317,8 +323,11 @@ pub enum Action {
         /// The stay's bill.
         bill: StayBill,
     },
-    /// Replicas of a pool had nothing to do.
-    Idled(IdleTime),
+}
+
+/// What is to be done, or said, about a replica, a pool or an override.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ReplicaAction {
     /// The replica gets no work until a probe succeeds.
     Eject {
         /// The replica.
@@ -385,13 +394,6 @@ pub enum Action {
         pool: PoolId,
         /// How long after the first of them.
         took: Duration,
-    },
-    /// A limit in shadow mode would have refused the job.
-    WouldLimit {
-        /// The job.
-        job: JobId,
-        /// The limit.
-        rule: LimitId,
     },
     /// An override has ended by itself: its time is over.
     OverrideExpired {

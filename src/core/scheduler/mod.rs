@@ -44,14 +44,19 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::core::autoscale::demand::Demand;
 use crate::core::autoscale::desired::DesiredReplicas;
 use crate::core::autoscale::pool_start::PoolStarts;
+use crate::core::billing::bill::IdleTime;
 use crate::core::limits::UsageLimits;
 use crate::core::limits::expected_use::ExpectedUse;
+use crate::core::limits::rule::LimitId;
 use crate::core::model::event::{Action, Event};
 use crate::core::model::ids::{JobId, PoolId, ReplicaId};
 use crate::core::model::invariant::Invariants;
+use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::core::model::number_map::NumberMap;
 use crate::core::model::overrides::Overrides;
 use crate::core::model::policy::Policy;
@@ -182,18 +187,9 @@ impl Scheduler {
     /// `Finished(Failed)` before the first token, and `Finished(Interrupted)`,
     /// are always answered by `Requeue` or `Reject`.
     pub fn handle(&mut self, now: Tick, event: Event, out: &mut Vec<Action>) {
-        self.now = self.now.max(now);
-        let now = self.now;
-        self.expire_overrides(out);
-        self.expire(false, out);
-        self.end_readings();
-        self.judge(out);
-        self.wake_replicas(out);
-        self.clear_departing(out);
-        self.release_urgent();
-        self.reseat_heads();
+        let now = self.begin_step(now, out);
         match event {
-            Event::Arrived(spec, prefix) => self.arrived(spec, prefix, out),
+            Event::Arrived(spec, prefix) => drop(self.arrived(spec, prefix, out)),
             Event::Paced { replica, pace } => {
                 self.fleet.pace(replica, &pace, now);
                 self.touch_replica(replica);
@@ -217,11 +213,50 @@ impl Scheduler {
             Event::Restored(lever) => self.end_override(lever),
             Event::PeriodBegan { period, ends } => self.budgets.begin(period, ends),
             Event::UsedBefore { rule, amount } => self.budgets.restore(rule, amount),
-            Event::IdleAsked => out.extend(self.fleet.take_idle(now).map(Action::Idled)),
             Event::PolicyChanged(policy) => self.reload(policy, out),
             Event::Draining => self.draining = true,
             Event::Timer => {}
         }
+        self.end_step(out);
+    }
+
+    /// [`Self::handle`] of an `Event::Arrived`. Returns the limits in shadow mode that
+    /// would have refused the job.
+    pub fn arrive(
+        &mut self,
+        now: Tick,
+        spec: JobSpec,
+        prefix: PromptPrefix,
+        out: &mut Vec<Action>,
+    ) -> SmallVec<[LimitId; 1]> {
+        self.begin_step(now, out);
+        let shadowed = self.arrived(spec, prefix, out);
+        self.end_step(out);
+        shadowed
+    }
+
+    /// The time in which replicas ran nothing since the last call, by pool.
+    pub fn take_idle(&mut self, now: Tick) -> Vec<IdleTime> {
+        self.now = self.now.max(now);
+        self.fleet.take_idle(self.now).collect()
+    }
+
+    /// Does what was due before `now`. Returns the time of the step.
+    fn begin_step(&mut self, now: Tick, out: &mut Vec<Action>) -> Tick {
+        self.now = self.now.max(now);
+        let now = self.now;
+        self.expire_overrides(out);
+        self.expire(false, out);
+        self.end_readings();
+        self.judge(out);
+        self.wake_replicas(out);
+        self.clear_departing(out);
+        self.release_urgent();
+        self.reseat_heads();
+        now
+    }
+
+    fn end_step(&mut self, out: &mut Vec<Action>) {
         self.follow_pools(out);
         self.serve(out);
         while self.expire(true, out) {

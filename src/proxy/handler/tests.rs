@@ -20,7 +20,7 @@ use crate::auth::{Authenticator, Identity};
 use crate::config::load::load_str_with;
 use crate::config::secret::MachineSecrets;
 use crate::config::settings::identity::Grant;
-use crate::core::model::event::{Action, DispatchReason, PreemptReason};
+use crate::core::model::event::{Action, DispatchReason, JobAction, PreemptReason};
 use crate::core::model::ids::{JobId, ReplicaId};
 use crate::core::model::job::PromptPrefix;
 use crate::dispatcher::clock::GatewayClock;
@@ -139,10 +139,12 @@ async fn hung_up(mut socket: TcpStream) {
 /// Moves the job from the first engine to the second.
 fn move_over(proxy: &Proxy, order: &InferenceRequest) {
     let job = order.spec.id;
-    let recall = Action::Recall { job, replica: ReplicaId::new(0), why: PreemptReason::Stalled };
-    proxy
-        .gate
-        .act([recall, Action::Dispatch { job, replica: ReplicaId::new(1), why: DispatchReason::ALONE }]);
+    let recall =
+        Action::Job(JobAction::Recall { job, replica: ReplicaId::new(0), why: PreemptReason::Stalled });
+    proxy.gate.act([
+        recall,
+        Action::Job(JobAction::Dispatch { job, replica: ReplicaId::new(1), why: DispatchReason::ALONE }),
+    ]);
 }
 
 #[tokio::test]
@@ -201,8 +203,11 @@ async fn a_client_that_leaves_between_two_tries_leaves_nothing() {
     let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
     let (order, running) = ask(&proxy, false);
     let silent = called(&first).await;
-    let recall =
-        Action::Recall { job: order.spec.id, replica: ReplicaId::new(0), why: PreemptReason::Stalled };
+    let recall = Action::Job(JobAction::Recall {
+        job: order.spec.id,
+        replica: ReplicaId::new(0),
+        why: PreemptReason::Stalled,
+    });
     proxy.gate.act([recall]);
     hung_up(silent).await;
     running.abort();
@@ -278,7 +283,11 @@ async fn a_stream_that_is_asked_for_goes_on_elsewhere_while_its_engine_says_noth
     let frozen = hung_up(engine);
     let rest = async {
         tokio::task::yield_now().await;
-        proxy.gate.act([Action::HandOver { job, replica: ReplicaId::new(0), why: PreemptReason::Stalled }]);
+        proxy.gate.act([Action::Job(JobAction::HandOver {
+            job,
+            replica: ReplicaId::new(0),
+            why: PreemptReason::Stalled,
+        })]);
         frozen.await;
         // How many tokens there are already, and then the rest.
         let mut asked = timeout(PATIENCE, second.accept()).await.unwrap().unwrap().0;
@@ -313,7 +322,11 @@ async fn a_stream_that_cannot_go_on_stays_where_it_is() {
     let call = r#"{"tool_calls":[{"index":0,"id":"x","function":{"name":"f","arguments":"{}"}}]}"#;
     engine.write_all(event(call).as_bytes()).await.unwrap();
     text(&mut body).await;
-    proxy.gate.act([Action::HandOver { job, replica: ReplicaId::new(0), why: PreemptReason::Drained }]);
+    proxy.gate.act([Action::Job(JobAction::HandOver {
+        job,
+        replica: ReplicaId::new(0),
+        why: PreemptReason::Drained,
+    })]);
     let (next, sent) = tokio::join!(text(&mut body), async {
         tokio::task::yield_now().await;
         engine.write_all(event(TOKEN).as_bytes()).await

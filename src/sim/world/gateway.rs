@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event};
+use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event, JobAction, ReplicaAction};
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
@@ -158,30 +158,23 @@ impl Router for SimGateway {
         }
         for action in self.actions.drain(..) {
             out.extend(match action {
-                Action::Dispatch { job, replica, .. } => {
+                Action::Job(JobAction::Dispatch { job, replica, .. }) => {
                     Some(RouterCommand::Send { job: job.index(), replica: replica.index(), priority: 0 })
                 }
-                Action::Reject { job, why } => {
+                Action::Job(JobAction::Reject { job, why }) => {
                     Some(RouterCommand::Refuse { job: job.index(), retry_after: why.retry_after })
                 }
-                Action::Recall { job, .. } => Some(RouterCommand::Recall { job: job.index() }),
-                Action::Probe { replica } => Some(RouterCommand::Probe { replica: replica.index() }),
+                Action::Job(JobAction::Recall { job, .. }) => {
+                    Some(RouterCommand::Recall { job: job.index() })
+                }
+                Action::Replica(ReplicaAction::Probe { replica }) => {
+                    Some(RouterCommand::Probe { replica: replica.index() })
+                }
                 // Streams that break stay broken here.
-                Action::Requeue { .. }
-                | Action::WouldLimit { .. }
-                | Action::Settled { .. }
-                | Action::Idled(_)
-                | Action::HandOver { .. }
-                | Action::Eject { .. }
-                | Action::Spare { .. }
-                | Action::Inspect { .. }
-                | Action::PoolDown { .. }
-                | Action::Readmit { .. }
-                | Action::Sleep { .. }
-                | Action::Wake { .. }
-                | Action::PoolWanted { .. }
-                | Action::PoolStarted { .. }
-                | Action::OverrideExpired { .. } => None,
+                Action::Job(
+                    JobAction::Requeue { .. } | JobAction::Settled { .. } | JobAction::HandOver { .. },
+                )
+                | Action::Replica(_) => None,
             });
         }
     }

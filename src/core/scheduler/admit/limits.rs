@@ -4,8 +4,7 @@
 use smallvec::SmallVec;
 
 use crate::core::limits::rule::{LimitUnit, UnitAmounts, UsedAmounts};
-use crate::core::limits::{LimitExceeded, LimitReservation, LimitStatus, LimitSubject};
-use crate::core::model::event::Action;
+use crate::core::limits::{LimitExceeded, LimitGrant, LimitStatus, LimitSubject};
 use crate::core::model::job::{JobSpec, JobUsage, TokenCounts};
 use crate::core::model::time::Tick;
 use crate::core::placement::rules::Price;
@@ -24,18 +23,14 @@ impl Scheduler {
     pub(in crate::core::scheduler) fn reserve(
         &mut self,
         spec: &JobSpec,
-        out: &mut Vec<Action>,
-    ) -> Result<LimitReservation, LimitExceeded> {
+    ) -> Result<LimitGrant, LimitExceeded> {
         if self.budgets.is_empty() {
-            return Ok(LimitReservation::default());
+            return Ok(LimitGrant::default());
         }
         let output = self.expected.output(spec);
         let (gpu, money) = self.expect_spent(spec, output);
         let wanted = UnitAmounts { input: spec.prompt_tokens, output, gpu, money };
-        let granted = self.budgets.reserve(&payer(spec), &wanted, self.now)?;
-        let would = granted.shadowed.into_iter().map(|rule| Action::WouldLimit { job: spec.id, rule });
-        out.extend(would);
-        Ok(granted.hold)
+        self.budgets.reserve(&payer(spec), &wanted, self.now)
     }
 
     /// Nanoseconds of a replica's time that the job is expected to take, and what

@@ -13,7 +13,9 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::core::autoscale::desired::DesiredReplicas;
-use crate::core::model::event::{Action, RejectReason, Rejection};
+use crate::core::limits::LimitGrant;
+use crate::core::limits::rule::LimitId;
+use crate::core::model::event::{Action, JobAction, RejectReason, Rejection};
 use crate::core::model::ids::{ClassId, JobId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::model::job::{JobSpec, PromptPrefix};
@@ -58,24 +60,29 @@ pub(super) struct LanePosition {
 }
 
 impl Scheduler {
-    /// A request arrived. It may wait only if no replica takes it at once, so
-    /// the queue's bounds are looked at after that was tried.
-    pub(super) fn arrived(&mut self, spec: JobSpec, prefix: PromptPrefix, out: &mut Vec<Action>) {
+    /// Lets a job in. Returns the limits in shadow mode that would have refused it.
+    pub(super) fn arrived(
+        &mut self,
+        spec: JobSpec,
+        prefix: PromptPrefix,
+        out: &mut Vec<Action>,
+    ) -> SmallVec<[LimitId; 1]> {
         let id = spec.id;
         if self.jobs.contains_key(&id) {
-            return;
+            return SmallVec::new();
         }
         let spec = job::bounded(spec, self.now);
         if let Some(reason) = self.unwelcome(&spec) {
-            out.push(Action::Reject { job: id, why: self.rejection(&spec, reason, None) });
-            return;
+            out.push(Action::Job(JobAction::Reject { job: id, why: self.rejection(&spec, reason, None) }));
+            return SmallVec::new();
         }
-        let hold = match self.reserve(&spec, out) {
-            Ok(hold) => hold,
+        let LimitGrant { hold, shadowed } = match self.reserve(&spec) {
+            Ok(granted) => granted,
             Err(why) => {
                 let reason = RejectReason::Limited(why);
                 let why = Rejection { reason, queued: Duration::ZERO, retry_after: why.retry_after };
-                return out.push(Action::Reject { job: id, why });
+                out.push(Action::Job(JobAction::Reject { job: id, why }));
+                return SmallVec::new();
             }
         };
         self.arrivals += 1;
@@ -86,17 +93,26 @@ impl Scheduler {
         job.known_suspect = spec.fingerprint.is_some_and(|known| self.suspects.contains(known, now));
         self.give_place(&mut job);
         self.weigh(&mut job);
-        let (tenant, work) = (job.spec.tenant, job.work);
+        let work = job.work;
         self.jobs.insert(id, job);
         if let Some(spot) = self.spot(LaneKey::of(&spec)) {
             self.groups[spot.group].arrived(spot.class, spec.sequences, self.now);
             self.note_offered(&spec, spot, work);
         }
         self.join(id);
+        self.start_or_queue(id, out);
+        shadowed
+    }
+
+    /// Starts a job that has just joined its lane, or lets it wait if it may. It may
+    /// wait only if no replica takes it at once, so the queue's bounds are looked at
+    /// after that was tried.
+    fn start_or_queue(&mut self, id: JobId, out: &mut Vec<Action>) {
         self.dispatch(out);
-        if !self.waits(id) {
+        let Some(spec) = self.jobs.get(&id).filter(|job| job.part().is_some()).map(|job| job.spec) else {
             return;
-        }
+        };
+        let tenant = spec.tenant;
         if self.is_spare(spec.class) {
             return self.reject(id, RejectReason::NoRoom, out);
         }

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::core::autoscale::pool_start::StartStep;
-use crate::core::model::event::{Action, RejectReason};
+use crate::core::model::event::{Action, RejectReason, ReplicaAction};
 use crate::core::model::ids::{JobId, PoolId};
 use crate::core::model::snapshot::{PoolSnapshot, PoolStatus, ReplicaSnapshot};
 use crate::core::model::time::Tick;
@@ -182,9 +182,9 @@ impl Scheduler {
             out.push(match step {
                 StartStep::Wanted(pool) => {
                     let expected = self.starts.left(pool, self.configured_start(pool), self.now);
-                    Action::PoolWanted { pool, expected }
+                    Action::Replica(ReplicaAction::PoolWanted { pool, expected })
                 }
-                StartStep::Started(pool, took) => Action::PoolStarted { pool, took },
+                StartStep::Started(pool, took) => Action::Replica(ReplicaAction::PoolStarted { pool, took }),
             });
         }
     }

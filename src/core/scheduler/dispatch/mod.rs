@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::model::event::{Action, DispatchReason, OrderReason};
+use crate::core::model::event::{Action, DispatchReason, JobAction, OrderReason};
 use crate::core::model::ids::{JobId, ModelId, PoolId, ReplicaId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::placement::choose::PlacementReason;
@@ -371,7 +371,7 @@ impl Scheduler {
         };
         self.set_running(id, run, &why, price);
         self.await_reading(id, self.read_at(why.expected, lead));
-        out.push(Action::Dispatch { job: id, replica: pick.replica, why });
+        out.push(Action::Job(JobAction::Dispatch { job: id, replica: pick.replica, why }));
         Some(())
     }
 

@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::time::Duration;
 
-use crate::core::model::event::{Action, PreemptReason};
+use crate::core::model::event::{Action, JobAction, PreemptReason};
 use crate::core::model::ids::{JobId, ReplicaId};
 use crate::core::model::job::JobUsage;
 use crate::core::model::time::Tick;
@@ -49,7 +49,7 @@ impl Scheduler {
         for id in self.jobs_at(replica, movable) {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.asked = Some(why);
-                out.push(Action::HandOver { job: id, replica, why });
+                out.push(Action::Job(JobAction::HandOver { job: id, replica, why }));
             }
         }
     }
@@ -155,7 +155,7 @@ impl Scheduler {
             here.drain.take_back(self.now);
             here.class_mut(account.class).backlogs.came_back(lane.tenant, self.now);
         }
-        out.push(Action::Recall { job: id, replica: run.replica, why });
+        out.push(Action::Job(JobAction::Recall { job: id, replica: run.replica, why }));
         self.look_again = true;
         match self.orphaned(lane) {
             Some(reason) => self.refuse_returned(id, reason, out),

@@ -24,7 +24,7 @@ pub(super) mod prefill;
 pub(super) mod sleep;
 pub(super) mod stalls;
 
-use crate::core::model::event::{Action, EngineFault};
+use crate::core::model::event::{Action, EngineFault, ReplicaAction};
 use crate::core::model::ids::ReplicaId;
 use crate::core::replica::health::stall_detector::StallVerdict;
 
@@ -82,7 +82,7 @@ impl Scheduler {
     /// It is to blame, but too many of its pool are out: it only pauses.
     pub(super) fn spare(&mut self, replica: ReplicaId, why: EngineFault, out: &mut Vec<Action>) {
         self.pause(replica);
-        out.push(Action::Spare { replica, why });
+        out.push(Action::Replica(ReplicaAction::Spare { replica, why }));
     }
 
     /// It gets no work for a moment, then one job. Until that goes well, what fails
@@ -114,7 +114,7 @@ impl Scheduler {
         let now = self.now;
         let after = self.fleet.with_vitals(replica, now, |vitals, _| vitals.found(now)).flatten();
         if let Some(after) = after {
-            out.push(Action::Readmit { replica, after });
+            out.push(Action::Replica(ReplicaAction::Readmit { replica, after }));
             self.touch_replica(replica);
         }
     }
@@ -126,12 +126,12 @@ impl Scheduler {
         while let Some(replica) = self.fleet.due(now) {
             let probe = self.fleet.with_vitals(replica, now, |vitals, rules| vitals.wake(now, rules));
             if probe == Some(true) {
-                out.push(Action::Probe { replica });
+                out.push(Action::Replica(ReplicaAction::Probe { replica }));
             }
             match self.fleet.look(replica, now) {
                 StallVerdict::Calm => {}
                 StallVerdict::Ask if self.fleet.shows_progress(replica) => {
-                    out.push(Action::Inspect { replica });
+                    out.push(Action::Replica(ReplicaAction::Inspect { replica }));
                 }
                 StallVerdict::Ask => {}
                 StallVerdict::Silent(silence) => self.silent(replica, silence, out),
@@ -147,9 +147,10 @@ impl Scheduler {
         if self.fleet.with_vitals(replica, now, |vitals, rules| vitals.eject(now, rules)) == Some(true) {
             self.prefixes.forget(replica);
             self.fleet.forget_adapters(replica, now);
-            out.push(Action::Eject { replica, why });
+            out.push(Action::Replica(ReplicaAction::Eject { replica, why }));
             out.extend(
-                pool.filter(|pool| !self.fleet.is_served(*pool)).map(|pool| Action::PoolDown { pool, why }),
+                pool.filter(|pool| !self.fleet.is_served(*pool))
+                    .map(|pool| Action::Replica(ReplicaAction::PoolDown { pool, why })),
             );
             self.look_again = true;
             self.touch_replica(replica);

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, PreemptReason, ReplicaReport};
+use crate::core::model::event::{Action, EngineFault, PreemptReason, ReplicaAction, ReplicaReport};
 use crate::core::model::ids::ReplicaId;
 use crate::core::queue::order::RoomIn;
 use crate::core::replica::health::sleep::{SleepChange, SleepDue, SleepResult};
@@ -65,7 +65,7 @@ impl Scheduler {
             Some(SleepDue::Idle) if self.may_sleep(replica) => {
                 self.fleet.retire(replica, self.now);
                 self.prefixes.forget(replica);
-                out.push(Action::Sleep { replica });
+                out.push(Action::Replica(ReplicaAction::Sleep { replica }));
             }
             Some(SleepDue::Idle) => self.fleet.stay_awake(replica, self.now),
             Some(SleepDue::Unanswered) => {
@@ -144,7 +144,7 @@ impl Scheduler {
         let Some(rules) = self.policy.pools.get(pool).and_then(|row| row.sleep) else { return };
         self.fleet.rouse(replica, &rules, self.now);
         self.starts.roused(pool, self.now);
-        out.push(Action::Wake { replica, waiting: self.waiting_for(pool) });
+        out.push(Action::Replica(ReplicaAction::Wake { replica, waiting: self.waiting_for(pool) }));
     }
 
     fn follow_rest(&mut self, replica: ReplicaId, turn: SleepChange, out: &mut Vec<Action>) {

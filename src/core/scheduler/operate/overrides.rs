@@ -7,15 +7,27 @@
 //! tenant's jobs wait; those that surely cannot wait until the pause ends are
 //! refused when they come. A pause earns no priority.
 
-use crate::core::model::event::{Action, PreemptReason, RejectReason};
+use crate::core::model::event::{Action, Event, JobAction, PreemptReason, RejectReason, ReplicaAction};
 use crate::core::model::ids::{ReplicaId, TenantId};
 use crate::core::model::overrides::{Closed, Override, OverrideTarget};
+use crate::core::model::snapshot::OverrideResult;
+use crate::core::model::time::Tick;
 use crate::core::queue::quota::QuotaState;
 use crate::core::queue::{LaneKey, LanePart};
 
 use crate::core::scheduler::Scheduler;
 
 impl Scheduler {
+    /// [`Self::handle`] of an operator's event. Returns the state before and after it, and
+    /// how many jobs it put back into the queue.
+    pub fn operate(&mut self, now: Tick, event: Event, out: &mut Vec<Action>) -> OverrideResult {
+        let (before, first) = (self.snapshot(now), out.len());
+        self.handle(now, event, out);
+        let preempted = |action: &&Action| matches!(action, Action::Job(JobAction::Recall { .. }));
+        let requeued = out[first..].iter().filter(preempted).count() as u64;
+        OverrideResult { before, after: self.snapshot(now), requeued }
+    }
+
     /// Puts an override in force; one whose time is over already changes
     /// nothing.
     pub(in crate::core::scheduler) fn set_override(&mut self, wanted: Override, out: &mut Vec<Action>) {
@@ -53,7 +65,7 @@ impl Scheduler {
     pub(in crate::core::scheduler) fn expire_overrides(&mut self, out: &mut Vec<Action>) {
         while let Some(lever) = self.overrides.due(self.now) {
             self.end_override(lever);
-            out.push(Action::OverrideExpired { lever });
+            out.push(Action::Replica(ReplicaAction::OverrideExpired { lever }));
         }
     }
 

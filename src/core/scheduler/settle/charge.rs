@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::core::billing::bill::{StayBill, Waste, WasteCause};
-use crate::core::model::event::Action;
+use crate::core::model::event::{Action, JobAction};
 use crate::core::model::ids::{JobId, PoolId};
 use crate::core::model::job::JobUsage;
 
@@ -26,7 +26,7 @@ impl Scheduler {
             job.spent = (job.spent.0.saturating_add(nanos), job.spent.1.saturating_add(bill.money));
         }
         let waste = wasted.map(|(why, usage)| Waste { tokens: tokens(run, why, usage), why });
-        out.push(Action::Settled { job: id, bill: StayBill { waste, ..bill } });
+        out.push(Action::Job(JobAction::Settled { job: id, bill: StayBill { waste, ..bill } }));
     }
 
     /// How long the pool's replicas were there and worked, since the start.

@@ -23,7 +23,7 @@ pub(super) mod charge;
 use std::time::Duration;
 
 use crate::core::billing::bill::WasteCause;
-use crate::core::model::event::{Action, AttemptOutcome, EngineFault, RejectReason};
+use crate::core::model::event::{Action, AttemptOutcome, EngineFault, JobAction, RejectReason};
 use crate::core::model::ids::{JobId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::model::job::{JobUsage, TokenCounts};
@@ -160,7 +160,7 @@ impl Scheduler {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.phase = JobPhase::Waiting { part: LanePart::Returned, since: self.now };
             }
-            out.push(Action::Requeue { job: id, replica: run.replica, why: fault });
+            out.push(Action::Job(JobAction::Requeue { job: id, replica: run.replica, why: fault }));
             self.look_again = true;
             self.join(id);
         }
@@ -181,7 +181,7 @@ impl Scheduler {
         let why = self.rejection(&job.spec, reason, Some(job));
         self.demand.book.refused(&job.spec);
         self.note_refused(id, reason);
-        out.push(Action::Reject { job: id, why });
+        out.push(Action::Job(JobAction::Reject { job: id, why }));
         self.left(id, JobUsage::Unknown, out);
     }
 
@@ -190,7 +190,7 @@ impl Scheduler {
         let Some(job) = self.jobs.remove(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(&job));
         self.demand.book.refused(&job.spec);
-        out.push(Action::Reject { job: id, why });
+        out.push(Action::Job(JobAction::Reject { job: id, why }));
         let nothing = JobUsage::Exact(TokenCounts::default());
         let usage = if job.spec.falls_back { nothing } else { usage };
         self.settle(job, usage);

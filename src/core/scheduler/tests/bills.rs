@@ -8,7 +8,7 @@ use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
 use crate::core::billing::bill::{StayBill, Waste, WasteCause};
 use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit};
-use crate::core::model::event::{Action, EngineFault, Event, PreemptReason};
+use crate::core::model::event::{Action, EngineFault, Event, JobAction, PreemptReason};
 use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::{JobSpec, JobUsage};
 use crate::core::model::overrides::{Closed, Override, OverrideChange};
@@ -85,11 +85,12 @@ fn what_was_done_for_nobody_is_said() {
     let set = Override { measure, until: Tick::NEVER, reason: "any".into() };
     let actions = world.whole_event(Event::Overridden(set));
     let at = |wanted: fn(&Action) -> bool| actions.iter().position(wanted);
-    let recall = at(|action| matches!(action, Action::Recall { why: PreemptReason::Drained, .. }));
+    let recall =
+        at(|action| matches!(action, Action::Job(JobAction::Recall { why: PreemptReason::Drained, .. })));
     let waste = Some(Waste { tokens: 10, why: WasteCause::Recall });
-    let billed = actions
-        .iter()
-        .position(|action| matches!(action, Action::Settled { bill, .. } if bill.waste == waste));
+    let billed = actions.iter().position(
+        |action| matches!(action, Action::Job(JobAction::Settled { bill, .. }) if bill.waste == waste),
+    );
     assert!(billed.is_some() && billed < recall, "the bill goes before: {actions:?}");
 }
 
@@ -100,12 +101,8 @@ fn what_nobody_used_is_told_once() {
     world.arrive(JobSpec { deadline: Tick::NEVER, ..spec(1) });
     world.now = Tick::from_millis(2 * HOUR);
     let mut idle = || -> Vec<(Duration, u64)> {
-        let actions = world.event(Event::IdleAsked);
-        let row = |action: &Action| match action {
-            Action::Idled(idle) => Some((idle.time, idle.money)),
-            _ => None,
-        };
-        actions.iter().filter_map(row).collect()
+        let idle = world.scheduler.take_idle(world.now);
+        idle.into_iter().map(|idle| (idle.time, idle.money)).collect()
     };
     assert_eq!(idle(), [(Duration::from_secs(3 * 3_600), 10_800_000_000)], "one of two worked for an hour");
     assert_eq!(idle(), [], "nothing since");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, RejectReason};
+use crate::core::model::event::{Action, EngineFault, Event, RejectReason, ReplicaAction};
 use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::policy::{Class, Policy, Pool};
@@ -87,7 +87,10 @@ fn a_hundred_jobs_are_held_and_go_as_replicas_can_take_them() {
     let mut world = World::new(pool_of(&[], None));
     for id in 0..100 {
         let actions = world.arrive(patient(id, 0));
-        let wanted = Action::PoolWanted { pool: PoolId::new(0), expected: Some(Duration::from_secs(180)) };
+        let wanted = Action::Replica(ReplicaAction::PoolWanted {
+            pool: PoolId::new(0),
+            expected: Some(Duration::from_secs(180)),
+        });
         assert_eq!(actions, if id == 0 { vec![wanted] } else { Vec::new() });
     }
     assert_eq!((view(&world).state, view(&world).waiting), (PoolStatus::Starting, 100));
@@ -101,7 +104,8 @@ fn a_hundred_jobs_are_held_and_go_as_replicas_can_take_them() {
     assert_eq!(view(&world).state, PoolStatus::Starting);
     world.at(110_000);
     let actions = first_token(&mut world, 0);
-    let started = Action::PoolStarted { pool: PoolId::new(0), took: Duration::from_secs(110) };
+    let started =
+        Action::Replica(ReplicaAction::PoolStarted { pool: PoolId::new(0), took: Duration::from_secs(110) });
     assert_eq!(actions.last(), Some(&started));
     assert_eq!(
         (view(&world).state, view(&world).cold_start),
@@ -290,7 +294,10 @@ fn a_static_address_that_is_scaled_to_zero_is_a_start_and_not_a_failure() {
     let mut world = World::new(scaled(Some(600)));
     world.arrive(JobSpec { falls_back: true, ..patient(1, 0) });
     let actions = world.fail(1, EngineFault::Refused);
-    let wanted = Action::PoolWanted { pool: PoolId::new(0), expected: Some(Duration::from_secs(180)) };
+    let wanted = Action::Replica(ReplicaAction::PoolWanted {
+        pool: PoolId::new(0),
+        expected: Some(Duration::from_secs(180)),
+    });
     assert!(actions.contains(&wanted) && rejected(&actions).is_empty(), "{actions:?}");
     assert_eq!(view(&world).state, PoolStatus::Starting);
     assert_eq!(world.scheduler.explain(JobId::new(1), world.now).unwrap().obstacle, Obstacle::Starting);
@@ -308,7 +315,10 @@ fn a_static_address_that_is_scaled_to_zero_is_a_start_and_not_a_failure() {
     assert_eq!(first, [1, 2], "an eighth of the limit");
     world.at(61_000);
     let actions = first_token(&mut world, 1);
-    assert!(actions.contains(&Action::PoolStarted { pool: PoolId::new(0), took: Duration::from_secs(61) }));
+    assert!(actions.contains(&Action::Replica(ReplicaAction::PoolStarted {
+        pool: PoolId::new(0),
+        took: Duration::from_secs(61)
+    })));
     let running: Vec<u64> = (0..20).filter(|id| *id > 0 && !waits(&world, *id)).collect();
     let (most, all) = serve(&mut world, running, 61);
     assert!(most <= 16 && all == 19, "{most} at once, {all} in all");

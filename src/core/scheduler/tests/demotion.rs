@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, RejectReason};
+use crate::core::model::event::{Action, EngineFault, JobAction, RejectReason};
 use crate::core::model::ids::ClassId;
 use crate::core::model::job::JobSpec;
 use crate::core::model::policy::{Class, Policy};
@@ -120,5 +120,7 @@ fn a_hopeless_start_leads_to_the_slower_class_at_once() {
     assert_eq!(in_second(&world), 1);
     let stranger = JobSpec { patience: Tick::from_millis(2_000), ..hurried };
     let actions = world.arrive(JobSpec { id: spec(101).id, ..stranger });
-    assert!(matches!(actions[0], Action::Reject { why, .. } if why.reason == RejectReason::Unmeetable));
+    assert!(
+        matches!(actions[0], Action::Job(JobAction::Reject { why, .. }) if why.reason == RejectReason::Unmeetable)
+    );
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::core::billing::bill::{IdleTime, StayBill};
 use crate::core::model::event::{
-    Action, AttemptOutcome, DispatchReason, EngineFault, Event, PreemptReason, RejectReason,
+    Action, AttemptOutcome, DispatchReason, EngineFault, Event, JobAction, PreemptReason, RejectReason,
+    ReplicaAction,
 };
 use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
@@ -127,12 +128,15 @@ impl Edge {
     /// Each stay has one bill, before anything is said of its end.
     fn account(&mut self, action: &Action) {
         match *action {
-            Action::Settled { job, bill } => {
+            Action::Job(JobAction::Settled { job, bill }) => {
                 assert_eq!(self.stays.remove(&job), Some(bill.replica), "billed twice, or for nothing");
                 self.bills.push((self.specs[&job].tenant, bill));
             }
-            Action::Idled(idle) => self.idle.push(idle),
-            Action::Reject { job, .. } | Action::Requeue { job, .. } | Action::Recall { job, .. } => {
+            Action::Job(
+                JobAction::Reject { job, .. }
+                | JobAction::Requeue { job, .. }
+                | JobAction::Recall { job, .. },
+            ) => {
                 assert!(!self.stays.contains_key(&job), "its stay is billed first");
             }
             _ => {}
@@ -141,8 +145,15 @@ impl Edge {
 
     fn obey(&mut self, action: &Action) {
         match *action {
-            Action::Dispatch { job, replica, why } => self.dispatched(job, replica, &why),
-            Action::Reject { job, why } => {
+            Action::Job(action) => self.obey_job(action),
+            Action::Replica(action) => self.obey_replica(action),
+        }
+    }
+
+    fn obey_job(&mut self, action: JobAction) {
+        match action {
+            JobAction::Dispatch { job, replica, why } => self.dispatched(job, replica, &why),
+            JobAction::Reject { job, why } => {
                 let vain = why.reason == RejectReason::NoReplica;
                 assert!(!vain || self.specs[&job].falls_back, "no other model may serve it");
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
@@ -150,7 +161,7 @@ impl Edge {
                 assert_eq!(seen.ends, 1);
                 seen.at = None;
             }
-            Action::Requeue { job, replica, why } => {
+            JobAction::Requeue { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert_eq!(seen.at.take(), Some(replica));
                 let made_way = seen.asked.is_some() && why == EngineFault::Draining && seen.started;
@@ -159,22 +170,30 @@ impl Edge {
                 }
                 seen.started = false;
             }
-            Action::Recall { job, replica, why } => {
+            JobAction::Recall { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert_eq!(seen.at.take(), Some(replica));
                 if why == PreemptReason::Stalled && !seen.outlived {
                     seen.tried.insert(replica);
                 }
             }
-            Action::HandOver { job, replica, why } => {
+            JobAction::HandOver { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 let may = self.specs[&job].goes_on || why == PreemptReason::Stalled;
                 assert!(may && seen.started && seen.at == Some(replica));
                 assert_eq!(seen.asked.replace(why), None, "asked once for each try");
                 assert!(self.scheduler.snapshot(self.now).replicas.len() > 1, "there is nobody else");
             }
-            Action::Eject { replica, .. } => assert!(self.out_of_service.insert(replica)),
-            Action::Readmit { replica, .. } => {
+            JobAction::Settled { .. } => {}
+        }
+    }
+
+    fn obey_replica(&mut self, action: ReplicaAction) {
+        match action {
+            ReplicaAction::Eject { replica, .. } => {
+                assert!(self.out_of_service.insert(replica));
+            }
+            ReplicaAction::Readmit { replica, .. } => {
                 assert!(self.out_of_service.remove(&replica));
                 self.probes.remove(&replica);
                 for seen in self.jobs.values_mut() {
@@ -182,18 +201,22 @@ impl Edge {
                     seen.outlived |= seen.at == Some(replica);
                 }
             }
-            Action::Settled { .. } | Action::Idled(_) | Action::Inspect { .. } => {}
-            Action::WouldLimit { rule, .. } => assert!(rule.shadow),
-            Action::PoolWanted { .. } | Action::PoolStarted { .. } => {}
-            Action::Spare { replica, .. } => assert!(!self.out_of_service.contains(&replica)),
-            Action::PoolDown { why, .. } => assert!(why.ejects() || why == EngineFault::Malformed),
-            Action::Sleep { replica } => self.ordered(replica, SleepResult::Asleep),
-            Action::Wake { replica, .. } => self.ordered(replica, SleepResult::Awake),
-            Action::OverrideExpired { lever } => {
+            ReplicaAction::Inspect { .. }
+            | ReplicaAction::PoolWanted { .. }
+            | ReplicaAction::PoolStarted { .. } => {}
+            ReplicaAction::Spare { replica, .. } => {
+                assert!(!self.out_of_service.contains(&replica));
+            }
+            ReplicaAction::PoolDown { why, .. } => {
+                assert!(why.ejects() || why == EngineFault::Malformed);
+            }
+            ReplicaAction::Sleep { replica } => self.ordered(replica, SleepResult::Asleep),
+            ReplicaAction::Wake { replica, .. } => self.ordered(replica, SleepResult::Awake),
+            ReplicaAction::OverrideExpired { lever } => {
                 let overrides = self.scheduler.snapshot(self.now).overrides;
                 assert!(overrides.iter().all(|row| row.measure.lever() != lever));
             }
-            Action::Probe { replica } => {
+            ReplicaAction::Probe { replica } => {
                 assert!(self.out_of_service.contains(&replica));
                 let before = self.probes.insert(replica, self.now);
                 let lost = |at| self.now.since(at) >= Duration::from_secs(10);
@@ -226,7 +249,7 @@ impl Edge {
 
     /// Asks for how long replicas had nothing to do.
     pub(super) fn ask_idle(&mut self) {
-        self.event(Event::IdleAsked);
+        self.idle.extend(self.scheduler.take_idle(self.now));
     }
 
     fn running(&self, which: usize) -> Option<JobId> {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, OrderReason, RejectReason};
+use crate::core::model::event::{
+    Action, EngineFault, Event, JobAction, OrderReason, RejectReason, ReplicaAction,
+};
 use crate::core::model::ids::{JobId, PoolId, ReplicaId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::snapshot::ReplicaStatus;
@@ -22,8 +24,8 @@ fn a_failed_job_goes_elsewhere_before_the_others() {
     assert_eq!(
         actions,
         [
-            Action::Requeue { job, replica, why: EngineFault::Reset },
-            Action::Eject { replica, why: EngineFault::Reset }
+            Action::Job(JobAction::Requeue { job, replica, why: EngineFault::Reset }),
+            Action::Replica(ReplicaAction::Eject { replica, why: EngineFault::Reset })
         ]
     );
     world.now = Tick::from_millis(15);
@@ -51,9 +53,12 @@ fn with_every_live_replica_tried_it_may_go_back() {
     assert_eq!(sent(&world.fail(1, EngineFault::Malformed)), [(1, 0)]);
     world.fail(1, EngineFault::Refused);
     assert_eq!(world.state(0), Some(ReplicaStatus::Ejected));
-    assert!(world.at(200).contains(&Action::Probe { replica: ReplicaId::new(0) }));
+    assert!(world.at(200).contains(&Action::Replica(ReplicaAction::Probe { replica: ReplicaId::new(0) })));
     let actions = world.event(Event::ReplicaFound { replica: ReplicaId::new(0) });
-    let readmit = Action::Readmit { replica: ReplicaId::new(0), after: Duration::from_millis(200) };
+    let readmit = Action::Replica(ReplicaAction::Readmit {
+        replica: ReplicaId::new(0),
+        after: Duration::from_millis(200),
+    });
     assert_eq!(actions[0], readmit);
     assert_eq!(sent(&actions), [(1, 0)]);
 }
@@ -90,7 +95,10 @@ fn after_the_first_token_the_job_just_ends() {
     world.arrive(spec(1));
     world.event(Event::FirstToken { job: JobId::new(1) });
     let replica = ReplicaId::new(0);
-    assert_eq!(world.fail(1, EngineFault::Reset), [Action::Eject { replica, why: EngineFault::Reset }]);
+    assert_eq!(
+        world.fail(1, EngineFault::Reset),
+        [Action::Replica(ReplicaAction::Eject { replica, why: EngineFault::Reset })]
+    );
     assert_eq!(world.scheduler.jobs(), 0);
 }
 
@@ -219,10 +227,10 @@ fn a_failed_probe_is_followed_by_a_later_one() {
     let mut world = World::new(policy(&[&[1]], &[&[0]]));
     let replica = ReplicaId::new(0);
     world.event(Event::ReplicaLost { replica, answers: true });
-    assert_eq!(world.at(200), [Action::Probe { replica }]);
+    assert_eq!(world.at(200), [Action::Replica(ReplicaAction::Probe { replica })]);
     assert_eq!(world.event(Event::ReplicaLost { replica, answers: true }), []);
     assert_eq!(world.at(599), []);
-    assert_eq!(world.at(600), [Action::Probe { replica }]);
+    assert_eq!(world.at(600), [Action::Replica(ReplicaAction::Probe { replica })]);
 }
 
 #[test]
@@ -292,11 +300,15 @@ fn replicas_that_answer_badly_leave_no_more_than_their_share_of_a_pool() {
     let mut world = spread_out();
     let mut out: Vec<Action> = (0..6).flat_map(|id| world.fail(id, EngineFault::ServerError)).collect();
     assert_eq!(ejected(&out).len(), 3, "half of six");
-    let spared = out.iter().filter(|action| matches!(action, Action::Spare { .. })).count();
+    let spared =
+        out.iter().filter(|action| matches!(action, Action::Replica(ReplicaAction::Spare { .. }))).count();
     assert_eq!(spared, 3);
     let states: Vec<_> = (0..6).filter_map(|id| world.state(id)).collect();
     assert_eq!(states.iter().filter(|state| **state == ReplicaStatus::Busy).count(), 3, "{states:?}");
-    assert!(!out.iter().any(|action| matches!(action, Action::PoolDown { .. })), "it is still served");
+    assert!(
+        !out.iter().any(|action| matches!(action, Action::Replica(ReplicaAction::PoolDown { .. }))),
+        "it is still served"
+    );
     out = world.at(250);
     assert_eq!(sent(&out).len(), 3, "one job tries each of those that only paused");
 }
@@ -307,7 +319,7 @@ fn replicas_that_do_not_answer_leave_whatever_their_share() {
         let mut world = spread_out();
         let out: Vec<Action> = (0..6).flat_map(|id| world.fail(id, fault)).collect();
         assert_eq!(ejected(&out).len(), 6, "{fault:?}");
-        let down = Action::PoolDown { pool: PoolId::new(0), why: fault };
+        let down = Action::Replica(ReplicaAction::PoolDown { pool: PoolId::new(0), why: fault });
         assert_eq!(out.iter().filter(|action| **action == down).count(), 1, "{fault:?}: said once");
     }
 }
@@ -320,5 +332,8 @@ fn one_replica_may_always_be_ejected_and_that_it_was_the_last_is_said() {
     world.arrive(spec(1));
     let out = world.fail(1, EngineFault::ServerError);
     assert_eq!(ejected(&out), [0]);
-    assert!(out.contains(&Action::PoolDown { pool: PoolId::new(0), why: EngineFault::ServerError }));
+    assert!(out.contains(&Action::Replica(ReplicaAction::PoolDown {
+        pool: PoolId::new(0),
+        why: EngineFault::ServerError
+    })));
 }

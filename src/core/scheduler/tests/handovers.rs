@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, PreemptReason};
+use crate::core::model::event::{Action, EngineFault, Event, JobAction, PreemptReason, ReplicaAction};
 use crate::core::model::ids::{JobId, ReplicaId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
@@ -39,7 +39,7 @@ fn next(world: &mut World) -> Vec<Action> {
     loop {
         world.now = world.scheduler.next_deadline().expect("a timer");
         let actions = world.event(Event::Timer);
-        if actions.iter().any(|action| !matches!(action, Action::Probe { .. })) {
+        if actions.iter().any(|action| !matches!(action, Action::Replica(ReplicaAction::Probe { .. }))) {
             return actions;
         }
     }
@@ -62,7 +62,7 @@ fn a_silent_engine_is_asked_for_its_streams() {
 
     let actions = world.interrupt(1, EngineFault::Silent, 4);
     let (job, replica) = (JobId::new(1), GOING);
-    assert_eq!(actions[0], Action::Requeue { job, replica, why: EngineFault::Silent });
+    assert_eq!(actions[0], Action::Job(JobAction::Requeue { job, replica, why: EngineFault::Silent }));
     assert_eq!((sent(&actions), running(&world)), (vec![(1, 1)], 1));
     world.done(3);
     world.at(30_000);

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, OrderReason, RejectReason};
+use crate::core::model::event::{
+    Action, EngineFault, Event, JobAction, OrderReason, RejectReason, ReplicaAction,
+};
 use crate::core::model::ids::{JobId, ReplicaId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::snapshot::ReplicaSnapshot;
@@ -30,8 +32,8 @@ fn the_rest_goes_to_another_replica_before_the_others() {
     assert_eq!(
         actions,
         [
-            Action::Requeue { job, replica, why: EngineFault::Reset },
-            Action::Eject { replica, why: EngineFault::Reset }
+            Action::Job(JobAction::Requeue { job, replica, why: EngineFault::Reset }),
+            Action::Replica(ReplicaAction::Eject { replica, why: EngineFault::Reset })
         ]
     );
     world.now = Tick::from_millis(7);

@@ -37,7 +37,8 @@ use std::time::Duration;
 
 use crate::core::billing::bill::StayBill;
 use crate::core::model::event::{
-    Action, AttemptOutcome, DispatchReason, EngineFault, Event, PreemptReason, Rejection,
+    Action, AttemptOutcome, DispatchReason, EngineFault, Event, JobAction, PreemptReason, Rejection,
+    ReplicaAction,
 };
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
@@ -151,9 +152,9 @@ impl World {
     /// aside.
     fn event(&mut self, event: Event) -> Vec<Action> {
         let mut out = self.whole_event(event);
-        let bills = out.extract_if(.., |action| matches!(action, Action::Settled { .. }));
+        let bills = out.extract_if(.., |action| matches!(action, Action::Job(JobAction::Settled { .. })));
         let row = |action| match action {
-            Action::Settled { job, bill } => Some((job.index() as u64, bill)),
+            Action::Job(JobAction::Settled { job, bill }) => Some((job.index() as u64, bill)),
             _ => None,
         };
         self.bills.extend(bills.filter_map(row));
@@ -207,7 +208,9 @@ impl World {
 /// `(job, replica)` of the dispatches among the actions.
 fn sent(actions: &[Action]) -> Vec<(u64, u32)> {
     let pair = |action: &Action| match action {
-        Action::Dispatch { job, replica, .. } => Some((job.index() as u64, replica.index() as u32)),
+        Action::Job(JobAction::Dispatch { job, replica, .. }) => {
+            Some((job.index() as u64, replica.index() as u32))
+        }
         _ => None,
     };
     actions.iter().filter_map(pair).collect()
@@ -215,7 +218,7 @@ fn sent(actions: &[Action]) -> Vec<(u64, u32)> {
 
 fn placed(actions: &[Action]) -> DispatchReason {
     let why = actions.iter().find_map(|action| match action {
-        Action::Dispatch { why, .. } => Some(*why),
+        Action::Job(JobAction::Dispatch { why, .. }) => Some(*why),
         _ => None,
     });
     why.expect("a dispatch")
@@ -223,7 +226,7 @@ fn placed(actions: &[Action]) -> DispatchReason {
 
 fn rejected(actions: &[Action]) -> Vec<(u64, Rejection)> {
     let pair = |action: &Action| match action {
-        Action::Reject { job, why } => Some((job.index() as u64, *why)),
+        Action::Job(JobAction::Reject { job, why }) => Some((job.index() as u64, *why)),
         _ => None,
     };
     actions.iter().filter_map(pair).collect()
@@ -231,7 +234,7 @@ fn rejected(actions: &[Action]) -> Vec<(u64, Rejection)> {
 
 fn ejected(actions: &[Action]) -> Vec<u32> {
     let id = |action: &Action| match action {
-        Action::Eject { replica, .. } => Some(replica.index() as u32),
+        Action::Replica(ReplicaAction::Eject { replica, .. }) => Some(replica.index() as u32),
         _ => None,
     };
     actions.iter().filter_map(id).collect()
@@ -240,7 +243,9 @@ fn ejected(actions: &[Action]) -> Vec<u32> {
 /// `(job, replica)` of the recalls among the actions, with their reasons.
 fn recalled(actions: &[Action]) -> Vec<(u64, u32, PreemptReason)> {
     let row = |action: &Action| match action {
-        Action::Recall { job, replica, why } => Some((job.index() as u64, replica.index() as u32, *why)),
+        Action::Job(JobAction::Recall { job, replica, why }) => {
+            Some((job.index() as u64, replica.index() as u32, *why))
+        }
         _ => None,
     };
     actions.iter().filter_map(row).collect()
@@ -249,7 +254,9 @@ fn recalled(actions: &[Action]) -> Vec<(u64, u32, PreemptReason)> {
 /// `(job, replica)` of the streams that are to be handed over, with the reasons.
 fn handed_over(actions: &[Action]) -> Vec<(u64, u32, PreemptReason)> {
     let row = |action: &Action| match action {
-        Action::HandOver { job, replica, why } => Some((job.index() as u64, replica.index() as u32, *why)),
+        Action::Job(JobAction::HandOver { job, replica, why }) => {
+            Some((job.index() as u64, replica.index() as u32, *why))
+        }
         _ => None,
     };
     actions.iter().filter_map(row).collect()

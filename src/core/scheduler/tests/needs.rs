@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::core::autoscale::demand::state::{DemandState, ProfileKind};
 use crate::core::autoscale::demand::work::work;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::event::{Action, AttemptOutcome, Event};
+use crate::core::model::event::{Action, AttemptOutcome, Event, JobAction};
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{JobId, PoolId, ReplicaId};
 use crate::core::model::job::{JobSpec, PromptPrefix};
@@ -106,12 +106,12 @@ impl Farm {
         self.scheduler.handle(self.now, event, &mut out);
         for action in out {
             match action {
-                Action::Dispatch { job, replica, why } => {
+                Action::Job(JobAction::Dispatch { job, replica, why }) => {
                     self.on.insert(job, replica);
                     self.late += u64::from(why.queued > Duration::from_secs(5));
                     self.plan(SECOND, Next::Ends(job));
                 }
-                Action::Reject { .. } => self.refused += 1,
+                Action::Job(JobAction::Reject { .. }) => self.refused += 1,
                 _ => {}
             }
         }

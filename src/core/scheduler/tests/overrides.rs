@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, Event, PreemptReason, RejectReason};
+use crate::core::model::event::{Action, Event, JobAction, PreemptReason, RejectReason, ReplicaAction};
 use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
@@ -36,7 +36,9 @@ impl World {
 
 fn recalls(actions: &[Action]) -> Vec<(u64, u32, PreemptReason)> {
     let row = |action: &Action| match action {
-        Action::Recall { job, replica, why } => Some((job.index() as u64, replica.index() as u32, *why)),
+        Action::Job(JobAction::Recall { job, replica, why }) => {
+            Some((job.index() as u64, replica.index() as u32, *why))
+        }
         _ => None,
     };
     actions.iter().filter_map(row).collect()
@@ -110,7 +112,7 @@ fn a_cordon_takes_nothing_away_and_ends_at_its_time() {
     assert_eq!(world.at(9_999), []);
     assert_eq!(world.scheduler.next_deadline(), Some(until), "the core's own timer ends it");
     let actions = world.at(10_000);
-    assert_eq!(actions, [Action::OverrideExpired { lever: measure.lever() }]);
+    assert_eq!(actions, [Action::Replica(ReplicaAction::OverrideExpired { lever: measure.lever() })]);
     assert_eq!((world.in_force(), world.state(0)), (0, Some(ReplicaStatus::Serving)));
 }
 
@@ -152,7 +154,10 @@ fn a_paused_tenant_waits_and_others_go_on() {
     assert_eq!(sent(&world.done(2)), [(3, 0)]);
     assert_eq!(world.done(3), [], "a free replica, and it still waits");
     let actions = world.at(20_000);
-    assert_eq!(actions[0], Action::OverrideExpired { lever: OverrideTarget::Pause(TenantId::new(0)) });
+    assert_eq!(
+        actions[0],
+        Action::Replica(ReplicaAction::OverrideExpired { lever: OverrideTarget::Pause(TenantId::new(0)) })
+    );
     assert_eq!(sent(&actions), [(1, 0)]);
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, ItlSample, PreemptReason};
+use crate::core::model::event::{Action, EngineFault, Event, ItlSample, PreemptReason, ReplicaAction};
 use crate::core::model::ids::{ClassId, JobId, ReplicaId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::policy::Class;
@@ -39,7 +39,10 @@ fn a_silent_engine_loses_what_its_clients_have_not_seen() {
     assert!(world.now < Tick::from_millis(2_000), "{:?}", world.now);
     assert_eq!(recalled(&actions), [(2, 0, PreemptReason::Stalled)], "the stream stays where it is");
     assert_eq!((ejected(&actions), sent(&actions)), (vec![0], vec![(2, 1)]));
-    assert!(actions.contains(&Action::Eject { replica: ReplicaId::new(0), why: EngineFault::Silent }));
+    assert!(actions.contains(&Action::Replica(ReplicaAction::Eject {
+        replica: ReplicaId::new(0),
+        why: EngineFault::Silent
+    })));
 }
 
 #[test]

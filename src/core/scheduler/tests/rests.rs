@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, PreemptReason, RejectReason, ReplicaReport};
+use crate::core::model::event::{
+    Action, EngineFault, Event, PreemptReason, RejectReason, ReplicaAction, ReplicaReport,
+};
 use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::overrides::{Override, OverrideChange};
@@ -49,7 +51,7 @@ fn rested(world: &mut World, replica: u32, rested: SleepResult) -> Vec<Action> {
 
 fn sleeps(actions: &[Action]) -> Vec<u32> {
     let id = |action: &Action| match action {
-        Action::Sleep { replica } => Some(replica.index() as u32),
+        Action::Replica(ReplicaAction::Sleep { replica }) => Some(replica.index() as u32),
         _ => None,
     };
     actions.iter().filter_map(id).collect()
@@ -57,7 +59,7 @@ fn sleeps(actions: &[Action]) -> Vec<u32> {
 
 fn wakes(actions: &[Action]) -> Vec<u32> {
     let id = |action: &Action| match action {
-        Action::Wake { replica, .. } => Some(replica.index() as u32),
+        Action::Replica(ReplicaAction::Wake { replica, .. }) => Some(replica.index() as u32),
         _ => None,
     };
     actions.iter().filter_map(id).collect()

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, PreemptReason, RejectReason, ReplicaReport};
+use crate::core::model::event::{
+    Action, EngineFault, Event, PreemptReason, RejectReason, ReplicaAction, ReplicaReport,
+};
 use crate::core::model::ids::{JobId, ReplicaId, TenantId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::time::Tick;
@@ -136,7 +138,8 @@ fn moving_gauges_are_signs_of_life() {
         out.extend(pass(&mut world, 1_300));
         out.extend(progress(&mut world, 0, step));
     }
-    let asked = out.iter().filter(|action| matches!(action, Action::Inspect { .. })).count();
+    let asked =
+        out.iter().filter(|action| matches!(action, Action::Replica(ReplicaAction::Inspect { .. }))).count();
     assert!(asked > 0, "{out:?}");
     assert_eq!((ejected(&out), handed_over(&out).len()), (vec![], 0));
     // It freezes, and its server still answers.
@@ -189,7 +192,10 @@ fn silence_ejects_no_more_than_its_share_of_a_pool() {
     }
     let out = pass(&mut world, 2_500);
     assert_eq!(ejected(&out).len(), 2, "{out:?}");
-    assert!(out.iter().any(|action| matches!(action, Action::Spare { why: EngineFault::Silent, .. })));
+    assert!(out.iter().any(|action| matches!(
+        action,
+        Action::Replica(ReplicaAction::Spare { why: EngineFault::Silent, .. })
+    )));
 }
 
 #[test]

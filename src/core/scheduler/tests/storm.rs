@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use proptest::prelude::{Just, ProptestConfig, prop, prop_assert, prop_oneof, proptest};
 
-use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event, RejectReason};
+use crate::core::model::event::{
+    Action, AttemptOutcome, EngineFault, Event, JobAction, RejectReason, ReplicaAction,
+};
 use crate::core::model::ids::{JobId, ReplicaId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::RetryPolicy;
@@ -88,7 +90,7 @@ fn storm(storm: &Storm) -> After {
         }
         for action in out.drain(..) {
             match action {
-                Action::Dispatch { job, replica, .. } => {
+                Action::Job(JobAction::Dispatch { job, replica, .. }) => {
                     after.tries += 1;
                     running.insert(job, replica);
                     match storm.fault.filter(|_| storms) {
@@ -97,12 +99,12 @@ fn storm(storm: &Storm) -> After {
                         None => answers.push_back((millis + FIRST_TOKEN, job)),
                     }
                 }
-                Action::Recall { job, .. } => drop(running.remove(&job)),
-                Action::Reject { why, .. } => {
+                Action::Job(JobAction::Recall { job, .. }) => drop(running.remove(&job)),
+                Action::Job(JobAction::Reject { why, .. }) => {
                     assert!(why.retry_after.is_some());
                     after.spent += u64::from(matches!(why.reason, RejectReason::RetriesSpent(_)));
                 }
-                Action::Probe { replica } => probes.push(replica),
+                Action::Replica(ReplicaAction::Probe { replica }) => probes.push(replica),
                 _ => {}
             }
         }
@@ -244,9 +246,9 @@ fn an_outage_shorter_than_the_patience_costs_nobody_an_answer() {
         }
         for action in out.drain(..) {
             match action {
-                Action::Dispatch { job, .. } => running = Some((job, millis + 50)),
-                Action::Reject { why, .. } => panic!("{why:?} at {millis} ms"),
-                Action::Probe { replica } => probes.push(replica),
+                Action::Job(JobAction::Dispatch { job, .. }) => running = Some((job, millis + 50)),
+                Action::Job(JobAction::Reject { why, .. }) => panic!("{why:?} at {millis} ms"),
+                Action::Replica(ReplicaAction::Probe { replica }) => probes.push(replica),
                 _ => {}
             }
         }
