@@ -1,5 +1,5 @@
-//! Made-up traffic: arrival patterns, sizes, and conversations that share
-//! their prompts. The same seed makes the same calls.
+//! Synthetic traffic: arrival patterns, request sizes, and conversations with
+//! shared prompts. The same seed always makes the same calls.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Line charts as SVG: several series with the range of their seeds, in colours
-//! that are readable on light and on dark pages.
+//! Line charts as SVG: several series, each with its range over the seeds. The
+//! colours are readable on light and on dark pages.
 
 use std::fmt::Write;
 

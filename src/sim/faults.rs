@@ -1,8 +1,8 @@
-//! Faults that a simulated engine shows on request.
+//! Faults: failures that a simulated engine shows on request.
 //!
 //! A fault is one JSON object, given to `POST /sim/faults` or to
 //! [`SimControl::add`](crate::sim::server::SimControl::add). `kind` says what
-//! happens, the limits below when; unknown fields are refused.
+//! happens, and the limits below say when. Unknown fields are refused.
 //!
 //! | `kind` | fields (default) | what is seen |
 //! |---|---|---|

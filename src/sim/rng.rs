@@ -1,4 +1,5 @@
-//! A small seeded generator (SplitMix64), so that a run can be repeated.
+//! Seeded random number generator (SplitMix64). A run with the same seed can be
+//! repeated.
 
 /// A stream of pseudo-random numbers.
 #[derive(Debug, Clone)]

@@ -1,4 +1,4 @@
-//! A figure over several runs.
+//! Spread of a figure over several runs: its median and range.
 
 use serde::Serialize;
 

@@ -1,5 +1,6 @@
-//! LoRA adapters: an engine computes with a few at a time and loads others when
-//! it starts a request with them, as vLLM does with `--max-loras`.
+//! LoRA adapter slots of an engine: a few adapters compute at a time. The
+//! engine loads another adapter when it starts a request with that adapter, as
+//! vLLM does with `--max-loras`.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The KV block pool with its prefix cache.
+//! KV block pool with its prefix cache.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;

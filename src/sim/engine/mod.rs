@@ -1,13 +1,14 @@
-//! The engine model, sans I/O: continuous batching with chunked prefill, a
-//! paged KV cache with preemption, and a prefix cache. The caller owns the
-//! clock: [`SimEngine::next_step`] says when the step that starts now will end,
-//! [`SimEngine::finish_step`] books its result.
+//! Engine model, sans I/O: continuous batching with chunked prefill, a paged KV
+//! cache with preemption, and a prefix cache. The caller owns the clock.
+//! [`SimEngine::next_step`] returns the end of the step that starts now;
+//! [`SimEngine::finish_step`] applies the step's result.
 //!
-//! One step holds, within the profile's token budget: one token for each
-//! running sequence whose prompt is computed, then prompt chunks of the running
-//! ones, then new sequences in the order of the queue. When a decode finds no
-//! block, the last sequence in queue order loses its blocks and is computed
-//! again later. A new sequence starts only when its whole prompt fits.
+//! One step holds, within the profile's token limit, in this order: one token
+//! for each running sequence whose prompt is computed, prompt chunks of the
+//! other running sequences, and new sequences in queue order. When a decode
+//! finds no free block, the last running sequence in queue order loses its
+//! blocks and is computed again later. A new sequence starts only when its
+//! whole prompt fits.
 
 mod adapters;
 mod blocks;

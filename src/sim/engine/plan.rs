@@ -1,4 +1,5 @@
-//! What goes into a step, and what comes of it.
+//! Step planning: the chunks that one step computes, and the tokens and events
+//! that a finished step yields.
 
 use super::blocks::{BLOCK_TOKENS, blocks_for};
 use super::{EngineEvent, EngineEventKind, PriorityKey, SimEngine};

@@ -1,13 +1,13 @@
 //! Step-time profiles: how long one engine step takes on which accelerator.
 //!
-//! Where the numbers of `profiles.json` come from: `t_w`, `i0` and `a` of the
-//! A100 and H100 rows are our own fit to the GEMM and norm timings published
-//! by microsoft/vidur (`data/profiling/compute/*/mlp.csv`, MIT licence). `c`
-//! is computed from memory bandwidth at 60 % efficiency, `d` from attention
-//! FLOPs at about 45 % of peak, `t_ovh` (scheduling and sampling) is assumed.
-//! The A10, L4 and MIG rows are scaled from the A40 and A100 tables by
-//! bandwidth and FLOPs; they were not measured. `tiny` models nothing: its
-//! steps last half a millisecond so that tests are quick.
+//! Sources of the numbers in `profiles.json`: `t_w`, `i0` and `a` of the A100
+//! and H100 rows are our own fit to the GEMM and norm timings published by
+//! microsoft/vidur (`data/profiling/compute/*/mlp.csv`, MIT licence). `c` is
+//! computed from memory bandwidth at 60 % efficiency, `d` from attention FLOPs
+//! at about 45 % of peak. `t_ovh` (scheduling and sampling) is assumed. The
+//! A10, L4 and MIG rows are scaled from the A40 and A100 tables by bandwidth
+//! and FLOPs; they were not measured. `tiny` models nothing: its steps last
+//! half a millisecond so that tests are quick.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

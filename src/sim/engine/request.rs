@@ -1,4 +1,4 @@
-//! What goes into the engine model and what comes out of it.
+//! Requests, options, events, gauges and counters of the engine model.
 
 use std::time::Duration;
 

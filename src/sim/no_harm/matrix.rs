@@ -1,9 +1,10 @@
-//! The no-harm matrix: which engines, requests and classes a gateway is measured
-//! with against the same clients straight at the engines, and the least ratio of
-//! output tokens a second that each cell must reach.
+//! No-harm matrix: the fleets, kinds of requests and classes with which a
+//! gateway is compared with the same clients sending straight to the engines.
+//! Each cell has the least ratio of output tokens per second that the gateway
+//! must reach.
 //!
-//! One definition for two measurements: `loadtest no-harm` in real time over HTTP,
-//! and its twin in virtual time.
+//! Two measurements share this definition: `loadtest no-harm` in real time over
+//! HTTP, and its twin in virtual time.
 
 use crate::sim::engine::profile::{StepLoad, StepProfile};
 

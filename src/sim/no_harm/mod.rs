@@ -1,8 +1,8 @@
-//! The twin of `loadtest no-harm` in virtual time: each cell of the
-//! [matrix] as a closed loop of patient clients, straight at
-//! the engines (in turn, or to the one with the fewest requests: what is better) and
-//! through the scheduler under the policy of a configuration that says nothing but
-//! where the engines are.
+//! No-harm matrix in virtual time, the twin of `loadtest no-harm`. Each cell of
+//! the [matrix] is a closed loop of patient clients. The clients send straight
+//! to the engines (in turn, or to the engine with the fewest requests,
+//! whichever is better), and then through the scheduler. The scheduler's policy
+//! comes from a configuration that names only the engines' addresses.
 
 use std::fmt;
 use std::path::Path;

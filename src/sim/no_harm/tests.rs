@@ -1,6 +1,6 @@
-//! Every cell of the matrix reaches its mark, but for those that are listed here
-//! with what they reach today. Read the table with
-//! `cargo nextest run -p penstock --lib no_harm --no-capture`.
+//! Every cell of the matrix reaches its mark, except the cells listed here with
+//! the ratio that they reach today. Read the table with `cargo nextest run -p
+//! penstock --lib no_harm --no-capture`.
 
 use std::time::Duration;
 

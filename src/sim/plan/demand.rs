@@ -1,8 +1,9 @@
-//! The stretches of a trace that are simulated, as arrivals of the world.
+//! Simulated demand: the stretches of a trace that are simulated, as arrivals
+//! of the world.
 //!
-//! Whatever tells of demand becomes a [`TrafficTrace`]: a file, a usage log, or calls
-//! drawn from what a gateway has measured. Nothing else here knows where it came
-//! from.
+//! Every source of demand becomes a [`TrafficTrace`]: a file, a usage log, or
+//! calls drawn from a gateway's own measurements. Nothing else here depends on
+//! the source.
 
 use std::ops::Range;
 use std::time::Duration;

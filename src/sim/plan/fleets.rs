@@ -1,5 +1,5 @@
-//! What the fleet has to be at each time: the smallest one for every window, and
-//! what comes of following it.
+//! Fleets over time: the smallest fleet for every window of a trace, and the
+//! replicas of a fleet that follows that demand.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Makes a report: measures, looks for fleets, checks what it promises.
+//! Report assembly: measures the demand, searches for fleets, and checks the
+//! recommended maximum.
 
 use std::time::Duration;
 

@@ -1,9 +1,10 @@
-//! Demand as a gateway remembers it, played back as calls.
+//! Remembered demand: calls drawn from the histograms that a gateway keeps of
+//! its traffic.
 //!
-//! A gateway keeps how many jobs came in each of the last minutes, and how large
-//! they were, waited and stayed as histograms. Calls with the same counts and the
-//! same distributions are drawn from that. How they lay within their minute, and
-//! which size went with which wait, is not kept.
+//! A gateway keeps the number of jobs in each of the last minutes, and
+//! histograms of their sizes, waits and stays. The drawn calls have the same
+//! counts and the same distributions. The gateway keeps neither the times of
+//! calls within their minute nor which size went with which wait.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! What a plan is made for: the promises, the pools with their speed and price,
-//! and how long a replica takes to start.
+//! Setting of a plan: the classes' objectives, the pools with their speed and
+//! price, and the start time of a replica.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Runs fleets against demand in the simulated world, and looks for the smallest
-//! one that keeps its promise.
+//! Fleet trials: simulations of fleets under the demand, and the search for the
+//! smallest fleet that meets the objectives.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

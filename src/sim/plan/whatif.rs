@@ -1,4 +1,5 @@
-//! What would be otherwise: one thing changed, the rest as it is.
+//! What-if rows: one simulation for each change to the plan, everything else
+//! unchanged.
 
 use std::str::FromStr;
 

@@ -1,4 +1,4 @@
-//! The designs by name, as scenarios and the command line say them.
+//! Designs by name, as written in scenarios and on the command line.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! The figures of one run.
+//! Figures of one run.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A scenario as it is written.
+//! Scenario file: the types that a scenario is deserialized into.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Checks a scenario, part by part, and makes of it what a run needs.
+//! Scenario checks: validates a scenario part by part and makes the cases that
+//! a run needs.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The report as one page: charts over load, and the table.
+//! HTML page of a scenario's report: charts over load, and the table.
 
 use crate::sim::chart::{Chart, ChartPoint, ChartSeries};
 use crate::sim::scenario::figures::place;

@@ -1,4 +1,4 @@
-//! From a scenario as written to runs.
+//! Scenario plan: the worlds and trials of a scenario, and their runs.
 
 use std::path::Path;
 use std::time::Duration;

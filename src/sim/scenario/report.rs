@@ -1,5 +1,5 @@
-//! The figures of all runs, put together: medians over the seeds with their
-//! range, as a table and as JSON.
+//! Scenario report: medians over the seeds with their range, as a table and as
+//! JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

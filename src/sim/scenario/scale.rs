@@ -1,4 +1,5 @@
-//! Replicas that come and go, as a scenario writes it.
+//! Autoscaling of a scenario: the `scale` settings under which replicas come
+//! and go.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The arrivals of a world: streams, put together in order of time.
+//! Traffic of a world: the arrivals of all streams, merged in order of time.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Steering a running engine, in process and over HTTP.
+//! Control of a running engine, in process and over HTTP.
 //!
 //! * `GET /sim/state`: [`SimState`] as JSON.
 //! * `GET /sim/faults`: the active faults; `POST` adds one and answers

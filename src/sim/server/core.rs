@@ -1,4 +1,4 @@
-//! The shared state of one simulated engine.
+//! Shared state of one simulated engine.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

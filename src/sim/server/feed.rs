@@ -1,6 +1,6 @@
-//! How far a request is: written by the stepping task, read by the task of
-//! its connection. Tokens that come while the reader is busy are merged into
-//! one event, as a loaded engine does.
+//! Token feed: the progress of one request, written by the stepping task and
+//! read by the task of the request's connection. Tokens that come while the
+//! reader is busy are merged into one event, as a loaded engine does.
 
 use std::task::{Context, Poll, Waker};
 

@@ -1,5 +1,5 @@
-//! A request from the view of its connection: the engine's progress, with the
-//! fault that hits this request laid over it.
+//! Client job: a request as its connection sees it. The engine's progress is
+//! combined with the fault that hits this request.
 
 use std::future::poll_fn;
 use std::sync::Arc;

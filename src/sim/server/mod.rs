@@ -1,9 +1,9 @@
-//! A simulated engine over HTTP/1.1 in real time.
+//! Simulated engine over HTTP/1.1 in real time.
 //!
-//! One task steps the engine model; each connection has a task of its own that
+//! One task steps the engine model. Each connection has a task of its own that
 //! turns the tokens of its request into events. Closing a connection cancels
-//! its request at once. `/sim/state`, `/sim/faults` and `/sim/terminate` steer
-//! the server (see [`crate::sim::faults`]).
+//! its request at once. `/sim/state`, `/sim/faults` and `/sim/terminate`
+//! control the server (see [`crate::sim::faults`]).
 
 mod control;
 mod core;

@@ -1,4 +1,4 @@
-//! What a simulated engine is told at its start.
+//! Start options of a simulated engine.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The one task that moves an engine forward in real time.
+//! Stepper: the one task that moves an engine forward in real time.
 
 use std::sync::Arc;
 use std::task::Waker;

@@ -3,8 +3,9 @@
 //! The counting rule, for both dialects: a text has one token for each four
 //! bytes, rounded up; a list of token ids has as many tokens as ids; a chat
 //! adds three tokens for each message and one for the generation prompt. Only
-//! what an engine said itself has one token for each word: where a prompt ends
-//! with the start of the answer that follows its rest, the answer goes on.
+//! the engine's own output has one token for each word. When a prompt ends with
+//! the start of the answer that follows the rest of the prompt, the answer
+//! continues from there.
 
 use std::sync::LazyLock;
 

@@ -1,5 +1,5 @@
-//! Recorded traffic: when calls came, how large they were, who made them and
-//! what their prompts have in common. No text.
+//! Traffic traces: times, sizes, tenants, classes and shared prompt prefixes of
+//! recorded calls. A trace holds no text.
 
 mod read;
 mod table;

@@ -1,5 +1,5 @@
-//! Reads traces: comma-separated tables with a header line, and the Mooncake
-//! JSON lines, both plain or gzip.
+//! Trace reader: comma-separated tables with a header line, and Mooncake JSON
+//! lines, both plain or gzip.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};

@@ -1,4 +1,4 @@
-//! Traces as comma-separated tables: which column is which, by its name.
+//! Table traces: comma-separated tables whose columns are found by their names.
 
 use std::collections::HashMap;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What arrives in the world.
+//! Arrivals: the requests of the world, with the facts that no router is told.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What engines do to the world: steps and their tokens, faults, and what is
-//! told of them.
+//! Engine events of the world: steps and their tokens, faults, scrapes, and the
+//! reports of them to routers.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
-//! One try at an engine: on its way there, held there, and what the engine says of
-//! it on its way back. A word takes [`ReplicaSetup::trip`] in each direction; a
-//! closed loop's next request follows the end of one.
+//! Exchange with an engine: one attempt on its way to the engine, held there, and
+//! the engine's replies on their way back. A message takes [`ReplicaSetup::trip`]
+//! in each direction. In a closed loop the client's next request follows the end
+//! of its last one.
 //!
 //! [`ReplicaSetup::trip`]: crate::sim::world::replica::ReplicaSetup::trip
 

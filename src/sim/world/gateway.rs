@@ -1,4 +1,4 @@
-//! Penstock's scheduler as a router of the world.
+//! Simulated gateway: Penstock's scheduler as a router of the world.
 
 use std::sync::Arc;
 use std::time::Duration;

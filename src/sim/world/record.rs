@@ -1,4 +1,4 @@
-//! What became of each request, and the figures of a run.
+//! Request records: the outcome of each request, and the figures of a run.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! An engine of the world with what can go wrong with it.
+//! World replica: an engine of the world with its faults.
 
 use std::collections::VecDeque;
 use std::time::Duration;

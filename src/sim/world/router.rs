@@ -1,4 +1,5 @@
-//! What stands between arrivals and engines.
+//! Router interface: the inputs, commands and trait of the routers between
+//! arrivals and engines.
 
 use std::fmt::Debug;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The clock of the world: takes the next thing that happens and lets routers
-//! and engines act on it.
+//! World loop: takes the next event in time order and lets routers and engines
+//! act on it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

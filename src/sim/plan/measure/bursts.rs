@@ -1,11 +1,12 @@
-//! Surges of work, and which of them a scaler can answer.
+//! Surges of work: the surges of a source, and which of them a scaler can
+//! answer.
 //!
-//! Work comes in bins of equal length. A surge begins with a bin that brings
-//! [`HIGH`] times the mean of the bins before it, as many as there are in the slow
-//! window (a minute, or the start time of a replica if that is longer); it ends
-//! with two bins in a row below that, or when it has become the new level: after
-//! three slow windows. What is over before a replica has started is noise to a
-//! scaler: only what is warm already can carry it.
+//! Work is given in bins of equal length. The slow window is a minute, or a
+//! replica's start time if that is longer. A surge begins with a bin of at
+//! least [`HIGH`] times the mean of the bins in the slow window before. A surge
+//! ends with two bins in a row below that level, or after three slow windows,
+//! when the surge has become the new level. A surge that ends before a replica
+//! could start is noise to a scaler: only warm replicas can carry such a surge.
 
 use std::time::Duration;
 

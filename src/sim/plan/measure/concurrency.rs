@@ -1,5 +1,6 @@
-//! How much goes on at the same time: stays with a begin and an end become
-//! levels over time, and bands of them. Every moment counts as long as it lasts.
+//! Concurrency: intervals with a begin and an end become levels over time, and
+//! percentiles of those levels. Each level is weighted by the time for which it
+//! lasts.
 
 use std::time::Duration;
 

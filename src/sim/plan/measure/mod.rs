@@ -1,4 +1,4 @@
-//! The seven inputs, measured over the whole source.
+//! Measured inputs: the report's seven inputs, measured over the whole source.
 
 pub mod bursts;
 pub mod concurrency;

@@ -1,4 +1,4 @@
-//! The four preflight questions, answered in sentences.
+//! Preflight answers: the four preflight questions, answered in sentences.
 
 use std::time::Duration;
 

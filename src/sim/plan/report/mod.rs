@@ -1,4 +1,4 @@
-//! A capacity report, as programs read it.
+//! Capacity report in the form that programs read (JSON).
 
 pub mod answers;
 pub mod numbers;

@@ -1,4 +1,4 @@
-//! Numbers and times as people read them.
+//! Number formats: counts, times, shares and wrapped text for people.
 
 /// Whole numbers with commas: `9,683`.
 #[must_use]

@@ -1,4 +1,4 @@
-//! The report as one page that needs nothing but itself.
+//! HTML page of the report: one file without external resources.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! The report for a terminal of 80 columns.
+//! Text form of the report, for a terminal of 80 columns.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! One connection: hyper's HTTP/1.1 with a hand on the socket, for faults that
-//! no HTTP library would send.
+//! Connections: hyper's HTTP/1.1 over a socket wrapper that can show faults
+//! which no HTTP library would send.
 
 use std::convert::Infallible;
 use std::future::pending;

@@ -1,4 +1,4 @@
-//! JSON with its keys in the order that real engines write them.
+//! JSON text with its keys in the order that real engines write them.
 
 use serde::ser::Error;
 use serde::{Serialize, Serializer};

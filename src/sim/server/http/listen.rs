@@ -1,4 +1,5 @@
-//! The port: accepting, refusing, and keeping the number while refusing.
+//! Listening port: accepts connections, refuses them, and keeps the port number
+//! while refusing.
 
 use std::io;
 use std::net::SocketAddr;

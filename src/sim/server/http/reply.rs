@@ -1,4 +1,4 @@
-//! Responses in one piece.
+//! Responses that are sent in one piece.
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};

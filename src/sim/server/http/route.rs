@@ -1,4 +1,5 @@
-//! One request, before the dialect sees it: control paths, body, faults.
+//! Request routing before the dialect: control paths, the body, and early
+//! faults.
 
 use std::future::pending;
 use std::sync::Arc;

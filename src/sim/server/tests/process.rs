@@ -1,4 +1,4 @@
-//! How an engine's process ends, as its clients see it.
+//! Ends of an engine's process, as its clients see them.
 
 use serde_json::json;
 use tokio::net::TcpStream;

@@ -1,4 +1,4 @@
-//! What the work routes answer.
+//! Answers of the work routes.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! `/generate`, `/generate_stream` and `/`.
+//! TGI's own generation routes: `/generate`, `/generate_stream` and `/`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Text Generation Inference 3 as it answers (written from its source; there
-//! is no capture). Tokens are counted by the rule of [`super::text`].
+//! Text Generation Inference 3 dialect (written from TGI's source; there is no
+//! capture). Tokens are counted by the rule of [`super::text`].
 
 mod generate;
 mod meta;

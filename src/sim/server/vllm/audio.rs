@@ -1,5 +1,6 @@
-//! `/v1/audio/transcriptions` and `/v1/audio/translations`: a small fake that
-//! reads the form and says as much as the sound is long.
+//! Audio routes `/v1/audio/transcriptions` and `/v1/audio/translations`: a
+//! small fake that reads the form and answers with words in proportion to the
+//! length of the sound.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

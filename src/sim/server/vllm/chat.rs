@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`.
+//! Chat route: `/v1/chat/completions`.
 
 use std::collections::VecDeque;
 use std::fmt::Write;

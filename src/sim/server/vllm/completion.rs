@@ -1,4 +1,4 @@
-//! `/v1/completions`.
+//! Completion route: `/v1/completions`.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,5 @@
-//! Reading a JSON body the way vLLM's schema check does, with its texts.
+//! JSON fields of a request body, checked like vLLM's schema check and with its
+//! error texts.
 
 use serde_json::{Map, Value};
 

@@ -1,4 +1,4 @@
-//! `/v1/messages` and `/v1/messages/count_tokens` (the Anthropic API).
+//! Anthropic routes: `/v1/messages` and `/v1/messages/count_tokens`.
 
 use std::collections::VecDeque;
 

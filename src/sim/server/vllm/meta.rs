@@ -1,4 +1,4 @@
-//! Routes that do no work: models, health, load, tokenizer.
+//! vLLM's routes that need no engine work: models, health, load, tokenizer.
 
 use http::header::HeaderValue;
 use http::{HeaderName, Response};

@@ -1,4 +1,4 @@
-//! `/metrics` with vLLM's names and labels.
+//! Metrics page `/metrics` with vLLM's names and labels.
 
 use std::fmt::Write;
 

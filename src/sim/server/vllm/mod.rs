@@ -1,8 +1,8 @@
-//! vLLM 0.32 as it answers.
+//! vLLM 0.32 dialect.
 //!
-//! Simplified against the real one: schema errors name one detail where vLLM
-//! names every alternative, texts and token ids come from a made-up
-//! vocabulary, tokens are counted by the rule of [`super::text`].
+//! Simplifications against the real vLLM: schema errors name one detail where
+//! vLLM names every alternative, texts and token ids come from a made-up
+//! vocabulary, and tokens are counted by the rule of [`super::text`].
 
 mod admin;
 mod audio;

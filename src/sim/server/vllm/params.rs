@@ -1,4 +1,4 @@
-//! What a generation request asks for, besides its prompt.
+//! Parameters of a generation request, without its prompt.
 
 use serde_json::Value;
 

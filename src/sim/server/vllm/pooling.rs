@@ -1,5 +1,5 @@
-//! Work that ends with the prompt: embeddings, rerank, score, pooling,
-//! classify.
+//! Pooling routes, whose work ends with the prompt: embeddings, rerank, score,
+//! pooling, classify.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `/v1/responses`.
+//! Responses route: `/v1/responses`.
 
 use std::collections::VecDeque;
 

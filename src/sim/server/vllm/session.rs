@@ -1,4 +1,4 @@
-//! A generation from request to tokens: planned lengths, texts, usage.
+//! Generation session: planned lengths, texts and usage of one request.
 
 use std::fmt::Write;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Where the autoscaler meets the world: its beats, and what its orders do to
+//! Elastic world: runs the autoscaler's timers and applies its orders to
 //! engines and routers.
 
 use std::cmp::Reverse;

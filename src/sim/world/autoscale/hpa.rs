@@ -1,5 +1,5 @@
-//! The Horizontal Pod Autoscaler of Kubernetes 1.36 for one external metric of
-//! the type AverageValue (`replica_calculator.go`, `horizontal.go`).
+//! Horizontal Pod Autoscaler of Kubernetes 1.36 for one external metric of the
+//! type AverageValue (`replica_calculator.go`, `horizontal.go`).
 
 use std::collections::VecDeque;
 use std::time::Duration;

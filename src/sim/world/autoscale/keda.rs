@@ -1,4 +1,4 @@
-//! What KEDA does itself: from no replica to one, and to none.
+//! KEDA's own decisions: scaling from zero replicas to one, and back to zero.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Replicas that come and go in the world: KEDA and the HPA, or Knative's
-//! autoscaler, order them by what they see, they are there after their start,
-//! and they leave when their streams have ended.
+//! Autoscaling of the world: KEDA and the HPA, or Knative's autoscaler, order
+//! replicas by the figures that they can see. An ordered replica serves after
+//! its start time. A replica that is to leave goes when its streams have ended.
 
 pub(super) mod elastic;
 pub mod hpa;

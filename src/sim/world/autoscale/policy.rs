@@ -1,4 +1,4 @@
-//! Who says how many replicas there are to be.
+//! Scale policies: the autoscaler and metric that set the number of replicas.
 
 use std::fmt;
 use std::str::FromStr;

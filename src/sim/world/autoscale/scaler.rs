@@ -1,4 +1,4 @@
-//! What stands between a policy and the number of replicas.
+//! World scaler: turns a policy's metric into a number of replicas.
 
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::time::Tick;

@@ -1,4 +1,5 @@
-//! The places in which replicas are, or are not.
+//! Replica slots: the places of the world's engines, each absent, starting,
+//! serving or leaving.
 
 use std::time::Duration;
 

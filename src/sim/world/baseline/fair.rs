@@ -1,6 +1,6 @@
-//! Fair lines: weighted deficit round robin and virtual token counters. Both
-//! count prompt + 2 × output tokens, charge the mean output so far when a
-//! request goes, and correct it when it ends.
+//! Fair queues: weighted deficit round robin and virtual token counters. Both
+//! count prompt + 2 × output tokens. A request is charged the mean output so
+//! far when it is sent; the charge is corrected when the request ends.
 
 use std::collections::{BTreeMap, VecDeque};
 

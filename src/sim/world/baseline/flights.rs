@@ -1,4 +1,4 @@
-//! What such a router knows of the engines.
+//! Requests in flight: the engine state that a baseline router keeps.
 
 use std::collections::HashMap;
 use std::time::Duration;

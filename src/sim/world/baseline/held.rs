@@ -1,4 +1,5 @@
-//! Designs that keep requests back while every engine is at its cap.
+//! Holding designs: routers that keep requests back while every engine is at
+//! its cap.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;

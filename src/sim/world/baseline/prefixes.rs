@@ -1,4 +1,4 @@
-//! Which prompts an engine has seen, as far as a router can guess.
+//! Seen prefixes: a router's guess of the prompts that an engine has cached.
 
 use std::collections::{BTreeMap, HashMap};
 

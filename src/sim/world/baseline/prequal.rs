@@ -1,7 +1,8 @@
-//! Prequal (NSDI 2024): probes tell the requests in flight of an engine and
-//! the latency it has shown at about that number. An engine is hot when its
-//! number is above a quantile of those in the pool of probes; the cold one
-//! with the least latency wins, or the least loaded when all are hot.
+//! Prequal (NSDI 2024): a probe returns an engine's requests in flight and the
+//! latency that the engine has lately shown at about that number. An engine is
+//! hot when its number is above a quantile of the numbers in the pool of
+//! probes. The cold engine with the least latency wins, or the least loaded
+//! engine when all are hot.
 
 use std::time::Duration;
 

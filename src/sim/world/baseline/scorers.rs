@@ -1,5 +1,5 @@
-//! A weighted mix of scores, as inference-aware gateways of the Kubernetes
-//! world route: queue 2, KV cache 2, prefix 3.
+//! Scorers: a weighted sum of scores, as inference-aware gateways of the
+//! Kubernetes world route. Weights: queue 2, KV cache 2, prefix 3.
 
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};

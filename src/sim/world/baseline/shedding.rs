@@ -1,6 +1,6 @@
-//! Any design, with early refusal added: a request whose first token would
-//! come after its deadline at the engine that was chosen for it is refused.
-//! The prediction is generous: it knows the engine's true step times.
+//! Shedding: any design with early refusal added. A request is refused when its
+//! first token would come after its deadline at the engine that the design
+//! chose. The prediction is generous: it uses the engine's true step times.
 
 use std::collections::HashMap;
 use std::time::Duration;

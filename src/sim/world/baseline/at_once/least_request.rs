@@ -1,4 +1,4 @@
-//! To the engine with the fewest requests in flight.
+//! Least request: the engine with the fewest requests in flight.
 
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::baseline::at_once::{EnginePick, least};

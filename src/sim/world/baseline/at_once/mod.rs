@@ -1,4 +1,4 @@
-//! Designs that send a request on at once.
+//! Immediate designs: routers that send a request on when it arrives.
 
 pub mod least_request;
 pub mod power_of_two;

@@ -1,4 +1,4 @@
-//! The less loaded of two engines drawn at random.
+//! Power of two choices: the less loaded of two engines drawn at random.
 
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;

@@ -1,4 +1,4 @@
-//! Anywhere.
+//! Random choice: an engine drawn at random.
 
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;

@@ -1,4 +1,4 @@
-//! One after the other.
+//! Weighted round robin: the engines in turn, by their weights.
 
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::baseline::at_once::EnginePick;

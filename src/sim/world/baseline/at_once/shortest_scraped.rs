@@ -1,4 +1,5 @@
-//! The shortest queue by what the engines said last.
+//! Shortest scraped queue: the engine whose last scrape shows the fewest
+//! requests.
 
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;
