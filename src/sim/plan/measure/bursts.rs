@@ -12,31 +12,32 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// Times of the level before that make a surge.
+/// Multiple of the level before at which a surge begins.
 pub const HIGH: f64 = 1.5;
-/// Slow windows after which a surge is the new level.
+/// Slow windows after which a surge becomes the new level.
 const NEW_LEVEL: usize = 3;
 
-/// A surge.
+/// A surge of work.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Surge {
-    /// When it begins, in seconds.
+    /// Begin, in seconds.
     pub at_s: f64,
-    /// How long it lasts, in seconds.
+    /// Length, in seconds.
     pub lasts_s: f64,
-    /// Its highest bin over the level before it.
+    /// Highest bin of the surge over the level before the surge.
     pub height: f64,
 }
 
 impl Surge {
-    /// Whether it is over before a replica has started.
+    /// Whether the surge ends before a replica could start.
     #[must_use]
     pub fn is_noise(&self, start: Duration) -> bool {
         self.lasts_s < start.as_secs_f64()
     }
 }
 
-/// The surges in `work`, bin by bin of so many seconds.
+/// The surges in `work`. Each bin of `work` is `bin_s` seconds long; `slow` is
+/// the slow window.
 #[must_use]
 pub fn surges(work: &[f64], bin_s: f64, slow: Duration) -> Vec<Surge> {
     let window = ((slow.as_secs_f64() / bin_s).ceil() as usize).max(2);
@@ -47,8 +48,8 @@ pub fn surges(work: &[f64], bin_s: f64, slow: Duration) -> Vec<Surge> {
         sum += amount;
         sum
     }));
-    // After silence any work would be a surge; then it is held against the mean
-    // of all.
+    // After a time without work any work would be a surge. Such work is
+    // compared with the overall mean instead.
     let before = |bin: usize| match bin.saturating_sub(window) {
         _ if bin < window => overall,
         from => Some((sums[bin] - sums[from]) / window as f64).filter(|mean| *mean > 0.0).unwrap_or(overall),
