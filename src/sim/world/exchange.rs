@@ -181,7 +181,7 @@ impl World<'_> {
         }
     }
 
-    /// Delivers a reply of the engine after [`ReplicaSetup::trip`].
+    /// Delivers a reply of the engine after its trip back.
     pub(super) fn say(&mut self, replica: ReplicaIndex, word: EngineReply) {
         match self.replicas[replica].trip() {
             Duration::ZERO => self.hear(replica, &word),

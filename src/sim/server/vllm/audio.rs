@@ -21,11 +21,11 @@ use crate::sim::server::http::route::ServerCall;
 use crate::sim::server::job::ClientJob;
 use crate::sim::server::text::SimPrompt;
 
-/// Sixteen-bit samples at 16 kHz.
+/// Bytes per second of 16-bit samples at 16 kHz.
 const BYTES_PER_SECOND: usize = 32_000;
-/// Encoder tokens that a second of sound costs.
+/// Encoder tokens per second of sound.
 const TOKENS_PER_SECOND: u32 = 50;
-/// Words that a second of sound holds.
+/// Words per second of sound.
 const WORDS_PER_SECOND: u32 = 3;
 
 pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
@@ -60,7 +60,7 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
 
 struct AudioForm {
     fields: JsonFields,
-    /// Bytes of the sound.
+    /// Length of the sound, in bytes.
     sound: usize,
     object: &'static str,
 }
