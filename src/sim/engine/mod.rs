@@ -83,7 +83,7 @@ pub struct SimEngine {
     vacant: Vec<usize>,
     requests: HashMap<RequestId, SmallVec<[usize; 1]>>,
     waiting: BTreeSet<PriorityKey>,
-    /// In queue order.
+    /// Running sequences in queue order.
     running: Vec<PriorityKey>,
     pool: BlockPool,
     arrivals: u64,
@@ -132,7 +132,9 @@ impl SimEngine {
     /// Queues a request.
     ///
     /// # Errors
-    /// When its id is in use, or when one of its sequences exceeds the KV cache.
+    ///
+    /// When the request's id is in use, or when one of its sequences exceeds
+    /// the KV cache.
     pub fn submit(&mut self, request: EngineRequest) -> Result<(), SubmitError> {
         let prompt = request.prompt_tokens.max(1);
         let needed = u64::from(prompt) + u64::from(request.output_tokens);

@@ -1,4 +1,4 @@
-//! Ends of an engine's process, as its clients see them.
+//! Tests of the ends of an engine's process, as clients see them.
 
 use serde_json::json;
 use tokio::net::TcpStream;

@@ -1,4 +1,4 @@
-//! Answers of the work routes.
+//! Tests of the work routes' answers.
 
 use serde_json::{Value, json};
 

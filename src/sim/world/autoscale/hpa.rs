@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn one_in_a_minute_goes() {
         let steps = climb(Hpa::new(1, 40, Some(Behavior::exact(40))), 4, 1, 14);
-        // The proposals of a window are all of them low from the start.
+        // All proposals of the window are low from the start.
         assert_eq!(steps, [4, 3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1]);
     }
 
@@ -278,16 +278,17 @@ mod tests {
         assert_eq!(hpa.sync(Tick::from_millis(15_000), 3, 0.0, 1.0), 1);
     }
 
-    /// Requests at 100 a second, pods that serve 10 a second each after a start
-    /// of 180 s, and what this HPA makes of a metric in 15 minutes: the most
-    /// pods and the pod-hours.
+    /// The most pods and the pod-hours under this HPA in 15 minutes. Requests
+    /// come at 100 per second; pods serve 10 per second each, after a start of
+    /// 180 s.
     fn fluid(target: f64, metric: impl Fn(f64) -> f64) -> (u32, f64) {
         let (mut hpa, mut backlog, mut hours) = (Hpa::new(1, u32::MAX, None), 0.0_f64, 0.0);
         let mut orders: Vec<(u64, u32)> = Vec::new();
         let (mut count, mut peak) = (1, 1);
         for second in 0..900_u64 {
             let ordered = |before: u64| orders.iter().rev().find(|(at, _)| *at <= before).map(|(_, n)| *n);
-            // What was there at the start is ready; no more than are ordered are.
+            // Pods ordered at the start are ready, but never more than are
+            // ordered now.
             let ready = second.checked_sub(180).and_then(ordered).unwrap_or(1).min(count);
             backlog = (backlog + 100.0 - 10.0 * f64::from(ready)).max(0.0);
             if second.is_multiple_of(15) {
@@ -301,8 +302,9 @@ mod tests {
         (peak, hours)
     }
 
-    /// The worked example behind the gateway's signal: what waits for slow starts
-    /// orders more of them at each sync; work over time does not.
+    /// Worked example behind the gateway's demand signal: a metric of waiting
+    /// requests orders more slow-starting replicas at each sync; work over time
+    /// does not.
     #[test]
     fn queue_depth_cascades_while_pods_start_and_a_total_does_not() {
         let (queue, queue_hours) = fluid(10.0, |backlog| backlog);

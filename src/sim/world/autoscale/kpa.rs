@@ -96,8 +96,8 @@ impl Kpa {
 mod tests {
     use super::*;
 
-    /// What was decided at each second with these concurrencies, all that is
-    /// ordered being ready at once.
+    /// The decision at each second with these concurrencies, where every
+    /// ordered replica is ready at once.
     fn decisions(kpa: &mut Kpa, from: u64, loads: &[f64], mut ready: u32) -> Vec<u32> {
         let mut decided = Vec::new();
         for (second, load) in loads.iter().enumerate() {
