@@ -27,11 +27,12 @@
 //! | `missing_metrics` | `names` (all) | series with these names are absent |
 //! | `spot_notice` | `grace_ms` (120000) | `GET /latest/meta-data/spot/instance-action` tells of it; SIGTERM when the grace is over |
 //!
-//! Limits: `times` (how many requests or connections it hits), `probability`
-//! (`0.0..=1.0`, drawn from the engine's seed), `path` (only that request path)
-//! and `duration_ms` (it ends by itself). `refuse`, `slow`, `freeze`, `drain`
-//! and the metrics faults hold while they are there and take `duration_ms` only.
-//! A request with fewer than `after_tokens` tokens ends as if nothing were wrong.
+//! Limits: `times` (number of requests or connections that the fault hits),
+//! `probability` (`0.0..=1.0`, drawn from the engine's seed), `path` (only
+//! requests with this path) and `duration_ms` (the fault ends after this time).
+//! `refuse`, `slow`, `freeze`, `drain` and the metrics faults hold until they are
+//! removed; their only limit is `duration_ms`. A request with fewer than
+//! `after_tokens` tokens ends as if there were no fault.
 
 use std::time::Duration;
 
