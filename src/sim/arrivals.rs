@@ -1,5 +1,5 @@
-//! Made-up traffic: arrival patterns, sizes, and conversations that share
-//! their prompts. The same seed makes the same calls.
+//! Synthetic traffic: arrival patterns, request sizes, and conversations with
+//! shared prompts. The same seed always makes the same calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,48 +7,46 @@ use std::time::Duration;
 use crate::sim::rng::Rng;
 use crate::sim::trace::{MAX_CALLS, MAX_PROMPT, TraceCall, TrafficTrace};
 
-/// How calls follow each other.
+/// Arrival pattern: the gaps between calls.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pattern {
-    /// At equal distances.
+    /// Equal gaps.
     Even,
-    /// Independent of each other.
+    /// Independent arrivals: exponential gaps.
     Poisson,
-    /// Gamma distributed gaps; the larger their coefficient of variation, the
-    /// harder the bursts. 1 is Poisson.
+    /// Gamma distributed gaps. A larger coefficient of variation makes harder
+    /// bursts; 1 is Poisson.
     Gamma {
-        /// Deviation over mean of the gaps; not positive counts as 1.
+        /// Standard deviation over mean of the gaps. A value that is not
+        /// positive counts as 1.
         cv: f64,
     },
-    /// Poisson with two rates by turns; the mean rate is kept.
+    /// Poisson arrivals with a high and a low rate by turns; the mean rate is
+    /// kept.
     Square {
-        /// One high and one low time together.
+        /// Length of one high phase and one low phase together.
         period: Duration,
-        /// Part of the period that is high, `0.0..=1.0`.
+        /// Share of the period that has the high rate, `0.0..=1.0`.
         duty: f64,
-        /// The low rate as a part of the high one, `0.0..=1.0`.
+        /// Low rate over high rate, `0.0..=1.0`.
         low: f64,
     },
-    /// All at the start.
+    /// All calls at time 0.
     Burst,
 }
 
-/// How large calls are.
+/// Distribution of the prompt and output tokens of calls.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Sizes {
-    /// Prompt and output each by a law of their own.
-    Apart {
-        /// Prompt tokens.
-        prompt: Length,
-        /// Output tokens.
-        output: Length,
-    },
-    /// Pairs of prompt and output drawn with replacement; without pairs, 1 and 1.
+    /// Prompt and output lengths drawn independently.
+    Apart { prompt: Length, output: Length },
+    /// Pairs of prompt and output tokens, drawn with replacement. Without pairs
+    /// every call has 1 and 1.
     Drawn(Arc<[(u32, u32)]>),
 }
 
 impl Sizes {
-    /// The sizes that a trace has.
+    /// The pairs of prompt and output tokens in the trace.
     #[must_use]
     pub fn of(trace: &TrafficTrace) -> Self {
         Self::Drawn(trace.calls.iter().map(|call| (call.prompt, call.output)).collect())
@@ -64,16 +62,15 @@ impl Sizes {
     }
 }
 
-/// The law of a number of tokens.
+/// Distribution of a number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Length {
-    /// Always the same.
     Constant(u32),
     /// Lognormal: `median * exp(sigma * normal)`.
     LogNormal {
-        /// Half of all are below.
+        /// Median, in tokens.
         median: f64,
-        /// Deviation of the logarithm.
+        /// Standard deviation of the logarithm.
         sigma: f64,
     },
 }
@@ -90,21 +87,19 @@ impl Length {
     }
 }
 
-/// Calls that have nothing in common.
+/// Synthetic calls without shared prompts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Synthetic {
-    /// How they follow each other.
     pub pattern: Pattern,
     /// Calls per second, positive.
     pub rate: f64,
-    /// How many; at most [`MAX_CALLS`].
+    /// Number of calls; at most [`MAX_CALLS`].
     pub count: usize,
-    /// How large they are.
     pub sizes: Sizes,
 }
 
 impl Synthetic {
-    /// The calls that belong to the seed.
+    /// The calls that the seed yields.
     #[must_use]
     pub fn trace(&self, seed: u64) -> TrafficTrace {
         let mut times = Rng::new(seed);
@@ -120,7 +115,7 @@ impl Synthetic {
         TrafficTrace { calls: (0..self.count.min(MAX_CALLS)).map(call).collect(), ..TrafficTrace::default() }
     }
 
-    /// When the next call comes after one at `at` seconds.
+    /// Time in seconds of the call after one at `at` seconds.
     fn after(&self, at: f64, rng: &mut Rng) -> f64 {
         let mean = if self.rate > 0.0 { 1.0 / self.rate } else { 0.0 };
         match self.pattern {
@@ -141,8 +136,8 @@ fn clamped(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX / 4)
 }
 
-/// The moment at which `work` more arrivals are due on average, under a rate
-/// that is `high` for the first `duty` of each period and `low` for the rest.
+/// Time in seconds at which `work` more arrivals are due on average. The rate
+/// is `high` for the first `duty` of each period and `low` for the rest.
 fn square_after(mut at: f64, mut work: f64, period: f64, duty: f64, high: f64, low: f64) -> f64 {
     if high <= 0.0 {
         return at;
@@ -156,39 +151,40 @@ fn square_after(mut at: f64, mut work: f64, period: f64, duty: f64, high: f64, l
             return at + work / rate;
         }
         work -= due.max(0.0);
-        // Never stuck on an edge that rounding has moved.
+        // Rounding can move an edge to `at` itself; this minimum step keeps the
+        // loop going.
         at = end.max(at + period * 1e-9);
     }
 }
 
 /// Conversations that begin with one of a few system prompts. Each turn's
-/// prompt is the whole of the one before with some more at its end.
+/// prompt is the whole prompt of the turn before, with more tokens at its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Conversations {
-    /// System prompts, at least 1; drawn evenly.
+    /// Number of system prompts, at least 1; drawn evenly.
     pub system_prompts: u32,
     /// Tokens of a system prompt.
     pub system_tokens: u32,
     /// Turns of a conversation, at least 1.
     pub turns: u32,
-    /// Tokens that a turn adds to the prompt, give or take half.
+    /// Tokens that a turn adds to the prompt, ± 50 %.
     pub turn_tokens: u32,
-    /// Time between two turns, give or take a quarter.
+    /// Time between two turns, ± 25 %.
     pub pause: Duration,
     /// Turns per second over all conversations, positive.
     pub rate: f64,
-    /// How long traffic lasts. It is steady from the start: conversations that
-    /// began before it are joined in their course.
+    /// Length of the traffic. Traffic is steady from the start: conversations
+    /// that began before time 0 are already in progress.
     pub span: Duration,
     /// Output tokens of a turn.
     pub output: Length,
 }
 
-/// Tokens of one hash of a conversation's prompt.
+/// Prompt tokens that one prefix hash covers.
 const CONVERSATION_BLOCK: u32 = 16;
 
 impl Conversations {
-    /// The calls that belong to the seed; at most [`MAX_CALLS`].
+    /// The calls that the seed yields; at most [`MAX_CALLS`].
     #[must_use]
     pub fn trace(&self, seed: u64) -> TrafficTrace {
         let mut rng = Rng::new(seed);
@@ -224,7 +220,8 @@ impl Conversations {
         }
     }
 
-    /// Blocks of the system prompt, then blocks that only this conversation has.
+    /// Prefix hashes: the blocks of the system prompt, then blocks that only
+    /// this conversation has.
     fn prefix(&self, system: u64, own: u64, prompt: u32) -> Arc<[u64]> {
         let shared = u64::from(self.system_tokens / CONVERSATION_BLOCK);
         let count = u64::from(prompt / CONVERSATION_BLOCK);

@@ -1,56 +1,51 @@
-//! Line charts as SVG: several series with the range of their seeds, in colours
-//! that are readable on light and on dark pages.
+//! Line charts as SVG: several series, each with its range over the seeds. The
+//! colours are readable on light and on dark pages.
 
 use std::fmt::Write;
 
-/// A chart.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Chart {
-    /// Above it.
+    /// Heading above the chart.
     pub title: String,
-    /// Under the horizontal axis.
+    /// Label under the horizontal axis.
     pub x_label: String,
-    /// Beside the vertical axis.
+    /// Label beside the vertical axis.
     pub y_label: String,
-    /// The vertical axis is logarithmic; values that are not positive are left out.
+    /// Whether the vertical axis is logarithmic; then values that are not
+    /// positive are left out.
     pub log_y: bool,
-    /// The lines.
     pub series: Vec<ChartSeries>,
 }
 
-/// One line.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ChartSeries {
-    /// Its name in the legend.
+    /// Name in the legend.
     pub name: String,
-    /// Its points, from left to right.
+    /// Points from left to right.
     pub points: Vec<ChartPoint>,
-    /// How they are drawn.
     pub marks: Marks,
 }
 
-/// How points are drawn.
+/// Drawing style of a series' points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Marks {
     /// A line with a dot at every point.
     #[default]
     Both,
-    /// Only the line: for many points.
+    /// Only the line; for many points.
     Line,
-    /// Only the dots: for points that have nothing between them.
+    /// Only the dots; for points without values between them.
     Dots,
 }
 
-/// One point and the range around it.
+/// One point with its range.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ChartPoint {
-    /// Where.
     pub x: f64,
-    /// How high.
     pub y: f64,
-    /// The lowest of the range; same as `y` when there is none.
+    /// Lower end of the range; `y` when the point has no range.
     pub low: f64,
-    /// The highest of the range.
+    /// Upper end of the range; `y` when the point has no range.
     pub high: f64,
 }
 
@@ -60,8 +55,8 @@ const LEFT: f64 = 76.0;
 const RIGHT: f64 = 210.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
-/// Told apart by most colour-blind eyes (after Okabe and Ito), and far enough
-/// from both white and near-black.
+/// Colours that most colour-blind eyes tell apart (after Okabe and Ito), with
+/// enough contrast to both white and near-black.
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#8a6fd1", "#7f7f7f"];
 const DASHES: [&str; 3] = ["", "7 4", "2 3"];
@@ -69,7 +64,7 @@ const STYLE: &str = "<style>.f{fill:#fff}.t{fill:#222}.g{stroke:#0002}.x{stroke:
     text{font:13px system-ui,sans-serif}.h{font-size:16px;font-weight:600}\
     @media(prefers-color-scheme:dark){.f{fill:#16181c}.t{fill:#e6e6e6}.g{stroke:#fff2}.x{stroke:#aaa}}</style>";
 
-/// One axis: what values it spans, and where on the page.
+/// One axis: its range of values and its place on the page.
 struct Axis {
     low: f64,
     high: f64,
@@ -101,7 +96,7 @@ fn even_ticks(low: f64, high: f64) -> Vec<f64> {
     ticks.take_while(|tick| *tick <= high + step * 1e-9).collect()
 }
 
-/// 1, 2 and 5 of every decade; over more than four decades only the 1.
+/// Ticks at 1, 2 and 5 of every decade; over more than four decades only at 1.
 fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let steps: &[f64] = if last - first > 4 { &[1.0] } else { &[1.0, 2.0, 5.0] };
@@ -109,7 +104,7 @@ fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     ticks.filter(|tick| *tick >= low * 0.999 && *tick <= high * 1.001).take(40).collect()
 }
 
-/// A number as short as it can be said.
+/// The number in its shortest form.
 fn label(value: f64) -> String {
     if value.abs() >= 1e6 {
         return format!("{:.0}M", value / 1e6);
@@ -131,8 +126,8 @@ fn escaped(text: &str) -> String {
 }
 
 impl Chart {
-    /// The chart as an SVG document. Values that are not finite are left out;
-    /// without any value it says so.
+    /// The chart as an SVG document. Values that are not finite are left out. A
+    /// chart without any value says so.
     #[must_use]
     pub fn svg(&self) -> String {
         let mut out = format!(
@@ -158,7 +153,7 @@ impl Chart {
         out
     }
 
-    /// The points that can be drawn.
+    /// Each series with its points that can be drawn.
     fn kept(&self) -> Vec<(usize, Vec<ChartPoint>)> {
         let fits = |value: f64| value.is_finite() && (!self.log_y || value > 0.0);
         let mend = |point: &ChartPoint| {
@@ -182,7 +177,8 @@ impl Chart {
         let (low, high) = (least(|point| point.low)?, most(|point| point.high)?);
         let (low, high) = match self.log_y {
             true => (low / 1.15, high * 1.15),
-            // Shares and times are read against zero.
+            // Linear axes start at zero, because shares and times are read
+            // against zero.
             false if low >= 0.0 => (0.0, if high > 0.0 { high * 1.05 } else { 1.0 }),
             false => (low - (high - low) * 0.05, high + (high - low).max(1e-9) * 0.05),
         };
@@ -260,7 +256,8 @@ impl Chart {
     }
 }
 
-/// Where the points are, if that is not too many places; else round numbers.
+/// Ticks of the horizontal axis: the points' own places if these lie more than
+/// 30 apart on the page, else round numbers.
 fn across(kept: &[(usize, Vec<ChartPoint>)], axis: &Axis) -> Vec<f64> {
     let mut places: Vec<f64> = kept.iter().flat_map(|(_, points)| points).map(|point| point.x).collect();
     places.sort_unstable_by(f64::total_cmp);
@@ -269,7 +266,7 @@ fn across(kept: &[(usize, Vec<ChartPoint>)], axis: &Axis) -> Vec<f64> {
     if apart { places } else { axis.ticks() }
 }
 
-/// Writing to a string cannot fail.
+/// Appends to `out`; writing to a string cannot fail.
 fn push(out: &mut String, what: std::fmt::Arguments<'_>) {
     let written = out.write_fmt(what);
     debug_assert!(written.is_ok());

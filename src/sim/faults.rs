@@ -1,8 +1,8 @@
-//! Faults that a simulated engine shows on request.
+//! Faults: failures that a simulated engine shows on request.
 //!
 //! A fault is one JSON object, given to `POST /sim/faults` or to
 //! [`SimControl::add`](crate::sim::server::SimControl::add). `kind` says what
-//! happens, the limits below when; unknown fields are refused.
+//! happens, and the limits below say when. Unknown fields are refused.
 //!
 //! | `kind` | fields (default) | what is seen |
 //! |---|---|---|
@@ -27,11 +27,12 @@
 //! | `missing_metrics` | `names` (all) | series with these names are absent |
 //! | `spot_notice` | `grace_ms` (120000) | `GET /latest/meta-data/spot/instance-action` tells of it; SIGTERM when the grace is over |
 //!
-//! Limits: `times` (how many requests or connections it hits), `probability`
-//! (`0.0..=1.0`, drawn from the engine's seed), `path` (only that request path)
-//! and `duration_ms` (it ends by itself). `refuse`, `slow`, `freeze`, `drain`
-//! and the metrics faults hold while they are there and take `duration_ms` only.
-//! A request with fewer than `after_tokens` tokens ends as if nothing were wrong.
+//! Limits: `times` (number of requests or connections that the fault hits),
+//! `probability` (`0.0..=1.0`, drawn from the engine's seed), `path` (only
+//! requests with this path) and `duration_ms` (the fault ends after this time).
+//! `refuse`, `slow`, `freeze`, `drain` and the metrics faults hold until they are
+//! removed; their only limit is `duration_ms`. A request with fewer than
+//! `after_tokens` tokens ends as if there were no fault.
 
 use std::time::Duration;
 
@@ -43,19 +44,19 @@ use thiserror::Error;
 
 use crate::core::model::time::Tick;
 
-/// Where a connection is reset.
+/// Moment at which a connection is reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResetPoint {
-    /// When it was accepted.
+    /// After the accept.
     Accept,
-    /// When the whole request was read.
+    /// After the whole request was read.
     Request,
-    /// When the response head was sent.
+    /// After the response head was sent.
     Head,
 }
 
-/// What goes wrong; the module's table describes each.
+/// Kind of failure; the module's table describes each kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 #[allow(missing_docs, reason = "the table in the module's documentation has every field")]
@@ -148,7 +149,7 @@ fn spot_grace_ms() -> u64 {
 }
 
 impl FaultKind {
-    /// Whether it holds for the whole engine rather than for one request or
+    /// Whether the fault is a state of the whole engine, not of one request or
     /// connection at a time.
     #[must_use]
     pub fn is_state(&self) -> bool {
@@ -173,16 +174,16 @@ impl FaultKind {
 /// A fault with its limits.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Fault {
-    /// What goes wrong.
     #[serde(flatten)]
     pub kind: FaultKind,
-    /// How often; absent = until it is removed.
+    /// Number of requests or connections that the fault hits; absent = until it
+    /// is removed.
     pub times: Option<u32>,
-    /// How likely for each request, `0.0..=1.0`.
+    /// Probability for each request, `0.0..=1.0`.
     pub probability: f64,
-    /// Only for requests of this path.
+    /// Request path that the fault is limited to; absent = every path.
     pub path: Option<String>,
-    /// How long; absent = until it is removed.
+    /// Lifetime in milliseconds; absent = until it is removed.
     pub duration_ms: Option<u64>,
 }
 
@@ -192,24 +193,23 @@ impl From<FaultKind> for Fault {
     }
 }
 
-/// Why a fault was refused.
+/// Reason for refusing a fault.
 #[derive(Debug, Error)]
 pub enum FaultError {
-    /// The JSON is no fault.
+    /// The JSON does not describe a fault.
     #[error("not a fault: {0}")]
     Json(#[from] serde_json::Error),
-    /// It is not an object.
+    /// The JSON is not an object.
     #[error("the body must be a JSON object such as {{\"kind\":\"cut\",\"after_tokens\":3,\"times\":1}}")]
     Shape,
-    /// A field that this kind does not have.
+    /// The kind of fault has no such field.
     #[error("unknown field {0}")]
     Unknown(String),
     /// A value is out of range.
     #[error("{field} must be {rule}")]
     Range {
-        /// Which.
         field: &'static str,
-        /// What is allowed.
+        /// The allowed values.
         rule: &'static str,
     },
 }
@@ -263,10 +263,11 @@ impl Fault {
         Ok(fault)
     }
 
-    /// Whether every value is in range.
+    /// Checks that every value is in range.
     ///
     /// # Errors
-    /// Names the first value that is not.
+    ///
+    /// Names the first value that is out of range.
     pub fn check(&self) -> Result<(), FaultError> {
         if !(0.0..=1.0).contains(&self.probability) {
             return Err(FaultError::Range { field: "probability", rule: "between 0 and 1" });
@@ -291,8 +292,8 @@ impl Fault {
     }
 }
 
-/// Reads a tagged enum and refuses the fields that its variant does not have
-/// (serde lets them pass for variants without any).
+/// Reads a tagged enum and refuses the fields that its variant does not have.
+/// Serde accepts such fields on variants without fields.
 pub(crate) fn read_tagged<T: Serialize + DeserializeOwned>(
     fields: Map<String, Value>,
 ) -> Result<T, FaultError> {
@@ -305,18 +306,17 @@ pub(crate) fn read_tagged<T: Serialize + DeserializeOwned>(
     }
 }
 
-/// Names an active fault.
+/// Id of an active fault.
 pub type FaultId = u64;
 
 /// A fault that is active, as `GET /sim/faults` lists it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ActiveFault {
-    /// Its name.
     pub id: FaultId,
     /// The fault as given.
     #[serde(flatten)]
     pub fault: Fault,
-    /// How often it was shown.
+    /// Number of times that the fault hit.
     pub shown: u32,
     #[serde(skip)]
     until: Tick,
@@ -329,11 +329,12 @@ struct FaultEntries {
     random: u64,
 }
 
-/// The faults of one engine, in the order they were added.
+/// The faults of one engine, in the order in which they were added.
 #[derive(Debug)]
 pub(crate) struct FaultBoard(Mutex<FaultEntries>);
 
-/// More faults than a test needs, few enough to look through on each request.
+/// Largest number of faults: more than a test needs, few enough to scan on each
+/// request.
 const MAX_FAULTS: usize = 256;
 
 impl FaultBoard {
@@ -341,7 +342,7 @@ impl FaultBoard {
         Self(Mutex::new(FaultEntries { active: Vec::new(), next_id: 1, random: seed }))
     }
 
-    /// Adds a fault; the oldest goes when there are too many.
+    /// Adds a fault; when there are too many, the oldest is dropped.
     pub(crate) fn add(&self, fault: Fault, now: Tick) -> FaultId {
         let until = fault.duration_ms.map_or(Tick::NEVER, |ms| now + Duration::from_millis(ms));
         let mut board = self.0.lock();
@@ -371,13 +372,15 @@ impl FaultBoard {
         board.active.clone()
     }
 
-    /// The last state fault that `choose` takes something from.
+    /// The value that `choose` takes from the last state fault for which it
+    /// returns one.
     pub(crate) fn state<T>(&self, now: Tick, choose: impl Fn(&FaultKind) -> Option<T>) -> Option<T> {
         let board = self.0.lock();
         board.active.iter().rev().filter(|a| now < a.until).find_map(|a| choose(&a.fault.kind))
     }
 
-    /// The fault that hits this request, if one does; it is counted.
+    /// The fault that hits this request, if any. A hit counts against the
+    /// fault's `times`.
     pub(crate) fn for_request(&self, now: Tick, path: &str) -> Option<FaultKind> {
         self.draw(now, |fault| {
             !fault.kind.is_state()
@@ -386,7 +389,8 @@ impl FaultBoard {
         })
     }
 
-    /// The fault that hits a connection, if one does; it is counted.
+    /// The fault that hits a connection, if any. A hit counts against the
+    /// fault's `times`.
     pub(crate) fn for_connection(&self, now: Tick, kind: fn(&FaultKind) -> bool) -> Option<FaultKind> {
         self.draw(now, |fault| fault.kind.is_connection() && kind(&fault.kind))
     }

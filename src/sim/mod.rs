@@ -1,6 +1,6 @@
-//! The simulated engine: one timing model ([`engine`]) with two uses, an HTTP
-//! server that behaves like a real engine ([`server`]), faults included
-//! ([`faults`]), and the discrete-event world.
+//! Simulated engine: one timing model ([`engine`]) with two uses. [`server`] is
+//! an HTTP server that behaves like a real engine, faults included
+//! ([`faults`]); the other use is the discrete-event world.
 
 pub mod arrivals;
 pub mod chart;

@@ -1,11 +1,12 @@
-//! A small seeded generator (SplitMix64), so that a run can be repeated.
+//! Seeded random number generator (SplitMix64). A run with the same seed can be
+//! repeated.
 
-/// A stream of pseudo-random numbers.
+/// Stream of pseudo-random numbers.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// Starts the stream that belongs to `seed`.
+    /// Starts the stream of the seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Rng(seed)
@@ -49,7 +50,8 @@ impl Rng {
             return self.exponential();
         }
         if shape < 1.0 {
-            // A draw of shape + 1 times a power of a uniform one.
+            // For shapes below 1: a draw with shape + 1, times a power of a
+            // uniform draw.
             let power = (1.0 - self.unit()).powf(1.0 / shape);
             return self.gamma(shape + 1.0) * (shape + 1.0) / shape * power;
         }

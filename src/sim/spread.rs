@@ -1,20 +1,20 @@
-//! A figure over several runs.
+//! Spread of a figure over several runs: its median and range.
 
 use serde::Serialize;
 
-/// The median with the range.
+/// Median and range of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct RunSpread {
-    /// The middle one; of an even number the mean of both.
+    /// Median; of an even number of values the mean of the middle two.
     pub median: f64,
-    /// The lowest.
+    /// Smallest value.
     pub low: f64,
-    /// The highest.
+    /// Largest value.
     pub high: f64,
 }
 
 impl RunSpread {
-    /// Of these values; of none where none is a number.
+    /// The spread of the values that are numbers; `None` without any.
     #[must_use]
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();

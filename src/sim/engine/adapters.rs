@@ -1,31 +1,33 @@
-//! LoRA adapters: an engine computes with a few at a time and loads others when
-//! it starts a request with them, as vLLM does with `--max-loras`.
+//! LoRA adapter slots of an engine: a few adapters compute at a time. The
+//! engine loads another adapter when it starts a request with that adapter, as
+//! vLLM does with `--max-loras`.
 
 use std::time::Duration;
 
 use super::{PriorityKey, SimEngine};
 
-/// The adapters that are in slots.
+/// Adapter slots of one engine.
 #[derive(Debug, Default)]
 pub(super) struct Adapters {
-    /// The one that was used longest ago first.
+    /// Loaded adapters, the least recently used first.
     held: Vec<u32>,
-    /// What the loads of the step that is being planned take.
+    /// Time that the adapter loads of the planned step take.
     loading: Duration,
     pub(super) loads: u64,
 }
 
 impl SimEngine {
-    /// Whether the sequence can start beside those that run: its adapter is one of
-    /// theirs, or they do not take all slots.
+    /// Whether the sequence can start beside the running ones. That holds when
+    /// a running sequence uses the same adapter, or when the running sequences
+    /// leave a slot free.
     pub(super) fn may_join(&self, key: PriorityKey) -> bool {
         let Some(adapter) = self.adapter_of(key) else { return true };
         let running = self.running_adapters();
         running.contains(&adapter) || running.len() < self.options.max_loras.max(1) as usize
     }
 
-    /// Puts the adapter of a sequence that starts into a slot, which takes its time
-    /// if it is not there.
+    /// Puts the adapter of a starting sequence into a slot. Loading an absent
+    /// adapter lengthens the planned step.
     pub(super) fn use_adapter(&mut self, key: PriorityKey) {
         let Some(adapter) = self.adapter_of(key) else { return };
         let running = self.running_adapters();
@@ -46,18 +48,18 @@ impl SimEngine {
         self.adapters.held.push(adapter);
     }
 
-    /// How much longer the planned step takes for its loads.
+    /// Takes the time that adapter loads add to the planned step.
     pub(super) fn take_loading(&mut self) -> Duration {
         std::mem::take(&mut self.adapters.loading)
     }
 
-    /// The adapters of running sequences, each once.
+    /// The adapters of running sequences, without duplicates.
     #[must_use]
     pub fn running_adapters(&self) -> Vec<u32> {
         self.adapters_among(self.running.iter())
     }
 
-    /// The adapters of waiting sequences, each once.
+    /// The adapters of waiting sequences, without duplicates.
     #[must_use]
     pub fn waiting_adapters(&self) -> Vec<u32> {
         self.adapters_among(self.waiting.iter())

@@ -1,4 +1,4 @@
-//! The KV block pool with its prefix cache.
+//! KV block pool with its prefix cache.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
@@ -16,20 +16,21 @@ pub(super) fn blocks_for(tokens: u32) -> u64 {
 #[derive(Debug, Clone, Copy)]
 struct Cached {
     refs: u32,
-    /// Its number in `idle` while `refs` is zero.
+    /// The block's stamp in `idle` while `refs` is zero.
     stamp: u64,
 }
 
-/// Fixed number of blocks. A block is free, private to one sequence, or cached
-/// under a hash: then it is shared by `refs` sequences, or idle and evictable,
-/// the longest idle first.
+/// A fixed number of KV blocks. Each block is free, private to one sequence, or
+/// cached under a hash. A cached block is shared by `refs` sequences, or idle
+/// and evictable; the block idle for longest is evicted first.
 #[derive(Debug)]
 pub(super) struct BlockPool {
     total: u64,
     free: u64,
     cached: NumberMap<u64, Cached>,
-    /// Stamp and hash of what became idle, the oldest first. A block that was
-    /// shared again leaves its entry behind: it counts only with its stamp.
+    /// Stamp and hash of blocks that became idle, the oldest first. A block
+    /// that is shared again leaves its entry behind; an entry is valid only
+    /// while its stamp is the block's.
     idle: VecDeque<(u64, u64)>,
     idle_blocks: u64,
     stamps: u64,
@@ -45,7 +46,7 @@ impl BlockPool {
         self.total
     }
 
-    /// Blocks that some sequence holds.
+    /// Blocks that any sequence holds.
     pub(super) fn used(&self) -> u64 {
         self.total - self.available()
     }
@@ -55,8 +56,8 @@ impl BlockPool {
         self.free + self.idle_blocks
     }
 
-    /// How many leading blocks of `hashes` are cached, and how many of those
-    /// are idle now.
+    /// Number of leading blocks of `hashes` that are cached, and how many of
+    /// these are idle now.
     pub(super) fn match_prefix(&self, hashes: &[u64]) -> (usize, u64) {
         let mut idle = 0;
         for (index, hash) in hashes.iter().enumerate() {
@@ -80,7 +81,8 @@ impl BlockPool {
         block.refs += 1;
     }
 
-    /// Takes `count` private blocks, evicting idle ones as needed; all or none.
+    /// Takes `count` private blocks, evicting idle blocks as needed. Takes all
+    /// of them or none.
     pub(super) fn take(&mut self, count: u64) -> bool {
         if count > self.available() {
             return false;
@@ -103,8 +105,8 @@ impl BlockPool {
         debug_assert!(self.available() <= self.total);
     }
 
-    /// Turns one private block of the caller into a shared one under `hash`;
-    /// when the hash is cached already the private copy is given back.
+    /// Turns one private block of the caller into a shared one under `hash`.
+    /// When the hash is already cached, the private block becomes free.
     pub(super) fn publish(&mut self, hash: u64) {
         match self.cached.entry(hash) {
             Entry::Vacant(entry) => {
@@ -117,7 +119,7 @@ impl BlockPool {
         }
     }
 
-    /// Drops one share of the block.
+    /// Drops one share of the cached block.
     pub(super) fn release(&mut self, hash: u64) {
         let Some(block) = self.cached.get_mut(&hash) else {
             debug_assert!(false, "released a block that is not cached");
@@ -133,14 +135,14 @@ impl BlockPool {
         }
     }
 
-    /// Drops entries left behind once they are the greater part.
+    /// Drops stale entries of `idle` once they are the majority.
     fn tidy(&mut self) {
         if self.idle.len() as u64 > 2 * self.idle_blocks + 1_024 {
             self.idle.retain(|(stamp, hash)| is_idle(&self.cached, *stamp, *hash));
         }
     }
 
-    /// Forgets every idle cached block.
+    /// Drops every idle cached block.
     pub(super) fn forget_idle(&mut self) {
         self.cached.retain(|_, block| block.refs > 0);
         self.free += self.idle_blocks;

@@ -1,13 +1,14 @@
-//! The engine model, sans I/O: continuous batching with chunked prefill, a
-//! paged KV cache with preemption, and a prefix cache. The caller owns the
-//! clock: [`SimEngine::next_step`] says when the step that starts now will end,
-//! [`SimEngine::finish_step`] books its result.
+//! Engine model, sans I/O: continuous batching with chunked prefill, a paged KV
+//! cache with preemption, and a prefix cache. The caller owns the clock.
+//! [`SimEngine::next_step`] returns the end of the step that starts now;
+//! [`SimEngine::finish_step`] applies the step's result.
 //!
-//! One step holds, within the profile's token budget: one token for each
-//! running sequence whose prompt is computed, then prompt chunks of the running
-//! ones, then new sequences in the order of the queue. When a decode finds no
-//! block, the last sequence in queue order loses its blocks and is computed
-//! again later. A new sequence starts only when its whole prompt fits.
+//! One step holds, within the profile's token limit, in this order: one token
+//! for each running sequence whose prompt is computed, prompt chunks of the
+//! other running sequences, and new sequences in queue order. When a decode
+//! finds no free block, the last running sequence in queue order loses its
+//! blocks and is computed again later. A new sequence starts only when its
+//! whole prompt fits.
 
 mod adapters;
 mod blocks;
@@ -35,7 +36,7 @@ use self::plan::InFlight;
 use crate::core::model::time::Tick;
 use crate::sim::engine::profile::{StepLoad, StepProfile};
 
-/// Place in the queue: priority, arrival number, slot.
+/// Position in the queue: priority, arrival number, slot.
 type PriorityKey = (i64, u64, usize);
 
 #[derive(Debug)]
@@ -45,13 +46,13 @@ struct Seq {
     choice: u32,
     prompt: u32,
     output: u32,
-    /// Hash of each full prompt block.
+    /// One hash for each full prompt block.
     prefix: Arc<[u64]>,
     /// Leading blocks of `prefix` that this sequence shares.
     shared: usize,
-    /// Blocks of its own.
+    /// Blocks that only this sequence holds.
     private: u64,
-    /// Tokens whose KV is there.
+    /// Tokens whose KV is computed.
     computed: u32,
     generated: u32,
     running: bool,
@@ -59,7 +60,8 @@ struct Seq {
 }
 
 impl Seq {
-    /// Tokens known so far; all of them need KV before the next one is sampled.
+    /// Tokens of the sequence so far: prompt and generated. All need KV before
+    /// the next token is sampled.
     fn known(&self) -> u32 {
         self.prompt + self.generated
     }
@@ -69,7 +71,7 @@ impl Seq {
     }
 }
 
-/// One engine replica.
+/// One simulated engine.
 #[derive(Debug)]
 pub struct SimEngine {
     profile: StepProfile,
@@ -81,7 +83,7 @@ pub struct SimEngine {
     vacant: Vec<usize>,
     requests: HashMap<RequestId, SmallVec<[usize; 1]>>,
     waiting: BTreeSet<PriorityKey>,
-    /// In queue order.
+    /// Running sequences in queue order.
     running: Vec<PriorityKey>,
     pool: BlockPool,
     arrivals: u64,
@@ -89,7 +91,7 @@ pub struct SimEngine {
     pending: Vec<EngineEvent>,
     counters: SimCounters,
     adapters: Adapters,
-    /// Whether any request has come with an adapter.
+    /// Whether any request so far named an adapter.
     uses_adapters: bool,
 }
 
@@ -130,7 +132,9 @@ impl SimEngine {
     /// Queues a request.
     ///
     /// # Errors
-    /// When its id is in use, or when one of its sequences exceeds the KV cache.
+    ///
+    /// When the request's id is in use, or when one of its sequences exceeds
+    /// the KV cache.
     pub fn submit(&mut self, request: EngineRequest) -> Result<(), SubmitError> {
         let prompt = request.prompt_tokens.max(1);
         let needed = u64::from(prompt) + u64::from(request.output_tokens);
@@ -179,7 +183,7 @@ impl SimEngine {
         Ok(())
     }
 
-    /// Removes what is left of a request, at once; false when nothing was.
+    /// Removes what is left of a request at once; false when nothing was left.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         let Some(slots) = self.requests.remove(&id) else { return false };
         for slot in slots {
@@ -191,8 +195,8 @@ impl SimEngine {
         true
     }
 
-    /// The end of the step that is in flight, or of a new one that starts now;
-    /// `None` when there is nothing to do.
+    /// The end of the step in flight, or of a new step that starts now. `None`
+    /// when there is nothing to do.
     pub fn next_step(&mut self, now: Tick) -> Option<Tick> {
         if self.in_flight.is_none() {
             self.in_flight = self.plan(now);
@@ -200,8 +204,8 @@ impl SimEngine {
         self.in_flight.as_ref().map(|step| step.end)
     }
 
-    /// Books the step in flight if it has ended by `now`, and appends what
-    /// happened since the last call to `out`.
+    /// Applies the step in flight if it has ended by `now`. Appends the events
+    /// since the last call to `out`.
     pub fn finish_step(&mut self, now: Tick, out: &mut Vec<EngineEvent>) {
         let Some(step) = self.in_flight.take_if(|step| step.end <= now) else { return };
         self.counters.steps += 1;
@@ -211,7 +215,7 @@ impl SimEngine {
         }
     }
 
-    /// What runs and waits now.
+    /// Running and waiting load now.
     #[must_use]
     pub fn gauges(&self) -> SimGauges {
         let owed = |seq: &Seq| u64::from(seq.known() - seq.computed) * u64::from(!seq.decoding());
@@ -224,25 +228,25 @@ impl SimEngine {
         }
     }
 
-    /// Requests inside, waiting or running.
+    /// Number of requests inside, waiting or running.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.requests.len() as u64
     }
 
-    /// Sequences that wait, preempted ones included.
+    /// Number of waiting sequences, preempted ones included.
     #[must_use]
     pub fn waiting(&self) -> u64 {
         self.waiting.len() as u64
     }
 
-    /// What was done since the start.
+    /// Totals since the start.
     #[must_use]
     pub fn counters(&self) -> SimCounters {
         SimCounters { adapter_loads: self.adapters.loads, ..self.counters }
     }
 
-    /// Forgets every cached prefix that no sequence uses.
+    /// Drops every cached prefix block that no sequence uses.
     pub fn reset_prefix_cache(&mut self) {
         self.pool.forget_idle();
     }
@@ -252,7 +256,7 @@ impl SimEngine {
         Duration::from_nanos((nanos.round() as u64).max(1))
     }
 
-    /// Frees the slot and everything it holds.
+    /// Frees the slot with its blocks and its place in the queue.
     fn remove(&mut self, slot: usize) {
         self.release_blocks(slot);
         let Some(seq) = self.slots[slot].take() else { return };

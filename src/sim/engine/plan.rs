@@ -1,11 +1,12 @@
-//! What goes into a step, and what comes of it.
+//! Step planning: the chunks that one step computes, and the tokens and events
+//! that a finished step yields.
 
 use super::blocks::{BLOCK_TOKENS, blocks_for};
 use super::{EngineEvent, EngineEventKind, PriorityKey, SimEngine};
 use crate::core::model::time::Tick;
 use crate::sim::engine::profile::StepLoad;
 
-/// A step that is being computed.
+/// The step that is being computed.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) end: Tick,
@@ -14,7 +15,7 @@ pub(super) struct InFlight {
 }
 
 impl SimEngine {
-    /// Chooses the next step's work; `None` when there is none.
+    /// Plans the next step; `None` when the engine has no work.
     pub(super) fn plan(&mut self, now: Tick) -> Option<InFlight> {
         let mut budget = self.max_tokens;
         let mut chunks = Vec::with_capacity(self.running.len() + 1);
@@ -29,7 +30,8 @@ impl SimEngine {
         Some(InFlight { end, chunks })
     }
 
-    /// Gives every running sequence its tokens; true when one had to go.
+    /// Gives every running sequence its tokens; true when a sequence was
+    /// preempted.
     fn plan_running(&mut self, now: Tick, budget: &mut u32, chunks: &mut Vec<(PriorityKey, u32)>) -> bool {
         let mut preempted = false;
         let mut index = 0;
@@ -52,8 +54,8 @@ impl SimEngine {
         preempted
     }
 
-    /// Starts waiting sequences while slots, tokens and blocks last. Those whose
-    /// adapter cannot come in now let others go first.
+    /// Starts waiting sequences while slots, tokens and blocks last. A sequence
+    /// whose adapter cannot be loaded now is skipped.
     fn plan_waiting(&mut self, now: Tick, budget: &mut u32, chunks: &mut Vec<(PriorityKey, u32)>) {
         let mut from = (i64::MIN, 0, 0);
         while *budget > 0 && self.running.len() < self.max_seqs {
@@ -78,12 +80,12 @@ impl SimEngine {
         }
     }
 
-    /// Moves a sequence from waiting to running with blocks for all it knows;
-    /// `None` (and nothing changed) when they are not there. Returns the tokens
-    /// that the prefix cache saved.
+    /// Moves a sequence from waiting to running with blocks for all of its
+    /// tokens. Returns the tokens that the prefix cache saved. When the blocks
+    /// do not suffice, nothing changes and the result is `None`.
     fn start(&mut self, key: PriorityKey) -> Option<u32> {
         let seq = self.slots[key.2].as_mut()?;
-        // At least one token is always computed: something must be sampled from.
+        // At least one token is always computed, because sampling needs one.
         let usable = ((seq.known() - 1) / BLOCK_TOKENS) as usize;
         let candidates = &seq.prefix[..usable.min(seq.prefix.len())];
         let (hits, idle) = self.pool.match_prefix(candidates);
@@ -111,7 +113,7 @@ impl SimEngine {
         Some(cached)
     }
 
-    /// Makes room for `target` tokens of KV; false when there is none.
+    /// Takes blocks for `target` tokens of KV; false when too few are left.
     fn grow(&mut self, slot: usize, target: u32) -> bool {
         let Some(seq) = self.slots[slot].as_mut() else { return false };
         let held = seq.shared as u64 + seq.private;
@@ -153,7 +155,7 @@ impl SimEngine {
         load
     }
 
-    /// Books one sequence's part of a finished step.
+    /// Applies one sequence's part of a finished step.
     pub(super) fn book(&mut self, key: PriorityKey, chunk: u32, at: Tick, out: &mut Vec<EngineEvent>) {
         let Some(seq) = self.slots[key.2].as_mut().filter(|seq| seq.key == key && seq.running) else {
             return;

@@ -1,20 +1,20 @@
 //! Step-time profiles: how long one engine step takes on which accelerator.
 //!
-//! Where the numbers of `profiles.json` come from: `t_w`, `i0` and `a` of the
-//! A100 and H100 rows are our own fit to the GEMM and norm timings published
-//! by microsoft/vidur (`data/profiling/compute/*/mlp.csv`, MIT licence). `c`
-//! is computed from memory bandwidth at 60 % efficiency, `d` from attention
-//! FLOPs at about 45 % of peak, `t_ovh` (scheduling and sampling) is assumed.
-//! The A10, L4 and MIG rows are scaled from the A40 and A100 tables by
-//! bandwidth and FLOPs; they were not measured. `tiny` models nothing: its
-//! steps last half a millisecond so that tests are quick.
+//! Sources of the numbers in `profiles.json`: `t_w`, `i0` and `a` of the A100
+//! and H100 rows are our own fit to the GEMM and norm timings published by
+//! microsoft/vidur (`data/profiling/compute/*/mlp.csv`, MIT licence). `c` is
+//! computed from memory bandwidth at 60 % efficiency, `d` from attention FLOPs
+//! at about 45 % of peak. `t_ovh` (scheduling and sampling) is assumed. The
+//! A10, L4 and MIG rows are scaled from the A40 and A100 tables by bandwidth
+//! and FLOPs; they were not measured. `tiny` models nothing: its steps last
+//! half a millisecond so that tests are quick.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-/// One replica's step-time model. Times are in milliseconds of model time.
+/// Step-time model of one replica. Times are in milliseconds of model time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepProfile {
@@ -40,14 +40,14 @@ pub struct StepProfile {
     pub cost_h: f64,
 }
 
-/// What one step computes.
+/// Load of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepLoad {
     /// Prompt (or recomputed) tokens.
     pub prefill_tokens: u64,
-    /// Sequences that get one more token.
+    /// Sequences that decode one more token.
     pub decodes: u64,
-    /// KV tokens which those sequences read.
+    /// KV tokens that the decoding sequences read.
     pub decode_kv: u64,
     /// Sum of `chunk * (context before + chunk / 2)` over the prefill chunks.
     pub prefill_area: f64,
@@ -64,7 +64,7 @@ impl StepProfile {
         PROFILES.get(name).copied()
     }
 
-    /// Every known name, in order.
+    /// Every profile's name, in order.
     pub fn names() -> impl Iterator<Item = &'static str> {
         PROFILES.keys().map(String::as_str)
     }
@@ -75,8 +75,8 @@ impl StepProfile {
         Self::named("tiny").expect("profiles.json has the tiny row")
     }
 
-    /// One of the constants of the step time by its name: `t_ovh`, `t_w`, `i0`,
-    /// `a`, `c` or `d`.
+    /// The constant of the step time with this name: `t_ovh`, `t_w`, `i0`, `a`,
+    /// `c` or `d`.
     pub fn constant(&mut self, name: &str) -> Option<&mut f64> {
         Some(match name {
             "t_ovh" => &mut self.t_ovh,

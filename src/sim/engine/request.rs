@@ -1,4 +1,4 @@
-//! What goes into the engine model and what comes out of it.
+//! Requests, options, events, gauges and counters of the engine model.
 
 use std::time::Duration;
 
@@ -6,13 +6,12 @@ use thiserror::Error;
 
 use crate::core::model::time::Tick;
 
-/// Names a request within one engine; never used twice.
+/// Id of a request within one engine; never used twice.
 pub type RequestId = u64;
 
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EngineRequest {
-    /// Its name.
     pub id: RequestId,
     /// Prompt tokens; 0 is taken as 1.
     pub prompt_tokens: u32,
@@ -23,28 +22,29 @@ pub struct EngineRequest {
     pub output_tokens: u32,
     /// Sequences to generate, at least 1.
     pub n: u32,
-    /// With priority scheduling, the smallest goes first.
+    /// With priority scheduling, the request with the smallest value goes
+    /// first.
     pub priority: i64,
     /// The LoRA adapter to compute with.
     pub adapter: Option<u32>,
 }
 
-/// Limits that differ from the profile's, and switches.
+/// Limits that override the profile's, and switches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Sequences that may run at once.
+    /// Sequences that may run at once; absent = the profile's.
     pub max_seqs: Option<u32>,
-    /// Tokens of one step.
+    /// Tokens of one step; absent = the profile's.
     pub max_tokens: Option<u32>,
-    /// Tokens the KV cache holds.
+    /// Tokens that the KV cache holds; absent = the profile's.
     pub kv_tokens: Option<u64>,
-    /// Keep finished prompt blocks for later requests.
+    /// Whether finished prompt blocks are kept for later requests.
     pub prefix_cache: bool,
-    /// Order by `priority` before arrival.
+    /// Whether `priority` orders the queue before arrival.
     pub priority_scheduling: bool,
     /// `--max-loras`: adapters to compute with at once; 0 is taken as 1.
     pub max_loras: u32,
-    /// How much longer a step takes for each adapter that is loaded in it.
+    /// Time that each adapter load adds to its step.
     pub lora_load: Duration,
 }
 
@@ -62,13 +62,13 @@ impl Default for EngineOptions {
     }
 }
 
-/// Why a request cannot be taken.
+/// Reason for refusing a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum SubmitError {
-    /// It could never run, however long it waited.
+    /// The request exceeds the KV cache and could never run.
     #[error("{needed} tokens do not fit the KV cache of {capacity} tokens")]
     TooLarge {
-        /// Prompt and output of one sequence.
+        /// Prompt and output tokens of one sequence.
         needed: u64,
         /// KV tokens of the engine.
         capacity: u64,
@@ -78,70 +78,65 @@ pub enum SubmitError {
     Duplicate(RequestId),
 }
 
-/// Something happened to one sequence of a request.
+/// An event of one sequence of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineEvent {
-    /// When.
     pub at: Tick,
-    /// Whose.
     pub request: RequestId,
-    /// Which of its `n` sequences, from 0.
+    /// Index of the sequence among the request's `n`, from 0.
     pub choice: u32,
-    /// What.
     pub kind: EngineEventKind,
 }
 
-/// What happened.
+/// Kind of an engine event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineEventKind {
-    /// It left the waiting queue. After a preemption this comes again.
+    /// The sequence left the waiting queue. Repeated after a preemption.
     Scheduled {
         /// Prompt tokens taken from the prefix cache.
         cached_tokens: u32,
     },
     /// One token was generated.
     Token {
-        /// No more will come.
+        /// Whether this is the sequence's last token.
         last: bool,
     },
-    /// A request without output has its prompt computed.
+    /// The prompt of a request without output is computed.
     Computed,
-    /// It lost its KV blocks and waits again.
+    /// The sequence lost its KV blocks and waits again.
     Preempted,
 }
 
-/// The engine at this moment.
+/// Load of the engine at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SimGauges {
-    /// Sequences that run.
+    /// Running sequences.
     pub running: u64,
-    /// Sequences that wait, preempted ones included.
+    /// Waiting sequences, preempted ones included.
     pub waiting: u64,
     /// KV blocks in use.
     pub blocks_used: u64,
-    /// KV blocks in all.
+    /// All KV blocks.
     pub blocks_total: u64,
-    /// Prompt tokens that are still to be computed, of all sequences.
+    /// Prompt tokens still to be computed, over all sequences.
     pub prefill_tokens: u64,
 }
 
-/// What the engine did since its start.
+/// Totals of the engine since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SimCounters {
-    /// Steps.
     pub steps: u64,
     /// Prompt tokens of scheduled sequences, cached ones included.
     pub prompt_tokens: u64,
     /// The part of `prompt_tokens` that came from the prefix cache.
     pub cached_tokens: u64,
-    /// Generated tokens.
     pub generated_tokens: u64,
     /// Sequences that finished.
     pub finished: u64,
-    /// Sequences that lost their KV blocks.
+    /// Preemptions: sequences that lost their KV blocks.
     pub preemptions: u64,
     /// Sequences cancelled before they finished.
     pub cancelled: u64,
-    /// Adapters that were loaded into a slot.
+    /// Adapter loads into slots.
     pub adapter_loads: u64,
 }

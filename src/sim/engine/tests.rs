@@ -1,4 +1,4 @@
-//! The engine model without a clock or a socket.
+//! Tests of the engine model, without a clock or a socket.
 
 use std::time::Duration;
 
@@ -32,8 +32,8 @@ fn small(kv_tokens: u64) -> EngineOptions {
     EngineOptions { kv_tokens: Some(kv_tokens), ..EngineOptions::default() }
 }
 
-/// The table of the study that the profiles come from: time to first token of
-/// 1024 prompt tokens on an idle replica, and the time between tokens after it.
+/// Table of the study from which the profiles come: TTFT of 1024 prompt tokens
+/// on an idle replica, and the time between the tokens that follow.
 #[test]
 fn idle_latencies_match_the_published_table() {
     let table = [
@@ -70,7 +70,7 @@ fn a_long_prompt_is_cut_into_chunks_beside_the_decodes() {
         now = end;
         engine.finish_step(now, &mut events);
     }
-    // 2047 + 2047 + 906 tokens beside one decode each.
+    // The steps hold 2047 + 2047 + 906 prompt tokens, each beside one decode.
     assert!(stalls[0] > 140.0 && stalls[1] > stalls[0] && stalls[2] < stalls[0], "{:?}", &stalls[..4]);
     assert!(stalls[3] < 13.0);
     assert_eq!(token_times(&events, 1).len(), 40);
@@ -197,8 +197,8 @@ fn pace_stretches_the_steps() {
 }
 
 proptest::proptest! {
-    /// Whatever comes and goes, every request that is not cancelled gets all
-    /// its tokens and all blocks come back.
+    /// Invariant under random submits and cancels: every request that is not
+    /// cancelled gets all its tokens, and all blocks come back.
     #[test]
     fn nothing_is_lost_or_leaked(
         jobs in proptest::collection::vec((1u32..200, 0u32..40, 1u32..3, 0u64..4, proptest::bool::ANY), 1..30),

@@ -1,29 +1,28 @@
-//! The no-harm matrix: which engines, requests and classes a gateway is measured
-//! with against the same clients straight at the engines, and the least ratio of
-//! output tokens a second that each cell must reach.
+//! No-harm matrix: the fleets, kinds of requests and classes with which a
+//! gateway is compared with the same clients sending straight to the engines.
+//! Each cell has the least ratio of output tokens per second that the gateway
+//! must reach.
 //!
-//! One definition for two measurements: `loadtest no-harm` in real time over HTTP,
-//! and its twin in virtual time.
+//! Two measurements share this definition: `loadtest no-harm` in real time over
+//! HTTP, and its twin in virtual time.
 
 use crate::sim::engine::profile::{StepLoad, StepProfile};
 
 /// Engines of one kind in a fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineGroup {
-    /// Their step-time profile.
+    /// Name of their step-time profile.
     pub profile: &'static str,
-    /// How many.
+    /// Number of engines.
     pub count: u16,
 }
 
 /// Engines, and the clients that keep them busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatrixFleet {
-    /// Its name.
     pub name: &'static str,
-    /// Its engines.
     pub groups: &'static [EngineGroup],
-    /// Clients of usual requests, each with one open at any time.
+    /// Clients that send usual requests; each has one request open at any time.
     pub clients: u32,
     /// Prompt tokens of a usual request.
     pub prompt: u32,
@@ -31,18 +30,19 @@ pub struct MatrixFleet {
     pub output: u32,
 }
 
-/// What kind of requests clients send.
+/// Kind of requests that the clients send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestKind {
-    /// Usual ones, as streams.
+    /// Usual requests, as streams.
     Stream,
-    /// Usual ones, whole answers.
+    /// Usual requests, as whole answers.
     Plain,
-    /// Half of them as streams.
+    /// Usual requests, half of them as streams.
     Half,
-    /// Streams of two choices.
+    /// Streams with two choices.
     Two,
-    /// Streams that begin with one long system message; engines have prefix caches.
+    /// Streams that begin with one long system message; engines have prefix
+    /// caches.
     Shared,
     /// Streams of 8,000-token prompts.
     Long,
@@ -50,65 +50,61 @@ pub enum RequestKind {
     OneToken,
 }
 
-/// What clients of a cell ask for.
+/// Requests of a cell's clients.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CellRequests {
-    /// Clients.
+    /// Number of clients.
     pub clients: u32,
-    /// The share that asks for whole answers, from 0 to 1.
+    /// Share of requests for whole answers, `0.0..=1.0`.
     pub plain: f64,
     /// Prompt tokens, the shared ones included.
     pub prompt: u32,
-    /// Prompt tokens that are the same in all.
+    /// Prompt tokens that all requests share.
     pub shared: u32,
     /// Output tokens of each choice.
     pub output: u32,
-    /// Choices.
+    /// Choices per request.
     pub n: u32,
 }
 
-/// A latency class that is built in, with its objective between tokens.
+/// A built-in latency class with its ITL objective.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CellClass {
-    /// Its name.
     pub name: &'static str,
-    /// Milliseconds.
+    /// ITL objective in milliseconds.
     pub itl_ms: f64,
-    /// Seconds that its requests may wait.
+    /// Seconds that the class's requests may wait.
     pub max_wait_s: f64,
 }
 
-/// Whether engines can keep a class's objective between tokens.
+/// Whether engines can meet a class's ITL objective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keeps {
-    /// Under the cell's whole load.
+    /// The engines meet the objective under the cell's whole load.
     Loaded,
-    /// Only under less load than there is.
+    /// The engines meet the objective only under less load than the cell's.
     Partly,
-    /// Not even with one request: the objective must not steer.
+    /// The engines miss the objective even with one request, so the objective
+    /// must not affect dispatch.
     Never,
 }
 
-/// One cell.
+/// One cell of the matrix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatrixCell {
-    /// The engines.
     pub fleet: &'static MatrixFleet,
-    /// The requests' kind.
     pub kind: RequestKind,
-    /// The class that they ask for.
     pub class: &'static CellClass,
 }
 
-/// The part of an objective up to which a load counts as one that keeps it: what
-/// varies from step to step must fit above.
+/// Share of an ITL objective that the mean ITL may use under a load that counts
+/// as meeting the objective. The rest is for variation between steps.
 const MARGIN: f64 = 0.8;
 
 const fn group(profile: &'static str, count: u16) -> EngineGroup {
     EngineGroup { profile, count }
 }
 
-/// Every fleet.
 pub const FLEETS: [MatrixFleet; 6] = [
     MatrixFleet { name: "a100-8b", groups: &[group("a100-8b", 4)], clients: 128, prompt: 500, output: 150 },
     MatrixFleet { name: "h100-8b", groups: &[group("h100-8b", 1)], clients: 512, prompt: 500, output: 150 },
@@ -124,7 +120,6 @@ pub const FLEETS: [MatrixFleet; 6] = [
     },
 ];
 
-/// Every kind of requests.
 pub const KINDS: [RequestKind; 7] = [
     RequestKind::Stream,
     RequestKind::Plain,
@@ -135,7 +130,6 @@ pub const KINDS: [RequestKind; 7] = [
     RequestKind::OneToken,
 ];
 
-/// Every class.
 pub const CLASSES: [CellClass; 3] = [
     CellClass { name: "interactive", itl_ms: 50.0, max_wait_s: 30.0 },
     CellClass { name: "standard", itl_ms: 100.0, max_wait_s: 120.0 },
@@ -151,7 +145,6 @@ pub fn cells() -> impl Iterator<Item = MatrixCell> {
 }
 
 impl RequestKind {
-    /// Its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -165,7 +158,7 @@ impl RequestKind {
         }
     }
 
-    /// The kind of this name.
+    /// The kind with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         KINDS.into_iter().find(|kind| kind.name() == name)
@@ -173,13 +166,13 @@ impl RequestKind {
 }
 
 impl MatrixFleet {
-    /// The fleet of this name.
+    /// The fleet with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         FLEETS.iter().find(|fleet| fleet.name == name)
     }
 
-    /// Its engines' profiles, one for each engine.
+    /// Step-time profiles, one for each engine of the fleet.
     pub fn profiles(&self) -> impl Iterator<Item = StepProfile> {
         let each = |group: &'static EngineGroup| {
             let profile = StepProfile::named(group.profile);
@@ -190,7 +183,7 @@ impl MatrixFleet {
 }
 
 impl CellClass {
-    /// The class of this name.
+    /// The class with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         CLASSES.iter().find(|class| class.name == name)
@@ -198,14 +191,14 @@ impl CellClass {
 }
 
 impl MatrixCell {
-    /// `fleet/requests/class`.
+    /// Name of the cell: `fleet/requests/class`.
     #[must_use]
     pub fn name(&self) -> String {
         format!("{}/{}/{}", self.fleet.name, self.kind.name(), self.class.name)
     }
 
-    /// What its clients ask for. As many sequences are open as with usual requests,
-    /// fewer only where prompts are long.
+    /// The requests of the cell's clients. As many sequences are open as with
+    /// usual requests; fewer only where prompts are long.
     #[must_use]
     pub fn requests(&self) -> CellRequests {
         let MatrixFleet { clients, prompt, output, .. } = *self.fleet;
@@ -221,8 +214,9 @@ impl MatrixCell {
         }
     }
 
-    /// Whether an answer takes longer than its class waits, by Little's law, where engines
-    /// write so many tokens a second in all: refusals are then what the class asks for.
+    /// Whether an answer takes longer than its class may wait, by Little's law,
+    /// at engines that generate `tokens_per_second` in all. Then the class
+    /// itself asks for refusals.
     #[must_use]
     pub fn outwaits(&self, tokens_per_second: f64) -> bool {
         let requests = self.requests();
@@ -230,9 +224,9 @@ impl MatrixCell {
         open / tokens_per_second.max(1e-9) > self.class.max_wait_s
     }
 
-    /// Whether its engines, each with an equal part of the load, keep the class's
-    /// objective between tokens. The fastest of them decide: a gateway may prefer
-    /// them.
+    /// Whether the cell's engines, each with an equal part of the load, meet
+    /// the class's ITL objective. The fastest engines decide, because a gateway
+    /// may prefer them.
     #[must_use]
     pub fn keeps(&self) -> Keeps {
         let requests = self.requests();
@@ -254,8 +248,8 @@ impl MatrixCell {
         }
     }
 
-    /// The least ratio of output tokens a second, through a gateway with its
-    /// defaults to straight at the engines.
+    /// Least ratio of output tokens per second: through a gateway with its
+    /// defaults, over straight at the engines.
     #[must_use]
     pub fn mark(&self) -> f64 {
         match (self.class.name, self.keeps()) {
@@ -266,12 +260,12 @@ impl MatrixCell {
     }
 }
 
-/// Mean time between two tokens of a stream at an engine with so many sequences,
-/// whose prompts are read in between.
+/// Mean ITL in milliseconds of a stream at an engine with `sequences`
+/// sequences, whose prefills share the steps.
 fn mean_gap_ms(profile: &StepProfile, requests: &CellRequests, sequences: f64) -> f64 {
     let (prompt, output) = (f64::from(requests.prompt - requests.shared), f64::from(requests.output));
     let rows = sequences.min(f64::from(profile.max_seqs));
-    // Every sequence brings its part of a prompt once in `output` steps.
+    // Each sequence prefills its part of a prompt once in `output` steps.
     let read = rows * prompt / output / f64::from(requests.n);
     let load = StepLoad {
         prefill_tokens: read as u64,

@@ -1,8 +1,8 @@
-//! The twin of `loadtest no-harm` in virtual time: each cell of the
-//! [matrix] as a closed loop of patient clients, straight at
-//! the engines (in turn, or to the one with the fewest requests: what is better) and
-//! through the scheduler under the policy of a configuration that says nothing but
-//! where the engines are.
+//! No-harm matrix in virtual time, the twin of `loadtest no-harm`. Each cell of
+//! the [matrix] is a closed loop of patient clients. The clients send straight
+//! to the engines (in turn, or to the engine with the fewest requests,
+//! whichever is better), and then through the scheduler. The scheduler's policy
+//! comes from a configuration that names only the engines' addresses.
 
 use std::fmt;
 use std::path::Path;
@@ -23,30 +23,30 @@ use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{Setup, run};
 
-/// More requests a second than any fleet of the matrix answers.
+/// Requests per second: more than any fleet of the matrix answers.
 const MOST_PER_SECOND: f64 = 400.0;
 /// Time over which the clients send their first requests.
 const BEGIN: Duration = Duration::from_secs(1);
-/// Answers are this part shorter or longer than the cell says, so that clients do not
-/// go in step.
+/// Answers are up to this share shorter or longer than the cell says, so that
+/// clients do not stay in step.
 const SPREAD: f64 = 0.2;
-/// Time between two scrapes of an engine, as in the defaults.
+/// Time between two scrapes of an engine, as in the gateway's defaults.
 const SCRAPE: Duration = Duration::from_secs(2);
 
-/// How a cell is measured, and what its engines are like.
+/// Conditions of a cell's measurement, and properties of its engines.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CellConditions {
-    /// Load before tokens count.
+    /// Time under load before output tokens are counted.
     pub warmup: Duration,
-    /// How long they count.
+    /// Time in which output tokens are counted.
     pub window: Duration,
-    /// Round trip to an engine.
+    /// Round-trip time to an engine.
     pub rtt: Duration,
-    /// Factors of constants of the engines' step time, by their names.
+    /// Factors on constants of the engines' step time, by the constants' names.
     pub off: Vec<(String, f64)>,
-    /// Whether engines cache prompts by prefix.
+    /// Whether engines have a prefix cache.
     pub prefix_cache: bool,
-    /// Draws the sizes.
+    /// Seed of the sizes.
     pub seed: u64,
 }
 
@@ -63,31 +63,30 @@ impl Default for CellConditions {
     }
 }
 
-/// What came of one cell.
+/// Result of one cell.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CellRow {
-    /// Which.
     pub cell: MatrixCell,
-    /// Output tokens a second straight at the engines.
+    /// Output tokens per second straight at the engines.
     pub straight: f64,
-    /// The same through the scheduler.
+    /// Output tokens per second through the scheduler.
     pub through: f64,
     /// Requests that the scheduler refused.
     pub refused: usize,
-    /// Straight at the engines an answer takes longer than the class waits, so that
-    /// refusals are what the class asks for.
+    /// Whether an answer straight at the engines takes longer than the class
+    /// may wait. Then the class itself asks for refusals.
     pub outwaits: bool,
 }
 
 impl CellRow {
-    /// Through the scheduler over straight at the engines.
+    /// Tokens per second through the scheduler, over straight at the engines.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         self.through / self.straight.max(1e-9)
     }
 
-    /// Whether it reaches its cell's mark, and nothing was refused that the class
-    /// would wait for.
+    /// Whether the ratio reaches the cell's mark. Refusals fail the cell,
+    /// except when the class cannot wait for the answer.
     #[must_use]
     pub fn passed(&self) -> bool {
         self.ratio() >= self.cell.mark() && (self.refused == 0 || self.outwaits)
@@ -106,7 +105,7 @@ impl fmt::Display for CellRow {
     }
 }
 
-/// What one side of a cell came to.
+/// Result of one side of a cell.
 struct CellSide {
     tokens_per_second: f64,
     refused: usize,
@@ -115,7 +114,9 @@ struct CellSide {
 /// Measures these requests at this fleet in every class.
 ///
 /// # Errors
-/// When the fleet cannot be made into a configuration, or a constant is unknown.
+///
+/// When the fleet cannot be made into a configuration, or a constant is
+/// unknown.
 pub fn measure(
     fleet: &'static MatrixFleet,
     kind: RequestKind,
@@ -159,7 +160,8 @@ fn side(setup: &Setup, router: Box<dyn Router>) -> Result<CellSide, String> {
     })
 }
 
-/// The policy of a configuration that names the fleet's engines and nothing else.
+/// The policy of a configuration that names the fleet's engines and nothing
+/// else.
 fn policy(fleet: &MatrixFleet) -> Result<Policy, String> {
     let mut text = "version: 1\nauth: {mode: off}\npools:\n".to_owned();
     let mut port = 1;
@@ -197,7 +199,7 @@ fn setup(cell: &MatrixCell, conditions: &CellConditions) -> Result<Setup, String
     })
 }
 
-/// More requests than the clients send by the `end`.
+/// Arrivals: more than the clients can send by `end`.
 fn arrivals(cell: &MatrixCell, end: Duration, seed: u64) -> Vec<Arrival> {
     let requests = cell.requests();
     let clients = u64::from(requests.clients);

@@ -1,28 +1,29 @@
-//! Every cell of the matrix reaches its mark, but for those that are listed here
-//! with what they reach today. Read the table with
-//! `cargo nextest run -p penstock --lib no_harm --no-capture`.
+//! Tests of the no-harm matrix: every cell reaches its mark, except the cells
+//! listed here with the ratio that they reach today. Read the table with `cargo
+//! nextest run -p penstock --lib no_harm --no-capture`.
 
 use std::time::Duration;
 
 use crate::sim::no_harm::matrix::{CLASSES, KINDS, MatrixFleet, RequestKind};
 use crate::sim::no_harm::{CellConditions, CellRow, measure};
 
-/// Cells below their marks: fleet, kind, class (all classes where it is empty), and
-/// the ratio that they must not fall below. A cell that reaches its mark is taken out.
+/// Cells below their marks: fleet, kind, class (empty = all classes), and the
+/// least ratio that they must reach. Remove a cell when it reaches its mark.
 const SHORT: [(&str, RequestKind, &str, f64); 5] = [
-    // A few of the first requests are refused: answers of the first seconds come slowly.
+    // Answers of the first seconds come slowly, so that a few of the first
+    // requests are refused.
     ("70b", RequestKind::OneToken, "interactive", 0.97),
     // The last chunk of a prompt and the first of the next do not always share a step.
     ("70b", RequestKind::Long, "", 0.91),
-    // While the fast engines read, long prompts go to the slow ones.
+    // While the fast engines prefill, long prompts go to the slow engines.
     ("mixed", RequestKind::Long, "", 0.86),
-    // No load keeps the objective, and the limit by pace finds that out late.
+    // No load meets the objective, and the limit by ITL notices that late.
     ("l4", RequestKind::Shared, "interactive", 0.84),
-    // Without a cache, the index of prefixes is wrong all the time.
+    // Without a prefix cache the index of prefixes is always wrong.
     ("a100-8b", RequestKind::Shared, "interactive", 0.88),
 ];
 
-/// Whether the row reaches what is asked of it today.
+/// Whether the row reaches the ratio required of it today.
 fn reaches(row: &CellRow) -> bool {
     let (cell, ratio) = (&row.cell, row.ratio());
     let listed = SHORT.iter().find(|(fleet, kind, class, _)| {
@@ -31,7 +32,7 @@ fn reaches(row: &CellRow) -> bool {
     row.passed() || listed.is_some_and(|(.., least)| ratio >= *least)
 }
 
-/// Prints the rows and fails with those that are below their marks.
+/// Prints the rows, and fails with the rows below their marks.
 fn judge(rows: &[CellRow], what: &str) {
     let table = |rows: &mut dyn Iterator<Item = &CellRow>| {
         rows.map(|row| format!("{row}  {what}\n")).collect::<String>()
@@ -90,7 +91,7 @@ fn a_mixed_fleet_loses_nothing() {
     of_fleet("mixed");
 }
 
-/// Streams and plain answers at a100s that are not what the model says.
+/// Streams and plain answers at a100s whose step times differ from the model.
 fn at_odd_engines(conditions: &CellConditions, what: &str) {
     let fleet = MatrixFleet::named("a100-8b").expect("a fleet");
     let kinds = [RequestKind::Stream, RequestKind::Plain, RequestKind::Shared];

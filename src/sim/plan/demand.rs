@@ -1,8 +1,9 @@
-//! The stretches of a trace that are simulated, as arrivals of the world.
+//! Simulated demand: the stretches of a trace that are simulated, as arrivals
+//! of the world.
 //!
-//! Whatever tells of demand becomes a [`TrafficTrace`]: a file, a usage log, or calls
-//! drawn from what a gateway has measured. Nothing else here knows where it came
-//! from.
+//! Every source of demand becomes a [`TrafficTrace`]: a file, a usage log, or
+//! calls drawn from a gateway's own measurements. Nothing else here depends on
+//! the source.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -13,34 +14,31 @@ use crate::sim::plan::setting::Setting;
 use crate::sim::trace::{TrafficTrace, reblock};
 use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
 
-/// Output tokens that a request allows, where its answer is not longer.
+/// Output tokens that a request allows, unless its answer is longer.
 const MAX_OUTPUT: u32 = 4_096;
 
-/// What one simulation may be made of.
+/// Limits of one simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SimulationBudget {
-    /// Requests.
     pub requests: usize,
-    /// Generated tokens.
     pub output: u64,
 }
 
-/// For a whole source.
+/// Limits of a simulation of the whole source.
 pub const WHOLE: SimulationBudget = SimulationBudget { requests: 30_000, output: 8_000_000 };
-/// For one of its windows.
+/// Limits of a simulation of one window.
 pub const WINDOW: SimulationBudget = SimulationBudget { requests: 4_000, output: 1_000_000 };
 
 /// A stretch of a trace, ready to be simulated.
 #[derive(Debug, Clone)]
 pub struct TraceStretch {
-    /// What arrives.
     pub arrivals: Vec<Arrival>,
-    /// From the first to the last arrival.
+    /// Time from the first to the last arrival.
     pub span: Duration,
 }
 
 impl TraceStretch {
-    /// The trace as arrivals.
+    /// The trace as arrivals of the world.
     #[must_use]
     pub fn of(trace: &TrafficTrace) -> Self {
         let block = trace.prefix_block;
@@ -58,8 +56,8 @@ impl TraceStretch {
         Self { arrivals: arrivals.collect(), span: trace.span() }
     }
 
-    /// Which of the requests an idle replica of some pool serves within their
-    /// objectives, prompts read in full.
+    /// Whether an idle replica of some pool serves each request within its
+    /// class's objectives, with its prompt read in full.
     #[must_use]
     pub fn keepable(&self, setting: &Setting) -> Vec<bool> {
         let goals = setting.goals();
@@ -74,8 +72,8 @@ impl TraceStretch {
     }
 }
 
-/// The calls of the busiest stretch that is within the budget: the one whose work
-/// comes fastest. All of them where they are few enough.
+/// The calls of the stretch within the budget whose work arrives fastest. All
+/// calls when they fit the budget.
 #[must_use]
 pub fn busiest(trace: &TrafficTrace, work: &[f64], budget: SimulationBudget) -> Range<usize> {
     let calls = &trace.calls;
@@ -96,13 +94,13 @@ pub fn busiest(trace: &TrafficTrace, work: &[f64], budget: SimulationBudget) -> 
     best.1
 }
 
-/// The calls of each window of that width, one after the other.
+/// The calls of each window of this width, in order.
 #[must_use]
 pub fn windows(trace: &TrafficTrace, width: Duration) -> Vec<Range<usize>> {
     let count = trace.span().as_nanos().div_ceil(width.as_nanos().max(1)).max(1) as u32;
     let place = |index: u32| trace.calls.partition_point(|call| call.at < width * index);
     let mut windows: Vec<Range<usize>> = (0..count).map(|index| place(index)..place(index + 1)).collect();
-    // A call at the very end belongs to the last one.
+    // A call at the very end belongs to the last window.
     if let Some(last) = windows.last_mut() {
         last.end = trace.calls.len();
     }

@@ -1,5 +1,5 @@
-//! What the fleet has to be at each time: the smallest one for every window, and
-//! what comes of following it.
+//! Fleets over time: the smallest fleet for every window of a trace, and the
+//! replicas of a fleet that follows that demand.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,31 +9,30 @@ use crate::sim::plan::report::WindowNeed;
 use crate::sim::plan::trials::{FleetTrials, TriedFleet, in_parallel, smallest};
 use crate::sim::trace::TrafficTrace;
 
-/// The most windows that a source is cut into.
+/// Most windows that a source is divided into.
 const MOST_WINDOWS: u32 = 24;
-/// The shortest window. A fleet that follows demand falls no faster than start
-/// times justify.
+/// Shortest window. The fleet is not reduced faster than start times justify.
 const SHORTEST: Duration = Duration::from_secs(120);
 
-/// Need over time.
+/// A fleet that follows the demand.
 #[derive(Debug, Clone, Default)]
 pub struct Followed {
-    /// Window by window.
     pub windows: Vec<WindowNeed>,
-    /// Requests that count, and how many were within their objectives.
+    /// Requests that count, and how many of them met their objectives.
     pub counted: (u64, u64),
-    /// Replica-hours, those in which replicas start among them.
+    /// Replica-hours, including the time in which replicas start.
     pub hours: f64,
 }
 
-/// How wide a window is: two start times, and no more than 24 of them.
+/// Width of a window: at least two start times and two minutes, and at most 24
+/// windows per source.
 #[must_use]
 pub fn width(span: Duration, start: Duration) -> Duration {
     (span / MOST_WINDOWS).max(2 * start).max(SHORTEST)
 }
 
 impl Followed {
-    /// The mean number of replicas over the time.
+    /// Mean number of replicas, weighted by time.
     #[must_use]
     pub fn mean(&self) -> f64 {
         self.hours * 3_600.0 / self.windows.iter().map(|window| window.lasts_s).sum::<f64>().max(1e-9)
@@ -47,8 +46,9 @@ impl Followed {
         needs.get(needs.len() / 10).copied().unwrap_or(0)
     }
 
-    /// Counts what each window has: not less than `floor`, what it needs or the
-    /// one before it needed. Those that are added are paid for while they start.
+    /// Computes the replicas of each window: the larger of its own need and
+    /// that of the window before, but at least `floor`. Added replicas are
+    /// billed while they start.
     fn follow(&mut self, floor: usize, start: Duration) {
         let (mut before, mut had, mut seconds) = (0, None, 0.0);
         for window in &mut self.windows {
@@ -61,8 +61,8 @@ impl Followed {
     }
 }
 
-/// Finds the smallest fleet of a pool, up to `most`, for each window of the
-/// trace. A long window is simulated where it is busiest.
+/// Finds the smallest fleet of a pool, at most `most` replicas, for each window
+/// of the trace. Of a long window the busiest stretch is simulated.
 #[must_use]
 pub fn follow(
     lab: &FleetTrials<'_>,
@@ -95,13 +95,15 @@ pub fn follow(
         followed.counted.1 += kept;
     }
     let patient = lab.setting.classes.iter().all(|(_, class)| class.max_wait >= start);
-    // Nobody waits for the first replica who cannot.
+    // If a class cannot wait for a replica's start, the floor is at least one
+    // replica.
     let floor = if patient { followed.floor() } else { followed.floor().max(1) };
     followed.follow(floor, start);
     followed
 }
 
-/// The smallest fleet for a stretch, and of how many requests how many it kept.
+/// The smallest fleet for a stretch, with the requests that count and those
+/// within their objectives.
 fn need(
     lab: &FleetTrials<'_>,
     stretch: &TraceStretch,
@@ -114,7 +116,7 @@ fn need(
         let mut keeps = Vec::new();
         for count in counts {
             let result = lab.run(stretch, &lab.only(pool, *count), "windows");
-            // Without a request that can be kept any fleet will do.
+            // Without a request that counts any fleet suffices.
             keeps.push(lab.keeps(&result) || result.counted.0 == 0);
             tried.insert(*count, result);
         }

@@ -1,4 +1,5 @@
-//! Makes a report: measures, looks for fleets, checks what it promises.
+//! Report assembly: measures the demand, searches for fleets, and checks the
+//! recommended maximum.
 
 use std::time::Duration;
 
@@ -18,35 +19,34 @@ use crate::sim::trace::TrafficTrace;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::record::quantile;
 
-/// Other places of the source from which the maximum is checked.
+/// Number of other places of the source from which the maximum is checked.
 const OTHER_STARTS: u64 = 2;
 /// Points of the chart over time.
 const POINTS: u32 = 200;
-/// Fleets of the charts over replicas.
+/// Fleet sizes of the charts over replicas.
 const SIZES: usize = 9;
 
-/// What is asked.
+/// Input of a plan.
 #[derive(Debug, Clone, Default)]
 pub struct PlanRequest {
-    /// What the source is called.
+    /// Name of the source.
     pub name: String,
-    /// Changes to try.
     pub what_if: Vec<WhatIf>,
-    /// What the reader should know of the source.
+    /// Facts about the source that the reader should know.
     pub notes: Vec<String>,
 }
 
-/// The demand and what is simulated of it.
+/// The demand, and the part of it that is simulated.
 struct PlanDemand {
     trace: TrafficTrace,
-    /// Replica-seconds of each call.
+    /// Replica-seconds of work of each call.
     amounts: Vec<f64>,
     part: TrafficTrace,
     stretch: TraceStretch,
     source: DemandSourceRow,
 }
 
-/// The fleet that keeps the promise.
+/// The fleet that meets the objectives.
 struct ChosenFleet {
     pool: usize,
     maximum: usize,
@@ -56,10 +56,12 @@ struct ChosenFleet {
     found: Vec<FleetSearch>,
 }
 
-/// Makes the report. The trace's classes are places in the setting's.
+/// Makes the report. The trace's class numbers are indices into the setting's
+/// classes.
 ///
 /// # Errors
-/// Nothing can be planned for, in a sentence.
+///
+/// When nothing can be planned for; the text is a sentence.
 pub fn plan(
     mut trace: TrafficTrace,
     lab: &FleetTrials<'_>,
@@ -77,7 +79,7 @@ pub fn plan(
             numbers::percent(lab.setting.keep)
         ));
     }
-    // Windows are held to what the whole can keep.
+    // Windows are not held to a larger share than the whole source reaches.
     let held = Setting { keep: lab.setting.keep.min(chosen.run.kept), ..lab.setting.clone() };
     let followed = follow(&lab.with(&held), &work.trace, &work.amounts, chosen.pool, chosen.maximum);
     let sized = by_replicas(lab, &work.stretch, &chosen);
@@ -113,7 +115,7 @@ pub fn plan(
     Ok(report)
 }
 
-/// Requests that no replica can hold.
+/// Drops requests that no replica can hold, with a note.
 fn leave_out(trace: &mut TrafficTrace, setting: &Setting, notes: &mut Vec<String>) -> Result<(), String> {
     if trace.left_out > 0 {
         let count = numbers::count(trace.left_out);
@@ -171,7 +173,7 @@ fn work(trace: TrafficTrace, setting: &Setting, name: String, notes: &mut Vec<St
     PlanDemand { amounts, stretch: TraceStretch::of(&part), part, trace, source }
 }
 
-/// The part of the requests that an idle replica serves within their objectives.
+/// Share of the requests that an idle replica serves within their objectives.
 fn keepable(stretch: &TraceStretch, setting: &Setting) -> Result<f64, String> {
     let can = stretch.keepable(setting);
     let count = can.iter().filter(|can| **can).count();
@@ -192,8 +194,9 @@ fn keepable(stretch: &TraceStretch, setting: &Setting) -> Result<f64, String> {
     ))
 }
 
-/// Finds the smallest fleet of each pool, takes the cheapest, and checks it from
-/// other places of the source on; where it does not hold, a larger one.
+/// Finds the smallest fleet of each pool, takes the cheapest, and checks it
+/// from other places of the source. When the check fails, a larger fleet is
+/// tried.
 fn choose(lab: &FleetTrials<'_>, work: &PlanDemand) -> ChosenFleet {
     let seconds = work.part.span().as_secs_f64().max(1.0);
     let offset =
@@ -231,7 +234,7 @@ fn choose(lab: &FleetTrials<'_>, work: &PlanDemand) -> ChosenFleet {
     ChosenFleet { pool, maximum, kept, promise, run, found }
 }
 
-/// Runs a fleet from several places of the source on.
+/// Runs a fleet from several places of the source.
 fn check(lab: &FleetTrials<'_>, work: &PlanDemand, fleet: &[usize]) -> (VerifiedMaximum, TriedFleet) {
     let starts: Vec<TraceStretch> = (0..=OTHER_STARTS)
         .map(|seed| {
@@ -247,7 +250,7 @@ fn check(lab: &FleetTrials<'_>, work: &PlanDemand, fleet: &[usize]) -> (Verified
     (VerifiedMaximum { keep: lab.setting.keep, kept, holds }, runs.swap_remove(0))
 }
 
-/// Fleets of the chosen pool around the maximum, by their size.
+/// Runs of fleets of the chosen pool around the maximum, by their size.
 fn by_replicas(lab: &FleetTrials<'_>, stretch: &TraceStretch, chosen: &ChosenFleet) -> Vec<TriedFleet> {
     let mut tried = chosen.found[chosen.pool].tried.clone();
     tried.insert(chosen.maximum, chosen.run.clone());
@@ -264,7 +267,7 @@ fn by_replicas(lab: &FleetTrials<'_>, stretch: &TraceStretch, chosen: &ChosenFle
     tried.into_values().collect()
 }
 
-/// The fleet that is there now, where that is known.
+/// Today's fleet; `None` where it is not known.
 fn today(setting: &Setting) -> Option<Vec<usize>> {
     let fleet: Vec<usize> = setting.pools.iter().map(|pool| pool.today.unwrap_or(0)).collect();
     fleet.iter().any(|count| *count > 0).then_some(fleet)
@@ -302,7 +305,7 @@ fn measured(
     (measured, levels)
 }
 
-/// How the recommended fleet serves, from its simulation.
+/// Service times under the recommended fleet, from its simulation.
 fn service(setting: &Setting, chosen: &ChosenFleet, stretch: &TraceStretch) -> Service {
     let pool = &setting.pools[chosen.pool];
     let alone = |arrival: &Arrival| pool.alone(arrival.prompt, arrival.output).ttft.as_secs_f64() * 1e3;
@@ -362,7 +365,7 @@ fn advice(
     }
 }
 
-/// The percentiles of the fleet's size, each window by its length.
+/// Percentiles of the fleet's size, each window weighted by its length.
 fn over_time(windows: &[WindowNeed]) -> Percentiles {
     let mut sizes: Vec<(usize, f64)> = windows.iter().map(|window| (window.has, window.lasts_s)).collect();
     sizes.sort_unstable_by_key(|(has, _)| *has);
@@ -378,8 +381,9 @@ fn over_time(windows: &[WindowNeed]) -> Percentiles {
     Percentiles { p50: part(0.5), p90: part(0.9), p99: part(0.99) }
 }
 
-/// Requests in service at the top of surges that no scaler can answer, and the
-/// replicas that the windows with such a surge need. Without a surge: of all.
+/// Most requests in service during surges that no scaler can answer, and most
+/// replicas needed by windows with such a surge. Without a surge, the maxima
+/// over all.
 fn burst_ceiling(
     setting: &Setting,
     measured: &MeasuredInputs,
@@ -388,7 +392,7 @@ fn burst_ceiling(
     bin: Duration,
 ) -> (u64, usize) {
     let surges = measured.bursts.surges.iter().filter(|surge| surge.is_noise(setting.start));
-    // Its last requests are in service after it.
+    // The last requests of a surge are in service after its end.
     let after = measured.duration_s.p90;
     let noise = apart(surges.map(|surge| (surge.at_s, surge.at_s + surge.lasts_s + after)).collect());
     let in_noise = |at: f64, lasts: f64| {
@@ -401,7 +405,7 @@ fn burst_ceiling(
     (requests.unwrap_or(0), windows.map(|window| window.needs).max().unwrap_or(0))
 }
 
-/// The stretches in order, those that touch put together.
+/// The intervals in order, with touching ones merged.
 fn apart(mut stretches: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     stretches.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let mut apart: Vec<(f64, f64)> = Vec::new();

@@ -1,12 +1,12 @@
-//! `penstock plan`: what demand there is, how many replicas it needs, and what
-//! they cost.
+//! `penstock plan`: the demand, the replicas that the demand needs, and their
+//! cost.
 //!
-//! Demand is measured over all that the source has. Fleets are found by running
-//! the real scheduler in the simulated world: the smallest fixed fleet that
-//! keeps its promise over the busiest stretch is the maximum; the smallest for
-//! each window of time says what a fleet has to be at that time; nine of ten
-//! windows need at least the floor. The maximum is then put through the
-//! simulator again, from other places of the source on.
+//! Demand is measured over the whole source. Fleets are found by running the
+//! real scheduler in the simulated world. The maximum is the smallest fixed
+//! fleet that meets the objectives over the busiest stretch. The smallest fleet
+//! of each window gives the replicas needed over time; nine of ten windows need
+//! at least the floor. The maximum is then simulated again, starting from other
+//! places of the source.
 
 pub mod demand;
 pub mod fleets;

@@ -1,9 +1,10 @@
-//! Demand as a gateway remembers it, played back as calls.
+//! Remembered demand: calls drawn from the histograms that a gateway keeps of
+//! its traffic.
 //!
-//! A gateway keeps how many jobs came in each of the last minutes, and how large
-//! they were, waited and stayed as histograms. Calls with the same counts and the
-//! same distributions are drawn from that. How they lay within their minute, and
-//! which size went with which wait, is not kept.
+//! A gateway keeps the number of jobs in each of the last minutes, and
+//! histograms of their sizes, waits and stays. The drawn calls have the same
+//! counts and the same distributions. The gateway keeps neither the times of
+//! calls within their minute nor which size went with which wait.
 
 use std::time::Duration;
 
@@ -14,11 +15,11 @@ use crate::sim::rng::Rng;
 use crate::sim::trace::{MAX_CALLS, MAX_PROMPT, TraceCall, TrafficTrace};
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// Draws what is not kept.
+/// Seed for what the gateway does not keep.
 const SEED: u64 = 1;
 
-/// Calls like those that were seen of all classes, or of one model; of a model
-/// no classes are known.
+/// Calls like those that the gateway saw, of all classes or of one model. Calls
+/// of a model have no known class.
 #[must_use]
 pub fn trace(state: &DemandState, model: Option<&str>) -> TrafficTrace {
     let rows: Vec<&SavedDemandRow> = rows(state, model).collect();
@@ -37,13 +38,13 @@ pub fn trace(state: &DemandState, model: Option<&str>) -> TrafficTrace {
     trace
 }
 
-/// What was seen of each class, or of one model.
+/// The remembered demand of each class, or of one model.
 pub fn rows<'a>(state: &'a DemandState, model: Option<&'a str>) -> impl Iterator<Item = &'a SavedDemandRow> {
     let kind = if model.is_some() { ProfileKind::Model } else { ProfileKind::Class };
     state.rows.iter().filter(move |row| row.kind == kind && model.is_none_or(|model| row.name == model))
 }
 
-/// How many of the last minutes have no more calls than a trace may have.
+/// Number of newest minutes whose calls fit a trace.
 fn newest_that_fit(rows: &[&SavedDemandRow]) -> usize {
     let most = rows.iter().map(|row| row.seen.minutes.len()).max().unwrap_or(0);
     let arrived = |back: usize| -> u64 {
@@ -82,12 +83,12 @@ fn calls(seen: &SavedProfile, count: usize, rng: &mut Rng) -> Vec<TraceCall> {
     sized.map(call).collect()
 }
 
-/// Of those that arrived, the ones that were not refused; some may still be there.
+/// Arrivals that were not refused; some may still be in progress.
 fn served<'a>(minutes: impl Iterator<Item = &'a DemandMinute>) -> u64 {
     minutes.map(|minute| u64::from(minute.arrived.saturating_sub(minute.refused))).sum()
 }
 
-/// So many numbers of tokens, distributed as they were seen, and with their sum.
+/// Token numbers drawn from the histogram, `count` of them, scaled to `sum`.
 fn sizes(seen: &CoarseHistogram, count: usize, sum: u64, rng: &mut Rng) -> Vec<u32> {
     let drawn: Vec<f64> = (0..count).map(|_| seen.draw(rng.unit(), rng.unit()).unwrap_or(1.0)).collect();
     let all: f64 = drawn.iter().sum();
@@ -96,7 +97,7 @@ fn sizes(seen: &CoarseHistogram, count: usize, sum: u64, rng: &mut Rng) -> Vec<u
     drawn.into_iter().map(size).collect()
 }
 
-/// A time of which milliseconds were seen.
+/// A time drawn from a histogram of milliseconds.
 fn time(seen: &CoarseHistogram, rng: &mut Rng) -> Option<Duration> {
     seen.draw(rng.unit(), rng.unit()).map(|millis| Duration::from_secs_f64(millis / 1e3))
 }

@@ -1,5 +1,5 @@
-//! What a plan is made for: the promises, the pools with their speed and price,
-//! and how long a replica takes to start.
+//! Setting of a plan: the classes' objectives, the pools with their speed and
+//! price, and the start time of a replica.
 
 use std::time::Duration;
 
@@ -16,50 +16,47 @@ use crate::sim::world::replica::ReplicaSetup;
 /// Replicas of the largest fleet that is tried.
 pub const MOST_REPLICAS: usize = 512;
 
-/// What a plan is made for.
 #[derive(Debug, Clone)]
 pub struct Setting {
     /// The latency classes with their names, in the order of their ids.
     pub classes: Vec<(String, Class)>,
     /// The pools; never empty.
     pub pools: Vec<PoolSpec>,
-    /// From the decision to the first request that a new replica takes.
+    /// Time from the decision to the first request that a new replica takes.
     pub start: Duration,
-    /// The share of requests to be served within their objectives, of those that
-    /// an idle replica could serve so.
+    /// Share of requests that must meet their objectives, of those that an idle
+    /// replica serves within them.
     pub keep: f64,
 }
 
-/// Replicas that are alike.
+/// A pool: replicas that are alike.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PoolSpec {
-    /// Its name.
     pub name: String,
-    /// Whose speed its replicas have.
+    /// Step-time profile of the replicas.
     pub profile: StepProfile,
-    /// What that is called.
+    /// Name of the profile.
     pub speed: String,
-    /// What one replica costs in an hour.
+    /// Price of one replica per hour.
     pub price: f64,
-    /// Whether they may be taken away.
+    /// Whether the replicas may be taken away.
     pub capacity: Capacity,
-    /// How many there are today; absent = not known.
+    /// Replicas today; absent = not known.
     pub today: Option<usize>,
-    /// Sequences that each runs at once; absent = the profile's.
+    /// Sequences that each replica runs at once; absent = the profile's.
     pub max_seqs: Option<u32>,
-    /// Tokens of KV cache of each; absent = the profile's.
+    /// Tokens of each replica's KV cache; absent = the profile's.
     pub kv_tokens: Option<u64>,
 }
 
 impl PoolSpec {
-    /// Tokens of the longest request that one of its replicas can hold.
+    /// Tokens of the longest request that one replica can hold.
     #[must_use]
     pub fn holds(&self) -> u64 {
         self.kv_tokens.unwrap_or(self.profile.kv_tokens)
     }
 
-    /// A replica with nothing else to do: the time to the first token of such a
-    /// prompt, and the time between two tokens of its answer.
+    /// TTFT and ITL of such a request at an idle replica.
     #[must_use]
     pub fn alone(&self, prompt: u32, output: u32) -> Goal {
         let (mut left, mut before, mut millis) = (u64::from(prompt), 0u64, 0.0);
@@ -75,9 +72,9 @@ impl PoolSpec {
         Goal { ttft: Duration::from_secs_f64(millis / 1e3), itl: Duration::from_secs_f64(gap / 1e3) }
     }
 
-    /// Replica-seconds that a request takes of a replica that is well used: its
-    /// prompt at full speed, and its answer among as many others as keep a step
-    /// within `gap`.
+    /// Replica-seconds that a request costs at a well used replica. The prompt
+    /// is read at full speed. The answer shares its steps with as many others
+    /// as keep a step within `gap`.
     #[must_use]
     pub fn work(&self, prompt: u32, output: u32, gap: Duration) -> f64 {
         let profile = &self.profile;
@@ -123,13 +120,13 @@ impl Setting {
         self.classes.iter().map(goal).collect()
     }
 
-    /// The engines of a fleet: so many of each pool.
+    /// The engines of a fleet: `fleet` has the number of replicas of each pool.
     pub(super) fn replicas(&self, fleet: &[usize]) -> Vec<ReplicaSetup> {
         let pairs = self.pools.iter().zip(fleet);
         pairs.flat_map(|(pool, count)| std::iter::repeat_n(pool.replica(), *count)).collect()
     }
 
-    /// The scheduler's rules for such a fleet.
+    /// The scheduler's policy for such a fleet.
     pub(super) fn policy(&self, fleet: &[usize]) -> Policy {
         let here = self.pools.iter().zip(fleet).filter(|(_, count)| **count > 0);
         let racks: Vec<Rack> = here.map(|(pool, count)| pool.rack(*count)).collect();
@@ -146,7 +143,7 @@ impl Setting {
         policy(&racks, &classes, &[tenant])
     }
 
-    /// What a fleet costs in an hour.
+    /// Cost of a fleet per hour.
     #[must_use]
     pub fn cost(&self, fleet: &[usize]) -> f64 {
         self.pools.iter().zip(fleet).map(|(pool, count)| pool.price * *count as f64).sum()
@@ -155,7 +152,8 @@ impl Setting {
     /// Sets a class's time, as written `interactive.max_wait=5s`.
     ///
     /// # Errors
-    /// A sentence that says what there is and how to write it.
+    ///
+    /// A sentence that names the valid classes and times.
     pub fn set_class(&mut self, text: &str) -> Result<(), String> {
         let form = || format!("`{text}`: write it like interactive.max_wait=5s");
         let (field, value) = text.split_once('=').ok_or_else(form)?;
@@ -181,12 +179,13 @@ impl Setting {
     }
 }
 
-/// A replica's speed from what was measured of it: prompt tokens read a second,
-/// and the time between two tokens of a stream; as written
-/// `read=21000,gap=8ms`, perhaps with `seqs=128` and `kv=200000`.
+/// A replica's speed from measurements: prompt tokens read per second, and the
+/// time between two tokens of a stream. Written `read=21000,gap=8ms`,
+/// optionally with `seqs=128` and `kv=200000`.
 ///
 /// # Errors
-/// A sentence that says how to write it.
+///
+/// A sentence that shows how to write it.
 pub fn measured(text: &str) -> Result<StepProfile, String> {
     let form = || format!("`{text}`: write it like read=21000,gap=8ms, perhaps with seqs=128 and kv=200000");
     let (mut read, mut gap) = (None, None);
@@ -207,8 +206,8 @@ pub fn measured(text: &str) -> Result<StepProfile, String> {
     Ok(StepProfile { a: speed.a, t_w: speed.t_w, ..profile })
 }
 
-/// The profile of replicas that read so many prompt tokens a second and take so long
-/// between two tokens.
+/// The profile of replicas that read `read` prompt tokens per second and take
+/// `gap` between two tokens.
 #[must_use]
 pub fn of_rates(read: f64, gap: Duration) -> Option<StepProfile> {
     let usual = StepProfile::named("h100-8b")?;

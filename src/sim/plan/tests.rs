@@ -1,4 +1,4 @@
-//! Plans, from demand to the page.
+//! Tests of plans, from demand to the page.
 
 use std::time::Duration;
 
@@ -55,7 +55,8 @@ fn setting() -> Setting {
     }
 }
 
-/// Four minutes, the third of them with three times the traffic.
+/// Four minutes of traffic; the third has three times the traffic of the
+/// others.
 fn demand() -> TrafficTrace {
     let sizes = Sizes::Apart { prompt: Length::Constant(900), output: Length::Constant(12) };
     let mut calls = Vec::new();
@@ -156,7 +157,8 @@ fn the_cheaper_pool_is_taken() {
 #[test]
 fn a_long_source_is_simulated_where_it_is_busiest_and_says_so() {
     let mut trace = demand();
-    // Far more than the budget of answers, in quiet times before and after.
+    // Quiet times before and after, whose output is far beyond the simulation
+    // budget.
     let quiet = |second: u64| TraceCall {
         at: Duration::from_secs(second * 40),
         prompt: 10,

@@ -1,5 +1,5 @@
-//! Runs fleets against demand in the simulated world, and looks for the smallest
-//! one that keeps its promise.
+//! Fleet trials: simulations of fleets under the demand, and the search for the
+//! smallest fleet that meets the objectives.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -17,35 +17,36 @@ use crate::sim::world::record::{Goal, Summary, WorldRecord, quantile};
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{Setup, run};
 
-/// Fleets that a search tries at a time. Not the number of cores: what is found
+/// Fleets that a search tries at a time. Not the number of cores: the result
 /// must not depend on the machine.
 const AT_ONCE: usize = 2;
 
-/// What came of one fleet.
+/// Result of one fleet.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct TriedFleet {
-    /// Replicas, of all pools.
+    /// Replicas of all pools.
     pub replicas: usize,
-    /// What they cost in an hour.
+    /// Cost of the replicas per hour.
     pub cost_per_hour: f64,
-    /// Requests within their objectives, of those that an idle replica serves so.
+    /// Share of requests within their objectives, of those that an idle replica
+    /// serves within them.
     pub kept: f64,
-    /// The same of all requests; this is the goodput.
+    /// Share of all requests within their objectives: the goodput.
     pub goodput: f64,
-    /// Refused, of all requests.
+    /// Share of all requests that were refused.
     pub refused: f64,
-    /// Median time to the first token, milliseconds.
+    /// Median TTFT, in milliseconds.
     pub ttft_p50_ms: f64,
-    /// 99th percentile of the same.
+    /// 99th percentile of the TTFT, in milliseconds.
     pub ttft_p99_ms: f64,
-    /// Median of the requests' mean times between tokens.
+    /// Median of the requests' mean ITL, in milliseconds.
     pub itl_p50_ms: f64,
-    /// Share of the replicas' time, while requests came, without a step.
+    /// Share of the replicas' time without a step, while requests arrived.
     pub idle: f64,
-    /// For each class, how long its first tokens took: all but a thousandth of
-    /// them, milliseconds.
+    /// For each class the 99.9th percentile of the TTFT, in milliseconds.
     pub longest_ms: Vec<f64>,
-    /// Requests that count for `kept`, and how many of them were.
+    /// Requests that count for `kept`, and how many of them met their
+    /// objectives.
     #[serde(skip)]
     pub counted: (u64, u64),
     /// Invariants of the scheduler that broke.
@@ -53,13 +54,12 @@ pub struct TriedFleet {
     pub broken: u64,
 }
 
-/// Runs simulations.
+/// Runs simulations of fleets.
 pub struct FleetTrials<'a> {
-    /// What they are about.
     pub setting: &'a Setting,
-    /// Simulations at once.
+    /// Simulations that run at once.
     pub threads: usize,
-    /// Hears what is done, after each simulation.
+    /// Receives a text after each simulation.
     pub progress: &'a (dyn Fn(&str) + Sync),
 }
 
@@ -70,13 +70,13 @@ impl std::fmt::Debug for FleetTrials<'_> {
 }
 
 impl<'a> FleetTrials<'a> {
-    /// The same for another setting.
+    /// The same trials for another setting.
     #[must_use]
     pub fn with(&self, setting: &'a Setting) -> Self {
         Self { setting, threads: self.threads, progress: self.progress }
     }
 
-    /// Runs one fleet: so many of each pool.
+    /// Runs one fleet; `fleet` has the number of replicas of each pool.
     #[must_use]
     pub fn run(&self, stretch: &TraceStretch, fleet: &[usize], what: &str) -> TriedFleet {
         let setup = Setup {
@@ -117,20 +117,21 @@ impl<'a> FleetTrials<'a> {
         }
     }
 
-    /// Runs all of them, some at once.
+    /// Runs all of the fleets, several at once.
     #[must_use]
     pub fn run_all(&self, stretch: &TraceStretch, fleets: &[Vec<usize>], what: &str) -> Vec<TriedFleet> {
         in_parallel(self.threads, fleets, |fleet| self.run(stretch, fleet, what))
     }
 
-    /// Whether that is what was promised.
+    /// Whether the run reached the required share of requests within their
+    /// objectives.
     #[must_use]
     pub fn keeps(&self, tried: &TriedFleet) -> bool {
         tried.kept >= self.setting.keep && tried.counted.0 > 0
     }
 
-    /// Looks for the smallest fleet of one pool that keeps the promise, from
-    /// `guess` on. Everything that was tried comes back with it.
+    /// Finds the smallest fleet of one pool that meets the objectives; the
+    /// search starts at `guess`. The result contains every run.
     #[must_use]
     pub fn smallest(&self, stretch: &TraceStretch, pool: usize, guess: usize, most: usize) -> FleetSearch {
         let mut tried = BTreeMap::new();
@@ -145,7 +146,7 @@ impl<'a> FleetTrials<'a> {
         FleetSearch { pool, smallest, tried }
     }
 
-    /// So many replicas of one pool and none of the others.
+    /// A fleet of `count` replicas of one pool and none of the others.
     #[must_use]
     pub fn only(&self, pool: usize, count: usize) -> Vec<usize> {
         let pools = 0..self.setting.pools.len();
@@ -153,25 +154,26 @@ impl<'a> FleetTrials<'a> {
     }
 }
 
-/// What a search brought.
+/// Result of a search.
 #[derive(Debug, Clone, Default)]
 pub struct FleetSearch {
-    /// Of which pool.
+    /// Index of the pool.
     pub pool: usize,
-    /// The smallest number of replicas that keeps the promise; absent = none does.
+    /// Smallest number of replicas that meets the objectives; absent = no
+    /// number does.
     pub smallest: Option<usize>,
-    /// What was tried on the way, by replicas.
+    /// All runs of the search, by number of replicas.
     pub tried: BTreeMap<usize, TriedFleet>,
 }
 
-/// The median of the mean times between tokens, milliseconds.
+/// Median of the requests' mean ITL, in milliseconds.
 fn median_gap(records: &[WorldRecord]) -> f64 {
     let served = records.iter().filter(|record| record.served() && record.output > 1);
     let mut gaps: Vec<f64> = served.map(|record| record.itl.as_secs_f64() * 1e3).collect();
     quantile(&mut gaps, 0.5)
 }
 
-/// How long all but a thousandth of a class's first tokens took, milliseconds.
+/// The 99.9th percentile of a class's TTFT, in milliseconds.
 fn longest(records: &[WorldRecord], class: usize) -> f64 {
     let of_class = records.iter().filter(|record| record.class as usize == class && record.served());
     let mut times: Vec<f64> =
@@ -179,7 +181,7 @@ fn longest(records: &[WorldRecord], class: usize) -> f64 {
     quantile(&mut times, 0.999)
 }
 
-/// Does the work for every item, some at once, and keeps their order.
+/// Does the work for every item, several at once, and keeps the items' order.
 pub(super) fn in_parallel<T: Sync, R: Send>(
     threads: usize,
     items: &[T],
@@ -204,8 +206,9 @@ pub(super) fn in_parallel<T: Sync, R: Send>(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// The smallest number from 1 to `most` that keeps a promise, where larger ones
-/// do, too. Asks for up to `at_once` numbers at a time, the first near `guess`.
+/// The smallest number from 1 to `most` for which `keeps` is true. Every larger
+/// number must be true, too. Asks for up to `at_once` numbers at a time, the
+/// first near `guess`.
 pub fn smallest(
     guess: usize,
     most: usize,
@@ -213,7 +216,7 @@ pub fn smallest(
     mut keeps: impl FnMut(&[usize]) -> Vec<bool>,
 ) -> Option<usize> {
     let at_once = at_once.max(1);
-    // `low` does not, `high` does.
+    // Invariant: `low` does not suffice, `high` does.
     let (mut low, mut next) = (0, guess.clamp(1, most.max(1)));
     let mut high = loop {
         let mut counts = vec![next];

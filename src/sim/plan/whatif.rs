@@ -1,4 +1,5 @@
-//! What would be otherwise: one thing changed, the rest as it is.
+//! What-if rows: one simulation for each change to the plan, everything else
+//! unchanged.
 
 use std::str::FromStr;
 
@@ -7,14 +8,15 @@ use crate::sim::plan::report::WhatIfRow;
 use crate::sim::plan::trials::FleetTrials;
 use crate::sim::trace::TrafficTrace;
 
-/// A change.
+/// A change to the plan.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WhatIf {
-    /// One replica more, of this pool; absent = of the chosen one.
+    /// One more replica of this pool; absent = of the chosen pool.
     AddReplica(Option<String>),
     /// A class's time, as written `interactive.max_wait=5s`.
     Class(String),
-    /// So many times the traffic: gaps are shorter, bursts keep their shape.
+    /// A multiple of the traffic: gaps are shorter, and bursts keep their
+    /// shape.
     Traffic(Factor),
 }
 
@@ -35,7 +37,8 @@ impl FromStr for Factor {
 /// Runs each change against the fleet.
 ///
 /// # Errors
-/// A sentence that says which pool or class there is not.
+///
+/// A sentence that names the unknown pool or class.
 pub fn rows(
     lab: &FleetTrials<'_>,
     asked: &[WhatIf],
@@ -78,10 +81,11 @@ fn row(
     }
 }
 
-/// The place of a pool by its name.
+/// The index of a pool by its name.
 ///
 /// # Errors
-/// A sentence that names those that there are.
+///
+/// A sentence that names the known pools.
 pub fn pool_of(lab: &FleetTrials<'_>, name: Option<&str>) -> Result<Option<usize>, String> {
     let Some(name) = name else { return Ok(None) };
     let pools = &lab.setting.pools;
@@ -90,10 +94,11 @@ pub fn pool_of(lab: &FleetTrials<'_>, name: Option<&str>) -> Result<Option<usize
     place.map(Some).ok_or_else(|| format!("--add-replica: there is no pool `{name}`; there are: {}", names()))
 }
 
-/// Whether the changes can be made at all; asked before the work.
+/// Checks that every change can be made; called before the simulations.
 ///
 /// # Errors
-/// A sentence that says which pool or class there is not.
+///
+/// A sentence that names the unknown pool or class.
 pub fn check(lab: &FleetTrials<'_>, asked: &[WhatIf]) -> Result<(), String> {
     for what_if in asked {
         match what_if {

@@ -1,4 +1,4 @@
-//! The designs by name, as scenarios and the command line say them.
+//! Designs by name, as written in scenarios and on the command line.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ use crate::sim::world::baseline::shedding::Shedding;
 use crate::sim::world::gateway::SimGateway;
 use crate::sim::world::router::Router;
 
-/// Every name with its options and what it is.
+/// Every design: name, options, and description.
 pub const DESIGNS: [(&str, &[&str], &str); 13] = [
     (
         "penstock",
@@ -57,9 +57,9 @@ pub const DESIGNS: [(&str, &[&str], &str); 13] = [
 /// A design with its options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Design {
-    /// One of [`DESIGNS`].
+    /// Name, one of [`DESIGNS`].
     name: &'static str,
-    /// As it was written.
+    /// The design as it was written.
     text: String,
     scrape: Option<Duration>,
     own: bool,
@@ -71,14 +71,14 @@ pub struct Design {
     only: Option<String>,
 }
 
-/// What a design is told of the world before it starts.
+/// Facts of the world that a design is told before it starts.
 #[derive(Debug, Clone)]
 pub struct WorldFacts {
-    /// The engines' step times.
+    /// Step-time profiles of the engines.
     pub profiles: Vec<StepProfile>,
-    /// The engines' weights.
+    /// Weights of the engines.
     pub weights: Vec<f64>,
-    /// Penstock's policy; also tells the tenants' weights and the classes'
+    /// Penstock's policy; it also holds the tenants' weights and the classes'
     /// longest waits.
     pub policy: Policy,
 }
@@ -90,7 +90,7 @@ impl Design {
         self.name == "penstock"
     }
 
-    /// The scrape period that it asks for.
+    /// The scrape period that the design asks for.
     #[must_use]
     pub fn scrape(&self) -> Option<Duration> {
         match self.name {
@@ -100,8 +100,8 @@ impl Design {
         }
     }
 
-    /// A router of this design. `initial` engines are there at first where they
-    /// come and go.
+    /// A router of this design. With autoscaling, `initial` engines are there
+    /// at first.
     #[must_use]
     pub fn router(&self, facts: &WorldFacts, initial: Option<usize>, seed: u64) -> Box<dyn Router> {
         let inner = self.plain(facts, initial, seed);
@@ -141,10 +141,11 @@ impl Design {
         Box::new(HeldRouter::new(count, Cap { requests: self.cap, prefill: self.prefill }, line))
     }
 
-    /// Whether it can be in a world with this policy.
+    /// Checks that the design fits a world with this policy.
     ///
     /// # Errors
-    /// It names a pool that is not there.
+    ///
+    /// When the design names a pool that the policy lacks.
     pub(super) fn check(&self, policy: &Policy) -> Result<(), String> {
         match &self.only {
             Some(pool) if policy.pools.id(pool).is_none() => {

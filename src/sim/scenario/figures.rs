@@ -1,4 +1,4 @@
-//! The figures of one run.
+//! Figures of one run.
 
 use std::time::Duration;
 
@@ -6,16 +6,17 @@ use crate::core::model::time::Tick;
 use crate::sim::world::record::{Goal, Summary, WorldRecord};
 use crate::sim::world::run::RunOutcome;
 
-/// A figure.
+/// A column of figures.
 #[derive(Debug, Clone, Copy)]
 pub struct FigureColumn {
-    /// Its name in JSON.
+    /// Name in JSON.
     pub name: &'static str,
-    /// Its heading in tables.
+    /// Heading in tables.
     pub title: &'static str,
     /// Digits after the point.
     pub digits: usize,
-    /// Left out of a table when it is the same everywhere and is this.
+    /// Dull value: the column is left out of a table when every cell has this
+    /// value.
     pub dull: Option<f64>,
 }
 
@@ -23,7 +24,7 @@ const fn column(name: &'static str, title: &'static str, digits: usize, dull: Op
     FigureColumn { name, title, digits, dull }
 }
 
-/// Every figure. Times in milliseconds unless the name says otherwise.
+/// Every figure. Times are in milliseconds unless the name says otherwise.
 pub const COLUMNS: [FigureColumn; 22] = [
     column("offered", "offered", 0, None),
     column("ttft_p50_ms", "p50", 0, None),
@@ -52,30 +53,29 @@ pub const COLUMNS: [FigureColumn; 22] = [
 /// One value for each of [`COLUMNS`].
 pub type Figures = [f64; COLUMNS.len()];
 
-/// The place of a figure.
+/// The index of a figure in [`COLUMNS`].
 #[must_use]
 pub fn place(name: &str) -> Option<usize> {
     COLUMNS.iter().position(|column| column.name == name)
 }
 
-/// What a set of requests belongs to.
+/// Run to which a set of requests belongs.
 #[derive(Debug)]
 pub(super) struct FigureFrame<'a> {
-    /// What the whole run brought.
     pub(super) outcome: &'a RunOutcome,
-    /// Of each class.
+    /// Objectives of each class.
     pub(super) goals: &'a [Goal],
-    /// The weight of each tenant.
+    /// Weight of each tenant.
     pub(super) weights: &'a [f64],
-    /// Whether shares of tenants are figures of it.
+    /// Whether the tenants' shares are among the figures.
     pub(super) shares: bool,
     /// See [`cost_per_thousand`].
     pub(super) cost: f64,
 }
 
-/// What a thousand answers cost on average: the time in which engines computed
-/// at their prices, each step shared by those that it served. Idle time is not
-/// in it.
+/// Mean cost of a thousand answers: the time in which engines computed, at
+/// their prices. Each step is shared by the requests that it served. Idle time
+/// is not counted.
 pub(super) fn cost_per_thousand(outcome: &RunOutcome, prices: impl Iterator<Item = f64>) -> f64 {
     let spent: f64 =
         outcome.busy.iter().zip(prices).map(|(busy, price)| busy.as_secs_f64() / 3600.0 * price).sum();
@@ -122,8 +122,8 @@ impl FigureFrame<'_> {
         ]
     }
 
-    /// Jain's index of what tenants received over their max-min fair shares,
-    /// and the least of those ratios.
+    /// Fairness of the tenants' service: Jain's index over the ratios of
+    /// received service to max-min fair share, and the least of those ratios.
     fn fairness(&self, records: &[&WorldRecord], window: &FigureWindow) -> (f64, f64) {
         let mut demand = vec![0.0; self.weights.len()];
         let mut received = demand.clone();
@@ -142,12 +142,13 @@ impl FigureFrame<'_> {
     }
 }
 
-/// Service in tokens: prompt + 2 × output.
+/// Service of a request in tokens: prompt + 2 × output.
 fn cost(record: &WorldRecord) -> f64 {
     f64::from(record.prompt) + 2.0 * f64::from(record.output)
 }
 
-/// The time in which requests came; service is counted as far as it falls in it.
+/// Time in which requests arrived. Service counts as far as it falls in this
+/// window.
 #[derive(Debug)]
 struct FigureWindow {
     start: Tick,
@@ -158,7 +159,8 @@ impl FigureWindow {
     fn of(records: &[&WorldRecord]) -> Self {
         let times = || records.iter().map(|record| record.arrived);
         let (start, last) = (times().min().unwrap_or_default(), times().max().unwrap_or_default());
-        // A burst has no time of its own: count until the last answer.
+        // All requests of a burst arrive at once; its window ends with the last
+        // answer.
         let ends = || records.iter().filter_map(|record| record.ended).max().unwrap_or(last);
         let end = if last.since(start) < Duration::from_secs(1) { ends() } else { last };
         Self { start, end }
@@ -168,8 +170,8 @@ impl FigureWindow {
         self.end.since(self.start).as_secs_f64().max(1e-9)
     }
 
-    /// Prompt tokens count at the first token, output tokens evenly from then
-    /// to the end.
+    /// Service of a request within the window. Prompt tokens count at the first
+    /// token, output tokens evenly from then to the end.
     fn service(&self, record: &WorldRecord) -> f64 {
         let (Some(ttft), Some(ended), true) = (record.ttft, record.ended, record.served()) else {
             return 0.0;
@@ -185,8 +187,8 @@ impl FigureWindow {
     }
 }
 
-/// Max-min fair shares of `total` under demands and weights: nobody gets more
-/// than it wants, and what that frees goes to the others by weight.
+/// Max-min fair shares of `total` under demands and weights. No share exceeds
+/// its demand; what that frees goes to the others by weight.
 fn fair_shares(demand: &[f64], weights: &[f64], total: f64) -> Vec<f64> {
     let mut shares = vec![0.0; demand.len()];
     let mut open: Vec<usize> = (0..demand.len()).filter(|index| demand[*index] > 0.0).collect();

@@ -1,4 +1,4 @@
-//! A scenario as it is written.
+//! Scenario file: the types that a scenario is deserialized into.
 
 use std::path::PathBuf;
 
@@ -9,31 +9,33 @@ use crate::config::named::NamedEntries;
 use crate::config::units::Span;
 use crate::sim::scenario::scale::ScaleRow;
 
-/// An experiment: designs, compared in one or more worlds.
+/// An experiment that compares designs in one or more worlds.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Scenario {
-    /// What it shows.
+    /// Description of what the experiment shows.
     pub about: String,
     /// Runs of each row, each with another seed; absent = 5.
     pub seeds: Option<u64>,
-    /// Part of the arrivals that is not counted, `0.0..=0.9`; absent = 0.1.
+    /// Share of the arrivals, from the first on, that is not counted,
+    /// `0.0..=0.9`; absent = 0.1.
     pub warmup: Option<f64>,
-    /// Counted as good against these objectives; absent = those of its class.
+    /// Objectives for goodput; absent = those of the request's class.
     pub goal: Option<GoalRow>,
     /// Latency classes in order of rank; absent = one, `interactive`.
     pub classes: NamedEntries<ScenarioClass>,
     /// Tenants; absent = one.
     pub tenants: NamedEntries<ScenarioTenant>,
-    /// A row of figures for everybody, or one for each class or tenant beside it.
+    /// Groups with rows of their own: none, classes or tenants, beside the row
+    /// for all requests.
     pub by: By,
-    /// The world of every case.
+    /// Settings for the world of every case.
     pub world: Shape,
-    /// Worlds to compare: what differs from `world`. Absent = only that.
+    /// Worlds to compare: each lists its differences from `world`. Absent =
+    /// only `world`.
     pub cases: NamedEntries<Shape>,
 }
 
-/// Objectives.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GoalRow {
@@ -43,55 +45,54 @@ pub struct GoalRow {
     pub itl: Span,
 }
 
-/// One latency class.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScenarioClass {
-    /// First token objective.
+    /// TTFT objective.
     pub ttft: Span,
-    /// Inter-token objective.
+    /// ITL objective.
     pub itl: Span,
     /// Longest wait before a request is refused; absent = `ttft`.
     pub max_wait: Option<Span>,
     /// Guaranteed share, `0.0..=1.0`.
     #[serde(default)]
     pub min_share: f64,
-    /// The class in which a late request goes on; absent = it is refused.
+    /// Class into which a late request is demoted; absent = a late request is
+    /// refused.
     pub demote_to: Option<String>,
-    /// Pools that it may use; absent = all.
+    /// Pools that the class may use; absent = all.
     pub pools: Option<Vec<String>>,
-    /// What it does while no pool keeps its objective; absent = `fastest`.
+    /// Policy while no pool meets the class's objective; absent = `fastest`.
     pub otherwise: Option<LatePolicyName>,
 }
 
-/// One tenant.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScenarioTenant {
-    /// Share against others; absent = 1.
+    /// Weight against other tenants; absent = 1.
     pub weight: Option<f64>,
-    /// Guaranteed part of capacity, `0.0..=1.0`.
+    /// Guaranteed share of capacity, `0.0..=1.0`.
     pub guarantee: f64,
-    /// Most that it borrows; absent = 1.
+    /// Most that the tenant borrows; absent = 1.
     pub borrow: Option<f64>,
-    /// Most that it lends; absent = 1.
+    /// Most that the tenant lends; absent = 1.
     pub lend: Option<f64>,
 }
 
-/// How figures are split.
+/// Grouping of the figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum By {
-    /// Not at all.
+    /// No groups.
     #[default]
     All,
-    /// By latency class.
+    /// Groups by latency class.
     Class,
-    /// By tenant, with Jain's index of what they got.
+    /// Groups by tenant, with Jain's index of the service that they received.
     Tenant,
 }
 
-/// A world; what is absent comes from `world` or has its usual value.
+/// A world. A setting that is absent comes from `world`, or has its default.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Shape {
@@ -101,30 +102,31 @@ pub struct Shape {
     pub capacity: Option<f64>,
     /// The loads that are compared; absent = 1.
     pub loads: Option<Vec<f64>>,
-    /// What arrives.
+    /// Streams of requests.
     pub traffic: Option<Vec<StreamRow>>,
-    /// What is compared, such as `penstock` or `jsq scrape=50ms shed`.
+    /// Designs to compare, such as `penstock` or `jsq scrape=50ms shed`.
     pub designs: Option<Vec<String>>,
-    /// Routers, each with its own part of the arrivals; absent = 1.
+    /// Number of routers, each with its own part of the arrivals; absent = 1.
     pub gateways: Option<u8>,
     /// Time between two scrapes of an engine; 0 or absent = none. Designs that
-    /// live by gauges bring their own.
+    /// depend on gauges bring their own period.
     pub scrape: Option<Span>,
-    /// Routers hear of a step only when the next one is planned, as over any
-    /// network; absent = at once.
+    /// Whether routers hear of a step only when the next one is planned, as
+    /// over any network; absent = at once.
     pub late: Option<bool>,
-    /// The end of the world, whatever is open then; absent = when all is done.
+    /// Time at which the world ends, whatever is open then; absent = when all
+    /// requests have ended.
     pub horizon: Option<Span>,
-    /// A closed loop: so many patient clients, each of which sends the next request
-    /// of the traffic when its last one has ended; absent = requests come at their
-    /// time, whatever became of others.
+    /// Closed loop: number of patient clients. Each client sends the next
+    /// request of the traffic when its last one has ended. Absent = requests
+    /// come at their times, whatever became of others.
     pub clients: Option<u32>,
-    /// Replicas that come and go; absent = all are always there.
+    /// Autoscaling; absent = all replicas are always there.
     pub scale: Option<ScaleRow>,
 }
 
 impl Shape {
-    /// This, with what it does not say taken from `base`.
+    /// This world, with absent settings taken from `base`.
     #[must_use]
     pub fn over(&self, base: &Self) -> Self {
         let (own, base) = (self.clone(), base.clone());
@@ -151,22 +153,22 @@ impl Shape {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScenarioFleet {
-    /// Whose speed they have.
+    /// Name of the step-time profile.
     pub profile: String,
-    /// The pool that they belong to; absent = one that has no price.
+    /// Pool of the engines; absent = a pool without a price.
     pub pool: Option<String>,
-    /// Price of one for an hour; absent = the profile's where there is a `pool`,
-    /// else none. Routers know it only where there is a `pool`.
+    /// Price of one engine per hour; absent = the profile's where there is a
+    /// `pool`, else none. Routers know the price only where there is a `pool`.
     pub price: Option<f64>,
-    /// Whether they may be taken away.
+    /// Whether the engines may be taken away.
     pub capacity: CapacityName,
-    /// How many; absent = 1.
+    /// Number of engines; absent = 1.
     pub count: Option<u32>,
-    /// For weighted-round-robin; absent = 1.
+    /// Weight for weighted-round-robin; absent = 1.
     pub weight: Option<f64>,
-    /// Steps take so many times as long; absent = 1.
+    /// Factor on the step times; absent = 1.
     pub slowness: Option<f64>,
-    /// Sequences each runs at once; absent = the profile's.
+    /// Sequences that each engine runs at once; absent = the profile's.
     pub max_seqs: Option<u32>,
     /// Tokens of a step; absent = the profile's.
     pub max_tokens: Option<u32>,
@@ -174,37 +176,34 @@ pub struct ScenarioFleet {
     pub kv_tokens: Option<u64>,
     /// Whether prompts are cached by prefix.
     pub prefix_cache: bool,
-    /// Time that a word takes there and back; absent = 0. The answers to scrapes and
+    /// Round-trip time of a message; absent = 0. The answers to scrapes and
     /// probes come at once.
     pub rtt: Option<Span>,
-    /// Factors of single constants of the profile's step time (`t_ovh`, `t_w`, `i0`,
-    /// `a`, `c`, `d`), so that the engines are of a kind that no model knows.
+    /// Factors on single constants of the profile's step time (`t_ovh`, `t_w`,
+    /// `i0`, `a`, `c`, `d`), for engines of a kind that no model knows.
     pub off: NamedEntries<f64>,
-    /// What befalls them.
     pub fault: Option<FaultRow>,
 }
 
-/// A fault.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FaultRow {
-    /// Which.
     pub kind: FaultName,
-    /// When it begins.
+    /// Begin of the first occurrence.
     pub at: Span,
-    /// How long it lasts.
+    /// Length of each occurrence.
     pub lasts: Span,
-    /// From one beginning to the next; absent = it befalls them once.
+    /// Time from one begin to the next; absent = the fault occurs once.
     pub every: Option<Span>,
 }
 
-/// The faults.
+/// Kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FaultName {
-    /// It stands still.
+    /// The engine stands still.
     Frozen,
-    /// It loses what it has and refuses connections.
+    /// The engine loses its requests and refuses connections.
     Crashed,
 }
 
@@ -214,75 +213,76 @@ pub enum FaultName {
 pub struct StreamRow {
     /// A trace file, relative to the scenario's folder.
     pub trace: Option<PathBuf>,
-    /// Drops what has a longer prompt, in tokens.
+    /// Longest prompt in tokens; requests with longer prompts are dropped.
     pub max_prompt: Option<u32>,
-    /// Made-up arrivals.
+    /// Synthetic arrivals.
     pub pattern: Option<PatternName>,
     /// Conversations that share prompts.
     pub talks: Option<TalkRow>,
-    /// For `gamma`: deviation over mean of the gaps; absent = 2.
+    /// For `gamma`: standard deviation over mean of the gaps; absent = 2.
     pub cv: Option<f64>,
-    /// For `square`: high and low time together; absent = 20 s.
+    /// For `square`: length of a high and a low phase together; absent = 20 s.
     pub period: Option<Span>,
-    /// For `square`: the high part; absent = 0.5.
+    /// For `square`: share of the period with the high rate; absent = 0.5.
     pub duty: Option<f64>,
     /// For `square`: low rate over high rate; absent = 0.
     pub low: Option<f64>,
-    /// For `pattern`: how large requests are.
+    /// For `pattern`: sizes of the requests.
     pub sizes: Option<SizesRow>,
     /// Requests per second, whatever the load.
     pub rate: Option<f64>,
-    /// Part of capacity, whatever the load.
+    /// Share of capacity, whatever the load.
     pub load: Option<f64>,
-    /// The first so many requests.
+    /// Number of requests; the rest is dropped.
     pub count: Option<usize>,
-    /// Those of the first so long a time.
+    /// Length of time; later requests are dropped.
     pub span: Option<Span>,
-    /// When it begins; absent = 0.
+    /// Begin of the stream; absent = 0.
     pub start: Option<Span>,
-    /// Its class; absent = the first.
+    /// Class of the requests; absent = the first.
     pub class: Option<String>,
-    /// Its tenant; absent = the first.
+    /// Tenant of the requests; absent = the first.
     pub tenant: Option<String>,
-    /// Tenants drawn by these shares, in place of one.
+    /// Shares by which a tenant is drawn for each request, in place of
+    /// `tenant`.
     pub shares: NamedEntries<f64>,
-    /// Takes the tenants of the trace, whatever their names.
+    /// Whether requests have the tenants of the trace, whatever their names.
     pub trace_tenants: bool,
-    /// `max_tokens` that requests say; absent = 4096.
+    /// `max_tokens` of the requests; absent = 4096.
     pub max_output: Option<u32>,
-    /// How long clients wait for the first token; absent = what the class allows.
+    /// Time that clients wait for the first token; absent = what the class
+    /// allows.
     pub patience: Option<Span>,
     /// Share of the requests whose answers are not streamed, `0.0..=1.0`;
     /// absent = 0.
     pub plain: Option<f64>,
     /// Choices that each request asks for, 1..=128; absent = 1.
     pub n: Option<u32>,
-    /// Requests that their engine holds for a while before it queues them.
+    /// Requests that their engine holds for a while before queueing them.
     pub held: Option<DelayRow>,
-    /// Streams that fall silent for a while, after any of their tokens.
+    /// Streams that pause for a while, after any of their tokens.
     pub pauses: Option<DelayRow>,
-    /// For a `pattern`: prompts begin with one of these; absent = prompts have
-    /// nothing in common.
+    /// For a `pattern`: system prompts with which prompts begin; absent =
+    /// prompts have nothing in common.
     pub system: Option<SystemRow>,
 }
 
-/// What befalls some requests.
+/// Delay of some requests.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DelayRow {
-    /// Their share, `0.0..=1.0`.
+    /// Share of the requests, `0.0..=1.0`.
     pub share: f64,
-    /// How long it lasts.
+    /// Length of the delay.
     pub lasts: Span,
 }
 
-/// System prompts.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SystemRow {
-    /// How many there are.
+    /// Number of system prompts.
     pub prompts: u32,
-    /// Tokens of each; a prompt that is shorter has only its own length of it.
+    /// Tokens of each system prompt; a shorter prompt holds only a part of one.
     pub tokens: u32,
 }
 
@@ -296,17 +296,17 @@ pub enum PatternName {
     Poisson,
     /// Gamma gaps: bursts.
     Gamma,
-    /// Two rates by turns.
+    /// A high and a low rate by turns.
     Square,
-    /// All at once.
+    /// All requests at once.
     Burst,
 }
 
-/// Sizes of made-up requests: drawn from a trace, or by law.
+/// Sizes of synthetic requests: drawn from a trace, or from distributions.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SizesRow {
-    /// Pairs drawn from this file.
+    /// Trace file from which pairs of prompt and output tokens are drawn.
     pub trace: Option<PathBuf>,
     /// Prompt tokens; absent = 500.
     pub prompt: Option<LengthRow>,
@@ -314,28 +314,27 @@ pub struct SizesRow {
     pub output: Option<LengthRow>,
 }
 
-/// A lognormal law; without `sigma` a constant.
+/// A lognormal distribution; without `sigma` a constant.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LengthRow {
-    /// Half are below.
+    /// Median, in tokens.
     pub median: f64,
-    /// Deviation of the logarithm.
+    /// Standard deviation of the logarithm.
     #[serde(default)]
     pub sigma: f64,
 }
 
-/// Conversations.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TalkRow {
-    /// System prompts that they share.
+    /// System prompts that the conversations share.
     pub system_prompts: u32,
-    /// Tokens of each.
+    /// Tokens of each system prompt.
     pub system_tokens: u32,
-    /// Turns.
+    /// Turns of a conversation.
     pub turns: u32,
-    /// Tokens that a turn adds.
+    /// Tokens that a turn adds to the prompt.
     pub turn_tokens: u32,
     /// Time between turns.
     pub pause: Span,

@@ -1,4 +1,5 @@
-//! Checks a scenario, part by part, and makes of it what a run needs.
+//! Scenario checks: validates a scenario part by part and makes the cases that
+//! a run needs.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -24,12 +25,12 @@ use crate::sim::trace::TrafficTrace;
 use crate::sim::world::gateway::{Rack, policy};
 use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
 
-/// Choices of one request.
+/// Most choices of one request.
 const MAX_CHOICES: u32 = 128;
-/// Engines of one world.
+/// Most engines of one world.
 const MAX_ENGINES: u32 = 4_096;
 
-/// What the cases of a plan have in common while it is made.
+/// State that the cases of a plan share while the plan is made.
 pub(super) struct Maker<'a> {
     folder: &'a Path,
     pub(super) classes: Vec<(String, ScenarioClass)>,
@@ -79,7 +80,8 @@ impl<'a> Maker<'a> {
     /// Penstock's policy for such engines.
     ///
     /// # Errors
-    /// A class names a pool that is not there.
+    ///
+    /// When a class names an unknown pool.
     pub(super) fn policy(&self, racks: &[Rack]) -> Result<Policy, String> {
         let class = |(rank, (_, row)): (usize, &(String, ScenarioClass))| Class {
             rank: rank as u32,
@@ -307,7 +309,7 @@ fn pattern(name: PatternName, row: &file::StreamRow) -> Pattern {
     }
 }
 
-/// What requests of a stream are like, beside their sizes.
+/// Traits of a stream's requests, except their sizes.
 fn habits(row: &file::StreamRow) -> Result<RequestTraits, String> {
     let delay = |field: &str, row: Option<file::DelayRow>| {
         let share = |row: file::DelayRow| share(&format!("{field}.share"), row.share);
@@ -340,7 +342,7 @@ fn clients(shape: &Shape) -> Result<Option<usize>, String> {
     }
 }
 
-/// Where a class may send its work.
+/// Placement rules of a class.
 fn rules(row: &ScenarioClass, policy: &Policy) -> Result<PlacementRules, String> {
     let id =
         |name: &String| policy.pools.id(name).ok_or_else(|| format!("pools: `{name}` is not in the fleet"));
@@ -352,8 +354,8 @@ fn rules(row: &ScenarioClass, policy: &Policy) -> Result<PlacementRules, String>
     Ok(PlacementRules { pools, otherwise, ..PlacementRules::default() })
 }
 
-/// Engines as a pool of the policy; routers are told the price only of one that
-/// has a name.
+/// Engines as a pool of the policy. Routers are told a price only for a pool
+/// with a name.
 fn rack(row: &ScenarioFleet, setup: &ReplicaSetup, replicas: usize) -> Result<Rack, String> {
     let price = Price::new(setup.price).ok_or_else(|| format!("price: must be from 0 to {}", Price::MAX))?;
     let Some(pool) = row.pool.clone() else { return Ok(Rack::plain(replicas)) };

@@ -1,5 +1,5 @@
-//! Experiments in the simulated world: which designs, under which traffic, on
-//! which engines, and what came of it.
+//! Scenarios: experiments in the simulated world that compare designs under the
+//! same traffic and engines, and report their figures.
 
 pub mod design;
 pub mod figures;

@@ -1,10 +1,10 @@
-//! The report as one page: charts over load, and the table.
+//! HTML page of a scenario's report: charts over load, and the table.
 
 use crate::sim::chart::{Chart, ChartPoint, ChartSeries};
 use crate::sim::scenario::figures::place;
 use crate::sim::scenario::report::{FigureRow, ScenarioReport};
 
-/// What is drawn: figure, heading, logarithmic.
+/// Charts: figure, heading, and whether the vertical axis is logarithmic.
 const DRAWN: [(&str, &str, bool); 4] = [
     ("ttft_p99_ms", "99th percentile of the time to the first token, ms", true),
     ("ttft_p50_ms", "median time to the first token, ms", true),
@@ -12,12 +12,11 @@ const DRAWN: [(&str, &str, bool); 4] = [
     ("itl_p99_ms", "99th percentile of the mean time between tokens, ms", true),
 ];
 
-/// A chart and the name of its file.
+/// A chart with the name of its file.
 #[derive(Debug, Clone)]
 pub struct Drawing {
-    /// Without an ending.
+    /// File name without its extension.
     pub name: String,
-    /// What it shows.
     pub chart: Chart,
 }
 
@@ -66,7 +65,7 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// The page. It needs nothing but itself.
+/// The page, one file without external resources.
 #[must_use]
 pub fn html(title: &str, about: &str, report: &ScenarioReport) -> String {
     let charts: String = drawings(report)

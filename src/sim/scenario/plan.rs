@@ -1,4 +1,4 @@
-//! From a scenario as written to runs.
+//! Scenario plan: the worlds and trials of a scenario, and their runs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,17 +18,16 @@ use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{RunOutcome, Setup, run};
 
-/// Runs of each row when nothing else is said.
+/// Default number of runs per row.
 pub const USUAL_SEEDS: u64 = 5;
-/// Part of the arrivals that is not counted when nothing else is said.
+/// Default share of the arrivals that is not counted.
 pub const USUAL_WARMUP: f64 = 0.1;
 
-/// A scenario that can be run.
+/// A checked scenario, ready to run.
 #[derive(Debug, Clone)]
 pub struct ScenarioPlan {
-    /// Its worlds, in order.
+    /// Worlds, in the scenario's order.
     pub cases: Vec<Case>,
-    /// Runs of each row.
     pub seeds: u64,
     warmup: f64,
     goals: Vec<Goal>,
@@ -40,11 +39,9 @@ pub struct ScenarioPlan {
 /// One world of a plan.
 #[derive(Debug, Clone)]
 pub struct Case {
-    /// Its name; empty when it is the only one.
+    /// Name; empty when the plan has only one case.
     pub name: String,
-    /// The loads.
     pub loads: Vec<f64>,
-    /// The designs.
     pub designs: Vec<Design>,
     pub(super) replicas: Vec<ReplicaSetup>,
     pub(super) racks: Vec<Rack>,
@@ -55,31 +52,33 @@ pub struct Case {
     pub(super) late: bool,
     pub(super) horizon: Option<Duration>,
     pub(super) clients: Option<usize>,
-    /// Absent = all replicas are always there.
+    /// Autoscaling; absent = all replicas are always there.
     pub(super) scale: Option<WorldScale>,
     pub(super) facts: WorldFacts,
 }
 
-/// One run: places in [`ScenarioPlan::cases`] and in the case's lists.
+/// One run: indices into [`ScenarioPlan::cases`] and into the case's lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Trial {
-    /// Which world.
+    /// Index of the case.
     pub case: usize,
-    /// Which load.
+    /// Index of the load.
     pub load: usize,
-    /// Which design.
+    /// Index of the design.
     pub design: usize,
-    /// Which of [`Case::policies`].
+    /// Index into [`Case::policies`].
     pub policy: usize,
-    /// Which seed, from 0.
+    /// Number of the seed, from 0.
     pub seed: u64,
 }
 
 impl ScenarioPlan {
-    /// Checks the scenario and reads its traces, which are relative to `folder`.
+    /// Checks the scenario and reads its traces, whose paths are relative to
+    /// `folder`.
     ///
     /// # Errors
-    /// The first thing that is wrong, with the name of the field.
+    ///
+    /// The first mistake, with the name of the field.
     pub fn new(scenario: &Scenario, folder: &Path) -> Result<Self, String> {
         let mut maker = Maker::new(scenario, folder)?;
         let cases: Result<Vec<Case>, String> = match scenario.cases.is_empty() {
@@ -119,7 +118,7 @@ impl ScenarioPlan {
         })
     }
 
-    /// Every run, those of one row together.
+    /// Every run; runs of one row are adjacent.
     #[must_use]
     pub fn trials(&self) -> Vec<Trial> {
         let mut trials = Vec::new();
@@ -134,7 +133,7 @@ impl ScenarioPlan {
         trials
     }
 
-    /// Names of the groups of figures that a run brings, the whole first.
+    /// Names of the groups of figures, the group of all requests first.
     #[must_use]
     pub fn groups(&self) -> Vec<&str> {
         let parts = match self.by {
@@ -145,7 +144,8 @@ impl ScenarioPlan {
         std::iter::once("all").chain(parts.iter().map(String::as_str)).collect()
     }
 
-    /// Runs the trial; the figures are in the order of [`groups`](Self::groups).
+    /// Runs the trial. The figures are in the order of
+    /// [`groups`](Self::groups).
     #[must_use]
     pub fn run(&self, trial: Trial) -> Vec<Figures> {
         let outcome = self.cases[trial.case].run(trial);
@@ -169,19 +169,18 @@ impl ScenarioPlan {
 }
 
 impl Case {
-    /// The policies by which replicas come and go; empty = they do not.
+    /// Scale policies of the case; empty without autoscaling.
     #[must_use]
     pub fn policies(&self) -> &[ScalePolicy] {
         self.scale.as_ref().map_or(&[], |scale| &scale.policies)
     }
 
-    /// Each design with each policy.
+    /// Pairs of design and policy index.
     fn arms(&self) -> impl Iterator<Item = (usize, usize)> {
         let policies = self.policies().len().max(1);
         (0..self.designs.len()).flat_map(move |design| (0..policies).map(move |policy| (design, policy)))
     }
 
-    /// Runs one trial of this case.
     #[must_use]
     pub fn run(&self, trial: Trial) -> RunOutcome {
         let (load, design) = (self.loads[trial.load], &self.designs[trial.design]);

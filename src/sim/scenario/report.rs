@@ -1,5 +1,5 @@
-//! The figures of all runs, put together: medians over the seeds with their
-//! range, as a table and as JSON.
+//! Scenario report: medians over the seeds with their range, as a table and as
+//! JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,24 +13,20 @@ use crate::sim::spread::RunSpread;
 /// One row: a design in a case under a load, for one group of requests.
 #[derive(Debug, Clone)]
 pub struct FigureRow {
-    /// The case; empty when there is only one.
+    /// Name of the case; empty when there is only one.
     pub case: String,
-    /// The load.
     pub load: f64,
-    /// The design.
     pub design: String,
-    /// The policy by which replicas come and go; empty when they do not.
+    /// Scale policy; empty without autoscaling.
     pub policy: String,
-    /// The group.
     pub group: String,
-    /// One for each of [`COLUMNS`].
+    /// One spread for each of [`COLUMNS`].
     pub figures: Vec<RunSpread>,
 }
 
-/// All rows.
 #[derive(Debug, Clone, Default)]
 pub struct ScenarioReport {
-    /// In the order of the scenario.
+    /// Rows in the scenario's order.
     pub rows: Vec<FigureRow>,
 }
 
@@ -63,7 +59,7 @@ impl ScenarioReport {
         report
     }
 
-    /// For machines.
+    /// The report as JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         let row = |row: &FigureRow| {
@@ -78,8 +74,8 @@ impl ScenarioReport {
         Value::Array(self.rows.iter().map(row).collect())
     }
 
-    /// For people: medians, with the range over the seeds for the p99 and the
-    /// goodput. Columns that say nothing are left out.
+    /// The report as a table: medians, with the range over the seeds for the
+    /// p99 and the goodput. Columns with only their dull value are left out.
     #[must_use]
     pub fn table(&self) -> String {
         if self.rows.is_empty() {
@@ -94,7 +90,8 @@ impl ScenarioReport {
             let mut line = String::new();
             for (index, cell) in row.iter().enumerate() {
                 let width = widths[index];
-                // Words to the left, numbers to the right. Cannot fail: it is a string.
+                // Text columns are aligned to the left, numbers to the right.
+                // Writing to a string cannot fail.
                 let done = if index < words {
                     write!(line, "{cell:<width$}  ")
                 } else {
@@ -108,7 +105,7 @@ impl ScenarioReport {
         out
     }
 
-    /// How many columns at the left hold words.
+    /// Number of text columns, which are at the left.
     fn words(&self) -> usize {
         2 + usize::from(self.has_cases()) + usize::from(self.has_groups())
     }
@@ -125,7 +122,7 @@ impl ScenarioReport {
         self.rows.iter().any(|row| row.group != "all")
     }
 
-    /// The table's cells, the heading first.
+    /// Cells of the table; the first row is the heading.
     pub(super) fn cells(&self) -> Vec<Vec<String>> {
         let dull = |(index, column): &(usize, &FigureColumn)| {
             let same = |row: &FigureRow| Some(row.figures[*index].high) == column.dull;

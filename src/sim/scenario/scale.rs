@@ -1,4 +1,5 @@
-//! Replicas that come and go, as a scenario writes it.
+//! Autoscaling of a scenario: the `scale` settings under which replicas come
+//! and go.
 
 use std::time::Duration;
 
@@ -12,64 +13,65 @@ use crate::sim::world::autoscale::Scaling;
 use crate::sim::world::autoscale::hpa::{Behavior, Direction};
 use crate::sim::world::autoscale::policy::ScalePolicy;
 
-/// Replicas of one world at most.
+/// Most replicas of one world.
 const MAX_REPLICAS: u32 = 2_000;
 
-/// A world's `scale`; what is absent comes from that of `world` or has its usual
-/// value.
+/// A world's `scale`. A setting that is absent comes from that of `world`, or
+/// has its default.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScaleRow {
-    /// What is compared, such as `n` or `queue=10`; needed.
+    /// Scale policies to compare, such as `n` or `queue=10`; required.
     pub policies: Option<Vec<String>>,
-    /// From the order of a replica to its first request; absent = 60 s.
+    /// Time from the order of a replica to its first request; absent = 60 s.
     pub start: Option<Span>,
-    /// Starts differ by up to this part of it, `0.0..=1.0`; absent = 0.
+    /// Share by which start times vary in both directions, `0.0..=1.0`; absent
+    /// = 0.
     pub spread: Option<f64>,
     /// Replicas that are always there; absent = 1.
     pub min: Option<u32>,
-    /// The most that are ordered; absent = 100.
+    /// Most replicas that are ordered; absent = 100.
     pub max: Option<u32>,
-    /// Those that are there from the beginning; absent = `min`.
+    /// Replicas at the beginning; absent = `min`.
     pub initial: Option<u32>,
     /// Time between two polls of KEDA; absent = 10 s.
     pub poll: Option<Span>,
-    /// From the last activity to no replica; absent = 300 s.
+    /// Time from the last activity to zero replicas; absent = 300 s.
     pub cooldown: Option<Span>,
-    /// What the HPA's `behavior` says; absent = for `n` what `penstock keda`
-    /// writes, for others nothing.
+    /// The HPA's `behavior`; absent = for `n` the one that `penstock keda`
+    /// writes, for others none.
     pub behavior: Option<BehaviorRow>,
 }
 
-/// A `behavior` of the HPA.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BehaviorRow {
-    /// More replicas.
+    /// Rules for more replicas.
     pub up: DirectionRow,
-    /// Fewer.
+    /// Rules for fewer replicas.
     pub down: DirectionRow,
 }
 
-/// One direction. What is absent is as Kubernetes fills it in; where `pods` or
-/// `percent` is written, only that counts.
+/// Rules of one direction. An absent setting has Kubernetes' default. Where
+/// `pods` or `percent` is written, only the written limits count.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DirectionRow {
-    /// Proposals that differ by no more than this part are none; absent = 0.1.
+    /// Proposals that differ by no more than this share are ignored; absent =
+    /// 0.1.
     pub tolerance: Option<f64>,
     /// The stabilization window; absent = 0 up and 300 s down.
     pub window: Option<Span>,
-    /// At most so many replicas in a period.
+    /// Most replicas that change in a period.
     pub pods: Option<u32>,
-    /// At most this part of them, in per cent.
+    /// Most replicas that change in a period, in per cent of the replicas.
     pub percent: Option<f64>,
-    /// The period; absent = 15 s.
+    /// Period of the limits; absent = 15 s.
     pub period: Option<Span>,
 }
 
 impl ScaleRow {
-    /// This, with what it does not say taken from `base`.
+    /// These settings, with absent ones taken from `base`.
     #[must_use]
     pub fn over(self, base: Self) -> Self {
         Self {
@@ -107,14 +109,14 @@ fn part(field: &str, value: Option<f64>, usual: f64) -> Result<f64, String> {
     if (0.0..=1.0).contains(&value) { Ok(value) } else { Err(format!("{field}: must be from 0 to 1")) }
 }
 
-/// A world's replicas that come and go, checked.
+/// A world's checked autoscaling.
 #[derive(Debug, Clone)]
 pub(super) struct WorldScale {
     pub(super) policies: Vec<ScalePolicy>,
     /// Engines of the world: the most that any policy orders, and room for as
-    /// many that leave.
+    /// many that are leaving.
     pub(super) places: u32,
-    /// Whatever the policy.
+    /// Settings that all policies share.
     usual: Scaling,
 }
 
@@ -163,11 +165,12 @@ impl WorldScale {
         })
     }
 
-    /// Whether these designs can live with it.
+    /// Checks that these designs work with autoscaling.
     ///
     /// # Errors
-    /// One has no number of its own for `n`, or cannot hold requests while
-    /// nothing is there.
+    ///
+    /// When a design has no number for `n`, or cannot hold requests while no
+    /// replica is there.
     pub(super) fn check(&self, designs: &[Design]) -> Result<(), String> {
         let Some(other) = designs.iter().find(|design| !design.is_penstock()) else { return Ok(()) };
         if self.policies.contains(&ScalePolicy::Need) {
@@ -179,7 +182,8 @@ impl WorldScale {
         Ok(())
     }
 
-    /// Tells the gateway how long its pools take to start, as its operator would.
+    /// Sets the cold start of every pool in the gateway's policy, as an
+    /// operator would.
     pub(super) fn tell(&self, policy: &mut Policy) {
         let rows: Vec<(String, Pool)> =
             policy.pools.iter().map(|(_, name, row)| (name.to_owned(), row.clone())).collect();
@@ -188,7 +192,7 @@ impl WorldScale {
         }
     }
 
-    /// One policy at work.
+    /// Autoscaling under one policy.
     pub(super) fn scaling(&self, policy: usize, seed: u64) -> Scaling {
         let policy = self.policies.get(policy).copied().unwrap_or(self.usual.policy);
         let mut scaling = Scaling { policy, seed, ..self.usual.clone() };

@@ -1,4 +1,4 @@
-//! Scenarios, from text to figures.
+//! Tests of scenarios, from text to figures.
 
 use std::fs;
 use std::path::PathBuf;
@@ -91,7 +91,7 @@ fn one_tenant_s_flood_slows_nobody_else() {
     assert!(all(ours) >= 0.9 * all(fcfs), "{} of {}", all(ours), all(fcfs));
 }
 
-/// Faulty scenarios, and what their error says.
+/// Faulty scenarios with their error texts.
 const MISTAKES: &[(&str, &str)] = &[
     ("", "traffic: needs a stream"),
     ("world: {trafic: []}", "trafic"),
@@ -156,8 +156,8 @@ fn mistakes_name_the_field() {
     }
 }
 
-/// All of them, plain and with refusals, over several gateways, with a crash
-/// and a freeze under them.
+/// All designs, plain and with refusals: over several gateways, under a crash,
+/// and under a freeze.
 #[test]
 fn every_design_serves_a_light_load_through_faults() {
     let names = DESIGNS.iter().map(|(name, _, _)| *name);

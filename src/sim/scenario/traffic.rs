@@ -1,4 +1,4 @@
-//! The arrivals of a world: streams, put together in order of time.
+//! Traffic of a world: the arrivals of all streams, merged in order of time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,42 +10,41 @@ use crate::sim::rng::Rng;
 use crate::sim::trace::{TraceCall, TrafficTrace, reblock};
 use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK, Pause};
 
-/// Requests of a made-up stream that says no number and no time.
+/// Requests of a synthetic stream that sets neither a number nor a time.
 const USUAL_COUNT: usize = 5_000;
-/// Draws what requests are like by another lot than when they come.
+/// Seed offset: the traits of requests are drawn independently of their times.
 const HABITS_LOT: u64 = 0x68_6162_6974;
 
-/// Where calls come from.
+/// Source of calls.
 #[derive(Debug, Clone)]
 pub(super) enum CallSource {
     Recorded(Arc<TrafficTrace>),
     Made(Pattern, Sizes),
-    /// Its rate and span are those of the stream.
+    /// Conversations; the stream sets their rate and span.
     Talks(Conversations),
 }
 
-/// How many calls per second.
+/// Rate of calls.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum CallRate {
-    /// As the load of the run says.
+    /// The load of the run.
     Swept,
-    /// That many.
+    /// Calls per second.
     Fixed(f64),
-    /// This part of capacity.
+    /// Share of capacity.
     OfCapacity(f64),
 }
 
-/// Whose calls they are.
+/// Tenants of calls.
 #[derive(Debug, Clone)]
 pub(super) enum CallOwner {
     One(u32),
     /// Tenants with their shares.
     Dealt(Vec<(u32, f64)>),
-    /// By the trace's own number of a tenant.
+    /// The scenario's tenant for each tenant number of the trace.
     OfTrace(Vec<u32>),
 }
 
-/// One stream.
 #[derive(Debug, Clone)]
 pub(super) struct TrafficStream {
     pub(super) source: CallSource,
@@ -60,25 +59,25 @@ pub(super) struct TrafficStream {
     pub(super) habits: RequestTraits,
 }
 
-/// What requests are like, beside their sizes.
+/// Traits of requests, except their sizes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestTraits {
-    /// Share of those whose answers are not streamed, `0.0..=1.0`.
+    /// Share of requests whose answers are not streamed, `0.0..=1.0`.
     pub(super) plain: f64,
-    /// Choices.
+    /// Choices per request.
     pub(super) n: u32,
-    /// Those that their engine holds before it queues them.
+    /// Requests that their engine holds before queueing them.
     pub(super) held: Option<Delay>,
-    /// Streams that fall silent.
+    /// Streams that pause.
     pub(super) pauses: Option<Delay>,
-    /// How many system prompts there are, and their tokens.
+    /// Number of system prompts, and the tokens of each.
     pub(super) system: Option<(u32, u32)>,
 }
 
-/// What befalls some requests.
+/// Delay of some requests.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Delay {
-    /// Their share, `0.0..=1.0`.
+    /// Share of the requests, `0.0..=1.0`.
     pub(super) share: f64,
     pub(super) lasts: Duration,
 }
@@ -162,8 +161,8 @@ impl TrafficStream {
 }
 
 impl RequestTraits {
-    /// The request, with what is drawn for it. Nothing is drawn for what no request
-    /// has.
+    /// The arrival with its drawn traits. A trait that no request of the stream
+    /// has uses no random numbers.
     fn put_on(&self, arrival: Arrival, lot: &mut Rng) -> Arrival {
         let mut befalls = |share: f64| share > 0.0 && lot.unit() < share;
         let streams = !befalls(self.plain);

@@ -1,4 +1,4 @@
-//! Steering a running engine, in process and over HTTP.
+//! Control of a running engine, in process and over HTTP.
 //!
 //! * `GET /sim/state`: [`SimState`] as JSON.
 //! * `GET /sim/faults`: the active faults; `POST` adds one and answers
@@ -22,15 +22,16 @@ use crate::sim::server::http::body::SimBody;
 use crate::sim::server::http::reply;
 use crate::sim::server::http::route::ServerCall;
 
-/// Where a cloud tells its machines of a spot reclaim; 404 until then.
+/// Path at which a cloud announces a spot reclaim to its machines; 404 before
+/// the notice.
 pub(super) const SPOT_PATH: &str = "/latest/meta-data/spot/instance-action";
 
-/// What is inside the engine, and what was.
+/// Present load of the engine, and totals since its start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SimState {
-    /// Sequences that run.
+    /// Running sequences.
     pub running: u64,
-    /// Sequences that wait in the engine, and requests held while paused.
+    /// Waiting sequences of the engine, and requests held while paused.
     pub waiting: u64,
     /// Requests inside, in any phase.
     pub inside: u64,
@@ -42,7 +43,7 @@ pub struct SimState {
     pub finished: u64,
     /// Sequences that lost their KV blocks.
     pub preemptions: u64,
-    /// Prompt tokens scheduled, cached ones included.
+    /// Prompt tokens of scheduled sequences, cached ones included.
     pub prompt_tokens: u64,
     /// Prompt tokens from the prefix cache.
     pub cached_tokens: u64,
@@ -52,39 +53,41 @@ pub struct SimState {
     pub adapter_loads: u64,
     /// KV blocks in use.
     pub kv_blocks_used: u64,
-    /// Milliseconds in which it computed since its start, in its own time.
+    /// Milliseconds in which the engine computed since its start, in the
+    /// engine's own time.
     #[serde(default)]
     pub busy_ms: u64,
     /// Open connections.
     pub connections: u64,
     /// Whether the port accepts connections.
     pub listening: bool,
-    /// Whether new work is taken.
+    /// Whether the engine takes new work.
     pub serving: bool,
 }
 
-/// How the engine's process ends.
+/// End of the engine's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "mode", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Terminate {
-    /// vLLM's default: every request ends with `abort` at once, the port
-    /// closes a quarter second later.
+    /// vLLM's default: every request ends with `abort` at once, and the port
+    /// closes a quarter of a second later.
     Sigterm,
-    /// `--shutdown-timeout`: what is inside goes on for the grace, new work
-    /// gets 500, health stays 200; then like `sigterm`.
+    /// `--shutdown-timeout`: requests inside go on for the grace, new work gets
+    /// 500, health stays 200; then as with `sigterm`.
     Drain {
-        /// How long.
+        /// Length of the grace, in milliseconds.
         grace_ms: u64,
     },
     /// EngineCore dies: error events, then a closed port.
     KillEngine,
     /// The only API server dies: every connection ends without a last chunk.
     KillServer,
-    /// The port closes, open streams stay open and silent.
+    /// The port closes; open streams stay open and silent.
     Hang,
-    /// Every connection ends, the port refuses, then a fresh engine starts.
+    /// Every connection ends, the port refuses connections, then a fresh engine
+    /// starts.
     Restart {
-        /// How long the port refuses.
+        /// Time for which the port refuses connections, in milliseconds.
         down_ms: u64,
     },
 }
@@ -102,7 +105,7 @@ impl Terminate {
     }
 }
 
-/// Steers one engine; cheap to clone.
+/// Controls one engine; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct SimControl {
     sim: Arc<ServerCore>,
@@ -137,7 +140,7 @@ impl SimControl {
         Ok(id)
     }
 
-    /// Removes one fault; false when it was not there.
+    /// Removes one fault; false when there was no such fault.
     #[must_use]
     pub fn remove(&self, id: FaultId) -> bool {
         let removed = self.sim.faults.remove(id);
@@ -157,7 +160,6 @@ impl SimControl {
         self.sim.faults.list(self.sim.now())
     }
 
-    /// What is inside now.
     #[must_use]
     pub fn state(&self) -> SimState {
         let sim = &self.sim;
@@ -183,7 +185,8 @@ impl SimControl {
         }
     }
 
-    /// Ends the engine's process in one of the ways that real ones end.
+    /// Ends the engine's process in one of the ways in which real processes
+    /// end.
     pub fn terminate(&self, how: Terminate) {
         match how {
             Terminate::Sigterm => {

@@ -1,4 +1,4 @@
-//! The shared state of one simulated engine.
+//! Shared state of one simulated engine.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use crate::core::model::time::Tick;
 use crate::sim::engine::{EngineRequest, RequestId, SimCounters, SimEngine, SimGauges};
 use crate::sim::faults::{FaultBoard, FaultKind};
 
-/// Whether new work is taken.
+/// Whether the engine takes new work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ServerPhase {
     Serving,
@@ -28,19 +28,19 @@ pub(crate) enum ServerPhase {
     Dead,
 }
 
-/// Where one engine request reports.
+/// Feed to which one engine request reports.
 #[derive(Debug, Clone)]
 pub(crate) struct SequenceTarget {
     pub(crate) feed: Arc<TokenFeed>,
-    /// The feed's choice for the request's choice 0.
+    /// Index of the feed's choice for the request's choice 0.
     pub(crate) base: usize,
-    /// How many of the feed's choices are its.
+    /// Number of the feed's choices that belong to the request.
     pub(crate) choices: usize,
-    /// For the histograms.
+    /// Prompt tokens, for the histograms.
     pub(crate) prompt_tokens: u32,
-    /// Whether it ends with a stop token rather than at its limit.
+    /// Whether the request ends with a stop token rather than at its limit.
     pub(crate) stops: bool,
-    /// The `id` that the answer carries.
+    /// The `id` of the answer.
     pub(crate) name: Arc<str>,
 }
 
@@ -48,11 +48,11 @@ pub(crate) struct SequenceTarget {
 #[derive(Debug)]
 pub(crate) struct PlannedSequence {
     pub(crate) request: EngineRequest,
-    /// Whether it ends with a stop token rather than at its limit.
+    /// Whether the request ends with a stop token rather than at its limit.
     pub(crate) stops: bool,
 }
 
-/// What `/metrics` reads.
+/// Snapshot that `/metrics` shows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MetricsView {
     pub(crate) gauges: SimGauges,
@@ -60,30 +60,30 @@ pub(crate) struct MetricsView {
     pub(crate) asleep: bool,
 }
 
-/// Everything behind the one lock.
+/// State behind the core's one lock.
 #[derive(Debug)]
 pub(crate) struct SimWork {
     pub(crate) engine: SimEngine,
     pub(crate) targets: HashMap<RequestId, SequenceTarget>,
     pub(crate) stats: Stats,
     pub(crate) phase: ServerPhase,
-    /// What `/metrics` shows while the engine process hangs.
+    /// Snapshot that `/metrics` shows while the engine process hangs.
     pub(crate) frozen: Option<MetricsView>,
-    /// New requests are held back.
+    /// Whether new requests are held back.
     pub(crate) holding: bool,
     pub(crate) paused: bool,
     pub(crate) asleep: bool,
-    /// The whole process hangs, for good.
+    /// Whether the whole process hangs, for good.
     pub(crate) hung: bool,
-    /// The port is closed, for good.
+    /// Whether the port is closed, for good.
     pub(crate) closed: bool,
-    /// Held in the API server while paused or asleep.
+    /// Requests held in the API server while it is paused or asleep.
     pub(crate) held: Vec<EngineRequest>,
-    /// Requests (not sequences) that are inside.
+    /// Requests (not sequences) inside.
     pub(crate) inside: u64,
-    /// Time in steps.
+    /// Total length of the steps.
     pub(crate) busy: Duration,
-    /// Counts the restarts.
+    /// Number of restarts.
     generation: u64,
 }
 
@@ -128,22 +128,21 @@ impl SimWork {
     }
 }
 
-/// One simulated engine.
 #[derive(Debug)]
 pub(crate) struct ServerCore {
     pub(crate) options: SimOptions,
     pub(crate) addr: SocketAddr,
     pub(crate) work: Mutex<SimWork>,
     pub(crate) faults: FaultBoard,
-    /// Something for the stepping task to look at.
+    /// Wakes the stepping task.
     pub(crate) stepping: Notify,
     /// Whether the port accepts connections.
     pub(crate) listening: watch::Sender<bool>,
     pub(crate) stopped: CancellationToken,
-    /// Cancelled when every open connection is to end.
+    /// Token that is cancelled when every open connection is to end.
     life: Mutex<CancellationToken>,
     started: Instant,
-    /// For what happens later, wherever it is asked for.
+    /// Runtime for delayed actions, whichever thread asks for them.
     pub(crate) runtime: Handle,
     next_id: AtomicU64,
     pub(crate) total: AtomicU64,
@@ -154,12 +153,12 @@ pub(crate) struct ServerCore {
     pub(crate) spot_notice: Mutex<Option<u64>>,
 }
 
-/// Why work is refused at the door.
+/// Reason for refusing work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// A failure of the engine.
+    /// The engine failed.
     Failed(Failure),
-    /// More than the KV cache can ever hold.
+    /// The request exceeds the KV cache.
     TooLarge,
 }
 
@@ -200,12 +199,12 @@ impl ServerCore {
         self.options.epoch + self.started.elapsed().as_secs()
     }
 
-    /// A number that was not given before.
+    /// A request id that was not used before.
     pub(crate) fn fresh_id(&self) -> RequestId {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Ends with every connection that is open now.
+    /// Token that is cancelled when every connection open now is to end.
     pub(crate) fn life(&self) -> CancellationToken {
         self.life.lock().clone()
     }
@@ -215,7 +214,8 @@ impl ServerCore {
         std::mem::replace(&mut *self.life.lock(), CancellationToken::new()).cancel();
     }
 
-    /// Brings pace, freeze and listener in line with the active faults.
+    /// Applies the active faults to the engine's speed, its freeze and the
+    /// listener.
     pub(crate) fn apply_faults(&self) {
         let now = self.now();
         let slow = self.faults.state(now, |kind| match kind {
@@ -233,7 +233,7 @@ impl ServerCore {
         self.stepping.notify_one();
     }
 
-    /// Queues the parts of one request; they report to one feed, in order.
+    /// Queues the parts of one request. All parts report to one feed, in order.
     pub(crate) fn submit(
         self: &Arc<Self>,
         name: &Arc<str>,
@@ -285,7 +285,7 @@ impl ServerCore {
         Ok(SimTicket { sim: Arc::clone(self), ids, feed, generation })
     }
 
-    /// Ends every request (or those with one of the names) early.
+    /// Ends every request early, or only those with one of the names.
     pub(crate) fn end_requests(&self, names: Option<&[&str]>, end: &FeedEnd) -> usize {
         let mut work = self.work.lock();
         let chosen: Vec<(RequestId, Arc<TokenFeed>)> = work
@@ -306,7 +306,7 @@ impl ServerCore {
         chosen.len()
     }
 
-    /// Forgets everything, as a new process would.
+    /// Drops all state, as a new process would.
     pub(crate) fn reset(&self) {
         let mut work = self.work.lock();
         let generation = work.generation + 1;
@@ -319,7 +319,8 @@ impl ServerCore {
 }
 
 impl SimWork {
-    /// Takes requests out of the engine; true when one was still there.
+    /// Takes requests out of the engine; true when at least one was still
+    /// there.
     fn withdraw(&mut self, ids: &[RequestId]) -> bool {
         let mut found = false;
         for id in ids {
@@ -333,7 +334,8 @@ impl SimWork {
     }
 }
 
-/// A request that is inside; dropping it cancels what is left of it.
+/// A request inside the engine. Dropping the ticket cancels what is left of the
+/// request.
 #[derive(Debug)]
 pub(crate) struct SimTicket {
     sim: Arc<ServerCore>,

@@ -1,6 +1,6 @@
-//! How far a request is: written by the stepping task, read by the task of
-//! its connection. Tokens that come while the reader is busy are merged into
-//! one event, as a loaded engine does.
+//! Token feed: the progress of one request, written by the stepping task and
+//! read by the task of the request's connection. Tokens that come while the
+//! reader is busy are merged into one event, as a loaded engine does.
 
 use std::task::{Context, Poll, Waker};
 
@@ -19,12 +19,12 @@ pub(crate) struct GeneratedChoice {
     pub(crate) last_token: Tick,
 }
 
-/// Why there will be no more tokens.
+/// Reason why no more tokens follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum FeedEnd {
-    /// Every sequence is whole.
+    /// Every sequence is complete.
     Complete,
-    /// `finish_reason: "abort"`, or none when nothing was generated.
+    /// `finish_reason: "abort"`, or none when no token was generated.
     Aborted,
     /// The last event has no finish reason.
     NoFinish,
@@ -61,7 +61,7 @@ impl Failure {
     };
 }
 
-/// What the reader sees.
+/// Progress of a request as its reader sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct Progress {
     pub(crate) choices: SmallVec<[GeneratedChoice; 1]>,
@@ -83,7 +83,7 @@ struct FeedState {
     waker: Option<Waker>,
 }
 
-/// See the module.
+/// Token feed of one request.
 #[derive(Debug)]
 pub(crate) struct TokenFeed {
     pub(crate) arrived: Tick,
@@ -97,7 +97,7 @@ impl TokenFeed {
         Self { arrived, inner: Mutex::new(FeedState { progress, fresh: false, waker: None }) }
     }
 
-    /// Changes one sequence and returns what must be woken.
+    /// Changes one sequence and returns the waker to wake.
     pub(crate) fn update(
         &self,
         choice: usize,
@@ -116,7 +116,7 @@ impl TokenFeed {
         waker.take()
     }
 
-    /// Ends the request early, unless it has ended.
+    /// Ends the request early, unless the request has already ended.
     pub(crate) fn end(&self, end: FeedEnd) {
         let mut inner = self.inner.lock();
         if inner.progress.end.is_none() {
@@ -130,7 +130,7 @@ impl TokenFeed {
         }
     }
 
-    /// The state, when it changed since the last call.
+    /// The progress, if it changed since the last call.
     pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<Progress> {
         let mut inner = self.inner.lock();
         if !std::mem::take(&mut inner.fresh) {
@@ -140,17 +140,16 @@ impl TokenFeed {
         Poll::Ready(inner.progress.clone())
     }
 
-    /// Lets the next poll return the state again.
+    /// Makes the next poll return the progress again.
     pub(crate) fn refresh(&self) {
         self.inner.lock().fresh = true;
     }
 
-    /// Whether these choices are done.
+    /// Whether these choices are complete.
     pub(crate) fn done(&self, choices: std::ops::Range<usize>) -> bool {
         self.inner.lock().progress.choices[choices].iter().all(|choice| choice.done)
     }
 
-    /// The state.
     pub(crate) fn progress(&self) -> Progress {
         self.inner.lock().progress.clone()
     }

@@ -1,5 +1,5 @@
-//! A request from the view of its connection: the engine's progress, with the
-//! fault that hits this request laid over it.
+//! Client job: a request as its connection sees it. The engine's progress is
+//! combined with the fault that hits this request.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::sim::faults::{FaultKind, ResetPoint};
 use crate::sim::server::core::SimTicket;
 use crate::sim::server::http::conn::SimConn;
 
-/// What the transport does wrong.
+/// Failure that the transport shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Act {
     Cut,
@@ -35,7 +35,7 @@ pub(crate) struct Late {
 }
 
 impl Late {
-    /// The late fault that `kind` means, if it is one.
+    /// The late fault of this kind; `None` if the kind is not a late fault.
     pub(crate) fn from_kind(kind: &FaultKind) -> Option<Self> {
         let (after, wrong) = match *kind {
             FaultKind::Reset { at: ResetPoint::Head } => (0, TransportFault::Act(Act::Reset)),
@@ -58,7 +58,7 @@ impl Late {
     }
 }
 
-/// See the module.
+/// A request with its late fault, as its connection sees it.
 #[derive(Debug)]
 pub(crate) struct ClientJob {
     ticket: SimTicket,
@@ -71,7 +71,7 @@ impl ClientJob {
         Self { ticket, late, conn }
     }
 
-    /// The next news: how far the request is, and what goes wrong there.
+    /// The next change: the progress, and the failure to show after it.
     pub(crate) fn poll_news(&mut self, cx: &Context<'_>) -> Poll<(Progress, Option<Act>)> {
         let at_once = self.late.as_ref().is_some_and(|late| late.after == 0);
         let mut progress =
@@ -100,13 +100,13 @@ impl ClientJob {
         }
     }
 
-    /// When the request arrived.
+    /// Time at which the request arrived.
     pub(crate) fn arrived(&self) -> crate::core::model::time::Tick {
         self.ticket.feed.arrived
     }
 }
 
-/// Cuts the progress to `tokens` tokens in all, the first choices first.
+/// Cuts the progress to `tokens` tokens in all, from the first choices.
 fn clip(progress: &mut Progress, tokens: u32) {
     let mut left = tokens;
     for choice in &mut progress.choices {

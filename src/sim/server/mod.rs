@@ -1,9 +1,9 @@
-//! A simulated engine over HTTP/1.1 in real time.
+//! Simulated engine over HTTP/1.1 in real time.
 //!
-//! One task steps the engine model; each connection has a task of its own that
+//! One task steps the engine model. Each connection has a task of its own that
 //! turns the tokens of its request into events. Closing a connection cancels
-//! its request at once. `/sim/state`, `/sim/faults` and `/sim/terminate` steer
-//! the server (see [`crate::sim::faults`]).
+//! its request at once. `/sim/state`, `/sim/faults` and `/sim/terminate`
+//! control the server (see [`crate::sim::faults`]).
 
 mod control;
 mod core;
@@ -73,9 +73,9 @@ pub async fn start_fleet(fleet: Vec<SimOptions>) -> io::Result<Vec<SimHandle>> {
 /// A running engine; dropping it stops the engine.
 #[derive(Debug)]
 pub struct SimHandle {
-    /// Where it listens.
+    /// Address on which the engine listens.
     pub addr: SocketAddr,
-    /// Where `/sim/*` listens besides, if asked for.
+    /// Second address that serves `/sim/*`, if the options ask for one.
     pub control_addr: Option<SocketAddr>,
     sim: Arc<ServerCore>,
     tasks: JoinSet<()>,
@@ -88,13 +88,13 @@ impl SimHandle {
         format!("http://{}", self.addr)
     }
 
-    /// Steers the engine; outlives the handle harmlessly.
+    /// Control of the engine; harmless when it outlives the handle.
     #[must_use]
     pub fn control(&self) -> SimControl {
         SimControl::new(Arc::clone(&self.sim))
     }
 
-    /// Stops the engine: open connections are cut, the port is free again.
+    /// Stops the engine: open connections are cut, and the port is free again.
     pub async fn stop(mut self) {
         self.sim.stopped.cancel();
         self.sim.cut_connections();

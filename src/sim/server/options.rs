@@ -1,4 +1,4 @@
-//! What a simulated engine is told at its start.
+//! Start options of a simulated engine.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::sim::engine::EngineOptions;
 use crate::sim::engine::profile::StepProfile;
 
-/// Whose habits the server has.
+/// Engine whose API the server imitates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ServerDialect {
     /// vLLM 0.32.
@@ -16,14 +16,14 @@ pub enum ServerDialect {
     Tgi,
 }
 
-/// Which routes there are: a vLLM server either generates or pools.
+/// Kinds of routes. A real vLLM server either generates or pools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tasks {
     /// Chat, completions, responses, messages, transcription.
     Generate,
     /// Embeddings, rerank, score, pooling, classify.
     Pool,
-    /// Both, which no real server does.
+    /// Both kinds, which no real server offers.
     #[default]
     All,
 }
@@ -47,7 +47,7 @@ pub struct VllmFlags {
     pub multimodal: bool,
     /// `VLLM_SERVER_DEV_MODE=1`: pause, sleep, abort and the like.
     pub dev_mode: bool,
-    /// How long it takes to wake.
+    /// Time that waking from sleep takes.
     pub wake_time: Duration,
     /// `--sse-keep-alive-interval`.
     pub sse_keep_alive: Option<Duration>,
@@ -76,40 +76,36 @@ impl Default for VllmFlags {
 /// One simulated engine.
 #[derive(Debug, Clone)]
 pub struct SimOptions {
-    /// Where to listen; port 0 takes a free one.
+    /// Address to listen on; port 0 takes a free port.
     pub listen: SocketAddr,
-    /// A second address that serves `/sim/*` only and outlives every fault.
+    /// Second address that serves `/sim/*` only and survives every fault.
     pub control_listen: Option<SocketAddr>,
-    /// Whose habits it has.
     pub dialect: ServerDialect,
     /// Served model names; answers carry the first.
     pub models: Vec<String>,
-    /// LoRA adapters, each a model name of its own.
+    /// LoRA adapters; each is a model name of its own.
     pub loras: Vec<String>,
-    /// How fast it is.
     pub profile: StepProfile,
-    /// Limits that differ from the profile's.
+    /// Limits that override the profile's.
     pub engine: EngineOptions,
     /// Context window in tokens; never more than the KV cache holds.
     pub max_model_len: u32,
-    /// Model time per real time: 2 halves every latency.
+    /// Model time over real time: 2 halves every latency.
     pub speed: f64,
-    /// Fixes texts, output lengths and the draws of faults.
+    /// Seed of texts, output lengths and the draws of faults.
     pub seed: u64,
-    /// Mean output of requests without `ignore_eos`; single lengths are drawn
-    /// from a geometric distribution.
+    /// Mean output length of requests without `ignore_eos`, in tokens. Single
+    /// lengths are drawn from a geometric distribution.
     pub mean_output_tokens: u32,
-    /// Key that `/v1` paths ask for (TGI: every work path).
+    /// Key that `/v1` paths require (TGI: every work path).
     pub api_key: Option<String>,
-    /// Which routes there are.
     pub tasks: Tasks,
-    /// vLLM's switches.
     pub vllm: VllmFlags,
-    /// TGI: requests inside at once; more are answered 429.
+    /// TGI: most requests inside; further ones are answered 429.
     pub max_concurrent_requests: u32,
-    /// How long an unused connection stays open.
+    /// Time for which an unused connection stays open.
     pub keep_alive: Duration,
-    /// Open connections at once; more wait to be accepted.
+    /// Most open connections; further ones wait to be accepted.
     pub max_connections: usize,
     /// Unix time of the start, for the `created` fields.
     pub epoch: u64,
@@ -141,23 +137,23 @@ impl Default for SimOptions {
 }
 
 impl SimOptions {
-    /// The name that answers carry.
+    /// The model name in answers.
     #[must_use]
     pub fn model(&self) -> &str {
         self.models.first().map_or("sim", String::as_str)
     }
 
-    /// Every name that requests may use.
+    /// Every model name that requests may use.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.models.iter().chain(&self.loras).map(String::as_str)
     }
 
-    /// The number of an adapter by its name.
+    /// The index of an adapter by its name.
     pub(crate) fn lora(&self, name: &str) -> Option<u32> {
         self.loras.iter().position(|lora| lora == name).and_then(|at| u32::try_from(at).ok())
     }
 
-    /// The context window, cut to what the KV cache can hold.
+    /// The context window, at most what the KV cache can hold.
     pub(crate) fn window(&self) -> u32 {
         let kv = self.engine.kv_tokens.unwrap_or(self.profile.kv_tokens) / 16 * 16;
         self.max_model_len.clamp(1, u32::try_from(kv.max(16)).unwrap_or(u32::MAX))

@@ -4,21 +4,21 @@ use super::feed::GeneratedChoice;
 use crate::core::model::time::Tick;
 use crate::sim::server::core::SequenceTarget;
 
-/// Edges of `vllm:time_to_first_token_seconds`.
+/// Bucket bounds of `vllm:time_to_first_token_seconds`.
 const TTFT: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
     80.0, 160.0, 640.0, 2560.0,
 ];
-/// Edges of the inter-token histograms.
+/// Bucket bounds of the ITL histograms.
 const ITL: &[f64] = &[
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 ];
-/// Edges of the histograms over whole requests.
+/// Bucket bounds of the histograms over whole requests.
 const REQUEST: &[f64] = &[
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
     960.0, 1920.0, 7680.0,
 ];
-/// Edges of the token count histograms.
+/// Bucket bounds of the token count histograms.
 const TOKENS: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0];
 
@@ -26,7 +26,7 @@ const TOKENS: &[f64] =
 #[derive(Debug, Clone)]
 pub(crate) struct Histogram {
     pub(crate) edges: &'static [f64],
-    /// One more than edges; not cumulative.
+    /// Count per bucket, not cumulative; one more than `edges`.
     pub(crate) counts: Vec<u64>,
     pub(crate) sum: f64,
 }
@@ -43,7 +43,7 @@ impl Histogram {
     }
 }
 
-/// See the module.
+/// Histograms and counters of one engine.
 #[derive(Debug)]
 pub(crate) struct Stats {
     pub(crate) ttft: Histogram,
@@ -88,7 +88,8 @@ fn seconds(from: Tick, to: Tick) -> f64 {
 }
 
 impl Stats {
-    /// One token of a sequence; `choice` is as it was before it.
+    /// Records one token of a sequence; `choice` has the state before the
+    /// token.
     pub(crate) fn token(&mut self, target: &SequenceTarget, choice: &GeneratedChoice, at: Tick) {
         if choice.tokens == 0 {
             self.ttft.record(seconds(target.feed.arrived, at));
@@ -97,7 +98,7 @@ impl Stats {
         }
     }
 
-    /// A sequence that is whole.
+    /// Records a complete sequence.
     pub(crate) fn finished(&mut self, target: &SequenceTarget, choice: &GeneratedChoice, at: Tick) {
         let arrived = target.feed.arrived;
         let scheduled = choice.scheduled.unwrap_or(arrived);

@@ -1,4 +1,4 @@
-//! The one task that moves an engine forward in real time.
+//! Stepper: the one task that moves an engine forward in real time.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -11,12 +11,13 @@ use crate::core::model::time::Tick;
 use crate::sim::engine::{EngineEvent, EngineEventKind};
 use crate::sim::server::core::{ServerCore, SimWork};
 
-/// A step that starts right after another one starts at the planned end of
-/// that one, so that timer lag does not add up; beyond this much lag the
-/// machine is too slow and the engine's time follows the clock instead.
+/// Largest timer lag that is made up. A step right after another starts at the
+/// planned end of the last one, so that timer lag does not add up. Beyond this
+/// lag the machine is too slow, and the engine's time follows the clock
+/// instead.
 const MAX_LAG: Duration = Duration::from_millis(250);
 
-/// Runs until the engine is stopped.
+/// Steps the engine until it is stopped.
 pub(super) async fn run(sim: Arc<ServerCore>) {
     let stopped = sim.stopped.clone();
     stopped.run_until_cancelled(step_for_ever(&sim)).await;

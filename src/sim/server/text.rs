@@ -3,8 +3,9 @@
 //! The counting rule, for both dialects: a text has one token for each four
 //! bytes, rounded up; a list of token ids has as many tokens as ids; a chat
 //! adds three tokens for each message and one for the generation prompt. Only
-//! what an engine said itself has one token for each word: where a prompt ends
-//! with the start of the answer that follows its rest, the answer goes on.
+//! the engine's own output has one token for each word. When a prompt ends with
+//! the start of the answer that follows the rest of the prompt, the answer
+//! continues from there.
 
 use std::sync::LazyLock;
 
@@ -13,7 +14,7 @@ use crate::sim::faults::mix;
 /// Bytes of text that count as one token.
 pub(crate) const BYTES_PER_TOKEN: usize = 4;
 
-/// Tokens in the vocabulary; greater ids are out of it.
+/// Tokens in the vocabulary; greater ids are invalid.
 pub(crate) const VOCABULARY: u32 = 4096;
 
 const SYLLABLES: [&str; 16] =
@@ -39,18 +40,18 @@ pub(crate) fn word(id: u32) -> &'static str {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SimPrompt {
     pub(crate) tokens: u32,
-    /// Characters, for vLLM's bound on text length; 0 for token ids.
+    /// Characters, for vLLM's limit on text length; 0 for token ids.
     pub(crate) chars: usize,
     bytes: Vec<u8>,
-    /// Where the text begins that may end with the start of an answer, and the
-    /// tokens before it.
+    /// Begin of the text that may end with the start of an answer, and the
+    /// tokens before that text.
     open: Option<(usize, u32)>,
 }
 
 /// Bytes of each word of the vocabulary.
 const WORD_BYTES: usize = 7;
 
-/// The token of a word of the vocabulary.
+/// The token id of a word of the vocabulary.
 fn id_of(word: &[u8]) -> Option<u32> {
     let syllables = word.strip_prefix(b" ").filter(|rest| rest.len() + 1 == WORD_BYTES)?.chunks(2);
     syllables
@@ -58,7 +59,8 @@ fn id_of(word: &[u8]) -> Option<u32> {
         .try_fold(0, |id, place| Some(id << 4 | u32::try_from(place?).ok()?))
 }
 
-/// Tokens of a text that is all words of the vocabulary.
+/// Number of tokens of a text that consists of words of the vocabulary; `None`
+/// for other texts.
 pub(crate) fn words_in(text: &str) -> Option<u32> {
     let words = text.as_bytes().chunks(WORD_BYTES);
     let count = u32::try_from(words.len()).ok()?;
@@ -78,12 +80,12 @@ impl SimPrompt {
         Self { tokens, bytes, ..Self::default() }
     }
 
-    /// A prompt of `tokens` tokens without text, to push parts to.
+    /// A prompt of `tokens` tokens without text, to which parts can be added.
     pub(crate) fn counted(tokens: u32) -> Self {
         Self { tokens, ..Self::default() }
     }
 
-    /// Adds a part of a chat: its text, and tokens besides it.
+    /// Adds a part of a chat: its text, and `more_tokens` tokens besides.
     pub(crate) fn push(&mut self, text: &str, more_tokens: u32) {
         self.tokens = self.tokens.saturating_add(tokens_of(text.len())).saturating_add(more_tokens);
         self.chars += text.chars().count();
@@ -98,9 +100,9 @@ impl SimPrompt {
         self.open = Some(open);
     }
 
-    /// The voice of the answer, and how many of its words stand at the end of
-    /// the prompt already; `voice` is that of an answer to a prompt with this
-    /// digest. Those words count one token each from now on.
+    /// The voice of the answer, and the number of the answer's words that
+    /// already end the prompt. `voice` returns the voice for a prompt with the
+    /// given digest. From now on each of those words counts as one token.
     pub(crate) fn begun(&mut self, voice: impl Fn(u64) -> Voice) -> (Voice, u32) {
         let (from, before) = self.open.unwrap_or((self.bytes.len(), self.tokens));
         let words: Vec<u32> = self.bytes[from..].rchunks(WORD_BYTES).map_while(id_of).collect();
@@ -132,12 +134,13 @@ impl SimPrompt {
         }
     }
 
-    /// One number for the whole prompt.
+    /// Digest of the whole prompt.
     pub(crate) fn digest(&self) -> u64 {
         self.bytes.chunks(8).fold(0, fold)
     }
 
-    /// One hash for each full block of prompt, chained; `salt` keys them all.
+    /// One chained hash for each full block of the prompt; `salt` changes all
+    /// hashes.
     pub(crate) fn blocks(&self, salt: u64) -> Vec<u64> {
         const BLOCK_BYTES: usize = BYTES_PER_TOKEN * crate::sim::engine::BLOCK_TOKENS as usize;
         let chain = self.bytes.chunks_exact(BLOCK_BYTES).scan(salt, |state, block| {
@@ -154,12 +157,13 @@ fn fold(state: u64, chunk: &[u8]) -> u64 {
     mix(state.rotate_left(5) ^ u64::from_le_bytes(word) ^ ((chunk.len() as u64) << 56))
 }
 
-/// Hashes a short text, such as a salt or a model name.
+/// Hash of a short text, such as a salt or a model name.
 pub(crate) fn hash(text: &str) -> u64 {
     text.as_bytes().chunks(8).fold(text.len() as u64, fold)
 }
 
-/// What one request says; the same prompt and seed say the same.
+/// Generator of one answer's tokens. The same prompt and seed yield the same
+/// answer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Voice(pub(crate) u64);
 
@@ -177,19 +181,19 @@ impl Voice {
         }
     }
 
-    /// How many tokens it would say: geometric with this mean, at least 1.
+    /// Length of the answer in tokens: geometric with this mean, at least 1.
     pub(crate) fn length(self, mean: u32) -> u32 {
         let unit = ((mix(self.0 ^ 0x5EED) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
         1 + (-unit.ln() * f64::from(mean.max(1) - 1)) as u32
     }
 
-    /// The log probability of a token: any number that looks like one.
+    /// Log probability of a token: made up, but plausible.
     pub(crate) fn logprob(self, choice: usize, index: u32) -> f64 {
         -f64::from(self.token(choice, index) % 997) / 120.0 - 0.01
     }
 }
 
-/// A number between 0 and 1 for scores and embeddings.
+/// Number between 0 and 1, for scores and embeddings.
 pub(crate) fn unit(seed: u64) -> f64 {
     (mix(seed) >> 11) as f64 / (1u64 << 53) as f64
 }

@@ -1,5 +1,5 @@
-//! Recorded traffic: when calls came, how large they were, who made them and
-//! what their prompts have in common. No text.
+//! Traffic traces: times, sizes, tenants, classes and shared prompt prefixes of
+//! recorded calls. A trace holds no text.
 
 mod read;
 mod table;
@@ -15,53 +15,52 @@ pub use self::table::ColumnNames;
 
 use crate::sim::rng::Rng;
 
-/// One call of a trace.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TraceCall {
-    /// When it came, from the start of the trace.
+    /// Time from the start of the trace.
     pub at: Duration,
-    /// Who made it: a place in [`TrafficTrace::tenants`].
+    /// Index into [`TrafficTrace::tenants`].
     pub tenant: u32,
-    /// Its latency class: a place in [`TrafficTrace::classes`].
+    /// Index into [`TrafficTrace::classes`].
     pub class: u32,
     /// Prompt tokens, at least 1.
     pub prompt: u32,
     /// Generated tokens, at least 1.
     pub output: u32,
-    /// One hash for each whole block of [`TrafficTrace::prefix_block`] prompt tokens;
-    /// each covers everything before it too. Empty = nothing is known.
+    /// One hash for each whole block of [`TrafficTrace::prefix_block`] prompt
+    /// tokens; each hash covers everything before its block, too. Empty = not
+    /// known.
     pub prefix: Arc<[u64]>,
-    /// How long it waited before an engine had it; absent = not known.
+    /// Time before an engine had the call; absent = not known.
     pub waited: Option<Duration>,
-    /// From its arrival to its end; absent = not known.
+    /// Time from arrival to end; absent = not known.
     pub took: Option<Duration>,
 }
 
-/// Calls in order of time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TrafficTrace {
-    /// The calls; the first is at 0.
+    /// Calls in order of time; the first is at 0.
     pub calls: Vec<TraceCall>,
-    /// Names of the tenants; empty when the trace does not tell.
+    /// Names of the tenants; empty when the trace has none.
     pub tenants: Vec<Arc<str>>,
-    /// Names of the classes; empty when the trace does not tell.
+    /// Names of the classes; empty when the trace has none.
     pub classes: Vec<Arc<str>>,
-    /// Tokens of one hash in [`TraceCall::prefix`]; 0 when there are none.
+    /// Tokens per hash in [`TraceCall::prefix`]; 0 without hashes.
     pub prefix_block: u32,
-    /// Lines that were left out because they had no prompt: no engine ever had
-    /// them.
+    /// Lines that were skipped because they have no prompt: no engine ever
+    /// received them.
     pub left_out: u64,
 }
 
 impl TrafficTrace {
-    /// Puts the calls in order of time, the first at 0.
+    /// Sorts the calls by time and moves the first to 0.
     pub fn settle(&mut self) {
         self.calls.sort_by_key(|call| call.at);
         let start = self.calls.first().map_or(Duration::ZERO, |call| call.at);
         self.calls.iter_mut().for_each(|call| call.at -= start);
     }
 
-    /// These of its calls, the first at 0.
+    /// A trace of the calls in this range, the first at 0.
     #[must_use]
     pub fn part(&self, range: Range<usize>) -> Self {
         let mut part = Self {
@@ -75,8 +74,8 @@ impl TrafficTrace {
         part
     }
 
-    /// Calls per second over the whole trace; 0 with fewer than two calls or
-    /// no time between them.
+    /// Calls per second over the whole trace. 0 with fewer than two calls, or
+    /// without time between them.
     #[must_use]
     pub fn rate(&self) -> f64 {
         match self.mean_gap() {
@@ -85,7 +84,7 @@ impl TrafficTrace {
         }
     }
 
-    /// From the first call to the last.
+    /// Time from the first call to the last.
     #[must_use]
     pub fn span(&self) -> Duration {
         self.calls.last().map_or(Duration::ZERO, |last| last.at)
@@ -97,14 +96,14 @@ impl TrafficTrace {
     }
 
     /// Starts at another call and wraps around, so that the shape of bursts
-    /// stays. Seed 0 leaves the trace as it is; the starts of the next seeds
+    /// stays. Seed 0 leaves the trace as it is. The starts of the next seeds
     /// lie evenly over the trace (multiples of the golden ratio).
     pub fn rotate(&mut self, seed: u64) {
         const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
         let part = u128::from(seed.wrapping_mul(GOLDEN));
         let first = ((part * self.calls.len() as u128) >> 64) as usize;
         let Some(start) = self.calls.get(first).map(|call| call.at) else { return };
-        // The seam gets a gap of mean length.
+        // The gap between the old end and the old start is of mean length.
         let period = self.span() + self.mean_gap();
         self.calls.rotate_left(first);
         let wrapped = self.calls.len() - first;
@@ -122,7 +121,7 @@ impl TrafficTrace {
         }
     }
 
-    /// Multiplies every gap by this.
+    /// Multiplies every gap by `factor`.
     pub fn stretch(&mut self, factor: f64) {
         for call in &mut self.calls {
             let nanos = call.at.as_nanos() as f64 * factor;
@@ -130,7 +129,8 @@ impl TrafficTrace {
         }
     }
 
-    /// Drops calls with longer prompts; the first that is left is at 0.
+    /// Drops calls with prompts longer than `longest`; the first remaining call
+    /// is moved to 0.
     pub fn take_shorter(&mut self, longest: u32) {
         self.calls.retain(|call| call.prompt <= longest);
         self.settle();
@@ -141,15 +141,15 @@ impl TrafficTrace {
         self.calls.truncate(count);
     }
 
-    /// Drops what comes later than `span` after the first call.
+    /// Drops calls later than `span` after the first call.
     pub fn take_span(&mut self, span: Duration) {
         let count = self.calls.partition_point(|call| call.at <= span);
         self.take(count);
     }
 
-    /// Gives every call a tenant drawn at random with these shares, which need
-    /// not add up to 1; names them `t0`, `t1`, ... Shares that are not positive
-    /// get nothing; without a positive share nothing changes.
+    /// Draws a tenant for every call with these shares, which need not add up
+    /// to 1. The tenants are named `t0`, `t1`, ... Shares that are not positive
+    /// get no calls. Without a positive share nothing changes.
     pub fn deal_tenants(&mut self, shares: &[f64], seed: u64) {
         let positive = |share: &f64| if share.is_finite() { share.max(0.0) } else { 0.0 };
         let total: f64 = shares.iter().map(positive).sum();
@@ -169,9 +169,10 @@ impl TrafficTrace {
     }
 }
 
-/// The same prefix in hashes of other size: `to` tokens each instead of `from`.
-/// One size must be a multiple of the other, or the answer is empty. Smaller
-/// blocks than those known are told apart only as whole blocks.
+/// Converts a prefix from hashes of `from` tokens each to hashes of `to` tokens
+/// each. One size must be a multiple of the other, or the result is empty.
+/// Blocks smaller than the known ones differ only where their whole known
+/// blocks differ.
 #[must_use]
 pub fn reblock(prefix: &[u64], from: u32, to: u32) -> Vec<u64> {
     if from == 0 || to == 0 {

@@ -1,5 +1,5 @@
-//! Reads traces: comma-separated tables with a header line, and the Mooncake
-//! JSON lines, both plain or gzip.
+//! Trace reader: comma-separated tables with a header line, and Mooncake JSON
+//! lines, both plain or gzip.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -14,89 +14,86 @@ use thiserror::Error;
 use super::table::{self, ColumnNames};
 use super::{TraceCall, TrafficTrace};
 
-/// Calls that a trace may have.
+/// Most calls of a trace.
 pub const MAX_CALLS: usize = 5_000_000;
-/// Prompt and output tokens that a call may have.
+/// Most prompt tokens and most output tokens of a call.
 pub const MAX_PROMPT: u32 = 16_000_000;
-/// Bytes of one line.
+/// Most bytes of one line.
 const MAX_LINE: u64 = 4 << 20;
-/// Tokens that one hash of a Mooncake trace stands for.
+/// Tokens per hash of a Mooncake trace.
 const MOONCAKE_BLOCK: u32 = 512;
 /// Longest time in a trace, seconds: ten years.
 const MAX_SECONDS: f64 = 10.0 * 365.0 * 86_400.0;
 
-/// Why a trace could not be read, and where.
+/// Error of a trace, and its place.
 #[derive(Debug, Error)]
 #[error("{}{}: {kind}", path.display(), line.map(|line| format!(":{line}")).unwrap_or_default())]
 pub struct TraceError {
-    /// The file.
     pub path: PathBuf,
-    /// The line, from 1.
+    /// Line number, from 1.
     pub line: Option<u64>,
-    /// What is wrong.
     pub kind: TraceErrorKind,
 }
 
-/// What can be wrong with a trace.
+/// Kind of error in a trace.
 #[derive(Debug, Error)]
 pub enum TraceErrorKind {
-    /// It cannot be opened or unpacked.
+    /// The file cannot be opened or unpacked.
     #[error("cannot read it: {0}")]
     Io(#[from] io::Error),
-    /// Its name says no known format.
+    /// The file name has no known extension.
     #[error("its name must end in .csv, .jsonl, .csv.gz or .jsonl.gz")]
     Format,
-    /// It has no line at all, or no call.
+    /// The file has no line at all, or no call.
     #[error("there are no calls in it")]
     Empty,
-    /// A needed column is not in the header.
+    /// A required column is not in the header.
     #[error("the header has no column `{column}` (or {others}); it has: {found}")]
     NoColumn {
-        /// Its name in our own traces.
+        /// The column's name in Penstock's own traces.
         column: &'static str,
         /// Other names that would do.
         others: String,
-        /// What is there, cut short.
+        /// The header, cut short.
         found: String,
     },
-    /// A column that was named is not in the header.
+    /// A column that was named by the caller is not in the header.
     #[error("the header has no column `{column}`; it has: {found}")]
     NotThere {
-        /// The name.
         column: String,
-        /// What is there, cut short.
+        /// The header, cut short.
         found: String,
     },
-    /// A field is missing or is not what it should be.
+    /// A field is missing or has a wrong value.
     #[error("column `{column}`: {what}, found `{found}`")]
     Field {
-        /// Which.
         column: String,
-        /// What it should be.
+        /// The expected value.
         what: &'static str,
-        /// What is there, cut short.
+        /// The value, cut short.
         found: String,
     },
-    /// A line is not the JSON object it should be.
+    /// A line is not the expected JSON object.
     #[error("not a call: {0}; needed are timestamp (ms), input_length, output_length, and hash_ids if known")]
     Json(#[from] serde_json::Error),
     /// One line is too long.
     #[error("the line is longer than {MAX_LINE} bytes")]
     LongLine,
-    /// From the first call to the last is longer than any plan.
+    /// The time from the first call to the last is longer than any plan.
     #[error("its calls lie more than ten years apart: are the times all in one unit?")]
     TooWide,
-    /// Too many calls.
+    /// The trace has too many calls.
     #[error("more than {MAX_CALLS} calls; cut it")]
     TooLong,
 }
 
 impl TrafficTrace {
-    /// Reads a file; its name tells the format: `.csv` or `.jsonl`, each also
+    /// Reads a file. The name tells the format: `.csv` or `.jsonl`, each also
     /// with `.gz` after it. Calls are sorted by time, and the first is at 0.
     ///
     /// # Errors
-    /// With the file, the line and the column that is wrong.
+    ///
+    /// With the file, the line and the column of the mistake.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
         Self::read_with(path, &ColumnNames::default())
     }
@@ -104,7 +101,8 @@ impl TrafficTrace {
     /// Reads a file whose table has columns of these names.
     ///
     /// # Errors
-    /// With the file, the line and the column that is wrong.
+    ///
+    /// With the file, the line and the column of the mistake.
     pub fn read_with(path: &Path, names: &ColumnNames) -> Result<Self, TraceError> {
         let failed = |line, kind| TraceError { path: path.to_owned(), line, kind };
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
@@ -134,7 +132,7 @@ fn plain_or_packed(plain: BufReader<File>, packed: bool) -> Box<dyn BufRead> {
     if packed { Box::new(BufReader::new(MultiGzDecoder::new(plain))) } else { Box::new(plain) }
 }
 
-/// Lines with their number, none longer than [`MAX_LINE`].
+/// Lines with their numbers, each at most [`MAX_LINE`] bytes long.
 pub(super) struct NumberedLines {
     line: u64,
     buffer: String,
@@ -181,7 +179,7 @@ pub(super) fn wrong(column: &str, what: &'static str, found: &str) -> TraceError
 /// One line of a Mooncake trace.
 #[derive(Debug, Deserialize)]
 struct MooncakeLine {
-    /// Milliseconds.
+    /// Time in milliseconds.
     timestamp: f64,
     input_length: u64,
     output_length: u64,
@@ -216,7 +214,7 @@ fn mooncake_calls(lines: &mut NumberedLines) -> Result<TrafficTrace, TraceErrorK
     Ok(trace)
 }
 
-/// Hashes that cover everything before them, from the ids of single blocks.
+/// Cumulative hashes from the ids of single blocks.
 fn chain(ids: &[u64]) -> Arc<[u64]> {
     let link = |state: &mut u64, id: &u64| {
         *state = mix(*state ^ mix(id.wrapping_add(1)));

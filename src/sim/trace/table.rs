@@ -1,4 +1,4 @@
-//! Traces as comma-separated tables: which column is which, by its name.
+//! Table traces: comma-separated tables whose columns are found by their names.
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -12,13 +12,15 @@ use jiff::tz::TimeZone;
 use super::read::{NumberedLines, TraceErrorKind, checked_tokens, push, wrong};
 use super::{TraceCall, TrafficTrace};
 
-/// The latest time, in seconds since any origin: the year 2286 since 1970.
+/// Latest time, in seconds since any origin: the year 2286 if counted from
+/// 1970.
 const LATEST: f64 = 1e10;
 /// Characters of a header that an error shows.
 const SHOWN: usize = 200;
 
-/// What a column holds, and the names by which it is known. The first is that
-/// of our own traces. Letters only: `ContextTokens` and `context_tokens` are one.
+/// Known names of each column. The first is the name in Penstock's own traces.
+/// Only letters are compared: `ContextTokens` and `context_tokens` are one
+/// name.
 const TIME: &[&str] = &["t_s", "time", "timestamp", "arrival", "arrived_at", "arrival_time", "start_time"];
 const INPUT: &[&str] = &[
     "in_tokens",
@@ -45,7 +47,7 @@ const CLASS: &[&str] = &["class", "latency_class"];
 const WAIT: &[&str] = &["wait", "waited", "queue", "queue_time"];
 const TOOK: &[&str] = &["duration", "took", "latency", "e2e"];
 
-/// The names of a table's columns where they are not the usual ones.
+/// Names of a table's columns, where they differ from the known ones.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ColumnNames(Vec<(&'static str, String)>);
 
@@ -68,13 +70,12 @@ impl FromStr for ColumnNames {
     }
 }
 
-/// A column of the table.
 #[derive(Debug)]
 struct TableColumn {
     place: usize,
-    /// As the header has it.
+    /// Name in the header.
     name: String,
-    /// Seconds that one unit of it stands for.
+    /// Seconds per unit of the column.
     unit: f64,
 }
 
@@ -92,10 +93,10 @@ fn bare(name: &str) -> String {
     name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase()
 }
 
-/// The endings of names that tell a unit of time, and what it is in seconds.
+/// Name endings that tell a unit of time, with the unit in seconds.
 const UNITS: [(&str, f64); 4] = [("_ms", 1e-3), ("_us", 1e-6), ("_ns", 1e-9), ("_s", 1.0)];
 
-/// A name without its unit, and the unit.
+/// The name without its unit, and the unit in seconds.
 fn unit(name: &str) -> (&str, f64) {
     let cut = UNITS.iter().find_map(|(ending, unit)| Some((name.strip_suffix(ending)?, *unit)));
     cut.unwrap_or((name, 1.0))
@@ -112,7 +113,7 @@ impl Columns {
                 let place = place.ok_or_else(missing)?;
                 return Ok(Some(TableColumn { place, name: wanted.clone(), unit: unit(wanted).1 }));
             }
-            // The best known name first, with its unit or without.
+            // The best known name comes first, with or without its unit.
             let place = known.iter().find_map(|known| {
                 header.iter().position(|name| {
                     let lower = name.to_ascii_lowercase();
@@ -145,7 +146,7 @@ impl Columns {
     }
 }
 
-/// The fields of a line; one in quotes may have commas.
+/// The fields of a line. A field in quotes may contain commas.
 fn fields(line: &str) -> Vec<String> {
     if !line.contains('"') {
         return line.split(',').map(|field| field.trim().to_owned()).collect();
@@ -162,7 +163,7 @@ fn fields(line: &str) -> Vec<String> {
     fields
 }
 
-/// Names by their numbers, in the order in which they come.
+/// Names by number, in the order in which they first appear.
 #[derive(Default)]
 struct NameNumbers {
     numbers: HashMap<String, u32>,
@@ -203,8 +204,8 @@ pub(super) fn calls(lines: &mut NumberedLines, names: &ColumnNames) -> Result<Tr
             tenant: tenants.number(columns.tenant.as_ref(), &row)?,
             class: classes.number(columns.class.as_ref(), &row)?,
             prompt,
-            // What an engine reads and answers without generating ends with a
-            // step, too.
+            // A call without output tokens ends with one engine step, which
+            // counts as one token.
             output: tokens(&columns.output, &row)?.unwrap_or(1),
             prefix: Arc::default(),
             waited: columns.wait.as_ref().map(|column| length(column, &row)).transpose()?.flatten(),
@@ -220,7 +221,7 @@ fn text<'a>(column: &TableColumn, row: &'a [String]) -> &'a str {
     row.get(column.place).map(String::as_str).unwrap_or_default()
 }
 
-/// A number of a unit of time, or a date with a time.
+/// A time: a number in the column's unit, or a date with a time.
 fn moment(column: &TableColumn, row: &[String]) -> Result<Duration, TraceErrorKind> {
     const WHAT: &str = "must be a time: seconds, at least 0, or like 2026-11-16T18:15:46Z \
                         (a name that ends in _ms or _us says the unit)";
@@ -242,7 +243,7 @@ fn moment(column: &TableColumn, row: &[String]) -> Result<Duration, TraceErrorKi
     time.ok_or_else(|| wrong(&column.name, WHAT, text))
 }
 
-/// A length of time; empty = not known.
+/// A duration; empty = not known.
 fn length(column: &TableColumn, row: &[String]) -> Result<Option<Duration>, TraceErrorKind> {
     match text(column, row) {
         "" => Ok(None),
@@ -255,10 +256,10 @@ fn length(column: &TableColumn, row: &[String]) -> Result<Option<Duration>, Trac
     }
 }
 
-/// A number of tokens; none where it is 0.
+/// A number of tokens; `None` for 0.
 fn tokens(column: &TableColumn, row: &[String]) -> Result<Option<u32>, TraceErrorKind> {
     let text = text(column, row);
-    // Some tools write whole numbers with a point.
+    // Some tools write whole numbers with a decimal point.
     let whole = text.parse::<u64>().ok();
     let count = whole.or_else(|| text.strip_suffix(".0")?.parse().ok());
     match count {

@@ -1,4 +1,4 @@
-//! Traces: reading, errors, and what is done with them.
+//! Tests of traces: reading, errors, and changes to traces.
 
 use std::fs;
 use std::io::Write;
@@ -101,7 +101,7 @@ fn errors_name_line_and_column_and_say_what_is_needed() {
     assert!(error("x.csv", &long).contains("longer than"));
 }
 
-/// The files that come with the load generator.
+/// Traces that come with the load generator.
 #[test]
 fn the_committed_traces_are_what_their_page_says() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("loadtest/traces");
@@ -125,7 +125,7 @@ fn the_committed_traces_are_what_their_page_says() {
 fn numbered(count: u32) -> TrafficTrace {
     let mut text = String::from("t_s,in_tokens,out_tokens\n");
     for index in 0..count {
-        // Pairs, so that the gaps have a shape.
+        // Calls come in pairs, so that the gaps have a shape.
         text += &format!("{}.{},{},1\n", index / 2, (index % 2) * 2, index + 1);
     }
     TrafficTrace::read(&Dir::new().file("n.csv", &text)).unwrap()
@@ -145,7 +145,7 @@ fn rotation_wraps_and_keeps_gaps_and_calls() {
         prompts.sort_unstable();
         assert_eq!(prompts, (1..=100).collect::<Vec<_>>());
         let moved = |prompt: u32| trace.calls.iter().find(|call| call.prompt == prompt).unwrap().at;
-        // A gap inside the trace is what it was.
+        // Gaps inside the trace are unchanged.
         if trace.calls[0].prompt != 42 {
             assert_eq!(moved(42) - moved(41), Duration::from_millis(200), "seed {seed}");
         }

@@ -1,4 +1,4 @@
-//! What arrives in the world.
+//! Arrivals: the requests of the world, with the facts that no router is told.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,51 +8,48 @@ use crate::sim::engine::BLOCK_TOKENS;
 use crate::sim::rng::Rng;
 use crate::sim::trace::reblock;
 
-/// One request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Arrival {
-    /// When it arrives.
     pub at: Tick,
-    /// Whose it is, by number.
+    /// Number of the tenant.
     pub tenant: u32,
-    /// Its latency class, by number.
+    /// Number of the latency class.
     pub class: u32,
-    /// Prompt tokens.
     pub prompt: u32,
-    /// Tokens the engine will generate for each choice; no router is told.
+    /// Tokens that the engine will generate for each choice. No router is told.
     pub output: u32,
-    /// Choices that it asks for, at least 1.
+    /// Choices that the request asks for, at least 1.
     pub n: u32,
-    /// Output tokens that the request allows.
+    /// Output tokens that the request allows (`max_tokens`).
     pub max_output: u32,
-    /// Whether its tokens go to the client as they come. Else the answer is
-    /// plain: nobody outside the engine sees anything of it before its end.
+    /// Whether the client gets tokens as they come. Otherwise the answer is
+    /// plain: nobody outside the engine sees any of it before its end.
     pub streams: bool,
     /// One cumulative hash per [`PREFIX_BLOCK`] tokens of the prompt.
     pub prefix: Arc<[u64]>,
-    /// The same for each of the engine's blocks of [`BLOCK_TOKENS`]; empty =
-    /// what follows from `prefix`. No router is told.
+    /// One cumulative hash per engine block of [`BLOCK_TOKENS`] tokens; empty =
+    /// derived from `prefix`. No router is told.
     pub blocks: Arc<[u64]>,
-    /// How long the client waits for its first token; absent = as long as its
-    /// class allows.
+    /// Time that the client waits for the first token; absent = what the class
+    /// allows.
     pub patience: Option<Duration>,
-    /// How long its engine works on it before it is queued there, whatever the
-    /// reason: an image, a grammar. No router is told.
+    /// Time for which the engine works on the request before queueing it, for
+    /// whatever reason: an image, a grammar. No router is told.
     pub held: Duration,
-    /// When its client leaves if it is not served by then, counted from its arrival;
-    /// absent = it stays. No router is told before.
+    /// Time after arrival at which the client leaves if it is not served by
+    /// then; absent = the client stays. No router is told before.
     pub leaves: Option<Duration>,
-    /// When its stream falls silent; absent = never. No router is told.
+    /// Pause in the stream; absent = none. No router is told.
     pub pause: Option<Pause>,
 }
 
-/// A stream that falls silent while its engine goes on, as one whose tool call is
+/// A pause in a stream while its engine goes on, as for a tool call that is
 /// sent only when it is whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pause {
-    /// The last token before it, at least 1.
+    /// Number of the last token before the pause, at least 1.
     pub after: u32,
-    /// How long it lasts; then everything comes at once.
+    /// Length of the pause; all held-back tokens come at its end.
     pub lasts: Duration,
 }
 
@@ -60,8 +57,8 @@ pub struct Pause {
 pub const PREFIX_BLOCK: u32 = 256;
 
 impl Arrival {
-    /// Gives the request a prompt whose first `shared` tokens are those of every
-    /// other request of the same `family`; the others are its `own`.
+    /// Gives the request a prompt. Its first `shared` tokens are those of every
+    /// request of the same `family`; the hashes of the others depend on `own`.
     #[must_use]
     pub fn with_prompt(self, family: u64, shared: u32, own: u64) -> Self {
         let hash = |whose: u64, block: u32| {
@@ -75,7 +72,7 @@ impl Arrival {
         Self { prefix: reblock(&blocks, BLOCK_TOKENS, PREFIX_BLOCK).into(), blocks, ..self }
     }
 
-    /// The hashes of the engine's blocks.
+    /// Prefix hashes of the engine's blocks.
     pub(super) fn engine_blocks(&self) -> Vec<u64> {
         match self.blocks.is_empty() {
             true => reblock(&self.prefix, PREFIX_BLOCK, BLOCK_TOKENS),

@@ -1,5 +1,5 @@
-//! What engines do to the world: steps and their tokens, faults, and what is
-//! told of them.
+//! Engine events of the world: steps and their tokens, faults, scrapes, and the
+//! reports of them to routers.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl World<'_> {
         self.start(replica);
     }
 
-    /// What a try's engine says of it is heard.
+    /// Applies an engine event that has reached the router's side.
     pub(super) fn engine_event(&mut self, job: JobIndex, replica: ReplicaIndex, event: EngineEvent) {
         let state = &mut self.jobs[job];
         match event.kind {
@@ -54,7 +54,7 @@ impl World<'_> {
         }
     }
 
-    /// So many tokens of a request came at once.
+    /// Records `tokens` tokens of a request that came at once.
     pub(super) fn tokens_came(&mut self, job: JobIndex, replica: ReplicaIndex, tokens: u32) {
         let now = self.now;
         let arrival = &self.setup.arrivals[job];
@@ -122,8 +122,8 @@ impl World<'_> {
         }
     }
 
-    /// A job's engine died under it. A stream is cut after its first token; of
-    /// a plain answer the client has seen nothing.
+    /// Ends the attempt of a job whose engine died. A stream is cut after its
+    /// first token. Of a plain answer the client has seen nothing.
     pub(super) fn break_off(&mut self, job: JobIndex, replica: ReplicaIndex) {
         let state = &mut self.jobs[job];
         let gateway = usize::from(state.gateway);

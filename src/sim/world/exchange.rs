@@ -1,6 +1,7 @@
-//! One try at an engine: on its way there, held there, and what the engine says of
-//! it on its way back. A word takes [`ReplicaSetup::trip`] in each direction; a
-//! closed loop's next request follows the end of one.
+//! Exchange with an engine: one attempt on its way to the engine, held there, and
+//! the engine's replies on their way back. A message takes [`ReplicaSetup::trip`]
+//! in each direction. In a closed loop the client's next request follows the end
+//! of its last one.
 //!
 //! [`ReplicaSetup::trip`]: crate::sim::world::replica::ReplicaSetup::trip
 
@@ -12,31 +13,32 @@ use crate::sim::engine::{EngineEvent, EngineRequest, RequestId};
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
 use crate::sim::world::run::{Happening, World, WorldJob};
 
-/// What comes up in an exchange.
+/// Event of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ExchangeStep {
-    /// The try is queued at its engine.
+    /// The attempt reaches its engine and is queued there.
     Entry { request: RequestId, replica: ReplicaIndex, priority: i64 },
-    /// The engine hears that nobody wants the try any more.
+    /// The engine learns that the attempt is cancelled.
     Cancelled { request: RequestId, replica: ReplicaIndex },
-    /// The oldest word of this engine that is on its way is heard.
+    /// The oldest reply of this engine that is on its way arrives.
     Heard(ReplicaIndex),
-    /// A stream that fell silent goes on.
+    /// A paused stream goes on.
     GoesOn(RequestId),
     /// A client leaves.
     Leaves(JobIndex),
 }
 
-/// What an engine says of a try.
+/// Reply of an engine about an attempt.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum EngineReply {
-    /// It works on it.
+    /// The engine computed something of the attempt.
     Event(EngineEvent),
-    /// It takes no connection.
+    /// The engine takes no connection.
     Refused(RequestId),
-    /// It will never hold it: a plain answer that says so.
+    /// The request can never fit the engine's KV cache; the reply is a plain
+    /// answer that says so.
     TooLarge(RequestId),
-    /// It died.
+    /// The engine died.
     Broken(RequestId),
 }
 
@@ -49,25 +51,27 @@ impl EngineReply {
     }
 }
 
-/// The job of a try and its number among the job's tries.
+/// The job of an attempt, and the attempt's number.
 const fn job_of(request: RequestId) -> (JobIndex, u32) {
     (request as u32 as JobIndex, (request >> 32) as u32)
 }
 
 impl WorldJob {
-    /// It is at no engine, and nothing has come of it.
+    /// Clears the job's state at its engine, together with the tokens of the
+    /// attempt.
     pub(super) fn leave(&mut self) {
         *self = Self { gateway: self.gateway, attempt: self.attempt, over: self.over, ..Self::default() };
     }
 }
 
 impl World<'_> {
-    /// The name that the job's present try has at its engine.
+    /// Id of the job's present attempt at its engine.
     pub(super) fn try_of(&self, job: JobIndex) -> RequestId {
         (u64::from(self.jobs[job].attempt) << 32) | job as u64
     }
 
-    /// Gives the job to an engine; what that brings at once is told to the router.
+    /// Sends the job to an engine. Returns the input for the router when the
+    /// engine replies at once.
     pub(super) fn send(
         &mut self,
         job: JobIndex,
@@ -76,7 +80,7 @@ impl World<'_> {
         touched: &mut SmallVec<[ReplicaIndex; 4]>,
     ) -> Option<Input<'static>> {
         if self.jobs[job].over {
-            // Its client left while it waited in a line.
+            // The client left while the job waited at the router.
             return Some(Input::Finished { job, replica, cached: 0 });
         }
         self.records[job].sends += 1;
@@ -100,13 +104,13 @@ impl World<'_> {
         }
     }
 
-    /// Takes the job away from its engine.
+    /// Preempts the job: takes it back from its engine.
     pub(super) fn take_back(&mut self, job: JobIndex, touched: &mut SmallVec<[ReplicaIndex; 4]>) {
         self.records[job].recalls += 1;
         self.cancel(job, touched);
     }
 
-    /// Ends what the job has at an engine.
+    /// Cancels the job's present attempt.
     fn cancel(&mut self, job: JobIndex, touched: &mut SmallVec<[ReplicaIndex; 4]>) {
         let request = self.try_of(job);
         let Some(replica) = self.jobs[job].at else { return };
@@ -123,7 +127,7 @@ impl World<'_> {
         }
     }
 
-    /// A request has ended: in a closed loop its client sends another one, not
+    /// Ends a request. In a closed loop its client sends another request, not
     /// before `after`.
     pub(super) fn over(&mut self, job: JobIndex, after: Duration) {
         self.jobs[job].over = true;
@@ -177,7 +181,7 @@ impl World<'_> {
         }
     }
 
-    /// The engine says something of a try.
+    /// Delivers a reply of the engine after its trip back.
     pub(super) fn say(&mut self, replica: ReplicaIndex, word: EngineReply) {
         match self.replicas[replica].trip() {
             Duration::ZERO => self.hear(replica, &word),
@@ -188,7 +192,7 @@ impl World<'_> {
         }
     }
 
-    /// The job's stream says nothing for so long.
+    /// Pauses the job's stream for `lasts`.
     pub(super) fn fall_silent(&mut self, job: JobIndex, lasts: Duration) {
         self.jobs[job].unsaid = Some(0);
         let step = ExchangeStep::GoesOn(self.try_of(job));
@@ -201,7 +205,8 @@ impl World<'_> {
         state.at == Some(replica) && state.attempt == attempt
     }
 
-    /// The try reaches its engine, which may not want it.
+    /// The attempt reaches its engine. Returns the reply when the engine does
+    /// not take the attempt.
     fn enter(&mut self, request: RequestId, replica: ReplicaIndex, priority: i64) -> Option<EngineReply> {
         if !self.answers(replica) {
             return Some(EngineReply::Refused(request));
@@ -224,7 +229,8 @@ impl World<'_> {
         None
     }
 
-    /// What the router is told of a try that its engine does not take.
+    /// Ends an attempt that its engine did not take. Returns the input for the
+    /// router.
     fn told_at_once(&mut self, replica: ReplicaIndex, word: &EngineReply) -> Option<Input<'static>> {
         let (job, _) = job_of(word.request());
         self.jobs[job].leave();

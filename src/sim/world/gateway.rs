@@ -1,4 +1,4 @@
-//! Penstock's scheduler as a router of the world.
+//! Simulated gateway: Penstock's scheduler as a router of the world.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,6 @@ use crate::core::scheduler::Scheduler;
 use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
 use crate::sim::world::router::{Input, JobIndex, MemberState, Router, RouterCommand};
 
-/// A gateway of the world.
 #[derive(Debug)]
 pub struct SimGateway {
     scheduler: Scheduler,
@@ -26,16 +25,17 @@ pub struct SimGateway {
     sizes: Vec<(u32, u32)>,
     actions: Vec<Action>,
     log: Option<EventTrace>,
-    /// Where replicas come and go: with all that can be there.
+    /// With autoscaling: the policy with every replica that can exist.
     whole: Option<Policy>,
 }
 
-/// What a scheduler heard and what it wanted, from its first event on.
+/// The scheduler's events with the actions that each caused, from the first
+/// event on.
 pub type EventTrace = Arc<Mutex<Vec<(Tick, Event, Vec<Action>)>>>;
 
 impl SimGateway {
     /// A gateway under the policy. Arrivals name tenants and classes by their
-    /// ids; all ask for the policy's first model.
+    /// ids. All arrivals ask for the policy's first model.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         let max_waits = policy.classes.iter().map(|(_, _, class)| class.max_wait).collect();
@@ -49,8 +49,8 @@ impl SimGateway {
         }
     }
 
-    /// A gateway under the policy, of whose replicas only the first so many are
-    /// there at first; [`Input::Members`] tells of the others.
+    /// A gateway under the policy with only the first `initial` replicas there.
+    /// [`Input::Members`] announces the others.
     #[must_use]
     pub fn elastic(policy: &Policy, initial: usize) -> Self {
         let members: Vec<MemberState> = (0..policy.replicas.capacity())
@@ -65,13 +65,12 @@ impl SimGateway {
         Event::PolicyChanged(Arc::new(with_members(whole, members, generation)))
     }
 
-    /// Writes everything down. Memory grows with every event.
+    /// Records every event and its actions. Memory grows with every event.
     #[must_use]
     pub fn recorded(self, log: &EventTrace) -> Self {
         Self { log: Some(Arc::clone(log)), ..self }
     }
 
-    /// The scheduler, to look at.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
@@ -142,7 +141,7 @@ impl SimGateway {
                 Event::ReplicaLost { replica: ReplicaId::from(replica), answers: true }
             }
             Input::Members { members } => self.joined(members),
-            // It never polls.
+            // This router never polls.
             Input::Polled { .. } | Input::Wake => Event::Timer,
         }
     }
@@ -170,7 +169,7 @@ impl Router for SimGateway {
                 Action::Replica(ReplicaAction::Probe { replica }) => {
                     Some(RouterCommand::Probe { replica: replica.index() })
                 }
-                // Streams that break stay broken here.
+                // The simulated gateway does not continue broken streams.
                 Action::Job(
                     JobAction::Requeue { .. } | JobAction::Settled { .. } | JobAction::HandOver { .. },
                 )
@@ -192,8 +191,8 @@ impl Router for SimGateway {
     }
 }
 
-/// The policy with those of its replicas that are there, as discovery makes it:
-/// the ids stay the same.
+/// The policy with only the replicas that are there, as discovery makes it. The
+/// ids stay the same.
 fn with_members(whole: &Policy, members: &[MemberState], generation: u64) -> Policy {
     let mut policy = Policy { generation, replicas: IdTable::successor(&whole.replicas), ..whole.clone() };
     let is_there =
@@ -211,15 +210,15 @@ fn with_members(whole: &Policy, members: &[MemberState], generation: u64) -> Pol
     policy
 }
 
-/// Replicas that are alike, of which nothing is configured but what their pool
-/// is. Racks of the same pool may differ in speed.
+/// Replicas that are alike, of which only the pool's traits are configured.
+/// Racks of the same pool may differ in speed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rack {
-    /// The name of their pool.
+    /// Name of the pool.
     pub pool: String,
-    /// What the pool is; the word of its first rack counts.
+    /// Traits of the pool; those of the pool's first rack count.
     pub supply: PoolTraits,
-    /// How many there are.
+    /// Number of replicas.
     pub replicas: usize,
 }
 
@@ -233,7 +232,7 @@ impl Rack {
 
 /// A policy of these replicas in their order, one model that all pools serve,
 /// and the given classes and tenants. The name of a class or tenant is its
-/// number; pools have their ids in the order in which they first appear.
+/// number. Pools get their ids in the order in which they first appear.
 #[must_use]
 pub fn policy(racks: &[Rack], classes: &[Class], tenants: &[Tenant]) -> Policy {
     let mut policy = Policy { generation: 1, ..Policy::default() };

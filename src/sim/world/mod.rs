@@ -1,7 +1,7 @@
-//! The discrete-event world: arrivals, routers and simulated engines in
-//! virtual time. The same [`Scheduler`](crate::core::scheduler::Scheduler) that
-//! runs in the gateway is one router here; the designs it is compared with are
-//! the others.
+//! Discrete-event world: arrivals, routers and simulated engines in virtual
+//! time. The [`Scheduler`](crate::core::scheduler::Scheduler) that runs in the
+//! gateway is one router of the world. The baselines that it is compared with
+//! are the others.
 
 pub mod arrival;
 pub mod autoscale;

@@ -1,60 +1,56 @@
-//! What became of each request, and the figures of a run.
+//! Request records: the outcome of each request, and the figures of a run.
 
 use std::time::Duration;
 
 use crate::core::model::time::Tick;
 
-/// What became of one request.
+/// Outcome of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct WorldRecord {
-    /// Whose it was.
+    /// Number of the tenant.
     pub tenant: u32,
-    /// Its class.
+    /// Number of the class.
     pub class: u32,
-    /// Prompt tokens.
     pub prompt: u32,
-    /// Generated tokens.
     pub output: u32,
     /// Prompt tokens from the prefix cache.
     pub cached: u32,
-    /// When it came.
     pub arrived: Tick,
-    /// From arrival to the engine's first token, which the client of a plain
-    /// answer does not see.
+    /// Time from arrival to the engine's first token. The client of a plain
+    /// answer does not see that token.
     pub ttft: Option<Duration>,
-    /// Mean time between its tokens.
+    /// Mean time between tokens.
     pub itl: Duration,
-    /// When its last token came.
+    /// Time of the last token.
     pub ended: Option<Tick>,
-    /// It was refused.
     pub refused: bool,
-    /// From arrival to the refusal.
+    /// Time from arrival to the refusal.
     pub told: Option<Duration>,
-    /// It broke after its first token.
+    /// Whether the stream broke after its first token.
     pub cut: bool,
-    /// Its client left before its end.
+    /// Whether the client left before the end.
     pub left: bool,
-    /// Times it was given to an engine.
+    /// Times that the request was sent to an engine.
     pub sends: u32,
-    /// Times it was taken back by the router.
+    /// Times that the router preempted the request.
     pub recalls: u32,
 }
 
 impl WorldRecord {
-    /// Whether it was answered in full.
+    /// Whether the request was answered in full.
     #[must_use]
     pub fn served(&self) -> bool {
         self.ended.is_some() && !self.refused && !self.cut
     }
 
-    /// Whether it was answered in full within both objectives.
+    /// Whether the request was answered in full within both objectives.
     #[must_use]
     pub fn good(&self, goal: &Goal) -> bool {
         self.served() && self.ttft.is_some_and(|ttft| ttft <= goal.ttft) && self.itl <= goal.itl
     }
 }
 
-/// What a request should get.
+/// Objectives of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Goal {
     /// Longest time to the first token.
@@ -63,32 +59,33 @@ pub struct Goal {
     pub itl: Duration,
 }
 
-/// The figures of a set of requests. Times in milliseconds.
+/// Figures of a set of requests. Times are in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Summary {
-    /// Requests that were offered.
+    /// Requests in the set.
     pub offered: u64,
-    /// Median time to the first token of those served.
+    /// Median TTFT of served requests.
     pub ttft_p50: f64,
-    /// 99th percentile of the same.
+    /// 99th percentile of the TTFT of served requests.
     pub ttft_p99: f64,
-    /// The longest time to the first token of those served.
+    /// Longest TTFT of served requests.
     pub ttft_most: f64,
-    /// The longest time from arrival to a refusal.
+    /// Longest time from arrival to a refusal.
     pub told_most: f64,
-    /// 99th percentile of the mean inter-token times.
+    /// 99th percentile of the requests' mean ITL.
     pub itl_p99: f64,
-    /// Share of all offered within both objectives.
+    /// Share of all offered requests that were served within both objectives.
     pub goodput: f64,
-    /// Share of all offered that were refused.
+    /// Share of all offered requests that were refused.
     pub refused: f64,
-    /// Share of all offered that broke after their first token.
+    /// Share of all offered requests that broke after their first token.
     pub cut: f64,
-    /// Share of all offered that got neither an answer nor a refusal.
+    /// Share of all offered requests that got neither an answer nor a refusal.
     pub lost: f64,
-    /// Share of the prompt tokens of served requests that came from the cache.
+    /// Share of the prompt tokens of served requests that came from the prefix
+    /// cache.
     pub hit_rate: f64,
-    /// From the first arrival to the last end, seconds.
+    /// Seconds from the first arrival to the last end.
     pub makespan: f64,
     /// Tokens of served requests: prompt + 2 × output.
     pub service: u64,
@@ -137,8 +134,8 @@ impl Summary {
     }
 }
 
-/// The value below which the given part of the samples lies; 0 without any.
-/// Sorts the samples.
+/// The value below which the share `part` of the samples lies; 0 without
+/// samples. Sorts the samples.
 #[must_use]
 pub fn quantile(samples: &mut [f64], part: f64) -> f64 {
     if samples.is_empty() {

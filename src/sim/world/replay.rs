@@ -1,4 +1,5 @@
-//! A recorded run, told to a new scheduler, brings the same decisions.
+//! Replay tests: a recorded run, given to a new scheduler, yields the same
+//! actions.
 
 use std::sync::Arc;
 use std::time::Duration;

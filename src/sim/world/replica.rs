@@ -1,4 +1,4 @@
-//! An engine of the world with what can go wrong with it.
+//! World replica: an engine of the world with its faults.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,56 +12,55 @@ use crate::sim::engine::{BLOCK_TOKENS, EngineEvent, EngineOptions, SimEngine};
 use crate::sim::world::exchange::EngineReply;
 use crate::sim::world::router::PolledLoad;
 
-/// Latencies that an engine remembers for polls.
+/// Latest latency samples that an engine keeps for polls.
 const SHOWN: usize = 64;
-/// How many of them answer a poll.
+/// Number of samples that answer a poll.
 const NEAREST: usize = 9;
 
-/// One engine as the world is told of it.
+/// Setup of one engine of the world.
 #[derive(Debug, Clone)]
 pub struct ReplicaSetup {
-    /// Its timing.
+    /// Step-time profile.
     pub profile: StepProfile,
-    /// Its limits.
+    /// Limits and switches.
     pub options: EngineOptions,
-    /// Its steps take this many times as long as the profile says.
+    /// Factor on the profile's step times.
     pub slowness: f64,
-    /// What befalls it.
     pub fault: Option<WorldFault>,
-    /// What it costs for an hour.
+    /// Price per hour.
     pub price: f64,
-    /// How long a word takes on the way to it, and as long on the way back. Scrapes
-    /// and probes take no time.
+    /// Time that a message takes in each direction. Scrapes and probes take no
+    /// time.
     pub trip: Duration,
 }
 
 impl ReplicaSetup {
-    /// A healthy engine.
+    /// An engine without faults, delays or a price.
     #[must_use]
     pub fn new(profile: StepProfile, options: EngineOptions) -> Self {
         Self { profile, options, slowness: 1.0, fault: None, price: 0.0, trip: Duration::ZERO }
     }
 }
 
-/// What befalls an engine, once or again and again.
+/// Fault of an engine, once or repeated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WorldFault {
-    /// When it begins.
+    /// Begin of the first occurrence.
     pub at: Tick,
-    /// How long it lasts.
+    /// Length of each occurrence.
     pub lasts: Duration,
-    /// From one beginning to the next, longer than it lasts; absent = once.
+    /// Time from one begin to the next, longer than `lasts`; absent = the fault
+    /// occurs once.
     pub every: Option<Duration>,
-    /// What it is.
     pub kind: WorldFaultKind,
 }
 
-/// Ways to fail.
+/// Kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorldFaultKind {
-    /// It stands still, and its health check still answers.
+    /// The engine stands still; its health check still answers.
     Frozen,
-    /// Its requests are lost, and it refuses connections.
+    /// The engine loses its requests and refuses connections.
     Crashed,
 }
 
@@ -70,17 +69,18 @@ pub enum WorldFaultKind {
 pub(super) struct WorldReplica {
     pub(super) engine: SimEngine,
     setup: ReplicaSetup,
-    /// The end of the step in flight that the world knows of.
+    /// The end of the step in flight for which the world has planned an event.
     pub(super) step: Option<Tick>,
     pub(super) crashed: bool,
     frozen_until: Option<Tick>,
-    /// What it said that is still on its way, in order.
+    /// Replies that are still on their way, in order.
     pub(super) said: VecDeque<EngineReply>,
-    /// Lately: requests inside when one came, and its time to the first token.
+    /// Latest samples: requests inside when a request came, and its time to the
+    /// first token.
     latencies: VecDeque<(u64, Duration)>,
-    /// Most requests that waited inside it after a step was planned.
+    /// Most requests that waited inside the engine after a step was planned.
     pub(super) most_waiting: u64,
-    /// How long its steps took together.
+    /// Total length of the steps.
     pub(super) busy: Duration,
 }
 
@@ -116,7 +116,7 @@ impl WorldReplica {
         }
     }
 
-    /// Everything it had is gone, and it is as new.
+    /// Replaces the engine by a new one; its requests and cache are gone.
     pub(super) fn renew(&mut self) {
         let mut engine = SimEngine::new(self.setup.profile, self.setup.options);
         engine.set_pace(self.setup.slowness);
@@ -130,7 +130,8 @@ impl WorldReplica {
         self.crashed = true;
     }
 
-    /// Starts a step if none is in flight; says when it ends if it is new.
+    /// Starts a step if none is in flight. Returns the step's end if the step
+    /// is new.
     pub(super) fn start_step(&mut self, now: Tick) -> Option<Tick> {
         if self.step.is_some() || self.crashed || self.frozen_until.is_some_and(|until| until > now) {
             return None;
@@ -147,7 +148,8 @@ impl WorldReplica {
         self.engine.finish_step(now, out);
     }
 
-    /// A request that found so many others had its first token after `latency`.
+    /// Records a sample: a request that found `others` requests inside had its
+    /// first token after `latency`.
     pub(super) fn shown(&mut self, others: u64, latency: Duration) {
         if self.latencies.len() == SHOWN {
             self.latencies.pop_front();
@@ -155,8 +157,8 @@ impl WorldReplica {
         self.latencies.push_back((others, latency));
     }
 
-    /// What a poll shows: the median latency of the samples taken nearest to
-    /// the present number of requests.
+    /// The engine's answer to a poll: the median latency of the samples that
+    /// are nearest to the present number of requests.
     pub(super) fn load(&self) -> PolledLoad {
         let in_flight = self.engine.requests();
         let mut samples: SmallVec<[(u64, Duration); SHOWN]> = self.latencies.iter().copied().collect();
@@ -167,7 +169,7 @@ impl WorldReplica {
         PolledLoad { in_flight, latency }
     }
 
-    /// What a scrape shows.
+    /// The engine's answer to a scrape.
     pub(super) fn report(&self) -> ReplicaReport {
         let gauges = self.engine.gauges();
         let counters = self.engine.counters();

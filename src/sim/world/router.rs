@@ -1,4 +1,5 @@
-//! What stands between arrivals and engines.
+//! Router interface: the inputs, commands and trait of the routers between
+//! arrivals and engines.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -8,161 +9,121 @@ use crate::core::model::event::{ItlSample, ReplicaReport};
 use crate::core::model::time::Tick;
 use crate::sim::world::arrival::Arrival;
 
-/// A request in the world: its place among the arrivals.
+/// A request in the world: its index among the arrivals.
 pub type JobIndex = usize;
-/// An engine of the world.
+/// Index of an engine of the world.
 pub type ReplicaIndex = usize;
 
-/// What a router is told.
+/// Input of a router.
 #[derive(Debug, Clone, Copy)]
 pub enum Input<'a> {
-    /// A request came.
-    Arrived {
-        /// Which.
-        job: JobIndex,
-        /// What it asks for.
-        arrival: &'a Arrival,
-    },
+    /// A request arrived.
+    Arrived { job: JobIndex, arrival: &'a Arrival },
     /// The first token of a stream came. A plain answer shows none.
-    FirstToken {
-        /// Which.
-        job: JobIndex,
-        /// From where.
-        replica: ReplicaIndex,
-    },
-    /// It is whole.
+    FirstToken { job: JobIndex, replica: ReplicaIndex },
+    /// The job's answer is complete.
     Finished {
-        /// Which.
         job: JobIndex,
-        /// From where.
         replica: ReplicaIndex,
         /// Prompt tokens that came from the prefix cache.
         cached: u32,
     },
-    /// Its client is gone, wherever it was.
-    Left {
-        /// Which.
-        job: JobIndex,
-    },
-    /// Its engine failed it.
+    /// The job's client left, wherever the job was.
+    Left { job: JobIndex },
+    /// The job's engine failed it.
     Failed {
-        /// Which.
         job: JobIndex,
-        /// Where.
         replica: ReplicaIndex,
-        /// The connection was refused; else it broke.
+        /// Whether the connection was refused; otherwise it broke.
         refused: bool,
     },
-    /// Gaps between tokens seen since the last time.
-    Paced {
-        /// Where.
-        replica: ReplicaIndex,
-        /// What was seen.
-        pace: ItlSample,
-    },
+    /// Gaps between tokens since the last such input.
+    Paced { replica: ReplicaIndex, pace: ItlSample },
     /// A scrape.
-    Reported {
-        /// Of which engine.
-        replica: ReplicaIndex,
-        /// What it said.
-        report: ReplicaReport,
-    },
+    Reported { replica: ReplicaIndex, report: ReplicaReport },
     /// The answer to a probe.
     Probed {
-        /// Of which engine.
         replica: ReplicaIndex,
-        /// Whether it is there.
+        /// Whether the engine answers.
         alive: bool,
     },
-    /// The answer to a poll; none when the engine does not answer.
+    /// The answer to a poll.
     Polled {
-        /// Which engine.
         replica: ReplicaIndex,
-        /// What it said.
+        /// The engine's load; none when the engine does not answer.
         load: Option<PolledLoad>,
     },
-    /// Replicas came or went: what each of the world's engines is now.
+    /// Replicas came or left.
     Members {
-        /// By number.
+        /// The state of each engine of the world, by number.
         members: &'a [MemberState],
     },
-    /// The moment asked for with [`Router::next_wake`].
+    /// The time asked for with [`Router::next_wake`] has come.
     Wake,
 }
 
-/// What an engine is to a router where engines come and go.
+/// State of an engine for routers, where engines come and go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemberState {
-    /// It is not there.
+    /// The engine is not there.
     Absent,
-    /// It takes work.
+    /// The engine takes work.
     Serving,
-    /// It takes no new work, and goes when what it has is done.
+    /// The engine takes no new work, and leaves when its present work is done.
     Leaving,
 }
 
-/// What an engine made for it says of itself when a router polls it.
+/// Answer to a poll of an engine that supports polls (Prequal).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PolledLoad {
-    /// Requests inside it, of all routers.
+    /// Requests inside the engine, of all routers.
     pub in_flight: u64,
-    /// The time to the first token that it has lately shown at about that
-    /// number; zero when it has shown none.
+    /// Time to the first token that the engine lately showed at about that
+    /// number of requests; zero when it has shown none.
     pub latency: Duration,
 }
 
-/// What a router wants done.
+/// Command of a router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouterCommand {
-    /// Give the job to an engine.
+    /// Send the job to an engine.
     Send {
-        /// Which.
         job: JobIndex,
-        /// Where to.
         replica: ReplicaIndex,
-        /// For engines that order by it: the smallest goes first.
+        /// For engines with priority scheduling: the smallest value goes first.
         priority: i64,
     },
-    /// Refuse the job; it is over.
+    /// Refuse the job, which ends it.
     Refuse {
-        /// Which.
         job: JobIndex,
-        /// When to come back.
+        /// Time after which the client may come back.
         retry_after: Option<Duration>,
     },
-    /// Take the job away from its engine; it waits at the router again.
-    Recall {
-        /// Which.
-        job: JobIndex,
-    },
+    /// Preempt the job: take it back from its engine. The job waits at the
+    /// router again.
+    Recall { job: JobIndex },
     /// Ask an engine whether it is there.
-    Probe {
-        /// Which.
-        replica: ReplicaIndex,
-    },
-    /// Ask an engine for its load, as [`Input::Polled`].
-    Poll {
-        /// Which.
-        replica: ReplicaIndex,
-    },
+    Probe { replica: ReplicaIndex },
+    /// Ask an engine for its load, answered by [`Input::Polled`].
+    Poll { replica: ReplicaIndex },
 }
 
-/// A design for routing.
 pub trait Router: Send + Debug {
-    /// Takes note of an input and appends what is to be done.
+    /// Applies an input and appends the router's commands.
     fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<RouterCommand>);
 
-    /// When it wants [`Input::Wake`] next.
+    /// Time at which the router wants the next [`Input::Wake`].
     fn next_wake(&self) -> Option<Tick> {
         None
     }
 
-    /// What each of its pools needs now; empty where it has no word on that.
+    /// Present demand of each of the router's pools; empty when the router
+    /// computes none.
     fn needs(&mut self, _now: Tick) -> Vec<ReplicaDemand> {
         Vec::new()
     }
 
-    /// What broke inside it; 0 in a healthy run.
+    /// Invariants that broke inside the router; 0 in a healthy run.
     fn faults(&self) -> u64 {
         0
     }

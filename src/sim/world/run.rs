@@ -1,5 +1,5 @@
-//! The clock of the world: takes the next thing that happens and lets routers
-//! and engines act on it.
+//! World loop: takes the next event in time order and lets routers and engines
+//! act on it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,55 +18,55 @@ use crate::sim::world::record::WorldRecord;
 use crate::sim::world::replica::{ReplicaSetup, WorldReplica};
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
 
-/// How often routers are told the pace of streams.
+/// Period at which routers are told the ITL of streams.
 pub const PACE_PERIOD: Duration = Duration::from_millis(100);
 
-/// When a client that was refused comes back if it is told no time.
+/// Time after which a refused client comes back when the refusal names no time.
 const COME_BACK: Duration = Duration::from_secs(1);
 
-/// A world before it starts.
+/// Setup of a world.
 #[derive(Debug, Clone, Default)]
 pub struct Setup {
-    /// Its engines.
     pub replicas: Vec<ReplicaSetup>,
-    /// What arrives, in order of time.
+    /// Arrivals in order of time.
     pub arrivals: Vec<Arrival>,
-    /// Which router gets each arrival; empty = all go to the first.
+    /// Index of the router that gets each arrival; empty = all go to the first.
     pub gateways: Vec<u8>,
     /// Time between two scrapes of an engine; absent = none.
     pub scrape: Option<Duration>,
-    /// An engine plans its next step before a router hears of the last one, as
-    /// any network makes it.
+    /// Whether an engine plans its next step before a router hears of the last
+    /// one, as over any network.
     pub late: bool,
-    /// The world ends here whatever is still open.
+    /// Time at which the world ends whatever is still open.
     pub horizon: Option<Duration>,
-    /// How engines come and go; absent = all are there from the beginning.
+    /// Autoscaling; absent = all engines are there from the beginning.
     pub scaling: Option<Scaling>,
-    /// A closed loop: so many clients, each of which sends the next of the arrivals,
-    /// in their order, when its last one has ended, and after a refusal when it is
-    /// told to. Absent = all come at their time.
+    /// Closed loop: number of clients. Each client sends the next arrival, in
+    /// their order, when its last request has ended, and after a refusal when
+    /// the refusal says. Absent = every arrival comes at its time.
     pub clients: Option<usize>,
-    /// From when on [`RunOutcome::tokens`] are counted.
+    /// Time from which [`RunOutcome::tokens`] are counted.
     pub counted_from: Tick,
 }
 
-/// What came of a run.
+/// Outcome of a run.
 #[derive(Debug, Clone, Default)]
 pub struct RunOutcome {
-    /// One for each arrival; in a closed loop, of those that came.
+    /// One record for each arrival; in a closed loop, for each arrival that
+    /// came.
     pub records: Vec<WorldRecord>,
     /// Most requests that waited in each engine after a step was planned.
     pub most_waiting: Vec<u64>,
-    /// How long each engine computed.
+    /// Time for which each engine computed.
     pub busy: Vec<Duration>,
-    /// What broke inside the routers.
+    /// Invariants that broke inside the routers.
     pub faults: u64,
-    /// When the last thing happened.
+    /// Time of the last event.
     pub ended: Tick,
-    /// What replicas that come and go came to; absent = they do not.
+    /// Outcome of autoscaling; absent without autoscaling.
     pub scaled: Option<Scaled>,
-    /// Output tokens that came from engines since they are counted, without those
-    /// of tries that came to nothing.
+    /// Output tokens that came from engines from [`Setup::counted_from`] on,
+    /// without those of attempts that came to nothing.
     pub tokens: u64,
 }
 
@@ -83,29 +83,30 @@ pub(super) enum Happening {
     Wake(usize),
 }
 
-/// Where a request is.
+/// State of a job in the world.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct WorldJob {
     pub(super) gateway: u8,
-    /// Counts the times it was given to an engine.
+    /// Number of the present attempt, from 1.
     pub(super) attempt: u32,
-    /// Its engine has it.
+    /// Whether the engine has queued the attempt.
     pub(super) entered: bool,
-    /// It has ended.
+    /// Whether the request has ended.
     pub(super) over: bool,
     pub(super) at: Option<ReplicaIndex>,
     pub(super) first: Option<Tick>,
     pub(super) last: Tick,
-    /// Tokens heard of, of all its choices.
+    /// Tokens received, over all choices.
     pub(super) tokens: u32,
-    /// Those of them that count.
+    /// Received tokens that count for [`RunOutcome::tokens`].
     pub(super) counted: u32,
-    /// Choices that are whole.
+    /// Choices that are complete.
     pub(super) ended: u32,
-    /// Tokens of a stream that is silent; absent = it is not.
+    /// Tokens held back by a pause in the stream; absent = no pause.
     pub(super) unsaid: Option<u32>,
     pub(super) cached: u32,
-    /// When it was given to its engine, and how many were there before it.
+    /// Time at which the present attempt was sent, and the requests inside the
+    /// engine before it.
     pub(super) sent: (Tick, u64),
 }
 
@@ -115,7 +116,7 @@ pub(super) struct World<'a> {
     pub(super) replicas: Vec<WorldReplica>,
     pub(super) jobs: Vec<WorldJob>,
     pub(super) records: Vec<WorldRecord>,
-    /// Per router and replica.
+    /// ITL samples per router and replica.
     pub(super) paces: Vec<ItlSample>,
     pub(super) heap: BinaryHeap<Reverse<(Tick, u64, Happening)>>,
     sequence: u64,
@@ -123,16 +124,16 @@ pub(super) struct World<'a> {
     wakes: Vec<Option<Tick>>,
     commands: Vec<RouterCommand>,
     pub(super) events: Vec<EngineEvent>,
-    /// Requests that have not ended, those to come included.
+    /// Requests that have not ended, including those still to come.
     pub(super) open: usize,
-    /// Requests that have come.
+    /// Requests that have arrived.
     pub(super) come: usize,
-    /// In a closed loop: the arrival that the next free client sends.
+    /// In a closed loop: index of the arrival that the next free client sends.
     pub(super) next: usize,
     /// Output tokens that count.
     pub(super) tokens: u64,
     pub(super) now: Tick,
-    /// Absent = all engines are always there.
+    /// Autoscaling; absent = all engines are always there.
     pub(super) elastic: Option<Elastic>,
 }
 
@@ -252,7 +253,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Tells a router and does what it wants.
+    /// Gives a router an input and carries out its commands.
     pub(super) fn tell(&mut self, gateway: usize, input: Input<'_>) {
         let mut commands = std::mem::take(&mut self.commands);
         let mut touched: SmallVec<[ReplicaIndex; 4]> = SmallVec::new();
@@ -284,7 +285,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Does one thing; what it brings at once is told to the router.
+    /// Carries out one command. Returns the input for the router when the
+    /// command has an immediate answer.
     fn obey(&mut self, command: RouterCommand, touched: &mut SmallVec<[usize; 4]>) -> Option<Input<'static>> {
         match command {
             RouterCommand::Send { job, replica, priority } => self.send(job, replica, priority, touched),

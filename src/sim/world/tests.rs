@@ -1,4 +1,4 @@
-//! Small worlds.
+//! Tests of small worlds.
 
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ fn the_same_world_twice_is_the_same() {
     assert_eq!(first.records, second.records);
 }
 
-/// What the scheduler was told of the job, without its details.
+/// Events of the job that the scheduler was given, without their details.
 fn told(log: &EventTrace, job: u64) -> Vec<&'static str> {
     let of_job = |event: &Event| match event {
         Event::Arrived(spec, _) => (spec.id == JobId::new(job)).then_some("arrived"),
@@ -150,8 +150,7 @@ fn a_plain_answer_that_breaks_is_asked_for_again() {
     }
 }
 
-/// The only request of a world that `change` has changed, and what its engine
-/// counted of it.
+/// Record and events of the only request in a world that `change` has changed.
 fn alone(change: impl Fn(&mut Setup)) -> (WorldRecord, EventTrace) {
     let mut setup = setup(1, 1);
     change(&mut setup);

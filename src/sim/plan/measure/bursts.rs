@@ -1,41 +1,43 @@
-//! Surges of work, and which of them a scaler can answer.
+//! Surges of work: the surges of a source, and which of them a scaler can
+//! answer.
 //!
-//! Work comes in bins of equal length. A surge begins with a bin that brings
-//! [`HIGH`] times the mean of the bins before it, as many as there are in the slow
-//! window (a minute, or the start time of a replica if that is longer); it ends
-//! with two bins in a row below that, or when it has become the new level: after
-//! three slow windows. What is over before a replica has started is noise to a
-//! scaler: only what is warm already can carry it.
+//! Work is given in bins of equal length. The slow window is a minute, or a
+//! replica's start time if that is longer. A surge begins with a bin of at
+//! least [`HIGH`] times the mean of the bins in the slow window before. A surge
+//! ends with two bins in a row below that level, or after three slow windows,
+//! when the surge has become the new level. A surge that ends before a replica
+//! could start is noise to a scaler: only warm replicas can carry such a surge.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Times of the level before that make a surge.
+/// Multiple of the level before at which a surge begins.
 pub const HIGH: f64 = 1.5;
-/// Slow windows after which a surge is the new level.
+/// Slow windows after which a surge becomes the new level.
 const NEW_LEVEL: usize = 3;
 
-/// A surge.
+/// A surge of work.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Surge {
-    /// When it begins, in seconds.
+    /// Begin, in seconds.
     pub at_s: f64,
-    /// How long it lasts, in seconds.
+    /// Length, in seconds.
     pub lasts_s: f64,
-    /// Its highest bin over the level before it.
+    /// Highest bin of the surge over the level before the surge.
     pub height: f64,
 }
 
 impl Surge {
-    /// Whether it is over before a replica has started.
+    /// Whether the surge ends before a replica could start.
     #[must_use]
     pub fn is_noise(&self, start: Duration) -> bool {
         self.lasts_s < start.as_secs_f64()
     }
 }
 
-/// The surges in `work`, bin by bin of so many seconds.
+/// The surges in `work`. Each bin of `work` is `bin_s` seconds long; `slow` is
+/// the slow window.
 #[must_use]
 pub fn surges(work: &[f64], bin_s: f64, slow: Duration) -> Vec<Surge> {
     let window = ((slow.as_secs_f64() / bin_s).ceil() as usize).max(2);
@@ -46,8 +48,8 @@ pub fn surges(work: &[f64], bin_s: f64, slow: Duration) -> Vec<Surge> {
         sum += amount;
         sum
     }));
-    // After silence any work would be a surge; then it is held against the mean
-    // of all.
+    // After a time without work any work would be a surge. Such work is
+    // compared with the overall mean instead.
     let before = |bin: usize| match bin.saturating_sub(window) {
         _ if bin < window => overall,
         from => Some((sums[bin] - sums[from]) / window as f64).filter(|mean| *mean > 0.0).unwrap_or(overall),

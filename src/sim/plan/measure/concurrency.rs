@@ -1,49 +1,50 @@
-//! How much goes on at the same time: stays with a begin and an end become
-//! levels over time, and bands of them. Every moment counts as long as it lasts.
+//! Concurrency: intervals with a begin and an end become levels over time, and
+//! percentiles of those levels. Each level is weighted by the time for which it
+//! lasts.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Levels that are not exceeded for that part of the time.
+/// Percentiles of a level over time.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Bands {
-    /// The mean over time.
+    /// Mean over time.
     pub mean: f64,
-    /// Half of the time it is at most this.
+    /// Level that is not exceeded for half of the time.
     pub p50: u64,
-    /// Nine tenths of the time.
+    /// Level that is not exceeded for nine tenths of the time.
     pub p90: u64,
-    /// All but a hundredth of the time.
+    /// Level that is not exceeded for 99 % of the time.
     pub p99: u64,
-    /// The highest.
+    /// Highest level.
     pub most: u64,
 }
 
 /// A stretch of time with its levels.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct LevelBin {
-    /// When it begins, in seconds.
+    /// Begin, in seconds.
     pub at_s: f64,
-    /// The lowest level in it.
+    /// Lowest level of the stretch.
     pub low: u64,
-    /// The mean.
+    /// Mean level of the stretch.
     pub mean: f64,
-    /// The highest.
+    /// Highest level of the stretch.
     pub high: u64,
 }
 
 /// A level over time, from 0 to an end.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Levels {
-    /// From each moment on, in order of time; the first is 0.
+    /// The level from each moment on, in order of time; the first moment is 0.
     steps: Vec<(Duration, u64)>,
     end: Duration,
 }
 
 impl Levels {
-    /// How many of the stays, each from a moment up to another one, last at each
-    /// moment from 0 to `end`.
+    /// The number of `stays` (begin and end) in progress at each moment from 0
+    /// to `end`.
     pub fn of(stays: impl Iterator<Item = (Duration, Duration)>, end: Duration) -> Self {
         let (mut begins, mut ends): (Vec<_>, Vec<_>) =
             stays.filter(|(from, to)| from < to && *from < end).unzip();
@@ -73,13 +74,13 @@ impl Levels {
         Self { steps, end }
     }
 
-    /// Each stretch without a change: its begin, its length, its level.
+    /// Stretches without a change: begin, length, level.
     fn stretches(&self) -> impl Iterator<Item = (Duration, Duration, u64)> {
         let nexts = self.steps.iter().skip(1).map(|(at, _)| *at).chain([self.end]);
         self.steps.iter().zip(nexts).map(|((at, level), next)| (*at, next.saturating_sub(*at), *level))
     }
 
-    /// The bands over the whole time.
+    /// Percentiles over the whole time.
     #[must_use]
     pub fn bands(&self) -> Bands {
         let most = self.steps.iter().map(|(_, level)| *level).max().unwrap_or(0);
@@ -102,7 +103,7 @@ impl Levels {
         Bands { mean, p50: band(0.5), p90: band(0.9), p99: band(0.99), most }
     }
 
-    /// The levels in stretches of equal width; the last may be shorter.
+    /// Levels in stretches of equal width; the last may be shorter.
     #[must_use]
     pub fn bins(&self, width: Duration) -> Vec<LevelBin> {
         let width = width.max(Duration::from_millis(1));
@@ -117,7 +118,7 @@ impl Levels {
                 let index = ((from.as_nanos() / width.as_nanos()) as usize).min(count - 1);
                 let last = index + 1 == count;
                 let until = if last { to } else { to.min(width.mul_f64(index as f64 + 1.0)) };
-                // Rounding must not stand still.
+                // Rounding must not stop the loop's progress.
                 let until = until.max(from + Duration::from_nanos(1));
                 let bin = &mut bins[index];
                 (bin.low, bin.high) = (bin.low.min(level), bin.high.max(level));
@@ -132,12 +133,12 @@ impl Levels {
         bins
     }
 
-    /// What is there nearly always: nine of ten stretches of `window` have at
-    /// least this mean level.
+    /// Level that is nearly always there: nine of ten stretches of length
+    /// `window` have at least this mean.
     #[must_use]
     pub fn floor(&self, window: Duration) -> f64 {
         let mut means: Vec<f64> = self.bins(window).iter().map(|bin| bin.mean).collect();
-        // The last stretch may be much shorter than the others.
+        // The last stretch is left out when it is shorter than the others.
         if means.len() > 1 && !self.end.as_nanos().is_multiple_of(window.as_nanos().max(1)) {
             means.pop();
         }

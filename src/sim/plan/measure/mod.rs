@@ -1,4 +1,4 @@
-//! The seven inputs, measured over the whole source.
+//! Measured inputs: the report's seven inputs, measured over the whole source.
 
 pub mod bursts;
 pub mod concurrency;
@@ -14,45 +14,45 @@ use crate::sim::world::record::quantile;
 
 /// Length of the bins of work and tokens.
 const BIN: Duration = Duration::from_secs(10);
-/// The most of them: a longer source has longer ones.
+/// Most bins; a longer source has longer bins.
 const MOST_BINS: u32 = 1_000_000;
-/// The shortest time that shows what is sustained.
+/// Shortest time that shows sustained demand.
 const SUSTAINED: Duration = Duration::from_secs(60);
-/// Surges that a report lists.
+/// Most surges that a report lists.
 pub const LISTED: usize = 500;
 
-/// How long demand has to be there to be sustained: a minute, or as long as a
-/// replica needs to start.
+/// Time for which demand must last to count as sustained: a minute, or a
+/// replica's start time if that is longer.
 #[must_use]
 pub fn sustained(start: Duration) -> Duration {
     start.max(SUSTAINED)
 }
 
-/// How long the bins of a source are in which its work is counted.
+/// Length of the bins in which the source's work is counted.
 #[must_use]
 pub fn bin(trace: &TrafficTrace) -> Duration {
     BIN.max(trace.span() / MOST_BINS)
 }
 
-/// The percentiles of the samples; 0 without any.
+/// Percentiles of the samples; 0 without samples.
 #[must_use]
 pub fn percentiles(mut samples: Vec<f64>) -> Percentiles {
     let mut part = |part| quantile(&mut samples, part);
     Percentiles { p50: part(0.5), p90: part(0.9), p99: part(0.99) }
 }
 
-/// How long a request is in service: as the source says, or as replicas of a
-/// pool take that are as busy as the fleet that is recommended.
+/// Service time of a request: as the source says, or as at a replica that is as
+/// busy as the recommended fleet.
 #[derive(Debug, Clone, Copy)]
 pub struct Service {
-    /// Times the time to the first token of a replica that is idle.
+    /// Factor on the TTFT of an idle replica.
     pub slowness: f64,
-    /// Between two tokens, seconds.
+    /// Time between two tokens, in seconds.
     pub gap: f64,
 }
 
 impl Service {
-    /// Seconds in service.
+    /// Seconds that the call is in service.
     #[must_use]
     pub fn seconds(&self, setting: &Setting, pool: usize, call: &TraceCall) -> f64 {
         if let Some(took) = call.took {
@@ -73,12 +73,12 @@ pub fn in_service(trace: &TrafficTrace, seconds: &[f64]) -> Levels {
     Levels::of(stays, end(trace))
 }
 
-/// The source's end; a moment after its start where all came at once.
+/// End of the source, at least one second after its start.
 fn end(trace: &TrafficTrace) -> Duration {
     trace.span().max(Duration::from_secs(1))
 }
 
-/// What waited, where the source tells it.
+/// Waiting requests, where the source records waits.
 #[must_use]
 pub fn queue(trace: &TrafficTrace) -> Option<QueueFigures> {
     let known = || trace.calls.iter().filter_map(|call| Some((call.at, call.waited?)));
@@ -90,7 +90,7 @@ pub fn queue(trace: &TrafficTrace) -> Option<QueueFigures> {
     })
 }
 
-/// Sums of an amount of each call, bin by bin; the last may be shorter.
+/// Sums of an amount per call, bin by bin; the last bin may be shorter.
 fn binned(trace: &TrafficTrace, amount: impl Fn(usize, &TraceCall) -> f64) -> Vec<f64> {
     let width = bin(trace).as_nanos();
     let place = |at: Duration| (at.as_nanos() / width) as usize;
@@ -101,8 +101,8 @@ fn binned(trace: &TrafficTrace, amount: impl Fn(usize, &TraceCall) -> f64) -> Ve
     bins
 }
 
-/// Surges of work, in replica-seconds for each call; all of them, the highest
-/// first.
+/// Surges of work, where `work` has the replica-seconds of each call. The
+/// report lists the highest surges first.
 #[must_use]
 pub fn bursts(trace: &TrafficTrace, work: &[f64], start: Duration) -> Bursts {
     let bins = binned(trace, |index, _| work[index]);
@@ -120,14 +120,14 @@ pub fn bursts(trace: &TrafficTrace, work: &[f64], start: Duration) -> Bursts {
     }
 }
 
-/// Tokens that arrive in a second.
+/// Tokens that arrive per second.
 #[must_use]
 pub fn tokens(trace: &TrafficTrace) -> TokenRates {
     let span = end(trace).as_secs_f64();
     let sum = |of: fn(&TraceCall) -> u32| trace.calls.iter().map(|call| f64::from(of(call))).sum::<f64>();
     let mut bins = binned(trace, |_, call| f64::from(call.prompt) + f64::from(call.output));
     if bins.len() > 1 {
-        // It is shorter than the others.
+        // The last bin is shorter than the others.
         bins.pop();
     }
     let all = percentiles(bins.iter().map(|sum| sum / bin(trace).as_secs_f64().min(span)).collect());

@@ -1,4 +1,4 @@
-//! The four preflight questions, answered in sentences.
+//! Preflight answers: the four preflight questions, answered in sentences.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::sim::plan::measure::sustained;
 use crate::sim::plan::report::numbers::{count, number, of, percent, time};
 use crate::sim::plan::report::{PlanClassRow, PlanReport, PreflightAnswer};
 
-/// Question by question.
+/// The answer to each question.
 #[must_use]
 pub fn answers(report: &PlanReport) -> Vec<PreflightAnswer> {
     let answer = |question, answer| PreflightAnswer { question, answer };

@@ -1,4 +1,4 @@
-//! A capacity report, as programs read it.
+//! Capacity report in the form that programs read (JSON).
 
 pub mod answers;
 pub mod numbers;
@@ -11,90 +11,85 @@ use crate::sim::plan::measure::bursts::Surge;
 use crate::sim::plan::measure::concurrency::{Bands, LevelBin};
 use crate::sim::plan::trials::TriedFleet;
 
-/// All of it.
+/// Capacity report.
 #[derive(Debug, Clone, Serialize)]
 pub struct PlanReport {
-    /// What was read, and what of it was simulated.
+    /// The source, and the part of it that was simulated.
     pub source: DemandSourceRow,
-    /// What it was read for.
     pub setting: SettingRow,
-    /// The seven inputs.
     pub measured: MeasuredInputs,
-    /// What to do.
+    /// Recommendation.
     pub advice: Advice,
-    /// Fleets, each against the others.
+    /// Fleets compared with each other.
     pub fleets: Vec<PlanFleetRow>,
-    /// The maximum, put through the simulator again.
+    /// Second simulation of the maximum.
     pub promise: VerifiedMaximum,
-    /// What would be otherwise if.
     pub what_if: Vec<WhatIfRow>,
-    /// The four preflight questions.
     pub answers: Vec<PreflightAnswer>,
-    /// Fleets of the chosen pool by their size.
+    /// Fleets of the chosen pool, by size.
     pub by_replicas: Vec<TriedFleet>,
     /// Replicas that each window needs.
     pub need: Vec<WindowNeed>,
     /// Requests in service over time.
     pub over_time: Vec<LevelBin>,
-    /// What the reader should know of it.
+    /// Facts about the report that the reader should know.
     pub notes: Vec<String>,
 }
 
-/// What was read.
+/// Source of the demand.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct DemandSourceRow {
-    /// Its name.
     pub name: String,
-    /// Requests.
     pub requests: u64,
-    /// From the first to the last, seconds.
+    /// Seconds from the first to the last request.
     pub span_s: f64,
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
     /// Requests that were simulated.
     pub simulated: u64,
-    /// From when on, seconds from the start of the source.
+    /// Begin of the simulated stretch, in seconds from the start of the source.
     pub simulated_from_s: f64,
-    /// How long that is, seconds.
+    /// Length of the simulated stretch, in seconds.
     pub simulated_span_s: f64,
 }
 
-/// What it was read for.
+/// Setting of the plan.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct SettingRow {
     /// The chosen pool.
     pub pool: String,
-    /// Whose speed it has.
+    /// Name of the pool's step-time profile.
     pub profile: String,
-    /// What a replica of it costs in an hour.
+    /// Price of one replica per hour.
     pub price_per_hour: f64,
-    /// From the decision to the first request that a new replica takes, seconds.
+    /// Seconds from the decision to the first request that a new replica takes.
     pub start_s: f64,
-    /// The share of requests to be served within their objectives, of those that
-    /// an idle replica could serve so.
+    /// Share of requests that must meet their objectives, of those that an idle
+    /// replica serves within them.
     pub keep: f64,
-    /// That part of all requests.
+    /// Share of all requests that an idle replica serves within their
+    /// objectives.
     pub keepable: f64,
 }
 
-/// The seven inputs.
+/// The seven measured inputs.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct MeasuredInputs {
     /// Requests in service at the same time.
     pub concurrency: Concurrency,
-    /// What waited, where the source tells it.
+    /// Waiting requests, where the source records waits.
     pub queue: Option<QueueFigures>,
-    /// Surges of work.
     pub bursts: Bursts,
-    /// What each class is and may wait.
+    /// Each class's share and allowed wait.
     pub classes: Vec<PlanClassRow>,
-    /// How much of a fixed fleet's time is idle but hot.
+    /// Share of a fixed fleet's time that is idle but warm.
     pub residency: ResidencyFigures,
-    /// How long requests are in service, seconds.
+    /// Seconds that requests are in service.
     pub duration_s: Percentiles,
-    /// Whether that comes from the source; else from the simulated replicas.
+    /// Whether `duration_s` comes from the source; otherwise from the simulated
+    /// replicas.
     pub duration_from_source: bool,
-    /// Tokens that arrive in a second.
+    /// Tokens that arrive per second.
     pub tokens: TokenRates,
 }
 
@@ -103,202 +98,198 @@ pub struct MeasuredInputs {
 pub struct Concurrency {
     /// Sustained parallel work: nine of ten windows have at least this mean.
     pub floor: f64,
-    /// Over the whole time.
+    /// Percentiles over the whole time.
     pub bands: Bands,
 }
 
-/// What waited.
+/// Waiting requests.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct QueueFigures {
     /// Requests in the queue at the same time.
     pub depth: Bands,
-    /// How long, seconds.
+    /// Seconds that requests waited.
     pub wait_s: Percentiles,
 }
 
-/// Values below which a part of the samples lies.
+/// Percentiles of samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Percentiles {
-    /// Half of them.
     pub p50: f64,
-    /// Nine tenths.
     pub p90: f64,
-    /// All but a hundredth.
     pub p99: f64,
 }
 
-/// Surges.
+/// Surges of work.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Bursts {
-    /// How many an hour are over before a replica has started.
+    /// Surges per hour that end before a replica could start.
     pub noise_per_hour: f64,
-    /// How many an hour last longer.
+    /// Surges per hour that last longer.
     pub bursts_per_hour: f64,
-    /// Of all: times the level before.
+    /// Height of all surges, as a multiple of the level before.
     pub height: Percentiles,
-    /// Of all: seconds.
+    /// Length of all surges, in seconds.
     pub length_s: Percentiles,
-    /// Each of them, the highest first; at most 500.
+    /// Surges, the highest first; at most 500.
     pub surges: Vec<Surge>,
 }
 
-/// One class.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct PlanClassRow {
-    /// Its name.
     pub name: String,
-    /// Its part of the requests.
+    /// Share of the requests.
     pub requests: f64,
-    /// Its part of the tokens.
+    /// Share of the tokens.
     pub tokens: f64,
-    /// Its objective for the first token, seconds.
+    /// TTFT objective, in seconds.
     pub ttft_s: f64,
-    /// Its objective for the time between tokens, seconds.
+    /// ITL objective, in seconds.
     pub itl_s: f64,
-    /// How long its requests may wait, seconds.
+    /// Longest allowed wait, in seconds.
     pub max_wait_s: f64,
-    /// Whether that is long enough for a replica to start.
+    /// Whether `max_wait_s` is long enough for a replica to start.
     pub waits_for_a_start: bool,
-    /// Of those whose wait the source tells: the part that waited no longer.
+    /// Share of requests that waited no longer than `max_wait_s`, of those with
+    /// a wait in the source.
     pub waited_within: Option<f64>,
 }
 
-/// How much of a fixed fleet's time is idle but hot.
+/// Share of a fixed fleet's time that is idle but warm.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct ResidencyFigures {
     /// Replicas of the fixed fleet.
     pub replicas: usize,
-    /// Share of their time without a step.
+    /// Share of the replicas' time without a step.
     pub idle: f64,
-    /// Share of the fixed fleet's hours that demand did not need.
+    /// Share of the fixed fleet's replica-hours that demand did not need.
     pub unneeded: f64,
 }
 
-/// Tokens a second, over ten seconds each.
+/// Tokens per second, measured over bins of ten seconds.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct TokenRates {
-    /// Of prompts, the mean.
+    /// Mean prompt tokens per second.
     pub input: f64,
-    /// Of answers, the mean.
+    /// Mean output tokens per second.
     pub output: f64,
-    /// Both together.
+    /// Prompt and output tokens together.
     pub all: Percentiles,
 }
 
-/// What to do.
+/// Recommendation.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Advice {
-    /// Whether any fleet that was tried keeps the promise.
+    /// Whether any tried fleet meets the objectives.
     pub kept: bool,
     /// Replicas that are always warm.
     pub floor: usize,
-    /// The most replicas.
+    /// Most replicas.
     pub maximum: usize,
-    /// Requests in service at the top of a surge that is over before a replica
-    /// has started.
+    /// Most requests in service during a surge that ends before a replica could
+    /// start.
     pub burst_requests: u64,
-    /// Replicas that have to be warm for it.
+    /// Warm replicas that such a surge needs.
     pub burst_replicas: usize,
-    /// Replicas needed, over time.
+    /// Replicas needed over time.
     pub replicas: Percentiles,
-    /// How long each class should be allowed to wait.
+    /// Recommended longest wait of each class.
     pub tolerance: Vec<Tolerance>,
-    /// Each pool alone.
+    /// Each pool on its own.
     pub pools: Vec<PlanPoolRow>,
-    /// Share of the recommended replicas' hours that are above the floor: what
+    /// Share of the recommended fleet's replica-hours above the floor, which
     /// may come and go.
     pub elastic: f64,
     /// Share of the tokens that can wait until a replica has started.
     pub patient: f64,
 }
 
-/// How long a class should be allowed to wait.
+/// Recommended longest wait of a class.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Tolerance {
-    /// The class.
     pub class: String,
-    /// Seconds that it may wait now.
+    /// Present longest wait, in seconds.
     pub now_s: f64,
-    /// Seconds that are enough with the recommended fleet.
+    /// Longest wait that suffices with the recommended fleet, in seconds.
     pub enough_s: f64,
 }
 
-/// A pool alone.
+/// A pool on its own.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct PlanPoolRow {
-    /// Its name.
     pub pool: String,
-    /// The smallest fixed fleet of it; absent = none keeps the promise.
+    /// Smallest fixed fleet of the pool; absent = no fleet meets the
+    /// objectives.
     pub replicas: Option<usize>,
-    /// What that costs in an hour.
+    /// Cost of that fleet per hour.
     pub cost_per_hour: Option<f64>,
-    /// The most of the promise that was kept.
+    /// Largest share of requests within their objectives that any fleet of the
+    /// pool reached.
     pub kept: f64,
 }
 
 /// A fleet.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct PlanFleetRow {
-    /// What it is.
+    /// Description of the fleet.
     pub name: String,
-    /// The fewest and the most replicas.
+    /// Fewest and most replicas.
     pub replicas: (usize, usize),
-    /// The mean.
+    /// Mean number of replicas.
     pub mean: f64,
-    /// What it costs in an hour, on average.
+    /// Mean cost per hour.
     pub cost_per_hour: f64,
-    /// Within the objectives, of what an idle replica serves so.
+    /// Share of requests within their objectives, of those that an idle replica
+    /// serves within them.
     pub kept: f64,
-    /// Its simulation; absent where it has several.
+    /// Simulation of the fleet; absent where there are several.
     pub run: Option<TriedFleet>,
 }
 
-/// The maximum, put through the simulator again.
+/// Second simulation of the maximum.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct VerifiedMaximum {
-    /// What was promised.
+    /// Required share of requests within their objectives.
     pub keep: f64,
-    /// What was kept, from each place of the source on.
+    /// Share reached from each place of the source.
     pub kept: Vec<f64>,
-    /// Whether all of them are what was promised.
+    /// Whether every run reached the required share.
     pub holds: bool,
 }
 
 impl VerifiedMaximum {
-    /// The least that was kept.
+    /// The smallest share that was reached.
     #[must_use]
     pub fn least(&self) -> f64 {
         self.kept.iter().copied().reduce(f64::min).unwrap_or(0.0)
     }
 }
 
-/// What would be otherwise if.
+/// One changed condition with its simulation.
 #[derive(Debug, Clone, Serialize)]
 pub struct WhatIfRow {
-    /// As it was asked.
+    /// The change as it was asked for.
     pub name: String,
-    /// What came of it.
+    /// Simulation with the change.
     pub run: TriedFleet,
 }
 
-/// A preflight question.
 #[derive(Debug, Clone, Serialize)]
 pub struct PreflightAnswer {
-    /// The question.
     pub question: &'static str,
-    /// In sentences.
+    /// Answer in sentences.
     pub answer: String,
 }
 
-/// What a window of time needs.
+/// Replicas of one window of time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct WindowNeed {
-    /// When it begins, seconds.
+    /// Begin, in seconds.
     pub at_s: f64,
-    /// How long it is, seconds.
+    /// Length, in seconds.
     pub lasts_s: f64,
-    /// The smallest fleet that keeps the promise in it.
+    /// Smallest fleet that meets the objectives in the window.
     pub needs: usize,
-    /// The fleet for it, as rises are met and falls are followed.
+    /// Fleet in the window when rises are met at once and falls are followed
+    /// one window later.
     pub has: usize,
 }

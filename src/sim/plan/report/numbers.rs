@@ -1,6 +1,6 @@
-//! Numbers and times as people read them.
+//! Number formats: counts, times, shares and wrapped text for people.
 
-/// Whole numbers with commas: `9,683`.
+/// A whole number with commas: `9,683`.
 #[must_use]
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
@@ -14,7 +14,7 @@ pub fn count(number: u64) -> String {
     text
 }
 
-/// A length of time in its two largest units: `45ms`, `2.4s`, `3m 5s`, `4h 0m`.
+/// A duration in its two largest units: `45ms`, `2.4s`, `3m 5s`, `4h 0m`.
 #[must_use]
 pub fn time(seconds: f64) -> String {
     let whole = seconds.round() as u64;
@@ -36,7 +36,7 @@ fn trimmed(number: &str, unit: &str) -> String {
     format!("{}{unit}", number.strip_suffix(".0").unwrap_or(number))
 }
 
-/// A number with as many digits as it is worth: `0.42`, `5.5`, `1,155`.
+/// A number with as many digits as its size deserves: `0.42`, `5.5`, `1,155`.
 #[must_use]
 pub fn number(value: f64) -> String {
     match value {
@@ -51,7 +51,7 @@ pub fn number(value: f64) -> String {
 /// A share as a percentage.
 #[must_use]
 pub fn percent(share: f64) -> String {
-    // Nothing is no less than nothing.
+    // Adding 0.0 turns a negative zero into zero.
     match share * 100.0 + 0.0 {
         whole if whole > 0.0 && whole < 1.0 => format!("{whole:.1} %"),
         whole if whole > 99.0 && whole < 100.0 => format!("{whole:.1} %"),
@@ -59,13 +59,13 @@ pub fn percent(share: f64) -> String {
     }
 }
 
-/// So many of something: `1 replica`, `3 replicas`.
+/// A number with its noun: `1 replica`, `3 replicas`.
 #[must_use]
 pub fn of(number: usize, what: &str) -> String {
     format!("{} {what}{}", count(number as u64), if number == 1 { "" } else { "s" })
 }
 
-/// The text in lines of at most `width` characters, each after `indent` blanks.
+/// The text in lines of at most `width` characters, each after `indent` spaces.
 #[must_use]
 pub fn wrapped(text: &str, indent: usize, width: usize) -> String {
     let mut lines = String::new();
@@ -85,7 +85,7 @@ pub fn wrapped(text: &str, indent: usize, width: usize) -> String {
     lines
 }
 
-/// The next number that people would write.
+/// The next round number that people would write.
 pub(in crate::sim::plan) fn round_up(seconds: f64) -> f64 {
     const STEPS: [f64; 17] = [
         0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0,

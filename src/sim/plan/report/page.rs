@@ -1,4 +1,4 @@
-//! The report as one page that needs nothing but itself.
+//! HTML page of the report: one file without external resources.
 
 use std::fmt::Write as _;
 
@@ -22,7 +22,6 @@ th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid var(--edge);
 .named th:first-child,.named td:first-child{text-align:left}\
 @media(max-width:40rem){dl{grid-template-columns:1fr;gap:0 0}dd{margin-bottom:.5rem}}";
 
-/// The page.
 #[must_use]
 pub fn html(report: &PlanReport) -> String {
     let title = escaped(&format!("Capacity plan: {}", report.source.name));
@@ -66,7 +65,7 @@ pub fn html(report: &PlanReport) -> String {
     out
 }
 
-/// The numbers that one looks for first.
+/// The key numbers at the top of the page.
 fn tiles(report: &PlanReport, out: &mut String) {
     let (advice, fleets) = (&report.advice, &report.fleets);
     let cost =
@@ -86,7 +85,7 @@ fn tiles(report: &PlanReport, out: &mut String) {
     push(out, format_args!("<div class=\"tiles\">{}</div>\n", tiles.concat()));
 }
 
-/// A cost against another one, in words.
+/// A cost compared with another, in words.
 fn against(cost: f64, other: f64) -> String {
     match (100.0 * (cost / other.max(f64::MIN_POSITIVE) - 1.0)).round() {
         less if less < 0.0 => format!("{:.0} % less", -less),
@@ -113,13 +112,13 @@ fn table(rows: &[Vec<String>], class: &str, out: &mut String) {
     out.push_str("</table></div>\n");
 }
 
-/// The charts with what to say under each.
+/// The charts, each with the text under it.
 #[must_use]
 pub fn charts(report: &PlanReport) -> Vec<(Chart, String)> {
     vec![over_time(report), need(report), burst_map(report), first_token(report), cost(report)]
 }
 
-/// A unit of time that suits a span, and how many seconds it has.
+/// A unit of time that suits a span, and its length in seconds.
 fn unit(span_s: f64) -> (&'static str, f64) {
     match span_s {
         _ if span_s > 2.0 * 86_400.0 => ("days", 86_400.0),
@@ -250,7 +249,7 @@ fn first_token(report: &PlanReport) -> (Chart, String) {
 }
 
 fn cost(report: &PlanReport) -> (Chart, String) {
-    // A share of nothing has no place on a logarithmic axis.
+    // A share of 0 has no place on a logarithmic axis.
     let missed = |kept: f64| (1.0 - kept).max(1e-4);
     let ends = (report.by_replicas.first(), report.by_replicas.last());
     let (from, to) = match ends {
@@ -284,7 +283,7 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// Writing to a string cannot fail.
+/// Appends to `out`; writing to a string cannot fail.
 fn push(out: &mut String, what: std::fmt::Arguments<'_>) {
     let written = out.write_fmt(what);
     debug_assert!(written.is_ok());

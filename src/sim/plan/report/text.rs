@@ -1,4 +1,4 @@
-//! The report for a terminal of 80 columns.
+//! Text form of the report, for a terminal of 80 columns.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use crate::sim::plan::report::{Bursts, Percentiles, PlanClassRow, PlanFleetRow, 
 use crate::sim::plan::trials::TriedFleet;
 
 const WIDTH: usize = 80;
-/// Where values begin behind their names.
+/// Column in which values begin, after their names.
 const VALUES: usize = 22;
 
 /// The whole report.
@@ -44,7 +44,7 @@ pub fn text(report: &PlanReport) -> String {
     out
 }
 
-/// What was read, and what for.
+/// The source and the setting.
 pub(in crate::sim::plan) fn summary(report: &PlanReport) -> String {
     let (source, setting) = (&report.source, &report.setting);
     format!(
@@ -62,7 +62,7 @@ fn heading(report: &PlanReport) -> String {
     format!("Capacity plan: {}\n{}", report.source.name, wrapped(&summary(report), 0, WIDTH))
 }
 
-/// The advice as names with values.
+/// The recommendation, as names with values.
 pub(in crate::sim::plan) fn advice(report: &PlanReport) -> Vec<(&'static str, String)> {
     let (advice, promise) = (&report.advice, &report.promise);
     let bands = &report.measured.concurrency.bands;
@@ -107,7 +107,7 @@ pub(in crate::sim::plan) fn advice(report: &PlanReport) -> Vec<(&'static str, St
     ]
 }
 
-/// Which pools, and what for.
+/// The recommended pools and their use.
 fn mix(report: &PlanReport) -> String {
     let (advice, pool) = (&report.advice, &report.setting.pool);
     let extra = advice.maximum.saturating_sub(advice.floor);
@@ -129,7 +129,7 @@ fn mix(report: &PlanReport) -> String {
     format!("{base}{rest}{others}")
 }
 
-/// What was measured as names with values.
+/// The measured inputs, as names with values.
 pub(in crate::sim::plan) fn measured(report: &PlanReport) -> Vec<(&'static str, String)> {
     let measured = &report.measured;
     let (bands, residency, tokens) = (&measured.concurrency.bands, &measured.residency, &measured.tokens);
@@ -203,7 +203,7 @@ fn share(row: &PlanClassRow) -> String {
     format!("{} {} of requests, {} of tokens", row.name, percent(row.requests), percent(row.tokens))
 }
 
-/// Money with cents where they count.
+/// An amount of money, with cents where they count.
 pub(in crate::sim::plan) fn money(amount: f64) -> String {
     if amount >= 100.0 { count(amount.round() as u64) } else { format!("{amount:.2}") }
 }
@@ -222,7 +222,7 @@ fn figures(run: &TriedFleet) -> [String; 5] {
     ]
 }
 
-/// Fleets against each other, the heading first.
+/// The compared fleets; the first row is the heading.
 pub(in crate::sim::plan) fn fleets(rows: &[PlanFleetRow]) -> Vec<Vec<String>> {
     let heading = ["fleet", "replicas", "cost/h", "kept", "p50", "p99", "goodput", "refused", "idle"];
     let row = |row: &PlanFleetRow| {
@@ -237,7 +237,8 @@ pub(in crate::sim::plan) fn fleets(rows: &[PlanFleetRow]) -> Vec<Vec<String>> {
     std::iter::once(heading.map(str::to_owned).to_vec()).chain(rows.iter().map(row)).collect()
 }
 
-/// Changes beside the fleet as it is, the heading first.
+/// The what-if changes beside the unchanged fleet; the first row is the
+/// heading.
 pub(in crate::sim::plan) fn what_if(report: &PlanReport) -> Vec<Vec<String>> {
     let heading = ["", "replicas", "cost/h", "kept", "p50", "p99", "goodput", "refused", "idle"];
     let row = |name: &str, run: &TriedFleet| {
@@ -250,7 +251,7 @@ pub(in crate::sim::plan) fn what_if(report: &PlanReport) -> Vec<Vec<String>> {
     std::iter::once(heading.map(str::to_owned).to_vec()).chain(base).chain(changed).collect()
 }
 
-/// Fleets by their size, the heading first.
+/// The fleets by size; the first row is the heading.
 pub(in crate::sim::plan) fn by_replicas(runs: &[TriedFleet]) -> Vec<Vec<String>> {
     let heading = ["replicas", "cost/h", "kept", "p50", "p99", "goodput", "refused", "idle"];
     let row = |run: &TriedFleet| {
@@ -265,7 +266,8 @@ fn pair(name: &str, value: &str) -> String {
     format!("  {name:<width$}{}", lines.trim_start(), width = VALUES - 2)
 }
 
-/// Columns side by side; the first `left` of them to the left.
+/// A table of columns. The first `left` columns are aligned to the left, the
+/// others to the right.
 fn table(rows: &[Vec<String>], left: usize) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

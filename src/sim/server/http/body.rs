@@ -15,13 +15,13 @@ use crate::sim::server::feed::{FeedEnd, Progress};
 use crate::sim::server::http::conn::BusyGuard;
 use crate::sim::server::job::{Act, ClientJob};
 
-/// Turns progress into events. Called once for each change; after a progress
-/// with an end it is not called again.
+/// Turns progress into events. Called once for each change, and never again
+/// after a progress with an end.
 pub(crate) trait Render: Send {
     fn render(&mut self, progress: &Progress, out: &mut VecDeque<Bytes>);
 }
 
-/// The connection is to end here.
+/// Error that makes hyper end the connection.
 #[derive(Debug)]
 pub(crate) struct BrokenBody;
 
@@ -33,10 +33,10 @@ impl fmt::Display for BrokenBody {
 
 impl Error for BrokenBody {}
 
-/// Time for hyper to flush what it has before the connection breaks.
+/// Time for hyper to flush its buffer before the connection breaks.
 const FLUSH: Duration = Duration::from_millis(10);
 
-/// A body, and the mark that its connection is busy.
+/// A body that marks its connection as busy.
 pub(crate) struct SimBody {
     kind: BodyKind,
     pub(crate) busy: Option<BusyGuard>,
@@ -45,13 +45,13 @@ pub(crate) struct SimBody {
 enum BodyKind {
     Full(Option<Bytes>),
     Stream(Box<EventBody>),
-    /// Half of what was promised, then the end of the connection.
+    /// Half of the announced bytes, then the end of the connection.
     Half {
         bytes: Option<Bytes>,
         claimed: u64,
         flush: Option<Pin<Box<Sleep>>>,
     },
-    /// Nothing, for ever; the request stays inside.
+    /// No bytes, for ever; the request stays inside the engine.
     Hang(#[allow(dead_code, reason = "held for its drop")] Box<ClientJob>),
 }
 
@@ -67,7 +67,7 @@ impl SimBody {
         Self { kind: BodyKind::Stream(Box::new(body)), busy: None }
     }
 
-    /// The first half of `bytes`, with the promise of all.
+    /// The first half of `bytes`, with the length of all of them announced.
     pub(crate) fn half(bytes: &Bytes) -> Self {
         let half = Some(bytes.slice(..bytes.len() / 2));
         Self { kind: BodyKind::Half { bytes: half, claimed: bytes.len() as u64, flush: None }, busy: None }
@@ -123,13 +123,14 @@ impl Body for SimBody {
 
 enum BodyStage {
     Live,
-    /// The queue holds the rest.
+    /// The stream ends after the queued events.
     Over,
-    /// Nothing more, for ever.
+    /// No further bytes, for ever.
     Hang,
-    /// Wait for the flush, then break.
+    /// The stream breaks after the flush.
     Break(Pin<Box<Sleep>>),
-    /// Wait for the flush, then send bytes that are no chunk, then break.
+    /// After the flush, bytes that are no chunk are sent; then the stream
+    /// breaks.
     Corrupt(Pin<Box<Sleep>>),
 }
 

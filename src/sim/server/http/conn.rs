@@ -1,5 +1,5 @@
-//! One connection: hyper's HTTP/1.1 with a hand on the socket, for faults that
-//! no HTTP library would send.
+//! Connections: hyper's HTTP/1.1 over a socket wrapper that can show faults
+//! which no HTTP library would send.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -22,16 +22,16 @@ use crate::sim::faults::FaultKind;
 use crate::sim::server::core::ServerCore;
 use crate::sim::server::http::route;
 
-/// What the handler and the socket tell each other.
+/// Flags shared by the request handler and the socket.
 #[derive(Debug, Default)]
 pub(crate) struct SimConn {
-    /// The socket is reset instead of closed.
+    /// Whether the socket is reset instead of closed.
     reset: AtomicBool,
-    /// The next write is replaced by bytes that are no HTTP.
+    /// Whether the next write is replaced by bytes that are no HTTP.
     corrupt: AtomicBool,
-    /// A request is being answered.
+    /// Whether a request is being answered.
     active: AtomicBool,
-    /// At least one request was answered.
+    /// Whether at least one request was answered.
     served: AtomicBool,
     changed: Notify,
 }
@@ -49,7 +49,7 @@ impl SimConn {
         self.served.load(Ordering::Relaxed) && !self.active.load(Ordering::Relaxed)
     }
 
-    /// Marks the connection as busy until the value is dropped.
+    /// Marks the connection as busy until the returned guard is dropped.
     pub(crate) fn busy(self: &Arc<Self>) -> BusyGuard {
         self.active.store(true, Ordering::Relaxed);
         self.served.store(true, Ordering::Relaxed);
@@ -58,7 +58,7 @@ impl SimConn {
     }
 }
 
-/// See [`SimConn::busy`].
+/// Guard of [`SimConn::busy`].
 #[derive(Debug)]
 pub(crate) struct BusyGuard(Arc<SimConn>);
 
@@ -69,8 +69,8 @@ impl Drop for BusyGuard {
     }
 }
 
-/// Answers the requests of one connection until it ends; `control` serves
-/// `/sim/*` only and survives the engine's faults.
+/// Answers the requests of one connection until it ends. A `control` connection
+/// serves only `/sim/*` and survives the engine's faults.
 pub(in crate::sim::server) async fn serve(sim: Arc<ServerCore>, stream: TcpStream, control: bool) {
     let life = if control { sim.stopped.clone() } else { sim.life() };
     let keep_alive = sim.options.keep_alive;
@@ -95,7 +95,7 @@ pub(in crate::sim::server) async fn serve(sim: Arc<ServerCore>, stream: TcpStrea
     }
 }
 
-/// Returns when an idle connection has been idle for long enough.
+/// Returns when the connection has been idle for `keep_alive`.
 async fn unused(conn: &SimConn, keep_alive: Duration) {
     if conn.idle() {
         sleep(keep_alive).await;

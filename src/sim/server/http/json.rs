@@ -1,10 +1,10 @@
-//! JSON with its keys in the order that real engines write them.
+//! JSON text with its keys in the order that real engines write them.
 
 use serde::ser::Error;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// JSON text that was built here.
+/// Finished JSON text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Json(String);
 
@@ -45,7 +45,8 @@ impl Serialize for Json {
     }
 }
 
-/// An object literal; a value is anything that serializes, `()` is null.
+/// An object literal with ordered keys. A value is anything that serializes;
+/// `()` is null.
 macro_rules! ordered {
     ({ $($key:literal : $value:expr),* $(,)? }) => {
         $crate::sim::server::http::json::Json::object()$(.and($key, &$value))*

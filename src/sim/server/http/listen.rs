@@ -1,4 +1,5 @@
-//! The port: accepting, refusing, and keeping the number while refusing.
+//! Listening port: accepts connections, refuses them, and keeps the port number
+//! while refusing.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,9 +17,8 @@ use crate::sim::server::http::conn;
 
 const BACKLOG: u32 = 4096;
 
-/// A port that stays ours while nobody listens on it: like a starting vLLM it
-/// is bound the whole time, so connections are refused and no other process
-/// gets the number.
+/// A port that stays bound while nobody listens on it, like that of a starting
+/// vLLM. Connections are refused, and no other process gets the port number.
 #[derive(Debug)]
 pub(in crate::sim::server) struct HeldPort {
     pub(in crate::sim::server) addr: SocketAddr,
@@ -35,8 +35,9 @@ fn bound(addr: SocketAddr, shared: bool) -> io::Result<TcpSocket> {
 
 impl HeldPort {
     pub(in crate::sim::server) fn bind(addr: SocketAddr) -> io::Result<Self> {
-        // Our own sockets share the port, and would share it with another
-        // engine's, too: one that does not share tells whether it is taken.
+        // The engine's own sockets share the port, and would share it with
+        // another engine's sockets, too. A socket that does not share shows
+        // whether the port is taken.
         drop(bound(addr, false)?);
         let socket = bound(addr, true)?;
         Ok(Self { addr: socket.local_addr()?, _bound: socket })
@@ -47,7 +48,8 @@ impl HeldPort {
     }
 }
 
-/// Accepts until the engine is stopped, except while it is to refuse.
+/// Accepts connections until the engine is stopped, except while a fault
+/// refuses them.
 pub(in crate::sim::server) async fn accept(sim: Arc<ServerCore>, port: HeldPort, first: TcpListener) {
     let mut listening = sim.listening.subscribe();
     let slots = Arc::new(Semaphore::new(sim.options.max_connections.max(1)));
@@ -56,7 +58,8 @@ pub(in crate::sim::server) async fn accept(sim: Arc<ServerCore>, port: HeldPort,
     let accepting = async {
         loop {
             if !*listening.borrow() {
-                // Told to refuse before the first round: nobody may get in.
+                // The engine refuses before the first round: no connection may
+                // be accepted.
                 listener = None;
             }
             if listening.wait_for(|open| *open).await.is_err() {
@@ -79,7 +82,8 @@ async fn accept_from(sim: &Arc<ServerCore>, listener: &TcpListener, slots: &Arc<
     loop {
         let Ok(slot) = Arc::clone(slots).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
-            // Out of file descriptors, mostly: the next accept may succeed.
+            // Mostly the process is out of file descriptors; the next accept
+            // may succeed.
             sleep(Duration::from_millis(10)).await;
             continue;
         };
@@ -106,7 +110,7 @@ fn reset_at_once(sim: &ServerCore, stream: &TcpStream) -> bool {
     hit
 }
 
-/// Serves `/sim/*` on a port of its own until the engine is stopped.
+/// Serves `/sim/*` on a separate port until the engine is stopped.
 pub(in crate::sim::server) async fn accept_control(sim: Arc<ServerCore>, listener: TcpListener) {
     const MAX_CONTROL_CONNECTIONS: usize = 64;
     let slots = Arc::new(Semaphore::new(MAX_CONTROL_CONNECTIONS));

@@ -1,4 +1,4 @@
-//! The simulated engine's side of HTTP: connections, bodies and routes.
+//! HTTP layer of the simulated engine: connections, bodies and routes.
 
 pub(super) mod body;
 pub(super) mod conn;

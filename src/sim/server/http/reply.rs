@@ -1,4 +1,4 @@
-//! Responses in one piece.
+//! Responses that are sent in one piece.
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -9,7 +9,7 @@ use crate::sim::server::http::body::{BrokenBody, SimBody};
 use crate::sim::server::http::json::Json;
 use crate::sim::server::job::{Act, ClientJob};
 
-/// What a handler gives back: a response, or the end of the connection.
+/// Result of a handler: a response, or the end of the connection.
 pub(crate) type HandlerAnswer = Result<Response<SimBody>, BrokenBody>;
 
 /// A JSON response.
@@ -22,7 +22,7 @@ pub(crate) fn value(status: u16, body: &impl Serialize) -> Response<SimBody> {
     json(status, Json::of(body).to_string())
 }
 
-/// A response of any type.
+/// A response with this content type.
 pub(crate) fn typed(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Response<SimBody> {
     let mut response = empty(status);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -45,7 +45,7 @@ pub(crate) fn events(content_type: &'static str, body: SimBody) -> Response<SimB
     response
 }
 
-/// Sends `whole` the way the request's fault wants it sent.
+/// Sends `whole` in the way that the request's fault demands.
 pub(crate) fn deliver(
     job: ClientJob,
     act: Option<Act>,

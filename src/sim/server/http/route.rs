@@ -1,4 +1,5 @@
-//! One request, before the dialect sees it: control paths, body, faults.
+//! Request routing before the dialect: control paths, the body, and early
+//! faults.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -19,10 +20,11 @@ use crate::sim::server::job::Late;
 use crate::sim::server::options::ServerDialect;
 use crate::sim::server::{tgi, vllm};
 
-/// vLLM has no limit; this one only bounds the simulator's memory.
+/// Largest body. vLLM has no limit; this one only bounds the simulator's
+/// memory.
 const MAX_BODY: usize = 64 << 20;
 
-/// A request with everything a handler needs.
+/// A request with the context that a handler needs.
 #[derive(Debug)]
 pub(crate) struct ServerCall {
     pub(crate) sim: Arc<ServerCore>,
@@ -112,7 +114,7 @@ async fn route(
     }
 }
 
-/// Shows the faults that come before any work; `None` for the others.
+/// Applies the faults that come before any work; `None` for the others.
 async fn early_fault(call: &ServerCall, kind: &FaultKind) -> Result<Option<Response<SimBody>>, BrokenBody> {
     match kind {
         FaultKind::Reset { at: ResetPoint::Request } => {

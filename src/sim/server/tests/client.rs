@@ -11,11 +11,11 @@ use tokio::time::timeout;
 
 use crate::sim::server::{SimControl, SimHandle, SimOptions, SimServer, SimState};
 
-/// How a response ended.
+/// End of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Whole,
-    /// Closed before the promised length or the last chunk.
+    /// The connection closed before the announced length or the last chunk.
     Short,
     Reset,
     /// The framing is no HTTP.
@@ -47,7 +47,7 @@ impl Reply {
         serde_json::from_slice(&self.body()).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// The data of each event; what is no JSON comes as a string.
+    /// Data of each event; data that is not JSON becomes a string.
     pub(super) fn events(&self) -> Vec<Value> {
         let text = self.text();
         let events = text.split("\n\n").filter_map(|event| {
@@ -145,7 +145,7 @@ impl Open {
         String::from_utf8_lossy(&self.raw).into_owned()
     }
 
-    /// Whether nothing arrives for a while.
+    /// Whether no byte arrives for a while.
     pub(super) async fn is_silent(&mut self) -> bool {
         timeout(Duration::from_millis(100), self.stream.read_buf(&mut self.raw)).await.is_err()
     }
@@ -251,7 +251,7 @@ fn recorded_length(head: &str) -> usize {
     length.map_or(0, |length| length.trim().parse().unwrap())
 }
 
-/// Whether the next request is served as if nothing had happened.
+/// Whether the next request is served as usual.
 pub(super) async fn recovers(engine: &SimHandle) {
     let reply = post(engine.addr, "/v1/chat/completions", &chat(20, true)).await;
     assert_eq!((reply.status, reply.end), (200, End::Whole));

@@ -1,4 +1,5 @@
-//! Every fault of a request or of the whole engine, as a client sees it.
+//! Tests of faults: every fault of a request or of the whole engine, as a
+//! client sees it.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use crate::sim::server::{SimHandle, SimOptions, SimState};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// An engine with one fault, good for one request.
+/// An engine with one fault that hits one request.
 async fn with(kind: FaultKind) -> SimHandle {
     let engine = start(options()).await;
     engine.control().add(Fault::from(kind).times(1)).unwrap();
@@ -58,7 +59,7 @@ async fn refuse_closes_the_port_and_keeps_open_streams() {
     control.add(FaultKind::Refuse).unwrap();
     let mut refused = TcpStream::connect(engine.addr).await;
     for _ in 0..1000 {
-        // What was in the backlog when the port closed is reset.
+        // Connections in the backlog when the port closed are reset.
         if refused.as_ref().is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused) {
             break;
         }
@@ -252,7 +253,7 @@ async fn slow_stretches_time_and_ends_by_itself() {
     let started = tokio::time::Instant::now();
     stream(&engine).await;
     let slow = started.elapsed();
-    // 20 tokens of 20 ms each, were it not for the end of the fault.
+    // Without the end of the fault: 20 tokens of 20 ms each.
     assert!(slow >= Duration::from_millis(100), "{slow:?}");
     assert!(engine.control().faults().is_empty());
 }

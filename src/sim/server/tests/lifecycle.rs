@@ -1,4 +1,5 @@
-//! Requests that wait, leave, are paused or aborted; connections that idle.
+//! Tests of request lifecycles: requests that wait, leave, are paused or
+//! aborted, and idle connections.
 
 use std::time::Duration;
 
@@ -67,7 +68,7 @@ async fn an_idle_connection_is_closed_after_its_time() {
     open.until("\"metrics\":null}").await;
     let reply = open.end().await;
     assert_eq!(reply.end, End::Whole, "closed cleanly after the last answer");
-    // A connection that never asked is not closed, as with uvicorn.
+    // A connection that sent no request is not closed, as with uvicorn.
     let mut fresh = Open::send(engine.addr, b"").await.unwrap();
     assert!(fresh.is_silent().await);
 }

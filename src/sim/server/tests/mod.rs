@@ -1,4 +1,4 @@
-//! The server as clients see it, over real sockets.
+//! Tests of the server as clients see it, over real sockets.
 
 mod client;
 mod faults;

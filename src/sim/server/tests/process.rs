@@ -1,4 +1,4 @@
-//! How an engine's process ends, as its clients see it.
+//! Tests of the ends of an engine's process, as clients see them.
 
 use serde_json::json;
 use tokio::net::TcpStream;

@@ -1,5 +1,5 @@
-//! Answers beside recordings of the real vLLM: errors word for word, the rest
-//! by its keys and types.
+//! Tests against recordings of the real vLLM: errors must match word for word,
+//! other answers by keys and types.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ fn recorded_engine() -> SimOptions {
     SimOptions { vllm, ..options() }
 }
 
-/// Keys and types of a value; of a list the first element's.
+/// Keys and types of a value; for a list those of the first element.
 fn shape(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
@@ -150,8 +150,9 @@ async fn streams_have_the_recorded_events() {
         assert_eq!(header_names(&reply), header_names(&recorded), "{name}");
         assert!(reply.chunks.iter().all(|chunk| chunk.ends_with(b"\n\n")), "{name}: one chunk for one event");
         let (ours, theirs) = (event_shapes(&reply), event_shapes(&recorded));
-        // How tokens are merged into events is a matter of load, so one side
-        // may lack an event kind in the middle; the ends are always there.
+        // Load decides how tokens are merged into events. One side may
+        // therefore lack an event kind in the middle; the first and last kinds
+        // are always there.
         let known: BTreeSet<_> = theirs.iter().collect();
         assert!(ours.iter().all(|shape| known.contains(shape)), "{name}:\n{ours:#?}\n{theirs:#?}");
         assert_eq!(ours.first(), theirs.first(), "{name}");

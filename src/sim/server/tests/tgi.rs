@@ -1,4 +1,4 @@
-//! The TGI dialect.
+//! Tests of the TGI dialect.
 
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ async fn generate_answers_with_details_and_timing_headers() {
     {
         assert!(reply.header(name).is_some_and(|value| value.parse::<u64>().is_ok()), "{name}");
     }
-    // 17 bytes at four a token.
+    // 17 bytes at four bytes per token.
     assert_eq!((reply.header("x-prompt-tokens"), reply.header("x-generated-tokens")), (Some("5"), Some("3")));
     let compat = post(engine.addr, "/", &body(3)).await.json();
     assert_eq!(compat[0]["generated_text"], answer["generated_text"]);

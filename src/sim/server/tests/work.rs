@@ -1,4 +1,4 @@
-//! What the work routes answer.
+//! Tests of the work routes' answers.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! `/generate`, `/generate_stream` and `/`.
+//! TGI's own generation routes: `/generate`, `/generate_stream` and `/`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::sim::server::http::route::ServerCall;
 use crate::sim::server::job::ClientJob;
 use crate::sim::server::text::{SimPrompt, Voice, word};
 
-/// A request that is inside.
+/// A request inside the engine.
 #[derive(Debug)]
 pub(super) struct Generation {
     pub(super) prompt_tokens: u32,
@@ -131,7 +131,7 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
         return Ok(error.respond());
     }
     let mut body = whole(&generation, &progress);
-    // The compatibility route answers with a list.
+    // The compatibility route `/` answers with a list.
     if call.path == "/" {
         body = Json::of(&[body]);
     }
@@ -140,7 +140,7 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     Ok(reply::deliver(job, act, response, body.to_string().into()))
 }
 
-/// The error that an early end shows as, if it was one.
+/// The error for an early end; `None` when the end is no error.
 pub(super) fn failed(progress: &Progress, stream: bool) -> Option<TgiError> {
     match progress.end.as_ref()? {
         FeedEnd::Failed(failure) => Some(failure.into()),
@@ -210,7 +210,7 @@ pub(super) fn stream_headers(generation: &Generation) -> Vec<(&'static str, Stri
     ]
 }
 
-/// Times in milliseconds, as TGI gives them on answers in one piece.
+/// Timing headers in milliseconds, as TGI sends them on answers in one piece.
 pub(super) fn timing_headers(
     generation: &Generation,
     progress: &Progress,
@@ -240,7 +240,7 @@ struct GenerateStream {
     sent: u32,
 }
 
-/// TGI writes no space after the colon.
+/// An event; TGI writes no space after the colon.
 pub(super) fn event(data: &Json) -> Bytes {
     format!("data:{data}\n\n").into()
 }

@@ -1,4 +1,5 @@
-//! TGI's routes that do no work.
+//! TGI's routes that need no engine work: info, health, metrics, models,
+//! tokenizer.
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering;

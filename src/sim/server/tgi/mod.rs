@@ -1,5 +1,5 @@
-//! Text Generation Inference 3 as it answers (written from its source; there
-//! is no capture). Tokens are counted by the rule of [`super::text`].
+//! Text Generation Inference 3 dialect (written from TGI's source; there is no
+//! capture). Tokens are counted by the rule of [`super::text`].
 
 mod generate;
 mod meta;
@@ -26,7 +26,7 @@ const WORK: &[&str] = &[
 ];
 const BODY_LIMIT: usize = 2_000_000;
 
-/// An error as TGI words it.
+/// An error in TGI's format and texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TgiError {
     status: u16,
@@ -52,7 +52,7 @@ impl TgiError {
         reply::value(self.status, &self.body())
     }
 
-    /// An early end of a generation.
+    /// The error for a generation that ended early.
     fn broken_off(stream: bool) -> Self {
         let message = "Incomplete generation".to_owned();
         let kind = if stream { "incomplete_generation_stream" } else { "incomplete_generation" };
@@ -82,7 +82,7 @@ impl From<Refused> for TgiError {
     }
 }
 
-/// Whether the path is one that makes the engine work.
+/// Whether the engine works for requests of this path.
 pub(super) fn is_work(path: &str) -> bool {
     WORK.contains(&path)
 }
@@ -135,7 +135,7 @@ pub(super) async fn answer(call: ServerCall) -> HandlerAnswer {
     Ok(meta::answer(&call))
 }
 
-/// TGI lower-cases both sides.
+/// Whether the request has the API key. TGI lower-cases both sides.
 fn has_key(call: &ServerCall) -> bool {
     let Some(key) = &call.sim.options.api_key else { return true };
     let given = call.header("authorization").unwrap_or_default();

@@ -20,7 +20,8 @@ pub(super) fn abort(call: &ServerCall) -> Response<SimBody> {
     reply::value(200, &ordered!({"status": "aborted", "aborted": aborted}))
 }
 
-/// `mode=wait` answers when the last running request has ended.
+/// Pauses the engine. `mode=wait` answers when the last running request has
+/// ended.
 pub(super) async fn pause(call: &ServerCall) -> Response<SimBody> {
     let mode = call.query("mode").unwrap_or("abort");
     if !["abort", "wait", "keep"].contains(&mode) {
@@ -70,7 +71,7 @@ pub(super) fn reset_prefix_cache(call: &ServerCall) -> Response<SimBody> {
     reply::value(200, &ordered!({"success": true}))
 }
 
-/// Hands what was held to the engine.
+/// Hands the held requests to the engine.
 fn go_on(sim: &ServerCore) {
     let mut work = sim.work.lock();
     if !work.holding && !work.asleep {

@@ -1,5 +1,6 @@
-//! `/v1/audio/transcriptions` and `/v1/audio/translations`: a small fake that
-//! reads the form and says as much as the sound is long.
+//! Audio routes `/v1/audio/transcriptions` and `/v1/audio/translations`: a
+//! small fake that reads the form and answers with words in proportion to the
+//! length of the sound.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -20,11 +21,11 @@ use crate::sim::server::http::route::ServerCall;
 use crate::sim::server::job::ClientJob;
 use crate::sim::server::text::SimPrompt;
 
-/// Sixteen-bit samples at 16 kHz.
+/// Bytes per second of 16-bit samples at 16 kHz.
 const BYTES_PER_SECOND: usize = 32_000;
-/// Encoder tokens that a second of sound costs.
+/// Encoder tokens per second of sound.
 const TOKENS_PER_SECOND: u32 = 50;
-/// Words that a second of sound holds.
+/// Words per second of sound.
 const WORDS_PER_SECOND: u32 = 3;
 
 pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
@@ -59,7 +60,7 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
 
 struct AudioForm {
     fields: JsonFields,
-    /// Bytes of the sound.
+    /// Length of the sound, in bytes.
     sound: usize,
     object: &'static str,
 }

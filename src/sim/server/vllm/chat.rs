@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`.
+//! Chat route: `/v1/chat/completions`.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -56,7 +56,7 @@ fn start(
 /// Tokens that an image or a sound counts.
 const MEDIA_TOKENS: u32 = 256;
 
-/// The prompt of a list of messages; tools are part of it.
+/// The prompt of a list of messages, with the tools.
 pub(super) fn prompt(
     messages: &[Value],
     fields: &JsonFields,
@@ -118,7 +118,8 @@ fn finish_reason(plan: &SequencePlan, tool: Option<&ForcedTool>) -> &'static str
     if tool.is_some() && plan.stops { "tool_calls" } else { plan.finish_reason() }
 }
 
-/// The arguments text of the tokens `from..to`: `{"parameter": "`, words, `"}`.
+/// The arguments' text of the tokens `from..to`: `{"parameter": "`, words,
+/// `"}`.
 fn arguments(plan: &SequencePlan, tool: &ForcedTool, from: u32, to: u32) -> String {
     let Some(parameter) = tool.parameter.as_ref().filter(|_| plan.tokens > 1) else {
         return if from == 0 && to > 0 { "{}".to_owned() } else { String::new() };
@@ -187,7 +188,7 @@ fn logprobs(session: &GenerationSession, plan: &SequencePlan, from: u32, to: u32
 struct ChatStream {
     session: GenerationSession,
     tool: Option<ForcedTool>,
-    /// Every event up to its choices.
+    /// Start of every event, up to its choices.
     head: String,
     /// For each choice: role sent, tokens sent, finish reason sent.
     sent: Vec<(bool, u32, bool)>,
@@ -205,7 +206,7 @@ impl ChatStream {
         Self { session, tool, head, sent }
     }
 
-    /// One event; `choice` is its choice object, `tail` follows the usage.
+    /// One event. `choice` is its choice object; `tail` follows the usage.
     fn event(&self, choice: &str, progress: &Progress, tail: &str) -> Bytes {
         let mut out = String::with_capacity(self.head.len() + choice.len() + tail.len() + 128);
         out.push_str(&self.head);
@@ -272,7 +273,8 @@ impl ChatStream {
         out.push_back(self.event(&event, progress, &self.fingerprint()));
     }
 
-    /// The fingerprint rides on the last finish reason when no usage follows.
+    /// The fingerprint, which is part of the last finish reason's event when no
+    /// usage follows.
     fn fingerprint(&self) -> String {
         let last = self.sent.iter().all(|(_, _, finished)| *finished);
         match last && !self.session.params.include_usage {

@@ -1,4 +1,4 @@
-//! `/v1/completions`.
+//! Completion route: `/v1/completions`.
 
 use std::collections::VecDeque;
 
@@ -55,8 +55,8 @@ fn start(call: &mut ServerCall) -> Result<(GenerationSession, ClientJob, Vec<Str
     Ok((session, job, echoes))
 }
 
-/// The prompts of a text, a list of texts, a list of ids or a list of those,
-/// each with its text.
+/// The prompts with their texts. The field is a text, a list of texts, a list
+/// of ids or a list of lists of ids.
 pub(super) fn prompts(fields: &JsonFields, name: &str) -> Result<Vec<(SimPrompt, String)>, VllmError> {
     match fields.required(name)? {
         Value::String(text) => Ok(vec![(SimPrompt::text(text), text.clone())]),

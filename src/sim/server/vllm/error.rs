@@ -7,7 +7,7 @@ use crate::sim::server::http::json::{Json, ordered};
 use crate::sim::server::http::reply;
 use http::Response;
 
-/// An error as vLLM words it.
+/// An error in vLLM's format and texts.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct VllmError {
     pub(crate) status: u16,
@@ -114,8 +114,8 @@ impl VllmError {
     }
 }
 
-/// Characters that one token is allowed to have before the text is refused
-/// uncounted.
+/// Characters per token above which a text is refused without counting its
+/// tokens.
 pub(crate) const CHARS_PER_TOKEN: u64 = 13;
 
 impl From<Failure> for VllmError {

@@ -1,11 +1,11 @@
-//! Reading a JSON body the way vLLM's schema check does, with its texts.
+//! JSON fields of a request body, checked like vLLM's schema check and with its
+//! error texts.
 
 use serde_json::{Map, Value};
 
 use super::error::VllmError;
 use crate::sim::server::http::route::ServerCall;
 
-/// The body of a request.
 #[derive(Debug)]
 pub(crate) struct JsonFields(pub(crate) Map<String, Value>);
 
@@ -21,7 +21,7 @@ fn describe(value: &Value) -> String {
     }
 }
 
-/// Reads the body, or says what is wrong with it.
+/// Reads the body; an error names the mistake.
 pub(super) fn parse(call: &ServerCall) -> Result<JsonFields, VllmError> {
     let json = call.header("content-type").is_some_and(|value| value.starts_with("application/json"));
     if !json {
@@ -113,7 +113,7 @@ impl JsonFields {
         value.as_array().map(Vec::as_slice).ok_or_else(wrong)
     }
 
-    /// A field that is a string or a list.
+    /// Checks that the field is a string or a list.
     pub(crate) fn string_or_list(&self, name: &str) -> Result<(), VllmError> {
         match self.get(name) {
             None | Some(Value::String(_) | Value::Array(_)) => Ok(()),

@@ -1,4 +1,4 @@
-//! `/v1/messages` and `/v1/messages/count_tokens` (the Anthropic API).
+//! Anthropic routes: `/v1/messages` and `/v1/messages/count_tokens`.
 
 use std::collections::VecDeque;
 
@@ -40,7 +40,7 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     Ok(reply::deliver(job, act, reply::json(200, ""), body.to_string().into()))
 }
 
-/// Answers with the tokens of the prompt, without running it.
+/// Answers with the number of prompt tokens, without running the prompt.
 pub(super) fn count(call: &ServerCall) -> HandlerAnswer {
     let counted = fields::parse(call).and_then(|fields| {
         let model = params::model(&fields, &call.sim.options)?;
@@ -105,7 +105,7 @@ struct MessageStream {
     sent: u32,
 }
 
-/// `event:` and `data:` lines.
+/// An event with `event:` and `data:` lines.
 pub(super) fn named_event(name: &str, data: &Json) -> Bytes {
     format!("event: {name}\ndata: {data}\n\n").into()
 }

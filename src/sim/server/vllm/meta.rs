@@ -1,4 +1,4 @@
-//! Routes that do no work: models, health, load, tokenizer.
+//! vLLM's routes that need no engine work: models, health, load, tokenizer.
 
 use http::header::HeaderValue;
 use http::{HeaderName, Response};
@@ -100,8 +100,8 @@ pub(super) fn detokenize(call: &ServerCall) -> Response<SimBody> {
     }
 }
 
-/// Adds the in-band load report (ORCA) when the request asks for it; vLLM does
-/// so on answers in one piece only.
+/// Adds the in-band load report (ORCA) when the request asks for it. vLLM does
+/// so only on answers in one piece.
 pub(super) fn add_load_header(call: &ServerCall, response: &mut Response<SimBody>) {
     let Some(format) = call.header("endpoint-load-metrics-format") else { return };
     let gauges = call.sim.work.lock().view().gauges;

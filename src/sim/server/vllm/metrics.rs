@@ -1,4 +1,4 @@
-//! `/metrics` with vLLM's names and labels.
+//! Metrics page `/metrics` with vLLM's names and labels.
 
 use std::fmt::Write;
 
@@ -188,7 +188,8 @@ impl MetricsPage<'_> {
         self.sample(&format!("{name}_sum"), "", histogram.sum);
     }
 
-    /// Nothing before the first request with an adapter, as in the real page.
+    /// Adapter gauges; none before the first request with an adapter, as in the
+    /// real page.
     fn adapters(&mut self, call: &ServerCall) {
         let options = &call.sim.options;
         let (loads, running, waiting) = {

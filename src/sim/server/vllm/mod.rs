@@ -1,8 +1,8 @@
-//! vLLM 0.32 as it answers.
+//! vLLM 0.32 dialect.
 //!
-//! Simplified against the real one: schema errors name one detail where vLLM
-//! names every alternative, texts and token ids come from a made-up
-//! vocabulary, tokens are counted by the rule of [`super::text`].
+//! Simplifications against the real vLLM: schema errors name one detail where
+//! vLLM names every alternative, texts and token ids come from a made-up
+//! vocabulary, and tokens are counted by the rule of [`super::text`].
 
 mod admin;
 mod audio;
@@ -56,7 +56,7 @@ const DEV_GET: &[&str] = &["/is_paused", "/is_sleeping", "/server_info"];
 const DEV_POST: &[&str] =
     &["/abort_requests", "/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache"];
 
-/// Whether the path is one that makes the engine work.
+/// Whether the engine works for requests of this path.
 pub(super) fn is_work(path: &str) -> bool {
     GENERATE.contains(&path) || POOL.iter().any(|(known, _)| *known == path)
 }
@@ -117,7 +117,7 @@ async fn dispatch(call: ServerCall) -> HandlerAnswer {
     Ok(meta(&call))
 }
 
-/// The methods of a path; none when there is no such path.
+/// The methods of a path; empty for an unknown path.
 fn methods(call: &ServerCall, path: &str) -> Vec<Method> {
     let options = &call.sim.options;
     let generate = options.tasks != Tasks::Pool;

@@ -1,4 +1,4 @@
-//! What a generation request asks for, besides its prompt.
+//! Parameters of a generation request, without its prompt.
 
 use serde_json::Value;
 
@@ -6,18 +6,18 @@ use super::error::VllmError;
 use super::fields::JsonFields;
 use crate::sim::server::options::{SimOptions, VllmFlags};
 
-/// A function the answer must call.
+/// A function that the answer must call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ForcedTool {
     pub(super) name: String,
-    /// A parameter to fill in, if there is one.
+    /// Name of a parameter to fill in, if the function has one.
     pub(super) parameter: Option<String>,
 }
 
-/// See the module.
+/// Parameters of a generation request.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Params {
-    /// The name that the answer carries.
+    /// Model name in the answer.
     pub(super) model: String,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
@@ -37,8 +37,8 @@ pub(super) struct Params {
 }
 
 impl Params {
-    /// Reads what chat and completions have in common. `limits` are the fields
-    /// that may hold the output limit, the strongest first.
+    /// Reads the fields that chat and completions share. `limits` are the
+    /// fields that may hold the output limit, the strongest first.
     pub(super) fn read(
         fields: &JsonFields,
         options: &SimOptions,
@@ -72,12 +72,12 @@ impl Params {
         })
     }
 
-    /// Ends after exactly this many tokens.
+    /// The parameters with an output of exactly this many tokens.
     pub(super) fn with_exact_output(self, tokens: i64) -> Self {
         Self { max_tokens: Some(tokens), ignore_eos: true, temperature: 1.0, top_p: 1.0, ..self }
     }
 
-    /// The checks that vLLM makes after it has counted the prompt.
+    /// Checks that vLLM makes after counting the prompt.
     pub(super) fn check_sampling(&self) -> Result<(), VllmError> {
         const MAX_N: i64 = 16_384;
         if self.n < 1 {
@@ -103,7 +103,7 @@ fn to_u32(number: i64) -> u32 {
     u32::try_from(number.max(0)).unwrap_or(u32::MAX)
 }
 
-/// The name for the answer: the first served name, or the adapter's own.
+/// Model name for the answer: the first served name, or the adapter's own name.
 pub(super) fn model(fields: &JsonFields, options: &SimOptions) -> Result<String, VllmError> {
     let Some(name) = fields.string("model")?.filter(|name| !name.is_empty()) else {
         return Ok(options.model().to_owned());
@@ -144,7 +144,7 @@ fn logprobs(fields: &JsonFields) -> Result<Option<u32>, VllmError> {
     Ok(Some(to_u32(asked)))
 }
 
-/// The function to call: only when the choice leaves no way around one.
+/// The function to call; `None` unless the tool choice demands a call.
 pub(super) fn tool(fields: &JsonFields, flags: &VllmFlags) -> Result<Option<ForcedTool>, VllmError> {
     let Some(tools) = fields.get("tools").and_then(Value::as_array).filter(|tools| !tools.is_empty()) else {
         return Ok(None);

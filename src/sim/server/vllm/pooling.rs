@@ -1,5 +1,5 @@
-//! Work that ends with the prompt: embeddings, rerank, score, pooling,
-//! classify.
+//! Pooling routes, whose work ends with the prompt: embeddings, rerank, score,
+//! pooling, classify.
 
 use std::sync::Arc;
 
@@ -20,7 +20,6 @@ use crate::sim::server::http::route::ServerCall;
 use crate::sim::server::job::ClientJob;
 use crate::sim::server::text::{self, SimPrompt};
 
-/// Which of the routes it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PoolingRoute {
     Embed,
@@ -31,7 +30,7 @@ pub(super) enum PoolingRoute {
 }
 
 const DIMENSIONS: i64 = 32;
-/// As many inputs as vLLM's clients ever send, few enough for memory.
+/// Most inputs: as many as vLLM's clients ever send, few enough for memory.
 const MAX_INPUTS: usize = 8192;
 
 struct Pooled {
@@ -101,7 +100,7 @@ fn start(call: &mut ServerCall, route: PoolingRoute) -> Result<(Pooled, ClientJo
     Ok((Pooled { id, model, fields, prompts, documents, cached_tokens: 0, created }, job))
 }
 
-/// The prompts, and for rerank the documents to give back.
+/// The prompts, and for rerank the documents to return.
 fn inputs(fields: &JsonFields, route: PoolingRoute) -> Result<(Vec<SimPrompt>, Vec<String>), VllmError> {
     let pair = |query: &str, document: &str| {
         let mut prompt = SimPrompt::text(query);

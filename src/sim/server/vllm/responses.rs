@@ -1,4 +1,4 @@
-//! `/v1/responses`.
+//! Responses route: `/v1/responses`.
 
 use std::collections::VecDeque;
 
@@ -36,7 +36,7 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     Ok(reply::deliver(job, act, reply::json(200, ""), body.into()))
 }
 
-/// No response is stored, so none is found.
+/// Answers 404: no response is stored.
 pub(super) fn stored(call: &ServerCall) -> HandlerAnswer {
     let id = call.path.trim_start_matches("/v1/responses/");
     Ok(VllmError::not_found(format!("Response with id '{id}' not found."), "response_id").respond(&call.path))

@@ -1,4 +1,4 @@
-//! A generation from request to tokens: planned lengths, texts, usage.
+//! Generation session: planned lengths, texts and usage of one request.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::sim::server::job::ClientJob;
 use crate::sim::server::options::SimOptions;
 use crate::sim::server::text::{self, SimPrompt, Voice};
 
-/// Upper bound on sequences of one body, for the simulator's memory.
+/// Most sequences of one body; bounds the simulator's memory.
 const MAX_SEQUENCES: i64 = 65_536;
 
 pub(super) const FINGERPRINT: &str = "vllm-0.32.0-simulated";
 
-/// One sequence as planned.
+/// Plan of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SequencePlan {
     voice: Voice,
@@ -58,7 +58,7 @@ impl SequencePlan {
     }
 }
 
-/// What all answers to one request share.
+/// State that all answers to one request share.
 #[derive(Debug, Clone)]
 pub(super) struct GenerationSession {
     pub(super) id: Arc<str>,
@@ -82,7 +82,7 @@ pub(super) fn answer_id(call: &ServerCall, prefix: &str, in_body: Option<&str>) 
     }
 }
 
-/// Queues the prompts; every prompt gets `n` sequences.
+/// Queues the prompts, each with `n` sequences.
 pub(super) fn start(
     call: &mut ServerCall,
     id: Arc<str>,
@@ -148,7 +148,7 @@ fn check_rank(call: &ServerCall) -> Result<(), VllmError> {
     }
 }
 
-/// Whether the prompt fits the window at all.
+/// Checks that the prompt fits the window.
 pub(super) fn check_length(prompt: &SimPrompt, window: u32) -> Result<(), VllmError> {
     if prompt.chars as u64 > u64::from(window) * CHARS_PER_TOKEN {
         return Err(VllmError::too_long_text(window, prompt.chars));
@@ -177,8 +177,8 @@ fn output_limit(params: &Params, prompt_tokens: u32, window: u32) -> Result<u32,
     Ok(u32::try_from(limit).unwrap_or(u32::MAX))
 }
 
-/// How many tokens the answer has after those that there are, at most `limit`,
-/// and whether it stops by itself.
+/// Number of tokens that the answer has after the `begun` ones, at most
+/// `limit`, and whether it ends with a stop token.
 fn planned(params: &Params, voice: Voice, (begun, limit): (u32, u32), options: &SimOptions) -> (u32, bool) {
     if params.ignore_eos {
         return (limit, false);
@@ -189,7 +189,7 @@ fn planned(params: &Params, voice: Voice, (begun, limit): (u32, u32), options: &
 }
 
 impl GenerationSession {
-    /// Prompt tokens that were added to the prefix cache, in whole blocks.
+    /// Prompt tokens added to the prefix cache, in whole blocks.
     fn created_cache(&self, progress: &Progress) -> u32 {
         if progress.tokens() == 0 {
             return 0;
@@ -249,7 +249,7 @@ impl GenerationSession {
         }
     }
 
-    /// The engine's own times, when it is to tell them.
+    /// The engine's own times, if the options ask for them.
     pub(super) fn metrics(&self, progress: &Progress) -> Option<Json> {
         let choice = progress.choices.first().filter(|choice| self.metrics && choice.tokens > 0)?;
         let ms = |from: Tick, to: Tick| to.since(from).as_secs_f64() * 1e3;

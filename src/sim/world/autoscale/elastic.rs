@@ -1,4 +1,4 @@
-//! Where the autoscaler meets the world: its beats, and what its orders do to
+//! Elastic world: runs the autoscaler's timers and applies its orders to
 //! engines and routers.
 
 use std::cmp::Reverse;
@@ -12,25 +12,26 @@ use crate::sim::world::autoscale::{Scaled, Scaling, hpa, kpa};
 use crate::sim::world::router::{Input, MemberState, ReplicaIndex};
 use crate::sim::world::run::{Happening, Setup, World};
 
-/// How often the gateway works out its number.
+/// Time between two computations of the gateway's own replica number.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// What comes up for an autoscaler.
+/// Timer of an autoscaler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::sim::world) enum Beat {
     /// KEDA polls.
     Poll,
     /// The HPA syncs.
     Sync,
-    /// Knative's autoscaler looks.
+    /// Knative's autoscaler takes a sample.
     Sample,
-    /// The gateway looks at its own number, as its scaler keeps it up to date.
+    /// The gateway recomputes its own number, as its scaler keeps it up to
+    /// date.
     Look,
-    /// The start of a replica, ordered as the so many-th, is over.
+    /// The start of a replica is over; the number is that of its order.
     Ready(ReplicaIndex, u64),
 }
 
-/// An autoscaler and its replicas.
+/// The world's autoscaler and its replica slots.
 #[derive(Debug)]
 pub(in crate::sim::world) struct Elastic {
     scaler: WorldScaler,
@@ -54,8 +55,9 @@ impl Elastic {
 }
 
 impl World<'_> {
-    /// Tells the routers who is there, and starts the clocks. The HPA's runs
-    /// beside the poll, never with it.
+    /// Tells the routers which replicas are there, and starts the timers. The
+    /// HPA's sync is offset by half its period, so that it never coincides with
+    /// a poll.
     pub(in crate::sim::world) fn begin_scaling(&mut self) {
         let Some(elastic) = &self.elastic else { return };
         let (policy, poll) = (elastic.scaling.policy, elastic.scaling.poll);
@@ -92,8 +94,8 @@ impl World<'_> {
         self.scale(beat);
     }
 
-    /// A request came. Where there is no replica, some autoscalers hear of it at
-    /// once.
+    /// Reports a new request to the autoscaler. When no replica is ordered, a
+    /// policy with a push polls at once.
     pub(in crate::sim::world) fn knock(&mut self) {
         let is_heard = |elastic: &Elastic| elastic.slots.wanted() == 0 && elastic.scaling.policy.is_pushed();
         if self.elastic.as_ref().is_some_and(is_heard) {
@@ -137,7 +139,8 @@ impl World<'_> {
         VisibleWorld { queued: open.saturating_sub(running), running, ready, need }
     }
 
-    /// Those that are ready at the same moment are told of together.
+    /// Applies the starts that end now. Replicas that become ready at the same
+    /// moment are announced to routers together.
     fn ready(&mut self, replica: ReplicaIndex, order: u64) {
         let mut next = Some((replica, order));
         let mut joined = false;
@@ -170,7 +173,7 @@ impl World<'_> {
         }
     }
 
-    /// Nothing runs on the replica: if it was to leave, it is gone.
+    /// Removes a leaving replica once nothing runs on it.
     pub(in crate::sim::world) fn let_leave(&mut self, replica: ReplicaIndex) {
         let engine = &self.replicas[replica];
         let Some(elastic) = &mut self.elastic else { return };

@@ -1,5 +1,5 @@
-//! The Horizontal Pod Autoscaler of Kubernetes 1.36 for one external metric of
-//! the type AverageValue (`replica_calculator.go`, `horizontal.go`).
+//! Horizontal Pod Autoscaler of Kubernetes 1.36 for one external metric of the
+//! type AverageValue (`replica_calculator.go`, `horizontal.go`).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,47 +8,46 @@ use crate::core::model::time::Tick;
 
 /// Time between two syncs.
 pub const SYNC: Duration = Duration::from_secs(15);
-/// Tolerance of a cluster that nobody has set otherwise.
+/// Tolerance of a cluster with Kubernetes' default.
 pub const USUAL_TOLERANCE: f64 = 0.1;
 /// Time for which the highest proposal holds on the way down, unless the
 /// behavior says otherwise.
 pub const USUAL_WINDOW: Duration = Duration::from_secs(300);
 
-/// How far one direction may go in a time. Where both are given the one that
-/// allows more counts; where none is, there is no limit.
+/// Limit of one direction's change in a period. Where both `pods` and `percent`
+/// are given, the one that allows more counts. Without either there is no
+/// limit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepLimit {
-    /// At most so many replicas.
+    /// Replicas per period at most.
     pub pods: Option<u32>,
-    /// At most this part of the replicas, in per cent.
+    /// Per cent of the replicas per period at most.
     pub percent: Option<f64>,
-    /// In this time.
     pub period: Duration,
 }
 
-/// What a `behavior` says of one direction.
+/// Rules of a `behavior` for one direction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Direction {
-    /// Proposals that differ from what is there by no more than this part of it
-    /// are none.
+    /// Proposals that differ from the present number by no more than this share
+    /// are ignored.
     pub tolerance: f64,
-    /// Up the lowest proposal of this time counts, down the highest.
+    /// Stabilization window: up, its lowest proposal counts; down, its highest.
     pub window: Duration,
-    /// How fast.
     pub steps: StepLimit,
 }
 
-/// Both directions.
+/// Rules of both directions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Behavior {
-    /// More replicas.
+    /// Rules for more replicas.
     pub up: Direction,
-    /// Fewer.
+    /// Rules for fewer replicas.
     pub down: Direction,
 }
 
 impl Default for Behavior {
-    /// What Kubernetes fills in where a `behavior` is written that says nothing.
+    /// The values that Kubernetes fills into an empty `behavior`.
     fn default() -> Self {
         let steps = |pods| StepLimit { pods, percent: Some(100.0), period: SYNC };
         Self {
@@ -59,8 +58,8 @@ impl Default for Behavior {
 }
 
 impl Behavior {
-    /// What `penstock keda` writes: nothing is tolerated, all that are missing
-    /// come at once, one in 60 s goes.
+    /// The behavior that `penstock keda` writes: no tolerance, all missing
+    /// replicas at once, and one replica less per 60 s.
     #[must_use]
     pub fn exact(max: u32) -> Self {
         let minute = Duration::from_secs(60);
@@ -72,32 +71,31 @@ impl Behavior {
     }
 }
 
-/// One HPA.
 #[derive(Debug, Clone)]
 pub struct Hpa {
     min: u32,
     max: u32,
     behavior: Option<Behavior>,
-    /// What the metric asked for at each sync, before any limit.
+    /// Proposals of each sync, before any limit.
     proposals: VecDeque<(Tick, u32)>,
-    /// What was added and what was taken away, and when.
+    /// Replicas added by each change, and when.
     added: VecDeque<(Tick, u32)>,
     removed: VecDeque<(Tick, u32)>,
 }
 
 impl Hpa {
     /// An HPA between these numbers of replicas; it never goes below 1. Without
-    /// a behavior it has the limits of old: twice as many in one sync or 4, and
-    /// [`USUAL_WINDOW`].
+    /// a behavior it has the older limits: twice as many replicas in one sync
+    /// or 4, and [`USUAL_WINDOW`].
     #[must_use]
     pub fn new(min: u32, max: u32, behavior: Option<Behavior>) -> Self {
         let (proposals, added, removed) = Default::default();
         Self { min: min.max(1), max, behavior, proposals, added, removed }
     }
 
-    /// What the metric asks for, before any limit: `ceil(value / target)`, or
-    /// `current` where that is within the tolerance. `value` is the sum over all
-    /// replicas. Both are read to three decimals.
+    /// The metric's proposal, before any limit: `ceil(value / target)`, or
+    /// `current` where the proposal is within the tolerance. `value` is the sum
+    /// over all replicas. Both values are read to three decimals.
     #[must_use]
     pub fn proposal(&self, current: u32, value: f64, target: f64) -> u32 {
         let milli = |number: f64| (number * 1_000.0).round();
@@ -110,8 +108,8 @@ impl Hpa {
         (milli(value) / milli(target)).ceil() as u32
     }
 
-    /// One sync: how many replicas there are to be where there are `current`,
-    /// ready or not. With none it is off.
+    /// One sync: the desired replicas where `current` replicas exist, ready or
+    /// not. With 0 replicas the HPA is off.
     pub fn sync(&mut self, now: Tick, current: u32, value: f64, target: f64) -> u32 {
         if current == 0 {
             return 0;
@@ -151,8 +149,8 @@ impl Hpa {
         recent.map(|(_, count)| *count).max().unwrap_or(0)
     }
 
-    /// The most replicas that the steps allow, counted from what was there at
-    /// the start of their period.
+    /// The most replicas that the steps allow, counted from the number at the
+    /// start of their period.
     fn most(&self, now: Tick, current: u32, steps: &StepLimit) -> u32 {
         let start = self.at_start(now, current, steps.period);
         let pods = steps.pods.map(|pods| start.saturating_add(pods));
@@ -174,7 +172,7 @@ impl Hpa {
         (current + within(&self.removed)).saturating_sub(within(&self.added))
     }
 
-    /// Drops what no window reaches.
+    /// Drops proposals and changes that no window reaches.
     fn forget(&mut self, now: Tick) {
         let longest = self.behavior.map_or(USUAL_WINDOW, |behavior| {
             let of = |direction: &Direction| direction.window.max(direction.steps.period);
@@ -269,7 +267,7 @@ mod tests {
     #[test]
     fn one_in_a_minute_goes() {
         let steps = climb(Hpa::new(1, 40, Some(Behavior::exact(40))), 4, 1, 14);
-        // The proposals of a window are all of them low from the start.
+        // All proposals of the window are low from the start.
         assert_eq!(steps, [4, 3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1]);
     }
 
@@ -280,16 +278,17 @@ mod tests {
         assert_eq!(hpa.sync(Tick::from_millis(15_000), 3, 0.0, 1.0), 1);
     }
 
-    /// Requests at 100 a second, pods that serve 10 a second each after a start
-    /// of 180 s, and what this HPA makes of a metric in 15 minutes: the most
-    /// pods and the pod-hours.
+    /// The most pods and the pod-hours under this HPA in 15 minutes. Requests
+    /// come at 100 per second; pods serve 10 per second each, after a start of
+    /// 180 s.
     fn fluid(target: f64, metric: impl Fn(f64) -> f64) -> (u32, f64) {
         let (mut hpa, mut backlog, mut hours) = (Hpa::new(1, u32::MAX, None), 0.0_f64, 0.0);
         let mut orders: Vec<(u64, u32)> = Vec::new();
         let (mut count, mut peak) = (1, 1);
         for second in 0..900_u64 {
             let ordered = |before: u64| orders.iter().rev().find(|(at, _)| *at <= before).map(|(_, n)| *n);
-            // What was there at the start is ready; no more than are ordered are.
+            // Pods ordered at the start are ready, but never more than are
+            // ordered now.
             let ready = second.checked_sub(180).and_then(ordered).unwrap_or(1).min(count);
             backlog = (backlog + 100.0 - 10.0 * f64::from(ready)).max(0.0);
             if second.is_multiple_of(15) {
@@ -303,8 +302,9 @@ mod tests {
         (peak, hours)
     }
 
-    /// The worked example behind the gateway's signal: what waits for slow starts
-    /// orders more of them at each sync; work over time does not.
+    /// Worked example behind the gateway's demand signal: a metric of waiting
+    /// requests orders more slow-starting replicas at each sync; work over time
+    /// does not.
     #[test]
     fn queue_depth_cascades_while_pods_start_and_a_total_does_not() {
         let (queue, queue_hours) = fluid(10.0, |backlog| backlog);

@@ -1,4 +1,4 @@
-//! What KEDA does itself: from no replica to one, and to none.
+//! KEDA's own decisions: scaling from zero replicas to one, and back to zero.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::core::model::time::Tick;
 pub struct Keda {
     min: u32,
     cooldown: Duration,
-    /// When a poll or a push last saw activity.
+    /// Time at which a poll or a push last saw activity.
     last_active: Option<Tick>,
 }
 
@@ -20,9 +20,9 @@ impl Keda {
         Self { min, cooldown, last_active: None }
     }
 
-    /// One poll, or a push: how many replicas there are to be where there are
-    /// `current`. An inactive one goes to zero in one step when its cooldown is
-    /// over; one that was never seen active goes at once.
+    /// One poll or push: the desired replicas where `current` replicas exist.
+    /// An inactive ScaledObject goes to zero in one step when its cooldown is
+    /// over. One that was never seen active goes to zero at once.
     pub fn poll(&mut self, now: Tick, current: u32, active: bool) -> u32 {
         if active {
             self.last_active = Some(now);

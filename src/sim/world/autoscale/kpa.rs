@@ -8,47 +8,47 @@ use crate::core::model::time::Tick;
 
 /// Time between two samples of the concurrency.
 pub const SAMPLE: Duration = Duration::from_secs(1);
-/// Samples for each decision.
+/// Samples per decision.
 const SAMPLES: u64 = 2;
-/// The window of usual decisions.
+/// Stable window, for usual decisions.
 const STABLE: Duration = Duration::from_secs(60);
-/// The window that finds bursts.
+/// Panic window, which finds bursts.
 const PANIC: Duration = Duration::from_secs(6);
-/// Panic begins where that many times the ready replicas are needed.
+/// Panic begins when the panic window needs this many times the ready replicas.
 const THRESHOLD: f64 = 2.0;
-/// Part of a replica's concurrency that is aimed at.
+/// Target utilization: the share of a replica's concurrency that is aimed at.
 const TARGET: f64 = 0.7;
-/// At most so many times the ready replicas in one decision.
+/// Most replicas of one decision, as a multiple of the ready replicas.
 const FASTEST_UP: f64 = 1_000.0;
-/// At least the ready replicas over this in one decision.
+/// Fewest replicas of one decision: the ready replicas divided by this.
 const FASTEST_DOWN: f64 = 2.0;
-/// From the decision for none to none.
+/// Time from the decision for zero replicas to zero replicas.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// One autoscaler.
 #[derive(Debug, Clone)]
 pub struct Kpa {
     target: f64,
     samples: VecDeque<(Tick, f64)>,
     taken: u64,
-    /// When the panic threshold was last passed.
+    /// Time at which the panic threshold was last passed.
     panicked: Option<Tick>,
-    /// The most that was wanted in this panic.
+    /// Most replicas that were wanted in this panic.
     most: u32,
-    /// Since when nothing is needed.
+    /// Time since which no replica is needed.
     idle: Option<Tick>,
 }
 
 impl Kpa {
-    /// For replicas that run `concurrency` requests each; more than 0.
+    /// An autoscaler for replicas that run `concurrency` requests each; more
+    /// than 0.
     #[must_use]
     pub fn new(concurrency: f64) -> Self {
         let target = (concurrency * TARGET).max(f64::MIN_POSITIVE);
         Self { target, samples: VecDeque::new(), taken: 0, panicked: None, most: 0, idle: None }
     }
 
-    /// Takes a sample of the requests that are there, waiting ones included;
-    /// every other time it decides how many replicas there are to be.
+    /// Takes a sample of the open requests, waiting ones included. Every second
+    /// call returns the desired replicas.
     pub fn sample(&mut self, now: Tick, concurrency: f64, ready: u32) -> Option<u32> {
         self.samples.push_back((now, concurrency));
         while self.samples.front().is_some_and(|(at, _)| now.since(*at) >= STABLE) {
@@ -96,8 +96,8 @@ impl Kpa {
 mod tests {
     use super::*;
 
-    /// What was decided at each second with these concurrencies, all that is
-    /// ordered being ready at once.
+    /// The decision at each second with these concurrencies, where every
+    /// ordered replica is ready at once.
     fn decisions(kpa: &mut Kpa, from: u64, loads: &[f64], mut ready: u32) -> Vec<u32> {
         let mut decided = Vec::new();
         for (second, load) in loads.iter().enumerate() {

@@ -1,29 +1,32 @@
-//! Who says how many replicas there are to be.
+//! Scale policies: the autoscaler and metric that set the number of replicas.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A policy as scenarios write it.
+/// Policy, as scenarios write it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ScalePolicy {
-    /// `n`: the router's own number through KEDA and the HPA: target 1, value N.
+    /// `n`: the router's own number through KEDA and the HPA, with target 1 and
+    /// value N.
     Need,
-    /// `queue=10`: as many as bring the requests that wait to so many for each.
+    /// `queue=10`: as many replicas as give each this many waiting requests.
     Queue(f64),
-    /// `concurrency=16`: the same of all requests, running ones included.
+    /// `concurrency=16`: as many replicas as give each this many requests,
+    /// waiting and running.
     Concurrency(f64),
-    /// `kpa=16`: Knative's windows over replicas that run so many at once.
+    /// `kpa=16`: Knative's windows over replicas that run this many requests at
+    /// once.
     Kpa(f64),
-    /// `fixed=12`: always so many.
+    /// `fixed=12`: always this many replicas.
     Fixed(u32),
 }
 
-/// What fits where none of them is written.
+/// Text that lists the valid forms.
 const FORMS: &str = "there are: n, queue=10, concurrency=16, kpa=16, fixed=12";
 
 impl ScalePolicy {
-    /// Whether the first request for a pool without replicas starts one at once,
-    /// before the next poll: by a push, or because it goes through an activator.
+    /// Whether the first request for a pool without replicas starts a replica
+    /// at once, before the next poll. A push or an activator does this.
     #[must_use]
     pub fn is_pushed(self) -> bool {
         matches!(self, Self::Need | Self::Kpa(_))

@@ -1,4 +1,4 @@
-//! What stands between a policy and the number of replicas.
+//! World scaler: turns a policy's metric into a number of replicas.
 
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::time::Tick;
@@ -8,16 +8,16 @@ use crate::sim::world::autoscale::keda::Keda;
 use crate::sim::world::autoscale::kpa::Kpa;
 use crate::sim::world::autoscale::policy::ScalePolicy;
 
-/// What can be seen of a world.
+/// Figures of a world that an autoscaler can see.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::sim::world) struct VisibleWorld {
     /// Requests that wait, at the router or in an engine.
     pub(in crate::sim::world) queued: usize,
     /// Requests that an engine computes.
     pub(in crate::sim::world) running: usize,
-    /// Replicas that are ready.
+    /// Ready replicas.
     pub(in crate::sim::world) ready: u32,
-    /// What the router says; absent = it says nothing.
+    /// The router's own demand; absent = the router reports none.
     pub(in crate::sim::world) need: Option<ReplicaDemand>,
 }
 
@@ -55,7 +55,8 @@ impl WorldScaler {
         }
     }
 
-    /// The metric and its target; absent = there is none, and all hold still.
+    /// The metric's value and target. Absent = there is no metric, and KEDA and
+    /// the HPA keep the current replicas.
     fn metric(&self, seen: &VisibleWorld) -> Option<(f64, f64)> {
         match self.policy {
             ScalePolicy::Need => Some((f64::from(seen.need?.desired?), 1.0)),
@@ -65,7 +66,7 @@ impl WorldScaler {
         }
     }
 
-    /// KEDA's poll, or its push: how many there are to be instead of `current`.
+    /// KEDA's poll or push: the desired replicas instead of `current`.
     pub(in crate::sim::world) fn poll(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
         let active = match self.policy {
             ScalePolicy::Need => match seen.need {
@@ -80,12 +81,13 @@ impl WorldScaler {
         self.keda.poll(now, current, active)
     }
 
-    /// The HPA's sync.
+    /// The HPA's sync: the desired replicas instead of `current`.
     pub(in crate::sim::world) fn sync(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
         self.metric(seen).map_or(current, |(value, target)| self.hpa.sync(now, current, value, target))
     }
 
-    /// A sample for Knative's autoscaler.
+    /// A sample for Knative's autoscaler: the desired replicas instead of
+    /// `current`.
     pub(in crate::sim::world) fn sample(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
         let decided = self.kpa.sample(now, seen.open(), seen.ready);
         decided.map_or(current, |count| count.clamp(self.min, self.max))

@@ -1,4 +1,5 @@
-//! The places in which replicas are, or are not.
+//! Replica slots: the places of the world's engines, each absent, starting,
+//! serving or leaving.
 
 use std::time::Duration;
 
@@ -10,30 +11,31 @@ use crate::sim::world::router::{MemberState, ReplicaIndex};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReplicaSlot {
     Off,
-    /// Ordered as the so many-th.
+    /// Starting; the number is that of its order.
     Starting(u64),
-    /// Ready as the so many-th.
+    /// Ready; the number counts orders and starts.
     Serving(u64),
     Leaving,
 }
 
-/// What an order brought about.
+/// Changes that an order causes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::sim::world) struct SlotChange {
-    /// Replicas that start, the number of their order, and when they are ready.
+    /// Replicas that start, the number of their order, and the time at which
+    /// they are ready.
     pub(in crate::sim::world) starts: Vec<(ReplicaIndex, u64, Tick)>,
     /// Replicas that get no new work.
     pub(in crate::sim::world) leaves: Vec<ReplicaIndex>,
 }
 
-/// All places, and the account of what was in them.
+/// All slots, and the account of their use.
 #[derive(Debug)]
 pub(in crate::sim::world) struct ReplicaSlots {
     slots: Vec<ReplicaSlot>,
     start: Duration,
     spread: f64,
     rng: Rng,
-    /// Orders and moments of being ready so far.
+    /// Number of orders and finished starts so far.
     turn: u64,
     wanted: u32,
     account: SlotAccount,
@@ -41,18 +43,19 @@ pub(in crate::sim::world) struct ReplicaSlots {
 
 #[derive(Debug)]
 struct SlotAccount {
-    /// Nothing counts after it.
+    /// End of the account; nothing counts after it.
     until: Tick,
     since: Tick,
     replica_seconds: f64,
-    /// Whether the last order went up.
+    /// Whether the last order increased the number.
     up: Option<bool>,
     turns: u32,
     told: Scaled,
 }
 
 impl ReplicaSlots {
-    /// The first so many are ready; what comes after `until` is not counted.
+    /// The first `scaling.initial` slots are ready. Time after `until` is not
+    /// counted.
     pub(in crate::sim::world) fn new(scaling: &Scaling, places: usize, until: Tick) -> Self {
         let initial = scaling.initial.min(places as u32);
         let slot =
@@ -70,22 +73,22 @@ impl ReplicaSlots {
         }
     }
 
-    /// Replicas that are ordered: ready or starting, and not leaving.
+    /// Ordered replicas: ready or starting, and not leaving.
     pub(in crate::sim::world) fn wanted(&self) -> u32 {
         self.wanted
     }
 
-    /// Replicas that are ready.
+    /// Number of ready replicas.
     pub(in crate::sim::world) fn ready(&self) -> u32 {
         self.slots.iter().filter(|slot| matches!(slot, ReplicaSlot::Serving(_))).count() as u32
     }
 
-    /// Whether anything can be there that computes.
+    /// Whether the slot holds a replica that can compute: serving or leaving.
     pub(in crate::sim::world) fn is_there(&self, replica: ReplicaIndex) -> bool {
         matches!(self.slots[replica], ReplicaSlot::Serving(_) | ReplicaSlot::Leaving)
     }
 
-    /// What a router hears of its fleet.
+    /// The state of each replica for routers.
     pub(in crate::sim::world) fn members(&self) -> Vec<MemberState> {
         let member = |slot: &ReplicaSlot| match slot {
             ReplicaSlot::Off | ReplicaSlot::Starting(_) => MemberState::Absent,
@@ -95,8 +98,8 @@ impl ReplicaSlots {
         self.slots.iter().map(member).collect()
     }
 
-    /// There are to be so many. Of those that are too many the ones that start
-    /// go first, the last ordered before the others, then those that are ready,
+    /// Changes the number of ordered replicas to `count`. Starting replicas are
+    /// dropped first, the last ordered before the others; then ready replicas,
     /// the newest first.
     pub(in crate::sim::world) fn order(&mut self, now: Tick, count: u32) -> SlotChange {
         let mut change = SlotChange::default();
@@ -128,7 +131,7 @@ impl ReplicaSlots {
         change
     }
 
-    /// Who goes next.
+    /// The next replica to drop.
     fn dearest(&self) -> Option<ReplicaIndex> {
         let rank = |place: &usize| match self.slots[*place] {
             ReplicaSlot::Starting(turn) => Some((1, turn, *place)),
@@ -143,8 +146,8 @@ impl ReplicaSlots {
         self.start.mul_f64((1.0 + self.spread * around).max(0.0))
     }
 
-    /// The start of that order is over. Says whether the replica is there now:
-    /// the order may have been taken back.
+    /// Ends the start of that order. False when the order was cancelled in the
+    /// meantime.
     pub(in crate::sim::world) fn started(&mut self, now: Tick, replica: ReplicaIndex, order: u64) -> bool {
         if self.slots[replica] != ReplicaSlot::Starting(order) {
             return false;
@@ -155,18 +158,17 @@ impl ReplicaSlots {
         true
     }
 
-    /// Whether the replica leaves.
     pub(in crate::sim::world) fn is_leaving(&self, replica: ReplicaIndex) -> bool {
         self.slots[replica] == ReplicaSlot::Leaving
     }
 
-    /// The last stream of one that leaves has ended.
+    /// Empties the slot of a leaving replica whose last stream has ended.
     pub(in crate::sim::world) fn left(&mut self, now: Tick, replica: ReplicaIndex) {
         self.pass(now);
         self.slots[replica] = ReplicaSlot::Off;
     }
 
-    /// What came of it all.
+    /// The outcome of autoscaling.
     pub(in crate::sim::world) fn settle(mut self, now: Tick) -> Scaled {
         self.pass(now);
         let hours = self.account.until.since(Tick::ZERO).as_secs_f64() / 3_600.0;
@@ -177,7 +179,7 @@ impl ReplicaSlots {
         }
     }
 
-    /// Counts what was there until now.
+    /// Adds the replica time since the last call to the account.
     fn pass(&mut self, now: Tick) {
         let there = self.slots.iter().filter(|slot| **slot != ReplicaSlot::Off).count();
         let now = now.min(self.account.until);

@@ -1,4 +1,4 @@
-//! Worlds whose replicas come and go.
+//! Tests of worlds whose replicas come and go.
 
 use std::time::Duration;
 
@@ -37,9 +37,8 @@ fn scaling(policy: &str) -> Scaling {
     }
 }
 
-/// Requests of these seconds, each second with so many, on engines that can run
-/// four at once: a request takes about 5 s, so that each replica serves 0.8 a
-/// second.
+/// Requests with the given number in each second, on engines that run four at
+/// once. A request takes about 5 s, so that each replica serves 0.8 per second.
 fn setup(scaling: Scaling, seconds: impl Iterator<Item = u64>, each: u64) -> Setup {
     let profile = StepProfile::named("a10-8b").unwrap();
     let options = EngineOptions { max_seqs: Some(4), ..EngineOptions::default() };
@@ -118,7 +117,8 @@ fn what_is_ordered_serves() {
 
 #[test]
 fn a_removed_replica_ends_its_streams_and_gets_no_new_ones() {
-    // Two waves, with next to nothing between them: replicas go while they run.
+    // Two bursts with next to no requests between them: replicas leave while
+    // they run requests.
     let waves = (0..240).chain((240..1_200).step_by(12)).chain(1_200..1_400);
     for text in ["queue=1", "concurrency=3", "kpa=4", "n"] {
         let setup = setup(Scaling { initial: 4, min: 1, ..scaling(text) }, waves.clone(), 3);
@@ -185,8 +185,9 @@ fn the_same_seed_brings_the_same_world() {
     }
 }
 
-/// The small version of `loadtest/scenarios/scale.yaml`: one request a second,
-/// and 40 s of fifteen more, where a start takes 180 s and requests can wait 600.
+/// The small version of `loadtest/scenarios/scale.yaml`: one request per
+/// second, and 40 s with fifteen more per second. A start takes 180 s, and
+/// requests can wait 600 s.
 #[test]
 fn a_burst_shorter_than_a_start_orders_a_few_replicas_and_not_a_crowd() {
     let burst = |text: &str| {
@@ -200,8 +201,8 @@ fn a_burst_shorter_than_a_start_orders_a_few_replicas_and_not_a_crowd() {
         let refused = outcome.records.iter().filter(|record| !record.served()).count();
         (outcome.scaled.unwrap(), refused)
     };
-    // What the burst leaves is done in 600 s by two replicas more than the one
-    // and a quarter that all the rest needs.
+    // All other requests need 1.25 replicas. Two more replicas work off the
+    // burst within 600 s.
     let needed = 4;
     let ((own, none), (queue, some)) = (burst("n"), burst("queue=10"));
     // It counts on the replicas that it calls for, and knows nothing of others'.

@@ -1,6 +1,6 @@
-//! Fair lines: weighted deficit round robin and virtual token counters. Both
-//! count prompt + 2 × output tokens, charge the mean output so far when a
-//! request goes, and correct it when it ends.
+//! Fair queues: weighted deficit round robin and virtual token counters. Both
+//! count prompt + 2 × output tokens. A request is charged the mean output so
+//! far when it is sent; the charge is corrected when the request ends.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,7 +12,7 @@ use crate::sim::world::router::JobIndex;
 const QUANTUM: f64 = 4096.0;
 const OUTPUT_COST: f64 = 2.0;
 
-/// The mean output so far.
+/// Mean output of finished requests so far.
 #[derive(Debug)]
 struct Outputs {
     count: f64,
@@ -34,7 +34,7 @@ impl Outputs {
         f64::from(arrival.prompt) + OUTPUT_COST * self.expected()
     }
 
-    /// How much more than expected it was.
+    /// Cost of the request beyond its expected cost.
     fn excess(&mut self, arrival: &Arrival) -> f64 {
         let excess = OUTPUT_COST * (f64::from(arrival.output) - self.expected());
         self.count += 1.0;
@@ -43,7 +43,7 @@ impl Outputs {
     }
 }
 
-/// What one tenant has waiting, and its account.
+/// Waiting requests and account of one tenant.
 #[derive(Debug, Default)]
 struct FairTenant {
     line: VecDeque<(JobIndex, Arrival)>,
@@ -59,13 +59,13 @@ fn weight(weights: &[f64], tenant: u32) -> f64 {
 pub struct DeficitRound {
     weights: Vec<f64>,
     tenants: BTreeMap<u32, FairTenant>,
-    /// Tenants that wait, in the order of the round.
+    /// Waiting tenants in the order of the round.
     round: VecDeque<u32>,
     outputs: Outputs,
 }
 
 impl DeficitRound {
-    /// With the weights of the tenants by number; 1 where none is given.
+    /// `weights` are the tenants' by number; 1 where none is given.
     #[must_use]
     pub fn new(weights: Vec<f64>) -> Self {
         Self { weights, tenants: BTreeMap::new(), round: VecDeque::new(), outputs: Outputs::default() }
@@ -77,7 +77,7 @@ impl WaitOrder for DeficitRound {
         let number = arrival.tenant;
         let tenant = self.tenants.entry(number).or_default();
         if tenant.line.is_empty() {
-            // No credit from before; what it owes stays.
+            // Credit from an earlier wait lapses; debt stays.
             tenant.account = tenant.account.min(0.0);
             self.round.push_back(number);
         }
@@ -111,8 +111,9 @@ impl WaitOrder for DeficitRound {
     }
 }
 
-/// Virtual token counters: the waiting tenant that was served least goes; one
-/// that comes back is lifted to the least of those that wait.
+/// Virtual token counters: the waiting tenant with the least counter goes
+/// first. A tenant that returns is lifted to the least counter of the waiting
+/// tenants.
 #[derive(Debug)]
 pub struct VirtualCounters {
     weights: Vec<f64>,
@@ -121,7 +122,7 @@ pub struct VirtualCounters {
 }
 
 impl VirtualCounters {
-    /// With the weights of the tenants by number; 1 where none is given.
+    /// `weights` are the tenants' by number; 1 where none is given.
     #[must_use]
     pub fn new(weights: Vec<f64>) -> Self {
         Self { weights, tenants: BTreeMap::new(), outputs: Outputs::default() }

@@ -1,4 +1,4 @@
-//! What such a router knows of the engines.
+//! Requests in flight: the engine state that a baseline router keeps.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,71 +10,69 @@ use crate::sim::world::router::{Input, JobIndex, MemberState, ReplicaIndex};
 
 /// Time without work for an engine that failed a request.
 pub const PAUSE: Duration = Duration::from_secs(5);
-/// Engines that a request may be given to.
+/// Attempts that a request may have.
 pub const TRIES: u32 = 4;
 
-/// A request in flight.
 #[derive(Debug, Clone)]
 pub struct InFlightRequest {
-    /// What it asks for.
     pub arrival: Arrival,
-    /// Where it is.
     pub replica: ReplicaIndex,
-    /// How many engines it was given to.
+    /// Attempts so far.
     pub tries: u32,
-    /// Its first token has come.
+    /// Whether the first token has come.
     pub begun: bool,
 }
 
-/// One engine as this router sees it.
+/// State of one engine as this router sees it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct KnownEngine {
-    /// Requests in flight there, by this router.
+    /// Requests of this router in flight at the engine.
     pub in_flight: u64,
-    /// Prompt tokens of those that have no token yet.
+    /// Prompt tokens of requests without a token yet.
     pub prefill: u64,
-    /// Prompt tokens of those that have one.
+    /// Prompt tokens of requests that have a token.
     pub context: u64,
-    /// Those that have one.
+    /// Requests that have a token.
     pub decodes: u64,
     /// The last scrape.
     pub report: Option<ReplicaReport>,
-    /// Requests sent less those ended since the last scrape.
+    /// Requests sent, less those ended, since the last scrape.
     pub since_report: i64,
-    /// No work before then.
+    /// Time before which the engine gets no work.
     pub(super) paused: Option<Tick>,
-    /// It is not there, or about to go.
+    /// Whether the engine is absent or about to leave.
     pub(super) away: bool,
 }
 
-/// What became of a failed request.
+/// Outcome of a failed request.
 #[derive(Debug)]
 pub enum Failed {
-    /// It may be tried once more.
+    /// The request may be sent again.
     Again(InFlightRequest),
-    /// It had too many tries.
+    /// The request has used all its attempts.
     TooOften,
-    /// Its client has seen part of the answer.
+    /// The client has seen part of the answer.
     Cut,
 }
 
 /// The engines and the requests in flight of one router.
 #[derive(Debug)]
 pub struct InFlightRequests {
-    /// By number.
+    /// The engines by number.
     pub engines: Vec<KnownEngine>,
     jobs: HashMap<JobIndex, InFlightRequest>,
     open: Vec<ReplicaIndex>,
 }
 
 impl InFlightRequests {
-    /// Nothing in flight.
+    /// Engines with nothing in flight.
     #[must_use]
     pub fn new(replicas: usize) -> Self {
         Self { engines: vec![KnownEngine::default(); replicas], jobs: HashMap::new(), open: Vec::new() }
     }
 
-    /// The engines that may get work now; all that are there when none may.
+    /// The engines that may get work now; all engines that are there when none
+    /// may.
     pub fn open(&mut self, now: Tick) -> &[ReplicaIndex] {
         self.open.clear();
         let there = |index: &ReplicaIndex| !self.engines[*index].away;
@@ -86,13 +84,14 @@ impl InFlightRequests {
         &self.open
     }
 
-    /// The last answer of [`open`](Self::open), to look at the engines with it.
+    /// The last answer of [`open`](Self::open), for use while the engines are
+    /// borrowed.
     #[must_use]
     pub fn candidates(&self) -> &[ReplicaIndex] {
         &self.open
     }
 
-    /// The request goes to the engine.
+    /// Records that the request is sent to the engine.
     pub fn sent(&mut self, job: JobIndex, arrival: Arrival, replica: ReplicaIndex, tries: u32) {
         let engine = &mut self.engines[replica];
         engine.in_flight += 1;
@@ -101,7 +100,7 @@ impl InFlightRequests {
         self.jobs.insert(job, InFlightRequest { arrival, replica, tries, begun: false });
     }
 
-    /// Takes note of what every router hears.
+    /// Applies the inputs that every router gets.
     pub fn told(&mut self, input: &Input<'_>) {
         match input {
             Input::FirstToken { job, .. } => self.begun(*job),
@@ -135,7 +134,7 @@ impl InFlightRequests {
         }
     }
 
-    /// The request is not in flight any more.
+    /// Removes a request that is no longer in flight.
     pub fn ended(&mut self, job: JobIndex) -> Option<InFlightRequest> {
         let flight = self.jobs.remove(&job)?;
         let engine = &mut self.engines[flight.replica];
@@ -151,7 +150,7 @@ impl InFlightRequests {
         Some(flight)
     }
 
-    /// Its engine failed it.
+    /// Removes a request that its engine failed, and pauses the engine.
     pub fn failed(&mut self, now: Tick, job: JobIndex) -> Failed {
         let Some(flight) = self.ended(job) else { return Failed::Cut };
         self.engines[flight.replica].paused = Some(now + PAUSE);

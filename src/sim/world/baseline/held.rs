@@ -1,4 +1,5 @@
-//! Designs that keep requests back while every engine is at its cap.
+//! Holding designs: routers that keep requests back while every engine is at
+//! its cap.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -9,17 +10,16 @@ use crate::sim::world::baseline::at_once::least;
 use crate::sim::world::baseline::flights::{Failed, InFlightRequests};
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
 
-/// The order of those who wait.
+/// Order of the waiting requests.
 pub trait WaitOrder: Send + Debug {
-    /// One more waits.
+    /// Adds a waiting request.
     fn push(&mut self, job: JobIndex, arrival: Arrival);
-    /// Who goes now.
+    /// Removes the next request to send.
     fn pop(&mut self) -> Option<(JobIndex, Arrival)>;
-    /// One of those that went is over; its real output is known now.
+    /// Reports the end of a sent request, whose real output is known now.
     fn ended(&mut self, _arrival: &Arrival) {}
 }
 
-/// First come, first served.
 #[derive(Debug, Default)]
 pub struct Fifo(VecDeque<(JobIndex, Arrival)>);
 
@@ -33,22 +33,22 @@ impl WaitOrder for Fifo {
     }
 }
 
-/// What an engine may have of one router.
+/// Cap of one engine for one router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cap {
-    /// Requests in flight.
+    /// Most requests in flight.
     pub requests: u64,
-    /// Prompt tokens of requests without a token yet: no more go there once so
-    /// many are.
+    /// Prompt tokens of requests without a token yet: from this number on no
+    /// more requests are sent there.
     pub prefill: u64,
 }
 
-/// A router with a cap for each engine and one line for all of them; who
-/// leaves the line goes to the engine with the fewest requests in flight.
+/// A router with a cap for each engine and one queue for all of them. The next
+/// request of the queue goes to the engine with the fewest requests in flight.
 #[derive(Debug)]
 pub struct HeldRouter<L> {
     line: L,
-    /// Those that failed elsewhere go first.
+    /// Requests that failed at an engine; these go first.
     again: VecDeque<(JobIndex, Arrival, u32)>,
     cap: Cap,
     flights: InFlightRequests,
@@ -56,7 +56,7 @@ pub struct HeldRouter<L> {
 }
 
 impl<L: WaitOrder> HeldRouter<L> {
-    /// Nobody waits.
+    /// A router with an empty queue.
     #[must_use]
     pub fn new(replicas: usize, cap: Cap, line: L) -> Self {
         Self { line, again: VecDeque::new(), cap, flights: InFlightRequests::new(replicas), turn: 0 }

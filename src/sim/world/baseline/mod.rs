@@ -1,11 +1,12 @@
-//! The designs that Penstock is compared with. The engines under them serve in
-//! order of arrival.
+//! Baselines: the designs that Penstock is compared with. Engines under a
+//! baseline serve in order of arrival.
 //!
-//! Those of [`at_once`] send a request on when it comes and differ only in
-//! where to; those of [`held`] keep it back while every engine is at its cap
-//! and differ in whose turn is next. All of them get what the best of their
-//! kind have in common: another try for a request that failed before its first
-//! token, and five seconds without work for an engine that failed one.
+//! The designs of [`at_once`] send a request on when it arrives and differ only
+//! in the choice of engine. The designs of [`held`] keep a request back while
+//! every engine is at its cap and differ in the order of waiting requests. All
+//! designs share the best habits of their kind: another attempt for a request
+//! that failed before its first token, and five seconds without work for an
+//! engine that failed a request.
 
 pub mod at_once;
 pub mod fair;

@@ -1,9 +1,9 @@
-//! Which prompts an engine has seen, as far as a router can guess.
+//! Seen prefixes: a router's guess of the prompts that an engine has cached.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// Hashes of prompt blocks that an engine got, the least recently used ones
-/// forgotten.
+/// Hashes of prompt blocks that an engine received. The least recently used
+/// hashes are forgotten.
 #[derive(Debug)]
 pub struct SeenPrefixes {
     capacity: usize,
@@ -13,19 +13,19 @@ pub struct SeenPrefixes {
 }
 
 impl SeenPrefixes {
-    /// Room for so many hashes.
+    /// An empty set with room for `capacity` hashes.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self { capacity, stamps: HashMap::new(), order: BTreeMap::new(), next: 0 }
     }
 
-    /// How many leading hashes are known.
+    /// Number of leading hashes that are known.
     #[must_use]
     pub fn matched(&self, prefix: &[u64]) -> usize {
         prefix.iter().take_while(|hash| self.stamps.contains_key(hash)).count()
     }
 
-    /// The engine got this prompt.
+    /// Records that the engine received this prompt.
     pub fn note(&mut self, prefix: &[u64]) {
         for hash in prefix {
             self.next += 1;

@@ -1,7 +1,8 @@
-//! Prequal (NSDI 2024): probes tell the requests in flight of an engine and
-//! the latency it has shown at about that number. An engine is hot when its
-//! number is above a quantile of those in the pool of probes; the cold one
-//! with the least latency wins, or the least loaded when all are hot.
+//! Prequal (NSDI 2024): a probe returns an engine's requests in flight and the
+//! latency that the engine has lately shown at about that number. An engine is
+//! hot when its number is above a quantile of the numbers in the pool of
+//! probes. The cold engine with the least latency wins, or the least loaded
+//! engine when all are hot.
 
 use std::time::Duration;
 
@@ -12,11 +13,11 @@ use crate::sim::world::baseline::at_once::random::drawn;
 use crate::sim::world::baseline::flights::{Failed, InFlightRequests};
 use crate::sim::world::router::{Input, JobIndex, PolledLoad, ReplicaIndex, Router, RouterCommand};
 
-/// Probes for each request.
+/// Probes per request.
 const PROBES: usize = 3;
-/// Probes kept, asynchronous mode.
+/// Probes kept in asynchronous mode.
 const POOL: usize = 16;
-/// A probe is of no use after this time.
+/// Age after which a probe is of no use.
 const OLDEST: Duration = Duration::from_secs(1);
 /// The hot quantile, asynchronous mode.
 const HOT_ASYNC: f64 = 0.84;
@@ -30,22 +31,22 @@ struct PrequalProbe {
     load: PolledLoad,
 }
 
-/// A router that probes.
 #[derive(Debug)]
 pub struct Prequal {
-    /// Each request waits for probes of its own.
+    /// Whether each request waits for probes of its own (synchronous mode).
     sync: bool,
     pool: Vec<PrequalProbe>,
-    /// The request whose probes are out, and how many are.
+    /// The request whose probes are out, its attempts, and the number of probes
+    /// out.
     asking: Option<(JobIndex, Arrival, u32, usize)>,
-    /// Which of the oldest and the worst probe goes next.
+    /// Whether the worst probe is dropped next, not the oldest.
     drop_worst: bool,
     flights: InFlightRequests,
     rng: Rng,
 }
 
 impl Prequal {
-    /// An empty pool; draws from the seed.
+    /// A router with an empty pool of probes.
     #[must_use]
     pub fn new(replicas: usize, sync: bool, seed: u64) -> Self {
         Self {
@@ -84,12 +85,12 @@ impl Prequal {
     fn send(&mut self, now: Tick, job: JobIndex, arrival: Arrival, tries: u32, out: &mut Vec<RouterCommand>) {
         self.pool.retain(|probe| now.since(probe.at) <= OLDEST);
         let replica = match self.best() {
-            // Each answer is used once.
+            // In synchronous mode each probe's answer is used once.
             Some(place) => self.pool.swap_remove(place).replica,
             None => drawn(&mut self.rng, &self.flights),
         };
         for probe in self.pool.iter_mut().filter(|probe| probe.replica == replica) {
-            // What this request adds is known without another probe.
+            // The load that this request adds is known without another probe.
             probe.load.in_flight += 1;
         }
         if !self.sync {
@@ -99,7 +100,7 @@ impl Prequal {
         out.push(RouterCommand::Send { job, replica, priority: 0 });
     }
 
-    /// The number in flight above which an engine is hot.
+    /// Requests in flight above which an engine is hot.
     fn threshold(&self) -> u64 {
         let mut numbers: Vec<u64> = self.pool.iter().map(|probe| probe.load.in_flight).collect();
         numbers.sort_unstable();
@@ -108,22 +109,23 @@ impl Prequal {
         numbers.get(rank.max(1) - 1).copied().unwrap_or(u64::MAX)
     }
 
-    /// Cold before hot, then the latency of the cold and the load of the hot.
+    /// Rank of a probe: cold before hot, then cold probes by latency and hot
+    /// ones by load.
     fn rank(&self, probe: &PrequalProbe, threshold: u64) -> (bool, u128, u64) {
         let hot = probe.load.in_flight > threshold;
         let latency = if hot { 0 } else { probe.load.latency.as_nanos() };
         (hot, latency, probe.load.in_flight)
     }
 
-    /// The place of the best probe of an engine that may get work.
+    /// Place of the best probe whose engine may get work.
     fn best(&self) -> Option<usize> {
         let threshold = self.threshold();
         let open = |place: &usize| self.flights.candidates().contains(&self.pool[*place].replica);
         (0..self.pool.len()).filter(open).min_by_key(|place| self.rank(&self.pool[*place], threshold))
     }
 
-    /// By turns the oldest probe and the worst one, so that no engine stays in
-    /// the pool for ever.
+    /// Drops the oldest probe and the worst probe by turns, so that no engine
+    /// stays in the pool for ever.
     fn forget_one(&mut self) {
         let threshold = self.threshold();
         let places = 0..self.pool.len();

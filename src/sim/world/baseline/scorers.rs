@@ -1,5 +1,5 @@
-//! A weighted mix of scores, as inference-aware gateways of the Kubernetes
-//! world route: queue 2, KV cache 2, prefix 3.
+//! Scorers: a weighted sum of scores, as inference-aware gateways of the
+//! Kubernetes world route. Weights: queue 2, KV cache 2, prefix 3.
 
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
@@ -11,21 +11,20 @@ use crate::sim::world::router::ReplicaIndex;
 const QUEUE: f64 = 2.0;
 const KV: f64 = 2.0;
 const PREFIX: f64 = 3.0;
-/// Tokens that the guess of an engine's cache remembers.
+/// Prompt tokens that the guess of an engine's cache remembers.
 const REMEMBERED: usize = 2_000_000;
 
-/// The highest sum of scores on scraped gauges wins; ties are drawn.
+/// Highest sum of scores on scraped gauges; ties are drawn.
 #[derive(Debug)]
 pub struct Scorers {
-    /// The queue score is about its own requests in flight, not about the
-    /// scraped number that wait.
+    /// Whether the queue score uses this router's own requests in flight, not
+    /// the scraped number of waiting requests.
     own: bool,
     caches: Vec<SeenPrefixes>,
     rng: Rng,
 }
 
 impl Scorers {
-    /// With or without its own count of requests in flight.
     #[must_use]
     pub fn new(replicas: usize, own: bool, seed: u64) -> Self {
         let cache = || SeenPrefixes::new(REMEMBERED / PREFIX_BLOCK as usize);

@@ -1,6 +1,6 @@
-//! Any design, with early refusal added: a request whose first token would
-//! come after its deadline at the engine that was chosen for it is refused.
-//! The prediction is generous: it knows the engine's true step times.
+//! Shedding: any design with early refusal added. A request is refused when its
+//! first token would come after its deadline at the engine that the design
+//! chose. The prediction is generous: it uses the engine's true step times.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,30 +11,30 @@ use crate::sim::world::arrival::Arrival;
 use crate::sim::world::baseline::flights::{InFlightRequests, KnownEngine};
 use crate::sim::world::router::{Input, JobIndex, Router, RouterCommand};
 
-/// A design and its refusals.
+/// A design with early refusal.
 #[derive(Debug)]
 pub struct Shedding {
     inner: Box<dyn Router>,
     profiles: Vec<StepProfile>,
-    /// By class.
+    /// Deadlines by class number.
     deadlines: Vec<Duration>,
     flights: InFlightRequests,
-    /// Those that the design keeps back, with what they ask for.
+    /// Requests that the design keeps back.
     waiting: HashMap<JobIndex, Arrival>,
     spare: Vec<RouterCommand>,
 }
 
 impl Shedding {
-    /// Adds refusals to the design: `profiles` are those of its engines,
-    /// `deadlines` those of the classes by number, from arrival to first
-    /// token. A class without one is never refused.
+    /// Adds early refusal to the design. `profiles` are those of its engines.
+    /// `deadlines` are those of the classes by number, from arrival to first
+    /// token. A class without a deadline is never refused.
     #[must_use]
     pub fn new(inner: Box<dyn Router>, profiles: Vec<StepProfile>, deadlines: Vec<Duration>) -> Self {
         let flights = InFlightRequests::new(profiles.len());
         Self { inner, profiles, deadlines, flights, waiting: HashMap::new(), spare: Vec::new() }
     }
 
-    /// Passes on what the design wants, refusals in place of late sends.
+    /// Passes on the design's commands, with refusals in place of late sends.
     fn pass(&mut self, now: Tick, mut wanted: Vec<RouterCommand>, out: &mut Vec<RouterCommand>) {
         let mut next = 0;
         while next < wanted.len() {
@@ -56,7 +56,8 @@ impl Shedding {
                 .is_some_and(|deadline| expected > arrival.patience.unwrap_or(*deadline).min(*deadline))
             {
                 out.push(RouterCommand::Refuse { job, retry_after: None });
-                // To the design it is over; it may have another one to send.
+                // For the design a refused request is finished; the design may
+                // have another request to send.
                 self.inner.handle(now, Input::Finished { job, replica, cached: 0 }, &mut wanted);
                 continue;
             }
@@ -67,7 +68,7 @@ impl Shedding {
         self.spare = wanted;
     }
 
-    /// A failed request may be sent again.
+    /// Notes a failed request, which may be sent again.
     fn failed(&mut self, job: JobIndex) {
         if let Some(flight) = self.flights.ended(job)
             && !flight.begun
@@ -100,9 +101,9 @@ impl Router for Shedding {
     }
 }
 
-/// Time until a prompt that joins the engine now has its first token: what is
-/// left of the step under way, then steps full of the prompts before it and
-/// its own.
+/// Time until a prompt that joins the engine now has its first token: the rest
+/// of the step in flight, then full steps for the prompts before it and for
+/// itself.
 #[must_use]
 pub fn first_token(profile: &StepProfile, engine: &KnownEngine, prompt: u32) -> Duration {
     let decodes = engine.decodes;
@@ -117,7 +118,7 @@ pub fn first_token(profile: &StepProfile, engine: &KnownEngine, prompt: u32) -> 
             prefill_area: prefill as f64 * mean / 2.0,
         })
     };
-    // Half of the step that is being computed.
+    // On average half of the step in flight is left.
     let mut millis = if engine.prefill + decodes > 0 { step(0) / 2.0 } else { 0.0 };
     for _ in 0..1_000 {
         let chunk = left.min(room);

@@ -1,4 +1,4 @@
-//! The baselines do what their names say.
+//! Tests of the baselines.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::sim::world::baseline::scorers::Scorers;
 use crate::sim::world::baseline::shedding::{Shedding, first_token};
 use crate::sim::world::router::{Input, JobIndex, PolledLoad, Router, RouterCommand};
 
-/// Tells a router things and keeps what it answers.
+/// Gives a router inputs and keeps its commands.
 struct Desk {
     router: Box<dyn Router>,
     now: Tick,
@@ -116,7 +116,7 @@ fn old_gauges_make_a_herd_and_an_own_share_ends_it() {
         desk.report(1, 2, 0.1);
         let mut counts = [0; 2];
         (0..10).for_each(|_| counts[desk.replica()] += 1);
-        // 12 + 3 = 3 + ... only where its own share counts.
+        // 12 + 3 = 3 + ... only where the router adds its own share.
         assert_eq!(counts[0] + counts[1], 10);
         if own {
             assert!(counts[0] <= expected[0], "{counts:?}");
@@ -201,7 +201,8 @@ fn caps_hold_and_what_is_freed_is_used() {
     assert_eq!(sent(&desk.tell(Input::FirstToken { job: 0, replica: 0 })), [(3, 0)]);
 }
 
-/// Who of a flood of 100 and of 20 of each polite tenant is among the first 60.
+/// Number of each tenant's requests among the first 60 served: a flood of 100,
+/// and two polite tenants with 20 each.
 fn first_sixty(line: impl WaitOrder + 'static) -> [usize; 3] {
     let mut desk = Desk::new(HeldRouter::new(1, Cap { requests: 1, prefill: u64::MAX }, line));
     let of = |tenant| Arrival { tenant, prompt: 200, output: 150, ..Arrival::default() };

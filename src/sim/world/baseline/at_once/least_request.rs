@@ -1,11 +1,11 @@
-//! To the engine with the fewest requests in flight.
+//! Least request: the engine with the fewest requests in flight.
 
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::baseline::at_once::{EnginePick, least};
 use crate::sim::world::baseline::flights::InFlightRequests;
 use crate::sim::world::router::ReplicaIndex;
 
-/// Counts its own requests in flight; ties go round.
+/// Fewest requests in flight by this router's own count; ties go round.
 #[derive(Debug, Default)]
 pub struct LeastRequest {
     turn: usize,

@@ -1,4 +1,4 @@
-//! Designs that send a request on at once.
+//! Immediate designs: routers that send a request on when it arrives.
 
 pub mod least_request;
 pub mod power_of_two;
@@ -13,13 +13,14 @@ use crate::sim::world::arrival::Arrival;
 use crate::sim::world::baseline::flights::{Failed, InFlightRequests};
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
 
-/// Chooses an engine.
 pub trait EnginePick: Send + Debug {
-    /// One of [`InFlightRequests::candidates`], of which there is at least one.
+    /// Returns one of [`InFlightRequests::candidates`], of which there is at
+    /// least one.
     fn pick(&mut self, arrival: &Arrival, flights: &InFlightRequests) -> ReplicaIndex;
 }
 
-/// A router that sends each request where its [`EnginePick`] says.
+/// A router that sends each request at once to the engine that its
+/// [`EnginePick`] returns.
 #[derive(Debug)]
 pub struct AtOnce<P> {
     pick: P,
@@ -27,7 +28,7 @@ pub struct AtOnce<P> {
 }
 
 impl<P: EnginePick> AtOnce<P> {
-    /// Nothing in flight.
+    /// A router with nothing in flight.
     #[must_use]
     pub fn new(replicas: usize, pick: P) -> Self {
         Self { pick, flights: InFlightRequests::new(replicas) }
@@ -55,7 +56,8 @@ impl<P: EnginePick> Router for AtOnce<P> {
     }
 }
 
-/// The candidate with the least score; `turn` breaks ties by going round.
+/// The candidate with the least score. Ties go to the first candidate from
+/// `turn` on, so that they go round.
 pub(super) fn least<K: Ord>(
     flights: &InFlightRequests,
     turn: usize,

@@ -1,4 +1,4 @@
-//! The less loaded of two engines drawn at random.
+//! Power of two choices: the less loaded of two engines drawn at random.
 
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;
@@ -7,12 +7,11 @@ use crate::sim::world::baseline::at_once::random::drawn;
 use crate::sim::world::baseline::flights::InFlightRequests;
 use crate::sim::world::router::ReplicaIndex;
 
-/// Power of two choices on its own count of requests in flight.
+/// Power of two choices on this router's own count of requests in flight.
 #[derive(Debug)]
 pub struct PowerOfTwo(Rng);
 
 impl PowerOfTwo {
-    /// Draws from the seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(Rng::new(seed))

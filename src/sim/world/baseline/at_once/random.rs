@@ -1,4 +1,4 @@
-//! Anywhere.
+//! Random choice: an engine drawn at random.
 
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;
@@ -6,12 +6,10 @@ use crate::sim::world::baseline::at_once::EnginePick;
 use crate::sim::world::baseline::flights::InFlightRequests;
 use crate::sim::world::router::ReplicaIndex;
 
-/// An engine drawn at random.
 #[derive(Debug)]
 pub struct Random(Rng);
 
 impl Random {
-    /// Draws from the seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(Rng::new(seed))

@@ -1,12 +1,13 @@
-//! One after the other.
+//! Weighted round robin: the engines in turn, by their weights.
 
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::baseline::at_once::EnginePick;
 use crate::sim::world::baseline::flights::InFlightRequests;
 use crate::sim::world::router::ReplicaIndex;
 
-/// Engines in turn by their weights, spread evenly (smooth weighted round
-/// robin): each gains its weight, the first of the richest pays for all.
+/// Smooth weighted round robin: engines take turns by their weights, spread
+/// evenly. On each turn every engine gains its weight as credit. The first
+/// engine with the most credit is chosen and pays the sum of all weights.
 #[derive(Debug)]
 pub struct RoundRobin {
     weights: Vec<f64>,
@@ -14,13 +15,14 @@ pub struct RoundRobin {
 }
 
 impl RoundRobin {
-    /// With these weights; the first turn is that of engine `first`, modulo
-    /// their count, if the weights are equal.
+    /// Engines with these weights. If the weights are equal, the first turn is
+    /// that of engine `first`, modulo their count.
     #[must_use]
     pub fn new(weights: Vec<f64>, first: usize) -> Self {
         let count = weights.len().max(1);
         let place = |index: usize| (index + count - first % count) % count;
-        // Far below any weight: it only orders equals.
+        // The start credit is far below any weight; it only orders engines of
+        // equal credit.
         let credit = (0..weights.len()).map(|index| place(index) as f64 * -1e-9).collect();
         Self { credit, weights }
     }
@@ -35,7 +37,8 @@ impl EnginePick for RoundRobin {
             total += self.weights[*replica];
         }
         let richer = |one: &&usize, two: &&usize| self.credit[**one].total_cmp(&self.credit[**two]);
-        // Of equals the last maximum would win: look from the back.
+        // `max_by` returns the last of equal maxima; the reversed order makes
+        // it the first.
         let chosen = open.iter().rev().max_by(richer).copied().unwrap_or(0);
         self.credit[chosen] -= total;
         chosen

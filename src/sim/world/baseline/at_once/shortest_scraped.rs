@@ -1,4 +1,5 @@
-//! The shortest queue by what the engines said last.
+//! Shortest scraped queue: the engine whose last scrape shows the fewest
+//! requests.
 
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;
@@ -6,17 +7,17 @@ use crate::sim::world::baseline::at_once::EnginePick;
 use crate::sim::world::baseline::flights::InFlightRequests;
 use crate::sim::world::router::ReplicaIndex;
 
-/// Join the shortest queue on scraped gauges: requests running and waiting.
+/// Join the shortest queue on scraped gauges: running and waiting requests.
 /// Ties are drawn.
 #[derive(Debug)]
 pub struct ShortestScraped {
-    /// Adds what it sent, less what ended, since the scrape.
+    /// Whether requests that this router sent since the scrape are added, and
+    /// those that ended subtracted.
     own: bool,
     rng: Rng,
 }
 
 impl ShortestScraped {
-    /// With or without its own share since the scrape.
     #[must_use]
     pub fn new(own: bool, seed: u64) -> Self {
         Self { own, rng: Rng::new(seed) }
