@@ -39,7 +39,7 @@ pub enum Pattern {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Sizes {
     /// Prompt and output lengths drawn independently.
-    Apart { prompt: Length, output: Length },
+    Independent { prompt: Length, output: Length },
     /// Pairs of prompt and output tokens, drawn with replacement. Without pairs
     /// every call has 1 and 1.
     Drawn(Arc<[(u32, u32)]>),
@@ -54,7 +54,7 @@ impl Sizes {
 
     fn draw(&self, rng: &mut Rng) -> (u32, u32) {
         match self {
-            Self::Apart { prompt, output } => (prompt.draw(rng), output.draw(rng)),
+            Self::Independent { prompt, output } => (prompt.draw(rng), output.draw(rng)),
             Self::Drawn(pairs) => {
                 pairs.get(rng.below(pairs.len() as u64) as usize).copied().unwrap_or((1, 1))
             }
@@ -107,7 +107,7 @@ impl Synthetic {
         let mut at = 0.0;
         let call = |index: usize| {
             if index > 0 {
-                at = self.after(at, &mut times);
+                at = self.next_arrival(at, &mut times);
             }
             let (prompt, output) = self.sizes.draw(&mut sizes);
             TraceCall { at: clamped(at), prompt, output, ..TraceCall::default() }
@@ -116,7 +116,7 @@ impl Synthetic {
     }
 
     /// Time in seconds of the call after one at `at` seconds.
-    fn after(&self, at: f64, rng: &mut Rng) -> f64 {
+    fn next_arrival(&self, at: f64, rng: &mut Rng) -> f64 {
         let mean = if self.rate > 0.0 { 1.0 / self.rate } else { 0.0 };
         match self.pattern {
             Pattern::Burst => at,
@@ -241,7 +241,7 @@ mod tests {
 
     fn synthetic(pattern: Pattern) -> TrafficTrace {
         let length = Length::Constant(7);
-        let sizes = Sizes::Apart { prompt: length, output: length };
+        let sizes = Sizes::Independent { prompt: length, output: length };
         Synthetic { pattern, rate: 50.0, count: 20_000, sizes }.trace(3)
     }
 
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn sizes_follow_their_law() {
         let law = Length::LogNormal { median: 100.0, sigma: 1.0 };
-        let sizes = Sizes::Apart { prompt: law, output: Length::Constant(0) };
+        let sizes = Sizes::Independent { prompt: law, output: Length::Constant(0) };
         let trace = Synthetic { pattern: Pattern::Burst, rate: 1.0, count: 10_001, sizes }.trace(5);
         let mut prompts: Vec<_> = trace.calls.iter().map(|call| call.prompt).collect();
         prompts.sort_unstable();

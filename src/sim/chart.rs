@@ -31,7 +31,7 @@ pub struct ChartSeries {
 pub enum Marks {
     /// A line with a dot at every point.
     #[default]
-    Both,
+    LineAndDots,
     /// Only the line; for many points.
     Line,
     /// Only the dots; for points without values between them.
@@ -136,10 +136,10 @@ impl Chart {
              <text class=\"t h\" x=\"{LEFT}\" y=\"26\">{title}</text>\n",
             title = escaped(&self.title)
         );
-        let kept: Vec<(usize, Vec<ChartPoint>)> = self.kept();
+        let kept: Vec<(usize, Vec<ChartPoint>)> = self.drawable_series();
         match self.axes(&kept) {
             Some((x, y)) => {
-                self.frame(&x, &across(&kept, &x), &y, &mut out);
+                self.frame(&x, &x_ticks(&kept, &x), &y, &mut out);
                 for (index, points) in &kept {
                     line(*index, points, self.series[*index].marks, &x, &y, &mut out);
                 }
@@ -154,7 +154,7 @@ impl Chart {
     }
 
     /// Each series with its points that can be drawn.
-    fn kept(&self) -> Vec<(usize, Vec<ChartPoint>)> {
+    fn drawable_series(&self) -> Vec<(usize, Vec<ChartPoint>)> {
         let fits = |value: f64| value.is_finite() && (!self.log_y || value > 0.0);
         let mend = |point: &ChartPoint| {
             let ranged = fits(point.low) && fits(point.high) && point.low <= point.high;
@@ -244,7 +244,7 @@ impl Chart {
             let (stroke, name) = (stroke(index), escaped(&series.name));
             match series.marks {
                 Marks::Dots => dot(index, f64::midpoint(left, end), y, out),
-                Marks::Both | Marks::Line => {
+                Marks::LineAndDots | Marks::Line => {
                     push(
                         out,
                         format_args!("<line x1=\"{left}\" x2=\"{end}\" y1=\"{y}\" y2=\"{y}\" {stroke}/>"),
@@ -258,7 +258,7 @@ impl Chart {
 
 /// Ticks of the horizontal axis: the points' own places if these lie more than
 /// 30 apart on the page, else round numbers.
-fn across(kept: &[(usize, Vec<ChartPoint>)], axis: &Axis) -> Vec<f64> {
+fn x_ticks(kept: &[(usize, Vec<ChartPoint>)], axis: &Axis) -> Vec<f64> {
     let mut places: Vec<f64> = kept.iter().flat_map(|(_, points)| points).map(|point| point.x).collect();
     places.sort_unstable_by(f64::total_cmp);
     places.dedup();
@@ -319,7 +319,7 @@ mod tests {
                 .map(|x| f64::from(x) / 10.0)
                 .map(|x| ChartPoint { x, y: height * x, low: height * x * 0.8, high: height * x * 1.3 })
                 .collect(),
-            marks: Marks::Both,
+            marks: Marks::LineAndDots,
         };
         Chart {
             title: "p99 & more".to_owned(),

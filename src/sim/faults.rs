@@ -382,7 +382,7 @@ impl FaultBoard {
     /// The fault that hits this request, if any. A hit counts against the
     /// fault's `times`.
     pub(crate) fn for_request(&self, now: Tick, path: &str) -> Option<FaultKind> {
-        self.draw(now, |fault| {
+        self.take_hit(now, |fault| {
             !fault.kind.is_state()
                 && !fault.kind.is_connection()
                 && fault.path.as_deref().is_none_or(|only| only == path)
@@ -392,10 +392,10 @@ impl FaultBoard {
     /// The fault that hits a connection, if any. A hit counts against the
     /// fault's `times`.
     pub(crate) fn for_connection(&self, now: Tick, kind: fn(&FaultKind) -> bool) -> Option<FaultKind> {
-        self.draw(now, |fault| fault.kind.is_connection() && kind(&fault.kind))
+        self.take_hit(now, |fault| fault.kind.is_connection() && kind(&fault.kind))
     }
 
-    fn draw(&self, now: Tick, applies: impl Fn(&Fault) -> bool) -> Option<FaultKind> {
+    fn take_hit(&self, now: Tick, applies: impl Fn(&Fault) -> bool) -> Option<FaultKind> {
         let mut board = self.0.lock();
         let FaultEntries { active, random, .. } = &mut *board;
         let hit = active.iter_mut().find(|active| {

@@ -1,6 +1,6 @@
 //! Cells as a table and as JSON, and whether they passed.
 
-use penstock::sim::no_harm::matrix::{Keeps, MatrixCell};
+use penstock::sim::no_harm::matrix::{MatrixCell, ObjectiveFit};
 use serde::Serialize;
 
 use super::stage::Pair;
@@ -48,10 +48,10 @@ impl Row {
         Row {
             cell: cell.name(),
             ratio: ratios.sum::<f64>() / pairs.len().max(1) as f64,
-            mark: cell.mark(),
+            mark: cell.min_ratio(),
             failed: pairs.iter().map(|pair| pair.through.failed()).sum(),
             refused: pairs.iter().map(refused).sum(),
-            outwaits: cell.outwaits(mean),
+            outwaits: cell.exceeds_max_wait(mean),
             ttft_ms: [
                 last.and_then(|pair| pair.through.ttft).map(|ttft| ttft.p50_ms),
                 last.and_then(|pair| pair.straight.ttft).map(|ttft| ttft.p50_ms),
@@ -114,10 +114,10 @@ pub(super) fn head() -> String {
 
 fn objective(cell: &MatrixCell) -> Option<String> {
     let ms = cell.class.itl_ms;
-    match cell.keeps() {
-        Keeps::Loaded => None,
-        Keeps::Partly => Some(format!("itl {ms} ms: not kept under all of this load")),
-        Keeps::Never => Some(format!("itl {ms} ms: not kept with one request")),
+    match cell.objective_fit() {
+        ObjectiveFit::Loaded => None,
+        ObjectiveFit::Partly => Some(format!("itl {ms} ms: not kept under all of this load")),
+        ObjectiveFit::Never => Some(format!("itl {ms} ms: not kept with one request")),
     }
 }
 

@@ -98,7 +98,7 @@ impl Source {
                 shares.iter().all(sound) && shares.iter().sum::<f64>() > 0.0,
                 "`tenants` need shares above 0"
             );
-            trace.deal_tenants(&shares, seed);
+            trace.draw_tenants(&shares, seed);
             trace.tenants = self.tenants.keys().map(|name| name.as_str().into()).collect();
         } else if trace.tenants.is_empty() {
             trace.tenants = vec![NOBODY.into()];
@@ -124,9 +124,10 @@ impl Source {
                 let sizes = Sizes::of(&trace);
                 (Some(trace), sizes)
             }
-            (None, Some(input), Some(output)) => {
-                (None, Sizes::Apart { prompt: Length::Constant(input), output: Length::Constant(output) })
-            }
+            (None, Some(input), Some(output)) => (
+                None,
+                Sizes::Independent { prompt: Length::Constant(input), output: Length::Constant(output) },
+            ),
             (None, _, _) => bail!("it needs `trace`, `conversations`, or `input` and `output`"),
             (Some(_), _, _) => bail!("`input` and `output` are for a load without a trace"),
         };

@@ -16,7 +16,7 @@ use crate::config::load;
 use crate::config::named::NamedEntries;
 use crate::config::report::ConfigReport;
 use crate::sim::scenario::design::DESIGNS;
-use crate::sim::scenario::figures::{Figures, place};
+use crate::sim::scenario::figures::{Figures, column_index};
 use crate::sim::scenario::file::{PatternName, Scenario, ScenarioFleet, Shape, StreamRow};
 use crate::sim::scenario::page;
 use crate::sim::scenario::plan::{ScenarioPlan, Trial};
@@ -70,7 +70,7 @@ pub(in crate::app) fn run(args: &SimulateArgs) -> anyhow::Result<(String, ExitCo
 }
 
 fn is_broken(figures: &Figures) -> bool {
-    place("broken_invariants").is_some_and(|place| figures[place] > 0.0)
+    column_index("broken_invariants").is_some_and(|place| figures[place] > 0.0)
 }
 
 /// The designs and their options.

@@ -20,7 +20,7 @@ impl SimEngine {
     /// Whether the sequence can start beside the running ones. That holds when
     /// a running sequence uses the same adapter, or when the running sequences
     /// leave a slot free.
-    pub(super) fn may_join(&self, key: PriorityKey) -> bool {
+    pub(super) fn adapter_fits(&self, key: PriorityKey) -> bool {
         let Some(adapter) = self.adapter_of(key) else { return true };
         let running = self.running_adapters();
         running.contains(&adapter) || running.len() < self.options.max_loras.max(1) as usize
@@ -49,7 +49,7 @@ impl SimEngine {
     }
 
     /// Takes the time that adapter loads add to the planned step.
-    pub(super) fn take_loading(&mut self) -> Duration {
+    pub(super) fn take_load_time(&mut self) -> Duration {
         std::mem::take(&mut self.adapters.loading)
     }
 

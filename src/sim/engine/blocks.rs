@@ -100,7 +100,7 @@ impl BlockPool {
     }
 
     /// Gives private blocks back.
-    pub(super) fn give(&mut self, count: u64) {
+    pub(super) fn give_back(&mut self, count: u64) {
         self.free += count;
         debug_assert!(self.available() <= self.total);
     }
@@ -113,7 +113,7 @@ impl BlockPool {
                 entry.insert(Cached { refs: 1, stamp: 0 });
             }
             Entry::Occupied(_) => {
-                self.give(1);
+                self.give_back(1);
                 self.share(hash);
             }
         }
@@ -131,12 +131,12 @@ impl BlockPool {
             block.stamp = self.stamps;
             self.idle.push_back((self.stamps, hash));
             self.idle_blocks += 1;
-            self.tidy();
+            self.compact_idle();
         }
     }
 
     /// Drops stale entries of `idle` once they are the majority.
-    fn tidy(&mut self) {
+    fn compact_idle(&mut self) {
         if self.idle.len() as u64 > 2 * self.idle_blocks + 1_024 {
             self.idle.retain(|(stamp, hash)| is_idle(&self.cached, *stamp, *hash));
         }

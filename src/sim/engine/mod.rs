@@ -62,12 +62,12 @@ struct Seq {
 impl Seq {
     /// Tokens of the sequence so far: prompt and generated. All need KV before
     /// the next token is sampled.
-    fn known(&self) -> u32 {
+    fn tokens(&self) -> u32 {
         self.prompt + self.generated
     }
 
     fn decoding(&self) -> bool {
-        self.generated > 0 && self.computed + 1 == self.known()
+        self.generated > 0 && self.computed + 1 == self.tokens()
     }
 }
 
@@ -123,7 +123,7 @@ impl SimEngine {
 
     /// Multiplies the length of the steps that start from now on; values that
     /// are not finite and positive are ignored.
-    pub fn set_pace(&mut self, factor: f64) {
+    pub fn set_slowness(&mut self, factor: f64) {
         if factor.is_finite() && factor > 0.0 {
             self.pace = factor;
         }
@@ -211,14 +211,14 @@ impl SimEngine {
         self.counters.steps += 1;
         out.append(&mut self.pending);
         for (key, chunk) in &step.chunks {
-            self.book(*key, *chunk, step.end, out);
+            self.apply_chunk(*key, *chunk, step.end, out);
         }
     }
 
     /// Running and waiting load now.
     #[must_use]
     pub fn gauges(&self) -> SimGauges {
-        let owed = |seq: &Seq| u64::from(seq.known() - seq.computed) * u64::from(!seq.decoding());
+        let owed = |seq: &Seq| u64::from(seq.tokens() - seq.computed) * u64::from(!seq.decoding());
         SimGauges {
             running: self.running.len() as u64,
             waiting: self.waiting.len() as u64,
@@ -276,7 +276,7 @@ impl SimEngine {
 
     fn release_blocks(&mut self, slot: usize) {
         let Some(seq) = self.slots[slot].as_mut() else { return };
-        self.pool.give(std::mem::take(&mut seq.private));
+        self.pool.give_back(std::mem::take(&mut seq.private));
         let shared = std::mem::take(&mut seq.shared);
         for hash in seq.prefix[..shared].iter().rev() {
             self.pool.release(*hash);

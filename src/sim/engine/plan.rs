@@ -26,7 +26,7 @@ impl SimEngine {
         if chunks.is_empty() {
             return None;
         }
-        let end = now + self.duration(&self.load(&chunks)) + self.take_loading();
+        let end = now + self.duration(&self.load(&chunks)) + self.take_load_time();
         Some(InFlight { end, chunks })
     }
 
@@ -38,7 +38,7 @@ impl SimEngine {
         while index < self.running.len() && *budget > 0 {
             let key = self.running[index];
             let Some(seq) = self.slots[key.2].as_ref() else { break };
-            let chunk = (seq.known() - seq.computed).min(*budget);
+            let chunk = (seq.tokens() - seq.computed).min(*budget);
             let target = seq.computed + chunk;
             while !self.grow(key.2, target) {
                 preempted = true;
@@ -60,14 +60,14 @@ impl SimEngine {
         let mut from = (i64::MIN, 0, 0);
         while *budget > 0 && self.running.len() < self.max_seqs {
             let Some(&key) = self.waiting.range(from..).next() else { return };
-            if !self.may_join(key) {
+            if !self.adapter_fits(key) {
                 from = (key.0, key.1, key.2 + 1);
                 continue;
             }
             let Some(cached_tokens) = self.start(key) else { return };
             self.use_adapter(key);
             let Some(seq) = self.slots[key.2].as_mut() else { return };
-            let chunk = (seq.known() - seq.computed).min(*budget);
+            let chunk = (seq.tokens() - seq.computed).min(*budget);
             *budget -= chunk;
             chunks.push((key, chunk));
             let (request, choice) = (seq.request, seq.choice);
@@ -86,10 +86,10 @@ impl SimEngine {
     fn start(&mut self, key: PriorityKey) -> Option<u32> {
         let seq = self.slots[key.2].as_mut()?;
         // At least one token is always computed, because sampling needs one.
-        let usable = ((seq.known() - 1) / BLOCK_TOKENS) as usize;
+        let usable = ((seq.tokens() - 1) / BLOCK_TOKENS) as usize;
         let candidates = &seq.prefix[..usable.min(seq.prefix.len())];
         let (hits, idle) = self.pool.match_prefix(candidates);
-        let needed = blocks_for(seq.known()) - hits as u64;
+        let needed = blocks_for(seq.tokens()) - hits as u64;
         if needed + idle > self.pool.available() {
             return None;
         }
@@ -156,7 +156,7 @@ impl SimEngine {
     }
 
     /// Applies one sequence's part of a finished step.
-    pub(super) fn book(&mut self, key: PriorityKey, chunk: u32, at: Tick, out: &mut Vec<EngineEvent>) {
+    pub(super) fn apply_chunk(&mut self, key: PriorityKey, chunk: u32, at: Tick, out: &mut Vec<EngineEvent>) {
         let Some(seq) = self.slots[key.2].as_mut().filter(|seq| seq.key == key && seq.running) else {
             return;
         };
@@ -167,7 +167,7 @@ impl SimEngine {
             seq.shared += 1;
             seq.private -= 1;
         }
-        if seq.computed < seq.known() {
+        if seq.computed < seq.tokens() {
             return;
         }
         let kind = match seq.output {

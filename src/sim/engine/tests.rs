@@ -188,8 +188,8 @@ fn impossible_and_repeated_requests_are_refused() {
 fn pace_stretches_the_steps() {
     let time = |pace| {
         let mut engine = SimEngine::new(StepProfile::tiny(), EngineOptions::default());
-        engine.set_pace(pace);
-        engine.set_pace(f64::NAN);
+        engine.set_slowness(pace);
+        engine.set_slowness(f64::NAN);
         engine.submit(request(1, 10, 10)).unwrap();
         run(&mut engine, Tick::ZERO).0.as_nanos()
     };

@@ -79,7 +79,7 @@ pub struct CellClass {
 
 /// Whether engines can meet a class's ITL objective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keeps {
+pub enum ObjectiveFit {
     /// The engines meet the objective under the cell's whole load.
     Loaded,
     /// The engines meet the objective only under less load than the cell's.
@@ -218,7 +218,7 @@ impl MatrixCell {
     /// at engines that generate `tokens_per_second` in all. Then the class
     /// itself asks for refusals.
     #[must_use]
-    pub fn outwaits(&self, tokens_per_second: f64) -> bool {
+    pub fn exceeds_max_wait(&self, tokens_per_second: f64) -> bool {
         let requests = self.requests();
         let open = f64::from(requests.clients * requests.n * requests.output);
         open / tokens_per_second.max(1e-9) > self.class.max_wait_s
@@ -228,33 +228,33 @@ impl MatrixCell {
     /// the class's ITL objective. The fastest engines decide, because a gateway
     /// may prefer them.
     #[must_use]
-    pub fn keeps(&self) -> Keeps {
+    pub fn objective_fit(&self) -> ObjectiveFit {
         let requests = self.requests();
         let engines = self.fleet.groups.iter().map(|group| f64::from(group.count)).sum::<f64>();
         let sequences = f64::from(requests.clients * requests.n) / engines;
         let best = |sequences: f64| {
             self.fleet
                 .profiles()
-                .map(|one| mean_gap_ms(&one, &requests, sequences))
+                .map(|one| mean_itl_ms(&one, &requests, sequences))
                 .fold(f64::INFINITY, f64::min)
         };
         let loaded =
-            self.fleet.profiles().map(|one| mean_gap_ms(&one, &requests, sequences)).fold(0.0, f64::max);
+            self.fleet.profiles().map(|one| mean_itl_ms(&one, &requests, sequences)).fold(0.0, f64::max);
         match self.class.itl_ms {
-            _ if requests.output == 1 => Keeps::Loaded,
-            objective if loaded <= objective * MARGIN => Keeps::Loaded,
-            objective if best(1.0) > objective => Keeps::Never,
-            _ => Keeps::Partly,
+            _ if requests.output == 1 => ObjectiveFit::Loaded,
+            objective if loaded <= objective * MARGIN => ObjectiveFit::Loaded,
+            objective if best(1.0) > objective => ObjectiveFit::Never,
+            _ => ObjectiveFit::Partly,
         }
     }
 
     /// Least ratio of output tokens per second: through a gateway with its
     /// defaults, over straight at the engines.
     #[must_use]
-    pub fn mark(&self) -> f64 {
-        match (self.class.name, self.keeps()) {
-            ("interactive", Keeps::Partly) => 0.80,
-            ("interactive", Keeps::Never) => 0.95,
+    pub fn min_ratio(&self) -> f64 {
+        match (self.class.name, self.objective_fit()) {
+            ("interactive", ObjectiveFit::Partly) => 0.80,
+            ("interactive", ObjectiveFit::Never) => 0.95,
             _ => 0.97,
         }
     }
@@ -262,7 +262,7 @@ impl MatrixCell {
 
 /// Mean ITL in milliseconds of a stream at an engine with `sequences`
 /// sequences, whose prefills share the steps.
-fn mean_gap_ms(profile: &StepProfile, requests: &CellRequests, sequences: f64) -> f64 {
+fn mean_itl_ms(profile: &StepProfile, requests: &CellRequests, sequences: f64) -> f64 {
     let (prompt, output) = (f64::from(requests.prompt - requests.shared), f64::from(requests.output));
     let rows = sequences.min(f64::from(profile.max_seqs));
     // Each sequence prefills its part of a prompt once in `output` steps.
@@ -305,17 +305,17 @@ mod tests {
             class: CellClass::named(class).expect("a class"),
         };
         let table = [
-            ("a100-8b", RequestKind::Stream, "interactive", Keeps::Loaded, 0.97),
-            ("l4", RequestKind::Stream, "interactive", Keeps::Never, 0.95),
-            ("l4", RequestKind::Plain, "standard", Keeps::Loaded, 0.97),
-            ("70b", RequestKind::Half, "interactive", Keeps::Partly, 0.80),
-            ("70b", RequestKind::Half, "batch", Keeps::Loaded, 0.97),
-            ("l4", RequestKind::OneToken, "interactive", Keeps::Loaded, 0.97),
+            ("a100-8b", RequestKind::Stream, "interactive", ObjectiveFit::Loaded, 0.97),
+            ("l4", RequestKind::Stream, "interactive", ObjectiveFit::Never, 0.95),
+            ("l4", RequestKind::Plain, "standard", ObjectiveFit::Loaded, 0.97),
+            ("70b", RequestKind::Half, "interactive", ObjectiveFit::Partly, 0.80),
+            ("70b", RequestKind::Half, "batch", ObjectiveFit::Loaded, 0.97),
+            ("l4", RequestKind::OneToken, "interactive", ObjectiveFit::Loaded, 0.97),
         ];
         for (fleet, kind, class, keeps, mark) in table {
             let cell = cell(fleet, kind, class);
-            assert_eq!(cell.keeps(), keeps, "{}", cell.name());
-            assert!((cell.mark() - mark).abs() < 1e-9, "{}", cell.name());
+            assert_eq!(cell.objective_fit(), keeps, "{}", cell.name());
+            assert!((cell.min_ratio() - mark).abs() < 1e-9, "{}", cell.name());
         }
     }
 }

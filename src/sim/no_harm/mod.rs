@@ -43,7 +43,7 @@ pub struct CellConditions {
     /// Round-trip time to an engine.
     pub rtt: Duration,
     /// Factors on constants of the engines' step time, by the constants' names.
-    pub off: Vec<(String, f64)>,
+    pub step_time_factors: Vec<(String, f64)>,
     /// Whether engines have a prefix cache.
     pub prefix_cache: bool,
     /// Seed of the sizes.
@@ -56,7 +56,7 @@ impl Default for CellConditions {
             warmup: Duration::from_secs(15),
             window: Duration::from_secs(45),
             rtt: Duration::ZERO,
-            off: Vec::new(),
+            step_time_factors: Vec::new(),
             prefix_cache: true,
             seed: 1,
         }
@@ -68,36 +68,36 @@ impl Default for CellConditions {
 pub struct CellRow {
     pub cell: MatrixCell,
     /// Output tokens per second straight at the engines.
-    pub straight: f64,
+    pub direct: f64,
     /// Output tokens per second through the scheduler.
     pub through: f64,
     /// Requests that the scheduler refused.
     pub refused: usize,
     /// Whether an answer straight at the engines takes longer than the class
     /// may wait. Then the class itself asks for refusals.
-    pub outwaits: bool,
+    pub exceeds_max_wait: bool,
 }
 
 impl CellRow {
     /// Tokens per second through the scheduler, over straight at the engines.
     #[must_use]
     pub fn ratio(&self) -> f64 {
-        self.through / self.straight.max(1e-9)
+        self.through / self.direct.max(1e-9)
     }
 
     /// Whether the ratio reaches the cell's mark. Refusals fail the cell,
     /// except when the class cannot wait for the answer.
     #[must_use]
     pub fn passed(&self) -> bool {
-        self.ratio() >= self.cell.mark() && (self.refused == 0 || self.outwaits)
+        self.ratio() >= self.cell.min_ratio() && (self.refused == 0 || self.exceeds_max_wait)
     }
 }
 
 impl fmt::Display for CellRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, ratio, mark) = (self.cell.name(), self.ratio(), self.cell.mark());
+        let (name, ratio, mark) = (self.cell.name(), self.ratio(), self.cell.min_ratio());
         let verdict = if self.passed() { "ok" } else { "LOW" };
-        write!(f, "{name:<28}{:>9.0}{:>9.0}{ratio:>8.3}{mark:>6.2}  {verdict}", self.straight, self.through)?;
+        write!(f, "{name:<28}{:>9.0}{:>9.0}{ratio:>8.3}{mark:>6.2}  {verdict}", self.direct, self.through)?;
         match self.refused {
             0 => Ok(()),
             refused => write!(f, "  {refused} refused"),
@@ -129,16 +129,16 @@ pub fn measure(
     let to_least = side(&setup, Box::new(AtOnce::new(engines, LeastRequest::default())))?;
     let mut rows = CLASSES.each_ref().map(|class| CellRow {
         cell: MatrixCell { fleet, kind, class },
-        straight: in_turn.tokens_per_second.max(to_least.tokens_per_second),
+        direct: in_turn.tokens_per_second.max(to_least.tokens_per_second),
         through: 0.0,
         refused: 0,
-        outwaits: false,
+        exceeds_max_wait: false,
     });
     for row in &mut rows {
         let class = policy.classes.id(row.cell.class.name).ok_or("no such class")?;
         let mut setup = setup.clone();
         setup.arrivals.iter_mut().for_each(|arrival| arrival.class = class.index() as u32);
-        row.outwaits = row.cell.outwaits(row.straight);
+        row.exceeds_max_wait = row.cell.exceeds_max_wait(row.direct);
         let side = side(&setup, Box::new(SimGateway::new(policy.clone())))?;
         (row.through, row.refused) = (side.tokens_per_second, side.refused);
     }
@@ -150,8 +150,8 @@ fn side(setup: &Setup, router: Box<dyn Router>) -> Result<CellSide, String> {
     if outcome.records.len() == setup.arrivals.len() {
         return Err("clients ran out of requests".to_owned());
     }
-    if outcome.faults > 0 {
-        return Err(format!("{} invariants broke", outcome.faults));
+    if outcome.broken_invariants > 0 {
+        return Err(format!("{} invariants broke", outcome.broken_invariants));
     }
     let window = (Tick::ZERO + setup.horizon.unwrap_or_default()).since(setup.counted_from);
     Ok(CellSide {
@@ -181,7 +181,7 @@ fn setup(cell: &MatrixCell, conditions: &CellConditions) -> Result<Setup, String
     let options = EngineOptions { prefix_cache: conditions.prefix_cache, ..EngineOptions::default() };
     let mut replicas = Vec::new();
     for mut profile in cell.fleet.profiles() {
-        for (name, factor) in &conditions.off {
+        for (name, factor) in &conditions.step_time_factors {
             *profile.constant(name).ok_or_else(|| format!("there is no constant `{name}`"))? *= factor;
         }
         replicas.push(ReplicaSetup { trip: conditions.rtt / 2, ..ReplicaSetup::new(profile, options) });

@@ -118,7 +118,7 @@ fn engines_off_the_model_lose_nothing() {
         for factor in [0.5, 2.0] {
             let off = vec![(constant.to_owned(), factor)];
             at_odd_engines(
-                &CellConditions { off, ..CellConditions::default() },
+                &CellConditions { step_time_factors: off, ..CellConditions::default() },
                 &format!("{constant} x {factor}"),
             );
         }

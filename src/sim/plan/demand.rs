@@ -19,15 +19,15 @@ const MAX_OUTPUT: u32 = 4_096;
 
 /// Limits of one simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SimulationBudget {
+pub struct SimulationLimit {
     pub requests: usize,
     pub output: u64,
 }
 
 /// Limits of a simulation of the whole source.
-pub const WHOLE: SimulationBudget = SimulationBudget { requests: 30_000, output: 8_000_000 };
+pub const WHOLE: SimulationLimit = SimulationLimit { requests: 30_000, output: 8_000_000 };
 /// Limits of a simulation of one window.
-pub const WINDOW: SimulationBudget = SimulationBudget { requests: 4_000, output: 1_000_000 };
+pub const WINDOW: SimulationLimit = SimulationLimit { requests: 4_000, output: 1_000_000 };
 
 /// A stretch of a trace, ready to be simulated.
 #[derive(Debug, Clone)]
@@ -59,12 +59,12 @@ impl TraceStretch {
     /// Whether an idle replica of some pool serves each request within its
     /// class's objectives, with its prompt read in full.
     #[must_use]
-    pub fn keepable(&self, setting: &Setting) -> Vec<bool> {
+    pub fn servable_when_idle(&self, setting: &Setting) -> Vec<bool> {
         let goals = setting.goals();
         let can = |arrival: &Arrival| {
             let Some(goal) = goals.get(arrival.class as usize) else { return false };
             setting.pools.iter().any(|pool| {
-                let alone = pool.alone(arrival.prompt, arrival.output);
+                let alone = pool.idle_latency(arrival.prompt, arrival.output);
                 alone.ttft <= goal.ttft && alone.itl <= goal.itl
             })
         };
@@ -75,7 +75,7 @@ impl TraceStretch {
 /// The calls of the stretch within the budget whose work arrives fastest. All
 /// calls when they fit the budget.
 #[must_use]
-pub fn busiest(trace: &TrafficTrace, work: &[f64], budget: SimulationBudget) -> Range<usize> {
+pub fn busiest(trace: &TrafficTrace, work: &[f64], budget: SimulationLimit) -> Range<usize> {
     let calls = &trace.calls;
     let mut best = (f64::NEG_INFINITY, 0..calls.len());
     let (mut first, mut output, mut sum, mut full) = (0, 0u64, 0.0, false);
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn the_busiest_stretch_is_where_work_comes_fastest() {
         let trace = trace(&[0, 10, 20, 21, 22, 23, 40, 60]);
-        let budget = |requests, output| SimulationBudget { requests, output };
+        let budget = |requests, output| SimulationLimit { requests, output };
         let work = vec![1.0; 8];
         assert_eq!(busiest(&trace, &work, budget(8, 1_000)), 0..8);
         assert_eq!(busiest(&trace, &work, budget(4, 1_000)), 2..6);

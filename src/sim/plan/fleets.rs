@@ -16,7 +16,7 @@ const SHORTEST: Duration = Duration::from_secs(120);
 
 /// A fleet that follows the demand.
 #[derive(Debug, Clone, Default)]
-pub struct Followed {
+pub struct FollowingFleet {
     pub windows: Vec<WindowNeed>,
     /// Requests that count, and how many of them met their objectives.
     pub counted: (u64, u64),
@@ -27,11 +27,11 @@ pub struct Followed {
 /// Width of a window: at least two start times and two minutes, and at most 24
 /// windows per source.
 #[must_use]
-pub fn width(span: Duration, start: Duration) -> Duration {
+pub fn window_width(span: Duration, start: Duration) -> Duration {
     (span / MOST_WINDOWS).max(2 * start).max(SHORTEST)
 }
 
-impl Followed {
+impl FollowingFleet {
     /// Mean number of replicas, weighted by time.
     #[must_use]
     pub fn mean(&self) -> f64 {
@@ -49,7 +49,7 @@ impl Followed {
     /// Computes the replicas of each window: the larger of its own need and
     /// that of the window before, but at least `floor`. Added replicas are
     /// billed while they start.
-    fn follow(&mut self, floor: usize, start: Duration) {
+    fn smallest_by_window(&mut self, floor: usize, start: Duration) {
         let (mut before, mut had, mut seconds) = (0, None, 0.0);
         for window in &mut self.windows {
             window.has = window.needs.max(before).max(floor);
@@ -70,10 +70,10 @@ pub fn follow(
     work: &[f64],
     pool: usize,
     most: usize,
-) -> Followed {
+) -> FollowingFleet {
     let start = lab.setting.start;
-    let width = width(trace.span(), start);
-    let ranges = windows(trace, width);
+    let window = window_width(trace.span(), start);
+    let ranges = windows(trace, window);
     let all: f64 = work.iter().sum::<f64>() / trace.span().as_secs_f64().max(1.0);
     let needs = in_parallel(lab.threads, &ranges, |range| {
         if range.is_empty() {
@@ -82,14 +82,14 @@ pub fn follow(
         let own = trace.part(range.clone());
         let part = own.part(busiest(&own, &work[range.clone()], WINDOW));
         let stretch = TraceStretch::of(&part);
-        let here = work[range.clone()].iter().sum::<f64>() / width.as_secs_f64();
+        let here = work[range.clone()].iter().sum::<f64>() / window.as_secs_f64();
         let guess = (most as f64 * 0.7 * here / all.max(1e-9)).ceil() as usize;
-        need(lab, &stretch, pool, guess, most)
+        smallest_fleet(lab, &stretch, pool, guess, most)
     });
-    let mut followed = Followed::default();
+    let mut followed = FollowingFleet::default();
     for (index, (needs, (counted, kept))) in needs.into_iter().enumerate() {
-        let at_s = width.as_secs_f64() * index as f64;
-        let lasts_s = (trace.span().as_secs_f64() - at_s).clamp(1e-3, width.as_secs_f64());
+        let at_s = window.as_secs_f64() * index as f64;
+        let lasts_s = (trace.span().as_secs_f64() - at_s).clamp(1e-3, window.as_secs_f64());
         followed.windows.push(WindowNeed { at_s, lasts_s, needs, has: needs });
         followed.counted.0 += counted;
         followed.counted.1 += kept;
@@ -98,13 +98,13 @@ pub fn follow(
     // If a class cannot wait for a replica's start, the floor is at least one
     // replica.
     let floor = if patient { followed.floor() } else { followed.floor().max(1) };
-    followed.follow(floor, start);
+    followed.smallest_by_window(floor, start);
     followed
 }
 
 /// The smallest fleet for a stretch, with the requests that count and those
 /// within their objectives.
-fn need(
+fn smallest_fleet(
     lab: &FleetTrials<'_>,
     stretch: &TraceStretch,
     pool: usize,
@@ -115,9 +115,9 @@ fn need(
     let found = smallest(guess.min(most), most, 1, |counts| {
         let mut keeps = Vec::new();
         for count in counts {
-            let result = lab.run(stretch, &lab.only(pool, *count), "windows");
+            let result = lab.run(stretch, &lab.single_pool_fleet(pool, *count), "windows");
             // Without a request that counts any fleet suffices.
-            keeps.push(lab.keeps(&result) || result.counted.0 == 0);
+            keeps.push(lab.meets_target(&result) || result.counted.0 == 0);
             tried.insert(*count, result);
         }
         keeps
@@ -130,20 +130,23 @@ fn need(
 mod tests {
     use super::*;
 
-    fn followed(needs: &[usize]) -> Followed {
+    fn followed(needs: &[usize]) -> FollowingFleet {
         let window = |(index, needs): (usize, &usize)| WindowNeed {
             at_s: 600.0 * index as f64,
             lasts_s: 600.0,
             needs: *needs,
             has: 0,
         };
-        Followed { windows: needs.iter().enumerate().map(window).collect(), ..Followed::default() }
+        FollowingFleet {
+            windows: needs.iter().enumerate().map(window).collect(),
+            ..FollowingFleet::default()
+        }
     }
 
     #[test]
     fn a_fall_is_followed_a_window_later_and_a_start_is_paid_for() {
         let mut followed = followed(&[2, 2, 5, 2, 2, 2]);
-        followed.follow(2, Duration::from_secs(300));
+        followed.smallest_by_window(2, Duration::from_secs(300));
         let has: Vec<usize> = followed.windows.iter().map(|window| window.has).collect();
         assert_eq!(has, [2, 2, 5, 5, 2, 2]);
         // 18 windows of ten minutes, and three starts of five minutes.
@@ -161,8 +164,8 @@ mod tests {
     #[test]
     fn windows_are_no_shorter_than_two_starts_and_no_more_than_24() {
         let secs = Duration::from_secs;
-        assert_eq!(width(secs(1_800), secs(180)), secs(360));
-        assert_eq!(width(secs(86_400), secs(180)), secs(3_600));
-        assert_eq!(width(secs(600), secs(10)), secs(120));
+        assert_eq!(window_width(secs(1_800), secs(180)), secs(360));
+        assert_eq!(window_width(secs(86_400), secs(180)), secs(3_600));
+        assert_eq!(window_width(secs(600), secs(10)), secs(120));
     }
 }

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use crate::sim::plan::demand::{TraceStretch, WHOLE, busiest};
-use crate::sim::plan::fleets::{Followed, follow};
+use crate::sim::plan::fleets::{FollowingFleet, follow};
 use crate::sim::plan::measure::concurrency::Levels;
-use crate::sim::plan::measure::{self, Service};
+use crate::sim::plan::measure::{self, ServiceTime};
 use crate::sim::plan::report::{
     Advice, Concurrency, DemandSourceRow, MeasuredInputs, Percentiles, PlanClassRow, PlanFleetRow,
     PlanPoolRow, PlanReport, ResidencyFigures, SettingRow, Tolerance, VerifiedMaximum, WindowNeed, answers,
@@ -69,34 +69,35 @@ pub fn plan(
 ) -> Result<PlanReport, String> {
     whatif::check(lab, &asked.what_if)?;
     let mut notes = asked.notes;
-    leave_out(&mut trace, lab.setting, &mut notes)?;
-    let work = work(trace, lab.setting, asked.name, &mut notes);
+    drop_oversized(&mut trace, lab.setting, &mut notes)?;
+    let work = prepare_demand(trace, lab.setting, asked.name, &mut notes);
     let keepable = keepable(&work.stretch, lab.setting)?;
     let chosen = choose(lab, &work);
     if !chosen.kept {
         notes.push(format!(
             "No fleet that was tried keeps {} of what an idle replica serves in time; what follows is for the best of them.",
-            numbers::percent(lab.setting.keep)
+            numbers::percent(lab.setting.objective_share)
         ));
     }
     // Windows are not held to a larger share than the whole source reaches.
-    let held = Setting { keep: lab.setting.keep.min(chosen.run.kept), ..lab.setting.clone() };
+    let held =
+        Setting { objective_share: lab.setting.objective_share.min(chosen.run.kept), ..lab.setting.clone() };
     let followed = follow(&lab.with(&held), &work.trace, &work.amounts, chosen.pool, chosen.maximum);
     let sized = by_replicas(lab, &work.stretch, &chosen);
     let today = today(lab.setting);
-    let base = today.clone().unwrap_or_else(|| lab.only(chosen.pool, chosen.maximum));
+    let base = today.clone().unwrap_or_else(|| lab.single_pool_fleet(chosen.pool, chosen.maximum));
     let what_if = whatif::rows(lab, &asked.what_if, &work.part, &base, chosen.pool)?;
     let (mut measured, levels) = measured(lab.setting, &work, &chosen, &followed);
     let pool = &lab.setting.pools[chosen.pool];
     let advice = advice(lab.setting, &measured, &chosen, &followed, &levels, measure::bin(&work.trace));
-    measured.bursts.surges.truncate(measure::LISTED);
+    measured.bursts.surges.truncate(measure::MAX_LISTED_SURGES);
     let mut report = PlanReport {
         setting: SettingRow {
             pool: pool.name.clone(),
             profile: pool.speed.clone(),
             price_per_hour: pool.price,
             start_s: lab.setting.start.as_secs_f64(),
-            keep: lab.setting.keep,
+            keep: lab.setting.objective_share,
             keepable,
         },
         advice,
@@ -116,15 +117,19 @@ pub fn plan(
 }
 
 /// Drops requests that no replica can hold, with a note.
-fn leave_out(trace: &mut TrafficTrace, setting: &Setting, notes: &mut Vec<String>) -> Result<(), String> {
-    if trace.left_out > 0 {
-        let count = numbers::count(trace.left_out);
+fn drop_oversized(
+    trace: &mut TrafficTrace,
+    setting: &Setting,
+    notes: &mut Vec<String>,
+) -> Result<(), String> {
+    if trace.skipped_lines > 0 {
+        let count = numbers::count(trace.skipped_lines);
         notes.push(format!("{count} requests without a prompt are left out."));
     }
-    let most = setting.pools.iter().map(|pool| pool.holds()).max().unwrap_or(0);
+    let most = setting.pools.iter().map(|pool| pool.max_request_tokens()).max().unwrap_or(0);
     let before = trace.calls.len();
     trace.calls.retain(|call| u64::from(call.prompt) + u64::from(call.output) <= most);
-    trace.settle();
+    trace.sort_and_rebase();
     let gone = before - trace.calls.len();
     if trace.calls.is_empty() {
         return Err(format!(
@@ -139,14 +144,19 @@ fn leave_out(trace: &mut TrafficTrace, setting: &Setting, notes: &mut Vec<String
     Ok(())
 }
 
-fn work(trace: TrafficTrace, setting: &Setting, name: String, notes: &mut Vec<String>) -> PlanDemand {
+fn prepare_demand(
+    trace: TrafficTrace,
+    setting: &Setting,
+    name: String,
+    notes: &mut Vec<String>,
+) -> PlanDemand {
     let goals = setting.goals();
     let amounts: Vec<f64> = trace
         .calls
         .iter()
         .map(|call| {
             let gap = goals.get(call.class as usize).map_or(Duration::from_millis(50), |goal| goal.itl);
-            setting.pools[0].work(call.prompt, call.output, gap)
+            setting.pools[0].replica_seconds(call.prompt, call.output, gap)
         })
         .collect();
     let range = busiest(&trace, &amounts, WHOLE);
@@ -175,14 +185,14 @@ fn work(trace: TrafficTrace, setting: &Setting, name: String, notes: &mut Vec<St
 
 /// Share of the requests that an idle replica serves within their objectives.
 fn keepable(stretch: &TraceStretch, setting: &Setting) -> Result<f64, String> {
-    let can = stretch.keepable(setting);
+    let can = stretch.servable_when_idle(setting);
     let count = can.iter().filter(|can| **can).count();
     if count > 0 {
         return Ok(count as f64 / can.len() as f64);
     }
     let (pool, first) = (&setting.pools[0], &stretch.arrivals[0]);
     let (name, class) = &setting.classes[(first.class as usize).min(setting.classes.len() - 1)];
-    let alone = pool.alone(first.prompt, first.output);
+    let alone = pool.idle_latency(first.prompt, first.output);
     Err(format!(
         "no request can be within its objectives, whatever the fleet: an idle replica of {} takes {} to the first token of {} and {} between tokens, and {name} asks for {} and {}; choose a faster --profile or longer --ttft and --itl",
         pool.speed,
@@ -224,7 +234,7 @@ fn choose(lab: &FleetTrials<'_>, work: &PlanDemand) -> ChosenFleet {
     };
     let ends = (maximum + maximum.div_ceil(4).max(2)).min(MOST_REPLICAS);
     let (promise, run) = loop {
-        let (promise, run) = check(lab, work, &lab.only(pool, maximum));
+        let (promise, run) = check(lab, work, &lab.single_pool_fleet(pool, maximum));
         if promise.holds || !kept || maximum >= ends {
             break (promise, run);
         }
@@ -240,14 +250,14 @@ fn check(lab: &FleetTrials<'_>, work: &PlanDemand, fleet: &[usize]) -> (Verified
         .map(|seed| {
             let mut part = work.part.clone();
             part.rotate(seed);
-            part.settle();
+            part.sort_and_rebase();
             TraceStretch::of(&part)
         })
         .collect();
     let mut runs = in_parallel(lab.threads, &starts, |start| lab.run(start, fleet, "check"));
     let kept: Vec<f64> = runs.iter().map(|run| run.kept).collect();
-    let holds = runs.iter().all(|run| lab.keeps(run));
-    (VerifiedMaximum { keep: lab.setting.keep, kept, holds }, runs.swap_remove(0))
+    let holds = runs.iter().all(|run| lab.meets_target(run));
+    (VerifiedMaximum { keep: lab.setting.objective_share, kept, holds }, runs.swap_remove(0))
 }
 
 /// Runs of fleets of the chosen pool around the maximum, by their size.
@@ -260,7 +270,7 @@ fn by_replicas(lab: &FleetTrials<'_>, stretch: &TraceStretch, chosen: &ChosenFle
     let wanted: Vec<Vec<usize>> = (from..=to)
         .step_by(step)
         .filter(|count| !tried.contains_key(count))
-        .map(|count| lab.only(chosen.pool, count))
+        .map(|count| lab.single_pool_fleet(chosen.pool, count))
         .collect();
     let runs = lab.run_all(stretch, &wanted, "fleets by size");
     tried.extend(runs.into_iter().map(|run| (run.replicas, run)));
@@ -277,7 +287,7 @@ fn measured(
     setting: &Setting,
     work: &PlanDemand,
     chosen: &ChosenFleet,
-    followed: &Followed,
+    followed: &FollowingFleet,
 ) -> (MeasuredInputs, Levels) {
     let trace = &work.trace;
     let service = service(setting, chosen, &work.stretch);
@@ -288,7 +298,7 @@ fn measured(
     let measured = MeasuredInputs {
         concurrency: Concurrency {
             floor: levels.floor(measure::sustained(setting.start)),
-            bands: levels.bands(),
+            bands: levels.percentiles(),
         },
         queue: measure::queue(trace),
         bursts: measure::bursts(trace, &work.amounts, setting.start),
@@ -306,12 +316,13 @@ fn measured(
 }
 
 /// Service times under the recommended fleet, from its simulation.
-fn service(setting: &Setting, chosen: &ChosenFleet, stretch: &TraceStretch) -> Service {
+fn service(setting: &Setting, chosen: &ChosenFleet, stretch: &TraceStretch) -> ServiceTime {
     let pool = &setting.pools[chosen.pool];
-    let alone = |arrival: &Arrival| pool.alone(arrival.prompt, arrival.output).ttft.as_secs_f64() * 1e3;
+    let alone =
+        |arrival: &Arrival| pool.idle_latency(arrival.prompt, arrival.output).ttft.as_secs_f64() * 1e3;
     let mut alone: Vec<f64> = stretch.arrivals.iter().map(alone).collect();
     let alone = quantile(&mut alone, 0.5);
-    Service {
+    ServiceTime {
         slowness: (chosen.run.ttft_p50_ms / alone.max(1e-6)).clamp(1.0, 100.0),
         gap: chosen.run.itl_p50_ms / 1e3,
     }
@@ -321,7 +332,7 @@ fn advice(
     setting: &Setting,
     measured: &MeasuredInputs,
     chosen: &ChosenFleet,
-    followed: &Followed,
+    followed: &FollowingFleet,
     levels: &Levels,
     bin: Duration,
 ) -> Advice {
@@ -387,14 +398,15 @@ fn over_time(windows: &[WindowNeed]) -> Percentiles {
 fn burst_ceiling(
     setting: &Setting,
     measured: &MeasuredInputs,
-    followed: &Followed,
+    followed: &FollowingFleet,
     levels: &Levels,
     bin: Duration,
 ) -> (u64, usize) {
     let surges = measured.bursts.surges.iter().filter(|surge| surge.is_noise(setting.start));
     // The last requests of a surge are in service after its end.
     let after = measured.duration_s.p90;
-    let noise = apart(surges.map(|surge| (surge.at_s, surge.at_s + surge.lasts_s + after)).collect());
+    let noise =
+        merge_touching(surges.map(|surge| (surge.at_s, surge.at_s + surge.lasts_s + after)).collect());
     let in_noise = |at: f64, lasts: f64| {
         let next = noise.partition_point(|(_, to)| *to <= at);
         noise.is_empty() || noise.get(next).is_some_and(|(from, _)| at + lasts > *from)
@@ -406,7 +418,7 @@ fn burst_ceiling(
 }
 
 /// The intervals in order, with touching ones merged.
-fn apart(mut stretches: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+fn merge_touching(mut stretches: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     stretches.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let mut apart: Vec<(f64, f64)> = Vec::new();
     for (from, to) in stretches {
@@ -422,7 +434,7 @@ fn fleets(
     lab: &FleetTrials<'_>,
     stretch: &TraceStretch,
     chosen: &ChosenFleet,
-    followed: &Followed,
+    followed: &FollowingFleet,
     today: Option<&[usize]>,
 ) -> Vec<PlanFleetRow> {
     let fixed = |name: &str, run: TriedFleet| PlanFleetRow {
@@ -455,8 +467,11 @@ mod tests {
 
     #[test]
     fn stretches_that_touch_are_one() {
-        assert_eq!(apart(vec![(5.0, 6.0), (0.0, 3.0), (1.0, 2.0), (3.0, 4.0)]), [(0.0, 4.0), (5.0, 6.0)]);
-        assert_eq!(apart(Vec::new()), []);
+        assert_eq!(
+            merge_touching(vec![(5.0, 6.0), (0.0, 3.0), (1.0, 2.0), (3.0, 4.0)]),
+            [(0.0, 4.0), (5.0, 6.0)]
+        );
+        assert_eq!(merge_touching(Vec::new()), []);
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub fn trace(state: &DemandState, model: Option<&str>) -> TrafficTrace {
     if model.is_none() {
         trace.classes = rows.iter().map(|row| row.name.as_str().into()).collect();
     }
-    trace.settle();
+    trace.sort_and_rebase();
     trace
 }
 

@@ -10,7 +10,7 @@ use crate::core::placement::rules::{Capacity, PoolTraits, Price};
 use crate::sim::engine::EngineOptions;
 use crate::sim::engine::profile::{StepLoad, StepProfile};
 use crate::sim::world::gateway::{Rack, policy};
-use crate::sim::world::record::Goal;
+use crate::sim::world::record::Objectives;
 use crate::sim::world::replica::ReplicaSetup;
 
 /// Replicas of the largest fleet that is tried.
@@ -26,7 +26,7 @@ pub struct Setting {
     pub start: Duration,
     /// Share of requests that must meet their objectives, of those that an idle
     /// replica serves within them.
-    pub keep: f64,
+    pub objective_share: f64,
 }
 
 /// A pool: replicas that are alike.
@@ -52,13 +52,13 @@ pub struct PoolSpec {
 impl PoolSpec {
     /// Tokens of the longest request that one replica can hold.
     #[must_use]
-    pub fn holds(&self) -> u64 {
+    pub fn max_request_tokens(&self) -> u64 {
         self.kv_tokens.unwrap_or(self.profile.kv_tokens)
     }
 
     /// TTFT and ITL of such a request at an idle replica.
     #[must_use]
-    pub fn alone(&self, prompt: u32, output: u32) -> Goal {
+    pub fn idle_latency(&self, prompt: u32, output: u32) -> Objectives {
         let (mut left, mut before, mut millis) = (u64::from(prompt), 0u64, 0.0);
         while left > 0 {
             let chunk = left.min(u64::from(self.profile.max_tokens.max(1)));
@@ -69,18 +69,18 @@ impl PoolSpec {
         }
         let middle = u64::from(prompt) + u64::from(output / 2);
         let gap = self.profile.step_ms(&StepLoad { decodes: 1, decode_kv: middle, ..StepLoad::default() });
-        Goal { ttft: Duration::from_secs_f64(millis / 1e3), itl: Duration::from_secs_f64(gap / 1e3) }
+        Objectives { ttft: Duration::from_secs_f64(millis / 1e3), itl: Duration::from_secs_f64(gap / 1e3) }
     }
 
     /// Replica-seconds that a request costs at a well used replica. The prompt
     /// is read at full speed. The answer shares its steps with as many others
     /// as keep a step within `gap`.
     #[must_use]
-    pub fn work(&self, prompt: u32, output: u32, gap: Duration) -> f64 {
+    pub fn replica_seconds(&self, prompt: u32, output: u32, gap: Duration) -> f64 {
         let profile = &self.profile;
         let tokens = f64::from(prompt) + f64::from(output) / 2.0;
         let room = gap.as_secs_f64() * 1e3 * 0.9 - profile.t_ovh - profile.i0;
-        let held = self.holds() as f64 / tokens.max(1.0);
+        let held = self.max_request_tokens() as f64 / tokens.max(1.0);
         let most = f64::from(self.max_seqs.unwrap_or(profile.max_seqs)).min(held);
         let side_by_side = (room / (profile.a + profile.c * tokens).max(1e-9)).clamp(1.0, most.max(1.0));
         let count = side_by_side as u64;
@@ -114,9 +114,11 @@ impl PoolSpec {
 impl Setting {
     /// The objectives of each class.
     #[must_use]
-    pub fn goals(&self) -> Vec<Goal> {
-        let goal =
-            |(_, class): &(String, Class)| Goal { ttft: class.ttft_objective, itl: class.itl_objective };
+    pub fn goals(&self) -> Vec<Objectives> {
+        let goal = |(_, class): &(String, Class)| Objectives {
+            ttft: class.ttft_objective,
+            itl: class.itl_objective,
+        };
         self.classes.iter().map(goal).collect()
     }
 
@@ -234,10 +236,10 @@ mod tests {
         };
         // Two steps of 1,000 tokens at 100 ms, and one of 10 tokens, which is at
         // its shortest.
-        let alone = pool.alone(2_010, 10);
+        let alone = pool.idle_latency(2_010, 10);
         assert_eq!((alone.ttft.as_millis(), alone.itl.as_millis()), (210, 10));
         // 64 side by side in a step of 10 ms.
-        let work = pool.work(1_000, 64, Duration::from_millis(50));
+        let work = pool.replica_seconds(1_000, 64, Duration::from_millis(50));
         assert!((work - 0.11).abs() < 0.001, "{work}");
     }
 

@@ -51,14 +51,14 @@ fn setting() -> Setting {
         ],
         pools: vec![pool("a10-8b", 1.2)],
         start: Duration::from_secs(60),
-        keep: 0.97,
+        objective_share: 0.97,
     }
 }
 
 /// Four minutes of traffic; the third has three times the traffic of the
 /// others.
 fn demand() -> TrafficTrace {
-    let sizes = Sizes::Apart { prompt: Length::Constant(900), output: Length::Constant(12) };
+    let sizes = Sizes::Independent { prompt: Length::Constant(900), output: Length::Constant(12) };
     let mut calls = Vec::new();
     for (minute, rate) in [2.0, 2.0, 6.0, 2.0].into_iter().enumerate() {
         let count = (rate * 60.0) as usize;
@@ -68,7 +68,7 @@ fn demand() -> TrafficTrace {
         calls.extend(part.calls.into_iter().map(|call| TraceCall { at: call.at + offset, ..call }));
     }
     let mut trace = TrafficTrace { calls, ..TrafficTrace::default() };
-    trace.settle();
+    trace.sort_and_rebase();
     trace
 }
 
@@ -90,7 +90,7 @@ fn the_recommended_fleet_keeps_its_promise_and_a_smaller_one_does_not() {
     assert!(report.promise.least() >= 0.97);
     assert!((1..=maximum).contains(&report.advice.floor) && maximum > 1, "{:?}", report.advice);
     let (lab, stretch) = (lab(&setting, &|_| {}), TraceStretch::of(&demand()));
-    assert!(lab.keeps(&lab.run(&stretch, &[maximum], "")));
+    assert!(lab.meets_target(&lab.run(&stretch, &[maximum], "")));
     let fixed = report.by_replicas.iter().find(|run| run.replicas == maximum).unwrap();
     assert!(report.by_replicas.iter().any(|run| run.replicas < maximum && run.kept < fixed.kept));
     assert!(report.need.iter().all(|window| window.has >= window.needs.max(report.advice.floor)));
@@ -172,7 +172,7 @@ fn a_long_source_is_simulated_where_it_is_busiest_and_says_so() {
         .map(|call| TraceCall { at: call.at + Duration::from_secs(8_000), ..call.clone() })
         .collect();
     trace.calls = (0..200).map(quiet).chain(calls).collect();
-    trace.settle();
+    trace.sort_and_rebase();
     let work = vec![1.0; trace.calls.len()];
     let part = super::demand::busiest(&trace, &work, super::demand::WHOLE);
     assert!(part.start > 0 && part.end == trace.calls.len(), "{part:?}");

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::sim::plan::demand::TraceStretch;
 use crate::sim::plan::setting::{MOST_REPLICAS, Setting};
 use crate::sim::world::gateway::SimGateway;
-use crate::sim::world::record::{Goal, Summary, WorldRecord, quantile};
+use crate::sim::world::record::{Objectives, Summary, WorldRecord, quantile};
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{Setup, run};
 
@@ -88,15 +88,16 @@ impl<'a> FleetTrials<'a> {
         let mut routers: Vec<Box<dyn Router>> = vec![Box::new(SimGateway::new(self.setting.policy(fleet)))];
         let outcome = run(&setup, &mut routers);
         let goals = self.setting.goals();
-        let keepable = stretch.keepable(self.setting);
+        let keepable = stretch.servable_when_idle(self.setting);
         let good: Vec<bool> = outcome
             .records
             .iter()
-            .map(|record| goals.get(record.class as usize).is_some_and(|goal| record.good(goal)))
+            .map(|record| goals.get(record.class as usize).is_some_and(|goal| record.met_objectives(goal)))
             .collect();
         let counted = keepable.iter().filter(|can| **can).count() as u64;
         let kept = keepable.iter().zip(&good).filter(|(can, good)| **can && **good).count() as u64;
-        let summary = Summary::of(outcome.records.iter(), &Goal { ttft: Duration::MAX, itl: Duration::MAX });
+        let summary =
+            Summary::of(outcome.records.iter(), &Objectives { ttft: Duration::MAX, itl: Duration::MAX });
         let replicas = setup.replicas.len();
         let span = stretch.span.as_secs_f64().max(1e-9) * replicas as f64;
         let busy: f64 = outcome.busy.iter().map(Duration::as_secs_f64).sum();
@@ -109,11 +110,11 @@ impl<'a> FleetTrials<'a> {
             refused: summary.refused,
             ttft_p50_ms: summary.ttft_p50,
             ttft_p99_ms: summary.ttft_p99,
-            itl_p50_ms: median_gap(&outcome.records),
+            itl_p50_ms: median_itl_ms(&outcome.records),
             idle: (1.0 - busy / span).clamp(0.0, 1.0),
-            longest_ms: (0..goals.len()).map(|class| longest(&outcome.records, class)).collect(),
+            longest_ms: (0..goals.len()).map(|class| ttft_p999_ms(&outcome.records, class)).collect(),
             counted: (counted, kept),
-            broken: outcome.faults,
+            broken: outcome.broken_invariants,
         }
     }
 
@@ -126,8 +127,8 @@ impl<'a> FleetTrials<'a> {
     /// Whether the run reached the required share of requests within their
     /// objectives.
     #[must_use]
-    pub fn keeps(&self, tried: &TriedFleet) -> bool {
-        tried.kept >= self.setting.keep && tried.counted.0 > 0
+    pub fn meets_target(&self, tried: &TriedFleet) -> bool {
+        tried.kept >= self.setting.objective_share && tried.counted.0 > 0
     }
 
     /// Finds the smallest fleet of one pool that meets the objectives; the
@@ -137,9 +138,10 @@ impl<'a> FleetTrials<'a> {
         let mut tried = BTreeMap::new();
         let what = format!("smallest fleet of {}", self.setting.pools[pool].name);
         let smallest = smallest(guess, most.min(MOST_REPLICAS), AT_ONCE, |counts| {
-            let fleets: Vec<Vec<usize>> = counts.iter().map(|count| self.only(pool, *count)).collect();
+            let fleets: Vec<Vec<usize>> =
+                counts.iter().map(|count| self.single_pool_fleet(pool, *count)).collect();
             let results = self.run_all(stretch, &fleets, &what);
-            let keeps = results.iter().map(|result| self.keeps(result)).collect();
+            let keeps = results.iter().map(|result| self.meets_target(result)).collect();
             tried.extend(counts.iter().copied().zip(results));
             keeps
         });
@@ -148,7 +150,7 @@ impl<'a> FleetTrials<'a> {
 
     /// A fleet of `count` replicas of one pool and none of the others.
     #[must_use]
-    pub fn only(&self, pool: usize, count: usize) -> Vec<usize> {
+    pub fn single_pool_fleet(&self, pool: usize, count: usize) -> Vec<usize> {
         let pools = 0..self.setting.pools.len();
         pools.map(|index| if index == pool { count } else { 0 }).collect()
     }
@@ -167,14 +169,14 @@ pub struct FleetSearch {
 }
 
 /// Median of the requests' mean ITL, in milliseconds.
-fn median_gap(records: &[WorldRecord]) -> f64 {
+fn median_itl_ms(records: &[WorldRecord]) -> f64 {
     let served = records.iter().filter(|record| record.served() && record.output > 1);
     let mut gaps: Vec<f64> = served.map(|record| record.itl.as_secs_f64() * 1e3).collect();
     quantile(&mut gaps, 0.5)
 }
 
 /// The 99.9th percentile of a class's TTFT, in milliseconds.
-fn longest(records: &[WorldRecord], class: usize) -> f64 {
+fn ttft_p999_ms(records: &[WorldRecord], class: usize) -> f64 {
     let of_class = records.iter().filter(|record| record.class as usize == class && record.served());
     let mut times: Vec<f64> =
         of_class.filter_map(|record| record.ttft).map(|ttft| ttft.as_secs_f64() * 1e3).collect();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::core::model::time::Tick;
-use crate::sim::world::record::{Goal, Summary, WorldRecord};
+use crate::sim::world::record::{Objectives, Summary, WorldRecord};
 use crate::sim::world::run::RunOutcome;
 
 /// A column of figures.
@@ -17,11 +17,11 @@ pub struct FigureColumn {
     pub digits: usize,
     /// Dull value: the column is left out of a table when every cell has this
     /// value.
-    pub dull: Option<f64>,
+    pub hidden_value: Option<f64>,
 }
 
 const fn column(name: &'static str, title: &'static str, digits: usize, dull: Option<f64>) -> FigureColumn {
-    FigureColumn { name, title, digits, dull }
+    FigureColumn { name, title, digits, hidden_value: dull }
 }
 
 /// Every figure. Times are in milliseconds unless the name says otherwise.
@@ -55,7 +55,7 @@ pub type Figures = [f64; COLUMNS.len()];
 
 /// The index of a figure in [`COLUMNS`].
 #[must_use]
-pub fn place(name: &str) -> Option<usize> {
+pub fn column_index(name: &str) -> Option<usize> {
     COLUMNS.iter().position(|column| column.name == name)
 }
 
@@ -64,7 +64,7 @@ pub fn place(name: &str) -> Option<usize> {
 pub(super) struct FigureFrame<'a> {
     pub(super) outcome: &'a RunOutcome,
     /// Objectives of each class.
-    pub(super) goals: &'a [Goal],
+    pub(super) goals: &'a [Objectives],
     /// Weight of each tenant.
     pub(super) weights: &'a [f64],
     /// Whether the tenants' shares are among the figures.
@@ -87,11 +87,14 @@ impl FigureFrame<'_> {
     /// The figures of these records.
     pub(super) fn figures(&self, records: &[&WorldRecord]) -> Figures {
         let goal = |record: &WorldRecord| self.goals.get(record.class as usize);
-        let any = Goal { ttft: Duration::MAX, itl: Duration::MAX };
+        let any = Objectives { ttft: Duration::MAX, itl: Duration::MAX };
         let summary = Summary::of(records.iter().copied(), &any);
         let count = records.len().max(1) as f64;
-        let good = records.iter().filter(|record| goal(record).is_none_or(|goal| record.good(goal))).count();
-        let retried = records.iter().filter(|record| record.sends > 1).count();
+        let good = records
+            .iter()
+            .filter(|record| goal(record).is_none_or(|goal| record.met_objectives(goal)))
+            .count();
+        let retried = records.iter().filter(|record| record.attempts > 1).count();
         let window = FigureWindow::of(records);
         let received = records.iter().fold(0.0, |sum, record| sum + window.service(record));
         let scaled = self.outcome.scaled.as_ref();
@@ -100,11 +103,11 @@ impl FigureFrame<'_> {
             summary.offered as f64,
             summary.ttft_p50,
             summary.ttft_p99,
-            summary.ttft_most,
+            summary.ttft_max,
             summary.itl_p99,
             good as f64 / count,
             summary.refused,
-            summary.told_most,
+            summary.refusal_max,
             summary.cut,
             summary.lost,
             retried as f64 / count,
@@ -118,7 +121,7 @@ impl FigureFrame<'_> {
             scaled.map_or(0.0, |scaled| f64::from(scaled.peak)),
             scaled.map_or(0.0, |scaled| scaled.turns_per_hour),
             self.outcome.most_waiting.iter().copied().max().unwrap_or(0) as f64,
-            self.outcome.faults as f64,
+            self.outcome.broken_invariants as f64,
         ]
     }
 
@@ -239,21 +242,21 @@ mod tests {
     #[test]
     fn service_counts_as_far_as_it_falls_in_the_window() {
         let outcome = RunOutcome::default();
-        let goals = [Goal { ttft: Duration::from_millis(100), itl: Duration::from_millis(1) }];
+        let goals = [Objectives { ttft: Duration::from_millis(100), itl: Duration::from_millis(1) }];
         let frame =
             FigureFrame { outcome: &outcome, goals: &goals, weights: &[1.0, 1.0], shares: true, cost: 0.0 };
         // The second one has half of its output after the window of 2 s.
         let records = [record(0, 0, 1_000), record(1, 1_800, 2_000), record(0, 2_000, 2_100)];
         let records: Vec<_> = records.iter().collect();
         let figures = frame.figures(&records);
-        let of = |name| figures[place(name).unwrap()];
+        let of = |name| figures[column_index(name).unwrap()];
         assert_eq!(of("offered"), 3.0);
         assert_eq!(of("tokens_per_s"), 200.0, "two of them: the third began after the window");
         assert_eq!(of("goodput"), 1.0);
         assert_eq!(of("jain"), 1.0);
         let late = record(1, 0, 4_000);
         let some: Vec<_> = [&late].into_iter().chain(records).collect();
-        assert!(frame.figures(&some)[place("tokens_per_s").unwrap()] < 300.0);
+        assert!(frame.figures(&some)[column_index("tokens_per_s").unwrap()] < 300.0);
     }
 
     #[test]
@@ -269,7 +272,8 @@ mod tests {
         };
         records.extend((0..39).map(refused));
         let figures = frame.figures(&records.iter().collect::<Vec<_>>());
-        let (jain, worst) = (figures[place("jain").unwrap()], figures[place("worst_share").unwrap()]);
+        let (jain, worst) =
+            (figures[column_index("jain").unwrap()], figures[column_index("worst_share").unwrap()]);
         assert!((0.7..0.9).contains(&jain) && (0.4..0.6).contains(&worst), "{jain} {worst}");
     }
 }

@@ -135,7 +135,7 @@ impl<'a> Maker<'a> {
         let scale = shape.scale.as_ref().map(|row| WorldScale::new(row, shape)).transpose()?;
         for (index, row) in fleet.iter().enumerate() {
             let setup = engine(row).map_err(|what| format!("fleet[{index}].{what}"))?;
-            let count = scale.as_ref().map_or(row.count.unwrap_or(1), |scale| scale.places);
+            let count = scale.as_ref().map_or(row.count.unwrap_or(1), |scale| scale.max_engines);
             let count = count.min(MAX_ENGINES) as usize;
             racks.push(rack(row, &setup, count).map_err(|what| format!("fleet[{index}].{what}"))?);
             replicas.resize(replicas.len() + count, setup);
@@ -209,7 +209,7 @@ impl<'a> Maker<'a> {
             (_, false, false) => {
                 let shares =
                     row.shares.iter().map(|(name, share)| Ok((tenant(&Some(name.to_owned()))?, *share)));
-                CallOwner::Dealt(shares.collect::<Result<_, String>>()?)
+                CallOwner::Drawn(shares.collect::<Result<_, String>>()?)
             }
             (CallSource::Recorded(trace), true, true) => {
                 let names = trace.tenants.clone();
@@ -219,7 +219,7 @@ impl<'a> Maker<'a> {
             (_, true, false) => CallOwner::One(tenant(&row.tenant)?),
         };
         let rate = match (row.rate, row.load) {
-            (None, None) => CallRate::Swept,
+            (None, None) => CallRate::OfRun,
             (Some(rate), None) => CallRate::Fixed(positive("rate", rate)?),
             (None, Some(part)) => CallRate::OfCapacity(positive("load", part)?),
             (Some(_), Some(_)) => return Err("rate: give it or load, not both".to_owned()),
@@ -234,7 +234,7 @@ impl<'a> Maker<'a> {
             owner,
             max_output: row.max_output.unwrap_or(4_096),
             patience: row.patience.map(|span| span.0),
-            habits: habits(row)?,
+            habits: traits(row)?,
         })
     }
 
@@ -272,14 +272,14 @@ impl<'a> Maker<'a> {
         if let Some(path) = &row.trace {
             return Ok(Sizes::of(&*self.trace(path)?));
         }
-        Ok(Sizes::Apart { prompt: length(row.prompt, 500.0), output: length(row.output, 100.0) })
+        Ok(Sizes::Independent { prompt: length(row.prompt, 500.0), output: length(row.output, 100.0) })
     }
 }
 
 fn shorter(trace: Arc<TrafficTrace>, longest: Option<u32>) -> Result<Arc<TrafficTrace>, String> {
     let Some(longest) = longest else { return Ok(trace) };
     let mut trace = TrafficTrace::clone(&trace);
-    trace.take_shorter(longest);
+    trace.drop_longer(longest);
     if trace.calls.is_empty() {
         Err("max_prompt: no call of the trace is left".to_owned())
     } else {
@@ -310,7 +310,7 @@ fn pattern(name: PatternName, row: &file::StreamRow) -> Pattern {
 }
 
 /// Traits of a stream's requests, except their sizes.
-fn habits(row: &file::StreamRow) -> Result<RequestTraits, String> {
+fn traits(row: &file::StreamRow) -> Result<RequestTraits, String> {
     let delay = |field: &str, row: Option<file::DelayRow>| {
         let share = |row: file::DelayRow| share(&format!("{field}.share"), row.share);
         row.map(|row| Ok::<_, String>(Delay { share: share(row)?, lasts: row.lasts.0 })).transpose()

@@ -1,7 +1,7 @@
 //! HTML page of a scenario's report: charts over load, and the table.
 
 use crate::sim::chart::{Chart, ChartPoint, ChartSeries};
-use crate::sim::scenario::figures::place;
+use crate::sim::scenario::figures::column_index;
 use crate::sim::scenario::report::{FigureRow, ScenarioReport};
 
 /// Charts: figure, heading, and whether the vertical axis is logarithmic.
@@ -38,7 +38,7 @@ pub fn drawings(report: &ScenarioReport) -> Vec<Drawing> {
 }
 
 fn drawing(rows: &[&FigureRow], figure: &str, heading: &str, log_y: bool) -> Option<Drawing> {
-    let (first, column) = (rows.first()?, place(figure)?);
+    let (first, column) = (rows.first()?, column_index(figure)?);
     if rows.iter().all(|row| row.load == first.load) {
         return None;
     }

@@ -13,7 +13,7 @@ use crate::sim::scenario::scale::WorldScale;
 use crate::sim::scenario::traffic::{TrafficStream, arrivals};
 use crate::sim::world::autoscale::policy::ScalePolicy;
 use crate::sim::world::gateway::Rack;
-use crate::sim::world::record::{Goal, WorldRecord};
+use crate::sim::world::record::{Objectives, WorldRecord};
 use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{RunOutcome, Setup, run};
@@ -30,7 +30,7 @@ pub struct ScenarioPlan {
     pub cases: Vec<Case>,
     pub seeds: u64,
     warmup: f64,
-    goals: Vec<Goal>,
+    goals: Vec<Objectives>,
     by: By,
     classes: Vec<String>,
     tenants: Vec<String>,
@@ -96,7 +96,7 @@ impl ScenarioPlan {
                 design.check(&case.facts.policy)?;
             }
             if let Some(scale) = &case.scale {
-                scale.tell(&mut case.facts.policy);
+                scale.set_cold_starts(&mut case.facts.policy);
             }
         }
         let warmup = scenario.warmup.unwrap_or(USUAL_WARMUP);
@@ -104,8 +104,8 @@ impl ScenarioPlan {
             return Err("warmup: must be from 0 to 0.9".to_owned());
         }
         let goals = maker.classes.iter().map(|(_, row)| match scenario.goal {
-            Some(goal) => Goal { ttft: goal.ttft.0, itl: goal.itl.0 },
-            None => Goal { ttft: row.ttft.0, itl: row.itl.0 },
+            Some(goal) => Objectives { ttft: goal.ttft.0, itl: goal.itl.0 },
+            None => Objectives { ttft: row.ttft.0, itl: row.itl.0 },
         });
         Ok(Self {
             cases,
@@ -124,7 +124,7 @@ impl ScenarioPlan {
         let mut trials = Vec::new();
         for (index, case) in self.cases.iter().enumerate() {
             for load in 0..case.loads.len() {
-                for (design, policy) in case.arms() {
+                for (design, policy) in case.design_policy_pairs() {
                     let trial = |seed| Trial { case: index, load, design, policy, seed };
                     trials.extend((0..self.seeds).map(trial));
                 }
@@ -176,7 +176,7 @@ impl Case {
     }
 
     /// Pairs of design and policy index.
-    fn arms(&self) -> impl Iterator<Item = (usize, usize)> {
+    fn design_policy_pairs(&self) -> impl Iterator<Item = (usize, usize)> {
         let policies = self.policies().len().max(1);
         (0..self.designs.len()).flat_map(move |design| (0..policies).map(move |policy| (design, policy)))
     }

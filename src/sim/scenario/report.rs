@@ -125,8 +125,8 @@ impl ScenarioReport {
     /// Cells of the table; the first row is the heading.
     pub(super) fn cells(&self) -> Vec<Vec<String>> {
         let dull = |(index, column): &(usize, &FigureColumn)| {
-            let same = |row: &FigureRow| Some(row.figures[*index].high) == column.dull;
-            !(column.dull.is_some() && self.rows.iter().all(same))
+            let same = |row: &FigureRow| Some(row.figures[*index].high) == column.hidden_value;
+            !(column.hidden_value.is_some() && self.rows.iter().all(same))
         };
         let shown: Vec<(usize, &FigureColumn)> = COLUMNS.iter().enumerate().filter(dull).collect();
         let ranged = |column: &FigureColumn| matches!(column.name, "ttft_p99_ms" | "goodput");

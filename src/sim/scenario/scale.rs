@@ -115,7 +115,7 @@ pub(super) struct WorldScale {
     pub(super) policies: Vec<ScalePolicy>,
     /// Engines of the world: the most that any policy orders, and room for as
     /// many that are leaving.
-    pub(super) places: u32,
+    pub(super) max_engines: u32,
     /// Settings that all policies share.
     usual: Scaling,
 }
@@ -148,7 +148,7 @@ impl WorldScale {
         let fixed =
             policies.iter().map(|policy| if let ScalePolicy::Fixed(count) = policy { *count } else { 0 });
         Ok(Self {
-            places: fixed.max().unwrap_or(0).max(2 * max).min(2 * MAX_REPLICAS),
+            max_engines: fixed.max().unwrap_or(0).max(2 * max).min(2 * MAX_REPLICAS),
             usual: Scaling {
                 policy,
                 start: row.start.map_or(Duration::from_secs(60), |span| span.0),
@@ -184,7 +184,7 @@ impl WorldScale {
 
     /// Sets the cold start of every pool in the gateway's policy, as an
     /// operator would.
-    pub(super) fn tell(&self, policy: &mut Policy) {
+    pub(super) fn set_cold_starts(&self, policy: &mut Policy) {
         let rows: Vec<(String, Pool)> =
             policy.pools.iter().map(|(_, name, row)| (name.to_owned(), row.clone())).collect();
         for (name, row) in rows {

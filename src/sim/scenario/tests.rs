@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::config::load::read_as;
 use crate::sim::scenario::design::DESIGNS;
-use crate::sim::scenario::figures::{Figures, place};
+use crate::sim::scenario::figures::{Figures, column_index};
 use crate::sim::scenario::file::Scenario;
 use crate::sim::scenario::page;
 use crate::sim::scenario::plan::{ScenarioPlan, Trial};
@@ -21,7 +21,7 @@ fn plan(text: &str) -> Result<ScenarioPlan, String> {
 }
 
 fn of(figures: &Figures, name: &str) -> f64 {
-    figures[place(name).unwrap()]
+    figures[column_index(name).unwrap()]
 }
 
 fn run(text: &str) -> (ScenarioPlan, Vec<(Trial, Vec<Figures>)>) {

@@ -13,7 +13,7 @@ use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK, Pause};
 /// Requests of a synthetic stream that sets neither a number nor a time.
 const USUAL_COUNT: usize = 5_000;
 /// Seed offset: the traits of requests are drawn independently of their times.
-const HABITS_LOT: u64 = 0x68_6162_6974;
+const TRAITS_SEED: u64 = 0x68_6162_6974;
 
 /// Source of calls.
 #[derive(Debug, Clone)]
@@ -28,7 +28,7 @@ pub(super) enum CallSource {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum CallRate {
     /// The load of the run.
-    Swept,
+    OfRun,
     /// Calls per second.
     Fixed(f64),
     /// Share of capacity.
@@ -40,7 +40,7 @@ pub(super) enum CallRate {
 pub(super) enum CallOwner {
     One(u32),
     /// Tenants with their shares.
-    Dealt(Vec<(u32, f64)>),
+    Drawn(Vec<(u32, f64)>),
     /// The scenario's tenant for each tenant number of the trace.
     OfTrace(Vec<u32>),
 }
@@ -96,7 +96,7 @@ pub(super) fn arrivals(streams: &[TrafficStream], load: f64, capacity: f64, seed
 impl TrafficStream {
     fn arrivals(&self, swept: f64, capacity: f64, seed: u64, own: u64) -> Vec<Arrival> {
         let rate = match self.rate {
-            CallRate::Swept => swept,
+            CallRate::OfRun => swept,
             CallRate::Fixed(rate) => rate,
             CallRate::OfCapacity(part) => part * capacity,
         };
@@ -107,14 +107,14 @@ impl TrafficStream {
         if let Some(count) = self.count {
             trace.take(count);
         }
-        if let CallOwner::Dealt(shares) = &self.owner {
+        if let CallOwner::Drawn(shares) = &self.owner {
             let shares: Vec<f64> = shares.iter().map(|(_, share)| *share).collect();
-            trace.deal_tenants(&shares, own);
+            trace.draw_tenants(&shares, own);
         }
         let block = trace.prefix_block;
-        let mut lot = Rng::new(own ^ HABITS_LOT);
+        let mut lot = Rng::new(own ^ TRAITS_SEED);
         let calls = trace.calls.iter();
-        calls.map(|call| self.habits.put_on(self.arrival(call, block), &mut lot)).collect()
+        calls.map(|call| self.habits.apply_to(self.arrival(call, block), &mut lot)).collect()
     }
 
     fn calls(&self, rate: f64, seed: u64, own: u64) -> TrafficTrace {
@@ -142,7 +142,7 @@ impl TrafficStream {
     fn arrival(&self, call: &TraceCall, block: u32) -> Arrival {
         let tenant = match &self.owner {
             CallOwner::One(tenant) => *tenant,
-            CallOwner::Dealt(shares) => shares.get(call.tenant as usize).map_or(0, |(tenant, _)| *tenant),
+            CallOwner::Drawn(shares) => shares.get(call.tenant as usize).map_or(0, |(tenant, _)| *tenant),
             CallOwner::OfTrace(ids) => ids.get(call.tenant as usize).copied().unwrap_or(0),
         };
         Arrival {
@@ -163,7 +163,7 @@ impl TrafficStream {
 impl RequestTraits {
     /// The arrival with its drawn traits. A trait that no request of the stream
     /// has uses no random numbers.
-    fn put_on(&self, arrival: Arrival, lot: &mut Rng) -> Arrival {
+    fn apply_to(&self, arrival: Arrival, lot: &mut Rng) -> Arrival {
         let mut befalls = |share: f64| share > 0.0 && lot.unit() < share;
         let streams = !befalls(self.plain);
         let held = self.held.filter(|held| befalls(held.share)).map_or(Duration::ZERO, |held| held.lasts);

@@ -126,7 +126,7 @@ impl SimControl {
         let sim = &self.sim;
         if let FaultKind::SpotNotice { grace_ms } = fault.kind {
             *sim.spot_notice.lock() = Some(sim.unix() + grace_ms / 1000);
-            self.later(Duration::from_millis(grace_ms), |control| control.terminate(Terminate::Sigterm));
+            self.run_after(Duration::from_millis(grace_ms), |control| control.terminate(Terminate::Sigterm));
         }
         if matches!(fault.kind, FaultKind::FrozenMetrics) {
             *sim.last_metrics.lock() = None;
@@ -135,7 +135,7 @@ impl SimControl {
         let id = sim.faults.add(fault, sim.now());
         sim.apply_faults();
         if let Some(duration) = duration {
-            self.later(duration + Duration::from_millis(1), |control| control.sim.apply_faults());
+            self.run_after(duration + Duration::from_millis(1), |control| control.sim.apply_faults());
         }
         Ok(id)
     }
@@ -191,16 +191,18 @@ impl SimControl {
         match how {
             Terminate::Sigterm => {
                 self.leave(ServerPhase::Draining, Some(&FeedEnd::Aborted));
-                self.later(Duration::from_millis(250), Self::close);
-                self.later(Duration::from_millis(1800), |control| control.sim.cut_connections());
+                self.run_after(Duration::from_millis(250), Self::close);
+                self.run_after(Duration::from_millis(1800), |control| control.sim.cut_connections());
             }
             Terminate::Drain { grace_ms } => {
                 self.leave(ServerPhase::Draining, None);
-                self.later(Duration::from_millis(grace_ms), |control| control.terminate(Terminate::Sigterm));
+                self.run_after(Duration::from_millis(grace_ms), |control| {
+                    control.terminate(Terminate::Sigterm)
+                });
             }
             Terminate::KillEngine => {
                 self.leave(ServerPhase::Dead, Some(&FeedEnd::Failed(Failure::ENGINE_DEAD)));
-                self.later(Duration::from_millis(100), Self::close);
+                self.run_after(Duration::from_millis(100), Self::close);
             }
             Terminate::KillServer => {
                 self.leave(ServerPhase::Dead, None);
@@ -214,7 +216,7 @@ impl SimControl {
             }
             Terminate::Restart { down_ms } => {
                 self.terminate(Terminate::KillServer);
-                self.later(Duration::from_millis(down_ms), |control| control.sim.reset());
+                self.run_after(Duration::from_millis(down_ms), |control| control.sim.reset());
             }
         }
     }
@@ -231,7 +233,7 @@ impl SimControl {
         self.sim.apply_faults();
     }
 
-    fn later(&self, delay: Duration, act: impl FnOnce(&Self) + Send + 'static) {
+    fn run_after(&self, delay: Duration, act: impl FnOnce(&Self) + Send + 'static) {
         let control = self.clone();
         self.sim.runtime.spawn(async move {
             let stopped = control.sim.stopped.clone();

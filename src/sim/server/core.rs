@@ -70,7 +70,7 @@ pub(crate) struct SimWork {
     /// Snapshot that `/metrics` shows while the engine process hangs.
     pub(crate) frozen: Option<MetricsView>,
     /// Whether new requests are held back.
-    pub(crate) holding: bool,
+    pub(crate) holds_new: bool,
     pub(crate) paused: bool,
     pub(crate) asleep: bool,
     /// Whether the whole process hangs, for good.
@@ -90,14 +90,14 @@ pub(crate) struct SimWork {
 impl SimWork {
     fn new(options: &SimOptions) -> Self {
         let mut engine = SimEngine::new(options.profile, options.engine);
-        engine.set_pace(1.0 / options.speed);
+        engine.set_slowness(1.0 / options.speed);
         Self {
             engine,
             targets: HashMap::new(),
             stats: Stats::default(),
             phase: ServerPhase::Serving,
             frozen: None,
-            holding: false,
+            holds_new: false,
             paused: false,
             asleep: false,
             hung: false,
@@ -114,7 +114,7 @@ impl SimWork {
         gauges.running + gauges.waiting > 0
     }
 
-    pub(crate) fn stands_still(&self) -> bool {
+    pub(crate) fn is_still(&self) -> bool {
         self.frozen.is_some() || self.paused || self.asleep || self.hung
     }
 
@@ -140,7 +140,7 @@ pub(crate) struct ServerCore {
     pub(crate) listening: watch::Sender<bool>,
     pub(crate) stopped: CancellationToken,
     /// Token that is cancelled when every open connection is to end.
-    life: Mutex<CancellationToken>,
+    connections_token: Mutex<CancellationToken>,
     started: Instant,
     /// Runtime for delayed actions, whichever thread asks for them.
     pub(crate) runtime: Handle,
@@ -171,7 +171,7 @@ impl ServerCore {
             stepping: Notify::new(),
             listening: watch::Sender::new(true),
             stopped: CancellationToken::new(),
-            life: Mutex::new(CancellationToken::new()),
+            connections_token: Mutex::new(CancellationToken::new()),
             started: Instant::now(),
             runtime: Handle::current(),
             next_id: AtomicU64::new(1),
@@ -205,13 +205,13 @@ impl ServerCore {
     }
 
     /// Token that is cancelled when every connection open now is to end.
-    pub(crate) fn life(&self) -> CancellationToken {
-        self.life.lock().clone()
+    pub(crate) fn connections_token(&self) -> CancellationToken {
+        self.connections_token.lock().clone()
     }
 
     /// Ends every open connection.
     pub(crate) fn cut_connections(&self) {
-        std::mem::replace(&mut *self.life.lock(), CancellationToken::new()).cancel();
+        std::mem::replace(&mut *self.connections_token.lock(), CancellationToken::new()).cancel();
     }
 
     /// Applies the active faults to the engine's speed, its freeze and the
@@ -225,7 +225,7 @@ impl ServerCore {
         let frozen = self.faults.state(now, |kind| matches!(kind, FaultKind::Freeze).then_some(()));
         let refuse = self.faults.state(now, |kind| matches!(kind, FaultKind::Refuse).then_some(()));
         let mut work = self.work.lock();
-        work.engine.set_pace(slow.unwrap_or(1.0) / self.options.speed);
+        work.engine.set_slowness(slow.unwrap_or(1.0) / self.options.speed);
         work.frozen = frozen.map(|()| work.view());
         let open = refuse.is_none() && !work.closed;
         drop(work);
@@ -259,7 +259,7 @@ impl ServerCore {
         for PlannedSequence { request, stops } in parts {
             let (id, choices) = (request.id, request.n.max(1) as usize);
             let prompt_tokens = request.prompt_tokens;
-            if work.holding || work.asleep {
+            if work.holds_new || work.asleep {
                 work.held.push(request);
             } else if work.engine.submit(request).is_err() {
                 work.withdraw(&ids);

@@ -12,7 +12,7 @@ use crate::sim::server::http::conn::SimConn;
 
 /// Failure that the transport shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Act {
+pub(crate) enum ConnectionFailure {
     Cut,
     Reset,
     Silent,
@@ -24,26 +24,34 @@ pub(crate) enum Act {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum TransportFault {
     End(FeedEnd),
-    Act(Act),
+    Act(ConnectionFailure),
 }
 
 /// A fault that waits for the request's tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Late {
+pub(crate) struct LateFault {
     after: u32,
     wrong: TransportFault,
 }
 
-impl Late {
+impl LateFault {
     /// The late fault of this kind; `None` if the kind is not a late fault.
     pub(crate) fn from_kind(kind: &FaultKind) -> Option<Self> {
         let (after, wrong) = match *kind {
-            FaultKind::Reset { at: ResetPoint::Head } => (0, TransportFault::Act(Act::Reset)),
-            FaultKind::Cut { after_tokens } => (after_tokens, TransportFault::Act(Act::Cut)),
-            FaultKind::Silent { after_tokens, .. } => (after_tokens, TransportFault::Act(Act::Silent)),
-            FaultKind::MalformedChunk { after_tokens } => (after_tokens, TransportFault::Act(Act::BadChunk)),
-            FaultKind::MalformedSse { after_tokens } => (after_tokens, TransportFault::Act(Act::BadSse)),
-            FaultKind::MalformedJson { after_tokens } => (after_tokens, TransportFault::Act(Act::BadJson)),
+            FaultKind::Reset { at: ResetPoint::Head } => (0, TransportFault::Act(ConnectionFailure::Reset)),
+            FaultKind::Cut { after_tokens } => (after_tokens, TransportFault::Act(ConnectionFailure::Cut)),
+            FaultKind::Silent { after_tokens, .. } => {
+                (after_tokens, TransportFault::Act(ConnectionFailure::Silent))
+            }
+            FaultKind::MalformedChunk { after_tokens } => {
+                (after_tokens, TransportFault::Act(ConnectionFailure::BadChunk))
+            }
+            FaultKind::MalformedSse { after_tokens } => {
+                (after_tokens, TransportFault::Act(ConnectionFailure::BadSse))
+            }
+            FaultKind::MalformedJson { after_tokens } => {
+                (after_tokens, TransportFault::Act(ConnectionFailure::BadJson))
+            }
             FaultKind::Abort { after_tokens } => (after_tokens, TransportFault::End(FeedEnd::Aborted)),
             FaultKind::NoFinish { after_tokens } => (after_tokens, TransportFault::End(FeedEnd::NoFinish)),
             FaultKind::EngineDead { after_tokens } => {
@@ -62,17 +70,17 @@ impl Late {
 #[derive(Debug)]
 pub(crate) struct ClientJob {
     ticket: SimTicket,
-    late: Option<Late>,
+    late: Option<LateFault>,
     pub(crate) conn: Arc<SimConn>,
 }
 
 impl ClientJob {
-    pub(crate) fn new(ticket: SimTicket, late: Option<Late>, conn: Arc<SimConn>) -> Self {
+    pub(crate) fn new(ticket: SimTicket, late: Option<LateFault>, conn: Arc<SimConn>) -> Self {
         Self { ticket, late, conn }
     }
 
     /// The next change: the progress, and the failure to show after it.
-    pub(crate) fn poll_news(&mut self, cx: &Context<'_>) -> Poll<(Progress, Option<Act>)> {
+    pub(crate) fn poll_progress(&mut self, cx: &Context<'_>) -> Poll<(Progress, Option<ConnectionFailure>)> {
         let at_once = self.late.as_ref().is_some_and(|late| late.after == 0);
         let mut progress =
             if at_once { self.ticket.feed.progress() } else { ready!(self.ticket.feed.poll(cx)) };
@@ -91,9 +99,9 @@ impl ClientJob {
     }
 
     /// Waits for the end of the request.
-    pub(crate) async fn complete(&mut self) -> (Progress, Option<Act>) {
+    pub(crate) async fn complete(&mut self) -> (Progress, Option<ConnectionFailure>) {
         loop {
-            let (progress, act) = poll_fn(|cx| self.poll_news(cx)).await;
+            let (progress, act) = poll_fn(|cx| self.poll_progress(cx)).await;
             if progress.end.is_some() || act.is_some() {
                 return (progress, act);
             }

@@ -20,10 +20,10 @@ const MAX_LAG: Duration = Duration::from_millis(250);
 /// Steps the engine until it is stopped.
 pub(super) async fn run(sim: Arc<ServerCore>) {
     let stopped = sim.stopped.clone();
-    stopped.run_until_cancelled(step_for_ever(&sim)).await;
+    stopped.run_until_cancelled(run_steps(&sim)).await;
 }
 
-async fn step_for_ever(sim: &ServerCore) {
+async fn run_steps(sim: &ServerCore) {
     let mut last_end: Option<Tick> = None;
     let mut events = Vec::new();
     let mut wakers = Vec::new();
@@ -38,7 +38,7 @@ async fn step_for_ever(sim: &ServerCore) {
         } else {
             tokio::task::yield_now().await;
         }
-        if sim.work.lock().stands_still() {
+        if sim.work.lock().is_still() {
             last_end = None;
             sim.stepping.notified().await;
             continue;
@@ -55,7 +55,7 @@ fn start_step(sim: &ServerCore, last_end: Option<Tick>) -> Option<Tick> {
     let now = sim.now();
     let start = last_end.filter(|end| now.since(*end) < MAX_LAG).unwrap_or(now);
     let mut work = sim.work.lock();
-    if work.stands_still() {
+    if work.is_still() {
         return None;
     }
     let end = work.engine.next_step(start)?;

@@ -103,7 +103,7 @@ impl SimPrompt {
     /// The voice of the answer, and the number of the answer's words that
     /// already end the prompt. `voice` returns the voice for a prompt with the
     /// given digest. From now on each of those words counts as one token.
-    pub(crate) fn begun(&mut self, voice: impl Fn(u64) -> Voice) -> (Voice, u32) {
+    pub(crate) fn continued_answer(&mut self, voice: impl Fn(u64) -> AnswerTokens) -> (AnswerTokens, u32) {
         let (from, before) = self.open.unwrap_or((self.bytes.len(), self.tokens));
         let words: Vec<u32> = self.bytes[from..].rchunks(WORD_BYTES).map_while(id_of).collect();
         let states = self.bytes.chunks_exact(8).scan(0, |state, chunk| {
@@ -165,9 +165,9 @@ pub(crate) fn hash(text: &str) -> u64 {
 /// Generator of one answer's tokens. The same prompt and seed yield the same
 /// answer.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Voice(pub(crate) u64);
+pub(crate) struct AnswerTokens(pub(crate) u64);
 
-impl Voice {
+impl AnswerTokens {
     /// The token at `index` of sequence `choice`.
     pub(crate) fn token(self, choice: usize, index: u32) -> u32 {
         let place = ((choice as u64) << 32) | u64::from(index);
@@ -216,10 +216,10 @@ mod tests {
 
     #[test]
     fn lengths_have_the_asked_mean() {
-        let total: u64 = (0..20_000).map(|seed| u64::from(Voice(mix(seed)).length(100))).sum();
+        let total: u64 = (0..20_000).map(|seed| u64::from(AnswerTokens(mix(seed)).length(100))).sum();
         let mean = total as f64 / 20_000.0;
         assert!((97.0..103.0).contains(&mean), "{mean}");
-        assert_eq!(Voice(1).length(1), 1);
+        assert_eq!(AnswerTokens(1).length(1), 1);
     }
 
     #[test]

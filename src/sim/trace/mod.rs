@@ -49,12 +49,12 @@ pub struct TrafficTrace {
     pub prefix_block: u32,
     /// Lines that were skipped because they have no prompt: no engine ever
     /// received them.
-    pub left_out: u64,
+    pub skipped_lines: u64,
 }
 
 impl TrafficTrace {
     /// Sorts the calls by time and moves the first to 0.
-    pub fn settle(&mut self) {
+    pub fn sort_and_rebase(&mut self) {
         self.calls.sort_by_key(|call| call.at);
         let start = self.calls.first().map_or(Duration::ZERO, |call| call.at);
         self.calls.iter_mut().for_each(|call| call.at -= start);
@@ -68,9 +68,9 @@ impl TrafficTrace {
             tenants: self.tenants.clone(),
             classes: self.classes.clone(),
             prefix_block: self.prefix_block,
-            left_out: 0,
+            skipped_lines: 0,
         };
-        part.settle();
+        part.sort_and_rebase();
         part
     }
 
@@ -131,9 +131,9 @@ impl TrafficTrace {
 
     /// Drops calls with prompts longer than `longest`; the first remaining call
     /// is moved to 0.
-    pub fn take_shorter(&mut self, longest: u32) {
+    pub fn drop_longer(&mut self, longest: u32) {
         self.calls.retain(|call| call.prompt <= longest);
-        self.settle();
+        self.sort_and_rebase();
     }
 
     /// Keeps the first `count` calls.
@@ -150,7 +150,7 @@ impl TrafficTrace {
     /// Draws a tenant for every call with these shares, which need not add up
     /// to 1. The tenants are named `t0`, `t1`, ... Shares that are not positive
     /// get no calls. Without a positive share nothing changes.
-    pub fn deal_tenants(&mut self, shares: &[f64], seed: u64) {
+    pub fn draw_tenants(&mut self, shares: &[f64], seed: u64) {
         let positive = |share: &f64| if share.is_finite() { share.max(0.0) } else { 0.0 };
         let total: f64 = shares.iter().map(positive).sum();
         if total <= 0.0 {

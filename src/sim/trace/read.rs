@@ -49,7 +49,7 @@ pub enum TraceErrorKind {
     Empty,
     /// A required column is not in the header.
     #[error("the header has no column `{column}` (or {others}); it has: {found}")]
-    NoColumn {
+    MissingColumn {
         /// The column's name in Penstock's own traces.
         column: &'static str,
         /// Other names that would do.
@@ -59,7 +59,7 @@ pub enum TraceErrorKind {
     },
     /// A column that was named by the caller is not in the header.
     #[error("the header has no column `{column}`; it has: {found}")]
-    NotThere {
+    UnknownColumn {
         column: String,
         /// The header, cut short.
         found: String,
@@ -81,10 +81,10 @@ pub enum TraceErrorKind {
     LongLine,
     /// The time from the first call to the last is longer than any plan.
     #[error("its calls lie more than ten years apart: are the times all in one unit?")]
-    TooWide,
+    SpanTooLong,
     /// The trace has too many calls.
     #[error("more than {MAX_CALLS} calls; cut it")]
-    TooLong,
+    TooManyCalls,
 }
 
 impl TrafficTrace {
@@ -120,9 +120,9 @@ impl TrafficTrace {
         if trace.calls.is_empty() {
             return Err(failed(None, TraceErrorKind::Empty));
         }
-        trace.settle();
+        trace.sort_and_rebase();
         match trace.span().as_secs_f64() {
-            span if span > MAX_SECONDS => Err(failed(None, TraceErrorKind::TooWide)),
+            span if span > MAX_SECONDS => Err(failed(None, TraceErrorKind::SpanTooLong)),
             _ => Ok(trace),
         }
     }
@@ -162,7 +162,7 @@ impl NumberedLines {
 
 pub(super) fn push(trace: &mut TrafficTrace, call: TraceCall) -> Result<(), TraceErrorKind> {
     if trace.calls.len() >= MAX_CALLS {
-        return Err(TraceErrorKind::TooLong);
+        return Err(TraceErrorKind::TooManyCalls);
     }
     trace.calls.push(call);
     Ok(())
@@ -172,7 +172,7 @@ pub(super) fn checked_tokens(count: u64) -> Option<u32> {
     u32::try_from(count).ok().filter(|count| (1..=MAX_PROMPT).contains(count))
 }
 
-pub(super) fn wrong(column: &str, what: &'static str, found: &str) -> TraceErrorKind {
+pub(super) fn field_error(column: &str, what: &'static str, found: &str) -> TraceErrorKind {
     TraceErrorKind::Field { column: column.to_owned(), what, found: found.chars().take(40).collect() }
 }
 
@@ -192,14 +192,14 @@ fn mooncake_calls(lines: &mut NumberedLines) -> Result<TrafficTrace, TraceErrorK
     while let Some(line) = lines.next()? {
         let read: MooncakeLine = serde_json::from_str(line)?;
         let count = |column, count: u64| {
-            let text = || wrong(column, "must be a number of tokens, at least 1", &count.to_string());
+            let text = || field_error(column, "must be a number of tokens, at least 1", &count.to_string());
             checked_tokens(count).ok_or_else(text)
         };
         let prompt = count("input_length", read.input_length)?;
         let span = 0.0..=MAX_SECONDS * 1e3;
         if !span.contains(&read.timestamp) {
             let found = read.timestamp.to_string();
-            return Err(wrong("timestamp", "must be milliseconds, at least 0", &found));
+            return Err(field_error("timestamp", "must be milliseconds, at least 0", &found));
         }
         let whole = (prompt / MOONCAKE_BLOCK) as usize;
         let call = TraceCall {

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
-use super::read::{NumberedLines, TraceErrorKind, checked_tokens, push, wrong};
+use super::read::{NumberedLines, TraceErrorKind, checked_tokens, field_error, push};
 use super::{TraceCall, TrafficTrace};
 
 /// Latest time, in seconds since any origin: the year 2286 if counted from
@@ -109,7 +109,7 @@ impl Columns {
         let optional = |what: &str, known: &[&str]| -> Result<Option<TableColumn>, TraceErrorKind> {
             if let Some((_, wanted)) = names.0.iter().find(|(of, _)| *of == what) {
                 let place = header.iter().position(|name| name == wanted);
-                let missing = || TraceErrorKind::NotThere { column: wanted.clone(), found: found() };
+                let missing = || TraceErrorKind::UnknownColumn { column: wanted.clone(), found: found() };
                 let place = place.ok_or_else(missing)?;
                 return Ok(Some(TableColumn { place, name: wanted.clone(), unit: unit(wanted).1 }));
             }
@@ -127,7 +127,7 @@ impl Columns {
             }))
         };
         let needed = |what: &str, known: &'static [&'static str]| {
-            let missing = || TraceErrorKind::NoColumn {
+            let missing = || TraceErrorKind::MissingColumn {
                 column: known[0],
                 others: known[1..].join(", "),
                 found: found(),
@@ -175,7 +175,7 @@ impl NameNumbers {
         let Some(column) = column else { return Ok(0) };
         let name = text(column, row);
         if name.is_empty() {
-            return Err(wrong(&column.name, "must have a name", ""));
+            return Err(field_error(&column.name, "must have a name", ""));
         }
         if let Some(number) = self.numbers.get(name) {
             return Ok(*number);
@@ -196,7 +196,7 @@ pub(super) fn calls(lines: &mut NumberedLines, names: &ColumnNames) -> Result<Tr
         let row = fields(line);
         let at = moment(&columns.time, &row)?;
         let Some(prompt) = tokens(&columns.input, &row)? else {
-            trace.left_out += 1;
+            trace.skipped_lines += 1;
             continue;
         };
         let call = TraceCall {
@@ -240,7 +240,7 @@ fn moment(column: &TableColumn, row: &[String]) -> Result<Duration, TraceErrorKi
         Ok(count) => counted(count),
         Err(_) => dated(),
     };
-    time.ok_or_else(|| wrong(&column.name, WHAT, text))
+    time.ok_or_else(|| field_error(&column.name, WHAT, text))
 }
 
 /// A duration; empty = not known.
@@ -251,7 +251,7 @@ fn length(column: &TableColumn, row: &[String]) -> Result<Option<Duration>, Trac
             Ok(count) if (0.0..=LATEST).contains(&(count * column.unit)) => {
                 Ok(Some(Duration::from_secs_f64(count * column.unit)))
             }
-            _ => Err(wrong(&column.name, "must be a time, at least 0", text)),
+            _ => Err(field_error(&column.name, "must be a time, at least 0", text)),
         },
     }
 }
@@ -265,6 +265,6 @@ fn tokens(column: &TableColumn, row: &[String]) -> Result<Option<u32>, TraceErro
     match count {
         Some(0) => Ok(None),
         Some(count) if checked_tokens(count).is_some() => Ok(checked_tokens(count)),
-        _ => Err(wrong(&column.name, "must be a number of tokens", text)),
+        _ => Err(field_error(&column.name, "must be a number of tokens", text)),
     }
 }

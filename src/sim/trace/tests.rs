@@ -171,7 +171,7 @@ fn scaling_changes_the_rate_and_not_the_shape() {
     assert_eq!(trace, before);
     trace.take_span(Duration::from_secs(1));
     assert!((40..=42).contains(&trace.calls.len()), "{}", trace.calls.len());
-    trace.take_shorter(20);
+    trace.drop_longer(20);
     assert!(trace.calls.len() == 20 && trace.calls.iter().all(|call| call.prompt <= 20));
     trace.take(5);
     assert_eq!(trace.calls.len(), 5);
@@ -180,13 +180,13 @@ fn scaling_changes_the_rate_and_not_the_shape() {
 #[test]
 fn tenants_are_dealt_by_their_shares() {
     let mut trace = numbered(10_000);
-    trace.deal_tenants(&[0.0, -1.0], 1);
+    trace.draw_tenants(&[0.0, -1.0], 1);
     assert!(trace.tenants.is_empty());
-    trace.deal_tenants(&[3.0, 0.0, 1.0], 1);
+    trace.draw_tenants(&[3.0, 0.0, 1.0], 1);
     let count = |tenant| trace.calls.iter().filter(|call| call.tenant == tenant).count();
     assert!(count(0).abs_diff(7_500) < 200 && count(1) == 0, "{} {}", count(0), count(1));
     let again = trace.clone();
-    trace.deal_tenants(&[3.0, 0.0, 1.0], 1);
+    trace.draw_tenants(&[3.0, 0.0, 1.0], 1);
     assert_eq!(trace, again);
 }
 

@@ -7,19 +7,19 @@ use crate::sim::engine::{EngineEvent, EngineEventKind};
 use crate::sim::world::exchange::EngineReply;
 use crate::sim::world::replica::WorldFaultKind;
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
-use crate::sim::world::run::{Happening, PACE_PERIOD, World};
+use crate::sim::world::run::{ITL_PERIOD, World, WorldEvent};
 
 impl World<'_> {
     pub(super) fn start(&mut self, replica: ReplicaIndex) {
         match self.replicas[replica].start_step(self.now) {
-            Some(end) => self.plan(end, Happening::StepEnd(replica)),
-            None => self.let_leave(replica),
+            Some(end) => self.schedule(end, WorldEvent::StepEnd(replica)),
+            None => self.remove_if_idle(replica),
         }
     }
 
     pub(super) fn step_ended(&mut self, replica: ReplicaIndex) {
         match self.replicas[replica].step {
-            Some(end) if end > self.now => return self.plan(end, Happening::StepEnd(replica)),
+            Some(end) if end > self.now => return self.schedule(end, WorldEvent::StepEnd(replica)),
             Some(_) => {}
             None => return,
         }
@@ -29,7 +29,7 @@ impl World<'_> {
             self.start(replica);
         }
         for event in events.drain(..) {
-            self.say(replica, EngineReply::Event(event));
+            self.send_reply(replica, EngineReply::Event(event));
         }
         self.events = events;
         self.start(replica);
@@ -45,17 +45,17 @@ impl World<'_> {
                 return;
             }
             EngineEventKind::Preempted => return,
-            EngineEventKind::Computed | EngineEventKind::Token { last: true } => state.ended += 1,
+            EngineEventKind::Computed | EngineEventKind::Token { last: true } => state.ended_choices += 1,
             EngineEventKind::Token { last: false } => {}
         }
-        match &mut state.unsaid {
+        match &mut state.held_back {
             Some(unsaid) => *unsaid += 1,
-            None => self.tokens_came(job, replica, 1),
+            None => self.receive_tokens(job, replica, 1),
         }
     }
 
     /// Records `tokens` tokens of a request that came at once.
-    pub(super) fn tokens_came(&mut self, job: JobIndex, replica: ReplicaIndex, tokens: u32) {
+    pub(super) fn receive_tokens(&mut self, job: JobIndex, replica: ReplicaIndex, tokens: u32) {
         let now = self.now;
         let arrival = &self.setup.arrivals[job];
         let state = &mut self.jobs[job];
@@ -66,14 +66,14 @@ impl World<'_> {
         let (gateway, attempt) = (usize::from(state.gateway), state.attempt);
         if state.first.is_none() {
             state.first = Some(now);
-            self.replicas[replica].shown(state.sent.1, now.since(state.sent.0));
+            self.replicas[replica].record_latency(state.sent.1, now.since(state.sent.0));
             let record = &mut self.records[job];
             record.ttft = Some(now.since(record.arrived));
             if arrival.streams {
-                self.tell(gateway, Input::FirstToken { job, replica });
+                self.notify_router(gateway, Input::FirstToken { job, replica });
             }
         } else if arrival.streams && arrival.n <= 1 {
-            let pace = &mut self.paces[gateway * self.setup.replicas.len() + replica];
+            let pace = &mut self.itl_samples[gateway * self.setup.replicas.len() + replica];
             pace.gaps += u64::from(tokens);
             pace.total += gap;
         }
@@ -82,8 +82,8 @@ impl World<'_> {
             return;
         }
         match arrival.pause.filter(|pause| arrival.streams && pause.after == state.tokens) {
-            _ if state.ended >= arrival.n.max(1) => self.finish(job, replica),
-            Some(pause) => self.fall_silent(job, pause.lasts),
+            _ if state.ended_choices >= arrival.n.max(1) => self.finish(job, replica),
+            Some(pause) => self.pause_stream(job, pause.lasts),
             None => {}
         }
     }
@@ -96,16 +96,19 @@ impl World<'_> {
         record.cached = state.cached;
         record.ended = Some(self.now);
         self.tokens += u64::from(state.counted);
-        self.jobs[job].leave();
-        self.over(job, Duration::ZERO);
-        self.tell(usize::from(state.gateway), Input::Finished { job, replica, cached: state.cached });
+        self.jobs[job].clear_attempt();
+        self.end_request(job, Duration::ZERO);
+        self.notify_router(
+            usize::from(state.gateway),
+            Input::Finished { job, replica, cached: state.cached },
+        );
     }
 
     pub(super) fn fault_begins(&mut self, replica: ReplicaIndex) {
         let Some(fault) = self.replicas[replica].fault() else { return };
-        self.plan(self.now + fault.lasts, Happening::FaultEnds(replica));
+        self.schedule(self.now + fault.lasts, WorldEvent::FaultEnds(replica));
         if let Some(every) = fault.every.filter(|_| self.open > 0) {
-            self.plan(self.now + every, Happening::FaultBegins(replica));
+            self.schedule(self.now + every, WorldEvent::FaultBegins(replica));
         }
         match fault.kind {
             WorldFaultKind::Frozen => self.replicas[replica].freeze(self.now + fault.lasts),
@@ -113,10 +116,10 @@ impl World<'_> {
                 self.replicas[replica].crash();
                 let there = |job: &JobIndex| {
                     let state = &self.jobs[*job];
-                    state.at == Some(replica) && state.entered
+                    state.at == Some(replica) && state.queued
                 };
                 for job in (0..self.jobs.len()).filter(there).collect::<Vec<_>>() {
-                    self.say(replica, EngineReply::Broken(self.try_of(job)));
+                    self.send_reply(replica, EngineReply::Broken(self.attempt_id(job)));
                 }
             }
         }
@@ -124,37 +127,37 @@ impl World<'_> {
 
     /// Ends the attempt of a job whose engine died. A stream is cut after its
     /// first token. Of a plain answer the client has seen nothing.
-    pub(super) fn break_off(&mut self, job: JobIndex, replica: ReplicaIndex) {
+    pub(super) fn fail_attempt(&mut self, job: JobIndex, replica: ReplicaIndex) {
         let state = &mut self.jobs[job];
         let gateway = usize::from(state.gateway);
         let cut = state.first.is_some() && self.setup.arrivals[job].streams;
-        state.leave();
+        state.clear_attempt();
         if cut {
             self.records[job].cut = true;
-            self.over(job, Duration::ZERO);
+            self.end_request(job, Duration::ZERO);
         }
-        self.tell(gateway, Input::Failed { job, replica, refused: false });
+        self.notify_router(gateway, Input::Failed { job, replica, refused: false });
     }
 
     pub(super) fn scrape(&mut self, replica: ReplicaIndex) {
         let Some(period) = self.setup.scrape else { return };
-        self.plan(self.now + period, Happening::Scrape(replica));
-        if !self.answers(replica) {
+        self.schedule(self.now + period, WorldEvent::Scrape(replica));
+        if !self.is_reachable(replica) {
             return;
         }
         let report = self.replicas[replica].report();
         for gateway in 0..self.routers.len() {
-            self.tell(gateway, Input::Reported { replica, report });
+            self.notify_router(gateway, Input::Reported { replica, report });
         }
     }
 
-    pub(super) fn tell_paces(&mut self) {
-        self.plan(self.now + PACE_PERIOD, Happening::PaceDue);
+    pub(super) fn report_itl(&mut self) {
+        self.schedule(self.now + ITL_PERIOD, WorldEvent::PaceDue);
         let engines = self.setup.replicas.len();
-        for index in 0..self.paces.len() {
-            let pace = std::mem::take(&mut self.paces[index]);
+        for index in 0..self.itl_samples.len() {
+            let pace = std::mem::take(&mut self.itl_samples[index]);
             if pace.gaps > 0 {
-                self.tell(index / engines, Input::Paced { replica: index % engines, pace });
+                self.notify_router(index / engines, Input::ItlSampled { replica: index % engines, pace });
             }
         }
     }

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::sim::engine::{EngineEvent, EngineRequest, RequestId};
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
-use crate::sim::world::run::{Happening, World, WorldJob};
+use crate::sim::world::run::{World, WorldEvent, WorldJob};
 
 /// Event of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,9 +21,9 @@ pub(super) enum ExchangeStep {
     /// The engine learns that the attempt is cancelled.
     Cancelled { request: RequestId, replica: ReplicaIndex },
     /// The oldest reply of this engine that is on its way arrives.
-    Heard(ReplicaIndex),
+    ReplyArrives(ReplicaIndex),
     /// A paused stream goes on.
-    GoesOn(RequestId),
+    StreamResumes(RequestId),
     /// A client leaves.
     Leaves(JobIndex),
 }
@@ -59,14 +59,14 @@ const fn job_of(request: RequestId) -> (JobIndex, u32) {
 impl WorldJob {
     /// Clears the job's state at its engine, together with the tokens of the
     /// attempt.
-    pub(super) fn leave(&mut self) {
+    pub(super) fn clear_attempt(&mut self) {
         *self = Self { gateway: self.gateway, attempt: self.attempt, over: self.over, ..Self::default() };
     }
 }
 
 impl World<'_> {
     /// Id of the job's present attempt at its engine.
-    pub(super) fn try_of(&self, job: JobIndex) -> RequestId {
+    pub(super) fn attempt_id(&self, job: JobIndex) -> RequestId {
         (u64::from(self.jobs[job].attempt) << 32) | job as u64
     }
 
@@ -83,38 +83,38 @@ impl World<'_> {
             // The client left while the job waited at the router.
             return Some(Input::Finished { job, replica, cached: 0 });
         }
-        self.records[job].sends += 1;
+        self.records[job].attempts += 1;
         let before = self.replicas[replica].engine.requests();
         let state = &mut self.jobs[job];
         state.attempt += 1;
         (state.at, state.sent) = (Some(replica), (self.now, before));
-        let request = self.try_of(job);
+        let request = self.attempt_id(job);
         let away = self.replicas[replica].trip() + self.setup.arrivals[job].held;
         if !away.is_zero() {
             let step = ExchangeStep::Entry { request, replica, priority };
-            self.plan(self.now + away, Happening::Exchange(step));
+            self.schedule(self.now + away, WorldEvent::Exchange(step));
             return None;
         }
-        match self.enter(request, replica, priority) {
+        match self.queue_attempt(request, replica, priority) {
             None => {
                 touched.push(replica);
                 None
             }
-            Some(word) => self.told_at_once(replica, &word),
+            Some(word) => self.reject_attempt(replica, &word),
         }
     }
 
     /// Preempts the job: takes it back from its engine.
-    pub(super) fn take_back(&mut self, job: JobIndex, touched: &mut SmallVec<[ReplicaIndex; 4]>) {
-        self.records[job].recalls += 1;
+    pub(super) fn preempt(&mut self, job: JobIndex, touched: &mut SmallVec<[ReplicaIndex; 4]>) {
+        self.records[job].preemptions += 1;
         self.cancel(job, touched);
     }
 
     /// Cancels the job's present attempt.
     fn cancel(&mut self, job: JobIndex, touched: &mut SmallVec<[ReplicaIndex; 4]>) {
-        let request = self.try_of(job);
+        let request = self.attempt_id(job);
         let Some(replica) = self.jobs[job].at else { return };
-        self.jobs[job].leave();
+        self.jobs[job].clear_attempt();
         match self.replicas[replica].trip() {
             Duration::ZERO => {
                 self.replicas[replica].engine.cancel(request);
@@ -122,20 +122,20 @@ impl World<'_> {
             }
             trip => {
                 let step = ExchangeStep::Cancelled { request, replica };
-                self.plan(self.now + trip, Happening::Exchange(step));
+                self.schedule(self.now + trip, WorldEvent::Exchange(step));
             }
         }
     }
 
     /// Ends a request. In a closed loop its client sends another request, not
     /// before `after`.
-    pub(super) fn over(&mut self, job: JobIndex, after: Duration) {
+    pub(super) fn end_request(&mut self, job: JobIndex, after: Duration) {
         self.jobs[job].over = true;
         self.open -= 1;
         if self.setup.clients.is_some()
             && let Some(next) = self.setup.arrivals.get(self.next)
         {
-            self.plan(next.at.max(self.now + after), Happening::Arrival(self.next));
+            self.schedule(next.at.max(self.now + after), WorldEvent::Arrival(self.next));
             self.next += 1;
         }
     }
@@ -144,9 +144,9 @@ impl World<'_> {
         match step {
             ExchangeStep::Entry { request, replica, priority } => {
                 if self.is_at(request, replica) {
-                    match self.enter(request, replica, priority) {
+                    match self.queue_attempt(request, replica, priority) {
                         None => self.start(replica),
-                        Some(word) => self.say(replica, word),
+                        Some(word) => self.send_reply(replica, word),
                     }
                 }
             }
@@ -154,49 +154,49 @@ impl World<'_> {
                 self.replicas[replica].engine.cancel(request);
                 self.start(replica);
             }
-            ExchangeStep::Heard(replica) => {
-                if let Some(word) = self.replicas[replica].said.pop_front() {
-                    self.hear(replica, &word);
+            ExchangeStep::ReplyArrives(replica) => {
+                if let Some(word) = self.replicas[replica].replies_in_transit.pop_front() {
+                    self.receive_reply(replica, &word);
                 }
             }
-            ExchangeStep::GoesOn(request) => {
+            ExchangeStep::StreamResumes(request) => {
                 let (job, attempt) = job_of(request);
                 let state = &mut self.jobs[job];
                 if state.attempt == attempt
                     && let Some(replica) = state.at
-                    && let Some(unsaid) = state.unsaid.take().filter(|unsaid| *unsaid > 0)
+                    && let Some(unsaid) = state.held_back.take().filter(|unsaid| *unsaid > 0)
                 {
-                    self.tokens_came(job, replica, unsaid);
+                    self.receive_tokens(job, replica, unsaid);
                 }
             }
             ExchangeStep::Leaves(job) if self.jobs[job].over => {}
             ExchangeStep::Leaves(job) => {
                 let mut touched = SmallVec::new();
                 self.cancel(job, &mut touched);
-                self.records[job].left = true;
-                self.over(job, Duration::ZERO);
-                self.tell(usize::from(self.jobs[job].gateway), Input::Left { job });
+                self.records[job].client_left = true;
+                self.end_request(job, Duration::ZERO);
+                self.notify_router(usize::from(self.jobs[job].gateway), Input::ClientLeft { job });
                 touched.into_iter().for_each(|replica| self.start(replica));
             }
         }
     }
 
     /// Delivers a reply of the engine after its trip back.
-    pub(super) fn say(&mut self, replica: ReplicaIndex, word: EngineReply) {
+    pub(super) fn send_reply(&mut self, replica: ReplicaIndex, word: EngineReply) {
         match self.replicas[replica].trip() {
-            Duration::ZERO => self.hear(replica, &word),
+            Duration::ZERO => self.receive_reply(replica, &word),
             trip => {
-                self.replicas[replica].said.push_back(word);
-                self.plan(self.now + trip, Happening::Exchange(ExchangeStep::Heard(replica)));
+                self.replicas[replica].replies_in_transit.push_back(word);
+                self.schedule(self.now + trip, WorldEvent::Exchange(ExchangeStep::ReplyArrives(replica)));
             }
         }
     }
 
     /// Pauses the job's stream for `lasts`.
-    pub(super) fn fall_silent(&mut self, job: JobIndex, lasts: Duration) {
-        self.jobs[job].unsaid = Some(0);
-        let step = ExchangeStep::GoesOn(self.try_of(job));
-        self.plan(self.now + lasts, Happening::Exchange(step));
+    pub(super) fn pause_stream(&mut self, job: JobIndex, lasts: Duration) {
+        self.jobs[job].held_back = Some(0);
+        let step = ExchangeStep::StreamResumes(self.attempt_id(job));
+        self.schedule(self.now + lasts, WorldEvent::Exchange(step));
     }
 
     fn is_at(&self, request: RequestId, replica: ReplicaIndex) -> bool {
@@ -207,8 +207,13 @@ impl World<'_> {
 
     /// The attempt reaches its engine. Returns the reply when the engine does
     /// not take the attempt.
-    fn enter(&mut self, request: RequestId, replica: ReplicaIndex, priority: i64) -> Option<EngineReply> {
-        if !self.answers(replica) {
+    fn queue_attempt(
+        &mut self,
+        request: RequestId,
+        replica: ReplicaIndex,
+        priority: i64,
+    ) -> Option<EngineReply> {
+        if !self.is_reachable(replica) {
             return Some(EngineReply::Refused(request));
         }
         let (job, _) = job_of(request);
@@ -225,18 +230,18 @@ impl World<'_> {
         if self.replicas[replica].engine.submit(wanted).is_err() {
             return Some(EngineReply::TooLarge(request));
         }
-        self.jobs[job].entered = true;
+        self.jobs[job].queued = true;
         None
     }
 
     /// Ends an attempt that its engine did not take. Returns the input for the
     /// router.
-    fn told_at_once(&mut self, replica: ReplicaIndex, word: &EngineReply) -> Option<Input<'static>> {
+    fn reject_attempt(&mut self, replica: ReplicaIndex, word: &EngineReply) -> Option<Input<'static>> {
         let (job, _) = job_of(word.request());
-        self.jobs[job].leave();
+        self.jobs[job].clear_attempt();
         match word {
             EngineReply::TooLarge(_) => {
-                self.over(job, Duration::ZERO);
+                self.end_request(job, Duration::ZERO);
                 Some(Input::Finished { job, replica, cached: 0 })
             }
             EngineReply::Refused(_) => Some(Input::Failed { job, replica, refused: true }),
@@ -244,18 +249,18 @@ impl World<'_> {
         }
     }
 
-    fn hear(&mut self, replica: ReplicaIndex, word: &EngineReply) {
+    fn receive_reply(&mut self, replica: ReplicaIndex, word: &EngineReply) {
         let (job, _) = job_of(word.request());
         if !self.is_at(word.request(), replica) {
             return;
         }
         match word {
             EngineReply::Event(event) => self.engine_event(job, replica, *event),
-            EngineReply::Broken(_) => self.break_off(job, replica),
+            EngineReply::Broken(_) => self.fail_attempt(job, replica),
             EngineReply::Refused(_) | EngineReply::TooLarge(_) => {
                 let gateway = usize::from(self.jobs[job].gateway);
-                if let Some(input) = self.told_at_once(replica, word) {
-                    self.tell(gateway, input);
+                if let Some(input) = self.reject_attempt(replica, word) {
+                    self.notify_router(gateway, input);
                 }
             }
         }

@@ -124,13 +124,15 @@ impl SimGateway {
                     outcome: AttemptOutcome::Done(JobUsage::Exact(tokens)),
                 }
             }
-            Input::Left { job } => Event::Left { job: JobId::new(job as u64), usage: JobUsage::Unknown },
+            Input::ClientLeft { job } => {
+                Event::Left { job: JobId::new(job as u64), usage: JobUsage::Unknown }
+            }
             Input::Failed { job, refused, .. } => {
                 let fault = if refused { EngineFault::Refused } else { EngineFault::Reset };
                 let outcome = AttemptOutcome::Failed { fault, usage: JobUsage::Unknown };
                 Event::Finished { job: JobId::new(job as u64), outcome }
             }
-            Input::Paced { replica, pace } => Event::Paced { replica: ReplicaId::from(replica), pace },
+            Input::ItlSampled { replica, pace } => Event::Paced { replica: ReplicaId::from(replica), pace },
             Input::Reported { replica, report } => {
                 Event::ReplicaReported { replica: ReplicaId::from(replica), report }
             }
@@ -164,7 +166,7 @@ impl Router for SimGateway {
                     Some(RouterCommand::Refuse { job: job.index(), retry_after: why.retry_after })
                 }
                 Action::Job(JobAction::Recall { job, .. }) => {
-                    Some(RouterCommand::Recall { job: job.index() })
+                    Some(RouterCommand::Preempt { job: job.index() })
                 }
                 Action::Replica(ReplicaAction::Probe { replica }) => {
                     Some(RouterCommand::Probe { replica: replica.index() })
@@ -182,11 +184,11 @@ impl Router for SimGateway {
         self.scheduler.next_deadline()
     }
 
-    fn needs(&mut self, now: Tick) -> Vec<ReplicaDemand> {
+    fn replica_demand(&mut self, now: Tick) -> Vec<ReplicaDemand> {
         self.scheduler.needs(now)
     }
 
-    fn faults(&self) -> u64 {
+    fn broken_invariants(&self) -> u64 {
         self.scheduler.broken_invariants()
     }
 }

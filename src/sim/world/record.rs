@@ -25,15 +25,15 @@ pub struct WorldRecord {
     pub ended: Option<Tick>,
     pub refused: bool,
     /// Time from arrival to the refusal.
-    pub told: Option<Duration>,
+    pub refused_after: Option<Duration>,
     /// Whether the stream broke after its first token.
     pub cut: bool,
     /// Whether the client left before the end.
-    pub left: bool,
+    pub client_left: bool,
     /// Times that the request was sent to an engine.
-    pub sends: u32,
+    pub attempts: u32,
     /// Times that the router preempted the request.
-    pub recalls: u32,
+    pub preemptions: u32,
 }
 
 impl WorldRecord {
@@ -45,14 +45,14 @@ impl WorldRecord {
 
     /// Whether the request was answered in full within both objectives.
     #[must_use]
-    pub fn good(&self, goal: &Goal) -> bool {
+    pub fn met_objectives(&self, goal: &Objectives) -> bool {
         self.served() && self.ttft.is_some_and(|ttft| ttft <= goal.ttft) && self.itl <= goal.itl
     }
 }
 
 /// Objectives of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Goal {
+pub struct Objectives {
     /// Longest time to the first token.
     pub ttft: Duration,
     /// Largest mean time between tokens.
@@ -69,9 +69,9 @@ pub struct Summary {
     /// 99th percentile of the TTFT of served requests.
     pub ttft_p99: f64,
     /// Longest TTFT of served requests.
-    pub ttft_most: f64,
+    pub ttft_max: f64,
     /// Longest time from arrival to a refusal.
-    pub told_most: f64,
+    pub refusal_max: f64,
     /// 99th percentile of the requests' mean ITL.
     pub itl_p99: f64,
     /// Share of all offered requests that were served within both objectives.
@@ -94,16 +94,17 @@ pub struct Summary {
 impl Summary {
     /// The figures of the records.
     #[must_use]
-    pub fn of<'a>(records: impl Iterator<Item = &'a WorldRecord>, goal: &Goal) -> Self {
+    pub fn of<'a>(records: impl Iterator<Item = &'a WorldRecord>, goal: &Objectives) -> Self {
         let (mut ttft, mut itl, mut sum) = (Vec::new(), Vec::new(), Self::default());
         let (mut good, mut refused, mut cut, mut lost) = (0u64, 0u64, 0u64, 0u64);
         let (mut prompt, mut cached) = (0u64, 0u64);
         let (mut first, mut last) = (Tick::NEVER, Tick::ZERO);
         for record in records {
             sum.offered += 1;
-            good += u64::from(record.good(goal));
+            good += u64::from(record.met_objectives(goal));
             refused += u64::from(record.refused);
-            sum.told_most = sum.told_most.max(record.told.map_or(0.0, |told| told.as_secs_f64() * 1e3));
+            sum.refusal_max =
+                sum.refusal_max.max(record.refused_after.map_or(0.0, |told| told.as_secs_f64() * 1e3));
             cut += u64::from(record.cut);
             first = first.min(record.arrived);
             if record.served() {
@@ -113,7 +114,7 @@ impl Summary {
                 cached += u64::from(record.cached);
                 sum.service += u64::from(record.prompt) + 2 * u64::from(record.output);
                 last = last.max(record.ended.unwrap_or(Tick::ZERO));
-            } else if !record.refused && !record.cut && !record.left {
+            } else if !record.refused && !record.cut && !record.client_left {
                 lost += 1;
             }
         }
@@ -121,7 +122,7 @@ impl Summary {
         Self {
             ttft_p50: quantile(&mut ttft, 0.5),
             ttft_p99: quantile(&mut ttft, 0.99),
-            ttft_most: quantile(&mut ttft, 1.0),
+            ttft_max: quantile(&mut ttft, 1.0),
             itl_p99: quantile(&mut itl, 0.99),
             goodput: share(good),
             refused: share(refused),

@@ -101,7 +101,7 @@ proptest! {
         let gateway = |log| Box::new(SimGateway::new(rules(engines)).recorded(log)) as Box<dyn Router>;
         let mut routers: Vec<_> = logs.iter().map(gateway).collect();
         let outcome = run(&setup, &mut routers);
-        prop_assert_eq!(outcome.faults, 0);
+        prop_assert_eq!(outcome.broken_invariants, 0);
         for log in &logs {
             let mut scheduler = Scheduler::new(Arc::new(rules(engines)));
             let mut actions = Vec::new();

@@ -13,7 +13,7 @@ use crate::sim::world::exchange::EngineReply;
 use crate::sim::world::router::PolledLoad;
 
 /// Latest latency samples that an engine keeps for polls.
-const SHOWN: usize = 64;
+const MAX_SAMPLES: usize = 64;
 /// Number of samples that answer a poll.
 const NEAREST: usize = 9;
 
@@ -74,7 +74,7 @@ pub(super) struct WorldReplica {
     pub(super) crashed: bool,
     frozen_until: Option<Tick>,
     /// Replies that are still on their way, in order.
-    pub(super) said: VecDeque<EngineReply>,
+    pub(super) replies_in_transit: VecDeque<EngineReply>,
     /// Latest samples: requests inside when a request came, and its time to the
     /// first token.
     latencies: VecDeque<(u64, Duration)>,
@@ -87,14 +87,14 @@ pub(super) struct WorldReplica {
 impl WorldReplica {
     pub(super) fn new(setup: &ReplicaSetup) -> Self {
         let mut engine = SimEngine::new(setup.profile, setup.options);
-        engine.set_pace(setup.slowness);
+        engine.set_slowness(setup.slowness);
         Self {
             engine,
             setup: setup.clone(),
             step: None,
             crashed: false,
             frozen_until: None,
-            said: VecDeque::new(),
+            replies_in_transit: VecDeque::new(),
             latencies: VecDeque::new(),
             most_waiting: 0,
             busy: Duration::ZERO,
@@ -117,16 +117,16 @@ impl WorldReplica {
     }
 
     /// Replaces the engine by a new one; its requests and cache are gone.
-    pub(super) fn renew(&mut self) {
+    pub(super) fn replace_engine(&mut self) {
         let mut engine = SimEngine::new(self.setup.profile, self.setup.options);
-        engine.set_pace(self.setup.slowness);
+        engine.set_slowness(self.setup.slowness);
         self.engine = engine;
         self.latencies.clear();
         (self.step, self.crashed) = (None, false);
     }
 
     pub(super) fn crash(&mut self) {
-        self.renew();
+        self.replace_engine();
         self.crashed = true;
     }
 
@@ -150,8 +150,8 @@ impl WorldReplica {
 
     /// Records a sample: a request that found `others` requests inside had its
     /// first token after `latency`.
-    pub(super) fn shown(&mut self, others: u64, latency: Duration) {
-        if self.latencies.len() == SHOWN {
+    pub(super) fn record_latency(&mut self, others: u64, latency: Duration) {
+        if self.latencies.len() == MAX_SAMPLES {
             self.latencies.pop_front();
         }
         self.latencies.push_back((others, latency));
@@ -161,7 +161,7 @@ impl WorldReplica {
     /// are nearest to the present number of requests.
     pub(super) fn load(&self) -> PolledLoad {
         let in_flight = self.engine.requests();
-        let mut samples: SmallVec<[(u64, Duration); SHOWN]> = self.latencies.iter().copied().collect();
+        let mut samples: SmallVec<[(u64, Duration); MAX_SAMPLES]> = self.latencies.iter().copied().collect();
         samples.sort_by_key(|(others, _)| others.abs_diff(in_flight));
         samples.truncate(NEAREST);
         samples.sort_unstable_by_key(|(_, latency)| *latency);

@@ -29,7 +29,7 @@ pub enum Input<'a> {
         cached: u32,
     },
     /// The job's client left, wherever the job was.
-    Left { job: JobIndex },
+    ClientLeft { job: JobIndex },
     /// The job's engine failed it.
     Failed {
         job: JobIndex,
@@ -38,7 +38,7 @@ pub enum Input<'a> {
         refused: bool,
     },
     /// Gaps between tokens since the last such input.
-    Paced { replica: ReplicaIndex, pace: ItlSample },
+    ItlSampled { replica: ReplicaIndex, pace: ItlSample },
     /// A scrape.
     Reported { replica: ReplicaIndex, report: ReplicaReport },
     /// The answer to a probe.
@@ -101,7 +101,7 @@ pub enum RouterCommand {
     },
     /// Preempt the job: take it back from its engine. The job waits at the
     /// router again.
-    Recall { job: JobIndex },
+    Preempt { job: JobIndex },
     /// Ask an engine whether it is there.
     Probe { replica: ReplicaIndex },
     /// Ask an engine for its load, answered by [`Input::Polled`].
@@ -119,12 +119,12 @@ pub trait Router: Send + Debug {
 
     /// Present demand of each of the router's pools; empty when the router
     /// computes none.
-    fn needs(&mut self, _now: Tick) -> Vec<ReplicaDemand> {
+    fn replica_demand(&mut self, _now: Tick) -> Vec<ReplicaDemand> {
         Vec::new()
     }
 
     /// Invariants that broke inside the router; 0 in a healthy run.
-    fn faults(&self) -> u64 {
+    fn broken_invariants(&self) -> u64 {
         0
     }
 }

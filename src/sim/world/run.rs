@@ -11,18 +11,18 @@ use crate::core::model::event::ItlSample;
 use crate::core::model::time::Tick;
 use crate::sim::engine::EngineEvent;
 use crate::sim::world::arrival::Arrival;
-use crate::sim::world::autoscale::elastic::{Beat, Elastic};
-use crate::sim::world::autoscale::{Scaled, Scaling};
+use crate::sim::world::autoscale::elastic::{Elastic, ScaleTimer};
+use crate::sim::world::autoscale::{Scaling, ScalingOutcome};
 use crate::sim::world::exchange::ExchangeStep;
 use crate::sim::world::record::WorldRecord;
 use crate::sim::world::replica::{ReplicaSetup, WorldReplica};
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
 
 /// Period at which routers are told the ITL of streams.
-pub const PACE_PERIOD: Duration = Duration::from_millis(100);
+pub const ITL_PERIOD: Duration = Duration::from_millis(100);
 
 /// Time after which a refused client comes back when the refusal names no time.
-const COME_BACK: Duration = Duration::from_secs(1);
+const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Setup of a world.
 #[derive(Debug, Clone, Default)]
@@ -60,18 +60,18 @@ pub struct RunOutcome {
     /// Time for which each engine computed.
     pub busy: Vec<Duration>,
     /// Invariants that broke inside the routers.
-    pub faults: u64,
+    pub broken_invariants: u64,
     /// Time of the last event.
     pub ended: Tick,
     /// Outcome of autoscaling; absent without autoscaling.
-    pub scaled: Option<Scaled>,
+    pub scaled: Option<ScalingOutcome>,
     /// Output tokens that came from engines from [`Setup::counted_from`] on,
     /// without those of attempts that came to nothing.
     pub tokens: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Happening {
+pub(super) enum WorldEvent {
     Arrival(JobIndex),
     Exchange(ExchangeStep),
     StepEnd(ReplicaIndex),
@@ -79,7 +79,7 @@ pub(super) enum Happening {
     FaultEnds(ReplicaIndex),
     Scrape(ReplicaIndex),
     PaceDue,
-    Beat(Beat),
+    Beat(ScaleTimer),
     Wake(usize),
 }
 
@@ -90,7 +90,7 @@ pub(super) struct WorldJob {
     /// Number of the present attempt, from 1.
     pub(super) attempt: u32,
     /// Whether the engine has queued the attempt.
-    pub(super) entered: bool,
+    pub(super) queued: bool,
     /// Whether the request has ended.
     pub(super) over: bool,
     pub(super) at: Option<ReplicaIndex>,
@@ -101,9 +101,9 @@ pub(super) struct WorldJob {
     /// Received tokens that count for [`RunOutcome::tokens`].
     pub(super) counted: u32,
     /// Choices that are complete.
-    pub(super) ended: u32,
+    pub(super) ended_choices: u32,
     /// Tokens held back by a pause in the stream; absent = no pause.
-    pub(super) unsaid: Option<u32>,
+    pub(super) held_back: Option<u32>,
     pub(super) cached: u32,
     /// Time at which the present attempt was sent, and the requests inside the
     /// engine before it.
@@ -117,8 +117,8 @@ pub(super) struct World<'a> {
     pub(super) jobs: Vec<WorldJob>,
     pub(super) records: Vec<WorldRecord>,
     /// ITL samples per router and replica.
-    pub(super) paces: Vec<ItlSample>,
-    pub(super) heap: BinaryHeap<Reverse<(Tick, u64, Happening)>>,
+    pub(super) itl_samples: Vec<ItlSample>,
+    pub(super) heap: BinaryHeap<Reverse<(Tick, u64, WorldEvent)>>,
     sequence: u64,
     /// The wake that each router has in the heap.
     wakes: Vec<Option<Tick>>,
@@ -127,7 +127,7 @@ pub(super) struct World<'a> {
     /// Requests that have not ended, including those still to come.
     pub(super) open: usize,
     /// Requests that have arrived.
-    pub(super) come: usize,
+    pub(super) arrived: usize,
     /// In a closed loop: index of the arrival that the next free client sends.
     pub(super) next: usize,
     /// Output tokens that count.
@@ -146,15 +146,15 @@ pub fn run(setup: &Setup, routers: &mut [Box<dyn Router>]) -> RunOutcome {
         && at <= horizon
     {
         world.now = at;
-        world.happen(happening);
+        world.handle_event(happening);
     }
     if setup.clients.is_some() {
-        world.records.truncate(world.come);
+        world.records.truncate(world.arrived);
     }
     let open: u64 = world.jobs.iter().map(|job| u64::from(job.counted)).sum();
     RunOutcome {
         tokens: world.tokens + open,
-        faults: world.routers.iter().map(|router| router.faults()).sum(),
+        broken_invariants: world.routers.iter().map(|router| router.broken_invariants()).sum(),
         most_waiting: world.replicas.iter().map(|replica| replica.most_waiting).collect(),
         busy: world.replicas.iter().map(|replica| replica.busy).collect(),
         ended: world.now,
@@ -184,14 +184,14 @@ impl<'a> World<'a> {
             replicas: setup.replicas.iter().map(WorldReplica::new).collect(),
             jobs: (0..setup.arrivals.len()).map(job).collect(),
             records: setup.arrivals.iter().map(record).collect(),
-            paces: vec![ItlSample::default(); gateways * engines],
+            itl_samples: vec![ItlSample::default(); gateways * engines],
             heap: BinaryHeap::new(),
             sequence: 0,
             wakes: vec![None; gateways],
             commands: Vec::new(),
             events: Vec::new(),
             open: setup.arrivals.len(),
-            come: 0,
+            arrived: 0,
             next: setup.clients.unwrap_or(0),
             tokens: 0,
             now: Tick::ZERO,
@@ -199,62 +199,62 @@ impl<'a> World<'a> {
         };
         world.begin_scaling();
         for (job, arrival) in setup.arrivals.iter().take(setup.clients.unwrap_or(1)).enumerate() {
-            world.plan(arrival.at, Happening::Arrival(job));
+            world.schedule(arrival.at, WorldEvent::Arrival(job));
         }
-        world.plan(Tick::ZERO + PACE_PERIOD, Happening::PaceDue);
+        world.schedule(Tick::ZERO + ITL_PERIOD, WorldEvent::PaceDue);
         for replica in 0..engines {
             if let Some(fault) = world.replicas[replica].fault() {
-                world.plan(fault.at, Happening::FaultBegins(replica));
+                world.schedule(fault.at, WorldEvent::FaultBegins(replica));
             }
             if setup.scrape.is_some() {
-                world.plan(Tick::ZERO, Happening::Scrape(replica));
+                world.schedule(Tick::ZERO, WorldEvent::Scrape(replica));
             }
         }
         world
     }
 
-    pub(super) fn plan(&mut self, at: Tick, happening: Happening) {
+    pub(super) fn schedule(&mut self, at: Tick, happening: WorldEvent) {
         self.sequence += 1;
         self.heap.push(Reverse((at, self.sequence, happening)));
     }
 
-    fn happen(&mut self, happening: Happening) {
+    fn handle_event(&mut self, happening: WorldEvent) {
         match happening {
-            Happening::Arrival(job) => {
+            WorldEvent::Arrival(job) => {
                 if let Some(next) = self.setup.arrivals.get(job + 1).filter(|_| self.setup.clients.is_none())
                 {
-                    self.plan(next.at.max(self.now), Happening::Arrival(job + 1));
+                    self.schedule(next.at.max(self.now), WorldEvent::Arrival(job + 1));
                 }
                 let arrival = &self.setup.arrivals[job];
-                self.come = self.come.max(job + 1);
+                self.arrived = self.arrived.max(job + 1);
                 self.records[job].arrived = self.now;
                 if let Some(leaves) = arrival.leaves {
-                    self.plan(self.now + leaves, Happening::Exchange(ExchangeStep::Leaves(job)));
+                    self.schedule(self.now + leaves, WorldEvent::Exchange(ExchangeStep::Leaves(job)));
                 }
-                self.tell(usize::from(self.jobs[job].gateway), Input::Arrived { job, arrival });
-                self.knock();
+                self.notify_router(usize::from(self.jobs[job].gateway), Input::Arrived { job, arrival });
+                self.push_arrival();
             }
-            Happening::Exchange(step) => self.exchange(step),
-            Happening::StepEnd(replica) => self.step_ended(replica),
-            Happening::FaultBegins(replica) => self.fault_begins(replica),
-            Happening::FaultEnds(replica) => {
+            WorldEvent::Exchange(step) => self.exchange(step),
+            WorldEvent::StepEnd(replica) => self.step_ended(replica),
+            WorldEvent::FaultBegins(replica) => self.fault_begins(replica),
+            WorldEvent::FaultEnds(replica) => {
                 self.replicas[replica].crashed = false;
                 self.start(replica);
             }
-            Happening::Scrape(replica) => self.scrape(replica),
-            Happening::PaceDue => self.tell_paces(),
-            Happening::Beat(beat) => self.beat(beat),
-            Happening::Wake(gateway) => {
+            WorldEvent::Scrape(replica) => self.scrape(replica),
+            WorldEvent::PaceDue => self.report_itl(),
+            WorldEvent::Beat(beat) => self.beat(beat),
+            WorldEvent::Wake(gateway) => {
                 if self.wakes[gateway].is_some_and(|at| at <= self.now) {
                     self.wakes[gateway] = None;
-                    self.tell(gateway, Input::Wake);
+                    self.notify_router(gateway, Input::Wake);
                 }
             }
         }
     }
 
     /// Gives a router an input and carries out its commands.
-    pub(super) fn tell(&mut self, gateway: usize, input: Input<'_>) {
+    pub(super) fn notify_router(&mut self, gateway: usize, input: Input<'_>) {
         let mut commands = std::mem::take(&mut self.commands);
         let mut touched: SmallVec<[ReplicaIndex; 4]> = SmallVec::new();
         self.routers[gateway].handle(self.now, input, &mut commands);
@@ -262,7 +262,7 @@ impl<'a> World<'a> {
         while next < commands.len() {
             let command = commands[next];
             next += 1;
-            if let Some(input) = self.obey(command, &mut touched) {
+            if let Some(input) = self.execute(command, &mut touched) {
                 self.routers[gateway].handle(self.now, input, &mut commands);
             }
         }
@@ -271,36 +271,42 @@ impl<'a> World<'a> {
         for replica in touched {
             self.start(replica);
         }
-        self.keep_awake(gateway);
+        self.schedule_wake(gateway);
     }
 
-    fn keep_awake(&mut self, gateway: usize) {
+    fn schedule_wake(&mut self, gateway: usize) {
         let wanted = self.routers[gateway].next_wake();
         if let Some(at) = wanted
             && self.wakes[gateway].is_none_or(|known| at < known)
         {
             let at = at.max(self.now);
             self.wakes[gateway] = Some(at);
-            self.plan(at, Happening::Wake(gateway));
+            self.schedule(at, WorldEvent::Wake(gateway));
         }
     }
 
     /// Carries out one command. Returns the input for the router when the
     /// command has an immediate answer.
-    fn obey(&mut self, command: RouterCommand, touched: &mut SmallVec<[usize; 4]>) -> Option<Input<'static>> {
+    fn execute(
+        &mut self,
+        command: RouterCommand,
+        touched: &mut SmallVec<[usize; 4]>,
+    ) -> Option<Input<'static>> {
         match command {
             RouterCommand::Send { job, replica, priority } => self.send(job, replica, priority, touched),
             RouterCommand::Refuse { job, retry_after } => {
                 let record = &mut self.records[job];
-                (record.refused, record.told) = (true, Some(self.now.since(record.arrived)));
-                self.over(job, retry_after.unwrap_or(COME_BACK));
+                (record.refused, record.refused_after) = (true, Some(self.now.since(record.arrived)));
+                self.end_request(job, retry_after.unwrap_or(DEFAULT_RETRY_AFTER));
                 None
             }
-            RouterCommand::Recall { job } => {
-                self.take_back(job, touched);
+            RouterCommand::Preempt { job } => {
+                self.preempt(job, touched);
                 None
             }
-            RouterCommand::Probe { replica } => Some(Input::Probed { replica, alive: self.answers(replica) }),
+            RouterCommand::Probe { replica } => {
+                Some(Input::Probed { replica, alive: self.is_reachable(replica) })
+            }
             RouterCommand::Poll { replica } => {
                 let engine = &self.replicas[replica];
                 Some(Input::Polled { replica, load: (!engine.crashed).then(|| engine.load()) })

@@ -13,7 +13,7 @@ use crate::sim::world::arrival::{Arrival, Pause};
 use crate::sim::world::baseline::at_once::AtOnce;
 use crate::sim::world::baseline::at_once::least_request::LeastRequest;
 use crate::sim::world::gateway::{EventTrace, Rack, SimGateway, policy};
-use crate::sim::world::record::{Goal, Summary, WorldRecord};
+use crate::sim::world::record::{Objectives, Summary, WorldRecord};
 use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{RunOutcome, Setup, run};
@@ -61,7 +61,7 @@ fn gateway(setup: &Setup) -> Box<dyn Router> {
     Box::new(SimGateway::new(rules(setup)))
 }
 
-const GOAL: Goal = Goal { ttft: Duration::from_millis(150), itl: Duration::from_millis(50) };
+const GOAL: Objectives = Objectives { ttft: Duration::from_millis(150), itl: Duration::from_millis(50) };
 
 fn summary(outcome: &RunOutcome) -> Summary {
     Summary::of(outcome.records.iter(), &GOAL)
@@ -73,7 +73,7 @@ fn a_light_load_is_served_by_everybody() {
     for router in [gateway(&setup), Box::new(AtOnce::new(2, LeastRequest::default())) as Box<dyn Router>] {
         let outcome = run(&setup, &mut [router]);
         let summary = summary(&outcome);
-        assert_eq!((summary.offered, outcome.faults), (200, 0));
+        assert_eq!((summary.offered, outcome.broken_invariants), (200, 0));
         assert_eq!((summary.goodput, summary.lost), (1.0, 0.0), "{summary:?}");
         // 500 tokens in one step: 2 + max(6, 1.5 + 0.0215 * 500) + attention.
         assert!((14.0..40.0).contains(&summary.ttft_p50), "{summary:?}");
@@ -187,7 +187,7 @@ fn what_is_on_its_way_to_an_engine_that_died_is_sent_elsewhere() {
             WorldFault { at: Tick::from_millis(20), lasts: Duration::from_secs(9), every: None, kind };
         setup.replicas[0].fault = Some(fault);
     });
-    assert_eq!((record.sends, record.served()), (2, true));
+    assert_eq!((record.attempts, record.served()), (2, true));
     assert_eq!(told(&log, 0), ["arrived", "finished", "first token", "finished"]);
 }
 

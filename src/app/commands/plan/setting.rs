@@ -71,7 +71,7 @@ pub(super) fn of(
     let known = policy.pools.iter().filter_map(|(_, _, pool)| pool.cold_start).max();
     let measured = seen.and_then(|seen| seen.start(&args.pool));
     let start = args.start.map(|span| span.0).or(measured).or(known).unwrap_or(USUAL_START);
-    Ok(Setting { classes, pools, start, keep: args.keep })
+    Ok(Setting { classes, pools, start, objective_share: args.keep })
 }
 
 /// Gives a pool the limits of replicas that a gateway has seen, where nothing else says

@@ -106,7 +106,7 @@ fn of_log(args: &PlanArgs, source: &RowSource, setting: &Setting) -> anyhow::Res
         let which = args.model.as_ref().map_or(String::new(), |model| format!(" of the model `{model}`"));
         bail!("the usage log has no request{which} in that time; --since and --until choose it");
     }
-    trace.settle();
+    trace.sort_and_rebase();
     let mut notes = vec![
         "A usage log tells when requests ended and how long they waited; when they came is worked out with the speed of an idle replica. Requests that were refused are not in it.".to_owned(),
     ];
@@ -133,10 +133,10 @@ impl TraceRows<'_> {
         let tokens = |count: u64| u32::try_from(count).unwrap_or(MAX_PROMPT).min(MAX_PROMPT);
         let (prompt, output) = (tokens(past.input_tokens), tokens(past.output_tokens).max(1));
         if prompt == 0 {
-            self.trace.left_out += 1;
+            self.trace.skipped_lines += 1;
             return;
         }
-        let alone = self.setting.pools[0].alone(prompt, output);
+        let alone = self.setting.pools[0].idle_latency(prompt, output);
         let waited = Duration::from_micros(past.queue_us);
         let ended = Duration::from_millis(u64::try_from(past.ended_ms).unwrap_or(0));
         let took = waited + alone.ttft + alone.itl * output;
@@ -181,7 +181,7 @@ fn classes(read: &mut DemandTrace, args: &PlanArgs, setting: &Setting) -> anyhow
             bail!(form());
         }
         let tenants: Vec<u32> = read.trace.calls.iter().map(|call| call.tenant).collect();
-        read.trace.deal_tenants(&shares, SEED);
+        read.trace.draw_tenants(&shares, SEED);
         for (call, tenant) in read.trace.calls.iter_mut().zip(tenants) {
             (call.class, call.tenant) = (call.tenant, tenant);
         }

@@ -3,7 +3,7 @@
 //!
 //! Work is given in bins of equal length. The slow window is a minute, or a
 //! replica's start time if that is longer. A surge begins with a bin of at
-//! least [`HIGH`] times the mean of the bins in the slow window before. A surge
+//! least [`SURGE_FACTOR`] times the mean of the bins in the slow window before. A surge
 //! ends with two bins in a row below that level, or after three slow windows,
 //! when the surge has become the new level. A surge that ends before a replica
 //! could start is noise to a scaler: only warm replicas can carry such a surge.
@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 /// Multiple of the level before at which a surge begins.
-pub const HIGH: f64 = 1.5;
+pub const SURGE_FACTOR: f64 = 1.5;
 /// Slow windows after which a surge becomes the new level.
 const NEW_LEVEL: usize = 3;
 
@@ -58,7 +58,8 @@ pub fn surges(work: &[f64], bin_s: f64, slow: Duration) -> Vec<Surge> {
     let mut bin = 0;
     while bin < work.len() {
         let level = before(bin);
-        let high = |bin: usize| work.get(bin).is_some_and(|amount| *amount > 0.0 && *amount >= HIGH * level);
+        let high =
+            |bin: usize| work.get(bin).is_some_and(|amount| *amount > 0.0 && *amount >= SURGE_FACTOR * level);
         if !high(bin) {
             bin += 1;
             continue;

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 /// Percentiles of a level over time.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct Bands {
+pub struct LevelPercentiles {
     /// Mean over time.
     pub mean: f64,
     /// Level that is not exceeded for half of the time.
@@ -82,7 +82,7 @@ impl Levels {
 
     /// Percentiles over the whole time.
     #[must_use]
-    pub fn bands(&self) -> Bands {
+    pub fn percentiles(&self) -> LevelPercentiles {
         let most = self.steps.iter().map(|(_, level)| *level).max().unwrap_or(0);
         let mut times = vec![Duration::ZERO; usize::try_from(most).unwrap_or(0) + 1];
         let mut sum = 0.0;
@@ -100,7 +100,7 @@ impl Levels {
             below.map_or(most, |level| level as u64)
         };
         let mean = sum / self.end.as_secs_f64().max(1e-9);
-        Bands { mean, p50: band(0.5), p90: band(0.9), p99: band(0.99), most }
+        LevelPercentiles { mean, p50: band(0.5), p90: band(0.9), p99: band(0.99), most }
     }
 
     /// Levels in stretches of equal width; the last may be shorter.
@@ -164,7 +164,7 @@ mod tests {
         // 0-4, 1-3, 2-6 and 9-12 in ten seconds:
         // 1 in 0-1, 2 in 1-2, 3 in 2-3, 2 in 3-4, 1 in 4-6, 0 in 6-9, 1 in 9-10.
         let levels = levels(&[(0.0, 4.0), (1.0, 3.0), (2.0, 6.0), (9.0, 12.0)], 10.0);
-        let bands = levels.bands();
+        let bands = levels.percentiles();
         assert_eq!((bands.p50, bands.p90, bands.p99, bands.most), (1, 2, 3, 3));
         assert!((bands.mean - 1.1).abs() < 1e-9, "{bands:?}");
         let bins = levels.bins(secs(5.0));
@@ -177,9 +177,9 @@ mod tests {
     #[test]
     fn ends_come_before_begins_and_empty_stays_are_nothing() {
         let levels = levels(&[(0.0, 1.0), (1.0, 2.0), (1.5, 1.5), (7.0, 8.0)], 2.0);
-        assert_eq!(levels.bands(), Bands { mean: 1.0, p50: 1, p90: 1, p99: 1, most: 1 });
-        assert_eq!(Levels::of(std::iter::empty(), secs(1.0)).bands(), Bands::default());
-        assert_eq!(Levels::default().bands(), Bands::default());
+        assert_eq!(levels.percentiles(), LevelPercentiles { mean: 1.0, p50: 1, p90: 1, p99: 1, most: 1 });
+        assert_eq!(Levels::of(std::iter::empty(), secs(1.0)).percentiles(), LevelPercentiles::default());
+        assert_eq!(Levels::default().percentiles(), LevelPercentiles::default());
         assert_eq!(Levels::default().bins(secs(1.0)).len(), 1);
     }
 }

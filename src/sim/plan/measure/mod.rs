@@ -19,7 +19,7 @@ const MOST_BINS: u32 = 1_000_000;
 /// Shortest time that shows sustained demand.
 const SUSTAINED: Duration = Duration::from_secs(60);
 /// Most surges that a report lists.
-pub const LISTED: usize = 500;
+pub const MAX_LISTED_SURGES: usize = 500;
 
 /// Time for which demand must last to count as sustained: a minute, or a
 /// replica's start time if that is longer.
@@ -44,21 +44,21 @@ pub fn percentiles(mut samples: Vec<f64>) -> Percentiles {
 /// Service time of a request: as the source says, or as at a replica that is as
 /// busy as the recommended fleet.
 #[derive(Debug, Clone, Copy)]
-pub struct Service {
+pub struct ServiceTime {
     /// Factor on the TTFT of an idle replica.
     pub slowness: f64,
     /// Time between two tokens, in seconds.
     pub gap: f64,
 }
 
-impl Service {
+impl ServiceTime {
     /// Seconds that the call is in service.
     #[must_use]
     pub fn seconds(&self, setting: &Setting, pool: usize, call: &TraceCall) -> f64 {
         if let Some(took) = call.took {
             return took.saturating_sub(call.waited.unwrap_or_default()).as_secs_f64();
         }
-        let alone = setting.pools[pool].alone(call.prompt, call.output);
+        let alone = setting.pools[pool].idle_latency(call.prompt, call.output);
         alone.ttft.as_secs_f64() * self.slowness + self.gap * f64::from(call.output.saturating_sub(1))
     }
 }
@@ -83,7 +83,7 @@ fn end(trace: &TrafficTrace) -> Duration {
 pub fn queue(trace: &TrafficTrace) -> Option<QueueFigures> {
     let known = || trace.calls.iter().filter_map(|call| Some((call.at, call.waited?)));
     known().next()?;
-    let depth = Levels::of(known().map(|(at, waited)| (at, at + waited)), end(trace)).bands();
+    let depth = Levels::of(known().map(|(at, waited)| (at, at + waited)), end(trace)).percentiles();
     Some(QueueFigures {
         depth,
         wait_s: percentiles(known().map(|(_, waited)| waited.as_secs_f64()).collect()),

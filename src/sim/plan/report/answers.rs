@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::sim::plan::measure::bursts::HIGH;
+use crate::sim::plan::measure::bursts::SURGE_FACTOR;
 use crate::sim::plan::measure::sustained;
 use crate::sim::plan::report::numbers::{count, number, of, percent, time};
 use crate::sim::plan::report::{PlanClassRow, PlanReport, PreflightAnswer};
@@ -43,7 +43,7 @@ fn burst(report: &PlanReport) -> String {
     let bursts = &report.measured.bursts;
     let start = time(report.setting.start_s);
     if bursts.surges.is_empty() {
-        return format!("Neither: no ten seconds bring {HIGH} times the work of the time before.");
+        return format!("Neither: no ten seconds bring {SURGE_FACTOR} times the work of the time before.");
     }
     let worth = match bursts.bursts_per_hour {
         0.0 => "None lasts longer: there is nothing that starting replicas could answer.".to_owned(),

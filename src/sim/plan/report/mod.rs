@@ -8,7 +8,7 @@ pub mod text;
 use serde::Serialize;
 
 use crate::sim::plan::measure::bursts::Surge;
-use crate::sim::plan::measure::concurrency::{Bands, LevelBin};
+use crate::sim::plan::measure::concurrency::{LevelBin, LevelPercentiles};
 use crate::sim::plan::trials::TriedFleet;
 
 /// Capacity report.
@@ -99,14 +99,14 @@ pub struct Concurrency {
     /// Sustained parallel work: nine of ten windows have at least this mean.
     pub floor: f64,
     /// Percentiles over the whole time.
-    pub bands: Bands,
+    pub bands: LevelPercentiles,
 }
 
 /// Waiting requests.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct QueueFigures {
     /// Requests in the queue at the same time.
-    pub depth: Bands,
+    pub depth: LevelPercentiles,
     /// Seconds that requests waited.
     pub wait_s: Percentiles,
 }

@@ -227,7 +227,7 @@ fn first_token(report: &PlanReport) -> (Chart, String) {
     let line = |name: &str, of: fn(&TriedFleet) -> f64| ChartSeries {
         name: name.to_owned(),
         points: report.by_replicas.iter().map(|run| point(run.replicas as f64, of(run))).collect(),
-        marks: Marks::Both,
+        marks: Marks::LineAndDots,
     };
     let ends = (report.by_replicas.first(), report.by_replicas.last());
     let (from, to) = match ends {
@@ -258,7 +258,7 @@ fn cost(report: &PlanReport) -> (Chart, String) {
     };
     let fixed = report.by_replicas.iter().map(|run| point(run.cost_per_hour, missed(run.kept)));
     let mut series = vec![
-        ChartSeries { name: "fixed fleets".to_owned(), points: fixed.collect(), marks: Marks::Both },
+        ChartSeries { name: "fixed fleets".to_owned(), points: fixed.collect(), marks: Marks::LineAndDots },
         flat("promised", from, to, missed(report.setting.keep)),
     ];
     let follows = report.fleets.iter().find(|fleet| fleet.name == "recommended");

@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::sim::server::feed::{FeedEnd, Progress};
 use crate::sim::server::http::conn::BusyGuard;
-use crate::sim::server::job::{Act, ClientJob};
+use crate::sim::server::job::{ClientJob, ConnectionFailure};
 
 /// Turns progress into events. Called once for each change, and never again
 /// after a progress with an end.
@@ -154,8 +154,8 @@ impl EventBody {
                 return Poll::Ready(Some(Ok(bytes)));
             }
             match &mut self.stage {
-                BodyStage::Live => match self.job.poll_news(cx) {
-                    Poll::Ready((progress, act)) => self.take_news(&progress, act),
+                BodyStage::Live => match self.job.poll_progress(cx) {
+                    Poll::Ready((progress, act)) => self.apply_progress(&progress, act),
                     Poll::Pending => ready!(self.poll_keep_alive(cx)),
                 },
                 BodyStage::Over => return Poll::Ready(None),
@@ -174,7 +174,7 @@ impl EventBody {
         }
     }
 
-    fn take_news(&mut self, progress: &Progress, act: Option<Act>) {
+    fn apply_progress(&mut self, progress: &Progress, act: Option<ConnectionFailure>) {
         if let Some((every, timer)) = &mut self.keep_alive {
             timer.as_mut().reset(Instant::now() + *every);
         }
@@ -188,18 +188,18 @@ impl EventBody {
         }
         match act {
             None => {}
-            Some(Act::Cut) => self.stage = BodyStage::Break(Box::pin(sleep(FLUSH))),
-            Some(Act::Reset) => {
+            Some(ConnectionFailure::Cut) => self.stage = BodyStage::Break(Box::pin(sleep(FLUSH))),
+            Some(ConnectionFailure::Reset) => {
                 self.job.conn.reset();
                 self.stage = BodyStage::Break(Box::pin(sleep(FLUSH)));
             }
-            Some(Act::Silent) => self.stage = BodyStage::Hang,
-            Some(Act::BadChunk) => self.stage = BodyStage::Corrupt(Box::pin(sleep(FLUSH))),
-            Some(Act::BadSse) => {
+            Some(ConnectionFailure::Silent) => self.stage = BodyStage::Hang,
+            Some(ConnectionFailure::BadChunk) => self.stage = BodyStage::Corrupt(Box::pin(sleep(FLUSH))),
+            Some(ConnectionFailure::BadSse) => {
                 self.queue.push_back(Bytes::from_static(BAD_SSE));
                 self.stage = BodyStage::Over;
             }
-            Some(Act::BadJson) => self.queue.push_back(Bytes::from_static(BAD_JSON)),
+            Some(ConnectionFailure::BadJson) => self.queue.push_back(Bytes::from_static(BAD_JSON)),
         }
     }
 

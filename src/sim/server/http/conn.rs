@@ -72,7 +72,7 @@ impl Drop for BusyGuard {
 /// Answers the requests of one connection until it ends. A `control` connection
 /// serves only `/sim/*` and survives the engine's faults.
 pub(in crate::sim::server) async fn serve(sim: Arc<ServerCore>, stream: TcpStream, control: bool) {
-    let life = if control { sim.stopped.clone() } else { sim.life() };
+    let life = if control { sim.stopped.clone() } else { sim.connections_token() };
     let keep_alive = sim.options.keep_alive;
     let conn = Arc::new(SimConn::default());
     let io = SimIo { stream, conn: Arc::clone(&conn), sim: (!control).then(|| Arc::clone(&sim)) };
@@ -86,7 +86,7 @@ pub(in crate::sim::server) async fn serve(sim: Arc<ServerCore>, stream: TcpStrea
             _ = connection.as_mut() => return,
             () = life.cancelled() => return,
             () = conn.changed.notified() => {}
-            _ = unused(&conn, keep_alive) => {
+            _ = idle_timeout(&conn, keep_alive) => {
                 connection.as_mut().graceful_shutdown();
                 let _ = connection.await;
                 return;
@@ -96,7 +96,7 @@ pub(in crate::sim::server) async fn serve(sim: Arc<ServerCore>, stream: TcpStrea
 }
 
 /// Returns when the connection has been idle for `keep_alive`.
-async fn unused(conn: &SimConn, keep_alive: Duration) {
+async fn idle_timeout(conn: &SimConn, keep_alive: Duration) {
     if conn.idle() {
         sleep(keep_alive).await;
     } else {

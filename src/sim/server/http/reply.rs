@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::sim::server::http::body::{BrokenBody, SimBody};
 use crate::sim::server::http::json::Json;
-use crate::sim::server::job::{Act, ClientJob};
+use crate::sim::server::job::{ClientJob, ConnectionFailure};
 
 /// Result of a handler: a response, or the end of the connection.
 pub(crate) type HandlerAnswer = Result<Response<SimBody>, BrokenBody>;
@@ -48,23 +48,25 @@ pub(crate) fn events(content_type: &'static str, body: SimBody) -> Response<SimB
 /// Sends `whole` in the way that the request's fault demands.
 pub(crate) fn deliver(
     job: ClientJob,
-    act: Option<Act>,
+    act: Option<ConnectionFailure>,
     mut whole: Response<SimBody>,
     bytes: Bytes,
 ) -> Response<SimBody> {
     *whole.body_mut() = match act {
         None => SimBody::full(bytes),
-        Some(Act::Cut) => SimBody::half(&bytes),
-        Some(Act::Reset) => {
+        Some(ConnectionFailure::Cut) => SimBody::half(&bytes),
+        Some(ConnectionFailure::Reset) => {
             job.conn.reset();
             SimBody::half(&bytes)
         }
-        Some(Act::Silent) => SimBody::hang(job),
-        Some(Act::BadChunk) => {
+        Some(ConnectionFailure::Silent) => SimBody::hang(job),
+        Some(ConnectionFailure::BadChunk) => {
             job.conn.corrupt();
             SimBody::full(bytes)
         }
-        Some(Act::BadSse | Act::BadJson) => SimBody::full(bytes.slice(..bytes.len() / 2)),
+        Some(ConnectionFailure::BadSse | ConnectionFailure::BadJson) => {
+            SimBody::full(bytes.slice(..bytes.len() / 2))
+        }
     };
     whole
 }

@@ -16,7 +16,7 @@ use crate::sim::server::core::ServerCore;
 use crate::sim::server::http::body::{BrokenBody, SimBody};
 use crate::sim::server::http::conn::SimConn;
 use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::job::Late;
+use crate::sim::server::job::LateFault;
 use crate::sim::server::options::ServerDialect;
 use crate::sim::server::{tgi, vllm};
 
@@ -34,7 +34,7 @@ pub(crate) struct ServerCall {
     pub(crate) query: String,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    pub(crate) late: Option<Late>,
+    pub(crate) late: Option<LateFault>,
 }
 
 impl ServerCall {
@@ -51,7 +51,7 @@ impl ServerCall {
     }
 
     /// Whether the request carries this bearer token.
-    pub(crate) fn bears(&self, key: &str) -> bool {
+    pub(crate) fn has_bearer_token(&self, key: &str) -> bool {
         let value = self.header("authorization").unwrap_or_default();
         value
             .split_once(' ')
@@ -106,7 +106,7 @@ async fn route(
         if let Some(response) = early_fault(&call, &kind).await? {
             return Ok(response);
         }
-        call.late = Late::from_kind(&kind);
+        call.late = LateFault::from_kind(&kind);
     }
     match call.sim.options.dialect {
         ServerDialect::Vllm => vllm::answer(call).await,

@@ -17,14 +17,14 @@ use crate::sim::server::http::json::{Json, ordered};
 use crate::sim::server::http::reply::{self, HandlerAnswer};
 use crate::sim::server::http::route::ServerCall;
 use crate::sim::server::job::ClientJob;
-use crate::sim::server::text::{SimPrompt, Voice, word};
+use crate::sim::server::text::{AnswerTokens, SimPrompt, word};
 
 /// A request inside the engine.
 #[derive(Debug)]
 pub(super) struct Generation {
     pub(super) prompt_tokens: u32,
     pub(super) prompt_chars: usize,
-    voice: Voice,
+    voice: AnswerTokens,
     /// Tokens, the stop token included.
     pub(super) tokens: u32,
     pub(super) stops: bool,
@@ -87,7 +87,7 @@ pub(super) fn start(
         );
         return Err(TgiError::validation(message));
     }
-    let voice = Voice(mix(options.seed ^ prompt.digest() ^ mix(seed)));
+    let voice = AnswerTokens(mix(options.seed ^ prompt.digest() ^ mix(seed)));
     let (limit, own) = (limit as u32, voice.length(options.mean_output_tokens));
     let (tokens, stops) = if own <= limit { (own, true) } else { (limit, false) };
     let id = sim.fresh_id();
@@ -144,7 +144,7 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
 pub(super) fn failed(progress: &Progress, stream: bool) -> Option<TgiError> {
     match progress.end.as_ref()? {
         FeedEnd::Failed(failure) => Some(failure.into()),
-        FeedEnd::Aborted | FeedEnd::NoFinish => Some(TgiError::broken_off(stream)),
+        FeedEnd::Aborted | FeedEnd::NoFinish => Some(TgiError::incomplete(stream)),
         FeedEnd::Complete | FeedEnd::Cut => None,
     }
 }

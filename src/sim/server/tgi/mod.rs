@@ -53,7 +53,7 @@ impl TgiError {
     }
 
     /// The error for a generation that ended early.
-    fn broken_off(stream: bool) -> Self {
+    fn incomplete(stream: bool) -> Self {
         let message = "Incomplete generation".to_owned();
         let kind = if stream { "incomplete_generation_stream" } else { "incomplete_generation" };
         Self { status: 500, message, kind }

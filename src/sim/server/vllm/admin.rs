@@ -27,7 +27,7 @@ pub(super) async fn pause(call: &ServerCall) -> Response<SimBody> {
     if !["abort", "wait", "keep"].contains(&mode) {
         return reply::value(400, &ordered!({"error": "mode must be abort, wait or keep"}));
     }
-    call.sim.work.lock().holding = true;
+    call.sim.work.lock().holds_new = true;
     if mode == "abort" {
         call.sim.end_requests(None, &FeedEnd::Aborted);
     }
@@ -40,9 +40,9 @@ pub(super) async fn pause(call: &ServerCall) -> Response<SimBody> {
 
 pub(super) fn resume(call: &ServerCall) -> Response<SimBody> {
     let mut work = call.sim.work.lock();
-    (work.paused, work.holding) = (false, false);
+    (work.paused, work.holds_new) = (false, false);
     drop(work);
-    go_on(&call.sim);
+    submit_held(&call.sim);
     reply::value(200, &ordered!({"status": "resumed"}))
 }
 
@@ -56,13 +56,13 @@ pub(super) fn sleep(call: &ServerCall) -> Response<SimBody> {
 pub(super) async fn wake_up(call: &ServerCall) -> Response<SimBody> {
     tokio::time::sleep(call.sim.options.vllm.wake_time).await;
     call.sim.work.lock().asleep = false;
-    go_on(&call.sim);
+    submit_held(&call.sim);
     reply::value(200, &ordered!({"status": "awake", "tags": ()}))
 }
 
 pub(super) fn state(call: &ServerCall, name: &str) -> Response<SimBody> {
     let work = call.sim.work.lock();
-    let on = if name == "is_paused" { work.holding } else { work.asleep };
+    let on = if name == "is_paused" { work.holds_new } else { work.asleep };
     reply::value(200, &Json::object().and(name, &on))
 }
 
@@ -72,9 +72,9 @@ pub(super) fn reset_prefix_cache(call: &ServerCall) -> Response<SimBody> {
 }
 
 /// Hands the held requests to the engine.
-fn go_on(sim: &ServerCore) {
+fn submit_held(sim: &ServerCore) {
     let mut work = sim.work.lock();
-    if !work.holding && !work.asleep {
+    if !work.holds_new && !work.asleep {
         for request in std::mem::take(&mut work.held) {
             let refused = work.engine.submit(request);
             debug_assert!(refused.is_ok(), "ids are new and lengths were checked");

@@ -24,7 +24,7 @@ pub(super) fn answer(call: &ServerCall) -> Response<SimBody> {
         return reply::typed(200, CONTENT_TYPE, text);
     }
     let mut view = sim.work.lock().view();
-    lie(call, &mut view);
+    apply_lying_metrics(call, &mut view);
     let mut page = MetricsPage { out: String::with_capacity(8 << 10), model: sim.options.model() };
     page.gauges(&view);
     page.counters(&view);
@@ -43,7 +43,7 @@ pub(super) fn answer(call: &ServerCall) -> Response<SimBody> {
 }
 
 /// Replaces the gauges by those of a `lying_metrics` fault.
-fn lie(call: &ServerCall, view: &mut MetricsView) {
+fn apply_lying_metrics(call: &ServerCall, view: &mut MetricsView) {
     let lie = call.sim.faults.state(call.sim.now(), |kind| match kind {
         FaultKind::LyingMetrics { running, waiting, kv_usage } => Some((*running, *waiting, *kv_usage)),
         _ => None,

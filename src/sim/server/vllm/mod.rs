@@ -85,12 +85,12 @@ fn detail(status: u16, text: &str) -> Response<SimBody> {
 
 async fn dispatch(call: ServerCall) -> HandlerAnswer {
     let guarded = ["/v1", "/v2", "/inference", "/cohere"].iter().any(|prefix| call.path.starts_with(prefix));
-    if guarded && call.sim.options.api_key.as_deref().is_some_and(|key| !call.bears(key)) {
+    if guarded && call.sim.options.api_key.as_deref().is_some_and(|key| !call.has_bearer_token(key)) {
         return Ok(reply::value(401, &ordered!({"error": "Unauthorized"})));
     }
     let methods = methods(&call, &call.path);
     if methods.is_empty() {
-        return Ok(elsewhere(&call));
+        return Ok(redirect_or_not_found(&call));
     }
     if !methods.contains(&call.method) {
         let mut response = detail(405, "Method Not Allowed");
@@ -133,7 +133,7 @@ fn methods(call: &ServerCall, path: &str) -> Vec<Method> {
 }
 
 /// A redirect for a known path with a slash too many, else 404.
-fn elsewhere(call: &ServerCall) -> Response<SimBody> {
+fn redirect_or_not_found(call: &ServerCall) -> Response<SimBody> {
     let trimmed = call.path.trim_end_matches('/');
     if trimmed == call.path || methods(call, trimmed).is_empty() {
         return detail(404, "Not Found");

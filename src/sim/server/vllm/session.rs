@@ -14,7 +14,7 @@ use crate::sim::server::http::json::{Json, ordered};
 use crate::sim::server::http::route::ServerCall;
 use crate::sim::server::job::ClientJob;
 use crate::sim::server::options::SimOptions;
-use crate::sim::server::text::{self, SimPrompt, Voice};
+use crate::sim::server::text::{self, AnswerTokens, SimPrompt};
 
 /// Most sequences of one body; bounds the simulator's memory.
 const MAX_SEQUENCES: i64 = 65_536;
@@ -24,7 +24,7 @@ pub(super) const FINGERPRINT: &str = "vllm-0.32.0-simulated";
 /// Plan of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SequencePlan {
-    voice: Voice,
+    voice: AnswerTokens,
     choice: usize,
     /// Tokens of the answer that are part of the prompt.
     begun: u32,
@@ -107,8 +107,8 @@ pub(super) fn start(
     let mut plans = Vec::new();
     let mut parts = Vec::with_capacity(prompts.len());
     for prompt in &mut prompts {
-        let voice = |digest| Voice(mix(options.seed ^ digest ^ mix(params.seed as u64)));
-        let (voice, begun) = prompt.begun(voice);
+        let voice = |digest| AnswerTokens(mix(options.seed ^ digest ^ mix(params.seed as u64)));
+        let (voice, begun) = prompt.continued_answer(voice);
         let limit = output_limit(&params, prompt.tokens, options.window())?;
         params.check_sampling()?;
         let (tokens, stops) = planned(&params, voice, (begun, limit), options);
@@ -179,7 +179,12 @@ fn output_limit(params: &Params, prompt_tokens: u32, window: u32) -> Result<u32,
 
 /// Number of tokens that the answer has after the `begun` ones, at most
 /// `limit`, and whether it ends with a stop token.
-fn planned(params: &Params, voice: Voice, (begun, limit): (u32, u32), options: &SimOptions) -> (u32, bool) {
+fn planned(
+    params: &Params,
+    voice: AnswerTokens,
+    (begun, limit): (u32, u32),
+    options: &SimOptions,
+) -> (u32, bool) {
     if params.ignore_eos {
         return (limit, false);
     }

@@ -8,16 +8,16 @@ use crate::core::model::time::Tick;
 use crate::sim::world::autoscale::policy::ScalePolicy;
 use crate::sim::world::autoscale::scaler::{VisibleWorld, WorldScaler};
 use crate::sim::world::autoscale::slots::ReplicaSlots;
-use crate::sim::world::autoscale::{Scaled, Scaling, hpa, kpa};
+use crate::sim::world::autoscale::{Scaling, ScalingOutcome, hpa, kpa};
 use crate::sim::world::router::{Input, MemberState, ReplicaIndex};
-use crate::sim::world::run::{Happening, Setup, World};
+use crate::sim::world::run::{Setup, World, WorldEvent};
 
 /// Time between two computations of the gateway's own replica number.
-const LOOK: Duration = Duration::from_millis(250);
+const RECOMPUTE_PERIOD: Duration = Duration::from_millis(250);
 
 /// Timer of an autoscaler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::sim::world) enum Beat {
+pub(in crate::sim::world) enum ScaleTimer {
     /// KEDA polls.
     Poll,
     /// The HPA syncs.
@@ -49,8 +49,8 @@ impl Elastic {
         }
     }
 
-    pub(in crate::sim::world) fn settle(self, now: Tick) -> Scaled {
-        self.slots.settle(now)
+    pub(in crate::sim::world) fn settle(self, now: Tick) -> ScalingOutcome {
+        self.slots.into_outcome(now)
     }
 }
 
@@ -63,95 +63,99 @@ impl World<'_> {
         let (policy, poll) = (elastic.scaling.policy, elastic.scaling.poll);
         match policy {
             ScalePolicy::Fixed(_) => {}
-            ScalePolicy::Kpa(_) => self.plan(Tick::ZERO + kpa::SAMPLE, Happening::Beat(Beat::Sample)),
+            ScalePolicy::Kpa(_) => {
+                self.schedule(Tick::ZERO + kpa::SAMPLE, WorldEvent::Beat(ScaleTimer::Sample))
+            }
             _ => {
-                self.plan(Tick::ZERO + poll, Happening::Beat(Beat::Poll));
-                self.plan(Tick::ZERO + hpa::SYNC / 2, Happening::Beat(Beat::Sync));
+                self.schedule(Tick::ZERO + poll, WorldEvent::Beat(ScaleTimer::Poll));
+                self.schedule(Tick::ZERO + hpa::SYNC / 2, WorldEvent::Beat(ScaleTimer::Sync));
             }
         }
         if policy == ScalePolicy::Need {
-            self.plan(Tick::ZERO + LOOK, Happening::Beat(Beat::Look));
+            self.schedule(Tick::ZERO + RECOMPUTE_PERIOD, WorldEvent::Beat(ScaleTimer::Look));
         }
-        self.tell_members();
+        self.announce_members();
     }
 
     /// Whether the replica is there and takes connections.
-    pub(in crate::sim::world) fn answers(&self, replica: ReplicaIndex) -> bool {
+    pub(in crate::sim::world) fn is_reachable(&self, replica: ReplicaIndex) -> bool {
         let is_there = self.elastic.as_ref().is_none_or(|elastic| elastic.slots.is_there(replica));
         is_there && !self.replicas[replica].crashed
     }
 
-    pub(in crate::sim::world) fn beat(&mut self, beat: Beat) {
+    pub(in crate::sim::world) fn beat(&mut self, beat: ScaleTimer) {
         let Some(elastic) = &self.elastic else { return };
         let again = match beat {
-            Beat::Poll => elastic.scaling.poll,
-            Beat::Sync => hpa::SYNC,
-            Beat::Sample => kpa::SAMPLE,
-            Beat::Look => LOOK,
-            Beat::Ready(replica, order) => return self.ready(replica, order),
+            ScaleTimer::Poll => elastic.scaling.poll,
+            ScaleTimer::Sync => hpa::SYNC,
+            ScaleTimer::Sample => kpa::SAMPLE,
+            ScaleTimer::Look => RECOMPUTE_PERIOD,
+            ScaleTimer::Ready(replica, order) => return self.finish_starts(replica, order),
         };
-        self.plan(self.now + again, Happening::Beat(beat));
+        self.schedule(self.now + again, WorldEvent::Beat(beat));
         self.scale(beat);
     }
 
     /// Reports a new request to the autoscaler. When no replica is ordered, a
     /// policy with a push polls at once.
-    pub(in crate::sim::world) fn knock(&mut self) {
-        let is_heard = |elastic: &Elastic| elastic.slots.wanted() == 0 && elastic.scaling.policy.is_pushed();
+    pub(in crate::sim::world) fn push_arrival(&mut self) {
+        let is_heard = |elastic: &Elastic| elastic.slots.ordered() == 0 && elastic.scaling.policy.is_pushed();
         if self.elastic.as_ref().is_some_and(is_heard) {
-            self.scale(Beat::Poll);
+            self.scale(ScaleTimer::Poll);
         }
     }
 
-    fn scale(&mut self, beat: Beat) {
-        let seen = self.seen();
+    fn scale(&mut self, beat: ScaleTimer) {
+        let seen = self.visible_world();
         let Some(elastic) = &mut self.elastic else { return };
-        let (now, current) = (self.now, elastic.slots.wanted());
+        let (now, current) = (self.now, elastic.slots.ordered());
         let count = match beat {
-            Beat::Sync => elastic.scaler.sync(now, current, &seen),
-            Beat::Sample => elastic.scaler.sample(now, current, &seen),
-            Beat::Look => current,
-            Beat::Poll | Beat::Ready(..) => elastic.scaler.poll(now, current, &seen),
+            ScaleTimer::Sync => elastic.scaler.sync(now, current, &seen),
+            ScaleTimer::Sample => elastic.scaler.sample(now, current, &seen),
+            ScaleTimer::Look => current,
+            ScaleTimer::Poll | ScaleTimer::Ready(..) => elastic.scaler.poll(now, current, &seen),
         };
         let change = elastic.slots.order(now, count);
         for (replica, order, at) in change.starts {
-            self.plan(at, Happening::Beat(Beat::Ready(replica, order)));
+            self.schedule(at, WorldEvent::Beat(ScaleTimer::Ready(replica, order)));
         }
         if !change.leaves.is_empty() {
-            self.tell_members();
+            self.announce_members();
             for replica in change.leaves {
-                self.let_leave(replica);
+                self.remove_if_idle(replica);
             }
         }
     }
 
-    fn seen(&mut self) -> VisibleWorld {
+    fn visible_world(&mut self) -> VisibleWorld {
         let now = self.now;
-        let need = self.routers.first_mut().and_then(|router| router.needs(now).first().copied());
+        let need = self.routers.first_mut().and_then(|router| router.replica_demand(now).first().copied());
         let (mut inside, mut waiting) = (0, 0);
         for replica in &self.replicas {
             inside += replica.engine.requests() as usize;
             waiting += replica.engine.waiting() as usize;
         }
-        let open = self.open + self.come - self.setup.arrivals.len();
+        let open = self.open + self.arrived - self.setup.arrivals.len();
         let ready = self.elastic.as_ref().map_or(0, |elastic| elastic.slots.ready());
         let running = inside.saturating_sub(waiting);
-        VisibleWorld { queued: open.saturating_sub(running), running, ready, need }
+        VisibleWorld { queued: open.saturating_sub(running), running, ready, demand: need }
     }
 
     /// Applies the starts that end now. Replicas that become ready at the same
     /// moment are announced to routers together.
-    fn ready(&mut self, replica: ReplicaIndex, order: u64) {
+    fn finish_starts(&mut self, replica: ReplicaIndex, order: u64) {
         let mut next = Some((replica, order));
         let mut joined = false;
         while let Some((replica, order)) = next {
             let Some(elastic) = &mut self.elastic else { return };
             if elastic.slots.started(self.now, replica, order) {
-                self.replicas[replica].renew();
+                self.replicas[replica].replace_engine();
                 joined = true;
             }
             next = match self.heap.peek() {
-                Some(Reverse((at, _, Happening::Beat(Beat::Ready(replica, order))))) if *at == self.now => {
+                Some(Reverse((at, _, WorldEvent::Beat(ScaleTimer::Ready(replica, order)))))
+                    if *at == self.now =>
+                {
                     Some((*replica, *order))
                 }
                 _ => None,
@@ -161,25 +165,25 @@ impl World<'_> {
             }
         }
         if joined {
-            self.tell_members();
+            self.announce_members();
         }
     }
 
-    fn tell_members(&mut self) {
+    fn announce_members(&mut self) {
         let Some(elastic) = &self.elastic else { return };
         let members: Vec<MemberState> = elastic.slots.members();
         for gateway in 0..self.routers.len() {
-            self.tell(gateway, Input::Members { members: &members });
+            self.notify_router(gateway, Input::Members { members: &members });
         }
     }
 
     /// Removes a leaving replica once nothing runs on it.
-    pub(in crate::sim::world) fn let_leave(&mut self, replica: ReplicaIndex) {
+    pub(in crate::sim::world) fn remove_if_idle(&mut self, replica: ReplicaIndex) {
         let engine = &self.replicas[replica];
         let Some(elastic) = &mut self.elastic else { return };
         if elastic.slots.is_leaving(replica) && engine.engine.requests() == 0 && engine.step.is_none() {
-            elastic.slots.left(self.now, replica);
-            self.tell_members();
+            elastic.slots.clear(self.now, replica);
+            self.announce_members();
         }
     }
 }

@@ -138,9 +138,9 @@ impl Hpa {
         let highest = since(behavior.down.window).max().unwrap_or(wanted);
         let held = current.max(lowest).min(highest);
         if held > current {
-            held.min(self.most(now, current, &behavior.up.steps))
+            held.min(self.max_allowed(now, current, &behavior.up.steps))
         } else {
-            held.max(self.least(now, current, &behavior.down.steps))
+            held.max(self.min_allowed(now, current, &behavior.down.steps))
         }
     }
 
@@ -151,14 +151,14 @@ impl Hpa {
 
     /// The most replicas that the steps allow, counted from the number at the
     /// start of their period.
-    fn most(&self, now: Tick, current: u32, steps: &StepLimit) -> u32 {
+    fn max_allowed(&self, now: Tick, current: u32, steps: &StepLimit) -> u32 {
         let start = self.at_start(now, current, steps.period);
         let pods = steps.pods.map(|pods| start.saturating_add(pods));
         let percent = steps.percent.map(|part| (f64::from(start) * (1.0 + part / 100.0)).ceil() as u32);
         pods.max(percent).unwrap_or(u32::MAX).max(current)
     }
 
-    fn least(&self, now: Tick, current: u32, steps: &StepLimit) -> u32 {
+    fn min_allowed(&self, now: Tick, current: u32, steps: &StepLimit) -> u32 {
         let start = self.at_start(now, current, steps.period);
         let pods = steps.pods.map(|pods| start.saturating_sub(pods));
         let percent = steps.percent.map(|part| (f64::from(start) * (1.0 - part / 100.0)) as u32);

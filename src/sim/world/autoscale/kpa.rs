@@ -71,12 +71,12 @@ impl Kpa {
         }
         if self.panicked.is_some() {
             self.most = self.most.max(paced(stable)).max(paced(panic));
-            return self.graced(now, self.most);
+            return self.apply_grace(now, self.most);
         }
-        self.graced(now, paced(stable))
+        self.apply_grace(now, paced(stable))
     }
 
-    fn graced(&mut self, now: Tick, count: u32) -> u32 {
+    fn apply_grace(&mut self, now: Tick, count: u32) -> u32 {
         if count > 0 {
             self.idle = None;
             return count;

@@ -45,7 +45,7 @@ pub struct Scaling {
 /// Outcome of autoscaling. A replica's time counts from its order to the end of
 /// its last stream, as far as it lies before the last arrival.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Scaled {
+pub struct ScalingOutcome {
     pub replica_hours: f64,
     /// Most replicas ordered at once, starting ones included.
     pub peak: u32,

@@ -18,7 +18,7 @@ pub(in crate::sim::world) struct VisibleWorld {
     /// Ready replicas.
     pub(in crate::sim::world) ready: u32,
     /// The router's own demand; absent = the router reports none.
-    pub(in crate::sim::world) need: Option<ReplicaDemand>,
+    pub(in crate::sim::world) demand: Option<ReplicaDemand>,
 }
 
 impl VisibleWorld {
@@ -59,7 +59,7 @@ impl WorldScaler {
     /// the HPA keep the current replicas.
     fn metric(&self, seen: &VisibleWorld) -> Option<(f64, f64)> {
         match self.policy {
-            ScalePolicy::Need => Some((f64::from(seen.need?.desired?), 1.0)),
+            ScalePolicy::Need => Some((f64::from(seen.demand?.desired?), 1.0)),
             ScalePolicy::Queue(target) => Some((seen.queued as f64, target)),
             ScalePolicy::Concurrency(target) => Some((seen.open(), target)),
             ScalePolicy::Kpa(_) | ScalePolicy::Fixed(_) => None,
@@ -69,7 +69,7 @@ impl WorldScaler {
     /// KEDA's poll or push: the desired replicas instead of `current`.
     pub(in crate::sim::world) fn poll(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
         let active = match self.policy {
-            ScalePolicy::Need => match seen.need {
+            ScalePolicy::Need => match seen.demand {
                 Some(need) => need.is_busy() || need.keep || need.desired.is_none(),
                 None => return current,
             },

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::core::model::time::Tick;
 use crate::sim::rng::Rng;
-use crate::sim::world::autoscale::{Scaled, Scaling};
+use crate::sim::world::autoscale::{Scaling, ScalingOutcome};
 use crate::sim::world::router::{MemberState, ReplicaIndex};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ struct SlotAccount {
     /// Whether the last order increased the number.
     up: Option<bool>,
     turns: u32,
-    told: Scaled,
+    outcome: ScalingOutcome,
 }
 
 impl ReplicaSlots {
@@ -61,7 +61,12 @@ impl ReplicaSlots {
         let slot =
             |index: usize| if index < initial as usize { ReplicaSlot::Serving(0) } else { ReplicaSlot::Off };
         let first = vec![(Tick::ZERO, initial)];
-        let told = Scaled { peak: initial, orders: first.clone(), ready: first, ..Scaled::default() };
+        let told = ScalingOutcome {
+            peak: initial,
+            orders: first.clone(),
+            ready: first,
+            ..ScalingOutcome::default()
+        };
         Self {
             slots: (0..places).map(slot).collect(),
             start: scaling.start,
@@ -69,12 +74,19 @@ impl ReplicaSlots {
             rng: Rng::new(scaling.seed),
             turn: 0,
             wanted: initial,
-            account: SlotAccount { until, since: Tick::ZERO, replica_seconds: 0.0, up: None, turns: 0, told },
+            account: SlotAccount {
+                until,
+                since: Tick::ZERO,
+                replica_seconds: 0.0,
+                up: None,
+                turns: 0,
+                outcome: told,
+            },
         }
     }
 
     /// Ordered replicas: ready or starting, and not leaving.
-    pub(in crate::sim::world) fn wanted(&self) -> u32 {
+    pub(in crate::sim::world) fn ordered(&self) -> u32 {
         self.wanted
     }
 
@@ -106,7 +118,7 @@ impl ReplicaSlots {
         if count == self.wanted {
             return change;
         }
-        self.pass(now);
+        self.account_until(now);
         let before = self.wanted;
         while self.wanted < count
             && let Some(place) = self.slots.iter().position(|slot| *slot == ReplicaSlot::Off)
@@ -117,7 +129,7 @@ impl ReplicaSlots {
             self.wanted += 1;
         }
         while self.wanted > count
-            && let Some(place) = self.dearest()
+            && let Some(place) = self.next_to_remove()
         {
             let serves = matches!(self.slots[place], ReplicaSlot::Serving(_));
             self.slots[place] = if serves { ReplicaSlot::Leaving } else { ReplicaSlot::Off };
@@ -132,7 +144,7 @@ impl ReplicaSlots {
     }
 
     /// The next replica to drop.
-    fn dearest(&self) -> Option<ReplicaIndex> {
+    fn next_to_remove(&self) -> Option<ReplicaIndex> {
         let rank = |place: &usize| match self.slots[*place] {
             ReplicaSlot::Starting(turn) => Some((1, turn, *place)),
             ReplicaSlot::Serving(turn) => Some((0, turn, *place)),
@@ -163,24 +175,24 @@ impl ReplicaSlots {
     }
 
     /// Empties the slot of a leaving replica whose last stream has ended.
-    pub(in crate::sim::world) fn left(&mut self, now: Tick, replica: ReplicaIndex) {
-        self.pass(now);
+    pub(in crate::sim::world) fn clear(&mut self, now: Tick, replica: ReplicaIndex) {
+        self.account_until(now);
         self.slots[replica] = ReplicaSlot::Off;
     }
 
     /// The outcome of autoscaling.
-    pub(in crate::sim::world) fn settle(mut self, now: Tick) -> Scaled {
-        self.pass(now);
+    pub(in crate::sim::world) fn into_outcome(mut self, now: Tick) -> ScalingOutcome {
+        self.account_until(now);
         let hours = self.account.until.since(Tick::ZERO).as_secs_f64() / 3_600.0;
-        Scaled {
+        ScalingOutcome {
             replica_hours: self.account.replica_seconds / 3_600.0,
             turns_per_hour: f64::from(self.account.turns) / hours.max(f64::MIN_POSITIVE),
-            ..self.account.told
+            ..self.account.outcome
         }
     }
 
     /// Adds the replica time since the last call to the account.
-    fn pass(&mut self, now: Tick) {
+    fn account_until(&mut self, now: Tick) {
         let there = self.slots.iter().filter(|slot| **slot != ReplicaSlot::Off).count();
         let now = now.min(self.account.until);
         self.account.replica_seconds += there as f64 * now.since(self.account.since).as_secs_f64();
@@ -195,13 +207,13 @@ impl ReplicaSlots {
         let up = self.wanted > before;
         account.turns += u32::from(account.up.is_some_and(|last| last != up));
         account.up = Some(up);
-        account.told.peak = account.told.peak.max(self.wanted);
-        account.told.orders.push((now, self.wanted));
+        account.outcome.peak = account.outcome.peak.max(self.wanted);
+        account.outcome.orders.push((now, self.wanted));
     }
 
     fn note_ready(&mut self, now: Tick) {
         let ready = self.ready();
-        self.account.told.ready.push((now, ready));
+        self.account.outcome.ready.push((now, ready));
     }
 }
 
@@ -236,7 +248,7 @@ mod tests {
         let change = slots.order(at(0), 4);
         assert_eq!(change.starts, [(2, 1, at(60)), (3, 2, at(60))]);
         assert!(slots.started(at(60), 2, 1));
-        assert_eq!((slots.ready(), slots.wanted()), (3, 4));
+        assert_eq!((slots.ready(), slots.ordered()), (3, 4));
         assert_eq!(slots.order(at(61), 3), SlotChange::default(), "the start of place 3 is called off");
         assert!(!slots.started(at(62), 3, 2));
         assert_eq!(slots.order(at(70), 1).leaves, [2, 1]);
@@ -254,8 +266,8 @@ mod tests {
         slots.order(at(0), 2);
         slots.started(at(60), 1, 1);
         slots.order(at(1_800), 1);
-        slots.left(at(2_700), 1);
-        let told = slots.settle(at(9_999));
+        slots.clear(at(2_700), 1);
+        let told = slots.into_outcome(at(9_999));
         assert_eq!(told.replica_hours, 1.75, "one hour and three quarters; nothing after the last arrival");
         assert_eq!((told.peak, told.turns_per_hour), (2, 1.0));
         assert_eq!(told.orders, [(at(0), 1), (at(0), 2), (at(1_800), 1)]);

@@ -9,7 +9,7 @@ use crate::sim::engine::EngineOptions;
 use crate::sim::engine::profile::StepProfile;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::autoscale::policy::ScalePolicy;
-use crate::sim::world::autoscale::{Scaled, Scaling};
+use crate::sim::world::autoscale::{Scaling, ScalingOutcome};
 use crate::sim::world::baseline::at_once::AtOnce;
 use crate::sim::world::baseline::at_once::least_request::LeastRequest;
 use crate::sim::world::baseline::held::{Cap, Fifo, HeldRouter};
@@ -80,15 +80,15 @@ fn gateway(places: usize, initial: u32) -> Box<dyn Router> {
     Box::new(SimGateway::elastic(&policy(&[Rack::plain(places)], &[class], &[tenant]), initial as usize))
 }
 
-fn penstock(setup: &Setup) -> (RunOutcome, Scaled) {
+fn penstock(setup: &Setup) -> (RunOutcome, ScalingOutcome) {
     let initial = setup.scaling.as_ref().unwrap().initial;
     ended(run(setup, &mut [gateway(setup.replicas.len(), initial)]))
 }
 
-fn ended(outcome: RunOutcome) -> (RunOutcome, Scaled) {
+fn ended(outcome: RunOutcome) -> (RunOutcome, ScalingOutcome) {
     let scaled = outcome.scaled.clone().unwrap();
     assert!(outcome.records.iter().all(|record| record.served()), "something was lost");
-    assert_eq!(outcome.faults, 0);
+    assert_eq!(outcome.broken_invariants, 0);
     (outcome, scaled)
 }
 
@@ -142,7 +142,7 @@ fn other_designs_lose_nothing_either() {
     for router in routers {
         let (outcome, scaled) = ended(run(&setup, &mut [router]));
         assert!(scaled.peak > 2 && scaled.turns_per_hour > 0.0, "{scaled:?}");
-        assert!(outcome.records.iter().all(|record| record.sends == 1));
+        assert!(outcome.records.iter().all(|record| record.attempts == 1));
     }
 }
 

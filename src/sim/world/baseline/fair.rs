@@ -35,7 +35,7 @@ impl Outputs {
     }
 
     /// Cost of the request beyond its expected cost.
-    fn excess(&mut self, arrival: &Arrival) -> f64 {
+    fn record_output(&mut self, arrival: &Arrival) -> f64 {
         let excess = OUTPUT_COST * (f64::from(arrival.output) - self.expected());
         self.count += 1.0;
         self.sum += f64::from(arrival.output);
@@ -104,7 +104,7 @@ impl WaitOrder for DeficitRound {
     }
 
     fn ended(&mut self, arrival: &Arrival) {
-        let excess = self.outputs.excess(arrival);
+        let excess = self.outputs.record_output(arrival);
         if let Some(tenant) = self.tenants.get_mut(&arrival.tenant) {
             tenant.account -= excess;
         }
@@ -156,7 +156,7 @@ impl WaitOrder for VirtualCounters {
     }
 
     fn ended(&mut self, arrival: &Arrival) {
-        let excess = self.outputs.excess(arrival);
+        let excess = self.outputs.record_output(arrival);
         let weight = weight(&self.weights, arrival.tenant);
         if let Some(tenant) = self.tenants.get_mut(&arrival.tenant) {
             tenant.account += excess / weight;

@@ -11,16 +11,16 @@ use crate::sim::world::router::{Input, JobIndex, MemberState, ReplicaIndex};
 /// Time without work for an engine that failed a request.
 pub const PAUSE: Duration = Duration::from_secs(5);
 /// Attempts that a request may have.
-pub const TRIES: u32 = 4;
+pub const MAX_ATTEMPTS: u32 = 4;
 
 #[derive(Debug, Clone)]
 pub struct InFlightRequest {
     pub arrival: Arrival,
     pub replica: ReplicaIndex,
     /// Attempts so far.
-    pub tries: u32,
+    pub attempts: u32,
     /// Whether the first token has come.
-    pub begun: bool,
+    pub has_token: bool,
 }
 
 /// State of one engine as this router sees it.
@@ -41,12 +41,12 @@ pub struct KnownEngine {
     /// Time before which the engine gets no work.
     pub(super) paused: Option<Tick>,
     /// Whether the engine is absent or about to leave.
-    pub(super) away: bool,
+    pub(super) absent: bool,
 }
 
 /// Outcome of a failed request.
 #[derive(Debug)]
-pub enum Failed {
+pub enum FailureOutcome {
     /// The request may be sent again.
     Again(InFlightRequest),
     /// The request has used all its attempts.
@@ -73,9 +73,9 @@ impl InFlightRequests {
 
     /// The engines that may get work now; all engines that are there when none
     /// may.
-    pub fn open(&mut self, now: Tick) -> &[ReplicaIndex] {
+    pub fn refresh_candidates(&mut self, now: Tick) -> &[ReplicaIndex] {
         self.open.clear();
-        let there = |index: &ReplicaIndex| !self.engines[*index].away;
+        let there = |index: &ReplicaIndex| !self.engines[*index].absent;
         let able = |index: &ReplicaIndex| self.engines[*index].paused.is_none_or(|until| until <= now);
         self.open.extend((0..self.engines.len()).filter(there).filter(able));
         if self.open.is_empty() {
@@ -92,20 +92,20 @@ impl InFlightRequests {
     }
 
     /// Records that the request is sent to the engine.
-    pub fn sent(&mut self, job: JobIndex, arrival: Arrival, replica: ReplicaIndex, tries: u32) {
+    pub fn record_send(&mut self, job: JobIndex, arrival: Arrival, replica: ReplicaIndex, tries: u32) {
         let engine = &mut self.engines[replica];
         engine.in_flight += 1;
         engine.since_report += 1;
         engine.prefill += u64::from(arrival.prompt);
-        self.jobs.insert(job, InFlightRequest { arrival, replica, tries, begun: false });
+        self.jobs.insert(job, InFlightRequest { arrival, replica, attempts: tries, has_token: false });
     }
 
     /// Applies the inputs that every router gets.
-    pub fn told(&mut self, input: &Input<'_>) {
+    pub fn observe(&mut self, input: &Input<'_>) {
         match input {
             Input::FirstToken { job, .. } => self.begun(*job),
-            Input::Finished { job, .. } | Input::Left { job } => {
-                self.ended(*job);
+            Input::Finished { job, .. } | Input::ClientLeft { job } => {
+                self.remove(*job);
             }
             Input::Reported { replica, report } => {
                 let engine = &mut self.engines[*replica];
@@ -113,7 +113,7 @@ impl InFlightRequests {
             }
             Input::Members { members } => {
                 for (engine, member) in self.engines.iter_mut().zip(*members) {
-                    engine.away = *member != MemberState::Serving;
+                    engine.absent = *member != MemberState::Serving;
                     if *member == MemberState::Absent {
                         engine.report = None;
                     }
@@ -126,7 +126,7 @@ impl InFlightRequests {
     fn begun(&mut self, job: JobIndex) {
         let Some(flight) = self.jobs.get_mut(&job) else { return };
         let prompt = u64::from(flight.arrival.prompt);
-        if !std::mem::replace(&mut flight.begun, true) {
+        if !std::mem::replace(&mut flight.has_token, true) {
             let engine = &mut self.engines[flight.replica];
             engine.prefill -= prompt;
             engine.context += prompt;
@@ -135,13 +135,13 @@ impl InFlightRequests {
     }
 
     /// Removes a request that is no longer in flight.
-    pub fn ended(&mut self, job: JobIndex) -> Option<InFlightRequest> {
+    pub fn remove(&mut self, job: JobIndex) -> Option<InFlightRequest> {
         let flight = self.jobs.remove(&job)?;
         let engine = &mut self.engines[flight.replica];
         let prompt = u64::from(flight.arrival.prompt);
         engine.in_flight -= 1;
         engine.since_report -= 1;
-        if flight.begun {
+        if flight.has_token {
             engine.context -= prompt;
             engine.decodes -= 1;
         } else {
@@ -151,13 +151,13 @@ impl InFlightRequests {
     }
 
     /// Removes a request that its engine failed, and pauses the engine.
-    pub fn failed(&mut self, now: Tick, job: JobIndex) -> Failed {
-        let Some(flight) = self.ended(job) else { return Failed::Cut };
+    pub fn remove_failed(&mut self, now: Tick, job: JobIndex) -> FailureOutcome {
+        let Some(flight) = self.remove(job) else { return FailureOutcome::Cut };
         self.engines[flight.replica].paused = Some(now + PAUSE);
-        match flight.begun {
-            true => Failed::Cut,
-            false if flight.tries >= TRIES => Failed::TooOften,
-            false => Failed::Again(flight),
+        match flight.has_token {
+            true => FailureOutcome::Cut,
+            false if flight.attempts >= MAX_ATTEMPTS => FailureOutcome::TooOften,
+            false => FailureOutcome::Again(flight),
         }
     }
 }

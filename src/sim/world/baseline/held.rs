@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use crate::core::model::time::Tick;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::baseline::at_once::least;
-use crate::sim::world::baseline::flights::{Failed, InFlightRequests};
+use crate::sim::world::baseline::flights::{FailureOutcome, InFlightRequests};
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
 
 /// Order of the waiting requests.
@@ -47,9 +47,9 @@ pub struct Cap {
 /// request of the queue goes to the engine with the fewest requests in flight.
 #[derive(Debug)]
 pub struct HeldRouter<L> {
-    line: L,
+    queue: L,
     /// Requests that failed at an engine; these go first.
-    again: VecDeque<(JobIndex, Arrival, u32)>,
+    retries: VecDeque<(JobIndex, Arrival, u32)>,
     cap: Cap,
     flights: InFlightRequests,
     turn: usize,
@@ -59,11 +59,11 @@ impl<L: WaitOrder> HeldRouter<L> {
     /// A router with an empty queue.
     #[must_use]
     pub fn new(replicas: usize, cap: Cap, line: L) -> Self {
-        Self { line, again: VecDeque::new(), cap, flights: InFlightRequests::new(replicas), turn: 0 }
+        Self { queue: line, retries: VecDeque::new(), cap, flights: InFlightRequests::new(replicas), turn: 0 }
     }
 
-    fn free(&mut self, now: Tick) -> Option<ReplicaIndex> {
-        self.flights.open(now);
+    fn pick_free(&mut self, now: Tick) -> Option<ReplicaIndex> {
+        self.flights.refresh_candidates(now);
         let full = |replica: usize| {
             let engine = &self.flights.engines[replica];
             engine.in_flight >= self.cap.requests || engine.prefill >= self.cap.prefill
@@ -77,12 +77,12 @@ impl<L: WaitOrder> HeldRouter<L> {
         Some(best)
     }
 
-    fn drain(&mut self, now: Tick, out: &mut Vec<RouterCommand>) {
-        while let Some(replica) = self.free(now) {
-            let next = self.again.pop_front();
-            let next = next.or_else(|| self.line.pop().map(|(job, arrival)| (job, arrival, 1)));
+    fn send_waiting(&mut self, now: Tick, out: &mut Vec<RouterCommand>) {
+        while let Some(replica) = self.pick_free(now) {
+            let next = self.retries.pop_front();
+            let next = next.or_else(|| self.queue.pop().map(|(job, arrival)| (job, arrival, 1)));
             let Some((job, arrival, tries)) = next else { return };
-            self.flights.sent(job, arrival, replica, tries);
+            self.flights.record_send(job, arrival, replica, tries);
             out.push(RouterCommand::Send { job, replica, priority: 0 });
         }
     }
@@ -91,19 +91,21 @@ impl<L: WaitOrder> HeldRouter<L> {
 impl<L: WaitOrder> Router for HeldRouter<L> {
     fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<RouterCommand>) {
         match input {
-            Input::Arrived { job, arrival } => self.line.push(job, arrival.clone()),
-            Input::Failed { job, .. } => match self.flights.failed(now, job) {
-                Failed::Again(flight) => self.again.push_back((job, flight.arrival, flight.tries + 1)),
-                Failed::TooOften => out.push(RouterCommand::Refuse { job, retry_after: None }),
-                Failed::Cut => {}
+            Input::Arrived { job, arrival } => self.queue.push(job, arrival.clone()),
+            Input::Failed { job, .. } => match self.flights.remove_failed(now, job) {
+                FailureOutcome::Again(flight) => {
+                    self.retries.push_back((job, flight.arrival, flight.attempts + 1))
+                }
+                FailureOutcome::TooOften => out.push(RouterCommand::Refuse { job, retry_after: None }),
+                FailureOutcome::Cut => {}
             },
             Input::Finished { job, .. } => {
-                if let Some(flight) = self.flights.ended(job) {
-                    self.line.ended(&flight.arrival);
+                if let Some(flight) = self.flights.remove(job) {
+                    self.queue.ended(&flight.arrival);
                 }
             }
-            other => self.flights.told(&other),
+            other => self.flights.observe(&other),
         }
-        self.drain(now, out);
+        self.send_waiting(now, out);
     }
 }

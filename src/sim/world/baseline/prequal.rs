@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::core::model::time::Tick;
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::at_once::random::drawn;
-use crate::sim::world::baseline::flights::{Failed, InFlightRequests};
+use crate::sim::world::baseline::at_once::random::draw_candidate;
+use crate::sim::world::baseline::flights::{FailureOutcome, InFlightRequests};
 use crate::sim::world::router::{Input, JobIndex, PolledLoad, ReplicaIndex, Router, RouterCommand};
 
 /// Probes per request.
@@ -38,7 +38,7 @@ pub struct Prequal {
     pool: Vec<PrequalProbe>,
     /// The request whose probes are out, its attempts, and the number of probes
     /// out.
-    asking: Option<(JobIndex, Arrival, u32, usize)>,
+    probing: Option<(JobIndex, Arrival, u32, usize)>,
     /// Whether the worst probe is dropped next, not the oldest.
     drop_worst: bool,
     flights: InFlightRequests,
@@ -52,7 +52,7 @@ impl Prequal {
         Self {
             sync,
             pool: Vec::new(),
-            asking: None,
+            probing: None,
             drop_worst: false,
             flights: InFlightRequests::new(replicas),
             rng: Rng::new(seed),
@@ -67,11 +67,11 @@ impl Prequal {
         tries: u32,
         out: &mut Vec<RouterCommand>,
     ) {
-        self.flights.open(now);
+        self.flights.refresh_candidates(now);
         let probes = PROBES.min(self.flights.candidates().len());
         if self.sync {
             self.pool.clear();
-            self.asking = Some((job, arrival, tries, probes));
+            self.probing = Some((job, arrival, tries, probes));
         } else {
             self.send(now, job, arrival, tries, out);
         }
@@ -87,16 +87,16 @@ impl Prequal {
         let replica = match self.best() {
             // In synchronous mode each probe's answer is used once.
             Some(place) => self.pool.swap_remove(place).replica,
-            None => drawn(&mut self.rng, &self.flights),
+            None => draw_candidate(&mut self.rng, &self.flights),
         };
         for probe in self.pool.iter_mut().filter(|probe| probe.replica == replica) {
             // The load that this request adds is known without another probe.
             probe.load.in_flight += 1;
         }
         if !self.sync {
-            self.forget_one();
+            self.drop_probe();
         }
-        self.flights.sent(job, arrival, replica, tries);
+        self.flights.record_send(job, arrival, replica, tries);
         out.push(RouterCommand::Send { job, replica, priority: 0 });
     }
 
@@ -126,7 +126,7 @@ impl Prequal {
 
     /// Drops the oldest probe and the worst probe by turns, so that no engine
     /// stays in the pool for ever.
-    fn forget_one(&mut self) {
+    fn drop_probe(&mut self) {
         let threshold = self.threshold();
         let places = 0..self.pool.len();
         self.drop_worst = !self.drop_worst;
@@ -154,10 +154,10 @@ impl Prequal {
         {
             self.pool.swap_remove(oldest);
         }
-        if let Some((job, arrival, tries, left)) = self.asking.take() {
+        if let Some((job, arrival, tries, left)) = self.probing.take() {
             match left - 1 {
                 0 => self.send(now, job, arrival, tries, out),
-                left => self.asking = Some((job, arrival, tries, left)),
+                left => self.probing = Some((job, arrival, tries, left)),
             }
         }
     }
@@ -168,12 +168,14 @@ impl Router for Prequal {
         match input {
             Input::Arrived { job, arrival } => self.arrived(now, job, arrival.clone(), 1, out),
             Input::Polled { replica, load } => self.polled(now, replica, load, out),
-            Input::Failed { job, .. } => match self.flights.failed(now, job) {
-                Failed::Again(flight) => self.arrived(now, job, flight.arrival, flight.tries + 1, out),
-                Failed::TooOften => out.push(RouterCommand::Refuse { job, retry_after: None }),
-                Failed::Cut => {}
+            Input::Failed { job, .. } => match self.flights.remove_failed(now, job) {
+                FailureOutcome::Again(flight) => {
+                    self.arrived(now, job, flight.arrival, flight.attempts + 1, out)
+                }
+                FailureOutcome::TooOften => out.push(RouterCommand::Refuse { job, retry_after: None }),
+                FailureOutcome::Cut => {}
             },
-            other => self.flights.told(&other),
+            other => self.flights.observe(&other),
         }
     }
 }

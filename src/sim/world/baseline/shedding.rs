@@ -35,7 +35,7 @@ impl Shedding {
     }
 
     /// Passes on the design's commands, with refusals in place of late sends.
-    fn pass(&mut self, now: Tick, mut wanted: Vec<RouterCommand>, out: &mut Vec<RouterCommand>) {
+    fn filter_commands(&mut self, now: Tick, mut wanted: Vec<RouterCommand>, out: &mut Vec<RouterCommand>) {
         let mut next = 0;
         while next < wanted.len() {
             let command = wanted[next];
@@ -61,7 +61,7 @@ impl Shedding {
                 self.inner.handle(now, Input::Finished { job, replica, cached: 0 }, &mut wanted);
                 continue;
             }
-            self.flights.sent(job, arrival, replica, 1);
+            self.flights.record_send(job, arrival, replica, 1);
             out.push(command);
         }
         wanted.clear();
@@ -69,9 +69,9 @@ impl Shedding {
     }
 
     /// Notes a failed request, which may be sent again.
-    fn failed(&mut self, job: JobIndex) {
-        if let Some(flight) = self.flights.ended(job)
-            && !flight.begun
+    fn keep_for_retry(&mut self, job: JobIndex) {
+        if let Some(flight) = self.flights.remove(job)
+            && !flight.has_token
         {
             self.waiting.insert(job, flight.arrival);
         }
@@ -84,20 +84,20 @@ impl Router for Shedding {
             Input::Arrived { job, arrival } => {
                 self.waiting.insert(job, arrival.clone());
             }
-            Input::Failed { job, .. } => self.failed(job),
-            other => self.flights.told(&other),
+            Input::Failed { job, .. } => self.keep_for_retry(job),
+            other => self.flights.observe(&other),
         }
         let mut wanted = std::mem::take(&mut self.spare);
         self.inner.handle(now, input, &mut wanted);
-        self.pass(now, wanted, out);
+        self.filter_commands(now, wanted, out);
     }
 
     fn next_wake(&self) -> Option<Tick> {
         self.inner.next_wake()
     }
 
-    fn faults(&self) -> u64 {
-        self.inner.faults()
+    fn broken_invariants(&self) -> u64 {
+        self.inner.broken_invariants()
     }
 }
 

@@ -22,13 +22,13 @@ use crate::sim::world::baseline::shedding::{Shedding, first_token};
 use crate::sim::world::router::{Input, JobIndex, PolledLoad, Router, RouterCommand};
 
 /// Gives a router inputs and keeps its commands.
-struct Desk {
+struct RouterHarness {
     router: Box<dyn Router>,
     now: Tick,
     next: JobIndex,
 }
 
-impl Desk {
+impl RouterHarness {
     fn new(router: impl Router + 'static) -> Self {
         Self { router: Box::new(router), now: Tick::ZERO, next: 0 }
     }
@@ -81,28 +81,28 @@ fn sent(commands: &[RouterCommand]) -> Vec<(JobIndex, usize)> {
 #[test]
 fn turns_go_round_from_where_they_are_told_and_by_weight() {
     for first in 0..6 {
-        let mut desk = Desk::at_once(3, RoundRobin::new(vec![1.0; 3], first));
+        let mut desk = RouterHarness::at_once(3, RoundRobin::new(vec![1.0; 3], first));
         let turns: Vec<usize> = (0..6).map(|_| desk.replica()).collect();
         assert_eq!(turns, (0..6).map(|turn| (first + turn) % 3).collect::<Vec<_>>());
     }
-    let mut desk = Desk::at_once(3, RoundRobin::new(vec![5.0, 1.0, 1.0], 0));
+    let mut desk = RouterHarness::at_once(3, RoundRobin::new(vec![5.0, 1.0, 1.0], 0));
     let turns: Vec<usize> = (0..7).map(|_| desk.replica()).collect();
     assert_eq!(turns, [0, 0, 1, 0, 2, 0, 0], "spread, not in a row");
 }
 
 #[test]
 fn own_counts_go_up_and_down() {
-    let mut desk = Desk::at_once(3, LeastRequest::default());
+    let mut desk = RouterHarness::at_once(3, LeastRequest::default());
     let places: Vec<usize> = (0..4).map(|_| desk.replica()).collect();
     assert_eq!(places, [0, 1, 2, 0]);
     desk.finish(2, 2);
     desk.finish(99, 2);
     assert_eq!(desk.replica(), 2, "an unknown job changes nothing");
-    let mut desk = Desk::at_once(2, PowerOfTwo::new(1));
+    let mut desk = RouterHarness::at_once(2, PowerOfTwo::new(1));
     let mut counts = [0u32; 2];
     (0..200).for_each(|_| counts[desk.replica()] += 1);
     assert!(counts[0].abs_diff(counts[1]) <= 20, "{counts:?}");
-    let mut desk = Desk::at_once(2, Random::new(1));
+    let mut desk = RouterHarness::at_once(2, Random::new(1));
     let mut counts = [0u32; 2];
     (0..1_000).for_each(|_| counts[desk.replica()] += 1);
     assert!(counts[0].abs_diff(counts[1]) <= 150 && counts[0] != counts[1], "{counts:?}");
@@ -111,7 +111,7 @@ fn own_counts_go_up_and_down() {
 #[test]
 fn old_gauges_make_a_herd_and_an_own_share_ends_it() {
     for (own, expected) in [(false, [0, 10]), (true, [3, 7])] {
-        let mut desk = Desk::at_once(2, ShortestScraped::new(own, 7));
+        let mut desk = RouterHarness::at_once(2, ShortestScraped::new(own, 7));
         desk.report(0, 8, 0.1);
         desk.report(1, 2, 0.1);
         let mut counts = [0; 2];
@@ -128,7 +128,7 @@ fn old_gauges_make_a_herd_and_an_own_share_ends_it() {
 
 #[test]
 fn scores_weigh_queue_cache_use_and_prefix() {
-    let mut desk = Desk::at_once(2, Scorers::new(2, false, 3));
+    let mut desk = RouterHarness::at_once(2, Scorers::new(2, false, 3));
     desk.report(0, 0, 0.9);
     desk.report(1, 0, 0.1);
     assert_eq!(desk.replica(), 1, "less KV in use");
@@ -145,7 +145,7 @@ fn scores_weigh_queue_cache_use_and_prefix() {
 
 #[test]
 fn probes_find_the_idle_engine() {
-    let mut desk = Desk::new(Prequal::new(3, true, 5));
+    let mut desk = RouterHarness::new(Prequal::new(3, true, 5));
     let polls = desk.arrive(&Arrival::default());
     assert_eq!(polls.len(), 3, "all of them: {polls:?}");
     let answer = |in_flight, millis| Some(PolledLoad { in_flight, latency: Duration::from_millis(millis) });
@@ -153,7 +153,7 @@ fn probes_find_the_idle_engine() {
     assert_eq!(desk.tell(Input::Polled { replica: 1, load: None }), []);
     let out = desk.tell(Input::Polled { replica: 2, load: answer(1, 40) });
     assert_eq!(sent(&out), [(0, 2)]);
-    let mut desk = Desk::new(Prequal::new(3, false, 5));
+    let mut desk = RouterHarness::new(Prequal::new(3, false, 5));
     let out = desk.arrive(&Arrival::default());
     assert_eq!(sent(&out).len(), 1, "at once, with an empty pool");
     desk.tell(Input::Polled { replica: 1, load: answer(1, 40) });
@@ -163,9 +163,10 @@ fn probes_find_the_idle_engine() {
 
 #[test]
 fn a_failed_request_is_tried_elsewhere_and_its_engine_rests() {
-    let mut desk = Desk::at_once(3, LeastRequest::default());
+    let mut desk = RouterHarness::at_once(3, LeastRequest::default());
     assert_eq!(desk.replica(), 0);
-    let fail = |desk: &mut Desk, job, replica| desk.tell(Input::Failed { job, replica, refused: true });
+    let fail =
+        |desk: &mut RouterHarness, job, replica| desk.tell(Input::Failed { job, replica, refused: true });
     assert_eq!(sent(&fail(&mut desk, 0, 0)), [(0, 1)]);
     assert_eq!((desk.replica(), desk.replica(), desk.replica()), (2, 1, 2), "0 rests");
     desk.now = Tick::from_millis(5_000);
@@ -184,7 +185,7 @@ fn a_failed_request_is_tried_elsewhere_and_its_engine_rests() {
 #[test]
 fn caps_hold_and_what_is_freed_is_used() {
     let cap = Cap { requests: 2, prefill: 100 };
-    let mut desk = Desk::new(HeldRouter::new(2, cap, Fifo::default()));
+    let mut desk = RouterHarness::new(HeldRouter::new(2, cap, Fifo::default()));
     let long = Arrival { prompt: 100, ..Arrival::default() };
     assert_eq!(sent(&desk.arrive(&long)), [(0, 0)]);
     assert_eq!(sent(&desk.arrive(&long)), [(1, 1)]);
@@ -204,7 +205,7 @@ fn caps_hold_and_what_is_freed_is_used() {
 /// Number of each tenant's requests among the first 60 served: a flood of 100,
 /// and two polite tenants with 20 each.
 fn first_sixty(line: impl WaitOrder + 'static) -> [usize; 3] {
-    let mut desk = Desk::new(HeldRouter::new(1, Cap { requests: 1, prefill: u64::MAX }, line));
+    let mut desk = RouterHarness::new(HeldRouter::new(1, Cap { requests: 1, prefill: u64::MAX }, line));
     let of = |tenant| Arrival { tenant, prompt: 200, output: 150, ..Arrival::default() };
     let mut owners = Vec::new();
     for (tenant, count) in [(0, 100), (1, 20), (2, 20)] {
@@ -238,7 +239,7 @@ fn a_flood_gets_its_share_and_no_more() {
 fn late_requests_are_refused_and_forgotten() {
     let profile = StepProfile::named("h100-8b").unwrap();
     let inner = Box::new(AtOnce::new(1, LeastRequest::default()));
-    let mut desk = Desk::new(Shedding::new(inner, vec![profile], vec![Duration::from_millis(150)]));
+    let mut desk = RouterHarness::new(Shedding::new(inner, vec![profile], vec![Duration::from_millis(150)]));
     let prompt = Arrival { prompt: 2_000, ..Arrival::default() };
     let mut taken = 0;
     let refused = loop {

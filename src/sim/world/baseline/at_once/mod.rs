@@ -10,7 +10,7 @@ use std::fmt::Debug;
 
 use crate::core::model::time::Tick;
 use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::flights::{Failed, InFlightRequests};
+use crate::sim::world::baseline::flights::{FailureOutcome, InFlightRequests};
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
 
 pub trait EnginePick: Send + Debug {
@@ -35,9 +35,9 @@ impl<P: EnginePick> AtOnce<P> {
     }
 
     fn send(&mut self, now: Tick, job: JobIndex, arrival: Arrival, tries: u32, out: &mut Vec<RouterCommand>) {
-        self.flights.open(now);
+        self.flights.refresh_candidates(now);
         let replica = self.pick.pick(&arrival, &self.flights);
-        self.flights.sent(job, arrival, replica, tries);
+        self.flights.record_send(job, arrival, replica, tries);
         out.push(RouterCommand::Send { job, replica, priority: 0 });
     }
 }
@@ -46,12 +46,14 @@ impl<P: EnginePick> Router for AtOnce<P> {
     fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<RouterCommand>) {
         match input {
             Input::Arrived { job, arrival } => self.send(now, job, arrival.clone(), 1, out),
-            Input::Failed { job, .. } => match self.flights.failed(now, job) {
-                Failed::Again(flight) => self.send(now, job, flight.arrival, flight.tries + 1, out),
-                Failed::TooOften => out.push(RouterCommand::Refuse { job, retry_after: None }),
-                Failed::Cut => {}
+            Input::Failed { job, .. } => match self.flights.remove_failed(now, job) {
+                FailureOutcome::Again(flight) => {
+                    self.send(now, job, flight.arrival, flight.attempts + 1, out)
+                }
+                FailureOutcome::TooOften => out.push(RouterCommand::Refuse { job, retry_after: None }),
+                FailureOutcome::Cut => {}
             },
-            other => self.flights.told(&other),
+            other => self.flights.observe(&other),
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::baseline::at_once::EnginePick;
-use crate::sim::world::baseline::at_once::random::drawn;
+use crate::sim::world::baseline::at_once::random::draw_candidate;
 use crate::sim::world::baseline::flights::InFlightRequests;
 use crate::sim::world::router::ReplicaIndex;
 
@@ -20,7 +20,7 @@ impl PowerOfTwo {
 
 impl EnginePick for PowerOfTwo {
     fn pick(&mut self, _arrival: &Arrival, flights: &InFlightRequests) -> ReplicaIndex {
-        let (one, two) = (drawn(&mut self.0, flights), drawn(&mut self.0, flights));
+        let (one, two) = (draw_candidate(&mut self.0, flights), draw_candidate(&mut self.0, flights));
         let load = |replica: usize| flights.engines[replica].in_flight;
         if load(two) < load(one) { two } else { one }
     }

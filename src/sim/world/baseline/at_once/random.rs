@@ -18,12 +18,15 @@ impl Random {
 
 impl EnginePick for Random {
     fn pick(&mut self, _arrival: &Arrival, flights: &InFlightRequests) -> ReplicaIndex {
-        drawn(&mut self.0, flights)
+        draw_candidate(&mut self.0, flights)
     }
 }
 
 /// A candidate drawn at random.
-pub(in crate::sim::world::baseline) fn drawn(rng: &mut Rng, flights: &InFlightRequests) -> ReplicaIndex {
+pub(in crate::sim::world::baseline) fn draw_candidate(
+    rng: &mut Rng,
+    flights: &InFlightRequests,
+) -> ReplicaIndex {
     let open = flights.candidates();
     open.get(rng.below(open.len() as u64) as usize).copied().unwrap_or(0)
 }
