@@ -216,10 +216,10 @@ impl World {
             arrived: Tick::NEVER,
             deadline: self.now() + Duration::from_secs(100_000),
             patience: Tick::NEVER,
-            falls_back: false,
-            goes_on: false,
+            has_fallback: false,
+            resumable: false,
             context: 0,
-            fit: 0,
+            context_group: 0,
             fingerprint: None,
             session: None,
         };

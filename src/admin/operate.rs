@@ -127,7 +127,7 @@ impl OperatorVerb {
             _ => return Event::Restored(lever),
         };
         let until = ask.lasts.map_or(Tick::NEVER, |lasts| now + lasts);
-        Event::Overridden(Override { measure, until, reason: Arc::clone(&ask.reason) })
+        Event::Overridden(Override { change: measure, until, reason: Arc::clone(&ask.reason) })
     }
 
     const fn ends(self) -> bool {
@@ -201,7 +201,7 @@ pub(super) fn act(
     }
     let mut changed: Option<OverrideResult> = None;
     for lever in &levers {
-        let next = state.dispatcher.operate(|now| verb.event(*lever, &checked, now));
+        let next = state.dispatcher.override_with(|now| verb.event(*lever, &checked, now));
         changed = Some(match changed {
             None => next,
             Some(first) => {
@@ -299,7 +299,7 @@ fn of_tenant(verb: OperatorVerb, tenant: TenantId, after: &Snapshot) -> Vec<Stri
 fn closed_by_its_pool(policy: &Policy, now: &Snapshot, lever: OverrideTarget) -> Result<(), VerbError> {
     let OverrideTarget::Replica(replica) = lever else { return Ok(()) };
     let Some(pool) = policy.replicas.get(replica).map(|row| row.pool) else { return Ok(()) };
-    let has = |lever: OverrideTarget| now.overrides.iter().any(|row| row.measure.lever() == lever);
+    let has = |lever: OverrideTarget| now.overrides.iter().any(|row| row.change.target() == lever);
     if has(lever) || !has(OverrideTarget::Pool(pool)) {
         return Ok(());
     }

@@ -10,7 +10,7 @@ use crate::core::model::ids::{ClassId, PoolId, TenantId};
 use crate::core::model::overrides::{OverrideChange, OverrideTarget};
 use crate::core::model::policy::{Class, Policy};
 use crate::core::model::snapshot::{ActiveOverride, QueueSnapshot, ReplicaSnapshot, ReplicaStatus, Snapshot};
-use crate::core::placement::unattainable::{UnattainableObjective, unkept};
+use crate::core::placement::unattainable::{UnattainableObjective, unattainable};
 use crate::core::replica::speed::pool_best::PoolBest;
 use crate::fleet::discovery::SourceStatus;
 
@@ -31,15 +31,15 @@ pub(super) struct OverrideRow {
 
 impl OverrideRow {
     fn new(view: &ActiveOverride, policy: &Policy) -> Self {
-        let lever = view.measure.lever();
-        let by = match view.measure {
+        let lever = view.change.target();
+        let by = match view.change {
             OverrideChange::Boost(_, factor) => Some(factor),
             OverrideChange::ClosePool(..) | OverrideChange::CloseReplica(..) | OverrideChange::Pause(_) => {
                 None
             }
         };
         Self {
-            kind: view.measure.name(),
+            kind: view.change.name(),
             of: match lever {
                 OverrideTarget::Pool(_) => "pool",
                 OverrideTarget::Replica(_) => "replica",
@@ -126,13 +126,13 @@ pub(super) fn unkept_promises(snapshot: &Snapshot, policy: &Policy) -> Vec<Unatt
     let row = |row: UnattainableObjective| UnattainableRow {
         class: policy.classes.name(row.class).to_owned(),
         model: policy.models.name(row.model).to_owned(),
-        objective: row.aim.name(),
-        promised_seconds: row.promised.as_secs_f64(),
+        objective: row.objective.name(),
+        promised_seconds: row.target.as_secs_f64(),
         pool: policy.pools.name(row.pool).to_owned(),
-        best_seconds: row.shown.as_secs_f64(),
+        best_seconds: row.best.as_secs_f64(),
         samples: row.samples,
     };
-    unkept(policy, best).into_iter().map(row).collect()
+    unattainable(policy, best).into_iter().map(row).collect()
 }
 
 /// The pools with what runs there.
@@ -216,7 +216,7 @@ pub(super) fn standing(tenant: TenantId, snapshot: &Snapshot, policy: &Policy) -
 
 /// What is in force of the levers, for people: `drain`, `pause, boost x4`.
 pub(super) fn in_force(levers: &[OverrideTarget], snapshot: &Snapshot) -> String {
-    let words = rows_of(levers, snapshot).map(|view| match view.measure {
+    let words = rows_of(levers, snapshot).map(|view| match view.change {
         OverrideChange::Boost(_, factor) => format!("boost x{factor}"),
         other => other.name().to_owned(),
     });
@@ -261,7 +261,7 @@ fn rows_of<'a>(
     levers: &'a [OverrideTarget],
     snapshot: &'a Snapshot,
 ) -> impl Iterator<Item = &'a ActiveOverride> {
-    snapshot.overrides.iter().filter(|view| levers.contains(&view.measure.lever()))
+    snapshot.overrides.iter().filter(|view| levers.contains(&view.change.target()))
 }
 
 fn waits(snapshot: &Snapshot, ours: impl Fn(&QueueSnapshot) -> bool) -> (u64, f64) {

@@ -184,7 +184,7 @@ pub(super) fn replicas(snapshot: &Snapshot, engines: &[EngineView], policy: &Pol
         speed_factor: view.speed_factor,
         expected_ttft_seconds: view.expected.as_secs_f64(),
         held_back_by: view.bottleneck.map(Bottleneck::name),
-        guests_held_back_by: view.guest_bottleneck.map(Bottleneck::name),
+        guests_held_back_by: view.background_bottleneck.map(Bottleneck::name),
         engine: engines.get(&view.replica).map(|engine| EngineRow::new(engine)),
     };
     snapshot.replicas.iter().map(row).collect()

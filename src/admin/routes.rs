@@ -189,7 +189,7 @@ async fn usage(State(admin): State<AdminRoutes>, uri: Uri) -> Response {
 }
 
 async fn demand(State(admin): State<AdminRoutes>) -> impl IntoResponse {
-    Json(admin.state.dispatcher.demand())
+    Json(admin.state.dispatcher.demand_state())
 }
 
 async fn config(State(admin): State<AdminRoutes>) -> impl IntoResponse {

@@ -78,10 +78,10 @@ impl World {
             arrived: Tick::NEVER,
             deadline: self.dispatcher.clock().now() + Duration::from_secs(60),
             patience: Tick::NEVER,
-            falls_back: false,
-            goes_on: false,
+            has_fallback: false,
+            resumable: false,
             context: 0,
-            fit: 0,
+            context_group: 0,
             fingerprint: None,
             session: None,
         };

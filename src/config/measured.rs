@@ -9,7 +9,7 @@ use crate::config::problem::{ConfigProblem, Severity};
 use crate::config::report::ConfigReport;
 use crate::config::yaml;
 use crate::core::model::policy::Policy;
-use crate::core::placement::unattainable::{ObjectiveKind, UnattainableObjective, unkept};
+use crate::core::placement::unattainable::{ObjectiveKind, UnattainableObjective, unattainable};
 use crate::core::replica::speed::pool_best::PoolBest;
 
 /// Checks a file as `penstock check` does, and warns about objectives that no
@@ -19,7 +19,7 @@ pub fn check_file_against(path: &Path, best: &dyn Fn(&str) -> Option<PoolBest>) 
     let mut outcome = load_file(path, None);
     if let Some(loaded) = &outcome.loaded {
         let policy = &loaded.settings.policy;
-        let found = unkept(policy, |pool| best(policy.pools.name(pool)));
+        let found = unattainable(policy, |pool| best(policy.pools.name(pool)));
         let problems = found.iter().map(|row| problem(row, policy, best, &outcome.report));
         let problems: Vec<ConfigProblem> = problems.collect();
         outcome.report.problems.extend(problems);
@@ -35,21 +35,21 @@ fn problem(
     report: &ConfigReport,
 ) -> ConfigProblem {
     let (class, pool) = (policy.classes.name(row.class), policy.pools.name(row.pool));
-    let field = FieldPath::top("classes").key(class).key(row.aim.name());
+    let field = FieldPath::top("classes").key(class).key(row.objective.name());
     let mark = yaml::parse(report.text()).ok().map(|tree| tree.locate(&field));
-    let read = best(pool).filter(|_| row.aim == ObjectiveKind::FirstToken);
+    let read = best(pool).filter(|_| row.objective == ObjectiveKind::FirstToken);
     let read =
         read.map(|best| format!(", which reads {} prompt tokens a second at best", best.read_per_second));
     let message = format!(
         "{} is promised, and no pool of `{}` has ever kept it: the shortest {} of {} is {}, at the pool `{pool}`{}",
-        millis(row.promised),
+        millis(row.target),
         policy.models.name(row.model),
-        row.aim.words(),
+        row.objective.words(),
         row.samples,
-        millis(row.shown),
+        millis(row.best),
         read.unwrap_or_default(),
     );
-    let hint = format!("write more than {}, or let the class use faster pools", millis(row.shown));
+    let hint = format!("write more than {}, or let the class use faster pools", millis(row.best));
     ConfigProblem {
         severity: Severity::Warning,
         line: mark.map(|mark| mark.line),

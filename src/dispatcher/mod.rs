@@ -39,13 +39,13 @@ pub type EventLog = Arc<Mutex<Vec<(Tick, Event)>>>;
 /// The one scheduler of this process and everybody who waits for it.
 #[derive(Debug)]
 pub struct Dispatcher {
-    inner: Mutex<DispatcherState>,
+    state: Mutex<DispatcherState>,
     clock: GatewayClock,
     shutdown: ShutdownGrace,
     next_job: AtomicU64,
     timer_changed: Notify,
     /// Whether somebody waits for the next arrival.
-    awaited: AtomicBool,
+    arrival_awaited: AtomicBool,
     arrival: Notify,
     replica_actions: mpsc::Sender<ReplicaAction>,
 }
@@ -55,17 +55,17 @@ struct DispatcherState {
     /// Of the policy in force.
     generation: u64,
     scheduler: Scheduler,
-    desks: Waiters,
+    waiters: Waiters,
     actions: Vec<Action>,
-    leftover: StepEffects,
+    effects: StepEffects,
     timer: Option<Tick>,
-    told: Option<EventLog>,
+    event_log: Option<EventLog>,
 }
 
 /// What a step leaves to be done once the lock is released.
 #[derive(Debug, Default)]
 struct StepEffects {
-    mail: Notifications,
+    notifications: Notifications,
     replica_actions: SmallVec<[ReplicaAction; 2]>,
     timer_moved_up: bool,
 }
@@ -81,28 +81,28 @@ impl Dispatcher {
         replica_actions: mpsc::Sender<ReplicaAction>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            inner: Mutex::new(DispatcherState {
+            state: Mutex::new(DispatcherState {
                 generation: policy.generation,
                 scheduler: Scheduler::new(policy),
-                desks: Waiters::default(),
+                waiters: Waiters::default(),
                 actions: Vec::new(),
-                leftover: StepEffects::default(),
+                effects: StepEffects::default(),
                 timer: None,
-                told: None,
+                event_log: None,
             }),
             clock,
             shutdown: ShutdownGrace::default(),
             next_job: AtomicU64::new(1),
             timer_changed: Notify::new(),
-            awaited: AtomicBool::new(false),
+            arrival_awaited: AtomicBool::new(false),
             arrival: Notify::new(),
             replica_actions,
         })
     }
 
     /// Writes down what the scheduler is told from now on, for tests and replays.
-    pub fn write_down(&self, told: &EventLog) {
-        self.inner.lock().told = Some(Arc::clone(told));
+    pub fn log_events(&self, told: &EventLog) {
+        self.state.lock().event_log = Some(Arc::clone(told));
     }
 
     /// The clock that the scheduler lives by.
@@ -129,12 +129,13 @@ impl Dispatcher {
     #[must_use]
     pub fn admit(self: &Arc<Self>, spec: JobSpec, prefix: PromptPrefix, policy: &Arc<Policy>) -> Ticket {
         let (answer, bills, limits) = self.locked(|inner, now| {
-            let answer = inner.desks.wait(spec.id);
-            let bills = inner.desks.bills(spec.id);
+            let answer = inner.waiters.wait(spec.id);
+            let bills = inner.waiters.bills(spec.id);
             inner.follow(policy, now);
             (answer, bills, inner.arrive(now, spec, prefix))
         });
-        if self.awaited.load(Ordering::Relaxed) && self.awaited.swap(false, Ordering::Relaxed) {
+        if self.arrival_awaited.load(Ordering::Relaxed) && self.arrival_awaited.swap(false, Ordering::Relaxed)
+        {
             self.arrival.notify_one();
         }
         Ticket::new(Arc::clone(self), spec.id, answer, (limits, bills))
@@ -145,12 +146,12 @@ impl Dispatcher {
     #[must_use]
     pub fn surely_refuses(&self, spec: &JobSpec, others: u64) -> bool {
         let now = self.clock.now();
-        self.inner.lock().scheduler.surely_refuses(spec, others, now)
+        self.state.lock().scheduler.surely_refuses(spec, others, now)
     }
 
     /// From now on an arrival counts for [`Self::next_arrival`].
     pub fn expect_arrival(&self) {
-        self.awaited.store(true, Ordering::Relaxed);
+        self.arrival_awaited.store(true, Ordering::Relaxed);
     }
 
     /// Waits for the first arrival since one was expected; for one waiter.
@@ -166,13 +167,13 @@ impl Dispatcher {
     /// Tells the scheduler what happened.
     pub fn event(&self, event: Event) {
         self.locked(|inner, now| {
-            let Event::Left { job, .. } = event else { return inner.handle(now, event) };
+            let Event::ClientLeft { job, .. } = event else { return inner.handle(now, event) };
             // Nothing is said to it any more, but what it came to is kept for
             // whoever tells of it.
-            inner.desks.leave(job);
+            inner.waiters.leave(job);
             inner.handle(now, event);
             inner.apply();
-            inner.desks.close(job);
+            inner.waiters.close(job);
         });
     }
 
@@ -181,90 +182,90 @@ impl Dispatcher {
     #[must_use]
     pub fn take_idle(&self) -> Vec<IdleTime> {
         let now = self.clock.now();
-        self.inner.lock().scheduler.take_idle(now)
+        self.state.lock().scheduler.take_idle(now)
     }
 
     /// Whether a request that arrived now could wait.
     #[must_use]
     pub fn can_queue(&self) -> bool {
-        self.inner.lock().scheduler.can_queue()
+        self.state.lock().scheduler.can_queue()
     }
 
     /// A picture of this moment.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let now = self.clock.now();
-        self.inner.lock().scheduler.snapshot(now)
+        self.state.lock().scheduler.snapshot(now)
     }
 
     /// What every pool needs now.
     #[must_use]
-    pub fn needs(&self) -> Vec<ReplicaDemand> {
+    pub fn replica_demand(&self) -> Vec<ReplicaDemand> {
         let now = self.clock.now();
-        self.inner.lock().scheduler.needs(now)
+        self.state.lock().scheduler.replica_demand(now)
     }
 
     /// What every pool needs now, by what other gateways see, too.
     #[must_use]
-    pub fn needs_with(&self, others: &PeerDemand) -> Vec<ReplicaDemand> {
+    pub fn replica_demand_with(&self, others: &PeerDemand) -> Vec<ReplicaDemand> {
         let now = self.clock.now();
-        self.inner.lock().scheduler.needs_with(now, others)
+        self.state.lock().scheduler.replica_demand_with(now, others)
     }
 
     /// What this gateway sees of the demand.
     #[must_use]
-    pub fn outlook(&self) -> DemandReport {
+    pub fn demand_report(&self) -> DemandReport {
         let now = self.clock.now();
-        self.inner.lock().scheduler.outlook(now)
+        self.state.lock().scheduler.demand_report(now)
     }
 
     /// The demand that was seen, to be kept over a restart.
     #[must_use]
-    pub fn demand(&self) -> DemandState {
-        self.inner.lock().scheduler.demand_state()
+    pub fn demand_state(&self) -> DemandState {
+        self.state.lock().scheduler.demand_state()
     }
 
     /// Takes over the demand that was seen before a restart. False when it is of
     /// another version.
     pub fn restore_demand(&self, state: &DemandState) -> bool {
-        self.inner.lock().scheduler.restore_demand(state)
+        self.state.lock().scheduler.restore_demand(state)
     }
 
     /// How it stands with all limits, in a fixed order.
     #[must_use]
     pub fn limits(&self) -> Vec<LimitStatus> {
         let now = self.clock.now();
-        self.inner.lock().scheduler.limits(now)
+        self.state.lock().scheduler.limits(now)
     }
 
     /// Why a job waits; `None` for one that does not.
     #[must_use]
     pub fn explain(&self, job: JobId) -> Option<WaitExplanation> {
         let now = self.clock.now();
-        self.inner.lock().scheduler.explain(job, now)
+        self.state.lock().scheduler.explain(job, now)
     }
 
     /// Whether a job waits for a pool that has to start.
     #[must_use]
-    pub fn is_held(&self, job: JobId) -> bool {
-        self.inner.lock().scheduler.is_held(job)
+    pub fn waits_for_pool_start(&self, job: JobId) -> bool {
+        self.state.lock().scheduler.waits_for_pool_start(job)
     }
 
     /// Hands in an operator's wish, which may depend on the time; says what it
     /// changed.
-    pub fn operate(&self, wish: impl FnOnce(Tick) -> Event) -> OverrideResult {
+    pub fn override_with(&self, wish: impl FnOnce(Tick) -> Event) -> OverrideResult {
         self.locked(|inner, now| {
             let event = wish(now);
-            inner.write_down(now, &event);
+            inner.log_event(now, &event);
             inner.scheduler.operate(now, event, &mut inner.actions)
         })
     }
 
     /// Refuses everything that still waits, at the end of a drain's grace.
     pub fn refuse_waiting(&self, why: Rejection) {
-        let waiting = self.inner.lock().desks.take_waiting();
+        let waiting = self.state.lock().waiters.take_waiting();
         for (job, waiter) in waiting {
-            self.event(Event::Left { job, usage: JobUsage::Unknown });
+            self.event(Event::ClientLeft { job, usage: JobUsage::Unknown });
             Notification::Answer(waiter, Err(why)).deliver();
         }
     }
@@ -273,7 +274,7 @@ impl Dispatcher {
     pub async fn run_timer(self: Arc<Self>) {
         loop {
             let changed = self.timer_changed.notified();
-            let deadline = self.inner.lock().timer;
+            let deadline = self.state.lock().timer;
             match deadline {
                 None => changed.await,
                 Some(at) => {
@@ -297,7 +298,7 @@ impl Dispatcher {
         self.locked(|inner, now| {
             let finished = inner.report(now, job, dispatch, event);
             if finished {
-                inner.desks.close(job);
+                inner.waiters.close(job);
             }
             finished
         })
@@ -306,10 +307,10 @@ impl Dispatcher {
     /// The same for an event after which the job waits again.
     fn retry(&self, job: JobId, dispatch: AttemptId, event: Event) -> Option<oneshot::Receiver<WaitResult>> {
         self.locked(|inner, now| {
-            if !inner.desks.owns(job, dispatch) {
+            if !inner.waiters.is_current(job, dispatch) {
                 return None;
             }
-            let again = inner.desks.wait(job);
+            let again = inner.waiters.wait(job);
             inner.handle(now, event);
             Some(again)
         })
@@ -318,14 +319,14 @@ impl Dispatcher {
     /// One step under the lock, and what it leads to after it.
     fn locked<T>(&self, step: impl FnOnce(&mut DispatcherState, Tick) -> T) -> T {
         let (value, leftover) = {
-            let mut inner = self.inner.lock();
+            let mut inner = self.state.lock();
             let value = step(&mut inner, self.clock.now());
-            (value, inner.leftover())
+            (value, inner.take_effects())
         };
         if leftover.timer_moved_up {
             self.timer_changed.notify_one();
         }
-        leftover.mail.into_iter().for_each(Notification::deliver);
+        leftover.notifications.into_iter().for_each(Notification::deliver);
         for action in leftover.replica_actions {
             let _full = self.replica_actions.try_send(action);
         }
@@ -334,30 +335,30 @@ impl Dispatcher {
 
     /// Applies actions as if the scheduler had asked for them.
     #[cfg(test)]
-    pub(crate) fn act(&self, actions: impl IntoIterator<Item = Action>) {
+    pub(crate) fn apply_for_test(&self, actions: impl IntoIterator<Item = Action>) {
         self.locked(|inner, _| inner.actions.extend(actions));
     }
 }
 
 impl DispatcherState {
-    fn write_down(&self, now: Tick, event: &Event) {
-        if let Some(told) = &self.told {
+    fn log_event(&self, now: Tick, event: &Event) {
+        if let Some(told) = &self.event_log {
             told.lock().push((now, event.clone()));
         }
     }
 
     fn handle(&mut self, now: Tick, event: Event) {
-        self.write_down(now, &event);
+        self.log_event(now, &event);
         self.scheduler.handle(now, event, &mut self.actions);
     }
 
     /// Lets a job in. Returns the state of its limits once it has reserved its part.
     fn arrive(&mut self, now: Tick, spec: JobSpec, prefix: PromptPrefix) -> LimitsAtEntry {
-        if self.told.is_some() {
-            self.write_down(now, &Event::Arrived(spec, prefix.clone()));
+        if self.event_log.is_some() {
+            self.log_event(now, &Event::Arrived(spec, prefix.clone()));
         }
         let shadowed = self.scheduler.arrive(now, spec, prefix, &mut self.actions);
-        LimitsAtEntry { shadowed, standings: self.scheduler.limits_of(&spec, now) }
+        LimitsAtEntry { shadowed, statuses: self.scheduler.limits_of(&spec, now) }
     }
 
     fn follow(&mut self, policy: &Arc<Policy>, now: Tick) {
@@ -370,27 +371,27 @@ impl DispatcherState {
     /// Hands in an event of a try, if the job is still there when it is its
     /// turn; whether it was.
     fn report(&mut self, now: Tick, job: JobId, dispatch: AttemptId, event: Event) -> bool {
-        if !self.desks.owns(job, dispatch) {
+        if !self.waiters.is_current(job, dispatch) {
             return false;
         }
         self.handle(now, event);
         self.apply();
-        self.desks.owns(job, dispatch)
+        self.waiters.is_current(job, dispatch)
     }
 
     /// Does what the scheduler wants done.
     fn apply(&mut self) {
         for action in self.actions.drain(..) {
             match action {
-                Action::Job(action) => self.desks.apply(action, &mut self.leftover.mail),
-                Action::Replica(action) => self.leftover.replica_actions.push(action),
+                Action::Job(action) => self.waiters.apply(action, &mut self.effects.notifications),
+                Action::Replica(action) => self.effects.replica_actions.push(action),
             }
         }
     }
 
-    fn leftover(&mut self) -> StepEffects {
+    fn take_effects(&mut self) -> StepEffects {
         self.apply();
-        let mut leftover = std::mem::take(&mut self.leftover);
+        let mut leftover = std::mem::take(&mut self.effects);
         let timer = self.scheduler.next_deadline();
         leftover.timer_moved_up = timer.is_some_and(|new| self.timer.is_none_or(|old| new < old));
         self.timer = timer;
@@ -443,10 +444,10 @@ pools:
             arrived: Tick::NEVER,
             deadline: gate.clock().now() + wait,
             patience: Tick::NEVER,
-            falls_back: false,
-            goes_on: false,
+            has_fallback: false,
+            resumable: false,
             context: 0,
-            fit: 0,
+            context_group: 0,
             fingerprint: None,
             session: None,
         };
@@ -459,10 +460,10 @@ pools:
         let (gate, _wished) = gate(&settings);
         let mut first = admit(&gate, &settings, Duration::from_secs(60));
         let mut second = admit(&gate, &settings, Duration::from_secs(60));
-        first.placed().await.unwrap();
+        first.dispatched().await.unwrap();
         assert_eq!(gate.snapshot().jobs, 2);
         drop(first);
-        second.placed().await.unwrap();
+        second.dispatched().await.unwrap();
         assert!(second.first_token());
         assert!(second.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         drop(second);
@@ -483,7 +484,7 @@ pools:
         for begins in [false, true] {
             let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
             let bills = ticket.bills();
-            ticket.placed().await.unwrap();
+            ticket.dispatched().await.unwrap();
             pass().await;
             assert!(!begins || ticket.first_token());
             assert_eq!(told(&bills), []);
@@ -493,18 +494,18 @@ pools:
         // A retry takes its place: somebody else ends it.
         let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
         let bills = ticket.bills();
-        ticket.placed().await.unwrap();
+        ticket.dispatched().await.unwrap();
         let waits = admit(&gate, &settings, Duration::from_secs(60));
         let waited = waits.bills();
         drop(waits);
         pass().await;
-        gate.event(Event::Left { job: ticket.job(), usage: JobUsage::Unknown });
+        gate.event(Event::ClientLeft { job: ticket.job(), usage: JobUsage::Unknown });
         drop(ticket);
         assert_eq!((told(&bills), told(&waited)), (vec![10], vec![]));
         // It fails, and is given up while it waits again.
         let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
         let bills = ticket.bills();
-        ticket.placed().await.unwrap();
+        ticket.dispatched().await.unwrap();
         pass().await;
         assert!(ticket.failed_unseen(EngineFault::Refused, JobUsage::Unknown));
         gate.refuse_waiting(Rejection {
@@ -512,10 +513,10 @@ pools:
             queued: Duration::ZERO,
             retry_after: None,
         });
-        assert!(ticket.placed().await.is_err());
+        assert!(ticket.dispatched().await.is_err());
         drop(ticket);
         assert_eq!(told(&bills), [10]);
-        assert!(gate.inner.lock().desks.is_empty(), "no desk outlives its job");
+        assert!(gate.state.lock().waiters.is_empty(), "no desk outlives its job");
     }
 
     #[tokio::test(start_paused = true)]
@@ -523,10 +524,10 @@ pools:
         let settings = settings(ONE_SLOT, None);
         let (gate, _wished) = gate(&settings);
         let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
-        ticket.placed().await.unwrap();
-        gate.event(Event::Left { job: ticket.job(), usage: JobUsage::Unknown });
+        ticket.dispatched().await.unwrap();
+        gate.event(Event::ClientLeft { job: ticket.job(), usage: JobUsage::Unknown });
         for _ in 0..2 {
-            let recalled = tokio::time::timeout(Duration::from_secs(1), ticket.recalled());
+            let recalled = tokio::time::timeout(Duration::from_secs(1), ticket.preempted());
             assert!(recalled.await.is_err(), "there is no word to come");
         }
         assert!(!ticket.first_token());
@@ -540,7 +541,7 @@ pools:
         let _running = admit(&gate, &settings, Duration::from_secs(60));
         let mut late = admit(&gate, &settings, Duration::from_secs(3));
         let begun = tokio::time::Instant::now();
-        let rejection = late.placed().await.unwrap_err();
+        let rejection = late.dispatched().await.unwrap_err();
         assert_eq!(rejection.reason, RejectReason::DeadlineExceeded);
         assert_eq!(begun.elapsed().as_secs(), 3);
         assert_eq!(gate.snapshot().jobs, 1);
@@ -552,7 +553,7 @@ pools:
         let (gate, mut wished) = gate(&settings);
         tokio::spawn(Arc::clone(&gate).run_timer());
         let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
-        let placement = ticket.placed().await.unwrap();
+        let placement = ticket.dispatched().await.unwrap();
         assert!(ticket.failed_unseen(EngineFault::Refused, JobUsage::Unknown));
         let eject = ReplicaAction::Eject { replica: placement.replica, why: EngineFault::Refused };
         assert_eq!(wished.recv().await, Some(eject));
@@ -560,7 +561,7 @@ pools:
         assert!(matches!(last, Some(ReplicaAction::PoolDown { why: EngineFault::Refused, .. })), "{last:?}");
         assert_eq!(wished.recv().await, Some(ReplicaAction::Probe { replica: placement.replica }));
         gate.event(Event::ReplicaFound { replica: placement.replica });
-        assert_eq!(ticket.placed().await.unwrap().why.attempt, 2);
+        assert_eq!(ticket.dispatched().await.unwrap().why.attempt, 2);
     }
 
     #[tokio::test(start_paused = true)]
@@ -583,18 +584,18 @@ pools:
             arrived: Tick::NEVER,
             deadline: gate.clock().now() + Duration::from_secs(1),
             patience: Tick::NEVER,
-            falls_back: false,
-            goes_on: false,
+            has_fallback: false,
+            resumable: false,
             context: 0,
-            fit: 0,
+            context_group: 0,
             fingerprint: None,
             session: None,
         };
-        gate.admit(spec, PromptPrefix::default(), &new.policy).placed().await.unwrap();
+        gate.admit(spec, PromptPrefix::default(), &new.policy).dispatched().await.unwrap();
         // An older policy does not come back.
         gate.follow(&old.policy);
         let again = JobSpec { id: gate.next_job_id(), ..spec };
-        gate.admit(again, PromptPrefix::default(), &new.policy).placed().await.unwrap();
+        gate.admit(again, PromptPrefix::default(), &new.policy).dispatched().await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -605,7 +606,7 @@ pools:
         let mut waiting = admit(&gate, &settings, Duration::from_secs(60));
         let why = Rejection { reason: RejectReason::Draining, queued: Duration::ZERO, retry_after: None };
         gate.refuse_waiting(why);
-        assert_eq!(waiting.placed().await.unwrap_err(), why);
+        assert_eq!(waiting.dispatched().await.unwrap_err(), why);
         assert_eq!(gate.snapshot().jobs, 1);
         drop(running);
         assert_eq!(gate.snapshot().jobs, 0);
@@ -616,10 +617,10 @@ pools:
         let settings = settings(ONE_SLOT, None);
         let (gate, _wished) = gate(&settings);
         let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
-        let DispatchGrant { replica, why } = ticket.placed().await.unwrap();
+        let DispatchGrant { replica, why } = ticket.dispatched().await.unwrap();
         let job = JobId::new(1);
-        gate.act([
-            Action::Job(JobAction::Recall { job, replica, why: PreemptReason::Stalled }),
+        gate.apply_for_test([
+            Action::Job(JobAction::Preempt { job, replica, why: PreemptReason::Stalled }),
             Action::Job(JobAction::Dispatch { job, replica, why }),
         ]);
         // The edge has not noticed yet.
@@ -629,8 +630,8 @@ pools:
         assert!(!ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         let after = gate.snapshot();
         assert_eq!((after.jobs, &after.replicas), (before.jobs, &before.replicas));
-        assert_eq!(ticket.recalled().await, PreemptReason::Stalled);
-        ticket.placed().await.unwrap();
+        assert_eq!(ticket.preempted().await, PreemptReason::Stalled);
+        ticket.dispatched().await.unwrap();
         assert!(ticket.first_token() && ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         assert_eq!(gate.snapshot().jobs, 0);
     }
@@ -640,8 +641,8 @@ pools:
         let settings = settings(ONE_SLOT, None);
         let (gate, _wished) = gate(&settings);
         let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
-        let replica = ticket.placed().await.unwrap().replica;
-        gate.act([Action::Job(JobAction::Recall {
+        let replica = ticket.dispatched().await.unwrap().replica;
+        gate.apply_for_test([Action::Job(JobAction::Preempt {
             job: JobId::new(1),
             replica,
             why: PreemptReason::Stalled,

@@ -15,7 +15,7 @@ pub struct ShutdownGrace {
     draining: Arc<AtomicBool>,
     over: Arc<AtomicBool>,
     drain: CancellationToken,
-    token: CancellationToken,
+    expiry: CancellationToken,
 }
 
 impl ShutdownGrace {
@@ -28,7 +28,7 @@ impl ShutdownGrace {
     /// From now on running requests are ended too.
     pub fn end(&self) {
         self.over.store(true, Ordering::Release);
-        self.token.cancel();
+        self.expiry.cancel();
     }
 
     /// Whether new requests are refused.
@@ -38,19 +38,19 @@ impl ShutdownGrace {
     }
 
     /// Waits until new requests are refused.
-    pub async fn began(&self) {
+    pub async fn draining(&self) {
         self.drain.cancelled().await;
     }
 
     /// Waits for the end.
-    pub async fn ended(&self) {
-        self.token.cancelled().await;
+    pub async fn expired(&self) {
+        self.expiry.cancelled().await;
     }
 
     pub(crate) fn watch(&self) -> ShutdownWatch {
         ShutdownWatch {
             over: Arc::clone(&self.over),
-            wait: Box::pin(self.token.clone().cancelled_owned()),
+            wait: Box::pin(self.expiry.clone().cancelled_owned()),
             registered: None,
         }
     }

@@ -24,9 +24,9 @@ use crate::dispatcher::{Dispatcher, StayBills};
 /// that try from then on is not passed on.
 #[derive(Debug)]
 pub struct Ticket {
-    gate: Arc<Dispatcher>,
+    dispatcher: Arc<Dispatcher>,
     job: JobId,
-    post: TicketState,
+    state: TicketState,
     usage: JobUsage,
     limits: LimitsAtEntry,
     bills: Arc<StayBills>,
@@ -37,16 +37,16 @@ pub struct Ticket {
 #[derive(Debug, Clone, Default)]
 pub struct LimitsAtEntry {
     /// Each, with what the job reserved taken off.
-    pub standings: SmallVec<[LimitStatus; 4]>,
+    pub statuses: SmallVec<[LimitStatus; 4]>,
     /// Those in shadow mode that would have refused it.
     pub shadowed: SmallVec<[LimitId; 1]>,
 }
 
 #[derive(Debug)]
 enum TicketState {
-    Waits(oneshot::Receiver<WaitResult>),
+    Waiting(oneshot::Receiver<WaitResult>),
     /// Nothing more is to be heard where there is no receiver.
-    Runs {
+    Running {
         dispatch: AttemptId,
         word: Option<oneshot::Receiver<Signal>>,
     },
@@ -61,9 +61,9 @@ impl Ticket {
         (limits, bills): (LimitsAtEntry, Arc<StayBills>),
     ) -> Self {
         Self {
-            gate,
+            dispatcher: gate,
             job,
-            post: TicketState::Waits(answer),
+            state: TicketState::Waiting(answer),
             usage: JobUsage::Unknown,
             limits,
             bills,
@@ -93,17 +93,17 @@ impl Ticket {
     ///
     /// # Errors
     /// The rejection, after which the job is over.
-    pub async fn placed(&mut self) -> Result<DispatchGrant, Rejection> {
-        let TicketState::Waits(receiver) = &mut self.post else {
+    pub async fn dispatched(&mut self) -> Result<DispatchGrant, Rejection> {
+        let TicketState::Waiting(receiver) = &mut self.state else {
             unreachable!("a ticket waits only after admit, after a failure and after a recall");
         };
         match receiver.await {
-            Ok(Ok(AttemptStart { placement, dispatch, word })) => {
-                self.post = TicketState::Runs { dispatch, word: Some(word) };
+            Ok(Ok(AttemptStart { grant: placement, attempt: dispatch, signal: word })) => {
+                self.state = TicketState::Running { dispatch, word: Some(word) };
                 Ok(placement)
             }
             Ok(Err(rejection)) => {
-                self.post = TicketState::Over;
+                self.state = TicketState::Over;
                 self.live = false;
                 Err(rejection)
             }
@@ -115,34 +115,34 @@ impl Ticket {
     /// Waits until the job is taken away from its replica; then wait for
     /// another with `placed`. Never ends while the ticket is not at a replica.
     /// Dropping the future keeps the ticket.
-    pub async fn recalled(&mut self) -> PreemptReason {
-        let TicketState::Runs { word, .. } = &mut self.post else { return pending().await };
+    pub async fn preempted(&mut self) -> PreemptReason {
+        let TicketState::Running { word, .. } = &mut self.state else { return pending().await };
         let Some(receiver) = word else { return pending().await };
         let said = receiver.await;
         // A receiver that has spoken must not be polled again.
         *word = None;
         match said {
-            Ok(Signal::Recalled { why, again }) => {
-                self.post = TicketState::Waits(again);
+            Ok(Signal::Preempted { why, again }) => {
+                self.state = TicketState::Waiting(again);
                 why
             }
             // A stream is handed over after its first token; nobody waits here
             // for that. Or somebody else ended the job.
-            Ok(Signal::HandOver(_)) | Err(_) => pending().await,
+            Ok(Signal::Migrate(_)) | Err(_) => pending().await,
         }
     }
 
     /// Whether another replica is to go on with the stream, and why. Says so
     /// once; `cx` is woken when that changes.
-    pub fn poll_handed_over(&mut self, cx: &mut Context<'_>) -> Poll<PreemptReason> {
-        let TicketState::Runs { word, .. } = &mut self.post else { return Poll::Pending };
+    pub fn poll_migration(&mut self, cx: &mut Context<'_>) -> Poll<PreemptReason> {
+        let TicketState::Running { word, .. } = &mut self.state else { return Poll::Pending };
         let Some(receiver) = word else { return Poll::Pending };
         let Poll::Ready(said) = Pin::new(receiver).poll(cx) else { return Poll::Pending };
         *word = None;
         match said {
-            Ok(Signal::HandOver(why)) => Poll::Ready(why),
+            Ok(Signal::Migrate(why)) => Poll::Ready(why),
             // What streams is never recalled.
-            Ok(Signal::Recalled { .. }) | Err(_) => Poll::Pending,
+            Ok(Signal::Preempted { .. }) | Err(_) => Poll::Pending,
         }
     }
 
@@ -150,8 +150,8 @@ impl Ticket {
     /// the client; otherwise the job has been recalled.
     #[must_use]
     pub fn first_token(&self) -> bool {
-        let TicketState::Runs { dispatch, .. } = self.post else { return false };
-        self.gate.report(self.job, dispatch, Event::FirstToken { job: self.job })
+        let TicketState::Running { dispatch, .. } = self.state else { return false };
+        self.dispatcher.report(self.job, dispatch, Event::FirstToken { job: self.job })
     }
 
     /// What is known so far of the job's consumption; used if it is dropped.
@@ -164,21 +164,21 @@ impl Ticket {
     /// then wait for [`Ticket::recalled`] first.
     #[must_use]
     pub fn failed_unseen(&mut self, fault: EngineFault, usage: JobUsage) -> bool {
-        self.again(AttemptOutcome::Failed { fault, usage })
+        self.retry(AttemptOutcome::Failed { fault, usage })
     }
 
     /// The same for a stream of which the client has seen `output` tokens and
     /// which another replica can go on with.
     #[must_use]
     pub fn interrupted(&mut self, fault: EngineFault, usage: JobUsage, output: u64) -> bool {
-        self.again(AttemptOutcome::Interrupted { fault, usage, output })
+        self.retry(AttemptOutcome::Interrupted { fault, usage, output })
     }
 
-    fn again(&mut self, outcome: AttemptOutcome) -> bool {
-        let TicketState::Runs { dispatch, .. } = self.post else { return false };
-        let again = self.gate.retry(self.job, dispatch, Event::Finished { job: self.job, outcome });
+    fn retry(&mut self, outcome: AttemptOutcome) -> bool {
+        let TicketState::Running { dispatch, .. } = self.state else { return false };
+        let again = self.dispatcher.retry(self.job, dispatch, Event::Finished { job: self.job, outcome });
         match again {
-            Some(answer) => self.post = TicketState::Waits(answer),
+            Some(answer) => self.state = TicketState::Waiting(answer),
             None => return false,
         }
         true
@@ -187,8 +187,8 @@ impl Ticket {
     /// The answer is over. Only if this is true is it the job's answer;
     /// otherwise the job has been recalled, or ended otherwise.
     pub fn finish(&mut self, outcome: AttemptOutcome) -> bool {
-        let TicketState::Runs { dispatch, .. } = self.post else { return false };
-        let finished = self.gate.finish(self.job, dispatch, Event::Finished { job: self.job, outcome });
+        let TicketState::Running { dispatch, .. } = self.state else { return false };
+        let finished = self.dispatcher.finish(self.job, dispatch, Event::Finished { job: self.job, outcome });
         self.live &= !finished;
         finished
     }
@@ -196,8 +196,8 @@ impl Ticket {
     /// Ends the job wherever it is.
     pub fn give_up(&mut self, usage: JobUsage) {
         if std::mem::take(&mut self.live) {
-            self.post = TicketState::Over;
-            self.gate.event(Event::Left { job: self.job, usage });
+            self.state = TicketState::Over;
+            self.dispatcher.event(Event::ClientLeft { job: self.job, usage });
         }
     }
 }

@@ -36,10 +36,10 @@ pub(super) type WaitResult = Result<AttemptStart, Rejection>;
 /// A try that begins.
 #[derive(Debug)]
 pub(super) struct AttemptStart {
-    pub(super) placement: DispatchGrant,
-    pub(super) dispatch: AttemptId,
+    pub(super) grant: DispatchGrant,
+    pub(super) attempt: AttemptId,
     /// What the scheduler has to say of the try while it lasts.
-    pub(super) word: oneshot::Receiver<Signal>,
+    pub(super) signal: oneshot::Receiver<Signal>,
 }
 
 /// What the scheduler may say of a try, once.
@@ -47,16 +47,16 @@ pub(super) struct AttemptStart {
 pub(super) enum Signal {
     /// It was taken away. The job waits again, or has got its next answer
     /// already.
-    Recalled { why: PreemptReason, again: oneshot::Receiver<WaitResult> },
+    Preempted { why: PreemptReason, again: oneshot::Receiver<WaitResult> },
     /// Its stream is to be handed over; it owns the job until it does so.
-    HandOver(PreemptReason),
+    Migrate(PreemptReason),
 }
 
 /// What is to be handed to a ticket, once the lock is released.
 #[derive(Debug)]
 pub(super) enum Notification {
     Answer(oneshot::Sender<WaitResult>, WaitResult),
-    Word(oneshot::Sender<Signal>, Signal),
+    Signal(oneshot::Sender<Signal>, Signal),
 }
 
 /// Letters of one step.
@@ -67,7 +67,7 @@ impl Notification {
     pub(super) fn deliver(self) {
         match self {
             Self::Answer(to, answer) => drop(to.send(answer)),
-            Self::Word(to, word) => drop(to.send(word)),
+            Self::Signal(to, word) => drop(to.send(word)),
         }
     }
 }
@@ -90,15 +90,15 @@ impl StayBills {
 
 #[derive(Debug)]
 struct Waiter {
-    post: WaiterState,
+    state: WaiterState,
     bills: Arc<StayBills>,
 }
 
 #[derive(Debug)]
 enum WaiterState {
-    Waits(oneshot::Sender<WaitResult>),
+    Waiting(oneshot::Sender<WaitResult>),
     /// Nothing more is said once the word was given.
-    Runs {
+    Running {
         dispatch: AttemptId,
         word: Option<oneshot::Sender<Signal>>,
     },
@@ -109,62 +109,62 @@ enum WaiterState {
 /// The desks of all jobs that are alive.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    desks: HashMap<JobId, Waiter>,
-    dispatches: u64,
+    waiters: HashMap<JobId, Waiter>,
+    attempts: u64,
 }
 
 impl Waiters {
     /// The job waits from now on, for the first time or again.
     pub(super) fn wait(&mut self, job: JobId) -> oneshot::Receiver<WaitResult> {
         let (sender, receiver) = oneshot::channel();
-        self.put(job, WaiterState::Waits(sender));
+        self.put(job, WaiterState::Waiting(sender));
         receiver
     }
 
     /// Whether there is no job.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.desks.is_empty()
+        self.waiters.is_empty()
     }
 
     /// Where the job's bills are put.
     pub(super) fn bills(&self, job: JobId) -> Arc<StayBills> {
-        self.desks.get(&job).map(|desk| Arc::clone(&desk.bills)).unwrap_or_default()
+        self.waiters.get(&job).map(|desk| Arc::clone(&desk.bills)).unwrap_or_default()
     }
 
     /// The job is about to be over, and hears nothing any more.
     pub(super) fn leave(&mut self, job: JobId) {
-        if let Some(desk) = self.desks.get_mut(&job) {
-            desk.post = WaiterState::Left;
+        if let Some(desk) = self.waiters.get_mut(&job) {
+            desk.state = WaiterState::Left;
         }
     }
 
     fn put(&mut self, job: JobId, post: WaiterState) {
-        match self.desks.get_mut(&job) {
-            Some(desk) => desk.post = post,
-            None => drop(self.desks.insert(job, Waiter { post, bills: Arc::default() })),
+        match self.waiters.get_mut(&job) {
+            Some(desk) => desk.state = post,
+            None => drop(self.waiters.insert(job, Waiter { state: post, bills: Arc::default() })),
         }
     }
 
     /// The job is over.
     pub(super) fn close(&mut self, job: JobId) {
-        self.desks.remove(&job);
+        self.waiters.remove(&job);
     }
 
     /// Whether the job is still where `dispatch` sent it.
-    pub(super) fn owns(&self, job: JobId, dispatch: AttemptId) -> bool {
-        let post = self.desks.get(&job).map(|desk| &desk.post);
-        matches!(post, Some(WaiterState::Runs { dispatch: present, .. }) if *present == dispatch)
+    pub(super) fn is_current(&self, job: JobId, dispatch: AttemptId) -> bool {
+        let post = self.waiters.get(&job).map(|desk| &desk.state);
+        matches!(post, Some(WaiterState::Running { dispatch: present, .. }) if *present == dispatch)
     }
 
     /// Takes out everybody who waits.
     pub(super) fn take_waiting(&mut self) -> Vec<(JobId, oneshot::Sender<WaitResult>)> {
-        let waits = |_: &JobId, desk: &mut Waiter| matches!(desk.post, WaiterState::Waits(_));
-        let taken = self.desks.extract_if(waits);
+        let waits = |_: &JobId, desk: &mut Waiter| matches!(desk.state, WaiterState::Waiting(_));
+        let taken = self.waiters.extract_if(waits);
         taken
-            .filter_map(|(job, desk)| match desk.post {
-                WaiterState::Waits(sender) => Some((job, sender)),
-                WaiterState::Runs { .. } | WaiterState::Left => None,
+            .filter_map(|(job, desk)| match desk.state {
+                WaiterState::Waiting(sender) => Some((job, sender)),
+                WaiterState::Running { .. } | WaiterState::Left => None,
             })
             .collect()
     }
@@ -185,19 +185,21 @@ impl Waiters {
                     mail.push(Notification::Answer(waiter, Err(why)));
                 }
             }
-            JobAction::Recall { job, why, .. } => {
+            JobAction::Preempt { job, why, .. } => {
                 if let Some(word) = self.take_runner(job) {
                     let again = self.wait(job);
-                    mail.extend(word.map(|to| Notification::Word(to, Signal::Recalled { why, again })));
+                    mail.extend(word.map(|to| Notification::Signal(to, Signal::Preempted { why, again })));
                 }
             }
-            JobAction::HandOver { job, why, .. } => {
-                if let Some(Waiter { post: WaiterState::Runs { word, .. }, .. }) = self.desks.get_mut(&job) {
-                    mail.extend(word.take().map(|to| Notification::Word(to, Signal::HandOver(why))));
+            JobAction::Migrate { job, why, .. } => {
+                if let Some(Waiter { state: WaiterState::Running { word, .. }, .. }) =
+                    self.waiters.get_mut(&job)
+                {
+                    mail.extend(word.take().map(|to| Notification::Signal(to, Signal::Migrate(why))));
                 }
             }
-            JobAction::Settled { job, bill } => {
-                if let Some(desk) = self.desks.get(&job) {
+            JobAction::Billed { job, bill } => {
+                if let Some(desk) = self.waiters.get(&job) {
                     desk.bills.add(bill);
                 }
             }
@@ -207,16 +209,16 @@ impl Waiters {
     }
 
     fn start(&mut self, job: JobId, placement: DispatchGrant) -> AttemptStart {
-        self.dispatches += 1;
-        let dispatch = AttemptId(self.dispatches);
+        self.attempts += 1;
+        let dispatch = AttemptId(self.attempts);
         let (sender, word) = oneshot::channel();
-        self.put(job, WaiterState::Runs { dispatch, word: Some(sender) });
-        AttemptStart { placement, dispatch, word }
+        self.put(job, WaiterState::Running { dispatch, word: Some(sender) });
+        AttemptStart { grant: placement, attempt: dispatch, signal: word }
     }
 
     fn take_waiter(&mut self, job: JobId) -> Option<oneshot::Sender<WaitResult>> {
-        match self.take_post(job)? {
-            WaiterState::Waits(sender) => Some(sender),
+        match self.take_state(job)? {
+            WaiterState::Waiting(sender) => Some(sender),
             other => {
                 self.put(job, other);
                 None
@@ -225,8 +227,8 @@ impl Waiters {
     }
 
     fn take_runner(&mut self, job: JobId) -> Option<Option<oneshot::Sender<Signal>>> {
-        match self.take_post(job)? {
-            WaiterState::Runs { word, .. } => Some(word),
+        match self.take_state(job)? {
+            WaiterState::Running { word, .. } => Some(word),
             other => {
                 self.put(job, other);
                 None
@@ -235,8 +237,8 @@ impl Waiters {
     }
 
     /// Takes a job's post, to put another in its place.
-    fn take_post(&mut self, job: JobId) -> Option<WaiterState> {
-        self.desks.get_mut(&job).map(|desk| std::mem::replace(&mut desk.post, WaiterState::Left))
+    fn take_state(&mut self, job: JobId) -> Option<WaiterState> {
+        self.waiters.get_mut(&job).map(|desk| std::mem::replace(&mut desk.state, WaiterState::Left))
     }
 }
 
@@ -254,7 +256,7 @@ mod tests {
     }
 
     fn recall(replica: u32) -> JobAction {
-        JobAction::Recall { job: JOB, replica: ReplicaId::new(replica), why: PreemptReason::Stalled }
+        JobAction::Preempt { job: JOB, replica: ReplicaId::new(replica), why: PreemptReason::Stalled }
     }
 
     fn reject() -> JobAction {
@@ -277,8 +279,8 @@ mod tests {
 
     /// The next wait of a try that was taken away since the engine stalled.
     fn taken_away(mut start: AttemptStart) -> oneshot::Receiver<WaitResult> {
-        match start.word.try_recv() {
-            Ok(Signal::Recalled { why: PreemptReason::Stalled, again }) => again,
+        match start.signal.try_recv() {
+            Ok(Signal::Preempted { why: PreemptReason::Stalled, again }) => again,
             other => panic!("{other:?}"),
         }
     }
@@ -289,15 +291,15 @@ mod tests {
         let answer = desks.wait(JOB);
         step(&mut desks, [dispatch(0)]);
         let mut first = started(answer);
-        assert!(desks.owns(JOB, first.dispatch));
-        assert!(first.word.try_recv().is_err());
+        assert!(desks.is_current(JOB, first.attempt));
+        assert!(first.signal.try_recv().is_err());
 
         step(&mut desks, [recall(0), dispatch(1)]);
-        let before = first.dispatch;
-        assert!(!desks.owns(JOB, before));
+        let before = first.attempt;
+        assert!(!desks.is_current(JOB, before));
         let second = started(taken_away(first));
-        assert_eq!(second.placement.replica, ReplicaId::new(1));
-        assert!(desks.owns(JOB, second.dispatch) && second.dispatch != before);
+        assert_eq!(second.grant.replica, ReplicaId::new(1));
+        assert!(desks.is_current(JOB, second.attempt) && second.attempt != before);
     }
 
     #[test]
@@ -306,13 +308,13 @@ mod tests {
         let answer = desks.wait(JOB);
         step(&mut desks, [dispatch(0)]);
         let first = started(answer);
-        let before = first.dispatch;
+        let before = first.attempt;
         step(&mut desks, [recall(0)]);
         let mut again = taken_away(first);
-        assert!(again.try_recv().is_err() && !desks.owns(JOB, before));
+        assert!(again.try_recv().is_err() && !desks.is_current(JOB, before));
         step(&mut desks, [reject()]);
         assert_eq!(again.try_recv().unwrap().unwrap_err().reason, RejectReason::Draining);
-        assert!(desks.desks.is_empty());
+        assert!(desks.waiters.is_empty());
     }
 
     #[test]
@@ -321,9 +323,9 @@ mod tests {
         let answer = desks.wait(JOB);
         step(&mut desks, [dispatch(0), recall(0), dispatch(0)]);
         let first = started(answer);
-        let before = first.dispatch;
+        let before = first.attempt;
         let second = started(taken_away(first));
-        assert!(desks.owns(JOB, second.dispatch) && !desks.owns(JOB, before));
+        assert!(desks.is_current(JOB, second.attempt) && !desks.is_current(JOB, before));
     }
 
     #[test]
@@ -331,16 +333,16 @@ mod tests {
         let mut desks = Waiters::default();
         let answer = desks.wait(JOB);
         let replica = ReplicaId::new(0);
-        let ask = |why| JobAction::HandOver { job: JOB, replica, why };
+        let ask = |why| JobAction::Migrate { job: JOB, replica, why };
         step(&mut desks, [ask(PreemptReason::Stalled), dispatch(0)]);
         let mut first = started(answer);
-        assert!(first.word.try_recv().is_err());
+        assert!(first.signal.try_recv().is_err());
         step(&mut desks, [ask(PreemptReason::Drained), ask(PreemptReason::Stalled)]);
-        assert!(matches!(first.word.try_recv(), Ok(Signal::HandOver(PreemptReason::Drained))));
-        assert!(desks.owns(JOB, first.dispatch));
+        assert!(matches!(first.signal.try_recv(), Ok(Signal::Migrate(PreemptReason::Drained))));
+        assert!(desks.is_current(JOB, first.attempt));
         let again = desks.wait(JOB);
         step(&mut desks, [dispatch(1)]);
-        assert_eq!(started(again).placement.replica, ReplicaId::new(1));
+        assert_eq!(started(again).grant.replica, ReplicaId::new(1));
     }
 
     #[test]
@@ -350,7 +352,7 @@ mod tests {
         step(&mut desks, [dispatch(0)]);
         let first = started(answer);
         let answer = desks.wait(JOB);
-        assert!(!desks.owns(JOB, first.dispatch));
+        assert!(!desks.is_current(JOB, first.attempt));
         step(
             &mut desks,
             [
@@ -358,23 +360,23 @@ mod tests {
                 dispatch(1),
             ],
         );
-        assert_eq!(started(answer).placement.replica, ReplicaId::new(1));
+        assert_eq!(started(answer).grant.replica, ReplicaId::new(1));
     }
 
     #[test]
     fn what_does_not_fit_changes_nothing() {
         let mut desks = Waiters::default();
         step(&mut desks, [dispatch(0), recall(0), reject()]);
-        assert!(desks.desks.is_empty());
+        assert!(desks.waiters.is_empty());
         let mut answer = desks.wait(JOB);
         step(&mut desks, [recall(0)]);
         assert!(answer.try_recv().is_err());
         step(&mut desks, [dispatch(0)]);
         let start = started(answer);
         step(&mut desks, [dispatch(1), reject()]);
-        assert!(desks.owns(JOB, start.dispatch));
+        assert!(desks.is_current(JOB, start.attempt));
         desks.close(JOB);
-        assert!(!desks.owns(JOB, start.dispatch));
+        assert!(!desks.is_current(JOB, start.attempt));
     }
 
     #[test]
@@ -385,6 +387,6 @@ mod tests {
         let _waits = desks.wait(JobId::new(8));
         let taken: Vec<JobId> = desks.take_waiting().into_iter().map(|(job, _)| job).collect();
         assert_eq!(taken, [JobId::new(8)]);
-        assert!(desks.owns(JOB, started(answer).dispatch));
+        assert!(desks.is_current(JOB, started(answer).attempt));
     }
 }

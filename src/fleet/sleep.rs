@@ -87,7 +87,7 @@ pub(super) async fn obey(shared: Arc<FleetContext>, member: Arc<MonitoredReplica
             SleepOrderFailed { replica, order: order.name(), problem: &problem }.emit(telemetry);
         }
     }
-    shared.dispatcher.event(Event::Rested { replica, rested });
+    shared.dispatcher.event(Event::SleepAnswered { replica, rested });
 }
 
 async fn tell(shared: &FleetContext, member: &MonitoredReplica, order: SleepOrder) -> Result<(), FetchError> {

@@ -25,17 +25,17 @@ impl DemandSource {
 
     /// The demand of each pool now, by the demand that this gateway sees.
     pub(super) fn demands(&self) -> Vec<(String, ReplicaDemand)> {
-        self.named(self.dispatcher.needs())
+        self.named(self.dispatcher.replica_demand())
     }
 
     /// The demand of each pool now, by the demand that all gateways see.
     pub(super) fn demands_with(&self, others: &PeerDemand) -> Vec<(String, ReplicaDemand)> {
-        self.named(self.dispatcher.needs_with(others))
+        self.named(self.dispatcher.replica_demand_with(others))
     }
 
     /// The demand that this gateway sees, for its peers.
     pub(super) fn report(&self) -> DemandReport {
-        self.dispatcher.outlook()
+        self.dispatcher.demand_report()
     }
 
     /// Whether this gateway takes no new requests.

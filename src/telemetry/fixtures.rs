@@ -28,7 +28,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
             itl_objective: millis(40),
             cold_start_tolerance: None,
             demote_to: None,
-            spare: false,
+            scavenger: false,
             placement: Default::default(),
         },
     );

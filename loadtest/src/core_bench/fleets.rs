@@ -99,7 +99,7 @@ fn class(rank: u32, mixed: bool) -> Class {
         itl_objective: Duration::from_millis(50),
         cold_start_tolerance: None,
         demote_to: None,
-        spare: false,
+        scavenger: false,
         placement,
     }
 }

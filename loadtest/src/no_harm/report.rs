@@ -115,8 +115,8 @@ pub(super) fn head() -> String {
 fn objective(cell: &MatrixCell) -> Option<String> {
     let ms = cell.class.itl_ms;
     match cell.objective_fit() {
-        ObjectiveFit::Loaded => None,
-        ObjectiveFit::Partly => Some(format!("itl {ms} ms: not kept under all of this load")),
+        ObjectiveFit::FullLoad => None,
+        ObjectiveFit::LightLoad => Some(format!("itl {ms} ms: not kept under all of this load")),
         ObjectiveFit::Never => Some(format!("itl {ms} ms: not kept with one request")),
     }
 }

@@ -45,7 +45,7 @@ pub(in crate::app) async fn follow(path: PathBuf, gate: Arc<Dispatcher>, telemet
 
 /// Writes it; the file is whole at any time.
 pub(in crate::app) fn save(path: &Path, gate: &Dispatcher, telemetry: &Telemetry) {
-    if let Err(problem) = write(path, &gate.demand()) {
+    if let Err(problem) = write(path, &gate.demand_state()) {
         DemandNotKept { path, reason: &problem.to_string() }.emit(telemetry);
     }
 }

@@ -28,7 +28,7 @@ pub(in crate::app) async fn follow(proxy: Arc<Proxy>) {
 pub(in crate::app) fn write(proxy: &Proxy) {
     let Some(journal) = &proxy.journal else { return };
     let policy = proxy.telemetry.policy();
-    for idle in proxy.gate.take_idle() {
+    for idle in proxy.dispatcher.take_idle() {
         journal.record(row(&idle, &policy));
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, interval};
 
 use crate::core::model::ids::{ClassId, ModelId};
-use crate::core::placement::unattainable::{ObjectiveKind, UnattainableObjective, unkept};
+use crate::core::placement::unattainable::{ObjectiveKind, UnattainableObjective, unattainable};
 use crate::proxy::handler::Proxy;
 use crate::telemetry::event::ObjectiveUnattainable;
 
@@ -25,13 +25,14 @@ impl RecentWarnings {
     /// Those that have not been said in the last hour.
     fn news(&mut self, found: Vec<UnattainableObjective>, now: Instant) -> Vec<UnattainableObjective> {
         self.0.retain(|_, at| now.duration_since(*at) < SAY_EVERY);
-        let mut is_news = |row: &UnattainableObjective| match self.0.entry((row.class, row.model, row.aim)) {
-            Entry::Occupied(_) => false,
-            Entry::Vacant(free) => {
-                free.insert(now);
-                true
-            }
-        };
+        let mut is_news =
+            |row: &UnattainableObjective| match self.0.entry((row.class, row.model, row.objective)) {
+                Entry::Occupied(_) => false,
+                Entry::Vacant(free) => {
+                    free.insert(now);
+                    true
+                }
+            };
         found.into_iter().filter(|row| is_news(row)).collect()
     }
 }
@@ -43,9 +44,9 @@ pub(in crate::app) async fn watch(proxy: Arc<Proxy>) {
     loop {
         every.tick().await;
         let policy = Arc::clone(&proxy.settings.load().policy);
-        let snapshot = proxy.gate.snapshot();
+        let snapshot = proxy.dispatcher.snapshot();
         let best = |pool| snapshot.pools.iter().find(|view| view.pool == pool).map(|view| view.best);
-        for row in said.news(unkept(&policy, best), Instant::now()) {
+        for row in said.news(unattainable(&policy, best), Instant::now()) {
             ObjectiveUnattainable(row).emit(&proxy.telemetry);
         }
     }
@@ -61,10 +62,10 @@ mod tests {
         let row = |model| UnattainableObjective {
             class: ClassId::new(0),
             model: ModelId::new(model),
-            aim: ObjectiveKind::Gap,
-            promised: Duration::from_millis(5),
+            objective: ObjectiveKind::Gap,
+            target: Duration::from_millis(5),
             pool: PoolId::new(0),
-            shown: Duration::from_millis(9),
+            best: Duration::from_millis(9),
             samples: 5_000,
         };
         let (mut said, start) = (RecentWarnings::default(), Instant::now());

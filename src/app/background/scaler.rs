@@ -34,7 +34,7 @@ pub(in crate::app) fn start(
         handshakes: Handshakes::new(limits.max_handshakes, limits.handshake_timeout),
     });
     let address = listener.as_ref().map(|listener| listener.address);
-    let source = DemandSource::new(Arc::clone(&proxy.gate), Arc::clone(&proxy.settings));
+    let source = DemandSource::new(Arc::clone(&proxy.dispatcher), Arc::clone(&proxy.settings));
     scaler::start(board, source, listener, peers(now, proxy, tasks)).map_err(|problem| match address {
         Some(address) => StartError::Scale { address, problem },
         None => StartError::ScaleThread(problem),

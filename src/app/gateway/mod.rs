@@ -80,9 +80,9 @@ pub struct Gateway {
 
 /// What the scheduler needs beside events: time, days, and what streams show.
 fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
-    let gate = || Arc::clone(&proxy.gate);
+    let gate = || Arc::clone(&proxy.dispatcher);
     let mut tasks = JoinSet::new();
-    tasks.spawn(Arc::clone(&proxy.paces).sample(gate()));
+    tasks.spawn(Arc::clone(&proxy.itl_samplers).sample(gate()));
     tasks.spawn(calendar::follow(gate(), today));
     tasks.spawn(gate().run_timer());
     if proxy.journal.is_some() {
@@ -104,20 +104,20 @@ fn make_proxy(
     journal: Option<Journal>,
 ) -> Proxy {
     Proxy {
-        gate,
+        dispatcher: gate,
         settings,
-        doorman: Authenticator::default(),
+        authenticator: Authenticator::default(),
         upstreams: Upstreams::default(),
         bodies: Arc::default(),
         answers: Arc::default(),
         pumps: TaskTracker::new(),
         telemetry: telemetry.clone(),
-        meter: Arc::default(),
+        token_counters: Arc::default(),
         engines: fleet.view(),
         retries: Arc::default(),
         prefixes: PrefixHasher::default(),
-        paces: Arc::default(),
-        copies: Arc::default(),
+        itl_samplers: Arc::default(),
+        shadow_copies: Arc::default(),
         journal,
     }
 }
@@ -149,11 +149,11 @@ impl Gateway {
         let proxy = Arc::new(make_proxy(gate, settings, &fleet, &telemetry, journal));
         prepare_identity(&proxy, &now)?;
         if let Some(path) = &now.scale.state_file {
-            demand::restore(path, &proxy.gate, &telemetry);
+            demand::restore(path, &proxy.dispatcher, &telemetry);
         }
-        let today = calendar::begin(&proxy.gate);
+        let today = calendar::begin(&proxy.dispatcher);
         if let Some(usage) = &mut usage {
-            usage::follow(usage, &proxy.gate, &now.policy, today.begins_ms(), &telemetry)?;
+            usage::follow(usage, &proxy.dispatcher, &now.policy, today.begins_ms(), &telemetry)?;
         }
         let (reload, asks) = channel();
         let (listener, address) = listen(now.startup.listen)?;
@@ -225,7 +225,7 @@ impl Gateway {
 
     /// Ends everything now; in-flight requests are cut. For a second signal.
     pub fn abort_switch(&self) -> impl Fn() + Send + use<> {
-        let (grace, shutdown) = (self.proxy.gate.shutdown().clone(), self.shutdown.clone());
+        let (grace, shutdown) = (self.proxy.dispatcher.shutdown().clone(), self.shutdown.clone());
         move || {
             grace.end();
             shutdown.abort.cancel();
@@ -246,7 +246,7 @@ impl Gateway {
     /// Takes no new requests, lets the others finish within the grace, gives
     /// the rest a retryable answer, and stops.
     pub async fn drain(self) {
-        let Proxy { gate, telemetry, settings, .. } = &*self.proxy;
+        let Proxy { dispatcher: gate, telemetry, settings, .. } = &*self.proxy;
         let grace = gate.shutdown();
         let allowed = settings.load().startup.drain_grace;
         grace.begin_drain();
@@ -308,7 +308,7 @@ fn prepare_identity(proxy: &Proxy, settings: &Settings) -> Result<(), StartError
     if let Some(file) = settings.startup.audit.clone() {
         telemetry.audit_to(file).map_err(StartError::Audit)?;
     }
-    proxy.doorman.follow(&settings.edge.auth, telemetry);
+    proxy.authenticator.follow(&settings.edge.auth, telemetry);
     certificates_loaded(&Listeners::default(), &settings.listeners, telemetry);
     Ok(())
 }
@@ -344,7 +344,7 @@ fn start_admin(
     board: &Arc<SignalCache>,
 ) -> Result<AdminHandle, StartError> {
     let state = AdminState {
-        dispatcher: Arc::clone(&proxy.gate),
+        dispatcher: Arc::clone(&proxy.dispatcher),
         settings: Arc::clone(&proxy.settings),
         reload: reload.clone(),
         engines: fleet.view(),

@@ -69,10 +69,10 @@ impl SettingsFollowers {
     fn tell(&self) -> Arc<Settings> {
         let _telling = self.telling.lock();
         let settings = self.proxy.settings.load_full();
-        self.proxy.gate.follow(&settings.policy);
-        self.proxy.doorman.follow(&settings.edge.auth, &self.proxy.telemetry);
+        self.proxy.dispatcher.follow(&settings.policy);
+        self.proxy.authenticator.follow(&settings.edge.auth, &self.proxy.telemetry);
         self.proxy.upstreams.retain(&settings.edge);
-        self.proxy.paces.retain(&settings.edge);
+        self.proxy.itl_samplers.retain(&settings.edge);
         self.fleet.reloaded();
         self.sources.reloaded();
         settings

@@ -18,7 +18,7 @@ pub(in crate::app) async fn carry_out(
     while let Some(action) = actions.recv().await {
         match action {
             ReplicaAction::Probe { replica } => fleet.probe(replica),
-            ReplicaAction::Inspect { replica } => fleet.inspect(replica),
+            ReplicaAction::Scrape { replica } => fleet.inspect(replica),
             ReplicaAction::Sleep { replica } => fleet.order(replica, SleepOrder::Sleep),
             ReplicaAction::Wake { replica, .. } => {
                 let policy = telemetry.policy();
@@ -28,7 +28,7 @@ pub(in crate::app) async fn carry_out(
                 }
             }
             ReplicaAction::Eject { replica, why } => ReplicaEjected { replica, fault: why }.emit(&telemetry),
-            ReplicaAction::Spare { replica, why } => {
+            ReplicaAction::WithholdEjection { replica, why } => {
                 EjectionWithheld { replica, fault: why }.emit(&telemetry);
             }
             ReplicaAction::PoolDown { pool, why } => PoolDown { pool, fault: why }.emit(&telemetry),

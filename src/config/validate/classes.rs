@@ -108,7 +108,7 @@ fn row(class: &Written, base: &Written, field: &FieldPath, findings: &mut Findin
         ttft_objective: time("ttft", class.ttft, base.ttft),
         itl_objective: time("itl", class.itl, base.itl),
         demote_to: None,
-        spare: false,
+        scavenger: false,
         placement: PlacementRules::default(),
     };
     if row.cold_start_tolerance.is_some_and(|tolerance| tolerance > row.max_wait) {

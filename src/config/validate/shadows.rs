@@ -85,7 +85,7 @@ fn class(rank: u32) -> Class {
         itl_objective: ITL,
         demote_to: None,
         placement: PlacementRules::default(),
-        spare: true,
+        scavenger: true,
     }
 }
 

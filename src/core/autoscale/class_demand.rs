@@ -91,7 +91,7 @@ pub fn is_patient(tolerance: Duration, start: Duration) -> bool {
 /// What the classes ask for, given in the order of service. `capacity` is what
 /// the replicas in service do in a second.
 #[must_use]
-pub fn asked(wants: &[ClassDemand], start: Duration, capacity: f64) -> PoolSetNeed {
+pub fn total_need(wants: &[ClassDemand], start: Duration, capacity: f64) -> PoolSetNeed {
     let patient = |want: &&ClassDemand| is_patient(want.tolerance, start);
     let urgent = || wants.iter().filter(|want| !patient(want));
     let sustained: f64 = urgent().map(|want| want.slow + want.rise).sum();
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn what_is_sustained_is_met_with_headroom() {
-        let asked = asked(&[hundred(30)], START, 200.0);
+        let asked = total_need(&[hundred(30)], START, 200.0);
         assert_eq!((asked.work, asked.reason, asked.hopeless), (100.0 / 0.9, ScaleReason::Sustained, 0.0));
         let noisy = |deviation| with_headroom(100.0, deviation);
         assert_eq!((noisy(1.0), noisy(20.0), noisy(90.0)), (100.0 / 0.9, 120.0, 100.0 / 0.75));
@@ -171,15 +171,15 @@ mod tests {
     #[test]
     fn a_backlog_that_goes_in_time_is_noise() {
         let want = ClassDemand { backlog: 2900.0, ..hundred(300) };
-        assert_eq!(asked(&[want], START, 110.0).reason, ScaleReason::Sustained);
+        assert_eq!(total_need(&[want], START, 110.0).reason, ScaleReason::Sustained);
         let want = ClassDemand { backlog: 3100.0, ..want };
-        assert_eq!(asked(&[want], START, 110.0).reason, ScaleReason::Burst);
+        assert_eq!(total_need(&[want], START, 110.0).reason, ScaleReason::Burst);
     }
 
     #[test]
     fn a_backlog_is_drained_between_the_start_and_what_is_tolerated() {
         let want = ClassDemand { backlog: 12_000.0, oldest: secs(60), fast: 10.0, ..hundred(300) };
-        let work = |want: ClassDemand| asked(&[want], START, 10.0).work;
+        let work = |want: ClassDemand| total_need(&[want], START, 10.0).work;
         let near = |one: f64, two: f64| (one - two).abs() < 1e-9;
         assert!(
             near(work(want), 100.0 - 12_000.0 / 180.0 + 100.0),
@@ -196,24 +196,24 @@ mod tests {
     #[test]
     fn a_hopeless_burst_orders_only_what_is_sustained() {
         let want = ClassDemand { slow: 22.0, fast: 100.0, backlog: 3000.0, ..hundred(30) };
-        let asked = asked(&[want], START, 10.0);
+        let asked = total_need(&[want], START, 10.0);
         assert_eq!((asked.work, asked.reason, asked.hopeless), (22.0 / 0.9, ScaleReason::Sustained, 78.0));
     }
 
     #[test]
     fn patient_work_is_done_by_half_of_its_time() {
         let want = ClassDemand { backlog: 16_200.0, ..hundred(3600) };
-        let patient = asked(&[want], START, 10.0);
+        let patient = total_need(&[want], START, 10.0);
         assert!((patient.work - 10.0 / 0.95).abs() < 1e-9, "16 200 / (1800 - 180)");
         assert_eq!(patient.reason, ScaleReason::Deadline);
         let fresh = ClassDemand { backlog: 0.0, ..want };
         assert_eq!(
-            asked(&[fresh], START, 10.0),
+            total_need(&[fresh], START, 10.0),
             PoolSetNeed::default(),
             "what runs in room that is there needs no more"
         );
         let half = ClassDemand { backlog: 8100.0, ..want };
-        let beside = asked(&[hundred(30), half], START, 10.0);
+        let beside = total_need(&[hundred(30), half], START, 10.0);
         assert_eq!(
             (beside.work, beside.reason),
             (100.0 / 0.9, ScaleReason::Sustained),
@@ -228,7 +228,7 @@ mod tests {
             start in 1u64..600, capacity in 0.0f64..1e4, more in 0.0f64..1e4,
         ) {
             let want = ClassDemand { tolerance: secs(tolerance), slow, fast, backlog, ..ClassDemand::default() };
-            let work = |want: ClassDemand| asked(&[want], secs(start), capacity).work;
+            let work = |want: ClassDemand| total_need(&[want], secs(start), capacity).work;
             let least = work(want);
             let larger = [
                 ClassDemand { slow: slow + more, ..want },

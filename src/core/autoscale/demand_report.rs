@@ -15,7 +15,7 @@ pub struct DemandReport {
     /// By name.
     pub pools: BTreeMap<String, PoolReport>,
     /// By class and pools.
-    pub lines: BTreeMap<PoolSetKey, PoolSetReport>,
+    pub pool_sets: BTreeMap<PoolSetKey, PoolSetReport>,
 }
 
 /// Which line, of which class.
@@ -103,7 +103,7 @@ impl PoolSetReport {
 
     /// Both, each counted whole.
     #[must_use]
-    pub fn plus(&self, other: &Self) -> Self {
+    pub fn merged(&self, other: &Self) -> Self {
         Self {
             slow: self.slow + other.slow,
             // What comes to one is no reason for what comes to another.
@@ -143,9 +143,9 @@ impl DemandReport {
             let own = self.pools.entry(name.clone()).or_default();
             *own = own.plus(part);
         }
-        for (key, part) in &other.lines {
-            let own = self.lines.entry(key.clone()).or_default();
-            *own = own.plus(part);
+        for (key, part) in &other.pool_sets {
+            let own = self.pool_sets.entry(key.clone()).or_default();
+            *own = own.merged(part);
         }
     }
 
@@ -158,8 +158,8 @@ impl DemandReport {
             part.used.iter_mut().zip(own.used).for_each(|(part, own)| *part = (*part - own).max(0.0));
             part.work = (part.work - own.work).max(0.0);
         }
-        for (key, own) in &own.lines {
-            let Some(part) = self.lines.get_mut(key) else { continue };
+        for (key, own) in &own.pool_sets {
+            let Some(part) = self.pool_sets.get_mut(key) else { continue };
             part.slow = (part.slow - own.slow).max(0.0);
             part.deviation = (part.deviation.powi(2) - own.deviation.powi(2)).max(0.0).sqrt();
             part.rise = (part.rise - own.rise).max(0.0);
@@ -182,9 +182,9 @@ impl DemandReport {
             part.in_flight = part.in_flight.min(was.in_flight).max(now.in_flight);
             part.queued_tokens = part.queued_tokens.min(was.queued_tokens).max(now.queued_tokens);
         }
-        for (key, part) in &mut both.lines {
-            let now = live.lines.get(key).copied().unwrap_or_default();
-            let was = before.lines.get(key).copied().unwrap_or_default();
+        for (key, part) in &mut both.pool_sets {
+            let now = live.pool_sets.get(key).copied().unwrap_or_default();
+            let was = before.pool_sets.get(key).copied().unwrap_or_default();
             *part = PoolSetReport {
                 slow: part.slow.min(was.slow).max(now.slow),
                 deviation: part.deviation.min(was.deviation).max(now.deviation),
@@ -238,7 +238,7 @@ mod tests {
     fn what_is_unmet_at_one_gateway_is_unmet_for_all() {
         let here = PoolSetReport { slow: 1.0, ..PoolSetReport::default() };
         let there = PoolSetReport { unmet: true, ..here };
-        assert!(here.plus(&there).unmet && there.plus(&here).unmet && !here.plus(&here).unmet);
+        assert!(here.merged(&there).unmet && there.merged(&here).unmet && !here.merged(&here).unmet);
         let mut want = ClassDemand::default();
         here.add_to(&mut want);
         assert!(!want.unmet);

@@ -69,12 +69,12 @@ impl PoolStarts {
     }
 
     /// A replica of the pool was told to wake.
-    pub fn roused(&mut self, pool: PoolId, now: Tick) {
+    pub fn note_wake_order(&mut self, pool: PoolId, now: Tick) {
         self.rows.entry(pool).or_default().roused.get_or_insert(now);
     }
 
     /// It woke, so long after that.
-    pub fn woke(&mut self, pool: PoolId, took: Duration) {
+    pub fn note_woken(&mut self, pool: PoolId, took: Duration) {
         let row = self.rows.entry(pool).or_default();
         (row.wake, row.roused) = (Some(smoothed(row.wake, took)), None);
     }

@@ -12,7 +12,7 @@ pub struct PoolSetDemand {
     /// Its pools, the one wanted most first.
     pub order: Vec<PoolId>,
     /// What it asks for.
-    pub asked: PoolSetNeed,
+    pub need: PoolSetNeed,
     /// Jobs that wait in it.
     pub waiting: u64,
 }
@@ -45,17 +45,17 @@ pub struct PoolShare {
 pub fn share(lines: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<PoolShare> {
     let mut parts = vec![PoolShare::default(); pools.len()];
     let place = |id: PoolId| pools.iter().position(|pool| pool.pool == id);
-    for line in lines.iter().filter(|line| line.asked.due) {
+    for line in lines.iter().filter(|line| line.need.due) {
         line.order.iter().filter_map(|id| place(*id)).for_each(|at| parts[at].due = true);
     }
-    let mut sorted: Vec<&PoolSetDemand> = lines.iter().filter(|line| line.asked.work > 0.0).collect();
+    let mut sorted: Vec<&PoolSetDemand> = lines.iter().filter(|line| line.need.work > 0.0).collect();
     sorted.sort_by_key(|line| line.order.len());
     for line in sorted {
         let places: Vec<usize> = line.order.iter().filter_map(|id| place(*id)).collect();
-        places.iter().for_each(|at| parts[*at].strained |= line.asked.strained);
+        places.iter().for_each(|at| parts[*at].strained |= line.need.strained);
         let grows =
             |at: &&usize| !pools[**at].short && pools[**at].max.is_none_or(|max| pools[**at].ready < max);
-        let grown = places.iter().find(grows).filter(|_| line.asked.unmet);
+        let grown = places.iter().find(grows).filter(|_| line.need.unmet);
         grown.into_iter().for_each(|at| parts[*at].unmet = true);
         let known = places.iter().find_map(|at| pools[*at].cost);
         let Some(known) = known else {
@@ -64,26 +64,26 @@ pub fn share(lines: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<PoolShare> {
             continue;
         };
         let cost = |at: usize| pools[at].cost.unwrap_or(known);
-        let mut rest = line.asked.work;
+        let mut rest = line.need.work;
         for at in &places {
             let most = most(&pools[*at]);
             let room = (most - parts[*at].replicas).max(0.0);
             let wanted = rest * cost(*at);
             let given = wanted.min(room);
-            parts[*at].add(given, line.asked.reason);
+            parts[*at].add(given, line.need.reason);
             rest = ((wanted - given) / cost(*at)).max(0.0);
         }
         if let Some(first) = places.first() {
-            parts[*first].hopeless += line.asked.hopeless * cost(*first);
+            parts[*first].hopeless += line.need.hopeless * cost(*first);
         }
         // Pools that are short go on wanting what others do for them meanwhile.
         for at in places.iter().filter(|at| pools[**at].short) {
-            let missing = line.asked.work * cost(*at) - parts[*at].replicas;
-            parts[*at].add(missing, line.asked.reason);
+            let missing = line.need.work * cost(*at) - parts[*at].replicas;
+            parts[*at].add(missing, line.need.reason);
         }
         let last = places.iter().rev().find(|at| !pools[**at].short);
         if let Some(at) = last.filter(|_| rest > 0.0) {
-            parts[*at].add(rest * cost(*at), line.asked.reason);
+            parts[*at].add(rest * cost(*at), line.need.reason);
         }
     }
     parts
@@ -134,7 +134,7 @@ mod tests {
             strained: false,
             unmet: false,
         };
-        PoolSetDemand { order: order.to_vec(), asked, waiting: 0 }
+        PoolSetDemand { order: order.to_vec(), need: asked, waiting: 0 }
     }
 
     fn replicas(lines: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<f64> {
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn the_first_pool_that_may_grow_meets_what_is_unmet() {
         let mut one = line(&[A, B], 5.0);
-        one.asked.unmet = true;
+        one.need.unmet = true;
         let unmet = |pools: &[ScalingPool]| {
             share(&[one.clone()], pools).iter().map(|part| part.unmet).collect::<Vec<_>>()
         };

@@ -104,7 +104,7 @@ pub struct LimitStatus {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LimitGrant {
     /// What it has reserved.
-    pub hold: LimitReservation,
+    pub reservation: LimitReservation,
     /// Limits in shadow mode that would have refused it.
     pub shadowed: SmallVec<[LimitId; 1]>,
 }
@@ -207,7 +207,7 @@ impl UsageLimits {
             let amount = wanted_of(&entry.rule, wanted);
             if amount > 0 {
                 let share = entry.account.reserve(now, amount);
-                granted.hold.0.push(ReservedPart { rule: id, epoch: entry.epoch, share });
+                granted.reservation.0.push(ReservedPart { rule: id, epoch: entry.epoch, share });
             }
         }
         Ok(granted)
@@ -235,7 +235,7 @@ impl UsageLimits {
 
     /// Whether what is reserved is what these jobs hold, and nothing else.
     #[must_use]
-    pub fn agree<'a>(&self, holds: impl Iterator<Item = &'a LimitReservation>) -> bool {
+    pub fn is_balanced<'a>(&self, holds: impl Iterator<Item = &'a LimitReservation>) -> bool {
         let mut sums: NumberMap<(LimitId, u64), u64> = NumberMap::default();
         for part in holds.flat_map(|hold| &hold.0) {
             *sums.entry((part.rule, part.epoch)).or_default() += part.share.amount;
@@ -271,18 +271,18 @@ impl UsageLimits {
 
     /// How it stands with a payer's limits.
     #[must_use]
-    pub fn standing(&mut self, payer: &LimitSubject, now: Tick) -> SmallVec<[LimitStatus; 4]> {
-        self.rules_of(payer).into_iter().filter_map(|id| self.standing_of(id, now)).collect()
+    pub fn status_for(&mut self, payer: &LimitSubject, now: Tick) -> SmallVec<[LimitStatus; 4]> {
+        self.rules_of(payer).into_iter().filter_map(|id| self.status_of(id, now)).collect()
     }
 
     /// How it stands with every limit.
-    pub fn all(&mut self, now: Tick) -> Vec<LimitStatus> {
+    pub fn statuses(&mut self, now: Tick) -> Vec<LimitStatus> {
         let mut ids: Vec<LimitId> = self.entries.keys().copied().collect();
         ids.sort_unstable();
-        ids.into_iter().filter_map(|id| self.standing_of(id, now)).collect()
+        ids.into_iter().filter_map(|id| self.status_of(id, now)).collect()
     }
 
-    fn standing_of(&mut self, id: LimitId, now: Tick) -> Option<LimitStatus> {
+    fn status_of(&mut self, id: LimitId, now: Tick) -> Option<LimitStatus> {
         let ends = self.ends_of(id.period);
         let LimitEntry { rule, account, .. } = self.entries.get_mut(&id)?;
         account.advance(now, rule.amount);

@@ -49,7 +49,7 @@ fn five_calls_at_once_do_not_pass_a_limit_together() {
     assert_eq!((refused.limit, refused.asked, refused.left), (100, 100, 0));
     // Those that run may use less; what is used is free in a minute.
     assert_eq!(refused.retry_after, Some(Duration::from_secs(1)));
-    let hold = calls.into_iter().flatten().next().unwrap().hold;
+    let hold = calls.into_iter().flatten().next().unwrap().reservation;
     budgets.settle(hold, &used_by(tokens(10, 90)), NOW);
     let refused = budgets.reserve(&PAYER, &tokens(10, 123), NOW).unwrap_err();
     assert_eq!(refused.retry_after, Some(Duration::from_millis(60_250)));
@@ -58,7 +58,7 @@ fn five_calls_at_once_do_not_pass_a_limit_together() {
 #[test]
 fn a_guess_that_is_larger_than_the_limit_does_not_refuse_for_ever() {
     let mut budgets = budgets(&[rule(LimitUnit::Tokens, LimitPeriod::Minute, 60)]);
-    let LimitGrant { hold, .. } = budgets.reserve(&PAYER, &tokens(5, 100_000), NOW).unwrap();
+    let LimitGrant { reservation: hold, .. } = budgets.reserve(&PAYER, &tokens(5, 100_000), NOW).unwrap();
     budgets.settle(hold, &used_by(tokens(5, 20)), NOW);
     assert_eq!(used(&budgets, id(LimitUnit::Tokens, LimitPeriod::Minute)), 25);
     let refused = budgets.reserve(&PAYER, &tokens(61, 0), NOW).unwrap_err();
@@ -113,10 +113,10 @@ fn all_scopes_count_and_the_one_that_takes_longest_is_told() {
     let other = LimitSubject { key: None, model: ModelId::new(9), ..PAYER };
     let refused = budgets.reserve(&other, &tokens(1, 1), NOW).unwrap_err();
     assert_eq!(refused.rule, id(LimitUnit::Requests, LimitPeriod::Now));
-    budgets.settle(granted.hold, &used_by(tokens(1, 1)), NOW);
+    budgets.settle(granted.reservation, &used_by(tokens(1, 1)), NOW);
     assert!(budgets.reserve(&other, &tokens(1, 1), NOW).is_ok());
     let stranger = LimitSubject { tenant: TenantId::new(7), key: None, model: ModelId::new(2) };
-    assert!((0..100).all(|_| budgets.reserve(&stranger, &tokens(1, 1), NOW).unwrap().hold.is_empty()));
+    assert!((0..100).all(|_| budgets.reserve(&stranger, &tokens(1, 1), NOW).unwrap().reservation.is_empty()));
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn unknown_use_counts_as_reserved_and_a_job_without_an_engine_as_nothing() {
         rule(LimitUnit::Tokens, LimitPeriod::Day, 1_000),
         rule(LimitUnit::Requests, LimitPeriod::Day, 9),
     ]);
-    let hold = |budgets: &mut UsageLimits| budgets.reserve(&PAYER, &tokens(50, 50), NOW).unwrap().hold;
+    let hold = |budgets: &mut UsageLimits| budgets.reserve(&PAYER, &tokens(50, 50), NOW).unwrap().reservation;
     let unknown = hold(&mut budgets);
     budgets.settle(unknown, &UsedAmounts::default(), NOW);
     assert_eq!(used(&budgets, day), 100);
@@ -161,7 +161,7 @@ fn what_runs_over_midnight_counts_in_the_new_day() {
     let day = id(LimitUnit::Tokens, LimitPeriod::Day);
     let mut budgets = budgets(&[rule(LimitUnit::Tokens, LimitPeriod::Day, 1_000)]);
     budgets.restore(day, 700);
-    let hold = budgets.reserve(&PAYER, &tokens(100, 100), NOW).unwrap().hold;
+    let hold = budgets.reserve(&PAYER, &tokens(100, 100), NOW).unwrap().reservation;
     assert!(budgets.reserve(&PAYER, &tokens(100, 100), NOW).is_err());
     budgets.begin(LimitPeriod::Day, NOW + Duration::from_secs(86_400));
     assert_eq!(used(&budgets, day), 200);
@@ -173,7 +173,7 @@ fn what_runs_over_midnight_counts_in_the_new_day() {
 fn a_reload_keeps_what_was_used() {
     let minute = id(LimitUnit::Tokens, LimitPeriod::Minute);
     let mut budgets = budgets(&[rule(LimitUnit::Tokens, LimitPeriod::Minute, 100)]);
-    let first = budgets.reserve(&PAYER, &tokens(80, 0), NOW).unwrap().hold;
+    let first = budgets.reserve(&PAYER, &tokens(80, 0), NOW).unwrap().reservation;
     budgets.apply(&[
         rule(LimitUnit::Tokens, LimitPeriod::Minute, 50),
         rule(LimitUnit::Requests, LimitPeriod::Now, 5),
@@ -181,18 +181,18 @@ fn a_reload_keeps_what_was_used() {
     assert!(budgets.reserve(&PAYER, &tokens(1, 0), NOW).is_err());
     budgets.settle(first, &used_by(tokens(20, 0)), NOW);
     assert_eq!(used(&budgets, minute), 20);
-    let second = budgets.reserve(&PAYER, &tokens(30, 0), NOW).unwrap().hold;
+    let second = budgets.reserve(&PAYER, &tokens(30, 0), NOW).unwrap().reservation;
     budgets.apply(&[]);
     assert!(budgets.is_empty());
     budgets.apply(&[rule(LimitUnit::Requests, LimitPeriod::Now, 5)]);
-    let third = budgets.reserve(&PAYER, &tokens(1, 0), NOW).unwrap().hold;
+    let third = budgets.reserve(&PAYER, &tokens(1, 0), NOW).unwrap().reservation;
     budgets.settle(second, &UsedAmounts::default(), NOW);
     assert_eq!(
         used(&budgets, id(LimitUnit::Requests, LimitPeriod::Now)),
         1,
         "the closed account is not this one"
     );
-    assert!(budgets.agree([&third].into_iter()));
+    assert!(budgets.is_balanced([&third].into_iter()));
 }
 
 fn unit() -> impl Strategy<Value = LimitUnit> {
@@ -228,7 +228,7 @@ proptest! {
         for (wanted, gap, end, which) in steps {
             now += Duration::from_millis(gap);
             match budgets.reserve(&PAYER, &wanted, now) {
-                Ok(granted) => running.push((granted.hold, wanted)),
+                Ok(granted) => running.push((granted.reservation, wanted)),
                 Err(LimitExceeded { limit, asked, left, .. }) => prop_assert!(asked > left && left <= limit),
             }
             for (id, entry) in &budgets.entries {
@@ -244,8 +244,8 @@ proptest! {
                 }
             }
         }
-        prop_assert!(budgets.agree(running.iter().map(|(hold, _)| hold)));
+        prop_assert!(budgets.is_balanced(running.iter().map(|(hold, _)| hold)));
         running.into_iter().for_each(|(hold, _)| budgets.give_back(hold, now));
-        prop_assert!(budgets.agree(std::iter::empty()));
+        prop_assert!(budgets.is_balanced(std::iter::empty()));
     }
 }

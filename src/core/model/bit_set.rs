@@ -30,18 +30,18 @@ impl BitSet {
 
     /// Whether the number is in.
     #[must_use]
-    pub fn has(&self, number: usize) -> bool {
+    pub fn contains(&self, number: usize) -> bool {
         self.words.get(number / WORD).is_some_and(|word| word >> (number % WORD) & 1 == 1)
     }
 
     /// Puts all numbers of another set in.
-    pub fn join(&mut self, other: &Self) {
+    pub fn union(&mut self, other: &Self) {
         self.words.resize(self.words.len().max(other.words.len()), 0);
         self.words.iter_mut().zip(&other.words).for_each(|(own, other)| *own |= other);
     }
 
     /// The numbers that are in both, ascending.
-    pub fn common(&self, other: &Self) -> impl Iterator<Item = usize> {
+    pub fn intersection(&self, other: &Self) -> impl Iterator<Item = usize> {
         let words = self.words.iter().zip(&other.words).enumerate();
         words.flat_map(|(index, (one, two))| ones(one & two).map(move |bit| index * WORD + bit))
     }
@@ -81,16 +81,16 @@ mod tests {
                 let which = usize::from(which);
                 bits[which].set(number, is_in);
                 if is_in { plain[which].insert(number) } else { plain[which].remove(&number) };
-                prop_assert_eq!(bits[which].has(number), is_in);
+                prop_assert_eq!(bits[which].contains(number), is_in);
             }
             let [one, two] = bits;
             let mut joined = one.clone();
-            joined.join(&two);
+            joined.union(&two);
             let union: Vec<usize> = plain[0].union(&plain[1]).copied().collect();
-            prop_assert_eq!(joined.common(&joined).collect::<Vec<_>>(), union);
+            prop_assert_eq!(joined.intersection(&joined).collect::<Vec<_>>(), union);
             let common: Vec<usize> = plain[0].intersection(&plain[1]).copied().collect();
-            prop_assert_eq!(one.common(&two).collect::<Vec<_>>(), common);
-            prop_assert_eq!(plain[0].iter().copied().collect::<BitSet>().common(&one).count(), plain[0].len());
+            prop_assert_eq!(one.intersection(&two).collect::<Vec<_>>(), common);
+            prop_assert_eq!(plain[0].iter().copied().collect::<BitSet>().intersection(&one).count(), plain[0].len());
         }
     }
 }

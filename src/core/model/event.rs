@@ -22,7 +22,7 @@ pub enum Event {
     /// or later.
     Arrived(JobSpec, PromptPrefix),
     /// The client is gone. Ends the job in whatever phase it is.
-    Left {
+    ClientLeft {
         /// The job.
         job: JobId,
         /// What was consumed for it.
@@ -44,7 +44,7 @@ pub enum Event {
     },
     /// What the streams of a replica showed since the last such event. Sent a
     /// few times a second for each replica that streams.
-    Paced {
+    ItlSampled {
         /// The replica.
         replica: ReplicaId,
         /// What was seen.
@@ -52,13 +52,13 @@ pub enum Event {
     },
     /// Bytes came from the replica's engine since the last such event, or the last
     /// `Paced`. Sent at most a few times a second for each replica.
-    Heard {
+    BytesReceived {
         /// The replica.
         replica: ReplicaId,
     },
     /// So many of the replica's streams wait for their clients to read, and owe
     /// nothing meanwhile. Sent when the number has changed.
-    Paused {
+    StreamsPaused {
         /// The replica.
         replica: ReplicaId,
         /// Streams that wait.
@@ -94,7 +94,7 @@ pub enum Event {
         replica: ReplicaId,
     },
     /// What came of `Action::Sleep` or `Action::Wake`.
-    Rested {
+    SleepAnswered {
         /// The replica.
         replica: ReplicaId,
         /// Whether it sleeps.
@@ -188,7 +188,7 @@ impl EngineFault {
     /// Whether a replica that has it is there and answers, though badly: what it
     /// was asked may be to blame, or what all replicas depend on.
     #[must_use]
-    pub const fn answers(self) -> bool {
+    pub const fn is_answered(self) -> bool {
         matches!(self, Self::ServerError | Self::Aborted | Self::ErrorEvent | Self::Malformed)
     }
 
@@ -294,7 +294,7 @@ pub enum JobAction {
     /// The job is taken away from its replica before the client has seen
     /// anything of it, and waits again: end the exchange. A later `Dispatch`
     /// or `Reject` ends the wait.
-    Recall {
+    Preempt {
         /// The job.
         job: JobId,
         /// Where it was.
@@ -307,7 +307,7 @@ pub enum JobAction {
     /// fault of the reason. A stream that cannot go on elsewhere after all stays
     /// where it is; at a replica that has stalled, for a few seconds more. Asked
     /// at most once for each dispatch.
-    HandOver {
+    Migrate {
         /// The job.
         job: JobId,
         /// Where it is.
@@ -317,7 +317,7 @@ pub enum JobAction {
     },
     /// A stay of the job at a replica is over, and this is what it came to. One
     /// for each `Dispatch`, before whatever else is said of the stay's end.
-    Settled {
+    Billed {
         /// The job.
         job: JobId,
         /// The stay's bill.
@@ -337,7 +337,7 @@ pub enum ReplicaAction {
     },
     /// The replica is to blame for a fault, but too many of its pool are out of
     /// service already: it only pauses for a moment.
-    Spare {
+    WithholdEjection {
         /// The replica.
         replica: ReplicaId,
         /// What was wrong.
@@ -358,7 +358,7 @@ pub enum ReplicaAction {
     },
     /// The replica owes something and is silent: scrape its gauges now. The
     /// answer is `ReplicaReported`.
-    Inspect {
+    Scrape {
         /// The replica.
         replica: ReplicaId,
     },

@@ -41,16 +41,16 @@ pub struct JobSpec {
     /// Whether it goes on as another model when it is refused. Then it does not
     /// wait while no replica of its own is in service, and its refusal gives
     /// back what its tenant was charged for it.
-    pub falls_back: bool,
+    pub has_fallback: bool,
     /// Whether another engine can go on with its stream after the first token,
     /// as far as the request and the engines are concerned.
-    pub goes_on: bool,
+    pub resumable: bool,
     /// Tokens of context that it asks for, prompt and limit on its output: as
     /// far as known, 0 where nothing is.
     pub context: u64,
     /// How many of its model's context windows are too small for it; the
     /// scheduler finds out.
-    pub fit: u8,
+    pub context_group: u8,
     /// What stands for its tenant, model and content, to know the same request
     /// when it is sent again; absent where that cannot be told.
     pub fingerprint: Option<u64>,

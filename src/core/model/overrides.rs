@@ -82,7 +82,7 @@ impl OverrideChange {
 
     /// What it changes.
     #[must_use]
-    pub const fn lever(&self) -> OverrideTarget {
+    pub const fn target(&self) -> OverrideTarget {
         match *self {
             Self::ClosePool(pool, _) => OverrideTarget::Pool(pool),
             Self::CloseReplica(replica, _) => OverrideTarget::Replica(replica),
@@ -115,7 +115,7 @@ impl OverrideChange {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Override {
     /// What it does.
-    pub measure: OverrideChange,
+    pub change: OverrideChange,
     /// When it ends by itself; [`Tick::NEVER`] = not at all.
     pub until: Tick,
     /// The operator's words; the caller bounds their length.
@@ -132,7 +132,7 @@ pub struct Overrides {
 impl Overrides {
     /// Puts an override in force, in place of one of the same lever.
     pub fn set(&mut self, wanted: Override, now: Tick) {
-        let lever = wanted.measure.lever();
+        let lever = wanted.change.target();
         self.end(lever);
         self.ends.insert((wanted.until, lever));
         self.rows.insert(lever, (now, wanted));
@@ -160,7 +160,7 @@ impl Overrides {
     #[must_use]
     pub fn closed(&self, pool: PoolId, replica: ReplicaId) -> Option<Closed> {
         let levers = [OverrideTarget::Pool(pool), OverrideTarget::Replica(replica)];
-        levers.iter().filter_map(|lever| self.rows.get(lever)?.1.measure.closed()).max()
+        levers.iter().filter_map(|lever| self.rows.get(lever)?.1.change.closed()).max()
     }
 
     /// When the tenant's pause ends; `None` when it is not paused.
@@ -172,7 +172,7 @@ impl Overrides {
     /// What the tenant's weight is multiplied by.
     #[must_use]
     pub fn boost(&self, tenant: TenantId) -> f64 {
-        match self.rows.get(&OverrideTarget::Boost(tenant)).map(|(_, row)| row.measure) {
+        match self.rows.get(&OverrideTarget::Boost(tenant)).map(|(_, row)| row.change) {
             Some(OverrideChange::Boost(_, factor)) if !factor.is_nan() => factor.clamp(BOOSTS.0, BOOSTS.1),
             _ => 1.0,
         }
@@ -181,7 +181,7 @@ impl Overrides {
     /// One row for each, in the order of their levers.
     pub fn views(&self, now: Tick) -> impl Iterator<Item = ActiveOverride> {
         self.rows.values().map(move |(since, row)| ActiveOverride {
-            measure: row.measure,
+            change: row.change,
             reason: Arc::clone(&row.reason),
             age: now.since(*since),
             left: (row.until != Tick::NEVER).then(|| row.until.since(now)),

@@ -68,7 +68,7 @@ pub struct Class {
     pub placement: PlacementRules,
     /// Whether its jobs take only what nobody else needs: each starts at once or
     /// is refused, and none is held for a pool's start.
-    pub spare: bool,
+    pub scavenger: bool,
 }
 
 /// Who the work is for.

@@ -134,16 +134,16 @@ pub struct ReplicaSnapshot {
     /// What keeps it from a job of the urgent class.
     pub bottleneck: Option<Bottleneck>,
     /// What keeps it from a job of a less urgent class.
-    pub guest_bottleneck: Option<Bottleneck>,
+    pub background_bottleneck: Option<Bottleneck>,
     /// What its places are used for.
-    pub seats: SlotCounts,
+    pub slots: SlotCounts,
 }
 
 /// An override in force.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActiveOverride {
     /// What it does.
-    pub measure: OverrideChange,
+    pub change: OverrideChange,
     /// The operator's words.
     pub reason: Arc<str>,
     /// How long it has been in force.

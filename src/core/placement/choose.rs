@@ -47,7 +47,7 @@ pub struct JobTerms {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlacementDecision {
     /// It goes to this tier.
-    Go(usize, PlacementReason),
+    Start(usize, PlacementReason),
     /// It goes where its first token comes soonest.
     Soonest,
     /// It waits for the tier that it wants most.
@@ -77,7 +77,7 @@ pub enum PlacementReason {
     /// The same, and its session was sent to its replica before.
     Session,
     /// It is the one wanted most, and keeps the objective.
-    Wanted,
+    Preferred,
     /// Those wanted more cannot take it now, or not in time.
     Spilled,
     /// One wanted more could take it, but not by enough to change.
@@ -98,7 +98,7 @@ impl PlacementReason {
             Self::Only => "only",
             Self::Prefix => "prefix",
             Self::Session => "session",
-            Self::Wanted => "wanted",
+            Self::Preferred => "wanted",
             Self::Spilled => "spilled",
             Self::Kept => "kept",
             Self::Fastest => "fastest",
@@ -129,7 +129,7 @@ impl TierOffer {
 
 /// Chooses among the offers of a job's tiers. Depends on nothing else.
 #[must_use]
-pub fn place(offers: &[TierOffer], terms: &JobTerms) -> PlacementDecision {
+pub fn choose(offers: &[TierOffer], terms: &JobTerms) -> PlacementDecision {
     let left = terms.left as f64;
     let Some(wanted) = offers.iter().min_by(|one, two| one.order(two)) else {
         return PlacementDecision::Wait;
@@ -144,12 +144,12 @@ pub fn place(offers: &[TierOffer], terms: &JobTerms) -> PlacementDecision {
     };
     match offers.iter().filter(better).min_by(|one, two| one.order(two)) {
         Some(chosen) if chosen.tier == wanted.tier => {
-            PlacementDecision::Go(chosen.tier, PlacementReason::Wanted)
+            PlacementDecision::Start(chosen.tier, PlacementReason::Preferred)
         }
-        Some(chosen) if wanted.within(left) => PlacementDecision::Go(chosen.tier, PlacementReason::Kept),
-        Some(chosen) => PlacementDecision::Go(chosen.tier, PlacementReason::Spilled),
+        Some(chosen) if wanted.within(left) => PlacementDecision::Start(chosen.tier, PlacementReason::Kept),
+        Some(chosen) => PlacementDecision::Start(chosen.tier, PlacementReason::Spilled),
         None if terms.otherwise == LatePolicy::Fastest => PlacementDecision::Soonest,
-        None if wanted.ttft.is_some() => PlacementDecision::Go(wanted.tier, PlacementReason::Waited),
+        None if wanted.ttft.is_some() => PlacementDecision::Start(wanted.tier, PlacementReason::Waited),
         None => PlacementDecision::Wait,
     }
 }

@@ -29,7 +29,7 @@ pub struct PoolSet {
 impl PoolSet {
     /// Whether its jobs may wait for the pools that they want most.
     #[must_use]
-    pub fn waits(&self) -> bool {
+    pub fn can_wait(&self) -> bool {
         self.otherwise == LatePolicy::Wait && self.tiers.len() > 1
     }
 }
@@ -40,7 +40,7 @@ pub struct LaneRoute {
     /// The group of their model.
     pub group: usize,
     /// Their line among those of the group.
-    pub line: usize,
+    pub pool_set: usize,
 }
 
 /// Models that share pools, directly or by way of others. What happens in one
@@ -50,7 +50,7 @@ pub struct GroupShape {
     /// Its pools, by id.
     pub pools: Vec<PoolId>,
     /// Its lines.
-    pub lines: Vec<PoolSet>,
+    pub pool_sets: Vec<PoolSet>,
     /// The pools that each class may use for any tenant or model, by class.
     pub reach: BTreeMap<ClassId, BTreeSet<PoolId>>,
 }
@@ -64,7 +64,7 @@ struct ModelRoutes {
     windows: Vec<u32>,
     /// The line for each set of rules, and within it for each number of windows
     /// that a job passes.
-    lines: Vec<Option<usize>>,
+    pool_sets: Vec<Option<usize>>,
 }
 
 /// From lanes to lines, worked out once per policy.
@@ -99,7 +99,7 @@ impl Placement {
         let mut known: BTreeMap<(usize, PoolSet), usize> = BTreeMap::new();
         for (id, pools) in &sets {
             let group = placement.pools[&pools[0]];
-            let ways = placement.ways(policy, *id, group, &rules, &mut known);
+            let ways = placement.routes_from(policy, *id, group, &rules, &mut known);
             placement.models[id.index()] = Some(ways);
         }
         placement.find_reach(policy);
@@ -124,7 +124,7 @@ impl Placement {
         together.all
     }
 
-    fn ways(
+    fn routes_from(
         &mut self,
         policy: &Policy,
         model: ModelId,
@@ -146,13 +146,13 @@ impl Placement {
             // With one tier there is nothing else to do.
             let otherwise = rules.otherwise.filter(|_| tiers.len() > 1).unwrap_or_default();
             let line = (!tiers.is_empty()).then_some(PoolSet { pools, tiers, otherwise })?;
-            let lines = &mut self.groups[group].lines;
+            let lines = &mut self.groups[group].pool_sets;
             Some(*known.entry((group, line)).or_insert_with_key(|(_, line)| {
                 lines.push(line.clone());
                 lines.len() - 1
             }))
         });
-        ModelRoutes { group, lines: lines.collect(), windows }
+        ModelRoutes { group, pool_sets: lines.collect(), windows }
     }
 
     fn find_reach(&mut self, policy: &Policy) {
@@ -163,47 +163,47 @@ impl Placement {
                 let reach = group.reach.entry(class).or_default();
                 let cases = ways.windows.len() + 1;
                 for number in &numbers {
-                    let lines = ways.lines[number * cases..][..cases].iter().flatten();
-                    reach.extend(lines.flat_map(|line| &group.lines[*line].pools));
+                    let lines = ways.pool_sets[number * cases..][..cases].iter().flatten();
+                    reach.extend(lines.flat_map(|line| &group.pool_sets[*line].pools));
                 }
             }
         }
     }
 
-    fn ways_of(&self, model: ModelId) -> Option<&ModelRoutes> {
+    fn routes_of(&self, model: ModelId) -> Option<&ModelRoutes> {
         self.models.get(model.index())?.as_ref()
     }
 
     /// Where the jobs of a lane stand; `None` where no pool may serve them.
     #[must_use]
     pub fn route(&self, lane: LaneKey) -> Option<LaneRoute> {
-        let ways = self.ways_of(lane.model)?;
+        let ways = self.routes_of(lane.model)?;
         let tenant = self.tenants.get(lane.tenant.index()).copied().unwrap_or(0);
         let rules = *self.classes.get(lane.class.index())?.get(tenant)?;
         let passed = usize::from(lane.fit).min(ways.windows.len());
-        let line = ways.lines[rules * (ways.windows.len() + 1) + passed]?;
-        Some(LaneRoute { group: ways.group, line })
+        let line = ways.pool_sets[rules * (ways.windows.len() + 1) + passed]?;
+        Some(LaneRoute { group: ways.group, pool_set: line })
     }
 
     /// The pools that may serve the jobs of a lane.
     #[must_use]
-    pub fn line(&self, lane: LaneKey) -> Option<&PoolSet> {
-        self.route(lane).map(|route| &self.groups[route.group].lines[route.line])
+    pub fn pool_set(&self, lane: LaneKey) -> Option<&PoolSet> {
+        self.route(lane).map(|route| &self.groups[route.group].pool_sets[route.pool_set])
     }
 
     /// How many of the context windows of the model's pools a job of so many
     /// tokens passes, the largest one aside.
     #[must_use]
-    pub fn fit(&self, model: ModelId, context: u64) -> u8 {
+    pub fn context_group(&self, model: ModelId, context: u64) -> u8 {
         let passed =
-            self.ways_of(model).map_or(0, |ways| ways.windows.partition_point(|w| u64::from(*w) < context));
+            self.routes_of(model).map_or(0, |ways| ways.windows.partition_point(|w| u64::from(*w) < context));
         u8::try_from(passed).unwrap_or(u8::MAX)
     }
 
     /// The group of a model.
     #[must_use]
     pub fn group_of_model(&self, model: ModelId) -> Option<usize> {
-        self.ways_of(model).map(|ways| ways.group)
+        self.routes_of(model).map(|ways| ways.group)
     }
 
     /// The group that a pool belongs to; a pool without models has none.

@@ -8,7 +8,7 @@ use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, 
 use crate::core::model::ids::{ClassId, ModelId, PoolId, TenantId};
 use crate::core::model::policy::{Class, Model, Policy, Pool, Tenant};
 use crate::core::placement::Placement;
-use crate::core::placement::choose::{JobTerms, PlacementDecision, PlacementReason, TierOffer, place};
+use crate::core::placement::choose::{JobTerms, PlacementDecision, PlacementReason, TierOffer, choose};
 use crate::core::placement::rules::{
     Capacity, Isolation, LatePolicy, PlacementRules, PoolTraits, Price, eligible, tiers,
 };
@@ -23,7 +23,7 @@ fn class(placement: PlacementRules) -> Class {
         itl_objective: Default::default(),
         cold_start_tolerance: None,
         demote_to: None,
-        spare: false,
+        scavenger: false,
         placement,
     }
 }
@@ -82,7 +82,7 @@ fn models_with_the_same_pools_share_a_line() {
     assert_eq!(route(0), route(1));
     assert_ne!(route(0), route(2));
     assert_eq!(placement.groups().len(), 1);
-    assert_eq!(placement.groups()[0].lines.len(), 2);
+    assert_eq!(placement.groups()[0].pool_sets.len(), 2);
 }
 
 #[test]
@@ -97,8 +97,8 @@ fn groups_join_by_way_of_others_and_stay_apart_otherwise() {
 #[test]
 fn a_model_without_a_present_pool_has_no_line() {
     let placement = Placement::new(&plain(1, &[&[7], &[7, 0]]));
-    assert_eq!(placement.line(of_model(0)), None);
-    assert_eq!(placement.line(of_model(1)).map(|line| line.pools.len()), Some(1));
+    assert_eq!(placement.pool_set(of_model(0)), None);
+    assert_eq!(placement.pool_set(of_model(1)).map(|line| line.pools.len()), Some(1));
 }
 
 #[test]
@@ -115,14 +115,14 @@ fn equal_rules_share_lines_and_others_get_their_own() {
     }
     policy.classes.insert("c1", class(only(&[1, 2])));
     let placement = Placement::new(&policy);
-    let line = |class, tenant| placement.line(lane(class, tenant, 1, 0)).map(|line| line.pools.clone());
+    let line = |class, tenant| placement.pool_set(lane(class, tenant, 1, 0)).map(|line| line.pools.clone());
     assert_eq!(line(0, 0), Some(pools(&[0, 1, 2])));
     assert_eq!(line(0, 1), Some(pools(&[0, 1])));
     assert_eq!(placement.route(lane(0, 1, 0, 0)), placement.route(lane(0, 2, 1, 0)));
     assert_eq!(placement.route(lane(0, 0, 0, 0)), placement.route(lane(0, 4, 0, 0)));
     assert_eq!(line(1, 1), Some(pools(&[1])));
     assert_eq!(line(1, 3), Some(pools(&[2])));
-    assert_eq!(placement.groups()[0].lines.len(), 5);
+    assert_eq!(placement.groups()[0].pool_sets.len(), 5);
     let reach = &placement.groups()[0].reach;
     assert_eq!(reach[&ClassId::new(1)], pools(&[1, 2]).into_iter().collect());
     assert_eq!(reach[&ClassId::new(0)].len(), 3);
@@ -135,8 +135,8 @@ fn what_both_forbid_leaves_nothing() {
     policy.classes.insert("c0", class(only(0)));
     policy.tenants.insert("t1", tenant(only(1)));
     let placement = Placement::new(&policy);
-    assert!(placement.line(lane(0, 0, 0, 0)).is_some());
-    assert_eq!(placement.line(lane(0, 1, 0, 0)), None);
+    assert!(placement.pool_set(lane(0, 0, 0, 0)).is_some());
+    assert_eq!(placement.pool_set(lane(0, 1, 0, 0)), None);
     assert_eq!(placement.group_of_model(ModelId::new(0)), Some(0), "its accounts stay where they are");
 }
 
@@ -147,8 +147,8 @@ fn long_prompts_keep_off_small_windows() {
     rules.models.insert("m1", Model { pools: pools(&[0, 1]), max_model_len: Some(6000) });
     let placement = Placement::new(&rules);
     let of = |model, context| {
-        let fit = placement.fit(ModelId::new(model), context);
-        placement.line(lane(0, 0, model, fit)).map(|line| line.pools.clone())
+        let fit = placement.context_group(ModelId::new(model), context);
+        placement.pool_set(lane(0, 0, model, fit)).map(|line| line.pools.clone())
     };
     assert_eq!(of(0, 4096), Some(pools(&[0, 1, 2])));
     assert_eq!(of(0, 4097), Some(pools(&[1, 2])));
@@ -189,29 +189,29 @@ fn terms(last: Option<usize>) -> JobTerms {
 
 #[test]
 fn the_cheapest_in_time_wins() {
-    let go = |cheap, dear, last| place(&[offer(0, 1.0, cheap), offer(1, 2.0, dear)], &terms(last));
-    assert_eq!(go(Some(90), Some(10), None), PlacementDecision::Go(0, PlacementReason::Wanted));
-    assert_eq!(go(Some(101), Some(10), Some(0)), PlacementDecision::Go(1, PlacementReason::Spilled));
-    assert_eq!(go(None, Some(10), Some(0)), PlacementDecision::Go(1, PlacementReason::Spilled));
-    assert_eq!(go(Some(90), Some(10), Some(1)), PlacementDecision::Go(1, PlacementReason::Kept));
-    assert_eq!(go(Some(80), Some(10), Some(1)), PlacementDecision::Go(0, PlacementReason::Wanted));
-    assert_eq!(go(Some(90), None, Some(1)), PlacementDecision::Go(0, PlacementReason::Wanted));
+    let go = |cheap, dear, last| choose(&[offer(0, 1.0, cheap), offer(1, 2.0, dear)], &terms(last));
+    assert_eq!(go(Some(90), Some(10), None), PlacementDecision::Start(0, PlacementReason::Preferred));
+    assert_eq!(go(Some(101), Some(10), Some(0)), PlacementDecision::Start(1, PlacementReason::Spilled));
+    assert_eq!(go(None, Some(10), Some(0)), PlacementDecision::Start(1, PlacementReason::Spilled));
+    assert_eq!(go(Some(90), Some(10), Some(1)), PlacementDecision::Start(1, PlacementReason::Kept));
+    assert_eq!(go(Some(80), Some(10), Some(1)), PlacementDecision::Start(0, PlacementReason::Preferred));
+    assert_eq!(go(Some(90), None, Some(1)), PlacementDecision::Start(0, PlacementReason::Preferred));
     assert_eq!(go(Some(150), Some(120), Some(0)), PlacementDecision::Soonest);
-    let near = place(&[offer(0, 1.0, Some(10)), offer(1, 1.05, Some(10))], &terms(Some(1)));
-    assert_eq!(near, PlacementDecision::Go(1, PlacementReason::Kept), "not clearly cheaper");
+    let near = choose(&[offer(0, 1.0, Some(10)), offer(1, 1.05, Some(10))], &terms(Some(1)));
+    assert_eq!(near, PlacementDecision::Start(1, PlacementReason::Kept), "not clearly cheaper");
 }
 
 #[test]
 fn who_waits_pays_more_only_for_what_keeps_the_objective() {
     let go = |cheap, dear, patient| {
         let terms = JobTerms { patient, otherwise: LatePolicy::Wait, ..terms(None) };
-        place(&[offer(0, 1.0, cheap), offer(1, 2.0, dear)], &terms)
+        choose(&[offer(0, 1.0, cheap), offer(1, 2.0, dear)], &terms)
     };
     assert_eq!(go(None, Some(10), true), PlacementDecision::Wait);
-    assert_eq!(go(None, Some(10), false), PlacementDecision::Go(1, PlacementReason::Spilled));
+    assert_eq!(go(None, Some(10), false), PlacementDecision::Start(1, PlacementReason::Spilled));
     assert_eq!(go(None, Some(110), false), PlacementDecision::Wait);
-    assert_eq!(go(Some(120), Some(110), false), PlacementDecision::Go(0, PlacementReason::Waited));
-    assert_eq!(place(&[], &terms(None)), PlacementDecision::Wait);
+    assert_eq!(go(Some(120), Some(110), false), PlacementDecision::Start(0, PlacementReason::Waited));
+    assert_eq!(choose(&[], &terms(None)), PlacementDecision::Wait);
 }
 
 /// Any rules over six pools.
@@ -285,8 +285,8 @@ proptest! {
         let otherwise = if waits { LatePolicy::Wait } else { LatePolicy::Fastest };
         let terms = JobTerms { left: left * MS, patient: patient && waits, otherwise, last };
         let in_time = |offer: &TierOffer| offer.ttft.is_some_and(|ttft| ttft <= terms.left);
-        match place(&offers, &terms) {
-            PlacementDecision::Go(tier, choice) => {
+        match choose(&offers, &terms) {
+            PlacementDecision::Start(tier, choice) => {
                 prop_assert!(offers[tier].ttft.is_some());
                 prop_assert!(choice == PlacementReason::Waited || in_time(&offers[tier]));
                 let better = offers.iter().filter(|other| in_time(other) && other.rank == offers[tier].rank);
@@ -296,7 +296,7 @@ proptest! {
             PlacementDecision::Soonest => prop_assert!(!waits && !offers.iter().any(in_time)),
             PlacementDecision::Wait => prop_assert!(offers.is_empty() || waits),
         }
-        prop_assert_eq!(place(&offers, &terms), place(&offers, &terms));
+        prop_assert_eq!(choose(&offers, &terms), choose(&offers, &terms));
     }
 
     /// Predictions that move within the margin change the pool once at most.
@@ -306,7 +306,7 @@ proptest! {
         let mut changes = 0;
         for (cheap, dear) in cheap.into_iter().zip(dear) {
             let offers = [offer(0, 1.0, Some(cheap)), offer(1, 2.0, Some(dear))];
-            let PlacementDecision::Go(tier, _) = place(&offers, &terms(last)) else { panic!("the dear one is in time") };
+            let PlacementDecision::Start(tier, _) = choose(&offers, &terms(last)) else { panic!("the dear one is in time") };
             changes += u32::from(last != Some(tier));
             last = Some(tier);
         }
@@ -318,7 +318,7 @@ proptest! {
     fn small_changes_of_cost_move_nothing(costs in vec((95u32..=100, 95u32..=100), 1..60), start in 0usize..2) {
         for (one, two) in costs {
             let offers = [offer(0, f64::from(one), Some(10)), offer(1, f64::from(two), Some(10))];
-            let PlacementDecision::Go(tier, _) = place(&offers, &terms(Some(start))) else { panic!("both are in time") };
+            let PlacementDecision::Start(tier, _) = choose(&offers, &terms(Some(start))) else { panic!("both are in time") };
             prop_assert_eq!(tier, start);
         }
     }

@@ -59,22 +59,25 @@ pub struct UnattainableObjective {
     /// The model for which it is not kept.
     pub model: ModelId,
     /// Which objective.
-    pub aim: ObjectiveKind,
+    pub objective: ObjectiveKind,
     /// What is promised.
-    pub promised: Duration,
+    pub target: Duration,
     /// The pool that came nearest.
     pub pool: PoolId,
     /// Its best.
-    pub shown: Duration,
+    pub best: Duration,
     /// How many samples that is the best of.
     pub samples: u64,
 }
 
 /// Every promise that some tenant may ask for and that no pool can keep. One
 /// without enough evidence of each of its pools is not among them.
-pub fn unkept(policy: &Policy, best: impl Fn(PoolId) -> Option<PoolBest>) -> Vec<UnattainableObjective> {
+pub fn unattainable(
+    policy: &Policy,
+    best: impl Fn(PoolId) -> Option<PoolBest>,
+) -> Vec<UnattainableObjective> {
     let mut found = Vec::new();
-    for (class, _, row) in policy.classes.iter().filter(|(_, _, row)| !row.spare) {
+    for (class, _, row) in policy.classes.iter().filter(|(_, _, row)| !row.scavenger) {
         for (model, _, served) in policy.models.iter() {
             let asked = policy.tenants.iter().any(|(_, _, tenant)| {
                 tenant.classes.contains(&class)
@@ -96,7 +99,15 @@ pub fn unkept(policy: &Policy, best: impl Fn(PoolId) -> Option<PoolBest>) -> Vec
                 let Some((shown, pool, samples)) = nearest.filter(|(shown, ..)| *shown > promised) else {
                     continue;
                 };
-                found.push(UnattainableObjective { class, model, aim, promised, pool, shown, samples });
+                found.push(UnattainableObjective {
+                    class,
+                    model,
+                    objective: aim,
+                    target: promised,
+                    pool,
+                    best: shown,
+                    samples,
+                });
             }
         }
     }
@@ -137,10 +148,10 @@ pools:
         let loaded = load_str(FILE, "test", Path::new("."), None).into_result();
         let policy = loaded.map_err(|report| report.to_string()).unwrap().settings.policy;
         let name = |pool: PoolId| policy.pools.name(pool).to_owned();
-        let list = unkept(&policy, |pool| if name(pool) == "a" { a } else { b });
+        let list = unattainable(&policy, |pool| if name(pool) == "a" { a } else { b });
         let line = |row: &UnattainableObjective| {
             let class = policy.classes.name(row.class);
-            format!("{class} {} {} {}", row.aim.name(), name(row.pool), row.shown.as_millis())
+            format!("{class} {} {} {}", row.objective.name(), name(row.pool), row.best.as_millis())
         };
         list.iter().map(line).collect()
     }

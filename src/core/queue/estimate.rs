@@ -243,10 +243,10 @@ mod tests {
             arrived: Tick::NEVER,
             deadline: Tick::NEVER,
             patience: Tick::NEVER,
-            falls_back: false,
-            goes_on: false,
+            has_fallback: false,
+            resumable: false,
             context: 0,
-            fit: 0,
+            context_group: 0,
             fingerprint: None,
             session: None,
         }

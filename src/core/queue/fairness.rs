@@ -35,7 +35,7 @@ impl FairCounters {
     }
 
     /// Replaces what was booked for a job by what it came to.
-    pub fn correct(&mut self, tenant: TenantId, weight: f64, booked: u64, actual: u64) {
+    pub fn adjust(&mut self, tenant: TenantId, weight: f64, booked: u64, actual: u64) {
         let counter = self.accounts.entry(tenant).or_default();
         *counter = counter.saturating_add(scaled(actual, weight)).saturating_sub(scaled(booked, weight));
     }
@@ -121,9 +121,9 @@ mod tests {
         let mut counters = FairCounters::default();
         let tenant = TenantId::new(0);
         counters.charge(tenant, 2.0, 500);
-        counters.correct(tenant, 2.0, 500, 80);
+        counters.adjust(tenant, 2.0, 500, 80);
         assert_eq!(counters.get(tenant), 40 * 1024);
-        counters.correct(tenant, 2.0, u64::MAX, 0);
+        counters.adjust(tenant, 2.0, u64::MAX, 0);
         assert_eq!(counters.get(tenant), 0, "never below zero");
     }
 

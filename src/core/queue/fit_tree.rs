@@ -25,7 +25,7 @@ impl FitSize {
 
     /// Whether this fits into `room`, in every respect.
     #[must_use]
-    pub fn within(self, room: Self) -> bool {
+    pub fn fits_in(self, room: Self) -> bool {
         self.seqs <= room.seqs && self.kv <= room.kv && self.prefill <= room.prefill
     }
 
@@ -259,17 +259,17 @@ impl<K: FitRank, V: Copy> FitTree<K, V> {
     /// The key of a node below which one may fit and precede what was found.
     fn open(&self, at: usize, search: &FitSearch<'_, K, V>) -> Option<&K> {
         let node = &self.nodes[at];
-        let key = node.key.as_ref().filter(|_| node.least.within(search.room))?;
+        let key = node.key.as_ref().filter(|_| node.least.fits_in(search.room))?;
         let best = search.best.as_ref();
         best.is_none_or(|(best, _)| key.cost(search.query) < *best).then_some(key)
     }
 
     fn count_below(&self, at: usize, room: FitSize) -> u32 {
         let node = &self.nodes[at];
-        if node.count == 0 || !node.least.within(room) {
+        if node.count == 0 || !node.least.fits_in(room) {
             return 0;
         }
-        if node.most.within(room) {
+        if node.most.fits_in(room) {
             return node.count;
         }
         self.count_below(2 * at, room) + self.count_below(2 * at + 1, room)
@@ -388,8 +388,8 @@ mod tests {
     #[test]
     fn complement_turns_the_comparison_round() {
         let (a, b) = (size(2, 10), size(3, 10));
-        assert!(a.within(b) && b.complement().within(a.complement()));
-        assert!(!b.within(a) && !a.complement().within(b.complement()));
+        assert!(a.fits_in(b) && b.complement().fits_in(a.complement()));
+        assert!(!b.fits_in(a) && !a.complement().fits_in(b.complement()));
     }
 
     proptest! {
@@ -415,7 +415,7 @@ mod tests {
                 });
                 slots[who] = board.put(slots[who], plain[who]);
                 let room = FitSize { seqs, kv, prefill };
-                let fits = || plain.iter().flatten().filter(|e| e.size.within(room));
+                let fits = || plain.iter().flatten().filter(|e| e.size.fits_in(room));
                 let want = fits().filter(|e| e.value != 3).min_by_key(|e| e.key.cost(query)).map(|e| e.value);
                 let found = board.first(query, room, &|value| *value == 3).map(|(_, e)| e.value);
                 prop_assert_eq!(found, want);

@@ -46,7 +46,7 @@ impl LaneKey {
     /// The lane of a job.
     #[must_use]
     pub fn of(spec: &JobSpec) -> Self {
-        Self { class: spec.class, tenant: spec.tenant, model: spec.model, fit: spec.fit }
+        Self { class: spec.class, tenant: spec.tenant, model: spec.model, fit: spec.context_group }
     }
 }
 
@@ -121,12 +121,12 @@ pub struct Lane {
     /// The fresh ones that are late.
     late: BTreeSet<(LanePlace, JobId)>,
     /// The fresh ones by age.
-    ages: OldestWaiting,
+    oldest_jobs: OldestWaiting,
     load: QueuedLoad,
     /// Where the two heads stand on the boards of their group.
-    pub(crate) seats: [Option<HeadPosition>; 2],
+    pub(crate) head_positions: [Option<HeadPosition>; 2],
     /// When one of them has to be seated anew.
-    pub(crate) reseat_at: Option<Tick>,
+    pub(crate) refresh_at: Option<Tick>,
 }
 
 impl Lane {
@@ -152,7 +152,7 @@ impl Lane {
     /// When the fresh one arrived that arrived first.
     #[must_use]
     pub fn oldest(&self) -> Option<Tick> {
-        self.ages.oldest()
+        self.oldest_jobs.oldest()
     }
 
     /// The fresh one whose turn would come last, with its place.
@@ -237,14 +237,14 @@ impl Queue {
         });
         if lane.set_mut(part, place).insert((place, spec.id)) {
             if part == LanePart::Fresh {
-                lane.ages.push(place.seq, spec.arrived);
+                lane.oldest_jobs.push(place.seq, spec.arrived);
             }
             let load = QueuedLoad::of(spec);
             lane.load += load;
             self.total += load;
-            self.change_backlog(spec.tenant, |own| {
+            self.add_backlog(spec.tenant, |own| {
                 own.load += load;
-                own.weight = sane(weight);
+                own.weight = is_consistent(weight);
             });
         }
     }
@@ -256,12 +256,12 @@ impl Queue {
             return false;
         }
         if part == LanePart::Fresh {
-            lane.ages.remove(place.seq);
+            lane.oldest_jobs.remove(place.seq);
         }
         let load = QueuedLoad::of(spec);
         lane.load -= load;
         self.total -= load;
-        self.change_backlog(spec.tenant, |own| own.load -= load);
+        self.add_backlog(spec.tenant, |own| own.load -= load);
         true
     }
 
@@ -336,7 +336,7 @@ impl Queue {
     /// Tenants for which something waits, each with its requests per weight:
     /// the most first, and among equals the newest tenant. The first few cost
     /// O(log tenants) each.
-    pub fn heaviest(&self) -> impl Iterator<Item = (TenantId, f64)> {
+    pub fn largest_tenant(&self) -> impl Iterator<Item = (TenantId, f64)> {
         let mut seen = Vec::new();
         std::iter::from_fn(move || {
             let (Reverse((share, tenant)), _) =
@@ -361,7 +361,7 @@ impl Queue {
 
     /// Changes a tenant's backlog, and its place among the others; one without
     /// requests is forgotten.
-    fn change_backlog(&mut self, tenant: TenantId, change: impl FnOnce(&mut TenantBacklog)) {
+    fn add_backlog(&mut self, tenant: TenantId, change: impl FnOnce(&mut TenantBacklog)) {
         let own = self.tenants.entry(tenant).or_default();
         change(own);
         let share = (own.load.requests as f64 / own.weight).to_bits();
@@ -376,7 +376,7 @@ impl Queue {
 }
 
 /// A weight that can be divided by.
-fn sane(weight: f64) -> f64 {
+fn is_consistent(weight: f64) -> f64 {
     if weight.is_nan() { 1.0 } else { weight.clamp(1e-6, 1e9) }
 }
 
@@ -405,10 +405,10 @@ mod tests {
             arrived: Tick::from_millis(id),
             deadline: Tick::NEVER,
             patience: Tick::NEVER,
-            falls_back: false,
-            goes_on: false,
+            has_fallback: false,
+            resumable: false,
             context: 0,
-            fit: 0,
+            context_group: 0,
             fingerprint: None,
             session: None,
         }
@@ -530,7 +530,7 @@ mod tests {
     }
 
     fn heaviest(queue: &Queue) -> Vec<(usize, f64)> {
-        queue.heaviest().map(|(tenant, share)| (tenant.index(), share)).collect()
+        queue.largest_tenant().map(|(tenant, share)| (tenant.index(), share)).collect()
     }
 
     #[test]
@@ -571,7 +571,7 @@ mod tests {
                 } else {
                     queue.push(&spec(id, tenant, 0), LanePart::Fresh, at(id), weight);
                     model.insert(id, tenant);
-                    weights.insert(tenant, sane(weight));
+                    weights.insert(tenant, is_consistent(weight));
                 }
                 let mut expected: Vec<_> = (0..5)
                     .map(|tenant| (tenant, model.values().filter(|other| **other == tenant).count()))

@@ -12,34 +12,34 @@ const MIN_SWEEP: usize = 32;
 #[derive(Debug, Clone, Default)]
 pub struct OldestWaiting {
     /// Ascending by number; without a time where one has left.
-    line: VecDeque<(u64, Option<Tick>)>,
+    queue: VecDeque<(u64, Option<Tick>)>,
     left: usize,
-    strays: BTreeMap<u64, Tick>,
+    out_of_order: BTreeMap<u64, Tick>,
 }
 
 impl OldestWaiting {
     /// One that came at `arrived` begins to wait.
     pub fn push(&mut self, number: u64, arrived: Tick) {
-        if self.line.back().is_none_or(|(last, _)| *last < number) {
-            self.line.push_back((number, Some(arrived)));
+        if self.queue.back().is_none_or(|(last, _)| *last < number) {
+            self.queue.push_back((number, Some(arrived)));
         } else {
-            self.strays.insert(number, arrived);
+            self.out_of_order.insert(number, arrived);
         }
     }
 
     /// One waits no longer.
     pub fn remove(&mut self, number: u64) {
-        if self.strays.remove(&number).is_some() {
+        if self.out_of_order.remove(&number).is_some() {
             return;
         }
-        let Ok(place) = self.line.binary_search_by_key(&number, |(other, _)| *other) else { return };
-        self.left += usize::from(self.line[place].1.take().is_some());
-        while self.line.front().is_some_and(|(_, arrived)| arrived.is_none()) {
-            self.line.pop_front();
+        let Ok(place) = self.queue.binary_search_by_key(&number, |(other, _)| *other) else { return };
+        self.left += usize::from(self.queue[place].1.take().is_some());
+        while self.queue.front().is_some_and(|(_, arrived)| arrived.is_none()) {
+            self.queue.pop_front();
             self.left -= 1;
         }
-        if self.left >= MIN_SWEEP && self.left * 2 > self.line.len() {
-            self.line.retain(|(_, arrived)| arrived.is_some());
+        if self.left >= MIN_SWEEP && self.left * 2 > self.queue.len() {
+            self.queue.retain(|(_, arrived)| arrived.is_some());
             self.left = 0;
         }
     }
@@ -47,8 +47,8 @@ impl OldestWaiting {
     /// When the one with the least number came.
     #[must_use]
     pub fn oldest(&self) -> Option<Tick> {
-        let first = self.line.front().and_then(|(number, arrived)| Some((*number, (*arrived)?)));
-        let stray = self.strays.first_key_value().map(|(number, arrived)| (*number, *arrived));
+        let first = self.queue.front().and_then(|(number, arrived)| Some((*number, (*arrived)?)));
+        let stray = self.out_of_order.first_key_value().map(|(number, arrived)| (*number, *arrived));
         first.into_iter().chain(stray).min().map(|(_, arrived)| arrived)
     }
 }
@@ -91,7 +91,7 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(ages.oldest(), plain.first_key_value().map(|(_, arrived)| *arrived));
-                prop_assert!(ages.left < MIN_SWEEP || ages.left * 2 <= ages.line.len());
+                prop_assert!(ages.left < MIN_SWEEP || ages.left * 2 <= ages.queue.len());
             }
         }
     }

@@ -78,8 +78,9 @@ impl TenantQuotas {
     #[must_use]
     pub fn new(policy: &Policy) -> Self {
         let rows = policy.tenants.iter().filter(|(_, _, row)| row.quota != Quota::default());
-        let accounts =
-            rows.map(|(id, _, row)| (id, QuotaAccount { quota: sane(row.quota), held: 0 })).collect();
+        let accounts = rows
+            .map(|(id, _, row)| (id, QuotaAccount { quota: is_consistent(row.quota), held: 0 }))
+            .collect();
         Self { accounts, ..Self::default() }
     }
 
@@ -91,13 +92,13 @@ impl TenantQuotas {
 
     /// Where the tenant stands.
     #[must_use]
-    pub fn standing(&self, tenant: TenantId) -> QuotaState {
+    pub fn state(&self, tenant: TenantId) -> QuotaState {
         self.accounts.get(&tenant).map_or(QuotaState::Borrowing, |own| own.standing(self.capacity))
     }
 
     /// Sequences that who borrows may take of those that are free.
     #[must_use]
-    pub fn spare(&self) -> u32 {
+    pub fn unused(&self) -> u32 {
         if self.kept == 0 {
             return u32::MAX;
         }
@@ -108,9 +109,9 @@ impl TenantQuotas {
     /// Whether a job of the tenant with so many sequences may go.
     #[must_use]
     pub fn allows(&self, tenant: TenantId, seqs: u32) -> bool {
-        match self.standing(tenant) {
+        match self.state(tenant) {
             QuotaState::Guaranteed => true,
-            QuotaState::Borrowing => seqs <= self.spare(),
+            QuotaState::Borrowing => seqs <= self.unused(),
             QuotaState::Parked => false,
         }
     }
@@ -144,7 +145,7 @@ impl TenantQuotas {
 
     /// Whether the accounts are what these sequences by tenant come to.
     #[must_use]
-    pub fn agrees(&self, held: &BTreeMap<TenantId, u64>) -> bool {
+    pub fn is_balanced(&self, held: &BTreeMap<TenantId, u64>) -> bool {
         let own = |tenant| held.get(tenant).copied().unwrap_or(0);
         self.is_empty()
             || (self.accounts.iter().all(|(tenant, account)| account.held == own(tenant))
@@ -162,7 +163,7 @@ impl TenantQuotas {
 }
 
 /// Fractions that can be multiplied with.
-fn sane(quota: Quota) -> Quota {
+fn is_consistent(quota: Quota) -> Quota {
     let part = |fraction: f64| if fraction.is_nan() { 0.0 } else { fraction.clamp(0.0, 1.0) };
     let Quota { guarantee, borrow, lend } = quota;
     Quota { guarantee: part(guarantee), borrow: part(borrow), lend: part(lend) }
@@ -200,9 +201,9 @@ mod tests {
         let tenant = TenantId::new(tenant);
         (0..steps)
             .map(|_| {
-                let before = quotas.standing(tenant);
+                let before = quotas.state(tenant);
                 let changed = quotas.take(tenant, 1);
-                assert_eq!(changed, before != quotas.standing(tenant));
+                assert_eq!(changed, before != quotas.state(tenant));
                 before
             })
             .collect()
@@ -222,15 +223,15 @@ mod tests {
     #[test]
     fn what_is_not_lent_stays_free_and_usual_quotas_keep_nothing() {
         let mut some = quotas(&[(0.5, 1.0, 0.2), (0.2, 1.0, 0.0), (0.2, 1.0, 0.9)], 10);
-        assert_eq!(some.spare(), 5, "3 and 2 are kept");
+        assert_eq!(some.unused(), 5, "3 and 2 are kept");
         walk(&mut some, 0, 2);
-        assert_eq!(some.spare(), 5, "it took its own");
+        assert_eq!(some.unused(), 5, "it took its own");
         walk(&mut some, 9, 5);
-        assert_eq!(some.spare(), 0);
+        assert_eq!(some.unused(), 0);
         assert!(!some.allows(TenantId::new(9), 1) && some.allows(TenantId::new(0), 1));
         walk(&mut some, 0, 1);
         walk(&mut some, 1, 2);
-        assert_eq!(some.spare(), u32::MAX, "nothing is kept, so nothing limits");
+        assert_eq!(some.unused(), u32::MAX, "nothing is kept, so nothing limits");
 
         let usual = quotas(&[(0.0, 1.0, 1.0)], 10);
         assert!(usual.is_empty() && usual.allows(TenantId::new(0), u32::MAX));
@@ -240,10 +241,10 @@ mod tests {
     fn capacity_moves_those_it_concerns_and_small_changes_nobody() {
         let mut some = quotas(&[(0.5, 0.0, 1.0), (0.1, 1.0, 1.0)], 100);
         walk(&mut some, 0, 50);
-        assert_eq!(some.standing(TenantId::new(0)), QuotaState::Parked);
+        assert_eq!(some.state(TenantId::new(0)), QuotaState::Parked);
         assert_eq!(some.resize(101), [], "a hundredth is not followed");
         assert_eq!(some.resize(102), [TenantId::new(0)]);
-        assert_eq!(some.standing(TenantId::new(0)), QuotaState::Guaranteed);
+        assert_eq!(some.state(TenantId::new(0)), QuotaState::Guaranteed);
         assert_eq!(some.resize(0), [TenantId::new(0)], "one sequence stays guaranteed to the other");
         assert_eq!(some.resize(0), []);
     }
@@ -261,12 +262,12 @@ mod tests {
                 let tenant = TenantId::new(*tenant);
                 some.take(tenant, *seqs);
                 *held.entry(tenant).or_default() += u64::from(*seqs);
-                prop_assert!(some.agrees(&held));
+                prop_assert!(some.is_balanced(&held));
             }
             for (tenant, seqs) in jobs {
                 some.give_back(TenantId::new(tenant), seqs);
             }
-            prop_assert!(some.agrees(&BTreeMap::new()));
+            prop_assert!(some.is_balanced(&BTreeMap::new()));
         }
     }
 }

@@ -10,19 +10,19 @@ pub enum Bottleneck {
     /// It came back a moment ago and gets only a part of its places.
     SlowStart,
     /// One more sequence would cost the objective between tokens.
-    Pace,
+    Itl,
     /// Its places are taken, those of other clients of the engine included.
     Slots,
     /// Its KV cache is full, or as full as it may be for less urgent classes.
     Kv,
     /// It reads as many prompts as it should at once.
-    Reading,
+    Prefill,
     /// Less urgent classes have their share of its places.
-    GuestShare,
+    BackgroundShare,
     /// What is left is kept for an urgent class.
-    Reserve,
+    Headroom,
     /// Enough other replicas of the pool read prompts of less urgent classes.
-    GuestReaders,
+    BackgroundPrefill,
 }
 
 impl Bottleneck {
@@ -33,13 +33,13 @@ impl Bottleneck {
             Self::Held => "held",
             Self::Trial => "trial",
             Self::SlowStart => "slow_start",
-            Self::Pace => "pace",
+            Self::Itl => "pace",
             Self::Slots => "slots",
             Self::Kv => "kv",
-            Self::Reading => "reading",
-            Self::GuestShare => "guest_share",
-            Self::Reserve => "reserve",
-            Self::GuestReaders => "guest_readers",
+            Self::Prefill => "reading",
+            Self::BackgroundShare => "guest_share",
+            Self::Headroom => "reserve",
+            Self::BackgroundPrefill => "guest_readers",
         }
     }
 }

@@ -80,7 +80,7 @@ pub struct ItlConditions {
     /// Nanoseconds that one more sequence is predicted to add to a step.
     pub slope: f64,
     /// The part of its time in which it reads prompts, as predicted; below 1.
-    pub reading: f64,
+    pub prefilling: f64,
     /// The shortest mean time between tokens that its pool has shown.
     pub best: Option<Duration>,
     /// The promised time between tokens.
@@ -156,7 +156,7 @@ impl ItlLimit {
         self.covariance += (seqs * gap - self.covariance) * newest_moves;
         self.base.follow(seen, newest_moves);
         let mean = *mean;
-        let predicted = at.slope + at.reading * mean.gap / mean.seqs;
+        let predicted = at.slope + at.prefilling * mean.gap / mean.seqs;
         self.limit = self.limit_at(mean, self.slope(mean, predicted), at);
     }
 
@@ -170,7 +170,7 @@ impl ItlLimit {
     fn limit_at(&self, mean: ItlPoint, slope: f64, at: &ItlConditions) -> f64 {
         let aim = self.aim(at.objective);
         let kept_once = at.best.is_some_and(|best| best.as_nanos() as f64 <= aim);
-        let (decoding, others) = (mean.gap * (1.0 - at.reading), at.slope * (mean.seqs - 1.0));
+        let (decoding, others) = (mean.gap * (1.0 - at.prefilling), at.slope * (mean.seqs - 1.0));
         if decoding - MOST_SLOPE * others > aim && !kept_once {
             return f64::INFINITY;
         }
@@ -203,7 +203,7 @@ mod tests {
             let objective = Duration::from_millis(50);
             let (step, slope) = (8.0 * MS, 0.4 * MS);
             let at =
-                ItlConditions { running, step, slope, reading: 0.0, best, objective, wanted, enough: 0.9 };
+                ItlConditions { running, step, slope, prefilling: 0.0, best, objective, wanted, enough: 0.9 };
             limit.learn(&pace, &at);
         }
     }
@@ -240,7 +240,7 @@ mod tests {
                 running: 10,
                 step: 8.0 * MS,
                 slope: 0.2 * MS,
-                reading: 0.0,
+                prefilling: 0.0,
                 best,
                 objective,
                 wanted: 1,

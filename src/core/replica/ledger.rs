@@ -15,7 +15,7 @@ pub struct Ledger {
     /// read yet.
     pub prefill: u64,
     /// The part of `prefill` that guests brought.
-    pub guest_prefill: u64,
+    pub background_prefill: u64,
     /// Output tokens expected still to come.
     pub output: u64,
     /// KV cache tokens: prompts and all expected output.
@@ -63,7 +63,7 @@ pub struct Booking {
     /// Whether it failed elsewhere.
     pub suspect: bool,
     /// Whether it came as a guest of a more urgent class.
-    pub guest: bool,
+    pub background: bool,
     /// Whether its tokens are seen as they come.
     pub streams: bool,
     /// Whether its silence says something of the replica.
@@ -83,8 +83,8 @@ impl Booking {
         if self.read { 0 } else { self.weight }
     }
 
-    const fn guest_prefill(&self) -> u64 {
-        if self.guest { self.prefill() } else { 0 }
+    const fn background_prefill(&self) -> u64 {
+        if self.background { self.prefill() } else { 0 }
     }
 
     fn suspects(&self) -> u32 {
@@ -131,7 +131,7 @@ impl Ledger {
         self.jobs += 1;
         self.seqs = self.seqs.saturating_add(booking.seqs);
         self.prefill = self.prefill.saturating_add(booking.prefill());
-        self.guest_prefill = self.guest_prefill.saturating_add(booking.guest_prefill());
+        self.background_prefill = self.background_prefill.saturating_add(booking.background_prefill());
         self.output = self.output.saturating_add(booking.remaining());
         self.kv = self.kv.saturating_add(booking.kv());
         self.kv_prompts = self.kv_prompts.saturating_add(booking.kv_prompts());
@@ -150,7 +150,7 @@ impl Ledger {
                 jobs: self.jobs.checked_sub(1)?,
                 seqs: self.seqs.checked_sub(booking.seqs)?,
                 prefill: self.prefill.checked_sub(booking.prefill())?,
-                guest_prefill: self.guest_prefill.checked_sub(booking.guest_prefill())?,
+                background_prefill: self.background_prefill.checked_sub(booking.background_prefill())?,
                 output: self.output.checked_sub(booking.remaining())?,
                 kv: self.kv.checked_sub(booking.kv())?,
                 kv_prompts: self.kv_prompts.checked_sub(booking.kv_prompts())?,
@@ -245,7 +245,7 @@ mod tests {
             due: false,
             settled: false,
             suspect: true,
-            guest: true,
+            background: true,
             streams: true,
             watched: true,
             adapter: None,

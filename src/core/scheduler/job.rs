@@ -36,7 +36,7 @@ pub(super) struct Job {
     /// its lane.
     pub(super) reach: u64,
     /// Why its edge was asked to hand over its stream, if it was in this try.
-    pub(super) asked: Option<PreemptReason>,
+    pub(super) migration_asked: Option<PreemptReason>,
     /// From then on it cannot keep its class's objective any more.
     pub(super) late_after: Tick,
     pub(super) phase: JobPhase,
@@ -49,32 +49,32 @@ pub(super) struct Job {
     pub(super) work: f64,
     /// Output tokens that its client has from engines that broke off. The next
     /// one reads them as part of the prompt.
-    pub(super) begun: u64,
+    pub(super) begun_output: u64,
     /// What its tenant was charged; charged once, however many tries it takes.
     pub(super) charged: Option<u64>,
     /// What it has reserved of its limits.
-    pub(super) hold: LimitReservation,
+    pub(super) reservation: LimitReservation,
     /// What its stays at replicas came to so far: their time in nanoseconds, and
     /// what that costs in 1e-9 of the currency.
     pub(super) spent: (u64, u64),
     /// How often it was dispatched.
-    pub(super) tries: u32,
+    pub(super) attempts: u32,
     /// How many tries failed in a way that counts.
     pub(super) failures: u32,
     /// An engine failed it in a way that may be its own doing.
     pub(super) suspect: bool,
     /// Replicas that failed it in such a way, with their epochs then.
-    pub(super) tried: SmallVec<[(ReplicaId, u32); 2]>,
+    pub(super) failed_at: SmallVec<[(ReplicaId, u32); 2]>,
     /// Replicas that were silent about it.
-    pub(super) silences: u8,
+    pub(super) stalls: u8,
     /// The same request was a suspect before; see [`crate::core::replica::health::suspects`].
     pub(super) known_suspect: bool,
     /// How often it lost its place to others.
     pub(super) preemptions: u32,
     /// The pool where it may lose its place, and its turn there.
-    pub(super) movable: Option<(PoolId, PreemptibleJob)>,
+    pub(super) preemptible: Option<(PoolId, PreemptibleJob)>,
     /// How often another went before it while it was first in the order.
-    pub(super) passed: u32,
+    pub(super) passed_over: u32,
     /// Until when it is held for a pool that has to start, if it was.
     pub(super) held_until: Option<Tick>,
     /// The class it came in, if that is not the one it waits in now.
@@ -144,26 +144,26 @@ impl Job {
             place: LanePlace { seq, ..LanePlace::default() },
             prefix,
             reach: 0,
-            asked: None,
+            migration_asked: None,
             late_after: Tick::NEVER,
             held_until: None,
             phase: JobPhase::Waiting { part: LanePart::Fresh, since: spec.arrived },
             waited: Duration::ZERO,
             output: 0,
             work: 0.0,
-            begun: 0,
+            begun_output: 0,
             charged: None,
-            hold: LimitReservation::default(),
+            reservation: LimitReservation::default(),
             spent: (0, 0),
-            tries: 0,
+            attempts: 0,
             failures: 0,
             suspect: false,
-            tried: SmallVec::new(),
-            silences: 0,
+            failed_at: SmallVec::new(),
+            stalls: 0,
             known_suspect: false,
             preemptions: 0,
-            movable: None,
-            passed: 0,
+            preemptible: None,
+            passed_over: 0,
             demoted_from: None,
         }
     }
@@ -180,7 +180,7 @@ impl Job {
             due: false,
             settled: false,
             suspect: self.suspect,
-            guest,
+            background: guest,
             streams: self.spec.streams,
             watched: self.is_watched(),
             adapter: None,
@@ -189,7 +189,7 @@ impl Job {
 
     /// Its weight in the time of a replica that has to read so much of its
     /// prompt, until its first token.
-    pub(super) fn share(&self, uncached: u64) -> u64 {
+    pub(super) fn time_weight(&self, uncached: u64) -> u64 {
         match self.spec.streams {
             true => meter::reading(uncached),
             false => meter::unseen(uncached, self.output_left(), self.spec.sequences),
@@ -197,27 +197,31 @@ impl Job {
     }
 
     /// What a replica must have left for it.
-    pub(super) fn need(&self) -> FitSize {
+    pub(super) fn size(&self) -> FitSize {
         let booking = self.booking(self.reach, false);
         FitSize { seqs: booking.seqs, kv: booking.kv(), prefill: booking.weight }
     }
 
     /// What it wants of a replica.
-    pub(super) fn wish<'a>(&self, cached: &'a [(ReplicaId, u64)], guest: bool) -> ReplicaRequirements<'a> {
+    pub(super) fn requirements<'a>(
+        &self,
+        cached: &'a [(ReplicaId, u64)],
+        guest: bool,
+    ) -> ReplicaRequirements<'a> {
         let output = self.output_left() / u64::from(self.spec.sequences.max(1));
         let output = if self.spec.streams { output / STREAMED } else { output };
-        let (need, prompt, model) = (self.need(), self.prompt(), self.spec.model);
-        ReplicaRequirements { need, prompt, output, cached, guest, model, session: None }
+        let (need, prompt, model) = (self.size(), self.prompt(), self.spec.model);
+        ReplicaRequirements { size: need, prompt, output, cached, guest, model, session: None }
     }
 
     /// What the next engine has to read.
     pub(super) fn prompt(&self) -> u64 {
-        self.spec.prompt_tokens.saturating_add(self.begun)
+        self.spec.prompt_tokens.saturating_add(self.begun_output)
     }
 
     /// What the next engine is expected to write.
     fn output_left(&self) -> u64 {
-        self.output.saturating_sub(self.begun).max(u64::from(self.begun > 0))
+        self.output.saturating_sub(self.begun_output).max(u64::from(self.begun_output > 0))
     }
 
     /// What its prompt costs to read where nothing of it is known.
@@ -236,22 +240,22 @@ impl Job {
 
     /// Whether its client has been sent nothing of the try under way.
     pub(super) fn is_unseen(&self) -> bool {
-        self.run().is_none_or(|run| !run.booking.started) || !self.spec.streams
+        self.attempt().is_none_or(|run| !run.booking.started) || !self.spec.streams
     }
 
     /// Its stream broke off after so much output. Its first deadline was kept,
     /// so it may wait until `deadline`; no other model goes on with it.
     pub(super) fn interrupted(&mut self, output: u64, deadline: Tick) {
-        self.begun = self.begun.max(output.min(MAX_COUNT));
+        self.begun_output = self.begun_output.max(output.min(MAX_COUNT));
         self.spec.deadline = self.spec.deadline.max(deadline);
-        self.spec.falls_back = false;
+        self.spec.has_fallback = false;
     }
 
     /// Keeps in mind that a replica failed it.
-    pub(super) fn note_tried(&mut self, run: &RunningAttempt) {
+    pub(super) fn note_failed_at(&mut self, run: &RunningAttempt) {
         let tried = (run.replica, run.epoch);
-        if !self.tried.contains(&tried) {
-            self.tried.push(tried);
+        if !self.failed_at.contains(&tried) {
+            self.failed_at.push(tried);
         }
     }
 
@@ -272,7 +276,7 @@ impl Job {
     }
 
     /// Its try, while it is at a replica.
-    pub(super) const fn run(&self) -> Option<RunningAttempt> {
+    pub(super) const fn attempt(&self) -> Option<RunningAttempt> {
         match self.phase {
             JobPhase::Waiting { .. } => None,
             JobPhase::Running(run) => Some(run),

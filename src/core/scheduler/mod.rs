@@ -86,41 +86,41 @@ pub struct Scheduler {
     queue: Queue,
     jobs: NumberMap<JobId, Job>,
     lengths: OutputLengths,
-    budgets: UsageLimits,
+    limits: UsageLimits,
     expected: ExpectedUse,
     prefixes: PrefixIndex,
     sessions: Sessions,
     suspects: SuspectJobs,
-    movable: BTreeMap<PoolId, BTreeSet<PreemptibleJob>>,
+    preemptible: BTreeMap<PoolId, BTreeSet<PreemptibleJob>>,
     deadlines: BTreeSet<(Tick, JobId)>,
     /// Jobs whose prompts are read, by when they may count as that.
     reading: BTreeSet<(Tick, JobId)>,
     /// Jobs that wait and came before anybody knew how fast jobs go, by when they
     /// are looked at again.
-    unjudged: BTreeSet<(Tick, JobId)>,
+    unchecked_waits: BTreeSet<(Tick, JobId)>,
     /// Jobs that are held for a pool's start, by when they are told to come back
     /// where that is before their deadline.
     held: BTreeSet<(Tick, JobId)>,
     starts: PoolStarts,
     demand: Demand,
     /// The scale signal's number for each pool.
-    numbers: BTreeMap<PoolId, DesiredReplicas>,
+    desired_replicas: BTreeMap<PoolId, DesiredReplicas>,
     /// Pools that sleep and that a job wanted since that was last looked at.
-    missed: BTreeSet<PoolId>,
+    wanted_asleep: BTreeSet<PoolId>,
     /// Lanes with a head that begins or ceases to look at all of its pools, by
     /// when.
-    reseats: BTreeSet<(Tick, LaneKey)>,
+    head_updates: BTreeSet<(Tick, LaneKey)>,
     overrides: Overrides,
     /// Replicas that are about to go or have left, by when they are to be empty.
     departing: BTreeSet<(Tick, ReplicaId)>,
     invariants: Invariants,
     /// Whether a replica was lost, or a job was put into another lane or back
     /// into one, since it was last looked for jobs that wait in vain.
-    look_again: bool,
+    vain_waits_possible: bool,
     /// Jobs that wait and that another model may serve.
     fallbacks: u64,
     /// Groups in which something changed since they were last looked at.
-    touched: BTreeSet<usize>,
+    changed_groups: BTreeSet<usize>,
     /// Number of the last arrival.
     arrivals: u64,
     now: Tick,
@@ -146,32 +146,32 @@ impl Scheduler {
             queue: Queue::default(),
             jobs: NumberMap::default(),
             lengths: OutputLengths::default(),
-            budgets,
+            limits: budgets,
             expected: ExpectedUse::default(),
             prefixes: PrefixIndex::default(),
             sessions: Sessions::default(),
             suspects: SuspectJobs::default(),
-            movable: BTreeMap::new(),
+            preemptible: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             reading: BTreeSet::new(),
-            unjudged: BTreeSet::new(),
+            unchecked_waits: BTreeSet::new(),
             held: BTreeSet::new(),
             starts: PoolStarts::default(),
             demand: Demand::default(),
-            numbers: BTreeMap::new(),
-            missed: BTreeSet::new(),
-            reseats: BTreeSet::new(),
+            desired_replicas: BTreeMap::new(),
+            wanted_asleep: BTreeSet::new(),
+            head_updates: BTreeSet::new(),
             overrides: Overrides::default(),
             departing: BTreeSet::new(),
             invariants: Invariants::default(),
-            look_again: false,
+            vain_waits_possible: false,
             fallbacks: 0,
-            touched: BTreeSet::new(),
+            changed_groups: BTreeSet::new(),
             arrivals: 0,
             now: Tick::ZERO,
             draining: false,
         };
-        scheduler.count_demand();
+        scheduler.renew_demand();
         scheduler
     }
 
@@ -190,13 +190,13 @@ impl Scheduler {
         let now = self.begin_step(now, out);
         match event {
             Event::Arrived(spec, prefix) => drop(self.arrived(spec, prefix, out)),
-            Event::Paced { replica, pace } => {
-                self.fleet.pace(replica, &pace, now);
-                self.touch_replica(replica);
+            Event::ItlSampled { replica, pace } => {
+                self.fleet.sample_itl(replica, &pace, now);
+                self.mark_replica(replica);
             }
-            Event::Heard { replica } => self.fleet.heard(replica, now),
-            Event::Paused { replica, streams } => self.fleet.pause(replica, streams, now),
-            Event::Left { job, usage } => self.left(job, usage, out),
+            Event::BytesReceived { replica } => self.fleet.bytes_received(replica, now),
+            Event::StreamsPaused { replica, streams } => self.fleet.pause(replica, streams, now),
+            Event::ClientLeft { job, usage } => self.left(job, usage, out),
             Event::FirstToken { job } => self.first_token(job),
             Event::Finished { job, outcome } => self.finished(job, outcome, out),
             Event::ReplicaReported { replica, report } => {
@@ -204,15 +204,15 @@ impl Scheduler {
             }
             Event::AdaptersReported { replica, slots, running } => {
                 self.fleet.report_adapters(replica, slots, &running, now);
-                self.touch_replica(replica);
+                self.mark_replica(replica);
             }
             Event::ReplicaLost { replica, answers } => self.lost(replica, answers, out),
             Event::ReplicaFound { replica } => self.found(replica, out),
-            Event::Rested { replica, rested } => self.rested(replica, rested, out),
+            Event::SleepAnswered { replica, rested } => self.sleep_answered(replica, rested, out),
             Event::Overridden(wanted) => self.set_override(wanted, out),
             Event::Restored(lever) => self.end_override(lever),
-            Event::PeriodBegan { period, ends } => self.budgets.begin(period, ends),
-            Event::UsedBefore { rule, amount } => self.budgets.restore(rule, amount),
+            Event::PeriodBegan { period, ends } => self.limits.begin(period, ends),
+            Event::UsedBefore { rule, amount } => self.limits.restore(rule, amount),
             Event::PolicyChanged(policy) => self.reload(policy, out),
             Event::Draining => self.draining = true,
             Event::Timer => {}
@@ -247,31 +247,31 @@ impl Scheduler {
         let now = self.now;
         self.expire_overrides(out);
         self.expire(false, out);
-        self.end_readings();
-        self.judge(out);
+        self.end_prefills();
+        self.refuse_late_waits(out);
         self.wake_replicas(out);
         self.clear_departing(out);
-        self.release_urgent();
-        self.reseat_heads();
+        self.release_reserved_capacity();
+        self.refresh_due_heads();
         now
     }
 
     fn end_step(&mut self, out: &mut Vec<Action>) {
         self.follow_pools(out);
-        self.serve(out);
+        self.dispatch_and_refuse(out);
         while self.expire(true, out) {
-            self.serve(out);
+            self.dispatch_and_refuse(out);
         }
     }
 
     /// Sends what can be sent, and refuses what waits in vain.
-    fn serve(&mut self, out: &mut Vec<Action>) {
+    fn dispatch_and_refuse(&mut self, out: &mut Vec<Action>) {
         self.dispatch(out);
         while self.refuse_vain_waits(out) {
             self.dispatch(out);
         }
         self.wake_wanted(out);
-        self.report_starts(out);
+        self.report_pool_starts(out);
     }
 
     /// Whether one more request could wait or run; the edge may refuse it
@@ -311,13 +311,13 @@ impl Scheduler {
         self.invariants.broken()
     }
 
-    fn touch_pool(&mut self, pool: PoolId) {
-        self.touched.extend(self.placement.group_of(pool));
+    fn mark_pool(&mut self, pool: PoolId) {
+        self.changed_groups.extend(self.placement.group_of(pool));
     }
 
-    fn touch_replica(&mut self, replica: ReplicaId) {
+    fn mark_replica(&mut self, replica: ReplicaId) {
         if let Some(pool) = self.fleet.pool_of(replica) {
-            self.touch_pool(pool);
+            self.mark_pool(pool);
         }
     }
 }

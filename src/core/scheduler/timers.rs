@@ -14,10 +14,10 @@ impl Scheduler {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let job = self.next_end().map(|(at, _)| at);
-        let unjudged = self.unjudged.first().map(|(at, _)| *at);
+        let unjudged = self.unchecked_waits.first().map(|(at, _)| *at);
         let departing = self.departing.first().map(|(at, _)| *at);
         let read = self.reading.first().map(|(at, _)| *at);
-        let reseat = self.reseats.first().map(|(at, _)| *at);
+        let reseat = self.head_updates.first().map(|(at, _)| *at);
         let others = [
             self.fleet.next_wake(),
             self.next_release(),

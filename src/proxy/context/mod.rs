@@ -97,7 +97,8 @@ impl Proxy {
         spec.prompt_tokens = measured.all;
         record.counted(measured.all, measured.source);
         if measured.source == CountSource::Estimate || measured.source == CountSource::Bound {
-            record.learn_from = Some((Arc::clone(&self.meter), PromptCounter::pair(order), order.estimated));
+            record.learn_from =
+                Some((Arc::clone(&self.token_counters), PromptCounter::pair(order), order.estimated));
         }
         order.peek.lowered = None;
         let lowered = match window.filter(|_| measured.source.is_sure()) {
@@ -149,7 +150,7 @@ impl Proxy {
         if let Some(ids) = exact(peek.prompt_pieces(body)) {
             return PromptTokens { longest: ids, all: ids, source: CountSource::Ids };
         }
-        let all = self.meter.ratios.apply(PromptCounter::pair(order), order.estimated);
+        let all = self.token_counters.ratios.apply(PromptCounter::pair(order), order.estimated);
         let longest = all / u64::from(peek.prompts.max(1));
         let estimated = |source| PromptTokens { longest, all, source };
         let form = match api {
@@ -174,7 +175,7 @@ impl Proxy {
                 media: edge.media,
                 now: wall::unix_seconds(wall::now()) as i64,
             };
-            match self.meter.desk.count(task).await {
+            match self.token_counters.desk.count(task).await {
                 Ok(CountedTokens { longest, all }) => {
                     return PromptTokens { longest, all, source: CountSource::Exact };
                 }
@@ -213,8 +214,8 @@ impl Proxy {
     }
 
     fn reported(&self, settings: &Settings, model: ModelId) -> PoolWindows {
-        let now = self.gate.clock().now();
-        let windows = &self.meter.windows;
+        let now = self.dispatcher.clock().now();
+        let windows = &self.token_counters.windows;
         if let Some(known) = windows.get(&model)
             && now.since(known.0) < WINDOWS_AGE
         {

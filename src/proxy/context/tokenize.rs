@@ -87,15 +87,15 @@ impl Proxy {
             return None;
         }
         order.asking = None;
-        let (asking, others) = self.meter.asked.begin(order.spec.tenant);
-        if self.gate.surely_refuses(&order.spec, others) {
+        let (asking, others) = self.token_counters.asked.begin(order.spec.tenant);
+        if self.dispatcher.surely_refuses(&order.spec, others) {
             return None;
         }
         order.asking = Some(asking);
         let order = &*order;
         let asking = async {
             for replica in self.engines(settings, order) {
-                let turn = self.meter.asked.turn(replica);
+                let turn = self.token_counters.asked.turn(replica);
                 let _turn = turn.acquire().await.ok()?;
                 if let Some(count) = self.ask_engine(settings, order, replica, client).await {
                     return Some(count);

@@ -38,13 +38,13 @@ impl Proxy {
         ticket: &mut Ticket,
         record: &mut RequestRecord,
     ) -> Result<ClientAnswer, ServeError> {
-        let (upstreams, paces, answers) = (&self.upstreams, &*self.paces, &self.answers);
+        let (upstreams, paces, answers) = (&self.upstreams, &*self.itl_samplers, &self.answers);
         let tries = AttemptContext { upstreams, paces, answers, order, headers, so_far };
         let mut resets = EngineResets::default();
         let before = record.usage;
         loop {
             let waiting_since = record.clock.now();
-            let placement = ticket.placed().await.map_err(ServeError::Rejected)?;
+            let placement = ticket.dispatched().await.map_err(ServeError::Rejected)?;
             if let Some(trace) = &record.trace {
                 trace.phase(RequestPhase::Queue, waiting_since, record.clock.now());
             }
@@ -56,7 +56,7 @@ impl Proxy {
             // A recall drops the try and with it the connection.
             let attempt = tokio::select! {
                 biased;
-                why = ticket.recalled() => Err(why),
+                why = ticket.preempted() => Err(why),
                 () = self.patience_of(order, so_far, record.early_head.clone()) => {
                     ticket.give_up(JobUsage::Unknown);
                     return Err(ServeError::Refused(ApiError::client_deadline()));
@@ -95,7 +95,7 @@ impl Proxy {
                     record.requeued(place.replica, fault);
                 }
                 // It came too late: the job was recalled while it was on its way.
-                Ok(_) => record.recalled(place.replica, ticket.recalled().await),
+                Ok(_) => record.recalled(place.replica, ticket.preempted().await),
             }
         }
     }
@@ -111,7 +111,7 @@ impl Proxy {
         if so_far.is_some_and(PartialAnswer::is_resumed) || order.spec.patience == Tick::NEVER {
             return pending().await;
         }
-        sleep_until(self.gate.clock().instant(order.spec.patience)).await;
+        sleep_until(self.dispatcher.clock().instant(order.spec.patience)).await;
         if early.is_some_and(|sent| sent.load(Ordering::Relaxed)) {
             pending::<()>().await;
         }

@@ -56,11 +56,11 @@ mod attempts;
 /// The data plane: everything that requests share.
 pub struct Proxy {
     /// The scheduler's door.
-    pub gate: Arc<Dispatcher>,
+    pub dispatcher: Arc<Dispatcher>,
     /// The rules in force.
     pub settings: Arc<ArcSwap<Settings>>,
     /// Checks credentials.
-    pub doorman: Authenticator,
+    pub authenticator: Authenticator,
     /// Connections to engines.
     pub upstreams: Upstreams,
     /// Bodies held.
@@ -72,7 +72,7 @@ pub struct Proxy {
     /// Where events go.
     pub telemetry: Telemetry,
     /// What counts prompts.
-    pub meter: Arc<PromptCounter>,
+    pub token_counters: Arc<PromptCounter>,
     /// What the engines say of themselves.
     pub engines: Arc<FleetView>,
     /// Requests that may be repeated while they live.
@@ -80,16 +80,16 @@ pub struct Proxy {
     /// Names the starts of prompts.
     pub prefixes: PrefixHasher,
     /// How fast the engines' streams go.
-    pub paces: Arc<ItlCounters>,
+    pub itl_samplers: Arc<ItlCounters>,
     /// Copies of requests that run now.
-    pub copies: Arc<ShadowCopies>,
+    pub shadow_copies: Arc<ShadowCopies>,
     /// Where it is written down what requests used; absent = nowhere.
     pub journal: Option<Journal>,
 }
 
 impl fmt::Debug for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Proxy").field("gate", &self.gate).finish_non_exhaustive()
+        f.debug_struct("Proxy").field("gate", &self.dispatcher).finish_non_exhaustive()
     }
 }
 
@@ -165,8 +165,8 @@ impl Proxy {
         headers: &HeaderMap,
         peer: &ConnectedClient,
     ) -> Result<Identity, ApiError> {
-        let caller = PresentedCredential { headers, peer, now: self.gate.clock().now() };
-        self.doorman.identify(&settings.edge.auth, caller, &self.telemetry).await
+        let caller = PresentedCredential { headers, peer, now: self.dispatcher.clock().now() };
+        self.authenticator.identify(&settings.edge.auth, caller, &self.telemetry).await
     }
 
     async fn call(
@@ -176,12 +176,12 @@ impl Proxy {
         peer: &ConnectedClient,
         id: HeaderValue,
     ) -> Response<AnswerBody> {
-        let mut record = RequestRecord::new(&self.telemetry, self.gate.clock(), id, api);
+        let mut record = RequestRecord::new(&self.telemetry, self.dispatcher.clock(), id, api);
         record.journal.clone_from(&self.journal);
         let taken = tokio::select! {
             biased;
             taken = Box::pin(self.take(api, request, peer, &mut record)) => taken,
-            () = self.gate.shutdown().ended() => Err(ApiError::from(RejectReason::Draining)),
+            () = self.dispatcher.shutdown().expired() => Err(ApiError::from(RejectReason::Draining)),
         };
         let taken = match taken {
             Ok(taken) => taken,
@@ -207,7 +207,7 @@ impl Proxy {
         let (parts, body) = request.into_parts();
         let identity = self.identify(&settings, &parts.headers, peer).await?;
         record.identity = Some(identity.clone());
-        if self.gate.shutdown().is_draining() {
+        if self.dispatcher.shutdown().is_draining() {
             return Err(ApiError::from(RejectReason::Draining));
         }
         let patience = settings.startup.door.body_timeout;
@@ -215,7 +215,7 @@ impl Proxy {
         let read = body::read(body, &settings.edge.requests, patience, held).await;
         let (body, held) = read.map_err(|unread| not_read(unread, record))?;
         let now = record.clock.now();
-        let at = (self.gate.next_job_id(), now);
+        let at = (self.dispatcher.next_job_id(), now);
         let mut order = request::read(&settings, &identity, api, &parts.headers, body, at)?;
         order.spec.session = session::of(&settings, &self.prefixes, &parts.headers, &order);
         order.spec.fingerprint = self.prefixes.fingerprint(&order.spec, api, &order.body);
@@ -235,7 +235,7 @@ impl Proxy {
             biased;
             () = replaced(notice) => Err(record.superseded()),
             answered = self.by_any_model(&mut order, &headers, &held, settings, &mut record) => answered,
-            () = self.gate.shutdown().ended() => Err(ApiError::from(RejectReason::Draining)),
+            () = self.dispatcher.shutdown().expired() => Err(ApiError::from(RejectReason::Draining)),
         };
         let (answered, ticket, can_go_on) = match answered {
             Ok(answered) => answered,
@@ -267,7 +267,7 @@ impl Proxy {
         });
         record.seat = Some(seat);
         if let Some(SupersededTry { job, arrived, request_id }) = original {
-            self.gate.event(Event::Left { job, usage: JobUsage::Unknown });
+            self.dispatcher.event(Event::ClientLeft { job, usage: JobUsage::Unknown });
             spec.arrived = arrived;
             record.replaces = Some(request_id);
         }
@@ -317,10 +317,10 @@ impl Proxy {
     ) -> Result<(ClientAnswer, Ticket, bool), ApiError> {
         loop {
             let can_go_on = continuation::is_possible(&settings, order, held);
-            order.spec.goes_on = can_go_on;
+            order.spec.resumable = can_go_on;
             let InferenceRequest { spec, peek, body, .. } = &*order;
             let prefix = self.prefixes.of(spec.model, peek, body, spec.prompt_tokens);
-            let mut ticket = self.gate.admit(*spec, prefix, &settings.policy);
+            let mut ticket = self.dispatcher.admit(*spec, prefix, &settings.policy);
             order.asking = None;
             record.admitted(&mut ticket);
             drop(settings);

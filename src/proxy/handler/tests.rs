@@ -63,20 +63,20 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
     let settings = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings;
     let (wishes, _wished) = tokio::sync::mpsc::channel(8);
     Arc::new(Proxy {
-        gate: Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), wishes),
+        dispatcher: Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), wishes),
         settings: Arc::new(ArcSwap::from_pointee(settings)),
-        doorman: Authenticator::default(),
+        authenticator: Authenticator::default(),
         upstreams: Upstreams::default(),
         bodies: Arc::default(),
         answers: Arc::default(),
         pumps: TaskTracker::new(),
         telemetry: Telemetry::for_tests(),
-        meter: Arc::default(),
+        token_counters: Arc::default(),
         engines: Arc::default(),
         retries: Arc::default(),
         prefixes: PrefixHasher::default(),
-        paces: Arc::default(),
-        copies: Arc::default(),
+        itl_samplers: Arc::default(),
+        shadow_copies: Arc::default(),
         journal: None,
     })
 }
@@ -93,13 +93,13 @@ fn ask(proxy: &Arc<Proxy>, stream: bool) -> (InferenceRequest, JoinHandle<Asked>
     ));
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    let at = (proxy.gate.next_job_id(), proxy.gate.clock().now());
+    let at = (proxy.dispatcher.next_job_id(), proxy.dispatcher.clock().now());
     let order = || request::read(&settings, &identity, Api::Chat, &headers, body.clone(), at).unwrap();
     let (order, kept, proxy) = (order(), order(), Arc::clone(proxy));
-    let mut ticket = proxy.gate.admit(order.spec, PromptPrefix::default(), &settings.policy);
+    let mut ticket = proxy.dispatcher.admit(order.spec, PromptPrefix::default(), &settings.policy);
     let running = tokio::spawn(async move {
         let id = HeaderValue::from_static("r");
-        let mut record = RequestRecord::new(&proxy.telemetry, proxy.gate.clock(), id, Api::Chat);
+        let mut record = RequestRecord::new(&proxy.telemetry, proxy.dispatcher.clock(), id, Api::Chat);
         let answered =
             proxy.tries(&order, &headers, Some(&PartialAnswer::default()), &mut ticket, &mut record).await;
         (answered, ticket, record)
@@ -140,8 +140,8 @@ async fn hung_up(mut socket: TcpStream) {
 fn move_over(proxy: &Proxy, order: &InferenceRequest) {
     let job = order.spec.id;
     let recall =
-        Action::Job(JobAction::Recall { job, replica: ReplicaId::new(0), why: PreemptReason::Stalled });
-    proxy.gate.act([
+        Action::Job(JobAction::Preempt { job, replica: ReplicaId::new(0), why: PreemptReason::Stalled });
+    proxy.dispatcher.apply_for_test([
         recall,
         Action::Job(JobAction::Dispatch { job, replica: ReplicaId::new(1), why: DispatchReason::ALONE }),
     ]);
@@ -160,7 +160,7 @@ async fn a_silent_engine_is_left_and_another_answers() {
     assert!(matches!(answered, Ok(ClientAnswer::Whole { .. })));
     assert_eq!((record.attempts, record.recalls), (2, (1, Some(PreemptReason::Stalled))));
     assert_eq!(record.place.unwrap().replica, ReplicaId::new(1));
-    assert_eq!(proxy.gate.snapshot().jobs, 0);
+    assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
 }
 
 #[tokio::test]
@@ -181,7 +181,7 @@ async fn a_stream_without_a_token_is_left_too() {
     assert_eq!((record.attempts, record.recalls.0), (2, 1));
     drop((stream, ticket));
     hung_up(other).await;
-    assert_eq!(proxy.gate.snapshot().jobs, 0);
+    assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
 }
 
 #[tokio::test]
@@ -203,16 +203,16 @@ async fn a_client_that_leaves_between_two_tries_leaves_nothing() {
     let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
     let (order, running) = ask(&proxy, false);
     let silent = called(&first).await;
-    let recall = Action::Job(JobAction::Recall {
+    let recall = Action::Job(JobAction::Preempt {
         job: order.spec.id,
         replica: ReplicaId::new(0),
         why: PreemptReason::Stalled,
     });
-    proxy.gate.act([recall]);
+    proxy.dispatcher.apply_for_test([recall]);
     hung_up(silent).await;
     running.abort();
     assert!(running.await.unwrap_err().is_cancelled());
-    assert_eq!(proxy.gate.snapshot().jobs, 0);
+    assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
 }
 
 /// Answers every request at once.
@@ -246,7 +246,7 @@ async fn whenever_a_recall_comes_there_is_one_answer_and_nothing_stays() {
         assert_eq!(record.attempts, record.recalls.0 + 1);
         recalled += record.recalls.0;
         drop(record);
-        let snapshot = proxy.gate.snapshot();
+        let snapshot = proxy.dispatcher.snapshot();
         assert_eq!((snapshot.jobs, snapshot.replicas[0].running), (0, 0), "{round}");
     }
     assert!(recalled > 0);
@@ -262,7 +262,7 @@ async fn relayed(proxy: &Arc<Proxy>, first: &TcpListener) -> (JobId, TcpStream, 
     let Ok(ClientAnswer::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
     let held = proxy.bodies.hold(order.spec.tenant);
     let job = order.spec.id;
-    order.spec.goes_on = true;
+    order.spec.resumable = true;
     let headers = HeaderMap::new();
     let continuation = Some(Continuation { proxy: Arc::clone(proxy), order, headers, held });
     let live = Box::new(LiveStream { stream, ticket, record, continuation });
@@ -283,7 +283,7 @@ async fn a_stream_that_is_asked_for_goes_on_elsewhere_while_its_engine_says_noth
     let frozen = hung_up(engine);
     let rest = async {
         tokio::task::yield_now().await;
-        proxy.gate.act([Action::Job(JobAction::HandOver {
+        proxy.dispatcher.apply_for_test([Action::Job(JobAction::Migrate {
             job,
             replica: ReplicaId::new(0),
             why: PreemptReason::Stalled,
@@ -309,7 +309,7 @@ async fn a_stream_that_is_asked_for_goes_on_elsewhere_while_its_engine_says_noth
     assert_eq!(seen.matches(r#""role""#).count(), 1, "{seen}");
     assert!(seen.ends_with("data: [DONE]\n\n"), "{seen}");
     drop(body);
-    assert_eq!(proxy.gate.snapshot().jobs, 0);
+    assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
 }
 
 #[tokio::test]
@@ -322,7 +322,7 @@ async fn a_stream_that_cannot_go_on_stays_where_it_is() {
     let call = r#"{"tool_calls":[{"index":0,"id":"x","function":{"name":"f","arguments":"{}"}}]}"#;
     engine.write_all(event(call).as_bytes()).await.unwrap();
     text(&mut body).await;
-    proxy.gate.act([Action::Job(JobAction::HandOver {
+    proxy.dispatcher.apply_for_test([Action::Job(JobAction::Migrate {
         job,
         replica: ReplicaId::new(0),
         why: PreemptReason::Drained,
@@ -332,7 +332,7 @@ async fn a_stream_that_cannot_go_on_stays_where_it_is() {
         engine.write_all(event(TOKEN).as_bytes()).await
     });
     assert!(next.contains("\"b\"") && sent.is_ok());
-    assert_eq!(proxy.gate.snapshot().replicas[0].running, 1);
+    assert_eq!(proxy.dispatcher.snapshot().replicas[0].running, 1);
 }
 
 #[tokio::test]
@@ -357,6 +357,6 @@ async fn the_gaps_of_a_relayed_stream_are_counted() {
         });
         assert!(frame.unwrap().unwrap().is_ok() && sent.is_ok());
     }
-    let pace = proxy.paces.meter(ReplicaId::new(0)).take().unwrap();
+    let pace = proxy.itl_samplers.meter(ReplicaId::new(0)).take().unwrap();
     assert!(pace.gaps == 3 && !pace.total.is_zero(), "{pace:?}");
 }

@@ -40,10 +40,10 @@ impl Proxy {
 
     /// GET /health: whether a request sent now could wait or run.
     pub(super) fn health(&self) -> Result<Response<Bytes>, ApiError> {
-        if self.gate.shutdown().is_draining() {
+        if self.dispatcher.shutdown().is_draining() {
             return Err(ApiError::new(ErrorKind::Draining, "The gateway is shutting down."));
         }
-        if !self.gate.can_queue() {
+        if !self.dispatcher.can_queue() {
             return Err(ApiError::new(ErrorKind::QueueFull, "The queue is full."));
         }
         Ok(json_response(&json!({ "status": "ok" })))

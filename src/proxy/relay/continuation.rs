@@ -129,7 +129,7 @@ impl LiveStream {
     /// Whether the scheduler wants the stream to go on elsewhere; with the fault
     /// that this is for it.
     pub(in crate::proxy) fn poll_handed_over(&mut self, cx: &mut Context<'_>) -> Poll<EngineFault> {
-        self.ticket.poll_handed_over(cx).map(PreemptReason::fault)
+        self.ticket.poll_migration(cx).map(PreemptReason::fault)
     }
 
     /// Whether another replica could go on with the stream as far as it is now.
@@ -147,7 +147,7 @@ impl LiveStream {
         let notice = record.notice().map(Arc::clone);
         let found = tokio::select! {
             biased;
-            () = proxy.gate.shutdown().ended() => return ContinuationSearch::Ended(record.shut_down()),
+            () = proxy.dispatcher.shutdown().expired() => return ContinuationSearch::Ended(record.shut_down()),
             () = replaced(notice) => return ContinuationSearch::Ended(record.superseded()),
             found = timeout(patience, proxy.tries(order, headers, Some(so_far), ticket, record)) => found,
         };

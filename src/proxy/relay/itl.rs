@@ -73,9 +73,9 @@ pub(in crate::proxy) struct ItlCounts {
 
 impl ItlCounts {
     fn events(self, replica: ReplicaId) -> impl Iterator<Item = Event> {
-        let paused = self.paused.map(|streams| Event::Paused { replica, streams });
-        let heard = self.heard.then_some(Event::Heard { replica });
-        let pace = self.pace.map(|pace| Event::Paced { replica, pace });
+        let paused = self.paused.map(|streams| Event::StreamsPaused { replica, streams });
+        let heard = self.heard.then_some(Event::BytesReceived { replica });
+        let pace = self.pace.map(|pace| Event::ItlSampled { replica, pace });
         [paused, heard, pace].into_iter().flatten()
     }
 }

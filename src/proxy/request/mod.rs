@@ -66,7 +66,7 @@ impl InferenceRequest {
         let Some(next) = others.pop_front().filter(|_| why.may_fall_back()) else { return false };
         let spec = &mut self.spec;
         spec.model = next;
-        spec.falls_back = !others.is_empty();
+        spec.has_fallback = !others.is_empty();
         spec.deadline = spec.deadline.max((now + LAST_CHANCE).min(spec.patience));
         true
     }
@@ -114,10 +114,10 @@ pub(super) fn read(
         arrived: now,
         deadline: now + patience.map_or(max_wait, |patience| patience.min(max_wait)),
         patience: patience.map_or(Tick::NEVER, |patience| now + patience),
-        falls_back: !candidates.others.is_empty(),
-        goes_on: false,
+        has_fallback: !candidates.others.is_empty(),
+        resumable: false,
         context: window::asked(&peek, estimated),
-        fit: 0,
+        context_group: 0,
         fingerprint: None,
         session: None,
     };

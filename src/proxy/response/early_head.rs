@@ -90,7 +90,7 @@ impl Proxy {
                 served = &mut serving => return self.respond(served),
                 () = sleep(patience) => patience = LOOK_EVERY,
             }
-            if self.gate.is_held(early.job) {
+            if self.dispatcher.waits_for_pool_start(early.job) {
                 break;
             }
         }

@@ -90,7 +90,7 @@ pub(super) fn answer_headers(engine: &HeaderMap, record: &RequestRecord) -> Head
     if let Some(model) = record.serving_model() {
         headers.insert(SERVING_MODEL, model);
     }
-    rate_limits::write_headers(&record.limits.standings, &mut headers);
+    rate_limits::write_headers(&record.limits.statuses, &mut headers);
     headers
 }
 
@@ -116,7 +116,7 @@ pub(super) fn error_response(error: ApiError, record: &mut RequestRecord) -> Res
     if let Some(timing) = record.server_timing() {
         response.headers_mut().insert(SERVER_TIMING, timing);
     }
-    rate_limits::write_headers(&record.limits.standings, response.headers_mut());
+    rate_limits::write_headers(&record.limits.statuses, response.headers_mut());
     response.map(|body: Bytes| AnswerBody::from(body))
 }
 

@@ -43,8 +43,8 @@ impl ShadowCopy {
         let Self { proxy, order, headers, request_id, half, skipped } = self;
         let settings = proxy.settings.load_full();
         let prefix = proxy.prefixes.of(order.spec.model, &order.peek, &order.body, order.spec.prompt_tokens);
-        let mut ticket = proxy.gate.admit(order.spec, prefix, &settings.policy);
-        let placement = match ticket.placed().await {
+        let mut ticket = proxy.dispatcher.admit(order.spec, prefix, &settings.policy);
+        let placement = match ticket.dispatched().await {
             Ok(placement) => placement,
             Err(rejection) => {
                 let reason = rejection.reason.name();
@@ -56,7 +56,7 @@ impl ShadowCopy {
         record.bills.push(ticket.bills());
         let dropped = tokio::select! {
             biased;
-            () = proxy.gate.shutdown().began() => Some(RejectReason::Draining.name()),
+            () = proxy.dispatcher.shutdown().draining() => Some(RejectReason::Draining.name()),
             dropped = answer(&proxy, &order, &headers, (&mut ticket, placement), &mut record) => dropped,
         };
         if let Some(reason) = dropped {
@@ -73,7 +73,7 @@ fn record(
     request_id: HeaderValue,
     half: ShadowHalf,
 ) -> RequestRecord {
-    let mut record = RequestRecord::new(&proxy.telemetry, proxy.gate.clock(), request_id, order.api);
+    let mut record = RequestRecord::new(&proxy.telemetry, proxy.dispatcher.clock(), request_id, order.api);
     record.journal.clone_from(&proxy.journal);
     record.identity =
         Some(Identity { tenant: order.spec.tenant, key_id: None, grant: Grant::whole(order.spec.tenant) });
@@ -96,11 +96,11 @@ async fn answer(
     let settings = proxy.settings.load_full();
     let place = place(&settings, placement);
     record.sent(place);
-    let (upstreams, paces, answers) = (&proxy.upstreams, &*proxy.paces, &proxy.answers);
+    let (upstreams, paces, answers) = (&proxy.upstreams, &*proxy.itl_samplers, &proxy.answers);
     let tries = AttemptContext { upstreams, paces, answers, order, headers, so_far: None };
     let attempt = tokio::select! {
         biased;
-        why = ticket.recalled() => return Some(why.name()),
+        why = ticket.preempted() => return Some(why.name()),
         attempt = tries.at(&settings, place, MOST_SENDS, record) => attempt,
     };
     match attempt {
@@ -121,7 +121,7 @@ async fn answer(
             failed(fault, usage, record);
         }
         // It came too late: its place had been taken.
-        _ => return Some(ticket.recalled().await.name()),
+        _ => return Some(ticket.preempted().await.name()),
     }
     None
 }
@@ -147,7 +147,7 @@ async fn rest(
         record.usage = Some(usage);
         let step = tokio::select! {
             biased;
-            why = ticket.recalled() => return Some(why.name()),
+            why = ticket.preempted() => return Some(why.name()),
             step = timeout(patience, poll_fn(|cx| stream.poll_step(cx))) => step,
         };
         let silent = StreamStep::Failed(EngineError::Fault(EngineFault::Silent), usage);

@@ -113,10 +113,10 @@ impl Proxy {
             return;
         }
         let limit = settings.edge.requests.max_total_body_bytes;
-        let flight = self.copies.take(model, rule.max_in_flight).ok_or("in_flight");
+        let flight = self.shadow_copies.take(model, rule.max_in_flight).ok_or("in_flight");
         let all = flight.and_then(|flight| Ok((flight, held.once_more(limit).ok_or("memory")?)));
         let (flight, held) = match all {
-            _ if self.gate.shutdown().is_draining() => return,
+            _ if self.dispatcher.shutdown().is_draining() => return,
             Ok(all) => all,
             Err(reason) => return ShadowSkipped { model, to: rule.to, reason }.emit(&self.telemetry),
         };
@@ -145,9 +145,9 @@ impl Proxy {
         shadows: &ShadowSettings,
         rule: &ShadowRule,
     ) -> InferenceRequest {
-        let now = self.gate.clock().now();
+        let now = self.dispatcher.clock().now();
         let spec = JobSpec {
-            id: self.gate.next_job_id(),
+            id: self.dispatcher.next_job_id(),
             tenant: shadows.tenant,
             class: shadows.class,
             model: rule.to,
@@ -155,8 +155,8 @@ impl Proxy {
             arrived: now,
             deadline: now + PATIENCE,
             patience: now + PATIENCE,
-            falls_back: false,
-            goes_on: false,
+            has_fallback: false,
+            resumable: false,
             key: None,
             fingerprint: None,
             session: None,

@@ -121,8 +121,15 @@ impl PeerExchange {
             PeerRole::Follows(told) => Some(told),
             PeerRole::Waits | PeerRole::Blind => None,
         };
-        let report =
-            PeerReport { from: self.me, sequence: 0, draining, leaving: false, blind, outlook, decision };
+        let report = PeerReport {
+            from: self.me,
+            sequence: 0,
+            draining,
+            leaving: false,
+            blind,
+            demand: outlook,
+            decision,
+        };
         self.say(report, now);
         PeersSeen { live: count.live, replayed: count.replayed, silent: count.silent }.emit(&self.telemetry);
         self.note_decider(decider);

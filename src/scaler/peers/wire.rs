@@ -74,8 +74,8 @@ pub(super) fn encode(report: &peers::PeerReport) -> Report {
         draining: report.draining,
         leaving: report.leaving,
         blind: report.blind,
-        pools: report.outlook.pools.iter().map(pool).collect(),
-        lines: report.outlook.lines.iter().map(line).collect(),
+        pools: report.demand.pools.iter().map(pool).collect(),
+        lines: report.demand.pool_sets.iter().map(line).collect(),
         decision: report.decision.as_ref().map(|told| proto::Decision {
             by: Some(name(told.by)),
             age_ms: millis(told.age),
@@ -131,9 +131,9 @@ pub(super) fn decode(sent: Report) -> Option<peers::PeerReport> {
         draining: sent.draining,
         leaving: sent.leaving,
         blind: sent.blind,
-        outlook: DemandReport {
+        demand: DemandReport {
             pools: sent.pools.into_iter().map(pool).collect(),
-            lines: sent.lines.into_iter().map(line).collect(),
+            pool_sets: sent.lines.into_iter().map(line).collect(),
         },
         decision: sent.decision.and_then(decision),
     })
@@ -170,7 +170,7 @@ mod tests {
             draining: true,
             leaving: false,
             blind: true,
-            outlook: DemandReport { pools: [("a".into(), part)].into(), lines: [(key, line)].into() },
+            demand: DemandReport { pools: [("a".into(), part)].into(), pool_sets: [(key, line)].into() },
             decision: Some(peers::ScaleDecision {
                 by: peers::GatewayId { epoch: 0, id: 2 },
                 age: Duration::from_millis(400),
@@ -193,9 +193,9 @@ mod tests {
         (sent.pools[0].cost, sent.pools[0].used) = (Some(-1.0), vec![f64::NEG_INFINITY]);
         sent.pools[0].start_ms = Some(u64::MAX);
         let read = decode(sent).unwrap();
-        let line = read.outlook.lines.values().next().unwrap();
+        let line = read.demand.pool_sets.values().next().unwrap();
         assert_eq!((line.slow, line.rise, line.fast, line.backlog), (0.0, 0.0, 0.0, MOST));
-        let pool = read.outlook.pools["a"];
+        let pool = read.demand.pools["a"];
         assert_eq!((pool.cost, pool.used, pool.start), (None, [0.0; WAYS], Some(time(LONGEST))));
     }
 }

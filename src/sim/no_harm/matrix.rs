@@ -81,9 +81,9 @@ pub struct CellClass {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ObjectiveFit {
     /// The engines meet the objective under the cell's whole load.
-    Loaded,
+    FullLoad,
     /// The engines meet the objective only under less load than the cell's.
-    Partly,
+    LightLoad,
     /// The engines miss the objective even with one request, so the objective
     /// must not affect dispatch.
     Never,
@@ -241,10 +241,10 @@ impl MatrixCell {
         let loaded =
             self.fleet.profiles().map(|one| mean_itl_ms(&one, &requests, sequences)).fold(0.0, f64::max);
         match self.class.itl_ms {
-            _ if requests.output == 1 => ObjectiveFit::Loaded,
-            objective if loaded <= objective * MARGIN => ObjectiveFit::Loaded,
+            _ if requests.output == 1 => ObjectiveFit::FullLoad,
+            objective if loaded <= objective * MARGIN => ObjectiveFit::FullLoad,
             objective if best(1.0) > objective => ObjectiveFit::Never,
-            _ => ObjectiveFit::Partly,
+            _ => ObjectiveFit::LightLoad,
         }
     }
 
@@ -253,7 +253,7 @@ impl MatrixCell {
     #[must_use]
     pub fn min_ratio(&self) -> f64 {
         match (self.class.name, self.objective_fit()) {
-            ("interactive", ObjectiveFit::Partly) => 0.80,
+            ("interactive", ObjectiveFit::LightLoad) => 0.80,
             ("interactive", ObjectiveFit::Never) => 0.95,
             _ => 0.97,
         }
@@ -305,12 +305,12 @@ mod tests {
             class: CellClass::named(class).expect("a class"),
         };
         let table = [
-            ("a100-8b", RequestKind::Stream, "interactive", ObjectiveFit::Loaded, 0.97),
+            ("a100-8b", RequestKind::Stream, "interactive", ObjectiveFit::FullLoad, 0.97),
             ("l4", RequestKind::Stream, "interactive", ObjectiveFit::Never, 0.95),
-            ("l4", RequestKind::Plain, "standard", ObjectiveFit::Loaded, 0.97),
-            ("70b", RequestKind::Half, "interactive", ObjectiveFit::Partly, 0.80),
-            ("70b", RequestKind::Half, "batch", ObjectiveFit::Loaded, 0.97),
-            ("l4", RequestKind::OneToken, "interactive", ObjectiveFit::Loaded, 0.97),
+            ("l4", RequestKind::Plain, "standard", ObjectiveFit::FullLoad, 0.97),
+            ("70b", RequestKind::Half, "interactive", ObjectiveFit::LightLoad, 0.80),
+            ("70b", RequestKind::Half, "batch", ObjectiveFit::FullLoad, 0.97),
+            ("l4", RequestKind::OneToken, "interactive", ObjectiveFit::FullLoad, 0.97),
         ];
         for (fleet, kind, class, keeps, mark) in table {
             let cell = cell(fleet, kind, class);

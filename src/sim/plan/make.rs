@@ -324,7 +324,7 @@ fn service(setting: &Setting, chosen: &ChosenFleet, stretch: &TraceStretch) -> S
     let alone = quantile(&mut alone, 0.5);
     ServiceTime {
         slowness: (chosen.run.ttft_p50_ms / alone.max(1e-6)).clamp(1.0, 100.0),
-        gap: chosen.run.itl_p50_ms / 1e3,
+        itl_s: chosen.run.itl_p50_ms / 1e3,
     }
 }
 

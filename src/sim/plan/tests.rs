@@ -39,7 +39,7 @@ fn class(rank: u32, ttft: u64, max_wait: u64) -> Class {
         itl_objective: Duration::from_millis(80),
         demote_to: None,
         placement: Default::default(),
-        spare: false,
+        scavenger: false,
     }
 }
 

@@ -90,7 +90,7 @@ impl<'a> Maker<'a> {
             ttft_objective: row.ttft.0,
             itl_objective: row.itl.0,
             cold_start_tolerance: None,
-            spare: false,
+            scavenger: false,
             demote_to: row.demote_to.as_deref().and_then(|other| {
                 let place = self.classes.iter().position(|(name, _)| name == other)?;
                 Some(ClassId::new(place as u32))

@@ -31,7 +31,7 @@ enum TransportFault {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LateFault {
     after: u32,
-    wrong: TransportFault,
+    fault: TransportFault,
 }
 
 impl LateFault {
@@ -62,7 +62,7 @@ impl LateFault {
             }
             _ => return None,
         };
-        Some(Self { after, wrong })
+        Some(Self { after, fault: wrong })
     }
 }
 
@@ -89,7 +89,7 @@ impl ClientJob {
         };
         clip(&mut progress, late.after);
         self.ticket.feed.refresh();
-        match late.wrong {
+        match late.fault {
             TransportFault::End(end) => {
                 progress.end = Some(end);
                 Poll::Ready((progress, None))

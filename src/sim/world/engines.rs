@@ -152,7 +152,7 @@ impl World<'_> {
     }
 
     pub(super) fn report_itl(&mut self) {
-        self.schedule(self.now + ITL_PERIOD, WorldEvent::PaceDue);
+        self.schedule(self.now + ITL_PERIOD, WorldEvent::ItlDue);
         let engines = self.setup.replicas.len();
         for index in 0..self.itl_samples.len() {
             let pace = std::mem::take(&mut self.itl_samples[index]);

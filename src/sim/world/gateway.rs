@@ -92,10 +92,10 @@ impl SimGateway {
             arrived: now,
             deadline: now + arrival.patience.map_or(max_wait, |patience| patience.min(max_wait)),
             patience: arrival.patience.map_or(Tick::NEVER, |patience| now + patience),
-            falls_back: false,
-            goes_on: false,
+            has_fallback: false,
+            resumable: false,
             context: u64::from(arrival.prompt) + u64::from(arrival.output),
-            fit: 0,
+            context_group: 0,
             fingerprint: None,
             session: None,
         }
@@ -125,14 +125,16 @@ impl SimGateway {
                 }
             }
             Input::ClientLeft { job } => {
-                Event::Left { job: JobId::new(job as u64), usage: JobUsage::Unknown }
+                Event::ClientLeft { job: JobId::new(job as u64), usage: JobUsage::Unknown }
             }
             Input::Failed { job, refused, .. } => {
                 let fault = if refused { EngineFault::Refused } else { EngineFault::Reset };
                 let outcome = AttemptOutcome::Failed { fault, usage: JobUsage::Unknown };
                 Event::Finished { job: JobId::new(job as u64), outcome }
             }
-            Input::ItlSampled { replica, pace } => Event::Paced { replica: ReplicaId::from(replica), pace },
+            Input::ItlSampled { replica, pace } => {
+                Event::ItlSampled { replica: ReplicaId::from(replica), pace }
+            }
             Input::Reported { replica, report } => {
                 Event::ReplicaReported { replica: ReplicaId::from(replica), report }
             }
@@ -165,7 +167,7 @@ impl Router for SimGateway {
                 Action::Job(JobAction::Reject { job, why }) => {
                     Some(RouterCommand::Refuse { job: job.index(), retry_after: why.retry_after })
                 }
-                Action::Job(JobAction::Recall { job, .. }) => {
+                Action::Job(JobAction::Preempt { job, .. }) => {
                     Some(RouterCommand::Preempt { job: job.index() })
                 }
                 Action::Replica(ReplicaAction::Probe { replica }) => {
@@ -173,7 +175,7 @@ impl Router for SimGateway {
                 }
                 // The simulated gateway does not continue broken streams.
                 Action::Job(
-                    JobAction::Requeue { .. } | JobAction::Settled { .. } | JobAction::HandOver { .. },
+                    JobAction::Requeue { .. } | JobAction::Billed { .. } | JobAction::Migrate { .. },
                 )
                 | Action::Replica(_) => None,
             });
@@ -185,7 +187,7 @@ impl Router for SimGateway {
     }
 
     fn replica_demand(&mut self, now: Tick) -> Vec<ReplicaDemand> {
-        self.scheduler.needs(now)
+        self.scheduler.replica_demand(now)
     }
 
     fn broken_invariants(&self) -> u64 {

@@ -29,7 +29,7 @@ fn rules(replicas: usize) -> Policy {
         itl_objective: Duration::from_millis(50),
         cold_start_tolerance: None,
         demote_to: (rank == 0).then(|| ClassId::new(1)),
-        spare: false,
+        scavenger: false,
         placement: Default::default(),
     };
     let tenant = |weight| Tenant {

@@ -78,7 +78,7 @@ pub(super) enum WorldEvent {
     FaultBegins(ReplicaIndex),
     FaultEnds(ReplicaIndex),
     Scrape(ReplicaIndex),
-    PaceDue,
+    ItlDue,
     Beat(ScaleTimer),
     Wake(usize),
 }
@@ -201,7 +201,7 @@ impl<'a> World<'a> {
         for (job, arrival) in setup.arrivals.iter().take(setup.clients.unwrap_or(1)).enumerate() {
             world.schedule(arrival.at, WorldEvent::Arrival(job));
         }
-        world.schedule(Tick::ZERO + ITL_PERIOD, WorldEvent::PaceDue);
+        world.schedule(Tick::ZERO + ITL_PERIOD, WorldEvent::ItlDue);
         for replica in 0..engines {
             if let Some(fault) = world.replicas[replica].fault() {
                 world.schedule(fault.at, WorldEvent::FaultBegins(replica));
@@ -242,7 +242,7 @@ impl<'a> World<'a> {
                 self.start(replica);
             }
             WorldEvent::Scrape(replica) => self.scrape(replica),
-            WorldEvent::PaceDue => self.report_itl(),
+            WorldEvent::ItlDue => self.report_itl(),
             WorldEvent::Beat(beat) => self.beat(beat),
             WorldEvent::Wake(gateway) => {
                 if self.wakes[gateway].is_some_and(|at| at <= self.now) {

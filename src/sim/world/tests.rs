@@ -42,7 +42,7 @@ fn rules(setup: &Setup) -> Policy {
         itl_objective: Duration::from_millis(50),
         cold_start_tolerance: None,
         demote_to: None,
-        spare: false,
+        scavenger: false,
         placement: Default::default(),
     };
     let tenant = Tenant {
@@ -123,7 +123,7 @@ fn of_a_plain_answer_the_scheduler_hears_only_the_end() {
             let expected = if arrival.streams { &whole[..] } else { &[whole[0], whole[2]] };
             assert_eq!(told(&log, job as u64), expected);
         }
-        let paced = log.lock().iter().any(|(_, event, _)| matches!(event, Event::Paced { .. }));
+        let paced = log.lock().iter().any(|(_, event, _)| matches!(event, Event::ItlSampled { .. }));
         assert_eq!(paced, every == 2, "only streams have a pace");
     }
 }
@@ -196,7 +196,7 @@ fn choices_are_one_request_and_have_no_pace() {
     let (record, log) = alone(|setup| setup.arrivals[0].n = 3);
     assert_eq!(told(&log, 0), ["arrived", "first token", "finished"]);
     let events = log.lock();
-    assert!(!events.iter().any(|(_, event, _)| matches!(event, Event::Paced { .. })));
+    assert!(!events.iter().any(|(_, event, _)| matches!(event, Event::ItlSampled { .. })));
     let used = events.iter().find_map(|(_, event, _)| match event {
         Event::Finished { outcome: Ended::Done(JobUsage::Exact(tokens)), .. } => Some(tokens.output),
         _ => None,
@@ -213,7 +213,7 @@ fn a_silent_stream_says_all_at_once_when_it_goes_on() {
     assert!(lasted(&paused) > lasts && lasted(&paused) < lasts + lasted(&whole));
     let events = log.lock();
     let gaps = events.iter().map(|(_, event, _)| match event {
-        Event::Paced { pace, .. } => pace.gaps,
+        Event::ItlSampled { pace, .. } => pace.gaps,
         _ => 0,
     });
     assert_eq!(gaps.sum::<u64>(), 4, "of the burst at its end nobody is told any more");

@@ -15,7 +15,15 @@ impl ObjectiveUnattainable {
     /// Writes and counts the event.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
-        let UnattainableObjective { class, model, aim, promised, pool, shown, samples } = self.0;
+        let UnattainableObjective {
+            class,
+            model,
+            objective: aim,
+            target: promised,
+            pool,
+            best: shown,
+            samples,
+        } = self.0;
         let (class, model) = (policy.classes.name(class), policy.models.name(model));
         telemetry.log(|| {
             warn!(

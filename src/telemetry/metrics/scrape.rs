@@ -138,7 +138,7 @@ fn replica_labels(policy: &Policy, id: ReplicaId) -> Option<[(&'static str, &str
 fn write_overrides(out: &mut Exposition<'_>, snapshot: &Snapshot) {
     out.family(&catalogue::OVERRIDES, "gauge");
     for kind in OverrideChange::NAMES {
-        let count = snapshot.overrides.iter().filter(|view| view.measure.name() == kind).count();
+        let count = snapshot.overrides.iter().filter(|view| view.change.name() == kind).count();
         out.sample(&catalogue::OVERRIDES, &[("kind", kind)], count);
     }
 }
@@ -210,7 +210,7 @@ fn write_seats(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaSna
     for view in replicas {
         let Some([(_, pool), _]) = replica_labels(policy, view.replica) else { continue };
         let uses = pools.entry(pool).or_insert_with(|| BTreeMap::from([("running", 0), ("free", 0)]));
-        let seats = view.seats;
+        let seats = view.slots;
         let named = [("running", seats.running), ("free", seats.free)];
         let held = [seats.above_limit, seats.kept].into_iter().flatten();
         let held = held.map(|(why, seats)| (why.name(), seats));
@@ -371,7 +371,8 @@ mod tests {
 
     #[test]
     fn overrides_are_counted_by_kind() {
-        let view = |measure| ActiveOverride { measure, reason: "".into(), age: Duration::ZERO, left: None };
+        let view =
+            |measure| ActiveOverride { change: measure, reason: "".into(), age: Duration::ZERO, left: None };
         let (pool, replica, tenant) = (0.into(), ReplicaId::new(0), TenantId::new(0));
         let measures = [
             OverrideChange::ClosePool(pool, Closed::Cordoned),
@@ -432,10 +433,10 @@ mod tests {
             expected: Duration::from_millis(80),
             report_age: None,
             bottleneck: None,
-            guest_bottleneck: None,
-            seats: SlotCounts {
+            background_bottleneck: None,
+            slots: SlotCounts {
                 running: 3,
-                above_limit: Some((Bottleneck::Pace, 2)),
+                above_limit: Some((Bottleneck::Itl, 2)),
                 out: 5,
                 ..SlotCounts::default()
             },

@@ -117,16 +117,16 @@ async fn client(
             arrived: Tick::NEVER,
             deadline: gate.clock().now() + 10 * MINUTE,
             patience: Tick::NEVER,
-            falls_back: false,
-            goes_on: false,
+            has_fallback: false,
+            resumable: false,
             context: 0,
-            fit: 0,
+            context_group: 0,
             fingerprint: None,
             session: None,
         };
         let let_in = Instant::now();
         let mut ticket = gate.admit(spec, PromptPrefix::default(), policy);
-        match ticket.placed().await {
+        match ticket.dispatched().await {
             Ok(_) => {
                 assert!(ticket.first_token());
                 let output = (asks.least + mixed(id.index() as u64) % asks.more.max(1)).min(asks.most);

@@ -36,7 +36,7 @@ impl Rig {
 
     /// What is left of the tenant's first limit.
     pub(crate) fn left(&self) -> u64 {
-        self.gateway.proxy().gate.limits()[0].left
+        self.gateway.proxy().dispatcher.limits()[0].left
     }
 }
 

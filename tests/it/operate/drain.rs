@@ -59,7 +59,7 @@ impl Leaving {
 
     async fn until_jobs(&self, running: u32, jobs: u64) {
         until("the jobs are where they should be", || {
-            let snapshot = self.proxy.gate.snapshot();
+            let snapshot = self.proxy.dispatcher.snapshot();
             (snapshot.replicas[0].running, snapshot.jobs) == (running, jobs)
         })
         .await;
@@ -71,7 +71,7 @@ impl Drain {
         let Rig { gateway, engines, telemetry, .. } = rig;
         let begun = Instant::now();
         let draining = tokio::spawn(gateway.drain());
-        until("the drain has begun", || proxy.gate.shutdown().is_draining()).await;
+        until("the drain has begun", || proxy.dispatcher.shutdown().is_draining()).await;
         Self { draining, engines, telemetry, begun }
     }
 

@@ -135,7 +135,7 @@ async fn who_leaves_behind_the_head_leaves_nothing() {
 async fn a_drain_ends_what_is_held_with_an_event() {
     let (rig, _) = rig(EARLY, 0).await;
     let (mut raw, _) = held(&rig, CHAT, &chat(3, true)).await;
-    rig.gateway.proxy().gate.shutdown().end();
+    rig.gateway.proxy().dispatcher.shutdown().end();
     let rest = raw.read_to_end().await;
     assert!(rest.contains("\"error\"") && !rest.contains("[DONE]"), "{rest}");
     rig.emptied_within(PATIENCE).await;

@@ -74,10 +74,10 @@ fn kinds<'a>(mut events: impl Iterator<Item = &'a Event> + Clone) -> Vec<String>
         Event::FirstToken { .. } => Some("first token".to_owned()),
         Event::Finished { outcome: AttemptOutcome::Done(_), .. } => Some("done".to_owned()),
         Event::Finished { .. } => Some("failed".to_owned()),
-        Event::Left { .. } => Some("left".to_owned()),
+        Event::ClientLeft { .. } => Some("left".to_owned()),
         _ => None,
     });
-    let paced = events.any(|event| matches!(event, Event::Paced { .. }));
+    let paced = events.any(|event| matches!(event, Event::ItlSampled { .. }));
     of_job.chain(paced.then(|| "paced".to_owned())).collect()
 }
 
@@ -92,7 +92,7 @@ impl Case {
         let options = RigOptions { engines: vec![engine(), engine()], more, ..RigOptions::default() };
         let rig = Rig::start(options).await;
         let told = EventLog::default();
-        rig.gateway.proxy().gate.write_down(&told);
+        rig.gateway.proxy().dispatcher.log_events(&told);
         if self.fate == Fate::Broken {
             let fault = match self.stream {
                 true => Breaks::Cut { after_tokens: SEEN },

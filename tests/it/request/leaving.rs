@@ -350,7 +350,7 @@ async fn two_thousand_clients_leave_and_nothing_stays() {
     }
     // The gateway's own count of jobs says the same as the log.
     let jobs = lines.iter().filter(|line| line["class"].is_string()).count();
-    assert_eq!(rig.gateway.proxy().gate.next_job_id().index() - 1, jobs);
+    assert_eq!(rig.gateway.proxy().dispatcher.next_job_id().index() - 1, jobs);
     assert_eq!(rig.metric("penstock_requests_total").await as usize, lines.len());
     // Each moment in which the engine had work is on some request's bill.
     let busy: f64 = rig.snapshot().pools.iter().map(|pool| pool.times.busy.as_secs_f64()).sum();

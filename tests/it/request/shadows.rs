@@ -160,10 +160,10 @@ async fn a_flood_of_copies_is_bounded_and_a_drain_ends_them_at_once() {
     for number in 0..20 {
         let answer = ask(&rig, &format!("r{number}"), &chat(2, true)).await;
         assert!(answer.is_done(), "{answer:?}");
-        assert!(rig.gateway.proxy().copies.count() <= 2 && rig.engine(1).state().inside <= 2);
+        assert!(rig.gateway.proxy().shadow_copies.count() <= 2 && rig.engine(1).state().inside <= 2);
         assert_eq!(rig.waiting(), 0);
     }
-    assert_eq!(rig.gateway.proxy().copies.count(), 2);
+    assert_eq!(rig.gateway.proxy().shadow_copies.count(), 2);
     assert_eq!(rig.metric("penstock_shadow_skipped_total").await, 18.0);
     assert!(rig.snapshot().queues.is_empty());
     let proxy = std::sync::Arc::clone(rig.gateway.proxy());
@@ -171,7 +171,10 @@ async fn a_flood_of_copies_is_bounded_and_a_drain_ends_them_at_once() {
     let begun = Instant::now();
     soon("the drain", gateway.drain()).await;
     assert!(begun.elapsed() < Duration::from_secs(10), "nobody waits for a copy");
-    assert_eq!((proxy.copies.count(), proxy.gate.snapshot().jobs, proxy.bodies.held()), (0, 0, 0));
+    assert_eq!(
+        (proxy.shadow_copies.count(), proxy.dispatcher.snapshot().jobs, proxy.bodies.held()),
+        (0, 0, 0)
+    );
     drop(engines);
 }
 
@@ -191,11 +194,13 @@ async fn a_copy_gives_way_to_whoever_needs_its_place() {
     assert!(ask(&rig, "first", &chat(50, false)).await.status == 200);
     // Its copy would take long.
     rig.engine(0).add(FaultKind::Slow { factor: 2_000.0 }).unwrap();
-    until("the copy runs", || rig.gateway.proxy().copies.count() == 1 && rig.engine(0).state().inside == 1)
-        .await;
+    until("the copy runs", || {
+        rig.gateway.proxy().shadow_copies.count() == 1 && rig.engine(0).state().inside == 1
+    })
+    .await;
     let key = rig.key(TENANT).to_owned();
     let second = tokio::spawn(Call::post(CHAT, &chat(1, true)).key(&key).send(rig.address()));
-    until("the copy is gone", || rig.gateway.proxy().copies.count() == 0).await;
+    until("the copy is gone", || rig.gateway.proxy().shadow_copies.count() == 0).await;
     rig.engine(0).clear();
     assert!(soon("the second", second).await.unwrap().is_done());
     let line = rig.line_of("first-shadow").await;

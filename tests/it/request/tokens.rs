@@ -130,7 +130,7 @@ async fn the_boundary_is_exact() {
 #[tokio::test]
 async fn a_prompt_far_below_the_window_is_not_tokenized() {
     let rig = rig(&[("large", 131_072, ""), ("small", 1000, "")]).await;
-    let desk = &rig.gateway.proxy().meter.desk;
+    let desk = &rig.gateway.proxy().token_counters.desk;
     for _ in 0..10 {
         let answer = post(&rig, &body("large", Some(5))).await;
         assert_eq!(answer.status, 200);

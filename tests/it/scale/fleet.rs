@@ -221,7 +221,7 @@ impl Reports {
     async fn rested(&mut self) -> (ReplicaId, SleepResult) {
         soon(async {
             loop {
-                if let Event::Rested { replica, rested } = self.event().await {
+                if let Event::SleepAnswered { replica, rested } = self.event().await {
                     return (replica, rested);
                 }
             }
@@ -378,7 +378,7 @@ fn start(
     let (actions, _) = channel(1);
     let dispatcher = Dispatcher::new(policy, GatewayClock::start(), actions);
     let events = EventLog::default();
-    dispatcher.write_down(&events);
+    dispatcher.log_events(&events);
     let reports = Reports {
         events,
         next_event: 0,

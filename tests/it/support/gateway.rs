@@ -185,7 +185,7 @@ impl Rig {
 
     /// The scheduler's picture of this moment.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        self.gateway.proxy().gate.snapshot()
+        self.gateway.proxy().dispatcher.snapshot()
     }
 
     /// Whether nothing waits or runs, in the scheduler, in its ledgers, among

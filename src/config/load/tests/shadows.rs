@@ -25,8 +25,8 @@ fn copies_have_a_tenant_and_a_class_of_their_own_after_all_others() {
     assert_eq!((shadows.rules.len(), shadows.rules[&v1]), (1, rule));
     let class = policy.classes.get(shadows.class).unwrap();
     let others = || policy.classes.iter().filter(|(id, ..)| *id != shadows.class);
-    assert!(class.spare && others().count() == 3);
-    assert!(others().all(|(_, _, other)| other.rank < class.rank && !other.spare));
+    assert!(class.scavenger && others().count() == 3);
+    assert!(others().all(|(_, _, other)| other.rank < class.rank && !other.scavenger));
     let tenant = |name: &str| policy.tenants.get(policy.tenants.id(name).unwrap()).unwrap();
     assert!(!tenant("a").classes.contains(&shadows.class), "no client may use it");
     assert_eq!(tenant("shadow").classes, [shadows.class].into());

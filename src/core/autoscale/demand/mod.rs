@@ -35,7 +35,7 @@ pub type FlowKey = (usize, usize, usize);
 #[derive(Debug, Clone, Default)]
 struct GroupDemand {
     classes: Vec<ClassId>,
-    lines: Vec<PoolSet>,
+    pool_sets: Vec<PoolSet>,
     /// By line, then by class.
     flows: Vec<DemandFlow>,
     /// Seconds that jobs of each class stay at a replica.
@@ -56,7 +56,7 @@ pub struct Demand {
     /// How replicas of each pool stay.
     stays: Vec<ResidencySampler>,
     /// What all of it looks like, for reports.
-    pub book: DemandProfiles,
+    pub profiles: DemandProfiles,
     since: Option<Tick>,
 }
 
@@ -66,10 +66,10 @@ impl Demand {
     pub fn apply(&mut self, shapes: &[GroupShape], classes: &[Vec<ClassId>], pools: usize) {
         let before = std::mem::take(&mut self.parts);
         let part = |(shape, classes): (&GroupShape, &Vec<ClassId>)| {
-            let old = before.iter().find(|old| old.lines.iter().any(|line| shares(line, &shape.pools)));
+            let old = before.iter().find(|old| old.pool_sets.iter().any(|line| shares(line, &shape.pools)));
             let flow = |line: &PoolSet, class: ClassId| {
                 let old = old?;
-                let line = old.lines.iter().position(|other| other == line)?;
+                let line = old.pool_sets.iter().position(|other| other == line)?;
                 let class = old.classes.iter().position(|other| *other == class)?;
                 Some(old.flows[old.index(class, line)].clone())
             };
@@ -78,11 +78,11 @@ impl Demand {
                 let at = old.classes.iter().position(|other| other == class)?;
                 Some(old.stays[at])
             };
-            let lines = shape.lines.iter();
+            let lines = shape.pool_sets.iter();
             let cells = lines.flat_map(|line| classes.iter().map(move |class| flow(line, *class)));
             GroupDemand {
                 classes: classes.clone(),
-                lines: shape.lines.clone(),
+                pool_sets: shape.pool_sets.clone(),
                 flows: cells.map(Option::unwrap_or_default).collect(),
                 stays: classes.iter().map(stay).map(Option::unwrap_or_default).collect(),
             }
@@ -147,7 +147,7 @@ impl Demand {
     /// Brings all rows up to `now`; how long demand has been watched.
     pub fn advance(&mut self, now: Tick) -> Duration {
         self.parts.iter_mut().flat_map(|part| &mut part.flows).for_each(|flow| flow.advance(now));
-        self.book.look(now);
+        self.profiles.look(now);
         now.since(*self.since.get_or_insert(now))
     }
 

@@ -105,7 +105,7 @@ impl Demand {
             ..PoolDemandState::default()
         };
         let row = |(kind, name, of): (ProfileKind, &str, ProfileSubject)| {
-            let seen = self.book.row(of)?.seen.clone();
+            let seen = self.profiles.row(of)?.seen.clone();
             (seen != SavedProfile::default()).then(|| SavedDemandRow { kind, name: name.to_owned(), seen })
         };
         DemandState {
@@ -130,7 +130,7 @@ impl Demand {
         }
         for (kind, name, of) in rows(policy) {
             let kept = state.rows.iter().find(|row| row.kind == kind && row.name == name);
-            if let (Some(kept), Some(own)) = (kept, self.book.row_mut(of)) {
+            if let (Some(kept), Some(own)) = (kept, self.profiles.row_mut(of)) {
                 own.seen = kept.seen.clone();
             }
         }

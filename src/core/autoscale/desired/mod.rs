@@ -100,7 +100,7 @@ impl DesiredReplicas {
     }
 
     /// Jobs wait for long: whatever the number is, it is not too large.
-    pub const fn strain(&mut self, now: Tick) {
+    pub const fn unmet_work(&mut self, now: Tick) {
         self.strained = Some(now);
     }
 
@@ -120,7 +120,7 @@ impl DesiredReplicas {
     /// Whether replicas that the pool should have do not come: some are missing
     /// for longer than two starts, or were taken away where they may be.
     pub fn is_short(&mut self, ready: u32, start: Duration, may_be_taken: bool, now: Tick) -> bool {
-        self.short = self.lacks(ready, start, may_be_taken, now);
+        self.short = self.has_shortage(ready, start, may_be_taken, now);
         self.short
     }
 
@@ -132,7 +132,7 @@ impl DesiredReplicas {
         if may_come { f64::from(self.number.max(self.ready)) / f64::from(self.ready) } else { 1.0 }
     }
 
-    fn lacks(&mut self, ready: u32, start: Duration, may_be_taken: bool, now: Tick) -> bool {
+    fn has_shortage(&mut self, ready: u32, start: Duration, may_be_taken: bool, now: Tick) -> bool {
         let before = std::mem::replace(&mut self.ready, ready);
         if ready < before && before <= self.number && may_be_taken {
             self.lost = Some(now);
@@ -219,7 +219,7 @@ mod tests {
     fn it_does_not_fall_while_jobs_wait_for_long() {
         let mut memory = DesiredReplicas::default();
         number(&mut memory, 4.0, 0);
-        memory.strain(at(200));
+        memory.unmet_work(at(200));
         assert_eq!((number(&mut memory, 1.0, 1), number(&mut memory, 1.0, 500)), (4, 4));
         assert_eq!(number(&mut memory, 1.0, 501), 3);
     }

@@ -60,7 +60,7 @@ pub struct PeerReport {
     /// It hears too few others to decide.
     pub blind: bool,
     /// What it sees.
-    pub outlook: DemandReport,
+    pub demand: DemandReport,
     /// What it decided, or repeats.
     pub decision: Option<ScaleDecision>,
 }
@@ -71,9 +71,9 @@ impl PeerReport {
     pub fn is_news_after(&self, before: &Self) -> bool {
         let told = |report: &Self| report.decision.as_ref().map(|told| (told.by, told.numbers.clone()));
         let state = |report: &Self| (report.from, report.draining, report.leaving, report.blind);
-        let busy: BTreeSet<&str> = before.outlook.busy().collect();
+        let busy: BTreeSet<&str> = before.demand.busy().collect();
         state(before) != state(self)
-            || self.outlook.busy().any(|pool| !busy.contains(pool))
+            || self.demand.busy().any(|pool| !busy.contains(pool))
             || told(before) != told(self)
     }
 }
@@ -148,7 +148,7 @@ pub struct PeerCount {
 #[derive(Debug, Clone)]
 pub struct PeerGroup {
     me: GatewayId,
-    seats: BTreeMap<String, PeerSlot>,
+    slots: BTreeMap<String, PeerSlot>,
     listed: bool,
     /// The sum of all at the last look.
     last: DemandReport,
@@ -164,7 +164,7 @@ impl PeerGroup {
     pub fn new(me: GatewayId) -> Self {
         Self {
             me,
-            seats: BTreeMap::new(),
+            slots: BTreeMap::new(),
             listed: false,
             last: DemandReport::default(),
             lost: BTreeSet::new(),
@@ -177,13 +177,13 @@ impl PeerGroup {
     /// once; later there is time to come up.
     pub fn list(&mut self, places: &BTreeSet<String>, now: Tick) {
         let first = !std::mem::replace(&mut self.listed, true);
-        for (place, seat) in &mut self.seats {
+        for (place, seat) in &mut self.slots {
             seat.listed = places.contains(place);
         }
-        self.seats.retain(|_, seat| seat.listed || seat.counts(now));
+        self.slots.retain(|_, seat| seat.listed || seat.counts(now));
         for place in places.iter().take(MOST) {
             let since = (!first).then_some(now);
-            let seat = self.seats.entry(place.clone()).or_insert_with(|| PeerSlot::new(since));
+            let seat = self.slots.entry(place.clone()).or_insert_with(|| PeerSlot::new(since));
             seat.listed = true;
         }
     }
@@ -191,12 +191,12 @@ impl PeerGroup {
     /// Whether somebody should be, or may still be, at the place.
     #[must_use]
     pub fn expects(&self, place: &str) -> bool {
-        self.seats.get(place).is_some_and(|seat| seat.listed)
+        self.slots.get(place).is_some_and(|seat| seat.listed)
     }
 
     /// Takes note of what was heard from a place.
     pub fn heard(&mut self, place: &str, report: PeerReport, now: Tick) -> ReportOutcome {
-        let Some(seat) = self.seats.get_mut(place) else { return ReportOutcome::Old };
+        let Some(seat) = self.slots.get_mut(place) else { return ReportOutcome::Old };
         if report.from == self.me {
             seat.be_own();
             return ReportOutcome::Myself;
@@ -207,8 +207,8 @@ impl PeerGroup {
     /// How it stands, where this gateway sees `own`; `draining` when it takes
     /// nothing new.
     pub fn look(&mut self, own: &DemandReport, draining: bool, now: Tick) -> PeerView {
-        self.seats.retain(|_, seat| seat.listed || seat.counts(now));
-        let words = self.words();
+        self.slots.retain(|_, seat| seat.listed || seat.counts(now));
+        let words = self.reports();
         let is_live = |word: &LastReport| word.age(now) < LIVE;
         let is_lost = |word: &LastReport| !is_live(word) && word.age(now) <= REPLAY;
         let count = self.count(&words, now);
@@ -221,7 +221,7 @@ impl PeerGroup {
         };
         let sum = |counts: &dyn Fn(&LastReport) -> bool| {
             let mut sum = DemandReport::default();
-            words.values().filter(|word| counts(word)).for_each(|word| sum.add(&word.report.outlook));
+            words.values().filter(|word| counts(word)).for_each(|word| sum.add(&word.report.demand));
             sum
         };
         let lost: BTreeSet<GatewayId> =
@@ -251,9 +251,9 @@ impl PeerGroup {
     }
 
     /// The last word of each that has not said goodbye, by whatever place it came.
-    fn words(&self) -> BTreeMap<GatewayId, LastReport> {
+    fn reports(&self) -> BTreeMap<GatewayId, LastReport> {
         let mut words: BTreeMap<GatewayId, LastReport> = BTreeMap::new();
-        for word in self.seats.values().filter_map(PeerSlot::word) {
+        for word in self.slots.values().filter_map(PeerSlot::report) {
             let last = words.entry(word.report.from).or_insert_with(|| word.clone());
             if word.report.sequence > last.report.sequence {
                 last.clone_from(word);
@@ -263,9 +263,9 @@ impl PeerGroup {
     }
 
     fn count(&self, words: &BTreeMap<GatewayId, LastReport>, now: Tick) -> PeerCount {
-        let listed = || self.seats.values().filter(|seat| seat.listed);
+        let listed = || self.slots.values().filter(|seat| seat.listed);
         let heard: BTreeSet<GatewayId> =
-            listed().filter_map(PeerSlot::word).map(|word| word.report.from).collect();
+            listed().filter_map(PeerSlot::report).map(|word| word.report.from).collect();
         let young =
             |name: &&GatewayId, limit: Duration| words.get(name).is_some_and(|word| word.age(now) <= limit);
         let never = listed().filter(|seat| seat.was_never_heard());
@@ -297,7 +297,7 @@ impl PeerGroup {
         let others = others.map(|word| word.report.from);
         let me = Some(self.me).filter(|_| !blind && may(draining));
         let eldest = others.chain(me).min();
-        let gone = |name: &GatewayId| self.seats.values().any(|seat| seat.has_left(*name));
+        let gone = |name: &GatewayId| self.slots.values().any(|seat| seat.has_left(*name));
         let fresh = live().filter_map(|word| word.decision(now));
         let fresh = fresh.filter(|decision| decision.by != self.me && decision.age < LIVE);
         let fresh = fresh.filter(|decision| !gone(&decision.by) && (!stays || !drains(&decision.by)));

@@ -67,7 +67,7 @@ impl PeerSlot {
     }
 
     /// The last word, of who has not said goodbye.
-    pub(super) fn word(&self) -> Option<&LastReport> {
+    pub(super) fn report(&self) -> Option<&LastReport> {
         self.last.as_ref().filter(|_| !self.left)
     }
 
@@ -78,7 +78,7 @@ impl PeerSlot {
 
     /// Whether what was said here may still count.
     pub(super) fn counts(&self, now: Tick) -> bool {
-        self.word().is_some_and(|word| word.age(now) <= REPLAY)
+        self.report().is_some_and(|word| word.age(now) <= REPLAY)
     }
 
     pub(super) const fn was_never_heard(&self) -> bool {

@@ -27,7 +27,7 @@ fn outlook(amount: u64) -> DemandReport {
     let part = PoolReport { in_flight: amount, queued_tokens: 10 * amount, ..PoolReport::default() };
     let key = PoolSetKey { class: "standard".into(), pools: vec!["main".into()] };
     let line = PoolSetReport { slow: amount as f64, waiting: amount, ..PoolSetReport::default() };
-    DemandReport { pools: [("main".to_owned(), part)].into(), lines: [(key, line)].into() }
+    DemandReport { pools: [("main".to_owned(), part)].into(), pool_sets: [(key, line)].into() }
 }
 
 fn jobs(outlook: &DemandReport) -> u64 {
@@ -41,7 +41,7 @@ fn decision(by: u64, desired: u32) -> ScaleDecision {
 
 /// A report of gateway `from` in which it sees `amount`.
 fn report(from: u64, sequence: u64, amount: u64) -> PeerReport {
-    PeerReport { from: name(from), sequence, outlook: outlook(amount), ..PeerReport::default() }
+    PeerReport { from: name(from), sequence, demand: outlook(amount), ..PeerReport::default() }
 }
 
 /// Gateway 5 of the gateways `others` and itself, all listed at the start.
@@ -316,7 +316,7 @@ impl World {
                 from: process.peers.me,
                 sequence: process.sequence,
                 blind,
-                outlook: outlook(process.sees),
+                demand: outlook(process.sees),
                 decision: told,
                 ..PeerReport::default()
             };
@@ -383,7 +383,7 @@ proptest! {
         let sum = DemandReport::bridged(&outlook(live), &outlook(lost), &outlook(before));
         prop_assert!(jobs(&sum) >= live && jobs(&sum) <= live + lost);
         prop_assert!(jobs(&sum) >= before.min(live + lost));
-        let line = sum.lines.values().next().unwrap();
+        let line = sum.pool_sets.values().next().unwrap();
         prop_assert_eq!((line.slow, line.waiting), (jobs(&sum) as f64, jobs(&sum)));
     }
 }

@@ -11,7 +11,7 @@ use crate::core::model::number_map::NumberMap;
 use crate::core::queue::LanePart;
 
 use super::PoolGroup;
-use super::heads::{HeadEntry, HeadKey, HeadPosition, board};
+use super::heads::{HeadEntry, HeadKey, HeadPosition, tree};
 
 /// A seat with its line.
 pub(super) type IndexedHead = (usize, HeadPosition);
@@ -43,14 +43,14 @@ impl PoolGroup {
         entry: Option<HeadEntry>,
     ) -> Option<HeadPosition> {
         let class = &mut self.classes[class];
-        let number = board(part, bound);
-        let heads = &mut class.lines[line].boards[number];
+        let number = tree(part, bound);
+        let heads = &mut class.pool_sets[line].trees[number];
         let old = before.and_then(|seat| heads.get(seat.slot));
         let tenant = entry.as_ref().or(old)?.value.lane.tenant;
         let after = heads.put(before.map(|seat| seat.slot), entry).map(|slot| HeadPosition { bound, slot });
         class.busy[number].set(line, !heads.is_empty());
         if part == LanePart::Fresh && before != after {
-            let chairs = class.chairs.entry(tenant).or_default();
+            let chairs = class.head_positions.entry(tenant).or_default();
             chairs.retain(|chair| Some(*chair) != before.map(|seat| (line, seat)));
             chairs.extend(after.map(|seat| (line, seat)));
         }
@@ -60,15 +60,15 @@ impl PoolGroup {
     /// A head as it stands on its board.
     #[must_use]
     pub fn get(&self, class: usize, line: usize, part: LanePart, seat: HeadPosition) -> Option<&HeadEntry> {
-        self.classes[class].lines[line].boards[board(part, seat.bound)].get(seat.slot)
+        self.classes[class].pool_sets[line].trees[tree(part, seat.bound)].get(seat.slot)
     }
 
     /// Moves a tenant's fresh heads of a class to where its counter puts them.
     pub fn follow_counter(&mut self, class: usize, tenant: TenantId) {
         let class = &mut self.classes[class];
         let counter = class.counters.get(tenant);
-        for (line, seat) in class.chairs.get(&tenant).into_iter().flatten() {
-            let heads = &mut class.lines[*line].boards[board(LanePart::Fresh, seat.bound)];
+        for (line, seat) in class.head_positions.get(&tenant).into_iter().flatten() {
+            let heads = &mut class.pool_sets[*line].trees[tree(LanePart::Fresh, seat.bound)];
             heads.rekey(seat.slot, |key| HeadKey::new(key.standing, counter, key.place));
         }
     }
@@ -76,6 +76,6 @@ impl PoolGroup {
     /// How many fresh heads follow the tenant's counter in a class.
     #[must_use]
     pub fn followers(&self, class: usize, tenant: TenantId) -> usize {
-        self.classes[class].chairs.get(&tenant).map_or(0, SmallVec::len)
+        self.classes[class].head_positions.get(&tenant).map_or(0, SmallVec::len)
     }
 }

@@ -70,7 +70,7 @@ pub struct HeadPosition {
 }
 
 /// The number of a board within its line.
-pub(super) const fn board(part: LanePart, bound: bool) -> usize {
+pub(super) const fn tree(part: LanePart, bound: bool) -> usize {
     2 * part as usize + bound as usize
 }
 
@@ -91,7 +91,7 @@ pub struct Candidate {
     /// Its class, by place in the order of service.
     pub class: usize,
     /// Its line.
-    pub line: usize,
+    pub pool_set: usize,
     /// Its head.
     pub head: LaneHead,
     /// Its place in its lane.
@@ -101,7 +101,7 @@ pub struct Candidate {
     /// Whether its class goes first because it is owed its share.
     pub guaranteed: bool,
     /// Whether a more urgent class uses the replicas.
-    pub guest: bool,
+    pub background: bool,
     /// How its tenant stands to its quota.
     pub standing: QuotaState,
 }
@@ -170,7 +170,7 @@ pub struct GroupObjective {
     /// The classes that wait, run or did so a moment ago.
     pub active: BitSet,
     /// See [`super::PoolGroup::reserve`].
-    pub reserve: u32,
+    pub headroom: u32,
     /// See [`super::PoolGroup::widest`].
     pub widest: u32,
     /// See [`Fleet::turns`](crate::core::replica::fleet::Fleet::turns).
@@ -181,7 +181,7 @@ pub struct GroupObjective {
 #[derive(Debug, Clone, Default)]
 pub(super) struct PoolSetQueue {
     /// By part, and by whether they are bound.
-    pub(super) boards: [FitTree<HeadKey, LaneHead>; 4],
+    pub(super) trees: [FitTree<HeadKey, LaneHead>; 4],
     pub(super) waiting: u64,
     /// The largest counter with which a tenant was served here.
     pub(super) served: u128,

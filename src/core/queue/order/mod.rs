@@ -30,7 +30,7 @@ pub use self::heads::{
     PoolOpening, PoolOpenings, RoomIn,
 };
 
-use self::heads::{PoolSetQueue, board};
+use self::heads::{PoolSetQueue, tree};
 use crate::core::queue::order::head_index::HeadIndex;
 
 /// How long a class stays urgent after its last job.
@@ -50,15 +50,15 @@ pub struct ClassOrder {
     /// Jobs of it at replicas.
     running: u64,
     /// When it was last seen waiting or running.
-    seen: Option<Tick>,
-    reserve: Headroom,
+    last_active: Option<Tick>,
+    headroom: Headroom,
     /// Whether it may use each of the group's pools.
     reach: Vec<bool>,
-    lines: Vec<PoolSetQueue>,
+    pool_sets: Vec<PoolSetQueue>,
     /// Lines with heads, by the number of the board.
     busy: [BitSet; 4],
     /// What a payment moves.
-    chairs: HeadIndex,
+    head_positions: HeadIndex,
     /// Its jobs that wait.
     waiting: u64,
     /// Those of them that may use each of the group's pools.
@@ -71,7 +71,7 @@ impl ClassOrder {
         let is_known = |tenant: TenantId| policy.tenants.get(tenant).is_some();
         let mut counters = old.map(|old| old.counters.clone()).unwrap_or_default();
         counters.retain(is_known);
-        let served = old.and_then(|old| old.lines.iter().map(|line| line.served).max()).unwrap_or(0);
+        let served = old.and_then(|old| old.pool_sets.iter().map(|line| line.served).max()).unwrap_or(0);
         let own = shape.reach.get(&id);
         Self {
             id,
@@ -80,12 +80,12 @@ impl ClassOrder {
             backlogs: old.map(|old| old.backlogs.emptied(is_known)).unwrap_or_default(),
             guarantee: old.map(|old| old.guarantee).unwrap_or_default(),
             running: old.map_or(0, |old| old.running),
-            seen: old.and_then(|old| old.seen),
-            reserve: old.map(|old| old.reserve).unwrap_or_default(),
+            last_active: old.and_then(|old| old.last_active),
+            headroom: old.map(|old| old.headroom).unwrap_or_default(),
             reach: shape.pools.iter().map(|pool| own.is_some_and(|own| own.contains(pool))).collect(),
-            lines: vec![PoolSetQueue { served, ..PoolSetQueue::default() }; shape.lines.len()],
+            pool_sets: vec![PoolSetQueue { served, ..PoolSetQueue::default() }; shape.pool_sets.len()],
             busy: Default::default(),
-            chairs: HeadIndex::default(),
+            head_positions: HeadIndex::default(),
             waiting: 0,
             waits_for: vec![0; shape.pools.len()],
         }
@@ -96,7 +96,7 @@ impl ClassOrder {
     }
 
     fn is_active(&self, now: Tick) -> bool {
-        self.seen.is_some_and(|seen| now.since(seen) < LINGER)
+        self.last_active.is_some_and(|seen| now.since(seen) < LINGER)
     }
 }
 
@@ -110,7 +110,7 @@ pub struct PoolGroup {
     /// Those of each line as a set, and by their places in the group.
     reaches: Vec<(BitSet, Vec<usize>)>,
     /// The lines that reach each of the pools.
-    lines_at: Vec<BitSet>,
+    pool_sets_at: Vec<BitSet>,
     classes: Vec<ClassOrder>,
     /// Dispatched jobs per second.
     pub drain: DrainRate,
@@ -125,9 +125,9 @@ pub struct PoolGroup {
     /// their session, gives that up.
     pub session_until: Option<Tick>,
     /// From what its pools' promises were worked out last.
-    pub promised: Option<GroupObjective>,
+    pub objective: Option<GroupObjective>,
     /// How many jobs of each number of sequences wait, of those with several.
-    wide: BTreeMap<u32, u32>,
+    wide_jobs: BTreeMap<u32, u32>,
 }
 
 impl PoolGroup {
@@ -152,14 +152,14 @@ impl PoolGroup {
             let places = line.pools.iter().filter_map(|pool| shape.pools.binary_search(pool).ok());
             (line.pools.iter().map(|pool| pool.index()).collect(), places.collect())
         };
-        let reaches: Vec<(BitSet, Vec<usize>)> = shape.lines.iter().map(reach).collect();
+        let reaches: Vec<(BitSet, Vec<usize>)> = shape.pool_sets.iter().map(reach).collect();
         let lines_at = |place: usize| {
             let lines = reaches.iter().enumerate().filter(|(_, reach)| reach.1.contains(&place));
             lines.map(|(line, _)| line).collect()
         };
         Self {
             pools: shape.pools.iter().map(|pool| pool.index()).collect(),
-            lines_at: (0..shape.pools.len()).map(lines_at).collect(),
+            pool_sets_at: (0..shape.pools.len()).map(lines_at).collect(),
             reaches,
             shape: shape.clone(),
             classes: classes.collect(),
@@ -169,8 +169,8 @@ impl PoolGroup {
             quotas: TenantQuotas::new(policy),
             urgent: None,
             session_until: None,
-            promised: None,
-            wide: BTreeMap::new(),
+            objective: None,
+            wide_jobs: BTreeMap::new(),
         }
     }
 
@@ -247,7 +247,7 @@ impl PoolGroup {
     /// A tenant's job joined a line.
     pub fn joined(&mut self, class: usize, line: usize, tenant: TenantId, now: Tick) {
         let class = &mut self.classes[class];
-        class.lines[line].waiting += 1;
+        class.pool_sets[line].waiting += 1;
         class.waiting += 1;
         self.reaches[line].1.iter().for_each(|place| class.waits_for[*place] += 1);
         class.backlogs.joined(tenant, now);
@@ -257,8 +257,8 @@ impl PoolGroup {
     pub fn left(&mut self, class: usize, line: usize, tenant: TenantId, now: Tick) -> bool {
         let class = &mut self.classes[class];
         class.backlogs.left(tenant, now);
-        let Some(rest) = class.lines[line].waiting.checked_sub(1) else { return false };
-        class.lines[line].waiting = rest;
+        let Some(rest) = class.pool_sets[line].waiting.checked_sub(1) else { return false };
+        class.pool_sets[line].waiting = rest;
         class.waiting -= 1;
         self.reaches[line].1.iter().for_each(|place| class.waits_for[*place] -= 1);
         if class.waiting == 0 {
@@ -270,13 +270,13 @@ impl PoolGroup {
     /// A job with so many sequences begins to wait.
     pub fn note_wide(&mut self, seqs: u32) {
         if seqs > 1 {
-            *self.wide.entry(seqs).or_default() += 1;
+            *self.wide_jobs.entry(seqs).or_default() += 1;
         }
     }
 
     /// A job with so many sequences waits no longer.
     pub fn forget_wide(&mut self, seqs: u32) {
-        if let Entry::Occupied(mut jobs) = self.wide.entry(seqs) {
+        if let Entry::Occupied(mut jobs) = self.wide_jobs.entry(seqs) {
             *jobs.get_mut() -= 1;
             if *jobs.get() == 0 {
                 jobs.remove();
@@ -287,7 +287,7 @@ impl PoolGroup {
     /// The sequences of the widest job that waits, at least 1.
     #[must_use]
     pub fn widest(&self) -> u32 {
-        self.wide.last_key_value().map_or(1, |(seqs, _)| *seqs)
+        self.wide_jobs.last_key_value().map_or(1, |(seqs, _)| *seqs)
     }
 
     /// Lifts a tenant that starts to wait in a line to the least counter there,
@@ -295,8 +295,8 @@ impl PoolGroup {
     /// that changed its counter.
     pub fn lift(&mut self, class: usize, line: usize, tenant: TenantId) -> bool {
         let class = &mut self.classes[class];
-        let line = &class.lines[line];
-        let fresh = [false, true].map(|bound| line.boards[board(LanePart::Fresh, bound)].least_key());
+        let line = &class.pool_sets[line];
+        let fresh = [false, true].map(|bound| line.trees[tree(LanePart::Fresh, bound)].least_key());
         let floor = fresh.into_iter().flatten().map(|key| key.least).min().unwrap_or(line.served);
         class.counters.lift(tenant, floor)
     }
@@ -321,20 +321,20 @@ impl PoolGroup {
     pub fn stopped(&mut self, class: usize, held: Duration, now: Tick) {
         let class = &mut self.classes[class];
         class.running = class.running.saturating_sub(1);
-        class.seen = Some(now);
-        class.reserve.ended(held);
+        class.last_active = Some(now);
+        class.headroom.ended(held);
     }
 
     /// A job of the class with so many sequences arrived.
     pub fn arrived(&mut self, class: usize, seqs: u32, now: Tick) {
-        self.classes[class].reserve.arrived(now, seqs);
+        self.classes[class].headroom.arrived(now, seqs);
     }
 
     /// The most urgent class that waits, runs or did so a moment ago.
     pub fn find_urgent(&mut self, now: Tick) -> Option<usize> {
         for class in &mut self.classes {
             if class.running > 0 || class.waiting > 0 {
-                class.seen = Some(now);
+                class.last_active = Some(now);
             }
         }
         self.classes.iter().position(|class| class.is_active(now))
@@ -349,7 +349,7 @@ impl PoolGroup {
 
     /// Each pool with the most urgent class that waits, runs or did so a moment
     /// ago and may use it.
-    pub fn hosts(&self, now: Tick) -> impl Iterator<Item = (PoolId, Option<usize>)> {
+    pub fn background_classes(&self, now: Tick) -> impl Iterator<Item = (PoolId, Option<usize>)> {
         let host = move |place: usize| {
             self.classes.iter().position(|class| class.is_active(now) && class.reach[place])
         };
@@ -359,7 +359,7 @@ impl PoolGroup {
     /// The tier of pools that the line's last job of a class went to.
     #[must_use]
     pub fn last_tier(&self, class: usize, line: usize) -> Option<usize> {
-        self.classes[class].lines[line].tier
+        self.classes[class].pool_sets[line].tier
     }
 
     /// When the urgent class stops being so, unless something of it runs or
@@ -368,19 +368,19 @@ impl PoolGroup {
     pub fn urgent_until(&self) -> Option<Tick> {
         let class = &self.classes[self.urgent?];
         let idle = class.running == 0 && class.waiting == 0;
-        class.seen.filter(|_| idle).map(|seen| seen + LINGER)
+        class.last_active.filter(|_| idle).map(|seen| seen + LINGER)
     }
 
     /// Sequences that guests leave free for a class, over all replicas.
     #[must_use]
-    pub fn reserve(&self, class: usize, now: Tick) -> u32 {
-        self.classes[class].reserve.seqs(now)
+    pub fn headroom(&self, class: usize, now: Tick) -> u32 {
+        self.classes[class].headroom.seqs(now)
     }
 
     /// Whether a more urgent class uses the replicas, so that this one has to
     /// leave them room.
     #[must_use]
-    pub fn is_guest(&self, class: usize) -> bool {
+    pub fn is_background(&self, class: usize) -> bool {
         self.urgent.is_some_and(|urgent| urgent < class)
     }
 
@@ -415,11 +415,11 @@ impl PoolGroup {
             }
         }
         let class = &mut self.classes[chosen.class];
-        let tiers = &self.shape.lines[chosen.line].tiers;
-        class.lines[chosen.line].tier = tiers.iter().position(|tier| tier.pools.contains(&pool));
+        let tiers = &self.shape.pool_sets[chosen.pool_set].tiers;
+        class.pool_sets[chosen.pool_set].tier = tiers.iter().position(|tier| tier.pools.contains(&pool));
         if chosen.head.part == LanePart::Fresh {
             let counter = class.counters.get(chosen.head.lane.tenant);
-            let line = &mut class.lines[chosen.line];
+            let line = &mut class.pool_sets[chosen.pool_set];
             line.served = line.served.max(counter);
         }
     }
@@ -427,8 +427,8 @@ impl PoolGroup {
     /// Whether a class is a guest at its turn: one that is owed its share comes as
     /// none.
     #[must_use]
-    pub fn comes_as_guest(&self, class: usize) -> bool {
-        self.is_guest(class) && !self.classes[class].guarantee.is_owed()
+    pub fn is_background_arrival(&self, class: usize) -> bool {
+        self.is_background(class) && !self.classes[class].guarantee.is_owed()
     }
 
     /// Classes in the order of service, and whether each is there because it

@@ -8,7 +8,7 @@ use crate::core::queue::quota::QuotaState;
 
 use super::PoolGroup;
 use super::heads::{
-    Candidate, HeadEntry, HeadKey, LaneHead, OpenRoom, PoolOpening, PoolOpenings, RoomIn, board,
+    Candidate, HeadEntry, HeadKey, LaneHead, OpenRoom, PoolOpening, PoolOpenings, RoomIn, tree,
 };
 
 impl PoolGroup {
@@ -17,7 +17,7 @@ impl PoolGroup {
         let mut openings = PoolOpenings::default();
         for (pool, size) in pools {
             if let Some(place) = self.place_of(pool) {
-                openings.lines.join(&self.lines_at[place]);
+                openings.lines.union(&self.pool_sets_at[place]);
                 openings.pools.push((pool, size));
             }
         }
@@ -30,11 +30,20 @@ impl PoolGroup {
     /// jobs by age, then the tenant with the least counter.
     pub fn first(&self, room: RoomIn<'_>, skip: &dyn Fn(&LaneHead) -> bool) -> Option<Candidate> {
         self.turns().into_iter().find_map(|(class, guaranteed)| {
-            let guest = self.is_guest(class) && !guaranteed;
+            let guest = self.is_background(class) && !guaranteed;
             LanePart::ALL.into_iter().find_map(|part| {
                 let (entry, line) = self.first_in(class, part, guest, room, skip)?;
                 let (head, need, HeadKey { place, standing, .. }) = (entry.value, entry.size, entry.key);
-                Some(Candidate { class, line, head, place, need, guaranteed, guest, standing })
+                Some(Candidate {
+                    class,
+                    pool_set: line,
+                    head,
+                    place,
+                    need,
+                    guaranteed,
+                    background: guest,
+                    standing,
+                })
             })
         })
     }
@@ -52,10 +61,10 @@ impl PoolGroup {
         let class = &self.classes[place];
         let mut best: Option<(HeadEntry, usize)> = None;
         for bound in [false, true] {
-            let board = board(part, bound);
+            let board = tree(part, bound);
             let busy = &class.busy[board];
-            for line in busy.common(room.lines(guest).unwrap_or(busy)) {
-                let heads = &class.lines[line].boards[board];
+            for line in busy.intersection(room.lines(guest).unwrap_or(busy)) {
+                let heads = &class.pool_sets[line].trees[board];
                 let goes_before = |key: &HeadKey| best.as_ref().is_none_or(|(found, _)| *key < found.key);
                 if heads.least_key().is_some_and(|key| goes_before(&key))
                     && let Some(size) = self.room_of((place, line, part), bound, guest, room)
@@ -81,7 +90,7 @@ impl PoolGroup {
         let line = at.1;
         match room {
             RoomIn::Anywhere => Some(FitSize::MAX),
-            RoomIn::Where(has) => has(&self.shape.lines[line].pools).then_some(FitSize::MAX),
+            RoomIn::Where(has) => has(&self.shape.pool_sets[line].pools).then_some(FitSize::MAX),
             RoomIn::In(rooms) if (rooms.closed)(at) => None,
             RoomIn::In(rooms) => self.room_in(&rooms, line, bound, guest),
         }
@@ -90,8 +99,8 @@ impl PoolGroup {
     fn room_in(&self, rooms: &OpenRoom<'_>, line: usize, bound: bool, guest: bool) -> Option<FitSize> {
         let reach = &self.reaches[line].0;
         let wanted = if bound { Some((rooms.wanted)(line)?) } else { None };
-        let tier = wanted.map(|wanted| &self.shape.lines[line].tiers[wanted].pools);
-        let here = (rooms.openings)(guest).pools.iter().filter(|(pool, _)| reach.has(pool.index()));
+        let tier = wanted.map(|wanted| &self.shape.pool_sets[line].tiers[wanted].pools);
+        let here = (rooms.openings)(guest).pools.iter().filter(|(pool, _)| reach.contains(pool.index()));
         let here = here.filter(|(pool, _)| tier.is_none_or(|tier| tier.contains(pool)));
         here.map(|(_, size)| *size).reduce(FitSize::most)
     }
@@ -100,7 +109,7 @@ impl PoolGroup {
     /// the pool, whether they fit or not.
     #[must_use]
     pub fn leads(&self, chosen: &Candidate, pool: PoolId) -> bool {
-        let Some(lines) = self.place_of(pool).map(|place| &self.lines_at[place]) else { return false };
+        let Some(lines) = self.place_of(pool).map(|place| &self.pool_sets_at[place]) else { return false };
         let parts = self.turns().into_iter().flat_map(|(class, _)| LanePart::ALL.map(|part| (class, part)));
         let mut firsts = parts.filter_map(|(class, part)| self.least_of(class, part, lines));
         firsts.next().is_some_and(|key| key.place.seq == chosen.place.seq)
@@ -110,9 +119,9 @@ impl PoolGroup {
     fn least_of(&self, class: usize, part: LanePart, lines: &BitSet) -> Option<HeadKey> {
         let class = &self.classes[class];
         let heads = [false, true].into_iter().flat_map(|bound| {
-            let board = board(part, bound);
-            let busy = class.busy[board].common(lines);
-            busy.filter_map(move |line| class.lines[line].boards[board].least_key())
+            let board = tree(part, bound);
+            let busy = class.busy[board].intersection(lines);
+            busy.filter_map(move |line| class.pool_sets[line].trees[board].least_key())
         });
         heads.min()
     }
@@ -127,7 +136,7 @@ impl PoolGroup {
         skip: &dyn Fn(&LaneHead) -> bool,
     ) -> Option<HeadEntry> {
         let (_, entry) = board.first((), room, skip)?;
-        let spare = self.quotas.spare();
+        let spare = self.quotas.unused();
         if entry.key.standing == QuotaState::Guaranteed || entry.size.seqs <= spare {
             return Some(entry);
         }

@@ -75,7 +75,7 @@ impl Fleet {
             least.is_some_and(|(_, entry)| entry.key.takes_in(ask))
         };
         let holders = self.holders(pools, model);
-        let has_room = |id: &ReplicaId| self.node(*id).is_some_and(|node| node.rooms.soon.is_some());
+        let has_room = |id: &ReplicaId| self.node(*id).is_some_and(|node| node.free_capacity.soon.is_some());
         self.pools(pools).any(|pool| pool.adapters.contains(&model))
             && !self.pools(pools).any(takes_in)
             && !holders.iter().any(has_room)
@@ -91,7 +91,7 @@ impl Fleet {
     /// False when the job's adapter is not there.
     pub(super) fn give_back_adapter(&mut self, id: ReplicaId, booking: &Booking) -> bool {
         let Some(model) = booking.adapter else { return true };
-        self.nodes
+        self.replicas
             .get_mut(id.index())
             .and_then(Option::as_mut)
             .is_some_and(|node| node.adapters.give_back(model))
@@ -116,7 +116,7 @@ impl Fleet {
     /// nanoseconds were predicted for a replica of speed 1 that has its adapter
     /// loaded, and this one had not.
     pub fn loaded(&mut self, id: ReplicaId, observed: Duration, raw: u64) {
-        let Some(node) = self.nodes.get(id.index()).and_then(Option::as_ref) else { return };
+        let Some(node) = self.replicas.get(id.index()).and_then(Option::as_ref) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()) else { return };
         let due = (raw as f64 * node.factor) as u64;
         let observed = u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX);
@@ -129,7 +129,7 @@ impl Fleet {
     }
 
     fn change_adapters(&mut self, id: ReplicaId, act: impl FnOnce(&mut AdapterSlots) -> EvictedAdapters) {
-        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
         for model in act(&mut node.adapters) {
             if let Some(holders) = self.holders.get_mut(&model) {
                 holders.retain(|other| *other != id);

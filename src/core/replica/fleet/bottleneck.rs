@@ -12,21 +12,21 @@ impl ReplicaState {
     /// What keeps the replica from a job of the urgent class; `None` where
     /// nothing does, and where it is not in service.
     pub(super) fn bottleneck(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> Option<Bottleneck> {
-        if !self.is_up(now, rules) || self.rooms.own.is_some() {
+        if !self.is_up(now, rules) || self.free_capacity.own.is_some() {
             return None;
         }
         let limit = self.limit(pool, now, rules);
         Some(match () {
             () if self.held => Bottleneck::Held,
-            () if self.vitals.is_tried() => Bottleneck::Trial,
+            () if self.health.is_tried() => Bottleneck::Trial,
             () if self.ledger.seqs >= limit => self.limit_by(pool, now, rules),
-            () if self.kv_left(1.0) == 0 => Bottleneck::Kv,
-            () => Bottleneck::Reading,
+            () if self.free_kv(1.0) == 0 => Bottleneck::Kv,
+            () => Bottleneck::Prefill,
         })
     }
 
     /// The same for a job of a less urgent class.
-    pub(super) fn guest_bottleneck(
+    pub(super) fn background_bottleneck(
         &self,
         pool: &PoolState,
         now: Tick,
@@ -35,34 +35,34 @@ impl ReplicaState {
         if !self.is_up(now, rules) || self.ledger.jobs == 0 {
             return self.bottleneck(pool, now, rules);
         }
-        if self.rooms.guest.is_some() {
-            return (!pool.takes_guests()).then_some(Bottleneck::GuestReaders);
+        if self.free_capacity.background.is_some() {
+            return (!pool.takes_background()).then_some(Bottleneck::BackgroundPrefill);
         }
         let limit = self.limit(pool, now, rules);
-        let full = self.held || self.vitals.is_tried() || self.ledger.seqs >= limit;
+        let full = self.held || self.health.is_tried() || self.ledger.seqs >= limit;
         Some(match () {
             () if full => self.bottleneck(pool, now, rules).unwrap_or(Bottleneck::Slots),
-            () if self.ledger.prefill > self.on_the_way() => Bottleneck::Reading,
-            () if self.is_slow_for_guests(pool) => Bottleneck::Pace,
-            () if self.ledger.seqs >= Self::guest_share(limit) => Bottleneck::GuestShare,
-            () => Bottleneck::Reserve,
+            () if self.ledger.prefill > self.on_the_way() => Bottleneck::Prefill,
+            () if self.is_slow_for_background(pool) => Bottleneck::Itl,
+            () if self.ledger.seqs >= Self::background_share(limit) => Bottleneck::BackgroundShare,
+            () => Bottleneck::Headroom,
         })
     }
 
     /// What sets the replica's limit.
     fn limit_by(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> Bottleneck {
-        let ours = self.full(pool).saturating_sub(self.others).max(1);
-        if self.vitals.eighths(now, rules) < 8 {
+        let ours = self.full(pool).saturating_sub(self.foreign_seqs).max(1);
+        if self.health.eighths(now, rules) < 8 {
             Bottleneck::SlowStart
-        } else if self.pace.seqs().max(pool.promise.widest) < ours {
-            Bottleneck::Pace
+        } else if self.itl_limit.seqs().max(pool.objective.widest) < ours {
+            Bottleneck::Itl
         } else {
             Bottleneck::Slots
         }
     }
 
     /// What its places are used for.
-    pub(super) fn seats(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> SlotCounts {
+    pub(super) fn slot_counts(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> SlotCounts {
         let running = self.ledger.seqs;
         let places = self.full(pool).max(running);
         let left = places - running;

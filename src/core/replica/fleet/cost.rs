@@ -44,8 +44,8 @@ impl Fleet {
     /// Whether each replica's meter has the weight of those that run there, and
     /// each pool's account the replicas that there are.
     #[must_use]
-    pub fn meters_agree(&self, weight: impl Fn(ReplicaId) -> u64) -> bool {
-        let nodes = || self.nodes.iter().enumerate().filter_map(|(id, node)| Some((id, node.as_ref()?)));
+    pub fn meters_are_consistent(&self, weight: impl Fn(ReplicaId) -> u64) -> bool {
+        let nodes = || self.replicas.iter().enumerate().filter_map(|(id, node)| Some((id, node.as_ref()?)));
         let counts = |pool: usize| {
             let here = nodes().filter(|(_, node)| node.pool.index() == pool);
             here.map(|(_, node)| node.accounted).fold((0, 0), |(present, busy), next| {

@@ -65,7 +65,7 @@ pub struct Departures {
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
     rules: HealthPolicy,
-    nodes: Vec<Option<ReplicaState>>,
+    replicas: Vec<Option<ReplicaState>>,
     pools: Vec<PoolState>,
     shown: Vec<PoolSummary>,
     /// Pools with credit, of any kind.
@@ -74,18 +74,18 @@ pub struct Fleet {
     turns: u64,
     /// By pool, those that are no longer in the policy included.
     accounts: Vec<PoolAccount>,
-    wakes: BTreeSet<(Tick, ReplicaId)>,
+    timers: BTreeSet<(Tick, ReplicaId)>,
     chosen: u64,
     /// Replicas that have each adapter loaded.
     holders: NumberMap<ModelId, Vec<ReplicaId>>,
     /// Replicas that sleep and can be woken.
     can_wake: u32,
     /// A pool has gone to sleep or was scaled to zero since that was last asked.
-    fell_dormant: bool,
+    dormant_pools: bool,
     /// A pool has lost its last replica in service since that was last asked.
-    fell_empty: bool,
+    empty_pools: bool,
     /// A pool has got its first one.
-    rose: bool,
+    risen_pools: bool,
 }
 
 /// What a report shows beside the report.
@@ -109,15 +109,15 @@ impl Fleet {
         self.open = BitSet::default();
         self.renew_accounts(policy, now);
         self.can_wake = 0;
-        if self.nodes.len() < policy.replicas.capacity() {
-            self.nodes.resize(policy.replicas.capacity(), None);
+        if self.replicas.len() < policy.replicas.capacity() {
+            self.replicas.resize(policy.replicas.capacity(), None);
         }
-        for index in 0..self.nodes.len() {
+        for index in 0..self.replicas.len() {
             let id = ReplicaId::from(index);
             let row = policy.replicas.get(id).filter(|row| policy.pools.get(row.pool).is_some());
-            if let Some(node) = &mut self.nodes[index] {
+            if let Some(node) = &mut self.replicas[index] {
                 node.slots = [None; 3];
-                (node.up, node.held, node.bin, node.reads_guest) = (false, false, None, false);
+                (node.up, node.held, node.bin, node.prefills_background) = (false, false, None, false);
                 (node.capacity, node.counted) = (0, PoolContribution::default());
                 if row.is_none() && node.present {
                     departures.left.push(id);
@@ -125,7 +125,7 @@ impl Fleet {
                 node.present &= row.is_some();
             }
             if let Some(row) = row {
-                let node = self.nodes[index].get_or_insert_with(|| ReplicaState::new(row.pool));
+                let node = self.replicas[index].get_or_insert_with(|| ReplicaState::new(row.pool));
                 if !node.present && !first {
                     node.join(now);
                 }
@@ -162,13 +162,13 @@ impl Fleet {
         let node = self.node(id)?;
         let (work, running) = (node.ledger.work(), node.ledger.seqs);
         let limit = node.limit(self.pools.get(node.pool.index())?, now, &self.rules);
-        Some(ReplicaLoad { work, running, limit, epoch: node.vitals.epoch() })
+        Some(ReplicaLoad { work, running, limit, epoch: node.health.epoch() })
     }
 
     /// How often the replica came back; see [`ReplicaHealth::epoch`].
     #[must_use]
     pub fn epoch(&self, id: ReplicaId) -> Option<u32> {
-        self.node(id).map(|node| node.vitals.epoch())
+        self.node(id).map(|node| node.health.epoch())
     }
 
     /// Sequences that the replicas of the pools that may get work can have.
@@ -186,7 +186,7 @@ impl Fleet {
     pub fn close(&mut self, id: ReplicaId, closed: Option<Closed>, now: Tick) {
         self.change(id, now, |node| {
             if node.closed.is_some() && closed.is_none() {
-                node.vitals.ease_in(now);
+                node.health.slow_start(now);
             }
             node.closed = closed;
         });
@@ -207,7 +207,7 @@ impl Fleet {
         self.refresh_one_more(id, now);
         let stay = self.change(id, now, |node| {
             node.ledger.add(booking);
-            node.vitals.sent(now);
+            node.health.sent(now);
             node.sent += u64::from(booking.seqs);
             node.weights = node.weights.wrapping_add(booking.weight);
             node.last_chosen = chosen;
@@ -224,9 +224,9 @@ impl Fleet {
                 node.meter.reweigh(now, stay, writing(booking.seqs));
             }
             let whole = node.ledger.take(booking);
-            node.watch.sign(now);
-            node.vitals.answered(now);
-            node.vitals.proved();
+            node.stall_detector.sign(now);
+            node.health.answered(now);
+            node.health.note_proof();
             (booking.started, booking.read, booking.due) = (true, true, true);
             if whole {
                 node.ledger.add(booking);
@@ -239,10 +239,10 @@ impl Fleet {
     /// Its engine was done with a job, which shows that it works. What is derived
     /// of the replica follows when the job is released.
     pub fn proved(&mut self, id: ReplicaId, now: Tick) {
-        let node = self.nodes.get_mut(id.index()).and_then(Option::as_mut);
+        let node = self.replicas.get_mut(id.index()).and_then(Option::as_mut);
         if let Some(node) = node.filter(|node| node.present) {
-            node.vitals.answered(now);
-            node.vitals.proved();
+            node.health.answered(now);
+            node.health.note_proof();
         }
     }
 
@@ -263,7 +263,7 @@ impl Fleet {
 
     /// The replica's health, to change it; `None` when it is unknown or no
     /// longer in the policy.
-    pub fn with_vitals<T>(
+    pub fn change_health<T>(
         &mut self,
         id: ReplicaId,
         now: Tick,
@@ -271,33 +271,33 @@ impl Fleet {
     ) -> Option<T> {
         self.node(id).filter(|node| node.present)?;
         let rules = self.rules;
-        self.change(id, now, |node| act(&mut node.vitals, &rules))
+        self.change(id, now, |node| act(&mut node.health, &rules))
     }
 
     /// The replica's own view arrived.
     pub fn report(&mut self, id: ReplicaId, report: ReplicaReport, now: Tick) -> Option<ReportResult> {
         let buffer = self.node(id).and_then(|node| self.pools.get(node.pool.index())).map_or(0, |p| p.buffer);
         self.change(id, now, |node| {
-            node.learned.learn(&report, (node.ledger.seqs, node.ledger.unread), buffer);
-            node.kv_shared.learn(&report, node.kv(), node.ledger.kv_prompts);
+            node.learned_seqs.learn(&report, (node.ledger.seqs, node.ledger.unread), buffer);
+            node.shared_kv.learn(&report, node.kv(), node.ledger.kv_prompts);
             if node.gauges.moved(&report) {
-                node.watch.sign(now);
+                node.stall_detector.sign(now);
             }
             node.report = Some((now, report));
-            node.rest.worked(node.ledger.jobs, node.sent, report.progress);
-            let fell_asleep = report.asleep.is_some_and(|asleep| node.rest.report(now, asleep));
+            node.sleep.worked(node.ledger.jobs, node.sent, report.progress);
+            let fell_asleep = report.asleep.is_some_and(|asleep| node.sleep.report(now, asleep));
             let own = LedgerView { seqs: node.ledger.seqs, sent: node.sent };
-            ReportResult { finding: node.foreign.report(now, &report, own), fell_asleep }
+            ReportResult { finding: node.reconciler.report(now, &report, own), fell_asleep }
         })
     }
 
     /// The replica's streams showed their pace.
-    pub fn pace(&mut self, id: ReplicaId, pace: &ItlSample, now: Tick) {
-        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
+    pub fn sample_itl(&mut self, id: ReplicaId, pace: &ItlSample, now: Tick) {
+        let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get(node.pool.index()) else { return };
-        node.watch.sign(now);
+        node.stall_detector.sign(now);
         node.reading.note(node.weights, now);
-        node.pace.learn(pace, &node.conditions(pool));
+        node.itl_limit.learn(pace, &node.conditions(pool));
         let (stretch, pool) = (node.stretch.add(pace), node.pool);
         if let (Some(stretch), Some(pool)) = (stretch, self.pools.get_mut(pool.index())) {
             pool.bests.stretch(&stretch, now);
@@ -309,7 +309,7 @@ impl Fleet {
     /// the fastest of the pools.
     #[must_use]
     pub fn per_token(&self, pools: &[PoolId]) -> f64 {
-        let each = self.shown(pools).map(|pool| pool.slowness);
+        let each = self.summary(pools).map(|pool| pool.slowness);
         let fastest = each.min_by(f64::total_cmp).unwrap_or(1.0);
         ttft_model::outlook(&Ledger::default()).slowed(fastest).per_token as f64
     }
@@ -327,11 +327,11 @@ impl Fleet {
     }
 
     /// What the pool owes from now on.
-    pub fn promise(&mut self, pool: PoolId, promise: ActiveObjective, now: Tick) {
-        let Some(state) = self.pools.get_mut(pool.index()).filter(|state| state.promise != promise) else {
+    pub fn set_objective(&mut self, pool: PoolId, promise: ActiveObjective, now: Tick) {
+        let Some(state) = self.pools.get_mut(pool.index()).filter(|state| state.objective != promise) else {
             return;
         };
-        state.promise = promise;
+        state.objective = promise;
         for member in state.members.clone() {
             self.refresh(member, now);
         }
@@ -339,19 +339,19 @@ impl Fleet {
 
     /// The next replica for which something is due, if any is.
     pub fn due(&mut self, now: Tick) -> Option<ReplicaId> {
-        let &(at, id) = self.wakes.first()?;
+        let &(at, id) = self.timers.first()?;
         (at <= now).then_some(id)
     }
 
     /// When something is due next.
     #[must_use]
     pub fn next_wake(&self) -> Option<Tick> {
-        self.wakes.first().map(|(at, _)| *at)
+        self.timers.first().map(|(at, _)| *at)
     }
 
     /// One row per replica.
     pub fn views(&self, now: Tick) -> impl Iterator<Item = ReplicaSnapshot> {
-        let nodes = self.nodes.iter().enumerate();
+        let nodes = self.replicas.iter().enumerate();
         nodes.filter_map(move |(index, node)| {
             let node = node.as_ref()?;
             let pool = self.pools.get(node.pool.index())?;
@@ -367,30 +367,30 @@ impl Fleet {
                 expected: Duration::from_nanos(node.outlook().ttft(sample)),
                 report_age: node.report.map(|(at, _)| now.since(at)),
                 bottleneck: node.bottleneck(pool, now, &self.rules),
-                guest_bottleneck: node.guest_bottleneck(pool, now, &self.rules),
-                seats: node.seats(pool, now, &self.rules),
+                background_bottleneck: node.background_bottleneck(pool, now, &self.rules),
+                slots: node.slot_counts(pool, now, &self.rules),
             })
         })
     }
 
     /// The ledgers of all known replicas.
     pub fn ledgers(&self) -> impl Iterator<Item = (ReplicaId, Ledger)> {
-        let nodes = self.nodes.iter().enumerate();
+        let nodes = self.replicas.iter().enumerate();
         nodes.filter_map(|(index, node)| Some((ReplicaId::from(index), node.as_ref()?.ledger)))
     }
 
     /// Whether each replica that waits for a moment has a timer for it, and no
     /// other has one.
     #[must_use]
-    pub fn timers_agree(&self, now: Tick) -> bool {
-        let nodes = self.nodes.iter().enumerate();
+    pub fn timers_are_consistent(&self, now: Tick) -> bool {
+        let nodes = self.replicas.iter().enumerate();
         let wanted: BTreeSet<(Tick, ReplicaId)> = nodes
             .filter_map(|(index, node)| {
                 let node = node.as_ref().filter(|node| node.present)?;
                 Some((node.next_wake(now, &self.rules)?, ReplicaId::from(index)))
             })
             .collect();
-        wanted == self.wakes
+        wanted == self.timers
     }
 
     /// Nodes of search trees that were looked at.
@@ -400,25 +400,25 @@ impl Fleet {
     }
 
     fn node(&self, id: ReplicaId) -> Option<&ReplicaState> {
-        self.nodes.get(id.index())?.as_ref()
+        self.replicas.get(id.index())?.as_ref()
     }
 
     fn pools<'a>(&'a self, pools: &'a [PoolId]) -> impl Iterator<Item = &'a PoolState> {
         pools.iter().filter_map(|pool| self.pools.get(pool.index()))
     }
 
-    fn shown<'a>(&'a self, pools: &'a [PoolId]) -> impl Iterator<Item = &'a PoolSummary> {
+    fn summary<'a>(&'a self, pools: &'a [PoolId]) -> impl Iterator<Item = &'a PoolSummary> {
         pools.iter().filter_map(|pool| self.shown.get(pool.index()))
     }
 
     /// Whether each pool shows what it is.
     #[must_use]
-    pub fn shows_truly(&self) -> bool {
+    pub fn summary_is_consistent(&self) -> bool {
         self.pools.iter().map(PoolState::shown).eq(self.shown.iter().copied())
     }
 
     fn change<T>(&mut self, id: ReplicaId, now: Tick, act: impl FnOnce(&mut ReplicaState) -> T) -> Option<T> {
-        let result = act(self.nodes.get_mut(id.index())?.as_mut()?);
+        let result = act(self.replicas.get_mut(id.index())?.as_mut()?);
         self.refresh(id, now);
         Some(result)
     }
@@ -435,41 +435,45 @@ impl Fleet {
     /// Brings everything that is derived from a replica up to date.
     fn refresh(&mut self, id: ReplicaId, now: Tick) {
         let rules = self.rules;
-        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let up = node.is_up(now, &rules);
-        node.others = node.foreign.seqs(now);
+        node.foreign_seqs = node.reconciler.seqs(now);
         if let Some(pool) = self.pools.get_mut(node.pool.index()) {
             node.factor = pool.speeds.applied(&node.speed, now);
             let key = node.key(pool, id);
-            node.rooms = node.find_rooms(pool, now, &rules);
-            let rooms = node.rooms;
-            let boards =
-                [(&mut pool.free, rooms.own), (&mut pool.guests, rooms.guest), (&mut pool.soon, rooms.soon)];
+            node.free_capacity = node.find_free_capacity(pool, now, &rules);
+            let rooms = node.free_capacity;
+            let boards = [
+                (&mut pool.free, rooms.own),
+                (&mut pool.background, rooms.background),
+                (&mut pool.soon, rooms.soon),
+            ];
             for ((board, room), slot) in boards.into_iter().zip(&mut node.slots) {
                 let entry = room.map(|room| FitEntry { key, size: room.complement(), value: id });
                 *slot = board.put(*slot, entry);
             }
-            self.open.set(node.pool.index(), !pool.free.is_empty() || !pool.guests.is_empty());
-            let reads = node.ledger.guest_prefill > 0;
-            pool.guest_readers = pool.guest_readers + u32::from(reads) - u32::from(node.reads_guest);
-            node.reads_guest = reads;
+            self.open.set(node.pool.index(), !pool.free.is_empty() || !pool.background.is_empty());
+            let reads = node.ledger.background_prefill > 0;
+            pool.background_prefills =
+                pool.background_prefills + u32::from(reads) - u32::from(node.prefills_background);
+            node.prefills_background = reads;
             let dormant = pool.is_dormant() || pool.is_away();
             let patience = node.patience(now);
-            node.watch.arm(now, node.owes(), patience);
+            node.stall_detector.arm(now, node.owes(), patience);
             pool.up = pool.up + u32::from(up) - u32::from(node.up);
             self.turns += u64::from(up != node.up);
-            self.fell_empty |= node.up && pool.up == 0;
-            self.rose |= up && !node.up && pool.up == 1;
+            self.empty_pools |= node.up && pool.up == 0;
+            self.risen_pools |= up && !node.up && pool.up == 1;
             let capacity = if up { node.limit(pool, now, &rules) } else { 0 };
             pool.capacity = pool.capacity + u64::from(capacity) - u64::from(node.capacity);
             node.capacity = capacity;
             let idle = up && node.ledger.jobs == 0;
-            node.rest.arm(now, idle, node.idle_after);
+            node.sleep.arm(now, idle, node.idle_after);
             let before = node.counted;
             node.counted = node.count(pool, now, &rules);
             pool.recount(before, node.counted);
             self.can_wake = self.can_wake + u32::from(node.counted.can_wake) - u32::from(before.can_wake);
-            self.fell_dormant |= (pool.is_dormant() || pool.is_away()) && !dormant;
+            self.dormant_pools |= (pool.is_dormant() || pool.is_away()) && !dormant;
             self.shown[node.pool.index()] = pool.shown();
         }
         node.up = up;
@@ -480,16 +484,16 @@ impl Fleet {
             node.accounted = presence;
         }
         let wake = node.next_wake(now, &rules);
-        if node.wake != wake {
-            if let Some(before) = node.wake {
-                self.wakes.remove(&(before, id));
+        if node.next_timer != wake {
+            if let Some(before) = node.next_timer {
+                self.timers.remove(&(before, id));
             }
-            self.wakes.extend(wake.map(|at| (at, id)));
-            node.wake = wake;
+            self.timers.extend(wake.map(|at| (at, id)));
+            node.next_timer = wake;
         }
         if !node.present && node.ledger.jobs == 0 {
             self.drop_adapters(id);
-            self.nodes[id.index()] = None;
+            self.replicas[id.index()] = None;
         }
     }
 }

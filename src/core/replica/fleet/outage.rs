@@ -12,7 +12,7 @@ impl Fleet {
     /// Whether the replica has answered since it joined or came back.
     #[must_use]
     pub fn is_proven(&self, id: ReplicaId) -> bool {
-        self.node(id).is_some_and(|node| node.vitals.is_proven())
+        self.node(id).is_some_and(|node| node.health.is_proven())
     }
 
     /// Whether the replica is no longer what it was in that epoch: ejected, come
@@ -20,7 +20,7 @@ impl Fleet {
     #[must_use]
     pub fn has_fallen(&self, id: ReplicaId, epoch: u32) -> bool {
         let stands =
-            |node: &&ReplicaState| node.present && !node.vitals.is_out() && node.vitals.epoch() == epoch;
+            |node: &&ReplicaState| node.present && !node.health.is_out() && node.health.epoch() == epoch;
         self.node(id).filter(stands).is_none()
     }
 
@@ -34,7 +34,7 @@ impl Fleet {
     /// Whether the replica is ejected.
     #[must_use]
     pub fn is_out(&self, id: ReplicaId) -> bool {
-        self.node(id).is_some_and(|node| node.vitals.is_out())
+        self.node(id).is_some_and(|node| node.health.is_out())
     }
 
     /// Whether the replica may get work, credit left or not.
@@ -46,7 +46,7 @@ impl Fleet {
     /// How many replicas of the pools may get work.
     #[must_use]
     pub fn count_up(&self, pools: &[PoolId]) -> u64 {
-        self.shown(pools).map(|pool| u64::from(pool.up)).sum()
+        self.summary(pools).map(|pool| u64::from(pool.up)).sum()
     }
 
     /// How often a replica came into service or went out of it.
@@ -84,7 +84,7 @@ impl Fleet {
     /// it takes work again.
     #[must_use]
     pub fn is_tried(&self, id: ReplicaId) -> bool {
-        self.node(id).is_some_and(|node| node.vitals.is_tried())
+        self.node(id).is_some_and(|node| node.health.is_tried())
     }
 
     /// Whether the pool has a replica that gets work, or will in a moment.

@@ -23,18 +23,18 @@ pub struct ActiveObjective {
     /// Time between tokens.
     pub itl: Duration,
     /// Sequences of each replica that guests leave free.
-    pub reserve: u32,
+    pub headroom: u32,
     /// Sequences of the widest job that waits, where it is wider than one. No
     /// replica's limit by pace is below that.
     pub widest: u32,
     /// Whether it is the most urgent class of all that use pools together with
     /// this one. Else no more urgent one comes here, and nobody is a guest.
-    pub guests: bool,
+    pub background: bool,
 }
 
 impl Default for ActiveObjective {
     fn default() -> Self {
-        Self { ttft: Duration::MAX, itl: Duration::MAX, reserve: 0, widest: 1, guests: true }
+        Self { ttft: Duration::MAX, itl: Duration::MAX, headroom: 0, widest: 1, background: true }
     }
 }
 
@@ -42,12 +42,12 @@ impl Default for ActiveObjective {
 #[derive(Debug, Clone, Default)]
 pub(super) struct PoolState {
     pub(super) buffer: u32,
-    pub(super) promise: ActiveObjective,
+    pub(super) objective: ActiveObjective,
     pub(super) members: Vec<ReplicaId>,
     /// Replicas with credit.
     pub(super) free: FitTree<ReplicaRank, ReplicaId>,
     /// Replicas with credit for guests.
-    pub(super) guests: FitTree<ReplicaRank, ReplicaId>,
+    pub(super) background: FitTree<ReplicaRank, ReplicaId>,
     /// Replicas with credit but for the prompts that they read just now.
     pub(super) soon: FitTree<ReplicaRank, ReplicaId>,
     pub(super) up: u32,
@@ -67,7 +67,7 @@ pub(super) struct PoolState {
     /// Sequences that those take that wake.
     pub(super) waking: u64,
     /// Replicas that read a guest's prompt just now.
-    pub(super) guest_readers: u32,
+    pub(super) background_prefills: u32,
     /// Sequences that those in service may have.
     pub(super) capacity: u64,
     pub(super) speeds: PoolSpeeds,
@@ -121,28 +121,28 @@ impl PoolState {
     }
 
     /// Whether one more replica may read a guest's prompt.
-    pub(super) const fn takes_guests(&self) -> bool {
-        self.guest_readers == 0 || self.guest_readers < self.up / GUEST_READERS
+    pub(super) const fn takes_background(&self) -> bool {
+        self.background_prefills == 0 || self.background_prefills < self.up / GUEST_READERS
     }
 
     /// Whether one who is a guest where the most urgent class comes is so here.
-    pub(super) const fn is_guest(&self, guest: bool) -> bool {
-        guest && self.promise.guests
+    pub(super) const fn is_background(&self, guest: bool) -> bool {
+        guest && self.objective.background
     }
 
     /// Whether the board of guests, or the other one, may be used now.
     pub(super) const fn is_open(&self, guest: bool) -> bool {
-        !self.is_guest(guest) || self.takes_guests()
+        !self.is_background(guest) || self.takes_background()
     }
 
     /// Nodes of search trees that were looked at.
     #[cfg(test)]
     pub(super) fn visits(&self) -> u64 {
-        [&self.free, &self.guests, &self.soon].into_iter().map(|board| board.visits.get()).sum()
+        [&self.free, &self.background, &self.soon].into_iter().map(|board| board.visits.get()).sum()
     }
 
     /// The replicas that can take something.
-    pub(super) const fn board(&self, guest: bool) -> &FitTree<ReplicaRank, ReplicaId> {
-        if self.is_guest(guest) { &self.guests } else { &self.free }
+    pub(super) const fn tree(&self, guest: bool) -> &FitTree<ReplicaRank, ReplicaId> {
+        if self.is_background(guest) { &self.background } else { &self.free }
     }
 }

@@ -78,7 +78,7 @@ impl Fleet {
     /// way, and the one that reads its end. `weight` is that of the prompt.
     #[must_use]
     pub fn lead(&self, id: ReplicaId, weight: u64) -> Duration {
-        let Some((node, pool)) = self.node_and_pool(id) else { return Duration::ZERO };
+        let Some((node, pool)) = self.replica_and_pool(id) else { return Duration::ZERO };
         let reading = ttft_model::time_of(weight.min(node.step_weight(pool))) as f64 * node.slowness();
         Duration::from_nanos((node.decode_step() + node.delay() + reading) as u64)
     }
@@ -87,19 +87,19 @@ impl Fleet {
     /// first token is due: a step's worth of them may.
     #[must_use]
     pub fn may_be_ahead(&self, id: ReplicaId, weight: u64) -> bool {
-        let Some((node, pool)) = self.node_and_pool(id) else { return false };
+        let Some((node, pool)) = self.replica_and_pool(id) else { return false };
         let ahead = node.ledger.ahead;
         ahead == 0 || ahead.saturating_add(weight) <= node.step_weight(pool)
     }
 
-    fn node_and_pool(&self, id: ReplicaId) -> Option<(&ReplicaState, &PoolState)> {
+    fn replica_and_pool(&self, id: ReplicaId) -> Option<(&ReplicaState, &PoolState)> {
         let node = self.node(id)?;
         Some((node, self.pools.get(node.pool.index())?))
     }
 
     /// The job's prompt counts as read from now on; `due` says whether its first
     /// token should have come. False when its booking is not there.
-    pub fn read(&mut self, id: ReplicaId, booking: &mut Booking, due: bool, now: Tick) -> bool {
+    pub fn prefilled(&mut self, id: ReplicaId, booking: &mut Booking, due: bool, now: Tick) -> bool {
         let whole = self.change(id, now, |node| {
             let whole = node.ledger.take(booking);
             (booking.read, booking.due) = (true, due);
@@ -134,7 +134,7 @@ impl Fleet {
         (raw, booking): (u64, &Booking),
         now: Tick,
     ) {
-        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
         let cached = ttft_model::weight(booking.prompt, 0).saturating_sub(booking.weight);
         let cold = raw.saturating_add(ttft_model::time_of(cached));
@@ -158,7 +158,7 @@ impl Fleet {
         (took, seqs): (Duration, u32),
         now: Tick,
     ) {
-        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
         let steps = (tokens.output / u64::from(seqs.max(1))).saturating_sub(1);
         let step = mark.step.midpoint(ttft_model::decode_step(&node.ledger));
@@ -172,7 +172,7 @@ impl Fleet {
 
     /// A job of the urgent class came to the pool while so many others of its class
     /// waited.
-    pub fn came(&mut self, pool: PoolId, waiting: u64) {
+    pub fn first_token(&mut self, pool: PoolId, waiting: u64) {
         if let Some(pool) = self.pools.get_mut(pool.index()) {
             pool.waiting = waiting;
         }
@@ -183,7 +183,7 @@ impl ReplicaState {
     /// How many times as long as predicted its engine computes. Where first tokens
     /// take longer than the steps explain, the rest is delay.
     pub(super) fn slowness(&self) -> f64 {
-        self.pace.slowness().map_or(self.factor, |slowness| slowness.min(self.factor))
+        self.itl_limit.slowness().map_or(self.factor, |slowness| slowness.min(self.factor))
     }
 
     /// Nanoseconds of a first token that are no computing: the network, the
@@ -211,7 +211,7 @@ impl ReplicaState {
     /// Weight of prompts that one of its steps is taken to read. A larger one than the
     /// engine's makes a prompt wait inside the engine for a small part of its objective.
     pub(super) fn step_weight(&self, pool: &PoolState) -> u64 {
-        let objective = pool.promise.ttft.as_nanos() as f64 / self.slowness();
+        let objective = pool.objective.ttft.as_nanos() as f64 / self.slowness();
         let [short, most] = READING_TIMES.map(|part| ttft_model::weight_in((objective * part) as u64));
         let [least, largest] = STEP_WEIGHTS;
         short.clamp(least, largest).min(most)
@@ -224,15 +224,16 @@ impl ReplicaState {
 
     /// What its limit by pace depends on.
     pub(super) fn conditions(&self, pool: &PoolState) -> ItlConditions {
-        let patient = pool.promise.ttft > PATIENT;
+        let patient = pool.objective.ttft > PATIENT;
         let share = u32::try_from(pool.waiting / u64::from(pool.up.max(1))).unwrap_or(u32::MAX);
         ItlConditions {
             running: self.ledger.seqs,
             step: ttft_model::decode_step(&self.ledger) as f64,
             slope: ttft_model::step_per_seq(&self.ledger) * self.factor,
-            reading: (self.reading.rate * ttft_model::time_of(1) as f64 * self.slowness()).min(MOST_READING),
+            prefilling: (self.reading.rate * ttft_model::time_of(1) as f64 * self.slowness())
+                .min(MOST_READING),
             best: pool.bests.all().gap,
-            objective: pool.promise.itl,
+            objective: pool.objective.itl,
             wanted: self.ledger.seqs.saturating_add(share).min(self.full(pool)),
             enough: ENOUGH[usize::from(patient)],
         }

@@ -41,7 +41,7 @@ pub(super) struct FreeCapacity {
     pub(super) own: Option<FitSize>,
     /// Of classes less urgent than the one that the pool has made its promise
     /// to.
-    pub(super) guest: Option<FitSize>,
+    pub(super) background: Option<FitSize>,
     /// Of the urgent class, as soon as it has read its prompts.
     pub(super) soon: Option<FitSize>,
 }
@@ -49,7 +49,7 @@ pub(super) struct FreeCapacity {
 impl FreeCapacity {
     /// What it can take now of guests, or of the urgent class.
     pub(super) const fn now(&self, guest: bool) -> Option<FitSize> {
-        if guest { self.guest } else { self.own }
+        if guest { self.background } else { self.own }
     }
 }
 
@@ -87,24 +87,24 @@ pub(super) struct ReplicaState {
     /// What its pool's account counts it as.
     pub(super) accounted: ReplicaPresence,
     pub(super) adapters: AdapterSlots,
-    pub(super) vitals: ReplicaHealth,
+    pub(super) health: ReplicaHealth,
     /// How an operator has closed it to new work.
     pub(super) closed: Option<Closed>,
-    pub(super) watch: StallDetector,
+    pub(super) stall_detector: StallDetector,
     /// Streams there that wait for their clients.
     pub(super) paused: u32,
     pub(super) gauges: WatchedGauges,
-    pub(super) rest: SleepState,
+    pub(super) sleep: SleepState,
     /// How long it is idle before it sleeps, if it ever does.
     pub(super) idle_after: Option<Duration>,
-    pub(super) foreign: Reconciler,
+    pub(super) reconciler: Reconciler,
     /// Sequences that run there and are not ours, as of the last change.
-    pub(super) others: u32,
+    pub(super) foreign_seqs: u32,
     /// Sequences ever booked there.
     pub(super) sent: u64,
-    pub(super) learned: LearnedSeqLimit,
-    pub(super) kv_shared: SharedKv,
-    pub(super) pace: ItlLimit,
+    pub(super) learned_seqs: LearnedSeqLimit,
+    pub(super) shared_kv: SharedKv,
+    pub(super) itl_limit: ItlLimit,
     pub(super) stretch: GapStretch,
     pub(super) reader: ReplicaReads,
     pub(super) speed: SpeedFactor,
@@ -115,16 +115,16 @@ pub(super) struct ReplicaState {
     pub(super) report: Option<(Tick, ReplicaReport)>,
     pub(super) held: bool,
     pub(super) last_chosen: u64,
-    pub(super) rooms: FreeCapacity,
+    pub(super) free_capacity: FreeCapacity,
     /// Where it stands on the boards of its pool.
     pub(super) slots: [Option<usize>; 3],
-    pub(super) wake: Option<Tick>,
+    pub(super) next_timer: Option<Tick>,
     pub(super) up: bool,
     /// Whether its pool counts it among those that are busy, that sleep, and that
     /// can be woken.
     pub(super) counted: PoolContribution,
     /// Whether its pool counts it among those that read guests' prompts.
-    pub(super) reads_guest: bool,
+    pub(super) prefills_background: bool,
     /// Its part in the capacity of its pool.
     pub(super) capacity: u32,
 }
@@ -143,19 +143,19 @@ impl ReplicaState {
             reading: PrefillLoad::default(),
             accounted: ReplicaPresence::default(),
             adapters: AdapterSlots::default(),
-            vitals: ReplicaHealth::default(),
+            health: ReplicaHealth::default(),
             closed: None,
-            watch: StallDetector::default(),
+            stall_detector: StallDetector::default(),
             paused: 0,
             gauges: WatchedGauges::default(),
-            rest: SleepState::default(),
+            sleep: SleepState::default(),
             idle_after: None,
-            foreign: Reconciler::default(),
-            others: 0,
+            reconciler: Reconciler::default(),
+            foreign_seqs: 0,
             sent: 0,
-            learned: LearnedSeqLimit::default(),
-            kv_shared: SharedKv::default(),
-            pace: ItlLimit::default(),
+            learned_seqs: LearnedSeqLimit::default(),
+            shared_kv: SharedKv::default(),
+            itl_limit: ItlLimit::default(),
             stretch: GapStretch::default(),
             reader: ReplicaReads::default(),
             speed: SpeedFactor::default(),
@@ -164,25 +164,25 @@ impl ReplicaState {
             report: None,
             held: false,
             last_chosen: 0,
-            rooms: FreeCapacity::default(),
+            free_capacity: FreeCapacity::default(),
             slots: [None; 3],
-            wake: None,
+            next_timer: None,
             up: false,
             counted: PoolContribution::default(),
-            reads_guest: false,
+            prefills_background: false,
             capacity: 0,
         }
     }
 
     pub(super) fn state(&self, now: Tick, rules: &HealthPolicy) -> ReplicaStatus {
-        let state = self.vitals.state(now, rules);
+        let state = self.health.state(now, rules);
         match self.closed {
             _ if !self.present => ReplicaStatus::Removed,
             _ if matches!(state, ReplicaStatus::Ejected | ReplicaStatus::Gone) => state,
             Some(Closed::Drained | Closed::SpotNotice) => ReplicaStatus::Draining,
             _ if self.leaving => ReplicaStatus::Draining,
             Some(Closed::Cordoned) => ReplicaStatus::Cordoned,
-            None => self.rest.state().unwrap_or(state),
+            None => self.sleep.state().unwrap_or(state),
         }
     }
 
@@ -191,10 +191,10 @@ impl ReplicaState {
         let state = self.state(now, rules);
         PoolContribution {
             busy: state == ReplicaStatus::Busy,
-            out: self.vitals.is_out(),
-            away: self.leaving || self.vitals.is_silent(),
+            out: self.health.is_out(),
+            away: self.leaving || self.health.is_silent(),
             sleeps: matches!(state, ReplicaStatus::Asleep | ReplicaStatus::Waking),
-            can_wake: state == ReplicaStatus::Asleep && self.rest.can_wake() && pool.sleep.is_some(),
+            can_wake: state == ReplicaStatus::Asleep && self.sleep.can_wake() && pool.sleep.is_some(),
             waking: if state == ReplicaStatus::Waking { self.full(pool) } else { 0 },
         }
     }
@@ -215,21 +215,21 @@ impl ReplicaState {
 
     /// When something is due.
     pub(super) fn next_wake(&self, now: Tick, rules: &HealthPolicy) -> Option<Tick> {
-        let wake = self.vitals.next_wake(now, rules);
-        let others = [self.watch.check_at(), self.rest.next_wake()];
+        let wake = self.health.next_wake(now, rules);
+        let others = [self.stall_detector.check_at(), self.sleep.next_wake()];
         wake.into_iter().chain(others.into_iter().flatten()).min().filter(|_| self.present)
     }
 
     /// Sequences that it runs at full size, whatever its pace.
     pub(super) fn full(&self, pool: &PoolState) -> u32 {
         let reported = self.report.and_then(|(_, report)| report.slots);
-        full_seqs(self.configured_seqs, reported, self.learned, pool.buffer)
+        full_seqs(self.configured_seqs, reported, self.learned_seqs, pool.buffer)
     }
 
     pub(super) fn limit(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> u32 {
-        let ours = self.full(pool).saturating_sub(self.others).max(1);
-        let full = ours.min(self.pace.seqs().max(pool.promise.widest));
-        ramped(full, self.vitals.eighths(now, rules))
+        let ours = self.full(pool).saturating_sub(self.foreign_seqs).max(1);
+        let full = ours.min(self.itl_limit.seqs().max(pool.objective.widest));
+        ramped(full, self.health.eighths(now, rules))
     }
 
     /// Its KV tokens; no bound where nothing is known of them.
@@ -245,48 +245,54 @@ impl ReplicaState {
 
     /// What it can take. An empty one takes any one job, however large, since
     /// no other could do better.
-    pub(super) fn find_rooms(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> FreeCapacity {
-        if self.held || self.vitals.is_tried() || !self.is_up(now, rules) {
+    pub(super) fn find_free_capacity(
+        &self,
+        pool: &PoolState,
+        now: Tick,
+        rules: &HealthPolicy,
+    ) -> FreeCapacity {
+        if self.held || self.health.is_tried() || !self.is_up(now, rules) {
             return FreeCapacity::default();
         }
         if self.ledger.jobs == 0 {
             return FreeCapacity {
                 own: Some(FitSize::MAX),
-                guest: Some(FitSize::MAX),
+                background: Some(FitSize::MAX),
                 soon: Some(FitSize::MAX),
             };
         }
         let limit = self.limit(pool, now, rules);
         let seqs = limit.saturating_sub(self.ledger.seqs);
-        let soon = (seqs > 0).then_some(FitSize { seqs, kv: self.kv_left(1.0), prefill: u64::MAX });
+        let soon = (seqs > 0).then_some(FitSize { seqs, kv: self.free_kv(1.0), prefill: u64::MAX });
         let prefill = self.prefill_left(pool);
         let own = soon.filter(|_| prefill > 0).map(|size| FitSize { prefill, ..size });
-        let guest = self.guest_seqs(pool, limit);
-        let guest = guest.map(|seqs| FitSize { seqs, kv: self.kv_left(GUEST_KV), prefill: u64::MAX });
-        FreeCapacity { own, guest, soon }
+        let guest = self.background_seqs(pool, limit);
+        let guest = guest.map(|seqs| FitSize { seqs, kv: self.free_kv(GUEST_KV), prefill: u64::MAX });
+        FreeCapacity { own, background: guest, soon }
     }
 
     /// Sequences for guests: only while it reads no prompt, and only as many as
     /// leave its steps short enough.
-    fn guest_seqs(&self, pool: &PoolState, limit: u32) -> Option<u32> {
-        let slow = self.is_slow_for_guests(pool);
-        let seqs =
-            Self::guest_share(limit).saturating_sub(pool.promise.reserve).saturating_sub(self.ledger.seqs);
+    fn background_seqs(&self, pool: &PoolState, limit: u32) -> Option<u32> {
+        let slow = self.is_slow_for_background(pool);
+        let seqs = Self::background_share(limit)
+            .saturating_sub(pool.objective.headroom)
+            .saturating_sub(self.ledger.seqs);
         (self.ledger.prefill <= self.on_the_way() && !slow && seqs > 0).then_some(seqs)
     }
 
     /// Sequences of a limit that guests may fill.
-    pub(super) fn guest_share(limit: u32) -> u32 {
+    pub(super) fn background_share(limit: u32) -> u32 {
         (f64::from(limit) * GUEST_SEQS) as u32
     }
 
     /// Whether its steps are too long for guests to come.
-    pub(super) fn is_slow_for_guests(&self, pool: &PoolState) -> bool {
-        let aim = pool.promise.itl.as_nanos() as f64 * GUEST_STEP;
-        self.decode_step() > aim || self.pace.mean().is_some_and(|mean| mean > aim)
+    pub(super) fn is_slow_for_background(&self, pool: &PoolState) -> bool {
+        let aim = pool.objective.itl.as_nanos() as f64 * GUEST_STEP;
+        self.decode_step() > aim || self.itl_limit.mean().is_some_and(|mean| mean > aim)
     }
 
-    pub(super) fn kv_left(&self, part: f64) -> u64 {
+    pub(super) fn free_kv(&self, part: f64) -> u64 {
         match self.kv() {
             u64::MAX => u64::MAX,
             kv => ((kv as f64 * part) as u64).saturating_sub(self.kv_held()),
@@ -295,7 +301,7 @@ impl ReplicaState {
 
     /// KV tokens that its jobs hold or will hold: what prompts share counts once.
     pub(super) fn kv_held(&self) -> u64 {
-        self.ledger.kv.saturating_sub(self.kv_shared.saved(self.ledger.kv_prompts))
+        self.ledger.kv.saturating_sub(self.shared_kv.saved(self.ledger.kv_prompts))
     }
 
     /// Nanoseconds of a step in which each of its sequences gets a token.
@@ -330,11 +336,11 @@ impl ReplicaState {
     /// It is new in the policy, or was taken out of it and put back: a new
     /// start.
     pub(super) fn join(&mut self, now: Tick) {
-        self.vitals.join(now);
-        (self.speed, self.pace, self.learned) =
+        self.health.join(now);
+        (self.speed, self.itl_limit, self.learned_seqs) =
             (SpeedFactor::default(), ItlLimit::default(), LearnedSeqLimit::default());
-        self.kv_shared = SharedKv::default();
-        (self.foreign, self.rest, self.gauges) =
+        self.shared_kv = SharedKv::default();
+        (self.reconciler, self.sleep, self.gauges) =
             (Reconciler::default(), SleepState::default(), WatchedGauges::default());
     }
 }

@@ -24,7 +24,7 @@ fn worth_waiting(free: u64, soon: u64) -> bool {
 #[derive(Debug, Clone, Copy)]
 pub struct ReplicaRequirements<'a> {
     /// What it needs; of prefill, where most of its prompt is cached.
-    pub need: FitSize,
+    pub size: FitSize,
     /// Its prompt tokens.
     pub prompt: u64,
     /// Output tokens of each of its sequences, as many as count where it is sent.
@@ -55,7 +55,7 @@ impl ReplicaRequirements<'_> {
 
     /// What it needs there.
     fn need_at(&self, replica: ReplicaId) -> FitSize {
-        FitSize { prefill: self.weight_at(replica), ..self.need }
+        FitSize { prefill: self.weight_at(replica), ..self.size }
     }
 }
 
@@ -75,9 +75,9 @@ impl Fleet {
     /// Those of the pools that have a replica with free credit, each with the
     /// largest in each respect.
     pub fn openings(&self, pools: &BitSet, guest: bool) -> impl Iterator<Item = (PoolId, FitSize)> {
-        self.open.common(pools).filter_map(move |index| {
+        self.open.intersection(pools).filter_map(move |index| {
             let pool = self.pools.get(index).filter(|pool| pool.is_open(guest))?;
-            let board = pool.board(guest);
+            let board = pool.tree(guest);
             (!board.is_empty()).then(|| (PoolId::from(index), board.least_size().complement()))
         })
     }
@@ -90,7 +90,7 @@ impl Fleet {
         avoid: &dyn Fn(ReplicaId) -> bool,
     ) -> Option<ReplicaMatch> {
         let weight = ttft_model::weight(wish.prompt, 0);
-        let need = FitSize { prefill: weight, ..wish.need }.complement();
+        let need = FitSize { prefill: weight, ..wish.size }.complement();
         let skip = |id: &ReplicaId| avoid(*id);
         let first = |pool: &PoolState, board: &FitTree<ReplicaRank, ReplicaId>| {
             let ask =
@@ -99,7 +99,7 @@ impl Fleet {
             found.map(|(cost, _)| cost)
         };
         let open = self.pools(pools).filter(|pool| pool.is_open(wish.guest));
-        let cold = open.filter_map(|pool| first(pool, pool.board(wish.guest)));
+        let cold = open.filter_map(|pool| first(pool, pool.tree(wish.guest)));
         let usable = |room: fn(&FreeCapacity, bool) -> Option<FitSize>| {
             let here = self.known_to(pools, wish).filter(|id| !avoid(*id));
             here.filter_map(move |id| self.own_cost(id, pools, wish, room))
@@ -155,8 +155,8 @@ impl Fleet {
     ) -> Option<<ReplicaRank as FitRank>::Cost> {
         let node = self.node(id).filter(|node| pools.contains(&node.pool))?;
         let pool = self.pools.get(node.pool.index()).filter(|pool| pool.is_open(wish.guest))?;
-        let fits =
-            room(&node.rooms, pool.is_guest(wish.guest)).is_some_and(|room| wish.need_at(id).within(room));
+        let fits = room(&node.free_capacity, pool.is_background(wish.guest))
+            .is_some_and(|room| wish.need_at(id).fits_in(room));
         let cost = self.cost(id, wish).filter(|_| fits)?;
         Some((cost, node.last_chosen, id))
     }
@@ -187,12 +187,12 @@ impl Fleet {
     /// Whether a replica can take the job once it has read its prompts.
     #[must_use]
     pub fn fits_soon(&self, pools: &[PoolId], wish: &ReplicaRequirements<'_>) -> bool {
-        let need = wish.need.complement();
+        let need = wish.size.complement();
         let fits = |pool: &PoolState| {
             let ask = RoutingDemand { weight: 0, output: 0, loads: pool.adapters.contains(&wish.model) };
             pool.soon.first(ask, need, &|_| false).is_some_and(|(_, entry)| entry.key.takes_in(ask))
         };
-        let bare = ReplicaRequirements { need: FitSize { prefill: 0, ..wish.need }, prompt: 0, ..*wish };
+        let bare = ReplicaRequirements { size: FitSize { prefill: 0, ..wish.size }, prompt: 0, ..*wish };
         let holders = self.holders(pools, wish.model).iter();
         self.pools(pools).any(fits)
             || holders.clone().any(|id| self.own_cost(*id, pools, &bare, |rooms, _| rooms.soon).is_some())
@@ -202,7 +202,7 @@ impl Fleet {
     #[must_use]
     pub fn count_fitting(&self, pools: &[PoolId], wish: &ReplicaRequirements<'_>) -> u32 {
         let open = self.pools(pools).filter(|pool| pool.is_open(wish.guest));
-        open.map(|pool| pool.board(wish.guest).count(wish.need.complement())).sum()
+        open.map(|pool| pool.tree(wish.guest).count(wish.size.complement())).sum()
     }
 
     /// Whether the replica can take the job now; one that is held can, when
@@ -212,12 +212,12 @@ impl Fleet {
         let Some(node) = self.node(id) else { return false };
         let Some(pool) = self.pools.get(node.pool.index()) else { return false };
         let rooms = match node.held && even_held {
-            true => ReplicaState { held: false, ..node.clone() }.find_rooms(pool, now, &self.rules),
-            false => node.rooms,
+            true => ReplicaState { held: false, ..node.clone() }.find_free_capacity(pool, now, &self.rules),
+            false => node.free_capacity,
         };
-        let room = rooms.now(pool.is_guest(wish.guest));
+        let room = rooms.now(pool.is_background(wish.guest));
         let comes_in = node.adapter_fit(pool, wish.model) != Some(AdapterState::Full);
-        comes_in && pool.is_open(wish.guest) && room.is_some_and(|room| wish.need_at(id).within(room))
+        comes_in && pool.is_open(wish.guest) && room.is_some_and(|room| wish.need_at(id).fits_in(room))
     }
 
     /// Whether a replica promises the job's first token so much sooner than
@@ -227,8 +227,8 @@ impl Fleet {
         let promised = |id: ReplicaId| self.cost(id, wish).unwrap_or(u64::MAX);
         let others = self.pools(pools).flat_map(|pool| &pool.members);
         let soon = others.filter(|other| {
-            let room = self.node(**other).and_then(|node| node.rooms.soon);
-            room.is_some_and(|room| FitSize { prefill: 0, ..wish.need }.within(room))
+            let room = self.node(**other).and_then(|node| node.free_capacity.soon);
+            room.is_some_and(|room| FitSize { prefill: 0, ..wish.size }.fits_in(room))
         });
         !wish.guest
             && soon.map(|other| promised(*other)).min().is_some_and(|soon| worth_waiting(promised(id), soon))
@@ -256,7 +256,7 @@ impl Fleet {
         let ranked = members.filter_map(|id| {
             let node = self.node(id).filter(|node| node.up && !node.held)?;
             let whole = node.whole(pool, now, &self.rules);
-            Some((!need.within(whole), node.ledger.work(), id))
+            Some((!need.fits_in(whole), node.ledger.work(), id))
         });
         ranked.min().map(|(_, _, id)| id)
     }

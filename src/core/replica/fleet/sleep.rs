@@ -25,20 +25,20 @@ impl Fleet {
 
     /// Whether a pool has become dormant or was scaled to zero since this was last
     /// asked.
-    pub const fn fell_dormant(&mut self) -> bool {
-        std::mem::replace(&mut self.fell_dormant, false)
+    pub const fn take_dormant_pools(&mut self) -> bool {
+        std::mem::replace(&mut self.dormant_pools, false)
     }
 
     /// Whether a pool has lost its last replica in service since this was last
     /// asked.
-    pub const fn fell_empty(&mut self) -> bool {
-        std::mem::replace(&mut self.fell_empty, false)
+    pub const fn take_empty_pools(&mut self) -> bool {
+        std::mem::replace(&mut self.empty_pools, false)
     }
 
     /// Whether a pool has got its first replica in service since this was last
     /// asked.
-    pub const fn rose(&mut self) -> bool {
-        std::mem::replace(&mut self.rose, false)
+    pub const fn take_risen_pools(&mut self) -> bool {
+        std::mem::replace(&mut self.risen_pools, false)
     }
 
     /// Whether there is a replica that sleeps and can be woken.
@@ -74,8 +74,8 @@ impl Fleet {
 
     /// What is due of the replica's rest.
     #[must_use]
-    pub fn rest_due(&self, id: ReplicaId, now: Tick) -> Option<SleepDue> {
-        self.node(id)?.rest.due(now)
+    pub fn sleep_due(&self, id: ReplicaId, now: Tick) -> Option<SleepDue> {
+        self.node(id)?.sleep.due(now)
     }
 
     /// Whether an idle replica may sleep: nobody uses it as far as its reports
@@ -88,34 +88,34 @@ impl Fleet {
             let known = now.since(at) <= rules.after_idle.max(REPORT_AGE);
             known && report.running.unwrap_or(0) == 0 && report.waiting.unwrap_or(0) == 0
         });
-        quiet && node.up && node.ledger.jobs == 0 && node.others == 0 && pool.up > rules.keep_awake
+        quiet && node.up && node.ledger.jobs == 0 && node.foreign_seqs == 0 && pool.up > rules.keep_awake
     }
 
     /// The replica stays awake; it is looked at again later.
     pub fn stay_awake(&mut self, id: ReplicaId, now: Tick) {
         self.change(id, now, |node| {
             let pause = node.idle_after.map_or(LOOK_AGAIN, |after| (after / 4).max(LOOK_AGAIN));
-            node.rest.postpone(now + pause);
+            node.sleep.postpone(now + pause);
         });
     }
 
     /// The replica is told to sleep.
     pub fn retire(&mut self, id: ReplicaId, now: Tick) {
-        self.change(id, now, |node| node.rest.retire(now));
+        self.change(id, now, |node| node.sleep.retire(now));
     }
 
     /// The replica is told to wake.
     pub fn rouse(&mut self, id: ReplicaId, rules: &SleepPolicy, now: Tick) {
-        self.change(id, now, |node| node.rest.rouse(now, rules.wake_timeout));
+        self.change(id, now, |node| node.sleep.rouse(now, rules.wake_timeout));
     }
 
     /// What came of it.
-    pub fn rested(&mut self, id: ReplicaId, rested: SleepResult, now: Tick) -> SleepChange {
-        self.change(id, now, |node| node.rest.answer(now, rested)).unwrap_or(SleepChange::Nothing)
+    pub fn sleep_answered(&mut self, id: ReplicaId, rested: SleepResult, now: Tick) -> SleepChange {
+        self.change(id, now, |node| node.sleep.answer(now, rested)).unwrap_or(SleepChange::Nothing)
     }
 
     /// Nothing came of it.
-    pub fn give_up_rest(&mut self, id: ReplicaId, now: Tick) -> SleepChange {
-        self.change(id, now, |node| node.rest.give_up(now)).unwrap_or(SleepChange::Nothing)
+    pub fn give_up_sleep(&mut self, id: ReplicaId, now: Tick) -> SleepChange {
+        self.change(id, now, |node| node.sleep.give_up(now)).unwrap_or(SleepChange::Nothing)
     }
 }

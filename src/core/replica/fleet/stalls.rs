@@ -27,9 +27,9 @@ impl ReplicaState {
 
     /// How long it may be silent now.
     pub(super) fn patience(&self, now: Tick) -> Duration {
-        let gap = self.pace.mean().map_or(0, |mean| mean as u64);
+        let gap = self.itl_limit.mean().map_or(0, |mean| mean as u64);
         let gap = self.speed.is_known().then_some(gap);
-        let patience = self.watch.patience(self.outlook().wait, gap, now);
+        let patience = self.stall_detector.patience(self.outlook().wait, gap, now);
         if self.owes_streams() { patience } else { patience.saturating_add(ANSWER_PATIENCE) }
     }
 }
@@ -37,9 +37,9 @@ impl ReplicaState {
 impl Fleet {
     /// Bytes came from the replica's engine. What is derived of it stays as it
     /// is: the watch looks for signs when its time comes.
-    pub fn heard(&mut self, id: ReplicaId, now: Tick) {
-        if let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) {
-            node.watch.sign(now);
+    pub fn bytes_received(&mut self, id: ReplicaId, now: Tick) {
+        if let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) {
+            node.stall_detector.sign(now);
         }
     }
 
@@ -56,12 +56,12 @@ impl Fleet {
 
     /// Whether the replica owes something and has been silent for too long; looks
     /// when it is time to.
-    pub fn look(&mut self, id: ReplicaId, now: Tick) -> StallVerdict {
+    pub fn check_stall(&mut self, id: ReplicaId, now: Tick) -> StallVerdict {
         let patience = self.patience(id, now);
-        let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) else {
-            return StallVerdict::Calm;
+        let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else {
+            return StallVerdict::Alive;
         };
-        let look = node.watch.look(now, patience);
+        let look = node.stall_detector.check(now, patience);
         self.refresh(id, now);
         look
     }
@@ -75,13 +75,13 @@ impl Fleet {
     /// Whether the replica's engine has shown life since then, and lately.
     #[must_use]
     pub fn is_alive(&self, id: ReplicaId, since: Tick, now: Tick) -> bool {
-        self.node(id).is_some_and(|node| node.watch.is_alive(since, now, self.patience(id, now)))
+        self.node(id).is_some_and(|node| node.stall_detector.is_alive(since, now, self.patience(id, now)))
     }
 
     /// The last sign of life of the replica's engine.
     #[must_use]
     pub fn last_sign(&self, id: ReplicaId) -> Tick {
-        self.node(id).map_or(Tick::ZERO, |node| node.watch.last_sign())
+        self.node(id).map_or(Tick::ZERO, |node| node.stall_detector.last_sign())
     }
 
     /// Whether the replica's reports show whether it works.
@@ -91,16 +91,16 @@ impl Fleet {
     }
 
     /// The replica was ejected for its silence, which may have been a mistake.
-    pub fn note_silence(&mut self, id: ReplicaId, now: Tick) {
-        if let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) {
-            node.watch.note_silence(now);
+    pub fn note_stall(&mut self, id: ReplicaId, now: Tick) {
+        if let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) {
+            node.stall_detector.note_stall(now);
         }
     }
 
     /// A first token did not come in time.
     pub fn miss(&mut self, id: ReplicaId, now: Tick) {
-        if let Some(node) = self.nodes.get_mut(id.index()).and_then(Option::as_mut) {
-            node.watch.miss(now);
+        if let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) {
+            node.stall_detector.miss(now);
         }
     }
 
@@ -108,6 +108,6 @@ impl Fleet {
     /// life.
     #[must_use]
     pub fn missed(&self, id: ReplicaId) -> Option<Tick> {
-        self.node(id)?.watch.missed()
+        self.node(id)?.stall_detector.missed()
     }
 }

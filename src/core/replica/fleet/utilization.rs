@@ -19,10 +19,10 @@ impl Fleet {
         let mut sum = ReplicasInUse::default();
         let Some(state) = self.pools.get(pool.index()) else { return sum };
         for node in state.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.ledger.jobs > 0) {
-            let full = contended && node.rooms.own.is_none();
+            let full = contended && node.free_capacity.own.is_none();
             let parts = match (full, shared) {
                 (true, false) => [1.0; WAYS],
-                (true, true) => [node.our_part(); WAYS],
+                (true, true) => [node.own_share(); WAYS],
                 (false, _) => node.used(state, shared),
             };
             sum.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part.min(1.0));
@@ -92,28 +92,28 @@ impl ReplicaState {
     /// prompts that it can read at once, and of the time between tokens that lies
     /// between the best that was seen and what is promised.
     fn used(&self, pool: &PoolState, shared: bool) -> ReplicasInUse {
-        let ours = self.full(pool).saturating_sub(self.others).max(1).min(self.pace.seqs().max(1));
+        let ours = self.full(pool).saturating_sub(self.foreign_seqs).max(1).min(self.itl_limit.seqs().max(1));
         let (seqs, paced) =
-            if shared { (ours.saturating_add(self.others), self.our_part()) } else { (ours, 1.0) };
+            if shared { (ours.saturating_add(self.foreign_seqs), self.own_share()) } else { (ours, 1.0) };
         let part = |of: u64, whole: u64| of as f64 / whole.max(1) as f64;
         [
             part(u64::from(self.ledger.seqs), u64::from(seqs)),
             part(self.kv_held(), self.kv()),
             part(self.ledger.prefill, self.prefill_at_once(pool)),
-            self.used_pace(pool) * paced,
+            self.used_of_itl(pool) * paced,
         ]
     }
 
     /// Our part of the sequences that run there.
-    fn our_part(&self) -> f64 {
+    fn own_share(&self) -> f64 {
         let ours = f64::from(self.ledger.seqs);
-        ours / (ours + f64::from(self.others)).max(1.0)
+        ours / (ours + f64::from(self.foreign_seqs)).max(1.0)
     }
 
-    fn used_pace(&self, pool: &PoolState) -> f64 {
-        let aim = self.pace.aim(pool.promise.itl);
+    fn used_of_itl(&self, pool: &PoolState) -> f64 {
+        let aim = self.itl_limit.aim(pool.objective.itl);
         let best = pool.bests.all().gap.map_or(f64::INFINITY, |gap| gap.as_nanos() as f64);
-        match self.pace.mean().filter(|_| self.ledger.streams > 0 && best < aim * MOST_BARE) {
+        match self.itl_limit.mean().filter(|_| self.ledger.streams > 0 && best < aim * MOST_BARE) {
             Some(mean) => ((mean - best) / (aim - best)).max(0.0),
             None => 0.0,
         }

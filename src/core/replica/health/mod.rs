@@ -121,7 +121,7 @@ impl ReplicaHealth {
     }
 
     /// A token or a whole answer came from it.
-    pub fn proved(&mut self) {
+    pub fn note_proof(&mut self) {
         (self.unproven, self.garbled) = (false, 0);
     }
 
@@ -233,7 +233,7 @@ impl ReplicaHealth {
 
     /// It gets work again after it was kept from it in good health: slowly at
     /// first.
-    pub fn ease_in(&mut self, now: Tick) {
+    pub fn slow_start(&mut self, now: Tick) {
         if self.out.is_none() {
             self.back_since = Some(now);
         }

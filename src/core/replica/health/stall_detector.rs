@@ -82,11 +82,11 @@ impl WatchedGauges {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StallVerdict {
     /// Nothing is due.
-    Calm,
+    Alive,
     /// It has been silent for its whole patience: its gauges are to be read.
-    Ask,
+    Scrape,
     /// It stayed silent after that, for so long in all.
-    Silent(Duration),
+    Stalled(Duration),
 }
 
 /// One replica's watch.
@@ -109,15 +109,15 @@ pub struct StallDetector {
 impl StallDetector {
     /// Something came from the engine, or a gauge of it moved.
     pub fn sign(&mut self, now: Tick) {
-        self.note_silence(now);
+        self.note_stall(now);
         self.sign = now;
         self.asked = false;
         self.missed = None;
     }
 
     /// Keeps in mind for how long it has been silent while it owed something.
-    pub fn note_silence(&mut self, now: Tick) {
-        let silence = self.owed.map_or(Duration::ZERO, |_| now.since(self.silent_since()));
+    pub fn note_stall(&mut self, now: Tick) {
+        let silence = self.owed.map_or(Duration::ZERO, |_| now.since(self.stalled_since()));
         if silence > self.shown_at(now) {
             self.shown = (silence, now);
         }
@@ -169,7 +169,7 @@ impl StallDetector {
     pub fn arm(&mut self, now: Tick, owes: bool, patience: Duration) {
         self.owed = owes.then(|| self.owed.unwrap_or(now));
         self.asked &= owes;
-        let next = (self.silent_since() + patience).max(now + GRACE);
+        let next = (self.stalled_since() + patience).max(now + GRACE);
         self.check = owes.then(|| self.check.map_or(next, |at| at.min(next)));
     }
 
@@ -181,22 +181,22 @@ impl StallDetector {
 
     /// Looks, if it is time to. If the engine has not been silent for too long,
     /// the next check comes when it will have been.
-    pub fn look(&mut self, now: Tick, patience: Duration) -> StallVerdict {
+    pub fn check(&mut self, now: Tick, patience: Duration) -> StallVerdict {
         if self.check.is_none_or(|at| at > now) {
-            return StallVerdict::Calm;
+            return StallVerdict::Alive;
         }
-        let limit = self.silent_since() + patience;
+        let limit = self.stalled_since() + patience;
         let (next, look) = match (limit <= now, self.asked) {
-            (false, _) => (limit, StallVerdict::Calm),
-            (true, false) => (now + ANSWER, StallVerdict::Ask),
-            (true, true) => (now + GRACE, StallVerdict::Silent(now.since(self.silent_since()))),
+            (false, _) => (limit, StallVerdict::Alive),
+            (true, false) => (now + ANSWER, StallVerdict::Scrape),
+            (true, true) => (now + GRACE, StallVerdict::Stalled(now.since(self.stalled_since()))),
         };
-        self.asked = look == StallVerdict::Ask;
+        self.asked = look == StallVerdict::Scrape;
         self.check = Some(next);
         look
     }
 
-    fn silent_since(&self) -> Tick {
+    fn stalled_since(&self) -> Tick {
         self.owed.map_or(self.sign, |owed| owed.max(self.sign))
     }
 }
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(watch.patience(0, gap, ms(64_500)), Duration::from_secs(4));
         assert_eq!(watch.patience(0, gap, ms(600_000)), usual);
         watch.sign(ms(600_000));
-        watch.note_silence(ms(700_000));
+        watch.note_stall(ms(700_000));
         assert_eq!(watch.patience(0, gap, ms(700_000)), WARM_UP, "as long as a new one at most");
     }
 
@@ -234,26 +234,26 @@ mod tests {
         watch.arm(ms(100), true, PATIENCE);
         assert_eq!(watch.check_at(), Some(ms(1_600)));
         watch.sign(ms(400));
-        assert_eq!(watch.look(ms(1_600), PATIENCE), StallVerdict::Calm);
+        assert_eq!(watch.check(ms(1_600), PATIENCE), StallVerdict::Alive);
         assert_eq!(watch.check_at(), Some(ms(1_900)));
-        assert_eq!(watch.look(ms(1_900), PATIENCE), StallVerdict::Ask);
-        assert_eq!(watch.look(ms(1_900), PATIENCE), StallVerdict::Calm, "the answer is on its way");
-        assert_eq!(watch.look(ms(2_400), PATIENCE), StallVerdict::Silent(Duration::from_secs(2)));
+        assert_eq!(watch.check(ms(1_900), PATIENCE), StallVerdict::Scrape);
+        assert_eq!(watch.check(ms(1_900), PATIENCE), StallVerdict::Alive, "the answer is on its way");
+        assert_eq!(watch.check(ms(2_400), PATIENCE), StallVerdict::Stalled(Duration::from_secs(2)));
         watch.arm(ms(2_400), false, PATIENCE);
         assert_eq!(watch.check_at(), None);
-        assert_eq!(watch.look(ms(9_000), PATIENCE), StallVerdict::Calm);
+        assert_eq!(watch.check(ms(9_000), PATIENCE), StallVerdict::Alive);
     }
 
     #[test]
     fn what_comes_after_the_question_is_an_answer() {
         let mut watch = StallDetector::default();
         watch.arm(ms(0), true, PATIENCE);
-        assert_eq!(watch.look(ms(1_500), PATIENCE), StallVerdict::Ask);
+        assert_eq!(watch.check(ms(1_500), PATIENCE), StallVerdict::Scrape);
         watch.miss(ms(1_500));
         watch.sign(ms(1_600));
         assert_eq!(watch.missed(), None);
-        assert_eq!(watch.look(ms(2_000), PATIENCE), StallVerdict::Calm);
-        assert_eq!(watch.look(ms(3_100), PATIENCE), StallVerdict::Ask, "from the beginning");
+        assert_eq!(watch.check(ms(2_000), PATIENCE), StallVerdict::Alive);
+        assert_eq!(watch.check(ms(3_100), PATIENCE), StallVerdict::Scrape, "from the beginning");
     }
 
     #[test]

@@ -12,19 +12,19 @@ use crate::core::scheduler::Scheduler;
 
 impl Scheduler {
     /// Why a job of this kind cannot be taken at all.
-    pub(in crate::core::scheduler) fn unwelcome(&self, spec: &JobSpec) -> Option<RejectReason> {
+    pub(in crate::core::scheduler) fn reason_to_refuse(&self, spec: &JobSpec) -> Option<RejectReason> {
         if self.draining {
             return Some(RejectReason::Draining);
         }
         let late = spec.deadline < self.now;
-        self.orphaned(LaneKey::of(spec))
+        self.reason_to_withdraw(LaneKey::of(spec))
             .or_else(|| late.then_some(RejectReason::DeadlineExceeded))
             .or_else(|| self.too_wide(spec))
-            .or_else(|| self.finds_no_room(spec))
+            .or_else(|| self.reason_of_no_room(spec))
     }
 
     /// Why jobs of this lane cannot be served under the policy in force.
-    pub(in crate::core::scheduler) fn orphaned(&self, lane: LaneKey) -> Option<RejectReason> {
+    pub(in crate::core::scheduler) fn reason_to_withdraw(&self, lane: LaneKey) -> Option<RejectReason> {
         let known =
             self.policy.tenants.get(lane.tenant).is_some() && self.policy.classes.get(lane.class).is_some();
         if !known {
@@ -36,7 +36,7 @@ impl Scheduler {
     /// A job of more sequences than any replica runs at once could only start at
     /// one that is drained for it, and would still wait inside the engine.
     fn too_wide(&self, spec: &JobSpec) -> Option<RejectReason> {
-        let pools = self.placement.line(LaneKey::of(spec)).map(|line| &*line.pools)?;
+        let pools = self.placement.pool_set(LaneKey::of(spec)).map(|line| &*line.pools)?;
         let fits = spec.sequences <= 1 || self.fleet.runs(pools, spec.sequences);
         (!fits).then(|| RejectReason::TooManySequences { most: self.fleet.most_sequences(pools) })
     }
@@ -45,7 +45,7 @@ impl Scheduler {
     /// to come, surely would be refused, so that no work should go into it before.
     /// False where it depends on how many tokens it has.
     pub fn surely_refuses(&mut self, spec: &JobSpec, others: u64, now: Tick) -> bool {
-        if self.unwelcome(spec).is_some() {
+        if self.reason_to_refuse(spec).is_some() {
             return true;
         }
         let taken = |unit: LimitUnit| if unit == LimitUnit::Requests { others } else { 0 };

@@ -31,8 +31,8 @@ impl Scheduler {
     fn slower(&self, spec: &JobSpec) -> Option<(ClassId, Tick)> {
         let next = self.policy.classes.get(spec.class)?.demote_to?;
         let allowed = self.policy.tenants.get(spec.tenant)?.classes.contains(&next);
-        let here = self.spot(LaneKey::of(spec))?;
-        let there = self.spot(LaneKey { class: next, ..LaneKey::of(spec) })?;
+        let here = self.lane_position(LaneKey::of(spec))?;
+        let there = self.lane_position(LaneKey { class: next, ..LaneKey::of(spec) })?;
         let deadline = (spec.arrived + self.policy.classes.get(next)?.max_wait).min(spec.patience);
         let wins = deadline > spec.deadline && deadline > self.now;
         (allowed && wins && there.class > here.class).then_some((next, deadline))
@@ -41,7 +41,7 @@ impl Scheduler {
     /// The job keeps its age. What its tenant paid for it in the class that it
     /// leaves is given back: it pays where it is served.
     fn move_to(&mut self, id: JobId, class: ClassId, deadline: Tick) {
-        self.leave(id);
+        self.dequeue(id);
         let Some(job) = self.jobs.get(&id) else { return };
         let before = job.spec;
         let mut job = Job {
@@ -52,13 +52,13 @@ impl Scheduler {
             ..job.clone()
         };
         job.place.late = false;
-        self.give_place(&mut job);
-        self.demand.book.moved(before.class, class);
+        self.set_place(&mut job);
+        self.demand.profiles.moved(before.class, class);
         let paid = self.jobs.insert(id, job).and_then(|job| job.charged);
-        if let (Some(paid), Some(account)) = (paid, self.account(LaneKey::of(&before))) {
+        if let (Some(paid), Some(account)) = (paid, self.lane_accounts(LaneKey::of(&before))) {
             self.recharge(account, LaneKey::of(&before), paid, 0);
         }
-        self.join(id);
-        self.look_again = true;
+        self.enqueue(id);
+        self.vain_waits_possible = true;
     }
 }

@@ -19,7 +19,7 @@ impl Scheduler {
     /// waiting already.
     pub(in crate::core::scheduler) fn displaceable(&self, newcomer: TenantId) -> Option<JobId> {
         let own = self.queue.share(newcomer, 0);
-        let heaviest = self.queue.heaviest().take(LOOKED_AT).map(|(tenant, _)| tenant);
+        let heaviest = self.queue.largest_tenant().take(LOOKED_AT).map(|(tenant, _)| tenant);
         let heavier = heaviest.filter(|tenant| *tenant != newcomer && self.queue.share(*tenant, 1) >= own);
         heavier.filter_map(|tenant| self.last_of(tenant)).find(|job| self.is_enough(*job))
     }

@@ -10,14 +10,14 @@ impl Scheduler {
     /// Whether a job waits for replicas none of which is in service, though
     /// another model may serve it.
     pub(in crate::core::scheduler) fn waits_in_vain(&self, id: JobId) -> bool {
-        let job = self.jobs.get(&id).filter(|job| job.spec.falls_back && job.part().is_some());
+        let job = self.jobs.get(&id).filter(|job| job.spec.has_fallback && job.part().is_some());
         job.is_some_and(|job| self.is_down(LaneKey::of(&job.spec)))
     }
 
     /// Refuses the jobs that wait in vain since the last replica of their model
     /// was lost. Says whether there were any.
     pub(in crate::core::scheduler) fn refuse_vain_waits(&mut self, out: &mut Vec<Action>) -> bool {
-        if !std::mem::take(&mut self.look_again) || self.fallbacks == 0 || self.all_up() {
+        if !std::mem::take(&mut self.vain_waits_possible) || self.fallbacks == 0 || self.has_all_pools_up() {
             return false;
         }
         let down = self.queue.lanes().filter(|(lane, _)| self.is_down(*lane));
@@ -30,7 +30,7 @@ impl Scheduler {
     }
 
     /// Whether every pool has a replica in service.
-    fn all_up(&self) -> bool {
+    fn has_all_pools_up(&self) -> bool {
         self.policy.pools.iter().all(|(pool, ..)| self.fleet.count_up(&[pool]) > 0)
     }
 
@@ -38,7 +38,7 @@ impl Scheduler {
     /// it: a job that is held for a start is told of its end.
     fn is_down(&self, lane: LaneKey) -> bool {
         let is_down = |pools: &[PoolId]| self.fleet.is_down(pools, self.now);
-        let down = self.placement.line(lane).is_none_or(|line| is_down(&line.pools));
+        let down = self.placement.pool_set(lane).is_none_or(|line| is_down(&line.pools));
         down && self.cold_pools(lane).is_none()
     }
 }

@@ -24,13 +24,13 @@ impl Scheduler {
         &mut self,
         spec: &JobSpec,
     ) -> Result<LimitGrant, LimitExceeded> {
-        if self.budgets.is_empty() {
+        if self.limits.is_empty() {
             return Ok(LimitGrant::default());
         }
         let output = self.expected.output(spec);
         let (gpu, money) = self.expect_spent(spec, output);
         let wanted = UnitAmounts { input: spec.prompt_tokens, output, gpu, money };
-        self.budgets.reserve(&payer(spec), &wanted, self.now)
+        self.limits.reserve(&payer(spec), &wanted, self.now)
     }
 
     /// Nanoseconds of a replica's time that the job is expected to take, and what
@@ -38,7 +38,7 @@ impl Scheduler {
     /// it would take if it had a replica to itself, at the highest price of those
     /// that may serve it.
     fn expect_spent(&self, spec: &JobSpec, output: u64) -> (u64, u64) {
-        let [gpu, money] = [LimitUnit::GpuTime, LimitUnit::Money].map(|unit| self.budgets.counts(unit));
+        let [gpu, money] = [LimitUnit::GpuTime, LimitUnit::Money].map(|unit| self.limits.counts(unit));
         if !gpu && !money {
             return (0, 0);
         }
@@ -59,13 +59,12 @@ impl Scheduler {
 
     /// Learns from a whole answer how much to reserve.
     pub(in crate::core::scheduler) fn learn_use(&mut self, job: &Job, usage: JobUsage) {
-        if !self.budgets.is_empty()
+        if !self.limits.is_empty()
             && let JobUsage::Exact(tokens) = usage
         {
             self.expected.learn(&job.spec, tokens.output);
             let (gpu, money) = job.spent;
-            let [times, prices] =
-                [LimitUnit::GpuTime, LimitUnit::Money].map(|unit| self.budgets.counts(unit));
+            let [times, prices] = [LimitUnit::GpuTime, LimitUnit::Money].map(|unit| self.limits.counts(unit));
             let learned = ((times || prices).then_some(gpu), prices.then_some(money));
             self.expected.learn_spent(&job.spec, learned);
         }
@@ -74,35 +73,35 @@ impl Scheduler {
     /// Settles what the job has reserved by what it used: tokens as far as they
     /// are known, time and money by its bills, of tries that failed too. One that was never at an engine gives all of it back.
     pub(in crate::core::scheduler) fn settle_limits(&mut self, job: &mut Job, used: Option<TokenCounts>) {
-        let hold = std::mem::take(&mut job.hold);
+        let hold = std::mem::take(&mut job.reservation);
         if hold.is_empty() {
             return;
         }
-        if job.tries == 0 {
-            return self.budgets.give_back(hold, self.now);
+        if job.attempts == 0 {
+            return self.limits.give_back(hold, self.now);
         }
         let TokenCounts { input, output, .. } = used.unwrap_or_default();
         let amounts = UnitAmounts { input, output, gpu: job.spent.0, money: job.spent.1 };
-        self.budgets.settle(hold, &UsedAmounts { amounts, tokens_known: used.is_some() }, self.now);
+        self.limits.settle(hold, &UsedAmounts { amounts, tokens_known: used.is_some() }, self.now);
     }
 
     /// New limits are in force.
     pub(in crate::core::scheduler) fn change_limits(&mut self) {
-        self.budgets.apply(&self.policy.limits);
+        self.limits.apply(&self.policy.limits);
         self.expected.retain(&self.policy);
     }
 
     /// How it stands with the limits that a job like this meets; the tightest
     /// may refuse it.
     pub fn limits_of(&mut self, spec: &JobSpec, now: Tick) -> SmallVec<[LimitStatus; 4]> {
-        if self.budgets.is_empty() {
+        if self.limits.is_empty() {
             return SmallVec::new();
         }
-        self.budgets.standing(&payer(spec), self.now.max(now))
+        self.limits.status_for(&payer(spec), self.now.max(now))
     }
 
     /// How it stands with all limits, in a fixed order.
     pub fn limits(&mut self, now: Tick) -> Vec<LimitStatus> {
-        self.budgets.all(self.now.max(now))
+        self.limits.statuses(self.now.max(now))
     }
 }

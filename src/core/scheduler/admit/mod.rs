@@ -56,7 +56,7 @@ pub(super) struct LaneAccounts {
 pub(super) struct LanePosition {
     pub(super) group: usize,
     pub(super) class: usize,
-    pub(super) line: usize,
+    pub(super) pool_set: usize,
 }
 
 impl Scheduler {
@@ -72,11 +72,11 @@ impl Scheduler {
             return SmallVec::new();
         }
         let spec = job::bounded(spec, self.now);
-        if let Some(reason) = self.unwelcome(&spec) {
+        if let Some(reason) = self.reason_to_refuse(&spec) {
             out.push(Action::Job(JobAction::Reject { job: id, why: self.rejection(&spec, reason, None) }));
             return SmallVec::new();
         }
-        let LimitGrant { hold, shadowed } = match self.reserve(&spec) {
+        let LimitGrant { reservation: hold, shadowed } = match self.reserve(&spec) {
             Ok(granted) => granted,
             Err(why) => {
                 let reason = RejectReason::Limited(why);
@@ -86,20 +86,20 @@ impl Scheduler {
             }
         };
         self.arrivals += 1;
-        let spec = JobSpec { fit: self.placement.fit(spec.model, spec.context), ..spec };
+        let spec = JobSpec { context_group: self.placement.context_group(spec.model, spec.context), ..spec };
         let mut job = Job::new(spec, prefix, self.arrivals);
-        job.hold = hold;
+        job.reservation = hold;
         let now = self.now;
         job.known_suspect = spec.fingerprint.is_some_and(|known| self.suspects.contains(known, now));
-        self.give_place(&mut job);
-        self.weigh(&mut job);
+        self.set_place(&mut job);
+        self.set_work(&mut job);
         let work = job.work;
         self.jobs.insert(id, job);
-        if let Some(spot) = self.spot(LaneKey::of(&spec)) {
+        if let Some(spot) = self.lane_position(LaneKey::of(&spec)) {
             self.groups[spot.group].arrived(spot.class, spec.sequences, self.now);
             self.note_offered(&spec, spot, work);
         }
-        self.join(id);
+        self.enqueue(id);
         self.start_or_queue(id, out);
         shadowed
     }
@@ -113,7 +113,7 @@ impl Scheduler {
             return;
         };
         let tenant = spec.tenant;
-        if self.is_spare(spec.class) {
+        if self.is_scavenger(spec.class) {
             return self.reject(id, RejectReason::NoRoom, out);
         }
         if self.waits_in_vain(id) {
@@ -125,7 +125,7 @@ impl Scheduler {
             }
             self.dispatch(out);
         } else {
-            self.judge_later(id);
+            self.check_wait_later(id);
         }
         let refusal = admission::refusal(&self.policy, &self.queue, tenant).filter(|_| self.waits(id));
         let Some(reason) = refusal else { return };
@@ -165,7 +165,7 @@ impl Scheduler {
         let (id, key) = (job.spec.id, LaneKey::of(&job.spec));
         let lane = self.queue.lane(key).filter(|_| job.part() == Some(LanePart::Fresh));
         let left = job.spec.deadline.since(self.now);
-        if left < 2 * self.later_turn(key.class) {
+        if left < 2 * self.late_penalty(key.class) {
             let before = lane.map_or(0, |lane| lane.before(job.place, id));
             return admission::is_hopeless(before, self.lane_rate(key), left);
         }
@@ -177,29 +177,31 @@ impl Scheduler {
     /// tenant, or else of all tenants; `None` when neither is known. Replicas that
     /// are called for and may be expected count as if they were there.
     fn expected_wait(&self, key: LaneKey, before: u64) -> Option<Duration> {
-        let spot = self.spot(key)?;
+        let spot = self.lane_position(key)?;
         let here = &self.groups[spot.group];
         let wait = here.backlogs(spot.class).wait(key.tenant, before, self.now)?;
-        let pools = here.shape.lines[spot.line].pools.iter();
-        let growth =
-            pools.filter_map(|pool| self.numbers.get(pool)).map(DesiredReplicas::growth).fold(1.0, f64::max);
+        let pools = here.shape.pool_sets[spot.pool_set].pools.iter();
+        let growth = pools
+            .filter_map(|pool| self.desired_replicas.get(pool))
+            .map(DesiredReplicas::growth)
+            .fold(1.0, f64::max);
         Some(wait.div_f64(growth))
     }
 
     /// Looks again at a job that was let in while nobody knew how fast jobs go.
-    fn judge_later(&mut self, id: JobId) {
+    fn check_wait_later(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id).filter(|job| job.part() == Some(LanePart::Fresh)) else { return };
         let at = job.spec.arrived + JUDGED_AFTER;
         if at > self.now && self.expected_wait(LaneKey::of(&job.spec), 1).is_none() {
-            self.unjudged.insert((at, id));
+            self.unchecked_waits.insert((at, id));
         }
     }
 
     /// Tells those jobs that they wait in vain of which that is known now; the
     /// last that came first, which leaves the more room for the others.
-    pub(super) fn judge(&mut self, out: &mut Vec<Action>) {
-        let later = self.unjudged.split_off(&(self.now + Duration::from_nanos(1), JobId::new(0)));
-        let due = std::mem::replace(&mut self.unjudged, later);
+    pub(super) fn refuse_late_waits(&mut self, out: &mut Vec<Action>) {
+        let later = self.unchecked_waits.split_off(&(self.now + Duration::from_nanos(1), JobId::new(0)));
+        let due = std::mem::replace(&mut self.unchecked_waits, later);
         for (_, id) in due.into_iter().rev() {
             let Some(job) = self.jobs.get(&id) else { continue };
             let kept =
@@ -211,22 +213,22 @@ impl Scheduler {
     }
 
     /// How much later than in time a late job of the class has its turn.
-    pub(super) fn later_turn(&self, class: ClassId) -> Duration {
+    pub(super) fn late_penalty(&self, class: ClassId) -> Duration {
         self.policy.classes.get(class).map(|row| row.ttft_objective).unwrap_or_default() * LATE_TURN
     }
 
     /// How many jobs a second go of those that wait for the lane's tenant in its
     /// class.
     fn lane_rate(&self, key: LaneKey) -> Option<f64> {
-        let spot = self.spot(key)?;
+        let spot = self.lane_position(key)?;
         self.groups[spot.group].drain_of(spot.class, key.tenant, self.now)
     }
 
     /// Where a fresh job stands in its lane, and how long it is in time: by
     /// the objective of its class, its prompt read at the usual speed.
-    pub(super) fn give_place(&self, job: &mut Job) {
+    pub(super) fn set_place(&self, job: &mut Job) {
         let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
-        let pools = self.placement.line(LaneKey::of(&job.spec)).map(|line| &*line.pools);
+        let pools = self.placement.pool_set(LaneKey::of(&job.spec)).map(|line| &*line.pools);
         let own = self.fleet.per_token(pools.unwrap_or_default()) * job.weight() as f64;
         let goal = job.spec.arrived + objective.unwrap_or_default();
         job.place.due = goal + Duration::from_nanos((own * SHORT_FIRST) as u64);
@@ -267,32 +269,32 @@ impl Scheduler {
     }
 
     /// Puts a job that is in phase `Waiting` into its lane.
-    pub(super) fn join(&mut self, id: JobId) {
+    pub(super) fn enqueue(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let (spec, Some(part)) = (job.spec, job.part()) else { return };
         let place = job.place_in(part);
-        let Some(spot) = self.spot(LaneKey::of(&spec)) else { return };
+        let Some(spot) = self.lane_position(LaneKey::of(&spec)) else { return };
         if !self.waits_in(spot, spec.class, spec.tenant) {
-            let lifted = self.groups[spot.group].lift(spot.class, spot.line, spec.tenant);
+            let lifted = self.groups[spot.group].lift(spot.class, spot.pool_set, spec.tenant);
             if lifted {
-                self.follow_payment(
+                self.refresh_counter(
                     LaneAccounts { group: spot.group, class: spot.class },
                     LaneKey::of(&spec),
                 );
             }
         }
         self.queue.push(&spec, part, place, self.weight(spec.tenant));
-        self.groups[spot.group].joined(spot.class, spot.line, spec.tenant, self.now);
+        self.groups[spot.group].joined(spot.class, spot.pool_set, spec.tenant, self.now);
         self.groups[spot.group].note_wide(spec.sequences);
-        self.fallbacks += u64::from(spec.falls_back);
+        self.fallbacks += u64::from(spec.has_fallback);
         self.deadlines.insert((spec.deadline, id));
-        self.hold_if_cold(id);
+        self.hold_for_pool_start(id);
         self.refresh_lane(LaneKey::of(&spec));
-        self.touched.insert(spot.group);
+        self.changed_groups.insert(spot.group);
     }
 
     /// Takes a waiting job out of its lane.
-    pub(super) fn leave(&mut self, id: JobId) {
+    pub(super) fn dequeue(&mut self, id: JobId) {
         if let Some(key) = self.take_from_lane(id) {
             self.refresh_lane(key);
             self.queue.drop_empty(key);
@@ -307,42 +309,42 @@ impl Scheduler {
         let key = LaneKey::of(&spec);
         let mut whole = self.queue.remove(&spec, part, place);
         whole &= self.deadlines.remove(&(spec.deadline, id));
-        self.unjudged.remove(&(spec.arrived + JUDGED_AFTER, id));
-        self.fallbacks = self.fallbacks.saturating_sub(u64::from(spec.falls_back));
-        if let Some(spot) = self.spot(key) {
-            whole &= self.groups[spot.group].left(spot.class, spot.line, spec.tenant, self.now);
+        self.unchecked_waits.remove(&(spec.arrived + JUDGED_AFTER, id));
+        self.fallbacks = self.fallbacks.saturating_sub(u64::from(spec.has_fallback));
+        if let Some(spot) = self.lane_position(key) {
+            whole &= self.groups[spot.group].left(spot.class, spot.pool_set, spec.tenant, self.now);
             self.groups[spot.group].forget_wide(spec.sequences);
-            self.touched.insert(spot.group);
+            self.changed_groups.insert(spot.group);
         }
         self.invariants.check(InvariantId::QueueConsistent, whole);
-        self.let_go(id);
+        self.end_hold(id);
         Some(key)
     }
 
     /// Where the lane stands; `None` when the policy no longer has a place.
-    pub(super) fn spot(&self, lane: LaneKey) -> Option<LanePosition> {
+    pub(super) fn lane_position(&self, lane: LaneKey) -> Option<LanePosition> {
         let route = self.placement.route(lane)?;
         let class = self.groups[route.group].class(lane.class)?;
-        Some(LanePosition { group: route.group, class, line: route.line })
+        Some(LanePosition { group: route.group, class, pool_set: route.pool_set })
     }
 
     /// Where the accounts of a lane are, which may have no place to wait any
     /// more.
-    pub(super) fn account(&self, lane: LaneKey) -> Option<LaneAccounts> {
+    pub(super) fn lane_accounts(&self, lane: LaneKey) -> Option<LaneAccounts> {
         let group = self.placement.group_of_model(lane.model)?;
         Some(LaneAccounts { group, class: self.groups[group].class(lane.class)? })
     }
 
     /// Whether fresh jobs of the tenant wait in the line already.
     fn waits_in(&self, spot: LanePosition, class: ClassId, tenant: TenantId) -> bool {
-        let mut here = self.queue.keys_of(class, tenant).filter(|key| self.spot(*key) == Some(spot));
+        let mut here = self.queue.keys_of(class, tenant).filter(|key| self.lane_position(*key) == Some(spot));
         here.any(|key| self.queue.lane(key).is_some_and(|lane| lane.head(LanePart::Fresh).is_some()))
     }
 
     /// Brings the places of a tenant's lanes up to date after its counter moved
     /// by what happened in one of them. There, and in those of the same model,
     /// more may be known of the output to come: their heads are priced anew.
-    pub(super) fn follow_payment(&mut self, account: LaneAccounts, lane: LaneKey) {
+    pub(super) fn refresh_counter(&mut self, account: LaneAccounts, lane: LaneKey) {
         self.groups[account.group].follow_counter(account.class, lane.tenant);
         let alike = self.queue.keys_of(lane.class, lane.tenant).filter(|key| key.model == lane.model);
         for key in alike.collect::<SmallVec<[LaneKey; 2]>>() {
@@ -363,11 +365,11 @@ impl Scheduler {
     /// parked has none. This is when a head is priced: with what is known now of
     /// the output it will have.
     pub(super) fn refresh_lane(&mut self, key: LaneKey) {
-        let Some(spot) = self.spot(key) else { return };
-        let standing = self.standing(spot.group, key.tenant);
+        let Some(spot) = self.lane_position(key) else { return };
+        let standing = self.quota_state(spot.group, key.tenant);
         let objective = self.policy.classes.get(key.class).map(|class| class.ttft_objective);
         let group = &mut self.groups[spot.group];
-        let waits = group.shape.lines[spot.line].waits();
+        let waits = group.shape.pool_sets[spot.pool_set].can_wait();
         let Some(lane) = self.queue.lane_mut(key) else { return };
         let mut reseat_at = None;
         for part in LanePart::ALL {
@@ -386,15 +388,15 @@ impl Scheduler {
                 let counter = if part == LanePart::Fresh { group.counter(spot.class, key.tenant) } else { 0 };
                 let value = LaneHead { job: job.spec.id, lane: key, part };
                 let key = HeadKey::new(standing, counter, job.place_in(part));
-                FitEntry { key, size: job.need(), value }
+                FitEntry { key, size: job.size(), value }
             });
-            let seat = &mut lane.seats[part as usize];
-            *seat = group.put((spot.class, spot.line, part), *seat, bound, entry);
+            let seat = &mut lane.head_positions[part as usize];
+            *seat = group.put((spot.class, spot.pool_set, part), *seat, bound, entry);
         }
-        if lane.reseat_at != reseat_at {
-            let before = std::mem::replace(&mut lane.reseat_at, reseat_at);
-            before.iter().for_each(|at| _ = self.reseats.remove(&(*at, key)));
-            self.reseats.extend(reseat_at.map(|at| (at, key)));
+        if lane.refresh_at != reseat_at {
+            let before = std::mem::replace(&mut lane.refresh_at, reseat_at);
+            before.iter().for_each(|at| _ = self.head_updates.remove(&(*at, key)));
+            self.head_updates.extend(reseat_at.map(|at| (at, key)));
         }
     }
 }

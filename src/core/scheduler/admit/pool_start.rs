@@ -25,10 +25,10 @@ use crate::core::scheduler::job::RunningAttempt;
 impl Scheduler {
     /// Holds a job that has just joined its lane, if all of its pools are cold. A
     /// replica of a pool that starts may fail it: then it goes on being held.
-    pub(in crate::core::scheduler) fn hold_if_cold(&mut self, id: JobId) {
+    pub(in crate::core::scheduler) fn hold_for_pool_start(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let (spec, held) = (job.spec, job.held_until);
-        if self.is_spare(spec.class) {
+        if self.is_scavenger(spec.class) {
             return;
         }
         let key = LaneKey::of(&spec);
@@ -41,7 +41,7 @@ impl Scheduler {
             let dormant = self.fleet.is_dormant(pool);
             if dormant {
                 let parked = self.overrides.paused_until(spec.tenant).is_some();
-                self.missed.extend((!parked).then_some(pool));
+                self.wanted_asleep.extend((!parked).then_some(pool));
             } else {
                 self.starts.ask(pool, self.configured_start(pool), self.now);
             }
@@ -60,13 +60,13 @@ impl Scheduler {
 
     /// Whether the job waits for a pool that has to start.
     #[must_use]
-    pub fn is_held(&self, id: JobId) -> bool {
+    pub fn waits_for_pool_start(&self, id: JobId) -> bool {
         let job = self.jobs.get(&id).filter(|job| job.part().is_some());
         job.is_some_and(|job| self.cold_pools(LaneKey::of(&job.spec)).is_some())
     }
 
     /// The job is no longer held. Where nobody else is, the start is given up.
-    pub(in crate::core::scheduler) fn let_go(&mut self, id: JobId) {
+    pub(in crate::core::scheduler) fn end_hold(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let Some(until) = job.held_until else { return };
         let key = LaneKey::of(&job.spec);
@@ -84,7 +84,7 @@ impl Scheduler {
     /// it is overdue or a replica has just come, `None` when nothing is known of
     /// it. Absent while they wait for no start.
     pub(in crate::core::scheduler) fn start_left(&self, key: LaneKey) -> Option<Option<Duration>> {
-        let pools = &self.placement.line(key)?.pools;
+        let pools = &self.placement.pool_set(key)?.pools;
         if self.fleet.count_up(pools) > 0 {
             return self.is_starting(key).then_some(Some(Duration::ZERO));
         }
@@ -130,20 +130,20 @@ impl Scheduler {
 
     /// A job's first token came. How fast jobs went while nothing
     /// was in service says nothing of how they will go.
-    pub(in crate::core::scheduler) fn note_start(&mut self, run: &RunningAttempt) {
+    pub(in crate::core::scheduler) fn note_pool_start(&mut self, run: &RunningAttempt) {
         let Some(pool) = self.fleet.pool_of(run.replica) else { return };
         if self.starts.started(pool, run.since, self.now)
             && let Some(group) = self.placement.group_of(pool)
         {
             self.groups[group].restart_drains(self.now);
             // Its replica may be closed or gone again.
-            self.look_again = true;
+            self.vain_waits_possible = true;
         }
     }
 
     /// A client left whose job ran. If it was the last that the pool was to start
     /// for, nobody knows when the next one comes.
-    pub(in crate::core::scheduler) fn note_left(&mut self, run: &RunningAttempt) {
+    pub(in crate::core::scheduler) fn note_client_left(&mut self, run: &RunningAttempt) {
         let Some(pool) = self.fleet.pool_of(run.replica) else { return };
         if self.starts.is_running(pool) && self.waiting_for(pool) == 0 {
             self.give_up_start(pool);
@@ -152,14 +152,14 @@ impl Scheduler {
 
     /// Takes up the holds under a new policy: jobs whose pools have gone cold are
     /// held from now on, or told at once.
-    pub(in crate::core::scheduler) fn hold_again(&mut self, out: &mut Vec<Action>) {
+    pub(in crate::core::scheduler) fn renew_holds(&mut self, out: &mut Vec<Action>) {
         let policy = &self.policy;
         self.starts.retain(|pool| policy.pools.get(pool).is_some());
         self.held.clear();
         let waiting: Vec<JobId> = self.deadlines.iter().map(|(_, id)| *id).collect();
         for id in waiting {
             let before = self.jobs.get(&id).and_then(|job| job.held_until);
-            self.hold_if_cold(id);
+            self.hold_for_pool_start(id);
             let newly = before.is_none() && self.starts_too_late(id) == Some(true);
             if newly && !self.demote(id) {
                 self.reject(id, self.reason_of_wait(id, RejectReason::ColdStart), out);
@@ -173,11 +173,11 @@ impl Scheduler {
     /// Nobody waits for the pool to start. What joins it from now on, and could
     /// be served elsewhere, is not held for it.
     fn give_up_start(&mut self, pool: PoolId) {
-        self.look_again |= self.starts.give_up(pool);
+        self.vain_waits_possible |= self.starts.give_up(pool);
     }
 
     /// Says what has come of the starts.
-    pub(in crate::core::scheduler) fn report_starts(&mut self, out: &mut Vec<Action>) {
+    pub(in crate::core::scheduler) fn report_pool_starts(&mut self, out: &mut Vec<Action>) {
         for step in self.starts.steps() {
             out.push(match step {
                 StartStep::Wanted(pool) => {
@@ -190,7 +190,7 @@ impl Scheduler {
     }
 
     /// One row for each pool.
-    pub(in crate::core::scheduler) fn pool_views(
+    pub(in crate::core::scheduler) fn pool_snapshots(
         &self,
         replicas: &[ReplicaSnapshot],
         now: Tick,
@@ -229,12 +229,12 @@ impl Scheduler {
 
     /// Whether each job that waits for a start is held, and no other has a timer
     /// for it.
-    pub(in crate::core::scheduler) fn holds_agree(&self) -> bool {
+    pub(in crate::core::scheduler) fn holds_are_consistent(&self) -> bool {
         let waits = |id: &JobId| self.jobs.get(id).filter(|job| job.part().is_some());
         let timed = |(at, id): &(Tick, JobId)| waits(id).is_some_and(|job| job.held_until == Some(*at));
         let watched = self.deadlines.iter().filter_map(|(_, id)| Some((*id, waits(id)?))).all(|(id, job)| {
             let until = job.held_until.unwrap_or(Tick::NEVER);
-            self.is_spare(job.spec.class)
+            self.is_scavenger(job.spec.class)
                 || self.cold_pools(LaneKey::of(&job.spec)).is_none()
                 || (job.held_until.is_some()
                     && (until >= job.spec.deadline || self.held.contains(&(until, id))))
@@ -248,7 +248,7 @@ impl Scheduler {
 
     /// The pools of the lane, if all of them are cold.
     pub(in crate::core::scheduler) fn cold_pools(&self, key: LaneKey) -> Option<Vec<PoolId>> {
-        let pools = &self.placement.line(key)?.pools;
+        let pools = &self.placement.pool_set(key)?.pools;
         pools.iter().all(|pool| self.is_cold(*pool)).then(|| pools.clone())
     }
 
@@ -262,7 +262,7 @@ impl Scheduler {
 
     /// Whether a pool of the lane is on its way to its first token.
     fn is_starting(&self, key: LaneKey) -> bool {
-        let pools = self.placement.line(key).map(|line| &*line.pools).unwrap_or_default();
+        let pools = self.placement.pool_set(key).map(|line| &*line.pools).unwrap_or_default();
         pools.iter().any(|pool| self.starts.is_running(*pool))
     }
 

@@ -9,7 +9,7 @@ use crate::core::scheduler::Scheduler;
 
 impl Scheduler {
     /// Follows the capacity of the group's replicas.
-    pub(in crate::core::scheduler) fn keep_quotas(&mut self, group: usize) {
+    pub(in crate::core::scheduler) fn resize_quotas(&mut self, group: usize) {
         if self.groups[group].quotas.is_empty() {
             return;
         }
@@ -33,14 +33,14 @@ impl Scheduler {
             self.refresh_standing(group, lane.tenant);
         }
         if !self.groups[group].quotas.is_empty() {
-            self.touched.insert(group);
+            self.changed_groups.insert(group);
         }
     }
 
     /// Counts anew what every tenant holds; looks at every job.
     pub(in crate::core::scheduler) fn count_quotas(&mut self) {
         for job in self.jobs.values() {
-            if let (Some(run), Some(group)) = (job.run(), self.placement.group_of_model(job.spec.model)) {
+            if let (Some(run), Some(group)) = (job.attempt(), self.placement.group_of_model(job.spec.model)) {
                 self.groups[group].quotas.take(job.spec.tenant, run.booking.seqs);
             }
         }

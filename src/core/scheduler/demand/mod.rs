@@ -6,7 +6,7 @@ pub(super) mod report;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::core::autoscale::class_demand::{ClassDemand, asked, is_patient};
+use crate::core::autoscale::class_demand::{ClassDemand, is_patient, total_need};
 use crate::core::autoscale::demand::FlowKey;
 use crate::core::autoscale::demand::state::DemandState;
 use crate::core::autoscale::demand::work::work;
@@ -49,14 +49,14 @@ impl WaitingDemand {
 
 impl Scheduler {
     /// The work that a job is expected to be.
-    pub(super) fn weigh(&self, job: &mut Job) {
+    pub(super) fn set_work(&self, job: &mut Job) {
         job.work = work(job.spec.prompt_tokens, self.lengths.expect(&job.spec));
     }
 
     /// A job of so much work arrived.
     pub(super) fn note_offered(&mut self, spec: &JobSpec, spot: LanePosition, work: f64) {
-        self.demand.book.enter(spec);
-        self.demand.offered((spot.group, spot.class, spot.line), work, self.now);
+        self.demand.profiles.enter(spec);
+        self.demand.offered((spot.group, spot.class, spot.pool_set), work, self.now);
     }
 
     /// A job that waited so long goes to a replica of the pool; `again` if it was
@@ -64,11 +64,11 @@ impl Scheduler {
     pub(super) fn note_taken(&mut self, id: JobId, at: FlowKey, pool: PoolId, waited: Duration, again: bool) {
         let Some(job) = self.jobs.get(&id) else { return };
         self.demand.taken(at, pool, job.work, again, self.now);
-        self.demand.book.sent(&job.spec, pool);
+        self.demand.profiles.sent(&job.spec, pool);
         if !again {
             let class = self.policy.classes.get(job.spec.class);
             let in_time = class.is_none_or(|class| waited <= class.ttft_objective);
-            self.demand.book.began(&job.spec, pool, waited, in_time);
+            self.demand.profiles.began(&job.spec, pool, waited, in_time);
         }
     }
 
@@ -84,15 +84,15 @@ impl Scheduler {
             RejectReason::QueueFull(_) | RejectReason::Displaced => true,
             _ => false,
         };
-        if let Some(spot) = self.spot(LaneKey::of(&job.spec)).filter(|_| scarce) {
-            self.demand.refused((spot.group, spot.class, spot.line), self.now);
+        if let Some(spot) = self.lane_position(LaneKey::of(&job.spec)).filter(|_| scarce) {
+            self.demand.refused((spot.group, spot.class, spot.pool_set), self.now);
         }
     }
 
     /// A job's stay at a replica ended.
     pub(super) fn note_stay(&mut self, id: JobId, replica: ReplicaId, stay: Duration) {
         if let (Some(job), Some(pool)) = (self.jobs.get(&id), self.fleet.pool_of(replica)) {
-            self.demand.book.stayed(&job.spec, pool, stay);
+            self.demand.profiles.stayed(&job.spec, pool, stay);
         }
     }
 
@@ -127,27 +127,27 @@ impl Scheduler {
     }
 
     /// Rows of the demand for the policy in force.
-    pub(super) fn count_demand(&mut self) {
+    pub(super) fn renew_demand(&mut self) {
         let classes: Vec<Vec<ClassId>> =
             self.groups.iter().map(|group| group.class_ids().collect()).collect();
         self.demand.apply(self.placement.groups(), &classes, self.policy.pools.capacity());
         let Policy { models, pools, classes, tenants, .. } = &*self.policy;
-        let book = &mut self.demand.book;
+        let book = &mut self.demand.profiles;
         book.resize(models.capacity(), pools.capacity(), classes.capacity(), tenants.capacity());
     }
 
     /// Looks at all lanes, once.
-    pub(super) fn look_at_lanes(&self, now: Tick) -> WaitingDemand {
+    pub(super) fn waiting_demand(&self, now: Tick) -> WaitingDemand {
         let mut waits = WaitingDemand::default();
         for (key, lane) in self.queue.lanes() {
-            let Some(spot) = self.spot(key) else { continue };
-            let at = (spot.group, spot.class, spot.line);
+            let Some(spot) = self.lane_position(key) else { continue };
+            let at = (spot.group, spot.class, spot.pool_set);
             if self.overrides.paused_until(key.tenant).is_some() {
                 *waits.parked.entry(at).or_default() += lane.load().requests;
                 continue;
             }
             let load = u64::try_from(lane.load().tokens).unwrap_or(u64::MAX);
-            for pool in &self.groups[spot.group].shape.lines[spot.line].pools {
+            for pool in &self.groups[spot.group].shape.pool_sets[spot.pool_set].pools {
                 let sum = waits.tokens.entry(*pool).or_default();
                 *sum = sum.saturating_add(load);
             }
@@ -163,7 +163,7 @@ impl Scheduler {
     }
 
     /// What each line of a group asks for, of the pools given.
-    pub(super) fn asked_of(
+    pub(super) fn demand_of(
         &self,
         group: usize,
         pools: &[ScalingPool],
@@ -171,7 +171,7 @@ impl Scheduler {
         watched: Duration,
     ) -> Vec<PoolSetDemand> {
         let view = |id: &PoolId| pools.iter().find(|pool| pool.pool == *id);
-        let lines = self.groups[group].shape.lines.iter().enumerate().map(|(line, row)| {
+        let lines = self.groups[group].shape.pool_sets.iter().enumerate().map(|(line, row)| {
             let order: Vec<PoolId> = row.tiers.iter().flat_map(|tier| &tier.pools).copied().collect();
             let views = || order.iter().filter_map(view);
             let first = views().find(|pool| !pool.short).or_else(|| views().next());
@@ -181,8 +181,8 @@ impl Scheduler {
             let speed =
                 |pool: &ScalingPool| pool.cost.or(known).map_or(0.0, |cost| f64::from(pool.ready) / cost);
             let capacity = views().map(speed).sum();
-            let theirs = self.of_others((group, line), &order, others);
-            let mut wants = self.wants((group, line), (start, ready), waits, watched);
+            let theirs = self.peer_demand((group, line), &order, others);
+            let mut wants = self.class_demands((group, line), (start, ready), waits, watched);
             for (class, part) in &theirs {
                 let same = wants.iter_mut().filter(|(id, _)| id == class);
                 same.for_each(|(_, want)| part.add_to(want));
@@ -191,7 +191,7 @@ impl Scheduler {
             PoolSetDemand {
                 waiting: self.groups[group].waits_in(line).saturating_sub(waits.parked_in(group, line))
                     + waiting(&theirs),
-                asked: asked(&wants, start, capacity),
+                need: total_need(&wants, start, capacity),
                 order,
             }
         });
@@ -199,7 +199,7 @@ impl Scheduler {
     }
 
     /// What each class asks for in the line, in the order of service.
-    pub(super) fn wants(
+    pub(super) fn class_demands(
         &self,
         (group, line): (usize, usize),
         (start, ready): (Duration, u32),
@@ -210,7 +210,7 @@ impl Scheduler {
         let (window, now) = (window(start), self.now);
         let want = |(class, id): (usize, ClassId)| {
             let at = (group, class, line);
-            let row = self.policy.classes.get(id).filter(|row| !row.spare)?;
+            let row = self.policy.classes.get(id).filter(|row| !row.scavenger)?;
             let flow = self.demand.flow(at)?;
             let parked = waits.parked.get(&at).copied().unwrap_or_default();
             let waiting = here.waiting_in(class, line).saturating_sub(parked);

@@ -21,24 +21,24 @@ const WORTH_A_START: f64 = 0.5;
 impl Scheduler {
     /// One row for each pool of the policy. Asked twice at the same instant, it
     /// says the same.
-    pub fn needs(&mut self, now: Tick) -> Vec<ReplicaDemand> {
-        self.needs_with(now, &PeerDemand::default())
+    pub fn replica_demand(&mut self, now: Tick) -> Vec<ReplicaDemand> {
+        self.replica_demand_with(now, &PeerDemand::default())
     }
 
     /// The same where other gateways serve the same pools: by what all of them
     /// see together.
-    pub fn needs_with(&mut self, now: Tick, others: &PeerDemand) -> Vec<ReplicaDemand> {
+    pub fn replica_demand_with(&mut self, now: Tick, others: &PeerDemand) -> Vec<ReplicaDemand> {
         let now = self.now.max(now);
         let watched = self.demand.advance(now);
-        let mut waits = self.look_at_lanes(now);
+        let mut waits = self.waiting_demand(now);
         let mut running = self.running();
-        self.count_others(others, &mut waits, &mut running);
-        let views = self.look_at_pools(others, now);
+        self.add_peer_load(others, &mut waits, &mut running);
+        let views = self.sample_pool_use(others, now);
         let mut needs = Vec::new();
         for group in 0..self.groups.len() {
             let here = |view: &&ScalingPool| self.placement.group_of(view.pool) == Some(group);
             let pools: Vec<ScalingPool> = views.iter().filter(here).copied().collect();
-            let lines = self.asked_of(group, &pools, (&waits, others), watched);
+            let lines = self.demand_of(group, &pools, (&waits, others), watched);
             let parts = share(&lines, &pools);
             for (view, part) in pools.iter().zip(parts) {
                 let counted = ReplicaDemand {
@@ -75,7 +75,7 @@ impl Scheduler {
     }
 
     /// Takes note of how much of each pool is in use.
-    fn look_at_pools(&mut self, others: &PeerDemand, now: Tick) -> Vec<ScalingPool> {
+    fn sample_pool_use(&mut self, others: &PeerDemand, now: Tick) -> Vec<ScalingPool> {
         let pools: Vec<PoolId> = self.policy.pools.iter().map(|(id, ..)| id).collect();
         let look = |id: PoolId| {
             let contended = self.waiting_for(id) > 0;
@@ -87,7 +87,7 @@ impl Scheduler {
             let ready = u32::try_from(self.fleet.count_up(&[id])).unwrap_or(u32::MAX);
             self.demand.look_at_replicas(id, ready, self.fleet.active(id), now);
             let may_be_taken = row.supply.capacity == Capacity::Spot;
-            let memory = self.numbers.entry(id).or_default();
+            let memory = self.desired_replicas.entry(id).or_default();
             let short = memory.is_short(ready, start, may_be_taken, now);
             let own = self.demand.pool(id).and_then(|pool| pool.cost());
             let cost = theirs.map_or(own, |theirs| self.measured(id).plus(theirs).cost());
@@ -108,12 +108,12 @@ impl Scheduler {
         let Some(row) = self.policy.pools.get(view.pool) else { return counted };
         let counted = ReplicaDemand { due: is_due(view, part, row), ..counted };
         let part = &if counted.due { *part } else { part.put_off() };
-        let memory = self.numbers.entry(view.pool).or_default();
+        let memory = self.desired_replicas.entry(view.pool).or_default();
         if part.hopeless > 0.0 {
             memory.hopeless(part.replicas + part.hopeless, window(view.start), now);
         }
         if part.strained {
-            memory.strain(now);
+            memory.unmet_work(now);
         }
         let bursts = memory.floor(part.replicas, now);
         let unmet = memory.unmet(part.unmet && view.ready > 0, view.ready, window(view.start), now);

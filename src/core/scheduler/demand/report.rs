@@ -15,10 +15,10 @@ use crate::core::scheduler::demand::WaitingDemand;
 
 impl Scheduler {
     /// What this gateway sees of the demand, for others to count.
-    pub fn outlook(&mut self, now: Tick) -> DemandReport {
+    pub fn demand_report(&mut self, now: Tick) -> DemandReport {
         let now = self.now.max(now);
         let watched = self.demand.advance(now);
-        let (waits, running) = (self.look_at_lanes(now), self.running());
+        let (waits, running) = (self.waiting_demand(now), self.running());
         let pools = self.policy.pools.iter().map(|(id, name, _)| {
             let part = PoolReport {
                 in_flight: running.get(&id).copied().unwrap_or_default(),
@@ -33,7 +33,7 @@ impl Scheduler {
         for group in 0..self.groups.len() {
             self.add_lines(group, &waits, watched, &mut lines);
         }
-        DemandReport { pools, lines }
+        DemandReport { pools, pool_sets: lines }
     }
 
     fn add_lines(
@@ -44,17 +44,17 @@ impl Scheduler {
         lines: &mut BTreeMap<PoolSetKey, PoolSetReport>,
     ) {
         let here = &self.groups[group];
-        for (line, row) in here.shape.lines.iter().enumerate() {
+        for (line, row) in here.shape.pool_sets.iter().enumerate() {
             let order: Vec<PoolId> = row.tiers.iter().flat_map(|tier| &tier.pools).copied().collect();
             let start = order.first().map_or(DEFAULT_START, |id| self.start_of(*id));
-            let wants = self.wants((group, line), (start, 0), waits, watched);
+            let wants = self.class_demands((group, line), (start, 0), waits, watched);
             for (id, want) in wants {
                 let class = here.class_ids().position(|other| other == id).unwrap_or_default();
                 let parked = waits.parked.get(&(group, class, line)).copied().unwrap_or_default();
                 let part = PoolSetReport::of(&want, here.waiting_in(class, line).saturating_sub(parked));
                 if part != PoolSetReport::default() {
                     let sum = lines.entry(self.key_of(id, &order)).or_default();
-                    *sum = sum.plus(&part);
+                    *sum = sum.merged(&part);
                 }
             }
         }
@@ -80,28 +80,28 @@ impl Scheduler {
 
     /// What the others see of a line, by class. Lines of a group that differ in
     /// other ways than their pools are one to others: the first of them counts.
-    pub(in crate::core::scheduler) fn of_others(
+    pub(in crate::core::scheduler) fn peer_demand(
         &self,
         (group, line): (usize, usize),
         order: &[PoolId],
         others: &PeerDemand,
     ) -> Vec<(ClassId, PoolSetReport)> {
-        if others.sum.lines.is_empty() {
+        if others.sum.pool_sets.is_empty() {
             return Vec::new();
         }
         let here = &self.groups[group];
         let same = |row: &crate::core::placement::PoolSet| {
             row.tiers.iter().flat_map(|tier| &tier.pools).eq(order.iter())
         };
-        if here.shape.lines.iter().position(same) != Some(line) {
+        if here.shape.pool_sets.iter().position(same) != Some(line) {
             return Vec::new();
         }
-        let part = |id: ClassId| Some((id, *others.sum.lines.get(&self.key_of(id, order))?));
+        let part = |id: ClassId| Some((id, *others.sum.pool_sets.get(&self.key_of(id, order))?));
         here.class_ids().filter_map(part).collect()
     }
 
     /// Adds what waits and runs elsewhere.
-    pub(in crate::core::scheduler) fn count_others(
+    pub(in crate::core::scheduler) fn add_peer_load(
         &self,
         others: &PeerDemand,
         waits: &mut WaitingDemand,

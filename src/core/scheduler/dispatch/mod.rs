@@ -68,9 +68,9 @@ struct DispatchPick {
 impl Scheduler {
     /// Sends what can be sent in every group that was touched.
     pub(super) fn dispatch(&mut self, out: &mut Vec<Action>) {
-        while let Some(group) = self.touched.pop_first() {
-            self.keep_promise(group);
-            self.keep_quotas(group);
+        while let Some(group) = self.changed_groups.pop_first() {
+            self.update_objective(group);
+            self.resize_quotas(group);
             self.groups[group].session_until = None;
             let mut made_room = false;
             loop {
@@ -86,10 +86,10 @@ impl Scheduler {
                     break;
                 }
                 if let Some(passed) = passed {
-                    self.pass_over(group, pick.pool, passed);
+                    self.note_passed_over(group, pick.pool, passed);
                 }
             }
-            self.touched.remove(&group);
+            self.changed_groups.remove(&group);
             self.wake_for(group, out);
             let here = &mut self.groups[group];
             let waiting = here.waiting() > 0;
@@ -111,7 +111,7 @@ impl Scheduler {
             let find = |guest| here.openings(self.fleet.openings(&here.pools, guest));
             let rooms = OpenRoom {
                 openings: &|guest| openings[usize::from(guest)].get_or_init(|| find(guest)),
-                wanted: &|line| self.wanted_tier(&here.shape.lines[line]),
+                wanted: &|line| self.preferred_tier(&here.shape.pool_sets[line]),
                 closed: &|at| tries.iter().any(|(tried, times)| *tried == at && *times >= MAX_TRIES),
             };
             let skip = |head: &LaneHead| passed.contains(&head.job) || self.is_blocked(head, &blocked);
@@ -119,20 +119,20 @@ impl Scheduler {
                 self.hold_for_shut_out(group, &blocked);
                 return None;
             };
-            if self.falls_behind(&chosen.head) {
+            if self.demote_if_late(&chosen.head) {
                 continue;
             }
             let place = self.place_for(group, &chosen, passed.len());
             match place.and_then(|(replica, choice)| Some((replica, choice, self.fleet.pool_of(replica)?))) {
                 Some((replica, choice, pool)) => {
-                    let cached = self.cached(chosen.head.job, replica);
+                    let cached = self.cached_tokens(chosen.head.job, replica);
                     return Some(DispatchPick { chosen, replica, pool, choice, held: false, cached });
                 }
                 None => {
                     self.note_session(group, &chosen);
                     blocked.extend(self.blocked_by(group, &chosen));
                     passed.push(chosen.head.job);
-                    let at = (chosen.class, chosen.line, chosen.head.part);
+                    let at = (chosen.class, chosen.pool_set, chosen.head.part);
                     match tries.iter_mut().find(|(tried, _)| *tried == at) {
                         Some((_, times)) => *times += 1,
                         None => tries.push((at, 1)),
@@ -145,23 +145,24 @@ impl Scheduler {
     /// The line and the adapter of a job, if the adapter cannot come in at any
     /// replica of the line: then no other job with it need be looked at.
     fn blocked_by(&self, group: usize, chosen: &Candidate) -> Option<(usize, ModelId, JobId)> {
-        let (pools, model) = (&self.groups[group].shape.lines[chosen.line].pools, chosen.head.lane.model);
-        self.fleet.shuts_out(pools, model).then_some((chosen.line, model, chosen.head.job))
+        let (pools, model) =
+            (&self.groups[group].shape.pool_sets[chosen.pool_set].pools, chosen.head.lane.model);
+        self.fleet.shuts_out(pools, model).then_some((chosen.pool_set, model, chosen.head.job))
     }
 
     fn is_blocked(&self, head: &LaneHead, blocked: &BlockedAdapters) -> bool {
         let line = |(line, model, _): &(usize, ModelId, JobId)| {
             head.lane.model == *model
-                && self.placement.route(head.lane).is_some_and(|route| route.line == *line)
+                && self.placement.route(head.lane).is_some_and(|route| route.pool_set == *line)
         };
         blocked.iter().any(line)
     }
 
     /// Whether a head has just become late: then it has a later turn, and others of
     /// its lane may go first.
-    fn falls_behind(&mut self, head: &LaneHead) -> bool {
+    fn demote_if_late(&mut self, head: &LaneHead) -> bool {
         let now = self.now;
-        let later = self.later_turn(head.lane.class);
+        let later = self.late_penalty(head.lane.class);
         let Some(job) = self.jobs.get_mut(&head.job) else { return false };
         if head.part != LanePart::Fresh || job.place.late || now <= job.late_after {
             return false;
@@ -179,7 +180,7 @@ impl Scheduler {
     fn pick_held(&mut self, group: usize) -> Option<DispatchPick> {
         let mut index = 0;
         while let Some(hold) = self.groups[group].holds.get(index).copied() {
-            let wanted = self.wanted(group, &hold);
+            let wanted = self.job_of_hold(group, &hold);
             if wanted.is_some_and(|wanted| !self.fits_held(&hold, &wanted)) {
                 index += 1;
                 continue;
@@ -195,26 +196,26 @@ impl Scheduler {
     }
 
     /// The job of a hold, as long as it still waits for that replica.
-    fn wanted(&self, group: usize, hold: &HeldReplica) -> Option<Candidate> {
+    fn job_of_hold(&self, group: usize, hold: &HeldReplica) -> Option<Candidate> {
         let job = self.jobs.get(&hold.job)?;
         let part = job.part()?;
         let lane = LaneKey::of(&job.spec);
-        let spot = self.spot(lane).filter(|spot| spot.group == group)?;
-        let pools = &self.groups[group].shape.lines[spot.line].pools;
+        let spot = self.lane_position(lane).filter(|spot| spot.group == group)?;
+        let pools = &self.groups[group].shape.pool_sets[spot.pool_set].pools;
         let usable = pools.contains(&hold.pool)
             && self.fleet.is_up(hold.replica)
-            && !self.shunned(hold.job, pools).contains(&hold.replica);
+            && !self.avoided_replicas(hold.job, pools).contains(&hold.replica);
         let head = LaneHead { job: hold.job, lane, part };
-        let standing = self.standing(group, lane.tenant);
+        let standing = self.quota_state(group, lane.tenant);
         let allowed = self.allows(group, lane.tenant, job.spec.sequences);
         (usable && allowed).then_some(Candidate {
             class: spot.class,
-            line: spot.line,
+            pool_set: spot.pool_set,
             head,
             place: job.place_in(part),
-            need: job.need(),
+            need: job.size(),
             guaranteed: false,
-            guest: false,
+            background: false,
             standing,
         })
     }
@@ -222,8 +223,8 @@ impl Scheduler {
     /// Replicas that the job must not go to: those in service that failed it,
     /// as long as there is another one in service. What came back from an
     /// ejection is not what failed it.
-    pub(super) fn shunned(&self, job: JobId, pools: &[PoolId]) -> SmallVec<[ReplicaId; 2]> {
-        let Some(job) = self.jobs.get(&job).filter(|job| !job.tried.is_empty()) else {
+    pub(super) fn avoided_replicas(&self, job: JobId, pools: &[PoolId]) -> SmallVec<[ReplicaId; 2]> {
+        let Some(job) = self.jobs.get(&job).filter(|job| !job.failed_at.is_empty()) else {
             return SmallVec::new();
         };
         let here = |&(id, epoch): &(ReplicaId, u32)| {
@@ -231,12 +232,12 @@ impl Scheduler {
             let ours = same && self.fleet.pool_of(id).is_some_and(|pool| pools.contains(&pool));
             ours.then_some(id)
         };
-        let tried: SmallVec<[ReplicaId; 2]> = job.tried.iter().filter_map(here).collect();
+        let tried: SmallVec<[ReplicaId; 2]> = job.failed_at.iter().filter_map(here).collect();
         if self.fleet.count_up(pools) > tried.len() as u64 { tried } else { SmallVec::new() }
     }
 
     /// Tokens of the job's prompt that a replica is taken to have.
-    fn cached(&self, job: JobId, replica: ReplicaId) -> u64 {
+    fn cached_tokens(&self, job: JobId, replica: ReplicaId) -> u64 {
         let Some(job) = self.jobs.get(&job) else { return 0 };
         let holders = self.prefixes.matches(&job.prefix);
         holders.iter().find(|(id, _)| *id == replica).map_or(0, |(_, tokens)| *tokens)
@@ -245,11 +246,13 @@ impl Scheduler {
     /// Whether a held replica has room for the job by now.
     fn fits_held(&self, hold: &HeldReplica, wanted: &Candidate) -> bool {
         let job = self.jobs.get(&wanted.head.job);
-        job.is_some_and(|job| self.fleet.fits(hold.replica, &job.wish(&[], wanted.guest), true, self.now))
+        job.is_some_and(|job| {
+            self.fleet.fits(hold.replica, &job.requirements(&[], wanted.background), true, self.now)
+        })
     }
 
     /// The first in the order of the group, whether it fits or not.
-    pub(super) fn first_of(&self, group: usize) -> Option<Candidate> {
+    pub(super) fn first_in_order(&self, group: usize) -> Option<Candidate> {
         self.groups[group].first(RoomIn::Anywhere, &|_| false)
     }
 
@@ -263,7 +266,7 @@ impl Scheduler {
         let openings = here.openings(iter::once((pick.pool, FitSize::MAX)));
         let rooms = OpenRoom {
             openings: &|_| &openings,
-            wanted: &|line| self.wanted_tier(&here.shape.lines[line]),
+            wanted: &|line| self.preferred_tier(&here.shape.pool_sets[line]),
             closed: &|_| false,
         };
         let first = here.first(RoomIn::In(rooms), &|_| false)?.head.job;
@@ -272,13 +275,13 @@ impl Scheduler {
 
     /// Another went before the first in the order. Once too often, and a
     /// replica is held for it.
-    fn pass_over(&mut self, group: usize, pool: PoolId, first: JobId) {
-        if !self.would_take(first, pool) {
+    fn note_passed_over(&mut self, group: usize, pool: PoolId, first: JobId) {
+        if !self.considers_pool(first, pool) {
             return;
         }
         let Some(job) = self.jobs.get_mut(&first) else { return };
-        job.passed = job.passed.saturating_add(1);
-        if job.passed >= MAX_PASSED {
+        job.passed_over = job.passed_over.saturating_add(1);
+        if job.passed_over >= MAX_PASSED {
             self.hold_for(group, pool, first);
         }
     }
@@ -293,9 +296,9 @@ impl Scheduler {
             if job.queued(self.now) < objective.unwrap_or_default() / 2 {
                 continue;
             }
-            let pools = self.groups[group].shape.lines[*line].pools.iter().copied();
+            let pools = self.groups[group].shape.pool_sets[*line].pools.iter().copied();
             let can: SmallVec<[PoolId; 4]> = pools
-                .filter(|pool| self.fleet.is_adapter(*pool, *model) && self.would_take(*id, *pool))
+                .filter(|pool| self.fleet.is_adapter(*pool, *model) && self.considers_pool(*id, *pool))
                 .collect();
             can.into_iter().for_each(|pool| self.hold_for(group, pool, *id));
         }
@@ -309,9 +312,9 @@ impl Scheduler {
         if holds.iter().any(|hold| hold.pool == pool || hold.job == first) {
             return;
         }
-        let need = job.need();
-        let line = self.placement.line(LaneKey::of(&job.spec));
-        let shunned = line.map(|line| self.shunned(first, &line.pools)).unwrap_or_default();
+        let need = job.size();
+        let line = self.placement.pool_set(LaneKey::of(&job.spec));
+        let shunned = line.map(|line| self.avoided_replicas(first, &line.pools)).unwrap_or_default();
         if let Some(replica) = self.fleet.to_hold(pool, need, self.now, &|id| shunned.contains(&id)) {
             self.fleet.hold(replica, true, self.now);
             self.groups[group].holds.push(HeldReplica { replica, pool, job: first });
@@ -327,13 +330,14 @@ impl Scheduler {
         let standing = self.fleet.standing(pick.replica, now)?;
         let job = self.jobs.get(&id)?;
         let adapter = why.adapter.map(|_| job.spec.model);
-        let booking = Booking { adapter, ..job.booking(pick.cached, pick.chosen.guest) };
+        let booking = Booking { adapter, ..job.booking(pick.cached, pick.chosen.background) };
         let uncached = booking.prompt.saturating_sub(pick.cached);
-        let (spec, unpaid, share) = (job.spec, job.charged.is_none(), job.share(uncached));
+        let (spec, unpaid, share) = (job.spec, job.charged.is_none(), job.time_weight(uncached));
         let price = cost(spec.prompt_tokens, job.output);
 
         let cached = [(pick.replica, pick.cached)];
-        let fits = self.fleet.fits(pick.replica, &job.wish(&cached, pick.chosen.guest), true, now);
+        let fits =
+            self.fleet.fits(pick.replica, &job.requirements(&cached, pick.chosen.background), true, now);
         let lead = self.fleet.lead(pick.replica, booking.weight);
         let raw = self.fleet.raw_outlook(pick.replica).map_or(0, |outlook| outlook.ttft(booking.weight));
         self.invariants.check(InvariantId::CreditKept, fits);
@@ -343,7 +347,7 @@ impl Scheduler {
         if unpaid {
             let weight = self.weight(spec.tenant);
             self.groups[group].class_mut(pick.chosen.class).counters.charge(spec.tenant, weight, price);
-            self.follow_payment(LaneAccounts { group, class: pick.chosen.class }, lane);
+            self.refresh_counter(LaneAccounts { group, class: pick.chosen.class }, lane);
         } else {
             self.refresh_lane(lane);
         }
@@ -351,7 +355,7 @@ impl Scheduler {
         let stay = self.fleet.book(pick.replica, &booking, share, now);
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
-        let at = (group, pick.chosen.class, pick.chosen.line);
+        let at = (group, pick.chosen.class, pick.chosen.pool_set);
         self.note_taken(id, at, pick.pool, why.queued, why.attempt > 1);
         self.note_sent(group, pick, &why);
         let replica = pick.replica;
@@ -370,7 +374,7 @@ impl Scheduler {
             loads: why.adapter.is_some_and(AdapterState::loads),
         };
         self.set_running(id, run, &why, price);
-        self.await_reading(id, self.read_at(why.expected, lead));
+        self.await_prefill(id, self.prefill_done_at(why.expected, lead));
         out.push(Action::Job(JobAction::Dispatch { job: id, replica: pick.replica, why }));
         Some(())
     }
@@ -379,9 +383,9 @@ impl Scheduler {
     /// group, and what still waits for its pool.
     fn note_sent(&mut self, group: usize, pick: &DispatchPick, why: &DispatchReason) {
         let now = self.now;
-        if !pick.chosen.guest {
+        if !pick.chosen.background {
             let waiting = self.groups[group].waiting_in_for(pick.chosen.class, pick.pool);
-            self.fleet.came(pick.pool, waiting);
+            self.fleet.first_token(pick.pool, waiting);
         }
         self.groups[group].drain.note(now);
         if why.attempt == 1 {
@@ -394,8 +398,8 @@ impl Scheduler {
     fn set_running(&mut self, id: JobId, run: RunningAttempt, why: &DispatchReason, price: u64) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.waited = why.queued;
-        job.tries = why.attempt;
-        job.passed = 0;
+        job.attempts = why.attempt;
+        job.passed_over = 0;
         job.charged.get_or_insert(price);
         self.prefixes.note(run.replica, &job.prefix);
         if let (Some(rule), Some(session)) = (&self.policy.sessions, job.spec.session)
@@ -404,10 +408,10 @@ impl Scheduler {
             // It may be what a job of another group stays for.
             let groups = self.groups.iter().enumerate();
             let staying = groups.filter(|(_, group)| group.session_until.is_some());
-            self.touched.extend(staying.map(|(index, _)| index));
+            self.changed_groups.extend(staying.map(|(index, _)| index));
         }
         job.phase = JobPhase::Running(run);
-        self.note_movable(id, &run);
+        self.note_preemptible(id, &run);
     }
 
     /// Why this job, why there, why now; worked out before anything is booked.
@@ -416,10 +420,10 @@ impl Scheduler {
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
         let standing = self.fleet.standing(pick.replica, self.now)?;
-        let pools = &here.shape.lines[chosen.line].pools;
-        let shunned = self.shunned(chosen.head.job, pools);
+        let pools = &here.shape.pool_sets[chosen.pool_set].pools;
+        let shunned = self.avoided_replicas(chosen.head.job, pools);
         let cached = [(pick.replica, pick.cached)];
-        let wish = job.wish(&cached, chosen.guest);
+        let wish = job.requirements(&cached, chosen.background);
         let refused = shunned.iter().filter(|id| self.fleet.fits(**id, &wish, false, self.now)).count();
         let fitting = self.fleet.count_fitting(pools, &wish);
         let turn = if chosen.head.part == LanePart::Returned {
@@ -435,7 +439,7 @@ impl Scheduler {
         };
         Some(DispatchReason {
             queued: job.queued(self.now),
-            attempt: job.tries.saturating_add(1),
+            attempt: job.attempts.saturating_add(1),
             behind: here.waiting().saturating_sub(1),
             candidates: fitting.saturating_sub(u32::try_from(refused).unwrap_or(u32::MAX)),
             outstanding_tokens: standing.work,
@@ -445,7 +449,7 @@ impl Scheduler {
             limit: standing.limit,
             turn,
             choice: pick.choice,
-            passed_over: self.passed_over(&here.shape.lines[chosen.line], pick.pool, &wish),
+            passed_over: self.passed_over(&here.shape.pool_sets[chosen.pool_set], pick.pool, &wish),
             adapter: self.fleet.adapter_fit(pick.replica, wish.model),
             class: job.spec.class,
             demoted_from: job.demoted_from,

@@ -17,20 +17,20 @@ use crate::core::scheduler::Scheduler;
 impl Scheduler {
     /// Finds out who is urgent in the group, and tells the fleet if that or
     /// the reserve changed.
-    pub(in crate::core::scheduler) fn keep_promise(&mut self, group: usize) {
+    pub(in crate::core::scheduler) fn update_objective(&mut self, group: usize) {
         let now = self.now;
         let here = &mut self.groups[group];
         let urgent = here.find_urgent(now);
-        let reserve = urgent.map_or(0, |class| here.reserve(class, now));
+        let reserve = urgent.map_or(0, |class| here.headroom(class, now));
         here.set_urgent(urgent);
         let widest = here.widest();
         let promised =
-            GroupObjective { active: here.active(now), reserve, widest, turns: self.fleet.turns() };
-        if here.promised.as_ref() == Some(&promised) {
+            GroupObjective { active: here.active(now), headroom: reserve, widest, turns: self.fleet.turns() };
+        if here.objective.as_ref() == Some(&promised) {
             return;
         }
-        here.promised = Some(promised);
-        let pools: SmallVec<[_; 8]> = here.hosts(now).collect();
+        here.objective = Some(promised);
+        let pools: SmallVec<[_; 8]> = here.background_classes(now).collect();
         let hosted = pools.iter().filter(|(_, host)| *host == urgent).map(|(pool, _)| *pool);
         let up = self.fleet.count_up(&hosted.collect::<SmallVec<[_; 8]>>()).max(1);
         let reserve = u32::try_from(u64::from(reserve).div_ceil(up)).unwrap_or(u32::MAX);
@@ -39,23 +39,23 @@ impl Scheduler {
             let promise = class.map_or_else(ActiveObjective::default, |class| ActiveObjective {
                 ttft: class.ttft_objective,
                 itl: class.itl_objective,
-                reserve,
+                headroom: reserve,
                 widest,
-                guests: host == urgent,
+                background: host == urgent,
             });
-            self.fleet.promise(pool, promise, now);
+            self.fleet.set_objective(pool, promise, now);
         }
     }
 
     /// Groups whose urgent class has been idle for long enough, or in which a job
     /// has waited long enough for the replica of its session, have to be looked at.
-    pub(in crate::core::scheduler) fn release_urgent(&mut self) {
+    pub(in crate::core::scheduler) fn release_reserved_capacity(&mut self) {
         let now = self.now;
         let due = |group: &PoolGroup| {
             group.urgent_until().into_iter().chain(group.session_until).any(|until| until <= now)
         };
         let groups = self.groups.iter().enumerate();
-        self.touched.extend(groups.filter(|(_, group)| due(group)).map(|(index, _)| index));
+        self.changed_groups.extend(groups.filter(|(_, group)| due(group)).map(|(index, _)| index));
     }
 
     /// When a class that is urgent only by what it did lately makes room for

@@ -1,5 +1,5 @@
 //! Where a job goes whose turn it is: what the ledgers promise, put before
-//! [`place`].
+//! [`choose`].
 
 use std::time::Duration;
 
@@ -9,7 +9,9 @@ use crate::core::model::event::PassedOverPool;
 use crate::core::model::ids::{JobId, PoolId, ReplicaId};
 use crate::core::model::time::Tick;
 use crate::core::placement::PoolSet;
-use crate::core::placement::choose::{JobTerms, PlacementDecision, PlacementReason, TierOffer, bound, place};
+use crate::core::placement::choose::{
+    JobTerms, PlacementDecision, PlacementReason, TierOffer, bound, choose,
+};
 use crate::core::placement::unattainable::ENOUGH_GAPS;
 use crate::core::queue::LaneKey;
 use crate::core::queue::order::Candidate;
@@ -42,11 +44,14 @@ impl Scheduler {
     ) -> Option<(ReplicaId, PlacementReason)> {
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
-        let line = &here.shape.lines[chosen.line];
-        let last = here.last_tier(chosen.class, chosen.line);
-        let shunned = self.shunned(chosen.head.job, &line.pools);
+        let line = &here.shape.pool_sets[chosen.pool_set];
+        let last = here.last_tier(chosen.class, chosen.pool_set);
+        let shunned = self.avoided_replicas(chosen.head.job, &line.pools);
         let cached = self.prefixes.matches(&job.prefix);
-        let wish = ReplicaRequirements { session: self.session(job), ..job.wish(&cached, chosen.guest) };
+        let wish = ReplicaRequirements {
+            session: self.session(job),
+            ..job.requirements(&cached, chosen.background)
+        };
         let eager = others >= if wish.session.is_some() { MAX_STAYED } else { MAX_DECLINED };
         let choose = |avoid: &dyn Fn(ReplicaId) -> bool| {
             let find = |pools: &[PoolId]| {
@@ -84,10 +89,11 @@ impl Scheduler {
     fn session_until(&self, group: usize, chosen: &Candidate) -> Option<Tick> {
         let job = self.jobs.get(&chosen.head.job)?;
         let session = self.session(job).filter(|(_, left)| *left > 0)?;
-        let line = &self.groups[group].shape.lines[chosen.line];
+        let line = &self.groups[group].shape.pool_sets[chosen.pool_set];
         let cached = self.prefixes.matches(&job.prefix);
-        let wish = ReplicaRequirements { session: Some(session), ..job.wish(&cached, chosen.guest) };
-        let shunned = self.shunned(chosen.head.job, &line.pools);
+        let wish =
+            ReplicaRequirements { session: Some(session), ..job.requirements(&cached, chosen.background) };
+        let shunned = self.avoided_replicas(chosen.head.job, &line.pools);
         let pools = line.tiers.iter().map(|tier| &*tier.pools).chain([&*line.pools]);
         let each = pools.filter_map(|pools| self.fleet.stays_for(pools, &wish, &|id| shunned.contains(&id)));
         let nanos = each.filter(|nanos| *nanos > 0).min().unwrap_or(session.1);
@@ -104,7 +110,7 @@ impl Scheduler {
         find: ReplicaFinder<'_>,
     ) -> Option<(ReplicaId, PlacementReason)> {
         let go = |found: ReplicaMatch, choice| (!found.waits).then_some((found.replica, choice));
-        let able = self.able(job, &line.pools);
+        let able = self.pools_within_itl(job, &line.pools);
         let find = |pools: &[PoolId]| {
             let here = able.iter().copied().filter(|pool| pools.contains(pool));
             let here: SmallVec<[PoolId; 4]> = here.collect();
@@ -122,11 +128,11 @@ impl Scheduler {
             (TierOffer { ttft: found.map(|found| found.ttft), rank, ..offer }, found)
         });
         let (offers, found): (SmallVec<[TierOffer; 8]>, SmallVec<[Option<ReplicaMatch>; 8]>) = found.unzip();
-        let goal = self.goal(job);
+        let goal = self.ttft_deadline(job);
         let left = u64::try_from(goal.since(self.now).as_nanos()).unwrap_or(u64::MAX);
         let patient = self.is_patient(job, line);
-        match place(&offers, &JobTerms { left, patient, otherwise: line.otherwise, last }) {
-            PlacementDecision::Go(tier, choice) => {
+        match choose(&offers, &JobTerms { left, patient, otherwise: line.otherwise, last }) {
+            PlacementDecision::Start(tier, choice) => {
                 let at = offers.iter().position(|offer| offer.tier == tier)?;
                 go(found[at]?, choice)
             }
@@ -137,7 +143,7 @@ impl Scheduler {
 
     /// Those of the pools that may keep the time between tokens which a stream was
     /// promised, where others have never come near it; none where all are alike.
-    fn able(&self, job: &Job, pools: &[PoolId]) -> SmallVec<[PoolId; 4]> {
+    fn pools_within_itl(&self, job: &Job, pools: &[PoolId]) -> SmallVec<[PoolId; 4]> {
         let class = self.policy.classes.get(job.spec.class).filter(|_| job.spec.streams && pools.len() > 1);
         let Some(objective) = class.map(|class| class.itl_objective) else { return SmallVec::new() };
         let may = |pool: &PoolId| {
@@ -164,23 +170,24 @@ impl Scheduler {
     }
 
     /// When the objective of the job's class has passed.
-    fn goal(&self, job: &Job) -> Tick {
+    fn ttft_deadline(&self, job: &Job) -> Tick {
         let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
         job.spec.arrived + objective.unwrap_or_default()
     }
 
     /// Whether the job waits for the pools that it wants most, with time to.
     fn is_patient(&self, job: &Job, line: &PoolSet) -> bool {
-        line.waits() && matches!(bound(job.spec.arrived, self.goal(job), self.now), (true, Some(_)))
+        line.can_wait()
+            && matches!(bound(job.spec.arrived, self.ttft_deadline(job), self.now), (true, Some(_)))
     }
 
     /// Whether it looks only at the pools that it wants most just now.
     pub(in crate::core::scheduler) fn is_bound(&self, job: &Job, line: &PoolSet) -> bool {
-        line.waits() && bound(job.spec.arrived, self.goal(job), self.now).0
+        line.can_wait() && bound(job.spec.arrived, self.ttft_deadline(job), self.now).0
     }
 
     /// The tier of a line's pools that is wanted most just now.
-    pub(in crate::core::scheduler) fn wanted_tier(&self, line: &PoolSet) -> Option<usize> {
+    pub(in crate::core::scheduler) fn preferred_tier(&self, line: &PoolSet) -> Option<usize> {
         self.offers(line).min_by(TierOffer::order).map(|offer| offer.tier)
     }
 
@@ -194,7 +201,7 @@ impl Scheduler {
         if line.tiers.len() == 1 {
             return None;
         }
-        let wanted = &line.tiers[self.wanted_tier(line)?].pools;
+        let wanted = &line.tiers[self.preferred_tier(line)?].pools;
         let pool = wanted.first().copied().filter(|_| !wanted.contains(&taken))?;
         Some(PassedOverPool { pool, busy: self.fleet.count_fitting(wanted, wish) == 0 })
     }
@@ -208,22 +215,22 @@ impl Scheduler {
     }
 
     /// Lanes with a head that begins or ceases to look at all of its pools.
-    pub(in crate::core::scheduler) fn reseat_heads(&mut self) {
-        while let Some((_, key)) = self.reseats.first().copied().filter(|(at, _)| *at <= self.now) {
-            self.reseats.pop_first();
+    pub(in crate::core::scheduler) fn refresh_due_heads(&mut self) {
+        while let Some((_, key)) = self.head_updates.first().copied().filter(|(at, _)| *at <= self.now) {
+            self.head_updates.pop_first();
             if let Some(lane) = self.queue.lane_mut(key) {
-                lane.reseat_at = None;
+                lane.refresh_at = None;
             }
             self.refresh_lane(key);
-            self.touched.extend(self.placement.group_of_model(key.model));
+            self.changed_groups.extend(self.placement.group_of_model(key.model));
         }
     }
 
     /// Whether the job, of those that may use the pool, looks at it by now.
-    pub(in crate::core::scheduler) fn would_take(&self, id: JobId, pool: PoolId) -> bool {
+    pub(in crate::core::scheduler) fn considers_pool(&self, id: JobId, pool: PoolId) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
-        self.placement.line(LaneKey::of(&job.spec)).is_some_and(|line| {
-            let wanted = self.wanted_tier(line);
+        self.placement.pool_set(LaneKey::of(&job.spec)).is_some_and(|line| {
+            let wanted = self.preferred_tier(line);
             !self.is_patient(job, line) || wanted.is_none_or(|tier| line.tiers[tier].pools.contains(&pool))
         })
     }

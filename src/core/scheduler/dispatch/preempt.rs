@@ -35,7 +35,7 @@ impl Scheduler {
     /// Asks for the streams of a replica that others in service can go on with,
     /// and for all that a silent one has: what cannot go on there is not to wait
     /// for as long as a stream of an engine that lives.
-    pub(in crate::core::scheduler) fn hand_over(
+    pub(in crate::core::scheduler) fn migrate_streams(
         &mut self,
         replica: ReplicaId,
         why: PreemptReason,
@@ -43,13 +43,13 @@ impl Scheduler {
     ) {
         let movable = |job: &Job, run: &RunningAttempt| {
             let streams = job.spec.streams && run.booking.started;
-            let wanted = job.spec.goes_on || why == PreemptReason::Stalled;
-            streams && wanted && !job.is_suspect() && job.asked.is_none() && self.has_others(job)
+            let wanted = job.spec.resumable || why == PreemptReason::Stalled;
+            streams && wanted && !job.is_suspect() && job.migration_asked.is_none() && self.has_others(job)
         };
         for id in self.jobs_at(replica, movable) {
             if let Some(job) = self.jobs.get_mut(&id) {
-                job.asked = Some(why);
-                out.push(Action::Job(JobAction::HandOver { job: id, replica, why }));
+                job.migration_asked = Some(why);
+                out.push(Action::Job(JobAction::Migrate { job: id, replica, why }));
             }
         }
     }
@@ -72,13 +72,13 @@ impl Scheduler {
             job.is_unseen() && !begun && self.has_others(job)
         });
         for job in jobs {
-            self.recall(job, why, out);
+            self.take_back(job, why, out);
         }
     }
 
     /// Whether a replica in service may serve the job.
     pub(in crate::core::scheduler) fn has_others(&self, job: &Job) -> bool {
-        let line = self.placement.line(LaneKey::of(&job.spec));
+        let line = self.placement.pool_set(LaneKey::of(&job.spec));
         line.is_some_and(|line| self.fleet.count_up(&line.pools) > 0)
     }
 
@@ -88,7 +88,7 @@ impl Scheduler {
         replica: ReplicaId,
         wanted: impl Fn(&Job, &RunningAttempt) -> bool,
     ) -> Vec<JobId> {
-        let here = |job: &&Job| job.run().is_some_and(|run| run.replica == replica && wanted(job, &run));
+        let here = |job: &&Job| job.attempt().is_some_and(|run| run.replica == replica && wanted(job, &run));
         let mut jobs: Vec<_> =
             self.jobs.values().filter(here).map(|job| (job.place.seq, job.spec.id)).collect();
         jobs.sort_unstable();
@@ -99,20 +99,20 @@ impl Scheduler {
     /// class at once, of another one when the first has waited for half of its
     /// objective. Says whether it did.
     pub(in crate::core::scheduler) fn preempt(&mut self, group: usize, out: &mut Vec<Action>) -> bool {
-        if self.movable.is_empty() {
+        if self.preemptible.is_empty() {
             return false;
         }
-        let Some(first) = self.first_of(group) else { return false };
-        let pools = &self.groups[group].shape.lines[first.line].pools;
-        let next = pools.iter().filter_map(|pool| self.movable.get(pool)?.first().copied());
+        let Some(first) = self.first_in_order(group) else { return false };
+        let pools = &self.groups[group].shape.pool_sets[first.pool_set].pools;
+        let next = pools.iter().filter_map(|pool| self.preemptible.get(pool)?.first().copied());
         let Some((class, _, job)) = next.filter(|(class, ..)| class.0 > first.class).min() else {
             return false;
         };
-        let is_spare = self.is_spare(self.groups[group].class_id(class.0));
+        let is_spare = self.is_scavenger(self.groups[group].class_id(class.0));
         if !is_spare && !self.is_pressed(&first) {
             return false;
         }
-        self.recall(job, PreemptReason::Preempted { by: first.head.job }, out);
+        self.take_back(job, PreemptReason::Preempted { by: first.head.job }, out);
         true
     }
 
@@ -122,80 +122,80 @@ impl Scheduler {
     fn is_pressed(&self, first: &Candidate) -> bool {
         let Some(job) = self.jobs.get(&first.head.job) else { return false };
         let class = self.policy.classes.get(job.spec.class);
-        let pools = self.placement.line(first.head.lane).map(|line| &*line.pools);
+        let pools = self.placement.pool_set(first.head.lane).map(|line| &*line.pools);
         class.is_some_and(|class| job.queued(self.now) >= class.ttft_objective / 2)
-            && !self.fleet.fits_soon(pools.unwrap_or_default(), &job.wish(&[], false))
+            && !self.fleet.fits_soon(pools.unwrap_or_default(), &job.requirements(&[], false))
     }
 
     /// Takes a job back into its lane. What it lost is not its fault, so it may
     /// wait as long as a new one, within its client's patience.
-    pub(in crate::core::scheduler) fn recall(
+    pub(in crate::core::scheduler) fn take_back(
         &mut self,
         id: JobId,
         why: PreemptReason,
         out: &mut Vec<Action>,
     ) {
-        let Some(run) = self.jobs.get(&id).and_then(Job::run) else { return };
+        let Some(run) = self.jobs.get(&id).and_then(Job::attempt) else { return };
         self.release(id, &run, Some((why.into(), JobUsage::Unknown)), out);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let max_wait = self.policy.classes.get(job.spec.class).map_or(Duration::ZERO, |class| class.max_wait);
         job.spec.deadline = job.spec.deadline.max((self.now + max_wait).min(job.spec.patience));
         job.phase = JobPhase::Waiting { part: LanePart::Returned, since: self.now };
         match why {
-            PreemptReason::Stalled => job.note_tried(&run),
+            PreemptReason::Stalled => job.note_failed_at(&run),
             PreemptReason::Preempted { .. } => job.preemptions += 1,
             PreemptReason::Drained | PreemptReason::SpotNotice | PreemptReason::Asleep => {}
         }
         let lane = LaneKey::of(&job.spec);
         if why == PreemptReason::Stalled {
-            self.note_silence(id);
+            self.note_stall(id);
         }
-        if let Some(account) = self.account(lane) {
+        if let Some(account) = self.lane_accounts(lane) {
             let here = &mut self.groups[account.group];
             here.drain.take_back(self.now);
             here.class_mut(account.class).backlogs.came_back(lane.tenant, self.now);
         }
-        out.push(Action::Job(JobAction::Recall { job: id, replica: run.replica, why }));
-        self.look_again = true;
-        match self.orphaned(lane) {
+        out.push(Action::Job(JobAction::Preempt { job: id, replica: run.replica, why }));
+        self.vain_waits_possible = true;
+        match self.reason_to_withdraw(lane) {
             Some(reason) => self.refuse_returned(id, reason, out),
-            None => self.join(id),
+            None => self.enqueue(id),
         }
     }
 
     /// Keeps account of a running job that others may take the place of. One
     /// whose client has seen part of its answer keeps its place.
-    pub(in crate::core::scheduler) fn note_movable(&mut self, id: JobId, run: &RunningAttempt) {
-        let gives_way = |job: &&Job| job.preemptions < MAX_PREEMPTIONS && job.begun == 0;
+    pub(in crate::core::scheduler) fn note_preemptible(&mut self, id: JobId, run: &RunningAttempt) {
+        let gives_way = |job: &&Job| job.preemptions < MAX_PREEMPTIONS && job.begun_output == 0;
         let Some(job) = self.jobs.get(&id).filter(gives_way) else { return };
         let (Some(pool), Some(account)) =
-            (self.fleet.pool_of(run.replica), self.account(LaneKey::of(&job.spec)))
+            (self.fleet.pool_of(run.replica), self.lane_accounts(LaneKey::of(&job.spec)))
         else {
             return;
         };
         if account.class > 0 {
             let movable = (Reverse(account.class), Reverse(run.since), id);
-            self.movable.entry(pool).or_default().insert(movable);
+            self.preemptible.entry(pool).or_default().insert(movable);
             if let Some(job) = self.jobs.get_mut(&id) {
-                job.movable = Some((pool, movable));
+                job.preemptible = Some((pool, movable));
             }
         }
     }
 
     /// The classes have other places in the order of service.
-    pub(in crate::core::scheduler) fn note_movables_again(&mut self) {
-        self.movable.clear();
-        self.jobs.values_mut().for_each(|job| job.movable = None);
+    pub(in crate::core::scheduler) fn renew_preemptible(&mut self) {
+        self.preemptible.clear();
+        self.jobs.values_mut().for_each(|job| job.preemptible = None);
         let unseen = self.jobs.iter().filter(|(_, job)| job.is_unseen());
         let runs: Vec<(JobId, RunningAttempt)> =
-            unseen.filter_map(|(id, job)| Some((*id, job.run()?))).collect();
-        runs.into_iter().for_each(|(id, run)| self.note_movable(id, &run));
+            unseen.filter_map(|(id, job)| Some((*id, job.attempt()?))).collect();
+        runs.into_iter().for_each(|(id, run)| self.note_preemptible(id, &run));
     }
 
     /// The job is no longer one that others may take the place of.
-    pub(in crate::core::scheduler) fn forget_movable(&mut self, id: JobId) {
-        if let Some((pool, movable)) = self.jobs.get_mut(&id).and_then(|job| job.movable.take())
-            && let Entry::Occupied(mut here) = self.movable.entry(pool)
+    pub(in crate::core::scheduler) fn forget_preemptible(&mut self, id: JobId) {
+        if let Some((pool, movable)) = self.jobs.get_mut(&id).and_then(|job| job.preemptible.take())
+            && let Entry::Occupied(mut here) = self.preemptible.entry(pool)
         {
             here.get_mut().remove(&movable);
             if here.get().is_empty() {

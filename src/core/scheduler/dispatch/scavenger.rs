@@ -13,15 +13,15 @@ use crate::core::scheduler::Scheduler;
 
 impl Scheduler {
     /// Whether jobs of the class take only what nobody else needs.
-    pub(in crate::core::scheduler) fn is_spare(&self, class: ClassId) -> bool {
-        self.policy.classes.get(class).is_some_and(|class| class.spare)
+    pub(in crate::core::scheduler) fn is_scavenger(&self, class: ClassId) -> bool {
+        self.policy.classes.get(class).is_some_and(|class| class.scavenger)
     }
 
     /// Why a job that has not joined its lane cannot start at once; absent for
     /// one that may wait.
-    pub(in crate::core::scheduler) fn finds_no_room(&self, spec: &JobSpec) -> Option<RejectReason> {
+    pub(in crate::core::scheduler) fn reason_of_no_room(&self, spec: &JobSpec) -> Option<RejectReason> {
         let group = self.placement.group_of_model(spec.model)?;
         let others = self.groups[group].waiting() > 0;
-        (others && self.is_spare(spec.class)).then_some(RejectReason::NoRoom)
+        (others && self.is_scavenger(spec.class)).then_some(RejectReason::NoRoom)
     }
 }

@@ -23,7 +23,11 @@ const SPOT_NOTICE: Duration = Duration::from_secs(20);
 
 impl Scheduler {
     /// Follows up on what a new policy did to the replicas.
-    pub(in crate::core::scheduler) fn depart(&mut self, departures: Departures, out: &mut Vec<Action>) {
+    pub(in crate::core::scheduler) fn follow_departures(
+        &mut self,
+        departures: Departures,
+        out: &mut Vec<Action>,
+    ) {
         let mut departing = std::mem::take(&mut self.departing);
         departing.retain(|(_, replica)| self.is_departing(*replica));
         self.departing = departing;
@@ -82,7 +86,7 @@ impl Scheduler {
             };
             self.vacate(replica, why, out);
             if !self.fleet.is_up(replica) {
-                self.hand_over(replica, why, out);
+                self.migrate_streams(replica, why, out);
             }
         }
     }

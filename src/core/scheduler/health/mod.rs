@@ -42,8 +42,8 @@ impl Scheduler {
     ) {
         let now = self.now;
         if let EngineFault::Busy { retry_after } = fault {
-            self.fleet.with_vitals(run.replica, now, |vitals, rules| vitals.busy(now, retry_after, rules));
-            self.touch_replica(run.replica);
+            self.fleet.change_health(run.replica, now, |vitals, rules| vitals.busy(now, retry_after, rules));
+            self.mark_replica(run.replica);
             return;
         }
         let hangs = fault == EngineFault::Silent && self.fleet.is_alive(run.replica, run.since, now);
@@ -51,14 +51,14 @@ impl Scheduler {
             return;
         }
         let fallen = self.fleet.has_fallen(run.replica, run.epoch);
-        let stays = (fault.answers() || fault == EngineFault::Silent)
+        let stays = (fault.is_answered() || fault == EngineFault::Silent)
             && !fallen
             && !self.fleet.may_eject(run.replica);
         if stays && self.fleet.is_tried(run.replica) {
             return self.pause(run.replica);
         }
         let garbled = fault == EngineFault::Malformed && !suspect;
-        let too_often = self.fleet.with_vitals(run.replica, now, |vitals, _| {
+        let too_often = self.fleet.change_health(run.replica, now, |vitals, _| {
             vitals.answered(now);
             garbled && vitals.garbled()
         });
@@ -68,35 +68,35 @@ impl Scheduler {
             return;
         }
         if stays {
-            return self.spare(run.replica, fault, out);
+            return self.withhold_ejection(run.replica, fault, out);
         }
         self.eject(run.replica, fault, out);
         if fault == EngineFault::Silent {
-            self.leave_silent(run.replica, out);
+            self.vacate_stalled(run.replica, out);
         }
         if fault == EngineFault::Refused {
-            self.fleet.with_vitals(run.replica, now, |vitals, _| vitals.heard(now, false));
+            self.fleet.change_health(run.replica, now, |vitals, _| vitals.heard(now, false));
         }
     }
 
     /// It is to blame, but too many of its pool are out: it only pauses.
-    pub(super) fn spare(&mut self, replica: ReplicaId, why: EngineFault, out: &mut Vec<Action>) {
+    pub(super) fn withhold_ejection(&mut self, replica: ReplicaId, why: EngineFault, out: &mut Vec<Action>) {
         self.pause(replica);
-        out.push(Action::Replica(ReplicaAction::Spare { replica, why }));
+        out.push(Action::Replica(ReplicaAction::WithholdEjection { replica, why }));
     }
 
     /// It gets no work for a moment, then one job. Until that goes well, what fails
     /// there takes from the budget of retries.
     fn pause(&mut self, replica: ReplicaId) {
         let now = self.now;
-        self.fleet.with_vitals(replica, now, |vitals, rules| vitals.spare(now, rules));
-        self.touch_replica(replica);
+        self.fleet.change_health(replica, now, |vitals, rules| vitals.spare(now, rules));
+        self.mark_replica(replica);
     }
 
     /// Whether a fault belongs to the fall of a replica that worked: all that it
     /// had fails with it, once, and none of that is a storm. One that has given
     /// nothing since it came back does not fall again.
-    pub(super) fn is_part_of_a_fall(&self, run: &RunningAttempt, suspect: bool) -> bool {
+    pub(super) fn is_of_same_outage(&self, run: &RunningAttempt, suspect: bool) -> bool {
         let worked = run.proven || run.booking.started;
         worked && (!suspect || self.fleet.has_fallen(run.replica, run.epoch))
     }
@@ -104,18 +104,18 @@ impl Scheduler {
     /// A probe failed, or somebody took the replica away.
     pub(super) fn lost(&mut self, replica: ReplicaId, answers: bool, out: &mut Vec<Action>) {
         let now = self.now;
-        self.fleet.with_vitals(replica, now, |vitals, rules| vitals.probe_failed(now, rules));
+        self.fleet.change_health(replica, now, |vitals, rules| vitals.probe_failed(now, rules));
         self.eject(replica, EngineFault::Refused, out);
-        self.fleet.with_vitals(replica, now, |vitals, _| vitals.heard(now, answers));
+        self.fleet.change_health(replica, now, |vitals, _| vitals.heard(now, answers));
     }
 
     /// A probe succeeded.
     pub(super) fn found(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         let now = self.now;
-        let after = self.fleet.with_vitals(replica, now, |vitals, _| vitals.found(now)).flatten();
+        let after = self.fleet.change_health(replica, now, |vitals, _| vitals.found(now)).flatten();
         if let Some(after) = after {
             out.push(Action::Replica(ReplicaAction::Readmit { replica, after }));
-            self.touch_replica(replica);
+            self.mark_replica(replica);
         }
     }
 
@@ -124,27 +124,27 @@ impl Scheduler {
     pub(super) fn wake_replicas(&mut self, out: &mut Vec<Action>) {
         let now = self.now;
         while let Some(replica) = self.fleet.due(now) {
-            let probe = self.fleet.with_vitals(replica, now, |vitals, rules| vitals.wake(now, rules));
+            let probe = self.fleet.change_health(replica, now, |vitals, rules| vitals.wake(now, rules));
             if probe == Some(true) {
                 out.push(Action::Replica(ReplicaAction::Probe { replica }));
             }
-            match self.fleet.look(replica, now) {
-                StallVerdict::Calm => {}
-                StallVerdict::Ask if self.fleet.shows_progress(replica) => {
-                    out.push(Action::Replica(ReplicaAction::Inspect { replica }));
+            match self.fleet.check_stall(replica, now) {
+                StallVerdict::Alive => {}
+                StallVerdict::Scrape if self.fleet.shows_progress(replica) => {
+                    out.push(Action::Replica(ReplicaAction::Scrape { replica }));
                 }
-                StallVerdict::Ask => {}
-                StallVerdict::Silent(silence) => self.silent(replica, silence, out),
+                StallVerdict::Scrape => {}
+                StallVerdict::Stalled(silence) => self.check_stalled(replica, silence, out),
             }
-            self.look_at_rest(replica, out);
-            self.touch_replica(replica);
+            self.check_sleep(replica, out);
+            self.mark_replica(replica);
         }
     }
 
     pub(super) fn eject(&mut self, replica: ReplicaId, why: EngineFault, out: &mut Vec<Action>) {
         let now = self.now;
         let pool = self.fleet.pool_of(replica).filter(|pool| self.fleet.is_served(*pool));
-        if self.fleet.with_vitals(replica, now, |vitals, rules| vitals.eject(now, rules)) == Some(true) {
+        if self.fleet.change_health(replica, now, |vitals, rules| vitals.eject(now, rules)) == Some(true) {
             self.prefixes.forget(replica);
             self.fleet.forget_adapters(replica, now);
             out.push(Action::Replica(ReplicaAction::Eject { replica, why }));
@@ -152,8 +152,8 @@ impl Scheduler {
                 pool.filter(|pool| !self.fleet.is_served(*pool))
                     .map(|pool| Action::Replica(ReplicaAction::PoolDown { pool, why })),
             );
-            self.look_again = true;
-            self.touch_replica(replica);
+            self.vain_waits_possible = true;
+            self.mark_replica(replica);
         }
     }
 }

@@ -33,12 +33,12 @@ const GRACE: Duration = Duration::from_millis(250);
 impl Scheduler {
     /// When the prompt of a job that is sent now counts as read, if its first
     /// token is expected so long from now at a replica with such a lead.
-    pub(in crate::core::scheduler) fn read_at(&self, expected: Duration, lead: Duration) -> Tick {
+    pub(in crate::core::scheduler) fn prefill_done_at(&self, expected: Duration, lead: Duration) -> Tick {
         self.now + expected.saturating_sub(lead).max(expected / 4)
     }
 
     /// Keeps account of when the job's prompt counts as read.
-    pub(in crate::core::scheduler) fn await_reading(&mut self, id: JobId, at: Tick) {
+    pub(in crate::core::scheduler) fn await_prefill(&mut self, id: JobId, at: Tick) {
         if let Some(JobPhase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase) {
             run.read_at = Some(at);
             self.reading.insert((at, id));
@@ -46,7 +46,7 @@ impl Scheduler {
     }
 
     /// The job is no longer read, or there is nothing left to await.
-    pub(in crate::core::scheduler) fn forget_reading(&mut self, id: JobId) {
+    pub(in crate::core::scheduler) fn forget_prefill(&mut self, id: JobId) {
         if let Some(JobPhase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase)
             && let Some(at) = run.read_at.take()
         {
@@ -55,9 +55,9 @@ impl Scheduler {
     }
 
     /// Prompts that count as read by now.
-    pub(in crate::core::scheduler) fn end_readings(&mut self) {
+    pub(in crate::core::scheduler) fn end_prefills(&mut self) {
         while let Some((_, id)) = self.reading.first().copied().filter(|(at, _)| *at <= self.now) {
-            self.forget_reading(id);
+            self.forget_prefill(id);
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             let (streams, JobPhase::Running(run)) = (job.spec.streams, &mut job.phase) else { continue };
             let overdue = run.since + run.expected.saturating_mul(OVERDUE) + GRACE;
@@ -69,15 +69,15 @@ impl Scheduler {
                 continue;
             }
             if !is_due && !self.fleet.may_be_ahead(replica, run.booking.weight) {
-                self.await_reading(id, due);
+                self.await_prefill(id, due);
                 continue;
             }
-            let whole = self.fleet.read(replica, &mut run.booking, is_due, self.now);
+            let whole = self.fleet.prefilled(replica, &mut run.booking, is_due, self.now);
             if !is_due || !streams {
-                self.await_reading(id, if is_due { overdue } else { due });
+                self.await_prefill(id, if is_due { overdue } else { due });
             }
             self.invariants.check(InvariantId::LedgerBalanced, whole);
-            self.touch_replica(replica);
+            self.mark_replica(replica);
         }
     }
 

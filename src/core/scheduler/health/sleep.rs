@@ -43,25 +43,25 @@ impl Scheduler {
             if self.fleet.sleeps_on_work(replica) {
                 self.wake(replica, out);
             }
-            self.look_again = true;
+            self.vain_waits_possible = true;
         }
-        self.touch_replica(replica);
+        self.mark_replica(replica);
     }
 
     /// What came of an order to sleep or to wake.
-    pub(in crate::core::scheduler) fn rested(
+    pub(in crate::core::scheduler) fn sleep_answered(
         &mut self,
         replica: ReplicaId,
         rested: SleepResult,
         out: &mut Vec<Action>,
     ) {
-        let turn = self.fleet.rested(replica, rested, self.now);
-        self.follow_rest(replica, turn, out);
+        let turn = self.fleet.sleep_answered(replica, rested, self.now);
+        self.follow_sleep(replica, turn, out);
     }
 
     /// A replica has been idle for long, or an order has gone without an answer.
-    pub(in crate::core::scheduler) fn look_at_rest(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
-        match self.fleet.rest_due(replica, self.now) {
+    pub(in crate::core::scheduler) fn check_sleep(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+        match self.fleet.sleep_due(replica, self.now) {
             Some(SleepDue::Idle) if self.may_sleep(replica) => {
                 self.fleet.retire(replica, self.now);
                 self.prefixes.forget(replica);
@@ -69,8 +69,8 @@ impl Scheduler {
             }
             Some(SleepDue::Idle) => self.fleet.stay_awake(replica, self.now),
             Some(SleepDue::Unanswered) => {
-                let turn = self.fleet.give_up_rest(replica, self.now);
-                self.follow_rest(replica, turn, out);
+                let turn = self.fleet.give_up_sleep(replica, self.now);
+                self.follow_sleep(replica, turn, out);
             }
             None => {}
         }
@@ -84,7 +84,7 @@ impl Scheduler {
         let room = RoomIn::Where(&|pools| self.fleet.can_wake(pools));
         let Some(first) = self.groups[group].first(room, &|_| false) else { return };
         let Some(job) = self.jobs.get(&first.head.job) else { return };
-        let pools = self.groups[group].shape.lines[first.line].pools.clone();
+        let pools = self.groups[group].shape.pool_sets[first.pool_set].pools.clone();
         let soon = self.fleet.count_up(&pools) > 0 && job.queued(self.now) < PATIENCE;
         if soon || !self.allows(group, job.spec.tenant, job.spec.sequences) {
             return;
@@ -100,7 +100,7 @@ impl Scheduler {
     /// Wakes pools that a job wanted which could not be held for as long as
     /// that takes.
     pub(in crate::core::scheduler) fn wake_wanted(&mut self, out: &mut Vec<Action>) {
-        for pool in std::mem::take(&mut self.missed) {
+        for pool in std::mem::take(&mut self.wanted_asleep) {
             if self.fleet.is_dormant(pool)
                 && self.fleet.waking(&[pool]) == 0
                 && let Some(replica) = self.fleet.sleeper(&[pool])
@@ -115,12 +115,12 @@ impl Scheduler {
     /// has joined those that start while a replica of theirs was there for a
     /// moment.
     pub(in crate::core::scheduler) fn follow_pools(&mut self, out: &mut Vec<Action>) {
-        let (dormant, empty) = (self.fleet.fell_dormant(), self.fleet.fell_empty());
-        if empty | self.fleet.rose() {
+        let (dormant, empty) = (self.fleet.take_dormant_pools(), self.fleet.take_empty_pools());
+        if empty | self.fleet.take_risen_pools() {
             self.find_halted();
         }
         if dormant || (empty && self.starts.any()) {
-            self.hold_again(out);
+            self.renew_holds(out);
         }
     }
 
@@ -143,16 +143,16 @@ impl Scheduler {
         let Some(pool) = self.fleet.pool_of(replica) else { return };
         let Some(rules) = self.policy.pools.get(pool).and_then(|row| row.sleep) else { return };
         self.fleet.rouse(replica, &rules, self.now);
-        self.starts.roused(pool, self.now);
+        self.starts.note_wake_order(pool, self.now);
         out.push(Action::Replica(ReplicaAction::Wake { replica, waiting: self.waiting_for(pool) }));
     }
 
-    fn follow_rest(&mut self, replica: ReplicaId, turn: SleepChange, out: &mut Vec<Action>) {
+    fn follow_sleep(&mut self, replica: ReplicaId, turn: SleepChange, out: &mut Vec<Action>) {
         match (turn, self.fleet.pool_of(replica)) {
-            (SleepChange::Woke(took), Some(pool)) => self.starts.woke(pool, took),
+            (SleepChange::Woke(took), Some(pool)) => self.starts.note_woken(pool, took),
             (SleepChange::Stuck, _) => self.eject(replica, EngineFault::Refused, out),
             (SleepChange::Nothing | SleepChange::Woke(_), _) => {}
         }
-        self.touch_replica(replica);
+        self.mark_replica(replica);
     }
 }

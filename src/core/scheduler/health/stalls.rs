@@ -52,7 +52,7 @@ struct StallEvidence {
 impl Job {
     /// Whether replicas were silent about it so often that it is the suspect.
     pub(in crate::core::scheduler) const fn is_suspect(&self) -> bool {
-        self.silences >= SUSPECT_AFTER
+        self.stalls >= SUSPECT_AFTER
     }
 
     /// Whether its silence says something of its replica.
@@ -63,7 +63,7 @@ impl Job {
 
 impl Scheduler {
     /// A replica owes something and has been silent for so long.
-    pub(in crate::core::scheduler) fn silent(
+    pub(in crate::core::scheduler) fn check_stalled(
         &mut self,
         replica: ReplicaId,
         silence: Duration,
@@ -76,33 +76,33 @@ impl Scheduler {
             return;
         }
         let evidence = self.evidence(replica);
-        if !self.fleet.is_out(replica) && !self.convicts(replica, &evidence, silence) {
+        if !self.fleet.is_out(replica) && !self.proves_stall(replica, &evidence, silence) {
             return self.move_overdue(replica, evidence.overdue > 0, out);
         }
         if !self.fleet.is_out(replica) && !self.fleet.may_eject(replica) {
-            self.spare(replica, EngineFault::Silent, out);
-            return self.recall_unseen(replica, out);
+            self.withhold_ejection(replica, EngineFault::Silent, out);
+            return self.preempt_unseen(replica, out);
         }
-        self.fleet.note_silence(replica, self.now);
+        self.fleet.note_stall(replica, self.now);
         self.eject(replica, EngineFault::Silent, out);
-        self.leave_silent(replica, out);
+        self.vacate_stalled(replica, out);
     }
 
     /// What a convicted replica has goes to others, as far as it can.
-    pub(in crate::core::scheduler) fn leave_silent(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
-        self.recall_unseen(replica, out);
-        self.hand_over(replica, PreemptReason::Stalled, out);
+    pub(in crate::core::scheduler) fn vacate_stalled(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+        self.preempt_unseen(replica, out);
+        self.migrate_streams(replica, PreemptReason::Stalled, out);
     }
 
     fn evidence(&self, replica: ReplicaId) -> StallEvidence {
         let (missed, sign) = (self.fleet.missed(replica), self.fleet.last_sign(replica));
         let patience = self.fleet.patience(replica, self.now);
         let mut evidence = StallEvidence::default();
-        let here = |job: &Job| job.run().filter(|run| run.replica == replica && job.is_watched());
+        let here = |job: &Job| job.attempt().filter(|run| run.replica == replica && job.is_watched());
         for (job, run) in self.jobs.values().filter_map(|job| Some((job, here(job)?))) {
             if is_under_way(job, &run, sign) {
                 evidence.stopped += 1;
-            } else if job.silences == 0 && self.is_overdue(&run, patience) {
+            } else if job.stalls == 0 && self.is_overdue(&run, patience) {
                 evidence.overdue += 1;
                 evidence.repeated += usize::from(missed.is_some_and(|missed| run.since >= missed));
             }
@@ -115,7 +115,7 @@ impl Scheduler {
         run.since + patience <= self.now
     }
 
-    fn convicts(&self, replica: ReplicaId, evidence: &StallEvidence, silence: Duration) -> bool {
+    fn proves_stall(&self, replica: ReplicaId, evidence: &StallEvidence, silence: Duration) -> bool {
         let lone = if self.fleet.shows_progress(replica) { LONE_STREAM } else { LONE_BLIND_STREAM };
         match evidence.stopped {
             0 => evidence.repeated > 0,
@@ -135,7 +135,7 @@ impl Scheduler {
         for id in self.jobs_at(replica, overdue) {
             // The room may have gone to the one before.
             if self.jobs.get(&id).is_some_and(|job| self.fits_elsewhere(job, replica)) {
-                self.take_from_silent(id, out);
+                self.take_from_stalled(id, out);
                 self.dispatch(out);
             }
         }
@@ -145,36 +145,37 @@ impl Scheduler {
     }
 
     fn fits_elsewhere(&self, job: &Job, replica: ReplicaId) -> bool {
-        let Some(line) = self.placement.line(LaneKey::of(&job.spec)) else { return false };
-        let wish = job.wish(&[], false);
+        let Some(line) = self.placement.pool_set(LaneKey::of(&job.spec)) else { return false };
+        let wish = job.requirements(&[], false);
         let here = u32::from(self.fleet.fits(replica, &wish, false, self.now));
         self.fleet.count_fitting(&line.pools, &wish) > here
     }
 
     /// Takes back what the clients of a convicted replica have seen nothing of.
-    fn recall_unseen(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+    fn preempt_unseen(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         let wanted =
             |job: &Job, _: &RunningAttempt| job.is_unseen() && !job.is_suspect() && self.has_others(job);
         for id in self.jobs_at(replica, wanted) {
-            self.take_from_silent(id, out);
+            self.take_from_stalled(id, out);
         }
     }
 
-    fn take_from_silent(&mut self, id: JobId, out: &mut Vec<Action>) {
-        let Some((lane, run)) = self.jobs.get(&id).and_then(|job| Some((LaneKey::of(&job.spec), job.run()?)))
+    fn take_from_stalled(&mut self, id: JobId, out: &mut Vec<Action>) {
+        let Some((lane, run)) =
+            self.jobs.get(&id).and_then(|job| Some((LaneKey::of(&job.spec), job.attempt()?)))
         else {
             return;
         };
         // One that never worked would take the same jobs again and again.
         if run.proven || self.take_retry(lane) {
-            self.recall(id, PreemptReason::Stalled, out);
+            self.take_back(id, PreemptReason::Stalled, out);
         }
     }
 
     /// A replica was silent about the job, which has left it.
-    pub(in crate::core::scheduler) fn note_silence(&mut self, id: JobId) {
+    pub(in crate::core::scheduler) fn note_stall(&mut self, id: JobId) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        job.silences = job.silences.saturating_add(1);
+        job.stalls = job.stalls.saturating_add(1);
         if let Some(fingerprint) = job.spec.fingerprint.filter(|_| job.is_suspect()) {
             self.suspects.note(fingerprint, self.now);
         }

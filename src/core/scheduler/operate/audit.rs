@@ -21,16 +21,19 @@ impl Scheduler {
         let checks = [
             (InvariantId::LedgerBalanced, self.ledgers_balance()),
             (InvariantId::QueueConsistent, self.queue_agrees()),
-            (InvariantId::HeadsRanked, self.heads_are_ranked() && self.heads_follow()),
+            (InvariantId::HeadsRanked, self.heads_are_ranked() && self.heads_follow_counters()),
             (
                 InvariantId::DeadlineWatched,
-                self.deadlines_agree() && self.holds_agree() && self.readings_agree(),
+                self.deadlines_agree() && self.holds_are_consistent() && self.readings_agree(),
             ),
-            (InvariantId::ReplicaWatched, self.fleet.timers_agree(self.now)),
+            (InvariantId::ReplicaWatched, self.fleet.timers_are_consistent(self.now)),
             (InvariantId::NoIdleCredit, !self.credit_is_idle()),
-            (InvariantId::QuotasBalanced, self.quotas_agree() && self.fleet.shows_truly()),
-            (InvariantId::TimeShared, self.shares_agree()),
-            (InvariantId::LimitsBalanced, self.budgets.agree(self.jobs.values().map(|job| &job.hold))),
+            (InvariantId::QuotasBalanced, self.quotas_agree() && self.fleet.summary_is_consistent()),
+            (InvariantId::TimeShared, self.shares_are_consistent()),
+            (
+                InvariantId::LimitsBalanced,
+                self.limits.is_balanced(self.jobs.values().map(|job| &job.reservation)),
+            ),
             (InvariantId::HoldJustified, self.holds_are_justified()),
             (InvariantId::NoVainWait, !self.jobs.keys().any(|id| self.waits_in_vain(*id))),
             (InvariantId::OverridesFollowed, self.overrides_are_followed()),
@@ -51,7 +54,7 @@ impl Scheduler {
 
     fn ledgers_balance(&self) -> bool {
         let mut sums: BTreeMap<ReplicaId, Ledger> = BTreeMap::new();
-        for run in self.jobs.values().filter_map(Job::run) {
+        for run in self.jobs.values().filter_map(Job::attempt) {
             sums.entry(run.replica).or_default().add(&run.booking);
         }
         let ledgers: BTreeMap<_, _> = self.fleet.ledgers().filter(|(_, ledger)| ledger.jobs > 0).collect();
@@ -62,7 +65,7 @@ impl Scheduler {
 
     fn adapters_agree(&self) -> bool {
         let mut jobs: BTreeMap<(ReplicaId, ModelId), u32> = BTreeMap::new();
-        for run in self.jobs.values().filter_map(Job::run) {
+        for run in self.jobs.values().filter_map(Job::attempt) {
             if let Some(model) = run.booking.adapter {
                 *jobs.entry((run.replica, model)).or_default() += 1;
             }
@@ -84,10 +87,10 @@ impl Scheduler {
             self.queue.lanes().map(|(key, lane)| (key, lane.load())).collect();
         let mut tallies = vec![BTreeMap::new(); self.groups.len()];
         for (key, lane) in self.queue.lanes() {
-            let Some(spot) = self.spot(key) else { return false };
-            *tallies[spot.group].entry((key.class, spot.line)).or_insert(0) += lane.load().requests;
+            let Some(spot) = self.lane_position(key) else { return false };
+            *tallies[spot.group].entry((key.class, spot.pool_set)).or_insert(0) += lane.load().requests;
         }
-        let fallbacks = self.waiting_jobs().filter(|(_, job)| job.spec.falls_back).count() as u64;
+        let fallbacks = self.waiting_jobs().filter(|(_, job)| job.spec.has_fallback).count() as u64;
         found == lanes
             && fallbacks == self.fallbacks
             && total == self.queue.total()
@@ -97,32 +100,34 @@ impl Scheduler {
     fn heads_are_ranked(&self) -> bool {
         self.queue.lanes().all(|(key, lane)| {
             LanePart::ALL.into_iter().all(|part| {
-                let (Some(spot), seat) = (self.spot(key), lane.seats[part as usize]) else { return false };
+                let (Some(spot), seat) = (self.lane_position(key), lane.head_positions[part as usize]) else {
+                    return false;
+                };
                 let group = &self.groups[spot.group];
-                let found = seat.and_then(|seat| group.get(spot.class, spot.line, part, seat));
-                let standing = self.standing(spot.group, key.tenant);
+                let found = seat.and_then(|seat| group.get(spot.class, spot.pool_set, part, seat));
+                let standing = self.quota_state(spot.group, key.tenant);
                 if standing == QuotaState::Parked {
                     return seat.is_none();
                 }
                 let head = lane.head(part).and_then(|id| self.jobs.get(&id));
                 let paid = part == LanePart::Returned;
                 let counter = if paid { 0 } else { group.counter(spot.class, key.tenant) };
-                let line = &group.shape.lines[spot.line];
+                let line = &group.shape.pool_sets[spot.pool_set];
                 if head.is_some_and(|job| seat.map(|seat| seat.bound) != Some(self.is_bound(job, line))) {
                     return false;
                 }
                 found.map(|entry| (entry.value.job, entry.key.standing, entry.key.counter, entry.size))
-                    == head.map(|job| (job.spec.id, standing, counter, job.need()))
+                    == head.map(|job| (job.spec.id, standing, counter, job.size()))
             })
         })
     }
 
     /// Whether each tenant's counter moves all of its fresh heads, and no others.
-    fn heads_follow(&self) -> bool {
+    fn heads_follow_counters(&self) -> bool {
         let mut heads: BTreeMap<(LaneAccounts, TenantId), usize> = BTreeMap::new();
         for (key, lane) in self.queue.lanes() {
-            if let Some(account) = self.account(key) {
-                let seated = usize::from(lane.seats[LanePart::Fresh as usize].is_some());
+            if let Some(account) = self.lane_accounts(key) {
+                let seated = usize::from(lane.head_positions[LanePart::Fresh as usize].is_some());
                 *heads.entry((account, key.tenant)).or_default() += seated;
             }
         }
@@ -137,13 +142,13 @@ impl Scheduler {
     }
 
     fn readings_agree(&self) -> bool {
-        let runs = self.jobs.iter().filter_map(|(id, job)| Some((*id, job.run()?)));
+        let runs = self.jobs.iter().filter_map(|(id, job)| Some((*id, job.attempt()?)));
         let is_awaited = |run: &RunningAttempt| {
             !run.booking.due || !(run.booking.settled || run.booking.streams || run.booking.started)
         };
         let awaited = runs.filter(|(_, run)| is_awaited(run));
         let awaited: BTreeSet<_> = awaited.filter_map(|(id, run)| Some((run.read_at?, id))).collect();
-        let unread = |job: &Job| job.run().is_some_and(|run| is_awaited(&run));
+        let unread = |job: &Job| job.attempt().is_some_and(|run| is_awaited(&run));
         awaited == self.reading && self.jobs.values().filter(|job| unread(job)).count() == awaited.len()
     }
 
@@ -151,16 +156,16 @@ impl Scheduler {
         let heads = self.queue.lanes().flat_map(|(key, lane)| {
             LanePart::ALL.into_iter().filter_map(move |part| Some((key, lane.head(part)?)))
         });
-        let mut waiting = heads.filter_map(|(key, id)| Some((self.spot(key)?, self.jobs.get(&id)?)));
+        let mut waiting = heads.filter_map(|(key, id)| Some((self.lane_position(key)?, self.jobs.get(&id)?)));
         waiting.any(|(spot, job)| {
             let group = &self.groups[spot.group];
-            let line = &group.shape.lines[spot.line];
-            let last = group.last_tier(spot.class, spot.line);
-            let shunned = self.shunned(job.spec.id, &line.pools);
+            let line = &group.shape.pool_sets[spot.pool_set];
+            let last = group.last_tier(spot.class, spot.pool_set);
+            let shunned = self.avoided_replicas(job.spec.id, &line.pools);
             let cached = self.prefixes.matches(&job.prefix);
             let wish = ReplicaRequirements {
                 session: self.session(job),
-                ..job.wish(&cached, group.comes_as_guest(spot.class))
+                ..job.requirements(&cached, group.is_background_arrival(spot.class))
             };
             let find = |pools: &[PoolId]| self.best_of_all(pools, &wish, &shunned);
             self.allows(spot.group, job.spec.tenant, job.spec.sequences)
@@ -187,11 +192,12 @@ impl Scheduler {
     fn quotas_agree(&self) -> bool {
         let mut held = vec![BTreeMap::new(); self.groups.len()];
         for job in self.jobs.values() {
-            if let (Some(run), Some(group)) = (job.run(), self.placement.group_of_model(job.spec.model)) {
+            if let (Some(run), Some(group)) = (job.attempt(), self.placement.group_of_model(job.spec.model)) {
                 *held[group].entry(job.spec.tenant).or_insert(0) += u64::from(run.booking.seqs);
             }
         }
-        self.groups.iter().zip(&held).all(|(group, held)| group.quotas.agrees(held)) && self.capacity_agrees()
+        self.groups.iter().zip(&held).all(|(group, held)| group.quotas.is_balanced(held))
+            && self.capacity_agrees()
     }
 
     fn capacity_agrees(&self) -> bool {
@@ -213,7 +219,7 @@ impl Scheduler {
         single
             && holds.iter().all(|hold| {
                 self.jobs.get(&hold.job).is_some_and(|job| {
-                    let fits = self.fleet.fits(hold.replica, &job.wish(&[], false), true, self.now);
+                    let fits = self.fleet.fits(hold.replica, &job.requirements(&[], false), true, self.now);
                     job.part().is_some() && self.fleet.is_up(hold.replica) && !fits
                 })
             })

@@ -25,12 +25,12 @@ impl Scheduler {
         let job = self.jobs.get(&id)?;
         let part = job.part()?;
         let key = LaneKey::of(&job.spec);
-        let spot = self.spot(key)?;
+        let spot = self.lane_position(key)?;
         let here = &self.groups[spot.group];
         let lane = self.queue.lane(key).filter(|_| part == LanePart::Fresh);
         let ahead = lane.map_or(0, |lane| lane.before(job.place, id));
-        let pools = &here.shape.lines[spot.line].pools;
-        let guest = here.is_guest(spot.class);
+        let pools = &here.shape.pool_sets[spot.pool_set].pools;
+        let guest = here.is_background(spot.class);
         let mut replicas = self.choices(job, pools, guest, now);
         replicas.sort_by_key(|choice| (Reverse(choice.fits), choice.expected, choice.replica));
         let obstacle = if self.overrides.paused_until(key.tenant).is_some() {
@@ -64,26 +64,26 @@ impl Scheduler {
     /// What keeps a job from replicas that have room for it.
     fn obstacle_at_free(&self, job: &Job, spot: LanePosition) -> Obstacle {
         let here = &self.groups[spot.group];
-        let line = &here.shape.lines[spot.line];
-        let shunned = self.shunned(job.spec.id, &line.pools);
+        let line = &here.shape.pool_sets[spot.pool_set];
+        let shunned = self.avoided_replicas(job.spec.id, &line.pools);
         let cached = self.prefixes.matches(&job.prefix);
         let wish = ReplicaRequirements {
             session: self.session(job),
-            ..job.wish(&cached, here.is_guest(spot.class))
+            ..job.requirements(&cached, here.is_background(spot.class))
         };
         let find = |pools: &[PoolId]| self.fleet.find(pools, &wish, &|id| shunned.contains(&id));
-        let last = here.last_tier(spot.class, spot.line);
+        let last = here.last_tier(spot.class, spot.pool_set);
         if self.choose(job, line, last, &find).is_some() {
             return Obstacle::Turn;
         }
-        let wanted = self.wanted_tier(line).and_then(|tier| find(&line.tiers[tier].pools));
+        let wanted = self.preferred_tier(line).and_then(|tier| find(&line.tiers[tier].pools));
         if self.is_bound(job, line) && wanted.is_none() { Obstacle::Rule } else { Obstacle::Sooner }
     }
 
     fn choices(&self, job: &Job, pools: &[PoolId], guest: bool, now: Tick) -> Vec<ReplicaOption> {
-        let shunned = self.shunned(job.spec.id, pools);
+        let shunned = self.avoided_replicas(job.spec.id, pools);
         let cached = self.prefixes.matches(&job.prefix);
-        let wish = job.wish(&cached, guest);
+        let wish = job.requirements(&cached, guest);
         let views = self.fleet.views(now);
         let ours =
             views.filter(|view| self.fleet.pool_of(view.replica).is_some_and(|pool| pools.contains(&pool)));
@@ -95,7 +95,7 @@ impl Scheduler {
                 running: view.running,
                 limit: view.limit,
                 fits: !shunned.contains(&id) && self.fleet.fits(id, &wish, false, now),
-                bottleneck: if guest { view.guest_bottleneck } else { view.bottleneck },
+                bottleneck: if guest { view.background_bottleneck } else { view.bottleneck },
                 tried: shunned.contains(&id),
                 adapter: self.fleet.adapter_fit(id, wish.model),
                 expected: Duration::from_nanos(self.fleet.ttft(id, &wish)),

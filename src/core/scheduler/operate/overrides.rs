@@ -23,7 +23,7 @@ impl Scheduler {
     pub fn operate(&mut self, now: Tick, event: Event, out: &mut Vec<Action>) -> OverrideResult {
         let (before, first) = (self.snapshot(now), out.len());
         self.handle(now, event, out);
-        let preempted = |action: &&Action| matches!(action, Action::Job(JobAction::Recall { .. }));
+        let preempted = |action: &&Action| matches!(action, Action::Job(JobAction::Preempt { .. }));
         let requeued = out[first..].iter().filter(preempted).count() as u64;
         OverrideResult { before, after: self.snapshot(now), requeued }
     }
@@ -34,15 +34,15 @@ impl Scheduler {
         if wanted.until <= self.now {
             return;
         }
-        let measure = wanted.measure;
+        let measure = wanted.change;
         self.overrides.set(wanted, self.now);
-        self.follow(measure.lever());
+        self.apply_override(measure.target());
         let why = match measure.closed() {
             Some(Closed::Drained) => PreemptReason::Drained,
             Some(Closed::SpotNotice) => PreemptReason::SpotNotice,
             Some(Closed::Cordoned) | None => return,
         };
-        for replica in self.replicas_of(measure.lever()) {
+        for replica in self.replicas_of(measure.target()) {
             self.vacate(replica, why, out);
             if self.fleet.pool_of(replica).is_some() {
                 self.expect_departure(replica);
@@ -58,7 +58,7 @@ impl Scheduler {
         if let OverrideTarget::Pause(tenant) = lever {
             self.resume(tenant);
         }
-        self.follow(lever);
+        self.apply_override(lever);
     }
 
     /// Ends the overrides whose time is over.
@@ -76,10 +76,10 @@ impl Scheduler {
     }
 
     /// Where a tenant stands in a group: a paused one is parked.
-    pub(in crate::core::scheduler) fn standing(&self, group: usize, tenant: TenantId) -> QuotaState {
+    pub(in crate::core::scheduler) fn quota_state(&self, group: usize, tenant: TenantId) -> QuotaState {
         match self.overrides.paused_until(tenant) {
             Some(_) => QuotaState::Parked,
-            None => self.groups[group].quotas.standing(tenant),
+            None => self.groups[group].quotas.state(tenant),
         }
     }
 
@@ -108,7 +108,7 @@ impl Scheduler {
     }
 
     /// Brings everything that the lever moves up to date.
-    fn follow(&mut self, lever: OverrideTarget) {
+    fn apply_override(&mut self, lever: OverrideTarget) {
         match lever {
             OverrideTarget::Pool(_) | OverrideTarget::Replica(_) => {
                 self.replicas_of(lever).into_iter().for_each(|replica| self.close(replica));
@@ -116,7 +116,7 @@ impl Scheduler {
             OverrideTarget::Pause(tenant) | OverrideTarget::Boost(tenant) => {
                 for group in 0..self.groups.len() {
                     self.refresh_standing(group, tenant);
-                    self.touched.insert(group);
+                    self.changed_groups.insert(group);
                 }
             }
         }
@@ -137,8 +137,8 @@ impl Scheduler {
         let Some(pool) = self.fleet.pool_of(replica) else { return };
         self.fleet.close(replica, self.overrides.closed(pool, replica), self.now);
         self.expect_no_departure(replica);
-        self.look_again = true;
-        self.touch_pool(pool);
+        self.vain_waits_possible = true;
+        self.mark_pool(pool);
     }
 
     /// A pause is over: the tenant stands where one stands that comes now, and
@@ -150,8 +150,8 @@ impl Scheduler {
         let lanes: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
         for key in lanes.into_iter().filter(|key| key.tenant == tenant) {
             let waits = self.queue.lane(key).is_some_and(|lane| lane.head(LanePart::Fresh).is_some());
-            if let Some(spot) = self.spot(key).filter(|_| waits) {
-                self.groups[spot.group].lift(spot.class, spot.line, tenant);
+            if let Some(spot) = self.lane_position(key).filter(|_| waits) {
+                self.groups[spot.group].lift(spot.class, spot.pool_set, tenant);
             }
         }
     }

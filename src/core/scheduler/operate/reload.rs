@@ -24,34 +24,34 @@ impl Scheduler {
         self.placement = placement;
         self.groups = groups;
         let departures = self.fleet.apply(&self.policy, self.now);
-        self.count_demand();
-        self.numbers.retain(|pool, _| self.policy.pools.get(*pool).is_some());
+        self.renew_demand();
+        self.desired_replicas.retain(|pool, _| self.policy.pools.get(*pool).is_some());
         self.find_halted();
         self.close_all();
         self.lengths.retain(&self.policy);
         self.change_limits();
         self.count_quotas();
-        self.note_movables_again();
+        self.renew_preemptible();
 
-        let orphans = self.seat_all();
+        let orphans = self.place_all_lanes();
         for (job, reason) in orphans {
             self.reject(job, reason, out);
         }
-        self.depart(departures, out);
-        self.hold_again(out);
-        self.touched = (0..self.groups.len()).collect();
-        self.look_again = true;
+        self.follow_departures(departures, out);
+        self.renew_holds(out);
+        self.changed_groups = (0..self.groups.len()).collect();
+        self.vain_waits_possible = true;
     }
 
     /// Context windows may have changed, and with them the lanes of jobs.
-    fn refit(&mut self) {
+    fn renew_context_groups(&mut self) {
         for job in self.jobs.values_mut() {
-            let fit = self.placement.fit(job.spec.model, job.spec.context);
-            if fit == job.spec.fit {
+            let fit = self.placement.context_group(job.spec.model, job.spec.context);
+            if fit == job.spec.context_group {
                 continue;
             }
             let before = job.spec;
-            job.spec.fit = fit;
+            job.spec.context_group = fit;
             if let Some(part) = job.part() {
                 let place = job.place_in(part);
                 let weight = self.policy.tenants.get(before.tenant).map_or(1.0, |row| row.weight);
@@ -65,25 +65,25 @@ impl Scheduler {
 
     /// Gives every lane its place in the new groups. Returns the jobs that
     /// have none.
-    fn seat_all(&mut self) -> Vec<(JobId, RejectReason)> {
-        self.refit();
-        self.reseats.clear();
+    fn place_all_lanes(&mut self) -> Vec<(JobId, RejectReason)> {
+        self.renew_context_groups();
+        self.head_updates.clear();
         let keys: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
         let mut orphans = Vec::new();
         for key in keys {
             let Some(lane) = self.queue.lane_mut(key) else { continue };
-            (lane.seats, lane.reseat_at) = ([None; 2], None);
+            (lane.head_positions, lane.refresh_at) = ([None; 2], None);
             let waiting = lane.load().requests;
-            if let Some(spot) = self.spot(key) {
+            if let Some(spot) = self.lane_position(key) {
                 for _ in 0..waiting {
-                    self.groups[spot.group].joined(spot.class, spot.line, key.tenant, self.now);
+                    self.groups[spot.group].joined(spot.class, spot.pool_set, key.tenant, self.now);
                 }
                 let jobs = self.queue.lane(key).into_iter().flat_map(|lane| lane.jobs());
                 for job in jobs.filter_map(|id| self.jobs.get(&id)) {
                     self.groups[spot.group].note_wide(job.spec.sequences);
                 }
             }
-            if let Some(reason) = self.orphaned(key) {
+            if let Some(reason) = self.reason_to_withdraw(key) {
                 let lane = self.queue.lane(key);
                 orphans.extend(lane.into_iter().flat_map(|lane| lane.jobs()).map(|job| (job, reason)));
             } else {

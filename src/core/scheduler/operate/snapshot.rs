@@ -32,7 +32,7 @@ impl Scheduler {
         let replicas: Vec<_> = self.fleet.views(now).collect();
         Snapshot {
             queues,
-            pools: self.pool_views(&replicas, now),
+            pools: self.pool_snapshots(&replicas, now),
             replicas,
             overrides: self.overrides.views(now).collect(),
             jobs: self.jobs.len() as u64,

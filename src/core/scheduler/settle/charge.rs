@@ -26,7 +26,7 @@ impl Scheduler {
             job.spent = (job.spent.0.saturating_add(nanos), job.spent.1.saturating_add(bill.money));
         }
         let waste = wasted.map(|(why, usage)| Waste { tokens: tokens(run, why, usage), why });
-        out.push(Action::Job(JobAction::Settled { job: id, bill: StayBill { waste, ..bill } }));
+        out.push(Action::Job(JobAction::Billed { job: id, bill: StayBill { waste, ..bill } }));
     }
 
     /// How long the pool's replicas were there and worked, since the start.
@@ -36,12 +36,12 @@ impl Scheduler {
     }
 
     /// Whether what replicas share out is what their jobs have a part in.
-    pub(in crate::core::scheduler) fn shares_agree(&self) -> bool {
+    pub(in crate::core::scheduler) fn shares_are_consistent(&self) -> bool {
         let mut weights = std::collections::BTreeMap::new();
-        for run in self.jobs.values().filter_map(Job::run) {
+        for run in self.jobs.values().filter_map(Job::attempt) {
             *weights.entry(run.replica).or_insert(0) += run.stay.weight();
         }
-        self.fleet.meters_agree(|replica| weights.get(&replica).copied().unwrap_or(0))
+        self.fleet.meters_are_consistent(|replica| weights.get(&replica).copied().unwrap_or(0))
     }
 }
 

@@ -38,10 +38,10 @@ impl Scheduler {
     /// The client is gone: everything the job holds is free at once.
     pub(super) fn left(&mut self, id: JobId, usage: JobUsage, out: &mut Vec<Action>) {
         match self.jobs.get(&id).map(|job| job.phase) {
-            Some(JobPhase::Waiting { .. }) => self.leave(id),
+            Some(JobPhase::Waiting { .. }) => self.dequeue(id),
             Some(JobPhase::Running(run)) => {
                 self.release(id, &run, Some((WasteCause::ClientGone, usage)), out);
-                self.note_left(&run);
+                self.note_client_left(&run);
             }
             None => {}
         }
@@ -57,33 +57,33 @@ impl Scheduler {
             let whole = self.fleet.start(run.replica, &mut run.booking, &mut run.stay, self.now);
             self.invariants.check(InvariantId::LedgerBalanced, whole);
             let run = *run;
-            self.forget_reading(id);
+            self.forget_prefill(id);
             if self.jobs.get(&id).is_some_and(|job| !job.is_unseen()) {
-                self.forget_movable(id);
+                self.forget_preemptible(id);
             }
             let took = self.now.since(run.since);
             match run.loads {
                 true => self.fleet.loaded(run.replica, took, run.raw),
                 false => self.fleet.answered(run.replica, took, (run.raw, &run.booking), self.now),
             }
-            self.note_start(&run);
+            self.note_pool_start(&run);
             self.clear_suspect(id, &run);
-            self.touch_replica(run.replica);
+            self.mark_replica(run.replica);
         }
     }
 
     /// The engine is done with it.
     pub(super) fn finished(&mut self, id: JobId, outcome: AttemptOutcome, out: &mut Vec<Action>) {
-        let Some(run) = self.jobs.get(&id).and_then(Job::run) else { return };
+        let Some(run) = self.jobs.get(&id).and_then(Job::attempt) else { return };
         match outcome {
             AttemptOutcome::Done(usage) => {
                 if !run.booking.started {
                     self.learn_whole(&run, usage);
-                    self.note_start(&run);
+                    self.note_pool_start(&run);
                 }
                 self.fleet.proved(run.replica, self.now);
                 if usage != JobUsage::Exact(TokenCounts::default()) {
-                    self.fleet.heard(run.replica, self.now);
+                    self.fleet.bytes_received(run.replica, self.now);
                 }
                 self.release(id, &run, None, out);
                 if let Some(job) = self.jobs.remove(&id) {
@@ -110,7 +110,7 @@ impl Scheduler {
         begun: Option<u64>,
         out: &mut Vec<Action>,
     ) {
-        let asked = self.jobs.get(&id).and_then(|job| job.asked);
+        let asked = self.jobs.get(&id).and_then(|job| job.migration_asked);
         let why = match begun {
             Some(_) => WasteCause::Interrupted,
             None if run.booking.started => WasteCause::Broken,
@@ -125,7 +125,7 @@ impl Scheduler {
         if counts {
             job.suspect = true;
             job.failures = job.failures.saturating_add(1);
-            job.note_tried(&run);
+            job.note_failed_at(&run);
         }
         if let Some(output) = begun {
             let class = self.policy.classes.get(job.spec.class);
@@ -135,12 +135,12 @@ impl Scheduler {
         let hopeless = fault == EngineFault::Overtime || (fault == EngineFault::Silent && job.is_suspect());
         let exhausted = counts && (hopeless || failures >= self.policy.retry.max_attempts.max(1));
         if fault == EngineFault::Silent && begun.is_some() {
-            self.note_silence(id);
+            self.note_stall(id);
         }
-        let is_free = !counts || self.is_part_of_a_fall(&run, suspect);
+        let is_free = !counts || self.is_of_same_outage(&run, suspect);
 
         if !run.booking.started
-            && let Some(account) = self.account(lane)
+            && let Some(account) = self.lane_accounts(lane)
         {
             let here = &mut self.groups[account.group];
             here.drain.take_back(self.now);
@@ -150,7 +150,7 @@ impl Scheduler {
             if let Some(job) = self.jobs.remove(&id) {
                 self.settle(job, usage);
             }
-        } else if let Some(reason) = self.orphaned(lane) {
+        } else if let Some(reason) = self.reason_to_withdraw(lane) {
             self.refuse(id, reason, usage, out);
         } else if exhausted {
             self.refuse(id, RejectReason::AttemptsExhausted(fault), usage, out);
@@ -161,8 +161,8 @@ impl Scheduler {
                 job.phase = JobPhase::Waiting { part: LanePart::Returned, since: self.now };
             }
             out.push(Action::Job(JobAction::Requeue { job: id, replica: run.replica, why: fault }));
-            self.look_again = true;
-            self.join(id);
+            self.vain_waits_possible = true;
+            self.enqueue(id);
         }
         if !made_way {
             self.blame(&run, fault, suspect, out);
@@ -179,7 +179,7 @@ impl Scheduler {
     pub(super) fn reject(&mut self, id: JobId, reason: RejectReason, out: &mut Vec<Action>) {
         let Some(job) = self.jobs.get(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(job));
-        self.demand.book.refused(&job.spec);
+        self.demand.profiles.refused(&job.spec);
         self.note_refused(id, reason);
         out.push(Action::Job(JobAction::Reject { job: id, why }));
         self.left(id, JobUsage::Unknown, out);
@@ -189,10 +189,10 @@ impl Scheduler {
     fn refuse(&mut self, id: JobId, reason: RejectReason, usage: JobUsage, out: &mut Vec<Action>) {
         let Some(job) = self.jobs.remove(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(&job));
-        self.demand.book.refused(&job.spec);
+        self.demand.profiles.refused(&job.spec);
         out.push(Action::Job(JobAction::Reject { job: id, why }));
         let nothing = JobUsage::Exact(TokenCounts::default());
-        let usage = if job.spec.falls_back { nothing } else { usage };
+        let usage = if job.spec.has_fallback { nothing } else { usage };
         self.settle(job, usage);
     }
 
@@ -210,14 +210,14 @@ impl Scheduler {
         wasted: Option<(WasteCause, JobUsage)>,
         out: &mut Vec<Action>,
     ) {
-        self.forget_movable(id);
-        self.forget_reading(id);
-        self.touch_replica(run.replica);
+        self.forget_preemptible(id);
+        self.forget_prefill(id);
+        self.mark_replica(run.replica);
         let lane = self.jobs.get_mut(&id).map(|job| {
-            job.asked = None;
+            job.migration_asked = None;
             LaneKey::of(&job.spec)
         });
-        if let Some(account) = lane.and_then(|lane| self.account(lane)) {
+        if let Some(account) = lane.and_then(|lane| self.lane_accounts(lane)) {
             let stay = self.now.since(run.since);
             self.groups[account.group].stopped(account.class, stay, self.now);
             self.demand.ended(account.group, account.class, stay);
@@ -239,12 +239,12 @@ impl Scheduler {
     /// gets it back if it waited: there it consumed nothing.
     fn settle(&mut self, mut job: Job, usage: JobUsage) {
         let waits = job.part().is_some();
-        self.demand.book.leave(&job.spec, usage.tokens().map_or(0, |tokens| tokens.output));
+        self.demand.profiles.leave(&job.spec, usage.tokens().map_or(0, |tokens| tokens.output));
         let usage = usage.with_prompt(job.spec.prompt_tokens);
         let known = usage.tokens().or_else(|| waits.then(TokenCounts::default));
         self.settle_limits(&mut job, known);
         let (Some(charged), Some(tokens)) = (job.charged, known) else { return };
-        let Some(account) = self.account(LaneKey::of(&job.spec)) else { return };
+        let Some(account) = self.lane_accounts(LaneKey::of(&job.spec)) else { return };
         self.recharge(account, LaneKey::of(&job.spec), charged, cost(tokens.input, tokens.output));
     }
 
@@ -252,9 +252,9 @@ impl Scheduler {
     pub(super) fn recharge(&mut self, account: LaneAccounts, lane: LaneKey, charged: u64, cost: u64) {
         let weight = self.weight(lane.tenant);
         let class = self.groups[account.group].class_mut(account.class);
-        class.counters.correct(lane.tenant, weight, charged, cost);
-        self.follow_payment(account, lane);
-        self.touched.insert(account.group);
+        class.counters.adjust(lane.tenant, weight, charged, cost);
+        self.refresh_counter(account, lane);
+        self.changed_groups.insert(account.group);
     }
 
     /// The tenant's weight, boosted or not; 1 for one that is no longer in the

@@ -49,8 +49,9 @@ fn leaving_frees_everything_in_any_phase() {
     world.arrive(spec(1));
     world.arrive(spec(2));
     world.arrive(spec(3));
-    let leave =
-        |world: &mut World, id| world.event(Event::Left { job: JobId::new(id), usage: JobUsage::Unknown });
+    let leave = |world: &mut World, id| {
+        world.event(Event::ClientLeft { job: JobId::new(id), usage: JobUsage::Unknown })
+    };
     assert_eq!(leave(&mut world, 2), []);
     assert_eq!(sent(&leave(&mut world, 1)), [(3, 0)]);
     assert_eq!(leave(&mut world, 3), []);

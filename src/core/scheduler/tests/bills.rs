@@ -68,7 +68,7 @@ fn what_was_done_for_nobody_is_said() {
     world.arrive(spec(1));
     world.fail(1, EngineFault::Reset);
     assert_eq!(waste(&world), Some((10, WasteCause::Retry)));
-    world.event(Event::Left { job: JobId::new(1), usage: used(10, 7) });
+    world.event(Event::ClientLeft { job: JobId::new(1), usage: used(10, 7) });
     assert_eq!(waste(&world), Some((17, WasteCause::ClientGone)));
 
     let mut world = World::new(priced(&[1, 1]));
@@ -82,14 +82,14 @@ fn what_was_done_for_nobody_is_said() {
     let mut world = World::new(priced(&[1, 1]));
     let there = sent(&world.arrive(spec(1)))[0].1;
     let measure = OverrideChange::CloseReplica(ReplicaId::new(there), Closed::Drained);
-    let set = Override { measure, until: Tick::NEVER, reason: "any".into() };
+    let set = Override { change: measure, until: Tick::NEVER, reason: "any".into() };
     let actions = world.whole_event(Event::Overridden(set));
     let at = |wanted: fn(&Action) -> bool| actions.iter().position(wanted);
     let recall =
-        at(|action| matches!(action, Action::Job(JobAction::Recall { why: PreemptReason::Drained, .. })));
+        at(|action| matches!(action, Action::Job(JobAction::Preempt { why: PreemptReason::Drained, .. })));
     let waste = Some(Waste { tokens: 10, why: WasteCause::Recall });
     let billed = actions.iter().position(
-        |action| matches!(action, Action::Job(JobAction::Settled { bill, .. }) if bill.waste == waste),
+        |action| matches!(action, Action::Job(JobAction::Billed { bill, .. }) if bill.waste == waste),
     );
     assert!(billed.is_some() && billed < recall, "the bill goes before: {actions:?}");
 }
@@ -221,7 +221,7 @@ fn failed_tries_are_paid_for() {
     world.now = Tick::from_millis(40);
     world.fail(1, EngineFault::Reset);
     world.now = Tick::from_millis(100);
-    world.event(Event::Left { job: JobId::new(1), usage: JobUsage::Unknown });
+    world.event(Event::ClientLeft { job: JobId::new(1), usage: JobUsage::Unknown });
     let standing = world.scheduler.limits(world.now)[0];
     assert_eq!(standing.rule.amount - standing.left, 100_000, "100 ms at 3.6 an hour");
 }

@@ -269,7 +269,7 @@ fn how_slowly_jobs_went_while_nothing_ran_is_forgotten() {
 fn a_start_is_given_up_with_the_last_who_waits() {
     let mut world = World::new(pool_of(&[], None));
     world.arrive(patient(0, 0));
-    world.event(Event::Left { job: JobId::new(0), usage: crate::core::model::job::JobUsage::Unknown });
+    world.event(Event::ClientLeft { job: JobId::new(0), usage: crate::core::model::job::JobUsage::Unknown });
     assert_eq!(view(&world).state, PoolStatus::Cold);
     world.at(50_000);
     world.arrive(patient(1, 50));
@@ -292,7 +292,7 @@ fn what_joins_a_starting_pool_whose_replica_goes_again_is_held_too() {
 #[test]
 fn a_static_address_that_is_scaled_to_zero_is_a_start_and_not_a_failure() {
     let mut world = World::new(scaled(Some(600)));
-    world.arrive(JobSpec { falls_back: true, ..patient(1, 0) });
+    world.arrive(JobSpec { has_fallback: true, ..patient(1, 0) });
     let actions = world.fail(1, EngineFault::Refused);
     let wanted = Action::Replica(ReplicaAction::PoolWanted {
         pool: PoolId::new(0),

@@ -92,7 +92,8 @@ fn a_moved_job_keeps_its_place_before_younger_ones() {
     for id in 1..5 {
         world.arrive(spec(id));
     }
-    let first = world.scheduler.jobs.values().find(|job| job.run().is_some_and(|run| run.replica == GOING));
+    let first =
+        world.scheduler.jobs.values().find(|job| job.attempt().is_some_and(|run| run.replica == GOING));
     let moved = first.expect("a job there").spec.id.index() as u64;
     assert_eq!(recalled(&drain(&mut world, true)), [(moved, 0, PreemptReason::Drained)]);
     let other = 3 - moved;

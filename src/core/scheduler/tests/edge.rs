@@ -128,14 +128,14 @@ impl Edge {
     /// Each stay has one bill, before anything is said of its end.
     fn account(&mut self, action: &Action) {
         match *action {
-            Action::Job(JobAction::Settled { job, bill }) => {
+            Action::Job(JobAction::Billed { job, bill }) => {
                 assert_eq!(self.stays.remove(&job), Some(bill.replica), "billed twice, or for nothing");
                 self.bills.push((self.specs[&job].tenant, bill));
             }
             Action::Job(
                 JobAction::Reject { job, .. }
                 | JobAction::Requeue { job, .. }
-                | JobAction::Recall { job, .. },
+                | JobAction::Preempt { job, .. },
             ) => {
                 assert!(!self.stays.contains_key(&job), "its stay is billed first");
             }
@@ -155,7 +155,7 @@ impl Edge {
             JobAction::Dispatch { job, replica, why } => self.dispatched(job, replica, &why),
             JobAction::Reject { job, why } => {
                 let vain = why.reason == RejectReason::NoReplica;
-                assert!(!vain || self.specs[&job].falls_back, "no other model may serve it");
+                assert!(!vain || self.specs[&job].has_fallback, "no other model may serve it");
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 seen.ends += 1;
                 assert_eq!(seen.ends, 1);
@@ -170,21 +170,21 @@ impl Edge {
                 }
                 seen.started = false;
             }
-            JobAction::Recall { job, replica, why } => {
+            JobAction::Preempt { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
                 assert_eq!(seen.at.take(), Some(replica));
                 if why == PreemptReason::Stalled && !seen.outlived {
                     seen.tried.insert(replica);
                 }
             }
-            JobAction::HandOver { job, replica, why } => {
+            JobAction::Migrate { job, replica, why } => {
                 let seen = self.jobs.get_mut(&job).expect("a job that arrived");
-                let may = self.specs[&job].goes_on || why == PreemptReason::Stalled;
+                let may = self.specs[&job].resumable || why == PreemptReason::Stalled;
                 assert!(may && seen.started && seen.at == Some(replica));
                 assert_eq!(seen.asked.replace(why), None, "asked once for each try");
                 assert!(self.scheduler.snapshot(self.now).replicas.len() > 1, "there is nobody else");
             }
-            JobAction::Settled { .. } => {}
+            JobAction::Billed { .. } => {}
         }
     }
 
@@ -201,10 +201,10 @@ impl Edge {
                     seen.outlived |= seen.at == Some(replica);
                 }
             }
-            ReplicaAction::Inspect { .. }
+            ReplicaAction::Scrape { .. }
             | ReplicaAction::PoolWanted { .. }
             | ReplicaAction::PoolStarted { .. } => {}
-            ReplicaAction::Spare { replica, .. } => {
+            ReplicaAction::WithholdEjection { replica, .. } => {
                 assert!(!self.out_of_service.contains(&replica));
             }
             ReplicaAction::PoolDown { why, .. } => {
@@ -214,7 +214,7 @@ impl Edge {
             ReplicaAction::Wake { replica, .. } => self.ordered(replica, SleepResult::Awake),
             ReplicaAction::OverrideExpired { lever } => {
                 let overrides = self.scheduler.snapshot(self.now).overrides;
-                assert!(overrides.iter().all(|row| row.measure.lever() != lever));
+                assert!(overrides.iter().all(|row| row.change.target() != lever));
             }
             ReplicaAction::Probe { replica } => {
                 assert!(self.out_of_service.contains(&replica));
@@ -304,7 +304,7 @@ impl Edge {
         if !live.is_empty() {
             let job = live[which % live.len()];
             self.end(job);
-            self.event(Event::Left { job, usage: JobUsage::Unknown });
+            self.event(Event::ClientLeft { job, usage: JobUsage::Unknown });
         }
     }
 
@@ -321,16 +321,16 @@ impl Edge {
 
     fn set(&mut self, measure: OverrideChange, millis: Option<u64>) {
         let until = millis.map_or(Tick::NEVER, |millis| self.now + Duration::from_millis(millis));
-        if until > self.now && !matches!(measure.lever(), OverrideTarget::Boost(_)) {
-            self.barred.insert(measure.lever(), until);
+        if until > self.now && !matches!(measure.target(), OverrideTarget::Boost(_)) {
+            self.barred.insert(measure.target(), until);
         }
-        self.event(Event::Overridden(Override { measure, until, reason: "any".into() }));
+        self.event(Event::Overridden(Override { change: measure, until, reason: "any".into() }));
     }
 
     fn stray(&mut self, job: JobId) {
         self.event(Event::FirstToken { job });
         self.event(Event::Finished { job, outcome: AttemptOutcome::Done(JobUsage::Unknown) });
-        self.event(Event::Left { job, usage: JobUsage::Unknown });
+        self.event(Event::ClientLeft { job, usage: JobUsage::Unknown });
     }
 
     fn adapters(&mut self, replica: ReplicaId, slots: Option<u32>, running: u8) {
@@ -351,7 +351,7 @@ impl Edge {
     fn rest(&mut self, rested: Option<SleepResult>) {
         let Some((&replica, &(_, order))) = self.orders.first_key_value() else { return };
         self.orders.remove(&replica);
-        self.event(Event::Rested { replica, rested: rested.unwrap_or(order) });
+        self.event(Event::SleepAnswered { replica, rested: rested.unwrap_or(order) });
     }
 
     fn start(&mut self, which: usize) {
@@ -387,10 +387,10 @@ impl Edge {
                         0 => Tick::NEVER,
                         more => self.now + Duration::from_millis(patience + 300 * more),
                     },
-                    falls_back: prompt % 2 == 0,
-                    goes_on: prompt % 3 > 0,
+                    has_fallback: prompt % 2 == 0,
+                    resumable: prompt % 3 > 0,
                     context: prompt + output,
-                    fit: 0,
+                    context_group: 0,
                     fingerprint: None,
                     session: (output % 2 == 0).then_some(prompt % 7),
                 };
@@ -411,7 +411,9 @@ impl Edge {
                 self.event(Event::ReplicaReported { replica: ReplicaId::new(replica), report });
             }
             Op::Adapters(replica, slots, running) => self.adapters(ReplicaId::new(replica), slots, running),
-            Op::Paced(replica, pace) => self.event(Event::Paced { replica: ReplicaId::new(replica), pace }),
+            Op::Paced(replica, pace) => {
+                self.event(Event::ItlSampled { replica: ReplicaId::new(replica), pace })
+            }
             Op::Answer(found) => self.answer(found),
             Op::Rest(rested) => self.rest(rested),
             Op::Lost(replica) => self.lose(ReplicaId::new(replica)),
@@ -429,8 +431,8 @@ impl Edge {
 
     /// No pool may go to zero that has work, and asking changes nothing.
     fn check_needs(&mut self) {
-        let needs = self.scheduler.needs(self.now);
-        assert_eq!(needs, self.scheduler.needs(self.now));
+        let needs = self.scheduler.replica_demand(self.now);
+        assert_eq!(needs, self.scheduler.replica_demand(self.now));
         assert_eq!(needs.len(), self.policy.pools.iter().count());
         for need in &needs {
             assert!(!need.is_busy() || need.desired >= Some(1), "{need:?}");

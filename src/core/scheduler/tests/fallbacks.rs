@@ -11,12 +11,12 @@ fn world() -> World {
 }
 
 fn falls_back(spec: JobSpec) -> JobSpec {
-    JobSpec { falls_back: true, ..spec }
+    JobSpec { has_fallback: true, ..spec }
 }
 
 /// The same request as the other model.
 fn as_other(spec: JobSpec) -> JobSpec {
-    JobSpec { model: ModelId::new(1), falls_back: false, ..spec }
+    JobSpec { model: ModelId::new(1), has_fallback: false, ..spec }
 }
 
 fn lose(world: &mut World, replica: u32) -> Vec<(u64, RejectReason)> {

@@ -300,8 +300,10 @@ fn replicas_that_answer_badly_leave_no_more_than_their_share_of_a_pool() {
     let mut world = spread_out();
     let mut out: Vec<Action> = (0..6).flat_map(|id| world.fail(id, EngineFault::ServerError)).collect();
     assert_eq!(ejected(&out).len(), 3, "half of six");
-    let spared =
-        out.iter().filter(|action| matches!(action, Action::Replica(ReplicaAction::Spare { .. }))).count();
+    let spared = out
+        .iter()
+        .filter(|action| matches!(action, Action::Replica(ReplicaAction::WithholdEjection { .. })))
+        .count();
     assert_eq!(spared, 3);
     let states: Vec<_> = (0..6).filter_map(|id| world.state(id)).collect();
     assert_eq!(states.iter().filter(|state| **state == ReplicaStatus::Busy).count(), 3, "{states:?}");

@@ -14,7 +14,7 @@ use crate::core::scheduler::tests::{
 const GOING: ReplicaId = ReplicaId::new(0);
 
 fn going_on(id: u64) -> JobSpec {
-    JobSpec { goes_on: true, ..spec(id) }
+    JobSpec { resumable: true, ..spec(id) }
 }
 
 /// Replica 0 streams job 1, with which others can go on, and job 2, with which
@@ -47,7 +47,7 @@ fn next(world: &mut World) -> Vec<Action> {
 
 fn close(world: &mut World, closed: Closed) -> Vec<Action> {
     let measure = OverrideChange::CloseReplica(GOING, closed);
-    world.event(Event::Overridden(Override { measure, until: Tick::NEVER, reason: "".into() }))
+    world.event(Event::Overridden(Override { change: measure, until: Tick::NEVER, reason: "".into() }))
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_stream_is_asked_for_once_and_only_where_others_are() {
 fn what_an_ejected_replica_streams_is_watched_too() {
     let mut world = three_at_one(4);
     world.arrive(JobSpec { prompt_tokens: 100_000, ..spec(4) });
-    let there = |job: u64| world.scheduler.jobs[&JobId::new(job)].run().map(|run| run.replica);
+    let there = |job: u64| world.scheduler.jobs[&JobId::new(job)].attempt().map(|run| run.replica);
     assert_eq!((there(3), there(4)), (Some(GOING), Some(ReplicaId::new(1))));
     assert_eq!(ejected(&world.fail(3, EngineFault::Refused)), [0]);
     let mut asked = Vec::new();
@@ -115,7 +115,7 @@ fn streams_leave_a_drained_replica_when_its_time_is_over_and_nobody_is_blamed() 
         while world.now < end {
             // It is alive.
             let pace = crate::core::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
-            early.extend(world.event(Event::Paced { replica: GOING, pace }));
+            early.extend(world.event(Event::ItlSampled { replica: GOING, pace }));
             world.now = (world.now + Duration::from_millis(500)).min(end.before(Duration::from_nanos(1)));
             early.extend(world.event(Event::Timer));
             if world.now == end.before(Duration::from_nanos(1)) {
@@ -148,7 +148,7 @@ fn what_opens_again_or_is_only_cordoned_keeps_its_streams() {
     close(&mut world, Closed::Cordoned);
     for second in 1..100 {
         let pace = crate::core::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
-        world.event(Event::Paced { replica: GOING, pace });
+        world.event(Event::ItlSampled { replica: GOING, pace });
         assert_eq!(handed_over(&world.at(100 + 500 * second)), []);
     }
 }

@@ -57,7 +57,7 @@ fn class(rank: u32, min_share: f64) -> Class {
         itl_objective: Duration::from_millis(50),
         cold_start_tolerance: None,
         demote_to: None,
-        spare: false,
+        scavenger: false,
         placement: Default::default(),
     }
 }
@@ -119,10 +119,10 @@ fn spec(id: u64) -> JobSpec {
         arrived: Tick::NEVER,
         deadline: Tick::from_millis(60_000),
         patience: Tick::NEVER,
-        falls_back: false,
-        goes_on: false,
+        has_fallback: false,
+        resumable: false,
         context: 0,
-        fit: 0,
+        context_group: 0,
         fingerprint: None,
         session: None,
     }
@@ -152,9 +152,9 @@ impl World {
     /// aside.
     fn event(&mut self, event: Event) -> Vec<Action> {
         let mut out = self.whole_event(event);
-        let bills = out.extract_if(.., |action| matches!(action, Action::Job(JobAction::Settled { .. })));
+        let bills = out.extract_if(.., |action| matches!(action, Action::Job(JobAction::Billed { .. })));
         let row = |action| match action {
-            Action::Job(JobAction::Settled { job, bill }) => Some((job.index() as u64, bill)),
+            Action::Job(JobAction::Billed { job, bill }) => Some((job.index() as u64, bill)),
             _ => None,
         };
         self.bills.extend(bills.filter_map(row));
@@ -243,7 +243,7 @@ fn ejected(actions: &[Action]) -> Vec<u32> {
 /// `(job, replica)` of the recalls among the actions, with their reasons.
 fn recalled(actions: &[Action]) -> Vec<(u64, u32, PreemptReason)> {
     let row = |action: &Action| match action {
-        Action::Job(JobAction::Recall { job, replica, why }) => {
+        Action::Job(JobAction::Preempt { job, replica, why }) => {
             Some((job.index() as u64, replica.index() as u32, *why))
         }
         _ => None,
@@ -254,7 +254,7 @@ fn recalled(actions: &[Action]) -> Vec<(u64, u32, PreemptReason)> {
 /// `(job, replica)` of the streams that are to be handed over, with the reasons.
 fn handed_over(actions: &[Action]) -> Vec<(u64, u32, PreemptReason)> {
     let row = |action: &Action| match action {
-        Action::Job(JobAction::HandOver { job, replica, why }) => {
+        Action::Job(JobAction::Migrate { job, replica, why }) => {
             Some((job.index() as u64, replica.index() as u32, *why))
         }
         _ => None,

@@ -94,8 +94,8 @@ fn farm(replicas: usize, start: u64, max_wait: u64, rate: fn(f64) -> f64) -> Far
 
 impl Farm {
     fn need(&mut self) -> ReplicaDemand {
-        let one = self.scheduler.needs(self.now);
-        assert_eq!(one, self.scheduler.needs(self.now), "asked twice");
+        let one = self.scheduler.replica_demand(self.now);
+        assert_eq!(one, self.scheduler.replica_demand(self.now), "asked twice");
         let need = one[0];
         assert!(!need.is_busy() || need.desired >= Some(1), "{need:?}");
         need
@@ -313,7 +313,7 @@ fn an_idle_pool_goes_to_zero_and_not_under_a_stream() {
     farm.run(3600);
     assert_eq!(farm.log.last().unwrap().1, 1, "{}", farm.story());
     farm.on.remove(&JobId::new(3));
-    farm.event(Event::Left { job: JobId::new(3), usage: used(1, 1) });
+    farm.event(Event::ClientLeft { job: JobId::new(3), usage: used(1, 1) });
     assert_eq!(farm.need().desired, Some(1), "for a while");
     farm.run(400);
     let need = farm.need();
@@ -420,7 +420,7 @@ fn jobs_of_a_paused_tenant_start_no_replica() {
     assert!(before.queued > 100, "{before:?}");
     let tenant = spec(1).tenant;
     let measure = OverrideChange::Pause(tenant);
-    let order = Override { measure, until: Tick::from_millis(120_000), reason: "".into() };
+    let order = Override { change: measure, until: Tick::from_millis(120_000), reason: "".into() };
     farm.event(Event::Overridden(order));
     let paused = farm.need();
     assert_eq!((paused.queued, paused.queued_tokens), (0, 0), "{paused:?}");

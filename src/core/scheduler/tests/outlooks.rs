@@ -75,13 +75,13 @@ impl Gateway {
     }
 
     fn need(&mut self, others: &PeerDemand) -> ReplicaDemand {
-        let need = self.scheduler.needs_with(self.now, others)[0];
-        assert_eq!(need, self.scheduler.needs_with(self.now, others)[0], "asked twice");
+        let need = self.scheduler.replica_demand_with(self.now, others)[0];
+        assert_eq!(need, self.scheduler.replica_demand_with(self.now, others)[0], "asked twice");
         need
     }
 
     fn outlook(&mut self) -> DemandReport {
-        self.scheduler.outlook(self.now)
+        self.scheduler.demand_report(self.now)
     }
 }
 
@@ -138,8 +138,8 @@ fn what_waits_elsewhere_counts_here_too() {
     assert_eq!((need.queued_tokens, need.in_flight), (own.queued_tokens, 0));
     // Pools and classes of another file are nothing to this one.
     let mut odd = theirs;
-    let line = odd.lines.pop_first().unwrap();
-    odd.lines
+    let line = odd.pool_sets.pop_first().unwrap();
+    odd.pool_sets
         .insert(crate::core::autoscale::demand_report::PoolSetKey { class: "gone".into(), ..line.0 }, line.1);
     odd.pools = [("gone".to_owned(), odd.pools["p0"])].into();
     let fresh = &mut Gateway::new(rules(0));
@@ -179,14 +179,11 @@ fn when_one_is_lost_and_the_other_gets_its_requests_the_number_stays() {
     let mut peers = PeerGroup::new(GatewayId { epoch: 1, id: 1 });
     peers.list(&["other".to_owned()].into(), Tick::ZERO);
     let died = all[1].now;
-    let report = PeerReport {
-        from: GatewayId { epoch: 2, id: 2 },
-        outlook: all[2].outlook(),
-        ..PeerReport::default()
-    };
+    let report =
+        PeerReport { from: GatewayId { epoch: 2, id: 2 }, demand: all[2].outlook(), ..PeerReport::default() };
     peers.heard("other", report, died);
     let one = &mut all[1];
-    let rate = |seen: &DemandReport| seen.lines.values().map(|line| line.slow).sum::<f64>();
+    let rate = |seen: &DemandReport| seen.pool_sets.values().map(|line| line.slow).sum::<f64>();
     let all_of_it = rate(&one.outlook()) * 2.0;
     peers.look(&one.outlook(), false, died);
     for step in 1..900_u64 {

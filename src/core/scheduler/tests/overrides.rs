@@ -14,7 +14,7 @@ use crate::core::scheduler::tests::{World, class, of_tenant, policy, rejected, s
 impl World {
     /// Puts a measure in force until the moment.
     fn set(&mut self, measure: OverrideChange, until: Tick) -> Vec<Action> {
-        self.event(Event::Overridden(Override { measure, until, reason: "a test".into() }))
+        self.event(Event::Overridden(Override { change: measure, until, reason: "a test".into() }))
     }
 
     fn close(&mut self, replica: u32, how: Closed) -> Vec<Action> {
@@ -36,7 +36,7 @@ impl World {
 
 fn recalls(actions: &[Action]) -> Vec<(u64, u32, PreemptReason)> {
     let row = |action: &Action| match action {
-        Action::Job(JobAction::Recall { job, replica, why }) => {
+        Action::Job(JobAction::Preempt { job, replica, why }) => {
             Some((job.index() as u64, replica.index() as u32, *why))
         }
         _ => None,
@@ -112,7 +112,7 @@ fn a_cordon_takes_nothing_away_and_ends_at_its_time() {
     assert_eq!(world.at(9_999), []);
     assert_eq!(world.scheduler.next_deadline(), Some(until), "the core's own timer ends it");
     let actions = world.at(10_000);
-    assert_eq!(actions, [Action::Replica(ReplicaAction::OverrideExpired { lever: measure.lever() })]);
+    assert_eq!(actions, [Action::Replica(ReplicaAction::OverrideExpired { lever: measure.target() })]);
     assert_eq!((world.in_force(), world.state(0)), (0, Some(ReplicaStatus::Serving)));
 }
 

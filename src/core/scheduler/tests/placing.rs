@@ -58,7 +58,7 @@ fn the_cheapest_fills_first_and_what_does_not_fit_spills() {
         went.push((sent(&actions)[0].1, placed(&actions).choice));
         assert_eq!(placed(&actions).passed_over, (id > 2).then_some(busy), "{id}");
     }
-    let (wanted, spilled) = ((1, PlacementReason::Wanted), (0, PlacementReason::Spilled));
+    let (wanted, spilled) = ((1, PlacementReason::Preferred), (0, PlacementReason::Spilled));
     assert_eq!(went, [wanted, wanted, spilled, spilled]);
     assert_eq!(world.arrive(spec(5)), [], "all is full");
     assert_eq!(sent(&world.done(1)), [(5, 1)]);
@@ -168,7 +168,7 @@ fn streams_prefer_pools_that_can_keep_their_pace() {
         // The cheaper one has never kept it.
         for (pool, gap) in [(0, objective / 2), (1, objective * 2)] {
             let pace = ItlSample { gaps: 100, total: gap * 100 };
-            (0..50).for_each(|_| _ = world.event(Event::Paced { replica: ReplicaId::new(pool), pace }));
+            (0..50).for_each(|_| _ = world.event(Event::ItlSampled { replica: ReplicaId::new(pool), pace }));
         }
         let went: Vec<u32> = (1..=4).map(|id| sent(&world.arrive(spec(id)))[0].1).collect();
         assert_eq!(went, [0, 0, 1, 1], "what does not fit spills");

@@ -12,7 +12,7 @@ use crate::core::scheduler::tests::{World, class, ejected, policy, recalled, sen
 
 fn paced(world: &mut World, replica: u32) -> Vec<Action> {
     let pace = ItlSample { gaps: 10, total: Duration::from_millis(200) };
-    world.event(Event::Paced { replica: ReplicaId::new(replica), pace })
+    world.event(Event::ItlSampled { replica: ReplicaId::new(replica), pace })
 }
 
 /// Two jobs at replica 0, of which the first streams; replica 1 is empty.

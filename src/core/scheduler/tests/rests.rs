@@ -46,7 +46,7 @@ fn report(world: &mut World, replica: u32, report: ReplicaReport) -> Vec<Action>
 }
 
 fn rested(world: &mut World, replica: u32, rested: SleepResult) -> Vec<Action> {
-    world.event(Event::Rested { replica: id(replica), rested })
+    world.event(Event::SleepAnswered { replica: id(replica), rested })
 }
 
 fn sleeps(actions: &[Action]) -> Vec<u32> {
@@ -196,7 +196,11 @@ fn the_awake_are_used_first_and_more_are_woken_for_what_they_do_not_take() {
 fn jobs_that_may_not_go_wake_nobody() {
     let mut world = after_a_quiet_minute(&[1], 0);
     let measure = OverrideChange::Pause(TenantId::new(1));
-    world.event(Event::Overridden(Override { measure, until: Tick::from_millis(65_000), reason: "".into() }));
+    world.event(Event::Overridden(Override {
+        change: measure,
+        until: Tick::from_millis(65_000),
+        reason: "".into(),
+    }));
     let parked = JobSpec { deadline: Tick::from_millis(900_000), ..of_tenant(1, 1) };
     assert!(wakes(&world.arrive(parked)).is_empty());
     assert_eq!(wakes(&world.at(65_000)), [0]);

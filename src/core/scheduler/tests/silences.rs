@@ -42,7 +42,7 @@ fn token(world: &mut World, job: u64) {
 
 fn place_of(world: &World, job: u64) -> Option<u32> {
     let job = world.scheduler.jobs.get(&JobId::new(job))?;
-    job.run().map(|run| run.replica.index() as u32)
+    job.attempt().map(|run| run.replica.index() as u32)
 }
 
 fn progress(world: &mut World, replica: u32, progress: u64) -> Vec<Action> {
@@ -139,7 +139,7 @@ fn moving_gauges_are_signs_of_life() {
         out.extend(progress(&mut world, 0, step));
     }
     let asked =
-        out.iter().filter(|action| matches!(action, Action::Replica(ReplicaAction::Inspect { .. }))).count();
+        out.iter().filter(|action| matches!(action, Action::Replica(ReplicaAction::Scrape { .. }))).count();
     assert!(asked > 0, "{out:?}");
     assert_eq!((ejected(&out), handed_over(&out).len()), (vec![], 0));
     // It freezes, and its server still answers.
@@ -158,12 +158,12 @@ fn bytes_are_signs_of_life_and_streams_that_wait_for_their_clients_owe_none() {
     let mut out = Vec::new();
     for _ in 0..100 {
         out.extend(pass(&mut world, 900));
-        world.event(Event::Heard { replica: ReplicaId::new(0) });
+        world.event(Event::BytesReceived { replica: ReplicaId::new(0) });
     }
-    world.event(Event::Paused { replica: ReplicaId::new(0), streams: 2 });
+    world.event(Event::StreamsPaused { replica: ReplicaId::new(0), streams: 2 });
     out.extend(pass(&mut world, 600_000));
     assert!(ejected(&out).is_empty());
-    world.event(Event::Paused { replica: ReplicaId::new(0), streams: 0 });
+    world.event(Event::StreamsPaused { replica: ReplicaId::new(0), streams: 0 });
     assert!(ejected(&pass(&mut world, 500)).is_empty());
     assert_eq!(ejected(&pass(&mut world, 2_000)), [0]);
 }
@@ -194,7 +194,7 @@ fn silence_ejects_no_more_than_its_share_of_a_pool() {
     assert_eq!(ejected(&out).len(), 2, "{out:?}");
     assert!(out.iter().any(|action| matches!(
         action,
-        Action::Replica(ReplicaAction::Spare { why: EngineFault::Silent, .. })
+        Action::Replica(ReplicaAction::WithholdEjection { why: EngineFault::Silent, .. })
     )));
 }
 
@@ -251,7 +251,7 @@ fn one_request_that_hangs_at_an_engine_that_works_is_not_its_fault() {
     world.event(Event::ReplicaFound { replica: ReplicaId::new(1) });
     for _ in 0..20 {
         pass(&mut world, 500);
-        world.event(Event::Heard { replica: ReplicaId::new(0) });
+        world.event(Event::BytesReceived { replica: ReplicaId::new(0) });
     }
     let actions = world.fail(2, EngineFault::Silent);
     assert_eq!((ejected(&actions), sent(&actions)), (vec![], vec![(2, 1)]));

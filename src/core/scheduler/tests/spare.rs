@@ -10,7 +10,7 @@ use crate::core::scheduler::tests::{World, class, policy, recalled, rejected, se
 
 /// The second class is spare.
 fn spare_class(mut rules: Policy) -> World {
-    rules.classes.insert("second", Class { spare: true, ..class(1, 0.0) });
+    rules.classes.insert("second", Class { scavenger: true, ..class(1, 0.0) });
     World::new(rules)
 }
 
@@ -80,6 +80,6 @@ fn one_that_failed_is_no_ones_burden() {
     let mut world = spare_class(policy(&[&[2], &[2]], &[&[0, 1]]));
     assert!(!refused(&mut world, 1));
     world.fail(1, EngineFault::ServerError);
-    world.event(Event::Left { job: JobId::new(1), usage: crate::core::model::job::JobUsage::Unknown });
+    world.event(Event::ClientLeft { job: JobId::new(1), usage: crate::core::model::job::JobUsage::Unknown });
     assert_eq!((world.scheduler.jobs(), world.scheduler.waiting().requests), (0, 0));
 }

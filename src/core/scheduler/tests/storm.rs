@@ -99,7 +99,7 @@ fn storm(storm: &Storm) -> After {
                         None => answers.push_back((millis + FIRST_TOKEN, job)),
                     }
                 }
-                Action::Job(JobAction::Recall { job, .. }) => drop(running.remove(&job)),
+                Action::Job(JobAction::Preempt { job, .. }) => drop(running.remove(&job)),
                 Action::Job(JobAction::Reject { why, .. }) => {
                     assert!(why.retry_after.is_some());
                     after.spent += u64::from(matches!(why.reason, RejectReason::RetriesSpent(_)));
@@ -183,7 +183,7 @@ fn what_one_replica_loses_when_it_dies_is_no_storm() {
         let mut world = World::new(policy(&[&[300, 300]], &[&[0]]));
         let mut at = BTreeMap::new();
         for id in 0..2 * EACH {
-            let job = JobSpec { prompt_tokens: 1, goes_on: true, ..spec(id) };
+            let job = JobSpec { prompt_tokens: 1, resumable: true, ..spec(id) };
             let mut actions = world.arrive(job);
             actions.extend(world.event(Event::FirstToken { job: JobId::new(id) }));
             at.extend(sent(&actions));

@@ -69,7 +69,7 @@ impl Loop {
             let actions = self.world.arrive(job);
             self.note(second, &actions);
         }
-        let need = self.world.scheduler.needs(Tick::from_millis(second * 1_000))[0];
+        let need = self.world.scheduler.replica_demand(Tick::from_millis(second * 1_000))[0];
         (need.desired, need.reason, need.ready)
     }
 

@@ -414,7 +414,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         1 => (0u64..100).prop_map(Op::Stray),
         1 => (0usize..3).prop_map(Op::Reload),
         4 => (measure(), prop::option::of(0u64..3000)).prop_map(|(what, millis)| Op::Override(what, millis)),
-        3 => measure().prop_map(|what| Op::Restore(what.lever())),
+        3 => measure().prop_map(|what| Op::Restore(what.target())),
     ]
 }
 

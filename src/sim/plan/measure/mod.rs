@@ -48,7 +48,7 @@ pub struct ServiceTime {
     /// Factor on the TTFT of an idle replica.
     pub slowness: f64,
     /// Time between two tokens, in seconds.
-    pub gap: f64,
+    pub itl_s: f64,
 }
 
 impl ServiceTime {
@@ -59,7 +59,7 @@ impl ServiceTime {
             return took.saturating_sub(call.waited.unwrap_or_default()).as_secs_f64();
         }
         let alone = setting.pools[pool].idle_latency(call.prompt, call.output);
-        alone.ttft.as_secs_f64() * self.slowness + self.gap * f64::from(call.output.saturating_sub(1))
+        alone.ttft.as_secs_f64() * self.slowness + self.itl_s * f64::from(call.output.saturating_sub(1))
     }
 }
 

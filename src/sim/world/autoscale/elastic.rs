@@ -26,7 +26,7 @@ pub(in crate::sim::world) enum ScaleTimer {
     Sample,
     /// The gateway recomputes its own number, as its scaler keeps it up to
     /// date.
-    Look,
+    Recompute,
     /// The start of a replica is over; the number is that of its order.
     Ready(ReplicaIndex, u64),
 }
@@ -72,7 +72,7 @@ impl World<'_> {
             }
         }
         if policy == ScalePolicy::Need {
-            self.schedule(Tick::ZERO + RECOMPUTE_PERIOD, WorldEvent::Beat(ScaleTimer::Look));
+            self.schedule(Tick::ZERO + RECOMPUTE_PERIOD, WorldEvent::Beat(ScaleTimer::Recompute));
         }
         self.announce_members();
     }
@@ -89,7 +89,7 @@ impl World<'_> {
             ScaleTimer::Poll => elastic.scaling.poll,
             ScaleTimer::Sync => hpa::SYNC,
             ScaleTimer::Sample => kpa::SAMPLE,
-            ScaleTimer::Look => RECOMPUTE_PERIOD,
+            ScaleTimer::Recompute => RECOMPUTE_PERIOD,
             ScaleTimer::Ready(replica, order) => return self.finish_starts(replica, order),
         };
         self.schedule(self.now + again, WorldEvent::Beat(beat));
@@ -112,7 +112,7 @@ impl World<'_> {
         let count = match beat {
             ScaleTimer::Sync => elastic.scaler.sync(now, current, &seen),
             ScaleTimer::Sample => elastic.scaler.sample(now, current, &seen),
-            ScaleTimer::Look => current,
+            ScaleTimer::Recompute => current,
             ScaleTimer::Poll | ScaleTimer::Ready(..) => elastic.scaler.poll(now, current, &seen),
         };
         let change = elastic.slots.order(now, count);

@@ -65,7 +65,7 @@ fn gateway(places: usize, initial: u32) -> Box<dyn Router> {
         itl_objective: Duration::from_millis(100),
         cold_start_tolerance: None,
         demote_to: None,
-        spare: false,
+        scavenger: false,
         placement: Default::default(),
     };
     let tenant = Tenant {

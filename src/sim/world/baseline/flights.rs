@@ -50,7 +50,7 @@ pub enum FailureOutcome {
     /// The request may be sent again.
     Again(InFlightRequest),
     /// The request has used all its attempts.
-    TooOften,
+    AttemptsUsed,
     /// The client has seen part of the answer.
     Cut,
 }
@@ -156,7 +156,7 @@ impl InFlightRequests {
         self.engines[flight.replica].paused = Some(now + PAUSE);
         match flight.has_token {
             true => FailureOutcome::Cut,
-            false if flight.attempts >= MAX_ATTEMPTS => FailureOutcome::TooOften,
+            false if flight.attempts >= MAX_ATTEMPTS => FailureOutcome::AttemptsUsed,
             false => FailureOutcome::Again(flight),
         }
     }

@@ -96,7 +96,7 @@ impl<L: WaitOrder> Router for HeldRouter<L> {
                 FailureOutcome::Again(flight) => {
                     self.retries.push_back((job, flight.arrival, flight.attempts + 1))
                 }
-                FailureOutcome::TooOften => out.push(RouterCommand::Refuse { job, retry_after: None }),
+                FailureOutcome::AttemptsUsed => out.push(RouterCommand::Refuse { job, retry_after: None }),
                 FailureOutcome::Cut => {}
             },
             Input::Finished { job, .. } => {

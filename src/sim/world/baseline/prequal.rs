@@ -172,7 +172,7 @@ impl Router for Prequal {
                 FailureOutcome::Again(flight) => {
                     self.arrived(now, job, flight.arrival, flight.attempts + 1, out)
                 }
-                FailureOutcome::TooOften => out.push(RouterCommand::Refuse { job, retry_after: None }),
+                FailureOutcome::AttemptsUsed => out.push(RouterCommand::Refuse { job, retry_after: None }),
                 FailureOutcome::Cut => {}
             },
             other => self.flights.observe(&other),

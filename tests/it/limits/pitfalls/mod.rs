@@ -186,5 +186,5 @@ async fn limits_end_with_a_reload_and_none_is_made_up() {
         let answer = rig.post(CHAT, &chat(2, false)).await.ok();
         assert!(answer.headers.keys().all(|name| !name.as_str().starts_with("x-ratelimit")));
     }
-    assert!(rig.gateway.proxy().gate.limits().is_empty());
+    assert!(rig.gateway.proxy().dispatcher.limits().is_empty());
 }

@@ -50,7 +50,7 @@ impl<P: EnginePick> Router for AtOnce<P> {
                 FailureOutcome::Again(flight) => {
                     self.send(now, job, flight.arrival, flight.attempts + 1, out)
                 }
-                FailureOutcome::TooOften => out.push(RouterCommand::Refuse { job, retry_after: None }),
+                FailureOutcome::AttemptsUsed => out.push(RouterCommand::Refuse { job, retry_after: None }),
                 FailureOutcome::Cut => {}
             },
             other => self.flights.observe(&other),
