@@ -1,4 +1,4 @@
-//! One keep-alive connection and one exchange over it.
+//! Keep-alive client connection, for one exchange after another.
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};

@@ -1,5 +1,5 @@
-//! What is measured: one sample per request, histograms over samples, and
-//! live counters over everything.
+//! Measurements: one sample per request, histograms over samples, and live counters over
+//! everything.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

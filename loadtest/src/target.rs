@@ -1,4 +1,4 @@
-//! Where requests go and what they look like.
+//! Target of the load: addresses and request bodies.
 
 use std::net::SocketAddr;
 

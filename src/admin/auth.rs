@@ -1,4 +1,4 @@
-//! Who is at the operators' port, and what they may do.
+//! Authentication and roles of operators at the admin port.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! `GET /admin/v1/requests/{id}`: why a request went where it went, or why it
-//! waits. Times are in seconds; those with `after` count from when it came.
+//! `GET /admin/v1/requests/{id}`: the reasons for a request's replica, or for its wait. Times are
+//! in seconds; those with `after` count from when it came.
 
 use std::time::Duration;
 

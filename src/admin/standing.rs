@@ -1,4 +1,4 @@
-//! How pools' sources of replicas and tenants' limits stand, in rows.
+//! Rows for replica sources and tenants' limits.
 
 use serde::Serialize;
 use serde_json::Value;

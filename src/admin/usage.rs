@@ -1,4 +1,4 @@
-//! `GET /admin/v1/usage`: who used what, and what it cost.
+//! `GET /admin/v1/usage`: the usage and cost of tenants.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! One token: its form, its signature, its claims.
+//! JSON Web Tokens: form, signature and claims.
 //!
 //! Which key it is checked with, and by which algorithm, is never the token's
 //! choice alone: the algorithm must be one of the provider's settings and one

@@ -1,4 +1,4 @@
-//! Who is asking: by key, by an identity provider's token, or by certificate.
+//! Authentication of clients by API key, identity provider's token, or certificate.
 
 mod cache;
 pub mod client;

@@ -1,4 +1,4 @@
-//! What differs between two configurations, field by field.
+//! Differences between two configurations, field by field.
 
 use std::fmt;
 

@@ -1,5 +1,4 @@
-//! Where replicas come from that the file does not list, as the rest of the
-//! program sees it.
+//! Replica sources beside the file's list, as the rest of the program uses them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! One YAML file, from text to validated rules.
+//! Configuration: one YAML file, from text to validated settings.
 //!
 //! text → `yaml` (a tree that knows its lines) → `decode` (the file as
 //! written) → `validate` (settings that hold) → `merge` (with the replicas

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, for people and for machines.
+//! Configuration problems, for people and for machines.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! The async door to the scheduler: feeds it events with the time, and applies
-//! its actions after the lock is released.
+//! Dispatcher: the scheduler behind one lock. It feeds the scheduler events with the time, and
+//! applies its actions after the lock is released.
 
 pub mod clock;
 pub mod shutdown;

@@ -1,4 +1,4 @@
-//! One job's ticket: what its request holds of the scheduler.
+//! Ticket: a request's hold on its job in the scheduler.
 
 use std::future::{Future, pending};
 use std::pin::Pin;

@@ -1,5 +1,5 @@
-//! Who waits at the gate, and who may still speak for a try: one desk for each
-//! job that is alive. Everything here happens under the gate's lock.
+//! Waiters: one entry for each live job, with the channel to its ticket. Everything here happens
+//! under the gate's lock.
 //!
 //! A job's try is over for the scheduler the moment it says so, but its edge
 //! learns of it later. In between, the edge may report on a try that it no

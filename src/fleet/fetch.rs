@@ -1,4 +1,4 @@
-//! One bounded GET.
+//! Bounded GET of an engine's document.
 
 use std::time::Duration;
 

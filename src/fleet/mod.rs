@@ -1,7 +1,6 @@
-//! What replicas say of themselves: their metrics, the models they serve,
-//! and whether they are there. It reports and decides nothing: a scrape that
-//! fails changes nothing by itself, and only a probe that the core asked for
-//! says that a replica is lost or found.
+//! Fleet monitor: metrics, served models and presence of the replicas. It reports and decides
+//! nothing: a scrape that fails changes nothing by itself, and only a probe that the core asked
+//! for says that a replica is lost or found.
 
 pub mod context;
 pub mod discovery;

@@ -1,4 +1,4 @@
-//! What one replica is asked, and how.
+//! Replica target: the URLs and the key with which one replica is asked.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! From method and path to the call that is meant, and to a helpful word when
-//! none is.
+//! Routes: the call that a method and path mean, or a helpful error when they mean none.
 
 use std::borrow::Cow;
 

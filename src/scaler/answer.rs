@@ -1,4 +1,4 @@
-//! From what is known of a pool to what a trigger is told.
+//! Answers to triggers, from the signal of a pool.
 
 use std::fmt;
 

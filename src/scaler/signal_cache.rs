@@ -1,4 +1,4 @@
-//! What is known of all pools at one moment, and who may look at it.
+//! Signal cache: the scale signal of all pools at one moment, and the bounds of its readers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a trigger asks for: the keys of its `metadata`.
+//! Trigger query: the keys of a trigger's `metadata`.
 
 use std::time::Duration;
 

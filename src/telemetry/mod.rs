@@ -1,6 +1,6 @@
-//! What the process tells the outside about itself: log lines, metrics and
-//! traces. Logic builds an event (`telemetry::event`) and emits it; what that
-//! means for the log and the metrics is written down there and nowhere else.
+//! Telemetry: log lines, metrics and traces of the process. Logic builds an event
+//! (`telemetry::event`) and emits it; what that means for the log and the metrics is written down
+//! there and nowhere else.
 
 mod audit;
 pub mod event;

@@ -1,5 +1,5 @@
-//! What became of recent requests, for whoever asks why one went where it
-//! went. Names and numbers only: no prompts, no answers, no keys.
+//! Request history: the trails of recent requests, for `explain`. Names and numbers only: no
+//! prompts, no answers, no keys.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Which log lines are written where strangers decide how many there are.
+//! Log sampler: bounds the lines whose number clients decide.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

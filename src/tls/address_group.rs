@@ -1,4 +1,4 @@
-//! What counts as one address.
+//! Address groups: the addresses that count as one client.
 
 use std::net::IpAddr;
 

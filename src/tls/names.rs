@@ -1,4 +1,4 @@
-//! Whom a certificate stands for.
+//! Certificate names: the identities that a certificate carries.
 
 use rustls::pki_types::CertificateDer;
 use x509_parser::extensions::GeneralName;

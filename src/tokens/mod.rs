@@ -1,4 +1,4 @@
-//! How many tokens a prompt has, as well as it can be known.
+//! Token counts of prompts, as exact as they can be.
 
 mod cache;
 mod chat;

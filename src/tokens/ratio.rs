@@ -1,5 +1,5 @@
-//! What estimates are off by, learned from what engines counted: for each model
-//! and tenant, since languages and templates differ.
+//! Estimate ratios: the error of estimates, learned from engines' counts for each model and
+//! tenant, since languages and templates differ.
 
 use dashmap::DashMap;
 

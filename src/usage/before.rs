@@ -1,4 +1,4 @@
-//! What was used before the start, so that a restart gives nobody a new quota.
+//! Use before the start, read back so that a restart gives nobody a new quota.
 
 use std::collections::BTreeMap;
 

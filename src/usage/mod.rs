@@ -1,5 +1,5 @@
-//! What requests used and cost, row by row: a journal of JSON lines, the
-//! databases that are fed from it, and the bill that is read from either.
+//! Usage: a journal of JSON lines with what each request used and cost, the databases that are fed
+//! from it, and the bill that is read from either.
 //!
 //! A row goes into a bounded queue and from there, on a thread of its own, into
 //! numbered segments on the disk. The segments are the queue of the database: it

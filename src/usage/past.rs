@@ -1,4 +1,4 @@
-//! What was asked for in the past, request by request.
+//! Past traffic: the requests of the journal, one by one.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! One line of the bill.
+//! Usage row: one line of the journal and of the databases.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Feeds a database from the journal, on a thread of its own.
+//! Database sink: feeds a database from the journal, on a thread of its own.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};

@@ -1,4 +1,4 @@
-//! Writes rows into segments, and keeps the segments within their bound.
+//! Journal writer: writes rows into segments, and keeps the segments within their bound.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};

@@ -1,4 +1,4 @@
-//! One request and all that its client can see of the answer.
+//! Chaos call: one request and all that its client can see of the answer.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a run showed, and which promises were kept.
+//! Chaos report: what each run showed, and which guarantees it kept.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! What goes wrong when: drawn from the seed alone.
+//! Fault schedule of a chaos run, drawn from the seed alone.
 
 use std::time::Duration;
 

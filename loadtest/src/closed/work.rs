@@ -1,4 +1,4 @@
-//! What closed-loop clients ask for, and its request bodies.
+//! Requests of closed-loop clients and their bodies.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! One run: engines and contestant are started fresh, the load is sent, and
-//! everything is stopped.
+//! Stage of a comparison: engines and contestant start fresh, the load is sent, and everything is
+//! stopped.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

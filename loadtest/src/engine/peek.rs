@@ -1,4 +1,4 @@
-//! Finds the few fields the engine obeys in a request, without parsing it.
+//! Fields of a request that the instant engine obeys, found without parsing the body.
 
 use std::sync::LazyLock;
 

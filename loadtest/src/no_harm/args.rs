@@ -1,4 +1,4 @@
-//! What `loadtest no-harm` is told, and which cells that means.
+//! Arguments of `loadtest no-harm`, and the cells that they select.
 
 use std::path::PathBuf;
 use std::time::Duration;

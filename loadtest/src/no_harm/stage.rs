@@ -1,4 +1,4 @@
-//! One cell: its engines and its gateway, and both sides of it measured.
+//! Stage of one matrix cell: its engines, its gateway, and both sides measured.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Which server is next, and who waits for one.
+//! Balancing of the reference proxy: the next server, and the requests that wait for one.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! One request through the proxy.
+//! Relay of one request through the reference proxy.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};

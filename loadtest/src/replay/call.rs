@@ -1,4 +1,5 @@
-//! One call: sent at its planned instant, read to its end, perhaps sent again.
+//! Replayed call: sent at its planned instant, read to its end, and sent again where the client
+//! would.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

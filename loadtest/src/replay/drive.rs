@@ -1,6 +1,5 @@
-//! Runs a plan: every call is sent at its planned instant, whatever the others
-//! do. A clock thread hands the calls out, one or more threads with a
-//! single-threaded runtime each make them.
+//! Driver of a replay: every call is sent at its planned instant, whatever the others do. A clock
+//! thread hands the calls out, one or more threads with a single-threaded runtime each make them.
 
 use std::sync::Arc;
 use std::thread;

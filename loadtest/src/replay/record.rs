@@ -1,4 +1,4 @@
-//! What is kept of one call.
+//! Record of one replayed call.
 
 use std::time::Duration;
 

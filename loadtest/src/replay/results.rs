@@ -1,4 +1,4 @@
-//! From records to figures.
+//! Results of a replay: figures made from the records.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

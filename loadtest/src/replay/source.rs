@@ -1,4 +1,4 @@
-//! One stream of calls, as a scenario file or the command line describes it.
+//! Call source of a replay, from a scenario file or the command line.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,4 @@
-//! What clients may call the models, what serves in their place, and what tenants
-//! may use.
+//! View of model names: aliases, fallbacks, and the models that each tenant may use.
 
 use serde_json::{Value, json};
 

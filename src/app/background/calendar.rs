@@ -1,5 +1,5 @@
-//! Tells the scheduler when days and months begin, in UTC. The wall clock may
-//! jump, so it is looked at every minute.
+//! Calendar task: tells the scheduler when days and months begin, in UTC. The wall clock may jump,
+//! so it is looked at every minute.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

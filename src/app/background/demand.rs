@@ -1,4 +1,4 @@
-//! Keeps the demand that was seen over a restart, in a file of its own.
+//! Demand state file: keeps the measured demand over a restart.
 
 use std::fs::File;
 use std::io::{self, Write as _};

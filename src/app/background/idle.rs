@@ -1,4 +1,4 @@
-//! Writes down now and then for how long replicas had nothing to do.
+//! Idle-time task: writes the idle time of each pool's replicas to the usage journal.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,4 @@
-//! Says when a class promises what no pool can keep.
+//! Objective check: warns when a class has an objective that no pool can reach.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

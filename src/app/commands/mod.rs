@@ -1,4 +1,4 @@
-//! What each command does.
+//! Commands of the program.
 
 pub(super) mod count;
 pub(super) mod demo;

@@ -1,4 +1,4 @@
-//! Why a gateway does not start, and what to do about it.
+//! Start errors: the reason why a gateway does not start, and the next step for the operator.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! What tenants, their keys and their models may use: `limits`.
+//! Section `limits`: what tenants, their keys and their models may use.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Where replicas come from that the file does not list: `discover`.
+//! Section `discover`: replica sources beside the file's list.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Who is who: certificates of the listeners and of clients, tokens of an
-//! identity provider, operators, and what is written down of them.
+//! Identity sections: certificates of listeners and clients, identity providers, operators, and
+//! the audit file.
 
 use std::borrow::Cow;
 

@@ -1,5 +1,4 @@
-//! What pools are, and the rules for where work may go: `placement` of classes
-//! and tenants.
+//! Section `placement` of classes and tenants, and the traits of pools that it names.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! What serves the work: `models` and `pools`.
+//! Sections `models` and `pools`.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What takes effect only at a start: `server` and `telemetry`.
+//! Sections that take effect only at a start: `server` and `telemetry`.
 
 use std::borrow::Cow;
 use std::fmt;

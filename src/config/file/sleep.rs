@@ -1,4 +1,4 @@
-//! When idle replicas sleep: `pools.*.sleep`.
+//! Section `pools.*.sleep`: when idle replicas sleep.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

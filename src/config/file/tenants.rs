@@ -1,4 +1,4 @@
-//! Who may come in and what they are promised: `auth`, `classes`, `tenants`.
+//! Sections `auth`, `classes` and `tenants`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

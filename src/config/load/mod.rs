@@ -1,4 +1,4 @@
-//! From a file to settings, with everything that is wrong with it.
+//! Loading: one configuration file becomes settings and a report of every problem.
 
 use std::io;
 use std::path::{Path, PathBuf};

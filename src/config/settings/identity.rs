@@ -1,4 +1,4 @@
-//! Who may come in, at each listener, and what they may do.
+//! Settings of identity: credentials and roles at each listener.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What the names stand for that clients use for models.
+//! Settings of model names: what each name that clients use stands for.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -1,4 +1,4 @@
-//! Which requests are copied to which models.
+//! Settings of shadow traffic: which requests are copied to which models.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Where it is written down what requests used.
+//! Settings of the usage journal and its database.
 
 use std::path::PathBuf;
 use std::sync::Arc;

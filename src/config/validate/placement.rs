@@ -1,4 +1,4 @@
-//! What pools are, and `placement` of classes and tenants.
+//! Checks of pool traits, and of `placement` of classes and tenants.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What is valid but hardly meant.
+//! Warnings about configurations that are valid but hardly meant.
 
 use std::collections::BTreeSet;
 

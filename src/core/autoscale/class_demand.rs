@@ -1,4 +1,4 @@
-//! What the classes of one line ask for, as one number.
+//! Class demand: the replicas that the classes of one pool set need, as one number.
 //!
 //! With λ for the work that arrives each second, μ for what a replica does in
 //! one, S for how long a start takes, and for each class its tolerance D, what

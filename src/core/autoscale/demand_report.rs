@@ -1,6 +1,6 @@
-//! One gateway's part of the demand, by names, so that others can count it.
-//! Pools and classes that a policy does not have are ignored: gateways may run
-//! under different files for a while.
+//! Demand report: one gateway's part of the demand, by names, for its peers to add. Pools and
+//! classes that a policy does not have are ignored: gateways may run under different files for a
+//! while.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

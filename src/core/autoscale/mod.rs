@@ -1,6 +1,6 @@
-//! How many replicas each pool needs: a total that follows from what is asked
-//! for and from what one replica can do, so that replicas which are starting
-//! are never counted twice.
+//! Autoscaling: the total number of replicas that each pool needs. It follows from the demand and
+//! from the work that one replica can do, so that replicas which are starting are never counted
+//! twice.
 //!
 //! [`replica_demand`] makes one number of what the classes of a line ask for, [`share`]
 //! spreads it over the pools of the line, and [`desired`] keeps what comes of it

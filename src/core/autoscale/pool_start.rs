@@ -1,5 +1,5 @@
-//! How long pools take to start that have no replica: from the first job that
-//! is held for one to the first token that it gives.
+//! Pool starts: how long a pool without replicas takes from the first job that is held for it to
+//! its first token.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

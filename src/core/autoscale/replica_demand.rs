@@ -1,4 +1,4 @@
-//! What each pool needs now, as scalers are told it.
+//! Replica demand of each pool now, as scalers read it.
 
 use std::time::Duration;
 

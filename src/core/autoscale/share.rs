@@ -1,5 +1,5 @@
-//! Which pools serve what the lines ask for: the one wanted most as far as it
-//! goes, then the next.
+//! Shares of pools: the preferred pool serves a pool set as far as its maximum goes, then the next
+//! pool.
 
 use crate::core::model::ids::PoolId;
 

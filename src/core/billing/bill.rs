@@ -1,4 +1,4 @@
-//! What a job's stay at a replica came to.
+//! Bill of a job's stay at a replica.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What work costs: replicas' time by who used it, and its price.
+//! Billing: replicas' time by the job that used it, and its price.
 
 pub mod bill;
 pub mod meter;

@@ -1,4 +1,4 @@
-//! One limit's account.
+//! Account of one limit.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! How much output, replicas' time and money to reserve for a job: what nearly
-//! all jobs like it stayed below.
+//! Expected use of a job: the output, replica time and money to reserve, which nearly all jobs
+//! like it stayed below.
 //!
 //! A mean would be passed by every second job, the asked maximum is rarely
 //! used and would keep others out.

@@ -1,5 +1,4 @@
-//! What tenants, keys and models may use: reserved before a job waits, settled
-//! when it ends.
+//! Limits of tenants, keys and models: reserved before a job waits, settled when it ends.
 //!
 //! All limits of a job are checked and reserved in one step, so that many that
 //! come at once never pass one together. What a job holds is settled exactly

@@ -1,4 +1,4 @@
-//! What may be used, by whom, and in which time.
+//! Limit rules: the unit, the scope and the period of each limit.
 
 use crate::core::model::ids::{KeyId, ModelId, TenantId};
 

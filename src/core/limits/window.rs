@@ -1,4 +1,4 @@
-//! What was used in the last minute, whenever one looks.
+//! Minute window: the amount used in the sixty seconds before any instant.
 //!
 //! A bucket that starts full and is refilled all the time lets twice its size
 //! pass in its first minute. This is a window of 60 seconds that slides in

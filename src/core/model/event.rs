@@ -1,4 +1,4 @@
-//! What happens to the scheduler, and what it wants done.
+//! Events that the scheduler takes, and actions that it decides.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What must always hold, by name.
+//! Invariants of the scheduler, by name.
 
 /// One thing that must always hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,4 +1,4 @@
-//! What operators have set apart from the policy, each for a time.
+//! Overrides: operators' changes to the policy, each for a time.
 //!
 //! An override is known by its lever, which a later one of the same lever
 //! replaces. It outlives reloads, since ids outlive them; what it says of a

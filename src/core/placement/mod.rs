@@ -1,4 +1,4 @@
-//! Which pools can serve which job, and which models share replicas.
+//! Placement: the pools that can serve each job, and the groups of models that share replicas.
 //!
 //! [`rules`] says which pools a job may use and how much each is wanted,
 //! [`choose`] chooses among them for one job. Here all of it that changes only

@@ -1,5 +1,4 @@
-//! Which pools the work of a class and tenant may use, and which of them it
-//! wants most.
+//! Placement rules: the pools that a class and tenant may use, in their order of preference.
 
 use std::collections::BTreeSet;
 

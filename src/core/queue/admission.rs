@@ -1,4 +1,4 @@
-//! What may wait, and when to come back.
+//! Queue bounds: which job may wait, and the Retry-After of one that may not.
 
 use std::time::Duration;
 

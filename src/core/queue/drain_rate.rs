@@ -1,4 +1,4 @@
-//! How fast each tenant's waiting jobs go, within a class.
+//! Drain rates: how fast each tenant's waiting jobs start, within a class.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is learned from finished work: output lengths and the drain rate.
+//! Estimates learned from finished work: output lengths and the drain rate.
 
 use std::time::Duration;
 

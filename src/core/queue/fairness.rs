@@ -1,4 +1,4 @@
-//! Who has had how much: virtual counters of tenants, owed shares of classes.
+//! Fairness counters: virtual counters of tenants, and credit of guaranteed shares of classes.
 
 use crate::core::model::ids::TenantId;
 use crate::core::model::number_map::NumberMap;

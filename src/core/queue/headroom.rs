@@ -1,4 +1,4 @@
-//! What is kept free for a class before its requests come.
+//! Headroom: the sequences that are kept free for a class before its requests arrive.
 //!
 //! Requests that arrive at a rate λ and hold a sequence for a time h occupy
 //! λ·h sequences on average (Little's law). Their number varies by about the

@@ -1,4 +1,4 @@
-//! What waits: one lane per class, tenant, model, and windows that are too small.
+//! Queue: one lane per class, tenant, model, and windows that are too small.
 
 pub mod admission;
 pub mod drain_rate;

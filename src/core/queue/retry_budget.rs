@@ -1,5 +1,5 @@
-//! How many tries that failed may be repeated: a share of the traffic of the
-//! last ten seconds, and a few however little there is.
+//! Retry budget: retries may be a share of the attempts of the last ten seconds, and a few however
+//! little there is.
 //!
 //! Retries help while most engines work, and finish off those that still do
 //! when most do not. The share bounds what retries add to the load whatever

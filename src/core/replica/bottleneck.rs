@@ -1,4 +1,4 @@
-//! What keeps a replica from taking more work.
+//! Bottlenecks: the reasons that keep a replica from taking more work.
 
 /// The first thing that keeps a replica in service from taking one more job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,4 +1,5 @@
-//! How many sequences a replica may run so that its streams keep their pace.
+//! ITL limit: the sequences that a replica may run so that its streams keep their inter-token
+//! latency.
 //!
 //! A step takes longer the more sequences are in it, so the time between tokens
 //! is taken as a line over the sequences that run: `gap = alone + slope * seqs`.

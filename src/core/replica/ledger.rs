@@ -1,4 +1,5 @@
-//! Which replica is next: the one that promises the first token soonest.
+//! Ledger: what is in flight at each replica, and the rank by which the replica with the soonest
+//! first token is next.
 
 use crate::core::model::ids::{ModelId, ReplicaId};
 use crate::core::queue::fit_tree::FitRank;

@@ -1,4 +1,4 @@
-//! What an engine says of itself against what the ledger says of it.
+//! Reconciliation of an engine's own report with the ledger.
 //!
 //! The ledger knows only what this gateway sent. An engine that runs more has
 //! other clients; one that runs less for long has lost something. A report

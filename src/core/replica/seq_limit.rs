@@ -1,4 +1,4 @@
-//! How many sequences a replica may have.
+//! Sequence limit: the sequences that a replica may have at once.
 
 use crate::core::model::event::ReplicaReport;
 

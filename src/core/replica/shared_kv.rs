@@ -1,4 +1,4 @@
-//! How much of the prompts that a replica runs shares its place in the KV cache.
+//! Shared KV: the part of its running prompts' KV cache that a replica's jobs share.
 //!
 //! The ledger counts each prompt whole. An engine with a prefix cache keeps what
 //! prompts have in common once, and other engines keep less than a token's worth for

@@ -1,4 +1,4 @@
-//! What the scheduler knows of a job.
+//! Job: the scheduler's state of one request.
 
 use std::time::Duration;
 

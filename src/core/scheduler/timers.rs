@@ -1,4 +1,5 @@
-//! What time alone brings.
+//! Timers of the scheduler: deadlines that end a wait, and the next instant at which anything is
+//! due.
 
 use crate::core::model::event::{Action, RejectReason};
 use crate::core::model::ids::JobId;

@@ -1,4 +1,4 @@
-//! How long to wait before a source that failed is asked again.
+//! Pause before a failed source is asked again.
 
 use std::time::Duration;
 

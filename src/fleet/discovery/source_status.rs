@@ -1,4 +1,4 @@
-//! What every source said last.
+//! Source status: the last answer of every replica source.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! From samples to gauges, by a table of metric names per engine.
+//! Engine gauges: metric samples by a table of names per engine.
 
 use crate::fleet::promtext::{PromSample, samples};
 

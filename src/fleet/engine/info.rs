@@ -1,4 +1,4 @@
-//! What an engine says of itself and of the models that it serves.
+//! Model info: an engine's statements about itself and the models that it serves.
 
 use serde::Deserialize;
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! What each kind of engine can be asked, and how its answers read. Pure:
-//! text in, numbers out; `fleet::scrape` does the asking.
+//! Engine adapters: the paths of each kind of engine, and how its answers read. Pure: text in,
+//! numbers out; `fleet::scrape` does the asking.
 
 mod gauges;
 mod info;

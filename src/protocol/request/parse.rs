@@ -1,5 +1,5 @@
-//! One borrowed pass over a request body: what the gateway must know, and
-//! where in the bytes it stands. Everything else passes untouched and unread.
+//! Parser of request bodies: one borrowed pass that finds what the gateway must know, and where in
+//! the bytes it stands. Everything else passes untouched and unread.
 
 use std::ops::Range;
 

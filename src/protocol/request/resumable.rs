@@ -1,6 +1,6 @@
-//! Which requests another engine can go on with after a part of the answer:
-//! those whose every field is known to mean the same for the rest of an answer
-//! as for the whole of it.
+//! Resumable requests: those that another engine can continue after a part of the answer, since
+//! each of their fields is known to mean the same for the rest of an answer as for the whole of
+//! it.
 
 /// What a field may say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Judges a whole answer.
+//! Classifier of whole answers.
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;

@@ -1,4 +1,4 @@
-//! What an engine's error means: a fault of the engine, or of the request.
+//! Engine errors: a fault of the engine, or of the request.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;

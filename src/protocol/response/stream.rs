@@ -1,4 +1,4 @@
-//! Judges a stream, event by event.
+//! Classifier of streams, event by event.
 //!
 //! A stream is good only when every choice ended for a real reason and the
 //! protocol's own end was seen. `[DONE]` alone proves nothing: engines send it

@@ -1,4 +1,4 @@
-//! One try at one replica, up to the point where the client may be told.
+//! Attempt: one dispatch to one replica, up to the point where the client may be told.
 
 pub(super) mod resets;
 

@@ -1,5 +1,5 @@
-//! How long a prompt is, and what becomes of one that does not fit: before the
-//! queue, against the windows of the pools that the request could go to.
+//! Context check: the length of a prompt, compared with the windows of the pools that the request
+//! could go to, before the queue.
 
 pub(super) mod tokenize;
 pub(super) mod window;

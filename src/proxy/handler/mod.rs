@@ -1,4 +1,4 @@
-//! One request, from top to bottom.
+//! Request handler: the way of one request, from top to bottom.
 
 use std::convert::Infallible;
 use std::fmt;

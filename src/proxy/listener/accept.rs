@@ -1,4 +1,4 @@
-//! Takes connections in, up to a limit, and sees them off at shutdown.
+//! Accept loop: takes connections in, up to a limit, and closes them at shutdown.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

@@ -1,4 +1,4 @@
-//! What the parts of one connection tell each other.
+//! Connection state, shared by the parts of one connection.
 
 use std::fmt;
 use std::sync::Arc;

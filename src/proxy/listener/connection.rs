@@ -1,4 +1,4 @@
-//! One client connection: finds out which HTTP it speaks and serves that.
+//! Client connection: the HTTP version is detected, then served.
 
 use std::convert::Infallible;
 use std::future::poll_fn;

@@ -1,4 +1,4 @@
-//! How fast a client takes the bytes that wait for it.
+//! Delivery progress: how fast a client takes the bytes that wait for it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Context;

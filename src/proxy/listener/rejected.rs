@@ -1,4 +1,4 @@
-//! Why the listener turns a message away, and what it answers then.
+//! Rejected messages: the reasons why the listener turns a message away, and its answers.
 
 use std::fmt;
 

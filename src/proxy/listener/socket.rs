@@ -1,4 +1,4 @@
-//! What the listener needs of a client's byte stream.
+//! Client socket: what the listener needs of a client's byte stream.
 
 use std::io;
 use std::mem::MaybeUninit;

@@ -1,5 +1,5 @@
-//! What an engine wrote of a stream and its client has not read yet: filled by
-//! the pump, emptied by the client's body.
+//! Relay buffer: the part of a stream that the engine wrote and the client has not read yet. The
+//! pump fills it, the client's body empties it.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

@@ -1,6 +1,5 @@
-//! What the replicas' engines are heard to do: gaps between tokens, signs of life
-//! and streams that wait for their clients, counted where they pass and told to
-//! the scheduler a few times a second.
+//! ITL samplers: gaps between tokens, signs of life, and streams that wait for their clients. They
+//! are counted as bytes pass, and reported to the scheduler a few times a second.
 //!
 //! A relayed chunk costs two additions on shared counters and nothing else. A
 //! gap counts only when both of its ends are known to be the moment when the

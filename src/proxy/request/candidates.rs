@@ -1,4 +1,4 @@
-//! From the name that a client uses to the models that may serve it.
+//! Candidates: the models that may serve the name that a client uses.
 
 use std::collections::VecDeque;
 

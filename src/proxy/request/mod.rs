@@ -1,4 +1,4 @@
-//! What a request asks for, checked against what its tenant may have.
+//! Request: what a client asks for, checked against the rights of its tenant.
 
 pub(super) mod candidates;
 pub(super) mod session;

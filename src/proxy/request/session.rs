@@ -1,4 +1,4 @@
-//! What names the session of a request.
+//! Session name of a request.
 
 use http::HeaderMap;
 

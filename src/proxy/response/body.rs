@@ -1,4 +1,4 @@
-//! What the gateway answers with, as clients read it.
+//! Response body: what the gateway answers with, as clients read it.
 
 use std::convert::Infallible;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a request came to, as an answer.
+//! Response: the answer of an ended or streaming request.
 
 pub(super) mod body;
 pub(super) mod early_head;

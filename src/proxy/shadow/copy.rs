@@ -1,4 +1,4 @@
-//! One copy, from its ticket to its end.
+//! Shadow copy: one copied request, from its ticket to its end.
 
 use std::future::poll_fn;
 use std::sync::Arc;

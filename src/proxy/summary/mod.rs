@@ -1,5 +1,5 @@
-//! What is remembered of one request until its end, when it becomes one log
-//! line, its metrics and its trace; also when the client just leaves.
+//! Request record: the facts of one request until its end, when they become one log line, its
+//! metrics and its trace; also when the client just leaves.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! One HTTP/1.1 connection to an engine, driven by whoever uses it: no task
-//! of its own, so a relayed chunk wakes one task and not two.
+//! Upstream connection: HTTP/1.1 to an engine, driven by its user. It has no task of its own, so a
+//! relayed chunk wakes one task and not two.
 
 use std::fmt;
 use std::future::{Future, poll_fn};

@@ -1,4 +1,4 @@
-//! One request and its answer on a connection.
+//! Exchange: one request and its answer on an upstream connection.
 
 use std::future::poll_fn;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! Listens to the other gateways: one connection and one stream for each place
-//! at which one should be.
+//! Peer connections: one stream of reports from each place at which a gateway should be.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

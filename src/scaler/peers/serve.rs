@@ -1,5 +1,4 @@
-//! Tells other gateways what this one knows: the latest report, whenever there
-//! is one.
+//! Peer service: streams this gateway's latest report to its peers.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What requests cost.
+//! Events of billed stays.
 
 use crate::core::billing::bill::StayBill;
 use crate::core::model::ids::TenantId;

@@ -1,4 +1,4 @@
-//! What operators change while the process runs.
+//! Events of operators' overrides.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What requests cost. Sums of fractions, which the counters of the recorder
-//! cannot hold: they count whole numbers.
+//! Cost metrics. Sums of fractions, which the counters of the recorder cannot hold: they count
+//! whole numbers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What pools need, read when Prometheus asks.
+//! Scale metrics: the replica demand of each pool, read when Prometheus asks.
 
 use std::fmt::Display;
 

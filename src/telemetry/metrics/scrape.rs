@@ -1,5 +1,5 @@
-//! What is read when Prometheus asks: queues, ledgers, the engines' reports
-//! and the state of the process.
+//! Scrape: queues, ledgers, the engines' reports and the state of the process, read when
+//! Prometheus asks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Write};

@@ -1,4 +1,4 @@
-//! What the events feed.
+//! Tests of the metrics that events feed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! How a template wants the content of messages: as text, or as a list of
-//! parts. Engines find it out by looking for a loop over the content, and hand
-//! over all content in that one form; so do we.
+//! Template shape: whether a chat template wants the content of messages as text or as a list of
+//! parts. Engines find it out by looking for a loop over the content, and hand over all content in
+//! that one form; so do we.
 
 use std::collections::BTreeSet;
 

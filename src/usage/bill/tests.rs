@@ -1,4 +1,4 @@
-//! One set of rows, asked in every way, from every source.
+//! Tests of bills: one set of rows, asked in every way, from every source.
 
 use std::fs;
 use std::path::Path;

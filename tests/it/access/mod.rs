@@ -1,4 +1,4 @@
-//! Who may come in, at each listener.
+//! Access tests: credentials at each listener.
 
 pub(crate) mod keys;
 pub(crate) mod oidc;

@@ -1,4 +1,4 @@
-//! Who may use the operators' port, and what is written down of it.
+//! Operators: roles at the admin port, and the audit file.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use http::Method;

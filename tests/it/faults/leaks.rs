@@ -1,4 +1,4 @@
-//! What engines say of themselves is not for clients.
+//! Leaks: clients learn nothing of what engines say of themselves.
 
 use axum::Router;
 use axum::body::Body;

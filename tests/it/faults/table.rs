@@ -1,4 +1,4 @@
-//! Everything a simulated engine can do wrong, and what becomes of it.
+//! Fault table: everything that a simulated engine can do wrong, and the outcome.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

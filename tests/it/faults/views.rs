@@ -1,4 +1,4 @@
-//! What an engine says of itself, and engines that hang.
+//! Engines' own reports, and engines that hang.
 
 use std::sync::Arc;
 use std::time::Duration;

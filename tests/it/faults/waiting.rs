@@ -1,5 +1,4 @@
-//! Nothing can take the work for a while: it waits, and is told the truth when
-//! it waited too long.
+//! Waits while no replica can take the work, and the error of a wait that was too long.
 
 use std::sync::Arc;
 use std::time::Duration;

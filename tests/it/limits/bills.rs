@@ -1,4 +1,4 @@
-//! What requests cost: in the log, in the usage journal, and as limits.
+//! Cost of requests: in the log, in the usage journal, and as limits.
 
 use penstock::sim::faults::FaultKind;
 use penstock::sim::server::SimOptions;

@@ -1,5 +1,5 @@
-//! What a client and an operator are told of an answer: no usage that nobody asked
-//! for, the engine's own status, the reason of its end.
+//! Answers as clients and operators see them: no usage that nobody asked for, the engine's own
+//! status, the reason of the end.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::convert::Infallible;

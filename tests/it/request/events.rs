@@ -1,6 +1,5 @@
-//! What the scheduler is told of a request: by the proxy over HTTP, and by the
-//! simulated world of the same request under the same policy. Whatever differs is
-//! something that no simulation can find.
+//! Events of a request: from the proxy over HTTP, and from the simulated world for the same
+//! request under the same policy. Whatever differs is something that no simulation can find.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;

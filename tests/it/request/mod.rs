@@ -1,4 +1,4 @@
-//! One request and its answer, as clients and engines see it.
+//! Request tests: one request and its answer, as clients and engines see it.
 
 pub(crate) mod affinity;
 pub(crate) mod answers;

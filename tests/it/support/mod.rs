@@ -1,4 +1,4 @@
-//! What the tests share: gateways, clients and servers of the test's own.
+//! Support of the tests: gateways, clients and servers of the tests' own.
 
 pub(crate) mod certificates;
 pub(crate) mod client;

@@ -1,4 +1,4 @@
-//! Asks a gateway's admin port.
+//! Client of a gateway's admin port.
 
 use std::path::Path;
 use std::time::Duration;

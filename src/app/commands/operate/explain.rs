@@ -1,4 +1,4 @@
-//! Why a request went where it went, in words.
+//! Text of `penstock explain`: the reasons for a request's replica.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! What a gateway has seen: asked of it, or read from its state file.
+//! Demand that a gateway has measured, from its admin port or its state file.
 
 use std::path::Path;
 use std::time::Duration;

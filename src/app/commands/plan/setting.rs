@@ -1,4 +1,4 @@
-//! What a plan is made for, from the configuration and the command line.
+//! Setting of a plan, from the configuration and the command line.
 
 use std::path::Path;
 use std::time::Duration;

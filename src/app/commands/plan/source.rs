@@ -1,4 +1,4 @@
-//! Where demand is told: a table, a usage log, or what a gateway has seen.
+//! Demand source of a plan: a table, a usage log, or a gateway's measurements.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Whole files in, settings or problems out.
+//! Tests of loading: whole files in, settings or problems out.
 
 mod faults;
 mod identity;

@@ -1,4 +1,4 @@
-//! What clients call the models: maps, splits, fallbacks.
+//! Tests of model names: maps, splits, fallbacks.
 
 use crate::config::load::tests::faults::expect_one_error;
 use crate::config::load::tests::{problems, settings};

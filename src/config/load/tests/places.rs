@@ -1,4 +1,4 @@
-//! What pools are and where work may go.
+//! Tests of pool traits and placement rules.
 
 use super::{errors, problems, settings};
 use crate::core::placement::rules::{Capacity, Isolation, LatePolicy, Price};

@@ -1,4 +1,4 @@
-//! What the jobs of one class and one line ask for.
+//! Demand flow: the work per second that jobs of one class bring to one pool set.
 
 use std::time::Duration;
 

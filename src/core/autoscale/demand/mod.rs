@@ -1,7 +1,6 @@
-//! What is asked for, measured: work per class and line as it arrives, and what
-//! the replicas of each pool are used by it; [`crate::core::autoscale`] makes numbers
-//! of that. For reports, what it looks like by model, pool, class and tenant
-//! ([`profiles`]). All of it is bounded by the policy.
+//! Measured demand: work per class and pool set as it arrives, and the use of each pool's
+//! replicas; [`crate::core::autoscale`] turns both into numbers of replicas. For reports, what it
+//! looks like by model, pool, class and tenant ([`profiles`]). All of it is bounded by the policy.
 
 pub mod flow;
 pub mod histogram;

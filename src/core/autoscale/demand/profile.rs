@@ -1,5 +1,5 @@
-//! What the demand of one model, pool, class or tenant looks like, for reports:
-//! how much of it there is at once, how it comes, waits and stays.
+//! Demand profile of one model, pool, class or tenant, for reports: concurrency, arrivals, waits
+//! and stays.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What is worth keeping over a restart, by name.
+//! Saved demand: the measurements that are kept over a restart, by name.
 
 use serde::{Deserialize, Serialize};
 

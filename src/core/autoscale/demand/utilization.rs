@@ -1,4 +1,4 @@
-//! What a pool's replicas are used, and from that what one of them can do.
+//! Utilization of a pool's replicas, and the work that one replica can do.
 //!
 //! How full each replica is, in each of the ways in which it can be full, is
 //! looked at now and then, and the work that was sent there is known. The two together give the time of a replica that a unit

@@ -1,4 +1,4 @@
-//! How much work a job is, to compare: in tokens of a short prompt.
+//! Work of a job, in tokens of a short prompt.
 //!
 //! The parts are those of [`crate::core::replica::speed::ttft_model`]: what a prompt costs to read,
 //! and what an output token costs in a step that many streams share, which reads

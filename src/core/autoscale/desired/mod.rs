@@ -1,5 +1,5 @@
-//! What a pool needed before, so that its number does not fall too soon, swing,
-//! or wait for replicas that do not come.
+//! Desired replicas of a pool over time: the number does not fall too soon, swing, or wait for
+//! replicas that do not come.
 
 mod follow;
 

@@ -1,4 +1,4 @@
-//! One place at which a gateway should be, and the last word from there.
+//! Peer slot: one place at which a gateway should be, and its last report.
 
 use std::time::Duration;
 

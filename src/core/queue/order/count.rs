@@ -1,4 +1,4 @@
-//! What waits in a group, counted for the audit and for the scale signal.
+//! Counts of waiting jobs in a pool group, for the audit and the scale signal.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! Where the heads of lanes stand, and how they follow what their tenants pay.
+//! Head index: the places of lanes' heads in the order, and how they follow their tenants'
+//! counters.
 //!
 //! A tenant has a head for each of its lanes of a class, and each payment moves
 //! all of them: one line per model. So the fresh heads of a tenant are listed,

@@ -1,4 +1,4 @@
-//! Who is the first in the order of service.
+//! Search for the first job in the order of service.
 
 use crate::core::model::bit_set::BitSet;
 use crate::core::model::ids::PoolId;

@@ -1,4 +1,4 @@
-//! Which adapters (LoRA) a replica has at hand.
+//! Adapter slots: the LoRA adapters that a replica has loaded.
 //!
 //! An engine computes with a few adapters at a time: those in its slots. One
 //! that is not there has to be loaded first, into a free slot or in place of

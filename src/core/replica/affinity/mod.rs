@@ -1,4 +1,4 @@
-//! Which replica has what a request can use: adapters, prompt prefixes, sessions.
+//! Affinity: adapters, prompt prefixes and sessions that a replica has and a request can use.
 
 pub mod adapter_slots;
 pub mod prefix_index;

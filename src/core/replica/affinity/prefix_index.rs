@@ -1,4 +1,4 @@
-//! Which replica is likely to hold which prompt prefix in its KV cache.
+//! Prefix index: the prompt prefixes that each replica likely has in its KV cache.
 //!
 //! An engine keeps the blocks of the prompts it has read and drops those that
 //! were used longest ago. This is a copy of that from outside: each dispatch

@@ -1,4 +1,4 @@
-//! Which replica each session was sent to last.
+//! Sessions: the replica to which each session was sent last.
 //!
 //! A session is a number that the edge makes of a tenant and a key of the
 //! client's. The table is bounded: the session that was used longest ago is

@@ -1,5 +1,6 @@
-//! What keeps each replica from taking more; see
-//! [`ReplicaState::find_rooms`](crate::core::replica::fleet::replica_state::ReplicaState::find_rooms) for the rules.
+//! Bottleneck of each replica; see
+//! [`ReplicaState::find_free_capacity`](crate::core::replica::fleet::replica_state::ReplicaState::find_free_capacity)
+//! for the rules.
 
 use crate::core::model::policy::HealthPolicy;
 use crate::core::model::time::Tick;

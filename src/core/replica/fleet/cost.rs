@@ -1,4 +1,4 @@
-//! What the replicas' time costs.
+//! Cost of the replicas' time.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! Which replicas are in service and which are out of it, and pools of which
-//! nothing is there.
+//! Outages: replicas in and out of service, and pools of which nothing is there.
 
 use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::core::model::snapshot::ReplicaStatus;

@@ -1,4 +1,4 @@
-//! One pool: its replicas with free credit, in the order of routing.
+//! Pool state: a pool's replicas with free capacity, in the order of routing.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

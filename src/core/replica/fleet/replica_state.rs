@@ -1,4 +1,4 @@
-//! One replica: its ledger, what was learned of it, what it can still take.
+//! Replica state: the ledger of one replica, what was learned of it, and its free capacity.
 
 use std::time::Duration;
 

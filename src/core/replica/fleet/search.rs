@@ -1,4 +1,4 @@
-//! Which replica can take a job.
+//! Search for the replica that can take a job.
 
 use crate::core::model::bit_set::BitSet;
 use crate::core::model::ids::{ModelId, PoolId, ReplicaId};

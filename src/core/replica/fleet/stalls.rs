@@ -1,4 +1,4 @@
-//! What a replica owes, and what shows that its engine lives.
+//! Stalls in the fleet: what a replica owes, and the signs of life of its engine.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! How much of its replicas a pool uses, and what they are.
+//! Utilization: the part of its replicas' capacity that a pool uses, and the size of that
+//! capacity.
 
 use crate::core::autoscale::demand::utilization::{ReplicasInUse, WAYS};
 use crate::core::model::ids::PoolId;

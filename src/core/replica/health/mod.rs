@@ -1,4 +1,4 @@
-//! Whether a replica gets work: ejected, probed, busy, coming back.
+//! Replica health: ejected, probed, busy, or coming back.
 
 pub mod sleep;
 pub mod stall_detector;

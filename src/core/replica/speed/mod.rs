@@ -1,4 +1,4 @@
-//! How fast a replica is: one learned factor on its predicted times.
+//! Speed of a replica: one learned factor on its predicted times.
 //!
 //! The factor is the ratio of two sums, observed over predicted times to the
 //! first token, in which older requests fade. The prediction in the sum is the

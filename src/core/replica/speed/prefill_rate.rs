@@ -1,4 +1,4 @@
-//! How fast a pool's replicas read prompts, learned from their first tokens.
+//! Prefill rate of a pool's replicas, learned from their first tokens.
 //!
 //! A first token waits for more than its own prompt: for prompts that the replica
 //! reads before, for the step under way, for the network. So what counts is the

@@ -1,5 +1,4 @@
-//! Whether a job may come in, asked before anything is reserved for it or learned
-//! from it.
+//! Entry check: whether a job may come in, before anything is reserved for it or learned from it.
 
 use crate::core::limits::rule::LimitUnit;
 use crate::core::model::event::RejectReason;

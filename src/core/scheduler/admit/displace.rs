@@ -1,4 +1,5 @@
-//! Who makes room for whom when the whole queue is full.
+//! Displacement: the waiting job that makes room for another tenant's when the whole queue is
+//! full.
 //!
 //! A newcomer whose tenant has little waiting for its weight takes the place of
 //! the last job of a tenant that has much. That tenant must not have less than

@@ -1,5 +1,5 @@
-//! What a job may use by its tenant's and key's limits: reserved when it
-//! arrives, settled when it ends, and never looked at in between.
+//! Limits of a job's tenant and key: reserved when the job arrives, settled when it ends, and
+//! never looked at in between.
 
 use smallvec::SmallVec;
 

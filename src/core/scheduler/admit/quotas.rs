@@ -1,4 +1,4 @@
-//! Keeps the quotas of tenants up to date.
+//! Quotas of tenants, kept up to date with the capacity and the jobs that run.
 //!
 //! Only a tenant whose standing changes has its lanes looked at.
 

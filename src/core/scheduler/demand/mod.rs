@@ -1,4 +1,4 @@
-//! What arrives, what is taken and what waits, as the scale signal counts it.
+//! Demand bookkeeping: arrivals, starts and waiting jobs, as the scale signal counts them.
 
 pub(super) mod replica_demand;
 pub(super) mod report;

@@ -1,4 +1,4 @@
-//! What pools need.
+//! Replica demand of each pool.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What this gateway tells others of its demand, and what it takes from theirs.
+//! Demand reports: this gateway's report for its peers, and the use of theirs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

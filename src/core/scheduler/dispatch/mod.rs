@@ -1,4 +1,4 @@
-//! Which job goes to which replica now.
+//! Dispatch: which job goes to which replica now.
 //!
 //! Heads of lanes are looked at in the order of service; one that fits nowhere
 //! is passed over, so that it blocks neither other lanes nor other replicas.

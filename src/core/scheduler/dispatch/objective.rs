@@ -1,4 +1,4 @@
-//! Which class's objectives the replicas of a group have to keep just now.
+//! Active objective: the class whose latency objectives the replicas of a group have to keep now.
 //!
 //! The most urgent class in use sets how full replicas may be. Those after it
 //! are guests: they leave it a reserve, and come only where its streams stay

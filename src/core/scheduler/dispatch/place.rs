@@ -1,5 +1,4 @@
-//! Where a job goes whose turn it is: what the ledgers promise, put before
-//! [`choose`].
+//! Placement of the job whose turn it is: the ledgers' predictions, put before [`choose`].
 
 use std::time::Duration;
 

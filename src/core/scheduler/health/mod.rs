@@ -1,4 +1,4 @@
-//! What faults, probes and reports do to a replica.
+//! Health: the effect of faults, probes and reports on a replica.
 //!
 //! A fault ejects when it says something about the replica:
 //!

@@ -1,4 +1,4 @@
-//! When prompts count as read.
+//! Prefill timers: when prompts count as read.
 //!
 //! A prompt is in the way of others for as long as its engine reads it. A stream
 //! shows when that is over, by its first token. A plain answer shows nothing

@@ -1,4 +1,4 @@
-//! Which replicas sleep, and when they are woken.
+//! Sleep: which replicas sleep, and when they are woken.
 //!
 //! A replica sleeps when it has been idle for as long as its pool's rules say,
 //! nothing waits that could go there, nobody else uses it, and enough others of

@@ -1,4 +1,4 @@
-//! What becomes of a replica that owes something and is silent, and of its jobs.
+//! Stalls: the consequences for a replica that owes something and is silent, and for its jobs.
 //!
 //! A frozen engine must be left within seconds, and a working one never. A
 //! single request that takes long looks like a frozen engine, so one silent job

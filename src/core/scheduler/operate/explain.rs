@@ -1,4 +1,4 @@
-//! Why a job waits, for whoever asks.
+//! Explanation of a wait: the reasons why a job waits.
 
 use std::cmp::Reverse;
 use std::time::Duration;

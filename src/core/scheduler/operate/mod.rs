@@ -1,4 +1,4 @@
-//! What operators and checks ask of the scheduler: overrides, reload, explanations, snapshots, audit.
+//! Operation of the scheduler: overrides, reload, explanations, snapshots, audit.
 
 pub(super) mod audit;
 pub(super) mod explain;

@@ -1,5 +1,4 @@
-//! What operators set apart from the policy: closed pools and replicas, paused
-//! and boosted tenants.
+//! Overrides in the scheduler: closed pools and replicas, paused and boosted tenants.
 //!
 //! A closed replica gets nothing new and finishes what streams, as far as it may
 //! (`depart`). One that opens

@@ -1,4 +1,4 @@
-//! What each stay at a replica came to, and who pays for it.
+//! Charges: the bill of each stay at a replica, and the tenant who pays it.
 
 use std::time::Duration;
 

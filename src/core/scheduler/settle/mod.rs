@@ -1,4 +1,4 @@
-//! How tries and jobs end.
+//! Settlement: the ends of attempts and jobs.
 //!
 //! A try that fails before the first token sends the job back to its lane, with
 //! its age, to go to a replica that has not failed it yet. Its tenant has paid

@@ -1,4 +1,4 @@
-//! What stays come to: by example, and that it adds up.
+//! Tests of bills: by example, and that they add up.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

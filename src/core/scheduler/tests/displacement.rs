@@ -1,4 +1,4 @@
-//! Who makes room when the queue is full.
+//! Tests of displacement in a full queue.
 
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};

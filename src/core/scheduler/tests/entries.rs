@@ -1,4 +1,5 @@
-//! What is refused before anything is learned from it, and what surely would be.
+//! Tests of entry checks: refusals before anything is learned, and refusals that are sure in
+//! advance.
 
 use super::{World, of_tenant, policy, rejected, sent, spec};
 use crate::core::model::event::{QueueBound, RejectReason};

@@ -1,4 +1,4 @@
-//! What faults do to jobs and to replicas.
+//! Tests of faults: their effect on jobs and on replicas.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! What pools need, under loads whose need is known: each replica serves two
-//! jobs at once, each for a second.
+//! Tests of replica demand under loads whose need is known: each replica serves two jobs at once,
+//! each for a second.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};

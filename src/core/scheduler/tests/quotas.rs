@@ -1,4 +1,4 @@
-//! What tenants may hold.
+//! Tests of tenants' quotas.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

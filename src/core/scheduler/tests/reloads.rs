@@ -1,4 +1,4 @@
-//! What a new policy does to what waits and runs.
+//! Tests of reloads: the effect of a new policy on jobs that wait and run.
 
 use crate::core::model::event::{Action, EngineFault, Event, RejectReason};
 use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};

@@ -1,4 +1,4 @@
-//! Who is to blame for silence: the engine, or a request that takes long.
+//! Tests of stalls: whether the engine or a slow request is to blame for silence.
 
 use std::time::Duration;
 

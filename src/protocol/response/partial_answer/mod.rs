@@ -1,5 +1,5 @@
-//! What a client has of an answer of one choice, so that another engine can go
-//! on from there; and what makes the two look like one answer.
+//! Partial answer: what a client has of an answer of one choice, so that another engine can
+//! continue it and the two look like one answer.
 //!
 //! The next engine is told the text without the white space at its end: chat
 //! templates trim it, and many tokenizers join it to the word that follows. The

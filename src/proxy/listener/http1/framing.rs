@@ -1,4 +1,4 @@
-//! Where each HTTP/1 message starts and ends in a client's bytes.
+//! HTTP/1 framing: the start and end of each message in a client's bytes.
 //!
 //! Pure: bytes in, a count of approved bytes or a refusal out. What comes
 //! out does not depend on how the bytes were split.

@@ -1,4 +1,4 @@
-//! One HTTP/1 request head, checked line by line as its bytes come in.
+//! HTTP/1 request head, checked line by line as its bytes arrive.
 //!
 //! The rules are RFC 9112's with every leniency left out that two parsers
 //! could understand in two ways.

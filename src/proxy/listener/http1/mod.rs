@@ -1,4 +1,4 @@
-//! One HTTP/1 connection from its first request to its last byte.
+//! HTTP/1 connection, from its first request to its last byte.
 
 pub(super) mod chunk;
 pub(super) mod framing;

@@ -1,5 +1,4 @@
-//! One HTTP/2 connection. Its streams run in the connection's own task, so
-//! they end with it.
+//! HTTP/2 connection. Its streams run in the connection's own task, so they end with it.
 
 pub(super) mod checks;
 

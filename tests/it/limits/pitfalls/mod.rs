@@ -1,5 +1,5 @@
-//! What other gateways are known to count or limit wrongly; each is a test
-//! here. The numbers are those of the issues where it was reported.
+//! Pitfalls: what other gateways are known to count or limit wrongly; each is a test here. The
+//! numbers are those of the issues where it was reported.
 //!
 //! | what went wrong | where | test |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! What each call says, and how it refuses.
+//! Contract of the external scaler: the answer and the errors of each call.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
