@@ -14,33 +14,33 @@ use crate::telemetry::request_history::{AttemptTrail, RequestTrail};
 use crate::telemetry::wall;
 
 /// A request as JSON.
-pub(super) fn request(story: &RequestTrail, waiting: Option<&WaitExplanation>, policy: &Policy) -> Value {
-    let tries = story.tries.iter().map(|attempt| one_try(attempt, policy));
-    let at_replica = story.tries.last().is_some_and(|attempt| attempt.back.is_none());
-    let state = match (&story.end, waiting) {
+pub(super) fn request(trail: &RequestTrail, waiting: Option<&WaitExplanation>, policy: &Policy) -> Value {
+    let tries = trail.tries.iter().map(|attempt| one_try(attempt, policy));
+    let at_replica = trail.tries.last().is_some_and(|attempt| attempt.back.is_none());
+    let state = match (&trail.end, waiting) {
         (Some(_), _) => "finished",
         (None, None) if at_replica => "running",
         (None, _) => "waiting",
     };
     json!({
-        "request_id": story.request_id.to_str().unwrap_or_default(),
+        "request_id": trail.request_id.to_str().unwrap_or_default(),
         "state": state,
-        "came_at_unix": wall::unix_seconds(story.came),
-        "age": wall::seconds_since(story.came),
-        "tenant": policy.tenants.name(story.tenant),
-        "asked_class": policy.classes.name(story.class),
-        "model": policy.models.name(story.model),
-        "fallback": story.fallback.map(|(model, why)| {
+        "came_at_unix": wall::unix_seconds(trail.came),
+        "age": wall::seconds_since(trail.came),
+        "tenant": policy.tenants.name(trail.tenant),
+        "asked_class": policy.classes.name(trail.class),
+        "model": policy.models.name(trail.model),
+        "fallback": trail.fallback.map(|(model, why)| {
             json!({ "model": policy.models.name(model), "why": why.name() })
         }),
-        "api": story.api,
-        "stream": story.stream,
-        "prompt_tokens": story.prompt_tokens,
-        "prompt_source": story.prompt_source.name(),
+        "api": trail.api,
+        "stream": trail.stream,
+        "prompt_tokens": trail.prompt_tokens,
+        "prompt_source": trail.prompt_source.name(),
         "tries": tries.collect::<Vec<_>>(),
-        "forgotten_tries": story.forgotten_tries,
-        "waiting": waiting.filter(|_| story.end.is_none()).map(|view| waits(view, policy)),
-        "end": story.end.map(|end| json!({
+        "forgotten_tries": trail.forgotten_tries,
+        "waiting": waiting.filter(|_| trail.end.is_none()).map(|view| waits(view, policy)),
+        "end": trail.end.map(|end| json!({
             "outcome": end.outcome.name(),
             "reason": end.reason,
             "status": end.status,

@@ -97,8 +97,8 @@ impl OperatorVerb {
         }
     }
 
-    /// The levers that it moves, for a name of the policy.
-    fn levers(self, policy: &Policy, name: &str) -> Result<Vec<OverrideTarget>, VerbError> {
+    /// The targets that it moves, for a name of the policy.
+    fn targets(self, policy: &Policy, name: &str) -> Result<Vec<OverrideTarget>, VerbError> {
         Ok(match self {
             Self::ClosePool(_) | Self::OpenPool => {
                 vec![OverrideTarget::Pool(known("pool", name, &policy.pools)?)]
@@ -116,18 +116,18 @@ impl OperatorVerb {
     }
 
     /// The event that brings about what was asked for.
-    fn event(self, lever: OverrideTarget, ask: &CheckedVerb, now: Tick) -> Event {
-        let measure = match (self, lever) {
+    fn event(self, target: OverrideTarget, ask: &CheckedVerb, now: Tick) -> Event {
+        let change = match (self, target) {
             (Self::ClosePool(closed), OverrideTarget::Pool(pool)) => OverrideChange::ClosePool(pool, closed),
             (Self::CloseReplica(closed), OverrideTarget::Replica(id)) => {
                 OverrideChange::CloseReplica(id, closed)
             }
             (Self::Pause, OverrideTarget::Pause(tenant)) => OverrideChange::Pause(tenant),
             (Self::Boost, OverrideTarget::Boost(tenant)) => OverrideChange::Boost(tenant, ask.by),
-            _ => return Event::Restored(lever),
+            _ => return Event::Restored(target),
         };
         let until = ask.lasts.map_or(Tick::NEVER, |lasts| now + lasts);
-        Event::Overridden(Override { change: measure, until, reason: Arc::clone(&ask.reason) })
+        Event::Overridden(Override { change, until, reason: Arc::clone(&ask.reason) })
     }
 
     const fn ends(self) -> bool {
@@ -194,14 +194,14 @@ pub(super) fn act(
     })?;
     let settings = state.settings();
     let policy = &settings.policy;
-    let levers = verb.levers(policy, &ask.name)?;
+    let targets = verb.targets(policy, &ask.name)?;
     let checked = CheckedVerb::new(verb, &ask)?;
     if verb == OperatorVerb::OpenReplica {
-        closed_by_its_pool(policy, &state.snapshot(), levers[0])?;
+        closed_by_its_pool(policy, &state.snapshot(), targets[0])?;
     }
     let mut changed: Option<OverrideResult> = None;
-    for lever in &levers {
-        let next = state.dispatcher.override_with(|now| verb.event(*lever, &checked, now));
+    for target in &targets {
+        let next = state.dispatcher.override_with(|now| verb.event(*target, &checked, now));
         changed = Some(match changed {
             None => next,
             Some(first) => {
@@ -210,7 +210,7 @@ pub(super) fn act(
         });
     }
     let changed = changed.ok_or_else(|| bad("nothing to do".into()))?;
-    let outcome = outcome(verb, &ask.name, &levers, &checked, policy, &changed);
+    let outcome = outcome(verb, &ask.name, &targets, &checked, policy, &changed);
     OverrideChanged {
         who: &who.who,
         from: who.from,
@@ -229,14 +229,14 @@ pub(super) fn act(
 fn outcome(
     verb: OperatorVerb,
     name: &str,
-    levers: &[OverrideTarget],
+    targets: &[OverrideTarget],
     checked: &CheckedVerb,
     policy: &Policy,
     changed: &OverrideResult,
 ) -> VerbOutcome {
-    let before = overview::in_force(levers, &changed.before);
-    let closed = overview::replicas_under(levers, policy, &changed.after);
-    let mut notes = match levers[0] {
+    let before = overview::in_force(targets, &changed.before);
+    let closed = overview::replicas_under(targets, policy, &changed.after);
+    let mut notes = match targets[0] {
         OverrideTarget::Pool(pool) => left_without(pool, policy, changed),
         OverrideTarget::Replica(id) => {
             let pool = policy.replicas.get(id).map(|row| row.pool);
@@ -253,7 +253,7 @@ fn outcome(
         verb: verb.name(),
         name: name.to_owned(),
         before,
-        after: overview::in_force(levers, &changed.after),
+        after: overview::in_force(targets, &changed.after),
         ends_in_seconds: checked.lasts.filter(|_| !verb.ends()).map(|lasts| lasts.as_secs_f64()),
         requeued: changed.requeued,
         still_running: closed.iter().map(|view| u64::from(view.running)).sum(),
@@ -296,11 +296,11 @@ fn of_tenant(verb: OperatorVerb, tenant: TenantId, after: &Snapshot) -> Vec<Stri
 }
 
 /// A replica that is closed with its pool cannot be opened alone.
-fn closed_by_its_pool(policy: &Policy, now: &Snapshot, lever: OverrideTarget) -> Result<(), VerbError> {
-    let OverrideTarget::Replica(replica) = lever else { return Ok(()) };
+fn closed_by_its_pool(policy: &Policy, now: &Snapshot, target: OverrideTarget) -> Result<(), VerbError> {
+    let OverrideTarget::Replica(replica) = target else { return Ok(()) };
     let Some(pool) = policy.replicas.get(replica).map(|row| row.pool) else { return Ok(()) };
-    let has = |lever: OverrideTarget| now.overrides.iter().any(|row| row.change.target() == lever);
-    if has(lever) || !has(OverrideTarget::Pool(pool)) {
+    let has = |target: OverrideTarget| now.overrides.iter().any(|row| row.change.target() == target);
+    if has(target) || !has(OverrideTarget::Pool(pool)) {
         return Ok(());
     }
     let name = policy.pools.name(pool);

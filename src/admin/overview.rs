@@ -31,7 +31,7 @@ pub(super) struct OverrideRow {
 
 impl OverrideRow {
     fn new(view: &ActiveOverride, policy: &Policy) -> Self {
-        let lever = view.change.target();
+        let target = view.change.target();
         let by = match view.change {
             OverrideChange::Boost(_, factor) => Some(factor),
             OverrideChange::ClosePool(..) | OverrideChange::CloseReplica(..) | OverrideChange::Pause(_) => {
@@ -40,12 +40,12 @@ impl OverrideRow {
         };
         Self {
             kind: view.change.name(),
-            of: match lever {
+            of: match target {
                 OverrideTarget::Pool(_) => "pool",
                 OverrideTarget::Replica(_) => "replica",
                 OverrideTarget::Pause(_) | OverrideTarget::Boost(_) => "tenant",
             },
-            name: lever.name(policy).to_owned(),
+            name: target.name(policy).to_owned(),
             by,
             reason: view.reason.to_string(),
             age_seconds: view.age.as_secs_f64(),
@@ -143,15 +143,15 @@ pub(super) fn pools(
     policy: &Policy,
 ) -> Vec<PoolOverviewRow> {
     let row = |id: PoolId, name: &str| {
-        let levers = [OverrideTarget::Pool(id)];
-        let replicas = replicas_under(&levers, policy, snapshot);
+        let targets = [OverrideTarget::Pool(id)];
+        let replicas = replicas_under(&targets, policy, snapshot);
         let view = snapshot.pools.iter().find(|view| view.pool == id);
         let models = policy.models.iter().filter(|(_, _, model)| model.pools.contains(&id));
         let need = needs.iter().find(|need| need.pool == id);
         let sum = |of: fn(&ReplicaSnapshot) -> u32| replicas.iter().map(|view| u64::from(of(view))).sum();
         PoolOverviewRow {
             pool: name.to_owned(),
-            closed: in_force(&levers, snapshot),
+            closed: in_force(&targets, snapshot),
             state: view.map_or("unknown", |view| view.state.name()),
             waiting: view.map_or(0, |view| view.waiting),
             cold_start_seconds: view.and_then(|view| Some(view.cold_start?.as_secs_f64())),
@@ -209,14 +209,14 @@ pub(super) struct TenantStanding {
 /// How a tenant stands.
 pub(super) fn standing(tenant: TenantId, snapshot: &Snapshot, policy: &Policy) -> TenantStanding {
     let (waiting, oldest_seconds) = waits(snapshot, |queue| queue.tenant == tenant);
-    let levers = [OverrideTarget::Pause(tenant), OverrideTarget::Boost(tenant)];
-    let rows = rows_of(&levers, snapshot).map(|view| OverrideRow::new(view, policy));
+    let targets = [OverrideTarget::Pause(tenant), OverrideTarget::Boost(tenant)];
+    let rows = rows_of(&targets, snapshot).map(|view| OverrideRow::new(view, policy));
     TenantStanding { waiting, oldest_seconds, overrides: rows.collect() }
 }
 
-/// What is in force of the levers, for people: `drain`, `pause, boost x4`.
-pub(super) fn in_force(levers: &[OverrideTarget], snapshot: &Snapshot) -> String {
-    let words = rows_of(levers, snapshot).map(|view| match view.change {
+/// What is in force of the targets, for people: `drain`, `pause, boost x4`.
+pub(super) fn in_force(targets: &[OverrideTarget], snapshot: &Snapshot) -> String {
+    let words = rows_of(targets, snapshot).map(|view| match view.change {
         OverrideChange::Boost(_, factor) => format!("boost x{factor}"),
         other => other.name().to_owned(),
     });
@@ -224,14 +224,14 @@ pub(super) fn in_force(levers: &[OverrideTarget], snapshot: &Snapshot) -> String
     if words.is_empty() { NOTHING.to_owned() } else { words.join(", ") }
 }
 
-/// The replicas that the levers close.
+/// The replicas that the targets close.
 pub(super) fn replicas_under<'a>(
-    levers: &[OverrideTarget],
+    targets: &[OverrideTarget],
     policy: &Policy,
     snapshot: &'a Snapshot,
 ) -> Vec<&'a ReplicaSnapshot> {
     let under = |view: &&ReplicaSnapshot| {
-        levers.iter().any(|lever| match *lever {
+        targets.iter().any(|target| match *target {
             OverrideTarget::Replica(id) => view.replica == id,
             OverrideTarget::Pool(pool) => {
                 policy.replicas.get(view.replica).is_some_and(|row| row.pool == pool)
@@ -258,10 +258,10 @@ pub(super) fn named(names: &[&str], in_all: usize) -> String {
 }
 
 fn rows_of<'a>(
-    levers: &'a [OverrideTarget],
+    targets: &'a [OverrideTarget],
     snapshot: &'a Snapshot,
 ) -> impl Iterator<Item = &'a ActiveOverride> {
-    snapshot.overrides.iter().filter(|view| levers.contains(&view.change.target()))
+    snapshot.overrides.iter().filter(|view| targets.contains(&view.change.target()))
 }
 
 fn waits(snapshot: &Snapshot, ours: impl Fn(&QueueSnapshot) -> bool) -> (u64, f64) {

@@ -157,15 +157,15 @@ async fn overrides(State(admin): State<AdminRoutes>) -> impl IntoResponse {
 }
 
 async fn request(State(admin): State<AdminRoutes>, Path(id): Path<String>) -> Response {
-    let Some(story) = admin.state.telemetry.stories().find(&id) else {
+    let Some(trail) = admin.state.telemetry.history().find(&id) else {
         let message = format!(
             "no request `{id}` is remembered: the last {MAX_STORIES} that got past the door are; \
              the id is in the answer's header x-request-id and in the log"
         );
         return problem(StatusCode::NOT_FOUND, &message);
     };
-    let waiting = admin.state.dispatcher.explain(story.job);
-    Json(explain::request(&story, waiting.as_ref(), &admin.state.settings().policy)).into_response()
+    let waiting = admin.state.dispatcher.explain(trail.job);
+    Json(explain::request(&trail, waiting.as_ref(), &admin.state.settings().policy)).into_response()
 }
 
 async fn act(

@@ -59,7 +59,7 @@ impl AdminState {
             replica,
             report: status.gauges_age().map(|_| status.report(true)),
             age: status.gauges_age(),
-            problem: status.trouble.map(|trouble| trouble.to_string()),
+            problem: status.problem.map(|problem| problem.to_string()),
         })
         .collect()
     }

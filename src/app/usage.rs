@@ -31,7 +31,7 @@ pub(super) fn now_ms() -> i64 {
 /// limits of this day and month before the start. Both must have begun there.
 pub(super) fn follow(
     usage: &mut UsageJournal,
-    gate: &Arc<Dispatcher>,
+    dispatcher: &Arc<Dispatcher>,
     policy: &Arc<Policy>,
     begins_ms: [i64; 2],
     telemetry: &Telemetry,
@@ -39,13 +39,13 @@ pub(super) fn follow(
     let lasting = |rule: &LimitRule| PERIODS.contains(&rule.id.period);
     let any = policy.limits.iter().any(lasting);
     let moments = if any { begins_ms.to_vec() } else { Vec::new() };
-    let (gate, policy, telemetry) = (Arc::clone(gate), Arc::clone(policy), telemetry.clone());
+    let (dispatcher, policy, telemetry) = (Arc::clone(dispatcher), Arc::clone(policy), telemetry.clone());
     usage.follow(moments, move |found| {
         for (period, before) in PERIODS.into_iter().zip(found) {
             let used = used(&policy, period, &before);
             let (limits, partial) = (used.len(), before.partial);
             for (rule, amount) in used {
-                gate.event(Event::UsedBefore { rule, amount });
+                dispatcher.event(Event::UsedBefore { rule, amount });
             }
             UsageCounted { period: period.name(), limits, partial }.emit(&telemetry);
         }

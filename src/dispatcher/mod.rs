@@ -71,7 +71,7 @@ struct StepEffects {
 }
 
 impl Dispatcher {
-    /// A gate under `policy`. Actions about replicas (eject, probe, readmit)
+    /// A dispatcher under `policy`. Actions about replicas (eject, probe, readmit)
     /// go to `replica_actions`; one that finds the channel full is dropped,
     /// and the core asks again when a probe stays unanswered.
     #[must_use]
@@ -251,11 +251,11 @@ impl Dispatcher {
         self.state.lock().scheduler.waits_for_pool_start(job)
     }
 
-    /// Hands in an operator's wish, which may depend on the time; says what it
+    /// Hands in an operator's event_at, which may depend on the time; says what it
     /// changed.
-    pub fn override_with(&self, wish: impl FnOnce(Tick) -> Event) -> OverrideResult {
+    pub fn override_with(&self, event_at: impl FnOnce(Tick) -> Event) -> OverrideResult {
         self.locked(|inner, now| {
-            let event = wish(now);
+            let event = event_at(now);
             inner.log_event(now, &event);
             inner.scheduler.operate(now, event, &mut inner.actions)
         })
@@ -423,15 +423,15 @@ pools:
         outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings
     }
 
-    fn gate(settings: &Settings) -> (Arc<Dispatcher>, mpsc::Receiver<ReplicaAction>) {
-        let (wishes, wished) = mpsc::channel(8);
-        (Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), wishes), wished)
+    fn dispatcher(settings: &Settings) -> (Arc<Dispatcher>, mpsc::Receiver<ReplicaAction>) {
+        let (actions_in, actions) = mpsc::channel(8);
+        (Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), actions_in), actions)
     }
 
-    fn admit(gate: &Arc<Dispatcher>, settings: &Settings, wait: Duration) -> Ticket {
+    fn admit(dispatcher: &Arc<Dispatcher>, settings: &Settings, wait: Duration) -> Ticket {
         let policy = &settings.policy;
         let spec = JobSpec {
-            id: gate.next_job_id(),
+            id: dispatcher.next_job_id(),
             tenant: policy.tenants.iter().map(|(id, _, _)| id).next().unwrap_or(TenantId::new(0)),
             key: None,
             class: policy.classes.id("interactive").unwrap_or(ClassId::new(0)),
@@ -442,7 +442,7 @@ pools:
             bytes: 100,
             streams: true,
             arrived: Tick::NEVER,
-            deadline: gate.clock().now() + wait,
+            deadline: dispatcher.clock().now() + wait,
             patience: Tick::NEVER,
             has_fallback: false,
             resumable: false,
@@ -451,23 +451,23 @@ pools:
             fingerprint: None,
             session: None,
         };
-        gate.admit(spec, PromptPrefix::default(), policy)
+        dispatcher.admit(spec, PromptPrefix::default(), policy)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_dropped_ticket_lets_the_next_one_go() {
         let settings = settings(ONE_SLOT, None);
-        let (gate, _wished) = gate(&settings);
-        let mut first = admit(&gate, &settings, Duration::from_secs(60));
-        let mut second = admit(&gate, &settings, Duration::from_secs(60));
+        let (dispatcher, _wished) = dispatcher(&settings);
+        let mut first = admit(&dispatcher, &settings, Duration::from_secs(60));
+        let mut second = admit(&dispatcher, &settings, Duration::from_secs(60));
         first.dispatched().await.unwrap();
-        assert_eq!(gate.snapshot().jobs, 2);
+        assert_eq!(dispatcher.snapshot().jobs, 2);
         drop(first);
         second.dispatched().await.unwrap();
         assert!(second.first_token());
         assert!(second.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         drop(second);
-        assert_eq!(gate.snapshot().jobs, 0);
+        assert_eq!(dispatcher.snapshot().jobs, 0);
     }
 
     /// Whatever ends a stay, its bill is there as soon as the ticket is gone, and
@@ -475,14 +475,14 @@ pools:
     #[tokio::test(start_paused = true)]
     async fn bills_are_complete_when_the_ticket_is_gone() {
         let settings = settings(ONE_SLOT, None);
-        let (gate, _wished) = gate(&settings);
+        let (dispatcher, _wished) = dispatcher(&settings);
         let pass = || tokio::time::advance(Duration::from_millis(10));
         let told = |bills: &StayBills| -> Vec<u128> {
             bills.take().into_iter().map(|bill| bill.time.as_millis()).collect()
         };
         // It leaves while it runs, with or without its first token.
         for begins in [false, true] {
-            let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+            let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
             let bills = ticket.bills();
             ticket.dispatched().await.unwrap();
             pass().await;
@@ -492,23 +492,23 @@ pools:
             assert_eq!(told(&bills), [10]);
         }
         // A retry takes its place: somebody else ends it.
-        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         let bills = ticket.bills();
         ticket.dispatched().await.unwrap();
-        let waits = admit(&gate, &settings, Duration::from_secs(60));
+        let waits = admit(&dispatcher, &settings, Duration::from_secs(60));
         let waited = waits.bills();
         drop(waits);
         pass().await;
-        gate.event(Event::ClientLeft { job: ticket.job(), usage: JobUsage::Unknown });
+        dispatcher.event(Event::ClientLeft { job: ticket.job(), usage: JobUsage::Unknown });
         drop(ticket);
         assert_eq!((told(&bills), told(&waited)), (vec![10], vec![]));
         // It fails, and is given up while it waits again.
-        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         let bills = ticket.bills();
         ticket.dispatched().await.unwrap();
         pass().await;
         assert!(ticket.failed_unseen(EngineFault::Refused, JobUsage::Unknown));
-        gate.refuse_waiting(Rejection {
+        dispatcher.refuse_waiting(Rejection {
             reason: RejectReason::Draining,
             queued: Duration::ZERO,
             retry_after: None,
@@ -516,19 +516,19 @@ pools:
         assert!(ticket.dispatched().await.is_err());
         drop(ticket);
         assert_eq!(told(&bills), [10]);
-        assert!(gate.state.lock().waiters.is_empty(), "no desk outlives its job");
+        assert!(dispatcher.state.lock().waiters.is_empty(), "no desk outlives its job");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_ticket_whose_job_somebody_else_ended_may_be_asked_again_for_a_recall() {
         let settings = settings(ONE_SLOT, None);
-        let (gate, _wished) = gate(&settings);
-        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let (dispatcher, _wished) = dispatcher(&settings);
+        let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         ticket.dispatched().await.unwrap();
-        gate.event(Event::ClientLeft { job: ticket.job(), usage: JobUsage::Unknown });
+        dispatcher.event(Event::ClientLeft { job: ticket.job(), usage: JobUsage::Unknown });
         for _ in 0..2 {
-            let recalled = tokio::time::timeout(Duration::from_secs(1), ticket.preempted());
-            assert!(recalled.await.is_err(), "there is no word to come");
+            let preempted = tokio::time::timeout(Duration::from_secs(1), ticket.preempted());
+            assert!(preempted.await.is_err(), "there is no word to come");
         }
         assert!(!ticket.first_token());
     }
@@ -536,42 +536,42 @@ pools:
     #[tokio::test(start_paused = true)]
     async fn a_deadline_ends_the_wait() {
         let settings = settings(ONE_SLOT, None);
-        let (gate, _wished) = gate(&settings);
-        tokio::spawn(Arc::clone(&gate).run_timer());
-        let _running = admit(&gate, &settings, Duration::from_secs(60));
-        let mut late = admit(&gate, &settings, Duration::from_secs(3));
+        let (dispatcher, _wished) = dispatcher(&settings);
+        tokio::spawn(Arc::clone(&dispatcher).run_timer());
+        let _running = admit(&dispatcher, &settings, Duration::from_secs(60));
+        let mut late = admit(&dispatcher, &settings, Duration::from_secs(3));
         let begun = tokio::time::Instant::now();
         let rejection = late.dispatched().await.unwrap_err();
         assert_eq!(rejection.reason, RejectReason::DeadlineExceeded);
         assert_eq!(begun.elapsed().as_secs(), 3);
-        assert_eq!(gate.snapshot().jobs, 1);
+        assert_eq!(dispatcher.snapshot().jobs, 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_failed_try_goes_back_to_the_queue_and_asks_for_a_probe() {
         let settings = settings(ONE_SLOT, None);
-        let (gate, mut wished) = gate(&settings);
-        tokio::spawn(Arc::clone(&gate).run_timer());
-        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let (dispatcher, mut actions) = dispatcher(&settings);
+        tokio::spawn(Arc::clone(&dispatcher).run_timer());
+        let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         let placement = ticket.dispatched().await.unwrap();
         assert!(ticket.failed_unseen(EngineFault::Refused, JobUsage::Unknown));
         let eject = ReplicaAction::Eject { replica: placement.replica, why: EngineFault::Refused };
-        assert_eq!(wished.recv().await, Some(eject));
-        let last = wished.recv().await;
+        assert_eq!(actions.recv().await, Some(eject));
+        let last = actions.recv().await;
         assert!(matches!(last, Some(ReplicaAction::PoolDown { why: EngineFault::Refused, .. })), "{last:?}");
-        assert_eq!(wished.recv().await, Some(ReplicaAction::Probe { replica: placement.replica }));
-        gate.event(Event::ReplicaFound { replica: placement.replica });
+        assert_eq!(actions.recv().await, Some(ReplicaAction::Probe { replica: placement.replica }));
+        dispatcher.event(Event::ReplicaFound { replica: placement.replica });
         assert_eq!(ticket.dispatched().await.unwrap().why.attempt, 2);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_job_brings_its_policy_with_it() {
         let old = settings(ONE_SLOT, None);
-        let (gate, _wished) = gate(&old);
+        let (dispatcher, _wished) = dispatcher(&old);
         let text = ONE_SLOT.replace("models: [m]", "models: [m, new]");
         let new = settings(&text, Some(&old));
         let spec = JobSpec {
-            id: gate.next_job_id(),
+            id: dispatcher.next_job_id(),
             tenant: new.policy.tenants.iter().map(|(id, _, _)| id).next().unwrap(),
             key: None,
             class: new.policy.classes.id("interactive").unwrap(),
@@ -582,7 +582,7 @@ pools:
             bytes: 1,
             streams: true,
             arrived: Tick::NEVER,
-            deadline: gate.clock().now() + Duration::from_secs(1),
+            deadline: dispatcher.clock().now() + Duration::from_secs(1),
             patience: Tick::NEVER,
             has_fallback: false,
             resumable: false,
@@ -591,64 +591,64 @@ pools:
             fingerprint: None,
             session: None,
         };
-        gate.admit(spec, PromptPrefix::default(), &new.policy).dispatched().await.unwrap();
+        dispatcher.admit(spec, PromptPrefix::default(), &new.policy).dispatched().await.unwrap();
         // An older policy does not come back.
-        gate.follow(&old.policy);
-        let again = JobSpec { id: gate.next_job_id(), ..spec };
-        gate.admit(again, PromptPrefix::default(), &new.policy).dispatched().await.unwrap();
+        dispatcher.follow(&old.policy);
+        let again = JobSpec { id: dispatcher.next_job_id(), ..spec };
+        dispatcher.admit(again, PromptPrefix::default(), &new.policy).dispatched().await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_still_waits_is_refused_at_the_end() {
         let settings = settings(ONE_SLOT, None);
-        let (gate, _wished) = gate(&settings);
-        let running = admit(&gate, &settings, Duration::from_secs(60));
-        let mut waiting = admit(&gate, &settings, Duration::from_secs(60));
+        let (dispatcher, _wished) = dispatcher(&settings);
+        let running = admit(&dispatcher, &settings, Duration::from_secs(60));
+        let mut waiting = admit(&dispatcher, &settings, Duration::from_secs(60));
         let why = Rejection { reason: RejectReason::Draining, queued: Duration::ZERO, retry_after: None };
-        gate.refuse_waiting(why);
+        dispatcher.refuse_waiting(why);
         assert_eq!(waiting.dispatched().await.unwrap_err(), why);
-        assert_eq!(gate.snapshot().jobs, 1);
+        assert_eq!(dispatcher.snapshot().jobs, 1);
         drop(running);
-        assert_eq!(gate.snapshot().jobs, 0);
+        assert_eq!(dispatcher.snapshot().jobs, 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn nothing_of_a_recalled_try_reaches_the_scheduler() {
         let settings = settings(ONE_SLOT, None);
-        let (gate, _wished) = gate(&settings);
-        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let (dispatcher, _wished) = dispatcher(&settings);
+        let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         let DispatchGrant { replica, why } = ticket.dispatched().await.unwrap();
         let job = JobId::new(1);
-        gate.apply_for_test([
+        dispatcher.apply_for_test([
             Action::Job(JobAction::Preempt { job, replica, why: PreemptReason::Stalled }),
             Action::Job(JobAction::Dispatch { job, replica, why }),
         ]);
         // The edge has not noticed yet.
-        let before = gate.snapshot();
+        let before = dispatcher.snapshot();
         assert!(!ticket.first_token());
         assert!(!ticket.failed_unseen(EngineFault::Reset, JobUsage::Unknown));
         assert!(!ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
-        let after = gate.snapshot();
+        let after = dispatcher.snapshot();
         assert_eq!((after.jobs, &after.replicas), (before.jobs, &before.replicas));
         assert_eq!(ticket.preempted().await, PreemptReason::Stalled);
         ticket.dispatched().await.unwrap();
         assert!(ticket.first_token() && ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
-        assert_eq!(gate.snapshot().jobs, 0);
+        assert_eq!(dispatcher.snapshot().jobs, 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_recalled_job_that_is_dropped_leaves_nothing() {
         let settings = settings(ONE_SLOT, None);
-        let (gate, _wished) = gate(&settings);
-        let mut ticket = admit(&gate, &settings, Duration::from_secs(60));
+        let (dispatcher, _wished) = dispatcher(&settings);
+        let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         let replica = ticket.dispatched().await.unwrap().replica;
-        gate.apply_for_test([Action::Job(JobAction::Preempt {
+        dispatcher.apply_for_test([Action::Job(JobAction::Preempt {
             job: JobId::new(1),
             replica,
             why: PreemptReason::Stalled,
         })]);
         assert!(!ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         drop(ticket);
-        assert_eq!(gate.snapshot().jobs, 0);
+        assert_eq!(dispatcher.snapshot().jobs, 0);
     }
 }

@@ -20,7 +20,7 @@ use crate::dispatcher::{Dispatcher, StayBills};
 /// job's end exactly once, at the latest when dropped.
 ///
 /// The scheduler may take the job away from its replica before its client has
-/// seen anything: [`Ticket::recalled`] says so, and what the ticket is told of
+/// seen anything: [`Ticket::preempted`] says so, and what the ticket is told of
 /// that try from then on is not passed on.
 #[derive(Debug)]
 pub struct Ticket {
@@ -48,20 +48,20 @@ enum TicketState {
     /// Nothing more is to be heard where there is no receiver.
     Running {
         dispatch: AttemptId,
-        word: Option<oneshot::Receiver<Signal>>,
+        signal: Option<oneshot::Receiver<Signal>>,
     },
     Over,
 }
 
 impl Ticket {
     pub(super) fn new(
-        gate: Arc<Dispatcher>,
+        dispatcher: Arc<Dispatcher>,
         job: JobId,
         answer: oneshot::Receiver<WaitResult>,
         (limits, bills): (LimitsAtEntry, Arc<StayBills>),
     ) -> Self {
         Self {
-            dispatcher: gate,
+            dispatcher,
             job,
             state: TicketState::Waiting(answer),
             usage: JobUsage::Unknown,
@@ -98,8 +98,8 @@ impl Ticket {
             unreachable!("a ticket waits only after admit, after a failure and after a recall");
         };
         match receiver.await {
-            Ok(Ok(AttemptStart { grant: placement, attempt: dispatch, signal: word })) => {
-                self.state = TicketState::Running { dispatch, word: Some(word) };
+            Ok(Ok(AttemptStart { grant: placement, attempt: dispatch, signal })) => {
+                self.state = TicketState::Running { dispatch, signal: Some(signal) };
                 Ok(placement)
             }
             Ok(Err(rejection)) => {
@@ -116,11 +116,11 @@ impl Ticket {
     /// another with `placed`. Never ends while the ticket is not at a replica.
     /// Dropping the future keeps the ticket.
     pub async fn preempted(&mut self) -> PreemptReason {
-        let TicketState::Running { word, .. } = &mut self.state else { return pending().await };
-        let Some(receiver) = word else { return pending().await };
+        let TicketState::Running { signal, .. } = &mut self.state else { return pending().await };
+        let Some(receiver) = signal else { return pending().await };
         let said = receiver.await;
         // A receiver that has spoken must not be polled again.
-        *word = None;
+        *signal = None;
         match said {
             Ok(Signal::Preempted { why, again }) => {
                 self.state = TicketState::Waiting(again);
@@ -135,19 +135,19 @@ impl Ticket {
     /// Whether another replica is to go on with the stream, and why. Says so
     /// once; `cx` is woken when that changes.
     pub fn poll_migration(&mut self, cx: &mut Context<'_>) -> Poll<PreemptReason> {
-        let TicketState::Running { word, .. } = &mut self.state else { return Poll::Pending };
-        let Some(receiver) = word else { return Poll::Pending };
+        let TicketState::Running { signal, .. } = &mut self.state else { return Poll::Pending };
+        let Some(receiver) = signal else { return Poll::Pending };
         let Poll::Ready(said) = Pin::new(receiver).poll(cx) else { return Poll::Pending };
-        *word = None;
+        *signal = None;
         match said {
             Ok(Signal::Migrate(why)) => Poll::Ready(why),
-            // What streams is never recalled.
+            // What streams is never preempted.
             Ok(Signal::Preempted { .. }) | Err(_) => Poll::Pending,
         }
     }
 
     /// The job's first token is here. Only if this is true may it be shown to
-    /// the client; otherwise the job has been recalled.
+    /// the client; otherwise the job has been preempted.
     #[must_use]
     pub fn first_token(&self) -> bool {
         let TicketState::Running { dispatch, .. } = self.state else { return false };
@@ -160,8 +160,8 @@ impl Ticket {
     }
 
     /// The replica failed the job, and the client has seen nothing of it:
-    /// wait for another with `placed`. False if the job had been recalled:
-    /// then wait for [`Ticket::recalled`] first.
+    /// wait for another with `placed`. False if the job had been preempted:
+    /// then wait for [`Ticket::preempted`] first.
     #[must_use]
     pub fn failed_unseen(&mut self, fault: EngineFault, usage: JobUsage) -> bool {
         self.retry(AttemptOutcome::Failed { fault, usage })
@@ -185,7 +185,7 @@ impl Ticket {
     }
 
     /// The answer is over. Only if this is true is it the job's answer;
-    /// otherwise the job has been recalled, or ended otherwise.
+    /// otherwise the job has been preempted, or ended otherwise.
     pub fn finish(&mut self, outcome: AttemptOutcome) -> bool {
         let TicketState::Running { dispatch, .. } = self.state else { return false };
         let finished = self.dispatcher.finish(self.job, dispatch, Event::Finished { job: self.job, outcome });

@@ -1,5 +1,5 @@
 //! Waiters: one entry for each live job, with the channel to its ticket. Everything here happens
-//! under the gate's lock.
+//! under the dispatcher's lock.
 //!
 //! A job's try is over for the scheduler the moment it says so, but its edge
 //! learns of it later. In between, the edge may report on a try that it no
@@ -67,7 +67,7 @@ impl Notification {
     pub(super) fn deliver(self) {
         match self {
             Self::Answer(to, answer) => drop(to.send(answer)),
-            Self::Signal(to, word) => drop(to.send(word)),
+            Self::Signal(to, signal) => drop(to.send(signal)),
         }
     }
 }
@@ -97,16 +97,16 @@ struct Waiter {
 #[derive(Debug)]
 enum WaiterState {
     Waiting(oneshot::Sender<WaitResult>),
-    /// Nothing more is said once the word was given.
+    /// Nothing more is said once the signal was given.
     Running {
         dispatch: AttemptId,
-        word: Option<oneshot::Sender<Signal>>,
+        signal: Option<oneshot::Sender<Signal>>,
     },
     /// Nobody is there any more; only its last bill is waited for.
     Left,
 }
 
-/// The desks of all jobs that are alive.
+/// The waiters of all jobs that are alive.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     waiters: HashMap<JobId, Waiter>,
@@ -129,20 +129,20 @@ impl Waiters {
 
     /// Where the job's bills are put.
     pub(super) fn bills(&self, job: JobId) -> Arc<StayBills> {
-        self.waiters.get(&job).map(|desk| Arc::clone(&desk.bills)).unwrap_or_default()
+        self.waiters.get(&job).map(|waiter| Arc::clone(&waiter.bills)).unwrap_or_default()
     }
 
     /// The job is about to be over, and hears nothing any more.
     pub(super) fn leave(&mut self, job: JobId) {
-        if let Some(desk) = self.waiters.get_mut(&job) {
-            desk.state = WaiterState::Left;
+        if let Some(waiter) = self.waiters.get_mut(&job) {
+            waiter.state = WaiterState::Left;
         }
     }
 
-    fn put(&mut self, job: JobId, post: WaiterState) {
+    fn put(&mut self, job: JobId, state: WaiterState) {
         match self.waiters.get_mut(&job) {
-            Some(desk) => desk.state = post,
-            None => drop(self.waiters.insert(job, Waiter { state: post, bills: Arc::default() })),
+            Some(waiter) => waiter.state = state,
+            None => drop(self.waiters.insert(job, Waiter { state, bills: Arc::default() })),
         }
     }
 
@@ -153,16 +153,16 @@ impl Waiters {
 
     /// Whether the job is still where `dispatch` sent it.
     pub(super) fn is_current(&self, job: JobId, dispatch: AttemptId) -> bool {
-        let post = self.waiters.get(&job).map(|desk| &desk.state);
-        matches!(post, Some(WaiterState::Running { dispatch: present, .. }) if *present == dispatch)
+        let state = self.waiters.get(&job).map(|waiter| &waiter.state);
+        matches!(state, Some(WaiterState::Running { dispatch: present, .. }) if *present == dispatch)
     }
 
     /// Takes out everybody who waits.
     pub(super) fn take_waiting(&mut self) -> Vec<(JobId, oneshot::Sender<WaitResult>)> {
-        let waits = |_: &JobId, desk: &mut Waiter| matches!(desk.state, WaiterState::Waiting(_));
+        let waits = |_: &JobId, waiter: &mut Waiter| matches!(waiter.state, WaiterState::Waiting(_));
         let taken = self.waiters.extract_if(waits);
         taken
-            .filter_map(|(job, desk)| match desk.state {
+            .filter_map(|(job, waiter)| match waiter.state {
                 WaiterState::Waiting(sender) => Some((job, sender)),
                 WaiterState::Running { .. } | WaiterState::Left => None,
             })
@@ -171,36 +171,38 @@ impl Waiters {
 
     /// Applies an action of the scheduler to its job. An action that does not fit
     /// the job's state is of a job that has just ended, and changes nothing.
-    pub(super) fn apply(&mut self, action: JobAction, mail: &mut Notifications) {
+    pub(super) fn apply(&mut self, action: JobAction, notifications: &mut Notifications) {
         match action {
             JobAction::Dispatch { job, replica, why } => {
                 if let Some(waiter) = self.take_waiter(job) {
                     let start = self.start(job, DispatchGrant { replica, why });
-                    mail.push(Notification::Answer(waiter, Ok(start)));
+                    notifications.push(Notification::Answer(waiter, Ok(start)));
                 }
             }
             JobAction::Reject { job, why } => {
                 if let Some(waiter) = self.take_waiter(job) {
                     self.close(job);
-                    mail.push(Notification::Answer(waiter, Err(why)));
+                    notifications.push(Notification::Answer(waiter, Err(why)));
                 }
             }
             JobAction::Preempt { job, why, .. } => {
-                if let Some(word) = self.take_runner(job) {
+                if let Some(signal) = self.take_runner(job) {
                     let again = self.wait(job);
-                    mail.extend(word.map(|to| Notification::Signal(to, Signal::Preempted { why, again })));
+                    notifications
+                        .extend(signal.map(|to| Notification::Signal(to, Signal::Preempted { why, again })));
                 }
             }
             JobAction::Migrate { job, why, .. } => {
-                if let Some(Waiter { state: WaiterState::Running { word, .. }, .. }) =
+                if let Some(Waiter { state: WaiterState::Running { signal, .. }, .. }) =
                     self.waiters.get_mut(&job)
                 {
-                    mail.extend(word.take().map(|to| Notification::Signal(to, Signal::Migrate(why))));
+                    notifications
+                        .extend(signal.take().map(|to| Notification::Signal(to, Signal::Migrate(why))));
                 }
             }
             JobAction::Billed { job, bill } => {
-                if let Some(desk) = self.waiters.get(&job) {
-                    desk.bills.add(bill);
+                if let Some(waiter) = self.waiters.get(&job) {
+                    waiter.bills.add(bill);
                 }
             }
             // The ticket's owner knows: it brought the failure.
@@ -211,9 +213,9 @@ impl Waiters {
     fn start(&mut self, job: JobId, placement: DispatchGrant) -> AttemptStart {
         self.attempts += 1;
         let dispatch = AttemptId(self.attempts);
-        let (sender, word) = oneshot::channel();
-        self.put(job, WaiterState::Running { dispatch, word: Some(sender) });
-        AttemptStart { grant: placement, attempt: dispatch, signal: word }
+        let (sender, signal) = oneshot::channel();
+        self.put(job, WaiterState::Running { dispatch, signal: Some(sender) });
+        AttemptStart { grant: placement, attempt: dispatch, signal }
     }
 
     fn take_waiter(&mut self, job: JobId) -> Option<oneshot::Sender<WaitResult>> {
@@ -228,7 +230,7 @@ impl Waiters {
 
     fn take_runner(&mut self, job: JobId) -> Option<Option<oneshot::Sender<Signal>>> {
         match self.take_state(job)? {
-            WaiterState::Running { word, .. } => Some(word),
+            WaiterState::Running { signal, .. } => Some(signal),
             other => {
                 self.put(job, other);
                 None
@@ -236,9 +238,9 @@ impl Waiters {
         }
     }
 
-    /// Takes a job's post, to put another in its place.
+    /// Takes a job's state, to put another in its place.
     fn take_state(&mut self, job: JobId) -> Option<WaiterState> {
-        self.waiters.get_mut(&job).map(|desk| std::mem::replace(&mut desk.state, WaiterState::Left))
+        self.waiters.get_mut(&job).map(|waiter| std::mem::replace(&mut waiter.state, WaiterState::Left))
     }
 }
 
@@ -255,7 +257,7 @@ mod tests {
         JobAction::Dispatch { job: JOB, replica: ReplicaId::new(replica), why: DispatchReason::ALONE }
     }
 
-    fn recall(replica: u32) -> JobAction {
+    fn preempt(replica: u32) -> JobAction {
         JobAction::Preempt { job: JOB, replica: ReplicaId::new(replica), why: PreemptReason::Stalled }
     }
 
@@ -265,12 +267,12 @@ mod tests {
     }
 
     /// Applies the actions as those of one step, and hands out the letters.
-    fn step(desks: &mut Waiters, actions: impl IntoIterator<Item = JobAction>) {
-        let mut mail = Notifications::new();
+    fn step(waiters: &mut Waiters, actions: impl IntoIterator<Item = JobAction>) {
+        let mut notifications = Notifications::new();
         for action in actions {
-            desks.apply(action, &mut mail);
+            waiters.apply(action, &mut notifications);
         }
-        mail.into_iter().for_each(Notification::deliver);
+        notifications.into_iter().for_each(Notification::deliver);
     }
 
     fn started(mut answer: oneshot::Receiver<WaitResult>) -> AttemptStart {
@@ -287,74 +289,74 @@ mod tests {
 
     #[test]
     fn a_recalled_try_may_not_speak_even_when_the_job_runs_again_in_the_same_step() {
-        let mut desks = Waiters::default();
-        let answer = desks.wait(JOB);
-        step(&mut desks, [dispatch(0)]);
+        let mut waiters = Waiters::default();
+        let answer = waiters.wait(JOB);
+        step(&mut waiters, [dispatch(0)]);
         let mut first = started(answer);
-        assert!(desks.is_current(JOB, first.attempt));
+        assert!(waiters.is_current(JOB, first.attempt));
         assert!(first.signal.try_recv().is_err());
 
-        step(&mut desks, [recall(0), dispatch(1)]);
+        step(&mut waiters, [preempt(0), dispatch(1)]);
         let before = first.attempt;
-        assert!(!desks.is_current(JOB, before));
+        assert!(!waiters.is_current(JOB, before));
         let second = started(taken_away(first));
         assert_eq!(second.grant.replica, ReplicaId::new(1));
-        assert!(desks.is_current(JOB, second.attempt) && second.attempt != before);
+        assert!(waiters.is_current(JOB, second.attempt) && second.attempt != before);
     }
 
     #[test]
     fn a_recalled_job_waits_until_it_is_placed_or_refused() {
-        let mut desks = Waiters::default();
-        let answer = desks.wait(JOB);
-        step(&mut desks, [dispatch(0)]);
+        let mut waiters = Waiters::default();
+        let answer = waiters.wait(JOB);
+        step(&mut waiters, [dispatch(0)]);
         let first = started(answer);
         let before = first.attempt;
-        step(&mut desks, [recall(0)]);
+        step(&mut waiters, [preempt(0)]);
         let mut again = taken_away(first);
-        assert!(again.try_recv().is_err() && !desks.is_current(JOB, before));
-        step(&mut desks, [reject()]);
+        assert!(again.try_recv().is_err() && !waiters.is_current(JOB, before));
+        step(&mut waiters, [reject()]);
         assert_eq!(again.try_recv().unwrap().unwrap_err().reason, RejectReason::Draining);
-        assert!(desks.waiters.is_empty());
+        assert!(waiters.waiters.is_empty());
     }
 
     #[test]
     fn a_recall_before_the_placement_was_noticed_is_told_after_it() {
-        let mut desks = Waiters::default();
-        let answer = desks.wait(JOB);
-        step(&mut desks, [dispatch(0), recall(0), dispatch(0)]);
+        let mut waiters = Waiters::default();
+        let answer = waiters.wait(JOB);
+        step(&mut waiters, [dispatch(0), preempt(0), dispatch(0)]);
         let first = started(answer);
         let before = first.attempt;
         let second = started(taken_away(first));
-        assert!(desks.is_current(JOB, second.attempt) && !desks.is_current(JOB, before));
+        assert!(waiters.is_current(JOB, second.attempt) && !waiters.is_current(JOB, before));
     }
 
     #[test]
     fn a_try_is_asked_once_for_its_stream_and_owns_the_job_until_then() {
-        let mut desks = Waiters::default();
-        let answer = desks.wait(JOB);
+        let mut waiters = Waiters::default();
+        let answer = waiters.wait(JOB);
         let replica = ReplicaId::new(0);
         let ask = |why| JobAction::Migrate { job: JOB, replica, why };
-        step(&mut desks, [ask(PreemptReason::Stalled), dispatch(0)]);
+        step(&mut waiters, [ask(PreemptReason::Stalled), dispatch(0)]);
         let mut first = started(answer);
         assert!(first.signal.try_recv().is_err());
-        step(&mut desks, [ask(PreemptReason::Drained), ask(PreemptReason::Stalled)]);
+        step(&mut waiters, [ask(PreemptReason::Drained), ask(PreemptReason::Stalled)]);
         assert!(matches!(first.signal.try_recv(), Ok(Signal::Migrate(PreemptReason::Drained))));
-        assert!(desks.is_current(JOB, first.attempt));
-        let again = desks.wait(JOB);
-        step(&mut desks, [dispatch(1)]);
+        assert!(waiters.is_current(JOB, first.attempt));
+        let again = waiters.wait(JOB);
+        step(&mut waiters, [dispatch(1)]);
         assert_eq!(started(again).grant.replica, ReplicaId::new(1));
     }
 
     #[test]
     fn a_failed_try_waits_like_a_new_job() {
-        let mut desks = Waiters::default();
-        let answer = desks.wait(JOB);
-        step(&mut desks, [dispatch(0)]);
+        let mut waiters = Waiters::default();
+        let answer = waiters.wait(JOB);
+        step(&mut waiters, [dispatch(0)]);
         let first = started(answer);
-        let answer = desks.wait(JOB);
-        assert!(!desks.is_current(JOB, first.attempt));
+        let answer = waiters.wait(JOB);
+        assert!(!waiters.is_current(JOB, first.attempt));
         step(
-            &mut desks,
+            &mut waiters,
             [
                 JobAction::Requeue { job: JOB, replica: ReplicaId::new(0), why: EngineFault::Reset },
                 dispatch(1),
@@ -365,28 +367,28 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_changes_nothing() {
-        let mut desks = Waiters::default();
-        step(&mut desks, [dispatch(0), recall(0), reject()]);
-        assert!(desks.waiters.is_empty());
-        let mut answer = desks.wait(JOB);
-        step(&mut desks, [recall(0)]);
+        let mut waiters = Waiters::default();
+        step(&mut waiters, [dispatch(0), preempt(0), reject()]);
+        assert!(waiters.waiters.is_empty());
+        let mut answer = waiters.wait(JOB);
+        step(&mut waiters, [preempt(0)]);
         assert!(answer.try_recv().is_err());
-        step(&mut desks, [dispatch(0)]);
+        step(&mut waiters, [dispatch(0)]);
         let start = started(answer);
-        step(&mut desks, [dispatch(1), reject()]);
-        assert!(desks.is_current(JOB, start.attempt));
-        desks.close(JOB);
-        assert!(!desks.is_current(JOB, start.attempt));
+        step(&mut waiters, [dispatch(1), reject()]);
+        assert!(waiters.is_current(JOB, start.attempt));
+        waiters.close(JOB);
+        assert!(!waiters.is_current(JOB, start.attempt));
     }
 
     #[test]
     fn only_those_who_wait_are_taken_out() {
-        let mut desks = Waiters::default();
-        let answer = desks.wait(JOB);
-        step(&mut desks, [dispatch(0)]);
-        let _waits = desks.wait(JobId::new(8));
-        let taken: Vec<JobId> = desks.take_waiting().into_iter().map(|(job, _)| job).collect();
+        let mut waiters = Waiters::default();
+        let answer = waiters.wait(JOB);
+        step(&mut waiters, [dispatch(0)]);
+        let _waits = waiters.wait(JobId::new(8));
+        let taken: Vec<JobId> = waiters.take_waiting().into_iter().map(|(job, _)| job).collect();
         assert_eq!(taken, [JobId::new(8)]);
-        assert!(desks.is_current(JOB, started(answer).attempt));
+        assert!(waiters.is_current(JOB, started(answer).attempt));
     }
 }

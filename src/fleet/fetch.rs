@@ -120,7 +120,7 @@ impl ReplicaClient {
             request = request.bearer_auth(key.expose());
         }
         let answer = tokio::time::timeout(limit, request.send()).await.map_err(|_| FetchError::Timeout)?;
-        match answer.map_err(|error| trouble(&error))?.status() {
+        match answer.map_err(|error| problem(&error))?.status() {
             status if status.is_success() => Ok(()),
             status => Err(FetchError::Status(status.as_u16())),
         }
@@ -155,7 +155,7 @@ async fn send(client: &Client, url: &str, key: Option<&Secret>) -> Result<Respon
     if let Some(key) = key {
         request = request.bearer_auth(key.expose());
     }
-    request.send().await.map_err(|error| trouble(&error))
+    request.send().await.map_err(|error| problem(&error))
 }
 
 async fn read(mut answer: Response) -> Result<Vec<u8>, FetchError> {
@@ -163,7 +163,7 @@ async fn read(mut answer: Response) -> Result<Vec<u8>, FetchError> {
         return Err(FetchError::TooLarge);
     }
     let mut body = Vec::new();
-    while let Some(chunk) = answer.chunk().await.map_err(|error| trouble(&error))? {
+    while let Some(chunk) = answer.chunk().await.map_err(|error| problem(&error))? {
         if body.len() + chunk.len() > MAX_ANSWER {
             return Err(FetchError::TooLarge);
         }
@@ -172,7 +172,7 @@ async fn read(mut answer: Response) -> Result<Vec<u8>, FetchError> {
     Ok(body)
 }
 
-fn trouble(error: &reqwest::Error) -> FetchError {
+fn problem(error: &reqwest::Error) -> FetchError {
     if error.is_builder() {
         FetchError::Unsendable
     } else if error.is_connect() {

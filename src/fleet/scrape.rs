@@ -151,7 +151,7 @@ fn note_scrape(
             status.gauges = gauges;
             status.gauges_at = Some(Instant::now());
             status.failures = 0;
-            status.trouble = None;
+            status.problem = None;
             drop(status);
             if before > 0 {
                 ScrapeRecovered { replica }.emit(telemetry);
@@ -166,7 +166,7 @@ fn note_scrape(
         Err(why) => {
             let times = before.saturating_add(1);
             status.failures = times;
-            status.trouble = Some(why);
+            status.problem = Some(why);
             drop(status);
             ScrapeFailed { replica, problem: &why.to_string(), first: times == 1 }.emit(telemetry);
             false

@@ -34,7 +34,7 @@ pub struct EngineStatus {
     /// was none.
     pub failures: u32,
     /// Why the last scrape failed, while `failures` is not 0.
-    pub trouble: Option<FetchError>,
+    pub problem: Option<FetchError>,
     pub(super) gauges_at: Option<Instant>,
     pub(super) told: SleepOrders,
 }

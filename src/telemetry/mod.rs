@@ -42,7 +42,7 @@ pub struct Telemetry(Arc<TelemetryParts>);
 struct TelemetryParts {
     metrics: Metrics,
     tracer: Tracer,
-    stories: RequestHistory,
+    history: RequestHistory,
     policy: ArcSwap<Policy>,
     config: ArcSwap<ConfigStatus>,
     capture: Option<LogCapture>,
@@ -99,7 +99,7 @@ impl Telemetry {
         Self(Arc::new(TelemetryParts {
             metrics: Metrics::new(),
             tracer,
-            stories: RequestHistory::default(),
+            history: RequestHistory::default(),
             policy: ArcSwap::default(),
             config: ArcSwap::default(),
             capture,
@@ -129,8 +129,8 @@ impl Telemetry {
 
     /// What became of recent requests.
     #[must_use]
-    pub fn stories(&self) -> &RequestHistory {
-        &self.0.stories
+    pub fn history(&self) -> &RequestHistory {
+        &self.0.history
     }
 
     /// How many client connections are open.

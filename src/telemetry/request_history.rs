@@ -102,25 +102,25 @@ pub struct RequestEnd {
     pub total: Duration,
 }
 
-/// A story that goes on; clones tell the same one.
+/// A trail that goes on; clones tell the same one.
 #[derive(Debug, Clone)]
 pub struct TrailRecorder(Arc<Mutex<RequestTrail>>);
 
 impl TrailRecorder {
     /// It is sent to a replica.
     pub fn sent(&self, attempt: AttemptTrail) {
-        let mut story = self.0.lock();
-        if story.tries.len() == MAX_TRIES {
-            story.tries.remove(MAX_TRIES / 2);
-            story.forgotten_tries += 1;
+        let mut trail = self.0.lock();
+        if trail.tries.len() == MAX_TRIES {
+            trail.tries.remove(MAX_TRIES / 2);
+            trail.forgotten_tries += 1;
         }
-        story.tries.push(attempt);
+        trail.tries.push(attempt);
     }
 
     /// Its prompt was counted.
     pub fn counted(&self, tokens: u64, source: CountSource) {
-        let mut story = self.0.lock();
-        (story.prompt_tokens, story.prompt_source) = (tokens, source);
+        let mut trail = self.0.lock();
+        (trail.prompt_tokens, trail.prompt_source) = (tokens, source);
     }
 
     /// Its first token is there.
@@ -148,7 +148,7 @@ impl TrailRecorder {
     }
 }
 
-/// The stories of the last [`MAX_STORIES`] requests that got past the door.
+/// The history of the last [`MAX_STORIES`] requests that got past the door.
 #[derive(Debug, Default)]
 pub struct RequestHistory {
     ring: Mutex<VecDeque<(HeaderValue, TrailRecorder)>>,
@@ -156,25 +156,25 @@ pub struct RequestHistory {
 
 impl RequestHistory {
     /// A request has come.
-    pub fn begin(&self, story: RequestTrail) -> TrailRecorder {
-        let id = story.request_id.clone();
-        let teller = TrailRecorder(Arc::new(Mutex::new(story)));
+    pub fn begin(&self, trail: RequestTrail) -> TrailRecorder {
+        let id = trail.request_id.clone();
+        let trail = TrailRecorder(Arc::new(Mutex::new(trail)));
         let mut ring = self.ring.lock();
         if ring.len() == MAX_STORIES {
             ring.pop_front();
         }
-        ring.push_back((id, teller.clone()));
-        teller
+        ring.push_back((id, trail.clone()));
+        trail
     }
 
     /// The latest request of that id.
     pub fn find(&self, request_id: &str) -> Option<RequestTrail> {
         let ring = self.ring.lock();
-        let (_, teller) = ring.iter().rev().find(|(id, _)| id.as_bytes() == request_id.as_bytes())?;
-        let teller = teller.clone();
+        let (_, trail) = ring.iter().rev().find(|(id, _)| id.as_bytes() == request_id.as_bytes())?;
+        let trail = trail.clone();
         drop(ring);
-        let story = teller.0.lock();
-        Some(story.clone())
+        let trail = trail.0.lock();
+        Some(trail.clone())
     }
 }
 
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use crate::telemetry::fixtures;
 
-    fn story(id: &str, job: u64) -> RequestTrail {
+    fn trail(id: &str, job: u64) -> RequestTrail {
         RequestTrail {
             request_id: HeaderValue::try_from(id).unwrap(),
             job: JobId::new(job),
@@ -210,37 +210,37 @@ mod tests {
 
     #[test]
     fn the_latest_of_an_id_is_found_and_the_oldest_are_forgotten() {
-        let stories = RequestHistory::default();
-        stories.begin(story("same", 1));
-        stories.begin(story("same", 2));
-        assert_eq!(stories.find("same").unwrap().job, JobId::new(2));
-        assert!(stories.find("sam").is_none());
+        let history = RequestHistory::default();
+        history.begin(trail("same", 1));
+        history.begin(trail("same", 2));
+        assert_eq!(history.find("same").unwrap().job, JobId::new(2));
+        assert!(history.find("sam").is_none());
         for number in 0..MAX_STORIES {
-            stories.begin(story(&format!("r-{number}"), 10));
+            history.begin(trail(&format!("r-{number}"), 10));
         }
-        assert!(stories.find("same").is_none() && stories.find("r-0").is_some());
-        assert_eq!(stories.ring.lock().len(), MAX_STORIES);
+        assert!(history.find("same").is_none() && history.find("r-0").is_some());
+        assert_eq!(history.ring.lock().len(), MAX_STORIES);
     }
 
     #[test]
     fn a_story_goes_on_after_it_was_found() {
-        let stories = RequestHistory::default();
-        let teller = stories.begin(story("r", 1));
-        teller.sent(attempt(3));
-        teller.back(Duration::from_secs(1), AttemptEnd::Failed(EngineFault::Reset));
-        teller.sent(attempt(4));
-        teller.first_token(Duration::from_secs(2));
-        let found = stories.find("r").unwrap();
+        let history = RequestHistory::default();
+        let trail = history.begin(trail("r", 1));
+        trail.sent(attempt(3));
+        trail.back(Duration::from_secs(1), AttemptEnd::Failed(EngineFault::Reset));
+        trail.sent(attempt(4));
+        trail.first_token(Duration::from_secs(2));
+        let found = history.find("r").unwrap();
         assert_eq!(found.tries[0].back.map(|(_, why)| why.name()), Some("reset"));
         assert_eq!((found.tries[1].first_token, found.end.is_none()), (Some(Duration::from_secs(2)), true));
     }
 
     #[test]
     fn many_tries_keep_the_first_and_the_last() {
-        let stories = RequestHistory::default();
-        let teller = stories.begin(story("r", 1));
-        (0..100).for_each(|replica| teller.sent(attempt(replica)));
-        let found = stories.find("r").unwrap();
+        let history = RequestHistory::default();
+        let trail = history.begin(trail("r", 1));
+        (0..100).for_each(|replica| trail.sent(attempt(replica)));
+        let found = history.find("r").unwrap();
         let replicas: Vec<usize> = found.tries.iter().map(|attempt| attempt.replica.index()).collect();
         assert_eq!(replicas, [0, 1, 2, 3, 96, 97, 98, 99]);
         assert_eq!(found.forgotten_tries, 92);

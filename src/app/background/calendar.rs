@@ -53,26 +53,27 @@ impl Today {
 }
 
 /// Tells the scheduler the day and month that are under way.
-pub(in crate::app) fn begin(gate: &Dispatcher) -> Today {
+pub(in crate::app) fn begin(dispatcher: &Dispatcher) -> Today {
     let today = Today::at(wall::now());
-    tell(gate, &today, [true, true]);
+    tell(dispatcher, &today, [true, true]);
     today
 }
 
 /// Runs until dropped; `before` is what the scheduler knows.
-pub(in crate::app) async fn follow(gate: Arc<Dispatcher>, mut before: Today) {
+pub(in crate::app) async fn follow(dispatcher: Arc<Dispatcher>, mut before: Today) {
     loop {
         tokio::time::sleep(before.left(LimitPeriod::Day).clamp(Duration::from_secs(1), LOOK)).await;
         let today = Today::at(wall::now());
-        tell(&gate, &today, [before.date != today.date, before.month() != today.month()]);
+        tell(&dispatcher, &today, [before.date != today.date, before.month() != today.month()]);
         before = today;
     }
 }
 
-fn tell(gate: &Dispatcher, today: &Today, new: [bool; 2]) {
+fn tell(dispatcher: &Dispatcher, today: &Today, new: [bool; 2]) {
     for (period, new) in [LimitPeriod::Day, LimitPeriod::Month].into_iter().zip(new) {
         if new {
-            gate.event(Event::PeriodBegan { period, ends: gate.clock().now() + today.left(period) });
+            dispatcher
+                .event(Event::PeriodBegan { period, ends: dispatcher.clock().now() + today.left(period) });
         }
     }
 }

@@ -21,11 +21,11 @@ const MAX_BYTES: u64 = 256 << 20;
 
 /// Takes over what the last process has seen. A file that cannot be read is said
 /// and left alone until the first one is written: the gateway starts cold.
-pub(in crate::app) fn restore(path: &Path, gate: &Dispatcher, telemetry: &Telemetry) {
+pub(in crate::app) fn restore(path: &Path, dispatcher: &Dispatcher, telemetry: &Telemetry) {
     let failed = |reason: &str| DemandNotKept { path, reason }.emit(telemetry);
     match read(path) {
         Ok(None) => {}
-        Ok(Some(state)) if gate.restore_demand(&state) => {
+        Ok(Some(state)) if dispatcher.restore_demand(&state) => {
             DemandRestored { path, rows: state.rows.len() }.emit(telemetry);
         }
         Ok(Some(state)) => failed(&format!("its version is {}, not {VERSION}", state.version)),
@@ -34,18 +34,18 @@ pub(in crate::app) fn restore(path: &Path, gate: &Dispatcher, telemetry: &Teleme
 }
 
 /// Writes it now and then, until dropped.
-pub(in crate::app) async fn follow(path: PathBuf, gate: Arc<Dispatcher>, telemetry: Telemetry) {
+pub(in crate::app) async fn follow(path: PathBuf, dispatcher: Arc<Dispatcher>, telemetry: Telemetry) {
     let mut every = interval_at(Instant::now() + EVERY, EVERY);
     loop {
         every.tick().await;
-        let (path, gate, telemetry) = (path.clone(), Arc::clone(&gate), telemetry.clone());
-        let _written = spawn_blocking(move || save(&path, &gate, &telemetry)).await;
+        let (path, dispatcher, telemetry) = (path.clone(), Arc::clone(&dispatcher), telemetry.clone());
+        let _written = spawn_blocking(move || save(&path, &dispatcher, &telemetry)).await;
     }
 }
 
 /// Writes it; the file is whole at any time.
-pub(in crate::app) fn save(path: &Path, gate: &Dispatcher, telemetry: &Telemetry) {
-    if let Err(problem) = write(path, &gate.demand_state()) {
+pub(in crate::app) fn save(path: &Path, dispatcher: &Dispatcher, telemetry: &Telemetry) {
+    if let Err(problem) = write(path, &dispatcher.demand_state()) {
         DemandNotKept { path, reason: &problem.to_string() }.emit(telemetry);
     }
 }

@@ -80,31 +80,31 @@ pub struct Gateway {
 
 /// What the scheduler needs beside events: time, days, and what streams show.
 fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
-    let gate = || Arc::clone(&proxy.dispatcher);
+    let dispatcher = || Arc::clone(&proxy.dispatcher);
     let mut tasks = JoinSet::new();
-    tasks.spawn(Arc::clone(&proxy.itl_samplers).sample(gate()));
-    tasks.spawn(calendar::follow(gate(), today));
-    tasks.spawn(gate().run_timer());
+    tasks.spawn(Arc::clone(&proxy.itl_samplers).sample(dispatcher()));
+    tasks.spawn(calendar::follow(dispatcher(), today));
+    tasks.spawn(dispatcher().run_timer());
     if proxy.journal.is_some() {
         tasks.spawn(idle::follow(Arc::clone(proxy)));
     }
     tasks.spawn(objectives::watch(Arc::clone(proxy)));
     if let Some(path) = &proxy.settings.load().scale.state_file {
-        tasks.spawn(demand::follow(path.clone(), gate(), proxy.telemetry.clone()));
+        tasks.spawn(demand::follow(path.clone(), dispatcher(), proxy.telemetry.clone()));
     }
     tasks
 }
 
 /// The request path, with nothing in it yet.
 fn make_proxy(
-    gate: Arc<Dispatcher>,
+    dispatcher: Arc<Dispatcher>,
     settings: Arc<ArcSwap<Settings>>,
     fleet: &FleetMonitor,
     telemetry: &Telemetry,
     journal: Option<Journal>,
 ) -> Proxy {
     Proxy {
-        dispatcher: gate,
+        dispatcher,
         settings,
         authenticator: Authenticator::default(),
         upstreams: Upstreams::default(),
@@ -141,12 +141,13 @@ impl Gateway {
         let mut usage =
             now.startup.usage.as_ref().map(|usage| UsageJournal::start(usage, &telemetry)).transpose()?;
         let (wishes, wished) = mpsc::channel(REPLICA_ACTIONS);
-        let gate = Dispatcher::new(Arc::clone(&now.policy), GatewayClock::start(), wishes);
+        let dispatcher = Dispatcher::new(Arc::clone(&now.policy), GatewayClock::start(), wishes);
         let timing = FleetTiming::default();
-        let fleet = FleetMonitor::start(Arc::clone(&settings), Arc::clone(&gate), telemetry.clone(), timing)?;
+        let fleet =
+            FleetMonitor::start(Arc::clone(&settings), Arc::clone(&dispatcher), telemetry.clone(), timing)?;
         let sources = DiscoverySources::start(Arc::clone(&settings), telemetry.clone());
         let journal = usage.as_ref().map(|usage| usage.journal().clone());
-        let proxy = Arc::new(make_proxy(gate, settings, &fleet, &telemetry, journal));
+        let proxy = Arc::new(make_proxy(dispatcher, settings, &fleet, &telemetry, journal));
         prepare_identity(&proxy, &now)?;
         if let Some(path) = &now.scale.state_file {
             demand::restore(path, &proxy.dispatcher, &telemetry);
@@ -246,24 +247,24 @@ impl Gateway {
     /// Takes no new requests, lets the others finish within the grace, gives
     /// the rest a retryable answer, and stops.
     pub async fn drain(self) {
-        let Proxy { dispatcher: gate, telemetry, settings, .. } = &*self.proxy;
-        let grace = gate.shutdown();
+        let Proxy { dispatcher, telemetry, settings, .. } = &*self.proxy;
+        let grace = dispatcher.shutdown();
         let allowed = settings.load().startup.drain_grace;
         grace.begin_drain();
         self.scale.drain();
-        gate.event(Event::Draining);
-        ServerDraining { jobs: gate.snapshot().jobs, grace: allowed }.emit(telemetry);
+        dispatcher.event(Event::Draining);
+        ServerDraining { jobs: dispatcher.snapshot().jobs, grace: allowed }.emit(telemetry);
         let deadline = Instant::now() + allowed;
-        let mut cut_off = gate.snapshot().jobs;
+        let mut cut_off = dispatcher.snapshot().jobs;
         while cut_off > 0 && Instant::now() < deadline {
             if timeout(DRAIN_POLL, self.shutdown.abort.cancelled()).await.is_ok() {
                 // The jobs may be gone by now, but not because they were done.
                 break;
             }
-            cut_off = gate.snapshot().jobs;
+            cut_off = dispatcher.snapshot().jobs;
         }
         grace.end();
-        gate.refuse_waiting(Rejection {
+        dispatcher.refuse_waiting(Rejection {
             reason: RejectReason::Draining,
             queued: Duration::ZERO,
             retry_after: Some(Duration::from_secs(1)),
@@ -284,11 +285,11 @@ impl Gateway {
         self.fleet.stop().await;
         ServerStopped { cut_off }.emit(telemetry);
         let (admin, usage, state_file) = (self.admin, self.usage, self.state_file);
-        let gate = Arc::clone(gate);
+        let dispatcher = Arc::clone(dispatcher);
         let audited = telemetry.clone();
         let _stopped = spawn_blocking(move || {
             if let Some(path) = state_file {
-                demand::save(&path, &gate, &audited);
+                demand::save(&path, &dispatcher, &audited);
             }
             admin.stop();
             audited.flush_audit(GOODBYE);

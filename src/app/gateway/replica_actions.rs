@@ -37,8 +37,8 @@ pub(in crate::app) async fn carry_out(
             }
             ReplicaAction::PoolWanted { pool, expected } => PoolWanted { pool, expected }.emit(&telemetry),
             ReplicaAction::PoolStarted { pool, took } => PoolStarted { pool, took }.emit(&telemetry),
-            ReplicaAction::OverrideExpired { lever } => {
-                OverrideExpired { subject: lever.name(&telemetry.policy()) }.emit(&telemetry);
+            ReplicaAction::OverrideExpired { target } => {
+                OverrideExpired { subject: target.name(&telemetry.policy()) }.emit(&telemetry);
             }
         }
     }

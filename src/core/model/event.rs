@@ -100,7 +100,7 @@ pub enum Event {
         /// Whether it sleeps.
         rested: SleepResult,
     },
-    /// An operator's wish goes before the policy for a time. A drain or spot
+    /// An operator's required goes before the policy for a time. A drain or spot
     /// notice vacates the replicas that it closes.
     Overridden(Override),
     /// What an operator had overridden is as the policy says again.
@@ -398,7 +398,7 @@ pub enum ReplicaAction {
     /// An override has ended by itself: its time is over.
     OverrideExpired {
         /// What it had changed.
-        lever: OverrideTarget,
+        target: OverrideTarget,
     },
 }
 

@@ -1,6 +1,6 @@
 //! Overrides: operators' changes to the policy, each for a time.
 //!
-//! An override is known by its lever, which a later one of the same lever
+//! An override is known by its target, which a later one of the same target
 //! replaces. It outlives reloads, since ids outlive them; what it says of a
 //! name that a reload removed counts again when the name comes back.
 
@@ -111,7 +111,7 @@ impl OverrideChange {
     }
 }
 
-/// An operator's wish that goes before the policy.
+/// An operator's required that goes before the policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Override {
     /// What it does.
@@ -130,24 +130,27 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// Puts an override in force, in place of one of the same lever.
+    /// Puts an override in force, in place of one of the same target.
     pub fn set(&mut self, wanted: Override, now: Tick) {
-        let lever = wanted.change.target();
-        self.end(lever);
-        self.ends.insert((wanted.until, lever));
-        self.rows.insert(lever, (now, wanted));
+        let target = wanted.change.target();
+        self.end(target);
+        self.ends.insert((wanted.until, target));
+        self.rows.insert(target, (now, wanted));
     }
 
-    /// Ends the override of a lever; says whether there was one.
-    pub fn end(&mut self, lever: OverrideTarget) -> bool {
-        let Some((_, ended)) = self.rows.remove(&lever) else { return false };
-        self.ends.remove(&(ended.until, lever))
+    /// Ends the override of a target; says whether there was one.
+    pub fn end(&mut self, target: OverrideTarget) -> bool {
+        let Some((_, ended)) = self.rows.remove(&target) else { return false };
+        self.ends.remove(&(ended.until, target))
     }
 
-    /// The lever of an override whose time is over.
+    /// The target of an override whose time is over.
     #[must_use]
     pub fn due(&self, now: Tick) -> Option<OverrideTarget> {
-        self.ends.first().filter(|(until, _)| *until <= now && *until != Tick::NEVER).map(|(_, lever)| *lever)
+        self.ends
+            .first()
+            .filter(|(until, _)| *until <= now && *until != Tick::NEVER)
+            .map(|(_, target)| *target)
     }
 
     /// When the next override ends by itself.
@@ -159,8 +162,8 @@ impl Overrides {
     /// How a replica is closed, by itself or with its pool.
     #[must_use]
     pub fn closed(&self, pool: PoolId, replica: ReplicaId) -> Option<Closed> {
-        let levers = [OverrideTarget::Pool(pool), OverrideTarget::Replica(replica)];
-        levers.iter().filter_map(|lever| self.rows.get(lever)?.1.change.closed()).max()
+        let targets = [OverrideTarget::Pool(pool), OverrideTarget::Replica(replica)];
+        targets.iter().filter_map(|target| self.rows.get(target)?.1.change.closed()).max()
     }
 
     /// When the tenant's pause ends; `None` when it is not paused.
@@ -178,7 +181,7 @@ impl Overrides {
         }
     }
 
-    /// One row for each, in the order of their levers.
+    /// One row for each, in the order of their targets.
     pub fn views(&self, now: Tick) -> impl Iterator<Item = ActiveOverride> {
         self.rows.values().map(move |(since, row)| ActiveOverride {
             change: row.change,

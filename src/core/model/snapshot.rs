@@ -210,7 +210,7 @@ impl ReplicaStatus {
     }
 }
 
-/// What an operator's wish came to.
+/// What an operator's required came to.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OverrideResult {
     /// The picture before it.

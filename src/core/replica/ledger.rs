@@ -15,7 +15,7 @@ pub struct Ledger {
     /// Weight (see [`crate::core::replica::speed::ttft_model::weight`]) of the prompts that are not
     /// read yet.
     pub prefill: u64,
-    /// The part of `prefill` that guests brought.
+    /// The part of `prefill` that background brought.
     pub background_prefill: u64,
     /// Output tokens expected still to come.
     pub output: u64,
@@ -63,7 +63,7 @@ pub struct Booking {
     pub settled: bool,
     /// Whether it failed elsewhere.
     pub suspect: bool,
-    /// Whether it came as a guest of a more urgent class.
+    /// Whether it came as a background of a more urgent class.
     pub background: bool,
     /// Whether its tokens are seen as they come.
     pub streams: bool,

@@ -169,7 +169,7 @@ impl Job {
     }
 
     /// What it books at a replica that has so many tokens of its prompt.
-    pub(super) fn booking(&self, cached: u64, guest: bool) -> Booking {
+    pub(super) fn booking(&self, cached: u64, background: bool) -> Booking {
         Booking {
             seqs: self.spec.sequences,
             prompt: self.prompt(),
@@ -180,7 +180,7 @@ impl Job {
             due: false,
             settled: false,
             suspect: self.suspect,
-            background: guest,
+            background,
             streams: self.spec.streams,
             watched: self.is_watched(),
             adapter: None,
@@ -206,12 +206,12 @@ impl Job {
     pub(super) fn requirements<'a>(
         &self,
         cached: &'a [(ReplicaId, u64)],
-        guest: bool,
+        background: bool,
     ) -> ReplicaRequirements<'a> {
         let output = self.output_left() / u64::from(self.spec.sequences.max(1));
         let output = if self.spec.streams { output / STREAMED } else { output };
         let (need, prompt, model) = (self.size(), self.prompt(), self.spec.model);
-        ReplicaRequirements { size: need, prompt, output, cached, guest, model, session: None }
+        ReplicaRequirements { size: need, prompt, output, cached, background, model, session: None }
     }
 
     /// What the next engine has to read.

@@ -210,7 +210,7 @@ impl Scheduler {
             Event::ReplicaFound { replica } => self.found(replica, out),
             Event::SleepAnswered { replica, rested } => self.sleep_answered(replica, rested, out),
             Event::Overridden(wanted) => self.set_override(wanted, out),
-            Event::Restored(lever) => self.end_override(lever),
+            Event::Restored(target) => self.end_override(target),
             Event::PeriodBegan { period, ends } => self.limits.begin(period, ends),
             Event::UsedBefore { rule, amount } => self.limits.restore(rule, amount),
             Event::PolicyChanged(policy) => self.reload(policy, out),

@@ -24,7 +24,7 @@ pub(super) struct DnsAnswer {
 }
 
 /// Asks for ever.
-pub(super) async fn run<F>(dns: &DnsSource, desk: &SourceReporter, ask: impl Fn() -> F)
+pub(super) async fn run<F>(dns: &DnsSource, reporter: &SourceReporter, ask: impl Fn() -> F)
 where
     F: Future<Output = Result<DnsAnswer, String>>,
 {
@@ -33,18 +33,18 @@ where
     loop {
         let pause = match ask().await {
             Err(why) => {
-                desk.lost(&why);
+                reporter.lost(&why);
                 pauses.next()
             }
             Ok(answer) => {
                 pauses.reset();
                 let held = answer.ttl.clamp(dns.min_refresh, dns.max_refresh);
-                if answer.addresses.is_empty() && desk.has_some() {
-                    held.min(hold(dns, desk, &mut empty_since))
+                if answer.addresses.is_empty() && reporter.has_some() {
+                    held.min(hold(dns, reporter, &mut empty_since))
                 } else {
                     empty_since = None;
                     let endpoint = |(host, port): (IpAddr, u16)| dns.form.endpoint(&host.to_string(), port);
-                    desk.found(answer.addresses.into_iter().filter_map(endpoint).collect());
+                    reporter.found(answer.addresses.into_iter().filter_map(endpoint).collect());
                     held
                 }
             }
@@ -55,17 +55,17 @@ where
 
 /// The name has no addresses any more, where it had some. Returns how long the
 /// last ones hold.
-fn hold(dns: &DnsSource, desk: &SourceReporter, empty_since: &mut Option<Instant>) -> Duration {
+fn hold(dns: &DnsSource, reporter: &SourceReporter, empty_since: &mut Option<Instant>) -> Duration {
     let first = empty_since.is_none();
     let since = *empty_since.get_or_insert_with(Instant::now);
     let left = dns.empty_grace.saturating_sub(since.elapsed());
     if left.is_zero() {
         *empty_since = None;
-        desk.found(Vec::new());
+        reporter.found(Vec::new());
         return dns.min_refresh;
     }
     if first {
-        desk.empty(left);
+        reporter.empty(left);
     }
     left
 }

@@ -115,8 +115,8 @@ impl DiscoverySources {
         });
         for (pool, source) in wanted {
             let token = inner.root.child_token();
-            let desk = SourceReporter::new(pool, source.name(), &inner.board, &inner.telemetry, &token);
-            inner.spawn(source.clone(), desk, token.clone());
+            let reporter = SourceReporter::new(pool, source.name(), &inner.board, &inner.telemetry, &token);
+            inner.spawn(source.clone(), reporter, token.clone());
             running.insert(pool, RunningSource { source: source.clone(), token });
         }
     }
@@ -151,17 +151,17 @@ impl DiscoverySources {
 }
 
 impl SourcesState {
-    fn spawn(&self, source: ReplicaSource, desk: SourceReporter, token: CancellationToken) {
+    fn spawn(&self, source: ReplicaSource, reporter: SourceReporter, token: CancellationToken) {
         let asking = async move {
             match source {
                 ReplicaSource::Dns(dns) => {
                     let resolver = resolver::SystemResolver::new(dns.clone());
-                    dns::run(&dns, &desk, || resolver.ask()).await;
+                    dns::run(&dns, &reporter, || resolver.ask()).await;
                 }
                 #[cfg(feature = "kubernetes")]
-                ReplicaSource::Kubernetes(rules) => kubernetes::run(&rules, &desk).await,
+                ReplicaSource::Kubernetes(rules) => kubernetes::run(&rules, &reporter).await,
                 #[cfg(not(feature = "kubernetes"))]
-                ReplicaSource::Kubernetes(_) => desk.lost("this program was built without Kubernetes"),
+                ReplicaSource::Kubernetes(_) => reporter.lost("this program was built without Kubernetes"),
             }
         };
         let until_ended = async move {

@@ -26,7 +26,7 @@ struct SourceEntry {
     source: &'static str,
     found: Option<Arc<[Endpoint]>>,
     answered: Option<Instant>,
-    trouble: Option<(String, Instant)>,
+    problem: Option<(String, Instant)>,
     /// The same of what is asked for beside the endpoints.
     beside: Option<(String, Instant)>,
 }
@@ -76,7 +76,7 @@ impl SourceStatuses {
             source: row.source,
             endpoints: row.found.as_ref().map(|found| found.len()),
             age: row.answered.map(|at| at.elapsed()),
-            problem: row.trouble.as_ref().or(row.beside.as_ref()).map(|(why, _)| why.clone()),
+            problem: row.problem.as_ref().or(row.beside.as_ref()).map(|(why, _)| why.clone()),
         };
         self.rows.lock().iter().map(view).collect()
     }
@@ -104,10 +104,10 @@ impl SourceReporter {
             source,
             found: None,
             answered: None,
-            trouble: None,
+            problem: None,
             beside: None,
         });
-        (row.source, row.trouble, row.beside) = (source, None, None);
+        (row.source, row.problem, row.beside) = (source, None, None);
         Self { pool, board: Arc::clone(board), telemetry: telemetry.clone(), token: token.clone() }
     }
 
@@ -124,7 +124,7 @@ impl SourceReporter {
                 row.found = Some(endpoints.into());
             }
             row.answered = Some(Instant::now());
-            (new, row.trouble.take().map(|(_, since)| since.elapsed()))
+            (new, row.problem.take().map(|(_, since)| since.elapsed()))
         });
         let Some((new, lost_for)) = heard else { return };
         if let Some(after) = lost_for {
@@ -153,8 +153,8 @@ impl SourceReporter {
     /// The source cannot be asked. The last endpoints hold.
     pub(super) fn lost(&self, why: &str) {
         let first = self.row(|row| {
-            let since = row.trouble.as_ref().map(|(_, since)| *since);
-            row.trouble = Some((why.to_owned(), since.unwrap_or_else(Instant::now)));
+            let since = row.problem.as_ref().map(|(_, since)| *since);
+            row.problem = Some((why.to_owned(), since.unwrap_or_else(Instant::now)));
             since.is_none()
         });
         if let Some(first) = first {

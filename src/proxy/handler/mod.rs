@@ -278,7 +278,7 @@ impl Proxy {
         record.model = Some(order.spec.model);
         record.requested_model.clone_from(&order.peek.model);
         record.stream = order.peek.stream;
-        record.teller = Some(self.telemetry.stories().begin(RequestTrail {
+        record.trail = Some(self.telemetry.history().begin(RequestTrail {
             request_id: record.request_id.clone(),
             job: order.spec.id,
             came: wall::now(),

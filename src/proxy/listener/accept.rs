@@ -38,7 +38,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 const MIN_BACK_OFF: Duration = Duration::from_millis(5);
 const MAX_BACK_OFF: Duration = Duration::from_secs(1);
 
-/// Binds `address` with the door's backlog.
+/// Binds `address` with the limits's backlog.
 ///
 /// # Errors
 /// What the operating system says: the address is in use, is not ours, or
@@ -59,7 +59,7 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 /// client leaves is dropped at once. Returns when every connection has ended.
 pub async fn serve<M, S, B>(
     listener: TcpListener,
-    door: ListenerLimits,
+    limits: ListenerLimits,
     tls: CertificateSource,
     shutdown: ListenerShutdown,
     telemetry: Telemetry,
@@ -71,26 +71,26 @@ pub async fn serve<M, S, B>(
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let free = Arc::new(Semaphore::new(door.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
-    let handshakes = Arc::new(Handshakes::new(door.max_handshakes, door.handshake_timeout));
-    let door = Arc::new(door);
+    let free = Arc::new(Semaphore::new(limits.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
+    let handshakes = Arc::new(Handshakes::new(limits.max_handshakes, limits.handshake_timeout));
+    let limits = Arc::new(limits);
     let metrics = Arc::new(ListenerMetrics::new(telemetry));
-    let mut guests = Connections::default();
+    let mut connections = Connections::default();
     loop {
         let (permit, stream, peer) = tokio::select! {
             biased;
             () = shutdown.drain.cancelled() => break,
             () = shutdown.abort.cancelled() => break,
-            () = guests.reap(), if !guests.tasks.is_empty() => continue,
+            () = connections.reap(), if !connections.tasks.is_empty() => continue,
             entry = admit(&listener, &free, &metrics) => entry,
         };
         let state = Arc::new(ConnState::new(Arc::clone(&metrics)));
         let visit = ConnectionGuard { _permit: permit, metrics: Arc::clone(&metrics) };
         metrics.accepted();
-        let (config, handshakes, door) = (tls(), Arc::clone(&handshakes), Arc::clone(&door));
+        let (config, handshakes, limits) = (tls(), Arc::clone(&handshakes), Arc::clone(&limits));
         let (make_service, drain) = (make_service.clone(), shutdown.drain.clone());
         let told = Arc::clone(&state);
-        guests.welcome(state, async move {
+        connections.welcome(state, async move {
             let visit = visit;
             let welcome = tokio::select! {
                 biased;
@@ -100,14 +100,14 @@ pub async fn serve<M, S, B>(
             match welcome {
                 Ok((stream, names)) => {
                     let service = make_service(ConnectedClient { address: peer, names });
-                    connection::serve(stream, service, door, told).await;
+                    connection::serve(stream, service, limits, told).await;
                 }
                 Err(trouble) => visit.metrics.handshake_failed(trouble),
             }
         });
     }
     drop(listener);
-    guests.see_off(&shutdown).await;
+    connections.see_off(&shutdown).await;
 }
 
 /// Waits for a free place, then for a client.

@@ -28,7 +28,7 @@ pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// taken is known in steps of this size. HTTP/2 sends no longer ones.
 const PIECE_BYTES: usize = 16 * 1024;
 
-/// A service behind the door's checks.
+/// A service behind the limits's checks.
 pub(super) struct GuardedService<S> {
     service: S,
     state: Arc<ConnState>,

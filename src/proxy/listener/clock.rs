@@ -38,11 +38,11 @@ pub(super) struct ConnClock {
 }
 
 impl ConnClock {
-    pub(super) fn new(door: &ListenerLimits) -> Self {
+    pub(super) fn new(limits: &ListenerLimits) -> Self {
         Self {
-            idle: door.idle_timeout,
-            head: door.head_timeout,
-            body: door.body_timeout,
+            idle: limits.idle_timeout,
+            head: limits.head_timeout,
+            body: limits.body_timeout,
             waiting: None,
             alarm: Alarm::default(),
         }

@@ -27,7 +27,7 @@ const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 pub(super) async fn serve<T, S, B>(
     mut socket: T,
     service: S,
-    door: Arc<ListenerLimits>,
+    limits: Arc<ListenerLimits>,
     state: Arc<ConnState>,
 ) where
     T: ClientSocket,
@@ -36,9 +36,9 @@ pub(super) async fn serve<T, S, B>(
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let (mut clock, progress) = (ConnClock::new(&door), SendProgress::new(&door));
+    let (mut clock, progress) = (ConnClock::new(&limits), SendProgress::new(&limits));
     let mut held = BytesMut::new();
-    let limit = door.max_head_bytes;
+    let limit = limits.max_head_bytes;
     match poll_fn(|cx| poll_protocol(&mut socket, cx, &mut held, &mut clock, &state)).await {
         ProtocolSniff::Http1 => {
             let io = StrictIo::new(socket, held, clock, progress, limit, Arc::clone(&state));

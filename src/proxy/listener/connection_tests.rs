@@ -98,7 +98,7 @@ fn rig() -> Rig {
     let state = Arc::new(ConnState::new(Arc::new(ListenerMetrics::new(telemetry.clone()))));
     let running = Arc::new(AtomicUsize::new(0));
     let left = Arc::new(AtomicBool::new(false));
-    let door = ListenerLimits {
+    let limits = ListenerLimits {
         max_connections: 1,
         head_timeout: Duration::from_secs(10),
         body_timeout: Duration::from_secs(20),
@@ -115,7 +115,7 @@ fn rig() -> Rig {
         async move { Ok::<_, Infallible>(Response::new(act(request, running).await)) }
     });
     let pipe = Pipe(server, Arc::clone(&left));
-    let serving = tokio::spawn(serve(pipe, service, Arc::new(door), Arc::clone(&state)));
+    let serving = tokio::spawn(serve(pipe, service, Arc::new(limits), Arc::clone(&state)));
     Rig { client, serving, telemetry, state, running, left }
 }
 

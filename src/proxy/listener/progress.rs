@@ -26,8 +26,8 @@ pub(super) struct SendProgress {
 }
 
 impl SendProgress {
-    pub(super) fn new(door: &ListenerLimits) -> Self {
-        let (limit, rate) = (door.send_timeout, door.min_send_rate);
+    pub(super) fn new(limits: &ListenerLimits) -> Self {
+        let (limit, rate) = (limits.send_timeout, limits.min_send_rate);
         Self { limit, rate, left: limit, waiting: None, alarm: Alarm::default() }
     }
 

@@ -150,13 +150,13 @@ impl ItlCounters {
     }
 
     /// Tells the scheduler how the streams go. Runs until dropped.
-    pub async fn sample(self: Arc<Self>, gate: Arc<Dispatcher>) {
+    pub async fn sample(self: Arc<Self>, dispatcher: Arc<Dispatcher>) {
         let mut every = interval(SAMPLE_EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             every.tick().await;
             for (replica, sample) in self.take() {
-                sample.events(replica).for_each(|event| gate.event(event));
+                sample.events(replica).for_each(|event| dispatcher.event(event));
             }
         }
     }
@@ -405,10 +405,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_sampler_empties_the_counters_ten_times_a_second() {
         let (wishes, _wished) = tokio::sync::mpsc::channel(1);
-        let gate = Dispatcher::new(Arc::default(), GatewayClock::start(), wishes);
+        let dispatcher = Dispatcher::new(Arc::default(), GatewayClock::start(), wishes);
         let paces = Arc::new(ItlCounters::default());
         let meter = paces.meter(ReplicaId::new(0));
-        tokio::spawn(Arc::clone(&paces).sample(gate));
+        tokio::spawn(Arc::clone(&paces).sample(dispatcher));
         tokio::time::sleep(MILLIS).await;
         meter.add(1, MILLIS);
         tokio::time::sleep(SAMPLE_EVERY - 2 * MILLIS).await;

@@ -118,7 +118,7 @@ pub(super) struct RequestRecord {
     /// Whether its head went out while it was held; absent where it cannot.
     pub(super) early_head: Option<Arc<AtomicBool>>,
     /// What an operator may ask about it; absent until it is admitted.
-    pub(super) teller: Option<TrailRecorder>,
+    pub(super) trail: Option<TrailRecorder>,
 }
 
 /// Where a request was sent, and why.
@@ -217,7 +217,7 @@ impl RequestRecord {
             replaces: None,
             limits: LimitsAtEntry::default(),
             early_head: None,
-            teller: None,
+            trail: None,
         }
     }
 
@@ -239,7 +239,7 @@ impl RequestRecord {
     /// Its prompt was counted, as well as that is possible.
     pub(super) fn counted(&mut self, tokens: u64, source: CountSource) {
         self.prompt = Some((tokens, source));
-        self.tell(|teller| teller.counted(tokens, source));
+        self.tell(|trail| trail.counted(tokens, source));
     }
 
     /// The header that says what the asked output was lowered to.
@@ -288,8 +288,8 @@ impl RequestRecord {
         self.usage = Some(JobUsage::Unknown);
         let DispatchedTo { pool, replica, why, .. } = place;
         let at = self.age();
-        self.tell(|teller| {
-            teller.sent(AttemptTrail { at, pool, replica, why, first_token: None, back: None });
+        self.tell(|trail| {
+            trail.sent(AttemptTrail { at, pool, replica, why, first_token: None, back: None });
         });
     }
 
@@ -297,19 +297,19 @@ impl RequestRecord {
     pub(super) fn token_came(&mut self) {
         self.first_token.get_or_insert(self.clock.now());
         let at = self.age();
-        self.tell(|teller| teller.first_token(at));
+        self.tell(|trail| trail.first_token(at));
     }
 
     /// An engine failed it before the client saw anything, and it waits again.
     pub(super) fn requeued(&self, replica: ReplicaId, fault: EngineFault) {
-        self.tell(|teller| teller.back(self.age(), AttemptEnd::Failed(fault)));
+        self.tell(|trail| trail.back(self.age(), AttemptEnd::Failed(fault)));
         let request_id = self.request_id.to_str().unwrap_or_default();
         RequestRequeued { request_id, replica, fault, attempt: self.attempts }.emit(&self.telemetry);
     }
 
     /// Its stream broke, and it waits for another replica to go on with it.
     pub(super) fn interrupted(&self, fault: EngineFault) {
-        self.tell(|teller| teller.back(self.age(), AttemptEnd::Failed(fault)));
+        self.tell(|trail| trail.back(self.age(), AttemptEnd::Failed(fault)));
     }
 
     /// Its stream broke at a replica, and it went on at the one where it is
@@ -329,7 +329,7 @@ impl RequestRecord {
         self.usage = None;
         let request_id = self.request_id.to_str().unwrap_or_default();
         RequestFellBack { request_id, from, to, why }.emit(&self.telemetry);
-        self.tell(|teller| teller.fell_back(to, why));
+        self.tell(|trail| trail.fell_back(to, why));
     }
 
     /// The model that serves it, when that is not the name that the client used.
@@ -343,7 +343,7 @@ impl RequestRecord {
     /// The scheduler took it away from the replica, and it waits again.
     pub(super) fn recalled(&mut self, replica: ReplicaId, why: PreemptReason) {
         self.recalls = (self.recalls.0 + 1, Some(why));
-        self.tell(|teller| teller.back(self.age(), AttemptEnd::Recalled(why)));
+        self.tell(|trail| trail.back(self.age(), AttemptEnd::Recalled(why)));
         let request_id = self.request_id.to_str().unwrap_or_default();
         RequestRecalled { request_id, replica, why, attempt: self.attempts }.emit(&self.telemetry);
     }
@@ -411,8 +411,8 @@ impl RequestRecord {
     }
 
     fn tell(&self, what: impl FnOnce(&TrailRecorder)) {
-        if let Some(teller) = &self.teller {
-            what(teller);
+        if let Some(trail) = &self.trail {
+            what(trail);
         }
     }
 
@@ -497,7 +497,7 @@ impl Drop for RequestRecord {
         event.emit(&self.telemetry);
         self.write_down(&event, &bills);
         let (outcome, reason, status) = (self.outcome, self.reason, self.status);
-        self.tell(|teller| teller.ended(RequestEnd { outcome, reason, status, total: timings.total }));
+        self.tell(|trail| trail.ended(RequestEnd { outcome, reason, status, total: timings.total }));
         let trace = self.trace.take();
         if let Some(trace) = trace {
             trace.finish(&event, &self.telemetry, now);

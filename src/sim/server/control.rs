@@ -197,7 +197,7 @@ impl SimControl {
             Terminate::Drain { grace_ms } => {
                 self.leave(ServerPhase::Draining, None);
                 self.run_after(Duration::from_millis(grace_ms), |control| {
-                    control.terminate(Terminate::Sigterm)
+                    control.terminate(Terminate::Sigterm);
                 });
             }
             Terminate::KillEngine => {

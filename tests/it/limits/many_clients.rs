@@ -94,7 +94,7 @@ fn mixed(seed: u64) -> u64 {
 
 /// One client: asks again as soon as it has an answer, and when it is told to.
 async fn client(
-    gate: Arc<Dispatcher>,
+    dispatcher: Arc<Dispatcher>,
     settings: Arc<Settings>,
     asks: Asks,
     begun: Instant,
@@ -102,7 +102,7 @@ async fn client(
 ) {
     let policy = &settings.policy;
     while begun.elapsed() < 3 * MINUTE {
-        let id = gate.next_job_id();
+        let id = dispatcher.next_job_id();
         let spec = JobSpec {
             id,
             tenant: policy.tenants.id(TENANT).unwrap(),
@@ -115,7 +115,7 @@ async fn client(
             bytes: 200,
             streams: true,
             arrived: Tick::NEVER,
-            deadline: gate.clock().now() + 10 * MINUTE,
+            deadline: dispatcher.clock().now() + 10 * MINUTE,
             patience: Tick::NEVER,
             has_fallback: false,
             resumable: false,
@@ -125,7 +125,7 @@ async fn client(
             session: None,
         };
         let let_in = Instant::now();
-        let mut ticket = gate.admit(spec, PromptPrefix::default(), policy);
+        let mut ticket = dispatcher.admit(spec, PromptPrefix::default(), policy);
         match ticket.dispatched().await {
             Ok(_) => {
                 assert!(ticket.first_token());
@@ -148,17 +148,17 @@ async fn client(
 async fn crowd(asks: Asks) -> Book {
     let settings = Arc::new(settings());
     let (wishes, _wished) = mpsc::channel(8);
-    let gate = Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), wishes);
-    let timer = tokio::spawn(Arc::clone(&gate).run_timer());
+    let dispatcher = Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), wishes);
+    let timer = tokio::spawn(Arc::clone(&dispatcher).run_timer());
     let book = Arc::new(Mutex::new(Book::default()));
     let begun = Instant::now();
     let mut clients = JoinSet::new();
     for _ in 0..CLIENTS {
-        clients.spawn(client(Arc::clone(&gate), Arc::clone(&settings), asks, begun, Arc::clone(&book)));
+        clients.spawn(client(Arc::clone(&dispatcher), Arc::clone(&settings), asks, begun, Arc::clone(&book)));
     }
     clients.join_all().await;
     timer.abort();
-    assert_eq!((gate.snapshot().jobs, gate.snapshot().broken_invariants), (0, 0));
+    assert_eq!((dispatcher.snapshot().jobs, dispatcher.snapshot().broken_invariants), (0, 0));
     std::mem::take(&mut book.lock())
 }
 

@@ -417,7 +417,7 @@ async fn reports_metrics_and_models_with_the_key() {
     assert_eq!(engine.times("/v1/models"), 1);
 
     let status = fleet.view().get(FIRST).unwrap();
-    assert_eq!((status.gauges.running, status.failures, status.trouble), (Some(3), 0, None));
+    assert_eq!((status.gauges.running, status.failures, status.problem), (Some(3), 0, None));
     assert!(status.gauges_age().is_some() && status.info.is_some());
     assert_eq!(fleet.view().all().len(), 1);
     assert_eq!(fleet.view().window(&settings.load(), ModelId::new(0), PoolId::new(0)), Some(2048));
@@ -446,7 +446,7 @@ async fn answers_that_are_no_metrics_change_nothing() {
         assert_eq!(reports.logged("scrape failed").await, (engine.url.clone(), problem.clone()));
         assert_eq!(reports.logged("scrape failed").await.1, problem);
         let status = fleet.view().get(FIRST).unwrap();
-        assert!(status.failures >= 2 && status.trouble == Some(expected), "{status:?}");
+        assert!(status.failures >= 2 && status.problem == Some(expected), "{status:?}");
         assert_eq!(status.gauges.running, good.running);
 
         while let Some(event) = reports.next() {

@@ -177,37 +177,37 @@ impl PeerGroup {
     /// once; later there is time to come up.
     pub fn list(&mut self, places: &BTreeSet<String>, now: Tick) {
         let first = !std::mem::replace(&mut self.listed, true);
-        for (place, seat) in &mut self.slots {
-            seat.listed = places.contains(place);
+        for (place, slot) in &mut self.slots {
+            slot.listed = places.contains(place);
         }
-        self.slots.retain(|_, seat| seat.listed || seat.counts(now));
+        self.slots.retain(|_, slot| slot.listed || slot.counts(now));
         for place in places.iter().take(MOST) {
             let since = (!first).then_some(now);
-            let seat = self.slots.entry(place.clone()).or_insert_with(|| PeerSlot::new(since));
-            seat.listed = true;
+            let slot = self.slots.entry(place.clone()).or_insert_with(|| PeerSlot::new(since));
+            slot.listed = true;
         }
     }
 
     /// Whether somebody should be, or may still be, at the place.
     #[must_use]
     pub fn expects(&self, place: &str) -> bool {
-        self.slots.get(place).is_some_and(|seat| seat.listed)
+        self.slots.get(place).is_some_and(|slot| slot.listed)
     }
 
     /// Takes note of what was heard from a place.
     pub fn heard(&mut self, place: &str, report: PeerReport, now: Tick) -> ReportOutcome {
-        let Some(seat) = self.slots.get_mut(place) else { return ReportOutcome::Old };
+        let Some(slot) = self.slots.get_mut(place) else { return ReportOutcome::Old };
         if report.from == self.me {
-            seat.be_own();
+            slot.be_own();
             return ReportOutcome::Myself;
         }
-        seat.hear(report, now)
+        slot.hear(report, now)
     }
 
     /// How it stands, where this gateway sees `own`; `draining` when it takes
     /// nothing new.
     pub fn look(&mut self, own: &DemandReport, draining: bool, now: Tick) -> PeerView {
-        self.slots.retain(|_, seat| seat.listed || seat.counts(now));
+        self.slots.retain(|_, slot| slot.listed || slot.counts(now));
         let words = self.reports();
         let is_live = |word: &LastReport| word.age(now) < LIVE;
         let is_lost = |word: &LastReport| !is_live(word) && word.age(now) <= REPLAY;
@@ -263,13 +263,13 @@ impl PeerGroup {
     }
 
     fn count(&self, words: &BTreeMap<GatewayId, LastReport>, now: Tick) -> PeerCount {
-        let listed = || self.slots.values().filter(|seat| seat.listed);
+        let listed = || self.slots.values().filter(|slot| slot.listed);
         let heard: BTreeSet<GatewayId> =
             listed().filter_map(PeerSlot::report).map(|word| word.report.from).collect();
         let young =
             |name: &&GatewayId, limit: Duration| words.get(name).is_some_and(|word| word.age(now) <= limit);
-        let never = listed().filter(|seat| seat.was_never_heard());
-        let (late, coming): (Vec<&PeerSlot>, Vec<&PeerSlot>) = never.partition(|seat| seat.is_late(now));
+        let never = listed().filter(|slot| slot.was_never_heard());
+        let (late, coming): (Vec<&PeerSlot>, Vec<&PeerSlot>) = never.partition(|slot| slot.is_late(now));
         let known = heard.iter().filter(|name| young(name, MISSED)).count();
         let silent = heard.iter().filter(|name| young(name, MISSED) && !young(name, SILENT)).count();
         let live = words.values().filter(|word| word.age(now) < LIVE).count();
@@ -297,7 +297,7 @@ impl PeerGroup {
         let others = others.map(|word| word.report.from);
         let me = Some(self.me).filter(|_| !blind && may(draining));
         let eldest = others.chain(me).min();
-        let gone = |name: &GatewayId| self.slots.values().any(|seat| seat.has_left(*name));
+        let gone = |name: &GatewayId| self.slots.values().any(|slot| slot.has_left(*name));
         let fresh = live().filter_map(|word| word.decision(now));
         let fresh = fresh.filter(|decision| decision.by != self.me && decision.age < LIVE);
         let fresh = fresh.filter(|decision| !gone(&decision.by) && (!stays || !drains(&decision.by)));

@@ -130,7 +130,7 @@ pub enum RoomIn<'a> {
 /// Where there is room, and for whom.
 #[derive(Clone, Copy)]
 pub struct OpenRoom<'a> {
-    /// The pools, by whether a guest asks.
+    /// The pools, by whether a background asks.
     pub openings: &'a dyn Fn(bool) -> &'a PoolOpenings,
     /// The tier of a line's pools that is wanted most just now.
     pub wanted: &'a dyn Fn(usize) -> Option<usize>,
@@ -140,10 +140,10 @@ pub struct OpenRoom<'a> {
 
 impl<'a> RoomIn<'a> {
     /// The lines for which there may be room, where not all have to be looked at.
-    pub(super) fn lines(&self, guest: bool) -> Option<&'a BitSet> {
+    pub(super) fn lines(&self, background: bool) -> Option<&'a BitSet> {
         match self {
             Self::Anywhere | Self::Where(_) => None,
-            Self::In(rooms) => Some(&(rooms.openings)(guest).lines),
+            Self::In(rooms) => Some(&(rooms.openings)(background).lines),
         }
     }
 }

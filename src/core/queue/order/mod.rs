@@ -371,7 +371,7 @@ impl PoolGroup {
         class.last_active.filter(|_| idle).map(|seen| seen + LINGER)
     }
 
-    /// Sequences that guests leave free for a class, over all replicas.
+    /// Sequences that background leave free for a class, over all replicas.
     #[must_use]
     pub fn headroom(&self, class: usize, now: Tick) -> u32 {
         self.classes[class].headroom.seqs(now)
@@ -424,7 +424,7 @@ impl PoolGroup {
         }
     }
 
-    /// Whether a class is a guest at its turn: one that is owed its share comes as
+    /// Whether a class is a background at its turn: one that is owed its share comes as
     /// none.
     #[must_use]
     pub fn is_background_arrival(&self, class: usize) -> bool {

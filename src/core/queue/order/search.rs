@@ -30,20 +30,11 @@ impl PoolGroup {
     /// jobs by age, then the tenant with the least counter.
     pub fn first(&self, room: RoomIn<'_>, skip: &dyn Fn(&LaneHead) -> bool) -> Option<Candidate> {
         self.turns().into_iter().find_map(|(class, guaranteed)| {
-            let guest = self.is_background(class) && !guaranteed;
+            let background = self.is_background(class) && !guaranteed;
             LanePart::ALL.into_iter().find_map(|part| {
-                let (entry, line) = self.first_in(class, part, guest, room, skip)?;
+                let (entry, line) = self.first_in(class, part, background, room, skip)?;
                 let (head, need, HeadKey { place, standing, .. }) = (entry.value, entry.size, entry.key);
-                Some(Candidate {
-                    class,
-                    pool_set: line,
-                    head,
-                    place,
-                    need,
-                    guaranteed,
-                    background: guest,
-                    standing,
-                })
+                Some(Candidate { class, pool_set: line, head, place, need, guaranteed, background, standing })
             })
         })
     }
@@ -54,7 +45,7 @@ impl PoolGroup {
         &self,
         place: usize,
         part: LanePart,
-        guest: bool,
+        background: bool,
         room: RoomIn<'_>,
         skip: &dyn Fn(&LaneHead) -> bool,
     ) -> Option<(HeadEntry, usize)> {
@@ -63,11 +54,11 @@ impl PoolGroup {
         for bound in [false, true] {
             let board = tree(part, bound);
             let busy = &class.busy[board];
-            for line in busy.intersection(room.lines(guest).unwrap_or(busy)) {
+            for line in busy.intersection(room.lines(background).unwrap_or(busy)) {
                 let heads = &class.pool_sets[line].trees[board];
                 let goes_before = |key: &HeadKey| best.as_ref().is_none_or(|(found, _)| *key < found.key);
                 if heads.least_key().is_some_and(|key| goes_before(&key))
-                    && let Some(size) = self.room_of((place, line, part), bound, guest, room)
+                    && let Some(size) = self.room_of((place, line, part), bound, background, room)
                     && let Some(entry) =
                         self.first_allowed(heads, size, skip).filter(|one| goes_before(&one.key))
                 {
@@ -84,7 +75,7 @@ impl PoolGroup {
         &self,
         at: (usize, usize, LanePart),
         bound: bool,
-        guest: bool,
+        background: bool,
         room: RoomIn<'_>,
     ) -> Option<FitSize> {
         let line = at.1;
@@ -92,15 +83,15 @@ impl PoolGroup {
             RoomIn::Anywhere => Some(FitSize::MAX),
             RoomIn::Where(has) => has(&self.shape.pool_sets[line].pools).then_some(FitSize::MAX),
             RoomIn::In(rooms) if (rooms.closed)(at) => None,
-            RoomIn::In(rooms) => self.room_in(&rooms, line, bound, guest),
+            RoomIn::In(rooms) => self.room_in(&rooms, line, bound, background),
         }
     }
 
-    fn room_in(&self, rooms: &OpenRoom<'_>, line: usize, bound: bool, guest: bool) -> Option<FitSize> {
+    fn room_in(&self, rooms: &OpenRoom<'_>, line: usize, bound: bool, background: bool) -> Option<FitSize> {
         let reach = &self.reaches[line].0;
         let wanted = if bound { Some((rooms.wanted)(line)?) } else { None };
         let tier = wanted.map(|wanted| &self.shape.pool_sets[line].tiers[wanted].pools);
-        let here = (rooms.openings)(guest).pools.iter().filter(|(pool, _)| reach.contains(pool.index()));
+        let here = (rooms.openings)(background).pools.iter().filter(|(pool, _)| reach.contains(pool.index()));
         let here = here.filter(|(pool, _)| tier.is_none_or(|tier| tier.contains(pool)));
         here.map(|(_, size)| *size).reduce(FitSize::most)
     }

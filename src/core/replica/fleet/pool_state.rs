@@ -15,20 +15,20 @@ use crate::core::replica::fleet::replica_state::PoolContribution;
 
 /// What a pool owes to the most urgent class that uses it just now. It sets
 /// how full its replicas may be, and what is left for less urgent classes:
-/// those are guests there.
+/// those are background there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ActiveObjective {
     /// Time to the first token.
     pub ttft: Duration,
     /// Time between tokens.
     pub itl: Duration,
-    /// Sequences of each replica that guests leave free.
+    /// Sequences of each replica that background leave free.
     pub headroom: u32,
     /// Sequences of the widest job that waits, where it is wider than one. No
     /// replica's limit by pace is below that.
     pub widest: u32,
     /// Whether it is the most urgent class of all that use pools together with
-    /// this one. Else no more urgent one comes here, and nobody is a guest.
+    /// this one. Else no more urgent one comes here, and nobody is a background.
     pub background: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct PoolState {
     pub(super) members: Vec<ReplicaId>,
     /// Replicas with credit.
     pub(super) free: FitTree<ReplicaRank, ReplicaId>,
-    /// Replicas with credit for guests.
+    /// Replicas with credit for background.
     pub(super) background: FitTree<ReplicaRank, ReplicaId>,
     /// Replicas with credit but for the prompts that they read just now.
     pub(super) soon: FitTree<ReplicaRank, ReplicaId>,
@@ -66,7 +66,7 @@ pub(super) struct PoolState {
     pub(super) can_wake: u32,
     /// Sequences that those take that wake.
     pub(super) waking: u64,
-    /// Replicas that read a guest's prompt just now.
+    /// Replicas that read a background's prompt just now.
     pub(super) background_prefills: u32,
     /// Sequences that those in service may have.
     pub(super) capacity: u64,
@@ -90,7 +90,7 @@ pub(super) struct PoolSummary {
     pub(super) slowness: f64,
 }
 
-/// A pool may read guests' prompts at one replica of so many at the same time:
+/// A pool may read background' prompts at one replica of so many at the same time:
 /// the urgent class finds others that read its prompts at once.
 const GUEST_READERS: u32 = 2;
 
@@ -120,19 +120,19 @@ impl PoolState {
         self.waking = self.waking + u64::from(after.waking) - u64::from(before.waking);
     }
 
-    /// Whether one more replica may read a guest's prompt.
+    /// Whether one more replica may read a background's prompt.
     pub(super) const fn takes_background(&self) -> bool {
         self.background_prefills == 0 || self.background_prefills < self.up / GUEST_READERS
     }
 
-    /// Whether one who is a guest where the most urgent class comes is so here.
-    pub(super) const fn is_background(&self, guest: bool) -> bool {
-        guest && self.objective.background
+    /// Whether one who is a background where the most urgent class comes is so here.
+    pub(super) const fn is_background(&self, background: bool) -> bool {
+        background && self.objective.background
     }
 
-    /// Whether the board of guests, or the other one, may be used now.
-    pub(super) const fn is_open(&self, guest: bool) -> bool {
-        !self.is_background(guest) || self.takes_background()
+    /// Whether the board of background, or the other one, may be used now.
+    pub(super) const fn is_open(&self, background: bool) -> bool {
+        !self.is_background(background) || self.takes_background()
     }
 
     /// Nodes of search trees that were looked at.
@@ -142,7 +142,7 @@ impl PoolState {
     }
 
     /// The replicas that can take something.
-    pub(super) const fn tree(&self, guest: bool) -> &FitTree<ReplicaRank, ReplicaId> {
-        if self.is_background(guest) { &self.background } else { &self.free }
+    pub(super) const fn tree(&self, background: bool) -> &FitTree<ReplicaRank, ReplicaId> {
+        if self.is_background(background) { &self.background } else { &self.free }
     }
 }

@@ -28,11 +28,11 @@ use crate::core::replica::speed::{PoolSpeeds, SpeedBin, SpeedFactor};
 use crate::core::replica::fleet::pool_state::PoolState;
 use crate::core::replica::fleet::prefill::PrefillLoad;
 
-/// Part of a replica's sequence limit that guests may fill.
+/// Part of a replica's sequence limit that background may fill.
 const GUEST_SEQS: f64 = 0.8;
-/// Part of its KV cache that may be in use for a guest to come.
+/// Part of its KV cache that may be in use for a background to come.
 const GUEST_KV: f64 = 0.7;
-/// Part of the promised time between tokens that a step with a guest may take.
+/// Part of the promised time between tokens that a step with a background may take.
 const GUEST_STEP: f64 = 0.5;
 /// What a replica can take now; absent where it can take nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -47,9 +47,9 @@ pub(super) struct FreeCapacity {
 }
 
 impl FreeCapacity {
-    /// What it can take now of guests, or of the urgent class.
-    pub(super) const fn now(&self, guest: bool) -> Option<FitSize> {
-        if guest { self.background } else { self.own }
+    /// What it can take now of background, or of the urgent class.
+    pub(super) const fn now(&self, background: bool) -> Option<FitSize> {
+        if background { self.background } else { self.own }
     }
 }
 
@@ -123,7 +123,7 @@ pub(super) struct ReplicaState {
     /// Whether its pool counts it among those that are busy, that sleep, and that
     /// can be woken.
     pub(super) counted: PoolContribution,
-    /// Whether its pool counts it among those that read guests' prompts.
+    /// Whether its pool counts it among those that read background' prompts.
     pub(super) prefills_background: bool,
     /// Its part in the capacity of its pool.
     pub(super) capacity: u32,
@@ -266,12 +266,13 @@ impl ReplicaState {
         let soon = (seqs > 0).then_some(FitSize { seqs, kv: self.free_kv(1.0), prefill: u64::MAX });
         let prefill = self.prefill_left(pool);
         let own = soon.filter(|_| prefill > 0).map(|size| FitSize { prefill, ..size });
-        let guest = self.background_seqs(pool, limit);
-        let guest = guest.map(|seqs| FitSize { seqs, kv: self.free_kv(GUEST_KV), prefill: u64::MAX });
-        FreeCapacity { own, background: guest, soon }
+        let background = self.background_seqs(pool, limit);
+        let background =
+            background.map(|seqs| FitSize { seqs, kv: self.free_kv(GUEST_KV), prefill: u64::MAX });
+        FreeCapacity { own, background, soon }
     }
 
-    /// Sequences for guests: only while it reads no prompt, and only as many as
+    /// Sequences for background: only while it reads no prompt, and only as many as
     /// leave its steps short enough.
     fn background_seqs(&self, pool: &PoolState, limit: u32) -> Option<u32> {
         let slow = self.is_slow_for_background(pool);
@@ -281,12 +282,12 @@ impl ReplicaState {
         (self.ledger.prefill <= self.on_the_way() && !slow && seqs > 0).then_some(seqs)
     }
 
-    /// Sequences of a limit that guests may fill.
+    /// Sequences of a limit that background may fill.
     pub(super) fn background_share(limit: u32) -> u32 {
         (f64::from(limit) * GUEST_SEQS) as u32
     }
 
-    /// Whether its steps are too long for guests to come.
+    /// Whether its steps are too long for background to come.
     pub(super) fn is_slow_for_background(&self, pool: &PoolState) -> bool {
         let aim = pool.objective.itl.as_nanos() as f64 * GUEST_STEP;
         self.decode_step() > aim || self.itl_limit.mean().is_some_and(|mean| mean > aim)

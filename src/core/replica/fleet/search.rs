@@ -31,8 +31,8 @@ pub struct ReplicaRequirements<'a> {
     pub output: u64,
     /// Replicas that have the start of its prompt, with the tokens of it.
     pub cached: &'a [(ReplicaId, u64)],
-    /// Whether it is a guest: a more urgent class uses the replicas.
-    pub guest: bool,
+    /// Whether it is a background: a more urgent class uses the replicas.
+    pub background: bool,
     /// Its model, which may be an adapter.
     pub model: ModelId,
     /// The replica of its session, and the nanoseconds by which its first token
@@ -74,10 +74,10 @@ pub struct ReplicaMatch {
 impl Fleet {
     /// Those of the pools that have a replica with free credit, each with the
     /// largest in each respect.
-    pub fn openings(&self, pools: &BitSet, guest: bool) -> impl Iterator<Item = (PoolId, FitSize)> {
+    pub fn openings(&self, pools: &BitSet, background: bool) -> impl Iterator<Item = (PoolId, FitSize)> {
         self.open.intersection(pools).filter_map(move |index| {
-            let pool = self.pools.get(index).filter(|pool| pool.is_open(guest))?;
-            let board = pool.tree(guest);
+            let pool = self.pools.get(index).filter(|pool| pool.is_open(background))?;
+            let board = pool.tree(background);
             (!board.is_empty()).then(|| (PoolId::from(index), board.least_size().complement()))
         })
     }
@@ -86,28 +86,31 @@ impl Fleet {
     pub fn find(
         &self,
         pools: &[PoolId],
-        wish: &ReplicaRequirements<'_>,
+        required: &ReplicaRequirements<'_>,
         avoid: &dyn Fn(ReplicaId) -> bool,
     ) -> Option<ReplicaMatch> {
-        let weight = ttft_model::weight(wish.prompt, 0);
-        let need = FitSize { prefill: weight, ..wish.size }.complement();
+        let weight = ttft_model::weight(required.prompt, 0);
+        let need = FitSize { prefill: weight, ..required.size }.complement();
         let skip = |id: &ReplicaId| avoid(*id);
         let first = |pool: &PoolState, board: &FitTree<ReplicaRank, ReplicaId>| {
-            let ask =
-                RoutingDemand { weight, output: wish.output, loads: pool.adapters.contains(&wish.model) };
+            let ask = RoutingDemand {
+                weight,
+                output: required.output,
+                loads: pool.adapters.contains(&required.model),
+            };
             let found = board.first(ask, need, &skip).filter(|(_, entry)| entry.key.takes_in(ask));
             found.map(|(cost, _)| cost)
         };
-        let open = self.pools(pools).filter(|pool| pool.is_open(wish.guest));
-        let cold = open.filter_map(|pool| first(pool, pool.tree(wish.guest)));
+        let open = self.pools(pools).filter(|pool| pool.is_open(required.background));
+        let cold = open.filter_map(|pool| first(pool, pool.tree(required.background)));
         let usable = |room: fn(&FreeCapacity, bool) -> Option<FitSize>| {
-            let here = self.known_to(pools, wish).filter(|id| !avoid(*id));
-            here.filter_map(move |id| self.own_cost(id, pools, wish, room))
+            let here = self.known_to(pools, required).filter(|id| !avoid(*id));
+            here.filter_map(move |id| self.own_cost(id, pools, required, room))
         };
         let warm = usable(FreeCapacity::now);
         let best = cold.chain(warm).min()?;
-        let found = |waits| Some(ReplicaMatch { replica: best.2, ttft: self.ttft(best.2, wish), waits });
-        if wish.guest {
+        let found = |waits| Some(ReplicaMatch { replica: best.2, ttft: self.ttft(best.2, required), waits });
+        if required.background {
             return found(false);
         }
         let soon =
@@ -121,11 +124,11 @@ impl Fleet {
     pub fn stays_for(
         &self,
         pools: &[PoolId],
-        wish: &ReplicaRequirements<'_>,
+        required: &ReplicaRequirements<'_>,
         avoid: &dyn Fn(ReplicaId) -> bool,
     ) -> Option<u64> {
-        let (own, left) = wish.session?;
-        let bare = ReplicaRequirements { session: None, ..*wish };
+        let (own, left) = required.session?;
+        let bare = ReplicaRequirements { session: None, ..*required };
         let free = self.find(pools, &bare, avoid)?.replica;
         let (free, own) = (self.cost(free, &bare)?, self.cost(own, &bare)?);
         let enough = (free as f64 * WORTH_WAITING).ceil() as u64;
@@ -137,11 +140,11 @@ impl Fleet {
     fn known_to<'a>(
         &'a self,
         pools: &[PoolId],
-        wish: &'a ReplicaRequirements<'_>,
+        required: &'a ReplicaRequirements<'_>,
     ) -> impl Iterator<Item = ReplicaId> {
-        let cached = wish.cached.iter().map(|(id, _)| *id);
-        let session = wish.session.map(|(id, _)| id);
-        cached.chain(self.holders(pools, wish.model).iter().copied()).chain(session)
+        let cached = required.cached.iter().map(|(id, _)| *id);
+        let session = required.session.map(|(id, _)| id);
+        cached.chain(self.holders(pools, required.model).iter().copied()).chain(session)
     }
 
     /// What a replica promises the job, with all that it has for it, if it has
@@ -150,87 +153,106 @@ impl Fleet {
         &self,
         id: ReplicaId,
         pools: &[PoolId],
-        wish: &ReplicaRequirements<'_>,
+        required: &ReplicaRequirements<'_>,
         room: fn(&FreeCapacity, bool) -> Option<FitSize>,
     ) -> Option<<ReplicaRank as FitRank>::Cost> {
         let node = self.node(id).filter(|node| pools.contains(&node.pool))?;
-        let pool = self.pools.get(node.pool.index()).filter(|pool| pool.is_open(wish.guest))?;
-        let fits = room(&node.free_capacity, pool.is_background(wish.guest))
-            .is_some_and(|room| wish.need_at(id).fits_in(room));
-        let cost = self.cost(id, wish).filter(|_| fits)?;
+        let pool = self.pools.get(node.pool.index()).filter(|pool| pool.is_open(required.background))?;
+        let fits = room(&node.free_capacity, pool.is_background(required.background))
+            .is_some_and(|room| required.need_at(id).fits_in(room));
+        let cost = self.cost(id, required).filter(|_| fits)?;
         Some((cost, node.last_chosen, id))
     }
 
     /// What the job costs at the replica, to compare; `None` where it cannot
     /// come in for its adapter.
     #[must_use]
-    pub fn cost(&self, id: ReplicaId, wish: &ReplicaRequirements<'_>) -> Option<u64> {
+    pub fn cost(&self, id: ReplicaId, required: &ReplicaRequirements<'_>) -> Option<u64> {
         let node = self.node(id)?;
         let pool = self.pools.get(node.pool.index())?;
-        let fit = node.adapter_fit(pool, wish.model);
+        let fit = node.adapter_fit(pool, required.model);
         if fit == Some(AdapterState::Full) {
             return None;
         }
         let miss = fit.map_or(0, |fit| pool.load.cost(fit));
-        let cost = node.outlook().cost(wish.weight_at(id), wish.output).saturating_add(miss);
-        Some(wish.session.filter(|(own, _)| *own == id).map_or(cost, |(_, bound)| cost.saturating_sub(bound)))
+        let cost = node.outlook().cost(required.weight_at(id), required.output).saturating_add(miss);
+        Some(
+            required
+                .session
+                .filter(|(own, _)| *own == id)
+                .map_or(cost, |(_, bound)| cost.saturating_sub(bound)),
+        )
     }
 
     /// Nanoseconds to the job's first token that the replica promises.
     #[must_use]
-    pub fn ttft(&self, id: ReplicaId, wish: &ReplicaRequirements<'_>) -> u64 {
-        let load = self.adapter_fit(id, wish.model).filter(|fit| fit.loads());
+    pub fn ttft(&self, id: ReplicaId, required: &ReplicaRequirements<'_>) -> u64 {
+        let load = self.adapter_fit(id, required.model).filter(|fit| fit.loads());
         let load = load.map_or(0, |_| self.load_nanos(id));
-        self.outlook(id).map_or(u64::MAX, |outlook| outlook.ttft(wish.weight_at(id)).saturating_add(load))
+        self.outlook(id).map_or(u64::MAX, |outlook| outlook.ttft(required.weight_at(id)).saturating_add(load))
     }
 
     /// Whether a replica can take the job once it has read its prompts.
     #[must_use]
-    pub fn fits_soon(&self, pools: &[PoolId], wish: &ReplicaRequirements<'_>) -> bool {
-        let need = wish.size.complement();
+    pub fn fits_soon(&self, pools: &[PoolId], required: &ReplicaRequirements<'_>) -> bool {
+        let need = required.size.complement();
         let fits = |pool: &PoolState| {
-            let ask = RoutingDemand { weight: 0, output: 0, loads: pool.adapters.contains(&wish.model) };
+            let ask = RoutingDemand { weight: 0, output: 0, loads: pool.adapters.contains(&required.model) };
             pool.soon.first(ask, need, &|_| false).is_some_and(|(_, entry)| entry.key.takes_in(ask))
         };
-        let bare = ReplicaRequirements { size: FitSize { prefill: 0, ..wish.size }, prompt: 0, ..*wish };
-        let holders = self.holders(pools, wish.model).iter();
+        let bare =
+            ReplicaRequirements { size: FitSize { prefill: 0, ..required.size }, prompt: 0, ..*required };
+        let holders = self.holders(pools, required.model).iter();
         self.pools(pools).any(fits)
             || holders.clone().any(|id| self.own_cost(*id, pools, &bare, |rooms, _| rooms.soon).is_some())
     }
 
     /// How many replicas of the pools can take the job now.
     #[must_use]
-    pub fn count_fitting(&self, pools: &[PoolId], wish: &ReplicaRequirements<'_>) -> u32 {
-        let open = self.pools(pools).filter(|pool| pool.is_open(wish.guest));
-        open.map(|pool| pool.tree(wish.guest).count(wish.size.complement())).sum()
+    pub fn count_fitting(&self, pools: &[PoolId], required: &ReplicaRequirements<'_>) -> u32 {
+        let open = self.pools(pools).filter(|pool| pool.is_open(required.background));
+        open.map(|pool| pool.tree(required.background).count(required.size.complement())).sum()
     }
 
     /// Whether the replica can take the job now; one that is held can, when
     /// asked for.
     #[must_use]
-    pub fn fits(&self, id: ReplicaId, wish: &ReplicaRequirements<'_>, even_held: bool, now: Tick) -> bool {
+    pub fn fits(
+        &self,
+        id: ReplicaId,
+        required: &ReplicaRequirements<'_>,
+        even_held: bool,
+        now: Tick,
+    ) -> bool {
         let Some(node) = self.node(id) else { return false };
         let Some(pool) = self.pools.get(node.pool.index()) else { return false };
         let rooms = match node.held && even_held {
             true => ReplicaState { held: false, ..node.clone() }.find_free_capacity(pool, now, &self.rules),
             false => node.free_capacity,
         };
-        let room = rooms.now(pool.is_background(wish.guest));
-        let comes_in = node.adapter_fit(pool, wish.model) != Some(AdapterState::Full);
-        comes_in && pool.is_open(wish.guest) && room.is_some_and(|room| wish.need_at(id).fits_in(room))
+        let room = rooms.now(pool.is_background(required.background));
+        let comes_in = node.adapter_fit(pool, required.model) != Some(AdapterState::Full);
+        comes_in
+            && pool.is_open(required.background)
+            && room.is_some_and(|room| required.need_at(id).fits_in(room))
     }
 
     /// Whether a replica promises the job's first token so much sooner than
     /// this one that the job waits for it.
     #[must_use]
-    pub fn waits_for_better(&self, id: ReplicaId, pools: &[PoolId], wish: &ReplicaRequirements<'_>) -> bool {
-        let promised = |id: ReplicaId| self.cost(id, wish).unwrap_or(u64::MAX);
+    pub fn waits_for_better(
+        &self,
+        id: ReplicaId,
+        pools: &[PoolId],
+        required: &ReplicaRequirements<'_>,
+    ) -> bool {
+        let promised = |id: ReplicaId| self.cost(id, required).unwrap_or(u64::MAX);
         let others = self.pools(pools).flat_map(|pool| &pool.members);
         let soon = others.filter(|other| {
             let room = self.node(**other).and_then(|node| node.free_capacity.soon);
-            room.is_some_and(|room| FitSize { prefill: 0, ..wish.size }.fits_in(room))
+            room.is_some_and(|room| FitSize { prefill: 0, ..required.size }.fits_in(room))
         });
-        !wish.guest
+        !required.background
             && soon.map(|other| promised(*other)).min().is_some_and(|soon| worth_waiting(promised(id), soon))
     }
 

@@ -108,9 +108,9 @@ impl Scheduler {
         let openings: [OnceCell<_>; 2] = Default::default();
         loop {
             let here = &self.groups[group];
-            let find = |guest| here.openings(self.fleet.openings(&here.pools, guest));
+            let find = |background| here.openings(self.fleet.openings(&here.pools, background));
             let rooms = OpenRoom {
-                openings: &|guest| openings[usize::from(guest)].get_or_init(|| find(guest)),
+                openings: &|background| openings[usize::from(background)].get_or_init(|| find(background)),
                 wanted: &|line| self.preferred_tier(&here.shape.pool_sets[line]),
                 closed: &|at| tries.iter().any(|(tried, times)| *tried == at && *times >= MAX_TRIES),
             };
@@ -423,9 +423,9 @@ impl Scheduler {
         let pools = &here.shape.pool_sets[chosen.pool_set].pools;
         let shunned = self.avoided_replicas(chosen.head.job, pools);
         let cached = [(pick.replica, pick.cached)];
-        let wish = job.requirements(&cached, chosen.background);
-        let refused = shunned.iter().filter(|id| self.fleet.fits(**id, &wish, false, self.now)).count();
-        let fitting = self.fleet.count_fitting(pools, &wish);
+        let required = job.requirements(&cached, chosen.background);
+        let refused = shunned.iter().filter(|id| self.fleet.fits(**id, &required, false, self.now)).count();
+        let fitting = self.fleet.count_fitting(pools, &required);
         let turn = if chosen.head.part == LanePart::Returned {
             OrderReason::Requeued
         } else if here.waiting_for(pick.pool) <= 1 {
@@ -444,13 +444,13 @@ impl Scheduler {
             candidates: fitting.saturating_sub(u32::try_from(refused).unwrap_or(u32::MAX)),
             outstanding_tokens: standing.work,
             cached_tokens: pick.cached,
-            expected: Duration::from_nanos(self.fleet.ttft(pick.replica, &wish)),
+            expected: Duration::from_nanos(self.fleet.ttft(pick.replica, &required)),
             running: standing.running,
             limit: standing.limit,
             turn,
             choice: pick.choice,
-            passed_over: self.passed_over(&here.shape.pool_sets[chosen.pool_set], pick.pool, &wish),
-            adapter: self.fleet.adapter_fit(pick.replica, wish.model),
+            passed_over: self.passed_over(&here.shape.pool_sets[chosen.pool_set], pick.pool, &required),
+            adapter: self.fleet.adapter_fit(pick.replica, required.model),
             class: job.spec.class,
             demoted_from: job.demoted_from,
         })

@@ -1,7 +1,7 @@
 //! Active objective: the class whose latency objectives the replicas of a group have to keep now.
 //!
 //! The most urgent class in use sets how full replicas may be. Those after it
-//! are guests: they leave it a reserve, and come only where its streams stay
+//! are background: they leave it a reserve, and come only where its streams stay
 //! in time. Pools that it may not use are left to the
 //! next class that may. When it has been idle for a while, the next class takes
 //! its place.
@@ -59,7 +59,7 @@ impl Scheduler {
     }
 
     /// When a class that is urgent only by what it did lately makes room for
-    /// guests that wait, or a job gives up the replica of its session.
+    /// background that wait, or a job gives up the replica of its session.
     pub(in crate::core::scheduler) fn next_release(&self) -> Option<Tick> {
         let groups = self.groups.iter().filter(|group| group.waiting() > 0);
         groups.flat_map(|group| group.urgent_until().into_iter().chain(group.session_until)).min()

@@ -47,14 +47,14 @@ impl Scheduler {
         let last = here.last_tier(chosen.class, chosen.pool_set);
         let shunned = self.avoided_replicas(chosen.head.job, &line.pools);
         let cached = self.prefixes.matches(&job.prefix);
-        let wish = ReplicaRequirements {
+        let required = ReplicaRequirements {
             session: self.session(job),
             ..job.requirements(&cached, chosen.background)
         };
-        let eager = others >= if wish.session.is_some() { MAX_STAYED } else { MAX_DECLINED };
+        let eager = others >= if required.session.is_some() { MAX_STAYED } else { MAX_DECLINED };
         let choose = |avoid: &dyn Fn(ReplicaId) -> bool| {
             let find = |pools: &[PoolId]| {
-                let found = self.fleet.find(pools, &wish, avoid)?;
+                let found = self.fleet.find(pools, &required, avoid)?;
                 Some(ReplicaMatch { waits: found.waits && !eager, ..found })
             };
             self.choose(job, line, last, &find)
@@ -63,10 +63,10 @@ impl Scheduler {
         let apart = job.suspect.then(apart).flatten();
         let (replica, choice) = apart.or_else(|| choose(&|id| shunned.contains(&id)))?;
         let choice = match choice {
-            PlacementReason::Only if wish.session.is_some_and(|(own, _)| own == replica) => {
+            PlacementReason::Only if required.session.is_some_and(|(own, _)| own == replica) => {
                 PlacementReason::Session
             }
-            PlacementReason::Only if wish.cached_at(replica) > 0 => PlacementReason::Prefix,
+            PlacementReason::Only if required.cached_at(replica) > 0 => PlacementReason::Prefix,
             other => other,
         };
         Some((replica, choice))
@@ -90,11 +90,12 @@ impl Scheduler {
         let session = self.session(job).filter(|(_, left)| *left > 0)?;
         let line = &self.groups[group].shape.pool_sets[chosen.pool_set];
         let cached = self.prefixes.matches(&job.prefix);
-        let wish =
+        let required =
             ReplicaRequirements { session: Some(session), ..job.requirements(&cached, chosen.background) };
         let shunned = self.avoided_replicas(chosen.head.job, &line.pools);
         let pools = line.tiers.iter().map(|tier| &*tier.pools).chain([&*line.pools]);
-        let each = pools.filter_map(|pools| self.fleet.stays_for(pools, &wish, &|id| shunned.contains(&id)));
+        let each =
+            pools.filter_map(|pools| self.fleet.stays_for(pools, &required, &|id| shunned.contains(&id)));
         let nanos = each.filter(|nanos| *nanos > 0).min().unwrap_or(session.1);
         Some(self.now + Duration::from_nanos(nanos))
     }
@@ -195,14 +196,14 @@ impl Scheduler {
         &self,
         line: &PoolSet,
         taken: PoolId,
-        wish: &ReplicaRequirements<'_>,
+        required: &ReplicaRequirements<'_>,
     ) -> Option<PassedOverPool> {
         if line.tiers.len() == 1 {
             return None;
         }
         let wanted = &line.tiers[self.preferred_tier(line)?].pools;
         let pool = wanted.first().copied().filter(|_| !wanted.contains(&taken))?;
-        Some(PassedOverPool { pool, busy: self.fleet.count_fitting(wanted, wish) == 0 })
+        Some(PassedOverPool { pool, busy: self.fleet.count_fitting(wanted, required) == 0 })
     }
 
     /// A job that is next stays: while its session has a replica, the group has to

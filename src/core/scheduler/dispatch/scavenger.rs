@@ -2,7 +2,7 @@
 //!
 //! One of a spare class starts at once, in a group where nobody waits, or is
 //! refused. So it never has a place in the queue that another one could have,
-//! goes before nobody, and starts no pool. At a replica it is a guest of every
+//! goes before nobody, and starts no pool. At a replica it is a background of every
 //! class before its own, and gives way to them.
 
 use crate::core::model::event::RejectReason;

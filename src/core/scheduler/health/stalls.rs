@@ -146,9 +146,9 @@ impl Scheduler {
 
     fn fits_elsewhere(&self, job: &Job, replica: ReplicaId) -> bool {
         let Some(line) = self.placement.pool_set(LaneKey::of(&job.spec)) else { return false };
-        let wish = job.requirements(&[], false);
-        let here = u32::from(self.fleet.fits(replica, &wish, false, self.now));
-        self.fleet.count_fitting(&line.pools, &wish) > here
+        let required = job.requirements(&[], false);
+        let here = u32::from(self.fleet.fits(replica, &required, false, self.now));
+        self.fleet.count_fitting(&line.pools, &required) > here
     }
 
     /// Takes back what the clients of a convicted replica have seen nothing of.

@@ -163,11 +163,11 @@ impl Scheduler {
             let last = group.last_tier(spot.class, spot.pool_set);
             let shunned = self.avoided_replicas(job.spec.id, &line.pools);
             let cached = self.prefixes.matches(&job.prefix);
-            let wish = ReplicaRequirements {
+            let required = ReplicaRequirements {
                 session: self.session(job),
                 ..job.requirements(&cached, group.is_background_arrival(spot.class))
             };
-            let find = |pools: &[PoolId]| self.best_of_all(pools, &wish, &shunned);
+            let find = |pools: &[PoolId]| self.best_of_all(pools, &required, &shunned);
             self.allows(spot.group, job.spec.tenant, job.spec.sequences)
                 && self.choose(job, line, last, &find).is_some()
         })
@@ -177,16 +177,17 @@ impl Scheduler {
     fn best_of_all(
         &self,
         pools: &[PoolId],
-        wish: &ReplicaRequirements<'_>,
+        required: &ReplicaRequirements<'_>,
         shunned: &[ReplicaId],
     ) -> Option<ReplicaMatch> {
         let within = |id: &ReplicaId| self.fleet.pool_of(*id).is_some_and(|pool| pools.contains(&pool));
         let all = self.fleet.ledgers().map(|(id, _)| id).filter(within);
-        let fitting = all.filter(|id| !shunned.contains(id) && self.fleet.fits(*id, wish, false, self.now));
-        let costs = fitting.filter_map(|id| Some((self.fleet.cost(id, wish)?, id)));
+        let fitting =
+            all.filter(|id| !shunned.contains(id) && self.fleet.fits(*id, required, false, self.now));
+        let costs = fitting.filter_map(|id| Some((self.fleet.cost(id, required)?, id)));
         let (_, replica) = costs.min()?;
-        let waits = self.fleet.waits_for_better(replica, pools, wish);
-        Some(ReplicaMatch { replica, ttft: self.fleet.ttft(replica, wish), waits })
+        let waits = self.fleet.waits_for_better(replica, pools, required);
+        Some(ReplicaMatch { replica, ttft: self.fleet.ttft(replica, required), waits })
     }
 
     fn quotas_agree(&self) -> bool {

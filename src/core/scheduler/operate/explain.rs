@@ -30,8 +30,8 @@ impl Scheduler {
         let lane = self.queue.lane(key).filter(|_| part == LanePart::Fresh);
         let ahead = lane.map_or(0, |lane| lane.before(job.place, id));
         let pools = &here.shape.pool_sets[spot.pool_set].pools;
-        let guest = here.is_background(spot.class);
-        let mut replicas = self.choices(job, pools, guest, now);
+        let background = here.is_background(spot.class);
+        let mut replicas = self.choices(job, pools, background, now);
         replicas.sort_by_key(|choice| (Reverse(choice.fits), choice.expected, choice.replica));
         let obstacle = if self.overrides.paused_until(key.tenant).is_some() {
             Obstacle::Paused
@@ -67,11 +67,11 @@ impl Scheduler {
         let line = &here.shape.pool_sets[spot.pool_set];
         let shunned = self.avoided_replicas(job.spec.id, &line.pools);
         let cached = self.prefixes.matches(&job.prefix);
-        let wish = ReplicaRequirements {
+        let required = ReplicaRequirements {
             session: self.session(job),
             ..job.requirements(&cached, here.is_background(spot.class))
         };
-        let find = |pools: &[PoolId]| self.fleet.find(pools, &wish, &|id| shunned.contains(&id));
+        let find = |pools: &[PoolId]| self.fleet.find(pools, &required, &|id| shunned.contains(&id));
         let last = here.last_tier(spot.class, spot.pool_set);
         if self.choose(job, line, last, &find).is_some() {
             return Obstacle::Turn;
@@ -80,10 +80,10 @@ impl Scheduler {
         if self.is_bound(job, line) && wanted.is_none() { Obstacle::Rule } else { Obstacle::Sooner }
     }
 
-    fn choices(&self, job: &Job, pools: &[PoolId], guest: bool, now: Tick) -> Vec<ReplicaOption> {
+    fn choices(&self, job: &Job, pools: &[PoolId], background: bool, now: Tick) -> Vec<ReplicaOption> {
         let shunned = self.avoided_replicas(job.spec.id, pools);
         let cached = self.prefixes.matches(&job.prefix);
-        let wish = job.requirements(&cached, guest);
+        let required = job.requirements(&cached, background);
         let views = self.fleet.views(now);
         let ours =
             views.filter(|view| self.fleet.pool_of(view.replica).is_some_and(|pool| pools.contains(&pool)));
@@ -94,11 +94,11 @@ impl Scheduler {
                 state: view.state,
                 running: view.running,
                 limit: view.limit,
-                fits: !shunned.contains(&id) && self.fleet.fits(id, &wish, false, now),
-                bottleneck: if guest { view.background_bottleneck } else { view.bottleneck },
+                fits: !shunned.contains(&id) && self.fleet.fits(id, &required, false, now),
+                bottleneck: if background { view.background_bottleneck } else { view.bottleneck },
                 tried: shunned.contains(&id),
-                adapter: self.fleet.adapter_fit(id, wish.model),
-                expected: Duration::from_nanos(self.fleet.ttft(id, &wish)),
+                adapter: self.fleet.adapter_fit(id, required.model),
+                expected: Duration::from_nanos(self.fleet.ttft(id, &required)),
             }
         });
         choice.collect()

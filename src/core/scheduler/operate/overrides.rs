@@ -49,22 +49,22 @@ impl Scheduler {
         }
     }
 
-    /// Ends the override of a lever, if there is one.
-    pub(in crate::core::scheduler) fn end_override(&mut self, lever: OverrideTarget) {
-        if !self.overrides.end(lever) {
+    /// Ends the override of a target, if there is one.
+    pub(in crate::core::scheduler) fn end_override(&mut self, target: OverrideTarget) {
+        if !self.overrides.end(target) {
             return;
         }
-        if let OverrideTarget::Pause(tenant) = lever {
+        if let OverrideTarget::Pause(tenant) = target {
             self.resume(tenant);
         }
-        self.apply_override(lever);
+        self.apply_override(target);
     }
 
     /// Ends the overrides whose time is over.
     pub(in crate::core::scheduler) fn expire_overrides(&mut self, out: &mut Vec<Action>) {
-        while let Some(lever) = self.overrides.due(self.now) {
-            self.end_override(lever);
-            out.push(Action::Replica(ReplicaAction::OverrideExpired { lever }));
+        while let Some(target) = self.overrides.due(self.now) {
+            self.end_override(target);
+            out.push(Action::Replica(ReplicaAction::OverrideExpired { target }));
         }
     }
 
@@ -106,11 +106,11 @@ impl Scheduler {
         )
     }
 
-    /// Brings everything that the lever moves up to date.
-    fn apply_override(&mut self, lever: OverrideTarget) {
-        match lever {
+    /// Brings everything that the target moves up to date.
+    fn apply_override(&mut self, target: OverrideTarget) {
+        match target {
             OverrideTarget::Pool(_) | OverrideTarget::Replica(_) => {
-                self.replicas_of(lever).into_iter().for_each(|replica| self.close(replica));
+                self.replicas_of(target).into_iter().for_each(|replica| self.close(replica));
             }
             OverrideTarget::Pause(tenant) | OverrideTarget::Boost(tenant) => {
                 for group in 0..self.groups.len() {
@@ -121,9 +121,9 @@ impl Scheduler {
         }
     }
 
-    /// The replicas that a lever closes, in the order of the file.
-    fn replicas_of(&self, lever: OverrideTarget) -> Vec<ReplicaId> {
-        match lever {
+    /// The replicas that a target closes, in the order of the file.
+    fn replicas_of(&self, target: OverrideTarget) -> Vec<ReplicaId> {
+        match target {
             OverrideTarget::Pool(pool) => {
                 self.policy.pools.get(pool).map_or(Vec::new(), |row| row.replicas.clone())
             }

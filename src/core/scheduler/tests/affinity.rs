@@ -197,8 +197,8 @@ fn a_session_moves_when_its_replica_is_full_gone_draining_or_too_late() {
     }
     assert_eq!(at(&mut world, 5), second, "it has moved");
     world.done(5);
-    let lever = OverrideChange::CloseReplica(ReplicaId::new(second), Closed::Drained);
-    world.event(Event::Overridden(Override { change: lever, until: Tick::NEVER, reason: "".into() }));
+    let target = OverrideChange::CloseReplica(ReplicaId::new(second), Closed::Drained);
+    world.event(Event::Overridden(Override { change: target, until: Tick::NEVER, reason: "".into() }));
     assert_eq!(at(&mut world, 6), first, "draining");
     world.done(6);
     world.event(Event::Restored(OverrideTarget::Replica(ReplicaId::new(second))));

@@ -104,10 +104,10 @@ impl Edge {
         assert!(!self.out_of_service.contains(&replica));
         assert!(!self.policy.draining.contains(&replica));
         assert!(!self.awaits(replica), "it sleeps");
-        for lever in
+        for target in
             [OverrideTarget::Pool(pool), OverrideTarget::Replica(replica), OverrideTarget::Pause(spec.tenant)]
         {
-            assert!(self.barred.get(&lever).is_none_or(|until| *until <= self.now), "{lever:?}");
+            assert!(self.barred.get(&target).is_none_or(|until| *until <= self.now), "{target:?}");
         }
         let room = why.running + spec.sequences.max(1) <= why.limit || why.running == 0;
         assert!(room, "beyond its credit: {why:?}");
@@ -212,9 +212,9 @@ impl Edge {
             }
             ReplicaAction::Sleep { replica } => self.ordered(replica, SleepResult::Asleep),
             ReplicaAction::Wake { replica, .. } => self.ordered(replica, SleepResult::Awake),
-            ReplicaAction::OverrideExpired { lever } => {
+            ReplicaAction::OverrideExpired { target } => {
                 let overrides = self.scheduler.snapshot(self.now).overrides;
-                assert!(overrides.iter().all(|row| row.change.target() != lever));
+                assert!(overrides.iter().all(|row| row.change.target() != target));
             }
             ReplicaAction::Probe { replica } => {
                 assert!(self.out_of_service.contains(&replica));
@@ -412,7 +412,7 @@ impl Edge {
             }
             Op::Adapters(replica, slots, running) => self.adapters(ReplicaId::new(replica), slots, running),
             Op::Paced(replica, pace) => {
-                self.event(Event::ItlSampled { replica: ReplicaId::new(replica), pace })
+                self.event(Event::ItlSampled { replica: ReplicaId::new(replica), pace });
             }
             Op::Answer(found) => self.answer(found),
             Op::Rest(rested) => self.rest(rested),
@@ -420,9 +420,9 @@ impl Edge {
             Op::Stray(number) => self.stray(JobId::new(number)),
             Op::Reload(which) => self.reload(which),
             Op::Override(measure, millis) => self.set(measure, millis),
-            Op::Restore(lever) => {
-                self.barred.remove(&lever);
-                self.event(Event::Restored(lever));
+            Op::Restore(target) => {
+                self.barred.remove(&target);
+                self.event(Event::Restored(target));
             }
             Op::Drain => self.event(Event::Draining),
         }

@@ -25,8 +25,8 @@ impl World {
         self.set(OverrideChange::Pause(TenantId::new(tenant)), until)
     }
 
-    fn restore(&mut self, lever: OverrideTarget) -> Vec<Action> {
-        self.event(Event::Restored(lever))
+    fn restore(&mut self, target: OverrideTarget) -> Vec<Action> {
+        self.event(Event::Restored(target))
     }
 
     fn in_force(&self) -> usize {
@@ -112,7 +112,7 @@ fn a_cordon_takes_nothing_away_and_ends_at_its_time() {
     assert_eq!(world.at(9_999), []);
     assert_eq!(world.scheduler.next_deadline(), Some(until), "the core's own timer ends it");
     let actions = world.at(10_000);
-    assert_eq!(actions, [Action::Replica(ReplicaAction::OverrideExpired { lever: measure.target() })]);
+    assert_eq!(actions, [Action::Replica(ReplicaAction::OverrideExpired { target: measure.target() })]);
     assert_eq!((world.in_force(), world.state(0)), (0, Some(ReplicaStatus::Serving)));
 }
 
@@ -156,7 +156,7 @@ fn a_paused_tenant_waits_and_others_go_on() {
     let actions = world.at(20_000);
     assert_eq!(
         actions[0],
-        Action::Replica(ReplicaAction::OverrideExpired { lever: OverrideTarget::Pause(TenantId::new(0)) })
+        Action::Replica(ReplicaAction::OverrideExpired { target: OverrideTarget::Pause(TenantId::new(0)) })
     );
     assert_eq!(sent(&actions), [(1, 0)]);
 }

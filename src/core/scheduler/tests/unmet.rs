@@ -28,7 +28,7 @@ struct Loop {
 
 impl Loop {
     /// So many clients at a replica that runs ten jobs at once; with `chat`, one job
-    /// of the first class runs there all the time, so that the others are guests.
+    /// of the first class runs there all the time, so that the others are background.
     fn new(clients: usize, max_wait: u64, chat: bool) -> Self {
         let max_wait = Duration::from_secs(max_wait);
         let mut rules = policy(&[&[10]], &[&[0]]);

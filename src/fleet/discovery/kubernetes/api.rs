@@ -70,7 +70,7 @@ pub(super) enum KubeError {
 }
 
 impl KubeError {
-    /// The trouble that a status stands for.
+    /// The problem that a status stands for.
     pub(super) fn of(code: u16, message: String, retry_after: Option<Duration>) -> Self {
         if code == 410 { Self::Gone } else { Self::Refused { code, message, retry_after } }
     }

@@ -27,12 +27,12 @@ use crate::fleet::discovery::kubernetes::watch::{LONGEST_PAUSE, ObjectStore, fol
 const SHORTEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Asks for ever.
-pub(super) async fn run(rules: &KubernetesSource, desk: &SourceReporter) {
-    run_with(rules, desk, || RetryPauses::new(SHORTEST_PAUSE, LONGEST_PAUSE)).await;
+pub(super) async fn run(rules: &KubernetesSource, reporter: &SourceReporter) {
+    run_with(rules, reporter, || RetryPauses::new(SHORTEST_PAUSE, LONGEST_PAUSE)).await;
 }
 
-async fn run_with(rules: &KubernetesSource, desk: &SourceReporter, pauses: impl Fn() -> RetryPauses) {
-    let view = EndpointsView { rules, desk, known: Mutex::default() };
+async fn run_with(rules: &KubernetesSource, reporter: &SourceReporter, pauses: impl Fn() -> RetryPauses) {
+    let view = EndpointsView { rules, reporter, known: Mutex::default() };
     let slices = follow(rules, KubeResource::Slices, OfSlices(&view), pauses());
     match &rules.nodes {
         None => slices.await,
@@ -46,7 +46,7 @@ async fn run_with(rules: &KubernetesSource, desk: &SourceReporter, pauses: impl 
 /// What both watches have come to.
 struct EndpointsView<'a> {
     rules: &'a KubernetesSource,
-    desk: &'a SourceReporter,
+    reporter: &'a SourceReporter,
     known: Mutex<KnownObjects>,
 }
 
@@ -62,7 +62,7 @@ impl EndpointsView<'_> {
         let known = self.known.lock();
         let Some(slices) = &known.slices else { return Ok(()) };
         let endpoints = slices.endpoints(self.rules, &known.doomed)?;
-        self.desk.found(endpoints);
+        self.reporter.found(endpoints);
         Ok(())
     }
 }
@@ -94,7 +94,7 @@ impl ObjectStore for OfSlices<'_> {
     }
 
     fn lost(&mut self, why: &str) {
-        self.0.desk.lost(why);
+        self.0.reporter.lost(why);
     }
 }
 
@@ -134,7 +134,7 @@ impl ObjectStore for OfNodes<'_> {
 
     fn publish(&mut self) -> Result<(), KubeError> {
         if std::mem::take(&mut self.is_lost) {
-            self.view.desk.beside(None);
+            self.view.reporter.beside(None);
         }
         self.tell();
         Ok(())
@@ -142,6 +142,6 @@ impl ObjectStore for OfNodes<'_> {
 
     fn lost(&mut self, why: &str) {
         self.is_lost = true;
-        self.view.desk.beside(Some(&format!("nodes: {why}")));
+        self.view.reporter.beside(Some(&format!("nodes: {why}")));
     }
 }

@@ -109,12 +109,12 @@ pub(super) async fn follow<A: ObjectStore>(
                 watcher.version = None;
                 sleep(pauses.next()).await;
             }
-            Err(trouble) => {
-                watcher.audience.lost(&trouble.to_string());
-                if let KubeError::NotUnderstood(_) = trouble {
+            Err(problem) => {
+                watcher.audience.lost(&problem.to_string());
+                if let KubeError::NotUnderstood(_) = problem {
                     watcher.version = None;
                 }
-                let asked = trouble.retry_after().unwrap_or_default().min(LONGEST_PAUSE);
+                let asked = problem.retry_after().unwrap_or_default().min(LONGEST_PAUSE);
                 sleep(pauses.next().max(asked)).await;
             }
         }

@@ -64,7 +64,7 @@ impl World<'_> {
         match policy {
             ScalePolicy::Fixed(_) => {}
             ScalePolicy::Kpa(_) => {
-                self.schedule(Tick::ZERO + kpa::SAMPLE, WorldEvent::Beat(ScaleTimer::Sample))
+                self.schedule(Tick::ZERO + kpa::SAMPLE, WorldEvent::Beat(ScaleTimer::Sample));
             }
             _ => {
                 self.schedule(Tick::ZERO + poll, WorldEvent::Beat(ScaleTimer::Poll));

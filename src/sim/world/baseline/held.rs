@@ -94,7 +94,7 @@ impl<L: WaitOrder> Router for HeldRouter<L> {
             Input::Arrived { job, arrival } => self.queue.push(job, arrival.clone()),
             Input::Failed { job, .. } => match self.flights.remove_failed(now, job) {
                 FailureOutcome::Again(flight) => {
-                    self.retries.push_back((job, flight.arrival, flight.attempts + 1))
+                    self.retries.push_back((job, flight.arrival, flight.attempts + 1));
                 }
                 FailureOutcome::AttemptsUsed => out.push(RouterCommand::Refuse { job, retry_after: None }),
                 FailureOutcome::Cut => {}

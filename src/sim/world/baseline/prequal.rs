@@ -170,7 +170,7 @@ impl Router for Prequal {
             Input::Polled { replica, load } => self.polled(now, replica, load, out),
             Input::Failed { job, .. } => match self.flights.remove_failed(now, job) {
                 FailureOutcome::Again(flight) => {
-                    self.arrived(now, job, flight.arrival, flight.attempts + 1, out)
+                    self.arrived(now, job, flight.arrival, flight.attempts + 1, out);
                 }
                 FailureOutcome::AttemptsUsed => out.push(RouterCommand::Refuse { job, retry_after: None }),
                 FailureOutcome::Cut => {}

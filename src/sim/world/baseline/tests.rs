@@ -81,41 +81,41 @@ fn sent(commands: &[RouterCommand]) -> Vec<(JobIndex, usize)> {
 #[test]
 fn turns_go_round_from_where_they_are_told_and_by_weight() {
     for first in 0..6 {
-        let mut desk = RouterHarness::at_once(3, RoundRobin::new(vec![1.0; 3], first));
-        let turns: Vec<usize> = (0..6).map(|_| desk.replica()).collect();
+        let mut harness = RouterHarness::at_once(3, RoundRobin::new(vec![1.0; 3], first));
+        let turns: Vec<usize> = (0..6).map(|_| harness.replica()).collect();
         assert_eq!(turns, (0..6).map(|turn| (first + turn) % 3).collect::<Vec<_>>());
     }
-    let mut desk = RouterHarness::at_once(3, RoundRobin::new(vec![5.0, 1.0, 1.0], 0));
-    let turns: Vec<usize> = (0..7).map(|_| desk.replica()).collect();
+    let mut harness = RouterHarness::at_once(3, RoundRobin::new(vec![5.0, 1.0, 1.0], 0));
+    let turns: Vec<usize> = (0..7).map(|_| harness.replica()).collect();
     assert_eq!(turns, [0, 0, 1, 0, 2, 0, 0], "spread, not in a row");
 }
 
 #[test]
 fn own_counts_go_up_and_down() {
-    let mut desk = RouterHarness::at_once(3, LeastRequest::default());
-    let places: Vec<usize> = (0..4).map(|_| desk.replica()).collect();
+    let mut harness = RouterHarness::at_once(3, LeastRequest::default());
+    let places: Vec<usize> = (0..4).map(|_| harness.replica()).collect();
     assert_eq!(places, [0, 1, 2, 0]);
-    desk.finish(2, 2);
-    desk.finish(99, 2);
-    assert_eq!(desk.replica(), 2, "an unknown job changes nothing");
-    let mut desk = RouterHarness::at_once(2, PowerOfTwo::new(1));
+    harness.finish(2, 2);
+    harness.finish(99, 2);
+    assert_eq!(harness.replica(), 2, "an unknown job changes nothing");
+    let mut harness = RouterHarness::at_once(2, PowerOfTwo::new(1));
     let mut counts = [0u32; 2];
-    (0..200).for_each(|_| counts[desk.replica()] += 1);
+    (0..200).for_each(|_| counts[harness.replica()] += 1);
     assert!(counts[0].abs_diff(counts[1]) <= 20, "{counts:?}");
-    let mut desk = RouterHarness::at_once(2, Random::new(1));
+    let mut harness = RouterHarness::at_once(2, Random::new(1));
     let mut counts = [0u32; 2];
-    (0..1_000).for_each(|_| counts[desk.replica()] += 1);
+    (0..1_000).for_each(|_| counts[harness.replica()] += 1);
     assert!(counts[0].abs_diff(counts[1]) <= 150 && counts[0] != counts[1], "{counts:?}");
 }
 
 #[test]
 fn old_gauges_make_a_herd_and_an_own_share_ends_it() {
     for (own, expected) in [(false, [0, 10]), (true, [3, 7])] {
-        let mut desk = RouterHarness::at_once(2, ShortestScraped::new(own, 7));
-        desk.report(0, 8, 0.1);
-        desk.report(1, 2, 0.1);
+        let mut harness = RouterHarness::at_once(2, ShortestScraped::new(own, 7));
+        harness.report(0, 8, 0.1);
+        harness.report(1, 2, 0.1);
         let mut counts = [0; 2];
-        (0..10).for_each(|_| counts[desk.replica()] += 1);
+        (0..10).for_each(|_| counts[harness.replica()] += 1);
         // 12 + 3 = 3 + ... only where the router adds its own share.
         assert_eq!(counts[0] + counts[1], 10);
         if own {
@@ -128,96 +128,101 @@ fn old_gauges_make_a_herd_and_an_own_share_ends_it() {
 
 #[test]
 fn scores_weigh_queue_cache_use_and_prefix() {
-    let mut desk = RouterHarness::at_once(2, Scorers::new(2, false, 3));
-    desk.report(0, 0, 0.9);
-    desk.report(1, 0, 0.1);
-    assert_eq!(desk.replica(), 1, "less KV in use");
+    let mut harness = RouterHarness::at_once(2, Scorers::new(2, false, 3));
+    harness.report(0, 0, 0.9);
+    harness.report(1, 0, 0.1);
+    assert_eq!(harness.replica(), 1, "less KV in use");
     let talk = |hashes: &[u64]| Arrival { prompt: 1024, prefix: Arc::from(hashes), ..Arrival::default() };
-    assert_eq!(sent(&desk.arrive(&talk(&[1, 2])))[0].1, 1);
-    desk.report(0, 0, 0.0);
-    desk.report(1, 0, 0.9);
-    assert_eq!(sent(&desk.arrive(&talk(&[1, 2, 3, 4])))[0].1, 0, "half a prefix weighs less than the cache");
-    assert_eq!(sent(&desk.arrive(&talk(&[1, 2])))[0].1, 0, "both know it now");
-    desk.report(0, 10, 0.0);
-    desk.report(1, 0, 0.0);
-    assert_eq!(sent(&desk.arrive(&talk(&[9])))[0].1, 1, "nobody waits there");
+    assert_eq!(sent(&harness.arrive(&talk(&[1, 2])))[0].1, 1);
+    harness.report(0, 0, 0.0);
+    harness.report(1, 0, 0.9);
+    assert_eq!(
+        sent(&harness.arrive(&talk(&[1, 2, 3, 4])))[0].1,
+        0,
+        "half a prefix weighs less than the cache"
+    );
+    assert_eq!(sent(&harness.arrive(&talk(&[1, 2])))[0].1, 0, "both know it now");
+    harness.report(0, 10, 0.0);
+    harness.report(1, 0, 0.0);
+    assert_eq!(sent(&harness.arrive(&talk(&[9])))[0].1, 1, "nobody waits there");
 }
 
 #[test]
 fn probes_find_the_idle_engine() {
-    let mut desk = RouterHarness::new(Prequal::new(3, true, 5));
-    let polls = desk.arrive(&Arrival::default());
+    let mut harness = RouterHarness::new(Prequal::new(3, true, 5));
+    let polls = harness.arrive(&Arrival::default());
     assert_eq!(polls.len(), 3, "all of them: {polls:?}");
     let answer = |in_flight, millis| Some(PolledLoad { in_flight, latency: Duration::from_millis(millis) });
-    assert_eq!(desk.tell(Input::Polled { replica: 0, load: answer(9, 500) }), []);
-    assert_eq!(desk.tell(Input::Polled { replica: 1, load: None }), []);
-    let out = desk.tell(Input::Polled { replica: 2, load: answer(1, 40) });
+    assert_eq!(harness.tell(Input::Polled { replica: 0, load: answer(9, 500) }), []);
+    assert_eq!(harness.tell(Input::Polled { replica: 1, load: None }), []);
+    let out = harness.tell(Input::Polled { replica: 2, load: answer(1, 40) });
     assert_eq!(sent(&out), [(0, 2)]);
-    let mut desk = RouterHarness::new(Prequal::new(3, false, 5));
-    let out = desk.arrive(&Arrival::default());
+    let mut harness = RouterHarness::new(Prequal::new(3, false, 5));
+    let out = harness.arrive(&Arrival::default());
     assert_eq!(sent(&out).len(), 1, "at once, with an empty pool");
-    desk.tell(Input::Polled { replica: 1, load: answer(1, 40) });
-    desk.tell(Input::Polled { replica: 0, load: answer(9, 400) });
-    assert_eq!(sent(&desk.arrive(&Arrival::default()))[0].1, 1);
+    harness.tell(Input::Polled { replica: 1, load: answer(1, 40) });
+    harness.tell(Input::Polled { replica: 0, load: answer(9, 400) });
+    assert_eq!(sent(&harness.arrive(&Arrival::default()))[0].1, 1);
 }
 
 #[test]
 fn a_failed_request_is_tried_elsewhere_and_its_engine_rests() {
-    let mut desk = RouterHarness::at_once(3, LeastRequest::default());
-    assert_eq!(desk.replica(), 0);
-    let fail =
-        |desk: &mut RouterHarness, job, replica| desk.tell(Input::Failed { job, replica, refused: true });
-    assert_eq!(sent(&fail(&mut desk, 0, 0)), [(0, 1)]);
-    assert_eq!((desk.replica(), desk.replica(), desk.replica()), (2, 1, 2), "0 rests");
-    desk.now = Tick::from_millis(5_000);
-    assert_eq!(desk.replica(), 0);
-    assert_eq!(sent(&fail(&mut desk, 0, 1)).len(), 1);
-    assert_eq!(sent(&fail(&mut desk, 0, 2)).len(), 1);
+    let mut harness = RouterHarness::at_once(3, LeastRequest::default());
+    assert_eq!(harness.replica(), 0);
+    let fail = |harness: &mut RouterHarness, job, replica| {
+        harness.tell(Input::Failed { job, replica, refused: true })
+    };
+    assert_eq!(sent(&fail(&mut harness, 0, 0)), [(0, 1)]);
+    assert_eq!((harness.replica(), harness.replica(), harness.replica()), (2, 1, 2), "0 rests");
+    harness.now = Tick::from_millis(5_000);
+    assert_eq!(harness.replica(), 0);
+    assert_eq!(sent(&fail(&mut harness, 0, 1)).len(), 1);
+    assert_eq!(sent(&fail(&mut harness, 0, 2)).len(), 1);
     assert_eq!(
-        fail(&mut desk, 0, 0),
+        fail(&mut harness, 0, 0),
         [RouterCommand::Refuse { job: 0, retry_after: None }],
         "four are enough"
     );
-    desk.tell(Input::FirstToken { job: 2, replica: 1 });
-    assert_eq!(fail(&mut desk, 2, 1), [], "its client has seen part of it");
+    harness.tell(Input::FirstToken { job: 2, replica: 1 });
+    assert_eq!(fail(&mut harness, 2, 1), [], "its client has seen part of it");
 }
 
 #[test]
 fn caps_hold_and_what_is_freed_is_used() {
     let cap = Cap { requests: 2, prefill: 100 };
-    let mut desk = RouterHarness::new(HeldRouter::new(2, cap, Fifo::default()));
+    let mut harness = RouterHarness::new(HeldRouter::new(2, cap, Fifo::default()));
     let long = Arrival { prompt: 100, ..Arrival::default() };
-    assert_eq!(sent(&desk.arrive(&long)), [(0, 0)]);
-    assert_eq!(sent(&desk.arrive(&long)), [(1, 1)]);
-    assert_eq!(sent(&desk.arrive(&long)), [], "prompts are outstanding everywhere");
-    assert_eq!(sent(&desk.tell(Input::FirstToken { job: 1, replica: 1 })), [(2, 1)]);
-    desk.arrive(&long);
-    desk.tell(Input::FirstToken { job: 2, replica: 1 });
-    assert_eq!(desk.finish(2, 1), [(3, 1)]);
+    assert_eq!(sent(&harness.arrive(&long)), [(0, 0)]);
+    assert_eq!(sent(&harness.arrive(&long)), [(1, 1)]);
+    assert_eq!(sent(&harness.arrive(&long)), [], "prompts are outstanding everywhere");
+    assert_eq!(sent(&harness.tell(Input::FirstToken { job: 1, replica: 1 })), [(2, 1)]);
+    harness.arrive(&long);
+    harness.tell(Input::FirstToken { job: 2, replica: 1 });
+    assert_eq!(harness.finish(2, 1), [(3, 1)]);
     assert_eq!(
-        sent(&desk.tell(Input::Failed { job: 3, replica: 1, refused: true })),
+        sent(&harness.tell(Input::Failed { job: 3, replica: 1, refused: true })),
         [],
         "the other one is full"
     );
-    assert_eq!(sent(&desk.tell(Input::FirstToken { job: 0, replica: 0 })), [(3, 0)]);
+    assert_eq!(sent(&harness.tell(Input::FirstToken { job: 0, replica: 0 })), [(3, 0)]);
 }
 
 /// Number of each tenant's requests among the first 60 served: a flood of 100,
 /// and two polite tenants with 20 each.
 fn first_sixty(line: impl WaitOrder + 'static) -> [usize; 3] {
-    let mut desk = RouterHarness::new(HeldRouter::new(1, Cap { requests: 1, prefill: u64::MAX }, line));
+    let mut harness = RouterHarness::new(HeldRouter::new(1, Cap { requests: 1, prefill: u64::MAX }, line));
     let of = |tenant| Arrival { tenant, prompt: 200, output: 150, ..Arrival::default() };
     let mut owners = Vec::new();
     for (tenant, count) in [(0, 100), (1, 20), (2, 20)] {
         for _ in 0..count {
-            desk.arrive(&of(tenant));
+            harness.arrive(&of(tenant));
             owners.push(tenant as usize);
         }
     }
     let (mut served, mut running) = ([0; 3], 0);
     for _ in 0..60 {
         served[owners[running]] += 1;
-        let next = desk.finish(running, 0);
+        let next = harness.finish(running, 0);
         running = next[0].0;
     }
     served
@@ -239,11 +244,12 @@ fn a_flood_gets_its_share_and_no_more() {
 fn late_requests_are_refused_and_forgotten() {
     let profile = StepProfile::named("h100-8b").unwrap();
     let inner = Box::new(AtOnce::new(1, LeastRequest::default()));
-    let mut desk = RouterHarness::new(Shedding::new(inner, vec![profile], vec![Duration::from_millis(150)]));
+    let mut harness =
+        RouterHarness::new(Shedding::new(inner, vec![profile], vec![Duration::from_millis(150)]));
     let prompt = Arrival { prompt: 2_000, ..Arrival::default() };
     let mut taken = 0;
     let refused = loop {
-        let out = desk.arrive(&prompt);
+        let out = harness.arrive(&prompt);
         match out[..] {
             [RouterCommand::Send { .. }] => taken += 1,
             [RouterCommand::Refuse { job, .. }] => break job,
@@ -253,8 +259,8 @@ fn late_requests_are_refused_and_forgotten() {
     // 2,000 tokens take about 45 ms.
     assert!((2..=4).contains(&taken), "{taken} taken");
     assert_eq!(refused, taken);
-    (0..taken).for_each(|job| assert_eq!(desk.finish(job, 0), []));
-    assert_eq!(sent(&desk.arrive(&prompt)).len(), 1, "nothing is left of those that ended");
+    (0..taken).for_each(|job| assert_eq!(harness.finish(job, 0), []));
+    assert_eq!(sent(&harness.arrive(&prompt)).len(), 1, "nothing is left of those that ended");
 }
 
 #[test]

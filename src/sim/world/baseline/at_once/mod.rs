@@ -48,7 +48,7 @@ impl<P: EnginePick> Router for AtOnce<P> {
             Input::Arrived { job, arrival } => self.send(now, job, arrival.clone(), 1, out),
             Input::Failed { job, .. } => match self.flights.remove_failed(now, job) {
                 FailureOutcome::Again(flight) => {
-                    self.send(now, job, flight.arrival, flight.attempts + 1, out)
+                    self.send(now, job, flight.arrival, flight.attempts + 1, out);
                 }
                 FailureOutcome::AttemptsUsed => out.push(RouterCommand::Refuse { job, retry_after: None }),
                 FailureOutcome::Cut => {}
