@@ -42,7 +42,7 @@ const HIGH: f64 = 2.0;
 /// Waits of more than this part of the tolerance show that there is too little.
 const STRAIN: u32 = 10;
 
-/// What one class asks for in one line.
+/// What one class asks for in one pool set.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ClassDemand {
     /// How long its jobs can wait.
@@ -64,7 +64,7 @@ pub struct ClassDemand {
     pub unmet: bool,
 }
 
-/// What a line asks for.
+/// What a pool set asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PoolSetNeed {
     /// Work per second that replicas have to be able to do, headroom included.

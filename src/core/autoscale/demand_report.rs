@@ -18,12 +18,12 @@ pub struct DemandReport {
     pub pool_sets: BTreeMap<PoolSetKey, PoolSetReport>,
 }
 
-/// Which line, of which class.
+/// Which pool set, of which class.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct PoolSetKey {
     /// The class.
     pub class: String,
-    /// The line's pools, the one wanted most first.
+    /// The pool set's pools, the one wanted most first.
     pub pools: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ pub struct PoolReport {
     pub start: Option<Duration>,
 }
 
-/// What it sees of a line.
+/// What it sees of a pool set.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PoolSetReport {
     /// Work per second as it goes on.

@@ -2,8 +2,8 @@
 //! from the work that one replica can do, so that replicas which are starting are never counted
 //! twice.
 //!
-//! [`replica_demand`] makes one number of what the classes of a line ask for, [`share`]
-//! spreads it over the pools of the line, and [`desired`] keeps what comes of it
+//! [`replica_demand`] makes one number of what the classes of a pool set ask for, [`share`]
+//! spreads it over the pools of the pool set, and [`desired`] keeps what comes of it
 //! from falling too soon. Of several gateways one decides by the sum of what
 //! they see ([`demand_report`], [`peers`]).
 

@@ -6,7 +6,7 @@ use crate::core::model::ids::PoolId;
 use super::{ScaleReason, ScalingPool};
 use crate::core::autoscale::class_demand::PoolSetNeed;
 
-/// What one line asks for, and of whom.
+/// What one pool set asks for, and of whom.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PoolSetDemand {
     /// Its pools, the one wanted most first.
@@ -39,23 +39,24 @@ pub struct PoolShare {
 }
 
 /// What each of the pools is to do, in their order. Lines with the least choice
-/// go first. What is more than all of a line's pools may have goes to the last
+/// go first. What is more than all of a pool set's pools may have goes to the last
 /// of them that is not short.
 #[must_use]
-pub fn share(lines: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<PoolShare> {
+pub fn share(pool_sets: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<PoolShare> {
     let mut parts = vec![PoolShare::default(); pools.len()];
     let place = |id: PoolId| pools.iter().position(|pool| pool.pool == id);
-    for line in lines.iter().filter(|line| line.need.due) {
-        line.order.iter().filter_map(|id| place(*id)).for_each(|at| parts[at].due = true);
+    for pool_set in pool_sets.iter().filter(|pool_set| pool_set.need.due) {
+        pool_set.order.iter().filter_map(|id| place(*id)).for_each(|at| parts[at].due = true);
     }
-    let mut sorted: Vec<&PoolSetDemand> = lines.iter().filter(|line| line.need.work > 0.0).collect();
-    sorted.sort_by_key(|line| line.order.len());
-    for line in sorted {
-        let places: Vec<usize> = line.order.iter().filter_map(|id| place(*id)).collect();
-        places.iter().for_each(|at| parts[*at].strained |= line.need.strained);
+    let mut sorted: Vec<&PoolSetDemand> =
+        pool_sets.iter().filter(|pool_set| pool_set.need.work > 0.0).collect();
+    sorted.sort_by_key(|pool_set| pool_set.order.len());
+    for pool_set in sorted {
+        let places: Vec<usize> = pool_set.order.iter().filter_map(|id| place(*id)).collect();
+        places.iter().for_each(|at| parts[*at].strained |= pool_set.need.strained);
         let grows =
             |at: &&usize| !pools[**at].short && pools[**at].max.is_none_or(|max| pools[**at].ready < max);
-        let grown = places.iter().find(grows).filter(|_| line.need.unmet);
+        let grown = places.iter().find(grows).filter(|_| pool_set.need.unmet);
         grown.into_iter().for_each(|at| parts[*at].unmet = true);
         let known = places.iter().find_map(|at| pools[*at].cost);
         let Some(known) = known else {
@@ -64,26 +65,26 @@ pub fn share(lines: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<PoolShare> {
             continue;
         };
         let cost = |at: usize| pools[at].cost.unwrap_or(known);
-        let mut rest = line.need.work;
+        let mut rest = pool_set.need.work;
         for at in &places {
             let most = most(&pools[*at]);
             let room = (most - parts[*at].replicas).max(0.0);
             let wanted = rest * cost(*at);
             let given = wanted.min(room);
-            parts[*at].add(given, line.need.reason);
+            parts[*at].add(given, pool_set.need.reason);
             rest = ((wanted - given) / cost(*at)).max(0.0);
         }
         if let Some(first) = places.first() {
-            parts[*first].hopeless += line.need.hopeless * cost(*first);
+            parts[*first].hopeless += pool_set.need.hopeless * cost(*first);
         }
         // Pools that are short go on wanting what others do for them meanwhile.
         for at in places.iter().filter(|at| pools[**at].short) {
-            let missing = line.need.work * cost(*at) - parts[*at].replicas;
-            parts[*at].add(missing, line.need.reason);
+            let missing = pool_set.need.work * cost(*at) - parts[*at].replicas;
+            parts[*at].add(missing, pool_set.need.reason);
         }
         let last = places.iter().rev().find(|at| !pools[**at].short);
         if let Some(at) = last.filter(|_| rest > 0.0) {
-            parts[*at].add(rest * cost(*at), line.need.reason);
+            parts[*at].add(rest * cost(*at), pool_set.need.reason);
         }
     }
     parts
@@ -125,7 +126,7 @@ mod tests {
         ScalingPool { pool: id, cost, start: Duration::from_secs(60), ready: 1, max: None, short: false }
     }
 
-    fn line(order: &[PoolId], work: f64) -> PoolSetDemand {
+    fn pool_set(order: &[PoolId], work: f64) -> PoolSetDemand {
         let asked = PoolSetNeed {
             work,
             reason: ScaleReason::Sustained,
@@ -137,24 +138,24 @@ mod tests {
         PoolSetDemand { order: order.to_vec(), need: asked, waiting: 0 }
     }
 
-    fn replicas(lines: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<f64> {
-        share(lines, pools).iter().map(|part| part.replicas).collect()
+    fn replicas(pool_sets: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<f64> {
+        share(pool_sets, pools).iter().map(|part| part.replicas).collect()
     }
 
     #[test]
     fn the_pool_wanted_most_gets_all_that_it_may_have() {
         let (a, b) = (pool(A, Some(0.1)), pool(B, Some(0.05)));
-        let lines = [line(&[A, B], 50.0)];
-        assert_eq!(replicas(&lines, &[a, b]), [5.0, 0.0]);
+        let pool_sets = [pool_set(&[A, B], 50.0)];
+        assert_eq!(replicas(&pool_sets, &[a, b]), [5.0, 0.0]);
         let small = ScalingPool { max: Some(3), ..a };
-        assert_eq!(replicas(&lines, &[small, b]), [3.0, 1.0], "20 units at twice the speed");
+        assert_eq!(replicas(&pool_sets, &[small, b]), [3.0, 1.0], "20 units at twice the speed");
         let both = [small, ScalingPool { max: Some(1), ..b }];
-        assert_eq!(replicas(&[line(&[A, B], 90.0)], &both), [3.0, 3.0], "more than there may be is told");
+        assert_eq!(replicas(&[pool_set(&[A, B], 90.0)], &both), [3.0, 3.0], "more than there may be is told");
     }
 
     #[test]
     fn the_first_pool_that_may_grow_meets_what_is_unmet() {
-        let mut one = line(&[A, B], 5.0);
+        let mut one = pool_set(&[A, B], 5.0);
         one.need.unmet = true;
         let unmet = |pools: &[ScalingPool]| {
             share(&[one.clone()], pools).iter().map(|part| part.unmet).collect::<Vec<_>>()
@@ -171,23 +172,23 @@ mod tests {
     #[test]
     fn lines_without_a_choice_go_first() {
         let pools = [ScalingPool { max: Some(3), ..pool(A, Some(0.1)) }, pool(B, Some(0.1))];
-        assert_eq!(replicas(&[line(&[A, B], 20.0), line(&[A], 20.0)], &pools), [3.0, 1.0]);
+        assert_eq!(replicas(&[pool_set(&[A, B], 20.0), pool_set(&[A], 20.0)], &pools), [3.0, 1.0]);
     }
 
     #[test]
     fn what_a_short_pool_lacks_is_made_up_for() {
         let spot = ScalingPool { ready: 2, short: true, ..pool(A, Some(0.1)) };
-        let lines = [line(&[A, B], 50.0)];
-        assert_eq!(replicas(&lines, &[spot, pool(B, Some(0.1))]), [5.0, 3.0], "and it goes on asking");
+        let pool_sets = [pool_set(&[A, B], 50.0)];
+        assert_eq!(replicas(&pool_sets, &[spot, pool(B, Some(0.1))]), [5.0, 3.0], "and it goes on asking");
     }
 
     #[test]
     fn what_was_never_measured_is_unknown_or_like_its_neighbour() {
-        let lines = [line(&[A, B], 50.0)];
-        let parts = share(&lines, &[pool(A, None), pool(B, None)]);
+        let pool_sets = [pool_set(&[A, B], 50.0)];
+        let parts = share(&pool_sets, &[pool(A, None), pool(B, None)]);
         assert_eq!((parts[0].unknown, parts[1].unknown), (true, false));
-        assert_eq!(replicas(&lines, &[pool(A, None), pool(B, Some(0.1))]), [5.0, 0.0]);
+        assert_eq!(replicas(&pool_sets, &[pool(A, None), pool(B, Some(0.1))]), [5.0, 0.0]);
         let short = ScalingPool { short: true, ready: 0, ..pool(A, None) };
-        assert!(share(&lines, &[short, pool(B, None)])[1].unknown);
+        assert!(share(&pool_sets, &[short, pool(B, None)])[1].unknown);
     }
 }

@@ -15,7 +15,7 @@ use crate::core::placement::rules::{LatePolicy, PlacementRules, PoolTier, eligib
 use crate::core::queue::LaneKey;
 
 /// What a job may use: the pools, and how much each is wanted. Jobs of the same
-/// line compete for exactly the same replicas.
+/// pool set compete for exactly the same replicas.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PoolSet {
     /// The pools, by id.
@@ -39,7 +39,7 @@ impl PoolSet {
 pub struct LaneRoute {
     /// The group of their model.
     pub group: usize,
-    /// Their line among those of the group.
+    /// Their pool set among those of the group.
     pub pool_set: usize,
 }
 
@@ -49,7 +49,7 @@ pub struct LaneRoute {
 pub struct GroupShape {
     /// Its pools, by id.
     pub pools: Vec<PoolId>,
-    /// Its lines.
+    /// Its pool sets.
     pub pool_sets: Vec<PoolSet>,
     /// The pools that each class may use for any tenant or model, by class.
     pub reach: BTreeMap<ClassId, BTreeSet<PoolId>>,
@@ -62,12 +62,12 @@ struct ModelRoutes {
     /// The context windows of its pools but the largest, ascending: what does
     /// not fit one of them may fit the next.
     windows: Vec<u32>,
-    /// The line for each set of rules, and within it for each number of windows
+    /// The pool set for each set of rules, and within it for each number of windows
     /// that a job passes.
     pool_sets: Vec<Option<usize>>,
 }
 
-/// From lanes to lines, worked out once per policy.
+/// From lanes to pool sets, worked out once per policy.
 #[derive(Debug, Clone, Default)]
 pub struct Placement {
     models: Vec<Option<ModelRoutes>>,
@@ -140,19 +140,19 @@ impl Placement {
         windows.pop();
         let passed = || std::iter::once(0).chain(windows.iter().copied());
         let cases = rules.iter().flat_map(|rules| passed().map(move |beyond| (rules, beyond)));
-        let lines = cases.map(|(rules, beyond)| {
+        let pool_sets = cases.map(|(rules, beyond)| {
             let pools = eligible(policy, model, rules, beyond);
             let tiers = tiers(policy, &pools, rules);
             // With one tier there is nothing else to do.
             let otherwise = rules.otherwise.filter(|_| tiers.len() > 1).unwrap_or_default();
-            let line = (!tiers.is_empty()).then_some(PoolSet { pools, tiers, otherwise })?;
-            let lines = &mut self.groups[group].pool_sets;
-            Some(*known.entry((group, line)).or_insert_with_key(|(_, line)| {
-                lines.push(line.clone());
-                lines.len() - 1
+            let pool_set = (!tiers.is_empty()).then_some(PoolSet { pools, tiers, otherwise })?;
+            let pool_sets = &mut self.groups[group].pool_sets;
+            Some(*known.entry((group, pool_set)).or_insert_with_key(|(_, pool_set)| {
+                pool_sets.push(pool_set.clone());
+                pool_sets.len() - 1
             }))
         });
-        ModelRoutes { group, pool_sets: lines.collect(), windows }
+        ModelRoutes { group, pool_sets: pool_sets.collect(), windows }
     }
 
     fn find_reach(&mut self, policy: &Policy) {
@@ -163,8 +163,8 @@ impl Placement {
                 let reach = group.reach.entry(class).or_default();
                 let cases = ways.windows.len() + 1;
                 for number in &numbers {
-                    let lines = ways.pool_sets[number * cases..][..cases].iter().flatten();
-                    reach.extend(lines.flat_map(|line| &group.pool_sets[*line].pools));
+                    let pool_sets = ways.pool_sets[number * cases..][..cases].iter().flatten();
+                    reach.extend(pool_sets.flat_map(|pool_set| &group.pool_sets[*pool_set].pools));
                 }
             }
         }
@@ -181,8 +181,8 @@ impl Placement {
         let tenant = self.tenants.get(lane.tenant.index()).copied().unwrap_or(0);
         let rules = *self.classes.get(lane.class.index())?.get(tenant)?;
         let passed = usize::from(lane.fit).min(ways.windows.len());
-        let line = ways.pool_sets[rules * (ways.windows.len() + 1) + passed]?;
-        Some(LaneRoute { group: ways.group, pool_set: line })
+        let pool_set = ways.pool_sets[rules * (ways.windows.len() + 1) + passed]?;
+        Some(LaneRoute { group: ways.group, pool_set })
     }
 
     /// The pools that may serve the jobs of a lane.

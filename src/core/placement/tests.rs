@@ -98,7 +98,7 @@ fn groups_join_by_way_of_others_and_stay_apart_otherwise() {
 fn a_model_without_a_present_pool_has_no_line() {
     let placement = Placement::new(&plain(1, &[&[7], &[7, 0]]));
     assert_eq!(placement.pool_set(of_model(0)), None);
-    assert_eq!(placement.pool_set(of_model(1)).map(|line| line.pools.len()), Some(1));
+    assert_eq!(placement.pool_set(of_model(1)).map(|pool_set| pool_set.pools.len()), Some(1));
 }
 
 #[test]
@@ -115,13 +115,14 @@ fn equal_rules_share_lines_and_others_get_their_own() {
     }
     policy.classes.insert("c1", class(only(&[1, 2])));
     let placement = Placement::new(&policy);
-    let line = |class, tenant| placement.pool_set(lane(class, tenant, 1, 0)).map(|line| line.pools.clone());
-    assert_eq!(line(0, 0), Some(pools(&[0, 1, 2])));
-    assert_eq!(line(0, 1), Some(pools(&[0, 1])));
+    let pool_set =
+        |class, tenant| placement.pool_set(lane(class, tenant, 1, 0)).map(|pool_set| pool_set.pools.clone());
+    assert_eq!(pool_set(0, 0), Some(pools(&[0, 1, 2])));
+    assert_eq!(pool_set(0, 1), Some(pools(&[0, 1])));
     assert_eq!(placement.route(lane(0, 1, 0, 0)), placement.route(lane(0, 2, 1, 0)));
     assert_eq!(placement.route(lane(0, 0, 0, 0)), placement.route(lane(0, 4, 0, 0)));
-    assert_eq!(line(1, 1), Some(pools(&[1])));
-    assert_eq!(line(1, 3), Some(pools(&[2])));
+    assert_eq!(pool_set(1, 1), Some(pools(&[1])));
+    assert_eq!(pool_set(1, 3), Some(pools(&[2])));
     assert_eq!(placement.groups()[0].pool_sets.len(), 5);
     let reach = &placement.groups()[0].reach;
     assert_eq!(reach[&ClassId::new(1)], pools(&[1, 2]).into_iter().collect());
@@ -148,7 +149,7 @@ fn long_prompts_keep_off_small_windows() {
     let placement = Placement::new(&rules);
     let of = |model, context| {
         let fit = placement.context_group(ModelId::new(model), context);
-        placement.pool_set(lane(0, 0, model, fit)).map(|line| line.pools.clone())
+        placement.pool_set(lane(0, 0, model, fit)).map(|pool_set| pool_set.pools.clone())
     };
     assert_eq!(of(0, 4096), Some(pools(&[0, 1, 2])));
     assert_eq!(of(0, 4097), Some(pools(&[1, 2])));

@@ -149,11 +149,11 @@ pools:
         let policy = loaded.map_err(|report| report.to_string()).unwrap().settings.policy;
         let name = |pool: PoolId| policy.pools.name(pool).to_owned();
         let list = unattainable(&policy, |pool| if name(pool) == "a" { a } else { b });
-        let line = |row: &UnattainableObjective| {
+        let pool_set = |row: &UnattainableObjective| {
             let class = policy.classes.name(row.class);
             format!("{class} {} {} {}", row.objective.name(), name(row.pool), row.best.as_millis())
         };
-        list.iter().map(line).collect()
+        list.iter().map(pool_set).collect()
     }
 
     #[test]

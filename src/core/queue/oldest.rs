@@ -8,7 +8,7 @@ use crate::core::model::time::Tick;
 const MIN_SWEEP: usize = 32;
 
 /// Who waits, by arrival number. Most come in the order of their numbers, and
-/// cost a place at the end of a line; the few that do not stand apart.
+/// cost a place at the end of the queue; the few that do not stand apart.
 #[derive(Debug, Clone, Default)]
 pub struct OldestWaiting {
     /// Ascending by number; without a time where one has left.

@@ -2,10 +2,10 @@
 //! latency.
 //!
 //! A step takes longer the more sequences are in it, so the time between tokens
-//! is taken as a line over the sequences that run: `gap = alone + slope * seqs`.
-//! The line goes through the mean of what was seen lately. Its slope is learned
+//! is taken as a pool set over the sequences that run: `gap = alone + slope * seqs`.
+//! The pool set goes through the mean of what was seen lately. Its slope is learned
 //! from how the two moved together, with the predicted one as a start. The limit
-//! is where the line meets the aim. Both means lag by the same few seconds, so a
+//! is where the pool set meets the aim. Both means lag by the same few seconds, so a
 //! limit that falls does not overshoot while streams leave slowly.
 //!
 //! An objective that the engine cannot keep even for one sequence alone limits
@@ -161,7 +161,7 @@ impl ItlLimit {
         self.limit = self.limit_at(mean, self.slope(mean, predicted), at);
     }
 
-    /// Nanoseconds that one more sequence adds. The line does not start below 0.
+    /// Nanoseconds that one more sequence adds. The pool set does not start below 0.
     fn slope(&self, mean: ItlPoint, predicted: f64) -> f64 {
         let (least, most) = (predicted * LEAST_SLOPE, mean.gap / mean.seqs);
         let shown = (self.covariance + predicted * PRIOR_VARIANCE) / (self.variance + PRIOR_VARIANCE);

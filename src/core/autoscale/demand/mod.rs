@@ -27,7 +27,7 @@ use crate::core::autoscale::demand::utilization::{PoolUse, ReplicasInUse};
 /// The longest stay at a replica that counts, in seconds.
 const MAX_STAY: f64 = 3600.0;
 
-/// Where a flow is: group, class and line by their places.
+/// Where a flow is: group, class and pool set by their places.
 pub type FlowKey = (usize, usize, usize);
 
 /// One group of models that share pools.
@@ -35,15 +35,15 @@ pub type FlowKey = (usize, usize, usize);
 struct GroupDemand {
     classes: Vec<ClassId>,
     pool_sets: Vec<PoolSet>,
-    /// By line, then by class.
+    /// By pool set, then by class.
     flows: Vec<DemandFlow>,
     /// Seconds that jobs of each class stay at a replica.
     stays: Vec<RunningMean>,
 }
 
 impl GroupDemand {
-    fn index(&self, class: usize, line: usize) -> usize {
-        line * self.classes.len() + class
+    fn index(&self, class: usize, pool_set: usize) -> usize {
+        pool_set * self.classes.len() + class
     }
 }
 
@@ -60,25 +60,27 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// Rows for a policy. What was measured of the same class and line, and of the
+    /// Rows for a policy. What was measured of the same class and pool set, and of the
     /// same pool, stays. `classes` are those of each group in their order.
     pub fn apply(&mut self, shapes: &[GroupShape], classes: &[Vec<ClassId>], pools: usize) {
         let before = std::mem::take(&mut self.parts);
         let part = |(shape, classes): (&GroupShape, &Vec<ClassId>)| {
-            let old = before.iter().find(|old| old.pool_sets.iter().any(|line| shares(line, &shape.pools)));
-            let flow = |line: &PoolSet, class: ClassId| {
+            let old =
+                before.iter().find(|old| old.pool_sets.iter().any(|pool_set| shares(pool_set, &shape.pools)));
+            let flow = |pool_set: &PoolSet, class: ClassId| {
                 let old = old?;
-                let line = old.pool_sets.iter().position(|other| other == line)?;
+                let pool_set = old.pool_sets.iter().position(|other| other == pool_set)?;
                 let class = old.classes.iter().position(|other| *other == class)?;
-                Some(old.flows[old.index(class, line)].clone())
+                Some(old.flows[old.index(class, pool_set)].clone())
             };
             let stay = |class: &ClassId| {
                 let old = old?;
                 let at = old.classes.iter().position(|other| other == class)?;
                 Some(old.stays[at])
             };
-            let lines = shape.pool_sets.iter();
-            let cells = lines.flat_map(|line| classes.iter().map(move |class| flow(line, *class)));
+            let pool_sets = shape.pool_sets.iter();
+            let cells =
+                pool_sets.flat_map(|pool_set| classes.iter().map(move |class| flow(pool_set, *class)));
             GroupDemand {
                 classes: classes.clone(),
                 pool_sets: shape.pool_sets.clone(),
@@ -93,18 +95,18 @@ impl Demand {
 
     /// A job arrived.
     pub fn offered(&mut self, at: FlowKey, work: f64, now: Tick) {
-        let (group, class, line) = at;
+        let (group, class, pool_set) = at;
         let Some(part) = self.parts.get_mut(group) else { return };
-        let (index, stay) = (part.index(class, line), part.stays.get(class).copied());
+        let (index, stay) = (part.index(class, pool_set), part.stays.get(class).copied());
         if let Some(flow) = part.flows.get_mut(index) {
             flow.add(now, work, lasts(stay));
         }
     }
 
     /// A job was refused since too much waited.
-    pub fn refused(&mut self, (group, class, line): FlowKey, now: Tick) {
+    pub fn refused(&mut self, (group, class, pool_set): FlowKey, now: Tick) {
         let Some(part) = self.parts.get_mut(group) else { return };
-        let index = part.index(class, line);
+        let index = part.index(class, pool_set);
         if let Some(flow) = part.flows.get_mut(index) {
             flow.refuse(now);
         }
@@ -150,11 +152,11 @@ impl Demand {
         now.since(*self.since.get_or_insert(now))
     }
 
-    /// What the class asks for in the line.
+    /// What the class asks for in the pool set.
     #[must_use]
-    pub fn flow(&self, (group, class, line): FlowKey) -> Option<&DemandFlow> {
+    pub fn flow(&self, (group, class, pool_set): FlowKey) -> Option<&DemandFlow> {
         let part = self.parts.get(group)?;
-        part.flows.get(part.index(class, line))
+        part.flows.get(part.index(class, pool_set))
     }
 
     /// What the pool is used.
@@ -164,8 +166,8 @@ impl Demand {
     }
 }
 
-fn shares(line: &PoolSet, pools: &[PoolId]) -> bool {
-    line.pools.iter().any(|pool| pools.contains(pool))
+fn shares(pool_set: &PoolSet, pools: &[PoolId]) -> bool {
+    pool_set.pools.iter().any(|pool| pools.contains(pool))
 }
 
 fn lasts(stay: Option<RunningMean>) -> Duration {

@@ -26,8 +26,8 @@ fn place(id: u64) -> String {
 fn outlook(amount: u64) -> DemandReport {
     let part = PoolReport { in_flight: amount, queued_tokens: 10 * amount, ..PoolReport::default() };
     let key = PoolSetKey { class: "standard".into(), pools: vec!["main".into()] };
-    let line = PoolSetReport { slow: amount as f64, waiting: amount, ..PoolSetReport::default() };
-    DemandReport { pools: [("main".to_owned(), part)].into(), pool_sets: [(key, line)].into() }
+    let pool_set = PoolSetReport { slow: amount as f64, waiting: amount, ..PoolSetReport::default() };
+    DemandReport { pools: [("main".to_owned(), part)].into(), pool_sets: [(key, pool_set)].into() }
 }
 
 fn jobs(outlook: &DemandReport) -> u64 {
@@ -383,7 +383,7 @@ proptest! {
         let sum = DemandReport::bridged(&outlook(live), &outlook(lost), &outlook(before));
         prop_assert!(jobs(&sum) >= live && jobs(&sum) <= live + lost);
         prop_assert!(jobs(&sum) >= before.min(live + lost));
-        let line = sum.pool_sets.values().next().unwrap();
-        prop_assert_eq!((line.slow, line.waiting), (jobs(&sum) as f64, jobs(&sum)));
+        let pool_set = sum.pool_sets.values().next().unwrap();
+        prop_assert_eq!((pool_set.slow, pool_set.waiting), (jobs(&sum) as f64, jobs(&sum)));
     }
 }

@@ -10,7 +10,7 @@ use crate::core::queue::fit_tree::{FitEntry, FitRank, FitSize, FitTree};
 use crate::core::queue::quota::QuotaState;
 use crate::core::queue::{LaneKey, LanePart, LanePlace};
 
-/// Order within a class and line: who has less than its guarantee first, then
+/// Order within a class and pool set: who has less than its guarantee first, then
 /// the least counter, then by place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HeadKey {
@@ -69,7 +69,7 @@ pub struct HeadPosition {
     pub(super) slot: usize,
 }
 
-/// The number of a board within its line.
+/// The number of a board within its pool set.
 pub(super) const fn tree(part: LanePart, bound: bool) -> usize {
     2 * part as usize + bound as usize
 }
@@ -90,7 +90,7 @@ pub struct HeldReplica {
 pub struct Candidate {
     /// Its class, by place in the order of service.
     pub class: usize,
-    /// Its line.
+    /// Its pool set.
     pub pool_set: usize,
     /// Its head.
     pub head: LaneHead,
@@ -109,11 +109,11 @@ pub struct Candidate {
 /// A pool that can take something, and the most that it can in each respect.
 pub type PoolOpening = (PoolId, FitSize);
 
-/// All of these, and the lines that reach one of them at least.
+/// All of these, and the pool sets that reach one of them at least.
 #[derive(Debug, Clone, Default)]
 pub struct PoolOpenings {
     pub(super) pools: SmallVec<[PoolOpening; 4]>,
-    pub(super) lines: BitSet,
+    pub(super) pool_sets: BitSet,
 }
 
 /// Where there is room.
@@ -132,18 +132,18 @@ pub enum RoomIn<'a> {
 pub struct OpenRoom<'a> {
     /// The pools, by whether a background asks.
     pub openings: &'a dyn Fn(bool) -> &'a PoolOpenings,
-    /// The tier of a line's pools that is wanted most just now.
+    /// The tier of a pool set's pools that is wanted most just now.
     pub wanted: &'a dyn Fn(usize) -> Option<usize>,
-    /// Whether nobody of this class, line and part is to be looked at.
+    /// Whether nobody of this class, pool set and part is to be looked at.
     pub closed: &'a dyn Fn((usize, usize, LanePart)) -> bool,
 }
 
 impl<'a> RoomIn<'a> {
-    /// The lines for which there may be room, where not all have to be looked at.
-    pub(super) fn lines(&self, background: bool) -> Option<&'a BitSet> {
+    /// The pool sets for which there may be room, where not all have to be looked at.
+    pub(super) fn pool_sets(&self, background: bool) -> Option<&'a BitSet> {
         match self {
             Self::Anywhere | Self::Where(_) => None,
-            Self::In(rooms) => Some(&(rooms.openings)(background).lines),
+            Self::In(rooms) => Some(&(rooms.openings)(background).pool_sets),
         }
     }
 }

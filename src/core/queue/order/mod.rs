@@ -71,7 +71,8 @@ impl ClassOrder {
         let is_known = |tenant: TenantId| policy.tenants.get(tenant).is_some();
         let mut counters = old.map(|old| old.counters.clone()).unwrap_or_default();
         counters.retain(is_known);
-        let served = old.and_then(|old| old.pool_sets.iter().map(|line| line.served).max()).unwrap_or(0);
+        let served =
+            old.and_then(|old| old.pool_sets.iter().map(|pool_set| pool_set.served).max()).unwrap_or(0);
         let own = shape.reach.get(&id);
         Self {
             id,
@@ -103,13 +104,13 @@ impl ClassOrder {
 /// One group: its classes in the order of service, and what is held.
 #[derive(Debug, Clone, Default)]
 pub struct PoolGroup {
-    /// Its pools and lines.
+    /// Its pools and pool sets.
     pub shape: GroupShape,
     /// The pools as a set.
     pub pools: BitSet,
-    /// Those of each line as a set, and by their places in the group.
+    /// Those of each pool set as a set, and by their places in the group.
     reaches: Vec<(BitSet, Vec<usize>)>,
-    /// The lines that reach each of the pools.
+    /// The pool sets that reach each of the pools.
     pool_sets_at: Vec<BitSet>,
     classes: Vec<ClassOrder>,
     /// Dispatched jobs per second.
@@ -148,14 +149,14 @@ impl PoolGroup {
             let old = donor.and_then(|donor| donor.classes.iter().find(|class| class.id == id));
             ClassOrder::new(id, min_share, old, policy, shape)
         });
-        let reach = |line: &placement::PoolSet| {
-            let places = line.pools.iter().filter_map(|pool| shape.pools.binary_search(pool).ok());
-            (line.pools.iter().map(|pool| pool.index()).collect(), places.collect())
+        let reach = |pool_set: &placement::PoolSet| {
+            let places = pool_set.pools.iter().filter_map(|pool| shape.pools.binary_search(pool).ok());
+            (pool_set.pools.iter().map(|pool| pool.index()).collect(), places.collect())
         };
         let reaches: Vec<(BitSet, Vec<usize>)> = shape.pool_sets.iter().map(reach).collect();
         let lines_at = |place: usize| {
-            let lines = reaches.iter().enumerate().filter(|(_, reach)| reach.1.contains(&place));
-            lines.map(|(line, _)| line).collect()
+            let pool_sets = reaches.iter().enumerate().filter(|(_, reach)| reach.1.contains(&place));
+            pool_sets.map(|(pool_set, _)| pool_set).collect()
         };
         Self {
             pools: shape.pools.iter().map(|pool| pool.index()).collect(),
@@ -244,23 +245,23 @@ impl PoolGroup {
         self.shape.pools.binary_search(&pool).ok()
     }
 
-    /// A tenant's job joined a line.
-    pub fn joined(&mut self, class: usize, line: usize, tenant: TenantId, now: Tick) {
+    /// A tenant's job joined a pool set.
+    pub fn joined(&mut self, class: usize, pool_set: usize, tenant: TenantId, now: Tick) {
         let class = &mut self.classes[class];
-        class.pool_sets[line].waiting += 1;
+        class.pool_sets[pool_set].waiting += 1;
         class.waiting += 1;
-        self.reaches[line].1.iter().for_each(|place| class.waits_for[*place] += 1);
+        self.reaches[pool_set].1.iter().for_each(|place| class.waits_for[*place] += 1);
         class.backlogs.joined(tenant, now);
     }
 
-    /// A tenant's job left a line. False when the line had none.
-    pub fn left(&mut self, class: usize, line: usize, tenant: TenantId, now: Tick) -> bool {
+    /// A tenant's job left a pool set. False when the pool set had none.
+    pub fn left(&mut self, class: usize, pool_set: usize, tenant: TenantId, now: Tick) -> bool {
         let class = &mut self.classes[class];
         class.backlogs.left(tenant, now);
-        let Some(rest) = class.pool_sets[line].waiting.checked_sub(1) else { return false };
-        class.pool_sets[line].waiting = rest;
+        let Some(rest) = class.pool_sets[pool_set].waiting.checked_sub(1) else { return false };
+        class.pool_sets[pool_set].waiting = rest;
         class.waiting -= 1;
-        self.reaches[line].1.iter().for_each(|place| class.waits_for[*place] -= 1);
+        self.reaches[pool_set].1.iter().for_each(|place| class.waits_for[*place] -= 1);
         if class.waiting == 0 {
             class.guarantee.forget();
         }
@@ -290,14 +291,14 @@ impl PoolGroup {
         self.wide_jobs.last_key_value().map_or(1, |(seqs, _)| *seqs)
     }
 
-    /// Lifts a tenant that starts to wait in a line to the least counter there,
+    /// Lifts a tenant that starts to wait in a pool set to the least counter there,
     /// or to the largest one served there when nobody waits. Says whether
     /// that changed its counter.
-    pub fn lift(&mut self, class: usize, line: usize, tenant: TenantId) -> bool {
+    pub fn lift(&mut self, class: usize, pool_set: usize, tenant: TenantId) -> bool {
         let class = &mut self.classes[class];
-        let line = &class.pool_sets[line];
-        let fresh = [false, true].map(|bound| line.trees[tree(LanePart::Fresh, bound)].least_key());
-        let floor = fresh.into_iter().flatten().map(|key| key.least).min().unwrap_or(line.served);
+        let pool_set = &class.pool_sets[pool_set];
+        let fresh = [false, true].map(|bound| pool_set.trees[tree(LanePart::Fresh, bound)].least_key());
+        let floor = fresh.into_iter().flatten().map(|key| key.least).min().unwrap_or(pool_set.served);
         class.counters.lift(tenant, floor)
     }
 
@@ -356,10 +357,10 @@ impl PoolGroup {
         self.shape.pools.iter().enumerate().map(move |(place, pool)| (*pool, host(place)))
     }
 
-    /// The tier of pools that the line's last job of a class went to.
+    /// The tier of pools that the pool set's last job of a class went to.
     #[must_use]
-    pub fn last_tier(&self, class: usize, line: usize) -> Option<usize> {
-        self.classes[class].pool_sets[line].tier
+    pub fn last_tier(&self, class: usize, pool_set: usize) -> Option<usize> {
+        self.classes[class].pool_sets[pool_set].tier
     }
 
     /// When the urgent class stops being so, unless something of it runs or
@@ -403,7 +404,7 @@ impl PoolGroup {
     }
 
     /// Books work of a candidate that goes to the pool, before it leaves its
-    /// line.
+    /// pool set.
     pub fn account(&mut self, chosen: &Candidate, pool: PoolId, cost: u64) {
         let place = self.place_of(pool);
         for (index, class) in self.classes.iter_mut().enumerate() {
@@ -419,8 +420,8 @@ impl PoolGroup {
         class.pool_sets[chosen.pool_set].tier = tiers.iter().position(|tier| tier.pools.contains(&pool));
         if chosen.head.part == LanePart::Fresh {
             let counter = class.counters.get(chosen.head.lane.tenant);
-            let line = &mut class.pool_sets[chosen.pool_set];
-            line.served = line.served.max(counter);
+            let pool_set = &mut class.pool_sets[chosen.pool_set];
+            pool_set.served = pool_set.served.max(counter);
         }
     }
 

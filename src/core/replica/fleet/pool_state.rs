@@ -81,7 +81,7 @@ pub(super) struct PoolState {
 }
 
 /// What those ask of every pool that choose between pools. It stands apart, by
-/// pool and close together: a decision reads it of all pools of several lines.
+/// pool and close together: a decision reads it of all pools of several pool sets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct PoolSummary {
     /// Replicas in service.

@@ -3,8 +3,8 @@
 //! A first token waits for more than its own prompt: for prompts that the replica
 //! reads before, for the step under way, for the network. So what counts is the
 //! replica's time since the first token before it, of first tokens that come together
-//! as one stretch. The rate is the slope of a least-squares line through stretches,
-//! prompt weight against time; the line's constant holds what each takes in any case.
+//! as one stretch. The rate is the slope of a least-squares pool set through stretches,
+//! prompt weight against time; the pool set's constant holds what each takes in any case.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::core::model::time::Tick;
 /// First tokens no further apart come from the same step.
 const TOGETHER: Duration = Duration::from_millis(2);
 /// Least spread of the stretches' weights, as the part of their mean that their standard
-/// deviation is, for a line through them.
+/// deviation is, for a pool set through them.
 const SPREAD: f64 = 0.1;
 
 /// Prompts that a replica read without a pause, and the time for them.

@@ -35,7 +35,7 @@ impl Scheduler {
     /// A job of more sequences than any replica runs at once could only start at
     /// one that is drained for it, and would still wait inside the engine.
     fn too_wide(&self, spec: &JobSpec) -> Option<RejectReason> {
-        let pools = self.placement.pool_set(LaneKey::of(spec)).map(|line| &*line.pools)?;
+        let pools = self.placement.pool_set(LaneKey::of(spec)).map(|pool_set| &*pool_set.pools)?;
         let fits = spec.sequences <= 1 || self.fleet.runs(pools, spec.sequences);
         (!fits).then(|| RejectReason::TooManySequences { most: self.fleet.most_sequences(pools) })
     }

@@ -38,7 +38,7 @@ impl Scheduler {
     /// it: a job that is held for a start is told of its end.
     fn is_down(&self, lane: LaneKey) -> bool {
         let is_down = |pools: &[PoolId]| self.fleet.is_down(pools, self.now);
-        let down = self.placement.pool_set(lane).is_none_or(|line| is_down(&line.pools));
+        let down = self.placement.pool_set(lane).is_none_or(|pool_set| is_down(&pool_set.pools));
         down && self.cold_pools(lane).is_none()
     }
 }

@@ -51,7 +51,7 @@ pub(super) struct LaneAccounts {
     pub(super) class: usize,
 }
 
-/// Where a lane stands in the order: group, class by place, line.
+/// Where a lane stands in the order: group, class by place, pool set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LanePosition {
     pub(super) group: usize,
@@ -228,7 +228,7 @@ impl Scheduler {
     /// the objective of its class, its prompt read at the usual speed.
     pub(super) fn set_place(&self, job: &mut Job) {
         let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
-        let pools = self.placement.pool_set(LaneKey::of(&job.spec)).map(|line| &*line.pools);
+        let pools = self.placement.pool_set(LaneKey::of(&job.spec)).map(|pool_set| &*pool_set.pools);
         let own = self.fleet.per_token(pools.unwrap_or_default()) * job.weight() as f64;
         let goal = job.spec.arrived + objective.unwrap_or_default();
         job.place.due = goal + Duration::from_nanos((own * SHORT_FIRST) as u64);
@@ -335,7 +335,7 @@ impl Scheduler {
         Some(LaneAccounts { group, class: self.groups[group].class(lane.class)? })
     }
 
-    /// Whether fresh jobs of the tenant wait in the line already.
+    /// Whether fresh jobs of the tenant wait in the pool set already.
     fn waits_in(&self, spot: LanePosition, class: ClassId, tenant: TenantId) -> bool {
         let mut here = self.queue.keys_of(class, tenant).filter(|key| self.lane_position(*key) == Some(spot));
         here.any(|key| self.queue.lane(key).is_some_and(|lane| lane.head(LanePart::Fresh).is_some()))

@@ -262,7 +262,7 @@ impl Scheduler {
 
     /// Whether a pool of the lane is on its way to its first token.
     fn is_starting(&self, key: LaneKey) -> bool {
-        let pools = self.placement.pool_set(key).map(|line| &*line.pools).unwrap_or_default();
+        let pools = self.placement.pool_set(key).map(|pool_set| &*pool_set.pools).unwrap_or_default();
         pools.iter().any(|pool| self.starts.is_running(*pool))
     }
 

@@ -30,19 +30,19 @@ use crate::core::scheduler::demand::report::waiting;
 pub(super) struct WaitingDemand {
     /// Tokens, prompts and asked output, by pool that may serve them.
     pub(super) tokens: BTreeMap<PoolId, u64>,
-    /// How long the oldest job of a class has waited in a line.
+    /// How long the oldest job of a class has waited in a pool set.
     oldest: BTreeMap<FlowKey, Duration>,
     /// The same of those whose tenants may have more of the replicas.
     hindered: BTreeMap<FlowKey, Duration>,
-    /// Jobs of a class in a line whose tenants are paused: replicas are no help to
+    /// Jobs of a class in a pool set whose tenants are paused: replicas are no help to
     /// them.
     pub(super) parked: BTreeMap<FlowKey, u64>,
 }
 
 impl WaitingDemand {
-    /// Jobs of paused tenants in a line.
-    fn parked_in(&self, group: usize, line: usize) -> u64 {
-        let here = self.parked.iter().filter(|((one, _, two), _)| (*one, *two) == (group, line));
+    /// Jobs of paused tenants in a pool set.
+    fn parked_in(&self, group: usize, pool_set: usize) -> u64 {
+        let here = self.parked.iter().filter(|((one, _, two), _)| (*one, *two) == (group, pool_set));
         here.map(|(_, jobs)| jobs).sum()
     }
 }
@@ -162,7 +162,7 @@ impl Scheduler {
         waits
     }
 
-    /// What each line of a group asks for, of the pools given.
+    /// What each pool set of a group asks for, of the pools given.
     pub(super) fn demand_of(
         &self,
         group: usize,
@@ -171,7 +171,7 @@ impl Scheduler {
         watched: Duration,
     ) -> Vec<PoolSetDemand> {
         let view = |id: &PoolId| pools.iter().find(|pool| pool.pool == *id);
-        let lines = self.groups[group].shape.pool_sets.iter().enumerate().map(|(line, row)| {
+        let pool_sets = self.groups[group].shape.pool_sets.iter().enumerate().map(|(pool_set, row)| {
             let order: Vec<PoolId> = row.tiers.iter().flat_map(|tier| &tier.pools).copied().collect();
             let views = || order.iter().filter_map(view);
             let first = views().find(|pool| !pool.short).or_else(|| views().next());
@@ -181,27 +181,29 @@ impl Scheduler {
             let speed =
                 |pool: &ScalingPool| pool.cost.or(known).map_or(0.0, |cost| f64::from(pool.ready) / cost);
             let capacity = views().map(speed).sum();
-            let theirs = self.peer_demand((group, line), &order, others);
-            let mut wants = self.class_demands((group, line), (start, ready), waits, watched);
+            let theirs = self.peer_demand((group, pool_set), &order, others);
+            let mut wants = self.class_demands((group, pool_set), (start, ready), waits, watched);
             for (class, part) in &theirs {
                 let same = wants.iter_mut().filter(|(id, _)| id == class);
                 same.for_each(|(_, want)| part.add_to(want));
             }
             let wants: Vec<ClassDemand> = wants.into_iter().map(|(_, want)| want).collect();
             PoolSetDemand {
-                waiting: self.groups[group].waits_in(line).saturating_sub(waits.parked_in(group, line))
+                waiting: self.groups[group]
+                    .waits_in(pool_set)
+                    .saturating_sub(waits.parked_in(group, pool_set))
                     + waiting(&theirs),
                 need: total_need(&wants, start, capacity),
                 order,
             }
         });
-        lines.collect()
+        pool_sets.collect()
     }
 
-    /// What each class asks for in the line, in the order of service.
+    /// What each class asks for in the pool set, in the order of service.
     pub(super) fn class_demands(
         &self,
-        (group, line): (usize, usize),
+        (group, pool_set): (usize, usize),
         (start, ready): (Duration, u32),
         waits: &WaitingDemand,
         watched: Duration,
@@ -209,11 +211,11 @@ impl Scheduler {
         let here = &self.groups[group];
         let (window, now) = (window(start), self.now);
         let want = |(class, id): (usize, ClassId)| {
-            let at = (group, class, line);
+            let at = (group, class, pool_set);
             let row = self.policy.classes.get(id).filter(|row| !row.scavenger)?;
             let flow = self.demand.flow(at)?;
             let parked = waits.parked.get(&at).copied().unwrap_or_default();
-            let waiting = here.waiting_in(class, line).saturating_sub(parked);
+            let waiting = here.waiting_in(class, pool_set).saturating_sub(parked);
             let slow = flow.sustained(window);
             let held = row.cold_start_tolerance.filter(|_| ready == 0);
             let tolerance = held.unwrap_or(row.max_wait).min(row.max_wait);

@@ -38,8 +38,8 @@ impl Scheduler {
         for group in 0..self.groups.len() {
             let here = |view: &&ScalingPool| self.placement.group_of(view.pool) == Some(group);
             let pools: Vec<ScalingPool> = views.iter().filter(here).copied().collect();
-            let lines = self.demand_of(group, &pools, (&waits, others), watched);
-            let parts = share(&lines, &pools);
+            let pool_sets = self.demand_of(group, &pools, (&waits, others), watched);
+            let parts = share(&pool_sets, &pools);
             for (view, part) in pools.iter().zip(parts) {
                 let counted = ReplicaDemand {
                     pool: view.pool,
@@ -47,7 +47,7 @@ impl Scheduler {
                     reason: ScaleReason::Idle.name(),
                     keep: false,
                     ready: view.ready,
-                    queued: waiting_at(&lines, &pools, view, &part),
+                    queued: waiting_at(&pool_sets, &pools, view, &part),
                     due: false,
                     queued_tokens: waits.tokens.get(&view.pool).copied().unwrap_or_default(),
                     in_flight: running.get(&view.pool).copied().unwrap_or_default(),
@@ -171,16 +171,21 @@ fn least(
     Some(most).filter(|(least, _)| *least > 0).unwrap_or_default()
 }
 
-/// Jobs that wait for the pool: those of lines that it serves or is to serve.
-/// Where no pool of a line does, they wait for the one wanted most.
-fn waiting_at(lines: &[PoolSetDemand], pools: &[ScalingPool], view: &ScalingPool, part: &PoolShare) -> u64 {
+/// Jobs that wait for the pool: those of pool sets that it serves or is to serve.
+/// Where no pool of a pool set does, they wait for the one wanted most.
+fn waiting_at(
+    pool_sets: &[PoolSetDemand],
+    pools: &[ScalingPool],
+    view: &ScalingPool,
+    part: &PoolShare,
+) -> u64 {
     let is_up = |id: &PoolId| pools.iter().any(|pool| pool.pool == *id && pool.ready > 0);
-    let waits = |line: &&PoolSetDemand| {
-        let first = line.order.first() == Some(&view.pool) && !line.order.iter().any(is_up);
+    let waits = |pool_set: &&PoolSetDemand| {
+        let first = pool_set.order.first() == Some(&view.pool) && !pool_set.order.iter().any(is_up);
         let serves = view.ready > 0 || part.replicas > 0.0 || part.unknown;
-        line.order.contains(&view.pool) && (first || serves)
+        pool_set.order.contains(&view.pool) && (first || serves)
     };
-    lines.iter().filter(waits).map(|line| line.waiting).sum()
+    pool_sets.iter().filter(waits).map(|pool_set| pool_set.waiting).sum()
 }
 
 /// A pool that no model uses.

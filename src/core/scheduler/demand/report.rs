@@ -29,11 +29,11 @@ impl Scheduler {
             (name.to_owned(), part)
         });
         let pools = pools.collect();
-        let mut lines: BTreeMap<PoolSetKey, PoolSetReport> = BTreeMap::new();
+        let mut pool_sets: BTreeMap<PoolSetKey, PoolSetReport> = BTreeMap::new();
         for group in 0..self.groups.len() {
-            self.add_lines(group, &waits, watched, &mut lines);
+            self.add_lines(group, &waits, watched, &mut pool_sets);
         }
-        DemandReport { pools, pool_sets: lines }
+        DemandReport { pools, pool_sets }
     }
 
     fn add_lines(
@@ -41,19 +41,19 @@ impl Scheduler {
         group: usize,
         waits: &WaitingDemand,
         watched: Duration,
-        lines: &mut BTreeMap<PoolSetKey, PoolSetReport>,
+        pool_sets: &mut BTreeMap<PoolSetKey, PoolSetReport>,
     ) {
         let here = &self.groups[group];
-        for (line, row) in here.shape.pool_sets.iter().enumerate() {
+        for (pool_set, row) in here.shape.pool_sets.iter().enumerate() {
             let order: Vec<PoolId> = row.tiers.iter().flat_map(|tier| &tier.pools).copied().collect();
             let start = order.first().map_or(DEFAULT_START, |id| self.start_of(*id));
-            let wants = self.class_demands((group, line), (start, 0), waits, watched);
+            let wants = self.class_demands((group, pool_set), (start, 0), waits, watched);
             for (id, want) in wants {
                 let class = here.class_ids().position(|other| other == id).unwrap_or_default();
-                let parked = waits.parked.get(&(group, class, line)).copied().unwrap_or_default();
-                let part = PoolSetReport::of(&want, here.waiting_in(class, line).saturating_sub(parked));
+                let parked = waits.parked.get(&(group, class, pool_set)).copied().unwrap_or_default();
+                let part = PoolSetReport::of(&want, here.waiting_in(class, pool_set).saturating_sub(parked));
                 if part != PoolSetReport::default() {
-                    let sum = lines.entry(self.key_of(id, &order)).or_default();
+                    let sum = pool_sets.entry(self.key_of(id, &order)).or_default();
                     *sum = sum.merged(&part);
                 }
             }
@@ -78,11 +78,11 @@ impl Scheduler {
         PoolSetKey { class: self.policy.classes.name(class).to_owned(), pools }
     }
 
-    /// What the others see of a line, by class. Lines of a group that differ in
+    /// What the others see of a pool set, by class. Lines of a group that differ in
     /// other ways than their pools are one to others: the first of them counts.
     pub(in crate::core::scheduler) fn peer_demand(
         &self,
-        (group, line): (usize, usize),
+        (group, pool_set): (usize, usize),
         order: &[PoolId],
         others: &PeerDemand,
     ) -> Vec<(ClassId, PoolSetReport)> {
@@ -93,7 +93,7 @@ impl Scheduler {
         let same = |row: &crate::core::placement::PoolSet| {
             row.tiers.iter().flat_map(|tier| &tier.pools).eq(order.iter())
         };
-        if here.shape.pool_sets.iter().position(same) != Some(line) {
+        if here.shape.pool_sets.iter().position(same) != Some(pool_set) {
             return Vec::new();
         }
         let part = |id: ClassId| Some((id, *others.sum.pool_sets.get(&self.key_of(id, order))?));
@@ -117,7 +117,7 @@ impl Scheduler {
     }
 }
 
-/// Jobs that wait in the lines.
+/// Jobs that wait in the pool sets.
 pub(in crate::core::scheduler) fn waiting(parts: &[(ClassId, PoolSetReport)]) -> u64 {
     parts.iter().map(|(_, part)| part.waiting).fold(0, u64::saturating_add)
 }

@@ -40,15 +40,15 @@ use crate::core::scheduler::admit::LaneAccounts;
 /// How often others may go before the first in the order.
 pub(super) const MAX_PASSED: u32 = 32;
 
-/// Heads of one class and line that find no place in one decision, before the
-/// others of the line are left for the next one.
+/// Heads of one class and pool set that find no place in one decision, before the
+/// others of the pool set are left for the next one.
 const MAX_TRIES: usize = 32;
 
 /// Lines and the adapters that no replica of theirs can take in, each with the
 /// first job that it keeps waiting.
 type BlockedAdapters = SmallVec<[(usize, ModelId, JobId); 4]>;
 
-/// Heads that found no place in one decision, by class, line and part.
+/// Heads that found no place in one decision, by class, pool set and part.
 type FailedHeads = SmallVec<[((usize, usize, LanePart), usize); 4]>;
 
 /// A job and where it goes.
@@ -111,7 +111,7 @@ impl Scheduler {
             let find = |background| here.openings(self.fleet.openings(&here.pools, background));
             let rooms = OpenRoom {
                 openings: &|background| openings[usize::from(background)].get_or_init(|| find(background)),
-                wanted: &|line| self.preferred_tier(&here.shape.pool_sets[line]),
+                wanted: &|pool_set| self.preferred_tier(&here.shape.pool_sets[pool_set]),
                 closed: &|at| tries.iter().any(|(tried, times)| *tried == at && *times >= MAX_TRIES),
             };
             let skip = |head: &LaneHead| passed.contains(&head.job) || self.is_blocked(head, &blocked);
@@ -142,8 +142,8 @@ impl Scheduler {
         }
     }
 
-    /// The line and the adapter of a job, if the adapter cannot come in at any
-    /// replica of the line: then no other job with it need be looked at.
+    /// The pool set and the adapter of a job, if the adapter cannot come in at any
+    /// replica of the pool set: then no other job with it need be looked at.
     fn blocked_by(&self, group: usize, chosen: &Candidate) -> Option<(usize, ModelId, JobId)> {
         let (pools, model) =
             (&self.groups[group].shape.pool_sets[chosen.pool_set].pools, chosen.head.lane.model);
@@ -151,11 +151,11 @@ impl Scheduler {
     }
 
     fn is_blocked(&self, head: &LaneHead, blocked: &BlockedAdapters) -> bool {
-        let line = |(line, model, _): &(usize, ModelId, JobId)| {
+        let pool_set = |(pool_set, model, _): &(usize, ModelId, JobId)| {
             head.lane.model == *model
-                && self.placement.route(head.lane).is_some_and(|route| route.pool_set == *line)
+                && self.placement.route(head.lane).is_some_and(|route| route.pool_set == *pool_set)
         };
-        blocked.iter().any(line)
+        blocked.iter().any(pool_set)
     }
 
     /// Whether a head has just become late: then it has a later turn, and others of
@@ -266,7 +266,7 @@ impl Scheduler {
         let openings = here.openings(iter::once((pick.pool, FitSize::MAX)));
         let rooms = OpenRoom {
             openings: &|_| &openings,
-            wanted: &|line| self.preferred_tier(&here.shape.pool_sets[line]),
+            wanted: &|pool_set| self.preferred_tier(&here.shape.pool_sets[pool_set]),
             closed: &|_| false,
         };
         let first = here.first(RoomIn::In(rooms), &|_| false)?.head.job;
@@ -290,13 +290,13 @@ impl Scheduler {
     /// have waited for half of their objective, whoever is first in the order: else
     /// others that come and go would keep all slots for ever.
     fn hold_for_shut_out(&mut self, group: usize, blocked: &BlockedAdapters) {
-        for (line, model, id) in blocked {
+        for (pool_set, model, id) in blocked {
             let Some(job) = self.jobs.get(id) else { continue };
             let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
             if job.queued(self.now) < objective.unwrap_or_default() / 2 {
                 continue;
             }
-            let pools = self.groups[group].shape.pool_sets[*line].pools.iter().copied();
+            let pools = self.groups[group].shape.pool_sets[*pool_set].pools.iter().copied();
             let can: SmallVec<[PoolId; 4]> = pools
                 .filter(|pool| self.fleet.is_adapter(*pool, *model) && self.considers_pool(*id, *pool))
                 .collect();
@@ -313,8 +313,9 @@ impl Scheduler {
             return;
         }
         let need = job.size();
-        let line = self.placement.pool_set(LaneKey::of(&job.spec));
-        let shunned = line.map(|line| self.avoided_replicas(first, &line.pools)).unwrap_or_default();
+        let pool_set = self.placement.pool_set(LaneKey::of(&job.spec));
+        let shunned =
+            pool_set.map(|pool_set| self.avoided_replicas(first, &pool_set.pools)).unwrap_or_default();
         if let Some(replica) = self.fleet.to_hold(pool, need, self.now, &|id| shunned.contains(&id)) {
             self.fleet.hold(replica, true, self.now);
             self.groups[group].holds.push(HeldReplica { replica, pool, job: first });

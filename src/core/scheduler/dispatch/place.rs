@@ -43,9 +43,9 @@ impl Scheduler {
     ) -> Option<(ReplicaId, PlacementReason)> {
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
-        let line = &here.shape.pool_sets[chosen.pool_set];
+        let pool_set = &here.shape.pool_sets[chosen.pool_set];
         let last = here.last_tier(chosen.class, chosen.pool_set);
-        let shunned = self.avoided_replicas(chosen.head.job, &line.pools);
+        let shunned = self.avoided_replicas(chosen.head.job, &pool_set.pools);
         let cached = self.prefixes.matches(&job.prefix);
         let required = ReplicaRequirements {
             session: self.session(job),
@@ -57,7 +57,7 @@ impl Scheduler {
                 let found = self.fleet.find(pools, &required, avoid)?;
                 Some(ReplicaMatch { waits: found.waits && !eager, ..found })
             };
-            self.choose(job, line, last, &find)
+            self.choose(job, pool_set, last, &find)
         };
         let apart = || choose(&|id| shunned.contains(&id) || self.fleet.has_suspect(id));
         let apart = job.suspect.then(apart).flatten();
@@ -88,55 +88,55 @@ impl Scheduler {
     fn session_until(&self, group: usize, chosen: &Candidate) -> Option<Tick> {
         let job = self.jobs.get(&chosen.head.job)?;
         let session = self.session(job).filter(|(_, left)| *left > 0)?;
-        let line = &self.groups[group].shape.pool_sets[chosen.pool_set];
+        let pool_set = &self.groups[group].shape.pool_sets[chosen.pool_set];
         let cached = self.prefixes.matches(&job.prefix);
         let required =
             ReplicaRequirements { session: Some(session), ..job.requirements(&cached, chosen.background) };
-        let shunned = self.avoided_replicas(chosen.head.job, &line.pools);
-        let pools = line.tiers.iter().map(|tier| &*tier.pools).chain([&*line.pools]);
+        let shunned = self.avoided_replicas(chosen.head.job, &pool_set.pools);
+        let pools = pool_set.tiers.iter().map(|tier| &*tier.pools).chain([&*pool_set.pools]);
         let each =
             pools.filter_map(|pools| self.fleet.stays_for(pools, &required, &|id| shunned.contains(&id)));
         let nanos = each.filter(|nanos| *nanos > 0).min().unwrap_or(session.1);
         Some(self.now + Duration::from_nanos(nanos))
     }
 
-    /// Chooses among the tiers of a line by what `find` says of each. Pools that cannot
+    /// Chooses among the tiers of a pool set by what `find` says of each. Pools that cannot
     /// keep the pace come after all others.
     pub(in crate::core::scheduler) fn choose(
         &self,
         job: &Job,
-        line: &PoolSet,
+        pool_set: &PoolSet,
         last: Option<usize>,
         find: ReplicaFinder<'_>,
     ) -> Option<(ReplicaId, PlacementReason)> {
         let go = |found: ReplicaMatch, choice| (!found.waits).then_some((found.replica, choice));
-        let able = self.pools_within_itl(job, &line.pools);
+        let able = self.pools_within_itl(job, &pool_set.pools);
         let find = |pools: &[PoolId]| {
             let here = able.iter().copied().filter(|pool| pools.contains(pool));
             let here: SmallVec<[PoolId; 4]> = here.collect();
             let first = (!here.is_empty()).then(|| find(&here)).flatten();
             first.filter(|found| !found.waits).or_else(|| find(pools))
         };
-        if line.tiers.len() == 1 {
-            return go(find(&line.pools)?, PlacementReason::Only);
+        if pool_set.tiers.len() == 1 {
+            return go(find(&pool_set.pools)?, PlacementReason::Only);
         }
-        let found = self.offers(line).map(|offer| {
-            let pools = &line.tiers[offer.tier].pools;
+        let found = self.offers(pool_set).map(|offer| {
+            let pools = &pool_set.tiers[offer.tier].pools;
             let last = !able.is_empty() && !pools.iter().any(|pool| able.contains(pool));
-            let rank = offer.rank + if last { line.tiers.len() } else { 0 };
+            let rank = offer.rank + if last { pool_set.tiers.len() } else { 0 };
             let found = find(pools);
             (TierOffer { ttft: found.map(|found| found.ttft), rank, ..offer }, found)
         });
         let (offers, found): (SmallVec<[TierOffer; 8]>, SmallVec<[Option<ReplicaMatch>; 8]>) = found.unzip();
         let goal = self.ttft_deadline(job);
         let left = u64::try_from(goal.since(self.now).as_nanos()).unwrap_or(u64::MAX);
-        let patient = self.is_patient(job, line);
-        match choose(&offers, &JobTerms { left, patient, otherwise: line.otherwise, last }) {
+        let patient = self.is_patient(job, pool_set);
+        match choose(&offers, &JobTerms { left, patient, otherwise: pool_set.otherwise, last }) {
             PlacementDecision::Start(tier, choice) => {
                 let at = offers.iter().position(|offer| offer.tier == tier)?;
                 go(found[at]?, choice)
             }
-            PlacementDecision::Soonest => go(find(&line.pools)?, PlacementReason::Fastest),
+            PlacementDecision::Soonest => go(find(&pool_set.pools)?, PlacementReason::Fastest),
             PlacementDecision::Wait => None,
         }
     }
@@ -154,10 +154,10 @@ impl Scheduler {
         if able.len() < pools.len() { able } else { SmallVec::new() }
     }
 
-    /// The tiers of a line that have a replica in service, with what work costs
+    /// The tiers of a pool set that have a replica in service, with what work costs
     /// there: the price of the time that a token takes.
-    fn offers(&self, line: &PoolSet) -> impl Iterator<Item = TierOffer> {
-        let up = line.tiers.iter().enumerate().filter(|(_, tier)| self.fleet.count_up(&tier.pools) > 0);
+    fn offers(&self, pool_set: &PoolSet) -> impl Iterator<Item = TierOffer> {
+        let up = pool_set.tiers.iter().enumerate().filter(|(_, tier)| self.fleet.count_up(&tier.pools) > 0);
         up.map(|(index, tier)| {
             let price = tier.price.map_or(f64::INFINITY, |price| price.units());
             TierOffer {
@@ -176,32 +176,32 @@ impl Scheduler {
     }
 
     /// Whether the job waits for the pools that it wants most, with time to.
-    fn is_patient(&self, job: &Job, line: &PoolSet) -> bool {
-        line.can_wait()
+    fn is_patient(&self, job: &Job, pool_set: &PoolSet) -> bool {
+        pool_set.can_wait()
             && matches!(bound(job.spec.arrived, self.ttft_deadline(job), self.now), (true, Some(_)))
     }
 
     /// Whether it looks only at the pools that it wants most just now.
-    pub(in crate::core::scheduler) fn is_bound(&self, job: &Job, line: &PoolSet) -> bool {
-        line.can_wait() && bound(job.spec.arrived, self.ttft_deadline(job), self.now).0
+    pub(in crate::core::scheduler) fn is_bound(&self, job: &Job, pool_set: &PoolSet) -> bool {
+        pool_set.can_wait() && bound(job.spec.arrived, self.ttft_deadline(job), self.now).0
     }
 
-    /// The tier of a line's pools that is wanted most just now.
-    pub(in crate::core::scheduler) fn preferred_tier(&self, line: &PoolSet) -> Option<usize> {
-        self.offers(line).min_by(TierOffer::order).map(|offer| offer.tier)
+    /// The tier of a pool set's pools that is wanted most just now.
+    pub(in crate::core::scheduler) fn preferred_tier(&self, pool_set: &PoolSet) -> Option<usize> {
+        self.offers(pool_set).min_by(TierOffer::order).map(|offer| offer.tier)
     }
 
     /// The pool that the job wanted more than the one that it goes to.
     pub(in crate::core::scheduler) fn passed_over(
         &self,
-        line: &PoolSet,
+        pool_set: &PoolSet,
         taken: PoolId,
         required: &ReplicaRequirements<'_>,
     ) -> Option<PassedOverPool> {
-        if line.tiers.len() == 1 {
+        if pool_set.tiers.len() == 1 {
             return None;
         }
-        let wanted = &line.tiers[self.preferred_tier(line)?].pools;
+        let wanted = &pool_set.tiers[self.preferred_tier(pool_set)?].pools;
         let pool = wanted.first().copied().filter(|_| !wanted.contains(&taken))?;
         Some(PassedOverPool { pool, busy: self.fleet.count_fitting(wanted, required) == 0 })
     }
@@ -229,9 +229,10 @@ impl Scheduler {
     /// Whether the job, of those that may use the pool, looks at it by now.
     pub(in crate::core::scheduler) fn considers_pool(&self, id: JobId, pool: PoolId) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
-        self.placement.pool_set(LaneKey::of(&job.spec)).is_some_and(|line| {
-            let wanted = self.preferred_tier(line);
-            !self.is_patient(job, line) || wanted.is_none_or(|tier| line.tiers[tier].pools.contains(&pool))
+        self.placement.pool_set(LaneKey::of(&job.spec)).is_some_and(|pool_set| {
+            let wanted = self.preferred_tier(pool_set);
+            !self.is_patient(job, pool_set)
+                || wanted.is_none_or(|tier| pool_set.tiers[tier].pools.contains(&pool))
         })
     }
 }

@@ -78,8 +78,8 @@ impl Scheduler {
 
     /// Whether a replica in service may serve the job.
     pub(in crate::core::scheduler) fn has_others(&self, job: &Job) -> bool {
-        let line = self.placement.pool_set(LaneKey::of(&job.spec));
-        line.is_some_and(|line| self.fleet.count_up(&line.pools) > 0)
+        let pool_set = self.placement.pool_set(LaneKey::of(&job.spec));
+        pool_set.is_some_and(|pool_set| self.fleet.count_up(&pool_set.pools) > 0)
     }
 
     /// What runs at a replica and is wanted; the oldest first.
@@ -122,7 +122,7 @@ impl Scheduler {
     fn is_pressed(&self, first: &Candidate) -> bool {
         let Some(job) = self.jobs.get(&first.head.job) else { return false };
         let class = self.policy.classes.get(job.spec.class);
-        let pools = self.placement.pool_set(first.head.lane).map(|line| &*line.pools);
+        let pools = self.placement.pool_set(first.head.lane).map(|pool_set| &*pool_set.pools);
         class.is_some_and(|class| job.queued(self.now) >= class.ttft_objective / 2)
             && !self.fleet.fits_soon(pools.unwrap_or_default(), &job.requirements(&[], false))
     }

@@ -145,10 +145,10 @@ impl Scheduler {
     }
 
     fn fits_elsewhere(&self, job: &Job, replica: ReplicaId) -> bool {
-        let Some(line) = self.placement.pool_set(LaneKey::of(&job.spec)) else { return false };
+        let Some(pool_set) = self.placement.pool_set(LaneKey::of(&job.spec)) else { return false };
         let required = job.requirements(&[], false);
         let here = u32::from(self.fleet.fits(replica, &required, false, self.now));
-        self.fleet.count_fitting(&line.pools, &required) > here
+        self.fleet.count_fitting(&pool_set.pools, &required) > here
     }
 
     /// Takes back what the clients of a convicted replica have seen nothing of.

@@ -112,8 +112,8 @@ impl Scheduler {
                 let head = lane.head(part).and_then(|id| self.jobs.get(&id));
                 let paid = part == LanePart::Returned;
                 let counter = if paid { 0 } else { group.counter(spot.class, key.tenant) };
-                let line = &group.shape.pool_sets[spot.pool_set];
-                if head.is_some_and(|job| seat.map(|seat| seat.bound) != Some(self.is_bound(job, line))) {
+                let pool_set = &group.shape.pool_sets[spot.pool_set];
+                if head.is_some_and(|job| seat.map(|seat| seat.bound) != Some(self.is_bound(job, pool_set))) {
                     return false;
                 }
                 found.map(|entry| (entry.value.job, entry.key.standing, entry.key.counter, entry.size))
@@ -159,9 +159,9 @@ impl Scheduler {
         let mut waiting = heads.filter_map(|(key, id)| Some((self.lane_position(key)?, self.jobs.get(&id)?)));
         waiting.any(|(spot, job)| {
             let group = &self.groups[spot.group];
-            let line = &group.shape.pool_sets[spot.pool_set];
+            let pool_set = &group.shape.pool_sets[spot.pool_set];
             let last = group.last_tier(spot.class, spot.pool_set);
-            let shunned = self.avoided_replicas(job.spec.id, &line.pools);
+            let shunned = self.avoided_replicas(job.spec.id, &pool_set.pools);
             let cached = self.prefixes.matches(&job.prefix);
             let required = ReplicaRequirements {
                 session: self.session(job),
@@ -169,7 +169,7 @@ impl Scheduler {
             };
             let find = |pools: &[PoolId]| self.best_of_all(pools, &required, &shunned);
             self.allows(spot.group, job.spec.tenant, job.spec.sequences)
-                && self.choose(job, line, last, &find).is_some()
+                && self.choose(job, pool_set, last, &find).is_some()
         })
     }
 

@@ -64,8 +64,8 @@ impl Scheduler {
     /// What keeps a job from replicas that have room for it.
     fn obstacle_at_free(&self, job: &Job, spot: LanePosition) -> Obstacle {
         let here = &self.groups[spot.group];
-        let line = &here.shape.pool_sets[spot.pool_set];
-        let shunned = self.avoided_replicas(job.spec.id, &line.pools);
+        let pool_set = &here.shape.pool_sets[spot.pool_set];
+        let shunned = self.avoided_replicas(job.spec.id, &pool_set.pools);
         let cached = self.prefixes.matches(&job.prefix);
         let required = ReplicaRequirements {
             session: self.session(job),
@@ -73,11 +73,11 @@ impl Scheduler {
         };
         let find = |pools: &[PoolId]| self.fleet.find(pools, &required, &|id| shunned.contains(&id));
         let last = here.last_tier(spot.class, spot.pool_set);
-        if self.choose(job, line, last, &find).is_some() {
+        if self.choose(job, pool_set, last, &find).is_some() {
             return Obstacle::Turn;
         }
-        let wanted = self.preferred_tier(line).and_then(|tier| find(&line.tiers[tier].pools));
-        if self.is_bound(job, line) && wanted.is_none() { Obstacle::Rule } else { Obstacle::Sooner }
+        let wanted = self.preferred_tier(pool_set).and_then(|tier| find(&pool_set.tiers[tier].pools));
+        if self.is_bound(job, pool_set) && wanted.is_none() { Obstacle::Rule } else { Obstacle::Sooner }
     }
 
     fn choices(&self, job: &Job, pools: &[PoolId], background: bool, now: Tick) -> Vec<ReplicaOption> {

@@ -138,9 +138,11 @@ fn what_waits_elsewhere_counts_here_too() {
     assert_eq!((need.queued_tokens, need.in_flight), (own.queued_tokens, 0));
     // Pools and classes of another file are nothing to this one.
     let mut odd = theirs;
-    let line = odd.pool_sets.pop_first().unwrap();
-    odd.pool_sets
-        .insert(crate::core::autoscale::demand_report::PoolSetKey { class: "gone".into(), ..line.0 }, line.1);
+    let pool_set = odd.pool_sets.pop_first().unwrap();
+    odd.pool_sets.insert(
+        crate::core::autoscale::demand_report::PoolSetKey { class: "gone".into(), ..pool_set.0 },
+        pool_set.1,
+    );
     odd.pools = [("gone".to_owned(), odd.pools["p0"])].into();
     let fresh = &mut Gateway::new(rules(0));
     fresh.pass(Tick::from_millis(1000));
@@ -183,7 +185,7 @@ fn when_one_is_lost_and_the_other_gets_its_requests_the_number_stays() {
         PeerReport { from: GatewayId { epoch: 2, id: 2 }, demand: all[2].outlook(), ..PeerReport::default() };
     peers.heard("other", report, died);
     let one = &mut all[1];
-    let rate = |seen: &DemandReport| seen.pool_sets.values().map(|line| line.slow).sum::<f64>();
+    let rate = |seen: &DemandReport| seen.pool_sets.values().map(|pool_set| pool_set.slow).sum::<f64>();
     let all_of_it = rate(&one.outlook()) * 2.0;
     peers.look(&one.outlook(), false, died);
     for step in 1..900_u64 {

@@ -55,31 +55,31 @@ fn within(millis: u64, patience: u64, spec: JobSpec) -> JobSpec {
 fn a_hopeless_job_is_refused_at_once_with_its_own_lanes_time() {
     let mut rules = policy(&[&[1]], &[&[0]]);
     rules.classes.insert("first", Class { ttft_objective: Duration::from_secs(30), ..class(0, 0.0) });
-    let mut line = Line::new(World::new(rules), 100);
+    let mut pool_set = Line::new(World::new(rules), 100);
     for id in 0..101 {
-        assert_eq!(line.arrive(0, spec(id)), None, "no rate is known");
+        assert_eq!(pool_set.arrive(0, spec(id)), None, "no rate is known");
     }
-    line.until(1_000);
-    assert_eq!(line.arrive(1_000, within(1_000, 8_000, spec(200))), None, "with luck it starts");
-    line.until(1_050);
-    let actions = line.world.arrive(within(1_050, 5_000, spec(201)));
+    pool_set.until(1_000);
+    assert_eq!(pool_set.arrive(1_000, within(1_000, 8_000, spec(200))), None, "with luck it starts");
+    pool_set.until(1_050);
+    let actions = pool_set.world.arrive(within(1_050, 5_000, spec(201)));
     let (job, why) = rejected(&actions)[0];
     assert_eq!((job, why.reason), (201, RejectReason::Unmeetable));
     let wait = why.retry_after.unwrap().as_secs_f64();
     assert!((9.0..12.0).contains(&wait), "some 90 jobs at 10 a second: {wait}");
     let other = within(1_050, 5_000, of_tenant(202, 1));
-    assert_eq!(rejected(&line.world.arrive(other)), [], "another tenant's lane is its own");
+    assert_eq!(rejected(&pool_set.world.arrive(other)), [], "another tenant's lane is its own");
 }
 
 #[test]
 fn what_came_back_is_not_refused_for_those_that_wait() {
-    let mut line = Line::new(World::new(policy(&[&[1]], &[&[0]])), 100);
+    let mut pool_set = Line::new(World::new(policy(&[&[1]], &[&[0]])), 100);
     for id in 0..60 {
-        line.arrive(0, within(0, 20_000, spec(id)));
+        pool_set.arrive(0, within(0, 20_000, spec(id)));
     }
-    line.until(1_050);
-    let (_, running) = line.running[0];
-    let actions = line.world.fail(running, EngineFault::Malformed);
+    pool_set.until(1_050);
+    let (_, running) = pool_set.running[0];
+    let actions = pool_set.world.fail(running, EngineFault::Malformed);
     assert_eq!(rejected(&actions), []);
     assert_eq!(sent(&actions), [(running, 0)]);
 }
@@ -110,19 +110,19 @@ fn a_late_job_has_its_turn_before_those_that_come_long_after_it() {
 
 #[test]
 fn a_burst_that_cannot_be_served_is_told_within_five_seconds() {
-    let mut line = Line::new(World::new(policy(&[&[1]], &[&[0]])), 100);
+    let mut pool_set = Line::new(World::new(policy(&[&[1]], &[&[0]])), 100);
     let mut refused = Vec::new();
     for id in 0..1_000 {
-        assert_eq!(line.arrive(0, spec(id)), None, "nobody knows how fast they go");
+        assert_eq!(pool_set.arrive(0, spec(id)), None, "nobody knows how fast they go");
     }
     for millis in (100..=60_000).step_by(100) {
-        let (_, job) = line.running.remove(0);
-        let actions = line.world.at(millis);
+        let (_, job) = pool_set.running.remove(0);
+        let actions = pool_set.world.at(millis);
         refused.extend(rejected(&actions).iter().map(|(job, why)| (*job, why.queued, why.reason)));
-        let actions = line.world.done(job);
-        line.note(millis, &sent(&actions));
+        let actions = pool_set.world.done(job);
+        pool_set.note(millis, &sent(&actions));
         refused.extend(rejected(&actions).iter().map(|(job, why)| (*job, why.queued, why.reason)));
-        if line.running.is_empty() {
+        if pool_set.running.is_empty() {
             break;
         }
     }
@@ -145,14 +145,14 @@ proptest! {
         patience in 200u64..3_000,
         gaps in vec(0u64..60, 300),
     ) {
-        let mut line = Line::new(World::new(policy(&[&[limit]], &[&[0]])), each);
+        let mut pool_set = Line::new(World::new(policy(&[&[limit]], &[&[0]])), each);
         let mut now = 0;
         let mut refused = 0;
         for (id, gap) in gaps.into_iter().enumerate() {
             now += gap;
-            line.until(now);
-            let waiting = line.world.scheduler.waiting().requests;
-            let why = line.arrive(now, within(now, patience, spec(id as u64)));
+            pool_set.until(now);
+            let waiting = pool_set.world.scheduler.waiting().requests;
+            let why = pool_set.arrive(now, within(now, patience, spec(id as u64)));
             let Some(why) = why else { continue };
             prop_assert_eq!(why, RejectReason::Unmeetable);
             refused += 1;
@@ -163,6 +163,6 @@ proptest! {
         }
         let over = 30.0 * f64::from(limit) / each as f64;
         prop_assert!(refused == 0 || over < 2.0, "refused at a load of {}", 1.0 / over);
-        prop_assert_eq!(line.world.scheduler.broken_invariants(), 0);
+        prop_assert_eq!(pool_set.world.scheduler.broken_invariants(), 0);
     }
 }
