@@ -205,7 +205,7 @@ impl DemandReport {
     }
 }
 
-/// What other gateways know, for [`crate::core::scheduler::Scheduler::needs_with`].
+/// What other gateways know, for [`crate::core::scheduler::Scheduler::replica_demand_with`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PeerDemand {
     /// The sum of what they see.

@@ -38,7 +38,7 @@ pub struct LaneKey {
     pub tenant: TenantId,
     /// The model.
     pub model: ModelId,
-    /// See [`JobSpec::fit`].
+    /// See [`JobSpec::context_group`].
     pub fit: u8,
 }
 

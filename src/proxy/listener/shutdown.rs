@@ -2,7 +2,7 @@
 
 use tokio_util::sync::CancellationToken;
 
-/// The two signals that end [`serve`]. Clones share them.
+/// The two signals that end [`serve`](super::serve). Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct ListenerShutdown {
     /// Take no new connections, close the idle ones, let requests finish.

@@ -405,8 +405,9 @@ fn burst_ceiling(
     let surges = measured.bursts.surges.iter().filter(|surge| surge.is_noise(setting.start));
     // The last requests of a surge are in service after its end.
     let after = measured.duration_s.p90;
-    let noise =
-        merge_touching(surges.map(|surge| (surge.at_s, surge.at_s + surge.lasts_s + after)).collect());
+    let noise = measure::bursts::merge_touching(
+        surges.map(|surge| (surge.at_s, surge.at_s + surge.lasts_s + after)).collect(),
+    );
     let in_noise = |at: f64, lasts: f64| {
         let next = noise.partition_point(|(_, to)| *to <= at);
         noise.is_empty() || noise.get(next).is_some_and(|(from, _)| at + lasts > *from)
@@ -415,19 +416,6 @@ fn burst_ceiling(
     let requests = bins.iter().filter(|row| in_noise(row.at_s, bin.as_secs_f64())).map(|row| row.high).max();
     let windows = followed.windows.iter().filter(|window| in_noise(window.at_s, window.lasts_s));
     (requests.unwrap_or(0), windows.map(|window| window.needs).max().unwrap_or(0))
-}
-
-/// The intervals in order, with touching ones merged.
-fn merge_touching(mut stretches: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
-    stretches.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
-    let mut apart: Vec<(f64, f64)> = Vec::new();
-    for (from, to) in stretches {
-        match apart.last_mut() {
-            Some(last) if from <= last.1 => last.1 = last.1.max(to),
-            _ => apart.push((from, to)),
-        }
-    }
-    apart
 }
 
 fn fleets(
@@ -464,15 +452,6 @@ fn fleets(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stretches_that_touch_are_one() {
-        assert_eq!(
-            merge_touching(vec![(5.0, 6.0), (0.0, 3.0), (1.0, 2.0), (3.0, 4.0)]),
-            [(0.0, 4.0), (5.0, 6.0)]
-        );
-        assert_eq!(merge_touching(Vec::new()), []);
-    }
 
     #[test]
     fn shares_over_time_count_windows_by_their_length() {

@@ -169,7 +169,7 @@ impl fmt::Debug for OpenRoom<'_> {
 pub struct GroupObjective {
     /// The classes that wait, run or did so a moment ago.
     pub active: BitSet,
-    /// See [`super::PoolGroup::reserve`].
+    /// See [`super::PoolGroup::headroom`].
     pub headroom: u32,
     /// See [`super::PoolGroup::widest`].
     pub widest: u32,

@@ -2,6 +2,7 @@
 
 mod adapters;
 mod bottleneck;
+mod contribution;
 mod cost;
 mod outage;
 mod pool_state;
@@ -25,7 +26,6 @@ use crate::core::model::overrides::Closed;
 use crate::core::model::policy::{HealthPolicy, Policy};
 use crate::core::model::snapshot::{ReplicaSnapshot, SAMPLE_PROMPT};
 use crate::core::model::time::Tick;
-use crate::core::queue::fit_tree::FitEntry;
 use crate::core::replica::health::ReplicaHealth;
 use crate::core::replica::ledger::{Booking, Ledger};
 use crate::core::replica::reconcile::{LedgerView, ReconcileFinding};
@@ -33,11 +33,12 @@ use crate::core::replica::speed::pool_best::PoolBest;
 use crate::core::replica::speed::ttft_model::{self, TtftModel};
 
 pub use self::search::{ReplicaMatch, ReplicaRequirements};
+use crate::core::replica::fleet::contribution::PoolCounts;
 pub use crate::core::replica::fleet::pool_state::ActiveObjective;
 pub use crate::core::replica::fleet::prefill::PrefillMark;
 
 use crate::core::replica::fleet::pool_state::{PoolState, PoolSummary};
-use crate::core::replica::fleet::replica_state::{PoolContribution, ReplicaState};
+use crate::core::replica::fleet::replica_state::ReplicaState;
 
 /// What is known of a replica at the moment it is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,8 +118,7 @@ impl Fleet {
             let row = policy.replicas.get(id).filter(|row| policy.pools.get(row.pool).is_some());
             if let Some(node) = &mut self.replicas[index] {
                 node.slots = [None; 3];
-                (node.up, node.held, node.bin, node.prefills_background) = (false, false, None, false);
-                (node.capacity, node.counted) = (0, PoolContribution::default());
+                (node.held, node.bin, node.contribution) = (false, None, PoolCounts::default());
                 if row.is_none() && node.present {
                     departures.left.push(id);
                 }
@@ -174,7 +174,7 @@ impl Fleet {
     /// Sequences that the replicas of the pools that may get work can have.
     #[must_use]
     pub fn capacity(&self, pools: &[PoolId]) -> u64 {
-        self.pools(pools).map(|pool| pool.capacity).sum()
+        self.pools(pools).map(|pool| pool.counts.capacity).sum()
     }
 
     /// Holds a replica for one job, or lets it go.
@@ -436,47 +436,22 @@ impl Fleet {
     fn refresh(&mut self, id: ReplicaId, now: Tick) {
         let rules = self.rules;
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
-        let up = node.is_up(now, &rules);
         node.foreign_seqs = node.reconciler.seqs(now);
         if let Some(pool) = self.pools.get_mut(node.pool.index()) {
-            node.factor = pool.speeds.applied(&node.speed, now);
-            let key = node.key(pool, id);
-            node.free_capacity = node.find_free_capacity(pool, now, &rules);
-            let rooms = node.free_capacity;
-            let boards = [
-                (&mut pool.free, rooms.own),
-                (&mut pool.background, rooms.background),
-                (&mut pool.soon, rooms.soon),
-            ];
-            for ((board, room), slot) in boards.into_iter().zip(&mut node.slots) {
-                let entry = room.map(|room| FitEntry { key, size: room.complement(), value: id });
-                *slot = board.put(*slot, entry);
-            }
+            let (before, was_absent) = (node.contribution, pool.is_dormant() || pool.is_away());
+            pool.rank(id, node, now, &rules);
+            node.contribution = node.contribute(pool, now, &rules);
+            pool.counts.replace(before, node.contribution);
+            let after = node.contribution;
             self.open.set(node.pool.index(), !pool.free.is_empty() || !pool.background.is_empty());
-            let reads = node.ledger.background_prefill > 0;
-            pool.background_prefills =
-                pool.background_prefills + u32::from(reads) - u32::from(node.prefills_background);
-            node.prefills_background = reads;
-            let dormant = pool.is_dormant() || pool.is_away();
-            let patience = node.patience(now);
-            node.stall_detector.arm(now, node.owes(), patience);
-            pool.up = pool.up + u32::from(up) - u32::from(node.up);
-            self.turns += u64::from(up != node.up);
-            self.empty_pools |= node.up && pool.up == 0;
-            self.risen_pools |= up && !node.up && pool.up == 1;
-            let capacity = if up { node.limit(pool, now, &rules) } else { 0 };
-            pool.capacity = pool.capacity + u64::from(capacity) - u64::from(node.capacity);
-            node.capacity = capacity;
-            let idle = up && node.ledger.jobs == 0;
-            node.sleep.arm(now, idle, node.idle_after);
-            let before = node.counted;
-            node.counted = node.count(pool, now, &rules);
-            pool.recount(before, node.counted);
-            self.can_wake = self.can_wake + u32::from(node.counted.can_wake) - u32::from(before.can_wake);
-            self.dormant_pools |= (pool.is_dormant() || pool.is_away()) && !dormant;
+            self.turns += u64::from(after.up != before.up);
+            self.empty_pools |= before.up > after.up && pool.counts.up == 0;
+            self.risen_pools |= after.up > before.up && pool.counts.up == 1;
+            self.can_wake = self.can_wake + after.can_wake - before.can_wake;
+            self.dormant_pools |= (pool.is_dormant() || pool.is_away()) && !was_absent;
             self.shown[node.pool.index()] = pool.shown();
+            node.arm(now);
         }
-        node.up = up;
         let presence = node.presence(now, &rules);
         if let Some(account) = self.accounts.get_mut(node.pool.index()).filter(|_| node.accounted != presence)
         {

@@ -39,7 +39,7 @@ impl Fleet {
     /// Whether the replica may get work, credit left or not.
     #[must_use]
     pub fn is_up(&self, id: ReplicaId) -> bool {
-        self.node(id).is_some_and(|node| node.up)
+        self.node(id).is_some_and(|node| node.counts_as_up())
     }
 
     /// How many replicas of the pools may get work.
@@ -75,7 +75,7 @@ impl Fleet {
         let pool = self.node(id).and_then(|node| self.pools.get(node.pool.index()));
         pool.is_some_and(|pool| {
             let share = pool.members.len() as u64 * u64::from(self.rules.max_ejected_permille) / 1000;
-            u64::from(pool.out) < share.max(1)
+            u64::from(pool.counts.out) < share.max(1)
         })
     }
 
@@ -89,7 +89,7 @@ impl Fleet {
     /// Whether the pool has a replica that gets work, or will in a moment.
     #[must_use]
     pub fn is_served(&self, pool: PoolId) -> bool {
-        self.pools.get(pool.index()).is_some_and(|pool| pool.up + pool.busy > 0)
+        self.pools.get(pool.index()).is_some_and(|pool| pool.counts.up + pool.counts.busy > 0)
     }
 
     /// Whether the pool is scaled to zero: the policy says that its addresses stay

@@ -4,14 +4,17 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::core::model::ids::{ModelId, ReplicaId};
-use crate::core::queue::fit_tree::FitTree;
+use crate::core::model::policy::HealthPolicy;
+use crate::core::model::time::Tick;
+use crate::core::queue::fit_tree::{FitEntry, FitTree};
 use crate::core::replica::affinity::adapter_slots::AdapterLoadTime;
 use crate::core::replica::health::sleep::SleepPolicy;
 use crate::core::replica::ledger::ReplicaRank;
 use crate::core::replica::speed::PoolSpeeds;
 use crate::core::replica::speed::pool_best::PoolBestTracker;
 
-use crate::core::replica::fleet::replica_state::PoolContribution;
+use crate::core::replica::fleet::contribution::PoolCounts;
+use crate::core::replica::fleet::replica_state::ReplicaState;
 
 /// What a pool owes to the most urgent class that uses it just now. It sets
 /// how full its replicas may be, and what is left for less urgent classes:
@@ -50,26 +53,10 @@ pub(super) struct PoolState {
     pub(super) background: FitTree<ReplicaRank, ReplicaId>,
     /// Replicas with credit but for the prompts that they read just now.
     pub(super) soon: FitTree<ReplicaRank, ReplicaId>,
-    pub(super) up: u32,
+    pub(super) counts: PoolCounts,
     pub(super) sleep: Option<SleepPolicy>,
-    /// Replicas that said they are busy.
-    pub(super) busy: u32,
-    /// Replicas that are ejected.
-    pub(super) out: u32,
-    /// Replicas at which nothing answers, or that are about to go.
-    pub(super) away: u32,
     /// Whether nothing answers at its addresses while it is scaled to zero.
     pub(super) starts: bool,
-    /// Replicas that sleep or wake.
-    pub(super) sleepers: u32,
-    /// Those that can be woken.
-    pub(super) can_wake: u32,
-    /// Sequences that those take that wake.
-    pub(super) waking: u64,
-    /// Replicas that read a background's prompt just now.
-    pub(super) background_prefills: u32,
-    /// Sequences that those in service may have.
-    pub(super) capacity: u64,
     pub(super) speeds: PoolSpeeds,
     /// Those of its models that are adapters.
     pub(super) adapters: BTreeSet<ModelId>,
@@ -97,32 +84,40 @@ const GUEST_READERS: u32 = 2;
 impl PoolState {
     /// Whether what it has sleeps or wakes.
     pub(super) const fn is_dormant(&self) -> bool {
-        self.up == 0 && self.busy == 0 && self.sleepers > 0
+        self.counts.up == 0 && self.counts.busy == 0 && self.counts.sleepers > 0
     }
 
     /// Whether it is scaled to zero.
     pub(super) fn is_away(&self) -> bool {
-        self.starts && self.up == 0 && self.away as usize == self.members.len()
+        self.starts && self.counts.up == 0 && self.counts.away as usize == self.members.len()
     }
 
     /// What it shows to those who choose.
     pub(super) const fn shown(&self) -> PoolSummary {
-        PoolSummary { up: self.up, slowness: self.speeds.median() }
+        PoolSummary { up: self.counts.up, slowness: self.speeds.median() }
     }
 
-    /// Counts a replica anew.
-    pub(super) fn recount(&mut self, before: PoolContribution, after: PoolContribution) {
-        self.busy = self.busy + u32::from(after.busy) - u32::from(before.busy);
-        self.out = self.out + u32::from(after.out) - u32::from(before.out);
-        self.away = self.away + u32::from(after.away) - u32::from(before.away);
-        self.sleepers = self.sleepers + u32::from(after.sleeps) - u32::from(before.sleeps);
-        self.can_wake = self.can_wake + u32::from(after.can_wake) - u32::from(before.can_wake);
-        self.waking = self.waking + u64::from(after.waking) - u64::from(before.waking);
+    /// Gives a replica its place among those that can take something.
+    pub(super) fn rank(&mut self, id: ReplicaId, node: &mut ReplicaState, now: Tick, rules: &HealthPolicy) {
+        node.factor = self.speeds.applied(&node.speed, now);
+        let key = node.key(self, id);
+        node.free_capacity = node.find_free_capacity(self, now, rules);
+        let free = node.free_capacity;
+        let trees = [
+            (&mut self.free, free.own),
+            (&mut self.background, free.background),
+            (&mut self.soon, free.soon),
+        ];
+        for ((tree, free), slot) in trees.into_iter().zip(&mut node.slots) {
+            let entry = free.map(|free| FitEntry { key, size: free.complement(), value: id });
+            *slot = tree.put(*slot, entry);
+        }
     }
 
     /// Whether one more replica may read a background's prompt.
     pub(super) const fn takes_background(&self) -> bool {
-        self.background_prefills == 0 || self.background_prefills < self.up / GUEST_READERS
+        self.counts.background_prefills == 0
+            || self.counts.background_prefills < self.counts.up / GUEST_READERS
     }
 
     /// Whether one who is a background where the most urgent class comes is so here.

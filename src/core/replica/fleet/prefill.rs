@@ -225,7 +225,7 @@ impl ReplicaState {
     /// What its limit by pace depends on.
     pub(super) fn conditions(&self, pool: &PoolState) -> ItlConditions {
         let patient = pool.objective.ttft > PATIENT;
-        let share = u32::try_from(pool.waiting / u64::from(pool.up.max(1))).unwrap_or(u32::MAX);
+        let share = u32::try_from(pool.waiting / u64::from(pool.counts.up.max(1))).unwrap_or(u32::MAX);
         ItlConditions {
             running: self.ledger.seqs,
             step: ttft_model::decode_step(&self.ledger) as f64,

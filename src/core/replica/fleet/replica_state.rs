@@ -25,6 +25,7 @@ use crate::core::replica::speed::prefill_rate::ReplicaReads;
 use crate::core::replica::speed::ttft_model::{self, TtftModel};
 use crate::core::replica::speed::{PoolSpeeds, SpeedBin, SpeedFactor};
 
+use crate::core::replica::fleet::contribution::PoolCounts;
 use crate::core::replica::fleet::pool_state::PoolState;
 use crate::core::replica::fleet::prefill::PrefillLoad;
 
@@ -51,22 +52,6 @@ impl FreeCapacity {
     pub(super) const fn now(&self, background: bool) -> Option<FitSize> {
         if background { self.background } else { self.own }
     }
-}
-
-/// What the replica's pool counts it among.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct PoolContribution {
-    pub(super) busy: bool,
-    /// It is ejected.
-    pub(super) out: bool,
-    /// Nothing answers there, or it is about to go.
-    pub(super) away: bool,
-    /// It sleeps or wakes.
-    pub(super) sleeps: bool,
-    /// It sleeps and can be woken.
-    pub(super) can_wake: bool,
-    /// Sequences that it will take in a moment.
-    pub(super) waking: u32,
 }
 
 /// One replica.
@@ -119,14 +104,8 @@ pub(super) struct ReplicaState {
     /// Where it stands on the boards of its pool.
     pub(super) slots: [Option<usize>; 3],
     pub(super) next_timer: Option<Tick>,
-    pub(super) up: bool,
-    /// Whether its pool counts it among those that are busy, that sleep, and that
-    /// can be woken.
-    pub(super) counted: PoolContribution,
-    /// Whether its pool counts it among those that read background' prompts.
-    pub(super) prefills_background: bool,
-    /// Its part in the capacity of its pool.
-    pub(super) capacity: u32,
+    /// Its part of its pool's counts.
+    pub(super) contribution: PoolCounts,
 }
 
 impl ReplicaState {
@@ -167,10 +146,7 @@ impl ReplicaState {
             free_capacity: FreeCapacity::default(),
             slots: [None; 3],
             next_timer: None,
-            up: false,
-            counted: PoolContribution::default(),
-            prefills_background: false,
-            capacity: 0,
+            contribution: PoolCounts::default(),
         }
     }
 
@@ -186,17 +162,33 @@ impl ReplicaState {
         }
     }
 
-    /// What its pool is to count it among.
-    pub(super) fn count(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> PoolContribution {
+    /// Its part of its pool's counts now.
+    pub(super) fn contribute(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> PoolCounts {
         let state = self.state(now, rules);
-        PoolContribution {
-            busy: state == ReplicaStatus::Busy,
-            out: self.health.is_out(),
-            away: self.leaving || self.health.is_silent(),
-            sleeps: matches!(state, ReplicaStatus::Asleep | ReplicaStatus::Waking),
-            can_wake: state == ReplicaStatus::Asleep && self.sleep.can_wake() && pool.sleep.is_some(),
-            waking: if state == ReplicaStatus::Waking { self.full(pool) } else { 0 },
+        let up = self.is_up(now, rules);
+        let wakes = state == ReplicaStatus::Asleep && self.sleep.can_wake() && pool.sleep.is_some();
+        let is_dormant = matches!(state, ReplicaStatus::Asleep | ReplicaStatus::Waking);
+        PoolCounts {
+            up: u32::from(up),
+            busy: u32::from(state == ReplicaStatus::Busy),
+            out: u32::from(self.health.is_out()),
+            away: u32::from(self.leaving || self.health.is_silent()),
+            sleepers: u32::from(is_dormant),
+            can_wake: u32::from(wakes),
+            background_prefills: u32::from(self.ledger.background_prefill > 0),
+            capacity: if up { u64::from(self.limit(pool, now, rules)) } else { 0 },
+            waking: if state == ReplicaStatus::Waking { u64::from(self.full(pool)) } else { 0 },
         }
+    }
+
+    /// Whether its pool counts it among those in service.
+    pub(super) const fn counts_as_up(&self) -> bool {
+        self.contribution.up > 0
+    }
+
+    /// Whether its pool counts it among those that sleep and can be woken.
+    pub(super) const fn counts_as_wakeable(&self) -> bool {
+        self.contribution.can_wake > 0
     }
 
     /// What it counts as in its pool's time.
@@ -211,6 +203,14 @@ impl ReplicaState {
 
     pub(super) fn is_up(&self, now: Tick, rules: &HealthPolicy) -> bool {
         matches!(self.state(now, rules), ReplicaStatus::Serving | ReplicaStatus::SlowStart)
+    }
+
+    /// Sets the timers of its stall detector and of its sleep.
+    pub(super) fn arm(&mut self, now: Tick) {
+        let (owes, patience) = (self.owes(), self.patience(now));
+        self.stall_detector.arm(now, owes, patience);
+        let is_idle = self.counts_as_up() && self.ledger.jobs == 0;
+        self.sleep.arm(now, is_idle, self.idle_after);
     }
 
     /// When something is due.

@@ -276,7 +276,7 @@ impl Fleet {
         let pool = self.pools.get(pool.index())?;
         let members = pool.members.iter().copied().filter(|id| !avoid(*id));
         let ranked = members.filter_map(|id| {
-            let node = self.node(id).filter(|node| node.up && !node.held)?;
+            let node = self.node(id).filter(|node| node.counts_as_up() && !node.held)?;
             let whole = node.whole(pool, now, &self.rules);
             Some((!need.fits_in(whole), node.ledger.work(), id))
         });

@@ -50,26 +50,27 @@ impl Fleet {
     /// The first replica of the pools that sleeps and can be woken.
     #[must_use]
     pub fn sleeper(&self, pools: &[PoolId]) -> Option<ReplicaId> {
-        let mut members = self.pools(pools).filter(|pool| pool.can_wake > 0).flat_map(|pool| &pool.members);
-        members.find(|id| self.node(**id).is_some_and(|node| node.counted.can_wake)).copied()
+        let mut members =
+            self.pools(pools).filter(|pool| pool.counts.can_wake > 0).flat_map(|pool| &pool.members);
+        members.find(|id| self.node(**id).is_some_and(|node| node.counts_as_wakeable())).copied()
     }
 
     /// Whether a replica of the pools sleeps and can be woken.
     #[must_use]
     pub fn can_wake(&self, pools: &[PoolId]) -> bool {
-        self.pools(pools).any(|pool| pool.can_wake > 0)
+        self.pools(pools).any(|pool| pool.counts.can_wake > 0)
     }
 
     /// Sequences that replicas of the pools take that were told to wake.
     #[must_use]
     pub fn waking(&self, pools: &[PoolId]) -> u64 {
-        self.pools(pools).map(|pool| pool.waking).sum()
+        self.pools(pools).map(|pool| pool.counts.waking).sum()
     }
 
     /// Whether something runs at a replica that sleeps and can be woken.
     #[must_use]
     pub fn sleeps_on_work(&self, id: ReplicaId) -> bool {
-        self.node(id).is_some_and(|node| node.counted.can_wake && node.ledger.jobs > 0)
+        self.node(id).is_some_and(|node| node.counts_as_wakeable() && node.ledger.jobs > 0)
     }
 
     /// What is due of the replica's rest.
@@ -88,7 +89,11 @@ impl Fleet {
             let known = now.since(at) <= rules.after_idle.max(REPORT_AGE);
             known && report.running.unwrap_or(0) == 0 && report.waiting.unwrap_or(0) == 0
         });
-        quiet && node.up && node.ledger.jobs == 0 && node.foreign_seqs == 0 && pool.up > rules.keep_awake
+        quiet
+            && node.counts_as_up()
+            && node.ledger.jobs == 0
+            && node.foreign_seqs == 0
+            && pool.counts.up > rules.keep_awake
     }
 
     /// The replica stays awake; it is looked at again later.

@@ -46,7 +46,7 @@ impl Fleet {
         let mut seqs: Vec<u32> = nodes().map(|node| node.full(state)).collect();
         seqs.sort_unstable();
         let kv = nodes().map(ReplicaState::kv).filter(|kv| *kv < u64::MAX).min();
-        (state.up, seqs.get(seqs.len() / 2).copied(), kv)
+        (state.counts.up, seqs.get(seqs.len() / 2).copied(), kv)
     }
 
     /// How many replicas of the pool have a job of ours.

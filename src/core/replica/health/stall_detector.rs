@@ -8,8 +8,8 @@
 //! it gets twice that silence, up to as long as a new one, and less as time passes.
 //!
 //! Silence is judged in two steps. When the patience is over, the edge is asked
-//! for a fresh scrape ([`StallVerdict::Ask`]); only when that brings no sign of life,
-//! the engine is silent ([`StallVerdict::Silent`]). So a gateway that was itself stopped
+//! for a fresh scrape ([`StallVerdict::Scrape`]); only when that brings no sign of life,
+//! the engine is silent ([`StallVerdict::Stalled`]). So a gateway that was itself stopped
 //! for a moment hears what has come meanwhile before it judges. What silence
 //! means for the engine is decided by the scheduler, which knows what is owed.
 
@@ -165,7 +165,7 @@ impl StallDetector {
     }
 
     /// Keeps the next check while the engine owes something, and none otherwise.
-    /// A check never moves to a later time: [`Self::look`] does that.
+    /// A check never moves to a later time: [`Self::check`] does that.
     pub fn arm(&mut self, now: Tick, owes: bool, patience: Duration) {
         self.owed = owes.then(|| self.owed.unwrap_or(now));
         self.asked &= owes;

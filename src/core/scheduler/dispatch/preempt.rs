@@ -6,7 +6,7 @@
 //! engine that has stalled or is about to be cut off it is handed over to
 //! another one, where that can go on with it: only its edge knows how far it
 //! has come, so the edge is asked, and the job keeps its credit until the
-//! answer is here ([`Action::HandOver`]). A job is taken back
+//! answer is here ([`JobAction::Migrate`]). A job is taken back
 //! for others at most [`MAX_PREEMPTIONS`] times, and only by a job of a more
 //! urgent class, so that no two jobs can take places from each other.
 

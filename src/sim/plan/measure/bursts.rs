@@ -79,6 +79,19 @@ pub fn surges(work: &[f64], bin_s: f64, slow: Duration) -> Vec<Surge> {
     found
 }
 
+/// The intervals in order, with touching ones merged.
+pub fn merge_touching(mut stretches: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    stretches.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    let mut apart: Vec<(f64, f64)> = Vec::new();
+    for (from, to) in stretches {
+        match apart.last_mut() {
+            Some(last) if from <= last.1 => last.1 = last.1.max(to),
+            _ => apart.push((from, to)),
+        }
+    }
+    apart
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,6 +100,15 @@ mod tests {
 
     fn with(bins: std::ops::Range<usize>, height: f64) -> Vec<f64> {
         (0..120).map(|bin| if bins.contains(&bin) { height } else { 1.0 }).collect()
+    }
+
+    #[test]
+    fn stretches_that_touch_are_one() {
+        assert_eq!(
+            merge_touching(vec![(5.0, 6.0), (0.0, 3.0), (1.0, 2.0), (3.0, 4.0)]),
+            [(0.0, 4.0), (5.0, 6.0)]
+        );
+        assert_eq!(merge_touching(Vec::new()), []);
     }
 
     #[test]

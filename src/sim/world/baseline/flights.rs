@@ -84,7 +84,7 @@ impl InFlightRequests {
         &self.open
     }
 
-    /// The last answer of [`open`](Self::open), for use while the engines are
+    /// The last answer of `refresh_candidates`, for use while the engines are
     /// borrowed.
     #[must_use]
     pub fn candidates(&self) -> &[ReplicaIndex] {

@@ -1,15 +1,14 @@
 //! An edge that believes nothing: it does what the scheduler asks, and checks it.
 
+mod checks;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::billing::bill::{IdleTime, StayBill};
-use crate::core::model::event::{
-    Action, AttemptOutcome, DispatchReason, EngineFault, Event, JobAction, PreemptReason, RejectReason,
-    ReplicaAction,
-};
-use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event, PreemptReason};
+use crate::core::model::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::overrides::{Override, OverrideChange, OverrideTarget};
 use crate::core::model::policy::Policy;
@@ -22,32 +21,32 @@ use crate::core::scheduler::tests::worlds::{Op, Rules, build, models_of, prefix}
 /// What the edge knows of a job.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
-    at: Option<ReplicaId>,
-    started: bool,
+    pub(super) at: Option<ReplicaId>,
+    pub(super) started: bool,
     /// It was asked to hand over its stream, in this try.
-    asked: Option<PreemptReason>,
+    pub(super) asked: Option<PreemptReason>,
     pub(super) tried: BTreeSet<ReplicaId>,
     /// Its replica came back while it ran there.
-    outlived: bool,
-    ends: u32,
+    pub(super) outlived: bool,
+    pub(super) ends: u32,
 }
 
 /// An edge that believes nothing.
 pub(super) struct Edge {
     pub(super) scheduler: Scheduler,
-    policies: Vec<Arc<Policy>>,
-    policy: Arc<Policy>,
+    pub(super) policies: Vec<Arc<Policy>>,
+    pub(super) policy: Arc<Policy>,
     pub(super) now: Tick,
-    specs: BTreeMap<JobId, JobSpec>,
+    pub(super) specs: BTreeMap<JobId, JobSpec>,
     pub(super) jobs: BTreeMap<JobId, Seen>,
-    out_of_service: BTreeSet<ReplicaId>,
-    probes: BTreeMap<ReplicaId, Tick>,
+    pub(super) out_of_service: BTreeSet<ReplicaId>,
+    pub(super) probes: BTreeMap<ReplicaId, Tick>,
     /// Orders to sleep or to wake, since when they wait for their answer.
-    orders: BTreeMap<ReplicaId, (Tick, SleepResult)>,
+    pub(super) orders: BTreeMap<ReplicaId, (Tick, SleepResult)>,
     /// What operators have closed or paused, and until when.
-    barred: BTreeMap<OverrideTarget, Tick>,
+    pub(super) barred: BTreeMap<OverrideTarget, Tick>,
     /// Stays that have begun and not been billed.
-    stays: BTreeMap<JobId, ReplicaId>,
+    pub(super) stays: BTreeMap<JobId, ReplicaId>,
     pub(super) bills: Vec<(TenantId, StayBill)>,
     pub(super) idle: Vec<IdleTime>,
     pub(super) log: Vec<(Tick, Action)>,
@@ -93,158 +92,6 @@ impl Edge {
         assert!(self.stays.keys().all(billed), "a stay is over and has no bill");
         let live = self.jobs.values().filter(|seen| seen.ends == 0).count();
         assert_eq!(self.scheduler.jobs(), live);
-    }
-
-    fn dispatched(&mut self, job: JobId, replica: ReplicaId, why: &DispatchReason) {
-        let spec = self.specs[&job];
-        let pool = self.policy.replicas.get(replica).expect("a replica of the policy").pool;
-        let model = self.policy.models.get(spec.model).expect("a model of the policy");
-        assert!(model.pools.contains(&pool));
-        self.check_rules(&spec, why.class, pool);
-        assert!(!self.out_of_service.contains(&replica));
-        assert!(!self.policy.draining.contains(&replica));
-        assert!(!self.awaits(replica), "it sleeps");
-        for target in
-            [OverrideTarget::Pool(pool), OverrideTarget::Replica(replica), OverrideTarget::Pause(spec.tenant)]
-        {
-            assert!(self.barred.get(&target).is_none_or(|until| *until <= self.now), "{target:?}");
-        }
-        let room = why.running + spec.sequences.max(1) <= why.limit || why.running == 0;
-        assert!(room, "beyond its credit: {why:?}");
-        assert!(why.candidates >= 1);
-        assert!(why.attempt > 1 || self.now <= spec.patience, "its client is gone");
-        let asked = why.demoted_from.unwrap_or(why.class);
-        assert_eq!(asked, spec.class);
-        let rank = |class| self.policy.classes.get(class).map(|row| (row.rank, class));
-        let later = self.policies.len() > 1 || rank(asked) < rank(why.class);
-        assert!(why.demoted_from.is_none() || later, "{why:?}");
-        let seen = self.jobs.get_mut(&job).expect("a job that arrived");
-        assert!(seen.ends == 0 && seen.at.is_none());
-        assert_eq!(self.stays.insert(job, replica), None, "two stays at once");
-        seen.at = Some(replica);
-        (seen.outlived, seen.asked) = (false, None);
-    }
-
-    /// Each stay has one bill, before anything is said of its end.
-    fn account(&mut self, action: &Action) {
-        match *action {
-            Action::Job(JobAction::Billed { job, bill }) => {
-                assert_eq!(self.stays.remove(&job), Some(bill.replica), "billed twice, or for nothing");
-                self.bills.push((self.specs[&job].tenant, bill));
-            }
-            Action::Job(
-                JobAction::Reject { job, .. }
-                | JobAction::Requeue { job, .. }
-                | JobAction::Preempt { job, .. },
-            ) => {
-                assert!(!self.stays.contains_key(&job), "its stay is billed first");
-            }
-            _ => {}
-        }
-    }
-
-    fn obey(&mut self, action: &Action) {
-        match *action {
-            Action::Job(action) => self.obey_job(action),
-            Action::Replica(action) => self.obey_replica(action),
-        }
-    }
-
-    fn obey_job(&mut self, action: JobAction) {
-        match action {
-            JobAction::Dispatch { job, replica, why } => self.dispatched(job, replica, &why),
-            JobAction::Reject { job, why } => {
-                let vain = why.reason == RejectReason::NoReplica;
-                assert!(!vain || self.specs[&job].has_fallback, "no other model may serve it");
-                let seen = self.jobs.get_mut(&job).expect("a job that arrived");
-                seen.ends += 1;
-                assert_eq!(seen.ends, 1);
-                seen.at = None;
-            }
-            JobAction::Requeue { job, replica, why } => {
-                let seen = self.jobs.get_mut(&job).expect("a job that arrived");
-                assert_eq!(seen.at.take(), Some(replica));
-                let made_way = seen.asked.is_some() && why == EngineFault::Draining && seen.started;
-                if (why.counts_as_attempt() || seen.started) && !seen.outlived && !made_way {
-                    seen.tried.insert(replica);
-                }
-                seen.started = false;
-            }
-            JobAction::Preempt { job, replica, why } => {
-                let seen = self.jobs.get_mut(&job).expect("a job that arrived");
-                assert_eq!(seen.at.take(), Some(replica));
-                if why == PreemptReason::Stalled && !seen.outlived {
-                    seen.tried.insert(replica);
-                }
-            }
-            JobAction::Migrate { job, replica, why } => {
-                let seen = self.jobs.get_mut(&job).expect("a job that arrived");
-                let may = self.specs[&job].resumable || why == PreemptReason::Stalled;
-                assert!(may && seen.started && seen.at == Some(replica));
-                assert_eq!(seen.asked.replace(why), None, "asked once for each try");
-                assert!(self.scheduler.snapshot(self.now).replicas.len() > 1, "there is nobody else");
-            }
-            JobAction::Billed { .. } => {}
-        }
-    }
-
-    fn obey_replica(&mut self, action: ReplicaAction) {
-        match action {
-            ReplicaAction::Eject { replica, .. } => {
-                assert!(self.out_of_service.insert(replica));
-            }
-            ReplicaAction::Readmit { replica, .. } => {
-                assert!(self.out_of_service.remove(&replica));
-                self.probes.remove(&replica);
-                for seen in self.jobs.values_mut() {
-                    seen.tried.remove(&replica);
-                    seen.outlived |= seen.at == Some(replica);
-                }
-            }
-            ReplicaAction::Scrape { .. }
-            | ReplicaAction::PoolWanted { .. }
-            | ReplicaAction::PoolStarted { .. } => {}
-            ReplicaAction::WithholdEjection { replica, .. } => {
-                assert!(!self.out_of_service.contains(&replica));
-            }
-            ReplicaAction::PoolDown { why, .. } => {
-                assert!(why.ejects() || why == EngineFault::Malformed);
-            }
-            ReplicaAction::Sleep { replica } => self.ordered(replica, SleepResult::Asleep),
-            ReplicaAction::Wake { replica, .. } => self.ordered(replica, SleepResult::Awake),
-            ReplicaAction::OverrideExpired { target } => {
-                let overrides = self.scheduler.snapshot(self.now).overrides;
-                assert!(overrides.iter().all(|row| row.change.target() != target));
-            }
-            ReplicaAction::Probe { replica } => {
-                assert!(self.out_of_service.contains(&replica));
-                let before = self.probes.insert(replica, self.now);
-                let lost = |at| self.now.since(at) >= Duration::from_secs(10);
-                assert!(before.is_none_or(lost), "one probe at a time");
-            }
-        }
-    }
-
-    fn ordered(&mut self, replica: ReplicaId, order: SleepResult) {
-        assert!(!self.out_of_service.contains(&replica));
-        assert!(order == SleepResult::Awake || self.jobs.values().all(|seen| seen.at != Some(replica)));
-        assert!(!self.awaits(replica), "one order at a time");
-        self.orders.insert(replica, (self.now, order));
-    }
-
-    /// Whether an order waits for its answer, and not for too long.
-    fn awaits(&self, replica: ReplicaId) -> bool {
-        self.orders.get(&replica).is_some_and(|(at, _)| self.now.since(*at) < Duration::from_secs(12))
-    }
-
-    /// The pool is one that class and tenant may both use, by the policy in
-    /// force.
-    fn check_rules(&self, spec: &JobSpec, class: ClassId, pool: PoolId) {
-        let supply = self.policy.pools.get(pool).expect("a pool of the policy").supply;
-        let class = self.policy.classes.get(class).expect("a class of the policy");
-        let tenant = self.policy.tenants.get(spec.tenant).expect("a tenant of the policy");
-        assert!(class.placement.allow(pool, &supply), "{:?} forbids {supply:?}", class.placement);
-        assert!(tenant.placement.allow(pool, &supply), "{:?} forbids {supply:?}", tenant.placement);
     }
 
     /// Asks for how long replicas had nothing to do.
