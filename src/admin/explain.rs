@@ -1,5 +1,5 @@
 //! `GET /admin/v1/requests/{id}`: the reasons for a request's replica, or for its wait. Times are
-//! in seconds; those with `after` count from when it came.
+//! in seconds. Fields with `after` count from the request's arrival.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Settings, snapshots and states for the tests of the admin side.
+//! Test fixtures of the admin side: settings, snapshots and states.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The operators' verbs: close pools and replicas, pause and boost tenants.
+//! Operator commands: cordon and drain pools and replicas, pause and boost tenants.
 //!
 //! A verb changes something only as a POST with a JSON body. A browser sends
 //! such a body to another site only after asking that site, and nothing here

@@ -1,4 +1,4 @@
-//! Pools, classes and tenants in rows, with what operators have set apart.
+//! Overview rows of pools, classes and tenants, with the overrides of operators.
 
 use std::time::Duration;
 

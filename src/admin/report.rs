@@ -1,4 +1,4 @@
-//! The bodies of the admin API. Field names are stable; times are in seconds.
+//! Bodies of the admin API. Field names are stable; times are in seconds.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The admin routes.
+//! Routes of the admin API.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The admin listener on a thread and runtime of its own, so that operators
-//! and Prometheus get answers when the data path is saturated.
+//! Server of the admin listener, on a thread and a runtime of its own. Operators and Prometheus
+//! therefore get answers while the data path is saturated.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};

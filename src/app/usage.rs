@@ -1,4 +1,4 @@
-//! The usage journal in the gateway, and `penstock usage`.
+//! Usage journal of a gateway, and `penstock usage`.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! The fleet's tasks: one scraper per configured replica, and a probe when
-//! the core asks for one.
+//! Fleet tasks: one scraper per configured replica, and a probe when the scheduler asks for one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

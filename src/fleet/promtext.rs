@@ -1,6 +1,6 @@
-//! Prometheus text: the samples of a `/metrics` answer (text 0.0.4,
-//! `version=1.0.0` and OpenMetrics). A line that is none is counted and
-//! skipped. Nothing is copied, except a label value with an escape in it.
+//! Prometheus text: the samples of a `/metrics` answer (text 0.0.4, `version=1.0.0` and
+//! OpenMetrics). A line that is no sample is counted and skipped. Nothing is copied, except a label
+//! value with an escape in it.
 
 use std::borrow::Cow;
 

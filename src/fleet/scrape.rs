@@ -1,4 +1,4 @@
-//! The periodic questions to one replica: how busy, and which models.
+//! Scrapes of one replica: its metrics and its models, at intervals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! The last word of every replica, for the admin pages, the metrics and the
+//! Fleet view: the last known status of every replica, for the admin pages, the metrics and the
 //! model list.
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! Streams: whether a pool is active, as it changes; its metric, which never
-//! does.
+//! Activity streams of `external-push` triggers: whether a pool is active, sent at once and at each
+//! change.
 
 use std::sync::Arc;
 use std::time::Duration;

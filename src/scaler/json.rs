@@ -1,5 +1,5 @@
-//! The same numbers over HTTP, for KEDA's `metrics-api` trigger and for
-//! people: one pool or all, under the admin port's credentials.
+//! JSON API of the scale signal, for KEDA's `metrics-api` trigger and for people: one pool or all,
+//! under the admin port's credentials.
 
 use std::sync::Arc;
 

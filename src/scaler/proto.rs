@@ -1,4 +1,4 @@
-//! The code that `proto/externalscaler.proto` and `proto/gateways.proto` stand for.
+//! Generated code of `proto/externalscaler.proto` and `proto/gateways.proto`.
 #![expect(unreachable_pub, clippy::pedantic, reason = "generated; its comments are in the contract")]
 
 include!("../../proto/generated/server.rs");

@@ -1,6 +1,5 @@
-//! The five calls of the contract. Whatever they say stands on the board
-//! already; what a metric is called and its target come from the trigger and
-//! the configuration alone.
+//! External scaler service: the five calls of KEDA's contract. The signal cache holds the numbers
+//! of every answer. A metric's name and target come from the trigger and the configuration alone.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The scaler's threads and its listener: apart from the data path, so that KEDA
-//! gets its answers when that is saturated.
+//! Scaler server: the threads and the listener. They are separate from the data path, so that KEDA
+//! gets its answers while the data path is saturated.
 
 use std::fmt;
 use std::io;

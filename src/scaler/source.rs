@@ -1,4 +1,4 @@
-//! Demand source: what the scale signal is made of, asked of the dispatcher.
+//! Demand source: the figures of the scale signal, asked of the dispatcher.
 
 use std::sync::Arc;
 

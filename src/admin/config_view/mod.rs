@@ -1,5 +1,5 @@
-//! The configuration in force as JSON, without its secrets: keys appear by
-//! their public id, engine keys and URL credentials not at all.
+//! Configuration view: the configuration in force as JSON, without its secrets. Client keys appear
+//! by their public id. Engine keys and URL credentials do not appear at all.
 
 mod names;
 

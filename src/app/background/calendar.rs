@@ -1,5 +1,5 @@
-//! Calendar task: tells the scheduler when days and months begin, in UTC. The wall clock may jump,
-//! so it is looked at every minute.
+//! Calendar task: tells the scheduler when days and months begin, in UTC. The task reads the wall
+//! clock every minute, because the wall clock may jump.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,4 @@
-//! `penstock simulate`: runs scenarios on all cores and shows what came of them.
+//! `penstock simulate`: runs scenarios on all cores and prints their results.
 
 use std::fs;
 use std::io::{self, IsTerminal as _, Read as _};

@@ -1,4 +1,4 @@
-//! A running gateway: how it comes up, and how it goes down.
+//! Running gateway: its start, its reloads and its shutdown.
 
 pub(super) mod certificates;
 mod reload;

@@ -1,4 +1,4 @@
-//! Reload: new settings are brought to every part of the process that follows them.
+//! Reload: brings new settings to every part of the process that follows them.
 
 use std::sync::Arc;
 

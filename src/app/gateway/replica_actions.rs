@@ -1,4 +1,4 @@
-//! Replica actions of the scheduler, carried out by the fleet monitor or told to telemetry.
+//! Replica actions of the scheduler, carried out by the fleet monitor or reported to telemetry.
 
 use crate::core::model::event::ReplicaAction;
 use crate::fleet::handle::FleetMonitor;

@@ -1,4 +1,4 @@
-//! The addresses of a name that stands for something else than replicas.
+//! Addresses of a DNS name that does not stand for replicas.
 
 use std::net::IpAddr;
 

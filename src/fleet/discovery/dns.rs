@@ -1,4 +1,4 @@
-//! Replicas by DNS: when to ask, and what to make of the answer.
+//! DNS source of replicas: the refresh times, and the rules for an empty answer.
 //!
 //! An answer holds for its TTL, within the configured bounds. One that cannot
 //! be had changes nothing. "There is no such name" and "it has no addresses"

@@ -1,5 +1,5 @@
-//! Replicas that the file does not list: one task for each pool that has a
-//! source. What a source said last holds until it says something else.
+//! Discovery of replicas that the configuration file does not list: one task for each pool that has
+//! a source. The last answer of a source stays in force until the next one.
 
 pub mod addresses;
 mod dns;

@@ -1,4 +1,4 @@
-//! The system's DNS resolver, or one for configured servers.
+//! DNS resolver: the system's, or one for configured servers.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

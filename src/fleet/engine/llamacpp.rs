@@ -1,4 +1,4 @@
-//! llama.cpp's server. Its metrics are there only with `--metrics`.
+//! llama.cpp's server. The server has metrics only with `--metrics`.
 
 use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather};
 use crate::fleet::engine::info::{InfoError, ModelInfo, object, size};

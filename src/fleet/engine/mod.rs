@@ -1,5 +1,5 @@
-//! Engine adapters: the paths of each kind of engine, and how its answers read. Pure: text in,
-//! numbers out; `fleet::scrape` does the asking.
+//! Engine adapters: the paths of each kind of engine, and how its answers read. The adapters are
+//! pure: text in, numbers out. `fleet::scrape` sends the requests.
 
 mod gauges;
 mod info;

@@ -1,6 +1,5 @@
-//! The other gateways: what this one tells them, and what it makes of their
-//! word. The rules are the core's ([`crate::core::autoscale::peers`]); here are
-//! the clock, the streams and the connections.
+//! Peer exchange: reports to the other gateways, and reports from them. The rules are the core's
+//! ([`crate::core::autoscale::peers`]). The clock, the streams and the connections are here.
 
 mod dial;
 mod serve;

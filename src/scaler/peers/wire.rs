@@ -1,5 +1,5 @@
-//! Reports as they are sent. What another gateway sends is bounded and made
-//! harmless here: it may be of another version, or broken.
+//! Wire form of demand reports. Reports from other gateways are bounded and sanitised here: a
+//! sender may run another version, or be broken.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! The demo's traffic: every tenant in every class it may use, so that there
-//! is something to see. It asks for some two thirds of what the demo's fleet can do;
-//! bursts of batch work wait for seconds.
+//! Demo load: every tenant in every class that it may use. The load asks for about two thirds of
+//! what the demo's fleet can do, so that there is something to see; bursts of batch work wait for
+//! seconds.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The commands that look at a running gateway and change what it does.
+//! Operator commands: inspect a running gateway and change what it does.
 
 mod client;
 mod explain;

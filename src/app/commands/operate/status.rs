@@ -1,4 +1,4 @@
-//! The gateway on one screen, and the lists of its parts.
+//! Status screen of a gateway, and the lists of its parts.
 
 use std::fmt::Write as _;
 

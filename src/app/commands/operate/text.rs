@@ -1,4 +1,4 @@
-//! Tables and times for people.
+//! Text output: tables and times for people.
 
 use serde_json::Value;
 

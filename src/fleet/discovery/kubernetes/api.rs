@@ -1,4 +1,4 @@
-//! The two questions to a Kubernetes API server.
+//! Kubernetes API client: the two requests, list and watch.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Lines out of chunks.
+//! Line buffer: splits the chunks of a stream into lines.
 
 /// Bytes of the longest line: a slice holds at most 1,000 endpoints.
 const MAX_LINE: usize = 8 << 20;

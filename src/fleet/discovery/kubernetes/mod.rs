@@ -1,7 +1,6 @@
-//! Replicas from the EndpointSlices of a Kubernetes Service, and notice of
-//! machines that are about to go from the taints and conditions of Nodes.
-//! Whatever fails, the last view holds: without the Nodes there are no
-//! notices, and without the slices no changes at all.
+//! Kubernetes source: replicas from the EndpointSlices of a Service, and spot notices from the
+//! taints and conditions of Nodes. When a request fails, the last view stays in force: without the
+//! Nodes there are no notices, and without the slices no changes at all.
 
 mod api;
 mod lines;

@@ -1,4 +1,4 @@
-//! Nodes whose machines are about to go, by their taints and conditions.
+//! Nodes that are about to be shut down, known by their taints and conditions.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! EndpointSlices, and the endpoints that they come to.
+//! EndpointSlices, and the list of endpoints made from them.
 
 use std::collections::BTreeMap;
 

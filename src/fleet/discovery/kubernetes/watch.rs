@@ -1,6 +1,6 @@
-//! Follows the objects of one kind: list, then watch from the list's version
-//! on. A watch that ends goes on where it was; where that is no longer
-//! possible, and now and then in any case, the list is asked for again.
+//! Watch of one kind of Kubernetes object: list, then watch from the list's version on. A watch
+//! that ends is resumed at its last version. When that is no longer possible, and in any case from
+//! time to time, the list is requested again.
 
 use std::time::Duration;
 
