@@ -3,10 +3,10 @@
 
 include!("../../proto/generated/server.rs");
 
-/// What reflection tells of the contract.
+/// Descriptors of the contract, for gRPC reflection.
 pub(super) const DESCRIPTORS: &[u8] = include_bytes!("../../proto/generated/externalscaler.bin");
 
-/// What gateways tell each other.
+/// Messages between gateways.
 pub(super) mod gateways {
     include!("../../proto/generated/gateways.rs");
 }
