@@ -192,7 +192,7 @@ pub(super) fn unchanged() -> ReloadReport {
     }
 }
 
-/// The parts of a gateway that does nothing yet, under [`settings`].
+/// Admin state of an idle gateway under [`settings`].
 pub(super) fn state(telemetry: &Telemetry, reload: ReloadHandle) -> AdminState {
     let settings = Arc::new(ArcSwap::from_pointee(settings()));
     let (actions, _) = mpsc::channel(1);
