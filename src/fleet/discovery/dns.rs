@@ -148,7 +148,7 @@ mod tests {
         let nothing = || hosts(&[], 20);
         let answers = vec![nothing(), hosts(&[1], 2), nothing(), nothing(), nothing(), nothing()];
         let asked = play(&fixture, answers).await;
-        // Nothing at the start is nothing; later it holds for 30 s.
+        // An empty answer at the start counts at once; a later one only after 30 s.
         assert_eq!(asked, [(0, 0), (20, 0), (22, 1), (42, 1), (52, 1), (54, 0), (74, 0)]);
         assert_eq!(fixture.logged(), ["empty"]);
         assert_eq!(fixture.hosts(), Vec::<String>::new());
