@@ -1,4 +1,4 @@
-//! `loadtest drop`: clients that go away at a random moment of every phase.
+//! `loadtest drop`: clients that leave at a random moment of every phase.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

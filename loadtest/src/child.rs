@@ -1,4 +1,4 @@
-//! A process that this one started, and ends.
+//! Child process: started by the tool, and ended by the tool.
 
 use std::fs::File;
 use std::net::TcpListener;

@@ -1,4 +1,4 @@
-//! `loadtest core-bench`: what one event costs the scheduler in a full queue.
+//! `loadtest core-bench`: the cost of one event in a scheduler with a full queue.
 //!
 //! All replicas are busy and a fixed number of jobs waits. A turn is what one
 //! request brings: a running job ends, which sends the next one; that one's

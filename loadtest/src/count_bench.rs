@@ -1,4 +1,4 @@
-//! `loadtest count-bench`: what it costs to count a long prompt.
+//! `loadtest count-bench`: the cost of counting the tokens of a long prompt.
 
 use std::fs;
 use std::hint::black_box;

@@ -1,5 +1,5 @@
-//! `loadtest key-bench`: what a check of an API key costs, and whether its
-//! time tells how much of the key is right.
+//! `loadtest key-bench`: the cost of checking an API key, and a test that the time does not reveal
+//! how much of the key is right.
 //!
 //! Keys that agree with the right one in their first 0, 1, 8, ... letters are
 //! checked in turns, in changing order, so that whatever else the machine does hits all alike.

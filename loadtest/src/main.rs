@@ -1,4 +1,4 @@
-//! The `loadtest` command.
+//! Command `loadtest`.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};

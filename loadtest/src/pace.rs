@@ -1,4 +1,4 @@
-//! The clock of an open loop: send times that do not wait for answers.
+//! Clock of an open loop: send times that do not wait for answers.
 
 use std::thread;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The result of a run, as a table or as JSON.
+//! Report of a run, as a table or as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
-//! `loadtest run`: a closed loop of N connections, or an open loop at a fixed
-//! rate whose latencies count from the intended send time.
+//! `loadtest run`: a closed loop of N connections, or an open loop at a fixed rate. Latencies of an
+//! open loop count from the intended send time.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;

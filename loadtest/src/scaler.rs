@@ -1,4 +1,4 @@
-//! `loadtest scaler`: how fast a gateway answers KEDA, call by call.
+//! `loadtest scaler`: the time that a gateway takes to answer KEDA, call by call.
 //!
 //! Three calls for each poll, one after the other on one connection, as KEDA and
 //! the HPA make them.

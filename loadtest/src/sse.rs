@@ -1,4 +1,4 @@
-//! A cheap check that a chat stream is whole.
+//! Stream scanner: a cheap check that a chat stream is whole.
 
 use std::sync::LazyLock;
 

@@ -1,4 +1,4 @@
-//! `loadtest streams`: how many streams stay open, and what memory each costs.
+//! `loadtest streams`: the number of streams that stay open, and the memory of each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

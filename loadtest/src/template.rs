@@ -1,6 +1,5 @@
-//! The gateway's configuration with places to fill in: `{{listen}}`,
-//! `{{admin}}`, `{{engines GROUP}}` (a list of URLs) and `{{key TENANT}}` (an
-//! entry of `keys`).
+//! Configuration template of a gateway. Its placeholders are `{{listen}}`, `{{admin}}`, `{{engines
+//! GROUP}}` (a list of URLs) and `{{key TENANT}}` (an entry of `keys`).
 
 use std::collections::BTreeMap;
 

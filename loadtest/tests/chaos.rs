@@ -1,4 +1,4 @@
-//! Short runs of `loadtest chaos` with a gateway in this process.
+//! Tests of `loadtest chaos`: short runs with a gateway in the test's process.
 
 use clap::Parser;
 use penstock::app::Gateway;

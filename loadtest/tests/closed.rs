@@ -1,4 +1,4 @@
-//! Closed-loop clients against a simulated engine: what they count is what it did.
+//! Tests of `loadtest closed`: the clients' counts agree with the simulated engine's.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! A whole comparison with a tiny scenario, and the reference proxy alone.
+//! Tests of `loadtest compare`: a whole comparison with a tiny scenario, and the reference proxy
+//! alone.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! The engine and each kind of load against it, in one process.
+//! Tests of the instant engine: each kind of load against it, in one process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

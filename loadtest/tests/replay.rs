@@ -1,4 +1,4 @@
-//! The replay against simulated engines, in one process.
+//! Tests of `loadtest replay`: a replay against simulated engines, in one process.
 
 use std::path::Path;
 use std::sync::Arc;

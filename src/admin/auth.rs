@@ -21,35 +21,34 @@ use crate::telemetry::wall;
 use crate::tls::CertificateNames;
 use crate::tls::address_group;
 
-/// Failed attempts that an address may make.
+/// Failed attempts that one address may make.
 const FAILURES: FailureRate = FailureRate { burst: 10, per_minute: 10 };
 
-/// What is asked of nobody.
+/// Paths that need no credentials.
 const OPEN: [&str; 4] = ["/", "/livez", "/readyz", "/healthz"];
 const METRICS: &str = "/metrics";
 
 const FIX: &str = "penstock's commands take it from --token-file or PENSTOCK_ADMIN_TOKEN, others send it as \
                    `Authorization: Bearer <token>`";
 
-/// Somebody who may be here.
+/// Caller of an admin request who is allowed in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Operator {
-    /// `token:<id>`, `cert:<name>`, or `local` where nothing is asked for.
+    /// `token:<id>`, `cert:<name>`, or `local` where no credentials are required.
     pub(super) who: Arc<str>,
-    /// Where they are.
+    /// Address of the caller.
     pub(super) from: SocketAddr,
-    /// What they may do.
     role: OperatorRole,
 }
 
 impl Operator {
-    /// Somebody of whom nothing was asked.
+    /// Caller of whom no credentials are required.
     pub(super) fn local(from: SocketAddr) -> Self {
         Self { who: "local".into(), from, role: OperatorRole::Operate }
     }
 }
 
-/// What the checks of all requests share.
+/// State shared by the checks of all requests.
 #[derive(Debug, Clone)]
 pub(super) struct AdminGuard {
     state: Arc<AdminState>,
@@ -63,7 +62,7 @@ impl AdminGuard {
     }
 }
 
-/// Why somebody may not be here.
+/// Reason why a caller is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AdminAuthError {
     Missing,
@@ -71,7 +70,8 @@ enum AdminAuthError {
     Certificate,
 }
 
-/// Lets a request pass, with the [`Operator`] who makes it, or answers it.
+/// Authenticates and authorises a request. An allowed request goes on with its [`Operator`];
+/// another is answered with an error.
 pub(super) async fn check(
     State(guard): State<AdminGuard>,
     ConnectInfo(from): ConnectInfo<SocketAddr>,
@@ -101,7 +101,7 @@ pub(super) async fn check(
     }
 }
 
-/// What a request takes.
+/// The role that a request needs.
 fn needed(method: &Method) -> OperatorRole {
     if matches!(*method, Method::GET | Method::HEAD) { OperatorRole::Read } else { OperatorRole::Operate }
 }

@@ -1,5 +1,5 @@
 //! `GET /admin/v1/requests/{id}`: the reasons for a request's replica, or for its wait. Times are
-//! in seconds; those with `after` count from when it came.
+//! in seconds. Fields with `after` count from the request's arrival.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::core::replica::bottleneck::Bottleneck;
 use crate::telemetry::request_history::{AttemptTrail, RequestTrail};
 use crate::telemetry::wall;
 
-/// A request as JSON.
+/// Request trail as JSON.
 pub(super) fn request(trail: &RequestTrail, waiting: Option<&WaitExplanation>, policy: &Policy) -> Value {
     let tries = trail.tries.iter().map(|attempt| one_try(attempt, policy));
     let at_replica = trail.tries.last().is_some_and(|attempt| attempt.back.is_none());
@@ -60,7 +60,7 @@ fn one_try(attempt: &AttemptTrail, policy: &Policy) -> Value {
     })
 }
 
-/// The decision with the ledger that it was made by.
+/// Dispatch decision, with the ledger on which the decision was made.
 fn decision(why: &DispatchReason, policy: &Policy) -> Value {
     json!({
         "turn": why.turn.name(),

@@ -1,4 +1,4 @@
-//! Settings, snapshots and states for the tests of the admin side.
+//! Test fixtures of the admin side: settings, snapshots and states.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -192,7 +192,7 @@ pub(super) fn unchanged() -> ReloadReport {
     }
 }
 
-/// The parts of a gateway that does nothing yet, under [`settings`].
+/// Admin state of an idle gateway under [`settings`].
 pub(super) fn state(telemetry: &Telemetry, reload: ReloadHandle) -> AdminState {
     let settings = Arc::new(ArcSwap::from_pointee(settings()));
     let (actions, _) = mpsc::channel(1);

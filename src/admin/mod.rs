@@ -1,5 +1,5 @@
-//! Admin listener: metrics, health, reports for operators, and their
-//! overrides. It runs on a thread of its own ([`spawn`]).
+//! Admin listener: metrics, health, reports for operators, and their overrides. The listener runs
+//! on a thread of its own ([`spawn`]).
 
 mod auth;
 mod config_view;

@@ -1,8 +1,8 @@
-//! The operators' verbs: close pools and replicas, pause and boost tenants.
+//! Operator commands: cordon and drain pools and replicas, pause and boost tenants.
 //!
-//! A verb changes something only as a POST with a JSON body. A browser sends
-//! such a body to another site only after asking that site, and nothing here
-//! says yes, so that no page can act in an operator's name.
+//! A command changes something only as a POST with a JSON body. Before a browser sends such a body
+//! to another site, the browser asks that site. The admin port never consents, so no web page can
+//! act in an operator's name.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,14 +24,14 @@ use crate::core::model::snapshot::{OverrideResult, Snapshot};
 use crate::core::model::time::Tick;
 use crate::telemetry::event::OverrideChanged;
 
-/// How long an override lasts when nobody says.
+/// Duration of an override without `for`.
 const USUAL: Duration = Duration::from_secs(3600);
-/// Bytes of the longest reason.
+/// Most bytes of a reason.
 const MAX_REASON: usize = 200;
-/// Names that an error lists at most.
+/// Most names that an error lists.
 const MAX_LISTED: usize = 8;
 
-/// What an operator can do.
+/// Command of an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OperatorVerb {
     ClosePool(Closed),
@@ -43,7 +43,7 @@ pub(super) enum OperatorVerb {
     Boost,
 }
 
-/// Every verb with its path.
+/// Every command with its path.
 pub(super) const VERBS: [(&str, OperatorVerb); 11] = [
     ("/admin/v1/pools/cordon", OperatorVerb::ClosePool(Closed::Cordoned)),
     ("/admin/v1/pools/drain", OperatorVerb::ClosePool(Closed::Drained)),
@@ -58,11 +58,11 @@ pub(super) const VERBS: [(&str, OperatorVerb); 11] = [
     ("/admin/v1/tenants/boost", OperatorVerb::Boost),
 ];
 
-/// Why nothing was done.
+/// Error of a command: status and message.
 #[derive(Debug)]
 pub(super) struct VerbError(pub(super) StatusCode, pub(super) String);
 
-/// The body of a verb.
+/// Body of a command.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct VerbBody {
@@ -73,7 +73,7 @@ struct VerbBody {
     by: Option<f64>,
 }
 
-/// The answer to a verb.
+/// Answer to a command.
 #[derive(Debug, Serialize)]
 pub(super) struct VerbOutcome {
     verb: &'static str,
@@ -97,7 +97,7 @@ impl OperatorVerb {
         }
     }
 
-    /// The targets that it moves, for a name of the policy.
+    /// Override targets of the command, for a name of the policy.
     fn targets(self, policy: &Policy, name: &str) -> Result<Vec<OverrideTarget>, VerbError> {
         Ok(match self {
             Self::ClosePool(_) | Self::OpenPool => {
@@ -115,7 +115,7 @@ impl OperatorVerb {
         })
     }
 
-    /// The event that brings about what was asked for.
+    /// Event that applies the command to one target.
     fn event(self, target: OverrideTarget, ask: &CheckedVerb, now: Tick) -> Event {
         let change = match (self, target) {
             (Self::ClosePool(closed), OverrideTarget::Pool(pool)) => OverrideChange::ClosePool(pool, closed),
@@ -135,7 +135,7 @@ impl OperatorVerb {
     }
 }
 
-/// A body that says something that can be done.
+/// Body of a command, after validation.
 struct CheckedVerb {
     lasts: Option<Duration>,
     reason: Arc<str>,
@@ -176,7 +176,7 @@ impl CheckedVerb {
     }
 }
 
-/// Does what a request asks for.
+/// Carries out a command and reports the change to telemetry.
 pub(super) fn act(
     state: &AdminState,
     verb: OperatorVerb,
@@ -261,7 +261,8 @@ fn outcome(
     }
 }
 
-/// What stands still for lack of replicas, in the words of the answer.
+/// Notes about the pool and the models that no replica serves after the command, as text for the
+/// answer.
 fn left_without(pool: PoolId, policy: &Policy, changed: &OverrideResult) -> Vec<String> {
     let serves = |pool: &PoolId| overview::in_service(*pool, policy, &changed.after) > 0;
     if serves(&pool) {
@@ -295,7 +296,7 @@ fn of_tenant(verb: OperatorVerb, tenant: TenantId, after: &Snapshot) -> Vec<Stri
     )]
 }
 
-/// A replica that is closed with its pool cannot be opened alone.
+/// Refuses to open a replica that is closed only with its whole pool.
 fn closed_by_its_pool(policy: &Policy, now: &Snapshot, target: OverrideTarget) -> Result<(), VerbError> {
     let OverrideTarget::Replica(replica) = target else { return Ok(()) };
     let Some(pool) = policy.replicas.get(replica).map(|row| row.pool) else { return Ok(()) };
@@ -308,7 +309,7 @@ fn closed_by_its_pool(policy: &Policy, now: &Snapshot, target: OverrideTarget) -
     Err(VerbError(StatusCode::CONFLICT, text))
 }
 
-/// The id of a name, or an error that lists names like it.
+/// Id of a name, or an error that lists similar names.
 fn known<I, T>(what: &str, name: &str, table: &IdTable<I, T>) -> Result<I, VerbError>
 where
     I: Copy + From<usize> + Into<usize>,

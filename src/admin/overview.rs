@@ -1,4 +1,4 @@
-//! Pools, classes and tenants in rows, with what operators have set apart.
+//! Overview rows of pools, classes and tenants, with the overrides of operators.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::core::placement::unattainable::{UnattainableObjective, unattainable};
 use crate::core::replica::speed::pool_best::PoolBest;
 use crate::fleet::discovery::SourceStatus;
 
-/// What is in force where no operator has said anything.
+/// Text for a target without an override.
 pub(super) const NOTHING: &str = "none";
 
 /// One row of `GET /admin/v1/overrides`.
@@ -54,7 +54,6 @@ impl OverrideRow {
     }
 }
 
-/// Every override in force.
 pub(super) fn overrides(snapshot: &Snapshot, policy: &Policy) -> Vec<OverrideRow> {
     snapshot.overrides.iter().map(|view| OverrideRow::new(view, policy)).collect()
 }
@@ -63,7 +62,7 @@ pub(super) fn overrides(snapshot: &Snapshot, policy: &Policy) -> Vec<OverrideRow
 #[derive(Debug, Serialize)]
 pub(super) struct PoolOverviewRow {
     pool: String,
-    /// `none`, or how an operator has closed it.
+    /// `none`, or the override that closes the pool.
     closed: String,
     state: &'static str,
     waiting: u64,
@@ -76,16 +75,15 @@ pub(super) struct PoolOverviewRow {
     in_service: usize,
     running: u64,
     limit: u64,
-    /// Replicas that demand needs in all, as scalers are told, and why; `null` = not
-    /// known.
+    /// Desired replicas in all, as scalers are told, and the reason; `null` = not known.
     desired: Option<u32>,
     desired_reason: Option<&'static str>,
-    /// Where more of them come from than the file lists.
+    /// Replica source beside the file's list.
     source: Option<SourceStatusRow>,
 }
 
-/// The best that a pool has shown lately, with the number of samples; `null` =
-/// nothing yet.
+/// Best latencies that the pool has shown lately, with the number of samples; `null` = no sample
+/// yet.
 #[derive(Debug, Serialize)]
 struct BestRow {
     ttft_seconds: Option<f64>,
@@ -108,7 +106,7 @@ impl BestRow {
     }
 }
 
-/// An objective that none of the pools that may serve has kept.
+/// Objective that no pool allowed to serve has reached.
 #[derive(Debug, Serialize)]
 pub(super) struct UnattainableRow {
     class: String,
@@ -120,7 +118,7 @@ pub(super) struct UnattainableRow {
     samples: u64,
 }
 
-/// What is promised and was never kept.
+/// Objectives that no pool has reached.
 pub(super) fn unkept_promises(snapshot: &Snapshot, policy: &Policy) -> Vec<UnattainableRow> {
     let best = |pool| snapshot.pools.iter().find(|view| view.pool == pool).map(|view| view.best);
     let row = |row: UnattainableObjective| UnattainableRow {
@@ -135,7 +133,7 @@ pub(super) fn unkept_promises(snapshot: &Snapshot, policy: &Policy) -> Vec<Unatt
     unattainable(policy, best).into_iter().map(row).collect()
 }
 
-/// The pools with what runs there.
+/// Rows of all pools.
 pub(super) fn pools(
     snapshot: &Snapshot,
     sources: &[SourceStatus],
@@ -171,7 +169,7 @@ pub(super) fn pools(
     policy.pools.iter().map(|(id, name, _)| row(id, name)).collect()
 }
 
-/// What waits in one class.
+/// Waiting requests of one class.
 #[derive(Debug, Serialize)]
 pub(super) struct ClassQueueRow {
     class: String,
@@ -181,7 +179,7 @@ pub(super) struct ClassQueueRow {
     oldest_seconds: f64,
 }
 
-/// The classes in the order of service.
+/// Rows of the classes, in the order of service.
 pub(super) fn classes(snapshot: &Snapshot, policy: &Policy) -> Vec<ClassQueueRow> {
     let mut rows: Vec<_> = policy.classes.iter().collect();
     rows.sort_by_key(|(id, _, row)| (row.rank, *id));
@@ -198,7 +196,7 @@ pub(super) fn classes(snapshot: &Snapshot, policy: &Policy) -> Vec<ClassQueueRow
     rows.into_iter().map(row).collect()
 }
 
-/// What waits for one tenant, and what operators have set for it.
+/// Waiting requests of a tenant, and the overrides for the tenant.
 #[derive(Debug, Serialize)]
 pub(super) struct TenantStanding {
     waiting: u64,
@@ -206,7 +204,6 @@ pub(super) struct TenantStanding {
     overrides: Vec<OverrideRow>,
 }
 
-/// How a tenant stands.
 pub(super) fn standing(tenant: TenantId, snapshot: &Snapshot, policy: &Policy) -> TenantStanding {
     let (waiting, oldest_seconds) = waits(snapshot, |queue| queue.tenant == tenant);
     let targets = [OverrideTarget::Pause(tenant), OverrideTarget::Boost(tenant)];
@@ -214,7 +211,7 @@ pub(super) fn standing(tenant: TenantId, snapshot: &Snapshot, policy: &Policy) -
     TenantStanding { waiting, oldest_seconds, overrides: rows.collect() }
 }
 
-/// What is in force of the targets, for people: `drain`, `pause, boost x4`.
+/// Overrides in force for the targets, as text: `drain`, `pause, boost x4`.
 pub(super) fn in_force(targets: &[OverrideTarget], snapshot: &Snapshot) -> String {
     let words = rows_of(targets, snapshot).map(|view| match view.change {
         OverrideChange::Boost(_, factor) => format!("boost x{factor}"),
@@ -224,7 +221,7 @@ pub(super) fn in_force(targets: &[OverrideTarget], snapshot: &Snapshot) -> Strin
     if words.is_empty() { NOTHING.to_owned() } else { words.join(", ") }
 }
 
-/// The replicas that the targets close.
+/// Replicas that the targets name, directly or by their pool.
 pub(super) fn replicas_under<'a>(
     targets: &[OverrideTarget],
     policy: &Policy,
@@ -242,7 +239,7 @@ pub(super) fn replicas_under<'a>(
     snapshot.replicas.iter().filter(under).collect()
 }
 
-/// Replicas of the pool that get work.
+/// Number of the pool's replicas that get work.
 pub(super) fn in_service(pool: PoolId, policy: &Policy, snapshot: &Snapshot) -> usize {
     let up = |state| matches!(state, ReplicaStatus::Serving | ReplicaStatus::SlowStart | ReplicaStatus::Busy);
     replicas_under(&[OverrideTarget::Pool(pool)], policy, snapshot)
@@ -251,7 +248,7 @@ pub(super) fn in_service(pool: PoolId, policy: &Policy, snapshot: &Snapshot) -> 
         .count()
 }
 
-/// Names in a row, with a word for those that are left out.
+/// Names separated by commas, with `...` when some are left out.
 pub(super) fn named(names: &[&str], in_all: usize) -> String {
     let more = if in_all > names.len() { ", ..." } else { "" };
     format!("{}{more}", names.join(", "))

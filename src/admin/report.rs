@@ -1,4 +1,4 @@
-//! The bodies of the admin API. Field names are stable; times are in seconds.
+//! Bodies of the admin API. Field names are stable; times are in seconds.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -53,7 +53,7 @@ struct LastReload {
     problems: Vec<String>,
 }
 
-/// What the parts of the process know at one moment.
+/// Facts about the parts of the process at one moment.
 #[derive(Debug)]
 pub(super) struct ProcessFacts {
     snapshot: Snapshot,
@@ -64,7 +64,7 @@ pub(super) struct ProcessFacts {
 }
 
 impl ProcessFacts {
-    /// Asks them.
+    /// Collects the facts.
     pub(super) fn by(state: &AdminState) -> Self {
         Self {
             snapshot: state.snapshot(),
@@ -126,7 +126,6 @@ pub(super) struct QueueReportRow {
     oldest_seconds: f64,
 }
 
-/// The queues with waiting requests.
 pub(super) fn queues(snapshot: &Snapshot, policy: &Policy) -> Vec<QueueReportRow> {
     let row = |view: &crate::core::model::snapshot::QueueSnapshot| QueueReportRow {
         tenant: policy.tenants.name(view.tenant).to_owned(),
@@ -157,7 +156,7 @@ pub(super) struct ReplicaRow {
     engine: Option<EngineRow>,
 }
 
-/// What the engine says itself; `null` = it does not say.
+/// Gauges of the engine; `null` = the engine does not report the value.
 #[derive(Debug, Serialize)]
 struct EngineRow {
     running: Option<u64>,
@@ -170,7 +169,7 @@ struct EngineRow {
     problem: Option<String>,
 }
 
-/// The ledger of each replica, with what its engine says beside it.
+/// Ledger of each replica, beside the gauges of its engine.
 pub(super) fn replicas(snapshot: &Snapshot, engines: &[EngineView], policy: &Policy) -> Vec<ReplicaRow> {
     let engines: HashMap<_, _> = engines.iter().map(|view| (view.replica, view)).collect();
     let row = |view: &ReplicaSnapshot| ReplicaRow {
@@ -235,7 +234,7 @@ impl BoundsRow {
     }
 }
 
-/// The tenants and what they may do; nothing about their keys.
+/// Tenants and their rights, without anything about their keys.
 pub(super) fn tenants(
     snapshot: &Snapshot,
     limits: &[LimitStatus],

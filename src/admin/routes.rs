@@ -1,4 +1,4 @@
-//! The admin routes.
+//! Routes of the admin API.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::telemetry::request_history::MAX_STORIES;
 /// Longest time for a reload.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Bytes of a verb's body.
+/// Most bytes of a command's body.
 const MAX_BODY: usize = 8 * 1024;
 
 const INDEX: &str = "\
@@ -63,8 +63,8 @@ struct AdminRoutes {
     bills: Arc<BillMaker>,
 }
 
-/// The admin routes, and `more` behind the same credentials. The uptime counts
-/// from this call.
+/// Admin routes, and the routes of `more` behind the same credentials. The uptime counts from this
+/// call.
 pub fn router(state: AdminState, more: Router) -> Router {
     let admin = AdminRoutes { state: Arc::new(state), started: Instant::now(), bills: Arc::default() };
     let guard = AdminGuard::new(&admin.state, admin.started);
@@ -96,7 +96,7 @@ pub fn router(state: AdminState, more: Router) -> Router {
         .layer(middleware::from_fn_with_state(guard, auth::check))
 }
 
-/// One format whatever is asked for: every Prometheus reads text 0.0.4.
+/// Metrics in text 0.0.4, whatever format is requested: every Prometheus reads it.
 async fn metrics(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     let (snapshot, engines) = (admin.state.snapshot(), admin.state.engine_views());
     let needs = admin.state.demands();
@@ -196,8 +196,8 @@ async fn config(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     Json(config_view::effective(&admin.state.settings()))
 }
 
-/// 200 when the file is in force, 422 with every problem when it is not valid.
-/// The reload goes on when the caller hangs up.
+/// Reloads the configuration. Answers 200 when the file is in force, and 422 with every problem
+/// when the file is not valid. The reload continues when the caller hangs up.
 async fn reload(State(admin): State<AdminRoutes>, Extension(who): Extension<Operator>) -> Response {
     let reload = admin.state.reload.clone();
     let reloading = tokio::spawn(async move { reload.reload(who.who).await });

@@ -1,5 +1,5 @@
-//! The admin listener on a thread and runtime of its own, so that operators
-//! and Prometheus get answers when the data path is saturated.
+//! Server of the admin listener, on a thread and a runtime of its own. Operators and Prometheus
+//! therefore get answers while the data path is saturated.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -20,21 +20,20 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::HandshakeFailed;
 use crate::tls::{CertificateSource, Handshakes};
 
-/// Open connections; more wait in the listen queue.
+/// Most connections open at once; more wait in the listen queue.
 const MAX_CONNECTIONS: usize = 64;
-/// Time for a request head, and for the pause between two requests.
+/// Limit for a request head, and for the pause between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of a request head.
+/// Most bytes of a request head.
 const MAX_HEAD: usize = 16 * 1024;
-/// How long a connection lives, so that a reader who stalls cannot hold one
-/// for ever.
+/// Longest life of a connection, so that a stalled reader cannot hold one for ever.
 const MAX_LIFE: Duration = Duration::from_secs(300);
-/// Time for a last answer after a connection is told to end.
+/// Time for the last answer after a connection is told to end.
 const LAST_ANSWER: Duration = Duration::from_secs(2);
 /// Pause after a failed accept (out of file descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The running admin listener. Dropping it stops the listener without waiting.
+/// Running admin listener. Dropping the handle stops the listener without waiting.
 #[derive(Debug)]
 pub struct AdminHandle {
     addr: SocketAddr,
@@ -42,13 +41,12 @@ pub struct AdminHandle {
     thread: Option<JoinHandle<()>>,
 }
 
-/// How connections of the admin listener are encrypted.
+/// TLS of the admin listener.
 pub struct AdminTls {
-    /// What a new connection gets.
+    /// Source of the certificate for each new connection.
     pub source: CertificateSource,
-    /// Their bounds.
     pub handshakes: Handshakes,
-    /// Told of each that failed.
+    /// Telemetry that receives failed handshakes.
     pub telemetry: Telemetry,
 }
 
@@ -61,7 +59,7 @@ impl std::fmt::Debug for AdminTls {
 /// Binds `addr` and serves `router` there until the handle is stopped.
 ///
 /// # Errors
-/// When the address cannot be bound or the thread cannot start.
+/// The address cannot be bound, or the thread cannot be started.
 pub fn spawn(addr: SocketAddr, router: Router, tls: AdminTls) -> io::Result<AdminHandle> {
     let listener = StdListener::bind(addr)?;
     listener.set_nonblocking(true)?;
@@ -79,14 +77,13 @@ pub fn spawn(addr: SocketAddr, router: Router, tls: AdminTls) -> io::Result<Admi
 }
 
 impl AdminHandle {
-    /// Where it listens; the port is the real one when 0 was asked for.
+    /// Address of the listener. When port 0 was configured, this is the real port.
     #[must_use]
     pub const fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Closes the listener, lets running requests end for about two seconds,
-    /// and waits for that.
+    /// Closes the listener and waits up to about 2 s for running requests to end.
     pub fn stop(mut self) {
         self.stop.send_replace(true);
         if let Some(thread) = self.thread.take() {

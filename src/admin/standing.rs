@@ -11,7 +11,7 @@ use crate::core::limits::rule::{LimitId, LimitScope};
 use crate::core::model::ids::{PoolId, TenantId};
 use crate::fleet::discovery::SourceStatus;
 
-/// Where more of a pool's replicas come from than the file lists.
+/// Status of a pool's replica source beside the file's list.
 #[derive(Debug, Serialize)]
 pub(super) struct SourceStatusRow {
     kind: &'static str,
@@ -20,7 +20,7 @@ pub(super) struct SourceStatusRow {
     problem: Option<String>,
 }
 
-/// The source of a pool, if it has one.
+/// Status row of the pool's source; absent when the pool has none.
 pub(super) fn source(pool: PoolId, sources: &[SourceStatus]) -> Option<SourceStatusRow> {
     let view = sources.iter().find(|view| view.pool == pool)?;
     Some(SourceStatusRow {
@@ -31,11 +31,11 @@ pub(super) fn source(pool: PoolId, sources: &[SourceStatus]) -> Option<SourceSta
     })
 }
 
-/// A limit, and what is left of it.
+/// Limit, and the amount left.
 #[derive(Debug, Serialize)]
 pub(super) struct LimitRow {
     scope: &'static str,
-    /// The model or the key that it is for; `null` = all of the tenant's.
+    /// Model or key of the limit; `null` = the whole tenant.
     of: Option<String>,
     unit: &'static str,
     period: &'static str,
@@ -45,7 +45,7 @@ pub(super) struct LimitRow {
     shadow: bool,
 }
 
-/// A tenant's limits: its own, those of its models, and those of its keys.
+/// Limits of a tenant, of its models and of its keys.
 pub(super) fn limits(tenant: TenantId, standings: &[LimitStatus], settings: &Settings) -> Vec<LimitRow> {
     let ours = |row: &&LimitStatus| owner(row.rule.id.scope, settings) == Some(tenant);
     let row = |standing: &LimitStatus| {
@@ -69,7 +69,7 @@ pub(super) fn limits(tenant: TenantId, standings: &[LimitStatus], settings: &Set
     standings.iter().filter(ours).map(row).collect()
 }
 
-/// Whose limit it is.
+/// Tenant that owns the limit.
 fn owner(scope: LimitScope, settings: &Settings) -> Option<TenantId> {
     match (scope, &settings.edge.auth) {
         (LimitScope::Tenant(tenant) | LimitScope::Model(tenant, _), _) => Some(tenant),

@@ -16,23 +16,20 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::metrics::EngineView;
 use crate::usage::bill::RowSource;
 
-/// Handles to the parts of the process. Every question to them is quick enough
-/// for the admin thread.
+/// Handles to the parts of the process. Every call to them is quick enough for the admin thread.
 #[derive(Debug, Clone)]
 pub struct AdminState {
-    /// Everything that waits and runs.
+    /// Dispatcher, which knows all waiting and running requests.
     pub dispatcher: Arc<Dispatcher>,
-    /// The settings in force.
     pub settings: Arc<ArcSwap<Settings>>,
-    /// Reads the configuration again.
+    /// Handle that reads the configuration again.
     pub reload: ReloadHandle,
-    /// The engines' own views.
+    /// Last known status of every replica.
     pub engines: Arc<FleetView>,
-    /// The sources of replicas.
     pub sources: DiscoverySources,
-    /// The scale signal, as scalers read it.
+    /// Scale signal, as scalers read it.
     pub signals: Arc<SignalCache>,
-    /// Where usage rows are; absent when the configuration keeps none.
+    /// Source of the usage rows; absent when the configuration keeps none.
     pub usage: Option<RowSource>,
     /// Metrics, recent requests and the state of the configuration.
     pub telemetry: Telemetry,
@@ -47,12 +44,12 @@ impl AdminState {
         self.settings.load_full()
     }
 
-    /// The demand of each pool, as scalers read it.
+    /// Replica demand of each pool, as scalers read it.
     pub(super) fn demands(&self) -> Vec<ReplicaDemand> {
         self.signals.view().needs().collect()
     }
 
-    /// The engines' own views, as last read.
+    /// Gauges of the engines, as last read.
     pub(super) fn engine_views(&self) -> Vec<EngineView> {
         let rows = self.engines.all().into_iter();
         rows.map(|(replica, status)| EngineView {
@@ -64,7 +61,7 @@ impl AdminState {
         .collect()
     }
 
-    /// Whether new requests are taken.
+    /// Whether the gateway takes new requests.
     ///
     /// # Errors
     /// The reason why not.

@@ -1,4 +1,4 @@
-//! The routes in process, and the listener over loopback.
+//! Tests of the admin routes in process, and of the listener over loopback.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -11,7 +11,7 @@ use crate::admin::operate::VerbError;
 use crate::telemetry::wall;
 use crate::usage::bill::{self, RowSource, ask, text};
 
-/// Makes one bill at a time: each reads a database.
+/// Maker of bills, one at a time, because each bill reads a database.
 #[derive(Debug)]
 pub(super) struct BillMaker(Arc<Semaphore>);
 
@@ -22,9 +22,11 @@ impl Default for BillMaker {
 }
 
 impl BillMaker {
+    /// Makes the bill that `query` asks for.
+    ///
     /// # Errors
-    /// Nothing is written down, the question has a mistake, another one is being
-    /// answered, or the database does not answer.
+    /// The configuration keeps no usage rows, the query is invalid, another bill is being made, or
+    /// the database does not answer.
     pub(super) async fn make(&self, source: Option<&RowSource>, query: &str) -> Result<Value, VerbError> {
         let Some(source) = source.cloned() else {
             let message = "nothing is written down: the configuration has no `usage.folder`";
@@ -37,7 +39,7 @@ impl BillMaker {
             let message = "another bill is being made; ask again in a moment";
             return Err(VerbError(StatusCode::SERVICE_UNAVAILABLE, message.to_owned()));
         };
-        // It goes on when the caller hangs up, and nobody else begins until then.
+        // The bill is finished even when the caller hangs up. No other bill starts until then.
         let made = spawn_blocking(move || {
             let _alone = alone;
             bill::make(&asked, &source)

@@ -1,5 +1,5 @@
-//! The composition root: puts the parts together and takes them apart again.
-//! The only place that knows all of them.
+//! Composition root: puts the parts together and takes them apart again. No other module knows all
+//! the parts.
 
 pub mod background;
 mod commands;

@@ -1,4 +1,4 @@
-//! The usage journal in the gateway, and `penstock usage`.
+//! Usage journal of a gateway, and `penstock usage`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use crate::telemetry::{Telemetry, wall};
 use crate::usage::bill::{self, BillQuery, BillSums, RowSource, ask, text};
 use crate::usage::{Before, UsageError, UsageJournal};
 
-/// The periods whose limits go on over a restart, with their limits.
+/// Periods whose limits survive a restart.
 const PERIODS: [LimitPeriod; 2] = [LimitPeriod::Day, LimitPeriod::Month];
 
-/// Milliseconds since 1970.
+/// Now, in milliseconds since 1970.
 pub(super) fn now_ms() -> i64 {
     (wall::unix_seconds(wall::now()) * 1e3) as i64
 }
 
-/// Starts to feed the database, and tells the scheduler what was used of the
-/// limits of this day and month before the start. Both must have begun there.
+/// Starts to write to the database. Also tells the scheduler the amounts used of this day's and
+/// month's limits before the start. The scheduler must know both periods before this call.
 pub(super) fn follow(
     usage: &mut UsageJournal,
     dispatcher: &Arc<Dispatcher>,
@@ -52,7 +52,7 @@ pub(super) fn follow(
     })
 }
 
-/// How much of each limit of a period was used.
+/// Amount used of each limit of a period.
 fn used(policy: &Policy, period: LimitPeriod, before: &Before) -> Vec<(LimitId, u64)> {
     let rules = policy.limits.iter().map(|rule| rule.id).filter(|id| id.period == period);
     let amounts = rules.map(|id| {
@@ -86,13 +86,13 @@ fn amount(unit: LimitUnit, sums: &BillSums) -> u64 {
     }
 }
 
-/// Where the rows of a running gateway are.
+/// Source of the usage rows of a running gateway.
 pub(super) fn row_source(settings: &UsageSettings) -> RowSource {
     let database = settings.database.clone();
     database.map_or_else(|| RowSource::Journal(settings.folder.clone()), RowSource::Database)
 }
 
-/// `penstock usage`: what to print.
+/// Runs `penstock usage` and returns the text to print.
 pub(super) fn run(args: &UsageArgs) -> anyhow::Result<String> {
     let now_ms = now_ms();
     let moment = |text: &Option<String>, flag: &str| {
@@ -139,7 +139,7 @@ fn source(args: &UsageArgs) -> anyhow::Result<RowSource> {
     of_file(&args.config)
 }
 
-/// Where the rows are that a gateway of this file writes.
+/// Source of the usage rows that a gateway with this configuration file writes.
 fn of_file(path: &Path) -> anyhow::Result<RowSource> {
     let hint = "; --sqlite, --postgres and --journal need no configuration";
     let loaded = load::load_file(path, None).into_result().map_err(|report| {
@@ -149,11 +149,12 @@ fn of_file(path: &Path) -> anyhow::Result<RowSource> {
     of_settings(&loaded.settings).with_context(missing)
 }
 
-/// Where the rows are that a gateway with these settings writes; absent = nowhere.
+/// Source of the usage rows that a gateway with these settings writes; absent = the gateway writes
+/// none.
 pub(super) fn of_settings(settings: &Settings) -> Option<RowSource> {
     let usage = settings.startup.usage.clone()?;
     Some(match usage.database {
-        // Nothing was copied yet.
+        // No row was copied to the database yet.
         Some(UsageDatabase::Sqlite(file)) if !file.exists() => RowSource::Journal(usage.folder),
         Some(database) => RowSource::Database(database),
         None => RowSource::Journal(usage.folder),

@@ -1,4 +1,4 @@
-//! The command line: what can be said, and how it is explained.
+//! Command line of `penstock`: its commands, arguments and help texts.
 
 pub mod operate;
 pub mod plan;

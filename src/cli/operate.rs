@@ -1,4 +1,4 @@
-//! The commands that look at a running gateway and change what it does.
+//! Arguments of the operator commands, which inspect and change a running gateway.
 
 use std::path::PathBuf;
 

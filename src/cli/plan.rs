@@ -1,4 +1,4 @@
-//! `penstock plan`.
+//! Arguments of `penstock plan`.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `penstock usage`.
+//! Arguments of `penstock usage`.
 
 use std::path::PathBuf;
 

@@ -9,16 +9,16 @@ use crate::dispatcher::Dispatcher;
 use crate::fleet::fetch::ReplicaClient;
 use crate::telemetry::Telemetry;
 
-/// The fleet's times. The default is right for the gateway.
+/// Times of the fleet's tasks. The default is meant for the gateway; tests use shorter ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FleetTiming {
-    /// For one answer about metrics or models.
+    /// Limit for one answer about metrics or models.
     pub scrape_timeout: Duration,
-    /// For all of one probe.
+    /// Limit for one whole probe.
     pub probe_timeout: Duration,
-    /// Between two questions about the models.
+    /// Time between two model info requests.
     pub info_every: Duration,
-    /// The same after one that failed; no shorter than the scrape interval.
+    /// Time after a failed model info request; at least the scrape interval applies.
     pub info_retry: Duration,
 }
 
@@ -33,7 +33,7 @@ impl Default for FleetTiming {
     }
 }
 
-/// What all tasks share.
+/// State shared by all tasks of the fleet.
 pub(super) struct FleetContext {
     pub(super) fetcher: ReplicaClient,
     pub(super) dispatcher: Arc<Dispatcher>,

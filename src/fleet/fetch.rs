@@ -8,17 +8,17 @@ use reqwest::{Client, ClientBuilder, Response};
 use crate::config::secret::Secret;
 use crate::tls;
 
-/// Bytes of an answer beyond which it is not read on.
+/// Most bytes of an answer; a longer answer is an error.
 pub const MAX_ANSWER: usize = 4 << 20;
 
-/// Unused connections are closed before uvicorn does it (after 5 s).
+/// Unused connections are closed after 4 s, before uvicorn closes them (after 5 s).
 const KEEP_ALIVE: Duration = Duration::from_secs(4);
 
-/// What went wrong with a question to a replica. It holds no text from
-/// outside: no URL, no key, nothing that the replica sent.
+/// Problem of a request to a replica. The error holds no text from outside: no URL, no key, nothing
+/// that the replica sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum FetchError {
-    /// No whole answer in time.
+    /// The whole answer did not arrive in time.
     #[error("no whole answer in time")]
     Timeout,
     /// The connection was refused or failed (name, network, TLS).
@@ -27,25 +27,25 @@ pub enum FetchError {
     /// The connection broke before the answer was whole.
     #[error("the connection broke before the answer was whole")]
     Broken,
-    /// The question could not be sent; its URL or API key is not valid.
+    /// The request could not be sent, because its URL or API key is not valid.
     #[error("the URL or the API key cannot be sent; check `url` and `api_key`")]
     Unsendable,
-    /// A redirect; none is followed, because the key would go with it.
+    /// The answer is a redirect. No redirect is followed, because the key would go with it.
     #[error("a redirect ({0}), which is not followed")]
     Redirect(u16),
-    /// Another status than the one that was hoped for.
+    /// The answer has a status other than 2xx.
     #[error("status {0}")]
     Status(u16),
-    /// More than 4 MiB.
+    /// The answer is longer than 4 MiB.
     #[error("more than 4 MiB")]
     TooLarge,
-    /// Not the format that was asked for.
+    /// The answer is not in the expected format.
     #[error("the answer is not what was asked for")]
     NotUnderstood,
 }
 
 impl FetchError {
-    /// Whether something was there that answered, in whatever way.
+    /// Whether the replica answered in any way.
     #[must_use]
     pub const fn answers(self) -> bool {
         !matches!(self, Self::Timeout | Self::Connect)
@@ -67,12 +67,12 @@ impl FetchError {
     }
 }
 
-/// Why no client could be made.
+/// Reason why no client could be made.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set up TLS: no trusted certificates found; install the system's CA certificates")]
 pub struct NoTls;
 
-/// Asks replicas.
+/// HTTP client for requests to replicas.
 #[derive(Debug)]
 pub(super) struct ReplicaClient {
     pooled: Client,
@@ -80,8 +80,9 @@ pub(super) struct ReplicaClient {
 }
 
 impl ReplicaClient {
-    /// `needs_tls`: without trusted certificates it fails; otherwise it goes
-    /// without, and an `https` URL that comes later meets `Trouble::Connect`.
+    /// Makes the client. Without the system's trusted certificates, the call fails if `needs_tls`.
+    /// Otherwise the client trusts no certificate, and a later `https` URL fails with
+    /// [`FetchError::Connect`].
     pub(super) fn new(needs_tls: bool) -> Result<Self, NoTls> {
         tls::install_provider();
         let pooled = || base().pool_idle_timeout(KEEP_ALIVE).pool_max_idle_per_host(1);
@@ -107,8 +108,8 @@ impl ReplicaClient {
         tokio::time::timeout(limit, whole).await.unwrap_or(Err(FetchError::Timeout))
     }
 
-    /// Whether a POST without a body is answered with 2xx, over a connection of
-    /// its own, in time.
+    /// Sends a POST without a body over a new connection. Succeeds when a 2xx answer arrives within
+    /// `limit`.
     pub(super) async fn post(
         &self,
         url: &str,
@@ -126,8 +127,8 @@ impl ReplicaClient {
         }
     }
 
-    /// The status of the answer to a GET over a connection of its own: one
-    /// from before may outlive the listener. The caller limits the time.
+    /// Status of the answer to a GET over a new connection: a kept connection may outlive the
+    /// listener. The caller limits the time.
     pub(super) async fn status(&self, url: &str, key: Option<&Secret>) -> Result<u16, FetchError> {
         Ok(send(&self.fresh, url, key).await?.status().as_u16())
     }

@@ -1,5 +1,4 @@
-//! The fleet's tasks: one scraper per configured replica, and a probe when
-//! the core asks for one.
+//! Fleet tasks: one scraper per configured replica, and a probe when the scheduler asks for one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,12 +23,11 @@ use crate::fleet::target::ReplicaTarget;
 use crate::fleet::view::FleetView;
 use crate::telemetry::Telemetry;
 
-/// Scrapes that may run at the same time; more wait for their turn. Probes do
-/// not wait.
+/// Most scrapes that run at the same time; more wait for their turn. Probes do not wait.
 const CONCURRENT_SCRAPES: usize = 64;
 
-/// The running fleet. Clones are handles to the same one; it stops when the
-/// last one is dropped.
+/// Running fleet monitor. Clones are handles to the same monitor, which stops when the last handle
+/// is dropped.
 #[derive(Clone)]
 pub struct FleetMonitor {
     inner: Arc<MonitorState>,
@@ -58,12 +56,11 @@ impl Drop for MonitorState {
 }
 
 impl FleetMonitor {
-    /// Starts scraping every configured replica. Must be called inside a
-    /// tokio runtime; the other methods may be called from anywhere.
+    /// Starts to scrape every configured replica. The call needs a tokio runtime; the other methods
+    /// may be called from anywhere.
     ///
     /// # Errors
-    /// When a replica has an `https` URL and the system has no trusted
-    /// certificates.
+    /// A replica has an `https` URL and the system has no trusted certificates.
     pub fn start(
         settings: Arc<ArcSwap<Settings>>,
         dispatcher: Arc<Dispatcher>,
@@ -88,20 +85,20 @@ impl FleetMonitor {
         Ok(fleet)
     }
 
-    /// The last word of every replica.
+    /// Last known status of every replica.
     #[must_use]
     pub fn view(&self) -> Arc<FleetView> {
         Arc::clone(&self.inner.view)
     }
 
-    /// Asks `replica` whether it is there; the dispatcher gets `ReplicaFound` or
-    /// `ReplicaLost` within `Timing::probe_timeout`. While a probe of the same
-    /// replica is in flight its answer counts for this call too. A replica
-    /// that is not configured (any more) is not asked and gets no answer.
+    /// Probes `replica`. The dispatcher gets `ReplicaFound` or `ReplicaLost` within
+    /// `FleetTiming::probe_timeout`. While a probe of the same replica is in flight, its answer
+    /// counts for this call too. A replica that is not configured (any more) is not probed, and no
+    /// event follows.
     pub fn probe(&self, replica: ReplicaId) {
         let known = self.inner.members.lock().contains_key(&replica);
         if !known {
-            // The settings may be newer than our list.
+            // The settings may be newer than the list of members.
             self.reloaded();
         }
         let member = self.inner.members.lock().get(&replica).cloned();
@@ -110,17 +107,16 @@ impl FleetMonitor {
         }
     }
 
-    /// Scrapes `replica` now, unless a scrape of it is under way; the dispatcher gets
-    /// `ReplicaReported` when it answers.
+    /// Scrapes `replica` now, unless a scrape of the replica is under way. The dispatcher gets
+    /// `ReplicaReported` when the replica answers.
     pub fn inspect(&self, replica: ReplicaId) {
         if let Some(member) = self.inner.members.lock().get(&replica) {
             member.inspect.notify_one();
         }
     }
 
-    /// Tells `replica` to sleep or to wake; the dispatcher gets `Rested`. A replica
-    /// that is not configured (any more), or that changes meanwhile, gives no
-    /// answer.
+    /// Tells `replica` to sleep or to wake. The dispatcher gets `SleepAnswered`, except when the
+    /// replica is not configured (any more) or a reload changes it meanwhile.
     pub fn order(&self, replica: ReplicaId, order: SleepOrder) {
         let member = self.inner.members.lock().get(&replica).cloned();
         if let Some(member) = member {
@@ -129,9 +125,8 @@ impl FleetMonitor {
         }
     }
 
-    /// Call it when the settings have changed. The tasks of replicas that
-    /// left or changed end, whatever they are doing, and report nothing more;
-    /// a probe in flight starts again under the new settings.
+    /// Applies new settings. The tasks of replicas that left or changed are aborted and report
+    /// nothing more. A probe in flight is repeated under the new settings.
     pub fn reloaded(&self) {
         let inner = &*self.inner;
         let mut members = inner.members.lock();
@@ -163,7 +158,7 @@ impl FleetMonitor {
         }
     }
 
-    /// Ends all tasks and waits for them. Nothing is reported afterwards.
+    /// Ends all tasks and waits for them. No event follows.
     pub async fn stop(&self) {
         {
             let mut members = self.inner.members.lock();

@@ -1,6 +1,6 @@
-//! Fleet monitor: metrics, served models and presence of the replicas. It reports and decides
-//! nothing: a scrape that fails changes nothing by itself, and only a probe that the core asked
-//! for says that a replica is lost or found.
+//! Fleet monitor: metrics, served models and presence of the replicas. The monitor reports and
+//! decides nothing. A scrape that fails changes nothing by itself; only a probe that the scheduler
+//! asked for reports that a replica is lost or found.
 
 pub mod context;
 pub mod discovery;

@@ -8,19 +8,19 @@ use crate::fleet::fetch::FetchError;
 use crate::fleet::scrape::MonitoredReplica;
 use crate::telemetry::event::ProbeFailed;
 
-/// Answers one `Action::Probe`, with `ReplicaFound` or `ReplicaLost`.
+/// Carries out one `ReplicaAction::Probe`. The dispatcher gets `ReplicaFound` or `ReplicaLost`.
 pub(super) async fn answer(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>) {
     let limit = shared.timing.probe_timeout;
     let result = tokio::time::timeout(limit, ask(&shared, &member)).await.unwrap_or(Err(FetchError::Timeout));
     if member.ended() {
-        // The reload that ended it saw the probe in flight and repeats it.
+        // The reload that ended this task saw the probe in flight and repeats it.
         return;
     }
     member.probing.end();
     let replica = member.target.replica;
     match result {
         Ok(()) => {
-            // It may be another engine than before.
+            // The engine may be another than before, so its models are read anew.
             member.refresh.notify_one();
             shared.dispatcher.event(Event::ReplicaFound { replica });
         }

@@ -1,28 +1,26 @@
-//! Prometheus text: the samples of a `/metrics` answer (text 0.0.4,
-//! `version=1.0.0` and OpenMetrics). A line that is none is counted and
-//! skipped. Nothing is copied, except a label value with an escape in it.
+//! Prometheus text: the samples of a `/metrics` answer (text 0.0.4, `version=1.0.0` and
+//! OpenMetrics). A line that is no sample is counted and skipped. Nothing is copied, except a label
+//! value with an escape in it.
 
 use std::borrow::Cow;
 
-/// The samples of `text`, in its order.
+/// Samples of `text`, in its order.
 #[must_use]
 pub fn samples(text: &str) -> Samples<'_> {
     Samples { rest: text, skipped: 0 }
 }
 
-/// How much of a text could be read.
+/// Counts of one text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ParseCount {
-    /// Samples.
     pub samples: u64,
-    /// Labels of all samples.
     pub labels: u64,
     /// Lines that are neither a sample nor a comment nor empty.
     pub skipped: u64,
 }
 
-/// Reads any bytes as Prometheus text and walks over everything in it. Bytes
-/// that are not UTF-8 are replaced first.
+/// Reads any bytes as Prometheus text and counts its samples and labels. Bytes that are not UTF-8
+/// are replaced first.
 #[must_use]
 pub fn count(bytes: &[u8]) -> ParseCount {
     let text = String::from_utf8_lossy(bytes);
@@ -36,34 +34,32 @@ pub fn count(bytes: &[u8]) -> ParseCount {
     count
 }
 
-/// One sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PromSample<'a> {
     /// Metric name, with its suffix (`_total`, `_bucket`, ...).
     pub name: &'a str,
-    /// Its value; `NaN` and the infinities are possible.
+    /// Value; `NaN` and the infinities are possible.
     pub value: f64,
-    /// As written: milliseconds in the Prometheus format, seconds in
-    /// OpenMetrics.
+    /// Timestamp as written: milliseconds in the Prometheus format, seconds in OpenMetrics.
     pub timestamp: Option<f64>,
     labels: &'a str,
 }
 
 impl<'a> PromSample<'a> {
-    /// Its labels, in their order.
+    /// Labels, in their order.
     #[must_use]
     pub fn labels(&self) -> Labels<'a> {
         Labels { rest: self.labels }
     }
 
-    /// The value of the first label called `name`.
+    /// Value of the first label with this name.
     #[must_use]
     pub fn label(&self, name: &str) -> Option<Cow<'a, str>> {
         self.labels().find(|(label, _)| *label == name).map(|(_, value)| value)
     }
 }
 
-/// Iterates over the samples of a text.
+/// Iterator over the samples of a text.
 #[derive(Debug, Clone)]
 pub struct Samples<'a> {
     rest: &'a str,
@@ -71,7 +67,7 @@ pub struct Samples<'a> {
 }
 
 impl Samples<'_> {
-    /// Lines so far that could not be read.
+    /// Number of unreadable lines so far.
     #[must_use]
     pub fn skipped(&self) -> u64 {
         self.skipped
@@ -98,7 +94,7 @@ impl<'a> Iterator for Samples<'a> {
     }
 }
 
-/// Iterates over the labels of a sample: name and unescaped value.
+/// Iterator over the labels of a sample: name and unescaped value.
 #[derive(Debug, Clone)]
 pub struct Labels<'a> {
     rest: &'a str,
@@ -114,7 +110,7 @@ impl<'a> Iterator for Labels<'a> {
     }
 }
 
-/// `name{labels} value [timestamp] [# exemplar]`
+/// Reads a line of the form `name{labels} value [timestamp] [# exemplar]`.
 fn read_line(line: &str) -> Option<PromSample<'_>> {
     let (name, rest) = cut_name(line, true)?;
     let after_name = rest.trim_start_matches(BLANK);
@@ -138,7 +134,7 @@ fn read_line(line: &str) -> Option<PromSample<'_>> {
 
 const BLANK: [char; 2] = [' ', '\t'];
 
-/// A metric name (with colons) or a label name, and what follows it.
+/// Splits off a metric name (with colons) or a label name. Returns the name and the rest.
 fn cut_name(text: &str, colons: bool) -> Option<(&str, &str)> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || (colons && byte == b':');
     let end = text.bytes().position(|byte| !allowed(byte)).unwrap_or(text.len());
@@ -146,8 +142,8 @@ fn cut_name(text: &str, colons: bool) -> Option<(&str, &str)> {
     (!name.is_empty() && !name.as_bytes()[0].is_ascii_digit()).then_some((name, rest))
 }
 
-/// The labels up to the closing brace, all of them well formed, and what
-/// follows the brace.
+/// Splits off the labels up to the closing brace. Returns the labels and the text after the brace.
+/// `None` unless all labels are well formed.
 fn cut_block(block: &str) -> Option<(&str, &str)> {
     let mut rest = block.trim_start_matches(BLANK);
     loop {
@@ -159,7 +155,7 @@ fn cut_block(block: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// One label: name, raw value, and what follows it and its comma.
+/// Splits off one label. Returns its name, its raw value, and the text after its comma.
 fn cut_label(text: &str) -> Option<(&str, &str, &str)> {
     let (name, rest) = cut_name(text.trim_start_matches(BLANK), false)?;
     let rest = rest.trim_start_matches(BLANK).strip_prefix('=')?;

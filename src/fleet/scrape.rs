@@ -1,4 +1,4 @@
-//! The periodic questions to one replica: how busy, and which models.
+//! Scrapes of one replica: its metrics and its models, at intervals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,21 +15,21 @@ use crate::fleet::target::ReplicaTarget;
 use crate::fleet::view::StatusCell;
 use crate::telemetry::event::{ModelMismatch, ScrapeFailed, ScrapeRecovered, SleepStateChanged};
 
-/// One replica while its target stays the same.
+/// One replica for as long as its target stays the same.
 #[derive(Debug)]
 pub(super) struct MonitoredReplica {
     pub(super) target: ReplicaTarget,
     pub(super) cell: Arc<StatusCell>,
-    /// Asks for a scrape and the model info now.
+    /// Requests a scrape and the model info now.
     pub(super) refresh: Notify,
-    /// Asks for a scrape now.
+    /// Requests a scrape now.
     pub(super) inspect: Notify,
     pub(super) probing: Probing,
     pub(super) token: CancellationToken,
 }
 
 impl MonitoredReplica {
-    /// Whether a reload or a stop ended it: nothing of it may be reported.
+    /// Whether a reload or a stop ended the replica's tasks. Nothing may be reported afterwards.
     pub(super) fn ended(&self) -> bool {
         self.token.is_cancelled()
     }
@@ -40,7 +40,7 @@ impl MonitoredReplica {
 pub(super) struct Probing(AtomicBool);
 
 impl Probing {
-    /// True for the one who may start a probe.
+    /// Marks a probe as started. Returns true unless one was in flight.
     pub(super) fn begin(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
@@ -54,8 +54,8 @@ impl Probing {
     }
 }
 
-/// Asks until it is dropped. At most one question is in flight; ticks that
-/// pass meanwhile are skipped.
+/// Scrapes until the task is dropped. At most one request is in flight; ticks that pass meanwhile
+/// are skipped.
 pub(super) async fn run(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>) {
     let target = &member.target;
     let mut ticks = interval_at(Instant::now() + target.offset(), target.interval);
@@ -67,7 +67,7 @@ pub(super) async fn run(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>
             () = member.inspect.notified() => {}
             () = member.refresh.notified() => info_due = Instant::now(),
         }
-        // The semaphore is never closed, so there is always a permit to wait for.
+        // The semaphore is never closed, so `acquire` cannot fail.
         let _permit = shared.permits.acquire().await;
         round(&shared, &member, &mut info_due).await;
     }
@@ -86,7 +86,7 @@ async fn round(shared: &FleetContext, member: &MonitoredReplica, info_due: &mut 
         Some(result) => {
             let recovered = note_scrape(shared, member, began, result);
             if recovered {
-                // It may be another engine than before.
+                // The engine may be another than before, so its models are read anew.
                 *info_due = Instant::now();
             }
             result.is_ok()
@@ -121,7 +121,7 @@ async fn scrape(
     Ok(gauges)
 }
 
-/// Says which of the adapters that the configuration gives it are in use there.
+/// Reports which of the configured adapters the engine runs requests with.
 fn report_adapters(shared: &FleetContext, member: &MonitoredReplica, text: &str) {
     let target = &member.target;
     let read = target.adapter().adapters.filter(|_| !target.adapters.is_empty() && !member.ended());
@@ -131,8 +131,8 @@ fn report_adapters(shared: &FleetContext, member: &MonitoredReplica, text: &str)
     shared.dispatcher.event(Event::AdaptersReported { replica: target.replica, slots: loras.slots, running });
 }
 
-/// Enters the result of a scrape that began at that moment; true when it is the
-/// first success after a failure.
+/// Stores the result of a scrape that began at `began`. Returns true on the first success after a
+/// failure.
 fn note_scrape(
     shared: &FleetContext,
     member: &MonitoredReplica,
@@ -174,8 +174,8 @@ fn note_scrape(
     }
 }
 
-/// Reads all documents, or none: half of them would forget the other half.
-/// One that the engine does not have is no failure.
+/// Reads all info documents, or none: a part would erase the values of the missing documents. A
+/// document that the engine does not have is no failure.
 async fn ask_info(shared: &FleetContext, member: &MonitoredReplica) -> Result<ModelInfo, FetchError> {
     let target = &member.target;
     let mut info = ModelInfo::default();
@@ -190,7 +190,7 @@ async fn ask_info(shared: &FleetContext, member: &MonitoredReplica) -> Result<Mo
     Ok(info)
 }
 
-/// Enters the result; true when there is something to report.
+/// Stores the model info. Returns true when the info has something to report.
 fn note_info(
     shared: &FleetContext,
     member: &MonitoredReplica,
@@ -213,8 +213,8 @@ fn note_info(
     info.max_model_len.is_some() || info.slots.is_some()
 }
 
-/// Configured names that the engine does not list, when its list says what it
-/// refuses.
+/// Configured names that the engine does not list. Empty when the engine also serves names that it
+/// does not list.
 fn missing(target: &ReplicaTarget, info: &ModelInfo) -> Vec<String> {
     if !target.adapter().names_bind || info.names.is_empty() {
         return Vec::new();

@@ -12,19 +12,19 @@ use crate::fleet::fetch::FetchError;
 use crate::fleet::scrape::MonitoredReplica;
 use crate::telemetry::event::{SleepOrderDone, SleepOrderFailed, SleepUnsupported};
 
-/// How long an engine may take to fall asleep.
+/// Longest time for an engine to fall asleep.
 const SLEEP_LIMIT: Duration = Duration::from_secs(30);
-/// For the question what came of an order.
+/// Limit for the request that asks the engine whether it sleeps, after an order that failed.
 const STATE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What a replica is told.
+/// Sleep order to a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SleepOrder {
-    /// To give its accelerator's memory back, and take no work.
+    /// Gives the accelerator's memory back and takes no work.
     Sleep,
-    /// To take it again.
+    /// Takes work again.
     Wake {
-        /// How long it may take.
+        /// Longest time for the engine to wake.
         limit: Duration,
     },
 }
@@ -54,8 +54,8 @@ impl SleepOrder {
     }
 }
 
-/// Gives one order; the dispatcher gets `Rested` in any case, unless a reload ends
-/// the replica meanwhile.
+/// Carries out one order. The dispatcher gets `SleepAnswered` in any case, unless a reload ends the
+/// replica meanwhile.
 pub(super) async fn obey(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>, order: SleepOrder) {
     let began = Instant::now();
     member.cell.lock().told.open += 1;
@@ -63,7 +63,7 @@ pub(super) async fn obey(shared: Arc<FleetContext>, member: Arc<MonitoredReplica
     let rested = match answer {
         Ok(()) => order.done(),
         Err(FetchError::Status(404 | 405 | 501)) => SleepResult::Unable,
-        // It may have done it all the same.
+        // The engine may have obeyed even though the request failed.
         Err(_) => ask(&shared, &member).await.unwrap_or(SleepResult::Failed),
     };
     if member.ended() {
@@ -100,7 +100,7 @@ async fn tell(shared: &FleetContext, member: &MonitoredReplica, order: SleepOrde
     shared.fetcher.post(&target.url(path), target.key.as_ref(), order.limit()).await
 }
 
-/// Whether it sleeps, if it says so.
+/// Whether the engine sleeps; `None` when it does not say.
 async fn ask(shared: &FleetContext, member: &MonitoredReplica) -> Option<SleepResult> {
     let target = &member.target;
     let paths = target.adapter().sleep.as_ref()?;

@@ -9,33 +9,32 @@ use crate::config::settings::{EngineKind, Settings};
 use crate::core::model::ids::{ModelId, ReplicaId};
 use crate::fleet::engine::{EngineSpec, adapter};
 
-/// Everything the tasks of a replica need to know; when a reload changes it,
-/// they start anew.
+/// Everything that the tasks of a replica need to know. A reload that changes the target starts the
+/// tasks anew.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ReplicaTarget {
     pub(super) replica: ReplicaId,
     pub(super) key: Option<Secret>,
     pub(super) interval: Duration,
-    /// Where its metrics are, if it has some.
+    /// URL of the metrics; absent when the engine has none.
     pub(super) metrics: Option<String>,
-    /// The engine's names of the models that the configuration gives it.
+    /// The engine's names of the models that the configuration gives the replica.
     pub(super) models: Vec<String>,
-    /// Those that are adapters, with the public ones that they stand for.
+    /// Names of the models that are adapters, each with its public model.
     pub(super) adapters: Vec<(String, ModelId)>,
     engine: EngineKind,
     base: String,
 }
 
-/// The shortest time between two scrapes.
+/// Shortest time between two scrapes.
 const SHORTEST: Duration = Duration::from_millis(10);
 
 impl ReplicaTarget {
-    /// The targets of all replicas.
     pub(super) fn all(settings: &Settings) -> impl Iterator<Item = Self> {
         settings.edge.replicas.iter().filter_map(|(replica, ..)| Self::of(settings, replica))
     }
 
-    /// The target of one replica, if it is configured.
+    /// Target of one replica; absent when the replica is not configured.
     pub(super) fn of(settings: &Settings, replica: ReplicaId) -> Option<Self> {
         let row = settings.edge.replicas.get(replica)?;
         let pool = settings.edge.pools.get(row.pool)?;
@@ -61,7 +60,6 @@ impl ReplicaTarget {
         adapter(self.engine)
     }
 
-    /// The URL of `path` there.
     pub(super) fn url(&self, path: &str) -> String {
         format!("{}{path}", self.base)
     }
@@ -71,8 +69,8 @@ impl ReplicaTarget {
         urls.any(|url| url.starts_with("https:"))
     }
 
-    /// How long after the start the first scrape is, within the interval:
-    /// replicas are spread evenly by the golden ratio, however many there are.
+    /// Delay of the first scrape after the start, within the interval. The golden ratio spreads the
+    /// replicas evenly, however many there are.
     pub(super) fn offset(&self) -> Duration {
         const TURN: u64 = 0x9E37_79B9_7F4A_7C15;
         let turns = TURN.wrapping_mul(self.replica.index() as u64) >> 32;

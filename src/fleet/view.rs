@@ -1,4 +1,4 @@
-//! The last word of every replica, for the admin pages, the metrics and the
+//! Fleet view: the last known status of every replica, for the admin pages, the metrics and the
 //! model list.
 
 use std::collections::BTreeMap;
@@ -14,57 +14,56 @@ use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
 use crate::fleet::engine::{EngineGauges, ModelInfo};
 use crate::fleet::fetch::FetchError;
 
-/// The last word of every replica. Reading it takes a short lock and copies
-/// one row.
+/// Last known status of every replica. Reading one status takes a short lock and copies one row.
 #[derive(Debug, Default)]
 pub struct FleetView {
     cells: RwLock<BTreeMap<ReplicaId, Arc<StatusCell>>>,
 }
 
-/// What is known of one replica.
+/// Last known status of one replica.
 #[derive(Debug, Clone, Default)]
 pub struct EngineStatus {
-    /// Its last metrics.
+    /// Gauges of the last successful scrape.
     pub gauges: EngineGauges,
-    /// What it said of itself and its models, if it did.
+    /// Model info of the replica; absent until the replica has given it.
     pub info: Option<Arc<ModelInfo>>,
-    /// Configured names that it does not list.
+    /// Configured model names that the replica does not list.
     pub missing: Arc<[String]>,
-    /// Scrapes that failed in a row; 0 when the last one succeeded or there
-    /// was none.
+    /// Number of scrapes that failed in a row; 0 when the last one succeeded or there was none.
     pub failures: u32,
-    /// Why the last scrape failed, while `failures` is not 0.
+    /// Problem of the last scrape, while `failures` is not 0.
     pub problem: Option<FetchError>,
     pub(super) gauges_at: Option<Instant>,
     pub(super) told: SleepOrders,
 }
 
-/// Orders to sleep or to wake: what was read before one was answered may show
-/// either state, whoever brought it about.
+/// Sleep orders of a replica. A state that was read before an order was answered may be the state
+/// before or after the order.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SleepOrders {
     /// Orders that wait for their answer.
     pub(super) open: u32,
-    /// When the last answer came.
+    /// Time of the last answer.
     pub(super) answered: Option<Instant>,
 }
 
 impl SleepOrders {
-    /// Whether something read from `began` on says what others did.
+    /// Whether a state read from `began` on is later than every order, so that it shows changes by
+    /// others.
     pub(super) fn is_before(self, began: Instant) -> bool {
         self.open == 0 && self.answered.is_none_or(|at| at < began)
     }
 }
 
 impl EngineStatus {
-    /// Age of `gauges`; absent when it was never scraped.
+    /// Age of `gauges`; absent when no scrape has succeeded.
     #[must_use]
     pub fn gauges_age(&self) -> Option<Duration> {
         self.gauges_at.map(|at| at.elapsed())
     }
 
-    /// Its report to the core. `fresh`: the gauges are from this very moment;
-    /// older ones are left out.
+    /// Report of the replica to the scheduler. `fresh`: the gauges are from this moment. Older
+    /// gauges are left out.
     #[must_use]
     pub fn report(&self, fresh: bool) -> ReplicaReport {
         let gauges = if fresh { self.gauges } else { EngineGauges::default() };
@@ -82,12 +81,12 @@ impl EngineStatus {
     }
 }
 
-/// The row of one replica. Tasks that a reload ended hold a cell that the
-/// view no longer shows, so they cannot spoil the row of their successors.
+/// Row of one replica. A task that a reload ended holds a cell that the view no longer shows. The
+/// task thus cannot spoil the row of its successor.
 pub(super) type StatusCell = Mutex<EngineStatus>;
 
 impl FleetView {
-    /// What is known of `replica`; absent when it is not configured.
+    /// Status of `replica`; absent when it is not configured.
     #[must_use]
     pub fn get(&self, replica: ReplicaId) -> Option<EngineStatus> {
         self.cells.read().get(&replica).map(|cell| cell.lock().clone())
@@ -99,8 +98,8 @@ impl FleetView {
         self.cells.read().iter().map(|(replica, cell)| (*replica, cell.lock().clone())).collect()
     }
 
-    /// The largest context window, in tokens, that any replica of the pool said
-    /// it has for `model`; absent while none said one.
+    /// Largest context window, in tokens, that a replica of the pool reported for `model`. Absent
+    /// while none has reported one.
     #[must_use]
     pub fn window(&self, settings: &Settings, model: ModelId, pool: PoolId) -> Option<u32> {
         let name = settings.edge.pools.get(pool)?.model_names.get(&model)?;

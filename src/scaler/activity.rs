@@ -1,5 +1,5 @@
-//! Streams: whether a pool is active, as it changes; its metric, which never
-//! does.
+//! Activity streams of `external-push` triggers: whether a pool is active, sent at once and at each
+//! change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,29 +14,28 @@ use crate::scaler::rpc::{Answers, gone, spec_of};
 use crate::scaler::signal_cache::{SignalCache, SignalView};
 use crate::scaler::trigger::TriggerQuery;
 
-/// A stream's place among those that may be open.
+/// Permit of one open stream. `scale.max_streams` bounds the number of permits.
 pub(super) type StreamPermit = OwnedSemaphorePermit;
 
-/// After so long an active pool without replicas is told of again: KEDA drops
-/// the word while it does not know the metric's name.
+/// Time after which the stream repeats that an active pool has no replicas. KEDA drops the message
+/// while it does not know the metric's name.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// One stream.
 struct ActivityStream {
     board: Arc<SignalCache>,
     ask: TriggerQuery,
     views: watch::Receiver<Arc<SignalView>>,
     ending: watch::Receiver<bool>,
-    /// What was said last, and when.
+    /// The last value sent, and when.
     said: Option<(bool, Instant)>,
     over: bool,
     _permit: StreamPermit,
 }
 
-/// What there is to say at a moment.
+/// Next step of a stream at one moment.
 enum ActivitySignal {
     Say(bool),
-    /// Nothing before this moment, unless something changes.
+    /// Sends nothing before this moment, unless the signal changes.
     Wait(Option<Instant>),
     Gone,
 }
@@ -57,7 +56,7 @@ impl ActivityStream {
         if self.is_gone() {
             return ActivitySignal::Gone;
         }
-        // What is not known is not said; the last word holds.
+        // When the signal is missing, the stream sends nothing and its last value stays in force.
         let Ok((active, row)) = self.board.activity(&self.ask, now) else {
             return ActivitySignal::Wait(None);
         };
@@ -92,7 +91,7 @@ impl ActivityStream {
         None
     }
 
-    /// Until there may be something to say, or it is over.
+    /// Waits until the signal changes, `until` is reached, or the streams are to end.
     async fn wait(&mut self, until: Option<Instant>) {
         let again = async {
             match until {
@@ -108,7 +107,7 @@ impl ActivityStream {
     }
 }
 
-/// Whether the pool is active: at once, then as it changes.
+/// Stream of whether the pool is active: the value at once, then each change.
 pub(super) fn stream(
     board: Arc<SignalCache>,
     ask: TriggerQuery,
@@ -118,7 +117,7 @@ pub(super) fn stream(
     Box::pin(unfold(watcher, |mut watcher| async move { watcher.next().await.map(|word| (word, watcher)) }))
 }
 
-/// The pool's metric, at once. Its target never changes.
+/// Stream of the pool's metric: sent once, because its target never changes.
 pub(super) fn specs(
     board: Arc<SignalCache>,
     ask: TriggerQuery,

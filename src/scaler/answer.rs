@@ -7,25 +7,24 @@ use tokio::time::Instant;
 use crate::scaler::signal_cache::PoolSignal;
 use crate::scaler::trigger::{TriggerMode, TriggerQuery};
 
-/// The metric's name, unless a trigger asks for a raw number.
+/// Name of the metric, unless a trigger's mode asks for a raw number.
 pub const METRIC: &str = "desired-replicas";
 
-/// What a trigger is told.
+/// Answer to a trigger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TriggerAnswer {
-    /// Whether the pool must not be at zero.
+    /// Whether the pool must have at least one replica.
     pub(super) active: bool,
-    /// The number that it asks for; `None` = not known.
+    /// The number asked for; `None` = not known.
     pub(super) value: Option<u64>,
-    /// Where the number comes from.
     pub(super) reason: ReasonJson,
 }
 
-/// Where a number comes from.
+/// Source of an answer's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ReasonJson {
     pub(super) name: &'static str,
-    /// Whether the trigger's own bounds changed it.
+    /// Whether the trigger's `minReplicas` or `maxReplicas` changed the number.
     pub(super) clamped: bool,
 }
 
@@ -36,8 +35,8 @@ impl fmt::Display for ReasonJson {
     }
 }
 
-/// What the trigger is told of the pool at `now`. What is asked for is at least
-/// one while the pool is active.
+/// Answers a trigger about its pool at `now`. The desired number is at least one while the pool is
+/// active.
 pub(super) fn answer(ask: &TriggerQuery, row: &PoolSignal, now: Instant) -> TriggerAnswer {
     let need = row.need;
     let kept = row.last_busy.is_some_and(|last| now.saturating_duration_since(last) < ask.keep_last);

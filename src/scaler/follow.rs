@@ -11,19 +11,20 @@ use crate::scaler::signal_cache::{PoolSignal, SignalCache, SignalView};
 use crate::scaler::source::DemandSource;
 use crate::telemetry::event::DesiredChanged;
 
-/// How often it is looked without a reason.
+/// Longest time between two refreshes.
 const TICK: Duration = Duration::from_millis(250);
-/// Time between two looks at least, and where looks take long.
+/// Shortest pause after a refresh, and its upper bound when refreshes are slow.
 const GAP: Duration = Duration::from_millis(20);
 const LONG_GAP: Duration = Duration::from_millis(40);
-/// A look takes at most this part of the time, 1 / 50, up to the longer gap.
+/// A refresh is followed by a pause of 50 times its own duration, up to `LONG_GAP`. Refreshes thus
+/// take at most about 1 / 50 of the time, unless one takes longer than 0.8 ms.
 const SHARE: u32 = 50;
 
-/// Keeps the board up to date until dropped.
+/// Refreshes the signal cache until dropped.
 pub async fn follow(source: DemandSource, board: Arc<SignalCache>) {
     loop {
         let began = Instant::now();
-        // Before the look, so that nobody comes unseen between the two.
+        // Before the refresh, so that no arrival between the two is missed.
         source.expect_arrival();
         let has_idle = look(&source, &board);
         sleep((began.elapsed() * SHARE).clamp(GAP, LONG_GAP)).await;
@@ -44,7 +45,7 @@ pub async fn follow(source: DemandSource, board: Arc<SignalCache>) {
     }
 }
 
-/// Puts what is so now on the board; whether a pool is idle.
+/// Refreshes the cache once. Returns whether a pool is idle.
 pub(super) fn look(source: &DemandSource, board: &SignalCache) -> bool {
     let (now, before) = (Instant::now(), board.view());
     let mut pools = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! The same numbers over HTTP, for KEDA's `metrics-api` trigger and for
-//! people: one pool or all, under the admin port's credentials.
+//! JSON API of the scale signal, for KEDA's `metrics-api` trigger and for people: one pool or all,
+//! under the admin port's credentials.
 
 use std::sync::Arc;
 
@@ -16,9 +16,8 @@ use crate::scaler::peers::shown;
 use crate::scaler::signal_cache::{MissingSignal, PoolSignal, SignalCache};
 use crate::scaler::trigger::{TriggerError, TriggerMode, TriggerQuery};
 
-/// `GET /scale/v1/pools` and `GET /scale/v1/{pool}`, which takes the keys of a
-/// trigger as its query. A pool that is called `pools` is at
-/// `/scale/v1/pools/pools`.
+/// Routes `GET /scale/v1/pools` and `GET /scale/v1/{pool}`. The second takes the keys of a trigger
+/// as its query. A pool named `pools` is at `/scale/v1/pools/pools`.
 pub fn router(board: Arc<SignalCache>) -> Router {
     Router::new()
         .route("/scale/v1/pools", get(all))

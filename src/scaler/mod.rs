@@ -1,7 +1,6 @@
-//! The scale signal at the edge: KEDA's external scaler over gRPC on a port of
-//! its own, and the same numbers as JSON. What a pool needs is decided by the
-//! core; here it is published, and told to whoever asks, from memory alone. Of
-//! several gateways each tells the same.
+//! Scale signal at the edge: KEDA's external scaler over gRPC on a port of its own, and the same
+//! numbers as JSON. The core decides what a pool needs. The scaler publishes the decision and
+//! answers from memory alone. All gateways give the same answer.
 
 mod activity;
 mod answer;

@@ -1,12 +1,12 @@
-//! The code that `proto/externalscaler.proto` and `proto/gateways.proto` stand for.
+//! Generated code of `proto/externalscaler.proto` and `proto/gateways.proto`.
 #![expect(unreachable_pub, clippy::pedantic, reason = "generated; its comments are in the contract")]
 
 include!("../../proto/generated/server.rs");
 
-/// What reflection tells of the contract.
+/// Descriptors of the contract, for gRPC reflection.
 pub(super) const DESCRIPTORS: &[u8] = include_bytes!("../../proto/generated/externalscaler.bin");
 
-/// What gateways tell each other.
+/// Messages between gateways.
 pub(super) mod gateways {
     include!("../../proto/generated/gateways.rs");
 }

@@ -1,6 +1,5 @@
-//! The five calls of the contract. Whatever they say stands on the board
-//! already; what a metric is called and its target come from the trigger and
-//! the configuration alone.
+//! External scaler service: the five calls of KEDA's contract. The signal cache holds the numbers
+//! of every answer. A metric's name and target come from the trigger and the configuration alone.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,10 +19,8 @@ use crate::scaler::signal_cache::{MissingSignal, SignalCache};
 use crate::scaler::trigger::{TriggerError, TriggerMode, TriggerQuery};
 use crate::telemetry::event::ScalerAsked;
 
-/// A stream of answers.
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// The service.
 #[derive(Debug)]
 pub(super) struct ScalerService(pub(super) Arc<SignalCache>);
 
@@ -33,7 +30,7 @@ impl ScalerService {
         self.0.ask(keys).map_err(status_of)
     }
 
-    /// What a trigger is told now.
+    /// Answers a trigger now.
     fn answer(&self, ask: &TriggerQuery) -> Result<TriggerAnswer, Status> {
         let now = Instant::now();
         let row = self.0.row(&ask.pool, now).map_err(blank)?;
@@ -85,7 +82,7 @@ impl ScalerService {
         .emit(&self.0.telemetry);
     }
 
-    /// A stream of what `open` makes, while there is room for one more.
+    /// Opens a stream with `open`, unless `scale.max_streams` are open.
     fn stream<T>(
         &self,
         of: &ScaledObjectRef,
@@ -147,9 +144,9 @@ impl ExternalScaler for ScalerService {
     }
 }
 
-/// The one metric of a trigger.
+/// The only metric of a trigger.
 pub(super) fn spec_of(ask: &TriggerQuery) -> GetMetricSpecResponse {
-    // A target of 0 makes an HPA that the API server refuses.
+    // An HPA with a target of 0 is refused by the API server.
     #[expect(clippy::cast_possible_truncation, reason = "the contract's type; it saturates")]
     let target_size = (ask.target as i64).max(1);
     let spec =
@@ -172,7 +169,7 @@ fn blank(blank: MissingSignal) -> Status {
     Status::unavailable(blank.to_string())
 }
 
-/// The code's name, for metrics.
+/// Name of a status code, for metrics.
 const fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "ok",

@@ -1,5 +1,5 @@
-//! The scaler's threads and its listener: apart from the data path, so that KEDA
-//! gets its answers when that is saturated.
+//! Scaler server: the threads and the listener. They are separate from the data path, so that KEDA
+//! gets its answers while the data path is saturated.
 
 use std::fmt;
 use std::io;
@@ -31,34 +31,31 @@ use crate::scaler::source::DemandSource;
 use crate::telemetry::event::HandshakeFailed;
 use crate::tls::{CertificateNames, CertificateSource, Handshakes};
 
-/// Open connections; KEDA has one from its operator and one from its metrics
-/// adapter, and each of the other gateways has one.
+/// Most connections open at once. KEDA has one from its operator and one from its metrics adapter.
+/// Each peer has one.
 const MAX_CONNECTIONS: usize = 64 + MOST;
-/// Streams of a connection beside those that stay open.
+/// Streams allowed on a connection in addition to `scale.max_streams`.
 const MORE_STREAMS: usize = 256;
-/// Bytes of one request: its metadata.
+/// Most bytes of one request, which is mostly trigger metadata.
 const MAX_REQUEST: usize = 64 * 1024;
 const MAX_HEAD: u32 = 16 * 1024;
-/// Unread bytes of requests, and unsent ones of answers.
+/// Most bytes buffered: unread ones of requests, and unsent ones of answers.
 const WINDOW: u32 = 64 * 1024;
 const MAX_SEND_BYTES: usize = 64 * 1024;
-/// KEDA sends no pings, so a client that is gone shows only here.
+/// The server sends pings, because KEDA sends none: a lost client shows only by a missing pong.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time for the last answers.
+/// Time for the last answers of a shutdown.
 const LAST_ANSWER: Duration = Duration::from_secs(2);
 /// Pause after a failed accept (out of file descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// One may wait for the scheduler while the other answers.
+/// Two threads: one may wait for the scheduler while the other answers.
 const THREADS: usize = 2;
 
-/// Where the scaler listens.
 pub struct ScaleListener {
-    /// The address.
     pub address: SocketAddr,
-    /// What a new connection gets.
+    /// Source of the certificate for each new connection.
     pub tls: CertificateSource,
-    /// Bounds of the handshakes.
     pub handshakes: Handshakes,
 }
 
@@ -68,13 +65,13 @@ impl fmt::Debug for ScaleListener {
     }
 }
 
-/// The running scaler. Dropping it stops it without waiting.
+/// Running scaler. Dropping the handle stops the scaler without waiting.
 pub struct ScaleHandle {
     address: Option<SocketAddr>,
     board: Arc<SignalCache>,
     health: HealthReporter,
     stop: watch::Sender<bool>,
-    /// Full when no connection is open.
+    /// Holds all its permits when no connection is open.
     connections: Arc<Semaphore>,
     runtime: Option<Runtime>,
 }
@@ -85,11 +82,11 @@ impl fmt::Debug for ScaleHandle {
     }
 }
 
-/// Starts to keep the board up to date, and to tell of it if there is a
-/// listener; `others` are the gateways that serve the same demand.
+/// Starts the refresh of the signal cache, and the server if there is a listener. `others` are the
+/// gateways that serve the same demand.
 ///
 /// # Errors
-/// The address cannot be had, or there is no thread.
+/// The address cannot be bound, or a thread cannot be started.
 pub fn start(
     board: Arc<SignalCache>,
     source: DemandSource,
@@ -132,14 +129,14 @@ pub fn start(
     Ok(ScaleHandle { address, board, health, stop, connections, runtime: Some(runtime) })
 }
 
-/// Whether a client whose certificate has these names may connect. `None`: it
-/// showed no certificate.
+/// Whether a client whose certificate has these names may connect. `names` is `None` when the
+/// client showed no certificate.
 fn is_allowed(settings: &Settings, names: Option<&CertificateNames>) -> bool {
     let Some(allowed) = &settings.scale.names else { return true };
     names.is_some_and(|names| names.iter().any(|name| allowed.contains(name)))
 }
 
-/// The contract, health and reflection.
+/// Routes of the external scaler, health, peers and reflection.
 fn routes(
     board: &Arc<SignalCache>,
     health: tonic_health::pb::health_server::HealthServer<impl tonic_health::pb::health_server::Health>,
@@ -162,14 +159,14 @@ fn routes(
 }
 
 impl ScaleHandle {
-    /// Where it listens; the port is the real one when 0 was asked for.
+    /// Address of the listener. When port 0 was configured, this is the real port.
     #[must_use]
     pub const fn address(&self) -> Option<SocketAddr> {
         self.address
     }
 
-    /// Ends all streams well, so that clients look for another gateway, and
-    /// goes on answering.
+    /// Ends all streams without an error, so that clients look for another gateway. Other calls are
+    /// still answered.
     pub fn drain(&self) {
         self.board.end_streams();
         let health = self.health.clone();
@@ -181,8 +178,7 @@ impl ScaleHandle {
         }
     }
 
-    /// Closes the listener, lets running calls end for about two seconds, and
-    /// waits for that.
+    /// Closes the listener and waits up to 2 s for running calls to end.
     pub async fn stop(mut self) {
         self.board.end_streams();
         if let Some(exchange) = &self.board.exchange {
@@ -205,7 +201,7 @@ impl Drop for ScaleHandle {
     }
 }
 
-/// The listener's own.
+/// State shared by the listener's connections.
 struct ScalerListener {
     rules: ScaleListener,
     board: Arc<SignalCache>,

@@ -18,44 +18,43 @@ use crate::scaler::trigger::{TriggerError, TriggerQuery};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::ScalerKeyUnknown;
 
-/// Keys whose first use is remembered.
+/// Most unknown trigger keys whose first use is remembered.
 const MAX_ODD: usize = 100;
 
-/// One pool at one moment.
+/// Scale signal of one pool at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PoolSignal {
-    /// What it needs.
     pub(super) need: ReplicaDemand,
-    /// When it was last seen to have work.
+    /// Time at which the pool was last seen with work.
     pub(super) last_busy: Option<Instant>,
 }
 
-/// All pools at one moment.
+/// Scale signals of all pools at one moment.
 #[derive(Debug, Clone)]
 pub struct SignalView {
-    /// The moment.
+    /// Time of the last refresh.
     pub(super) as_of: Instant,
-    /// Pools by name.
+    /// Signals by pool name.
     pub(super) pools: BTreeMap<String, PoolSignal>,
-    /// How it stands with other gateways, where there may be any.
+    /// State of the peer exchange; absent without `scale.peers`.
     pub(super) fleet: Option<PeerState>,
 }
 
 impl SignalView {
-    /// What every pool needs.
+    /// Replica demand of every pool.
     pub fn needs(&self) -> impl Iterator<Item = ReplicaDemand> {
         self.pools.values().map(|row| row.need)
     }
 }
 
-/// Why a pool's row cannot be had.
+/// Reasons why a pool has no signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MissingSignal {
-    /// The pool came into the file a moment ago.
+    /// The pool was added to the configuration after the last refresh.
     New,
-    /// What is known is so old.
+    /// The last refresh is longer ago than `scale.stale_after`; the age is given.
     Stale(Duration),
-    /// Too many of the gateways are silent.
+    /// Too many peers are silent.
     Alone { silent: usize, known: usize },
 }
 
@@ -71,23 +70,23 @@ impl fmt::Display for MissingSignal {
     }
 }
 
-/// What is known, and what all who tell it have in common.
+/// Signal cache: the last refresh, and what all its readers share.
 #[derive(Debug)]
 pub struct SignalCache {
     view: watch::Sender<Arc<SignalView>>,
     settings: Arc<ArcSwap<Settings>>,
     pub(super) telemetry: Telemetry,
-    /// Whether streams are to end, well.
+    /// Set when all streams are to end without an error.
     ending: watch::Sender<bool>,
-    /// Streams that may still be opened.
+    /// Permits of streams that may still be opened.
     pub(super) streams: Arc<Semaphore>,
     odd: Mutex<BTreeSet<String>>,
-    /// The other gateways, where there may be any.
+    /// Exchange with the peers; absent without `scale.peers`.
     pub(super) exchange: Option<Arc<PeerExchange>>,
 }
 
 impl SignalCache {
-    /// A board on which nothing stands yet.
+    /// An empty cache.
     #[must_use]
     pub fn new(settings: Arc<ArcSwap<Settings>>, telemetry: Telemetry) -> Arc<Self> {
         let now = settings.load_full();
@@ -105,7 +104,7 @@ impl SignalCache {
         })
     }
 
-    /// What is known now.
+    /// The last refresh.
     #[must_use]
     pub fn view(&self) -> Arc<SignalView> {
         Arc::clone(&self.view.borrow())
@@ -119,7 +118,7 @@ impl SignalCache {
         self.view.subscribe()
     }
 
-    /// Ends all streams well, those opened from now on after their first word.
+    /// Ends all streams without an error. A stream opened later ends after its first message.
     pub fn end_streams(&self) {
         self.ending.send_replace(true);
     }
@@ -132,7 +131,7 @@ impl SignalCache {
         self.settings.load_full()
     }
 
-    /// Reads what a trigger asks for; says once of each key that it is unknown.
+    /// Reads a trigger's keys. Each unknown key is logged once.
     pub(super) fn ask<'a>(
         &self,
         keys: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -147,7 +146,7 @@ impl SignalCache {
         Ok(ask)
     }
 
-    /// The pool's row, unless it says nothing of this moment.
+    /// The pool's signal, unless the last refresh is too old or does not have the pool.
     pub(super) fn row(&self, pool: &str, now: Instant) -> Result<PoolSignal, MissingSignal> {
         let (view, limit) = (self.view(), self.settings.load().scale.stale_after);
         let age = now.saturating_duration_since(view.as_of);
@@ -157,8 +156,8 @@ impl SignalCache {
         view.pools.get(pool).copied().ok_or(MissingSignal::New)
     }
 
-    /// Whether the pool is active. That it is needs one gateway that says so; that
-    /// it is not needs most of them.
+    /// Whether the pool is active. One gateway that reports work makes the pool active. That the
+    /// pool is idle is only certain when enough peers are heard.
     pub(super) fn activity(
         &self,
         ask: &TriggerQuery,
@@ -172,7 +171,7 @@ impl SignalCache {
         }
     }
 
-    /// Why nothing is known of what all gateways need, if so.
+    /// The reason, when too few peers are heard to know the demand of all gateways.
     pub(super) fn is_alone(&self) -> Option<MissingSignal> {
         let fleet = self.view().fleet.filter(|fleet| fleet.blind)?;
         Some(MissingSignal::Alone { silent: fleet.count.silent, known: fleet.count.known })

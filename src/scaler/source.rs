@@ -1,4 +1,4 @@
-//! Demand source: what the scale signal is made of, asked of the dispatcher.
+//! Demand source: the figures of the scale signal, asked of the dispatcher.
 
 use std::sync::Arc;
 
@@ -43,12 +43,12 @@ impl DemandSource {
         self.dispatcher.shutdown().is_draining()
     }
 
-    /// From now on an arrival counts for [`Self::arrival`].
+    /// Starts to wait: arrivals from now on end [`Self::arrival`].
     pub(super) fn expect_arrival(&self) {
         self.dispatcher.expect_arrival();
     }
 
-    /// Waits for the next arrival since it was expected.
+    /// Waits for the next arrival after [`Self::expect_arrival`].
     pub(super) async fn arrival(&self) {
         self.dispatcher.next_arrival().await;
     }

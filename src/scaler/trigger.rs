@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use crate::core::model::policy::Policy;
 
-/// The longest `keepLast`.
 const MAX_KEEP_LAST: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Keys that speak to KEDA itself, or that its pages show.
+/// Keys that are meant for KEDA itself, or that KEDA's documentation shows.
 const OF_KEDA: [&str; 8] = [
     "scalerAddress",
     "enableTLS",
@@ -18,18 +17,18 @@ const OF_KEDA: [&str; 8] = [
     "tlsClientKey",
     "metricType",
 ];
-/// Values that KEDA took from the target's environment.
+/// Suffix of the keys whose value KEDA takes from the target's environment.
 const FROM_ENV: &str = "FromEnv";
 
-/// Which number a trigger wants.
+/// Number that a trigger asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum TriggerMode {
-    /// Replicas that demand needs.
+    /// Desired replicas.
     #[default]
     Desired,
     /// Waiting requests.
     Queue,
-    /// Their tokens.
+    /// Tokens of the waiting requests.
     Tokens,
     /// Running requests.
     InFlight,
@@ -43,7 +42,7 @@ impl TriggerMode {
         ("inflight", Self::InFlight),
     ];
 
-    /// The name of its metric.
+    /// Name of the mode's metric.
     pub(super) const fn metric(self) -> &'static str {
         match self {
             Self::Desired => super::METRIC,
@@ -54,38 +53,36 @@ impl TriggerMode {
     }
 }
 
-/// Why nothing can be said to a trigger.
+/// Reason why a trigger's keys are refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TriggerError {
-    /// It names what is not there.
+    /// The pool or the model does not exist.
     Unknown(String),
-    /// A value has no meaning.
+    /// A value is invalid, or keys contradict each other.
     Wrong(String),
 }
 
-/// What a trigger asks for.
+/// Request of a trigger, read from its keys.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct TriggerQuery {
-    /// The pool.
     pub(super) pool: String,
-    /// The number.
     pub(super) mode: TriggerMode,
-    /// Of that number, how much one replica is for.
+    /// Amount of the number that one replica is for.
     pub(super) target: f64,
-    /// So many may wait without waking the pool.
+    /// Requests that may wait without making the pool active.
     pub(super) activation: u64,
-    /// How long the pool counts as active after its last work.
+    /// Time for which the pool counts as active after its last work.
     pub(super) keep_last: Duration,
-    /// The least to ask for.
+    /// Least number to answer.
     pub(super) min: u64,
-    /// The most to ask for; absent = no bound.
+    /// Greatest number to answer; absent = no bound.
     pub(super) max: Option<u64>,
-    /// Keys that mean nothing here.
+    /// Keys that neither the scaler nor KEDA knows.
     pub(super) odd: Vec<String>,
 }
 
 impl TriggerQuery {
-    /// Reads the keys under the rules of this moment.
+    /// Reads the keys under the policy in force.
     pub(super) fn read<'a>(
         keys: impl IntoIterator<Item = (&'a str, &'a str)>,
         policy: &Policy,
@@ -139,7 +136,7 @@ impl TriggerQuery {
     }
 }
 
-/// The pool that is named, or the one that serves the model.
+/// The named pool, or the only pool that serves the named model.
 fn the_pool(pool: Option<&str>, model: Option<&str>, policy: &Policy) -> Result<String, TriggerError> {
     let wrong = |message: &str| Err(TriggerError::Wrong(message.to_owned()));
     match (pool, model) {
@@ -193,7 +190,7 @@ fn wrong(key: &str, value: &str, hint: &str) -> TriggerError {
     TriggerError::Wrong(format!("{key}: {:?} is not {hint}", shown(value)))
 }
 
-/// The start of what a client wrote.
+/// The first 64 characters of a client's text.
 fn shown(text: &str) -> String {
     text.chars().take(64).collect()
 }

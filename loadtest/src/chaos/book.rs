@@ -1,4 +1,4 @@
-//! Questions with the answers that an engine gives when nothing goes wrong.
+//! Question book: requests with the answers that an undisturbed engine gives.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The engines, and what happens to them.
+//! Chaos fleet: the engines of a run, and the faults done to them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The requests of a run, and what their clients see.
+//! Chaos load: the requests of a run, and what their clients see.
 
 use std::sync::Arc;
 use std::time::Duration;

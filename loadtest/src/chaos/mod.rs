@@ -1,5 +1,5 @@
-//! `loadtest chaos`: engines fail in every way while the gateway serves, and
-//! every answer is compared with the one that an undisturbed engine gives.
+//! `loadtest chaos`: engines fail in every way while the gateway serves. Every answer is compared
+//! with the answer of an undisturbed engine.
 
 pub mod book;
 pub mod call;

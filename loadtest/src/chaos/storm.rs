@@ -1,4 +1,4 @@
-//! A retry storm that must not come: every engine is busy for a while.
+//! Retry storm check: every engine is busy for a while, and the retries must not multiply the load.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! `loadtest closed`: a closed loop of patient clients whose prompts all differ,
-//! as streams, plain answers or both.
+//! `loadtest closed`: a closed loop of patient clients. Their prompts all differ; the answers are
+//! streams, plain answers or both.
 
 mod drive;
 mod work;

@@ -1,6 +1,5 @@
-//! `loadtest compare`: several gateways or configurations under the same load,
-//! interleaved, on this machine. It starts everything itself and leaves nothing
-//! running.
+//! `loadtest compare`: several gateways or configurations under the same load, interleaved, on one
+//! machine. The command starts every process itself and leaves none running.
 
 mod page;
 mod scenario;

@@ -1,4 +1,4 @@
-//! The comparison as one HTML page that needs nothing else.
+//! HTML page of a comparison: one self-contained file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

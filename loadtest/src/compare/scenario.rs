@@ -1,4 +1,4 @@
-//! The scenario file: who is compared, in front of what, under which load.
+//! Scenario file of a comparison: the contestants, their engines and the load.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Figures of a contestant over all rounds, and next to the first one's.
+//! Summary of a contestant: its figures over all rounds, beside those of the first contestant.
 
 use penstock::sim::spread::RunSpread;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! The comparison as text.
+//! Text report of a comparison.
 
 use std::fmt::Write as _;
 

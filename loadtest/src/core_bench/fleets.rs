@@ -1,5 +1,5 @@
-//! The policies of `loadtest core-bench`: one pool and no rules, or a mixed
-//! fleet with rules for classes and tenants.
+//! Policies of `loadtest core-bench`: one pool without rules, or a mixed fleet with rules for
+//! classes and tenants.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

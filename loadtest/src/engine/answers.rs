@@ -1,4 +1,4 @@
-//! The engine's answers, written once at its start where that is possible.
+//! Answers of the instant engine, written once at its start where that is possible.
 
 use std::sync::atomic::Ordering;
 

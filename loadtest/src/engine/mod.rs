@@ -1,4 +1,4 @@
-//! An instant fake OpenAI engine that costs as little CPU as it can.
+//! Instant engine: a fake OpenAI engine that costs as little CPU as possible.
 //!
 //! It stands behind a gateway that is being measured, so it holds no model
 //! and no timing beyond a fixed delay and a fixed pace.

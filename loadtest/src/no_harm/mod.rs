@@ -1,6 +1,6 @@
-//! `loadtest no-harm`: the matrix of [`penstock::sim::no_harm::matrix`] in real time over
-//! HTTP. Clients straight at the engines and through a gateway, in turn; a
-//! gateway must not cost throughput that engines have.
+//! `loadtest no-harm`: the matrix of [`penstock::sim::no_harm::matrix`] in real time over HTTP.
+//! Clients call the engines directly and through a gateway, in turn. A gateway must not cost
+//! throughput that the engines have.
 
 mod args;
 mod report;

@@ -1,4 +1,4 @@
-//! Cells as a table and as JSON, and whether they passed.
+//! Report of the matrix: its cells as a table and as JSON, with pass or fail.
 
 use penstock::sim::no_harm::matrix::{MatrixCell, ObjectiveFit};
 use serde::Serialize;

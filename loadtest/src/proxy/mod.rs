@@ -1,7 +1,7 @@
-//! `loadtest proxy`: a small reference proxy, to compare a gateway with the
-//! usual ways of balancing. It counts requests and nothing else: no health
-//! checks, no retries, no limits but `--maxconn`. Streams pass through frame by
-//! frame; a client that leaves cancels its request upstream.
+//! `loadtest proxy`: a small reference proxy, to compare a gateway with the usual ways of
+//! balancing. The proxy counts requests and nothing else: no health checks, no retries, no limits
+//! except `--maxconn`. Streams pass through frame by frame. A client that leaves cancels its
+//! request upstream.
 
 mod balance;
 mod relay;

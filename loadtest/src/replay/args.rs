@@ -1,4 +1,4 @@
-//! The command line of `loadtest replay`.
+//! Command line of `loadtest replay`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

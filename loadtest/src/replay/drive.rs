@@ -1,5 +1,6 @@
 //! Driver of a replay: every call is sent at its planned instant, whatever the others do. A clock
-//! thread hands the calls out, one or more threads with a single-threaded runtime each make them.
+//! thread hands the calls out. One or more threads, each with a single-threaded runtime, make the
+//! calls.
 
 use std::sync::Arc;
 use std::thread;

@@ -1,7 +1,6 @@
-//! `loadtest replay`: a trace sent to an OpenAI endpoint in real time, open
-//! loop. Every call goes out at its planned instant whatever the others do,
-//! and its times count from that instant: a server that stalls cannot hide
-//! behind calls that were never sent.
+//! `loadtest replay`: a trace sent to an OpenAI endpoint in real time, open loop. Every call goes
+//! out at its planned instant, whatever the others do. Its times count from that instant, so a
+//! stalled server cannot hide behind calls that were never sent.
 
 mod args;
 mod call;

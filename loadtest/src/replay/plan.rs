@@ -1,5 +1,5 @@
-//! The plan of a run: which call is made when, by whom, in which class. It is
-//! made before the run and does not depend on any answer.
+//! Plan of a replay: the time, client and class of every call. The plan is made before the run and
+//! does not depend on any answer.
 
 use std::path::Path;
 use std::sync::Arc;

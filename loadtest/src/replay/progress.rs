@@ -1,4 +1,4 @@
-//! Live counters, and the one line on standard error that shows them.
+//! Progress of a replay: live counters, and the line on standard error that shows them.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Request bodies whose prompts have a wanted number of tokens.
+//! Prompts of a replay: request bodies with a given number of tokens.
 //!
 //! The counting rule is the simulated engines' own: four bytes of text are a
 //! token, and a chat has four tokens besides its text (three for its message,

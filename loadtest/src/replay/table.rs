@@ -1,4 +1,4 @@
-//! Results as text.
+//! Table of a replay's results, as text.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! The configuration in force as JSON, without its secrets: keys appear by
-//! their public id, engine keys and URL credentials not at all.
+//! Configuration view: the configuration in force as JSON, without its secrets. Client keys appear
+//! by their public id. Engine keys and URL credentials do not appear at all.
 
 mod names;
 
@@ -21,7 +21,7 @@ use crate::telemetry::wall::unix_seconds;
 
 pub(super) use self::names::amount;
 
-/// `GET /admin/v1/config`. Times are in seconds.
+/// Body of `GET /admin/v1/config`. Times are in seconds.
 pub(super) fn effective(settings: &Settings) -> Value {
     let Settings { digest, startup, listeners, scale, edge, policy } = settings;
     json!({
@@ -293,7 +293,7 @@ fn rules_view(rules: &PlacementRules, policy: &Policy) -> Value {
     })
 }
 
-/// The engine's own name of each model.
+/// The engine's own names of the pool's models.
 fn engine_models(pool: &PoolSettings, policy: &Policy) -> Value {
     by_name(pool.model_names.iter().map(|(id, name)| (policy.models.name(*id), json!(name))))
 }
@@ -322,7 +322,7 @@ fn secs(duration: Duration) -> f64 {
     duration.as_secs_f64()
 }
 
-/// A URL (perhaps behind a pool's name) without `user:password@`.
+/// The URL without `user:password@`. A pool's name may stand before the URL.
 fn without_credentials(url: &str) -> String {
     let Some((before, rest)) = url.split_once("://") else { return url.to_owned() };
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());

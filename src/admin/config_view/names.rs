@@ -11,10 +11,10 @@ use crate::tokens::CountSource;
 
 use super::{by_name, rules_view};
 
-/// Microseconds in a second, and millionths in one of a currency.
+/// Microseconds in a second; millionths in one unit of a currency.
 const MILLION: f64 = 1e6;
 
-/// The models with their aliases, fallbacks and copies.
+/// Models with their aliases, fallbacks and shadows.
 pub(super) fn models(edge: &EdgeSettings, policy: &Policy) -> Value {
     by_name(policy.models.iter().map(|(id, name, model)| {
         let named = edge.names.models.iter().filter(|(alias, of)| **of == id && *alias != name);
@@ -40,7 +40,7 @@ pub(super) fn models(edge: &EdgeSettings, policy: &Policy) -> Value {
     }))
 }
 
-/// How the tokens of a prompt are known that comes near the window.
+/// Source of the token count for a prompt near the context window.
 fn source(model: &Model, own: Option<&ModelSettings>, edge: &EdgeSettings) -> CountSource {
     let counts = own.is_some_and(|own| own.counter.is_some());
     let mut engines = model.pools.iter().filter_map(|pool| edge.pools.get(*pool)).map(|pool| pool.engine);
@@ -59,7 +59,7 @@ fn context(model: &ModelSettings) -> Value {
     })
 }
 
-/// Names whose requests are shared out.
+/// Model names whose requests are split between models.
 pub(super) fn splits(edge: &EdgeSettings, policy: &Policy) -> Value {
     let row = |split: &Split| {
         let targets = split.targets.iter().map(|(model, weight)| (policy.models.name(*model), json!(weight)));
@@ -68,7 +68,7 @@ pub(super) fn splits(edge: &EdgeSettings, policy: &Policy) -> Value {
     by_name(edge.names.splits.iter().map(|(name, split)| (name.as_str(), row(split))))
 }
 
-/// What a tenant may do beyond what `GET /admin/v1/tenants` shows.
+/// Rights of a tenant beyond those in `GET /admin/v1/tenants`.
 pub(super) fn tenant(id: TenantId, row: &Tenant, edge: &EdgeSettings, policy: &Policy) -> Value {
     let own = edge.names.tenants.get(&id);
     let map = own.into_iter().flat_map(|own| &own.map);
@@ -85,13 +85,13 @@ pub(super) fn tenant(id: TenantId, row: &Tenant, edge: &EdgeSettings, policy: &P
     })
 }
 
-/// The limits of keys, by their public ids.
+/// Limits of keys, by the keys' public ids.
 pub(super) fn key_limits(policy: &Policy) -> Vec<Value> {
     let keys = policy.limits.iter().filter(|rule| matches!(rule.id.scope, LimitScope::Key(_)));
     keys.map(|rule| limit(rule, policy)).collect()
 }
 
-/// A limit: of whom, of what, over which time, how much.
+/// Limit as JSON: its owner, unit, period and amount.
 fn limit(rule: &LimitRule, policy: &Policy) -> Value {
     let LimitId { scope, unit, period, shadow } = rule.id;
     let of = match scope {
@@ -109,7 +109,7 @@ fn limit(rule: &LimitRule, policy: &Policy) -> Value {
     })
 }
 
-/// An amount in the unit of the file: GPU time in seconds, money in the currency.
+/// Amount in the unit of the configuration file: GPU time in seconds, money in the currency.
 pub(in crate::admin) fn amount(unit: LimitUnit, amount: u64) -> Value {
     match unit {
         LimitUnit::GpuTime | LimitUnit::Money => json!(amount as f64 / MILLION),

@@ -1,5 +1,5 @@
-//! Calendar task: tells the scheduler when days and months begin, in UTC. The wall clock may jump,
-//! so it is looked at every minute.
+//! Calendar task: tells the scheduler when days and months begin, in UTC. The task reads the wall
+//! clock every minute, because the wall clock may jump.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -13,14 +13,14 @@ use crate::core::model::event::Event;
 use crate::dispatcher::Dispatcher;
 use crate::telemetry::wall;
 
-/// The longest time between two looks at the clock.
+/// Longest time between two readings of the wall clock.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// The day under way, by its first moment and that of the next, and the month.
+/// The current day in UTC, and the time of the reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::app) struct Today {
     date: Date,
-    /// Seconds since 1970.
+    /// Time of the reading, in seconds since 1970.
     now: i64,
 }
 
@@ -30,7 +30,7 @@ impl Today {
         Self { date: Zoned::new(now, TimeZone::UTC).date(), now: now.as_second() }
     }
 
-    /// When the day and the month began, in milliseconds since 1970.
+    /// Begin of the day and of the month, in milliseconds since 1970.
     pub(in crate::app) fn begins_ms(&self) -> [i64; 2] {
         let begin = |date: Date| date.to_zoned(TimeZone::UTC).map_or(0, |at| at.timestamp().as_millisecond());
         [begin(self.date), begin(self.date.first_of_month())]
@@ -40,7 +40,7 @@ impl Today {
         (self.date.year(), self.date.month())
     }
 
-    /// How long until the period is over; at most a day or a month.
+    /// Time until the period ends: at most a day or a month.
     fn left(&self, period: LimitPeriod) -> Duration {
         let next = match period {
             LimitPeriod::Month => self.date.first_of_month().checked_add(1.month()),
@@ -52,14 +52,14 @@ impl Today {
     }
 }
 
-/// Tells the scheduler the day and month that are under way.
+/// Tells the scheduler the current day and month.
 pub(in crate::app) fn begin(dispatcher: &Dispatcher) -> Today {
     let today = Today::at(wall::now());
     tell(dispatcher, &today, [true, true]);
     today
 }
 
-/// Runs until dropped; `before` is what the scheduler knows.
+/// Reports each new day and month until dropped. `before` is what the scheduler knows.
 pub(in crate::app) async fn follow(dispatcher: Arc<Dispatcher>, mut before: Today) {
     loop {
         tokio::time::sleep(before.left(LimitPeriod::Day).clamp(Duration::from_secs(1), LOOK)).await;

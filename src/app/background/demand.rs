@@ -14,13 +14,13 @@ use crate::dispatcher::Dispatcher;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{DemandNotKept, DemandRestored};
 
-/// How often it is written.
+/// Time between two writes of the file.
 const EVERY: Duration = Duration::from_secs(60);
-/// The largest file that is read.
+/// Largest file that is read, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Takes over what the last process has seen. A file that cannot be read is said
-/// and left alone until the first one is written: the gateway starts cold.
+/// Restores the demand that the last process measured. A file that cannot be read is reported, and
+/// the gateway starts without demand. The file is kept until the first write.
 pub(in crate::app) fn restore(path: &Path, dispatcher: &Dispatcher, telemetry: &Telemetry) {
     let failed = |reason: &str| DemandNotKept { path, reason }.emit(telemetry);
     match read(path) {
@@ -33,7 +33,7 @@ pub(in crate::app) fn restore(path: &Path, dispatcher: &Dispatcher, telemetry: &
     }
 }
 
-/// Writes it now and then, until dropped.
+/// Writes the file every [`EVERY`], until dropped.
 pub(in crate::app) async fn follow(path: PathBuf, dispatcher: Arc<Dispatcher>, telemetry: Telemetry) {
     let mut every = interval_at(Instant::now() + EVERY, EVERY);
     loop {
@@ -43,17 +43,18 @@ pub(in crate::app) async fn follow(path: PathBuf, dispatcher: Arc<Dispatcher>, t
     }
 }
 
-/// Writes it; the file is whole at any time.
+/// Writes the file. The new file replaces the old one in one step, so the file is whole at any
+/// time.
 pub(in crate::app) fn save(path: &Path, dispatcher: &Dispatcher, telemetry: &Telemetry) {
     if let Err(problem) = write(path, &dispatcher.demand_state()) {
         DemandNotKept { path, reason: &problem.to_string() }.emit(telemetry);
     }
 }
 
-/// What was written; `None` where nothing was.
+/// Reads the file; `None` where there is none.
 ///
 /// # Errors
-/// The file cannot be read, is far too large, or is something else.
+/// The file cannot be read, is larger than 256 MiB, or is no state file.
 pub(in crate::app) fn read(path: &Path) -> io::Result<Option<DemandState>> {
     let file = match File::open(path) {
         Ok(file) => file,

@@ -12,10 +12,10 @@ use crate::proxy::handler::Proxy;
 use crate::telemetry::wall;
 use crate::usage::row::{RowKind, UsageRow};
 
-/// How often.
+/// Time between two writes.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Runs until dropped.
+/// Writes idle rows every [`EVERY`], until dropped.
 pub(in crate::app) async fn follow(proxy: Arc<Proxy>) {
     let mut every = interval(EVERY);
     loop {
@@ -24,7 +24,7 @@ pub(in crate::app) async fn follow(proxy: Arc<Proxy>) {
     }
 }
 
-/// Writes down what was idle since the last time.
+/// Writes the idle time since the last call.
 pub(in crate::app) fn write(proxy: &Proxy) {
     let Some(journal) = &proxy.journal else { return };
     let policy = proxy.telemetry.policy();

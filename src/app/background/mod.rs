@@ -1,4 +1,4 @@
-//! Tasks that run beside the requests of a gateway.
+//! Background tasks of a gateway: work that belongs to no request.
 
 pub(super) mod calendar;
 pub(super) mod demand;

@@ -12,17 +12,17 @@ use crate::core::placement::unattainable::{ObjectiveKind, UnattainableObjective,
 use crate::proxy::handler::Proxy;
 use crate::telemetry::event::ObjectiveUnattainable;
 
-/// How often it is looked.
+/// Time between two checks.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
-/// How often the same is said.
+/// Time between two warnings about the same objective.
 const SAY_EVERY: Duration = Duration::from_secs(3600);
 
-/// What was said lately, and when.
+/// Time of the last warning, by class, model and objective.
 #[derive(Debug, Default)]
 struct RecentWarnings(HashMap<(ClassId, ModelId, ObjectiveKind), Instant>);
 
 impl RecentWarnings {
-    /// Those that have not been said in the last hour.
+    /// The objectives without a warning in the last hour. Marks them as warned about.
     fn news(&mut self, found: Vec<UnattainableObjective>, now: Instant) -> Vec<UnattainableObjective> {
         self.0.retain(|_, at| now.duration_since(*at) < SAY_EVERY);
         let mut is_news =
@@ -37,7 +37,7 @@ impl RecentWarnings {
     }
 }
 
-/// Looks now and then. Runs until dropped.
+/// Checks the objectives every [`LOOK_EVERY`], until dropped.
 pub(in crate::app) async fn watch(proxy: Arc<Proxy>) {
     let mut said = RecentWarnings::default();
     let mut every = interval(LOOK_EVERY);

@@ -20,7 +20,7 @@ use crate::tls::Handshakes;
 /// Starts the scaler.
 ///
 /// # Errors
-/// Its address cannot be had.
+/// The scaler's address cannot be bound, or a thread cannot be started.
 pub(in crate::app) fn start(
     now: &Settings,
     proxy: &Arc<Proxy>,
@@ -41,7 +41,7 @@ pub(in crate::app) fn start(
     })
 }
 
-/// Where the other gateways are, and what connections to them are made with.
+/// Places of the peers, and the settings of connections to them; absent without `scale.peers`.
 fn peers(now: &Settings, proxy: &Arc<Proxy>, tasks: &mut JoinSet<()>) -> Option<PeerRules> {
     let peers = now.scale.peers.as_ref()?;
     let places = match &peers.named {
@@ -55,7 +55,7 @@ fn peers(now: &Settings, proxy: &Arc<Proxy>, tasks: &mut JoinSet<()>) -> Option<
     Some(PeerRules { places, settings: Arc::clone(&proxy.settings) })
 }
 
-/// Tells of all places whenever the name leads elsewhere.
+/// Publishes the places of all peers whenever DNS answers.
 async fn follow(peers: PeerSettings, dns: DnsSource, found: watch::Sender<Option<BTreeSet<PeerPlace>>>) {
     let certified = peers.tls.as_ref().map(|_| dns.name.trim_end_matches('.').to_owned());
     let place = |(host, port): (IpAddr, u16)| PeerPlace {

@@ -11,7 +11,7 @@ use crate::cli::CountArgs;
 use crate::telemetry::wall;
 use crate::tokens::counter::{CountError, MediaCosts, PromptForm, TokenCounter};
 
-/// Counts each line of the file.
+/// Counts the tokens of each line of the file.
 pub(in crate::app) fn run(
     args: &CountArgs,
     mut print: impl FnMut(&str) -> anyhow::Result<()>,

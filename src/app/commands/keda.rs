@@ -9,36 +9,33 @@ use crate::cli::KedaArgs;
 use crate::config::file::ConfigFile;
 use crate::config::load;
 
-/// Seconds between two polls: each costs KEDA three calls, and what is urgent is
-/// pushed.
+/// Seconds between two polls. Each poll costs KEDA three calls, and urgent changes are pushed.
 const POLL: u32 = 10;
-/// Failed polls after which the fallback counts.
+/// Failed polls in a row after which KEDA uses the fallback.
 const FAILURES: u32 = 3;
-/// The HPA's own rhythm, in seconds.
+/// Period of the HPA's control loop, in seconds.
 const HPA_SYNC: u32 = 15;
-/// Seconds for each replica that goes, and for which the highest number holds.
+/// Seconds for the removal of one replica, and window in which the highest number stays in force.
 const DOWN: u32 = 60;
-/// The port where the file names none.
+/// The scaler's port, when the file names none.
 const USUAL_PORT: u16 = 8082;
-/// The longest name of an object.
+/// Most characters of an object's name.
 const MAX_NAME: usize = 63;
 
-/// What the manifests say that is not in the arguments.
+/// Facts of the manifests that are not arguments.
 struct ManifestFacts {
-    /// The scaler's port, where the file has one.
+    /// The scaler's port; absent when the file has none.
     port: Option<u16>,
     tls: bool,
     client_cert: bool,
-    /// How long a start takes, and whether that was measured.
+    /// Duration of a cold start, and whether it was measured.
     start: Option<(Duration, bool)>,
 }
 
-/// The manifests of a pool, one YAML document each. `measured` is how long its
-/// starts took.
+/// Manifests of a pool, one YAML document each. `measured` is the measured cold start of the pool.
 ///
 /// # Errors
-/// The configuration is broken or has no such pool, or the arguments contradict
-/// each other.
+/// The configuration is broken or has no such pool, or the arguments contradict each other.
 pub(in crate::app) fn manifests(args: &KedaArgs, measured: Option<Duration>) -> anyhow::Result<String> {
     let loaded = match load::load_file(&args.config, None).into_result() {
         Ok(loaded) => loaded,
@@ -215,7 +212,7 @@ fn namespace(args: &KedaArgs) -> String {
     args.namespace.as_ref().map_or_else(String::new, |name| format!("  namespace: {}\n", quoted(name)))
 }
 
-/// The pool's name as that of an object.
+/// The pool's name as the name of a Kubernetes object.
 fn object_name(pool: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     let name: String = pool.chars().map(plain).take(MAX_NAME).collect();
@@ -223,7 +220,7 @@ fn object_name(pool: &str) -> String {
     if name.is_empty() { "pool".to_owned() } else { name.to_owned() }
 }
 
-/// A text as YAML, which holds all of JSON.
+/// A text as a YAML string. JSON strings are valid YAML.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
     let starts = text.starts_with(|c: char| c.is_ascii_alphabetic());

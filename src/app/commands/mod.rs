@@ -32,10 +32,10 @@ use crate::sim::engine::profile::StepProfile;
 use crate::sim::server::{ServerDialect, SimOptions, SimServer};
 use crate::telemetry::{Telemetry, log};
 
-/// The smallest configuration: one engine, no keys.
+/// Smallest configuration: one engine, no keys.
 const FIRST_CONFIG: &str = include_str!("../../../config/examples/one-model.yaml");
 
-/// Runs the command; the process ends with the result.
+/// Runs the command and returns the exit code of the process.
 #[must_use]
 pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
@@ -73,7 +73,7 @@ fn in_runtime(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Resu
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints what a command that asks a gateway has to say.
+/// Prints the result of a command that asks a gateway.
 fn print_from(command: impl Future<Output = anyhow::Result<String>>) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     print(&runtime.block_on(command)?)
@@ -114,7 +114,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What to do when there is no configuration file yet.
+/// First steps for a user without a configuration file.
 fn first_steps(path: &str) -> String {
     let example = FIRST_CONFIG.lines().filter(|line| !line.starts_with('#'));
     let example: Vec<String> = example.map(|line| format!("  {line}")).collect();
@@ -151,7 +151,7 @@ fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(report.exit_code()))
 }
 
-/// The last line of a check.
+/// Last line of `penstock check`.
 fn summary(report: &ConfigReport) -> String {
     let count = |severity| report.problems.iter().filter(|problem| problem.severity == severity).count();
     let counted = |count: usize, what: &str| match count {
@@ -204,7 +204,7 @@ fn keys(command: &KeysCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// A key as the configuration stores it.
+/// A key's entry in the configuration.
 fn key_line(id: &str, digest: &str) -> String {
     format!("- {{id: {id}, digest: \"{digest}\"}}")
 }

@@ -1,4 +1,4 @@
-//! `penstock simulate`: runs scenarios on all cores and shows what came of them.
+//! `penstock simulate`: runs scenarios on all cores and prints their results.
 
 use std::fs;
 use std::io::{self, IsTerminal as _, Read as _};
@@ -22,10 +22,10 @@ use crate::sim::scenario::page;
 use crate::sim::scenario::plan::{ScenarioPlan, Trial};
 use crate::sim::scenario::report;
 
-/// Bytes of the largest scenario file.
+/// Most bytes of a scenario file.
 const MAX_FILE: u64 = 1 << 20;
 
-/// Runs the command; what it returns goes to standard output.
+/// Runs the command and returns the text for standard output, with the exit code.
 pub(in crate::app) fn run(args: &SimulateArgs) -> anyhow::Result<(String, ExitCode)> {
     if args.list_designs {
         return Ok((designs(), ExitCode::SUCCESS));
@@ -42,7 +42,7 @@ pub(in crate::app) fn run(args: &SimulateArgs) -> anyhow::Result<(String, ExitCo
     };
     let scenario = with_flags(scenario, args)?;
     let plan = ScenarioPlan::new(&scenario, &folder).map_err(anyhow::Error::msg)?;
-    // Before the work, so that a wrong path does not cost it.
+    // Checked before the work, so that a wrong path does not cost the work.
     if let Some(folder) = args.json.as_deref().and_then(Path::parent) {
         create(folder)?;
     }
@@ -73,7 +73,7 @@ fn is_broken(figures: &Figures) -> bool {
     column_index("broken_invariants").is_some_and(|place| figures[place] > 0.0)
 }
 
-/// The designs and their options.
+/// Text of the designs and their options.
 fn designs() -> String {
     let width = DESIGNS.iter().map(|(name, _, _)| name.len()).max().unwrap_or(0);
     let line = |(name, _, what): &(&str, &[&str], &str)| format!("  {name:<width$}  {what}\n");
@@ -96,7 +96,7 @@ fn read(path: &Path) -> anyhow::Result<Result<Scenario, ConfigReport>> {
     Ok(load::read_as(&text, &path.to_string_lossy()))
 }
 
-/// What the command line says goes before what the file says, in every case.
+/// The scenario with the command line's values, which always take precedence over the file's.
 fn with_flags(mut scenario: Scenario, args: &SimulateArgs) -> anyhow::Result<Scenario> {
     scenario.seeds = args.seeds.or(scenario.seeds);
     let flags = Shape {
@@ -133,7 +133,7 @@ fn traffic(args: &SimulateArgs) -> Option<Vec<StreamRow>> {
     args.trace.is_some().then(|| vec![stream])
 }
 
-/// Reads `profile:count,...`.
+/// Reads a fleet written as `profile:count,...`.
 fn fleet(text: &str) -> anyhow::Result<Vec<ScenarioFleet>> {
     let row = |part: &str| {
         let (profile, count) = part.split_once(':').unwrap_or((part, "1"));
@@ -147,7 +147,7 @@ fn fleet(text: &str) -> anyhow::Result<Vec<ScenarioFleet>> {
     text.split(',').map(row).collect()
 }
 
-/// Runs every trial, as many at once as there are cores.
+/// Runs every trial, as many at the same time as there are cores.
 fn run_all(plan: &ScenarioPlan, args: &SimulateArgs) -> Vec<(Trial, Vec<Figures>)> {
     let trials = plan.trials();
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -172,7 +172,7 @@ fn run_all(plan: &ScenarioPlan, args: &SimulateArgs) -> Vec<(Trial, Vec<Figures>
             progress(plan, trial, runs.len(), trials.len(), args.quiet);
         }
     });
-    // Threads end in any order; the result must not depend on it.
+    // Threads end in any order; the result must not depend on that order.
     runs.sort_unstable_by_key(|(trial, _)| *trial);
     runs
 }

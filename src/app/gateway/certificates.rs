@@ -10,7 +10,7 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::CertificateLoaded;
 use crate::tls::CertificateSource;
 
-/// The certificate of one listener, as the settings in force have it.
+/// Source of one listener's certificate, from the settings in force.
 pub(in crate::app) fn certificate_source(
     settings: &Arc<ArcSwap<Settings>>,
     listener: fn(&Listeners) -> &Option<ListenerTls>,
@@ -19,7 +19,7 @@ pub(in crate::app) fn certificate_source(
     Arc::new(move || listener(&settings.load().listeners).as_ref().map(|tls| Arc::clone(&tls.config)))
 }
 
-/// Says which listeners have another certificate than before.
+/// Reports the listeners whose certificate differs from before.
 pub(in crate::app) fn certificates_loaded(before: &Listeners, after: &Listeners, telemetry: &Telemetry) {
     let pairs = [
         ("clients", &before.clients, &after.clients),

@@ -1,4 +1,4 @@
-//! A running gateway: how it comes up, and how it goes down.
+//! Running gateway: its start, its reloads and its shutdown.
 
 pub(super) mod certificates;
 mod reload;
@@ -49,18 +49,17 @@ use crate::telemetry::event::{ConfigReloaded, ServerDraining, ServerStarted, Ser
 use crate::tls::Handshakes;
 use crate::usage::{Journal, UsageJournal};
 
-/// Wishes of the scheduler that may wait to be fulfilled.
+/// Most replica actions that may wait to be carried out.
 const REPLICA_ACTIONS: usize = 4096;
-/// How often a drain looks whether it is done.
+/// Time between two checks whether a drain is done.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
-/// How long clients may take to read what they were sent, after the last
-/// request has ended.
+/// Time for clients to read the last answers after the last request has ended. Each later step of
+/// the shutdown has the same limit.
 const GOODBYE: Duration = Duration::from_secs(5);
 
-/// How often unused connections to engines are looked at.
+/// Time between two searches for unused connections to engines.
 const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(1);
 
-/// A running gateway.
 #[derive(Debug)]
 pub struct Gateway {
     address: SocketAddr,
@@ -74,11 +73,11 @@ pub struct Gateway {
     serving: JoinHandle<()>,
     background: JoinSet<()>,
     usage: Option<UsageJournal>,
-    /// Keeps the demand that was seen.
+    /// File that keeps the measured demand.
     state_file: Option<PathBuf>,
 }
 
-/// What the scheduler needs beside events: time, days, and what streams show.
+/// Tasks that feed the scheduler beside requests: the timer, the calendar, and the measured ITL.
 fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
     let dispatcher = || Arc::clone(&proxy.dispatcher);
     let mut tasks = JoinSet::new();
@@ -95,7 +94,7 @@ fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
     tasks
 }
 
-/// The request path, with nothing in it yet.
+/// The request path, in its initial state.
 fn make_proxy(
     dispatcher: Arc<Dispatcher>,
     settings: Arc<ArcSwap<Settings>>,
@@ -122,7 +121,7 @@ fn make_proxy(
     }
 }
 
-/// Where clients connect. The port is chosen now if it is 0.
+/// Binds the client listener. Port 0 becomes a real port here.
 fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
     let failed = |problem| StartError::Listen { address, problem };
     let listener = listener::listen(address).map_err(failed)?;
@@ -131,10 +130,10 @@ fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> 
 }
 
 impl Gateway {
-    /// Starts a gateway under the reloader's settings, inside a tokio runtime.
+    /// Starts a gateway under the reloader's settings. The call needs a tokio runtime.
     ///
     /// # Errors
-    /// An address is taken, or what the settings ask for is not available.
+    /// An address is taken, or the settings need something that is not available.
     pub async fn start(reloader: Reloader, telemetry: Telemetry) -> Result<Self, StartError> {
         let settings = reloader.current();
         let now = settings.load_full();
@@ -163,8 +162,8 @@ impl Gateway {
         let mut background = scheduler_tasks(&proxy, today);
         let scale = scaler::start(&now, &proxy, board, &mut background)?;
 
-        // Before anybody can know that the process is there: until then a
-        // SIGHUP ends it.
+        // SIGHUP is handled before any log line or listener shows that the process is there. Until
+        // this call a SIGHUP ends the process.
         let hang_up = signals::hang_up().map_err(StartError::Signals)?;
         ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[] }.emit(&telemetry);
         ServerStarted { listen: address, admin: admin.addr(), scale: scale.address() }.emit(&telemetry);
@@ -194,19 +193,19 @@ impl Gateway {
         })
     }
 
-    /// Where clients connect.
+    /// Address of the client listener.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where operators connect.
+    /// Address of the admin listener.
     #[must_use]
     pub const fn admin_address(&self) -> SocketAddr {
         self.admin.addr()
     }
 
-    /// Where KEDA connects, if anywhere.
+    /// Address of the scaler; absent without one.
     #[must_use]
     pub const fn scale_address(&self) -> Option<SocketAddr> {
         self.scale.address()
@@ -218,13 +217,13 @@ impl Gateway {
         &self.proxy
     }
 
-    /// Reads the configuration again.
+    /// Handle that reads the configuration again.
     #[must_use]
     pub fn reload_handle(&self) -> ReloadHandle {
         self.reload.clone()
     }
 
-    /// Ends everything now; in-flight requests are cut. For a second signal.
+    /// Function that ends everything now; requests in flight are cut. Meant for a second signal.
     pub fn abort_switch(&self) -> impl Fn() + Send + use<> {
         let (grace, shutdown) = (self.proxy.dispatcher.shutdown().clone(), self.shutdown.clone());
         move || {
@@ -233,7 +232,7 @@ impl Gateway {
         }
     }
 
-    /// Drains; the next signal ends it at once.
+    /// Drains; the next signal cuts the drain short.
     pub(super) async fn drain_or_abort(self, mut shutdown: signals::OsSignals) {
         let abort = self.abort_switch();
         let impatience = tokio::spawn(async move {
@@ -244,8 +243,8 @@ impl Gateway {
         impatience.abort();
     }
 
-    /// Takes no new requests, lets the others finish within the grace, gives
-    /// the rest a retryable answer, and stops.
+    /// Shuts down. New requests are refused, and the others may finish within the shutdown grace.
+    /// Requests that still wait then get a retryable error.
     pub async fn drain(self) {
         let Proxy { dispatcher, telemetry, settings, .. } = &*self.proxy;
         let grace = dispatcher.shutdown();
@@ -258,7 +257,8 @@ impl Gateway {
         let mut cut_off = dispatcher.snapshot().jobs;
         while cut_off > 0 && Instant::now() < deadline {
             if timeout(DRAIN_POLL, self.shutdown.abort.cancelled()).await.is_ok() {
-                // The jobs may be gone by now, but not because they were done.
+                // `cut_off` keeps its last value: jobs that end from now on were aborted, not
+                // finished.
                 break;
             }
             cut_off = dispatcher.snapshot().jobs;
@@ -276,7 +276,8 @@ impl Gateway {
             abort.cancel();
             let _ended = timeout(GOODBYE, serving).await;
         }
-        // What their clients left behind is written down first.
+        // The pumps still record the answers of clients that left. They end before the usage
+        // journal does.
         self.proxy.pumps.close();
         let _ended = timeout(GOODBYE, self.proxy.pumps.wait()).await;
         self.scale.stop().await;
@@ -303,7 +304,8 @@ impl Gateway {
     }
 }
 
-/// What must be there before the first client is asked who it is.
+/// Prepares the audit file, the authenticator and the certificates, before the first client is
+/// authenticated.
 fn prepare_identity(proxy: &Proxy, settings: &Settings) -> Result<(), StartError> {
     let telemetry = &proxy.telemetry;
     if let Some(file) = settings.startup.audit.clone() {
@@ -372,7 +374,7 @@ async fn close_idle(proxy: Arc<Proxy>) {
     }
 }
 
-/// Loads the file that a gateway is to run under.
+/// Loads the file for a gateway to run under.
 ///
 /// # Errors
 /// The report, when the file cannot be used.

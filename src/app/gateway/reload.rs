@@ -1,4 +1,4 @@
-//! Reload: new settings are brought to every part of the process that follows them.
+//! Reload: brings new settings to every part of the process that follows them.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ use crate::telemetry::event::{
     ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ReplicasChanged,
 };
 
-/// Brings each reload of the files to the followers. Runs until dropped.
+/// Passes each reload of the files to the followers. Runs until dropped.
 pub(super) async fn follow_file(reloader: Arc<Reloader>, asks: ReloadRequests, followers: SettingsFollowers) {
     reloader.watch(asks, |report| followers.reloaded(report)).await;
 }
 
-/// Brings each set of discovered replicas to the followers. Runs until dropped.
+/// Passes each set of discovered replicas to the followers. Runs until dropped.
 pub(super) async fn follow_sources(reloader: Arc<Reloader>, followers: SettingsFollowers) {
     loop {
         let found = followers.next_found().await;
         let (reloader, followers) = (Arc::clone(&reloader), followers.clone());
-        // A reload that reads files may be under way.
+        // `discovered` may block, because a reload that reads files may be under way.
         let told = spawn_blocking(move || followers.discovered(&reloader, found));
         if told.await.is_err() {
             return;
@@ -37,15 +37,15 @@ pub(super) async fn follow_sources(reloader: Arc<Reloader>, followers: SettingsF
     }
 }
 
-/// Everybody who lives by the settings.
+/// Parts of the process that follow the settings.
 #[derive(Clone)]
 pub(in crate::app) struct SettingsFollowers {
     proxy: Arc<Proxy>,
     fleet: FleetMonitor,
     sources: DiscoverySources,
-    /// What the listeners had at the last reload.
+    /// Listener settings at the last reload.
     listeners: Arc<ArcSwap<Listeners>>,
-    /// Held while they are told, so that nobody hears of older settings last.
+    /// Held while the followers are told, so that none ends with older settings.
     telling: Arc<Mutex<()>>,
 }
 
@@ -60,12 +60,12 @@ impl SettingsFollowers {
         }
     }
 
-    /// What was found, once that is news.
+    /// Waits for a new set of discovered replicas.
     pub(in crate::app) async fn next_found(&self) -> FoundEndpoints {
         self.sources.next().await
     }
 
-    /// Brings the settings of this moment to everybody.
+    /// Passes the settings in force to every follower.
     fn tell(&self) -> Arc<Settings> {
         let _telling = self.telling.lock();
         let settings = self.proxy.settings.load_full();
@@ -78,7 +78,7 @@ impl SettingsFollowers {
         settings
     }
 
-    /// Brings a reload's result to everybody whom it concerns.
+    /// Passes a reload's result to the audit file, the log and the followers.
     pub(in crate::app) fn reloaded(&self, report: &ReloadReport) {
         let telemetry = &self.proxy.telemetry;
         audit(report, telemetry);
@@ -101,7 +101,7 @@ impl SettingsFollowers {
         }
     }
 
-    /// Brings other replicas, found beside those of the file, into force.
+    /// Applies a set of discovered replicas.
     pub(in crate::app) fn discovered(&self, reloader: &Reloader, found: FoundEndpoints) {
         if let Some([before, after]) = reloader.discovered(found) {
             self.tell();
@@ -110,8 +110,8 @@ impl SettingsFollowers {
     }
 }
 
-/// Writes down who changed what. That nothing changed is of interest only when
-/// somebody asked.
+/// Audits a reload: who changed what. A reload without changes is audited only when somebody asked
+/// for it.
 fn audit(report: &ReloadReport, telemetry: &Telemetry) {
     let outcome = match report.outcome {
         ReloadOutcome::Applied => "applied",

@@ -1,4 +1,4 @@
-//! Replica actions of the scheduler, carried out by the fleet monitor or told to telemetry.
+//! Replica actions of the scheduler, carried out by the fleet monitor or reported to telemetry.
 
 use crate::core::model::event::ReplicaAction;
 use crate::fleet::handle::FleetMonitor;
@@ -8,8 +8,8 @@ use crate::telemetry::event::{
     EjectionWithheld, OverrideExpired, PoolDown, PoolStarted, PoolWanted, ReplicaEjected, ReplicaReadmitted,
 };
 
-/// Carries out replica actions in the order in which the scheduler decided them.
-/// Runs until the dispatcher is gone.
+/// Carries out replica actions in the order of the scheduler's decisions. Runs until the dispatcher
+/// is dropped.
 pub(in crate::app) async fn carry_out(
     mut actions: tokio::sync::mpsc::Receiver<ReplicaAction>,
     fleet: FleetMonitor,

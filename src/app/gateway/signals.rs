@@ -4,14 +4,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::watch::ReloadHandle;
 
-/// SIGTERM and Ctrl-C.
 pub(in crate::app) struct OsSignals {
     term: Signal,
     int: Signal,
 }
 
 impl OsSignals {
-    /// Takes the signals over from the default, which is to die.
+    /// Replaces the default action of both signals, which ends the process.
     ///
     /// # Errors
     /// The operating system takes no handler.
@@ -19,7 +18,7 @@ impl OsSignals {
         Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
     }
 
-    /// Waits for the next of them and says which it was.
+    /// Waits for the next signal and returns its name.
     pub(in crate::app) async fn asked(&mut self) -> &'static str {
         tokio::select! {
             _ = self.term.recv() => "SIGTERM",
@@ -28,7 +27,7 @@ impl OsSignals {
     }
 }
 
-/// Takes SIGHUP over from the default, which is to die.
+/// Replaces the default action of SIGHUP, which ends the process.
 ///
 /// # Errors
 /// The operating system takes no handler.

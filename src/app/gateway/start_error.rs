@@ -7,43 +7,40 @@ use crate::fleet::fetch::NoTls;
 use crate::telemetry::TelemetryError;
 use crate::usage::UsageError;
 
-/// Why a gateway did not start.
+/// Reason why a gateway did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The client address cannot be had.
+    /// The client address cannot be bound.
     #[error("cannot listen on {address} (server.listen): {problem}{}", next_step(problem))]
     Listen {
-        /// The address.
         address: SocketAddr,
-        /// What the operating system says.
+        /// Error of the operating system.
         problem: io::Error,
     },
-    /// The admin address cannot be had.
+    /// The admin address cannot be bound.
     #[error("cannot listen on {address} (server.admin): {problem}{}", next_step(problem))]
     Admin {
-        /// The address.
         address: SocketAddr,
-        /// What the operating system says.
+        /// Error of the operating system.
         problem: io::Error,
     },
-    /// The scaler's address cannot be had.
+    /// The scaler's address cannot be bound.
     #[error("cannot listen on {address} (scale.listen): {problem}{}", next_step(problem))]
     Scale {
-        /// The address.
         address: SocketAddr,
-        /// What the operating system says.
+        /// Error of the operating system.
         problem: io::Error,
     },
-    /// The scale signal has nobody to keep it.
+    /// The thread of the scale signal cannot be started.
     #[error("no thread for the scale signal: {0}")]
     ScaleThread(#[source] io::Error),
-    /// Traces cannot be sent.
+    /// Traces cannot be exported.
     #[error(transparent)]
     Telemetry(#[from] TelemetryError),
-    /// SIGHUP cannot be listened to.
+    /// The handler of SIGHUP cannot be set.
     #[error("no handler for SIGHUP: {0}")]
     Signals(#[source] io::Error),
-    /// The audit file has nobody to write it.
+    /// The thread of the audit file cannot be started.
     #[error("no thread for the audit file: {0}")]
     Audit(#[source] io::Error),
     /// The usage journal cannot be written.
@@ -54,7 +51,7 @@ pub enum StartError {
     Tls(#[from] NoTls),
 }
 
-/// What to do about an address that cannot be had.
+/// Next step for an operator whose address cannot be bound.
 pub(in crate::app) fn next_step(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => "; another program listens there: stop it, or choose another address",

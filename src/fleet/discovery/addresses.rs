@@ -1,4 +1,4 @@
-//! The addresses of a name that stands for something else than replicas.
+//! Addresses of a DNS name that does not stand for replicas.
 
 use std::net::IpAddr;
 
@@ -9,8 +9,9 @@ use crate::fleet::discovery::dns::DnsAnswer;
 use crate::fleet::discovery::pause::RetryPauses;
 use crate::fleet::discovery::resolver::SystemResolver;
 
-/// Asks for ever, and tells of every answer. What was told last holds while
-/// nobody answers, and for a while when there is nothing any more.
+/// Asks for ever, and calls `tell` with the addresses of every answer. After an error the last
+/// addresses stay in force. An empty answer counts only `empty_grace` after the last one with
+/// addresses.
 pub async fn follow(dns: &DnsSource, tell: impl Fn(Vec<(IpAddr, u16)>)) {
     let resolver = SystemResolver::new(dns.clone());
     run(dns, || resolver.ask(), tell).await;

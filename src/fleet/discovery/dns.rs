@@ -1,9 +1,9 @@
-//! Replicas by DNS: when to ask, and what to make of the answer.
+//! DNS source of replicas: the refresh times, and the rules for an empty answer.
 //!
-//! An answer holds for its TTL, within the configured bounds. One that cannot
-//! be had changes nothing. "There is no such name" and "it has no addresses"
-//! may be true (the last pod is gone) or the mistake of a moment (the zone is
-//! being loaded), so the last addresses hold for a grace time first.
+//! An answer stays in force for its TTL, within the configured bounds. A failed request changes
+//! nothing. An empty answer ("there is no such name", "it has no addresses") may be true, when the
+//! last pod is gone. It may also be a passing mistake, while the zone is being loaded. The last
+//! addresses therefore stay in force for a grace time first.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,16 +14,15 @@ use crate::config::discover::DnsSource;
 use crate::fleet::discovery::pause::RetryPauses;
 use crate::fleet::discovery::source_status::SourceReporter;
 
-/// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DnsAnswer {
-    /// Addresses and ports; empty when the name has none, or is none.
+    /// Addresses and ports; empty when the name has none or does not exist.
     pub(super) addresses: Vec<(IpAddr, u16)>,
-    /// How long it holds.
+    /// Time for which the answer stays in force.
     pub(super) ttl: Duration,
 }
 
-/// Asks for ever.
+/// Asks for ever, and reports every answer.
 pub(super) async fn run<F>(dns: &DnsSource, reporter: &SourceReporter, ask: impl Fn() -> F)
 where
     F: Future<Output = Result<DnsAnswer, String>>,
@@ -53,8 +52,8 @@ where
     }
 }
 
-/// The name has no addresses any more, where it had some. Returns how long the
-/// last ones hold.
+/// Handles an empty answer of a name that had addresses. Returns the time for which the last
+/// addresses stay in force.
 fn hold(dns: &DnsSource, reporter: &SourceReporter, empty_since: &mut Option<Instant>) -> Duration {
     let first = empty_since.is_none();
     let since = *empty_since.get_or_insert_with(Instant::now);
@@ -149,7 +148,7 @@ mod tests {
         let nothing = || hosts(&[], 20);
         let answers = vec![nothing(), hosts(&[1], 2), nothing(), nothing(), nothing(), nothing()];
         let asked = play(&fixture, answers).await;
-        // Nothing at the start is nothing; later it holds for 30 s.
+        // An empty answer at the start counts at once; a later one only after 30 s.
         assert_eq!(asked, [(0, 0), (20, 0), (22, 1), (42, 1), (52, 1), (54, 0), (74, 0)]);
         assert_eq!(fixture.logged(), ["empty"]);
         assert_eq!(fixture.hosts(), Vec::<String>::new());

@@ -1,5 +1,5 @@
-//! Replicas that the file does not list: one task for each pool that has a
-//! source. What a source said last holds until it says something else.
+//! Discovery of replicas that the configuration file does not list: one task for each pool that has
+//! a source. The last answer of a source stays in force until the next one.
 
 pub mod addresses;
 mod dns;
@@ -31,11 +31,11 @@ pub use crate::fleet::discovery::source_status::SourceStatus;
 
 use crate::fleet::discovery::source_status::{SourceReporter, SourceStatuses};
 
-/// The shortest time between two sets of replicas that are handed out.
+/// Shortest time between two sets of replicas from [`DiscoverySources::next`].
 const BETWEEN_SETS: Duration = Duration::from_millis(200);
 
-/// The running sources. Clones are handles to the same ones; they stop when
-/// the last one is dropped.
+/// Running replica sources. Clones are handles to the same sources, which stop when the last handle
+/// is dropped.
 #[derive(Clone)]
 pub struct DiscoverySources {
     inner: Arc<SourcesState>,
@@ -46,7 +46,7 @@ struct SourcesState {
     board: Arc<SourceStatuses>,
     telemetry: Telemetry,
     running: Mutex<BTreeMap<PoolId, RunningSource>>,
-    /// When a set may be handed out again.
+    /// Earliest time of the next set.
     next_set: Mutex<Instant>,
     root: CancellationToken,
     tasks: TaskTracker,
@@ -71,8 +71,8 @@ impl Drop for SourcesState {
 }
 
 impl DiscoverySources {
-    /// Starts asking every configured source. Must be called inside a tokio
-    /// runtime; the other methods may be called from anywhere.
+    /// Starts to ask every configured source. The call needs a tokio runtime; the other methods may
+    /// be called from anywhere.
     #[must_use]
     pub fn start(settings: Arc<ArcSwap<Settings>>, telemetry: Telemetry) -> Self {
         let sources = Self {
@@ -91,8 +91,8 @@ impl DiscoverySources {
         sources
     }
 
-    /// Call it when the settings have changed. A source that changed starts
-    /// anew; what the one before it said holds until it answers.
+    /// Applies new settings. A source that changed starts anew. The last answer of its predecessor
+    /// stays in force until the new source answers.
     pub fn reloaded(&self) {
         let inner = &*self.inner;
         let mut running = inner.running.lock();
@@ -121,9 +121,8 @@ impl DiscoverySources {
         }
     }
 
-    /// Waits until the sources have said something new, and returns all that
-    /// they name. At most five times a second: what comes in the meantime
-    /// becomes one.
+    /// Waits until a source has a new answer, and returns the endpoints of all sources. Returns at
+    /// most five times a second: answers in between are merged.
     pub async fn next(&self) -> FoundEndpoints {
         let earliest = *self.inner.next_set.lock();
         sleep_until(earliest).await;
@@ -132,7 +131,7 @@ impl DiscoverySources {
         self.inner.board.found()
     }
 
-    /// How every source stands.
+    /// Status of every source.
     #[must_use]
     pub fn views(&self) -> Vec<SourceStatus> {
         self.inner.board.views()

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::protocol::ids::random;
 
-/// Doubles from the shortest to the longest pause.
+/// Pauses between attempts: they double from the shortest to the longest.
 #[derive(Debug)]
 pub(super) struct RetryPauses {
     shortest: Duration,
@@ -17,8 +17,8 @@ impl RetryPauses {
         Self { shortest, longest, next: shortest }
     }
 
-    /// The pause after one more failure: three quarters of its length or more,
-    /// so that many gateways do not ask at the same moment.
+    /// The pause after one more failure: 0.75 to 1 times its length, at random, so that many
+    /// gateways do not ask at the same moment.
     pub(super) fn next(&mut self) -> Duration {
         let whole = self.next;
         self.next = whole.saturating_mul(2).min(self.longest);
@@ -26,7 +26,7 @@ impl RetryPauses {
         whole.mul_f64(0.75 + f64::from(random) / 1024.0)
     }
 
-    /// It answered.
+    /// Starts again with the shortest pause, after an answer.
     pub(super) const fn reset(&mut self) {
         self.next = self.shortest;
     }

@@ -1,4 +1,4 @@
-//! The system's DNS resolver, or one for configured servers.
+//! DNS resolver: the system's, or one for configured servers.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -17,20 +17,20 @@ use hickory_resolver::proto::rr::{RData, RecordType};
 use crate::config::discover::{DnsRecords, DnsSource, MAX_REPLICAS};
 use crate::fleet::discovery::dns::DnsAnswer;
 
-/// For one try; there are two.
+/// Limit for one attempt; there are two.
 const TIMEOUT: Duration = Duration::from_secs(2);
 const TRIES: usize = 2;
-/// Hosts of SRV records that are asked for at the same time.
+/// Hosts of SRV records that are resolved at the same time.
 const AT_ONCE: usize = 16;
-/// How long "there is nothing" holds where the answer does not say.
+/// Time for which an empty answer stays in force when it has no TTL.
 const NOTHING: Duration = Duration::from_secs(5);
 
-/// Asks for one name.
+/// Resolver of one name.
 pub(super) struct SystemResolver {
     dns: DnsSource,
 }
 
-/// What one question brought: records, and how long they hold.
+/// Records of one DNS answer, and their TTL.
 struct ResolvedNames {
     data: Vec<RData>,
     ttl: Duration,
@@ -41,11 +41,11 @@ impl SystemResolver {
         Self { dns }
     }
 
-    /// Asks once. The system's servers are looked up each time, since they may
+    /// Resolves the name once. The system's servers are looked up each time, because they may
     /// change.
     ///
     /// # Errors
-    /// What went wrong, for people.
+    /// The problem as text for people.
     pub(super) async fn ask(&self) -> Result<DnsAnswer, String> {
         let resolver = self.resolver().map_err(|error| error.to_string())?;
         match self.dns.records {
@@ -69,7 +69,7 @@ impl SystemResolver {
             TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())
         };
         let options: &mut ResolverOpts = builder.options_mut();
-        // We keep the answer ourselves, for as long as it holds.
+        // The source keeps the answer for its TTL, so the resolver needs no cache.
         options.cache_size = 0;
         options.use_hosts_file = ResolveHosts::Never;
         (options.timeout, options.attempts) = (TIMEOUT, TRIES);
@@ -86,15 +86,15 @@ fn name_server(address: SocketAddr) -> NameServerConfig {
     NameServerConfig::new(address.ip(), true, ways)
 }
 
-/// The addresses of a name, of both families. A server that fails for IPv6
-/// only has answered.
+/// Addresses of a name, IPv4 and IPv6. A failure of the IPv6 request alone is ignored when there
+/// are IPv4 addresses.
 async fn addresses(resolver: &TokioResolver, name: &str) -> Result<(Vec<IpAddr>, Duration), String> {
     let (four, six) =
         tokio::join!(records(resolver, name, RecordType::A), records(resolver, name, RecordType::AAAA));
     let mut found = four?;
     match six {
         Ok(six) => {
-            // A family without addresses says nothing of how long the other's hold.
+            // The TTL of a family without addresses does not apply to the other family.
             found.ttl = match (found.data.is_empty(), six.data.is_empty()) {
                 (true, false) => six.ttl,
                 (false, true) => found.ttl,
@@ -113,7 +113,7 @@ async fn addresses(resolver: &TokioResolver, name: &str) -> Result<(Vec<IpAddr>,
     Ok((found.data.iter().filter_map(address).collect(), found.ttl))
 }
 
-/// The hosts and ports of a service, of those with the lowest priority number.
+/// Hosts and ports of a service, from the records with the lowest priority number.
 async fn services(resolver: &TokioResolver, name: &str) -> Result<DnsAnswer, String> {
     let found = records(resolver, name, RecordType::SRV).await?;
     let service = |data: &RData| match data {
@@ -133,7 +133,7 @@ async fn services(resolver: &TokioResolver, name: &str) -> Result<DnsAnswer, Str
     Ok(DnsAnswer { addresses: hosts.into_iter().flat_map(|(hosts, _)| hosts).collect(), ttl })
 }
 
-/// The records of a name; none where there are none or no such name.
+/// Records of a name; empty when there are none or no such name.
 async fn records(resolver: &TokioResolver, name: &str, kind: RecordType) -> Result<ResolvedNames, String> {
     match resolver.lookup(name, kind).await {
         Ok(found) => {

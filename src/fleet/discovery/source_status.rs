@@ -15,7 +15,7 @@ use crate::core::model::ids::PoolId;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
 
-/// What every source said last.
+/// Last answers of all sources.
 #[derive(Default)]
 pub(super) struct SourceStatuses {
     rows: Mutex<BTreeMap<PoolId, SourceEntry>>,
@@ -27,44 +27,42 @@ struct SourceEntry {
     found: Option<Arc<[Endpoint]>>,
     answered: Option<Instant>,
     problem: Option<(String, Instant)>,
-    /// The same of what is asked for beside the endpoints.
+    /// Problem of a secondary request, such as that for Nodes, and its begin.
     beside: Option<(String, Instant)>,
 }
 
-/// How one source stands.
+/// Status of one source.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SourceStatus {
-    /// The pool that it is of.
     pub pool: PoolId,
-    /// What kind of source it is.
+    /// Kind of the source.
     pub source: &'static str,
-    /// How many endpoints it named last; absent while it has never answered.
+    /// Number of endpoints in the last answer; absent before the first answer.
     pub endpoints: Option<usize>,
-    /// Time since its last answer. One that is watched says nothing while
-    /// nothing changes.
+    /// Time since the last answer. A watched source sends nothing while nothing changes.
     pub age: Option<Duration>,
-    /// Why it cannot be asked just now.
+    /// Problem that keeps the source from answering now.
     pub problem: Option<String>,
 }
 
 impl SourceStatuses {
-    /// Waits until the sources have said something new.
+    /// Waits until a source has a new answer.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// What was found.
+    /// Endpoints of the last answers, by pool.
     pub(super) fn found(&self) -> FoundEndpoints {
         let rows = self.rows.lock();
         rows.iter().filter_map(|(pool, row)| Some((*pool, Arc::clone(row.found.as_ref()?)))).collect()
     }
 
-    /// Forgets the sources of all other pools.
+    /// Removes the sources of all pools that are not wanted.
     pub(super) fn keep(&self, wanted: impl Fn(PoolId) -> bool) {
         self.rows.lock().retain(|pool, _| wanted(*pool));
     }
 
-    /// Acts while no source can say anything.
+    /// Runs `act` while no source can report.
     pub(super) fn locked(&self, act: impl FnOnce()) {
         let _rows = self.rows.lock();
         act();
@@ -82,8 +80,7 @@ impl SourceStatuses {
     }
 }
 
-/// Where one source says what it has to say. Once its task has been told to
-/// end, nothing more is heard.
+/// Reporter of one source. After its task was told to end, its reports are ignored.
 pub(super) struct SourceReporter {
     pool: PoolId,
     board: Arc<SourceStatuses>,
@@ -111,8 +108,8 @@ impl SourceReporter {
         Self { pool, board: Arc::clone(board), telemetry: telemetry.clone(), token: token.clone() }
     }
 
-    /// These are the endpoints. One that is named twice counts once, and goes
-    /// only if each time it is said to go.
+    /// Reports the endpoints of an answer. An endpoint that is named several times counts once, and
+    /// drains only if every entry drains.
     pub(super) fn found(&self, mut endpoints: Vec<Endpoint>) {
         endpoints.sort_by_cached_key(|endpoint| (endpoint.url.to_string(), endpoint.draining));
         endpoints.dedup_by(|next, first| next.url == first.url);
@@ -138,19 +135,19 @@ impl SourceReporter {
         }
     }
 
-    /// The source named some endpoints before.
+    /// Whether the last answer had endpoints.
     pub(super) fn has_some(&self) -> bool {
         self.row(|row| row.found.as_ref().is_some_and(|found| !found.is_empty())).unwrap_or(false)
     }
 
-    /// There are no endpoints any more; the last ones hold for `holds`.
+    /// Logs that the source has no endpoints any more. The last ones stay in force for `holds`.
     pub(super) fn empty(&self, holds: Duration) {
         if !self.token.is_cancelled() {
             SourceEmpty { pool: self.pool, holds }.emit(&self.telemetry);
         }
     }
 
-    /// The source cannot be asked. The last endpoints hold.
+    /// Reports that the source cannot be asked. The last endpoints stay in force.
     pub(super) fn lost(&self, why: &str) {
         let first = self.row(|row| {
             let since = row.problem.as_ref().map(|(_, since)| *since);
@@ -162,8 +159,7 @@ impl SourceReporter {
         }
     }
 
-    /// What is asked for beside the endpoints cannot be asked; absent = it can
-    /// again.
+    /// Reports the problem of a secondary request; `None` = the request works again.
     pub(super) fn beside(&self, why: Option<&str>) {
         let before = self.row(|row| {
             let before = row.beside.take().map(|(_, since)| since);
@@ -202,7 +198,7 @@ pub(super) mod tests {
     use super::*;
     use crate::config::discover::{EndpointForm, EndpointScheme};
 
-    /// A reporter, with what can be seen of it.
+    /// A reporter, with views of what it reports.
     pub(in crate::fleet::discovery) struct ReporterFixture {
         pub(in crate::fleet::discovery) statuses: Arc<SourceStatuses>,
         pub(in crate::fleet::discovery) telemetry: Telemetry,
@@ -219,7 +215,7 @@ pub(super) mod tests {
             Self { statuses, telemetry, token, reporter, read_lines: AtomicUsize::new(0) }
         }
 
-        /// The hosts that hold just now; a `-` marks one that is about to go.
+        /// Hosts that are in force now; `-` marks one that drains.
         pub(in crate::fleet::discovery) fn hosts(&self) -> Vec<String> {
             let found = self.statuses.found();
             let found = found.get(&PoolId::new(0)).into_iter().flat_map(|found| found.iter());

@@ -2,28 +2,27 @@
 
 use crate::fleet::promtext::{PromSample, samples};
 
-/// What a metrics answer says. Absent = it does not say.
+/// Gauges of an engine. `None`: the engine does not report the value.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct EngineGauges {
-    /// Sequences it runs.
+    /// Running sequences.
     pub running: Option<u64>,
-    /// Requests it holds back.
+    /// Requests that wait inside the engine.
     pub waiting: Option<u64>,
-    /// Use of its KV cache, `0.0..=1.0`; the mean over its data-parallel
-    /// ranks, so that it goes with the sum in `kv_tokens`.
+    /// Used share of the KV cache, `0.0..=1.0`. The mean over the data-parallel ranks, to match the
+    /// sum in `kv_tokens`.
     pub kv_usage: Option<f64>,
-    /// Sequences it can run at once, at least 1.
+    /// Sequences that the engine can run at once, at least 1.
     pub slots: Option<u32>,
-    /// Tokens its KV cache holds, at least 1; the sum over its ranks.
+    /// Capacity of the KV cache in tokens, at least 1; the sum over the ranks.
     pub kv_tokens: Option<u64>,
-    /// A counter that moves while it works.
+    /// Counter that moves while the engine works.
     pub progress: Option<u64>,
-    /// Whether it sleeps (vLLM): it accepts requests and answers none.
+    /// Whether the engine sleeps (vLLM). A sleeping engine accepts requests and answers none.
     pub asleep: Option<bool>,
 }
 
-/// Which samples hold a number: a metric, or the rows of one that carry a
-/// label value.
+/// Samples that hold a gauge: all rows of a metric, or the rows with one label value.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GaugeSeries {
     name: &'static str,
@@ -31,12 +30,11 @@ pub(super) struct GaugeSeries {
 }
 
 impl GaugeSeries {
-    /// All rows of a metric.
     pub(super) const fn all(name: &'static str) -> Self {
         Self { name, only: None }
     }
 
-    /// The rows of a metric whose `label` is `value`.
+    /// Rows of a metric whose `label` is `value`.
     pub(super) const fn only(name: &'static str, label: &'static str, value: &'static str) -> Self {
         Self { name, only: Some((label, value)) }
     }
@@ -47,8 +45,7 @@ impl GaugeSeries {
     }
 }
 
-/// Where each gauge is. Of several series the first that is there counts:
-/// newer names come first.
+/// Series of each gauge. The first series that is present counts, so newer names come first.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct GaugeNames {
     pub(super) running: &'static [GaugeSeries],
@@ -59,8 +56,8 @@ pub(super) struct GaugeNames {
     pub(super) progress: &'static [GaugeSeries],
 }
 
-/// Reads `text` by `names`; absent when there is no sample in it. Every
-/// sample is shown to `keep` first, which may take it out of the count.
+/// Reads `text` by `names`; `None` when `text` has no sample. `keep` sees every sample first and
+/// may leave it out.
 pub(super) fn gather<'a>(
     text: &'a str,
     names: &GaugeNames,
@@ -92,7 +89,7 @@ pub(super) fn gather<'a>(
     })
 }
 
-/// The rows of the best series so far.
+/// Fold over the rows of the best series so far.
 #[derive(Debug, Clone, Copy, Default)]
 struct SeriesFold {
     rank: usize,
@@ -102,8 +99,8 @@ struct SeriesFold {
 }
 
 impl SeriesFold {
-    /// A row that is no number spoils its series (the total becomes NaN): the
-    /// rest of the rows would be too little.
+    /// Adds a row. A row that is no number makes the total NaN, because the other rows alone would
+    /// be too little.
     fn add(&mut self, rank: usize, value: f64) {
         if self.rows > 0 && rank > self.rank {
             return;
@@ -126,8 +123,8 @@ impl SeriesFold {
     }
 }
 
-/// `value` as a count; absent when it is none (negative, not finite, beyond
-/// what an `f64` counts exactly).
+/// `value` as a count. `None` when it is negative, not finite, or too large for an `f64` to count
+/// exactly.
 pub(super) fn whole(value: f64) -> Option<u64> {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in 0..=2^53")]

@@ -3,35 +3,33 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The models of an engine and its fixed bounds.
+/// Models of an engine, and its fixed bounds.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ModelInfo {
-    /// The names it lists, aliases and adapters included.
+    /// Names that the engine lists, including aliases and adapters.
     pub names: Vec<ServedName>,
-    /// The context window, in tokens, that all its models share; absent when
-    /// it does not say or they differ.
+    /// Context window in tokens, common to all models of the engine. `None` when the engine does
+    /// not report it or the models differ.
     pub max_model_len: Option<u32>,
-    /// Sequences it can run at once, at least 1.
+    /// Sequences that the engine can run at once, at least 1.
     pub slots: Option<u32>,
 }
 
-/// One name that an engine lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedName {
-    /// The name.
     pub name: String,
-    /// Its context window in tokens; an adapter has that of its base.
+    /// Context window in tokens. An adapter has the window of its base model.
     pub max_model_len: Option<u32>,
 }
 
-/// An answer that is not what was asked for.
+/// The answer is not the expected document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the answer is not what was asked for")]
 pub struct InfoError;
 
 impl ModelInfo {
-    /// The context window, in tokens, of the model called `name` there: its
-    /// own, else the one that all models of the engine share.
+    /// Context window, in tokens, of the engine's model `name`: its own, else the one common to all
+    /// models.
     #[must_use]
     pub fn window(&self, name: &str) -> Option<u32> {
         let listed = self.names.iter().find(|served| served.name == name);
@@ -83,7 +81,7 @@ pub(super) fn object(body: &[u8]) -> Result<Value, InfoError> {
     if value.is_object() { Ok(value) } else { Err(InfoError) }
 }
 
-/// A size of at least 1; absent when `value` is none.
+/// A size of at least 1; `None` when `value` is no such number.
 pub(super) fn size(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|size| u32::try_from(size).ok()).filter(|size| *size > 0)
 }

@@ -1,4 +1,4 @@
-//! llama.cpp's server. Its metrics are there only with `--metrics`.
+//! llama.cpp's server. The server has metrics only with `--metrics`.
 
 use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather};
 use crate::fleet::engine::info::{InfoError, ModelInfo, object, size};
@@ -15,8 +15,8 @@ pub(super) const ADAPTER: EngineSpec = EngineSpec {
     read,
 };
 
-/// `tokens_predicted_total` moves only when a request ends, so the count of
-/// decode steps comes first. New builds have no gauge of the KV cache.
+/// `tokens_predicted_total` moves only when a request ends, so the number of decode steps comes
+/// first. New builds have no gauge of the KV cache.
 const NAMES: GaugeNames = GaugeNames {
     running: &[GaugeSeries::all("llamacpp:requests_processing")],
     waiting: &[GaugeSeries::all("llamacpp:requests_deferred")],
@@ -33,8 +33,8 @@ fn read(text: &str) -> Option<EngineGauges> {
     gather(text, &NAMES, |_| true)
 }
 
-/// The window of one slot, and how many there are. It comes after the model
-/// list, whose entries have no window here.
+/// Reads the context window of one slot, and the number of slots. The document is read after the
+/// model list, whose entries have no window here.
 fn read_props(body: &[u8], info: &mut ModelInfo) -> Result<(), InfoError> {
     let root = object(body)?;
     let of_slot = size(&root["default_generation_settings"]["n_ctx"]);

@@ -1,5 +1,5 @@
-//! Engine adapters: the paths of each kind of engine, and how its answers read. Pure: text in,
-//! numbers out; `fleet::scrape` does the asking.
+//! Engine adapters: the paths of each kind of engine, and how its answers read. The adapters are
+//! pure: text in, numbers out. `fleet::scrape` sends the requests.
 
 mod gauges;
 mod info;
@@ -16,45 +16,44 @@ pub use info::{InfoError, ModelInfo, ServedName};
 
 use crate::config::settings::EngineKind;
 
-/// What an engine says of its LoRA adapters.
+/// State of the LoRA adapters at an engine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EngineAdapters {
-    /// How many it computes with at once, at least 1.
+    /// Adapters that the engine computes with at once, at least 1.
     pub slots: Option<u32>,
-    /// The engine's names of those that it runs requests with.
+    /// Engine names of the adapters that run requests now.
     pub running: Vec<String>,
 }
 
-/// One kind of engine.
+/// Adapter for one kind of engine.
 #[derive(Debug)]
 pub struct EngineSpec {
-    /// Path of its Prometheus text; absent = it has none that is known.
+    /// Path of the Prometheus text; `None` = none is known.
     pub metrics_path: Option<&'static str>,
-    /// What it says of itself and its models.
+    /// Documents about the engine and its models.
     pub info: &'static [InfoDocument],
-    /// Asked one after the other until one is not 404.
+    /// Readiness paths, tried in order until one does not answer 404.
     pub ready_paths: &'static [&'static str],
-    /// Which status means ready.
     pub ready: ReadyStatus,
-    /// How it is put to sleep and woken; absent = not at all.
+    /// Calls that put the engine to sleep and wake it; `None` = the engine cannot sleep.
     pub sleep: Option<SleepCalls>,
-    /// Whether it refuses requests for names that it does not list. Otherwise
-    /// a name that is missing from its list means nothing.
+    /// Whether the engine refuses requests for names that it does not list. If not, a name missing
+    /// from its list has no meaning.
     pub names_bind: bool,
-    /// Reads what a metrics answer says of LoRA adapters.
+    /// Reads the state of LoRA adapters from a metrics answer.
     pub adapters: Option<fn(&str) -> Option<EngineAdapters>>,
     read: fn(&str) -> Option<EngineGauges>,
 }
 
 impl EngineSpec {
-    /// Reads a metrics answer; absent when there is no sample in it. A metric
-    /// that is missing or makes no sense is absent, never 0.
+    /// Reads a metrics answer; `None` when it has no sample. A metric that is missing or invalid is
+    /// `None`, never 0.
     #[must_use]
     pub fn gauges(&self, text: &str) -> Option<EngineGauges> {
         (self.read)(text)
     }
 
-    /// Whether this status of a readiness path means ready.
+    /// Whether `status` of a readiness path means ready.
     #[must_use]
     pub fn is_ready(&self, status: u16) -> bool {
         match self.ready {
@@ -64,7 +63,7 @@ impl EngineSpec {
     }
 }
 
-/// Which status of a readiness path means ready.
+/// Statuses of a readiness path that mean ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadyStatus {
     /// 2xx.
@@ -74,35 +73,34 @@ pub enum ReadyStatus {
     Answers,
 }
 
-/// How an engine is put to sleep and woken: POST requests without a body.
+/// Calls that put an engine to sleep and wake it: POST requests without a body.
 #[derive(Debug)]
 pub struct SleepCalls {
-    /// Where it is put to sleep.
+    /// Path that puts the engine to sleep.
     pub sleep: &'static str,
-    /// Where it is woken.
+    /// Path that wakes the engine.
     pub wake: &'static str,
-    /// Where it says whether it sleeps.
+    /// Path that tells whether the engine sleeps.
     pub state: &'static str,
-    /// Reads what it says.
+    /// Reads the answer of `state`: whether the engine sleeps.
     pub read: fn(&[u8]) -> Option<bool>,
 }
 
 /// A document about the engine and its models.
 #[derive(Debug)]
 pub struct InfoDocument {
-    /// Where it is.
+    /// Path of the document.
     pub path: &'static str,
-    /// Adds what the document says.
+    /// Reads the document into the model info.
     ///
     /// # Errors
-    /// When it is not what was asked for.
+    /// The body is not the expected document.
     pub read: fn(&[u8], &mut ModelInfo) -> Result<(), InfoError>,
 }
 
 /// `/v1/models`, which every engine here has.
 const MODELS: InfoDocument = InfoDocument { path: "/v1/models", read: info::read_models };
 
-/// The adapter for `kind`.
 #[must_use]
 pub fn adapter(kind: EngineKind) -> &'static EngineSpec {
     match kind {

@@ -1,5 +1,5 @@
-//! Any other server that speaks the OpenAI API. Nothing is known of its
-//! metrics; its model list is read when it has one.
+//! Any other server that speaks the OpenAI API. Its metrics are not read, because their names are
+//! not known. Its model list is read when there is one.
 
 use crate::fleet::engine::{EngineSpec, MODELS, ReadyStatus};
 

@@ -8,7 +8,7 @@ use crate::fleet::engine::info::{InfoError, ModelInfo, object, size};
 use crate::fleet::engine::{EngineSpec, InfoDocument, MODELS, ReadyStatus};
 use crate::fleet::promtext::PromSample;
 
-/// `/health` runs a generation and is slow; `/ready` is the cheap one.
+/// `/ready` comes first because it is cheap. `/health` runs a generation and is slow.
 pub(super) const ADAPTER: EngineSpec = EngineSpec {
     metrics_path: Some("/metrics"),
     info: &[MODELS, InfoDocument { path: "/server_info", read: read_server_info }],
@@ -20,7 +20,7 @@ pub(super) const ADAPTER: EngineSpec = EngineSpec {
     read,
 };
 
-/// Both spellings of a name, with a colon and with an underscore.
+/// Series of both spellings of a name, with a colon and with an underscore.
 macro_rules! both {
     ($($name:literal),+) => {
         &[$(GaugeSeries::all(concat!("sglang:", $name)), GaugeSeries::all(concat!("sglang_", $name))),+]
@@ -43,14 +43,14 @@ fn read(text: &str) -> Option<EngineGauges> {
     gather(text, &NAMES, |sample| is_total(sample) && is_first_of_its_rank(sample, &mut seen))
 }
 
-/// With priority scheduling the queue gauges have a row per priority, and the
-/// total in the row whose priority is empty.
+/// Whether the sample is a total. With priority scheduling the queue gauges have one row per
+/// priority. The total is the row whose priority is empty.
 fn is_total(sample: &PromSample<'_>) -> bool {
     sample.label("priority").is_none_or(|priority| priority.is_empty())
 }
 
-/// Tensor-parallel processes may repeat the gauges of their data-parallel
-/// rank; one of them is enough. Counters have rows of other kinds (`mode`).
+/// Whether the sample is the first of its data-parallel rank. Tensor-parallel processes may repeat
+/// the gauges of their rank. Counters always pass, because they have rows of other kinds (`mode`).
 fn is_first_of_its_rank<'a>(sample: &PromSample<'a>, seen: &mut BTreeSet<(&'a str, Cow<'a, str>)>) -> bool {
     let gauges = [NAMES.running, NAMES.waiting, NAMES.kv_usage, NAMES.kv_tokens];
     if !gauges.into_iter().flatten().any(|series| series.holds(sample)) {
@@ -59,8 +59,8 @@ fn is_first_of_its_rank<'a>(sample: &PromSample<'a>, seen: &mut BTreeSet<(&'a st
     seen.insert((sample.name, sample.label("dp_rank").unwrap_or_default()))
 }
 
-/// The limit of each data-parallel rank, summed. Everything else in there
-/// (start-up arguments, secrets among them) is dropped.
+/// Reads the limit of running requests, summed over the data-parallel ranks. Everything else in the
+/// document (start-up arguments, secrets among them) is dropped.
 fn read_server_info(body: &[u8], info: &mut ModelInfo) -> Result<(), InfoError> {
     let root = object(body)?;
     let ranks = root["internal_states"].as_array().map(Vec::as_slice).unwrap_or_default();

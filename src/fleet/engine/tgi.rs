@@ -4,8 +4,8 @@ use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather
 use crate::fleet::engine::info::{InfoError, ModelInfo, ServedName, object, size};
 use crate::fleet::engine::{EngineSpec, InfoDocument, ReadyStatus};
 
-/// A name that it does not list may be an adapter, and its own is `tgi`: the
-/// list says nothing about what it refuses.
+/// TGI's list does not bind: its own name is `tgi`, and a name that is not listed may be an
+/// adapter.
 pub(super) const ADAPTER: EngineSpec = EngineSpec {
     metrics_path: Some("/metrics"),
     info: &[InfoDocument { path: "/info", read: read_info }],
@@ -33,8 +33,8 @@ fn read(text: &str) -> Option<EngineGauges> {
     gather(text, &NAMES, |_| true)
 }
 
-/// `max_total_tokens` is the window; beyond `max_concurrent_requests`
-/// it answers 429.
+/// Reads `max_total_tokens` as the context window, and `max_concurrent_requests` as the slots.
+/// Beyond that number TGI answers 429.
 fn read_info(body: &[u8], info: &mut ModelInfo) -> Result<(), InfoError> {
     let root = object(body)?;
     let name = root["model_id"].as_str().ok_or(InfoError)?;

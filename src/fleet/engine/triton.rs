@@ -7,9 +7,9 @@ const REQUESTS: &str = "nv_trt_llm_request_metrics";
 const BLOCKS: &str = "nv_trt_llm_kv_cache_block_metrics";
 const BLOCK_KIND: &str = "kv_cache_block_type";
 
-/// Its counters move when requests end, not while they run, so none of them
-/// is a sign of progress. `/v2/health/ready` is there when the KServe front
-/// end shares the port; the OpenAI front end has `/health/ready`.
+/// No counter of Triton is a sign of progress: the counters move when requests end, not while they
+/// run. `/v2/health/ready` exists when the KServe front end shares the port; the OpenAI front end
+/// has `/health/ready`.
 pub(super) const ADAPTER: EngineSpec = EngineSpec {
     metrics_path: Some("/metrics"),
     info: &[MODELS],
@@ -30,8 +30,8 @@ const NAMES: GaugeNames = GaugeNames {
     progress: &[],
 };
 
-/// The cache size is known when one model reports it: rows of several models
-/// do not say which blocks go with which.
+/// Reads the gauges. The cache size is known only when one model reports it: rows of several models
+/// do not say which blocks belong to which model.
 fn read(text: &str) -> Option<EngineGauges> {
     let (mut blocks, mut per_block) = (Vec::new(), Vec::new());
     let gauges = gather(text, &NAMES, |sample| {

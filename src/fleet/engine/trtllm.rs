@@ -3,8 +3,8 @@
 use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather, whole};
 use crate::fleet::engine::{EngineSpec, MODELS, ReadyStatus};
 
-/// `/metrics` is another thing there: JSON, and reading it takes the numbers
-/// away from the next reader.
+/// `/metrics` is not used: it answers JSON, and reading it takes the numbers away from the next
+/// reader.
 pub(super) const ADAPTER: EngineSpec = EngineSpec {
     metrics_path: Some("/prometheus/metrics"),
     info: &[MODELS],

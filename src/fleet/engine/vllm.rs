@@ -1,8 +1,8 @@
 //! vLLM's OpenAI server.
 //!
-//! Checked against recordings of 0.32; older metric names are accepted too.
-//! `/load` is not used: without `--enable-server-load-tracking` it is 0
-//! whatever the load, which cannot be told from idle.
+//! Checked against recordings of 0.32; older metric names are accepted too. `/load` is not used:
+//! without `--enable-server-load-tracking` it always answers 0, which looks the same as an idle
+//! engine.
 
 use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather, whole};
 use crate::fleet::engine::{self, EngineAdapters, EngineSpec, MODELS, ReadyStatus};
@@ -19,8 +19,8 @@ pub(super) const ADAPTER: EngineSpec = EngineSpec {
     read,
 };
 
-/// Level 1 keeps the weights in the host's memory. Only in development mode;
-/// elsewhere the paths are unknown.
+/// Sleep at level 1 keeps the weights in the host's memory. vLLM has the paths only in development
+/// mode.
 const SLEEP: engine::SleepCalls =
     engine::SleepCalls { sleep: "/sleep?level=1", wake: "/wake_up", state: "/is_sleeping", read: read_state };
 
@@ -52,8 +52,8 @@ fn read(text: &str) -> Option<EngineGauges> {
     Some(EngineGauges { kv_tokens: caches.tokens(), asleep: sleep.asleep(), ..gauges })
 }
 
-/// The newest row of `lora_requests_info`: its value is when it was written, and
-/// rows of the past stay. There is none before the first request with an adapter.
+/// Reads the newest row of `lora_requests_info`. A row's value is the time of its writing, and old
+/// rows stay. There is no row before the first request with an adapter.
 fn read_adapters(text: &str) -> Option<EngineAdapters> {
     let rows = samples(text).filter(|sample| sample.name == "vllm:lora_requests_info");
     let newest = rows.max_by(|one, two| one.value.total_cmp(&two.value))?;
@@ -64,7 +64,7 @@ fn read_adapters(text: &str) -> Option<EngineAdapters> {
     Some(EngineAdapters { slots, running: names.map(str::to_owned).collect() })
 }
 
-/// Sizes of the KV caches, one row per data-parallel rank.
+/// Sum of the KV cache sizes, from one row per data-parallel rank.
 #[derive(Default)]
 struct CacheSizes {
     total: u64,
@@ -84,14 +84,14 @@ impl CacheSizes {
     }
 }
 
-/// vLLM's own count where it gives one (it knows layers that keep fewer
-/// tokens), else blocks × tokens per block.
+/// Size of a KV cache in tokens: vLLM's own count where there is one, else blocks × tokens per
+/// block. vLLM's own count includes layers that keep fewer tokens.
 fn cache_tokens(sample: &PromSample<'_>) -> Option<u64> {
     let number = |label| sample.label(label)?.parse().ok().and_then(whole).filter(|number| *number > 0);
     number("kv_cache_size_tokens").or_else(|| number("num_gpu_blocks")?.checked_mul(number("block_size")?))
 }
 
-/// Rows of `engine_sleep_state`: 1 for the state that an engine is in.
+/// Rows of `engine_sleep_state`. The row of the engine's present state has the value 1.
 #[derive(Default)]
 struct SleepSeries {
     awake: bool,

@@ -33,18 +33,18 @@ use crate::telemetry::event::{PeerHeard, PeerLost};
 use super::wire::{MAX_REPORT, decode, name};
 use super::{PeerExchange, shown};
 
-/// For a connection, its handshake, and the first report.
+/// Limit for a connection with its handshake, and for the head of the first answer.
 const CONNECT: Duration = Duration::from_secs(3);
-/// The shortest and the longest pause before a place is tried again.
+/// Shortest and longest pause before a place is tried again.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3)];
-/// How long a place that turned out to be this gateway is left alone.
+/// Pause before a place that turned out to be this gateway is tried again.
 const OWN: Duration = Duration::from_secs(60);
 
-/// Where the other gateways are, and how they are reached.
+/// Places of the peers, and the settings of connections to them.
 pub struct PeerRules {
-    /// The places, once they are known, as they change.
+    /// Places as they change; absent until DNS has answered.
     pub places: watch::Receiver<Option<BTreeSet<PeerPlace>>>,
-    /// The settings in force, whose `scale.peers.tls` connections use.
+    /// Settings in force; connections use their `scale.peers.tls`.
     pub settings: Arc<ArcSwap<Settings>>,
 }
 
@@ -54,17 +54,17 @@ impl fmt::Debug for PeerRules {
     }
 }
 
-/// Why a stream is over.
+/// Reason why a peer's stream ended.
 enum PeerStreamEnd {
-    /// It said goodbye.
+    /// The peer said goodbye.
     Left,
-    /// It was this gateway.
+    /// The place is this gateway.
     Myself,
-    /// What went wrong.
+    /// The connection failed; the text says why.
     Lost(String),
 }
 
-/// Listens to all of them until dropped.
+/// Keeps a stream from every place until dropped.
 pub(in crate::scaler) async fn listen(exchange: Arc<PeerExchange>, rules: PeerRules) {
     let PeerRules { mut places, settings } = rules;
     let mut running: BTreeMap<PeerPlace, PeerTask> = BTreeMap::new();
@@ -92,7 +92,7 @@ pub(in crate::scaler) async fn listen(exchange: Arc<PeerExchange>, rules: PeerRu
     }
 }
 
-/// A task that ends with its owner.
+/// Task that is aborted when its owner drops it.
 struct PeerTask(JoinHandle<()>);
 
 impl Drop for PeerTask {
@@ -101,7 +101,7 @@ impl Drop for PeerTask {
     }
 }
 
-/// Who listens to one place.
+/// Caller of one place.
 struct PeerCaller {
     exchange: Arc<PeerExchange>,
     key: String,
@@ -110,7 +110,7 @@ struct PeerCaller {
 }
 
 impl PeerCaller {
-    /// Until nobody should be there any more and nobody is.
+    /// Calls the place again and again, until it is no longer expected.
     async fn run(self) {
         let (mut pause, mut lost) = (PAUSES[0], false);
         loop {
@@ -136,7 +136,7 @@ impl PeerCaller {
         }
     }
 
-    /// One connection, from its start to its end.
+    /// One connection, from its start to its end. Sets `heard` when a report arrives.
     async fn session(&self, heard: &mut bool) -> PeerStreamEnd {
         let lost = |what: &dyn fmt::Display| PeerStreamEnd::Lost(what.to_string());
         let late = || PeerStreamEnd::Lost("no answer in time".to_owned());
@@ -181,7 +181,7 @@ impl PeerCaller {
     }
 }
 
-/// An error with what led to it: tonic's own says only that there was one.
+/// Text of an error and its causes. tonic's own text only says that there was an error.
 fn causes(error: &tonic::transport::Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -192,13 +192,13 @@ fn causes(error: &tonic::transport::Error) -> String {
     text
 }
 
-/// Three quarters of it or more, so that many do not come at the same moment.
+/// Random pause of 0.75 to 1 times `pause`, so that many gateways do not call at the same moment.
 fn jittered(pause: Duration) -> Duration {
     let [random] = random::frequent();
     pause.mul_f64(0.75 + f64::from(random) / 1024.0)
 }
 
-/// Connects to one place, whatever the URL says.
+/// Connector to one place, whatever host the URL names.
 #[derive(Clone)]
 struct PeerConnector {
     place: PeerPlace,

@@ -1,6 +1,5 @@
-//! The other gateways: what this one tells them, and what it makes of their
-//! word. The rules are the core's ([`crate::core::autoscale::peers`]); here are
-//! the clock, the streams and the connections.
+//! Peer exchange: reports to the other gateways, and reports from them. The rules are the core's
+//! ([`crate::core::autoscale::peers`]). The clock, the streams and the connections are here.
 
 mod dial;
 mod serve;
@@ -33,35 +32,33 @@ pub(super) use self::serve::service;
 
 pub use self::dial::PeerRules;
 
-/// Time between two reports without news.
+/// Time between two reports when nothing has changed that peers wait for.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// How it stands with the other gateways.
+/// State of the peer exchange at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PeerState {
-    /// This gateway.
     pub(super) me: GatewayId,
-    /// Who decides, if anybody.
+    /// The gateway that decides, if there is one.
     pub(super) decider: Option<GatewayId>,
-    /// How many there are.
+    /// Number of peers, by state.
     pub(super) count: PeerCount,
-    /// Whether too few are heard to know what all need.
+    /// Whether too few peers are heard to know the demand of all gateways.
     pub(super) blind: bool,
 }
 
-/// The exchange with the other gateways.
 pub(super) struct PeerExchange {
     me: GatewayId,
     origin: Instant,
     peers: Mutex<PeerGroup>,
-    /// Told when a report says what somebody waits for.
+    /// Notified when a report has news, or the listed places change.
     news: Notify,
     report: watch::Sender<Arc<wire::Report>>,
     last: Mutex<LastSent>,
     telemetry: Telemetry,
 }
 
-/// What this gateway said last.
+/// The last report sent, and the last decider seen.
 #[derive(Default)]
 struct LastSent {
     said: Option<(Instant, PeerReport)>,
@@ -75,7 +72,7 @@ impl fmt::Debug for PeerExchange {
 }
 
 impl PeerExchange {
-    /// A gateway that has begun now.
+    /// The exchange of a gateway that starts now.
     pub(super) fn new(telemetry: Telemetry) -> Arc<Self> {
         let since = wall::unix_seconds(wall::now());
         let me = GatewayId { epoch: (since * 1e3) as u64, id: u64::from_le_bytes(random::bytes()) };
@@ -94,8 +91,8 @@ impl PeerExchange {
         Tick::ZERO + at.saturating_duration_since(self.origin)
     }
 
-    /// What every pool needs by what all gateways see, and how it stands with
-    /// them. Tells the others what is news to them.
+    /// Replica demand of every pool by the demand that all gateways see, and the state of the
+    /// exchange. Sends a report to the peers when one is due.
     pub(super) fn look(
         &self,
         source: &DemandSource,
@@ -145,7 +142,8 @@ impl PeerExchange {
         }
     }
 
-    /// Tells the others, if it is time or news to them.
+    /// Sends a report when [`EVERY`] has passed or the report has news for the peers. After a
+    /// goodbye nothing is sent.
     fn say(&self, mut report: PeerReport, now: Instant) {
         let mut last = self.last.lock();
         if let Some((at, before)) = &last.said {
@@ -160,7 +158,7 @@ impl PeerExchange {
         last.said = Some((now, report));
     }
 
-    /// Says goodbye: nothing of what was said counts any more.
+    /// Says goodbye: peers then drop the reports of this gateway.
     pub(super) fn leave(&self) {
         let said = self.last.lock().said.as_ref().map(|(_, report)| report.clone());
         let report = said.unwrap_or_else(|| PeerReport { from: self.me, ..PeerReport::default() });
@@ -185,7 +183,7 @@ impl PeerExchange {
         self.peers.lock().expects(place)
     }
 
-    /// Waits until another gateway has said what somebody waits for.
+    /// Waits for a report with news, or for a change of the listed places.
     pub(super) async fn news(&self) {
         self.news.notified().await;
     }
@@ -198,7 +196,7 @@ fn numbers(needs: &[(String, ReplicaDemand)]) -> BTreeMap<String, DecidedNumber>
     needs.iter().filter_map(|(name, need)| Some((name.clone(), number(need)?))).collect()
 }
 
-/// A gateway's id as people see it.
+/// A gateway's id as shown to people: 16 hexadecimal digits.
 pub(super) fn shown(name: GatewayId) -> String {
     format!("{:016x}", name.id)
 }

@@ -14,18 +14,16 @@ use crate::scaler::rpc::Answers;
 use super::PeerExchange;
 use super::wire::Report;
 
-/// Streams that may be open: each gateway has one, and may come back before the
-/// last one is known to be lost.
+/// Most streams open at once. Each peer has one, and may open another before the gateway knows that
+/// the first is lost.
 const STREAMS: usize = 2 * MOST;
 
-/// The service.
 #[derive(Debug)]
 pub(in crate::scaler) struct PeerService {
     exchange: Arc<PeerExchange>,
     streams: Arc<Semaphore>,
 }
 
-/// The service of this gateway.
 pub(in crate::scaler) fn service(exchange: &Arc<PeerExchange>) -> GatewaysServer<PeerService> {
     let watches = PeerService { exchange: Arc::clone(exchange), streams: Arc::new(Semaphore::new(STREAMS)) };
     GatewaysServer::new(watches).max_decoding_message_size(1024)
@@ -50,7 +48,7 @@ impl Gateways for PeerService {
     }
 }
 
-/// The next report that says something.
+/// The next report that has a sender. The initial, empty report has none.
 async fn next(reports: &mut watch::Receiver<Arc<Report>>) -> Option<Report> {
     loop {
         reports.changed().await.ok()?;

@@ -1,5 +1,5 @@
-//! Reports as they are sent. What another gateway sends is bounded and made
-//! harmless here: it may be of another version, or broken.
+//! Wire form of demand reports. Reports from other gateways are bounded and sanitised here: a
+//! sender may run another version, or be broken.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::scaler::proto::gateways as proto;
 
 pub(super) use crate::scaler::proto::gateways::Report;
 
-/// Bytes of a report, ten thousand lines or so.
+/// Most bytes of a report: room for about ten thousand lines.
 pub(super) const MAX_REPORT: usize = 2 << 20;
-/// The largest rate or amount that is believed.
+/// Largest rate or amount accepted; larger ones are cut to this.
 const MOST: f64 = 1e15;
-/// The longest time that is believed, in milliseconds.
+/// Longest time accepted, in milliseconds; longer ones are cut to this.
 const LONGEST: u64 = 30 * 24 * 3600 * 1000;
 
 pub(super) const fn name(name: peers::GatewayId) -> proto::Gateway {
@@ -34,12 +34,12 @@ fn time(millis: u64) -> Duration {
     Duration::from_millis(millis.min(LONGEST))
 }
 
-/// What was sent, or nothing where that is no amount.
+/// An amount that was sent, cut to 0 ..= [`MOST`]; 0 when the value is not finite.
 fn amount(sent: f64) -> f64 {
     if sent.is_finite() { sent.clamp(0.0, MOST) } else { 0.0 }
 }
 
-/// As it is sent.
+/// The wire form of a report.
 pub(super) fn encode(report: &peers::PeerReport) -> Report {
     let pool = |(name, part): (&String, &PoolReport)| proto::Pool {
         name: name.clone(),
@@ -84,7 +84,7 @@ pub(super) fn encode(report: &peers::PeerReport) -> Report {
     }
 }
 
-/// What was sent; `None` when it does not say who says it.
+/// The report that was sent; `None` when its sender is missing.
 pub(super) fn decode(sent: Report) -> Option<peers::PeerReport> {
     let from = named(sent.from.as_ref())?;
     let pool = |pool: proto::Pool| {

@@ -1,4 +1,4 @@
-//! Keys that end, that overlap, and that may do less than their tenant.
+//! Keys that expire, that overlap, and that may do less than their tenant.
 
 use penstock::config::keys::NewKey;
 use penstock::sim::server::{SimOptions, SimServer};

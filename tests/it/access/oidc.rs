@@ -1,5 +1,4 @@
-//! Tokens of an identity provider: a real one on loopback that signs with
-//! keys that change.
+//! Identity provider tokens: a real provider on loopback that signs with changing keys.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::convert::Infallible;

@@ -1,5 +1,5 @@
-//! Faults after the first token: the client is told, in its own dialect, and
-//! nothing looks like a good end.
+//! Faults after the first token: the client gets an error in its own dialect, and no broken stream
+//! looks complete.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Faults before the first token: with a second replica nobody sees them.
+//! Faults before the first token: with a second replica no client notices them.
 
 use std::sync::Arc;
 

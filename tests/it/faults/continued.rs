@@ -1,5 +1,5 @@
-//! Streams that break after their first token and go on at another engine: the
-//! client sees one stream, and it is the one that it would have seen anyway.
+//! Continuations: streams that break after their first token and go on at another engine. The
+//! client sees one stream, the same as without the fault.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,5 @@
-//! The ends that an engine's process can have: streams that run are told,
-//! what waits inside the engine moves, in the protocols' streams and in plain
-//! answers alike.
+//! Ends of an engine's process: clients of running streams get an error, and requests that wait
+//! inside the engine move to another. Streams of every protocol and plain answers are tested.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Engines that fail: before the first token nobody sees it, after it nobody
-//! is told that all went well.
+//! Fault tests: before the first token no client notices a failure, and after it no client takes a
+//! broken answer for a whole one.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod after;

@@ -1,4 +1,4 @@
-//! A request that kills every engine it reaches.
+//! Poison request: a request that kills every engine it reaches.
 
 use std::sync::Arc;
 

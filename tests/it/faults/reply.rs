@@ -1,4 +1,4 @@
-//! A client that sees every byte of an answer, and how its connection ends.
+//! Byte-level client: every byte of an answer, and the end of its connection.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! A gateway whose engines can be told to fail.
+//! Set-up of fault tests: a gateway with engines that fail on command.
 
 use std::ops::Deref;
 

@@ -1,6 +1,5 @@
-//! Engines that are silent, and requests that take long: who is left, who is not,
-//! and what others notice of it. The engines are the test's own: each does what a
-//! word in the prompt says.
+//! Stalls and slow requests: the requests that leave an engine, those that stay, and the effect on
+//! other requests. The engines are the test's own: each does what a word in the prompt says.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Engines' own reports, and engines that hang.
+//! Reports of engines about themselves, and engines that hang.
 
 use std::sync::Arc;
 use std::time::Duration;

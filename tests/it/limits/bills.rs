@@ -1,4 +1,4 @@
-//! Cost of requests: in the log, in the usage journal, and as limits.
+//! Costs of requests: in the log, in the usage journal, and as limits.
 
 use penstock::sim::faults::FaultKind;
 use penstock::sim::server::SimOptions;

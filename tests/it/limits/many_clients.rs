@@ -1,5 +1,5 @@
-//! Many clients against one tight limit, in virtual time: how much of it they
-//! get, and that they never get more.
+//! Many clients against one tight limit, in virtual time: the share of the limit that they get, and
+//! the check that they never get more.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! Operators' verbs against a gateway under load.
+//! Operator commands against a gateway under load.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 pub(crate) mod drain;

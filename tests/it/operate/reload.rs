@@ -1,4 +1,4 @@
-//! The configuration changes while requests wait and run.
+//! Reloads of the configuration while requests wait and run.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::os::unix::fs::symlink;

@@ -1,4 +1,4 @@
-//! `penstock simulate` as it is typed.
+//! `penstock simulate` as a command line.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! Adapters and sessions end to end: which replica they keep to.
+//! Affinity of adapters and sessions to a replica, end to end.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,5 @@
-//! Heads of streams that go out while their requests are held for a pool that
-//! has to start.
+//! Early response heads: streams whose head is sent while the request is held for a pool that has
+//! to start.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Names of models end to end: who serves in place of whom, who shares
-//! requests, and what clients see of it.
+//! Fallbacks and model names end to end: the model that serves instead, the requests that are
+//! shared, and the client's view.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;

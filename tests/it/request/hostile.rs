@@ -1,5 +1,5 @@
-//! Requests that would hurt others before they are admitted, and what another
-//! tenant sees of them: served at once, no engine ejected, ledgers empty.
+//! Hostile requests: requests that would hurt others before they are admitted. Other tenants are
+//! served at once, no engine is ejected, and the ledgers are empty.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The client listener over real sockets.
+//! Client listener over real sockets.
 
 use std::convert::Infallible;
 use std::future::{pending, poll_fn};

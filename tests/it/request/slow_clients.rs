@@ -1,5 +1,5 @@
-//! Clients that take their answers slowly or not at all, and those that are
-//! still sending when the answer comes: what they hold, and for how long.
+//! Slow clients: those that read their answers slowly or not at all, and those that still send when
+//! the answer comes. The tests check what they hold, and for how long.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;

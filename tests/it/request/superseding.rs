@@ -1,5 +1,5 @@
-//! Retries that come while the try they repeat is still here: the engines
-//! never work for both, and nobody else is touched.
+//! Superseding retries: a retry arrives while the request that it repeats is still running. The
+//! engines never work for both, and no other request is touched.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use penstock::sim::faults::FaultKind;

@@ -1,4 +1,4 @@
-//! A pool that goes from no replica to one and back, with requests held.
+//! Cold start: a pool that goes from no replica to one and back, with requests held.
 
 use std::time::Duration;
 

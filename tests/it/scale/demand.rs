@@ -1,4 +1,4 @@
-//! The demand that was seen outlives the gateway, in a file.
+//! Demand state file: the measured demand outlives the gateway.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;

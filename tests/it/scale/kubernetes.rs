@@ -1,5 +1,5 @@
-//! A gateway whose replicas come from a stand-in API server: they join, get
-//! traffic, are given notice and go, and the server itself goes and comes back.
+//! Kubernetes source: replicas from a stand-in API server join, get traffic, are given notice and
+//! go. The server itself goes and comes back.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Promises that no pool can keep, as a running gateway measures it.
+//! Objectives that no pool can reach, as a running gateway measures them.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use http::Method;

@@ -1,4 +1,4 @@
-//! Engines that sleep: by the gateway's doing, or by others'.
+//! Sleep of engines: ordered by the gateway, or by others.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! A small DNS server on loopback, over UDP and TCP. It says of each name what
-//! the test says.
+//! DNS server on loopback, over UDP and TCP. The test sets the answer for each name.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::HashMap;

@@ -1,5 +1,5 @@
-//! A real gateway in front of simulated engines, over loopback, and clients
-//! that do to it what clients do.
+//! Gateway fixture: a real gateway in front of simulated engines, over loopback, with clients of
+//! many kinds.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! A PostgreSQL server of the test's own, which can be killed.
+//! PostgreSQL server of the test's own, which can be killed.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::{self, Permissions};

@@ -1,4 +1,4 @@
-//! The real binary: signals, exit codes, and what it prints.
+//! Process fixture: the real binary, its signals, exit codes and output.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{BufRead, BufReader, Read};

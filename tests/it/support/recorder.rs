@@ -1,4 +1,4 @@
-//! A wire between gateway and engine that remembers every byte.
+//! Recorder: a proxy between gateway and engine that keeps every byte.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::SocketAddr;

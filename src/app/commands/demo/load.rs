@@ -1,6 +1,6 @@
-//! The demo's traffic: every tenant in every class it may use, so that there
-//! is something to see. It asks for some two thirds of what the demo's fleet can do;
-//! bursts of batch work wait for seconds.
+//! Demo load: every tenant in every class that it may use. The load asks for about two thirds of
+//! what the demo's fleet can do, so that there is something to see; bursts of batch work wait for
+//! seconds.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,19 +9,18 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::task::JoinSet;
 
-/// Clients in flight at most, over all tenants.
+/// Most requests in flight, over all tenants.
 const MAX_IN_FLIGHT: usize = 400;
 
-/// One tenant's clients.
+/// Clients of one tenant.
 #[derive(Debug)]
 pub(in crate::app) struct DemoClients {
-    /// The tenant's key.
     pub(in crate::app) key: String,
-    /// The classes they use.
+    /// Classes that the clients use.
     pub(in crate::app) classes: &'static [&'static str],
 }
 
-/// Starts the traffic; dropping the result stops it.
+/// Starts the load; dropping the result stops it.
 pub(in crate::app) fn start(
     gateway: SocketAddr,
     model: &'static str,
@@ -56,8 +55,8 @@ struct DemoSource {
 }
 
 impl DemoSource {
-    /// Sends requests with gaps and sizes that look random and are the same
-    /// in every run; batch work comes in bursts.
+    /// Sends requests with pauses and sizes that look random and are the same in every run. Batch
+    /// work comes in bursts.
     async fn run(self, seed: u64) {
         let source = Arc::new(self);
         let mut requests = JoinSet::new();
@@ -103,7 +102,7 @@ impl DemoSource {
             .body(body.to_string())
             .send()
             .await;
-        // A refusal is part of the picture; the gateway's log and metrics say it.
+        // A refusal is part of the demo; the gateway's log and metrics show it.
         if let Ok(mut answer) = sent {
             while let Ok(Some(_)) = answer.chunk().await {}
         }

@@ -34,7 +34,7 @@ const POOLS: [DemoPool; 2] = [
     DemoPool { name: "a10", profile: "a10-8b", replicas: 1, max_seqs: 4 },
 ];
 
-/// A tenant of the demo. The first class is the one it gets unasked.
+/// Tenant of the demo. The first class is the tenant's default.
 #[derive(Debug)]
 struct DemoTenant {
     name: &'static str,
@@ -53,7 +53,7 @@ fn tenants() -> [DemoTenant; 3] {
     ]
 }
 
-/// Warnings only: the demo talks by itself.
+/// Sets the log to warnings only, because the demo prints its own text.
 ///
 /// # Errors
 /// Logging is set up already.
@@ -97,7 +97,7 @@ pub(in crate::app) async fn run(args: DemoArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The demo's own folder, removed at the end.
+/// Folder of the demo's own, removed at the end.
 struct DemoFolder(PathBuf);
 
 impl DemoFolder {
@@ -110,7 +110,7 @@ impl DemoFolder {
 
 impl Drop for DemoFolder {
     fn drop(&mut self) {
-        // What is left behind in the temporary folder does no harm.
+        // A file left behind in the temporary folder does no harm.
         let _left = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -119,7 +119,7 @@ fn clients(tenants: &[DemoTenant]) -> impl Iterator<Item = load::DemoClients> {
     tenants.iter().map(|tenant| load::DemoClients { key: tenant.key.text.clone(), classes: tenant.classes })
 }
 
-/// The engines, and the `pools` section that describes them.
+/// Starts the engines. Returns them with the `pools` section that describes them.
 async fn start_fleet() -> anyhow::Result<(Vec<SimHandle>, String)> {
     let mut engines = Vec::new();
     let mut section = String::from("pools:\n");

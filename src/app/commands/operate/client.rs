@@ -11,16 +11,15 @@ use crate::cli::operate::{AccessArgs, AdminArgs};
 use crate::config::secret::{MachineSecrets, Secret, SecretSource as _};
 use crate::tls;
 
-/// Where a gateway listens that nobody has moved.
+/// Default address of the admin port.
 const USUAL: &str = "http://127.0.0.1:8081";
-/// The environment variable with another address.
+/// Environment variable with another address.
 const VARIABLE: &str = "PENSTOCK_ADMIN";
-/// The environment variable with an operator's token.
+/// Environment variable with an operator's token.
 const TOKEN_VARIABLE: &str = "PENSTOCK_ADMIN_TOKEN";
-/// Time for a whole answer.
+/// Limit for a whole answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A gateway's admin port.
 #[derive(Debug)]
 pub(super) struct AdminClient {
     base: String,
@@ -99,8 +98,8 @@ impl AdminClient {
     }
 }
 
-/// The operator's token. It stands in no argument, which everybody on the
-/// machine can see.
+/// The operator's token. No argument holds the token, because everybody on the machine can see
+/// arguments.
 fn token(args: &AccessArgs) -> anyhow::Result<Option<Secret>> {
     let text = match &args.token_file {
         Some(path) => {
@@ -116,7 +115,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     MachineSecrets.file(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// A text as one part of a path.
+/// A text, percent-encoded as one segment of a path.
 pub(super) fn as_path_part(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
     let part = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };

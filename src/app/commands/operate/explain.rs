@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::text::{plain, rows, table, time};
 
-/// `GET /admin/v1/requests/{id}` for people.
+/// `GET /admin/v1/requests/{id}` as text for people.
 pub(super) fn story(request: &Value) -> String {
     let mut text = format!("request {}: {}", plain(&request["request_id"]), plain(&request["state"]));
     let end = &request["end"];
@@ -93,7 +93,7 @@ fn one_try(attempt: &Value) -> String {
     text
 }
 
-/// What let it go before others, in words.
+/// The reason why the request went before others.
 fn turn(why: &Value) -> String {
     let words = match why["turn"].as_str().unwrap_or_default() {
         "alone" => "nobody else waited for these replicas",
@@ -106,7 +106,7 @@ fn turn(why: &Value) -> String {
     format!("{}: {words}", plain(&why["turn"]))
 }
 
-/// Why to that pool, and which other one was wanted more.
+/// The reason for the pool, and the pool that was preferred.
 fn pool(why: &Value) -> String {
     let words = match why["choice"].as_str().unwrap_or_default() {
         "session" => "its session was there before",

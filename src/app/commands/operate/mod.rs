@@ -1,4 +1,4 @@
-//! The commands that look at a running gateway and change what it does.
+//! Operator commands: inspect a running gateway and change what it does.
 
 mod client;
 mod explain;
@@ -20,9 +20,9 @@ use crate::core::replica::speed::pool_best::PoolBest;
 use self::client::{AdminClient, as_path_part};
 use self::text::{plain, time};
 
-/// How often `status --watch` looks.
+/// Time between two refreshes of `status --watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(2);
-/// Puts the cursor in the upper left corner and clears what is below.
+/// Escape codes that put the cursor in the upper left corner and clear the screen below.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// `penstock pools`; the text to print.
@@ -36,7 +36,7 @@ pub(in crate::app) async fn pools(command: PoolsCommand) -> anyhow::Result<Strin
     }
 }
 
-/// The demand that a gateway has seen.
+/// Demand that a gateway has measured.
 pub(in crate::app) async fn demand(admin: &AdminArgs) -> anyhow::Result<Value> {
     AdminClient::new(admin)?.get("demand").await
 }
@@ -62,7 +62,7 @@ pub(in crate::app) async fn tenants(command: TenantsCommand) -> anyhow::Result<S
     }
 }
 
-/// The best that each pool of a running gateway has shown, by name.
+/// Best latencies of each pool of a running gateway, by name.
 pub(in crate::app) async fn bests(
     admin: &str,
     access: &AccessArgs,
@@ -85,7 +85,7 @@ pub(in crate::app) async fn bests(
     Ok(answer["pools"].as_array().into_iter().flatten().filter_map(row).collect())
 }
 
-/// How long starts of a running gateway's pool took; `None` before the first.
+/// Cold start of a running gateway's pool; `None` before the first start.
 pub(in crate::app) async fn cold_start(admin: &str, pool: &str) -> anyhow::Result<Option<Duration>> {
     let args = AdminArgs { admin: Some(admin.to_owned()), ..AdminArgs::default() };
     let answer = AdminClient::new(&args)?.get("pools").await?;
@@ -140,7 +140,7 @@ fn shown(args: &AdminArgs, answer: &Value, words: impl Fn(&Value) -> String) -> 
     if args.json { format!("{answer:#}\n") } else { words(answer) }
 }
 
-/// What a verb came to.
+/// Text for the outcome of an operator command.
 fn outcome(answer: &Value) -> String {
     let words = |state: &Value| match state.as_str() {
         Some("none") => "as the file says".to_owned(),

@@ -1,4 +1,4 @@
-//! The gateway on one screen, and the lists of its parts.
+//! Status screen of a gateway, and the lists of its parts.
 
 use std::fmt::Write as _;
 
@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::text::{plain, rows, span, table, time};
 
-/// Replicas that fit on the screen; of more, those that need a look are shown.
+/// Most replicas on the screen. When there are more, the screen shows those that need attention.
 const MAX_REPLICAS: usize = 24;
 
-/// Everything of `GET /admin/v1/status`.
+/// Status screen from `GET /admin/v1/status`.
 pub(super) fn screen(status: &Value) -> String {
     let config = &status["config"];
     let ready = match status["not_ready_reason"].as_str() {
@@ -47,7 +47,7 @@ pub(super) fn screen(status: &Value) -> String {
     text
 }
 
-/// A line for each promise that no pool has kept.
+/// One line for each objective that no pool has reached.
 fn unkept(list: &Value) -> String {
     let line = |row: &Value| {
         format!(
@@ -64,7 +64,6 @@ fn unkept(list: &Value) -> String {
     list.as_array().into_iter().flatten().map(line).collect()
 }
 
-/// The pools.
 pub(super) fn pools(list: &Value) -> String {
     let rows = rows(list, |row| {
         vec![
@@ -87,7 +86,7 @@ pub(super) fn pools(list: &Value) -> String {
     text
 }
 
-/// How many replicas demand needs, and why.
+/// Desired replicas, and the reason.
 fn needed(row: &Value) -> String {
     match row["desired"].as_u64() {
         Some(desired) => format!("{desired} ({})", plain(&row["desired_reason"])),
@@ -95,7 +94,7 @@ fn needed(row: &Value) -> String {
     }
 }
 
-/// Where a pool's replicas come from, and how long ago that was last heard.
+/// Source of a pool's replicas, and the age of its last answer.
 fn source(source: &Value) -> String {
     let Some(kind) = source["kind"].as_str() else { return "file".to_owned() };
     let trouble = if source["problem"].is_null() { "" } else { ", lost" };
@@ -105,7 +104,7 @@ fn source(source: &Value) -> String {
     }
 }
 
-/// The limits of tenants, with what is left of each.
+/// Limits of tenants, with the amount left of each.
 pub(super) fn limits(list: &Value) -> String {
     let of_tenant = |row: &Value| {
         let tenant = plain(&row["tenant"]);
@@ -129,19 +128,18 @@ pub(super) fn limits(list: &Value) -> String {
     if rows.is_empty() { String::new() } else { table(&["TENANT", "LIMIT", "LEFT", "WHOLE IN"], &rows) }
 }
 
-/// The tenants and their limits.
+/// Tenants and their limits.
 pub(super) fn tenants_in_full(list: &Value) -> String {
     let limits = limits(list);
     let gap = if limits.is_empty() { "" } else { "\n" };
     tenants(list) + gap + &limits
 }
 
-/// What keeps a replica from taking more, if anything does.
+/// What keeps a replica from taking more; `yes` when nothing does.
 fn room(held_back_by: &Value) -> String {
     held_back_by.as_str().unwrap_or("yes").to_owned()
 }
 
-/// The replicas.
 pub(super) fn replicas(list: &Value) -> String {
     let rows = rows(list, |row| {
         let factor = row["speed_factor"].as_f64().filter(|factor| *factor > 0.0);
@@ -171,7 +169,6 @@ pub(super) fn replicas(list: &Value) -> String {
     table(&head, &rows)
 }
 
-/// The tenants.
 pub(super) fn tenants(list: &Value) -> String {
     let rows = rows(list, |row| {
         let set = row["overrides"].as_array().into_iter().flatten().map(|set| match set["by"].as_f64() {
@@ -218,7 +215,7 @@ fn oldest(row: &Value) -> String {
     if row["waiting"] == 0 { "-".to_owned() } else { time(&row["oldest_seconds"]) }
 }
 
-/// Those replicas first that do not serve, then the fullest.
+/// The replicas that do not serve, then the fullest ones.
 fn busiest(list: &Value) -> String {
     let mut all: Vec<Value> = list.as_array().cloned().unwrap_or_default();
     let more = all.len().saturating_sub(MAX_REPLICAS);

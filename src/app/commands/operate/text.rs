@@ -1,4 +1,4 @@
-//! Tables and times for people.
+//! Text output: tables and times for people.
 
 use serde_json::Value;
 
@@ -15,12 +15,12 @@ pub(super) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     all.iter().map(line).collect()
 }
 
-/// The rows of a list, each made of one of its values.
+/// Rows of a table, one for each value of a list.
 pub(super) fn rows(list: &Value, cells: impl Fn(&Value) -> Vec<String>) -> Vec<Vec<String>> {
     list.as_array().into_iter().flatten().map(cells).collect()
 }
 
-/// A text or number as it is written; `-` for nothing.
+/// A text or number as written; `-` for a missing one.
 pub(super) fn plain(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -30,12 +30,12 @@ pub(super) fn plain(value: &Value) -> String {
     }
 }
 
-/// A number of seconds for people; `-` for nothing.
+/// A number of seconds for people; `-` for a missing one.
 pub(super) fn time(value: &Value) -> String {
     value.as_f64().map_or_else(|| "-".to_owned(), span)
 }
 
-/// Seconds for people: `42 ms`, `3.2 s`, `3m12s`, `1h30m`, `2d04h`.
+/// Seconds as text: `42 ms`, `3.2 s`, `3m12s`, `1h30m`, `2d04h`.
 pub(super) fn span(seconds: f64) -> String {
     let whole = seconds.max(0.0) as u64;
     let (days, hours, minutes) = (whole / 86_400, whole / 3_600 % 24, whole / 60 % 60);
@@ -50,7 +50,7 @@ pub(super) fn span(seconds: f64) -> String {
     }
 }
 
-/// A number and its unit, with the next smaller ones where there are any.
+/// A number and its unit, followed by the smaller unit when that is not 0.
 fn pair(large: u64, unit: &str, small: u64, smaller: &str) -> String {
     if small == 0 { format!("{large}{unit}") } else { format!("{large}{unit}{small:02}{smaller}") }
 }

@@ -19,10 +19,10 @@ use crate::sim::plan::report::text;
 use crate::sim::plan::trials::FleetTrials;
 use crate::sim::plan::whatif::WhatIf;
 
-/// Simulations between two lines of progress where there is no terminal.
+/// Simulations between two lines of progress when standard error is no terminal.
 const QUIET_STEP: usize = 25;
 
-/// Runs the command; what it returns goes to standard output.
+/// Runs the command and returns the text for standard output.
 pub(in crate::app) fn run(args: &PlanArgs) -> anyhow::Result<String> {
     if !(0.5..=1.0).contains(&args.keep) {
         bail!("--keep: must be from 0.5 to 1, such as 0.99");
@@ -39,7 +39,7 @@ pub(in crate::app) fn run(args: &PlanArgs) -> anyhow::Result<String> {
         progress: &progress,
     };
     let asked = PlanRequest { name: source.name, what_if: what_if(args), notes: source.notes };
-    // Before the work, so that a wrong path does not cost it.
+    // Checked before the work, so that a wrong path does not cost the work.
     if let Some(path) = &args.html {
         write(path, "")?;
     }
@@ -61,7 +61,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }
 
-/// Every change that is asked for, in the order of the help.
+/// All requested changes, in the order of the help text.
 fn what_if(args: &PlanArgs) -> Vec<WhatIf> {
     let named = |pool: &String| WhatIf::AddReplica((!pool.is_empty()).then(|| pool.clone()));
     let more = args.add_replica.iter().map(named);
@@ -69,7 +69,7 @@ fn what_if(args: &PlanArgs) -> Vec<WhatIf> {
     more.chain(classes).chain(args.traffic.iter().copied().map(WhatIf::Traffic)).collect()
 }
 
-/// Tells what was simulated: on one line of a terminal, else now and then.
+/// Progress of the simulations: one line that a terminal overwrites, else a line now and then.
 fn progress(quiet: bool) -> impl Fn(&str) + Sync {
     let (done, terminal) = (AtomicUsize::new(0), io::stderr().is_terminal());
     move |what: &str| {

@@ -16,14 +16,14 @@ use crate::sim::plan::seen;
 use crate::sim::plan::setting::of_rates;
 use crate::sim::trace::TrafficTrace;
 
-/// The demand, and whose it is.
+/// Measured demand, and its origin.
 pub(super) struct SeenDemand {
     state: DemandState,
-    /// What it is called.
+    /// Name of the origin, for the report.
     pub(super) name: String,
 }
 
-/// What the command line asks for, if it does.
+/// Reads the demand that `--live` or `--state` names; `None` without either.
 pub(super) fn ask(args: &PlanArgs) -> anyhow::Result<Option<SeenDemand>> {
     let seen = match (&args.live, &args.state) {
         (Some(address), _) => live(address, args)?,
@@ -56,27 +56,26 @@ fn file(path: &Path) -> anyhow::Result<SeenDemand> {
 }
 
 impl SeenDemand {
-    /// The longest that starts of these pools took, or of all without any.
+    /// Longest cold start of these pools; of all pools when none is named.
     pub(super) fn start(&self, pools: &[String]) -> Option<Duration> {
         let asked = self.state.pools.iter().filter(|pool| pools.is_empty() || pools.contains(&pool.name));
         let longest = asked.filter_map(|pool| pool.start).max_by(f64::total_cmp)?;
         Duration::try_from_secs_f64(longest).ok().filter(|start| !start.is_zero())
     }
 
-    /// The pools whose speed was measured: the name of each, its replicas and their speed.
+    /// Pools whose speed was measured: name, number of replicas, and speed.
     pub(super) fn measured(&self) -> impl Iterator<Item = (&str, usize, StepProfile)> {
         self.state.pools.iter().filter_map(|pool| Some((&*pool.name, pool.ready as usize, speed(pool)?)))
     }
 
-    /// What a replica of these pools takes at once, or of all without any: sequences and
-    /// tokens of KV cache, where pools differ the least; absent where nothing is known.
+    /// Limits of one replica: sequences, and tokens of KV cache. The least over these pools, or
+    /// over all when none is named; `None` when no pool has a value.
     pub(super) fn limits(&self, pools: &[String]) -> (Option<u32>, Option<u64>) {
         let asked = || self.state.pools.iter().filter(|pool| pools.is_empty() || pools.contains(&pool.name));
         (asked().filter_map(|pool| pool.max_seqs).min(), asked().filter_map(|pool| pool.kv_tokens).min())
     }
 
-    /// The demand as calls, of all models or of one, and what the reader should know
-    /// of it.
+    /// The demand as a trace, of all models or of one, with notes for the reader.
     pub(super) fn trace(&self, model: Option<&str>) -> anyhow::Result<(TrafficTrace, Vec<String>)> {
         let trace = seen::trace(&self.state, model);
         if trace.calls.is_empty() {
@@ -102,8 +101,8 @@ impl SeenDemand {
         }
     }
 
-    /// What was asked for and not served, which clients that wait for each answer
-    /// before they ask again do not ask for twice.
+    /// Note about requests that were refused or still wait. Clients that send again only after an
+    /// answer would send more to faster replicas, so the demand is a lower bound.
     fn unmet(&self, model: Option<&str>) -> Option<String> {
         let refused: u64 = seen::rows(&self.state, model)
             .flat_map(|row| &row.seen.minutes)
@@ -119,7 +118,7 @@ impl SeenDemand {
         ))
     }
 
-    /// The highest of the bursts, which were seen second by second.
+    /// Note about the highest burst. Bursts are measured second by second.
     fn bursts(&self, model: Option<&str>) -> Option<String> {
         let bursts: Vec<_> = seen::rows(&self.state, model).flat_map(|row| &row.seen.bursts).collect();
         let highest = bursts.iter().max_by(|a, b| a.height.total_cmp(&b.height))?;
@@ -133,13 +132,13 @@ impl SeenDemand {
     }
 }
 
-/// The speed that a pool's replicas have shown.
+/// Measured speed of a pool's replicas.
 fn speed(pool: &PoolDemandState) -> Option<StepProfile> {
     let gap = Duration::try_from_secs_f64(pool.gap?).ok().filter(|gap| !gap.is_zero())?;
     of_rates(pool.read_per_second.filter(|read| *read > 0)? as f64, gap)
 }
 
-/// What a pool's replicas have shown.
+/// Note about the measured idle time and speed of a pool's replicas.
 fn shown(pool: &PoolDemandState) -> Option<String> {
     let idle = pool.residency.idle().map(|idle| {
         format!(

@@ -15,26 +15,25 @@ use crate::core::placement::rules::{Capacity, PlacementRules, Price};
 use crate::sim::engine::profile::StepProfile;
 use crate::sim::plan::setting::{PoolSpec, Setting, measured};
 
-/// A start that nothing tells: pulling an image and loading weights.
+/// Cold start when nothing else tells: pulling an image and loading weights.
 const USUAL_START: Duration = Duration::from_secs(180);
-/// The class of what comes without one, where there is one of that name.
+/// Class of requests without one, if the configuration has a class of that name.
 const USUAL_CLASS: &str = "interactive";
-/// The speed of replicas of which nothing is known.
+/// Speed of replicas about which nothing is known.
 const USUAL_PROFILE: &str = "h100-8b";
-/// What the speed of replicas is called that was measured, and a pool of them.
+/// Name of a measured speed, and name of a pool with a measured speed.
 const MEASURED: [&str; 2] = ["replicas as measured", "measured"];
-/// A configuration for its built-in classes.
+/// Configuration that supplies the built-in classes.
 const PLAIN: &str = "version: 1\nauth: {mode: off}\n\
     pools: {p: {engine: vllm, models: [m], replicas: [http://127.0.0.1:1]}}\n";
 
-/// Loads the configuration.
 pub(super) fn load(path: &Path) -> anyhow::Result<Settings> {
     let loaded = load::load_file(path, None).into_result();
     let wrong = |report| anyhow::anyhow!("{report}the configuration {} cannot be used", path.display());
     loaded.map(|loaded| loaded.settings).map_err(wrong)
 }
 
-/// The setting.
+/// Builds the setting of a plan.
 pub(super) fn of(
     args: &PlanArgs,
     settings: Option<&Settings>,
@@ -47,7 +46,7 @@ pub(super) fn of(
     let mut classes: Vec<_> = policy.classes.iter().collect();
     classes.sort_unstable_by_key(|(id, ..)| id.index());
     let class = |class: &Class| Class {
-        // Pools have other ids here, and there is nothing to choose among them.
+        // Pools have other ids in the setting, and placement has nothing to choose among them.
         placement: PlacementRules::default(),
         ..class.clone()
     };
@@ -74,8 +73,8 @@ pub(super) fn of(
     Ok(Setting { classes, pools, start, objective_share: args.keep })
 }
 
-/// Gives a pool the limits of replicas that a gateway has seen, where nothing else says
-/// them: its `own`, or those of the pools asked for.
+/// Gives a pool the measured limits of replicas, unless the pool has limits. With `own` the limits
+/// are those of the pool's name, else those of the pools on the command line.
 fn limit(pool: &mut PoolSpec, seen: &SeenDemand, args: &PlanArgs, own: bool) {
     let name = [pool.name.clone()];
     let (max_seqs, kv_tokens) = seen.limits(if own { &name } else { &args.pool });
@@ -83,12 +82,12 @@ fn limit(pool: &mut PoolSpec, seen: &SeenDemand, args: &PlanArgs, own: bool) {
     pool.kv_tokens = pool.kv_tokens.or(kv_tokens);
 }
 
-/// The place of the class that is taken where nothing tells.
+/// Index of the default class.
 pub(super) fn usual_class(classes: &[(String, Class)]) -> usize {
     classes.iter().position(|(name, _)| name == USUAL_CLASS).unwrap_or(0)
 }
 
-/// Sets what the command line says of the usual class.
+/// Sets the default class's objectives from the command line.
 fn objectives(args: &PlanArgs, classes: &mut [(String, Class)]) -> anyhow::Result<()> {
     let place = usual_class(classes);
     let Some((_, class)) = classes.get_mut(place) else { bail!("the configuration has no class") };
@@ -125,7 +124,7 @@ fn price(args: &PlanArgs, usual: f64) -> anyhow::Result<f64> {
     Ok(price)
 }
 
-/// The speed that was measured, if one was given.
+/// Speed given with `--rates`, if any.
 fn rates(args: &PlanArgs) -> anyhow::Result<Option<StepProfile>> {
     let rates = args.rates.as_deref().map(measured).transpose();
     rates.map_err(|what| anyhow::anyhow!("--rates: {what}"))
@@ -144,7 +143,7 @@ fn pool(args: &PlanArgs, name: &str, speed: &str, profile: StepProfile) -> anyho
     })
 }
 
-/// The pools whose speed a gateway has measured.
+/// Pools whose speed a gateway has measured.
 fn of_seen(args: &PlanArgs, seen: &SeenDemand) -> anyhow::Result<Vec<PoolSpec>> {
     let today = args.replicas.map(|count| count.get() as usize);
     let pool = |(name, ready, profile)| {
@@ -154,7 +153,7 @@ fn of_seen(args: &PlanArgs, seen: &SeenDemand) -> anyhow::Result<Vec<PoolSpec>> 
     seen.measured().map(pool).collect()
 }
 
-/// A pool for each profile.
+/// One pool for each profile.
 fn of_profiles(args: &PlanArgs) -> anyhow::Result<Vec<PoolSpec>> {
     let today = args.replicas.map(|count| count.get() as usize);
     if let Some(profile) = rates(args)? {
@@ -173,7 +172,7 @@ fn of_profiles(args: &PlanArgs) -> anyhow::Result<Vec<PoolSpec>> {
     Ok(pools)
 }
 
-/// The pools of the configuration, each with its speed.
+/// Pools of the configuration, each with its speed.
 fn of_config(args: &PlanArgs, policy: &Policy, measured: &[PoolSpec]) -> anyhow::Result<Vec<PoolSpec>> {
     let names = || policy.pools.iter().map(|(_, name, _)| name).collect::<Vec<_>>().join(", ");
     let named = args.profile.iter().filter_map(|text| text.split_once('=')).map(|(pool, _)| pool);

@@ -17,19 +17,19 @@ use crate::usage::bill::RowSource;
 use crate::usage::bill::ask::moment;
 use crate::usage::past::{PastRequest, each_request};
 
-/// Draws the classes of a mix.
+/// Seed with which the classes of a mix are drawn.
 const SEED: u64 = 1;
 
-/// What was read.
+/// Demand as a trace, read from its source.
 pub(super) struct DemandTrace {
     pub(super) trace: TrafficTrace,
-    /// What it is called.
+    /// Name of the source, for the report.
     pub(super) name: String,
-    /// What the reader should know of it.
+    /// Notes for the reader.
     pub(super) notes: Vec<String>,
 }
 
-/// Reads the source; the trace's classes are places in the setting's.
+/// Reads the source. The classes of the trace become indexes of the setting's classes.
 pub(super) fn read(
     args: &PlanArgs,
     settings: Option<&Settings>,
@@ -59,7 +59,7 @@ pub(super) fn read(
     Ok(read)
 }
 
-/// Which usage log.
+/// Usage log that the arguments name.
 fn log(args: &PlanArgs, settings: Option<&Settings>) -> anyhow::Result<RowSource> {
     if let Some(folder) = &args.journal {
         if !folder.is_dir() {
@@ -152,7 +152,7 @@ impl TraceRows<'_> {
     }
 }
 
-/// The place of a name, where it is appended if it is new.
+/// Index of a name, which is appended when it is new.
 fn place(names: &mut Vec<std::sync::Arc<str>>, name: &str) -> u32 {
     let known = names.iter().position(|known| **known == *name);
     known.unwrap_or_else(|| {
@@ -161,7 +161,7 @@ fn place(names: &mut Vec<std::sync::Arc<str>>, name: &str) -> u32 {
     }) as u32
 }
 
-/// Makes the trace's classes places in the setting's, by their names or by a mix.
+/// Turns the trace's classes into indexes of the setting's classes, by name or by a mix.
 fn classes(read: &mut DemandTrace, args: &PlanArgs, setting: &Setting) -> anyhow::Result<()> {
     let names = || setting.classes.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let find = |name: &str| setting.classes.iter().position(|(known, _)| known == name);

@@ -1,4 +1,4 @@
-//! The two questions to a Kubernetes API server.
+//! Kubernetes API client: the two requests, list and watch.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,23 +14,23 @@ use crate::config::discover::KubernetesSource;
 use crate::fleet::discovery::kubernetes::watch::KubeObject;
 use crate::tls;
 
-/// The namespace that the program runs in, as Kubernetes tells every pod.
+/// File with the namespace that the program runs in. Kubernetes gives the file to every pod.
 const NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// For one page of a list.
+/// Limit for one page of a list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
-/// For the head of a watch's answer.
+/// Limit for the head of a watch's answer.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest silence of a watch. Bookmarks come about once a minute.
+/// Longest time without a byte from a watch. Bookmarks arrive about once a minute.
 const SILENCE: Duration = Duration::from_secs(150);
-/// Longest watch that is asked for; API servers end them after some minutes.
+/// Longest watch requested. API servers end a watch after some minutes.
 const LONGEST_WATCH: Duration = Duration::from_secs(290);
-/// Slices in one page of a list.
+/// Objects in one page of a list.
 const PAGE: &str = "500";
-/// Bytes of a page beyond which it is not read on.
+/// Most bytes of a page; a longer page is an error.
 const MAX_PAGE: usize = 64 << 20;
 
-/// What went wrong. It holds no token.
+/// Problem of a request to the API server. The error holds no token.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum KubeError {
     /// There is no server to ask.
@@ -48,29 +48,28 @@ pub(super) enum KubeError {
     /// The answer ended before it was whole.
     #[error("the answer broke off")]
     Broken,
-    /// The version that was asked for is too old.
+    /// The requested version is too old.
     #[error("the version is too old")]
     Gone,
-    /// It answered with an error.
+    /// The answer is an error.
     #[error("the API server answers {code}{}{message}", if message.is_empty() { "" } else { ": " })]
     Refused {
-        /// The status.
         code: u16,
-        /// Its own words.
+        /// The server's own message.
         message: String,
-        /// When it may be asked again.
+        /// Pause that the server asks for.
         retry_after: Option<Duration>,
     },
-    /// It answered with something else than was asked for.
+    /// The answer is not of the requested kind.
     #[error("{0}")]
     NotUnderstood(&'static str),
-    /// The slices do not tell the engines' port.
+    /// The slices do not name the engines' port.
     #[error("{0}")]
     NoPort(String),
 }
 
 impl KubeError {
-    /// The problem that a status stands for.
+    /// The error for a status.
     pub(super) fn of(code: u16, message: String, retry_after: Option<Duration>) -> Self {
         if code == 410 { Self::Gone } else { Self::Refused { code, message, retry_after } }
     }
@@ -83,16 +82,13 @@ impl KubeError {
     }
 }
 
-/// What is asked for.
+/// Resource that is listed and watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KubeResource {
-    /// The EndpointSlices of a Service.
     Slices,
-    /// All Nodes.
     Nodes,
 }
 
-/// One page of a list.
 #[derive(Deserialize)]
 #[serde(bound = "T: serde::de::DeserializeOwned")]
 pub(super) struct ListPage<T> {
@@ -105,16 +101,16 @@ pub(super) struct ListPage<T> {
 #[serde(rename_all = "camelCase")]
 pub(super) struct PageMetadata {
     pub(super) resource_version: String,
-    /// Where the next page begins; absent or empty on the last one.
+    /// Token of the next page; absent or empty on the last one.
     #[serde(rename = "continue")]
     pub(super) next: Option<String>,
 }
 
-/// A way to ask, with the CA's certificates of this moment.
+/// Client for one resource, with the CA's certificates as they are now.
 pub(super) struct KubeApi {
     client: Client,
     url: String,
-    /// Absent = all.
+    /// Label selector; absent = all objects.
     selector: Option<String>,
     token_file: Option<PathBuf>,
 }
@@ -153,7 +149,7 @@ impl KubeApi {
         Ok(Self { client, url, selector, token_file })
     }
 
-    /// One page of the list; the first one, or the one after `after`.
+    /// Requests one page of the list: the first, or the one after `after`.
     pub(super) async fn list<T: KubeObject>(&self, after: Option<&str>) -> Result<ListPage<T>, KubeError> {
         let query = [("limit", PAGE), ("continue", after.unwrap_or_default())];
         let query = if after.is_some() { &query[..] } else { &query[..1] };
@@ -172,7 +168,7 @@ impl KubeApi {
         tokio::time::timeout(LIST_TIMEOUT, asked).await.unwrap_or(late)
     }
 
-    /// The changes since a version, for `rest` at most.
+    /// Requests the changes since `version`, for at most `rest`.
     pub(super) async fn watch(&self, version: &str, rest: Duration) -> Result<Response, KubeError> {
         let seconds = rest.min(LONGEST_WATCH).as_secs().max(1).to_string();
         let query = [
@@ -220,7 +216,7 @@ async fn slices_path(rules: &KubernetesSource) -> Result<String, KubeError> {
     Ok(format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"))
 }
 
-/// The text of a small file, without the white space around it.
+/// Text of a small file, without leading and trailing white space.
 async fn text(path: PathBuf) -> Result<String, KubeError> {
     let shown = path.display().to_string();
     let read = spawn_blocking(move || std::fs::read_to_string(path)).await;
@@ -228,7 +224,7 @@ async fn text(path: PathBuf) -> Result<String, KubeError> {
     text.map(|text| text.trim().to_owned()).map_err(|error| KubeError::Unreadable(shown, error.to_string()))
 }
 
-/// A value as it stands in a query.
+/// Percent-encoded form of a value in a query.
 fn encoded(value: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~');
     value.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()

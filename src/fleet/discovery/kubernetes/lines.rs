@@ -1,9 +1,9 @@
-//! Lines out of chunks.
+//! Line buffer: splits the chunks of a stream into lines.
 
-/// Bytes of the longest line: a slice holds at most 1,000 endpoints.
+/// Most bytes of a line. A slice holds at most 1,000 endpoints.
 const MAX_LINE: usize = 8 << 20;
 
-/// The bytes of a stream whose lines have not been taken yet.
+/// Bytes of a stream whose lines have not been taken yet.
 #[derive(Default)]
 pub(super) struct LineBuffer {
     bytes: Vec<u8>,
@@ -16,7 +16,7 @@ impl LineBuffer {
         self.bytes.extend_from_slice(chunk);
     }
 
-    /// The next whole line that is not empty, without its end.
+    /// Takes the next whole line that is not empty, without its end.
     pub(super) fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             let rest = &self.bytes[self.taken..];
@@ -29,7 +29,7 @@ impl LineBuffer {
         }
     }
 
-    /// Whether the line that has begun is longer than any may be.
+    /// Whether the unfinished line is longer than [`MAX_LINE`].
     pub(super) const fn is_too_long(&self) -> bool {
         self.bytes.len() - self.taken > MAX_LINE
     }

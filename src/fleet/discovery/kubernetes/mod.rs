@@ -1,7 +1,6 @@
-//! Replicas from the EndpointSlices of a Kubernetes Service, and notice of
-//! machines that are about to go from the taints and conditions of Nodes.
-//! Whatever fails, the last view holds: without the Nodes there are no
-//! notices, and without the slices no changes at all.
+//! Kubernetes source: replicas from the EndpointSlices of a Service, and spot notices from the
+//! taints and conditions of Nodes. When a request fails, the last view stays in force: without the
+//! Nodes there are no notices, and without the slices no changes at all.
 
 mod api;
 mod lines;
@@ -26,7 +25,7 @@ use crate::fleet::discovery::kubernetes::watch::{LONGEST_PAUSE, ObjectStore, fol
 
 const SHORTEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Asks for ever.
+/// Watches the slices, and the Nodes if configured, for ever.
 pub(super) async fn run(rules: &KubernetesSource, reporter: &SourceReporter) {
     run_with(rules, reporter, || RetryPauses::new(SHORTEST_PAUSE, LONGEST_PAUSE)).await;
 }
@@ -43,7 +42,7 @@ async fn run_with(rules: &KubernetesSource, reporter: &SourceReporter, pauses: i
     }
 }
 
-/// What both watches have come to.
+/// Common view of both watches.
 struct EndpointsView<'a> {
     rules: &'a KubernetesSource,
     reporter: &'a SourceReporter,
@@ -52,7 +51,7 @@ struct EndpointsView<'a> {
 
 #[derive(Default)]
 struct KnownObjects {
-    /// Absent before the first list.
+    /// Slices of the Service; absent before the first list.
     slices: Option<ServiceSlices>,
     doomed: NodesOnNotice,
 }
@@ -105,7 +104,7 @@ struct OfNodes<'a> {
 }
 
 impl OfNodes<'_> {
-    /// What is wrong with the slices is said where those are asked for.
+    /// Publishes the view. A problem with the slices is reported by the watch of the slices.
     fn tell(&self) {
         let _said = self.view.publish();
     }

@@ -1,4 +1,4 @@
-//! Nodes whose machines are about to go, by their taints and conditions.
+//! Nodes that are about to be shut down, known by their taints and conditions.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::config::discover::NodeNotices;
 use crate::fleet::discovery::kubernetes::watch::{KubeObject, ObjectMetadata};
 
-/// One `v1` Node, as much of it as is used.
+/// Fields of a `v1` Node that are used.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct KubeNode {
     metadata: ObjectMetadata,
@@ -52,12 +52,12 @@ impl KubeObject for KubeNode {
     }
 }
 
-/// The names of the nodes that have been given notice.
+/// Names of the nodes that are on notice.
 #[derive(Debug, Default)]
 pub(super) struct NodesOnNotice(BTreeSet<String>);
 
 impl NodesOnNotice {
-    /// Takes note of a node; whether that changes anything.
+    /// Adds or updates a node. Returns whether the set changed.
     pub(super) fn put(&mut self, node: KubeNode, rules: &NodeNotices) -> bool {
         let doomed = node.is_doomed(rules);
         let name = node.metadata.name;
@@ -83,7 +83,7 @@ impl KubeNode {
 }
 
 impl NodeCondition {
-    /// `Type`, or `Type=Reason`.
+    /// Whether the condition is true and listed, as `Type` or as `Type=Reason`.
     fn is_among(&self, wanted: &[String]) -> bool {
         self.status == "True"
             && wanted.iter().any(|wanted| match wanted.split_once('=') {

@@ -1,4 +1,4 @@
-//! EndpointSlices, and the endpoints that they come to.
+//! EndpointSlices, and the list of endpoints made from them.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use crate::fleet::discovery::kubernetes::api::KubeError;
 use crate::fleet::discovery::kubernetes::nodes::NodesOnNotice;
 use crate::fleet::discovery::kubernetes::watch::{KubeObject, ObjectMetadata};
 
-/// One `discovery.k8s.io/v1` EndpointSlice, as much of it as is used. What
-/// may be absent may also be `null`.
+/// Fields of a `discovery.k8s.io/v1` EndpointSlice that are used. Optional fields may also be
+/// `null`.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct EndpointSlice {
     metadata: ObjectMetadata,
@@ -85,7 +85,7 @@ impl ServiceSlices {
         self.0.remove(&slice.metadata.name);
     }
 
-    /// The endpoints that take work, and those that are about to go.
+    /// Endpoints that take work, and endpoints that drain.
     pub(super) fn endpoints(
         &self,
         rules: &KubernetesSource,
@@ -105,8 +105,8 @@ impl ServiceSlices {
 }
 
 impl SliceEndpoint {
-    /// Ready or about to go; of several addresses only the first has a meaning.
-    /// What is not known to be unready is ready.
+    /// The endpoint, if it is ready or terminating. An endpoint without a ready condition is ready.
+    /// Of several addresses only the first has a meaning.
     fn resolve(&self, port: u16, rules: &KubernetesSource, doomed: &NodesOnNotice) -> Option<Endpoint> {
         let conditions = self.conditions.unwrap_or_default();
         let terminating = conditions.terminating.unwrap_or(false);

@@ -1,6 +1,6 @@
-//! Follows the objects of one kind: list, then watch from the list's version
-//! on. A watch that ends goes on where it was; where that is no longer
-//! possible, and now and then in any case, the list is asked for again.
+//! Watch of one kind of Kubernetes object: list, then watch from the list's version on. A watch
+//! that ends is resumed at its last version. When that is no longer possible, and in any case from
+//! time to time, the list is requested again.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::fleet::discovery::pause::RetryPauses;
 use super::api::{KubeApi, KubeError, KubeResource};
 use super::lines::LineBuffer;
 
-/// Longest pause between two tries.
+/// Longest pause between two attempts to connect.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// A watch that ends sooner than this has not been one.
+/// A watch that ends sooner than this is followed by a pause.
 const SHORT_WATCH: Duration = Duration::from_secs(1);
 
-/// What every object has.
+/// Metadata that every object has.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ObjectMetadata {
@@ -27,31 +27,30 @@ pub(super) struct ObjectMetadata {
     pub(super) resource_version: String,
 }
 
-/// An object of the kind that is followed.
+/// Kubernetes object that can be listed and watched.
 pub(super) trait KubeObject: DeserializeOwned {
-    /// What to say of an answer that is no list of them.
+    /// Error text for an answer that is no list of these objects.
     const NO_LIST: &'static str;
 
     fn metadata(&self) -> &ObjectMetadata;
 }
 
-/// Whom the objects are told to.
+/// Receiver of the objects of one kind.
 pub(super) trait ObjectStore {
     type Object: KubeObject;
 
-    /// All objects there are.
+    /// Replaces all objects.
     fn replace(&mut self, all: Vec<Self::Object>) -> Result<(), KubeError>;
-    /// One that is new or has changed; whether that changes anything.
+    /// Adds or updates an object. Returns whether the view changed.
     fn put(&mut self, object: Self::Object) -> bool;
-    /// One that is gone.
+    /// Removes an object. Returns whether the view changed.
     fn remove(&mut self, object: &Self::Object) -> bool;
-    /// What is known holds, changed or not.
+    /// Publishes the view, changed or not. Also called when the server is reached again.
     fn publish(&mut self) -> Result<(), KubeError>;
-    /// The server cannot be asked. What is known holds.
+    /// Reports that the server cannot be asked. The view stays in force.
     fn lost(&mut self, why: &str);
 }
 
-/// One line of a watch.
 #[derive(Deserialize)]
 struct WatchEvent {
     #[serde(rename = "type")]
@@ -59,7 +58,7 @@ struct WatchEvent {
     object: Box<serde_json::value::RawValue>,
 }
 
-/// What is known of a resource beside its content.
+/// Object of a bookmark event: only its version.
 #[derive(Deserialize)]
 struct Bookmark {
     metadata: ResourceVersion,
@@ -71,7 +70,7 @@ struct ResourceVersion {
     resource_version: String,
 }
 
-/// The API server's own word on what went wrong.
+/// Status object of an error event, in the API server's words.
 #[derive(Deserialize)]
 struct KubeStatus {
     code: u16,
@@ -79,17 +78,17 @@ struct KubeStatus {
     message: String,
 }
 
-/// How far a watch has come.
+/// State of a watch.
 struct KubeWatcher<'a, A> {
     rules: &'a KubernetesSource,
     resource: KubeResource,
     audience: A,
-    /// What the next watch goes on from; absent = from a new list.
+    /// Version from which the next watch resumes; absent = a new list first.
     version: Option<String>,
     relist_at: Instant,
 }
 
-/// Asks for ever.
+/// Lists and watches for ever.
 pub(super) async fn follow<A: ObjectStore>(
     rules: &KubernetesSource,
     resource: KubeResource,
@@ -122,7 +121,7 @@ pub(super) async fn follow<A: ObjectStore>(
 }
 
 impl<A: ObjectStore> KubeWatcher<'_, A> {
-    /// Lists if need be, and watches for as long as that goes well.
+    /// Lists if necessary, then watches until the watch ends or a new list is due.
     async fn session(&mut self) -> Result<(), KubeError> {
         let api = KubeApi::new(self.rules, self.resource).await?;
         if self.relist_at <= Instant::now() {
@@ -155,7 +154,7 @@ impl<A: ObjectStore> KubeWatcher<'_, A> {
 
     async fn watch(&mut self, api: &KubeApi, version: &str, rest: Duration) -> Result<(), KubeError> {
         let mut answer = api.watch(version, rest).await?;
-        // The server is there: what is known holds.
+        // The server answers, so the view is in force again.
         self.audience.publish()?;
         let mut lines = LineBuffer::default();
         while let Some(chunk) = answer.chunk().await.map_err(|_| KubeError::Broken)? {
@@ -174,7 +173,7 @@ impl<A: ObjectStore> KubeWatcher<'_, A> {
         Ok(())
     }
 
-    /// Takes note of one event; whether it changed anything.
+    /// Applies one event. Returns whether the view changed.
     fn event(&mut self, line: &[u8]) -> Result<bool, KubeError> {
         let strange = |_| KubeError::NotUnderstood("the watch has a line that is no event");
         let event: WatchEvent = serde_json::from_slice(line).map_err(strange)?;

@@ -1,4 +1,4 @@
-//! Every limit that the file can have refuses, and says whose it is.
+//! Kinds of limits: every limit of the configuration refuses, and the refusal names its owner.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! Pitfalls: what other gateways are known to count or limit wrongly; each is a test here. The
-//! numbers are those of the issues where it was reported.
+//! Pitfalls: limits that other gateways are known to count or apply wrongly, one test each. The
+//! numbers are those of the issues that reported them.
 //!
 //! | what went wrong | where | test |
 //! |---|---|---|

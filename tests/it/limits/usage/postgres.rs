@@ -1,5 +1,5 @@
-//! A gateway whose usage goes to PostgreSQL: clients notice nothing when it is
-//! killed, no row is lost, and the way there may be TLS.
+//! Usage in PostgreSQL: clients notice nothing when the server is killed, no row is lost, and the
+//! connection may use TLS.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! Every call that engines offer: what the client sends reaches the engine
-//! byte for byte, and what the engine answers reaches the client so.
+//! Calls of engines: what the client sends reaches the engine byte for byte, and the engine's
+//! answer reaches the client unchanged.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use bytes::Bytes;

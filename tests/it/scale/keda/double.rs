@@ -1,6 +1,5 @@
-//! KEDA and the HPA as they count, against the gateway's numbers: a pool that
-//! goes to zero and back. Their arithmetic, and its tests, stand in
-//! `sim::world::autoscale`.
+//! KEDA and the HPA, modelled, against the gateway's numbers: a pool that goes to zero and back.
+//! Their arithmetic and its tests are in `sim::world::autoscale`.
 
 use std::time::Duration;
 

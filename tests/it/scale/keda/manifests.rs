@@ -1,4 +1,4 @@
-//! The manifests that `penstock keda` prints are what KEDA's API takes.
+//! Manifests that `penstock keda` prints, checked against KEDA's API.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;

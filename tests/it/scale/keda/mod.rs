@@ -1,4 +1,4 @@
-//! KEDA's external scaler, call by call, by a plain gRPC client.
+//! KEDA's external scaler, call by call, with a plain gRPC client.
 
 mod contract;
 mod double;

@@ -1,4 +1,4 @@
-//! The scaler answers from its first moment and while the data path is full.
+//! Overload: the scaler answers from its first moment, and while the data path is full.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Several gateways behind one Service: each says the one number.
+//! Peers: several gateways behind one Service all report the same number.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::{SocketAddr, TcpListener};

@@ -1,4 +1,4 @@
-//! The stream of an `external-push` trigger.
+//! Push stream of an `external-push` trigger.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;

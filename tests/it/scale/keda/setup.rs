@@ -1,4 +1,4 @@
-//! A gateway with a scaler, and clients of it.
+//! Set-up of KEDA tests: a gateway with a scaler, and its clients.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::HashMap;

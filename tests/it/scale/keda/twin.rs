@@ -1,4 +1,4 @@
-//! The same numbers over HTTP, and as metrics.
+//! JSON and metrics: the same numbers over HTTP, and as metrics.
 
 use http::Method;
 use penstock::sim::server::SimOptions;

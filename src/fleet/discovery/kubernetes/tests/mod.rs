@@ -1,6 +1,5 @@
-//! The watch against a stand-in API server that speaks the real protocol over
-//! loopback. The test answers every request itself, byte by byte where that
-//! matters.
+//! Tests of the watch against a stand-in API server, which speaks the real protocol over loopback.
+//! The test answers every request itself, byte by byte where that matters.
 
 mod notices;
 mod secured;

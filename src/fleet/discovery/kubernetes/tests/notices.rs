@@ -1,4 +1,4 @@
-//! Nodes that are about to go.
+//! Tests of notices from Nodes that are about to be shut down.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The watch over TLS, as it is inside a cluster.
+//! Tests of the watch over TLS, as inside a cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
